@@ -125,7 +125,8 @@ func withProofs(page string, rows map[string]*cited) string {
 	return strings.Join(lines, "\n")
 }
 
-// byFolder joins the proofs of a folder, and scenarios, as a shell's braces do: config.{TestA,TestB}.
+// byFolder joins the proofs of a folder, and scenarios, as a shell's braces do:
+// config.{TestA,TestB}.
 func byFolder(proofs []string) []string {
 	var heads []string
 	tails := map[string][]string{}
@@ -164,10 +165,12 @@ var (
 	scenarioRows = regexp.MustCompile(`(?m)^Rows: .*$`)
 )
 
-// harness has what reads scenarios and sends their packets. Its own tests cite rows as examples, and prove none.
+// harness has what reads scenarios and sends their packets. Its own tests cite rows as examples,
+// and prove none.
 var harness = []string{"test/scenario", "tools/demo", "test/planetest"}
 
-// idsIn returns the rows that a text cites one by one, and those that it cites as part of a range, which need not exist.
+// idsIn returns the rows that a text cites one by one, and those that it cites as part of a range,
+// which need not exist.
 func idsIn(text string) (single, ranged []string) {
 	for _, word := range rowWord.FindAllString(text, -1) {
 		if rowID.MatchString(word) {
@@ -184,8 +187,9 @@ func idsIn(text string) (single, ranged []string) {
 	return single, ranged
 }
 
-// citations reads the tree: where each row is cited, and what proves it. That is a scenario with the row in its head, a test that
-// cites it, and a file of testdata that cites it and that a test reads.
+// citations reads the tree: where each row is cited, and what proves it. That is a scenario with
+// the row in its head, a test that cites it, and a file of testdata that cites it and that a test
+// reads.
 func citations(t *testing.T) map[string]*cited {
 	rows := map[string]*cited{}
 	row := func(id string) *cited {
@@ -214,7 +218,8 @@ func citations(t *testing.T) map[string]*cited {
 		if dir, base := path.Split(name); dir == "test/testdata/scenarios/" && path.Ext(base) == ".txtar" {
 			ids, _ := idsIn(scenarioRows.FindString(text))
 			prove(strings.TrimSuffix(base, ".txtar"), ids)
-		} else if slices.ContainsFunc(data, func(pattern string) bool { ok, _ := path.Match(pattern, name); return ok }) {
+		} else if slices.ContainsFunc(data,
+			func(pattern string) bool { ok, _ := path.Match(pattern, name); return ok }) {
 			prove(name, append(single, ranged...))
 		}
 	}
@@ -230,7 +235,8 @@ func citations(t *testing.T) map[string]*cited {
 	return rows
 }
 
-// textFiles returns the content of all files that may cite a row, by name: all but binaries, the book, and this test.
+// textFiles returns the content of all files that may cite a row, by name: all but binaries, the
+// book, and this test.
 func textFiles(t *testing.T) map[string]string {
 	texts := map[string]string{}
 	for _, name := range files(t, func(name string) bool { return name != book && name != "behaviour_test.go" }) {
@@ -259,8 +265,8 @@ func dataOfTests(gofiles []goFile, texts map[string]string) []string {
 	return slices.Compact(patterns)
 }
 
-// idsOfTests returns the rows that each test cites, by folder and name: in its name, in the comment above it, in its code, and
-// so in the tables of the folder's tests that its code names.
+// idsOfTests returns the rows that each test cites, by folder and name: in its name, in the comment
+// above it, in its code, and so in the tables of the folder's tests that its code names.
 func idsOfTests(gofiles []goFile, texts map[string]string) map[string][]string {
 	tables, tests, code := map[string][]string{}, map[string][]string{}, map[string]ast.Node{}
 	for _, f := range gofiles {
@@ -347,7 +353,8 @@ func TestFaultsOfTheBook(t *testing.T) {
 			"docs/behaviour.md:1: want **id** and a sentence, have \"**SV-10** `x`\""},
 		{"no id", "**SV-1** A.\n", nil, "docs/behaviour.md:1: want **id** and a sentence, have \"**SV-1** A.\""},
 	} {
-		if got := strings.Join(faults(c.page, c.rows, func(dir string) bool { return dir == "plane/y" }), "\n"); got != c.want {
+		if got := strings.Join(faults(c.page, c.rows, func(dir string) bool { return dir == "plane/y" }),
+			"\n"); got != c.want {
 			t.Errorf("%s:\n%s\nwant\n%s", c.name, got, c.want)
 		}
 	}

@@ -22,8 +22,8 @@ import (
 // something into the wrong house. A new line needs a reason that would convince a reader of
 // docs/architecture.md.
 //
-// "a, b < c, d" means that c and d may import a and b. Lines add up; nothing is transitive; NONE is no
-// package of ours, ALL is every one. A package that no line has on its right side may not exist.
+// "a, b < c, d" means that c and d may import a and b. Lines add up; nothing is transitive; NONE is
+// no package of ours, ALL is every one. A package that no line has on its right side may not exist.
 const imports = `
 	NONE < plane, event, internal/addrs;
 	# A node holds a million endpoints.
@@ -168,9 +168,10 @@ const imports = `
 	NONE < .;
 `
 
-// modules says who may import packages from outside the standard library and this module: "m < a" means
-// that a, tests included, may import packages whose path starts with m. A module that is not on a left
-// side is free to all but the pure packages; of two that match, the longer one counts. TESTS are the tests of all packages.
+// modules says who may import packages from outside the standard library and this module: "m < a"
+// means that a, tests included, may import packages whose path starts with m. A module that is not
+// on a left side is free to all but the pure packages; of two that match, the longer one counts.
+// TESTS are the tests of all packages.
 const modules = `
 	# Only these know the types of Kubernetes; tests of test/adversary write objects as a tenant does.
 	k8s.io, sigs.k8s.io < config, config/option, source/kube, source/manifests, source/convert, cli/kubectl, test/adversary;
@@ -184,7 +185,8 @@ const modules = `
 	github.com/google/nftables < plane/nftables, internal/nft/wire, internal/nft/rule, internal/nft/walk;
 `
 
-// pure packages import the standard library and each other alone, so that others may use them anywhere.
+// pure packages import the standard library and each other alone, so that others may use them
+// anywhere.
 var pure = []string{"cluster", "lb", "plane", "policy", "trace"}
 
 // badNames say nothing about what is inside.
@@ -199,9 +201,11 @@ type goFile struct {
 	ast       *ast.File
 }
 
-// nested reports whether f belongs to another module (test/e2e), which has its own rules for imports.
+// nested reports whether f belongs to another module (test/e2e), which has its own rules for
+// imports.
 func (f goFile) nested() bool {
-	return slices.Contains([]string{"test/e2e", "test/page", "test/monitoring"}, f.dir) || strings.HasPrefix(f.dir, "test/e2e/")
+	return slices.Contains([]string{"test/e2e", "test/page", "test/monitoring"}, f.dir) ||
+		strings.HasPrefix(f.dir, "test/e2e/")
 }
 
 func TestImports(t *testing.T) {
@@ -226,8 +230,9 @@ func TestImports(t *testing.T) {
 	}
 }
 
-// TestPlanesAreApart: a plane writes its own kind of kernel state, and no other plane's. What two of them need stands in internal or in
-// plane/internal. Packages below a plane's folder are parts of it.
+// TestPlanesAreApart: a plane writes its own kind of kernel state, and no other plane's. What two
+// of them need stands in internal or in plane/internal. Packages below a plane's folder are parts
+// of it.
 func TestPlanesAreApart(t *testing.T) {
 	planes := []string{"nftables", "iptables", "ipvs", "ebpf", "userspace", "hns"}
 	planeOf := func(dir string) string {
@@ -277,7 +282,8 @@ func TestModules(t *testing.T) {
 					closest = prefix
 				}
 			}
-			if closest != "" && !slices.Contains(may[f.dir], closest) && !(f.test && slices.Contains(may["TESTS"], closest)) {
+			if closest != "" && !slices.Contains(may[f.dir], closest) &&
+				!(f.test && slices.Contains(may["TESTS"], closest)) {
 				t.Errorf("%s: package %s may not import %s", f.path, f.dir, imp)
 			}
 		}
@@ -330,12 +336,13 @@ func TestPackageNames(t *testing.T) {
 	}
 }
 
-// The tree does not depend on one machine: which registry serves packages and images is set up on the machine
-// that builds, and so is the folder of the checkout.
+// The tree does not depend on one machine: which registry serves packages and images is set up on
+// the machine that builds, and so is the folder of the checkout.
 func TestNoRegistryHosts(t *testing.T) {
 	checkout := "/work" + "/main"
 	hosts := []string{"proxy.golang" + ".org", "sum.golang" + ".org", "deb.debian" + ".org", "archive.ubuntu" + ".com",
-		"security.debian" + ".org", "registry.k8s" + ".io", "k8s.gcr" + ".io", "docker" + ".io", "ghcr" + ".io", "quay" + ".io",
+		"security.debian" + ".org", "registry.k8s" + ".io", "k8s.gcr" + ".io", "docker" + ".io", "ghcr" + ".io",
+		"quay" + ".io",
 		"registry.npmjs" + ".org", "pypi" + ".org"}
 	for _, name := range files(t, func(string) bool { return true }) {
 		content, err := os.ReadFile(name)
@@ -365,7 +372,8 @@ var mayCite = map[string]string{
 	"test/planetest": "has scenarios in its code, and writes docs/conformance.md",
 }
 
-// Messages for people cite no rows of docs/behaviour.md, which say nothing to a user (TN-88). A string that is nothing but rows is data.
+// Messages for people cite no rows of docs/behaviour.md, which say nothing to a user (TN-88). A
+// string that is nothing but rows is data.
 func TestMessagesCiteNoRows(t *testing.T) {
 	data := regexp.MustCompile(`^(([A-Z]{2}-\d{2}|EXT)(, )?)+$`)
 	found := map[string]bool{}
@@ -396,7 +404,8 @@ func TestMessagesCiteNoRows(t *testing.T) {
 	}
 }
 
-// docs/dependencies.md has a reason for each module that go.mod or tools/go.mod requires directly, and for no other.
+// docs/dependencies.md has a reason for each module that go.mod or tools/go.mod requires directly,
+// and for no other.
 func TestDependencies(t *testing.T) {
 	var mod []byte
 	for _, name := range []string{"tools/go.mod", "go.mod"} {
@@ -411,7 +420,8 @@ func TestDependencies(t *testing.T) {
 		t.Fatal(err)
 	}
 	required := map[string]bool{} // by module: directly
-	for _, m := range regexp.MustCompile(`(?m)^(?:require)?\s+(\S+\.\S+/\S+) v\S+( // indirect)?$`).FindAllStringSubmatch(string(mod), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^(?:require)?\s+(\S+\.\S+/\S+) v\S+( // indirect)?$`).
+		FindAllStringSubmatch(string(mod), -1) {
 		required[m[1]] = required[m[1]] || m[2] == ""
 	}
 	reasons := map[string]bool{}
@@ -478,7 +488,8 @@ func TestSecurityPage(t *testing.T) {
 			t.Errorf("docs/security.md names %s.%s, which does not exist", dir, name)
 		}
 	}
-	for _, m := range regexp.MustCompile("`([a-z0-9/-]+)\\.((?:Test|Fuzz)\\w+)`").FindAllStringSubmatch(string(page), -1) {
+	for _, m := range regexp.MustCompile("`([a-z0-9/-]+)\\.((?:Test|Fuzz)\\w+)`").FindAllStringSubmatch(string(page),
+		-1) {
 		check(m[1], m[2])
 	}
 	for _, m := range regexp.MustCompile("`([a-z0-9/-]+)\\.\\{([^`}]+)\\}`").FindAllStringSubmatch(string(page), -1) {
@@ -568,7 +579,8 @@ func goFiles(t *testing.T) []goFile {
 	return all
 }
 
-// files returns the files of the tree that keep accepts; what is built and what git keeps is left out.
+// files returns the files of the tree that keep accepts; what is built and what git keeps is left
+// out.
 func files(t *testing.T, keep func(name string) bool) []string {
 	t.Helper()
 	var names []string
@@ -578,7 +590,8 @@ func files(t *testing.T, keep func(name string) bool) []string {
 			return err
 		case d.IsDir() && (d.Name() == ".git" || d.Name() == "bin"):
 			return filepath.SkipDir
-		case d.Type().IsRegular() && keep(name) && !strings.HasSuffix(name, ".test") && !strings.HasSuffix(name, ".prof"):
+		case d.Type().IsRegular() && keep(name) && !strings.HasSuffix(name, ".test") &&
+			!strings.HasSuffix(name, ".prof"):
 			names = append(names, name)
 		}
 		return nil

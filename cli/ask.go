@@ -74,7 +74,8 @@ func (p *program) askCommands() []*cobra.Command {
 }
 
 func queryCommands() []queryCommand {
-	return []queryCommand{statusQuery(), traceQuery(), tableQuery(), backendsQuery(), whyQuery(), diffQuery(), eventsQuery(), topQuery(), uiQuery(), connectQuery()}
+	return []queryCommand{statusQuery(), traceQuery(), tableQuery(), backendsQuery(), whyQuery(), diffQuery(),
+		eventsQuery(), topQuery(), uiQuery(), connectQuery()}
 }
 
 func (p *program) ask(a queryCommand) *cobra.Command {
@@ -134,15 +135,18 @@ func (a queryCommand) printFlags(cmd *cobra.Command, output *string, watch *bool
 
 // askFlags are the flags with which a command on the node finds the proxy.
 var askFlags = "      --manifests DIR   answer for the objects in this folder, not for a running proxy\n" +
-	"      --admin-socket    socket of the proxy to ask, default " + config.AdminSocketOn(runtime.GOOS, config.DefaultAdminSocket) + "\n"
+	"      --admin-socket    socket of the proxy to ask, default " + config.AdminSocketOn(runtime.GOOS,
+	config.DefaultAdminSocket) + "\n"
 
 func (a queryCommand) help(program, flags string) string {
-	usage, printing := " [-o json|yaml|wide] [--watch]", "\n  -o, --output string   json and yaml have stable fields for programs; wide shows more columns\n"+
+	usage, printing := " [-o json|yaml|wide] [--watch]", "\n  -o, --output string   json and yaml have stable fields "+
+		"for programs; wide shows more columns\n"+
 		"  -w, --watch           repeat until interrupted\n"
 	if a.serves {
 		usage, printing = "", ""
 	}
-	text := fmt.Sprintf("Usage: kube-proxy %s%s [flags]\n\n", strings.TrimSpace(a.name+" "+a.args), usage) + wrapped(a.about) + a.more + printing
+	text := fmt.Sprintf("Usage: kube-proxy %s%s [flags]\n\n", strings.TrimSpace(a.name+" "+a.args), usage) +
+		wrapped(a.about) + a.more + printing
 	return strings.ReplaceAll(text, "kube-proxy "+a.name, program+" "+a.name) + flags + fmt.Sprintf(
 		"\nExit codes: 0 answered; 1 invalid query, such as an unknown Service; %d answered, and something is wrong;\n"+
 			"%d no proxy answered. docs/ask.md has examples.\n", ExitFound, ExitNotAsked)
@@ -263,8 +267,8 @@ func show[T any](q *queries, raw json.RawMessage, text func(*T)) (*T, error) {
 	return answer, nil
 }
 
-// head is the first line of an answer for people: it names the node. An answer that repeats comes after
-// the last one, or on a terminal in its place; the time is as in events.
+// head is the first line of an answer for people: it names the node. An answer that repeats comes
+// after the last one, or on a terminal in its place; the time is as in events.
 func (q *queries) head(node string) {
 	if q.merged {
 		return

@@ -36,15 +36,19 @@ func completionCommand(root *cobra.Command, out io.Writer) *cobra.Command {
 	}
 	cmd.SetHelpFunc(func(*cobra.Command, []string) {
 		io.WriteString(out, "Usage: kube-proxy completion bash|zsh|fish\n\n"+
-			wrapped("Prints a script that completes commands, flags and the names of Services, which it asks the running proxy for.")+
-			"\n  bash    source <(kube-proxy completion bash), needs the package bash-completion\n  zsh     source <(kube-proxy completion zsh), after compinit\n  fish    kube-proxy completion fish | source\n")
+			wrapped("Prints a script that completes commands, flags and the names of Services, which it asks the "+
+				"running proxy for.")+
+			"\n  bash    source <(kube-proxy completion bash), needs the package bash-completion\n"+
+			"  zsh     source <(kube-proxy completion zsh), after compinit\n"+
+			"  fish    kube-proxy completion fish | source\n")
 	})
 	return cmd
 }
 
 // completeFlag has a shell complete a flag that the command has to one of these values.
 func completeFlag(cmd *cobra.Command, name string, values ...string) {
-	_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)) // the flag exists
+	// the flag exists
+	_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 }
 
 // completeModes lets a shell complete --proxy-mode with the modes that can run here.
@@ -81,7 +85,8 @@ func (a queryCommand) completes(opts *config.Options, modes mode.List) cobra.Com
 // completionPatience is how long a shell waits for the proxy that runs.
 const completionPatience = 3 * time.Second
 
-// services are the names of Services that begin so, or, behind a name and ":", its ports; none without an answer.
+// services are the names of Services that begin so, or, behind a name and ":", its ports; none
+// without an answer.
 func services(cmd *cobra.Command, opts *config.Options, modes mode.List, begun string) []string {
 	client, err := askWhom(cmd, opts, modes, io.Discard)
 	if err != nil {

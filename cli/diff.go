@@ -21,8 +21,9 @@ func diffQuery() queryCommand {
 	return queryCommand{
 		name: "diff", most: 0,
 		short: "differences between the kernel and the table",
-		about: "Compares the kernel with the desired table and lists the differences: what other programs changed, and what the kernel did not accept. " +
-			"Differences are checked again before they are reported, because a write in progress differs for a moment.",
+		about: "Compares the kernel with the desired table and lists the differences: what other programs changed, " +
+			"and what the kernel did not accept. Differences are checked again before they are reported, because a " +
+			"write in progress differs for a moment.",
 		ask: func(ctx context.Context, q *queries, _ []string) error {
 			d, err := get(ctx, q, "diff", nil, func(d *inspect.Diff) {
 				q.head(d.Node)
@@ -71,7 +72,8 @@ func diffText(out io.Writer, d *inspect.Diff, most int) {
 	}
 	switch n := len(d.Differences) + d.More; {
 	case n > 0:
-		fmt.Fprintf(out, "\n%s; %s compared\n", plural.Count(n, "difference", "differences"), plural.Count(d.Rows, "row", "rows"))
+		fmt.Fprintf(out, "\n%s; %s compared\n", plural.Count(n, "difference", "differences"),
+			plural.Count(d.Rows, "row", "rows"))
 	case d.Rows > 0 || len(d.Notes) == 0:
 		fmt.Fprintf(out, "no difference; %s compared\n", plural.Count(d.Rows, "row", "rows"))
 	}
@@ -85,8 +87,8 @@ func eventsQuery() queryCommand {
 	return queryCommand{
 		name: "events", args: "[SERVICE]", most: 1, takes: oneService,
 		short: "recent changes and their latency",
-		about: "Prints the changes of the last minutes, oldest first: the object, when the change took effect here, and how long that took since the API had it and " +
-			"since this proxy learned of it.",
+		about: "Prints the changes of the last minutes, oldest first: the object, when the change took effect here, " +
+			"and how long that took since the API had it and since this proxy learned of it.",
 		more:  "\n  kube-proxy events shop/web --watch\n",
 		merge: mergeEvents,
 		ask: func(ctx context.Context, q *queries, args []string) error {
@@ -106,7 +108,8 @@ func eventsQuery() queryCommand {
 // eventsWait is how long a question for changes waits for some.
 const eventsWait = 30 * time.Second
 
-// events prints the changes after the last printed one, nil for none yet, and returns the new last one.
+// events prints the changes after the last printed one, nil for none yet, and returns the new last
+// one.
 func (q *queries) events(ctx context.Context, args []string, last *inspect.Changes) (*inspect.Changes, error) {
 	params := url.Values{}
 	if len(args) > 0 {
@@ -153,7 +156,8 @@ func (q *queries) eventsText(changes []inspect.Change, head bool) {
 				at = c.Done.Format(time.RFC3339Nano)
 			}
 		}
-		lines = append(lines, []string{at, c.Object, orDash(c.Family), strconv.Itoa(c.Rows), took(c.SinceAPI), took(c.SinceLearned), c.What})
+		lines = append(lines, []string{at, c.Object, orDash(c.Family), strconv.Itoa(c.Rows), took(c.SinceAPI),
+			took(c.SinceLearned), c.What})
 	}
 	if len(changes) == 0 && head {
 		fmt.Fprintln(q.out, "nothing has changed")
@@ -178,8 +182,9 @@ func topQuery() queryCommand {
 	return queryCommand{
 		name:  "top",
 		short: "Services by connections per second",
-		about: "Prints the Services with new connections in one second, busiest first; with --watch every second, with totals since the start. -o wide " +
-			"lists addresses separately. Connections are counted only while it runs; it says so if the kernel lost some.",
+		about: "Prints the Services with new connections in one second, busiest first; with --watch every second, " +
+			"with totals since the start. -o wide lists addresses separately. Connections are counted only while it " +
+			"runs; it says so if the kernel lost some.",
 		merge: mergeTops,
 		ask:   func(ctx context.Context, q *queries, _ []string) error { return q.top(ctx, false) },
 		watch: func(ctx context.Context, q *queries, _ []string) error {

@@ -21,12 +21,17 @@ import (
 func migrateHelp(modes mode.List) string {
 	return "Usage: kube-proxy migrate [--to MODE] [-o text|json] FILE...\n" +
 		"       kube-proxy migrate [--to MODE] [-o text|json] -- FLAG...\n\n" +
-		wrapped("Reads the configuration of another kube-proxy, or of Cilium in its place: ConfigMaps, KubeProxyConfigurations, "+
-			"DaemonSets, Pods and Lists of them in YAML or JSON, command lines, environment files and systemd units; - is stdin. Prints the equivalent "+
-			"configuration to stdout and the differences to stderr. Neither the node nor a cluster is read or changed.") + "\n" +
+		wrapped("Reads the configuration of another kube-proxy, or of Cilium in its place: ConfigMaps, "+
+			"KubeProxyConfigurations, "+
+			"DaemonSets, Pods and Lists of them in YAML or JSON, command lines, environment files and systemd units; "+
+			"- is stdin. Prints the equivalent "+
+			"configuration to stdout and the differences to stderr. Neither the "+
+			"node nor a cluster is read or changed.") + "\n" +
 		"  --to string           target mode: " + strings.Join(modesToRun(modes), ", ") + "; unchanged by default\n" +
-		"  -o, --output string   text, or json on stdout: {version, from, to, config, flags, statements: [{severity, about, differs, why, do}]}\n\n" +
-		"Severities: info (no action needed), change (clients or operators notice it), missing (something stops working).\n" +
+		"  -o, --output string   text, or json on stdout: {version, from, to, config, flags, statements: [{severity, " +
+		"about, differs, why, do}]}\n\n" +
+		"Severities: info (no action needed), change (clients or operators notice it), missing (something stops " +
+		"working).\n" +
 		"Exit codes: 0 a configuration was printed; 1 invalid input or command line.\n"
 }
 
@@ -50,7 +55,9 @@ func (p *program) migrate() *cobra.Command {
 			if i := cmd.ArgsLenAtDash(); i >= 0 {
 				files, flags = args[:i], args[i:]
 			}
-			inputs, err := unlessEnded(cmd.Context(), func() ([]migrate.Input, error) { return migrationInput(files, flags, os.Stdin) })
+			inputs, err := unlessEnded(cmd.Context(), func() ([]migrate.Input, error) {
+				return migrationInput(files, flags, os.Stdin)
+			})
 			if err != nil {
 				return err
 			}
@@ -69,7 +76,9 @@ func (p *program) migrate() *cobra.Command {
 	outputFlag(cmd, &output)
 	completeFlag(cmd, "to", modesToRun(modes)...)
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
-		return append(config.FlagError(cmd.Flags(), err), config.Problem{Where: "flags of the proxy to migrate come after --: kube-proxy migrate -- --proxy-mode=ipvs"})
+		return append(config.FlagError(cmd.Flags(), err),
+			config.Problem{
+				Where: "flags of the proxy to migrate come after --: kube-proxy migrate -- --proxy-mode=ipvs"})
 	})
 	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(p.out, migrateHelp(modes)) })
 	return cmd

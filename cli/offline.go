@@ -22,7 +22,8 @@ import (
 	"kube-proxy/source/manifests"
 )
 
-// offline answers for a folder of manifests, as a proxy with this configuration would have its objects.
+// offline answers for a folder of manifests, as a proxy with this configuration would have its
+// objects.
 func offline(cfg *config.Config, modes mode.List, errOut io.Writer) (*inspect.Inspector, error) {
 	objects, _, err := load(cfg.Manifests, errOut)
 	if err != nil {
@@ -94,7 +95,8 @@ func offlineNode(name string, objects manifests.Objects, errOut io.Writer) strin
 		fmt.Fprintf(errOut, "kube-proxy: note: answering for node %s, the only one in the folder\n", there[0])
 		return there[0]
 	default:
-		fmt.Fprintf(errOut, "kube-proxy: note: the folder has no Node %s, only %s; choose one with --hostname-override\n", name, strings.Join(there, ", "))
+		fmt.Fprintf(errOut, "kube-proxy: note: the folder has no Node %s, only %s; choose one with "+
+			"--hostname-override\n", name, strings.Join(there, ", "))
 	}
 	return name
 }
@@ -111,8 +113,8 @@ func filled(node string, o manifests.Objects) *cluster.Store {
 	return store
 }
 
-// desired is the table of all services in the store, the keys that more than one of them claims, and which addresses are
-// not served.
+// desired is the table of all services in the store, the keys that more than one of them claims,
+// and which addresses are not served.
 func desired(store *cluster.Store, budget *engine.Budget) (*lb.Table, []lb.Conflict, []string) {
 	table := &lb.Table{Node: policy.ResolveNode(store.Facts(), budget.Settings(cluster.Name{}))}
 	names := store.Names()
@@ -134,6 +136,8 @@ func desired(store *cluster.Store, budget *engine.Budget) (*lb.Table, []lb.Confl
 	for f := range table.All() {
 		conflicts = append(conflicts, table.Conflicts(f.Key)...)
 	}
-	slices.SortFunc(conflicts, func(a, b lb.Conflict) int { return cmp.Or(a.Key.Compare(b.Key), a.Loser.Compare(b.Loser)) })
+	slices.SortFunc(conflicts, func(a, b lb.Conflict) int {
+		return cmp.Or(a.Key.Compare(b.Key), a.Loser.Compare(b.Loser))
+	})
 	return table, conflicts, refused
 }

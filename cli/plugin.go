@@ -283,7 +283,8 @@ func (p *plugin) askAll(ctx context.Context, c *kubectl.Cluster, proxies []kubec
 	return answers
 }
 
-func (p *plugin) askOne(ctx context.Context, client *api.Client, a queryCommand, args []string, format string) nodeAnswer {
+func (p *plugin) askOne(ctx context.Context, client *api.Client, a queryCommand, args []string,
+	format string) nodeAnswer {
 	if ctx.Err() != nil {
 		return nodeAnswer{err: errors.New("not asked: interrupted")}
 	}

@@ -31,8 +31,10 @@ func renderHelp(modes mode.List) string {
 		loads = append(loads, fmt.Sprintf("in mode %s %s %s", m.Name, what, m.Loader))
 	}
 	return "Usage: kube-proxy render --manifests DIR [flags]\n\n" +
-		wrapped("Prints what kube-proxy with the same flags would write to an empty kernel for the objects in DIR, and changes "+
-			"nothing: "+strings.Join(loads, ", ")+". Needs no privileges. An invalid file is reported on stderr; the rest is rendered, and the exit code is 1.") + "\n" +
+		wrapped("Prints what kube-proxy with the same flags would write to an empty kernel for the objects in DIR, "+
+			"and changes "+
+			"nothing: "+strings.Join(loads, ", ")+". Needs no privileges. An invalid file is reported on stderr; the "+
+			"rest is rendered, and the exit code is 1.") + "\n" +
 		"Accepts all flags of kube-proxy, see kube-proxy --help; flags that do not affect rules are ignored.\n"
 }
 
@@ -46,7 +48,8 @@ func (p *program) render() *cobra.Command {
 		},
 	})
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { // report all mistakes at once
-		return config.Unparsed(slices.DeleteFunc(slices.Clone(p.commandLine), func(s string) bool { return s == "render" }), err, p.modes)
+		return config.Unparsed(slices.DeleteFunc(slices.Clone(p.commandLine),
+			func(s string) bool { return s == "render" }), err, p.modes)
 	})
 	return cmd
 }
@@ -68,7 +71,8 @@ func render(cfg *config.Config, modes mode.List, out, errOut io.Writer) error {
 	case !m.Built():
 		return fmt.Errorf("mode %s: only a build for %s can render it", m.Name, m.OS)
 	case m.Render == nil:
-		return fmt.Errorf("mode %s cannot be rendered: its rules redirect to ports of a running proxy; inspect a running one: %s", m.Name, m.Show)
+		return fmt.Errorf("mode %s cannot be rendered: its rules redirect to ports of a running proxy; inspect a "+
+			"running one: %s", m.Name, m.Show)
 	}
 	resolved, err := wiring.Resolve(cfg, m)
 	if err != nil {

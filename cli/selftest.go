@@ -26,15 +26,20 @@ import (
 // selftestHelp is the help of the command.
 func selftestHelp() string {
 	return "Usage: kube-proxy selftest [-o text|json] [--disruptive] [--echo ADDRESS:PORT,...] [flags]\n\n" +
-		wrapped("Proves in nine steps that the mode of these flags works on this machine: "+strings.Join(selftest.Titles[:], ", ")+". "+
-			"On Linux it runs this program in network namespaces of its own and sends packets through it; the node does not change. "+
-			"On Windows it calls the Host Networking Service (HNS) with documentation addresses: stop the node's kube-proxy first. "+
+		wrapped("Proves in nine steps that the mode of these flags works on this machine: "+
+			strings.Join(selftest.Titles[:], ", ")+". "+
+			"On Linux it runs this program in network namespaces of its own and sends packets through it; the node "+
+			"does not change. "+
+			"On Windows it calls the Host Networking Service (HNS) with documentation addresses: stop the node's "+
+			"kube-proxy first. "+
 			"Run it as root or administrator. A step that does not apply says why.") + "\n" +
-		fmt.Sprintf("Exit codes: 0 nothing failed; 1 invalid command line or configuration; %d a claim failed.\n\n", ExitFound) +
+		fmt.Sprintf("Exit codes: 0 nothing failed; 1 invalid command line or configuration; %d a claim failed.\n\n",
+			ExitFound) +
 		"  -o, --output string   text, or json: one object per line, {step, name, value, result, text, source}\n" +
 		"      --disruptive      Windows: restart HNS (step 8)\n" +
 		"      --echo list       Windows: addresses of servers that run `agnhost netexec` (step 7)\n" +
-		"      --echo-vip ip     Windows: their load balancer's address, in an overlay network an unused one of the service network\n" +
+		"      --echo-vip ip     Windows: their load balancer's address, in an overlay network an unused one of the " +
+		"service network\n" +
 		"                        (198.51.100.1)\n\n" +
 		"It accepts all flags of kube-proxy, see kube-proxy --help. docs/windows.md describes the steps.\n"
 }
@@ -50,7 +55,8 @@ func (p *program) selftest() *cobra.Command {
 	var echoVIP string
 	var disruptive bool
 	return p.command(command{
-		name: "selftest", short: "prove in nine steps that a mode works on this machine, with packets", help: selftestHelp(),
+		name: "selftest", short: "prove in nine steps that a mode works on this machine, with packets",
+		help:   selftestHelp(),
 		prints: true,
 		flags: func(fs *pflag.FlagSet) {
 			fs.BoolVar(&disruptive, "disruptive", false, "")
@@ -72,8 +78,10 @@ func (p *program) selftest() *cobra.Command {
 }
 
 // selftestOf configures the test on this machine.
-func selftestOf(ctx context.Context, cfg *config.Config, modes mode.List, echo []string, echoVIP string, disruptive bool) (selftest.Config, error) {
-	test := selftest.Config{Asked: cfg.Mode, Sizes: selftestSizes, Timeout: selftestPatience, Dial: new(net.Dialer).DialContext}
+func selftestOf(ctx context.Context, cfg *config.Config, modes mode.List, echo []string, echoVIP string,
+	disruptive bool) (selftest.Config, error) {
+	test := selftest.Config{Asked: cfg.Mode, Sizes: selftestSizes, Timeout: selftestPatience,
+		Dial: new(net.Dialer).DialContext}
 	var err error
 	if test.EchoVIP, err = netip.ParseAddr(echoVIP); err != nil || !test.EchoVIP.Is4() {
 		return test, config.Problems{{Where: "--echo-vip", Value: echoVIP, Want: "want an IPv4 address"}}
@@ -81,7 +89,9 @@ func selftestOf(ctx context.Context, cfg *config.Config, modes mode.List, echo [
 	for _, e := range echo {
 		at, err := netip.ParseAddrPort(e)
 		if err != nil || !at.Addr().Is4() {
-			return test, config.Problems{{Where: "--echo", Value: e, Want: "want an IPv4 address and a port, such as 10.1.1.11:8080"}}
+			return test,
+				config.Problems{
+					{Where: "--echo", Value: e, Want: "want an IPv4 address and a port, such as 10.1.1.11:8080"}}
 		}
 		test.Echo = append(test.Echo, at)
 	}
@@ -93,7 +103,8 @@ func selftestOf(ctx context.Context, cfg *config.Config, modes mode.List, echo [
 	runs, _ := modes.Find(test.Mode)
 	test.Terminates = runs.Terminates
 	w := hns.ConfigOf(mode.Settings{Blocks: cfg.Blocks})
-	test.Plane = hns.Config{Network: cmp.Or(w.Network, os.Getenv("KUBE_NETWORK")), SourceVIP: w.SourceVIP, DSR: w.DSR, RootEndpoint: w.RootEndpoint}
+	test.Plane = hns.Config{Network: cmp.Or(w.Network, os.Getenv("KUBE_NETWORK")), SourceVIP: w.SourceVIP, DSR: w.DSR,
+		RootEndpoint: w.RootEndpoint}
 	if test.Program, err = os.Executable(); err != nil {
 		return test, fmt.Errorf("finding this program: %w", err)
 	}
@@ -119,6 +130,7 @@ func (p *selftestPrinter) print(l selftest.Line) {
 		p.step = l.Step
 		fmt.Fprintf(p.out, "%d %s\n", l.Step, selftest.Titles[l.Step-1])
 	}
-	_, err := fmt.Fprintf(p.out, "  %-7s  %-22s  %s\n", cmp.Or(l.Result, "ok"), l.Name, lb.Printable(cmp.Or(l.Text, string(l.Value))))
+	_, err := fmt.Fprintf(p.out, "  %-7s  %-22s  %s\n", cmp.Or(l.Result, "ok"), l.Name,
+		lb.Printable(cmp.Or(l.Text, string(l.Value))))
 	p.err = cmp.Or(p.err, err)
 }

@@ -84,7 +84,8 @@ func state(ctx context.Context, s *mgr.Service, want svc.State, old uint32) erro
 	return selftest.Await(ctx, selftestPatience, func() error {
 		now, err := s.Query()
 		if err == nil && (now.State != want || old != 0 && now.ProcessId == old) {
-			err = fmt.Errorf("the service %s is in state %d (process %d), want %d", s.Name, now.State, now.ProcessId, want)
+			err = fmt.Errorf("the service %s is in state %d (process %d), want %d", s.Name, now.State, now.ProcessId,
+				want)
 		}
 		return err
 	})
@@ -101,13 +102,16 @@ func testService(ctx context.Context, program string, check func(name, claim str
 	if err == nil {
 		_ = withService(name, (*mgr.Service).Delete) // a killed test may have left it
 		err = withManager(func(m *mgr.Mgr) error {
-			s, err := m.CreateService(name, program, mgr.Config{StartType: mgr.StartManual}, "--windows-service", "--proxy-mode=userspace",
-				"--hostname-override=selftest", "--manifests="+dir, "--healthz-bind-address=", "--metrics-bind-address=", "--admin-socket=",
+			s, err := m.CreateService(name, program, mgr.Config{StartType: mgr.StartManual}, "--windows-service",
+				"--proxy-mode=userspace",
+				"--hostname-override=selftest", "--manifests="+dir, "--healthz-bind-address=",
+				"--metrics-bind-address=", "--admin-socket=",
 				"--logtostderr=false", "--log-file="+filepath.Join(dir, "log"))
 			if err != nil {
 				return err
 			}
-			return errors.Join(s.SetRecoveryActions([]mgr.RecoveryAction{{Type: mgr.ServiceRestart, Delay: time.Second}}, 60), s.Close())
+			return errors.Join(s.SetRecoveryActions([]mgr.RecoveryAction{
+				{Type: mgr.ServiceRestart, Delay: time.Second}}, 60), s.Close())
 		})
 	}
 	if !check("create", "the service control manager accepts this program as a service", err) {

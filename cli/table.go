@@ -23,8 +23,9 @@ func tableQuery() queryCommand {
 	return queryCommand{
 		name: "table", args: "[FILTER]", most: 1, takes: oneService,
 		short: "the rows: each address and port, and its routes",
-		about: "Prints the rows of the desired table: what each address and port of a Service does with packets, by source. FILTER is an address, a CIDR, " +
-			"a namespace followed by a slash, or part of a key, a Service or a kind.",
+		about: "Prints the rows of the desired table: what each address and port of a Service does with packets, by " +
+			"source. FILTER is an address, a CIDR, a namespace followed by a slash, or part of a key, a Service or a " +
+			"kind.",
 		more: "\n  kube-proxy table shop/\n  kube-proxy table 10.96.0.10\n  kube-proxy table nodeport\n",
 		ask: func(ctx context.Context, q *queries, args []string) error {
 			params := url.Values{}

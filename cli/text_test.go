@@ -40,7 +40,8 @@ func TestAskCountsWell(t *testing.T) {
 // terminal.
 func TestTerminalIsLeftAlone(t *testing.T) {
 	evil := "x\x1b]0;owned\x07\u009b2J\r"
-	text := findingsText(false, []preflight.Finding{{ID: "node-ports", Severity: preflight.Warning, About: "30080/tcp", Seen: "process 1 (" + evil + ")"}})
+	text := findingsText(false, []preflight.Finding{{ID: "node-ports", Severity: preflight.Warning, About: "30080/tcp",
+		Seen: "process 1 (" + evil + ")"}})
 	if strings.ContainsAny(text, "\x1b\x07\r\u009b") || !strings.Contains(text, `x\x1b]0;owned\a\u009b2J\r`) {
 		t.Errorf("%q", text)
 	}

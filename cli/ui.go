@@ -23,8 +23,9 @@ func uiQuery() queryCommand {
 	return queryCommand{
 		name: "ui", args: "[--listen ADDRESS:PORT]", serves: true,
 		short: "serve a live status page: Services, endpoints, changes, traces, drift",
-		about: "Serves a web page with the answers of the other commands, updated live, until it is interrupted. It listens on a loopback address and " +
-			"prints the URL. The URL contains a secret, so that other users of this machine cannot open the page.",
+		about: "Serves a web page with the answers of the other commands, updated live, until it is interrupted. It " +
+			"listens on a loopback address and prints the URL. The URL contains a secret, so that other users of " +
+			"this machine cannot open the page.",
 		more: "\nTo use it from another machine, choose a port and forward it:\n\n" +
 			"  ssh -t -L 10300:127.0.0.1:10300 NODE sudo kube-proxy ui --listen 127.0.0.1:10300\n" +
 			"  kubectl exec -it -n kube-system POD -- kube-proxy ui --listen 127.0.0.1:10300\n" +
@@ -38,7 +39,8 @@ func uiQuery() queryCommand {
 // page serves the page until ctx ends.
 func (q *queries) page(ctx context.Context, at string) error {
 	if a, err := netip.ParseAddrPort(at); err != nil || !a.Addr().Unmap().IsLoopback() {
-		return config.Problems{{Where: "--listen", Value: at, Want: "want a loopback address and a port, such as 127.0.0.1:0"}}
+		return config.Problems{
+			{Where: "--listen", Value: at, Want: "want a loopback address and a port, such as 127.0.0.1:0"}}
 	}
 	var s inspect.Status
 	if err := q.client.Get(ctx, "status", nil, &s); err != nil {
@@ -49,9 +51,11 @@ func (q *queries) page(ctx context.Context, at string) error {
 		return fmt.Errorf("--listen: %w", err)
 	}
 	page := ui.New(q.client)
-	server := &http.Server{Handler: page, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)}
+	server := &http.Server{Handler: page, ReadHeaderTimeout: 10 * time.Second,
+		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)}
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })() // pages that are open do not hold up the end
-	fmt.Fprintf(q.errOut, "kube-proxy: note: open this URL in a browser to see node %s; stop with Ctrl-C\n", lb.Printable(s.Node))
+	fmt.Fprintf(q.errOut, "kube-proxy: note: open this URL in a browser to see node %s; stop with Ctrl-C\n",
+		lb.Printable(s.Node))
 	fmt.Fprintf(q.out, "http://%s%s\n", l.Addr(), page.Path())
 	if err := server.Serve(l); ctx.Err() == nil {
 		return err

@@ -18,7 +18,8 @@ func printVersion(out io.Writer, raw bool) error {
 		_, err := fmt.Fprintln(out, "Kubernetes", version)
 		return err
 	}
-	info := map[string]string{"kubernetes": version, "go": runtime.Version(), "platform": runtime.GOOS + "/" + runtime.GOARCH}
+	info := map[string]string{"kubernetes": version, "go": runtime.Version(), "platform": runtime.GOOS + "/" +
+		runtime.GOARCH}
 	if b, ok := debug.ReadBuildInfo(); ok {
 		for _, s := range b.Settings {
 			if strings.HasPrefix(s.Key, "vcs.") {

@@ -30,7 +30,8 @@ func (s *Store) setAPIServers(d *Dirty) {
 	s.facts.APIServers, d.Facts = now, true
 	names := func(a netip.Addr) bool { return concerned[a] }
 	for name, e := range s.services {
-		if v := e.service; v != nil && (slices.ContainsFunc(v.LoadBalancerIPs, names) || slices.ContainsFunc(v.ExternalIPs, names)) {
+		if v := e.service; v != nil && (slices.ContainsFunc(v.LoadBalancerIPs, names) ||
+			slices.ContainsFunc(v.ExternalIPs, names)) {
 			d.Services = append(d.Services, Ref{Name: name, V4: true, V6: true})
 		}
 	}

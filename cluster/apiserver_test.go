@@ -10,8 +10,9 @@ import (
 )
 
 func apiSlice(name string, port uint16, addrs ...string) *cluster.Slice {
-	s := &cluster.Slice{Name: cluster.Name{Namespace: "default", Name: name}, Service: cluster.Name{Namespace: "default", Name: "kubernetes"},
-		Ports: []cluster.SlicePort{{Protocol: cluster.TCP, Port: port}, {Protocol: cluster.UDP, Port: 53}}}
+	s := &cluster.Slice{Name: cluster.Name{Namespace: "default", Name: name},
+		Service: cluster.Name{Namespace: "default", Name: "kubernetes"},
+		Ports:   []cluster.SlicePort{{Protocol: cluster.TCP, Port: port}, {Protocol: cluster.UDP, Port: 53}}}
 	for _, a := range addrs {
 		s.Endpoints = s.Endpoints.With(cluster.Endpoint{Addr: netip.MustParseAddr(a)})
 	}
@@ -24,7 +25,8 @@ func apiSlice(name string, port uint16, addrs ...string) *cluster.Slice {
 func TestAPIServersTN66(t *testing.T) {
 	s := cluster.NewStore("n1")
 	lends := func(name, addr string) {
-		s.Fold(cluster.ServiceSet{Service: &cluster.Service{Name: cluster.Name{Namespace: "tenant", Name: name}, ExternalIPs: []netip.Addr{netip.MustParseAddr(addr)}}})
+		s.Fold(cluster.ServiceSet{Service: &cluster.Service{Name: cluster.Name{Namespace: "tenant", Name: name},
+			ExternalIPs: []netip.Addr{netip.MustParseAddr(addr)}}})
 	}
 	lends("a", "192.0.2.1")
 	lends("b", "192.0.2.2")
@@ -36,18 +38,25 @@ func TestAPIServersTN66(t *testing.T) {
 		want  []netip.AddrPort
 		dirty []string
 	}{
-		{"the source connects", cluster.APIServerAt{Addrs: []netip.AddrPort{at("192.0.2.1:6443")}}, []netip.AddrPort{at("192.0.2.1:6443")}, []string{"a"}},
-		{"it connects again", cluster.APIServerAt{Addrs: []netip.AddrPort{at("192.0.2.1:6443")}}, []netip.AddrPort{at("192.0.2.1:6443")}, nil},
+		{"the source connects", cluster.APIServerAt{Addrs: []netip.AddrPort{at("192.0.2.1:6443")}},
+			[]netip.AddrPort{at("192.0.2.1:6443")}, []string{"a"}},
+		{"it connects again", cluster.APIServerAt{Addrs: []netip.AddrPort{at("192.0.2.1:6443")}},
+			[]netip.AddrPort{at("192.0.2.1:6443")}, nil},
 		{"the servers' endpoints", cluster.SliceSet{Slice: apiSlice("kubernetes", 6443, "192.0.2.2", "192.0.2.1")},
 			[]netip.AddrPort{at("192.0.2.1:6443"), at("192.0.2.2:6443")}, []string{"a", "b"}},
-		{"a slice of another Service", cluster.SliceSet{Slice: &cluster.Slice{Name: cluster.Name{Namespace: "tenant", Name: "kubernetes"},
-			Service: cluster.Name{Namespace: "tenant", Name: "kubernetes"}, Ports: []cluster.SlicePort{{Protocol: cluster.TCP, Port: 6443}},
-			Endpoints: cluster.EndpointsOf(cluster.Endpoint{Addr: netip.MustParseAddr("192.0.2.3")})}}, []netip.AddrPort{at("192.0.2.1:6443"), at("192.0.2.2:6443")}, nil},
+		{"a slice of another Service",
+			cluster.SliceSet{Slice: &cluster.Slice{Name: cluster.Name{Namespace: "tenant", Name: "kubernetes"},
+				Service:   cluster.Name{Namespace: "tenant", Name: "kubernetes"},
+				Ports:     []cluster.SlicePort{{Protocol: cluster.TCP, Port: 6443}},
+				Endpoints: cluster.EndpointsOf(cluster.Endpoint{Addr: netip.MustParseAddr("192.0.2.3")})}},
+			[]netip.AddrPort{at("192.0.2.1:6443"), at("192.0.2.2:6443")}, nil},
 		{"the name resolves to another", cluster.APIServerAt{Addrs: []netip.AddrPort{at("192.0.2.3:6443")}},
-			[]netip.AddrPort{at("192.0.2.1:6443"), at("192.0.2.2:6443"), at("192.0.2.3:6443")}, []string{"a", "b", "c"}},
+			[]netip.AddrPort{at("192.0.2.1:6443"), at("192.0.2.2:6443"), at("192.0.2.3:6443")},
+			[]string{"a", "b", "c"}},
 		{"a server goes", cluster.SliceSet{Slice: apiSlice("kubernetes", 6443, "192.0.2.2")},
 			[]netip.AddrPort{at("192.0.2.2:6443"), at("192.0.2.3:6443")}, []string{"a", "b", "c"}},
-		{"all endpoints go", cluster.SliceGone{Name: cluster.Name{Namespace: "default", Name: "kubernetes"}}, []netip.AddrPort{at("192.0.2.3:6443")}, []string{"b", "c"}},
+		{"all endpoints go", cluster.SliceGone{Name: cluster.Name{Namespace: "default", Name: "kubernetes"}},
+			[]netip.AddrPort{at("192.0.2.3:6443")}, []string{"b", "c"}},
 	} {
 		d := s.Fold(step.event)
 		if got := s.Facts().APIServers; !slices.Equal(got, step.want) {

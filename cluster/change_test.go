@@ -30,9 +30,12 @@ func TestTriggerSV35(t *testing.T) {
 		ev   cluster.Event
 		want []int64
 	}{
-		{"the first list of Services", cluster.ServicesListed{Services: []*cluster.Service{service("web"), service("db")}}, nil},
-		{"the first list, as after a restart", cluster.SlicesListed{Slices: []*cluster.Slice{at(5, "web-1", "web", "10.0.0.1")}}, nil},
-		{"a relist without news", cluster.SlicesListed{Slices: []*cluster.Slice{at(5, "web-1", "web", "10.0.0.1")}}, nil},
+		{"the first list of Services", cluster.ServicesListed{Services: []*cluster.Service{service("web"),
+			service("db")}}, nil},
+		{"the first list, as after a restart",
+			cluster.SlicesListed{Slices: []*cluster.Slice{at(5, "web-1", "web", "10.0.0.1")}}, nil},
+		{"a relist without news", cluster.SlicesListed{Slices: []*cluster.Slice{at(5, "web-1", "web", "10.0.0.1")}},
+			nil},
 		{"an endpoint more", cluster.SliceSet{Slice: at(7, "web-1", "web", "10.0.0.1", "10.0.0.2")}, []int64{7}},
 		{"a change that is not the trigger's", cluster.SliceSet{Slice: at(7, "web-1", "web", "10.0.0.2")}, nil},
 		{"the same endpoints with another time stamp", cluster.SliceSet{Slice: at(8, "web-1", "web", "10.0.0.2")}, nil},
@@ -40,10 +43,12 @@ func TestTriggerSV35(t *testing.T) {
 		{"a new slice", cluster.SliceSet{Slice: at(9, "db-1", "db", "10.0.1.1")}, []int64{9}},
 		{"a Service that does not exist", cluster.SliceSet{Slice: at(10, "x-1", "x", "10.0.2.1")}, nil},
 		{"a slice that moves", cluster.SliceSet{Slice: at(11, "db-1", "web", "10.0.1.1")}, []int64{11}},
-		{"a change in a relist", cluster.SlicesListed{Slices: []*cluster.Slice{at(12, "web-1", "web", "10.0.0.4")}}, []int64{12}},
+		{"a change in a relist", cluster.SlicesListed{Slices: []*cluster.Slice{at(12, "web-1", "web", "10.0.0.4")}},
+			[]int64{12}},
 		{"a slice that goes", cluster.SliceGone{Name: name("web-1")}, nil},
 		{"two at once", cluster.Batch{
-			cluster.SliceSet{Slice: at(13, "web-1", "web", "10.0.0.1")}, cluster.SliceSet{Slice: at(14, "db-1", "db", "10.0.0.1")},
+			cluster.SliceSet{Slice: at(13, "web-1", "web", "10.0.0.1")},
+			cluster.SliceSet{Slice: at(14, "db-1", "db", "10.0.0.1")},
 		}, []int64{13, 14}},
 	} {
 		if got := triggers(s.Fold(step.ev)); !slices.Equal(got, step.want) {
@@ -62,12 +67,16 @@ func TestChangesAreCounted(t *testing.T) {
 		ev   cluster.Event
 		want cluster.Changes
 	}{
-		{"a list", cluster.ServicesListed{Services: []*cluster.Service{service("web"), service("db")}}, cluster.Changes{Services: 2}},
-		{"slices", cluster.SlicesListed{Slices: []*cluster.Slice{sliceOf("web-1", "web", "10.0.0.1"), sliceOf("web-2", "web", "fd00::1")}}, cluster.Changes{Services: 2, Slices: 2}},
-		{"the same again", cluster.ServicesListed{Services: []*cluster.Service{service("web"), service("db")}}, cluster.Changes{Services: 2, Slices: 2}},
+		{"a list", cluster.ServicesListed{Services: []*cluster.Service{service("web"), service("db")}},
+			cluster.Changes{Services: 2}},
+		{"slices", cluster.SlicesListed{Slices: []*cluster.Slice{sliceOf("web-1", "web", "10.0.0.1"),
+			sliceOf("web-2", "web", "fd00::1")}}, cluster.Changes{Services: 2, Slices: 2}},
+		{"the same again", cluster.ServicesListed{Services: []*cluster.Service{service("web"), service("db")}},
+			cluster.Changes{Services: 2, Slices: 2}},
 		{"a Service goes", cluster.ServiceGone{Name: name("db")}, cluster.Changes{Services: 3, Slices: 2}},
 		{"a slice goes", cluster.SliceGone{Name: name("web-2")}, cluster.Changes{Services: 3, Slices: 3}},
-		{"the node changes", cluster.NodeSet{Node: &cluster.Node{Name: "node-1", Zone: "a"}}, cluster.Changes{Services: 3, Slices: 3}},
+		{"the node changes", cluster.NodeSet{Node: &cluster.Node{Name: "node-1", Zone: "a"}},
+			cluster.Changes{Services: 3, Slices: 3}},
 	} {
 		for _, r := range s.Fold(step.ev).Services {
 			switch r.Cause {
@@ -97,11 +106,14 @@ func TestVerbs(t *testing.T) {
 		ev   cluster.Event
 		want []cluster.Verb
 	}{
-		{"two Services", cluster.ServicesListed{Services: []*cluster.Service{service("web"), service("db")}}, []cluster.Verb{cluster.Created, cluster.Created}},
+		{"two Services", cluster.ServicesListed{Services: []*cluster.Service{service("web"), service("db")}},
+			[]cluster.Verb{cluster.Created, cluster.Created}},
 		{"a Service changes", cluster.ServiceSet{Service: other}, []cluster.Verb{cluster.Changed}},
 		{"a slice", cluster.SliceSet{Slice: sliceOf("web-1", "web", "10.0.0.1")}, []cluster.Verb{cluster.Created}},
-		{"the slice changes", cluster.SliceSet{Slice: sliceOf("web-1", "web", "10.0.0.2")}, []cluster.Verb{cluster.Changed}},
-		{"it moves", cluster.SliceSet{Slice: sliceOf("web-1", "db", "10.0.0.2")}, []cluster.Verb{cluster.Deleted, cluster.Created}},
+		{"the slice changes", cluster.SliceSet{Slice: sliceOf("web-1", "web", "10.0.0.2")},
+			[]cluster.Verb{cluster.Changed}},
+		{"it moves", cluster.SliceSet{Slice: sliceOf("web-1", "db", "10.0.0.2")},
+			[]cluster.Verb{cluster.Deleted, cluster.Created}},
 		{"it goes", cluster.SliceGone{Name: name("web-1")}, []cluster.Verb{cluster.Deleted}},
 		{"a relist", cluster.ServicesListed{Services: []*cluster.Service{other}}, []cluster.Verb{cluster.Deleted}},
 	} {

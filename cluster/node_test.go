@@ -18,7 +18,8 @@ func TestWaitForPodCIDRsPR05(t *testing.T) {
 		ev     cluster.Event
 		synced bool
 	}{
-		{"all is listed", cluster.Batch{cluster.ServicesListed{}, cluster.SlicesListed{}, cluster.CIDRsListed{}}, false},
+		{"all is listed", cluster.Batch{cluster.ServicesListed{}, cluster.SlicesListed{}, cluster.CIDRsListed{}},
+			false},
 		{"a Node without pod CIDRs", cluster.NodeSet{Node: &cluster.Node{Name: "node-1"}}, false},
 		{"another Node's", cluster.NodeSet{Node: &cluster.Node{Name: "node-2", PodCIDRs: cidrs}}, false},
 		{"the Node goes", cluster.NodeGone{Name: "node-1"}, false},
@@ -44,7 +45,8 @@ func TestWaitForPodCIDRsPR05(t *testing.T) {
 	both := cluster.NewStore("node-1")
 	both.WaitForPodCIDRs()
 	both.WaitForFacts(true)
-	fold(both, cluster.ServicesListed{}, cluster.SlicesListed{}, cluster.NodeSet{Node: &cluster.Node{Name: "node-1", PodCIDRs: cidrs}})
+	fold(both, cluster.ServicesListed{}, cluster.SlicesListed{},
+		cluster.NodeSet{Node: &cluster.Node{Name: "node-1", PodCIDRs: cidrs}})
 	if both.Synced() {
 		t.Error("synced without the service network")
 	}
@@ -103,8 +105,10 @@ func TestNoNodePN71(t *testing.T) {
 // source learns of it, and while a new object lacks them. Only values of the new object replace
 // them.
 func TestNodeLastsPR06(t *testing.T) {
-	addrs, others := []netip.Addr{netip.MustParseAddr("172.18.0.2"), netip.MustParseAddr("fd00::2")}, []netip.Addr{netip.MustParseAddr("172.18.0.9")}
-	cidrs, otherCIDRs := []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")}, []netip.Prefix{netip.MustParsePrefix("10.2.0.0/24")}
+	addrs, others := []netip.Addr{netip.MustParseAddr("172.18.0.2"), netip.MustParseAddr("fd00::2")},
+		[]netip.Addr{netip.MustParseAddr("172.18.0.9")}
+	cidrs, otherCIDRs := []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")},
+		[]netip.Prefix{netip.MustParsePrefix("10.2.0.0/24")}
 	node := func(zone string, a []netip.Addr, c []netip.Prefix) cluster.Event {
 		return cluster.NodeSet{Node: &cluster.Node{Name: "node-1", Zone: zone, Addrs: a, PodCIDRs: c}}
 	}
@@ -125,12 +129,14 @@ func TestNodeLastsPR06(t *testing.T) {
 		{"gone", gone, cluster.Node{Zone: "a", Addrs: addrs, PodCIDRs: cidrs}, true, nil},
 		{"still gone", gone, cluster.Node{Zone: "a", Addrs: addrs, PodCIDRs: cidrs}, true, nil},
 		{"back as it was", node("a", addrs, cidrs), cluster.Node{Zone: "a", Addrs: addrs, PodCIDRs: cidrs}, false, nil},
-		{"without addresses", node("a", nil, cidrs), cluster.Node{Zone: "a", Addrs: addrs, PodCIDRs: cidrs}, false, nil},
+		{"without addresses", node("a", nil, cidrs), cluster.Node{Zone: "a", Addrs: addrs, PodCIDRs: cidrs}, false,
+			nil},
 		{"gone again", gone, cluster.Node{Zone: "a", Addrs: addrs, PodCIDRs: cidrs}, true, nil},
 		{"back, said nothing", node("a", nil, nil), cluster.Node{Zone: "a", Addrs: addrs, PodCIDRs: cidrs}, false, nil},
 		{"another address", node("a", others, nil), cluster.Node{Zone: "a", Addrs: others, PodCIDRs: cidrs}, false,
 			[]cluster.Ref{both("ranged")}},
-		{"another pod CIDR", node("a", others, otherCIDRs), cluster.Node{Zone: "a", Addrs: others, PodCIDRs: otherCIDRs}, false, nil},
+		{"another pod CIDR", node("a", others, otherCIDRs), cluster.Node{Zone: "a", Addrs: others,
+			PodCIDRs: otherCIDRs}, false, nil},
 		{"without a zone", node("", others, otherCIDRs), cluster.Node{Addrs: others, PodCIDRs: otherCIDRs}, false,
 			[]cluster.Ref{both("ranged"), both("web")}},
 	} {

@@ -42,7 +42,8 @@ type model struct {
 }
 
 func newModel() *model {
-	return &model{map[cluster.Name]*cluster.Service{}, map[cluster.Name]*cluster.Slice{}, map[string]*cluster.ServiceCIDR{}, nil, false, false, false}
+	return &model{map[cluster.Name]*cluster.Service{}, map[cluster.Name]*cluster.Slice{},
+		map[string]*cluster.ServiceCIDR{}, nil, false, false, false}
 }
 
 func (m *model) clone() *model {
@@ -258,7 +259,8 @@ func randomService(rng *rand.Rand) *cluster.Service {
 
 func randomSlice(rng *rand.Rand) *cluster.Slice {
 	addr := []string{"10.0.0.%d", "fd00::%d"}[rng.IntN(2)]
-	return sliceOf(fmt.Sprintf("slice-%d", rng.IntN(4)), serviceName(rng.IntN(serviceNames)).Name, fmt.Sprintf(addr, rng.IntN(3)))
+	return sliceOf(fmt.Sprintf("slice-%d", rng.IntN(4)), serviceName(rng.IntN(serviceNames)).Name,
+		fmt.Sprintf(addr, rng.IntN(3)))
 }
 
 func randomNode(rng *rand.Rand) *cluster.Node {

@@ -23,11 +23,13 @@ func service(n string) *cluster.Service {
 }
 
 func sliceOf(n, owner string, addrs ...string) *cluster.Slice {
-	s := &cluster.Slice{Name: name(n), Service: name(owner), Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}}}
+	s := &cluster.Slice{Name: name(n), Service: name(owner),
+		Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}}}
 	for _, a := range addrs {
 		addr := netip.MustParseAddr(a)
 		s.IPv6 = addr.Is6()
-		s.Endpoints = s.Endpoints.With(cluster.Endpoint{Addr: addr, Where: cluster.At("node-1", ""), Ready: true, Serving: true})
+		s.Endpoints = s.Endpoints.With(cluster.Endpoint{Addr: addr, Where: cluster.At("node-1", ""), Ready: true,
+			Serving: true})
 	}
 	return s
 }
@@ -153,18 +155,21 @@ func TestServiceCIDRsSV03(t *testing.T) {
 	want("the same again", []cluster.Event{cluster.CIDRSet{CIDR: a}}, false, "10.96.0.0/16", "fd00:96::/112")
 	want("a second", []cluster.Event{cluster.CIDRSet{CIDR: b}}, true, "10.8.0.0/16", "10.96.0.0/16", "fd00:96::/112")
 	want("the first went", []cluster.Event{cluster.CIDRGone{Name: "a"}}, true, "10.8.0.0/16", "10.96.0.0/16")
-	want("a list of the first", []cluster.Event{cluster.CIDRsListed{CIDRs: []*cluster.ServiceCIDR{a}}}, true, "10.96.0.0/16", "fd00:96::/112")
+	want("a list of the first", []cluster.Event{cluster.CIDRsListed{CIDRs: []*cluster.ServiceCIDR{a}}}, true,
+		"10.96.0.0/16", "fd00:96::/112")
 	want("an empty list", []cluster.Event{cluster.CIDRsListed{}}, true)
 }
 
 func TestOneNodeSV04(t *testing.T) {
 	s := cluster.NewStore("node-1")
-	refs, facts := fold(s, cluster.NodeSet{Node: &cluster.Node{Name: "node-2", Zone: "z"}}, cluster.NodeGone{Name: "node-2"})
+	refs, facts := fold(s, cluster.NodeSet{Node: &cluster.Node{Name: "node-2", Zone: "z"}},
+		cluster.NodeGone{Name: "node-2"})
 	wantDirty(t, "another node", refs)
 	if facts || s.Facts().Node != nil {
 		t.Error("another node was taken for this one")
 	}
-	node := &cluster.Node{Name: "node-1", Addrs: []netip.Addr{netip.MustParseAddr("172.18.0.2"), netip.MustParseAddr("fd00::2")}}
+	node := &cluster.Node{Name: "node-1", Addrs: []netip.Addr{netip.MustParseAddr("172.18.0.2"),
+		netip.MustParseAddr("fd00::2")}}
 	if _, facts = fold(s, cluster.NodeSet{Node: node}); !facts || s.Facts().Node != node {
 		t.Error("this node was not taken")
 	}
@@ -176,7 +181,8 @@ func TestOneNodeSV04(t *testing.T) {
 	if got := s.Facts().Node.Addr(true); got.String() != "fd00::2" {
 		t.Errorf("IPv6 address %s", got)
 	}
-	if _, facts = fold(s, cluster.NodeGone{Name: "node-1"}); !facts || !s.Facts().NodeGone || s.Facts().NodeName != "node-1" {
+	if _, facts = fold(s, cluster.NodeGone{Name: "node-1"}); !facts || !s.Facts().NodeGone ||
+		s.Facts().NodeName != "node-1" {
 		t.Error("the node did not go")
 	}
 }
@@ -188,7 +194,8 @@ func TestSyncedSV05(t *testing.T) {
 		want   bool
 	}{
 		{"nothing", nil, false},
-		{"objects, but no list", []cluster.Event{cluster.ServiceSet{Service: service("web")}, cluster.SliceSet{Slice: sliceOf("web-1", "web")}}, false},
+		{"objects, but no list", []cluster.Event{cluster.ServiceSet{Service: service("web")},
+			cluster.SliceSet{Slice: sliceOf("web-1", "web")}}, false},
 		{"services", []cluster.Event{cluster.ServicesListed{}}, false},
 		{"slices", []cluster.Event{cluster.SlicesListed{}}, false},
 		{"services twice", []cluster.Event{cluster.ServicesListed{}, cluster.ServicesListed{}}, false},
@@ -237,7 +244,8 @@ func TestSameAgainSV23(t *testing.T) {
 		t.Errorf("an equal slice is a change: %v", d)
 	}
 	relist := []cluster.Event{
-		cluster.ServicesListed{Services: []*cluster.Service{&svc2}}, cluster.SlicesListed{Slices: []*cluster.Slice{&sl2}},
+		cluster.ServicesListed{Services: []*cluster.Service{&svc2}},
+		cluster.SlicesListed{Slices: []*cluster.Slice{&sl2}},
 	}
 	refs, facts := fold(s, relist...)
 	wantDirty(t, "a relist without news", refs)
@@ -287,7 +295,9 @@ func TestEveryFieldCountsSV23(t *testing.T) {
 		"Terminating": edited(0, func(e *cluster.Endpoint) { e.Terminating = true }),
 		"Hints":       edited(0, func(e *cluster.Endpoint) { e.Hints = &cluster.Hints{} }),
 		"Hints.Zones": edited(1, func(e *cluster.Endpoint) { e.Hints = &cluster.Hints{Zones: []string{"b"}} }),
-		"Hints.Nodes": edited(1, func(e *cluster.Endpoint) { e.Hints = &cluster.Hints{Zones: []string{"a"}, Nodes: []string{"n"}} }),
+		"Hints.Nodes": edited(1, func(e *cluster.Endpoint) {
+			e.Hints = &cluster.Hints{Zones: []string{"a"}, Nodes: []string{"n"}}
+		}),
 	} {
 		build := func() *cluster.Slice {
 			sl := sliceOf("web-1", "web", "10.0.0.1", "10.0.0.2")
@@ -317,7 +327,8 @@ func TestZoneMakesNothingDirty(t *testing.T) {
 		return cluster.SliceSet{Slice: sl}
 	}
 	s := cluster.NewStore("node-1")
-	fold(s, cluster.ServiceSet{Service: service("web")}, cluster.SliceSet{Slice: sliceOf("web-0", "web", "10.0.0.9")}, in("a", 1, "10.0.0.1", "10.0.0.2"))
+	fold(s, cluster.ServiceSet{Service: service("web")}, cluster.SliceSet{Slice: sliceOf("web-0", "web", "10.0.0.9")},
+		in("a", 1, "10.0.0.1", "10.0.0.2"))
 	before := s.Changes()
 	refs, _ := fold(s, in("b", 2, "10.0.0.1", "10.0.0.2"))
 	wantDirty(t, "only the zone changed", refs)
@@ -382,11 +393,13 @@ func TestEndpointMovesSV30(t *testing.T) {
 	}
 }
 
-// The label kubernetes.io/service-name of a slice may change: the old Service loses it, the new one has it.
+// The label kubernetes.io/service-name of a slice may change: the old Service loses it, the new one
+// has it.
 func TestSliceChangesOwnerSV30(t *testing.T) {
 	s := cluster.NewStore("node-1")
 	fold(s, cluster.ServiceSet{Service: service("web")}, cluster.ServiceSet{Service: service("api")},
-		cluster.SliceSet{Slice: sliceOf("one", "web", "10.0.0.1")}, cluster.SliceSet{Slice: sliceOf("two", "web", "10.0.0.2")})
+		cluster.SliceSet{Slice: sliceOf("one", "web", "10.0.0.1")},
+		cluster.SliceSet{Slice: sliceOf("two", "web", "10.0.0.2")})
 	refs, _ := fold(s, cluster.SliceSet{Slice: sliceOf("one", "api", "fd00::1")})
 	wantDirty(t, "a slice changed owner and family", refs, v6("api"), v4("web"))
 	wantAddrs(t, s, "web", "10.0.0.2")
@@ -423,8 +436,11 @@ func TestNodeChangesSV40(t *testing.T) {
 	}{
 		{"zone", func(n *cluster.Node) { n.Zone = "b" }, []cluster.Ref{both("ranged"), both("web")}},
 		{"zone label gone", func(n *cluster.Node) { n.Zone = "" }, []cluster.Ref{both("ranged"), both("web")}},
-		{"address (SV-16)", func(n *cluster.Node) { n.Addrs = []netip.Addr{netip.MustParseAddr("172.18.0.3")} }, []cluster.Ref{both("ranged")}},
-		{"other pod CIDR", func(n *cluster.Node) { n.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.2.0.0/24")} }, nil},
+		{"address (SV-16)", func(n *cluster.Node) { n.Addrs = []netip.Addr{netip.MustParseAddr("172.18.0.3")} },
+			[]cluster.Ref{both("ranged")}},
+		{"other pod CIDR", func(n *cluster.Node) {
+			n.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.2.0.0/24")}
+		}, nil},
 		{"pod CIDR of the other family (SV-67)", func(n *cluster.Node) {
 			n.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("fd00:1::/64")}
 		}, []cluster.Ref{both("ranged"), both("web")}},
@@ -436,7 +452,8 @@ func TestNodeChangesSV40(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			s := cluster.NewStore("node-1")
 			before, after := base, base
-			fold(s, cluster.NodeSet{Node: &before}, cluster.ServiceSet{Service: service("web")}, cluster.ServiceSet{Service: ranged},
+			fold(s, cluster.NodeSet{Node: &before}, cluster.ServiceSet{Service: service("web")},
+				cluster.ServiceSet{Service: ranged},
 				cluster.SliceSet{Slice: sliceOf("orphan", "unknown", "10.0.0.1")})
 			test.change(&after)
 			refs, facts := fold(s, cluster.NodeSet{Node: &after})
@@ -452,7 +469,8 @@ func TestNodeChangesSV40(t *testing.T) {
 func TestRelist(t *testing.T) {
 	s := cluster.NewStore("node-1")
 	fold(s, cluster.ServicesListed{Services: []*cluster.Service{service("a"), service("b")}},
-		cluster.SlicesListed{Slices: []*cluster.Slice{sliceOf("a-1", "a", "10.0.0.1"), sliceOf("b-1", "b", "10.0.0.2")}})
+		cluster.SlicesListed{Slices: []*cluster.Slice{sliceOf("a-1", "a", "10.0.0.1"),
+			sliceOf("b-1", "b", "10.0.0.2")}})
 
 	changed := service("c")
 	refs, _ := fold(s, cluster.ServicesListed{Services: []*cluster.Service{service("a"), changed}})

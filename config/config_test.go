@@ -181,7 +181,8 @@ func complete(t testing.TB, tc testCase) (*Config, error) {
 	return c, err
 }
 
-// idFiles are the files of a host that names itself in the second place, as one without systemd does.
+// idFiles are the files of a host that names itself in the second place, as one without systemd
+// does.
 func idFiles(name string) ([]byte, error) {
 	id, ok := map[string]string{"/var/lib/dbus/machine-id": "4d61\n", "/proc/sys/kernel/random/boot_id": "b007\n"}[name]
 	if !ok {
@@ -210,7 +211,8 @@ func differences(a, b *Config) []string {
 	walk = func(name string, x, y reflect.Value) {
 		if x.Kind() == reflect.Struct && x.Type().PkgPath() == reflect.TypeFor[Config]().PkgPath() {
 			for i := range x.NumField() {
-				if !x.Type().Field(i).IsExported() || name == "" && slices.Contains([]string{"Flags", "File", "Blocks"}, x.Type().Field(i).Name) {
+				if !x.Type().Field(i).IsExported() || name == "" && slices.Contains([]string{"Flags", "File", "Blocks"},
+					x.Type().Field(i).Name) {
 					continue
 				}
 				walk(strings.TrimPrefix(name+"."+x.Type().Field(i).Name, "."), x.Field(i), y.Field(i))
@@ -344,7 +346,8 @@ func FuzzFile(f *testing.F) {
 			t.Errorf("configuration %+v and error %v", c, err)
 		case err != nil && err.Error() == "":
 			t.Error("an error without a text")
-		case err == nil && (c.NodeName == "" || c.Mode != "" && !slices.Contains([]string{"iptables", "nftables", "ipvs"}, c.Mode) || !c.BindAddress.IsValid() ||
+		case err == nil && (c.NodeName == "" || c.Mode != "" &&
+			!slices.Contains([]string{"iptables", "nftables", "ipvs"}, c.Mode) || !c.BindAddress.IsValid() ||
 			len(c.ClusterCIDRs) > 2 || c.Logging.Verbosity < 0):
 			t.Errorf("configuration %+v", c)
 		case err == nil:
@@ -384,7 +387,8 @@ func TestBadFiles(t *testing.T) {
 // A file from an editor of Windows, with CRLF and with or without a byte order mark, has the same
 // meaning.
 func TestFileOfWindows(t *testing.T) {
-	const file = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\nclusterCIDR: 10.0.0.0/16\nwinkernel:\n  networkName: cbr0\n"
+	const file = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n" +
+		"clusterCIDR: 10.0.0.0/16\nwinkernel:\n  networkName: cbr0\n"
 	want, err := complete(t, testCase{file: file})
 	must(t, err)
 	for _, mark := range []string{"", "\ufeff"} {

@@ -77,7 +77,8 @@ func Convert(modes mode.List, args []string, file []byte, to string) (*Conversio
 	if err != nil {
 		return nil, err
 	}
-	c := &Conversion{From: string(was.file.Mode), Warnings: was.Warnings(), NodePortsUnset: cfg.NodePorts.Unset, Unknown: was.unknownFields(file)}
+	c := &Conversion{From: string(was.file.Mode), Warnings: was.Warnings(), NodePortsUnset: cfg.NodePorts.Unset,
+		Unknown: was.unknownFields(file)}
 	c.To = cmp.Or(to, c.From)
 	c.Flags = was.fieldless(args)
 	if m, ok := modes.Find(cmp.Or(c.From, was.usual())); ok {
@@ -165,7 +166,8 @@ func (c *Conversion) carry(o *Options, s *settings, from, to string) {
 	usual := func(path string) []byte { return written(option.Leaf{Path: path, Value: o.defaults.at(path)}) }
 	for _, name := range carried {
 		old, now := fieldFor(s, was, name), fieldFor(s, will, name)
-		if old == "" || now == "" || old == now || bytes.Equal(is(old), usual(old)) || !bytes.Equal(is(now), usual(now)) {
+		if old == "" || now == "" || old == now || bytes.Equal(is(old), usual(old)) ||
+			!bytes.Equal(is(now), usual(now)) {
 			continue
 		}
 		s.at(now).Set(s.at(old))
@@ -213,7 +215,8 @@ func (c *Conversion) drop(o *Options, s *settings, to string) {
 		if !now[name] {
 			s.FeatureGates = maps.Clone(s.FeatureGates) // do not change the map of the old one
 			delete(s.FeatureGates, name)
-			c.Dropped = append(c.Dropped, DroppedField{"featureGates." + name, "a gate of an old version or of another program"})
+			c.Dropped = append(c.Dropped, DroppedField{"featureGates." + name,
+				"a gate of an old version or of another program"})
 		}
 	}
 	if len(s.FeatureGates) == 0 {
@@ -257,8 +260,9 @@ func (c *Conversion) verify(modes mode.List, meant *settings) error {
 	now := o.file.leaves()
 	for i, l := range meant.leaves() {
 		if got := written(now[i]); !bytes.Equal(got, written(l)) {
-			return Problems{{l.Path, strings.Trim(string(written(l)), `"`), "a file cannot express this (it means unset, which is " + strings.Trim(string(got), `"`) +
-				"): use another value, such as 1ms for a period"}}
+			return Problems{{l.Path, strings.Trim(string(written(l)), `"`),
+				"a file cannot express this (it means unset, which is " + strings.Trim(string(got), `"`) +
+					"): use another value, such as 1ms for a period"}}
 		}
 	}
 	return nil

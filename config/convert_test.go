@@ -74,27 +74,47 @@ func TestConvert(t *testing.T) {
 	}{
 		{name: "nothing is said"},
 		{name: "defaults say nothing", args: "--iptables-masquerade-bit=14 --conntrack-min=131072", file: ""},
-		{name: "settings of iptables are carried to nftables", file: head + "mode: iptables\niptables: {masqueradeAll: true, masqueradeBit: 13, minSyncPeriod: 5s, syncPeriod: 1m}", to: "nftables",
-			yaml: "mode: nftables\nnftables:\n  masqueradeAll: true\n  masqueradeBit: 13\n  minSyncPeriod: 5s\n  syncPeriod: 1m0s\nnodePortAddresses:\n- 0.0.0.0/0\n- ::/0\n", says: "{iptables.masqueradeBit nftables.masqueradeBit 13}"},
-		{name: "settings of ipvs are dropped", file: head + "mode: ipvs\nipvs: {scheduler: lc, strictARP: true, minSyncPeriod: 5s}\niptables: {masqueradeAll: true}", to: "iptables",
-			yaml: "iptables:\n  masqueradeAll: true\n  minSyncPeriod: 5s\nmode: iptables\n", says: "{ipvs.scheduler only in ipvs}"},
-		{name: "what nftables did, iptables does", file: head + "mode: nftables", to: "iptables", yaml: "mode: iptables\nnodePortAddresses:\n- primary\n"},
-		{name: "addresses that were asked for stay", file: head + "mode: iptables\nnodePortAddresses: [192.0.2.0/24]", to: "nftables", yaml: "mode: nftables\nnodePortAddresses:\n- 192.0.2.0/24\n"},
-		{name: "another value of the mode's own wins", file: head + "mode: iptables\niptables: {minSyncPeriod: 5s}\nnftables: {minSyncPeriod: 7s}", to: "nftables",
+		{name: "settings of iptables are carried to nftables", file: head + "mode: iptables\niptables: " +
+			"{masqueradeAll: true, masqueradeBit: 13, minSyncPeriod: 5s, syncPeriod: 1m}", to: "nftables",
+			yaml: "mode: nftables\nnftables:\n  masqueradeAll: true\n  masqueradeBit: 13\n  minSyncPeriod: 5s\n" +
+				"  syncPeriod: 1m0s\nnodePortAddresses:\n- 0.0.0.0/0\n- ::/0\n",
+			says: "{iptables.masqueradeBit nftables.masqueradeBit 13}"},
+		{name: "settings of ipvs are dropped", file: head + "mode: ipvs\nipvs: {scheduler: lc, strictARP: true, " +
+			"minSyncPeriod: 5s}\niptables: {masqueradeAll: true}", to: "iptables",
+			yaml: "iptables:\n  masqueradeAll: true\n  minSyncPeriod: 5s\nmode: iptables\n",
+			says: "{ipvs.scheduler only in ipvs}"},
+		{name: "what nftables did, iptables does", file: head + "mode: nftables", to: "iptables",
+			yaml: "mode: iptables\nnodePortAddresses:\n- primary\n"},
+		{name: "addresses that were asked for stay", file: head + "mode: iptables\nnodePortAddresses: [192.0.2.0/24]",
+			to: "nftables", yaml: "mode: nftables\nnodePortAddresses:\n- 192.0.2.0/24\n"},
+		{name: "another value of the mode's own wins", file: head + "mode: iptables\niptables: {minSyncPeriod: 5s}\n" +
+			"nftables: {minSyncPeriod: 7s}", to: "nftables",
 			yaml: "mode: nftables\nnftables:\n  minSyncPeriod: 7s\nnodePortAddresses:\n- 0.0.0.0/0\n- ::/0\n"},
 		{name: "a server that is off", args: "--metrics-port=0", yaml: "metricsBindAddress: none\n"},
-		{name: "what a file takes for nothing", args: "--iptables-min-sync-period=0", yaml: "iptables:\n  minSyncPeriod: 1ns\n"},
-		{name: "flags that no field stands for", args: "--master=http://a --log-dir=/l --azure-container-registry-config=x", says: "flags [--master=http://a --log-dir=/l]"},
-		{name: "gates of the past", args: "--feature-gates=NFTablesProxyMode=true,SupportIPVSProxyMode=true", says: "featureGates.SupportIPVSProxyMode"},
-		{name: "near names", file: head + "clusterCidr: 10.0.0.0/8\nscheduler: rr\niptables: {masqerade: 1, minSyncPeriods: 1s}\nzzz: 1", says: "{clusterCidr clusterCIDR} {iptables.masqerade } {iptables.minSyncPeriods iptables.minSyncPeriod} {scheduler ipvs.scheduler} {zzz }"},
-		{name: "fields of three versions", file: "apiVersion: componentconfig/v1alpha1\nkind: KubeProxyConfiguration\niptablesMasqueradeBit: 3\nudpTimeoutMilliseconds: 300\nconntrack: {max: 7}\nnftables: {minSyncPeriod: 2s}",
-			yaml: "conntrack:\n  maxPerCore: 1\n  min: 7\niptables:\n  masqueradeBit: 3\nudpIdleTimeout: 300ms\n", says: "iptablesMasqueradeBit is read as iptables.masqueradeBit"},
-		{name: "udpIdleTimeout of mode userspace", file: head + "mode: userspace\nudpIdleTimeout: 2s\nuserspace: {drainTimeout: 7s}", yaml: "mode: userspace\nudpIdleTimeout: 2s\nuserspace:\n  drainTimeout: 7s\n"},
-		{name: "a wrong value", file: head + "clusterCIDR: x", err: "KubeProxyConfiguration.clusterCIDR: \"x\": want a CIDR"},
-		{name: "a wrong type", file: head + "iptables: {masqueradeBit: many}", err: "KubeProxyConfiguration.iptables.masqueradeBit"},
+		{name: "what a file takes for nothing", args: "--iptables-min-sync-period=0",
+			yaml: "iptables:\n  minSyncPeriod: 1ns\n"},
+		{name: "flags that no field stands for", args: "--master=http://a --log-dir=/l " +
+			"--azure-container-registry-config=x", says: "flags [--master=http://a --log-dir=/l]"},
+		{name: "gates of the past", args: "--feature-gates=NFTablesProxyMode=true,SupportIPVSProxyMode=true",
+			says: "featureGates.SupportIPVSProxyMode"},
+		{name: "near names", file: head + "clusterCidr: 10.0.0.0/8\nscheduler: rr\n" +
+			"iptables: {masqerade: 1, minSyncPeriods: 1s}\nzzz: 1", says: "{clusterCidr clusterCIDR} " +
+			"{iptables.masqerade } {iptables.minSyncPeriods iptables.minSyncPeriod} {scheduler ipvs.scheduler} {zzz }"},
+		{name: "fields of three versions", file: "apiVersion: componentconfig/v1alpha1\nkind: " +
+			"KubeProxyConfiguration\niptablesMasqueradeBit: 3\nudpTimeoutMilliseconds: 300\nconntrack: {max: 7}\n" +
+			"nftables: {minSyncPeriod: 2s}",
+			yaml: "conntrack:\n  maxPerCore: 1\n  min: 7\niptables:\n  masqueradeBit: 3\nudpIdleTimeout: 300ms\n",
+			says: "iptablesMasqueradeBit is read as iptables.masqueradeBit"},
+		{name: "udpIdleTimeout of mode userspace", file: head + "mode: userspace\nudpIdleTimeout: 2s\nuserspace: " +
+			"{drainTimeout: 7s}", yaml: "mode: userspace\nudpIdleTimeout: 2s\nuserspace:\n  drainTimeout: 7s\n"},
+		{name: "a wrong value", file: head + "clusterCIDR: x", err: "KubeProxyConfiguration.clusterCIDR: \"x\": want " +
+			"a CIDR"},
+		{name: "a wrong type", file: head + "iptables: {masqueradeBit: many}",
+			err: "KubeProxyConfiguration.iptables.masqueradeBit"},
 		{name: "no such flag", args: "--no-such-flag --cluster-cidr=x", err: "unknown flag: --no-such-flag"},
 		{name: "no such mode", to: "magic", err: "mode"},
-		{name: "a file that is not given", args: "--config=/var/lib/kube-proxy/config.conf", err: "its file is missing"},
+		{name: "a file that is not given", args: "--config=/var/lib/kube-proxy/config.conf",
+			err: "its file is missing"},
 		{name: "arguments too many", args: "serve", err: "does not take any arguments"},
 		{name: "another kind", file: "apiVersion: v1\nkind: Pod", err: "its apiVersion is \"v1\" and its kind \"Pod\""},
 	} {
@@ -113,11 +133,13 @@ func TestConvert(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			yaml := strings.ReplaceAll(strings.ReplaceAll(string(got.YAML), "apiVersion: kubeproxy.config.k8s.io/v1alpha1\n", ""), "kind: KubeProxyConfiguration\n", "")
+			yaml := strings.ReplaceAll(strings.ReplaceAll(string(got.YAML),
+				"apiVersion: kubeproxy.config.k8s.io/v1alpha1\n", ""), "kind: KubeProxyConfiguration\n", "")
 			if yaml != c.yaml && (c.yaml != "" || c.says == "") {
 				t.Errorf("got\n%s\nwant\n%s", yaml, c.yaml)
 			}
-			if says := fmt.Sprint(got.Carried, got.Dropped, got.Unknown, " flags ", got.Flags, strings.Join(got.Warnings, "\n")); !strings.Contains(says, c.says) {
+			if says := fmt.Sprint(got.Carried, got.Dropped, got.Unknown, " flags ", got.Flags,
+				strings.Join(got.Warnings, "\n")); !strings.Contains(says, c.says) {
 				t.Errorf("told %s\nwant %s", says, c.says)
 			}
 		})

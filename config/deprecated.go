@@ -22,7 +22,8 @@ func (o *Options) deprecatedSection() option.Section {
 		{At: &o.oldMetricsPort, Flag: "metrics-port",
 			Help: "`port` of the metrics server if --metrics-bind-address has none; 0 disables it"},
 		{At: &o.conntrackMax, Flag: "conntrack-max",
-			Help: "limit of tracked connections: sets --conntrack-min to the `number` and --conntrack-max-per-core to 1; 0 means unset"},
+			Help: "limit of tracked connections: sets --conntrack-min to the `number` and --conntrack-max-per-core " +
+				"to 1; 0 means unset"},
 		{At: &o.cleanupIPTables, Flag: "cleanup-iptables",
 			Help: "remove only the rules of mode iptables, and exit"},
 		{At: &o.cleanupIPVS, Flag: "cleanup-ipvs", Help: "with --cleanup, false keeps IPVS virtual servers"},
@@ -38,7 +39,8 @@ func (o *Options) deprecatedSection() option.Section {
 }
 
 func old(name, typ, def, why string) option.Field {
-	return option.Field{Flag: name, At: &taken{typ, def}, Effect: option.Effect{Gone: why}, Help: "without effect: " + why}
+	return option.Field{Flag: name, At: &taken{typ, def}, Effect: option.Effect{Gone: why}, Help: "without effect: " +
+		why}
 }
 
 // oldConntrackMax is the flag of the first versions for the number of connections. It overrides the

@@ -17,13 +17,20 @@ func TestDiff(t *testing.T) {
 		t.Errorf("no change is reported as %q and %q", live, restart)
 	}
 	values := map[string]string{
-		"mode": "nftables", "bindAddress": "192.0.2.1", "healthzBindAddress": "192.0.2.1:80", "metricsBindAddress": "none",
-		"showHiddenMetricsForVersion": `"` + previousMinor + `"`, "logging.format": "json", "detectLocalMode": "NodeCIDR", "clusterCIDR": "10.0.0.0/8",
-		"nodePortAddresses": "[10.0.0.0/8]", "externalIPCIDRs": "[10.0.0.0/8]", "ipvs.excludeCIDRs": "[10.0.0.0/8]", "portRange": "1-2", "winkernel.sourceVip": "192.0.2.1", "ebpf.exempt": "[/run/x]",
-		"featureGates": "{AllAlpha: true}", "logging.vmodule": "[{filePattern: a, verbosity: 1}]", "iptables.localhostNodePorts": "false", "userspaceFallback": "false", "userspace.nodeEndpoints": "false", "adminSocket": "/run/other.sock",
-		"snapshot": "/var/lib/kube-proxy", "snapshotMaxAge": "1h", "snapshotReady": "true",
+		"mode": "nftables", "bindAddress": "192.0.2.1", "healthzBindAddress": "192.0.2.1:80",
+		"metricsBindAddress":          "none",
+		"showHiddenMetricsForVersion": `"` + previousMinor + `"`, "logging.format": "json",
+		"detectLocalMode": "NodeCIDR", "clusterCIDR": "10.0.0.0/8",
+		"nodePortAddresses": "[10.0.0.0/8]", "externalIPCIDRs": "[10.0.0.0/8]", "ipvs.excludeCIDRs": "[10.0.0.0/8]",
+		"portRange": "1-2", "winkernel.sourceVip": "192.0.2.1", "ebpf.exempt": "[/run/x]",
+		"featureGates": "{AllAlpha: true}", "logging.vmodule": "[{filePattern: a, verbosity: 1}]",
+		"iptables.localhostNodePorts": "false", "userspaceFallback": "false", "userspace.nodeEndpoints": "false",
+		"adminSocket": "/run/other.sock",
+		"snapshot":    "/var/lib/kube-proxy", "snapshotMaxAge": "1h", "snapshotReady": "true",
 	}
-	bools := []string{"bindAddressHardFail", "enableProfiling", "masqueradeAll", "strictARP", "enableDSR", "forwardHealthCheckVip", "tcpBeLiberal", "windowsRunAsService", "windowsIgnoreSourceRanges", "splitStream", "protectNodePorts"}
+	bools := []string{"bindAddressHardFail", "enableProfiling", "masqueradeAll", "strictARP", "enableDSR",
+		"forwardHealthCheckVip", "tcpBeLiberal", "windowsRunAsService", "windowsIgnoreSourceRanges", "splitStream",
+		"protectNodePorts"}
 	o := NewOptions(all.Modes())
 	for _, row := range rows(t, "testdata/fields.tsv") {
 		path := row["field"]
@@ -64,8 +71,11 @@ func TestDiff(t *testing.T) {
 		}
 		live, restart := Diff("iptables", base, after)
 		restart = slices.DeleteFunc(restart, func(p string) bool { return p == "featureGates" && path != p })
-		// A sync period below the default least time lowers that too, an address without one its servers'.
-		live = slices.DeleteFunc(live, func(p string) bool { return p == "iptables.minSyncPeriod" && path == "iptables.syncPeriod" })
+		// A sync period below the default least time lowers that too, an address without one its
+		// servers'.
+		live = slices.DeleteFunc(live, func(p string) bool {
+			return p == "iptables.minSyncPeriod" && path == "iptables.syncPeriod"
+		})
 		got := map[string][]string{"live": live, "restart": restart}
 		others := append(slices.Clone(modes), "windows")
 		effect := strings.Split(row["effect"], ",")
@@ -76,7 +86,8 @@ func TestDiff(t *testing.T) {
 			t.Errorf("%s: a new process is needed because %q", path, after.WhyRestart(path))
 		}
 		if !slices.Equal(got[row["reload"]], []string{path}) || len(live)+len(restart) != 1 {
-			t.Errorf("a change of %s to %s is live %q, restart %q, want it in %s", path, value, live, restart, row["reload"])
+			t.Errorf("a change of %s to %s is live %q, restart %q, want it in %s", path, value, live, restart,
+				row["reload"])
 		}
 	}
 }
@@ -92,7 +103,8 @@ func TestDiffBlankMode(t *testing.T) {
 	if live, restart := Diff("iptables", before, after); len(live) != 2 || len(restart) != 0 {
 		t.Errorf("where iptables runs: live %q, restart %q", live, restart)
 	}
-	if live, restart := Diff("nftables", before, after); len(live) != 1 || !slices.Equal(restart, []string{"nftables.masqueradeBit"}) {
+	if live, restart := Diff("nftables", before, after); len(live) != 1 ||
+		!slices.Equal(restart, []string{"nftables.masqueradeBit"}) {
 		t.Errorf("where nftables runs: live %q, restart %q", live, restart)
 	}
 }

@@ -19,7 +19,8 @@ func flagsPage(modes mode.List) string {
 	o.AddFlags(set)
 	var b strings.Builder
 	b.WriteString("# Flags\n\n<!-- Made by `go test ./config -run TestPages -update`. Do not edit. -->\n\n" +
-		"These flags set no field. [The configuration file](configuration.md) lists the others; with `--config` they are\n" +
+		"These flags set no field. [The configuration file](configuration.md) lists the others; with `--config` they " +
+		"are\n" +
 		"ignored, except " + winning(o) + ".\n`_` and `-` are equal in flag names.\n")
 	var idle []*entry
 	for _, g := range o.table.groups() {
@@ -37,7 +38,8 @@ func flagsPage(modes mode.List) string {
 			if f.Short != "" && f.Short != f.Flag {
 				name += ", `-" + f.Short + "`"
 			}
-			fmt.Fprintf(&b, "%s- %s (%s): %s\n", head, name, joined(pf.Value.Type(), code(pf.DefValue)), about(f.asFlag(modes)))
+			fmt.Fprintf(&b, "%s- %s (%s): %s\n", head, name, joined(pf.Value.Type(), code(pf.DefValue)),
+				about(f.asFlag(modes)))
 			head = ""
 		}
 	}
@@ -71,12 +73,17 @@ func winning(o *Options) string {
 func configurationPage(modes mode.List) string {
 	o := NewOptions(modes)
 	var b strings.Builder
-	b.WriteString("# The configuration file\n\n<!-- Made by `go test ./config -run TestPages -update`. Do not edit. -->\n\n" +
-		"A KubeProxyConfiguration of `kubeproxy.config.k8s.io/v1alpha1`, in YAML or JSON. Unknown and repeated fields cause a\n" +
-		"warning. Older field names are read, also those of `componentconfig/v1alpha1`. An absent field has its default, and so\n" +
+	b.WriteString("# The configuration file\n\n<!-- Made by `go test ./config -run TestPages -update`. Do not edit. " +
+		"-->\n\n" +
+		"A KubeProxyConfiguration of `kubeproxy.config.k8s.io/v1alpha1`, in YAML or JSON. Unknown and repeated " +
+		"fields cause a\n" +
+		"warning. Older field names are read, also those of `componentconfig/v1alpha1`. An absent field has its " +
+		"default, and so\n" +
 		"has a zero, unless the field's type distinguishes the two.\n\n" +
-		"In parentheses: the flag, the type, the default. A change takes effect in the running process, unless *restart*\n" +
-		"stands there: it ends the process, which must be restarted, if the running mode uses the field. Upstream lacks\n" +
+		"In parentheses: the flag, the type, the default. A change takes effect in the running process, unless " +
+		"*restart*\n" +
+		"stands there: it ends the process, which must be restarted, if the running mode uses the field. Upstream " +
+		"lacks\n" +
 		"fields with *EXT*. [The specification](behaviour.md#configuration-file) has the rules of a field.\n")
 	by := map[string][]*entry{}
 	var where []string
@@ -100,11 +107,13 @@ func configurationPage(modes mode.List) string {
 			}
 			value := strings.Trim(string(written(option.Leaf{Path: f.Path, Value: v})), `"`)
 			fmt.Fprintf(&b, "- `%s` (%s): %s\n", f.Path, joined(flag, kindOf(v.Type()).name, code(value),
-				choice(f.Restart == "", "", "*restart*"), choice(strings.HasPrefix(f.Row, "CF-"), "", "*EXT*")), plain(f.Help))
+				choice(f.Restart == "", "", "*restart*"), choice(strings.HasPrefix(f.Row, "CF-"), "", "*EXT*")),
+				plain(f.Help))
 		}
 	}
 	b.WriteString("\n## Modes\n\nA blank mode is the first one marked *tried* that the host supports. " +
-		"[Modes](modes.md) compares them.\n\n| mode | here | if unsupported | NodePorts at | on 127.0.0.1 |\n|---|---|---|---|---|\n")
+		"[Modes](modes.md) compares them.\n\n| mode | here | if unsupported | NodePorts at | on 127.0.0.1 |\n" +
+		"|---|---|---|---|---|\n")
 	for _, m := range modes {
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", m.Name, here(m),
 			cmp.Or(code(m.FallsBackTo), "error"), choice(m.NodePortsPrimary, "primary", "all"),
@@ -132,7 +141,8 @@ func configurationPage(modes mode.List) string {
 	fmt.Fprintf(&b, "\nWithout effect: %s.\n", strings.Join(idleGates, ", "))
 	fmt.Fprintf(&b, "\nLocked and on, where false is accepted without effect: %s.\n", strings.Join(locked, ", "))
 	fmt.Fprintf(&b, "\nLocked and on: %s.\n", strings.Join(fixed, ", "))
-	b.WriteString("\nGates of older versions and of other programs ([list](../config/gates.txt)) are accepted with a warning and have no effect.\n")
+	b.WriteString("\nGates of older versions and of other programs ([list](../config/gates.txt)) are accepted with a " +
+		"warning and have no effect.\n")
 	return b.String()
 }
 

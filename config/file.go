@@ -32,7 +32,8 @@ func decode(data []byte, ours []string) (*document, error) {
 	if err := v1alpha1.AddToScheme(scheme); err != nil {
 		return nil, fmt.Errorf("register KubeProxyConfiguration: %w", err)
 	}
-	_, _, err := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer().Decode(data, nil, nil)
+	_, _, err := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer().Decode(data, nil,
+		nil)
 	d := document{root: map[string]any{}}
 	switch {
 	case err != nil && !utf8.Valid(data), yaml.Unmarshal(data, &d.root) != nil:
@@ -41,7 +42,8 @@ func decode(data []byte, ours []string) (*document, error) {
 		return &d, nil
 	}
 	if err := without(ours, err); runtime.IsStrictDecodingError(err) {
-		d.warnings = append(d.warnings, "Using lenient decoding as strict decoding failed: "+strings.Join(strings.Fields(err.Error()), " "))
+		d.warnings = append(d.warnings, "Using lenient decoding as strict decoding failed: "+
+			strings.Join(strings.Fields(err.Error()), " "))
 	}
 	d.warnings = modernize(d.root, d.warnings)
 	// The fields are read one by one, so that all problems are reported at once.
@@ -63,7 +65,9 @@ func without(ours []string, err error) error {
 		return err
 	}
 	others := slices.DeleteFunc(slices.Clone(strict.Errors()), func(err error) bool {
-		return slices.ContainsFunc(ours, func(name string) bool { return err.Error() == fmt.Sprintf("unknown field %q", name) })
+		return slices.ContainsFunc(ours, func(name string) bool {
+			return err.Error() == fmt.Sprintf("unknown field %q", name)
+		})
 	})
 	if len(others) == 0 {
 		return nil
@@ -135,7 +139,8 @@ func explain(data []byte, err error) error {
 	case !ok:
 		return errors.New("it is not a mapping of fields to values: " + want)
 	case runtime.IsMissingKind(err), runtime.IsMissingVersion(err), runtime.IsNotRegisteredError(err):
-		return fmt.Errorf("its apiVersion is %s and its kind %s: %s", quote(fields["apiVersion"]), quote(fields["kind"]), want)
+		return fmt.Errorf("its apiVersion is %s and its kind %s: %s", quote(fields["apiVersion"]),
+			quote(fields["kind"]), want)
 	}
 	return err
 }

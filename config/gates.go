@@ -61,14 +61,16 @@ func (c *Config) GateStages() []Gate {
 
 // does describes the effect of gates that can be changed and have one.
 var does = map[string]string{
-	"AllowServiceExternalIPs":             "off: spec.externalIPs of Services are not served",
-	"ComponentFlagz":                      "off: no /flagz",
-	"ComponentSLIs":                       "off: no /metrics/slis",
-	"ComponentStatusz":                    "off: no /statusz",
-	"KubeProxyIPVS":                       "off: the mode ipvs is an error",
-	"KubeProxyNFTablesLocalhostNodePorts": "on: in mode nftables TCP NodePorts answer on 127.0.0.1 and ::1 where nodePortAddresses names localhost, 127.0.0.0/8 or ::1/128; those of UDP and SCTP are rejected there and counted",
-	"LoggingAlphaOptions":                 "on: logging.options may be set",
-	"NativeHistograms":                    "off: no native histograms; they are sent to scrapers that ask for protobuf",
+	"AllowServiceExternalIPs": "off: spec.externalIPs of Services are not served",
+	"ComponentFlagz":          "off: no /flagz",
+	"ComponentSLIs":           "off: no /metrics/slis",
+	"ComponentStatusz":        "off: no /statusz",
+	"KubeProxyIPVS":           "off: the mode ipvs is an error",
+	"KubeProxyNFTablesLocalhostNodePorts": "on: in mode nftables TCP NodePorts answer on 127.0.0.1 and ::1 where " +
+		"nodePortAddresses names localhost, 127.0.0.0/8 or ::1/128; those of UDP and SCTP are rejected there and " +
+		"counted",
+	"LoggingAlphaOptions": "on: logging.options may be set",
+	"NativeHistograms":    "off: no native histograms; they are sent to scrapers that ask for protobuf",
 }
 
 // idle gives the reason why changing a gate has no effect here. Current gates that are not in it
@@ -144,7 +146,8 @@ func (o *Options) featureGates() map[string]bool {
 		}
 	}
 	if len(others) > 0 {
-		o.warn("%s: these gates belong to older versions or to other programs and have no effect: %s", where, strings.Join(others, ", "))
+		o.warn("%s: these gates belong to older versions or to other programs and have no effect: %s", where,
+			strings.Join(others, ", "))
 	}
 	all := newGateSet()
 	if err := all.SetFromMapWithLogger(klog.Logger{}, good); err != nil {

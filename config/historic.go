@@ -69,7 +69,8 @@ func modernize(root map[string]any, warnings []string) []string {
 			if value = oldHealthz(root, value); value == nil {
 				continue
 			}
-		case strings.HasSuffix(from, "Seconds"), strings.HasSuffix(from, "Milliseconds"), strings.HasSuffix(from, "Timeout"):
+		case strings.HasSuffix(from, "Seconds"), strings.HasSuffix(from, "Milliseconds"),
+			strings.HasSuffix(from, "Timeout"):
 			value = oldDuration(from, value)
 		}
 		if put(root, to, value) {
@@ -95,7 +96,8 @@ func modernize(root map[string]any, warnings []string) []string {
 	return warnings
 }
 
-// oldDuration turns numbers into durations: until v1.5 some fields were counts of the unit in their name.
+// oldDuration turns numbers into durations: until v1.5 some fields were counts of the unit in their
+// name.
 func oldDuration(name string, value any) any {
 	n, ok := value.(float64)
 	if !ok {

@@ -42,7 +42,9 @@ func kindOf(t reflect.Type) kind {
 	switch t {
 	case reflect.TypeFor[metav1.Duration]():
 		return kind{name: "duration", want: wantDuration,
-			parse: func(s string, at reflect.Value) error { return duration(s, at.Addr().Interface().(*metav1.Duration)) },
+			parse: func(s string, at reflect.Value) error {
+				return duration(s, at.Addr().Interface().(*metav1.Duration))
+			},
 			print: func(at reflect.Value) string { return at.Interface().(metav1.Duration).Duration.String() }}
 	case reflect.TypeFor[logsapi.TimeOrMetaDuration](): // a number is of nanoseconds, as older versions wrote it
 		return kind{name: "duration", want: wantDuration,
@@ -53,8 +55,9 @@ func kindOf(t reflect.Type) kind {
 				return at.Interface().(logsapi.TimeOrMetaDuration).Duration.Duration.String()
 			}}
 	case reflect.TypeFor[logsapi.VModuleConfiguration]():
-		return kind{name: "list", want: "pattern=N, with commas between", inFile: "a list of mappings with filePattern and verbosity",
-			parse: vmodule, print: printVModule}
+		return kind{name: "list", want: "pattern=N, with commas between",
+			inFile: "a list of mappings with filePattern and verbosity",
+			parse:  vmodule, print: printVModule}
 	case reflect.TypeFor[resource.QuantityValue]():
 		return kind{name: "quantity", want: "a number of bytes such as 512, 64K or 1Mi",
 			parse: func(s string, at reflect.Value) (err error) {
@@ -111,8 +114,9 @@ func basicKind(t reflect.Type) kind {
 			},
 			print: func(at reflect.Value) string { return strings.Join(at.Interface().([]string), ",") }}
 	case reflect.Map:
-		return kind{name: "map", want: "Name=true or Name=false, with commas between", inFile: "a mapping of names to true or false",
-			parse: gateMap, print: printGates}
+		return kind{name: "map", want: "Name=true or Name=false, with commas between",
+			inFile: "a mapping of names to true or false",
+			parse:  gateMap, print: printGates}
 	default:
 		return kind{name: "string", inFile: "text, in quotes if it looks like something else",
 			parse: func(s string, at reflect.Value) error { at.SetString(s); return nil }, print: reflect.Value.String}

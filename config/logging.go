@@ -60,19 +60,24 @@ func (o *Options) loggingSection() option.Section {
 			Help: "log `format`: text (klog's) or json"},
 		{Path: "logging.flushFrequency", Flag: "log-flush-frequency", Row: "CF-08", Restart: logFile, Wins: true,
 			Help: "maximum time that lines are buffered"},
-		{Path: "logging.options.text.splitStream", Flag: "log-text-split-stream", Row: "CF-11", Restart: logFile, Wins: true,
+		{Path: "logging.options.text.splitStream", Flag: "log-text-split-stream", Row: "CF-11", Restart: logFile,
+			Wins: true,
 			Help: "in text format, write errors to stderr and the rest to stdout; needs the gate LoggingAlphaOptions"},
-		{Path: "logging.options.text.infoBufferSize", Flag: "log-text-info-buffer-size", Row: "CF-11", Restart: logFile, Wins: true,
+		{Path: "logging.options.text.infoBufferSize", Flag: "log-text-info-buffer-size", Row: "CF-11", Restart: logFile,
+			Wins: true,
 			Help: "buffer size in `bytes` for a split stdout in text format; needs the gate LoggingAlphaOptions"},
-		{Path: "logging.options.json.splitStream", Flag: "log-json-split-stream", Row: "CF-11", Restart: logFile, Wins: true,
+		{Path: "logging.options.json.splitStream", Flag: "log-json-split-stream", Row: "CF-11", Restart: logFile,
+			Wins: true,
 			Help: "in json format, write errors to stderr and the rest to stdout; needs the gate LoggingAlphaOptions"},
-		{Path: "logging.options.json.infoBufferSize", Flag: "log-json-info-buffer-size", Row: "CF-11", Restart: logFile, Wins: true,
+		{Path: "logging.options.json.infoBufferSize", Flag: "log-json-info-buffer-size", Row: "CF-11", Restart: logFile,
+			Wins: true,
 			Help: "buffer size in `bytes` for a split stdout in json format; needs the gate LoggingAlphaOptions"},
 
 		{At: &k.ToStderr, Flag: "logtostderr", Help: "log to stderr instead of files"},
 		{At: &k.AlsoToStderr, Flag: "alsologtostderr", Help: "log to stderr and to files"},
 		{At: &o.stderrThreshold, Flag: "stderrthreshold",
-			Help: "minimum `severity` that also goes to stderr when logging to files: 0 or INFO, 1 or WARNING, 2 or ERROR, 3 or FATAL"},
+			Help: "minimum `severity` that also goes to stderr when logging to files: 0 or INFO, 1 or WARNING, 2 or " +
+				"ERROR, 3 or FATAL"},
 		{At: &k.Dir, Flag: "log-dir",
 			Help: "`folder` for log files, one for each severity; default is the folder for temporary files"},
 		{At: &k.File, Flag: "log-file", Help: "single log `file` for all severities, instead of --log-dir"},
@@ -80,7 +85,8 @@ func (o *Options) loggingSection() option.Section {
 			Help: "size in `MB` at which --log-file is truncated; 0 means no limit"},
 		{At: &k.OneOutput, Flag: "one-output",
 			Help: "write a line only to the file of its severity, not to those of lower ones"},
-		{At: &k.SkipHeaders, Flag: "skip-headers", Help: "omit the header of each line: severity, time, process, source"},
+		{At: &k.SkipHeaders, Flag: "skip-headers",
+			Help: "omit the header of each line: severity, time, process, source"},
 		{At: &k.SkipLogHeaders, Flag: "skip-log-headers", Help: "omit the first lines of log files"},
 		{At: &k.AddDirHeader, Flag: "add-dir-header", Help: "add the source file's folder to the header"},
 		{At: &k.BacktraceAt, Flag: "log-backtrace-at",
@@ -89,7 +95,8 @@ func (o *Options) loggingSection() option.Section {
 }
 
 // klogFlags are the flags that only the text format obeys; any of them selects it.
-var klogFlags = []string{"logtostderr", "alsologtostderr", "stderrthreshold", "log-dir", "log-file", "log-file-max-size",
+var klogFlags = []string{"logtostderr", "alsologtostderr", "stderrthreshold", "log-dir", "log-file",
+	"log-file-max-size",
 	"one-output", "skip-headers", "skip-log-headers", "add-dir-header", "log-backtrace-at"}
 
 // logging is CF-07 to CF-11. alpha is the gate LoggingAlphaOptions.
@@ -104,7 +111,8 @@ func (o *Options) logging(r *option.Report, alpha bool) Logging {
 			given = append(given, name)
 		}
 	}
-	if len(given) > 0 || o.changed("logging-format") || o.loaded && slices.Contains(o.inFile, "logging.format") || len(f.VModule) > 0 {
+	if len(given) > 0 || o.changed("logging-format") || o.loaded && slices.Contains(o.inFile, "logging.format") ||
+		len(f.VModule) > 0 {
 		l.Format = f.Format
 	}
 	switch f.Format {
@@ -156,7 +164,8 @@ func (o *Options) logging(r *option.Report, alpha bool) Logging {
 		l.Format = f.Format
 	}
 	// klog prints its default as ":0"; older documents print 0.
-	if file, line, ok := strings.Cut(l.BacktraceAt, ":"); l.BacktraceAt != "" && l.BacktraceAt != "0" && (!ok || !digits(line) || file == "" && line != "0") {
+	if file, line, ok := strings.Cut(l.BacktraceAt, ":"); l.BacktraceAt != "" && l.BacktraceAt != "0" &&
+		(!ok || !digits(line) || file == "" && line != "0") {
 		o.problem("--log-backtrace-at", l.BacktraceAt, "want file.go:17")
 	}
 	if !l.ToStderr && l.Dir == "" && l.File == "" {

@@ -17,7 +17,10 @@ import (
 func (o *Options) mode(gates map[string]bool) string {
 	name := string(o.file.Mode)
 	off := func(m mode.Mode) bool { return m.Gate != "" && !gates[m.Gate] }
-	want := "want " + strings.Join(slices.Sorted(slices.Values(o.modes.Names(func(m mode.Mode) bool { return m.On(o.system) && !off(m) }))), ", ") +
+	want := "want " +
+		strings.Join(
+			slices.Sorted(slices.Values(o.modes.Names(func(m mode.Mode) bool { return m.On(o.system) && !off(m) }))),
+			", ") +
 		", or nothing for the best that this host supports"
 	m, known := o.modes.Find(name)
 	switch {
@@ -45,7 +48,8 @@ type Resolved struct {
 	// Tables are the block of this mode.
 	Tables    Tables
 	NodePorts NodePorts
-	// LocalhostNodePorts: NodePorts can answer on 127.0.0.1, and the configuration does not forbid it.
+	// LocalhostNodePorts: NodePorts can answer on 127.0.0.1, and the configuration does not forbid
+	// it.
 	LocalhostNodePorts bool
 	// LocalhostProxy: the mode's gate for NodePorts on localhost is on.
 	LocalhostProxy bool
@@ -60,7 +64,8 @@ func (c *Config) For(m mode.Mode) (Resolved, error) {
 		return Resolved{}, ps
 	}
 	r := Resolved{Mode: m, Tables: c.Tables(m), NodePorts: c.NodePorts, Warnings: c.inMode[m.Name]}
-	r.LocalhostNodePorts = m.LocalhostNodePorts && (r.Tables.LocalhostNodePorts || !m.ReadsField(m.Block+".localhostNodePorts"))
+	r.LocalhostNodePorts = m.LocalhostNodePorts && (r.Tables.LocalhostNodePorts ||
+		!m.ReadsField(m.Block+".localhostNodePorts"))
 	r.LocalhostProxy = m.LocalhostGate != "" && c.Gates[m.LocalhostGate]
 	if r.NodePorts.Unset {
 		r.NodePorts.Primary = m.NodePortsPrimary
@@ -120,7 +125,8 @@ func (o *Options) reportEffects(c *Config) {
 	}
 	for _, m := range o.modes {
 		if names := other[m.Name]; len(names) > 0 {
-			c.inMode[m.Name] = append(c.inMode[m.Name], fmt.Sprintf("without effect in mode %s: %s", m.Name, strings.Join(names, ", ")))
+			c.inMode[m.Name] = append(c.inMode[m.Name], fmt.Sprintf("without effect in mode %s: %s", m.Name,
+				strings.Join(names, ", ")))
 		}
 		c.inMode[m.Name] = append(c.inMode[m.Name], o.reportLoopback(c, m)...)
 	}
@@ -130,7 +136,9 @@ func (o *Options) reportEffects(c *Config) {
 // inherit it.
 func (e *entry) asFlag(modes mode.List) *entry {
 	as := *e
-	heirs := modes.Names(func(m mode.Mode) bool { return slices.Contains(slices.Collect(maps.Values(m.Inherits)), e.Path) })
+	heirs := modes.Names(func(m mode.Mode) bool {
+		return slices.Contains(slices.Collect(maps.Values(m.Inherits)), e.Path)
+	})
 	if e.modes != nil {
 		as.modes = slices.Concat(heirs, e.modes)
 	}
@@ -166,20 +174,25 @@ func (o *Options) reportLoopback(c *Config, m mode.Mode) []string {
 		switch {
 		case !v4 && !v6, proxied:
 		case m.LocalhostGate != "":
-			all = append(all, fmt.Sprintf("%s %q has no effect: in mode %s NodePorts do not answer on loopback addresses without the feature gate %s",
+			all = append(all, fmt.Sprintf("%s %q has no effect: in mode %s NodePorts do not answer on loopback "+
+				"addresses without the feature gate %s",
 				where, entry, m.Name, m.LocalhostGate))
 		case !m.LocalhostNodePorts:
-			all = append(all, fmt.Sprintf("%s %q has no effect: in mode %s NodePorts do not answer on loopback addresses", where, entry, m.Name))
+			all = append(all, fmt.Sprintf("%s %q has no effect: in mode %s NodePorts do not answer on loopback "+
+				"addresses", where, entry, m.Name))
 		case v4 && off:
 			all = append(all, fmt.Sprintf("%s %q has no effect: %s is false", where, entry, o.where(field)))
 		case v4 && v6:
-			all = append(all, fmt.Sprintf("%s %q: in mode %s NodePorts answer on 127.0.0.1, not on ::1", where, entry, m.Name))
+			all = append(all, fmt.Sprintf("%s %q: in mode %s NodePorts answer on 127.0.0.1, not on ::1", where, entry,
+				m.Name))
 		case v6:
-			all = append(all, fmt.Sprintf("%s %q has no effect: in mode %s NodePorts do not answer on ::1", where, entry, m.Name))
+			all = append(all, fmt.Sprintf("%s %q has no effect: in mode %s NodePorts do not answer on ::1", where,
+				entry, m.Name))
 		}
 	}
 	if proxied && !named && o.file.FeatureGates[m.LocalhostGate] {
-		all = append(all, fmt.Sprintf("%s: %s=true has no effect: %s names no loopback addresses, such as localhost", o.where("featureGates"), m.LocalhostGate, where))
+		all = append(all, fmt.Sprintf("%s: %s=true has no effect: %s names no loopback addresses, such as localhost",
+			o.where("featureGates"), m.LocalhostGate, where))
 	}
 	return all
 }

@@ -23,23 +23,35 @@ func TestFor(t *testing.T) {
 		{"CF-37 nftables: primary", "", "", "nftables", "primary [] false 14 0s", "", ""},
 		{"CF-37 iptables: all", "", "", "iptables", " [0.0.0.0/0 ::/0] false 14 30s", "", ""},
 		{"CF-37 userspace: all", "", "", "userspace", " [0.0.0.0/0 ::/0] false 14 30s", "", ""},
-		{"CF-37 another mode than asked", "--proxy-mode=nftables", "", "iptables", " [0.0.0.0/0 ::/0] false 14 30s", "", ""},
-		{"CF-37 what was asked for stays", "--nodeport-addresses=10.0.0.0/8", "", "nftables", " [10.0.0.0/8] false 14 0s", "", ""},
-		{"CF-37 words mix with CIDRs", "--nodeport-addresses=primary,10.0.0.0/8", "", "iptables", "primary [10.0.0.0/8] false 14 30s", "", ""},
-		{"CF-37 localhost where no mode can", "--nodeport-addresses=localhost", "", "nftables", " [127.0.0.0/8 ::1/128] false 14 0s", "",
+		{"CF-37 another mode than asked", "--proxy-mode=nftables", "", "iptables", " [0.0.0.0/0 ::/0] false 14 30s", "",
+			""},
+		{"CF-37 what was asked for stays", "--nodeport-addresses=10.0.0.0/8", "", "nftables",
+			" [10.0.0.0/8] false 14 0s", "", ""},
+		{"CF-37 words mix with CIDRs", "--nodeport-addresses=primary,10.0.0.0/8", "", "iptables",
+			"primary [10.0.0.0/8] false 14 30s", "", ""},
+		{"CF-37 localhost where no mode can", "--nodeport-addresses=localhost", "", "nftables",
+			" [127.0.0.0/8 ::1/128] false 14 0s", "",
 			`--nodeport-addresses "localhost" has no effect: in mode nftables`},
-		{"CF-62 flags feed a blank mode", "--masquerade-all --iptables-masquerade-bit=3", "", "nftables", "primary [] true 3 0s", "", ""},
+		{"CF-62 flags feed a blank mode", "--masquerade-all --iptables-masquerade-bit=3", "", "nftables",
+			"primary [] true 3 0s", "", ""},
 		{"CF-62 a file does not", "", "iptables: {masqueradeAll: true}", "nftables", "primary [] false 14 0s", "",
 			"without effect in mode nftables: iptables.masqueradeAll"},
-		{"CF-30 each its own", "", "nftables: {masqueradeAll: true, masqueradeBit: 7, syncPeriod: 1m}", "nftables", "primary [] true 7 1m0s", "", ""},
-		{"CF-30 not that of another", "", "nftables: {masqueradeAll: true}", "iptables", " [0.0.0.0/0 ::/0] false 14 30s", "",
+		{"CF-30 each its own", "", "nftables: {masqueradeAll: true, masqueradeBit: 7, syncPeriod: 1m}", "nftables",
+			"primary [] true 7 1m0s", "", ""},
+		{"CF-30 not that of another", "", "nftables: {masqueradeAll: true}", "iptables",
+			" [0.0.0.0/0 ::/0] false 14 30s", "",
 			"without effect in mode iptables: nftables.masqueradeAll"},
-		{"CF-30 checked when it counts", "", "nftables: {masqueradeBit: 32}", "nftables", "", `KubeProxyConfiguration.nftables.masqueradeBit: "32": want 0 to 31`, ""},
-		{"CF-30 not before", "", "nftables: {masqueradeBit: 32}", "iptables", " [0.0.0.0/0 ::/0] false 14 30s", "", "without effect in mode iptables: nftables.masqueradeBit"},
-		{"CF-25 CF-62 its own periods", "--iptables-masquerade-bit=3 --iptables-sync-period=1m --ipvs-sync-period=7s", "", "ipvs", " [0.0.0.0/0 ::/0] false 3 7s", "",
+		{"CF-30 checked when it counts", "", "nftables: {masqueradeBit: 32}", "nftables", "",
+			`KubeProxyConfiguration.nftables.masqueradeBit: "32": want 0 to 31`, ""},
+		{"CF-30 not before", "", "nftables: {masqueradeBit: 32}", "iptables", " [0.0.0.0/0 ::/0] false 14 30s", "",
+			"without effect in mode iptables: nftables.masqueradeBit"},
+		{"CF-25 CF-62 its own periods", "--iptables-masquerade-bit=3 --iptables-sync-period=1m --ipvs-sync-period=7s",
+			"", "ipvs", " [0.0.0.0/0 ::/0] false 3 7s", "",
 			"without effect in mode ipvs: --iptables-sync-period"},
-		{"CF-25 not before", "", "ipvs: {scheduler: fast}", "ipvs", "", `KubeProxyConfiguration.ipvs.scheduler: "fast": want rr`, ""},
-		{"what gave way says what has no effect", "--proxy-mode=ipvs --ipvs-scheduler=rr", "", "iptables", " [0.0.0.0/0 ::/0] false 14 30s", "",
+		{"CF-25 not before", "", "ipvs: {scheduler: fast}", "ipvs", "",
+			`KubeProxyConfiguration.ipvs.scheduler: "fast": want rr`, ""},
+		{"what gave way says what has no effect", "--proxy-mode=ipvs --ipvs-scheduler=rr", "", "iptables",
+			" [0.0.0.0/0 ::/0] false 14 30s", "",
 			"without effect in mode iptables: --ipvs-scheduler"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -61,8 +73,10 @@ func TestFor(t *testing.T) {
 			if r.NodePorts.Primary {
 				primary = "primary"
 			}
-			got := fmt.Sprintf("%s %v %t %d %s", primary, r.NodePorts.Prefixes, r.Tables.MasqueradeAll, r.Tables.MasqueradeBit, r.Tables.SyncPeriod)
-			if got != tc.want || r.Mode.Name != tc.mode || r.NodePorts.Unset == strings.Contains(tc.args, "--nodeport-addresses") {
+			got := fmt.Sprintf("%s %v %t %d %s", primary, r.NodePorts.Prefixes, r.Tables.MasqueradeAll,
+				r.Tables.MasqueradeBit, r.Tables.SyncPeriod)
+			if got != tc.want || r.Mode.Name != tc.mode || r.NodePorts.Unset == strings.Contains(tc.args,
+				"--nodeport-addresses") {
 				t.Errorf("got %q, want %q; %+v", got, tc.want, r)
 			}
 			if !strings.HasPrefix(strings.Join(r.Warnings, "\n"), tc.say) || (tc.say == "") != (len(r.Warnings) == 0) {
@@ -76,7 +90,8 @@ func TestFor(t *testing.T) {
 func TestName(t *testing.T) {
 	byFlag, err := complete(t, testCase{args: []string{"--cluster-cidr=10.0.0.0/8"}})
 	must(t, err)
-	byFile, err := complete(t, testCase{args: []string{"--hostname-override=x"}, file: "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"})
+	byFile, err := complete(t, testCase{args: []string{"--hostname-override=x"},
+		file: "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"})
 	must(t, err)
 	for field, want := range map[string][2]string{
 		"clusterCIDR":         {"--cluster-cidr", "KubeProxyConfiguration.clusterCIDR"},
@@ -102,7 +117,8 @@ func TestGateStages(t *testing.T) {
 			t.Errorf("%+v is not in %+v", want, stages)
 		}
 	}
-	if len(stages) != len(c.Gates) || !slices.IsSortedFunc(stages, func(a, b Gate) int { return strings.Compare(a.Name, b.Name) }) ||
+	if len(stages) != len(c.Gates) ||
+		!slices.IsSortedFunc(stages, func(a, b Gate) int { return strings.Compare(a.Name, b.Name) }) ||
 		slices.ContainsFunc(stages, func(g Gate) bool { return g.Name == "SCTPSupport" }) {
 		t.Errorf("stages %+v, want those of today, sorted", stages)
 	}

@@ -36,11 +36,13 @@ func (o *Options) nodeSection() option.Section {
 	o.bootIDFiles, o.machineIDFiles = "/proc/sys/kernel/random/boot_id", "/etc/machine-id,/var/lib/dbus/machine-id"
 	return option.Section{Title: "Node and API server", Order: 20, Fields: []option.Field{
 		{Path: "clientConnection.kubeconfig", Flag: "kubeconfig", Row: "CF-02", Restart: client,
-			Help: "`file` with the API server's address and credentials; without it and --master, the pod's service account is used"},
+			Help: "`file` with the API server's address and credentials; without it and --master, the pod's service " +
+				"account is used"},
 		{At: &o.Master, Flag: "master", Help: "`URL` of the API server; overrides the kubeconfig file"},
 		{Path: "clientConnection.acceptContentTypes", Row: "CF-03", Restart: client,
 			Help: "accepted media `types` of responses, comma-separated; default contentType and JSON"},
-		{Path: "hostnameOverride", Flag: "hostname-override", Row: "CF-12", Restart: "a process serves one Node", Wins: true,
+		{Path: "hostnameOverride", Flag: "hostname-override", Row: "CF-12", Restart: "a process serves one Node",
+			Wins: true,
 			Help: "`name` of this node; default $NODE_NAME, then the host name"},
 		{Path: "clientConnection.contentType", Flag: "kube-api-content-type", Row: "CF-04", Restart: client,
 			Help: "media `type` of requests to the API server: protobuf or JSON"},

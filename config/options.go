@@ -68,13 +68,16 @@ type Options struct {
 }
 
 // NewOptions returns Options with the defaults of all flags. Defaults apply before parsing, so that
-// a flag can ask for 0. In a file 0 means "not given", unless the type distinguishes the two (FL-08).
+// a flag can ask for 0. In a file 0 means "not given", unless the type distinguishes the two
+// (FL-08).
 func NewOptions(modes mode.List) *Options {
 	o := &Options{
-		hostname: os.Hostname, getenv: os.Getenv, readFile: os.ReadFile, readConfig: readAtStart, modes: modes, system: runtime.GOOS,
-		file: &settings{}, proxy: &proxyBlock{}, servers: &serversBlock{}, snapshot: &snapshotBlock{},
+		hostname: os.Hostname, getenv: os.Getenv, readFile: os.ReadFile, readConfig: readAtStart, modes: modes,
+		system: runtime.GOOS,
+		file:   &settings{}, proxy: &proxyBlock{}, servers: &serversBlock{}, snapshot: &snapshotBlock{},
 	}
-	sections := []option.Section{o.proxySection(), o.nodeSection(), o.snapshotSection(), o.serversSection(), windowsSection(),
+	sections := []option.Section{o.proxySection(), o.nodeSection(), o.snapshotSection(), o.serversSection(),
+		windowsSection(),
 		o.conntrackSection(), o.loggingSection(), o.deprecatedSection()}
 	for _, m := range modes {
 		var s option.Section
@@ -156,7 +159,8 @@ func (o *Options) Complete(args []string) (*Config, error) {
 func (o *Options) validate() *Config {
 	r := o.report()
 	c := &Config{
-		Version: o.reported(), Manifests: o.Manifests, InitOnly: o.InitOnly, WriteConfigTo: o.WriteConfigTo, File: o.ConfigFile,
+		Version: o.reported(), Manifests: o.Manifests, InitOnly: o.InitOnly, WriteConfigTo: o.WriteConfigTo,
+		File:  o.ConfigFile,
 		Flags: o.flagLines(), WindowsService: o.file.WindowsRunAsService,
 		modes: o.modes, unchecked: map[string]Problems{}, inMode: map[string][]string{}, names: map[string]string{},
 	}
@@ -195,7 +199,8 @@ func (o *Options) validate() *Config {
 
 // report returns a Report for problems of fields.
 func (o *Options) report() *option.Report {
-	return &option.Report{Wrong: o.wrong, Insist: o.wrong, Warn: o.warn, Name: o.where, Given: o.given, Runs: true, Cleanup: o.Cleanup}
+	return &option.Report{Wrong: o.wrong, Insist: o.wrong, Warn: o.warn, Name: o.where, Given: o.given, Runs: true,
+		Cleanup: o.Cleanup}
 }
 
 // given reports whether a flag or the file sets the field.
@@ -225,7 +230,9 @@ func (o *Options) check(c *Config, m mode.Mode, s option.Section) {
 func (o *Options) flagLines() []string {
 	var all []string
 	if o.set != nil {
-		o.set.VisitAll(func(f *pflag.Flag) { all = append(all, fmt.Sprintf("FLAG: --%s=%q", f.Name, f.Value.String())) })
+		o.set.VisitAll(func(f *pflag.Flag) {
+			all = append(all, fmt.Sprintf("FLAG: --%s=%q", f.Name, f.Value.String()))
+		})
 	}
 	slices.Sort(all)
 	return all
@@ -288,7 +295,8 @@ func (o *Options) flagsAlone() {
 func (o *Options) ofTheFamily() {
 	f := o.file
 	if a, err := option.ParseAddr(f.BindAddress); err == nil && a.Is6() {
-		for path, at := range map[string]*string{"healthzBindAddress": &f.HealthzBindAddress, "metricsBindAddress": &f.MetricsBindAddress} {
+		for path, at := range map[string]*string{"healthzBindAddress": &f.HealthzBindAddress,
+			"metricsBindAddress": &f.MetricsBindAddress} {
 			if !o.given(path) && *at != "" {
 				*at = strings.NewReplacer("0.0.0.0", "[::]", "127.0.0.1", "[::1]").Replace(*at)
 			}

@@ -42,26 +42,31 @@ func (o *Options) proxySection() option.Section {
 	o.file.BindAddress, o.file.OOMScoreAdj = "0.0.0.0", new(int32(-999))
 	o.proxy.MaxNamespaceObjects = new(DefaultMaxNamespaceObjects)
 	return option.Section{Title: "Proxy", Order: 10, Values: o.proxy, Fields: []option.Field{
-		{Path: "mode", Flag: "proxy-mode", Row: "CF-19", Restart: "the mode is chosen once", Once: true, Help: modeHelp(o.modes)},
+		{Path: "mode", Flag: "proxy-mode", Row: "CF-19", Restart: "the mode is chosen once", Once: true,
+			Help: modeHelp(o.modes)},
 		{At: &o.ConfigFile, Flag: "config",
-			Help: "`file` with a KubeProxyConfiguration, in YAML or JSON; flags that stand for its fields are then ignored"},
-		{At: &o.WriteConfigTo, Flag: "write-config-to", Help: "write the configuration with all defaults to the `file`, and exit"},
+			Help: "`file` with a KubeProxyConfiguration, in YAML or JSON; flags that stand for its fields are then " +
+				"ignored"},
+		{At: &o.WriteConfigTo, Flag: "write-config-to", Help: "write the configuration with all defaults to the " +
+			"`file`, and exit"},
 		{At: &o.Manifests, Flag: "manifests",
 			Help: "`folder` of YAML or JSON files with Services and EndpointSlices, watched instead of an API server"},
 		{Path: "clusterCIDR", Flag: "cluster-cidr", Row: "CF-36",
 			Help: "pod network of the cluster: one `CIDR`, or one for each IP family, separated by a comma"},
 		{Path: "detectLocalMode", Flag: "detect-local-mode", Row: "CF-33",
-			Help: "how to recognize traffic from this node's pods, a `mode`: " + strings.Join(localModes, ", ") + "; default ClusterCIDR"},
+			Help: "how to recognize traffic from this node's pods, a `mode`: " + strings.Join(localModes, ", ") +
+				"; default ClusterCIDR"},
 		{Path: "detectLocal.bridgeInterface", Flag: "pod-bridge-interface", Row: "CF-34",
 			Help: "bridge `interface` of the pods, for BridgeInterface"},
 		{Path: "detectLocal.interfaceNamePrefix", Flag: "pod-interface-name-prefix", Row: "CF-35",
 			Help: "`prefix` of the pods' interface names, for InterfaceNamePrefix"},
 		{Path: "nodePortAddresses", Flag: "nodeport-addresses", Row: "CF-37", Help: nodePortsHelp(o.modes)},
 		{Path: "externalIPCIDRs", Flag: "external-ip-cidrs", Row: "EXT",
-			Help: "`CIDRs`, comma-separated, that limit the spec.externalIPs to serve; default all, except loopback and similar addresses"},
+			Help: "`CIDRs`, comma-separated, that limit the spec.externalIPs to serve; default all, except loopback " +
+				"and similar addresses"},
 		{Path: "maxNamespaceObjects", Flag: "max-namespace-objects", Row: "EXT",
-			Help: "limit of objects for the Services of one namespace, for each IP family; one Service may have a quarter. An object takes " +
-				"about 128 bytes; docs/modes.md explains the count. 0 means no limit"},
+			Help: "limit of objects for the Services of one namespace, for each IP family; one Service may have a " +
+				"quarter. An object takes about 128 bytes; docs/modes.md explains the count. 0 means no limit"},
 		{Path: "bindAddress", Flag: "bind-address", Row: "CF-13",
 			Help: "`IP` of this node, instead of its Node object's; 0.0.0.0 or :: means none; nothing listens on it"},
 		{Path: "iptables.masqueradeAll", Flag: "masquerade-all"},
@@ -73,15 +78,17 @@ func (o *Options) proxySection() option.Section {
 		{At: &o.InitOnly, Flag: "init-only", Effect: onLinux,
 			Help: "apply the kernel settings that need full privileges, and exit"},
 		{At: &o.Version, Flag: "version", Alone: "true",
-			Help: "print the version and exit; --version=raw prints build details; a version such as v1.36.0 is reported instead of ours"},
+			Help: "print the version and exit; --version=raw prints build details; a version such as v1.36.0 is " +
+				"reported instead of ours"},
 	}}
 }
 
 // windowsSection configures the process itself on Windows; the modes there have the rest.
 func windowsSection() option.Section {
 	return option.Section{Title: "Windows", Order: 70, Fields: []option.Field{
-		{Path: "windowsRunAsService", Flag: "windows-service", Row: "CF-46", Restart: "a service is made once", Effect: onWindows,
-			Help: "run as a Windows service"},
+		{Path: "windowsRunAsService", Flag: "windows-service", Row: "CF-46", Restart: "a service is made once",
+			Effect: onWindows,
+			Help:   "run as a Windows service"},
 	}}
 }
 
@@ -96,7 +103,8 @@ func modeHelp(modes mode.List) string {
 			names = append(names, m.Name)
 		}
 	}
-	help := "`mode` of the data plane: " + strings.Join(names, ", ") + "; nothing means the best that this host supports"
+	help := "`mode` of the data plane: " + strings.Join(names, ", ") +
+		"; nothing means the best that this host supports"
 	if unasked := modes.Names(func(m mode.Mode) bool { return m.Unasked != "" }); len(unasked) > 0 {
 		help += ", " + unasked[0] + " first"
 	}
@@ -106,7 +114,8 @@ func modeHelp(modes mode.List) string {
 // nodePortsHelp is the help of the field nodePortAddresses.
 func nodePortsHelp(modes mode.List) string {
 	primary := modes.Names(func(m mode.Mode) bool { return m.NodePortsPrimary })
-	return "`addresses` of this node that answer NodePorts: CIDRs, primary, localhost (if the mode supports it) or all; nothing means primary in " +
+	return "`addresses` of this node that answer NodePorts: CIDRs, primary, localhost (if the mode supports it) or " +
+		"all; nothing means primary in " +
 		strings.Join(primary, " and ") + " mode, all in the others"
 }
 
@@ -210,8 +219,8 @@ func (o *Options) nodePorts() NodePorts {
 	return n
 }
 
-// externalIPCIDRs returns which external IPs are served (SV-13). A list with an error must not become
-// an empty one, which would serve all.
+// externalIPCIDRs returns which external IPs are served (SV-13). A list with an error must not
+// become an empty one, which would serve all.
 func (o *Options) externalIPCIDRs(gates map[string]bool) []netip.Prefix {
 	var all []netip.Prefix
 	for _, s := range o.proxy.ExternalIPCIDRs {

@@ -124,7 +124,8 @@ func gatesSchema() map[string]any {
 			properties[g.name] = map[string]any{"const": g.on, "description": "it cannot be changed any more"}
 		}
 	}
-	schema["patternProperties"] = map[string]any{"^(" + strings.Join(others, "|") + ")$": map[string]any{"type": "boolean"}}
+	schema["patternProperties"] = map[string]any{"^(" + strings.Join(others, "|") +
+		")$": map[string]any{"type": "boolean"}}
 	return schema
 }
 
@@ -146,7 +147,8 @@ func valueSchema(t reflect.Type) map[string]any {
 		return schema
 	case reflect.TypeFor[logsapi.VModuleConfiguration]():
 		item := block()
-		item["properties"] = map[string]any{"filePattern": map[string]any{"type": "string"}, "verbosity": valueSchema(reflect.TypeFor[uint32]())}
+		item["properties"] = map[string]any{"filePattern": map[string]any{"type": "string"},
+			"verbosity": valueSchema(reflect.TypeFor[uint32]())}
 		item["required"] = []string{"filePattern", "verbosity"}
 		schema = orNull("array")
 		schema["items"] = item

@@ -38,24 +38,29 @@ const (
 
 func (o *Options) serversSection() option.Section {
 	f := o.file
-	f.HealthzBindAddress, f.MetricsBindAddress = fmt.Sprintf("0.0.0.0:%d", healthzPort), fmt.Sprintf("127.0.0.1:%d", metricsPort)
+	f.HealthzBindAddress, f.MetricsBindAddress = fmt.Sprintf("0.0.0.0:%d", healthzPort),
+		fmt.Sprintf("127.0.0.1:%d", metricsPort)
 	o.servers.AdminSocket = new(DefaultAdminSocket)
 	return option.Section{Title: "Health and metrics", Order: 25, Values: o.servers, Fields: []option.Field{
 		{Path: "healthzBindAddress", Flag: "healthz-bind-address", Row: "CF-14",
 			Help: "`IP[:port]` of the health server; empty as a flag, or none in a file, disables it"},
 		{Path: "metricsBindAddress", Flag: "metrics-bind-address", Row: "CF-15",
 			Help: "`IP[:port]` of the metrics server; empty as a flag, or none in a file, disables it"},
-		{Path: "bindAddressHardFail", Flag: "bind-address-hard-fail", Row: "CF-16", Restart: "it affects the start of the servers",
-			Help: "exit if the health or metrics server cannot listen, instead of retrying"},
+		{Path: "bindAddressHardFail", Flag: "bind-address-hard-fail", Row: "CF-16",
+			Restart: "it affects the start of the servers",
+			Help:    "exit if the health or metrics server cannot listen, instead of retrying"},
 		{Path: "enableProfiling", Flag: "profiling", Row: "CF-17",
 			Help: "serve profiles on the metrics server, below /debug"},
 		{Path: "adminSocket", Flag: "admin-socket", Row: "EXT",
-			Help: "`path` of the unix socket for queries such as kube-proxy trace, why, diff and ui, only for root; empty disables it. " +
-				"On Windows a named pipe for administrators, by default `" + adminPipe + "`"},
+			Help: "`path` of the unix socket for queries such as kube-proxy trace, why, diff and ui, only for root; " +
+				"empty disables it. On Windows a named pipe for administrators, by default `" + adminPipe + "`"},
 		{Path: "serviceMetrics", Flag: "service-metrics", Row: "EXT", Restart: option.AtStart,
-			Help: "number of Services with their own connection metrics, 0 to 1000: the busiest ones; others are counted together; 0 disables counting"},
-		{Path: "showHiddenMetricsForVersion", Flag: "show-hidden-metrics-for-version", Row: "CF-18", Restart: "metrics are registered once",
-			Help: "show metrics that are hidden since the `version`; only the previous one is allowed: " + previousMinor},
+			Help: "number of Services with their own connection metrics, 0 to 1000: the busiest ones; others are " +
+				"counted together; 0 disables counting"},
+		{Path: "showHiddenMetricsForVersion", Flag: "show-hidden-metrics-for-version", Row: "CF-18",
+			Restart: "metrics are registered once",
+			Help: "show metrics that are hidden since the `version`; only the previous one is allowed: " +
+				previousMinor},
 	}}
 }
 
@@ -63,12 +68,14 @@ func (o *Options) serversSection() option.Section {
 // "none" disables it.
 func (o *Options) checkServers(r *option.Report) Servers {
 	f := o.file
-	s := Servers{HardFail: f.BindAddressHardFail, Profiling: f.EnableProfiling, ShowHiddenMetricsFor: f.ShowHiddenMetricsForVersion, AdminSocket: o.adminSocket()}
+	s := Servers{HardFail: f.BindAddressHardFail, Profiling: f.EnableProfiling,
+		ShowHiddenMetricsFor: f.ShowHiddenMetricsForVersion, AdminSocket: o.adminSocket()}
 	s.ServiceMetrics = r.Within("serviceMetrics", o.servers.ServiceMetrics, 0, MostServiceMetrics)
 	s.Healthz = o.server("healthzBindAddress", &f.HealthzBindAddress, healthzPort)
 	s.Metrics = o.server("metricsBindAddress", &f.MetricsBindAddress, metricsPort)
 	// One address for both is one server, as in v1.5.
-	if h, m := s.Healthz, s.Metrics; h != m && h.IsValid() && m.IsValid() && h.Port() == m.Port() && (h.Addr().IsUnspecified() || m.Addr().IsUnspecified()) {
+	if h, m := s.Healthz, s.Metrics; h != m && h.IsValid() && m.IsValid() && h.Port() == m.Port() &&
+		(h.Addr().IsUnspecified() || m.Addr().IsUnspecified()) {
 		o.warn("%s %s and %s %s overlap: only one server can listen; with equal addresses one server serves both",
 			o.where("healthzBindAddress"), h, o.where("metricsBindAddress"), m)
 	}
@@ -113,7 +120,8 @@ func (o *Options) adminSocket() string {
 	switch {
 	case path == "":
 	case o.system == "windows":
-		if name, ok := strings.CutPrefix(path, pipePrefix); !ok || name == "" || len(path) > maxPipePath || strings.ContainsRune(name, 0) {
+		if name, ok := strings.CutPrefix(path, pipePrefix); !ok || name == "" || len(path) > maxPipePath ||
+			strings.ContainsRune(name, 0) {
 			o.wrong("adminSocket", path, "want a named pipe such as "+adminPipe+", or nothing for no pipe")
 		}
 	case !strings.HasPrefix(path, "/") || strings.HasSuffix(path, "/") || strings.ContainsRune(path, 0):
@@ -131,7 +139,8 @@ func (o *Options) server(field string, at *string, port uint16) netip.AddrPort {
 	const want = "want IP:port such as 0.0.0.0:10256 or [::]:10256 with a port of 1 to 65535, or an IP"
 	if *at == "" || *at == noServer {
 		if o.loaded {
-			o.warn("%s is %q: the server is disabled; other versions of kube-proxy do not know this value", o.where(field), noServer)
+			o.warn("%s is %q: the server is disabled; other versions of kube-proxy do not know this value",
+				o.where(field), noServer)
 		}
 		*at = noServer
 		return netip.AddrPort{}

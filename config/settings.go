@@ -52,7 +52,9 @@ func (s *settings) leaves() []option.Leaf {
 			tops[top(l.Path)] = true
 		}
 	}
-	under := slices.DeleteFunc(option.Leaves(&s.KubeProxyConfiguration), func(l option.Leaf) bool { return tops[top(l.Path)] })
+	under := slices.DeleteFunc(option.Leaves(&s.KubeProxyConfiguration), func(l option.Leaf) bool {
+		return tops[top(l.Path)]
+	})
 	s.known = append(under, laid...)
 	return s.known
 }

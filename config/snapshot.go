@@ -32,12 +32,14 @@ func (o *Options) snapshotSection() option.Section {
 	const restart = "a snapshot serves the start"
 	return option.Section{Title: "Node and API server", Order: 21, Values: o.snapshot, Fields: []option.Field{
 		{Path: "snapshot", Flag: "snapshot", Row: "SN-01", Restart: restart, Effect: onLinux,
-			Help: "`directory` for a snapshot of Services and endpoints, from which the node serves after a reboot until " +
-				"the API server answers; created if only that is missing, for root alone (0700); nothing keeps none"},
+			Help: "`directory` for a snapshot of Services and endpoints, from which the node serves after a reboot " +
+				"until the API server answers; created if only that is missing, for root alone (0700); nothing keeps " +
+				"none"},
 		{Path: "snapshotMaxAge", Flag: "snapshot-max-age", Row: "SN-02", Restart: restart, Effect: onLinux,
 			Help: "age at which a snapshot is rejected, at least 1m"},
 		{Path: "snapshotReady", Flag: "snapshot-ready", Row: "SN-03", Restart: restart, Effect: onLinux,
-			Help: "the node is ready while it serves from a snapshot: /readyz, /healthz and health check ports answer 200"},
+			Help: "the node is ready while it serves from a snapshot: /readyz, /healthz and health check ports " +
+				"answer 200"},
 	}}
 }
 

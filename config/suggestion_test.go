@@ -12,7 +12,8 @@ import (
 func TestUnknownFlagSuggestion(t *testing.T) {
 	args := []string{"--proxi-mode=nftables", "--cluster-cdr", "10.0.0.0/8", "--zzzzz"}
 	err := Unparsed(args, pflag.NewFlagSet("", pflag.ContinueOnError).Parse(args), nil)
-	want := []string{"unknown flag: --proxi-mode: did you mean --proxy-mode?", "unknown flag: --cluster-cdr: did you mean --cluster-cidr?", "unknown flag: --zzzzz"}
+	want := []string{"unknown flag: --proxi-mode: did you mean --proxy-mode?",
+		"unknown flag: --cluster-cdr: did you mean --cluster-cidr?", "unknown flag: --zzzzz"}
 	if got := strings.Split(err.Error(), "\n"); strings.Join(got[:min(len(got), 3)], "\n") != strings.Join(want, "\n") {
 		t.Errorf("got\n%v\nwant\n%s", err, strings.Join(want, "\n"))
 	}

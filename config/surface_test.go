@@ -14,7 +14,8 @@ import (
 	"kube-proxy/plane/all"
 )
 
-// rows reads a table of testdata: lines of cells with tabs between, the first one names the columns.
+// rows reads a table of testdata: lines of cells with tabs between, the first one names the
+// columns.
 func rows(t *testing.T, name string) []map[string]string {
 	t.Helper()
 	data, err := os.ReadFile(name)
@@ -112,12 +113,16 @@ func TestFlagTable(t *testing.T) {
 
 // Each flag whose effect is not "works" causes one warning that names it.
 func TestFlagsTell(t *testing.T) {
-	values := map[string]string{"duration": "7s", "int32": "3", "bool": "true", "list": "10.0.0.0/8", "float32": "7", "ip": "192.0.2.1",
-		"ipport": "192.0.2.1:99", "show-hidden-metrics-for-version": previousMinor, "proxy-port-range": "1-2", "source-vip": "192.0.2.9",
-		"snapshot": "/var/lib/kube-proxy", "snapshot-max-age": "1h"}
+	values := map[string]string{"duration": "7s", "int32": "3", "bool": "true", "list": "10.0.0.0/8", "float32": "7",
+		"ip":     "192.0.2.1",
+		"ipport": "192.0.2.1:99", "show-hidden-metrics-for-version": previousMinor, "proxy-port-range": "1-2",
+		"source-vip": "192.0.2.9",
+		"snapshot":   "/var/lib/kube-proxy", "snapshot-max-age": "1h"}
 	for _, row := range rows(t, "testdata/flags.tsv") {
 		name := row["name"]
-		if row["effect"] == "works" || slices.Contains(strings.Split(row["effect"], ","), "nftables") || strings.Contains("iptables-sync-period iptables-min-sync-period iptables-masquerade-bit masquerade-all", name) {
+		if row["effect"] == "works" || slices.Contains(strings.Split(row["effect"], ","), "nftables") ||
+			strings.Contains("iptables-sync-period iptables-min-sync-period iptables-masquerade-bit masquerade-all",
+				name) {
 			continue
 		}
 		value, ok := values[name]
@@ -146,9 +151,11 @@ func TestFlagsTell(t *testing.T) {
 		}
 		// In its own mode the flag has its effect.
 		if mode, _, _ := strings.Cut(row["effect"], ","); slices.Contains(modes, mode) && mode != "kernelspace" {
-			c, err := complete(t, testCase{args: []string{"--proxy-mode=" + mode, "--nodeport-addresses=primary", "--" + name + "=" + value}})
+			c, err := complete(t, testCase{args: []string{"--proxy-mode=" + mode, "--nodeport-addresses=primary", "--" +
+				name + "=" + value}})
 			switch {
-			case name == "ipvs-scheduler", strings.HasPrefix(name, "ebpf-") && (value == "x" || value == "10.0.0.0/8"): // no path
+			case name == "ipvs-scheduler", strings.HasPrefix(name, "ebpf-") && (value == "x" || value == "10.0.0.0/8"):
+				// no path
 			case err != nil:
 				t.Errorf("--%s=%s in mode %s: %v", name, value, mode, err)
 			case len(warnings(t, c)) > 0:
@@ -192,7 +199,8 @@ func saidAt(s *settings, path string) string {
 	return strings.Trim(string(written(option.Leaf{Path: path, Value: s.at(path)})), `"`)
 }
 
-// Every gate of the documents is accepted, with one warning; each that exists today can be set to its default.
+// Every gate of the documents is accepted, with one warning; each that exists today can be set to
+// its default.
 func TestGates(t *testing.T) {
 	names, err := os.ReadFile("testdata/feature-gates.list")
 	must(t, err)
@@ -216,13 +224,15 @@ func TestGates(t *testing.T) {
 	}
 	for _, g := range known { // G7: a gate that can be changed has an effect, or a reason why not
 		changes := !g.locked || g.documentedOff()
-		if g.now && g.name != "AllAlpha" && g.name != "AllBeta" && changes == (does[g.name] == "" && idle[g.name] == "") {
+		if g.now && g.name != "AllAlpha" && g.name != "AllBeta" && changes == (does[g.name] == "" &&
+			idle[g.name] == "") {
 			t.Errorf("the gate %s: locked %t, does %q, idle %q", g.name, g.locked, does[g.name], idle[g.name])
 		}
 	}
 	for _, g := range known {
 		for _, on := range []string{"true", "false"} {
-			c, err := complete(t, testCase{args: []string{"--proxy-mode=nftables", "--feature-gates=" + g.name + "=" + on}})
+			c, err := complete(t, testCase{args: []string{"--proxy-mode=nftables", "--feature-gates=" + g.name + "=" +
+				on}})
 			fails := g.locked && on != "true" && !g.documentedOff()
 			if (err != nil) != fails {
 				t.Errorf("%s=%s: %v", g.name, on, err)
@@ -239,7 +249,8 @@ func TestGates(t *testing.T) {
 }
 
 func TestPages(t *testing.T) {
-	for name, page := range map[string]string{"../docs/flags.md": flagsPage(all.Modes()), "../docs/configuration.md": configurationPage(all.Modes()), "testdata/help.golden": help()} {
+	for name, page := range map[string]string{"../docs/flags.md": flagsPage(all.Modes()),
+		"../docs/configuration.md": configurationPage(all.Modes()), "testdata/help.golden": help()} {
 		if *update {
 			write(t, name, page)
 			continue

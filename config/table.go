@@ -45,13 +45,15 @@ func (e *entry) says() string {
 
 // counts reports whether it does anything in the mode that runs.
 func (e *entry) counts(running string) bool {
-	return e.Gone == "" && (e.System == "" || e.System == runtime.GOOS) && (e.modes == nil || slices.Contains(e.modes, running))
+	return e.Gone == "" && (e.System == "" || e.System == runtime.GOOS) &&
+		(e.modes == nil || slices.Contains(e.modes, running))
 }
 
 // ignored reports whether the flag has no effect beside a file: the file has a field for it
 // (FL-03), or for what it changes (FL-04).
 func (e *entry) ignored() bool {
-	return e.Path != "" && !e.Wins && e.Flag != "vmodule" || slices.Contains([]string{"healthz-port", "metrics-port", "conntrack-max"}, e.Flag)
+	return e.Path != "" && !e.Wins && e.Flag != "vmodule" ||
+		slices.Contains([]string{"healthz-port", "metrics-port", "conntrack-max"}, e.Flag)
 }
 
 // systemName is how people write the name of an operating system.

@@ -21,7 +21,8 @@ const settle = 100 * time.Millisecond
 // settleMost limits that wait: other programs may write in the same folder all the time.
 const settleMost = 10 * settle
 
-// inspectAnyway is how often a file is read without a notification: not every file system sends them.
+// inspectAnyway is how often a file is read without a notification: not every file system sends
+// them.
 const inspectAnyway = 30 * time.Second
 
 // busyLooks is the number of consecutive reads that may find the file open for writing before this
@@ -60,15 +61,16 @@ func readAtStart(file string) (content []byte, err error) {
 	return content, err
 }
 
-// Watch calls changed with the content of the file whenever it differs from the one before: after a write, after
-// a rename over it, and after the swap of a symbolic link on the way to it, as a mounted ConfigMap does (PR-04). While a
-// process has the file open for writing, it waits (TN-80). A
-// file that cannot be read is reported once, with the error; the watch continues, and reports the content as soon as it
-// can be read. before is the known content.
+// Watch calls changed with the content of the file whenever it differs from the one before: after a
+// write, after a rename over it, and after the swap of a symbolic link on the way to it, as a
+// mounted ConfigMap does (PR-04). While a process has the file open for writing, it waits (TN-80).
+// A file that cannot be read is reported once, with the error; the watch continues, and reports the
+// content as soon as it can be read. before is the known content.
 //
-// If the kernel sends no notifications, deaf is called, and the file is read periodically: many nodes run out of inotify
-// instances. Watch returns when ctx ends, or when nothing can be watched.
-func Watch(ctx context.Context, file string, before []byte, changed func(content []byte, err error), deaf func(every time.Duration, err error)) error {
+// If the kernel sends no notifications, deaf is called, and the file is read periodically: many
+// nodes run out of inotify instances. Watch returns when ctx ends, or when nothing can be watched.
+func Watch(ctx context.Context, file string, before []byte, changed func(content []byte, err error),
+	deaf func(every time.Duration, err error)) error {
 	w, err := newWatcher()
 	if err != nil {
 		deaf(inspectAnyway, err)

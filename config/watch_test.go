@@ -62,7 +62,8 @@ func TestWatch(t *testing.T) {
 			func() { must(t, os.RemoveAll(filepath.Join(mounted, "..v2"))) },
 			func() { swap("..v5", "one") },
 		}, []string{"two", "", "three", "", "one"}},
-		{"through two links", filepath.Join(dir, "link.conf"), []func(){func() { swap("..v6", "two") }}, []string{"two"}},
+		{"through two links", filepath.Join(dir, "link.conf"), []func(){func() { swap("..v6", "two") }},
+			[]string{"two"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			must(t, os.WriteFile(plain, []byte("one"), 0o600))
@@ -120,14 +121,15 @@ func TestWatchBegins(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	got := ""
-	must(t, Watch(ctx, file, []byte("old"), func(content []byte, _ error) { got = string(content); cancel() }, hears(t)))
+	must(t, Watch(ctx, file, []byte("old"), func(content []byte, _ error) { got = string(content); cancel() },
+		hears(t)))
 	if got != "new" {
 		t.Errorf("told of %q", got)
 	}
 }
 
-// A file that is written slowly is not read half-way: a half file may lack externalIPCIDRs, and then
-// all external IPs would be served (TN-80).
+// A file that is written slowly is not read half-way: a half file may lack externalIPCIDRs, and
+// then all external IPs would be served (TN-80).
 func TestWatchSlowWriterTN80(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	must(t, os.WriteFile(file, []byte("before"), 0o600))
@@ -173,7 +175,8 @@ func TestWatchBusyFolder(t *testing.T) {
 	}()
 	time.AfterFunc(2*settle, func() { _ = os.WriteFile(file, []byte("two"), 0o600) })
 	got := ""
-	must(t, Watch(ctx, file, []byte("one"), func(content []byte, _ error) { got = string(content); cancel() }, hears(t)))
+	must(t, Watch(ctx, file, []byte("one"), func(content []byte, _ error) { got = string(content); cancel() },
+		hears(t)))
 	if got != "two" {
 		t.Errorf("told of %q in %v", got, inspectAnyway/2)
 	}

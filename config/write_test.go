@@ -16,8 +16,8 @@ import (
 	"kube-proxy/plane/all"
 )
 
-// readableByUpstream checks that the published type has all fields above ours, and that ours alone are
-// below the comment.
+// readableByUpstream checks that the published type has all fields above ours, and that ours alone
+// are below the comment.
 func readableByUpstream(t testing.TB, data []byte, ours []string) {
 	t.Helper()
 	published, own, ok := bytes.Cut(data, []byte(oursBelow))
@@ -26,7 +26,8 @@ func readableByUpstream(t testing.TB, data []byte, ours []string) {
 		t.Errorf("upstream's kube-proxy cannot read what was written: %v\n%s", err, data)
 	}
 	var root map[string]any
-	if err := yaml.Unmarshal(own, &root); err != nil || !slices.Equal(slices.Sorted(maps.Keys(root)), slices.Sorted(slices.Values(ours))) {
+	if err := yaml.Unmarshal(own, &root); err != nil || !slices.Equal(slices.Sorted(maps.Keys(root)),
+		slices.Sorted(slices.Values(ours))) {
 		t.Errorf("our own fields are %s, want %q, %v", own, ours, err)
 	}
 }
@@ -67,9 +68,11 @@ func roundTrip(t testing.TB, c *Config, windows bool) {
 	for _, x := range []*Config{&want, &got} {
 		x.modes, x.table, x.unchecked, x.inMode, x.names = nil, nil, nil, nil, nil
 		x.Version, x.MachineID, x.BootID = "", "", ""
-		x.API.Master, x.Manifests, x.File, x.WriteConfigTo, x.Flags, x.Warnings, x.Cleanup, x.InitOnly = "", "", "", "", nil, nil, nil, false
+		x.API.Master, x.Manifests, x.File, x.WriteConfigTo, x.Flags, x.Warnings, x.Cleanup, x.InitOnly = "", "", "", "",
+			nil, nil, nil, false
 		v, format := x.Logging.Verbosity, x.Logging.Format
-		x.Logging, x.file = Logging{Format: format, Verbosity: v, VModule: x.Logging.VModule, FlushFrequency: x.Logging.FlushFrequency}, nil
+		x.Logging, x.file = Logging{Format: format, Verbosity: v, VModule: x.Logging.VModule,
+			FlushFrequency: x.Logging.FlushFrequency}, nil
 		if len(x.NodePorts.Prefixes) == 0 {
 			x.NodePorts.Prefixes = nil
 		}

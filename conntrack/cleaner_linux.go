@@ -46,7 +46,8 @@ type Cleaner struct {
 // kernel is the part of table that a Cleaner needs.
 type kernel interface {
 	locals(ctx context.Context) (map[netip.Addr]struct{}, error)
-	forget(ctx context.Context, proto lb.Proto, stale func(flow) (lb.Key, bool), failed func(lb.Key, error)) (tally, error)
+	forget(ctx context.Context, proto lb.Proto, stale func(flow) (lb.Key, bool), failed func(lb.Key, error)) (tally,
+		error)
 }
 
 const (
@@ -76,7 +77,8 @@ func newCleaner(cfg Config, k kernel, close func()) *Cleaner {
 		cfg.Log = slog.Default()
 	}
 	return &Cleaner{cfg: cfg, kernel: k, close: close, wake: make(chan struct{}, 1), index: newIndex(cfg.Proxied),
-		passes: ratelimit.New(cfg.Log, "forgot stale flows"), failures: ratelimit.New(cfg.Log, "stale flows stay for now")}
+		passes:   ratelimit.New(cfg.Log, "forgot stale flows"),
+		failures: ratelimit.New(cfg.Log, "stale flows stay for now")}
 }
 
 // Applied takes note of changes that are in force. It does no I/O; its time follows the changes.

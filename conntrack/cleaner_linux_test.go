@@ -40,7 +40,8 @@ func (k *fakeKernel) locals(context.Context) (map[netip.Addr]struct{}, error) {
 	return map[netip.Addr]struct{}{netip.MustParseAddr("192.0.2.1"): {}}, nil
 }
 
-func (k *fakeKernel) forget(_ context.Context, proto lb.Proto, stale func(flow) (lb.Key, bool), failed func(lb.Key, error)) (tally, error) {
+func (k *fakeKernel) forget(_ context.Context, proto lb.Proto, stale func(flow) (lb.Key, bool),
+	failed func(lb.Key, error)) (tally, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.passes, k.protos = append(k.passes, time.Since(k.start)), append(k.protos, proto)
@@ -88,7 +89,10 @@ func run(t *testing.T, k *fakeKernel, f func(c *Cleaner, log *strings.Builder)) 
 		var log strings.Builder
 		closed := false
 		k.start = time.Now()
-		c := newCleaner(Config{Family: lb.IPv4, Log: slog.New(slog.NewTextHandler(&log, nil)), Cleaned: k.note}, k, func() { closed = true })
+		c := newCleaner(Config{Family: lb.IPv4, Log: slog.New(slog.NewTextHandler(&log, nil)), Cleaned: k.note}, k,
+			func() {
+				closed = true
+			})
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { c.Run(ctx); close(done) }()
@@ -141,7 +145,8 @@ func TestPassesByProtocol(t *testing.T) {
 		if len(k.passes) > 0 || len(k.cleaned) > 0 {
 			t.Errorf("passes for TCP that is gone: %v, %v", k.protos, k.cleaned)
 		}
-		one, two := row("10.96.0.10:53/tcp", service, lb.Cluster, podA), row("10.96.0.10:53/tcp", service, lb.Cluster, podB)
+		one, two := row("10.96.0.10:53/tcp", service, lb.Cluster, podA), row("10.96.0.10:53/tcp", service, lb.Cluster,
+			podB)
 		c.Applied([]lb.Change{set(one)})
 		letPass(time.Minute)
 		c.Applied([]lb.Change{{Key: one.Key, Old: one, New: two}}) // starts no pass
@@ -211,9 +216,11 @@ func TestRetryOneKey(t *testing.T) {
 
 // Without the machine's addresses NodePorts wait; the other keys do not.
 func TestRetryNodePorts(t *testing.T) {
-	k := &fakeKernel{noAddrs: errors.New("interrupted"), flows: []flow{flowTo(vip, podA), flowTo("192.0.2.1:30053/udp", podA)}}
+	k := &fakeKernel{noAddrs: errors.New("interrupted"),
+		flows: []flow{flowTo(vip, podA), flowTo("192.0.2.1:30053/udp", podA)}}
 	run(t, k, func(c *Cleaner, log *strings.Builder) {
-		c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podB)), set(row("nodeport:30053/udp", service, lb.Cluster, podB))})
+		c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podB)),
+			set(row("nodeport:30053/udp", service, lb.Cluster, podB))})
 		letPass(time.Second / 2)
 		if want := []flow{flowTo("192.0.2.1:30053/udp", podA)}; !slices.Equal(k.flows, want) {
 			t.Errorf("flows that stay: %v, want %v", k.flows, want)
@@ -231,7 +238,8 @@ func TestRetryNodePorts(t *testing.T) {
 // TN-07: a tenant who changes one UDP Service repeatedly causes a pass each time, and no line for
 // each.
 func TestFloodOfPasses(t *testing.T) {
-	for what, broken := range map[string]error{"forgot stale flows": nil, "stale flows stay for now": errors.New("no memory")} {
+	for what, broken := range map[string]error{"forgot stale flows": nil,
+		"stale flows stay for now": errors.New("no memory")} {
 		k := &fakeKernel{}
 		run(t, k, func(c *Cleaner, log *strings.Builder) {
 			const times = 1000

@@ -5,18 +5,19 @@
 // not notice the deletion: each packet renews the entry, and all packets are lost (PN-01, PN-08).
 // The same holds for SCTP (DP-54). So, once rules are in force, entries are deleted that
 //
-//   - go to an address and port of a frontend with a backend that stopped serving, or of a new or deleted one (DP-50;
-//     the port counts, DP-52), for a NodePort on any address that answers NodePorts (PN-02), and
-//   - are answered by an endpoint that does not serve that service port (DP-51), or by the service address
-//     itself, which means that no route existed. The latter stay until one exists: the next packet
-//     would create them again.
+//   - go to an address and port of a frontend with a backend that stopped serving, or of a new or
+//     deleted one (DP-50; the port counts, DP-52), for a NodePort on any address that answers
+//     NodePorts (PN-02), and
+//   - are answered by an endpoint that does not serve that service port (DP-51), or by the service
+//     address itself, which means that no route existed. The latter stay until one exists: the next
+//     packet would create them again.
 //
 // On other addresses of the machine, other programs may use the port of a NodePort, for example a
 // hostPort: those flows stay. When an address stops answering NodePorts, their flows there are
 // deleted once.
 //
-// Established TCP connections stay (DP-53). When a frontend begins to balance, TCP attempts without a
-// translation and an answer are deleted: with their entry, retransmissions would miss the Service
+// Established TCP connections stay (DP-53). When a frontend begins to balance, TCP attempts without
+// a translation and an answer are deleted: with their entry, retransmissions would miss the Service
 // (TN-82). An answered flow without a translation is not the Service's, and stays (TN-81).
 //
 // [lb.Frontend.Serves] decides whether a backend serves: traffic policy, topology and draining do

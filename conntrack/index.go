@@ -31,10 +31,12 @@ type leaving struct {
 }
 
 // everywhere are all addresses.
-var everywhere = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
+var everywhere = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(),
+	0)}
 
 func newIndex(proxied func(lb.Key, netip.AddrPort) bool) *index {
-	return &index{proxied: proxied, rows: map[lb.Key]*lb.Frontend{}, suspect: map[lb.Key]struct{}{}, begun: map[lb.Key]*lb.Frontend{},
+	return &index{proxied: proxied, rows: map[lb.Key]*lb.Frontend{}, suspect: map[lb.Key]struct{}{},
+		begun:     map[lb.Key]*lb.Frontend{},
 		nodePorts: everywhere}
 }
 
@@ -201,7 +203,8 @@ func (x *index) hasNodePort() bool {
 // take returns the plan for the suspect keys, and clears them. Without locals, NodePorts stay
 // suspect.
 func (x *index) take(locals map[netip.Addr]struct{}) *plan {
-	p := &plan{proxied: x.proxied, keys: make(map[lb.Key]*lb.Frontend, len(x.suspect)), locals: map[netip.Addr]bool{}, taken: map[lb.Key]struct{}{}}
+	p := &plan{proxied: x.proxied, keys: make(map[lb.Key]*lb.Frontend, len(x.suspect)), locals: map[netip.Addr]bool{},
+		taken: map[lb.Key]struct{}{}}
 	for a := range locals {
 		if answers := within(x.nodePorts, a); answers || within(x.nodePortsBefore, a) {
 			p.locals[a] = answers

@@ -80,7 +80,8 @@ func TestStale(t *testing.T) {
 			then:   []lb.Change{set(row(vip, service, lb.Cluster, podB))},
 			want: verdicts{
 				stale: [][2]string{{vip, podA}, {vip, "10.1.0.2:53"}},
-				fresh: [][2]string{{"10.96.0.10:54/udp", podA}, {"10.96.0.10:53/tcp", podA}, {"10.96.0.10:53/sctp", podA}},
+				fresh: [][2]string{{"10.96.0.10:54/udp", podA}, {"10.96.0.10:53/tcp", podA},
+					{"10.96.0.10:53/sctp", podA}},
 			},
 		}, {
 			name:   "DP-51 PN-08 the last backend leaves; unanswered flows would only return",
@@ -104,7 +105,8 @@ func TestStale(t *testing.T) {
 			want:   verdicts{stale: [][2]string{{vip, podA}}, fresh: [][2]string{{vip, podB}}},
 		}, {
 			name: "PN-04 after a restart all rows are new",
-			then: []lb.Change{set(row(vip, service, lb.Cluster, podA)), set(row("10.96.0.11:53/udp", "b/b:b", lb.Cluster))},
+			then: []lb.Change{set(row(vip, service, lb.Cluster, podA)),
+				set(row("10.96.0.11:53/udp", "b/b:b", lb.Cluster))},
 			want: verdicts{
 				stale: [][2]string{{vip, podB}, {vip, "10.96.0.10:53"}, {"10.96.0.11:53/udp", podA}},
 				fresh: [][2]string{{vip, podA}},
@@ -115,7 +117,8 @@ func TestStale(t *testing.T) {
 			then:   []lb.Change{set(row(nodePort, service, lb.Cluster, podB))},
 			want: verdicts{
 				stale: [][2]string{{"192.0.2.1:30053/udp", podA}, {"127.0.0.1:30053/udp", podA}},
-				fresh: [][2]string{{"192.0.2.1:30053/udp", podB}, {"192.0.2.99:30053/udp", podA}, {"192.0.2.1:30054/udp", podA}},
+				fresh: [][2]string{{"192.0.2.1:30053/udp", podB}, {"192.0.2.99:30053/udp", podA},
+					{"192.0.2.1:30054/udp", podA}},
 			},
 		}, {
 			name: "a row of its own on a local address beats the NodePort of the same number",
@@ -153,13 +156,15 @@ func TestStale(t *testing.T) {
 			name:   "DP-51 a local backend comes where all was dropped though others served",
 			before: []lb.Change{set(serving(dropping(row(vip, service, lb.Local)), podB))},
 			then:   []lb.Change{set(serving(row(vip, service, lb.Local, podA), podA, podB))},
-			want:   verdicts{stale: [][2]string{{vip, "10.96.0.10:53"}, {vip, podC}}, fresh: [][2]string{{vip, podA}, {vip, podB}}},
+			want: verdicts{stale: [][2]string{{vip, "10.96.0.10:53"}, {vip, podC}},
+				fresh: [][2]string{{vip, podA}, {vip, podB}}},
 		}, {
 			name: "when a backend leaves, flows to it go from all rows of the service port",
 			before: []lb.Change{set(row(vip, service, lb.Cluster, podA, podB)),
 				set(serving(row(nodePort, service, lb.Local, podA), podA, podB))},
 			then: []lb.Change{set(row(vip, service, lb.Cluster, podA)), set(row(nodePort, service, lb.Local, podA))},
-			want: verdicts{stale: [][2]string{{"192.0.2.1:30053/udp", podB}, {vip, podB}}, fresh: [][2]string{{"192.0.2.1:30053/udp", podA}}},
+			want: verdicts{stale: [][2]string{{"192.0.2.1:30053/udp", podB}, {vip, podB}},
+				fresh: [][2]string{{"192.0.2.1:30053/udp", podA}}},
 		}, {
 			name: "PN-04 a key that the plane removed from the kernel, without a frontend here",
 			then: []lb.Change{remove(vip), remove(nodePort)},
@@ -168,30 +173,36 @@ func TestStale(t *testing.T) {
 				fresh: [][2]string{{"10.96.0.11:53/udp", podA}, {"192.0.2.99:30053/udp", podA}},
 			},
 		}, {
-			name:   "the key goes over to another service",
-			before: []lb.Change{set(row(vip, service, lb.Cluster, podA)), set(row(nodePort, service, lb.Cluster, podA))},
-			then:   []lb.Change{set(row(vip, "other/dns:dns", lb.Cluster, podB))},
-			want:   verdicts{stale: [][2]string{{vip, podA}}, fresh: [][2]string{{vip, podB}, {"192.0.2.1:30053/udp", podA}}},
+			name: "the key goes over to another service",
+			before: []lb.Change{set(row(vip, service, lb.Cluster, podA)),
+				set(row(nodePort, service, lb.Cluster, podA))},
+			then: []lb.Change{set(row(vip, "other/dns:dns", lb.Cluster, podB))},
+			want: verdicts{stale: [][2]string{{vip, podA}},
+				fresh: [][2]string{{vip, podB}, {"192.0.2.1:30053/udp", podA}}},
 		}, {
 			name: "and to one with the same backends: what only the first service could reach is lost",
 			before: []lb.Change{set(row(vip, service, lb.Cluster, podA, podB)),
 				set(serving(row(nodePort, service, lb.Local, podA), podA, podB))},
 			then: []lb.Change{set(row(nodePort, "other/dns:dns", lb.Local, podA))},
-			want: verdicts{stale: [][2]string{{"192.0.2.1:30053/udp", podB}}, fresh: [][2]string{{"192.0.2.1:30053/udp", podA}}},
+			want: verdicts{stale: [][2]string{{"192.0.2.1:30053/udp", podB}},
+				fresh: [][2]string{{"192.0.2.1:30053/udp", podA}}},
 		}, {
 			name:   "a host-network backend on the NodePort itself answers with the address that was asked",
 			before: []lb.Change{set(row(nodePort, service, lb.Cluster, podA))},
 			then:   []lb.Change{set(row(nodePort, service, lb.Cluster, "192.0.2.1:30053"))},
-			want:   verdicts{stale: [][2]string{{"192.0.2.1:30053/udp", podA}}, fresh: [][2]string{{"192.0.2.1:30053/udp", "192.0.2.1:30053"}}},
+			want: verdicts{stale: [][2]string{{"192.0.2.1:30053/udp", podA}},
+				fresh: [][2]string{{"192.0.2.1:30053/udp", "192.0.2.1:30053"}}},
 		}, {
 			name:   "DP-54 PN-09 SCTP",
 			before: []lb.Change{set(row("10.96.0.10:53/sctp", service, lb.Cluster, podA, podB))},
 			then:   []lb.Change{set(row("10.96.0.10:53/sctp", service, lb.Cluster, podB))},
-			want:   verdicts{stale: [][2]string{{"10.96.0.10:53/sctp", podA}}, fresh: [][2]string{{vip, podA}, {"10.96.0.10:53/sctp", podB}}},
+			want: verdicts{stale: [][2]string{{"10.96.0.10:53/sctp", podA}},
+				fresh: [][2]string{{vip, podA}, {"10.96.0.10:53/sctp", podB}}},
 		}, {
-			name:   "IPv6",
-			before: []lb.Change{set(row("[2001:db8::10]:53/udp", service, lb.Cluster, "[2001:db8:1::1]:53", "[2001:db8:1::2]:53"))},
-			then:   []lb.Change{set(row("[2001:db8::10]:53/udp", service, lb.Cluster, "[2001:db8:1::2]:53"))},
+			name: "IPv6",
+			before: []lb.Change{set(row("[2001:db8::10]:53/udp", service, lb.Cluster, "[2001:db8:1::1]:53",
+				"[2001:db8:1::2]:53"))},
+			then: []lb.Change{set(row("[2001:db8::10]:53/udp", service, lb.Cluster, "[2001:db8:1::2]:53"))},
 			want: verdicts{
 				stale: [][2]string{{"[2001:db8::10]:53/udp", "[2001:db8:1::1]:53"}},
 				fresh: [][2]string{{"[2001:db8::10]:53/udp", "[2001:db8:1::2]:53"}},
@@ -200,7 +211,8 @@ func TestStale(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			x := newIndex(nil)
-			locals := map[netip.Addr]struct{}{netip.MustParseAddr("192.0.2.1"): {}, netip.MustParseAddr("127.0.0.1"): {}}
+			locals := map[netip.Addr]struct{}{netip.MustParseAddr("192.0.2.1"): {},
+				netip.MustParseAddr("127.0.0.1"): {}}
 			for _, change := range c.before {
 				x.apply(change)
 			}
@@ -212,7 +224,8 @@ func TestStale(t *testing.T) {
 			check := func(flows [][2]string, want bool) {
 				for _, f := range flows {
 					k := row(f[0], "", 0).Key
-					if _, got := p.stale(flow{k.Proto, netip.AddrPortFrom(k.Addr, k.Port), netip.MustParseAddrPort(f[1]), false}); got != want {
+					if _, got := p.stale(flow{k.Proto, netip.AddrPortFrom(k.Addr, k.Port),
+						netip.MustParseAddrPort(f[1]), false}); got != want {
 						t.Errorf("flow to %s answered by %s: stale is %v", f[0], f[1], got)
 					}
 				}
@@ -239,22 +252,34 @@ func TestUntranslated(t *testing.T) {
 		flow         flow
 		want         bool
 	}{
-		{"UDP, claimed, answered by its owner", remove("10.0.0.9:1/udp"), set(row(vip, service, lb.Cluster, podA)), to(vip, "10.96.0.10:53", true), false},
-		{"UDP, claimed, without an answer", remove("10.0.0.9:1/udp"), set(row(vip, service, lb.Cluster, podA)), to(vip, "10.96.0.10:53", false), true},
-		{"UDP, dropped, answered by its owner", set(row(vip, service, lb.Cluster, podA)), remove(vip), to(vip, "10.96.0.10:53", true), false},
-		{"UDP, dropped, without an answer", set(row(vip, service, lb.Cluster, podA)), remove(vip), to(vip, "10.96.0.10:53", false), false},
-		{"UDP, dropped, led to a backend", set(row(vip, service, lb.Cluster, podA)), remove(vip), to(vip, podA, true), true},
+		{"UDP, claimed, answered by its owner", remove("10.0.0.9:1/udp"), set(row(vip, service, lb.Cluster, podA)),
+			to(vip, "10.96.0.10:53", true), false},
+		{"UDP, claimed, without an answer", remove("10.0.0.9:1/udp"), set(row(vip, service, lb.Cluster, podA)),
+			to(vip, "10.96.0.10:53", false), true},
+		{"UDP, dropped, answered by its owner", set(row(vip, service, lb.Cluster, podA)), remove(vip),
+			to(vip, "10.96.0.10:53", true), false},
+		{"UDP, dropped, without an answer", set(row(vip, service, lb.Cluster, podA)), remove(vip),
+			to(vip, "10.96.0.10:53", false), false},
+		{"UDP, dropped, led to a backend", set(row(vip, service, lb.Cluster, podA)), remove(vip), to(vip, podA, true),
+			true},
 		{"TCP, new", remove(web), set(row(web, service, lb.Cluster, podA)), to(web, "198.51.100.7:80", false), true},
-		{"TCP, new, answered by its owner", remove(web), set(row(web, service, lb.Cluster, podA)), to(web, "198.51.100.7:80", true), false},
+		{"TCP, new, answered by its owner", remove(web), set(row(web, service, lb.Cluster, podA)),
+			to(web, "198.51.100.7:80", true), false},
 		{"TCP, new, translated", remove(web), set(row(web, service, lb.Cluster, podA)), to(web, podB, false), false},
-		{"TCP, new, another port", remove(web), set(row(web, service, lb.Cluster, podA)), to("198.51.100.7:81/tcp", "198.51.100.7:81", false), false},
-		{"TCP, first endpoint", set(row(web, service, lb.Cluster)), lb.Change{Key: row(web, "", 0).Key, Old: row(web, service, lb.Cluster), New: row(web, service, lb.Cluster, podA)},
+		{"TCP, new, another port", remove(web), set(row(web, service, lb.Cluster, podA)),
+			to("198.51.100.7:81/tcp", "198.51.100.7:81", false), false},
+		{"TCP, first endpoint", set(row(web, service, lb.Cluster)), lb.Change{Key: row(web, "", 0).Key,
+			Old: row(web, service, lb.Cluster), New: row(web, service, lb.Cluster, podA)},
 			to(web, "198.51.100.7:80", false), true},
-		{"TCP, another endpoint", set(row(web, service, lb.Cluster, podA)), lb.Change{Key: row(web, "", 0).Key, Old: row(web, service, lb.Cluster, podA), New: row(web, service, lb.Cluster, podB)},
+		{"TCP, another endpoint", set(row(web, service, lb.Cluster, podA)), lb.Change{Key: row(web, "", 0).Key,
+			Old: row(web, service, lb.Cluster, podA), New: row(web, service, lb.Cluster, podB)},
 			to(web, "198.51.100.7:80", false), false},
-		{"TCP, deleted", set(row(web, service, lb.Cluster, podA)), remove(web), to(web, "198.51.100.7:80", false), false},
-		{"TCP, NodePort", remove(nodePort), set(row(nodePort, service, lb.Cluster, podA)), to("192.0.2.1:30080/tcp", "192.0.2.1:30080", false), true},
-		{"TCP, NodePort, elsewhere", remove(nodePort), set(row(nodePort, service, lb.Cluster, podA)), to("192.0.2.99:30080/tcp", "192.0.2.99:30080", false), false},
+		{"TCP, deleted", set(row(web, service, lb.Cluster, podA)), remove(web), to(web, "198.51.100.7:80", false),
+			false},
+		{"TCP, NodePort", remove(nodePort), set(row(nodePort, service, lb.Cluster, podA)),
+			to("192.0.2.1:30080/tcp", "192.0.2.1:30080", false), true},
+		{"TCP, NodePort, elsewhere", remove(nodePort), set(row(nodePort, service, lb.Cluster, podA)),
+			to("192.0.2.99:30080/tcp", "192.0.2.99:30080", false), false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			x := newIndex(nil)
@@ -292,7 +317,8 @@ func TestRetryTCP(t *testing.T) {
 // The pass looks for a NodePort's flows on the addresses that answer NodePorts, and once on those
 // that answered until now.
 func TestStaleAtNodeAddresses(t *testing.T) {
-	const nodePort, at1, at2, at3 = "nodeport:30053/udp", "192.0.2.1:30053/udp", "192.0.2.2:30053/udp", "192.0.2.3:30053/udp"
+	const nodePort, at1, at2, at3 = "nodeport:30053/udp", "192.0.2.1:30053/udp", "192.0.2.2:30053/udp",
+		"192.0.2.3:30053/udp"
 	locals := map[netip.Addr]struct{}{}
 	for _, a := range []string{"192.0.2.1", "192.0.2.2", "192.0.2.3"} {
 		locals[netip.MustParseAddr(a)] = struct{}{}
@@ -314,16 +340,22 @@ func TestStaleAtNodeAddresses(t *testing.T) {
 		{"before anybody has told", everywhere, []lb.Change{set(row(nodePort, service, lb.Cluster, podA))}, true,
 			verdicts{stale: [][2]string{{at1, podB}, {at2, podB}, {at3, podB}}, fresh: [][2]string{{at1, podA}}}},
 		{"one address answers", only("192.0.2.1"), nil, true, // on the others, all translated flows were ours
-			verdicts{stale: [][2]string{{at1, podB}, {at2, podA}, {at3, podA}}, fresh: [][2]string{{at1, podA}, {at2, "192.0.2.2:30053"}}}},
+			verdicts{stale: [][2]string{{at1, podB}, {at2, podA}, {at3, podA}},
+				fresh: [][2]string{{at1, podA}, {at2, "192.0.2.2:30053"}}}},
 		{"a backend leaves", only("192.0.2.1"), []lb.Change{set(row(nodePort, service, lb.Cluster, podB))}, true,
-			verdicts{stale: [][2]string{{at1, podA}, {at1, podC}}, fresh: [][2]string{{at1, podB}, {at2, podA}, {at2, podC}, {at3, podA}}}},
+			verdicts{stale: [][2]string{{at1, podA}, {at1, podC}}, fresh: [][2]string{{at1, podB}, {at2, podA},
+				{at2, podC}, {at3, podA}}}},
 		{"another address answers, the machine's are not known", only("192.0.2.2"), nil, false, verdicts{}},
 		{"nor was that of long", only("192.0.2.3"), nil, true,
-			verdicts{stale: [][2]string{{at1, podB}, {at2, podB}, {at3, podC}, {at3, "192.0.2.3:30053"}}, fresh: [][2]string{{at3, podB}, {at1, "192.0.2.1:30053"}}}},
+			verdicts{stale: [][2]string{{at1, podB}, {at2, podB}, {at3, podC}, {at3, "192.0.2.3:30053"}},
+				fresh: [][2]string{{at3, podB}, {at1, "192.0.2.1:30053"}}}},
 		{"the NodePort goes", only("192.0.2.3"), []lb.Change{remove(nodePort)}, true,
-			verdicts{stale: [][2]string{{at3, podB}}, fresh: [][2]string{{at1, podB}, {at2, podB}, {at3, "192.0.2.3:30053"}}}},
-		{"no NodePort, no matter", only("192.0.2.1"), nil, true, verdicts{fresh: [][2]string{{at1, podB}, {at3, podB}}}},
-		{"no address answers", nil, []lb.Change{set(row(nodePort, service, lb.Cluster, podB))}, true, verdicts{fresh: [][2]string{{at1, podA}, {at2, podA}, {at3, podA}}}},
+			verdicts{stale: [][2]string{{at3, podB}}, fresh: [][2]string{{at1, podB}, {at2, podB},
+				{at3, "192.0.2.3:30053"}}}},
+		{"no NodePort, no matter", only("192.0.2.1"), nil, true,
+			verdicts{fresh: [][2]string{{at1, podB}, {at3, podB}}}},
+		{"no address answers", nil, []lb.Change{set(row(nodePort, service, lb.Cluster, podB))}, true,
+			verdicts{fresh: [][2]string{{at1, podA}, {at2, podA}, {at3, podA}}}},
 	} {
 		x.answerAt(step.at)
 		for _, c := range step.then {
@@ -337,7 +369,8 @@ func TestStaleAtNodeAddresses(t *testing.T) {
 		for want, flows := range map[bool][][2]string{true: step.want.stale, false: step.want.fresh} {
 			for _, f := range flows {
 				k := row(f[0], "", 0).Key
-				if _, got := p.stale(flow{k.Proto, netip.AddrPortFrom(k.Addr, k.Port), netip.MustParseAddrPort(f[1]), false}); got != want {
+				if _, got := p.stale(flow{k.Proto, netip.AddrPortFrom(k.Addr, k.Port), netip.MustParseAddrPort(f[1]),
+					false}); got != want {
 					t.Errorf("%s: flow to %s answered by %s: stale is %v", step.what, f[0], f[1], got)
 				}
 			}
@@ -394,7 +427,8 @@ func BenchmarkApplied(b *testing.B) {
 		b.Run(size.name, func(b *testing.B) {
 			x := newIndex(nil)
 			for i := range size.n {
-				k := lb.Key{Addr: netip.AddrFrom4([4]byte{10, 96 + byte(i>>16), byte(i >> 8), byte(i)}), Port: 53, Proto: lb.UDP}
+				k := lb.Key{Addr: netip.AddrFrom4([4]byte{10, 96 + byte(i>>16), byte(i >> 8), byte(i)}), Port: 53,
+					Proto: lb.UDP}
 				f := row(vip, service, lb.Cluster, podA, podB)
 				f.Key, f.Service = k, k.String()
 				x.apply(set(f))
@@ -419,7 +453,8 @@ func TestHealthCheckIsNoFlow(t *testing.T) {
 		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}
 	more := *health
 	more.LocalEndpoints = 1
-	for _, c := range []lb.Change{set(health), {Key: health.Key, Old: health, New: &more}, {Key: health.Key, Old: &more}} {
+	for _, c := range []lb.Change{set(health), {Key: health.Key, Old: health, New: &more},
+		{Key: health.Key, Old: &more}} {
 		if x.apply(c) || len(x.suspect) != 0 {
 			t.Errorf("from\n%sto\n%smade suspect: %v", c.Old, c.New, x.suspect)
 		}
@@ -457,7 +492,8 @@ func TestProxied(t *testing.T) {
 	}
 	listens = 0
 	for _, quiet := range []*lb.Frontend{
-		row(vip, service, lb.Cluster, podB), row(vip, service, lb.Cluster, podC), row(vip, service, lb.Local, podC), row(vip, service, 0),
+		row(vip, service, lb.Cluster, podB), row(vip, service, lb.Cluster, podC), row(vip, service, lb.Local, podC),
+		row(vip, service, 0),
 	} {
 		if x.apply(set(quiet)) {
 			t.Errorf("a flow to the proxy is suspect because of\n%s", quiet)

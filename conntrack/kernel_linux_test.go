@@ -48,7 +48,8 @@ func (ns namespace) sh(tb testing.TB, lines string) string {
 	return string(out)
 }
 
-// nft replaces the rules of the namespace by a DNAT of each destination, "10.96.0.10 . udp . 53 : 10.1.0.1 . 5353".
+// nft replaces the rules of the namespace by a DNAT of each destination, "10.96.0.10 . udp . 53 :
+// 10.1.0.1 . 5353".
 func (ns namespace) nft(tb testing.TB, fam, addr string, elements ...string) {
 	tb.Helper()
 	rules := fmt.Sprintf(`flush ruleset
@@ -58,7 +59,8 @@ table %[1]s t {
 	chain seen { type filter hook forward priority 0; ct state new accept; }
 }`, fam, addr, "")
 	if len(elements) > 0 {
-		rules = strings.Replace(rules, "inet_service;  }", "inet_service; elements = { "+strings.Join(elements, ", ")+" } }", 1)
+		rules = strings.Replace(rules, "inet_service;  }", "inet_service; elements = { "+strings.Join(elements, ", ")+
+			" } }", 1)
 	}
 	ns.Do(func() {
 		cmd := exec.Command("nft", "-f", "-")
@@ -111,7 +113,8 @@ func (ns namespace) talk(t *testing.T, to string) talk {
 // an answer.
 func (c talk) ask(t *testing.T, patience time.Duration) string {
 	t.Helper()
-	if _, err := c.Write([]byte("who?")); err != nil && !errors.Is(err, unix.ECONNREFUSED) && !errors.Is(err, unix.EHOSTUNREACH) {
+	if _, err := c.Write([]byte("who?")); err != nil && !errors.Is(err, unix.ECONNREFUSED) &&
+		!errors.Is(err, unix.EHOSTUNREACH) {
 		t.Fatalf("send to %v: %v", c.RemoteAddr(), err)
 	}
 	c.SetReadDeadline(time.Now().Add(patience))
@@ -132,7 +135,8 @@ func network(t *testing.T) (client, node namespace) {
 		for i in 1 2 3; do ip addr add 10.1.0.$i/32 dev lo; ip addr add 2001:db8:1::$i/128 dev lo nodad; done
 		ip link add away type veth peer name nowhere; ip link set away up; ip link set nowhere up; ip route add default dev away
 		ip -6 route add default dev away`)
-	client.sh(t, `ip link set uplink up; ip addr add 192.0.2.7/24 dev uplink; ip addr add 2001:db8::7/64 dev uplink nodad
+	client.sh(t,
+		`ip link set uplink up; ip addr add 192.0.2.7/24 dev uplink; ip addr add 2001:db8::7/64 dev uplink nodad
 		ip route add default via 192.0.2.1; ip -6 route add default via 2001:db8::1`)
 	// Links and neighbours take some time. Without rules the table has no entries yet.
 	for _, at := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} {
@@ -236,13 +240,14 @@ func expectAnswer(t *testing.T, c talk, want string) {
 	}
 }
 
-// DP-50, DP-52, PN-01, PN-06: the flow to a backend that left moves to one that serves. Flows to the same
-// address and another port, to another service on the same backend, and over TCP stay.
+// DP-50, DP-52, PN-01, PN-06: the flow to a backend that left moves to one that serves. Flows to
+// the same address and another port, to another service on the same backend, and over TCP stay.
 func TestBackendLeaves(t *testing.T) {
 	client, node := network(t)
 	node.answer(t, "10.1.0.1:5353", "A")
 	node.answer(t, "10.1.0.2:5353", "B")
-	rules := []string{"10.96.0.10 . udp . 54 : 10.1.0.1 . 5353", "10.96.0.11 . udp . 53 : 10.1.0.1 . 5353", "10.96.0.10 . tcp . 53 : 10.1.0.1 . 5353"}
+	rules := []string{"10.96.0.10 . udp . 54 : 10.1.0.1 . 5353", "10.96.0.11 . udp . 53 : 10.1.0.1 . 5353",
+		"10.96.0.10 . tcp . 53 : 10.1.0.1 . 5353"}
 	node.nft(t, "ip", "ipv4_addr", append(rules, "10.96.0.10 . udp . 53 : 10.1.0.1 . 5353")...)
 	var tcp net.Conn
 	node.Do(func() {
@@ -268,21 +273,26 @@ func TestBackendLeaves(t *testing.T) {
 		return
 	}
 	defer tcp.Close()
-	moved, port, other := client.talk(t, "10.96.0.10:53"), client.talk(t, "10.96.0.10:54"), client.talk(t, "10.96.0.11:53")
+	moved, port, other := client.talk(t, "10.96.0.10:53"), client.talk(t, "10.96.0.10:54"),
+		client.talk(t, "10.96.0.11:53")
 	for _, c := range []talk{moved, port, other} {
 		expectAnswer(t, c, "A")
 	}
 	c := node.cleaner(t, lb.IPv4)
-	rows := []lb.Change{set(row(vip, service, lb.Cluster, podA)), set(row("10.96.0.10:54/udp", "dns/dns:alt", lb.Cluster, podA)),
-		set(row("10.96.0.11:53/udp", "other/x:x", lb.Cluster, podA)), set(row("10.96.0.10:53/tcp", service, lb.Cluster, podA))}
+	rows := []lb.Change{set(row(vip, service, lb.Cluster, podA)),
+		set(row("10.96.0.10:54/udp", "dns/dns:alt", lb.Cluster, podA)),
+		set(row("10.96.0.11:53/udp", "other/x:x", lb.Cluster, podA)),
+		set(row("10.96.0.10:53/tcp", service, lb.Cluster, podA))}
 	c.Applied(rows)
 	settle(t, c, 1)
-	all := []string{"tcp 10.96.0.10:53 10.1.0.1:5353", "udp 10.96.0.10:53 10.1.0.1:5353", "udp 10.96.0.10:54 10.1.0.1:5353", "udp 10.96.0.11:53 10.1.0.1:5353"}
+	all := []string{"tcp 10.96.0.10:53 10.1.0.1:5353", "udp 10.96.0.10:53 10.1.0.1:5353",
+		"udp 10.96.0.10:54 10.1.0.1:5353", "udp 10.96.0.11:53 10.1.0.1:5353"}
 	expectFlows(t, node, lb.IPv4, all...)
 
 	node.nft(t, "ip", "ipv4_addr", append(rules, "10.96.0.10 . udp . 53 : 10.1.0.2 . 5353")...)
 	expectAnswer(t, moved, "A") // the trouble that all this is about
-	c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podB)), set(row("10.96.0.10:53/tcp", service, lb.Cluster, podB))})
+	c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podB)),
+		set(row("10.96.0.10:53/tcp", service, lb.Cluster, podB))})
 	settle(t, c, 2)
 	expectFlows(t, node, lb.IPv4, all[0], all[2], all[3])
 	expectAnswer(t, moved, "B")
@@ -293,8 +303,8 @@ func TestBackendLeaves(t *testing.T) {
 	}
 }
 
-// DP-50: the flow to a backend that drains beside a ready one stays, although new flows go to the ready one
-// alone; when it stops serving the flow moves.
+// DP-50: the flow to a backend that drains beside a ready one stays, although new flows go to the
+// ready one alone; when it stops serving the flow moves.
 func TestBackendDrains(t *testing.T) {
 	client, node := network(t)
 	node.answer(t, "10.1.0.1:5353", "A")
@@ -308,7 +318,8 @@ func TestBackendDrains(t *testing.T) {
 
 	// A drains. Another frontend causes a pass, which shows that the pass left the flow.
 	node.nft(t, "ip", "ipv4_addr", "10.96.0.10 . udp . 53 : 10.1.0.2 . 5353")
-	c.Applied([]lb.Change{set(serving(row(vip, service, lb.Cluster, podB), podA, podB)), set(row("10.96.0.11:53/udp", "other/x:x", lb.Cluster, podA))})
+	c.Applied([]lb.Change{set(serving(row(vip, service, lb.Cluster, podB), podA, podB)),
+		set(row("10.96.0.11:53/udp", "other/x:x", lb.Cluster, podA))})
 	settle(t, c, 2)
 	later := client.talk(t, "10.96.0.10:53")
 	expectAnswer(t, later, "B")
@@ -357,7 +368,8 @@ func TestZeroBackends(t *testing.T) {
 	expectAnswer(t, early, "")
 }
 
-// TN-82: a connection attempt that began before its Service was served succeeds at its next retransmission.
+// TN-82: a connection attempt that began before its Service was served succeeds at its next
+// retransmission.
 func TestFirstConnectionTN82(t *testing.T) {
 	client, node := network(t)
 	node.Do(func() {
@@ -382,7 +394,8 @@ func TestFirstConnectionTN82(t *testing.T) {
 			})
 		}()
 	})
-	for deadline := time.Now().Add(10 * time.Second); !slices.Contains(node.flows(t, lb.IPv4, lb.TCP), "tcp 10.96.0.10:53 10.96.0.10:53"); {
+	for deadline := time.Now().Add(10 * time.Second); !slices.Contains(node.flows(t, lb.IPv4, lb.TCP),
+		"tcp 10.96.0.10:53 10.96.0.10:53"); {
 		if time.Now().After(deadline) {
 			t.Fatal("the attempt is not in the conntrack table")
 		}
@@ -436,11 +449,14 @@ func TestNodePortAfterRestart(t *testing.T) {
 			a, b := net.JoinHostPort(c.podA, "5353"), net.JoinHostPort(c.podB, "5353")
 			node.answer(t, a, "A")
 			node.answer(t, b, "B")
-			node.nft(t, c.nft, c.typ, c.node+" . udp . 30053 : "+c.podA+" . 5353", c.podB+" . udp . 30053 : "+c.podA+" . 5353")
-			one, two := client.talk(t, net.JoinHostPort(c.node, "30053")), client.talk(t, net.JoinHostPort(c.podB, "30053"))
+			node.nft(t, c.nft, c.typ, c.node+" . udp . 30053 : "+c.podA+" . 5353", c.podB+" . udp . 30053 : "+c.podA+
+				" . 5353")
+			one, two := client.talk(t, net.JoinHostPort(c.node, "30053")),
+				client.talk(t, net.JoinHostPort(c.podB, "30053"))
 			expectAnswer(t, one, "A")
 			expectAnswer(t, two, "A")
-			node.nft(t, c.nft, c.typ, c.node+" . udp . 30053 : "+c.podB+" . 5353", c.podB+" . udp . 30053 : "+c.podB+" . 5353")
+			node.nft(t, c.nft, c.typ, c.node+" . udp . 30053 : "+c.podB+" . 5353", c.podB+" . udp . 30053 : "+c.podB+
+				" . 5353")
 			expectAnswer(t, one, "A")
 
 			cleaner := node.cleaner(t, c.family)
@@ -474,7 +490,8 @@ func TestOtherAddressesOfTheNode(t *testing.T) {
 				if nodePorts == c.node {
 					hostPort = c.other
 				}
-				node.nft(t, c.nft, c.typ, nodePorts+" . udp . 30053 : "+pod+" . 5353", hostPort+" . udp . 30053 : "+c.x+" . 99")
+				node.nft(t, c.nft, c.typ, nodePorts+" . udp . 30053 : "+pod+" . 5353", hostPort+" . udp . 30053 : "+c.x+
+					" . 99")
 			}
 			answers := func(addr string) lb.Node {
 				p := netip.MustParseAddr(addr)
@@ -487,7 +504,8 @@ func TestOtherAddressesOfTheNode(t *testing.T) {
 				return want
 			}
 			stranger := net.JoinHostPort(c.x, "99")
-			ours, theirs := client.talk(t, net.JoinHostPort(c.node, "30053")), client.talk(t, net.JoinHostPort(c.other, "30053"))
+			ours, theirs := client.talk(t, net.JoinHostPort(c.node, "30053")),
+				client.talk(t, net.JoinHostPort(c.other, "30053"))
 
 			cleaner := node.cleaner(t, c.family)
 			rules(c.node, c.podA)
@@ -535,7 +553,8 @@ func (ns namespace) inject(tb testing.TB, n int, entry func(i int) (client, to, 
 	var b []byte
 	for i := range n {
 		client, to, from, proto := entry(i)
-		e := conntrack.Entry{Orig: conntrack.Tuple{From: client, To: to, Proto: uint8(proto)}, Reply: conntrack.Tuple{From: from, To: client, Proto: uint8(proto)},
+		e := conntrack.Entry{Orig: conntrack.Tuple{From: client, To: to, Proto: uint8(proto)},
+			Reply:  conntrack.Tuple{From: from, To: client, Proto: uint8(proto)},
 			Status: conntrack.SeenReply | conntrack.Assured, Timeout: 600}
 		if b = e.AppendNew(b, unix.AF_INET); i%100 == 99 || i == n-1 {
 			failed := func(_ int, err error) {
@@ -581,7 +600,11 @@ func TestDumpAndDelete(t *testing.T) {
 	table, other := ns.table(t, lb.IPv4), ns.table(t, lb.IPv4)
 
 	messages := 0
-	if err := table.dumps.Do(t.Context(), conntrack.DumpRequest(table.family, conntrack.Tuple{Proto: uint8(lb.UDP)}, conntrack.ByProto), func(netlink.Message) error { messages++; return nil }); err != nil || messages != n {
+	if err := table.dumps.Do(t.Context(), conntrack.DumpRequest(table.family, conntrack.Tuple{Proto: uint8(lb.UDP)},
+		conntrack.ByProto), func(netlink.Message) error {
+		messages++
+		return nil
+	}); err != nil || messages != n {
 		t.Errorf("the kernel sent %d entries, want the %d of UDP: %v", messages, n, err)
 	}
 
@@ -620,7 +643,9 @@ func TestDumpAndDelete(t *testing.T) {
 func TestPassMemory(t *testing.T) {
 	const n = 5000
 	ns := newNamespace(t)
-	ns.inject(t, n, func(i int) (client, to, from netip.AddrPort, proto lb.Proto) { return clientN(i), dns, podAP, lb.UDP })
+	ns.inject(t, n, func(i int) (client, to, from netip.AddrPort, proto lb.Proto) {
+		return clientN(i), dns, podAP, lb.UDP
+	})
 	table := ns.table(t, lb.IPv4)
 	x := newIndex(nil)
 	x.apply(set(row(vip, service, lb.Cluster, podA)))
@@ -637,7 +662,8 @@ func TestPassMemory(t *testing.T) {
 // The local address of a link between two points is ours, the other end is not (PN-02).
 func TestLocals(t *testing.T) {
 	ns := newNamespace(t)
-	ns.sh(t, `ip link add near type veth peer name far; ip addr add 10.9.0.1 peer 10.9.0.2/32 dev near; ip addr add 192.0.2.1/24 dev far
+	ns.sh(t,
+		`ip link add near type veth peer name far; ip addr add 10.9.0.1 peer 10.9.0.2/32 dev near; ip addr add 192.0.2.1/24 dev far
 		ip addr add 2001:db8::1/64 dev far nodad`)
 	for family, want := range map[lb.Family]string{lb.IPv4: "[10.9.0.1 192.0.2.1]", lb.IPv6: "[2001:db8::1]"} {
 		table := ns.table(t, family)
@@ -662,7 +688,8 @@ func TestLocalsInterrupted(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	churned := make(chan error)
 	ns.Do(func() {
-		cmd := exec.CommandContext(ctx, "sh", "-c", "while :; do echo addr add 10.7.0.1/32 dev lo; echo addr del 10.7.0.1/32 dev lo; done | ip -batch -")
+		cmd := exec.CommandContext(ctx, "sh", "-c", "while :; do echo addr add 10.7.0.1/32 dev lo; echo addr del "+
+			"10.7.0.1/32 dev lo; done | ip -batch -")
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 		if err := cmd.Start(); err != nil {
@@ -705,11 +732,14 @@ func (c *interrupted) Do(ctx context.Context, request []byte, f func(netlink.Mes
 func TestUnreadAnswer(t *testing.T) {
 	const n = 2000 // more than one message holds
 	ns := newNamespace(t)
-	ns.inject(t, n, func(i int) (client, to, from netip.AddrPort, proto lb.Proto) { return clientN(i), dns, podAP, lb.UDP })
+	ns.inject(t, n, func(i int) (client, to, from netip.AddrPort, proto lb.Proto) {
+		return clientN(i), dns, podAP, lb.UDP
+	})
 	table := ns.table(t, lb.IPv4)
 	ctx, cancel := context.WithCancel(t.Context())
 	none := func(flow) (lb.Key, bool) { return lb.Key{}, false }
-	if _, err := table.forget(ctx, lb.UDP, func(flow) (lb.Key, bool) { cancel(); return lb.Key{}, false }, nil); !errors.Is(err, context.Canceled) {
+	if _, err := table.forget(ctx, lb.UDP, func(flow) (lb.Key, bool) { cancel(); return lb.Key{}, false },
+		nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("a pass that is broken off: %v", err)
 	}
 	if got, err := table.forget(t.Context(), lb.UDP, none, nil); err != nil || got.seen != n {
@@ -717,14 +747,17 @@ func TestUnreadAnswer(t *testing.T) {
 	}
 }
 
-// A kernel that does not answer keeps a pass waiting neither for ever nor after its context has ended, and the next one recovers.
+// A kernel that does not answer keeps a pass waiting neither for ever nor after its context has
+// ended, and the next one recovers.
 func TestSilentKernel(t *testing.T) {
 	ns := newNamespace(t)
 	table := ns.table(t, lb.IPv4)
 	flows := 0
 	flow := func() {
 		flows++
-		ns.inject(t, 1, func(int) (client, to, from netip.AddrPort, proto lb.Proto) { return clientN(flows), dns, podAP, lb.UDP })
+		ns.inject(t, 1, func(int) (client, to, from netip.AddrPort, proto lb.Proto) {
+			return clientN(flows), dns, podAP, lb.UDP
+		})
 	}
 	pass := func(ctx context.Context) error {
 		_, err := table.forget(ctx, lb.UDP, allStale, func(_ lb.Key, err error) { t.Error(err) })
@@ -736,7 +769,10 @@ func TestSilentKernel(t *testing.T) {
 	if err := pass(t.Context()); !errors.Is(err, netlink.ErrNoAnswer) { // present when the request is sent, or never
 		t.Errorf("no answer to a request to delete: %v", err)
 	}
-	nlconntest.Check(t, table.routes.(*netlink.Conn), flow, func(ctx context.Context) error { _, err := table.locals(ctx); return err })
+	nlconntest.Check(t, table.routes.(*netlink.Conn), flow, func(ctx context.Context) error {
+		_, err := table.locals(ctx)
+		return err
+	})
 	if err := pass(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -773,7 +809,9 @@ func TestNewWithoutCapability(t *testing.T) {
 func BenchmarkPass(b *testing.B) {
 	const all, bad = 100_000, 100
 	ns := newNamespace(b)
-	ns.inject(b, all-bad, func(i int) (client, to, from netip.AddrPort, proto lb.Proto) { return clientN(i), dns, podAP, lb.UDP })
+	ns.inject(b, all-bad, func(i int) (client, to, from netip.AddrPort, proto lb.Proto) {
+		return clientN(i), dns, podAP, lb.UDP
+	})
 	t := ns.table(b, lb.IPv4)
 	x := newIndex(nil)
 	x.apply(set(row(vip, service, lb.Cluster, podA)))

@@ -17,14 +17,17 @@ func TestSharedSetsAreLinear(t *testing.T) {
 		set := func(more ...lb.Backend) *lb.BackendSet {
 			var all []lb.Backend
 			for i := range n {
-				all = append(all, lb.Backend{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{100, 64, byte(i >> 8), byte(i)}), 53)})
+				all = append(all,
+					lb.Backend{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{100, 64, byte(i >> 8), byte(i)}), 53)})
 			}
-			return &lb.BackendSet{ID: lb.SetID{Service: service, Proto: lb.UDP, Scope: lb.Cluster}, Backends: lb.BackendsOf(append(all, more...)...)}
+			return &lb.BackendSet{ID: lb.SetID{Service: service, Proto: lb.UDP, Scope: lb.Cluster},
+				Backends: lb.BackendsOf(append(all, more...)...)}
 		}
 		changes := func(to *lb.BackendSet) (out []lb.Change) {
 			for i := range n {
 				f := row(fmt.Sprintf("198.18.%d.%d:53/udp", i>>8, i&255), service, 0)
-				f.Routes = []lb.Route{{From: lb.Host, Do: lb.Balance, To: to, Masq: true}, {From: lb.Anywhere, Do: lb.Balance, To: to}}
+				f.Routes = []lb.Route{{From: lb.Host, Do: lb.Balance, To: to, Masq: true},
+					{From: lb.Anywhere, Do: lb.Balance, To: to}}
 				out = append(out, lb.Change{Key: f.Key, New: f})
 			}
 			return out
@@ -61,7 +64,8 @@ func TestNoAllocs(t *testing.T) {
 	x.apply(set(row(vip, service, lb.Cluster, podB)))
 	x.apply(set(row("nodeport:30053/udp", service, lb.Cluster, podB)))
 	p := x.take(map[netip.Addr]struct{}{client.Addr(): {}})
-	e := conntrack.Entry{Orig: conntrack.Tuple{From: client, To: dns, Proto: uint8(lb.UDP)}, Reply: conntrack.Tuple{From: podAP, To: client, Proto: uint8(lb.UDP)}}
+	e := conntrack.Entry{Orig: conntrack.Tuple{From: client, To: dns, Proto: uint8(lb.UDP)},
+		Reply: conntrack.Tuple{From: podAP, To: client, Proto: uint8(lb.UDP)}}
 	msg := e.AppendNew(nil, 2)[16:] // behind struct nlmsghdr
 	if n := testing.AllocsPerRun(1000, func() {
 		if !e.Parse(msg) {

@@ -66,28 +66,31 @@ func (t *table) close() {
 
 // forget reads all entries of the protocol, and deletes those that stale selects, in batches. An
 // entry that no longer exists is no error; failed is called for others that could not be deleted.
-func (t *table) forget(ctx context.Context, proto lb.Proto, stale func(flow) (lb.Key, bool), failed func(lb.Key, error)) (tally, error) {
+func (t *table) forget(ctx context.Context, proto lb.Proto, stale func(flow) (lb.Key, bool),
+	failed func(lb.Key, error)) (tally, error) {
 	var n tally
 	t.pending, t.keys = t.pending[:0], t.keys[:0]
 	by := conntrack.ByProto
 	if proto == lb.TCP {
 		by |= conntrack.ByNoReply
 	}
-	err := t.dumps.Do(ctx, conntrack.DumpRequest(t.family, conntrack.Tuple{Proto: uint8(proto)}, by), func(m netlink.Message) error {
-		if m.Type != conntrack.New {
-			return nil
-		}
-		e := &t.entry
-		if !e.Parse(m.Body) || e.Orig.Proto != uint8(proto) {
-			return nil
-		}
-		n.seen++
-		key, old := stale(flow{proto: proto, to: e.Orig.To, from: e.Reply.From, replied: e.Status&conntrack.SeenReply != 0})
-		if !old {
-			return nil
-		}
-		return t.drop(ctx, key, e, &n, failed)
-	})
+	err := t.dumps.Do(ctx, conntrack.DumpRequest(t.family, conntrack.Tuple{Proto: uint8(proto)}, by),
+		func(m netlink.Message) error {
+			if m.Type != conntrack.New {
+				return nil
+			}
+			e := &t.entry
+			if !e.Parse(m.Body) || e.Orig.Proto != uint8(proto) {
+				return nil
+			}
+			n.seen++
+			key, old := stale(flow{proto: proto, to: e.Orig.To, from: e.Reply.From,
+				replied: e.Status&conntrack.SeenReply != 0})
+			if !old {
+				return nil
+			}
+			return t.drop(ctx, key, e, &n, failed)
+		})
 	if err == nil || errors.Is(err, netlink.ErrInterrupted) { // entries found count, but there may be more
 		err = errors.Join(t.flush(ctx, &n, failed), err)
 	}

@@ -82,7 +82,8 @@ func TestCredit(t *testing.T) {
 // A key that was never accepted, and is removed and added again before a write, is no change.
 func TestPendingFolds(t *testing.T) {
 	k := svcKey(1)
-	f := &lb.Frontend{Key: k, Service: "shop/s1", Kind: lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}
+	f := &lb.Frontend{Key: k, Service: "shop/s1", Kind: lb.ClusterIP,
+		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}
 	var table lb.Table
 	p := newPending()
 	offered := func() []lb.Change {

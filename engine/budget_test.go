@@ -20,11 +20,13 @@ import (
 // weighed returns a Service that requests the given number of objects. Its name gives its age.
 func weighed(ns string, created, objects int) cluster.View {
 	s := &cluster.Service{Name: cluster.Name{Namespace: ns, Name: fmt.Sprintf("s%d", created)}, Created: int64(created),
-		ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}, Ports: []cluster.ServicePort{{Name: "p", Protocol: cluster.TCP, Port: 80}}}
+		ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}, Ports: []cluster.ServicePort{
+			{Name: "p", Protocol: cluster.TCP, Port: 80}}}
 	if objects == 0 {
 		return cluster.View{Name: s.Name}
 	}
-	sl := &cluster.Slice{Ports: []cluster.SlicePort{{Name: "p", Protocol: cluster.TCP, Port: 80}}, Endpoints: cluster.EndpointsOf(make([]cluster.Endpoint, objects-1)...)}
+	sl := &cluster.Slice{Ports: []cluster.SlicePort{{Name: "p", Protocol: cluster.TCP, Port: 80}},
+		Endpoints: cluster.EndpointsOf(make([]cluster.Endpoint, objects-1)...)}
 	return cluster.View{Name: s.Name, Service: s, Slices: []*cluster.Slice{sl}}
 }
 
@@ -42,7 +44,9 @@ type budgets struct {
 
 func newBudgets(limit int) *budgets {
 	b := &budgets{limit: limit, views: map[cluster.Name]cluster.View{}, said: map[cluster.Name]int{}}
-	b.Budget = NewBudget(weighEach, func() policy.Settings { return policy.Settings{Family: lb.IPv4, MaxObjects: b.limit} })
+	b.Budget = NewBudget(weighEach, func() policy.Settings {
+		return policy.Settings{Family: lb.IPv4, MaxObjects: b.limit}
+	})
 	return b
 }
 
@@ -191,8 +195,10 @@ func TestBudgetInForce(t *testing.T) {
 					names = append(names, f.Service)
 				}
 			})
-			if written := strings.Count(r.plane.Dump(), "clusterip"); len(names) != len(served)+1 || written != len(names) {
-				t.Errorf("%s: %d Services have rows, and %d are written, want %d", story, len(names), written, len(served)+1)
+			if written := strings.Count(r.plane.Dump(), "clusterip"); len(names) != len(served)+1 ||
+				written != len(names) {
+				t.Errorf("%s: %d Services have rows, and %d are written, want %d", story, len(names), written,
+					len(served)+1)
 			}
 			for _, i := range served {
 				if len(r.engine.table.Owned(svcName(i).String())) == 0 {

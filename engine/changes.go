@@ -17,8 +17,10 @@ const manyTogether = 100
 
 // Names of the verbs in an entry.
 var (
-	serviceVerbs = [...]changes.What{cluster.Changed: changes.ServiceChanged, cluster.Created: changes.ServiceCreated, cluster.Deleted: changes.ServiceDeleted}
-	sliceVerbs   = [...]changes.What{cluster.Changed: changes.SliceChanged, cluster.Created: changes.SliceCreated, cluster.Deleted: changes.SliceDeleted}
+	serviceVerbs = [...]changes.What{cluster.Changed: changes.ServiceChanged, cluster.Created: changes.ServiceCreated,
+		cluster.Deleted: changes.ServiceDeleted}
+	sliceVerbs = [...]changes.What{cluster.Changed: changes.SliceChanged, cluster.Created: changes.SliceCreated,
+		cluster.Deleted: changes.SliceDeleted}
 )
 
 // oldest returns the smaller of two times, where 0 means unknown.
@@ -78,7 +80,8 @@ func (e *Engine) reportReset(w *Write) {
 // reportLoaded reports the end of the work that a Reset postponed.
 func (e *Engine) reportLoaded(w Write) {
 	now := time.Now()
-	e.reportTogether(changes.Entry{Kind: changes.Loaded, Rows: uint32(w.Changes), Learned: now.Add(-w.Took).UnixNano(), Done: now.UnixNano()})
+	e.reportTogether(changes.Entry{Kind: changes.Loaded, Rows: uint32(w.Changes), Learned: now.Add(-w.Took).UnixNano(),
+		Done: now.UnixNano()})
 	e.pending.programming.loading = false
 }
 
@@ -98,7 +101,8 @@ func (e *Engine) reportRepaired(w *Write, end time.Time) {
 
 // reportNodeSet reports that the plane accepted the facts of this machine.
 func (e *Engine) reportNodeSet() {
-	e.cfg.Changes.Add(changes.Entry{Kind: changes.Node, Family: e.cfg.Family, Learned: e.node.since.UnixNano(), Done: e.writer.end.UnixNano()})
+	e.cfg.Changes.Add(changes.Entry{Kind: changes.Node, Family: e.cfg.Family, Learned: e.node.since.UnixNano(),
+		Done: e.writer.end.UnixNano()})
 }
 
 // reportFailed reports a failure unless its text is the same as that of the last one.

@@ -19,8 +19,8 @@ import (
 	"kube-proxy/test/cputest"
 )
 
-// ringReported formats the entries of a Ring, one a line: event, frontends, and the times since the API
-// server and since Mark.
+// ringReported formats the entries of a Ring, one a line: event, frontends, and the times since the
+// API server and since Mark.
 type ringReported struct {
 	*changes.Ring
 	seen uint64
@@ -65,7 +65,8 @@ func TestChangesAreReported(t *testing.T) {
 	changesBubble(t, nil, func(r *rig, o *ringReported) {
 		r.start()
 		r.after(time.Hour)
-		r.do(cluster.ServicesListed{Services: []*cluster.Service{service(1)}}, cluster.SlicesListed{Slices: []*cluster.Slice{slice(1, 1, 1)}})
+		r.do(cluster.ServicesListed{Services: []*cluster.Service{service(1)}},
+			cluster.SlicesListed{Slices: []*cluster.Slice{slice(1, 1, 1)}})
 		r.run()
 		o.want(t, "the start",
 			"node: compared and wrote everything; rows 1",
@@ -160,8 +161,10 @@ func TestListIsMarkedBeforeItIsWritten(t *testing.T) {
 		r.engine.Mark(dirty)
 		r.run()
 		entries, _ := o.After(0)
-		if len(entries) != 1 || entries[0].Kind != changes.Reset || entries[0].Services != 2*manyTogether || entries[0].Slices != 2*manyTogether {
-			t.Errorf("a list of %d Services became %d entries: %+v", len(services), len(entries), entries[:min(3, len(entries))])
+		if len(entries) != 1 || entries[0].Kind != changes.Reset || entries[0].Services != 2*manyTogether ||
+			entries[0].Slices != 2*manyTogether {
+			t.Errorf("a list of %d Services became %d entries: %+v", len(services), len(entries),
+				entries[:min(3, len(entries))])
 		}
 		r.converged()
 	})
@@ -181,8 +184,10 @@ func TestManyAreCounted(t *testing.T) {
 		for _, e := range entries {
 			services, slices = services+e.Services, slices+e.Slices
 		}
-		if len(entries) != 2 || entries[0].Kind != changes.Reset || entries[1].Kind != changes.Loaded || services != 5000 || slices != 5000 {
-			t.Errorf("a list of 5000 Services became %d entries, %d Services, %d slices: %+v", len(entries), services, slices, entries[:min(5, len(entries))])
+		if len(entries) != 2 || entries[0].Kind != changes.Reset || entries[1].Kind != changes.Loaded ||
+			services != 5000 || slices != 5000 {
+			t.Errorf("a list of 5000 Services became %d entries, %d Services, %d slices: %+v", len(entries), services,
+				slices, entries[:min(5, len(entries))])
 		}
 		// Changes that arrive during that write are reported one by one.
 		r.plane.Lose(true)
@@ -235,12 +240,14 @@ func TestDriftNodeAndConfigurationAreReported(t *testing.T) {
 		_, o.seen = o.After(0)
 		r.plane.Steal(svcKey(1), true)
 		r.after(time.Second)
-		o.want(t, "another program removed a frontend", "node: repaired objects that others had changed: 1 object; rows 1")
+		o.want(t, "another program removed a frontend", "node: repaired objects that others had changed: 1 object; "+
+			"rows 1")
 		for range 50 {
 			r.plane.Steal(svcKey(1), true)
 			r.after(time.Second)
 		}
-		o.want(t, "fifty times", "node: repaired objects that others had changed: 51 objects, 51 times; rows 51, learned 50s")
+		o.want(t, "fifty times", "node: repaired objects that others had changed: 51 objects, 51 times; rows 51, "+
+			"learned 50s")
 
 		empty.Store(true)
 		r.engine.ResolveAll()

@@ -15,8 +15,8 @@ type Loss struct {
 	Keys int
 }
 
-// ProvisionalOwner is the set of frontends that one Service received by one change with addresses of the
-// service network that are not its cluster IP. It is their provisional owner until they are
+// ProvisionalOwner is the set of frontends that one Service received by one change with addresses
+// of the service network that are not its cluster IP. It is their provisional owner until they are
 // assigned to another Service (SV-24).
 type ProvisionalOwner struct {
 	// Frontend is the first one, by key.
@@ -120,7 +120,8 @@ func (e *Engine) reportProvisionalOwners(lent []lentKey) {
 		if !e.provisionalOwners.Allow(nameOf(l.Owner).Namespace) {
 			continue
 		}
-		e.cfg.Log.Warn("service has an address of the service network that is not its cluster IP, until it is assigned as one",
+		e.cfg.Log.Warn("service has an address of the service network that is not its cluster IP, until it is "+
+			"assigned as one",
 			"service", l.Owner, "key", l.Key.String(), "as", l.Kind.Words(), "keys", l.Keys)
 		if e.cfg.Lent != nil {
 			e.cfg.Lent(l)

@@ -43,14 +43,17 @@ func TestFloodOfConflicts(t *testing.T) {
 		}
 		s := r.engine.Stats()
 		if s.Conflicts != (services-1)*ports || s.Contested != ports {
-			t.Errorf("%d contests counted, %d keys contested; want %d and %d", s.Conflicts, s.Contested, (services-1)*ports, ports)
+			t.Errorf("%d contests counted, %d keys contested; want %d and %d", s.Conflicts, s.Contested,
+				(services-1)*ports, ports)
 		}
 		if len(reported) != ratelimit.Burst || reported[0].Keys != ports || reported[0].Key.Port != 1000 {
-			t.Errorf("told of %d Services, of the first %+v; want %d, each of %d keys at once", len(reported), reported[:1], ratelimit.Burst, ports)
+			t.Errorf("told of %d Services, of the first %+v; want %d, each of %d keys at once", len(reported),
+				reported[:1], ratelimit.Burst, ports)
 		}
 		r.after(2 * ratelimit.ReportGap)
 		suppressed := services - 1 - ratelimit.Burst
-		if r.log.Count(fmt.Sprintf("messages=%d mostAbout=shop", suppressed)) != 1 || strings.Count(r.log.String(), "\n") > ratelimit.Burst+5 {
+		if r.log.Count(fmt.Sprintf("messages=%d mostAbout=shop", suppressed)) != 1 ||
+			strings.Count(r.log.String(), "\n") > ratelimit.Burst+5 {
 			t.Errorf("the log does not count %d suppressed messages, or is too long:\n%s", suppressed, r.log)
 		}
 		// The first loss in another namespace is reported, also where the flood caused it.
@@ -94,7 +97,8 @@ func TestConflictsCostNoOtherService(t *testing.T) {
 			r.do(cluster.SliceSet{Slice: slice(1, 2, 10)})
 			r.run()
 			others = now()
-			others = cost{others.visited - all.visited, others.resolved - all.resolved, others.offered - all.offered, others.conflicts - all.conflicts}
+			others = cost{others.visited - all.visited, others.resolved - all.resolved, others.offered - all.offered,
+				others.conflicts - all.conflicts}
 			if again := strings.Count(r.log.String(), "\n"); again != lines {
 				t.Errorf("%d lines for a change of another Service:\n%s", again-lines, r.log)
 			}
@@ -105,7 +109,8 @@ func TestConflictsCostNoOtherService(t *testing.T) {
 	many, beside := measure(101, 1000) // 1,000 keys, 100,000 conflicts
 	crowded, besideOne := measure(11_000, 1)
 	if few != beside || few != besideOne {
-		t.Errorf("a change of another Service costs %+v beside 2 contests, %+v beside 100,000, %+v beside a crowd of 11,000 on one key", few, beside, besideOne)
+		t.Errorf("a change of another Service costs %+v beside 2 contests, %+v beside 100,000, %+v beside a crowd of "+
+			"11,000 on one key", few, beside, besideOne)
 	}
 	// The engine inspects a frontend when it arrives, as cluster IP and as external IP, and
 	// compares it a few times.
@@ -124,7 +129,8 @@ func TestConflictsCostNoOtherService(t *testing.T) {
 func TestLoanOfTheServiceNetwork(t *testing.T) {
 	var reported []ProvisionalOwner
 	bubble(t, func(c *Config) { c.Lent = func(l ProvisionalOwner) { reported = append(reported, l) } }, func(r *rig) {
-		r.do(cluster.CIDRsListed{CIDRs: []*cluster.ServiceCIDR{{Name: "k", Prefixes: []netip.Prefix{netip.MustParsePrefix("172.16.0.0/16")}}}})
+		r.do(cluster.CIDRsListed{CIDRs: []*cluster.ServiceCIDR{
+			{Name: "k", Prefixes: []netip.Prefix{netip.MustParsePrefix("172.16.0.0/16")}}}})
 		squatter := crowd(1, 1, 3)[0]
 		squatter.ExternalIPs = []netip.Addr{svcIP(7), svcIP(6), netip.MustParseAddr("192.0.2.7")}
 		r.start()
@@ -132,7 +138,8 @@ func TestLoanOfTheServiceNetwork(t *testing.T) {
 		r.list()
 		r.do(cluster.ServiceSet{Service: squatter}, cluster.SliceSet{Slice: slice(1, 1, 1)})
 		r.run()
-		if len(reported) != 1 || reported[0].Owner != "shop/s1" || reported[0].Keys != 6 || reported[0].Key.String() != "172.16.0.6:1000/tcp" {
+		if len(reported) != 1 || reported[0].Owner != "shop/s1" || reported[0].Keys != 6 ||
+			reported[0].Key.String() != "172.16.0.6:1000/tcp" {
 			t.Fatalf("told %+v, want once, of six keys and the first of them", reported)
 		}
 		if r.log.Count(`service=shop/s1 key=172.16.0.6:1000/tcp as="external IP" keys=6`) != 1 {
@@ -142,9 +149,11 @@ func TestLoanOfTheServiceNetwork(t *testing.T) {
 		owner.ExternalIPs = nil
 		late := crowd(2, 1, 3)[0] // arrives together with the owner of the address
 		late.ExternalIPs = []netip.Addr{svcIP(7)}
-		r.do(cluster.Batch{cluster.ServiceSet{Service: late}, cluster.ServiceSet{Service: owner}, cluster.SliceSet{Slice: slice(7, 1, 1)}})
+		r.do(cluster.Batch{cluster.ServiceSet{Service: late}, cluster.ServiceSet{Service: owner},
+			cluster.SliceSet{Slice: slice(7, 1, 1)}})
 		r.run()
-		if row := r.engine.table.Get(lb.Key{Addr: svcIP(7), Port: 1000, Proto: lb.TCP}); row.Kind != lb.ClusterIP || row.Service != "shop/s7:p0" {
+		if row := r.engine.table.Get(lb.Key{Addr: svcIP(7), Port: 1000, Proto: lb.TCP}); row.Kind != lb.ClusterIP ||
+			row.Service != "shop/s7:p0" {
 			t.Errorf("the owner came, and the row is\n%s", row)
 		}
 		if len(reported) != 1 || r.log.Count(`because="it has it as its cluster IP"`) != 2 {

@@ -481,7 +481,8 @@ func TestQueuedSinceListed(t *testing.T) {
 		r.add(1)
 		r.after(10 * time.Minute)
 		if s := r.engine.Stats(); !s.QueuedSince.IsZero() || s.LastQueued.IsZero() {
-			t.Errorf("not listed yet, and something waits since %v; the last event came at %v", s.QueuedSince, s.LastQueued)
+			t.Errorf("not listed yet, and something waits since %v; the last event came at %v", s.QueuedSince,
+				s.LastQueued)
 		}
 		entered, release := r.faulty.Block()
 		listed := time.Now()
@@ -529,7 +530,8 @@ func TestFloodOfFailures(t *testing.T) {
 			r.after(time.Second)
 		}
 		regained := int(time.Since(start) / ratelimit.Gap)
-		if got := r.log.Count("writes fail, retrying them together"); got < ratelimit.Burst || got > ratelimit.Burst+regained+1 {
+		if got := r.log.Count("writes fail, retrying them together"); got < ratelimit.Burst || got > ratelimit.Burst+
+			regained+1 {
 			t.Errorf("%d lines about %d failures, want %d and %d regained", got, times, ratelimit.Burst, regained)
 		}
 		r.after(2 * ratelimit.ReportGap)

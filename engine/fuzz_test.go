@@ -114,7 +114,9 @@ func (s *story) step() {
 		maps.DeleteFunc(s.services, func(n cluster.Name, _ *cluster.Service) bool { return i&128 != 0 && n == name })
 		s.do(cluster.ServicesListed{Services: slices.Collect(maps.Values(s.services))})
 	case 9:
-		maps.DeleteFunc(s.slices, func(_ cluster.Name, sl *cluster.Slice) bool { return i&128 != 0 && sl.Service == name })
+		maps.DeleteFunc(s.slices, func(_ cluster.Name, sl *cluster.Slice) bool {
+			return i&128 != 0 && sl.Service == name
+		})
 		s.do(cluster.SlicesListed{Slices: slices.Collect(maps.Values(s.slices))})
 	case 10:
 		s.node(i)

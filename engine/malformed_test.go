@@ -36,7 +36,8 @@ func TestMalformedRows(t *testing.T) {
 		r.engine.ResolveAll()
 		r.after(time.Minute)
 		s := r.engine.Stats()
-		if len(s.Failing) != 1 || s.Failing[0].Key != svcKey(1) || s.Failing[0].Service != "shop/s1" || !s.Settled || s.Failures != 0 {
+		if len(s.Failing) != 1 || s.Failing[0].Key != svcKey(1) || s.Failing[0].Service != "shop/s1" || !s.Settled ||
+			s.Failures != 0 {
 			t.Errorf("%+v", s)
 		}
 		if n := strings.Count(r.log.String(), "malformed rows"); n != 1 {

@@ -118,7 +118,8 @@ func TestAudit(t *testing.T) {
 		r.run()
 		r.plane.Steal(svcKey(1), true)
 		r.run()
-		if s := r.engine.Stats(); s.Repaired != 1 || s.Audits != 1 || r.log.Count("repaired objects that others had changed") != 1 {
+		if s := r.engine.Stats(); s.Repaired != 1 || s.Audits != 1 ||
+			r.log.Count("repaired objects that others had changed") != 1 {
 			t.Errorf("after signalled drift: %+v\n%s", s, r.log)
 		}
 		r.converged()
@@ -187,7 +188,8 @@ func TestAuditFails(t *testing.T) {
 			t.Error("settled with an audit to do")
 		}
 		r.after(time.Second)
-		if s := r.engine.Stats(); s.Repaired != 1 || s.Resets != 1 || s.Audits != 3 || r.log.Count("audit failed") != 1 {
+		if s := r.engine.Stats(); s.Repaired != 1 || s.Resets != 1 || s.Audits != 3 ||
+			r.log.Count("audit failed") != 1 {
 			t.Errorf("%+v\n%s", s, r.log)
 		}
 		r.converged()
@@ -206,7 +208,8 @@ func TestDriftLog(t *testing.T) {
 		if s := r.engine.Stats(); s.Repaired != 600 {
 			t.Errorf("repaired %d, want 600", s.Repaired)
 		}
-		if n := r.log.Count("repaired objects that others had changed"); n != 10 || r.log.Count("objects=60\n") != 9 || r.log.Count("objects=1\n") != 1 {
+		if n := r.log.Count("repaired objects that others had changed"); n != 10 || r.log.Count("objects=60\n") != 9 ||
+			r.log.Count("objects=1\n") != 1 {
 			t.Errorf("%d lines in ten minutes, want 10:\n%s", n, r.log)
 		}
 		r.converged()
@@ -253,7 +256,8 @@ func TestStateLostToOthers(t *testing.T) {
 		r.begin()
 		r.plane.Lose(true) // without frontends the table itself is missing
 		r.run()
-		if s := r.engine.Stats(); s.Repaired != 1 || len(audits) != 1 || audits[0].Changes != 1 || audits[0].Err != nil {
+		if s := r.engine.Stats(); s.Repaired != 1 || len(audits) != 1 || audits[0].Changes != 1 ||
+			audits[0].Err != nil {
 			t.Errorf("%d repaired, audits %+v after an empty table was removed, want 1", s.Repaired, audits)
 		}
 		r.add(1)
@@ -314,7 +318,8 @@ func TestNodeIsReported(t *testing.T) {
 		r.do(cidr("172.16.0.0/16"))
 		r.run()
 		want("before the first write")
-		r.do(cluster.ServicesListed{Services: []*cluster.Service{service(1)}}, cluster.SlicesListed{Slices: []*cluster.Slice{slice(1, 1, 1)}})
+		r.do(cluster.ServicesListed{Services: []*cluster.Service{service(1)}},
+			cluster.SlicesListed{Slices: []*cluster.Slice{slice(1, 1, 1)}})
 		r.run()
 		want("the Reset", "node 172.16.0.0/16", "1 rows")
 		r.do(cidr("172.16.0.0/15"))

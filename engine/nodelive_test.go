@@ -85,7 +85,9 @@ func TestPodCIDRsLivePR05(t *testing.T) {
 // address stays.
 func TestNodeAddressLivePR06(t *testing.T) {
 	addr := func(a string) cluster.Event {
-		return nodeOf(func(n *cluster.Node) { n.Addrs = []netip.Addr{netip.MustParseAddr(a), netip.MustParseAddr("fd00::2")} })
+		return nodeOf(func(n *cluster.Node) {
+			n.Addrs = []netip.Addr{netip.MustParseAddr(a), netip.MustParseAddr("fd00::2")}
+		})
 	}
 	ranged := service(1)
 	ranged.LoadBalancerIPs = []netip.Addr{netip.MustParseAddr("198.51.100.1")}
@@ -126,15 +128,17 @@ func TestNodeAddressLivePR06(t *testing.T) {
 			t.Errorf("%d Resets, want the first alone", c.Resets)
 		}
 	})
-	bubble(t, withSettings(policy.Settings{NodePortAddrs: policy.NodePortAddrs{Primary: true, NodeIP: netip.MustParseAddr("192.0.2.7")}}), func(r *rig) {
-		r.start()
-		r.list()
-		for _, ev := range []cluster.Event{addr("192.0.2.1"), addr("192.0.2.2"), cluster.NodeGone{Name: nodeName}} {
-			r.do(ev)
-			r.run()
-			r.wantNode("with a bind address", "192.0.2.7/32", "")
-		}
-	})
+	bubble(t,
+		withSettings(policy.Settings{NodePortAddrs: policy.NodePortAddrs{Primary: true,
+			NodeIP: netip.MustParseAddr("192.0.2.7")}}), func(r *rig) {
+			r.start()
+			r.list()
+			for _, ev := range []cluster.Event{addr("192.0.2.1"), addr("192.0.2.2"), cluster.NodeGone{Name: nodeName}} {
+				r.do(ev)
+				r.run()
+				r.wantNode("with a bind address", "192.0.2.7/32", "")
+			}
+		})
 }
 
 func joined(ps []netip.Prefix) string {

@@ -16,9 +16,9 @@ type withheld struct {
 }
 
 // withhold removes changes from accepted ones that observers must not see yet, and keeps them until
-// [Engine.reportWithheld]. It withholds more endpoints of a health check while a frontend for outside
-// traffic to the same Service is not in force (HT-16). Most planes have nothing to write for a
-// health check, so they accept its frontend while they refuse all others. Fewer endpoints are
+// [Engine.reportWithheld]. It withholds more endpoints of a health check while a frontend for
+// outside traffic to the same Service is not in force (HT-16). Most planes have nothing to write
+// for a health check, so they accept its frontend while they refuse all others. Fewer endpoints are
 // reported at once: a load balancer that switches to another node too early does no harm.
 func (e *Engine) withhold(changes []lb.Change) []lb.Change {
 	if !slices.ContainsFunc(changes, func(c lb.Change) bool { return c.Old.Accepts() || c.New.Accepts() }) {

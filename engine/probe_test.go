@@ -38,7 +38,8 @@ func TestOneRefusedRowHT04(t *testing.T) {
 		if !s.QueuedSince.IsZero() || s.Probes != 1 || len(s.Failing) != 1 || s.Settled {
 			t.Errorf("the row is refused, the probe accepted: %+v", s)
 		}
-		if !s.LastSuccess.Equal(before.LastSuccess) || !s.LastSynced.Before(s.LastQueued) || s.Owed == (cluster.Changes{}) {
+		if !s.LastSuccess.Equal(before.LastSuccess) || !s.LastSynced.Before(s.LastQueued) ||
+			s.Owed == (cluster.Changes{}) {
 			t.Errorf("MT-05, MT-07, DP-62: a probe counts as a sync: %+v", s)
 		}
 		for range 100 {
@@ -190,12 +191,14 @@ func TestOddServiceHT04(t *testing.T) {
 		r.add(1)
 		r.start()
 		r.run()
-		if s := r.engine.Stats(); !s.QueuedSince.IsZero() || s.Probes != 1 || len(s.Failing) != 1 || !s.Begun || s.LastSynced.IsZero() {
+		if s := r.engine.Stats(); !s.QueuedSince.IsZero() || s.Probes != 1 || len(s.Failing) != 1 || !s.Begun ||
+			s.LastSynced.IsZero() {
 			t.Errorf("after a Reset without the row: %+v", s)
 		}
 		odd := service(2)
 		for port := range uint16(50) {
-			odd.Ports = append(odd.Ports, cluster.ServicePort{Name: fmt.Sprintf("p%d", port), Protocol: cluster.TCP, Port: 1000 + port})
+			odd.Ports = append(odd.Ports, cluster.ServicePort{Name: fmt.Sprintf("p%d", port), Protocol: cluster.TCP,
+				Port: 1000 + port})
 			r.faulty.Refuse(lb.Key{Addr: svcIP(2), Port: 1000 + port, Proto: lb.TCP})
 		}
 		r.faulty.Refuse(svcKey(2))
@@ -309,7 +312,8 @@ func TestHealthCheckShowsNothingHT04(t *testing.T) {
 			t.Errorf("no write works since %v, and something waits since %v: %+v", queued, s.QueuedSince, s)
 		}
 		if !s.LastSuccess.Equal(before.LastSuccess) || !s.LastSynced.Before(s.LastQueued) {
-			t.Errorf("no write works since %v, but the last was accepted %v, and all in force %v", queued, s.LastSuccess, s.LastSynced)
+			t.Errorf("no write works since %v, but the last was accepted %v, and all in force %v", queued,
+				s.LastSuccess, s.LastSynced)
 		}
 		sick.Store(false)
 		r.after(lastDelay)

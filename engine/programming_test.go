@@ -87,7 +87,8 @@ func TestProgrammedMT04(t *testing.T) {
 
 		// A frontend that does not change is in force at once.
 		unused := triggered(1, 1, 4, time.Second)
-		unused.Slice.Endpoints = unused.Slice.Endpoints.With(cluster.Endpoint{Addr: unused.Slice.Endpoints.At(0).Addr.Next().Next().Next().Next()})
+		unused.Slice.Endpoints = unused.Slice.Endpoints.With(cluster.Endpoint{Addr: unused.Slice.Endpoints.At(0).
+			Addr.Next().Next().Next().Next()})
 		applies := r.engine.Stats().Applies
 		r.do(unused)
 		r.run()
@@ -205,7 +206,8 @@ func TestTimestampsMT05MT06(t *testing.T) {
 				t.Errorf("%s: %d writes, want %d", step.what, s.Applies-before.Applies, step.writes)
 			}
 			if now := time.Now(); !s.LastQueued.Equal(now) || !s.LastSynced.Equal(now) {
-				t.Errorf("%s: at %v the last event was at %v, the last sync at %v", step.what, now, s.LastQueued, s.LastSynced)
+				t.Errorf("%s: at %v the last event was at %v, the last sync at %v", step.what, now, s.LastQueued,
+					s.LastSynced)
 			}
 		}
 		r.faulty.FailWith(1)

@@ -134,8 +134,8 @@ func (e *Engine) knownOf(keys []lb.Key) []*lb.Frontend {
 	return known
 }
 
-// unreported returns the changes that the observers do not have after a Reset: all frontends after the
-// first one, with the keys that it removed, and later the pending ones; but no postponed one.
+// unreported returns the changes that the observers do not have after a Reset: all frontends after
+// the first one, with the keys that it removed, and later the pending ones; but no postponed one.
 func (e *Engine) unreported(res plane.ResetResult) (changes []lb.Change) {
 	switch {
 	case e.resets.done:

@@ -189,7 +189,8 @@ func (e *Engine) resolve(found *claims, name cluster.Name, n notice, now time.Ti
 	switch {
 	case e.resets.due:
 		e.pending.programming.untilReset(name, n)
-	case n.isZero() && len(diff) > 0 && e.pending.programming.open[name] == nil: // the node or the configuration changed
+	case n.isZero() && len(diff) > 0 && e.pending.programming.open[name] == nil:
+		// the node or the configuration changed
 		e.pending.await(cluster.Name{}, notice{learned: now.UnixNano()}, diff)
 	default:
 		e.pending.await(name, n, diff)
@@ -209,7 +210,9 @@ func (e *Engine) weighAll() {
 
 // elsewhere reports whether the Service has no address of the engine's family, like a deleted one.
 func (e *Engine) elsewhere(v *cluster.View) bool {
-	return v.Service == nil || !slices.ContainsFunc(v.Service.ClusterIPs, func(a netip.Addr) bool { return lb.FamilyOf(a) == e.cfg.Family })
+	return v.Service == nil || !slices.ContainsFunc(v.Service.ClusterIPs, func(a netip.Addr) bool {
+		return lb.FamilyOf(a) == e.cfg.Family
+	})
 }
 
 func ownerOf(v cluster.View) lb.Owner {
@@ -274,7 +277,8 @@ func (e *Engine) reportRefused(service string, refused []lb.Refused) {
 	text := fmt.Sprintf("%d rows of service %s are malformed: %v", len(refused), service, refused[0].Err)
 	e.stats.failed(text, time.Now())
 	if e.said.first(text) && e.failures.Allow(nameOf(service).Namespace) {
-		e.cfg.Log.Error("malformed rows left out, what was in force for their keys stays", "service", service, "rows", len(refused), "first", refused[0].Err)
+		e.cfg.Log.Error("malformed rows left out, what was in force for their keys stays", "service", service, "rows",
+			len(refused), "first", refused[0].Err)
 		e.reportFailed(nameOf(service), refused[0].Key, "left out", refused[0].Err)
 	}
 }

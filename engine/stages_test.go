@@ -129,7 +129,8 @@ func TestRowsUnderWayTakeTurnsByNamespace(t *testing.T) {
 	p, table := newPending(), &lb.Table{}
 	key := func(i int) lb.Key { return svcKey(i) }
 	for i, service := range []string{"tenant/a:http", "tenant/b:http", "tenant/c:http", "stranger/d:http"} {
-		front := &lb.Frontend{Key: key(i), Service: service, Kind: lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}
+		front := &lb.Frontend{Key: key(i), Service: service, Kind: lb.ClusterIP,
+			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}
 		changes, _ := table.Replace(lb.Owner{Name: service[:len(service)-len(":http")]}, []*lb.Frontend{front})
 		p.add(changes[0])
 	}

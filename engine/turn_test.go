@@ -18,14 +18,17 @@ func large(i int) (*cluster.Service, []*cluster.Slice) {
 	s := service(i)
 	s.Name.Namespace, s.Ports = "tenant", nil
 	for p := range ports {
-		s.Ports = append(s.Ports, cluster.ServicePort{Name: fmt.Sprint("p", p), Protocol: cluster.TCP, Port: uint16(1000 + p)})
+		s.Ports = append(s.Ports, cluster.ServicePort{Name: fmt.Sprint("p", p), Protocol: cluster.TCP,
+			Port: uint16(1000 + p)})
 	}
 	var slices []*cluster.Slice
 	for n := range many {
 		sl := slice(i, 1+n*endpoints, endpoints)
-		sl.Name, sl.Service, sl.Ports = cluster.Name{Namespace: "tenant", Name: fmt.Sprint(s.Name.Name, "-", n)}, s.Name, nil
+		sl.Name, sl.Service, sl.Ports = cluster.Name{Namespace: "tenant", Name: fmt.Sprint(s.Name.Name, "-", n)},
+			s.Name, nil
 		for p := range ports {
-			sl.Ports = append(sl.Ports, cluster.SlicePort{Name: fmt.Sprint("p", p), Protocol: cluster.TCP, Port: uint16(1000 + p)})
+			sl.Ports = append(sl.Ports, cluster.SlicePort{Name: fmt.Sprint("p", p), Protocol: cluster.TCP,
+				Port: uint16(1000 + p)})
 		}
 		sl.Endpoints = sl.Endpoints.Edited(func(k int, e *cluster.Endpoint) {
 			e.Addr = netip.AddrFrom4([4]byte{10, byte(100 + i), byte(10*n + k>>8), byte(k)})
@@ -84,7 +87,8 @@ func TestManyLargeServicesDelayNoService(t *testing.T) {
 					for _, c := range changes {
 						if c.Key == svcKey(0) && !seen && before.Resolved > 0 {
 							now, was := of(r.engine.Stats()), of(before)
-							did = work{now.services - was.services, now.slices - was.slices, now.ports - was.ports, now.backends - was.backends}
+							did = work{now.services - was.services, now.slices - was.slices, now.ports - was.ports,
+								now.backends - was.backends}
 							seen = true
 						}
 					}
@@ -97,15 +101,18 @@ func TestManyLargeServicesDelayNoService(t *testing.T) {
 					r.do(cluster.SliceSet{Slice: slice(0, 7, 3)})
 					r.run()
 					if !seen || r.engine.Stats().Resolved < uint64(2*n) {
-						t.Fatalf("the stranger's row is written: %v; %d services resolved, want all of %d again", seen, r.engine.Stats().Resolved, n)
+						t.Fatalf("the stranger's row is written: %v; %d services resolved, want all of %d again", seen,
+							r.engine.Stats().Resolved, n)
 					}
 					r.converged()
 				})
 				return did
 			}
 			few, many := measure(4), measure(16)
-			if most := (work{6, 12, 400, 6 * 40_000}); many.services > most.services || many.slices > most.slices || many.ports > most.ports || many.backends > most.backends {
-				t.Errorf("between the stranger's change and its write there is %+v beside 4 large services, %+v beside 16", few, many)
+			if most := (work{6, 12, 400, 6 * 40_000}); many.services > most.services || many.slices > most.slices ||
+				many.ports > most.ports || many.backends > most.backends {
+				t.Errorf("between the stranger's change and its write there is %+v beside 4 large services, %+v "+
+					"beside 16", few, many)
 			}
 		})
 	}

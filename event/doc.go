@@ -1,5 +1,5 @@
-// Package event is the catalogue of the events that the proxy sends to the cluster, and an event as a
-// plain value.
+// Package event is the catalogue of the events that the proxy sends to the cluster, and an event as
+// a plain value.
 //
 //	a component ──event.DriftRepaired(…)──▶ func(event.Event) ──▶ source/kube.Publisher ──▶ API server
 //
@@ -66,8 +66,8 @@ type Event struct {
 	Subject string
 }
 
-// Series returns e without the parts that may differ between repetitions. Events of equal series are
-// repetitions.
+// Series returns e without the parts that may differ between repetitions. Events of equal series
+// are repetitions.
 func (e Event) Series() Event {
 	e.Note = ""
 	return e

@@ -42,36 +42,75 @@ func TestConstructors(t *testing.T) {
 		note                    string // must be part of it
 	}{
 		{Starting("n1"), Normal, "Starting", "StartKubeProxy", "", node, "Starting kube-proxy on node n1"},
-		{FailedToStartProxierHealthcheck("n1", "0.0.0.0:10256", err), Warning, "FailedToStartProxierHealthcheck", "StartKubeProxy", "", node, "on 0.0.0.0:10256: address already in use"},
-		{FailedToStartMetricServer("n1", "127.0.0.1:10249", err), Warning, "FailedToStartMetricServer", "StartKubeProxy", "", node, "on 127.0.0.1:10249: address already in use"},
-		{ReadOnlySysFS("n1", errors.New("read-only file system")), Warning, "readOnlySysFS", "StartKubeProxy", "", node, "read-only file system"},
-		{FailedToStartServiceHealthcheck("shop/web", "n1", 31000, err), Warning, "FailedToStartServiceHealthcheck", "Listen", "31000", web, "node n1 cannot serve the Service's health check on port 31000: address already in use"},
-		{IncorrectIPVersion(slice, "endpoints[0].addresses[0]", "fd00::1", "is not an IPv4 address"), Warning, "KubeProxyIncorrectIPVersion", "GatherEndpoints", "endpoints[].addresses[] fd00::1", slice, "endpoints[0].addresses[0]: fd00::1 is not an IPv4 address"},
-		{DefaultModeWillChange("n1", "iptables"), Warning, "default-mode-will-change", "StartKubeProxy", "", node, "uses iptables"},
+		{FailedToStartProxierHealthcheck("n1", "0.0.0.0:10256", err), Warning, "FailedToStartProxierHealthcheck",
+			"StartKubeProxy", "", node, "on 0.0.0.0:10256: address already in use"},
+		{FailedToStartMetricServer("n1", "127.0.0.1:10249", err), Warning, "FailedToStartMetricServer",
+			"StartKubeProxy", "", node, "on 127.0.0.1:10249: address already in use"},
+		{ReadOnlySysFS("n1", errors.New("read-only file system")), Warning, "readOnlySysFS", "StartKubeProxy", "", node,
+			"read-only file system"},
+		{FailedToStartServiceHealthcheck("shop/web", "n1", 31000, err), Warning, "FailedToStartServiceHealthcheck",
+			"Listen", "31000", web, "node n1 cannot serve the Service's health check on port 31000: address already " +
+				"in use"},
+		{IncorrectIPVersion(slice, "endpoints[0].addresses[0]", "fd00::1", "is not an IPv4 address"), Warning,
+			"KubeProxyIncorrectIPVersion", "GatherEndpoints", "endpoints[].addresses[] fd00::1", slice,
+			"endpoints[0].addresses[0]: fd00::1 is not an IPv4 address"},
+		{DefaultModeWillChange("n1", "iptables"), Warning, "default-mode-will-change", "StartKubeProxy", "", node,
+			"uses iptables"},
 		{IPVSDeprecated("n1"), Warning, "ipvs-deprecated", "StartKubeProxy", "", node, "deprecated"},
-		{ModeFromAnnotation("n1", "userspace", "example/mode"), Normal, "KubeProxyModeFromAnnotation", "StartKubeProxy", "", node, "uses mode userspace from the Node's annotation example/mode"},
-		{ModeFallback("n1", "ipvs", "iptables", errors.New("no ip_vs"), ""), Warning, "KubeProxyModeFallback", "StartKubeProxy", "ipvs", node, "uses mode iptables, because mode ipvs is unavailable: no ip_vs"},
-		{ModeFallback("n1", "iptables", "userspace", errors.New("no nft"), "It bypasses"), Warning, "KubeProxyModeFallback", "StartKubeProxy", "iptables", node, "is unavailable: no nft. It bypasses"},
-		{SourceRangesUnsupported("n1", "shop/web:http", "192.0.2.7:80/tcp", "not served"), Warning, "KubeProxySourceRangesUnsupported", "SyncRules", "192.0.2.7:80/tcp", node, "loadBalancerSourceRanges of shop/web:http at 192.0.2.7:80/tcp: not served"},
-		{NodeNotFound("n1"), Warning, "KubeProxyNodeNotFound", "StartKubeProxy", "", node, "runs as node n1, but cannot find or read a Node of that name"},
-		{DriftRepaired("n1", "IPv6", 3), Warning, "KubeProxyDriftRepaired", "SyncRules", "IPv6", node, "changed or removed 3 of kube-proxy's IPv6 rules"},
-		{ContestedKey("shop/web", "shop/old", "192.0.2.7:80/tcp", "is older", 0), Warning, "KubeProxyContestedKey", "SyncRules", "192.0.2.7:80/tcp shop/old", web, "192.0.2.7:80/tcp belongs to Service shop/old, which is older; this Service gets no traffic there"},
-		{ContestedKey("shop/web", "shop/old", "192.0.2.7:80/tcp", "is older", 9), Warning, "KubeProxyContestedKey", "SyncRules", "192.0.2.7:80/tcp shop/old", web, "traffic there, and 9 more of its addresses and ports belong to others"},
-		{AddressLent("shop/web", "10.96.0.7:80/tcp", "external IP", 0), Warning, "KubeProxyServiceNetworkAddress", "SyncRules", "10.96.0.7:80/tcp", web, "uses it as its external IP; it is served until"},
-		{AddressLent("shop/web", "10.96.0.7:80/tcp", "external IP", 2), Warning, "KubeProxyServiceNetworkAddress", "SyncRules", "10.96.0.7:80/tcp", web, "external IP, as are 2 more; it is served"},
-		{AddressRefused("shop/web", "spec.externalIPs 127.0.0.1 is a loopback address, and 3 others", "spec.externalIPs 127.0.0.1"), Warning, "KubeProxyAddressRefused", "SyncRules", "spec.externalIPs 127.0.0.1", web, "not served: spec.externalIPs 127.0.0.1 is a loopback address, and 3 others"},
-		{AffinityNearlyFull("n1", "IPv6", 81, []string{"shop/web:http", "shop/api"}), Warning, "KubeProxyAffinityNearlyFull", "SyncRules", "IPv6", node, "of IPv6 on node n1 is 81 % full; Services with the most clients: shop/web:http, shop/api"},
-		{NodePortInUse("shop/web:http", "n1", 30080, "tcp", netip.MustParseAddrPort("0.0.0.0:30080"), false), Warning, "KubeProxyNodePortInUse", "Listen", "30080/tcp n1 0.0.0.0:30080", web, "NodePort 30080/tcp takes traffic from a program on node n1 that listens on 0.0.0.0:30080"},
-		{NodePortInUse("shop/web:http", "n1", 30080, "tcp", netip.MustParseAddrPort("127.0.0.1:30080"), true), Warning, "KubeProxyNodePortInUse", "Listen", "30080/tcp n1 127.0.0.1:30080", web, "NodePort 30080/tcp is not served at the address of a program on node n1 that listens on 127.0.0.1:30080"},
-		{NodeAddressTaken("shop/web:http", "n1", "192.0.2.1:2379/tcp", netip.MustParseAddrPort("0.0.0.0:2379"), "", 0), Warning, "KubeProxyNodeAddressTaken", "Listen", "192.0.2.1:2379/tcp n1 a program that listens on 0.0.0.0:2379", web, "192.0.2.1:2379/tcp is at an address of node n1 itself and takes traffic from a program that listens on 0.0.0.0:2379"},
-		{NodeAddressTaken("shop/web:http", "n1", "192.0.2.1:30080/tcp", netip.AddrPort{}, "shop/old:http", 7), Warning, "KubeProxyNodeAddressTaken", "Listen", "192.0.2.1:30080/tcp n1 the NodePort of Service shop/old:http", web, "from the NodePort of Service shop/old:http; there are 7 more such ports of this Service"},
-		{ConfigReloaded("n1", "/etc/c.yaml", "logging.verbosity"), Normal, "KubeProxyConfigReloaded", "ReloadConfiguration", "logging.verbosity", node, "/etc/c.yaml: logging.verbosity"},
-		{ConfigIgnored("n1", "/etc/c.yaml", errors.New("mode: bad")), Warning, "KubeProxyConfigInvalid", "ReloadConfiguration", "mode: bad", node, "mode: bad"},
-		{ServingSnapshot("n1", time.Unix(1_800_000_000, 0), 7), Warning, "KubeProxyServingSnapshot", "StartKubeProxy", "", node,
+		{ModeFromAnnotation("n1", "userspace", "example/mode"), Normal, "KubeProxyModeFromAnnotation", "StartKubeProxy",
+			"", node, "uses mode userspace from the Node's annotation example/mode"},
+		{ModeFallback("n1", "ipvs", "iptables", errors.New("no ip_vs"), ""), Warning, "KubeProxyModeFallback",
+			"StartKubeProxy", "ipvs", node, "uses mode iptables, because mode ipvs is unavailable: no ip_vs"},
+		{ModeFallback("n1", "iptables", "userspace", errors.New("no nft"), "It bypasses"), Warning,
+			"KubeProxyModeFallback", "StartKubeProxy", "iptables", node, "is unavailable: no nft. It bypasses"},
+		{SourceRangesUnsupported("n1", "shop/web:http", "192.0.2.7:80/tcp", "not served"), Warning,
+			"KubeProxySourceRangesUnsupported", "SyncRules", "192.0.2.7:80/tcp", node,
+			"loadBalancerSourceRanges of shop/web:http at 192.0.2.7:80/tcp: not served"},
+		{NodeNotFound("n1"), Warning, "KubeProxyNodeNotFound", "StartKubeProxy", "", node,
+			"runs as node n1, but cannot find or read a Node of that name"},
+		{DriftRepaired("n1", "IPv6", 3), Warning, "KubeProxyDriftRepaired", "SyncRules", "IPv6", node,
+			"changed or removed 3 of kube-proxy's IPv6 rules"},
+		{ContestedKey("shop/web", "shop/old", "192.0.2.7:80/tcp", "is older", 0), Warning, "KubeProxyContestedKey",
+			"SyncRules", "192.0.2.7:80/tcp shop/old", web, "192.0.2.7:80/tcp belongs to Service shop/old, which is " +
+				"older; this Service gets no traffic there"},
+		{ContestedKey("shop/web", "shop/old", "192.0.2.7:80/tcp", "is older", 9), Warning, "KubeProxyContestedKey",
+			"SyncRules", "192.0.2.7:80/tcp shop/old", web, "traffic there, and 9 more of its addresses and ports " +
+				"belong to others"},
+		{AddressLent("shop/web", "10.96.0.7:80/tcp", "external IP", 0), Warning, "KubeProxyServiceNetworkAddress",
+			"SyncRules", "10.96.0.7:80/tcp", web, "uses it as its external IP; it is served until"},
+		{AddressLent("shop/web", "10.96.0.7:80/tcp", "external IP", 2), Warning, "KubeProxyServiceNetworkAddress",
+			"SyncRules", "10.96.0.7:80/tcp", web, "external IP, as are 2 more; it is served"},
+		{AddressRefused("shop/web", "spec.externalIPs 127.0.0.1 is a loopback address, and 3 others",
+			"spec.externalIPs 127.0.0.1"), Warning, "KubeProxyAddressRefused", "SyncRules",
+			"spec.externalIPs 127.0.0.1", web, "not served: spec.externalIPs 127.0.0.1 is a loopback address, and 3 " +
+				"others"},
+		{AffinityNearlyFull("n1", "IPv6", 81, []string{"shop/web:http", "shop/api"}), Warning,
+			"KubeProxyAffinityNearlyFull", "SyncRules", "IPv6", node,
+			"of IPv6 on node n1 is 81 % full; Services with the most clients: shop/web:http, shop/api"},
+		{NodePortInUse("shop/web:http", "n1", 30080, "tcp", netip.MustParseAddrPort("0.0.0.0:30080"), false), Warning,
+			"KubeProxyNodePortInUse", "Listen", "30080/tcp n1 0.0.0.0:30080", web,
+			"NodePort 30080/tcp takes traffic from a program on node n1 that listens on 0.0.0.0:30080"},
+		{NodePortInUse("shop/web:http", "n1", 30080, "tcp", netip.MustParseAddrPort("127.0.0.1:30080"), true), Warning,
+			"KubeProxyNodePortInUse", "Listen", "30080/tcp n1 127.0.0.1:30080", web, "NodePort 30080/tcp is not " +
+				"served at the address of a program on node n1 that listens on 127.0.0.1:30080"},
+		{NodeAddressTaken("shop/web:http", "n1", "192.0.2.1:2379/tcp", netip.MustParseAddrPort("0.0.0.0:2379"), "", 0),
+			Warning, "KubeProxyNodeAddressTaken", "Listen", "192.0.2.1:2379/tcp n1 a program that listens on " +
+				"0.0.0.0:2379", web, "192.0.2.1:2379/tcp is at an address of node n1 itself and takes traffic from a " +
+				"program that listens on 0.0.0.0:2379"},
+		{NodeAddressTaken("shop/web:http", "n1", "192.0.2.1:30080/tcp", netip.AddrPort{}, "shop/old:http", 7), Warning,
+			"KubeProxyNodeAddressTaken", "Listen", "192.0.2.1:30080/tcp n1 the NodePort of Service shop/old:http", web,
+			"from the NodePort of Service shop/old:http; there are 7 more such ports of this Service"},
+		{ConfigReloaded("n1", "/etc/c.yaml", "logging.verbosity"), Normal, "KubeProxyConfigReloaded",
+			"ReloadConfiguration", "logging.verbosity", node, "/etc/c.yaml: logging.verbosity"},
+		{ConfigIgnored("n1", "/etc/c.yaml", errors.New("mode: bad")), Warning, "KubeProxyConfigInvalid",
+			"ReloadConfiguration", "mode: bad", node, "mode: bad"},
+		{ServingSnapshot("n1", time.Unix(1_800_000_000, 0), 7), Warning, "KubeProxyServingSnapshot", "StartKubeProxy",
+			"", node,
 			"started without the API server and served 7 Services from its snapshot of 2027-01-15T08:00:00Z"},
 	} {
 		e := c.got
-		if e.Type != c.typ || e.Reason != c.reason || e.Action != c.action || e.Subject != c.subject || e.Regarding != c.regarding {
+		if e.Type != c.typ || e.Reason != c.reason || e.Action != c.action || e.Subject != c.subject ||
+			e.Regarding != c.regarding {
 			t.Errorf("%+v", e)
 		}
 		if !strings.Contains(e.Note, c.note) || strings.ContainsAny(e.Note, "{}") {
@@ -109,7 +148,8 @@ func TestConfigSeries(t *testing.T) {
 	if ConfigReloaded("n1", "f", "mode").Series() == ConfigReloaded("n1", "f", "clusterCIDR").Series() {
 		t.Error("two changes of a file are one series")
 	}
-	if again := errors.New("mode: bad"); ConfigIgnored("n1", "f", one).Series() != ConfigIgnored("n1", "f", again).Series() {
+	if again := errors.New("mode: bad"); ConfigIgnored("n1", "f", one).Series() != ConfigIgnored("n1", "f", again).
+		Series() {
 		t.Error("the same fault is two series")
 	}
 }

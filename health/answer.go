@@ -60,7 +60,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // after a while, but no reason to restart this process.
 func (s *Server) standing(eligible *bool) (int, standing) {
 	r := s.look()
-	out := standing{LastUpdated: r.last, CurrentTime: r.now, NodeEligible: eligible, Healthy: r.healthy, Status: r.families, Waiting: r.waiting}
+	out := standing{LastUpdated: r.last, CurrentTime: r.now, NodeEligible: eligible, Healthy: r.healthy,
+		Status: r.families, Waiting: r.waiting}
 	if eligible != nil && r.stalled {
 		out.Healthy = false
 	}

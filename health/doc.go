@@ -1,6 +1,7 @@
 // Package health serves the health checks of load balancers and kubelets over HTTP.
 //
-// [Server] is the proxy's own health server, by default on port 10256 (CF-14), without authentication:
+// [Server] is the proxy's own health server, by default on port 10256 (CF-14), without
+// authentication:
 //
 //	path      200                                               503                                rows
 //	/healthz  every family healthy, node eligible, no draining  else                               HT-01
@@ -26,13 +27,14 @@
 // reason. Only this proxy has /readyz: it succeeds when the rules of all Services are in the
 // kernel.
 //
-// [Services] answers on the healthCheckNodePort of each Service that has one, whatever path and method:
+// [Services] answers on the healthCheckNodePort of each Service that has one, whatever path and
+// method:
 //
 //	200  the node has ready endpoints of the Service, and the proxy is healthy          HT-10
 //	503  else, also on a connection that is still open when the Service has gone        HT-14
 //
-// Neither the node's eligibility nor draining matters there: packets that arrive are served as long as the
-// rules are in the kernel, and those outlive the process.
+// Neither the node's eligibility nor draining matters there: packets that arrive are served as long
+// as the rules are in the kernel, and those outlive the process.
 //
 //	engine IPv4 ──Applied──▶ Observer ─┐  by port: counts at once             request
 //	                                   ├─▶ Services ──────────────────────▶ handler: 200 or 503

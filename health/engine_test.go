@@ -18,7 +18,8 @@ import (
 
 // behindEngine runs a real engine until the test ends, on a plane that fails on demand. do sends
 // events, state returns the engine's state.
-func behindEngine(t *testing.T, observers ...engine.Observer) (faulty *fake.Faulty, state func() State, do func(...cluster.Event)) {
+func behindEngine(t *testing.T, observers ...engine.Observer) (faulty *fake.Faulty, state func() State,
+	do func(...cluster.Event)) {
 	t.Helper()
 	faulty = fake.NewFaulty(fake.New(lb.IPv4), 1)
 	store := cluster.NewStore("node1")
@@ -71,8 +72,9 @@ func TestOneOddServiceHT04(t *testing.T) {
 		}
 		service := func(i byte) *cluster.Service {
 			return &cluster.Service{
-				Name: cluster.Name{Namespace: "shop", Name: string('a' + rune(i))}, ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 0, i})},
-				Ports: []cluster.ServicePort{{Name: "http", Protocol: cluster.TCP, Port: 80}},
+				Name:       cluster.Name{Namespace: "shop", Name: string('a' + rune(i))},
+				ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 0, i})},
+				Ports:      []cluster.ServicePort{{Name: "http", Protocol: cluster.TCP, Port: 80}},
 			}
 		}
 		do(cluster.ServicesListed{Services: []*cluster.Service{service(1)}}, cluster.SlicesListed{})
@@ -100,20 +102,25 @@ func TestBehindEngineHT16(t *testing.T) {
 
 	const port = 32100
 	slice := func(local bool) *cluster.Slice {
-		ep := cluster.Endpoint{Addr: netip.MustParseAddr("10.1.1.11"), Where: cluster.At("node2", ""), Ready: true, Serving: true}
+		ep := cluster.Endpoint{Addr: netip.MustParseAddr("10.1.1.11"), Where: cluster.At("node2", ""), Ready: true,
+			Serving: true}
 		if local {
 			ep.Where = cluster.At("node1", "")
 		}
-		return &cluster.Slice{Name: cluster.Name{Namespace: "shop", Name: "web-x"}, Service: cluster.Name{Namespace: "shop", Name: "web"},
-			Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}}, Endpoints: cluster.EndpointsOf(ep)}
+		return &cluster.Slice{Name: cluster.Name{Namespace: "shop", Name: "web-x"},
+			Service:   cluster.Name{Namespace: "shop", Name: "web"},
+			Ports:     []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}},
+			Endpoints: cluster.EndpointsOf(ep)}
 	}
 	service := &cluster.Service{
-		Name: cluster.Name{Namespace: "shop", Name: "web"}, Type: cluster.TypeLoadBalancer, ExternalPolicy: cluster.PolicyLocal,
+		Name: cluster.Name{Namespace: "shop", Name: "web"}, Type: cluster.TypeLoadBalancer,
+		ExternalPolicy:      cluster.PolicyLocal,
 		HealthCheckNodePort: port, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.7")},
 		Ports: []cluster.ServicePort{{Name: "http", Protocol: cluster.TCP, Port: 80}},
 	}
 	blocked, release := faulty.Block()
-	do(cluster.ServiceSet{Service: service}, cluster.SliceSet{Slice: slice(false)}, cluster.ServicesListed{Services: []*cluster.Service{service}},
+	do(cluster.ServiceSet{Service: service}, cluster.SliceSet{Slice: slice(false)},
+		cluster.ServicesListed{Services: []*cluster.Service{service}},
 		cluster.SlicesListed{Slices: []*cluster.Slice{slice(false)}})
 	<-blocked // the first Reset is under way
 	awaitPort(t, d.at(port), false)

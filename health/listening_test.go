@@ -172,7 +172,10 @@ func TestAppliedDoesNotBlock(t *testing.T) {
 		v4.Applied(set(check("shop/web", 80, 1))) // before Run
 		blocked := make(chan struct{})
 		o := &fakeOpener{}
-		s.open = func(ctx context.Context, p listen.Address) (net.Listener, error) { <-blocked; return o.listen(ctx, p) }
+		s.open = func(ctx context.Context, p listen.Address) (net.Listener, error) {
+			<-blocked
+			return o.listen(ctx, p)
+		}
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan struct{})
 		go func() { s.Run(ctx); close(done) }()
@@ -207,7 +210,8 @@ func TestOtherRowsCostNothing(t *testing.T) {
 		v4 := s.Observer(lb.IPv4)
 		row := check("shop/web", 80, 1)
 		other := func(i int) *lb.Frontend {
-			return &lb.Frontend{Key: lb.Key{Port: uint16(30000 + i), Proto: lb.TCP}, Service: "shop/other:http", Kind: lb.NodePort}
+			return &lb.Frontend{Key: lb.Key{Port: uint16(30000 + i), Proto: lb.TCP}, Service: "shop/other:http",
+				Kind: lb.NodePort}
 		}
 		for i := range 100 {
 			v4.Applied(set(other(i)))
@@ -245,7 +249,8 @@ func TestAddressComesLater(t *testing.T) {
 		s.Observer(lb.IPv4).Applied(set(check("shop/web", 80, 1)))
 		pass(time.Hour)
 		for _, step := range []struct{ addr, want string }{
-			{"192.0.2.1", "[open tcp4 192.0.2.1:80]"}, {"192.0.2.1", "[]"}, {"192.0.2.2", "[open tcp4 192.0.2.2:80 close 192.0.2.1:80]"},
+			{"192.0.2.1", "[open tcp4 192.0.2.1:80]"}, {"192.0.2.1", "[]"},
+			{"192.0.2.2", "[open tcp4 192.0.2.2:80 close 192.0.2.1:80]"},
 		} {
 			addr.Store([]netip.Addr{netip.MustParseAddr(step.addr)})
 			pass(inspectAgain + time.Second)
@@ -291,16 +296,17 @@ func (broken) Accept() (net.Conn, error) { return nil, errors.New("no memory") }
 func (broken) Close() error              { return nil }
 func (broken) Addr() net.Addr            { return &net.TCPAddr{} }
 
-// TN-02: however many ports of a namespace cannot listen, and however often they do, the log stays short and another
-// namespace's failure is reported.
+// TN-02: however many ports of a namespace cannot listen, and however often they do, the log stays
+// short and another namespace's failure is reported.
 func TestManyPortsThatCannotListen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o, reported := &fakeOpener{}, map[string]int{}
 		var log bytes.Buffer
-		s := newServices(ServicesConfig{Log: slog.New(slog.NewTextHandler(&log, nil)), OnListenFailed: func(service string, _ uint16, _ error) {
-			namespace, _, _ := strings.Cut(service, "/")
-			reported[namespace]++
-		}})
+		s := newServices(ServicesConfig{Log: slog.New(slog.NewTextHandler(&log, nil)),
+			OnListenFailed: func(service string, _ uint16, _ error) {
+				namespace, _, _ := strings.Cut(service, "/")
+				reported[namespace]++
+			}})
 		s.open = o.listen
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan struct{})

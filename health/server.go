@@ -19,7 +19,8 @@ import (
 type Config struct {
 	// Families are the served families, each with a function that returns its state.
 	Families map[lb.Family]func() State
-	// SyncPeriod is the sync period of the running mode; it may change. One that is not above 0 means 30 s.
+	// SyncPeriod is the sync period of the running mode; it may change. One that is not above 0
+	// means 30 s.
 	SyncPeriod func() time.Duration
 	// NodeEligible reports whether this node's Node object is known, and whether load balancers may
 	// use the node: it is not being deleted, and has no taint ToBeDeletedByClusterAutoscaler
@@ -33,8 +34,8 @@ type Config struct {
 	Waiting func() (since time.Time, on string)
 	// Answered is called for each answer on /healthz, /livez and /readyz (MT-15).
 	Answered func(path string, code int)
-	// OnListenFailed is called when the address cannot be bound: once, not at each try, until it can or the
-	// error is another.
+	// OnListenFailed is called when the address cannot be bound: once, not at each try, until it
+	// can or the error is another.
 	OnListenFailed func(at netip.AddrPort, err error)
 	// Log is where failures are logged.
 	Log *slog.Logger
@@ -67,8 +68,8 @@ func New(cfg Config) *Server {
 	return s
 }
 
-// newHTTP returns the server behind any number of listeners. Probes are small and quick; slower clients are
-// cut off, and so is the connection that is idle longest when there are too many.
+// newHTTP returns the server behind any number of listeners. Probes are small and quick; slower
+// clients are cut off, and so is the connection that is idle longest when there are too many.
 func newHTTP(what string, h http.Handler, log *slog.Logger) *http.Server {
 	s := &http.Server{
 		Handler:           h,
@@ -83,7 +84,8 @@ func newHTTP(what string, h http.Handler, log *slog.Logger) *http.Server {
 	}
 	crowd := &listen.ConnLimit{Most: listen.OwnShare().Connections}
 	crowd.Full = func(closed int) {
-		log.Warn("Too many connections, closing the longest idle ones", "server", what, "most", crowd.Most, "closed", closed)
+		log.Warn("Too many connections, closing the longest idle ones", "server", what, "most", crowd.Most, "closed",
+			closed)
 	}
 	crowd.Bound(s)
 	return s

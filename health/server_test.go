@@ -76,10 +76,12 @@ func TestAnswers(t *testing.T) {
 			v4: State{LastSuccess: at(100), Begun: true}, v6: State{LastSuccess: at(200.5), Begun: true}}
 	}
 	status := func(ok4, ok6 bool) string {
-		return fmt.Sprintf(`"status":{"IPv4":{"lastUpdated":%s,"healthy":%t},"IPv6":{"lastUpdated":%s,"healthy":%t}}}`, four, ok4, six, ok6)
+		return fmt.Sprintf(`"status":{"IPv4":{"lastUpdated":%s,"healthy":%t},"IPv6":{"lastUpdated":%s,"healthy":%t}}}`,
+			four, ok4, six, ok6)
 	}
 	allWell := status(true, true)
-	swapped := fmt.Sprintf(`"status":{"IPv4":{"lastUpdated":%s,"healthy":true},"IPv6":{"lastUpdated":%s,"healthy":false}}}`, six, four)
+	swapped := fmt.Sprintf(`"status":{"IPv4":{"lastUpdated":%s,"healthy":true},"IPv6":{"lastUpdated":%s,`+
+		`"healthy":false}}}`, six, four)
 	waiting := func(body string) string { return strings.TrimSuffix(body, "}") + `,"waiting":"for another"}` }
 	ready := `{"currentTime":` + now + `,"ready":true,"draining":false,"missing":[]}`
 	for _, test := range []struct {
@@ -89,17 +91,21 @@ func TestAnswers(t *testing.T) {
 		healthzBody, livezBody string
 		readyzBody             string
 	}{
-		{"HT-01 HT-02 all is well, though nothing has changed for minutes (HT-04, HT-05)", func(*scene) {}, 200, 200, 200,
+		{"HT-01 HT-02 all is well, though nothing has changed for minutes (HT-04, HT-05)", func(*scene) {}, 200, 200,
+			200,
 			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":true,` + allWell,
 			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` + allWell, ready},
-		{"HT-04 a change waits, not yet for two periods", func(sc *scene) { sc.v4.QueuedSince = at(540.000000001) }, 200, 200, 200,
+		{"HT-04 a change waits, not yet for two periods", func(sc *scene) { sc.v4.QueuedSince = at(540.000000001) },
+			200, 200, 200,
 			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":true,` + allWell,
 			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` + allWell, ready},
 		{"HT-04 a change waits for two periods", func(sc *scene) { sc.v4.QueuedSince = at(540) }, 503, 503, 200,
-			`{"lastUpdated":` + six + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":false,` + status(false, true),
+			`{"lastUpdated":` + six + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":false,` +
+				status(false, true),
 			`{"lastUpdated":` + six + `,"currentTime":` + now + `,"healthy":false,` + status(false, true), ready},
 		{"HT-04 in the other family", func(sc *scene) { sc.v6.QueuedSince = at(0) }, 503, 503, 200,
-			`{"lastUpdated":` + six + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":false,` + status(true, false),
+			`{"lastUpdated":` + six + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":false,` +
+				status(true, false),
 			`{"lastUpdated":` + six + `,"currentTime":` + now + `,"healthy":false,` + status(true, false), ready},
 		{"HT-05 of the families the one that was updated last counts", func(sc *scene) {
 			sc.v4, sc.v6 = sc.v6, sc.v4
@@ -107,19 +113,28 @@ func TestAnswers(t *testing.T) {
 		}, 503, 503, 200,
 			`{"lastUpdated":` + six + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":false,` + swapped,
 			`{"lastUpdated":` + six + `,"currentTime":` + now + `,"healthy":false,` + swapped, ready},
-		{"CF-61 with a longer period it may wait longer", func(sc *scene) { sc.v4.QueuedSince, sc.period = at(540), 31*time.Second }, 200, 200, 200,
+		{"CF-61 with a longer period it may wait longer", func(sc *scene) {
+			sc.v4.QueuedSince, sc.period = at(540),
+				31*time.Second
+		}, 200, 200, 200,
 			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":true,` + allWell,
 			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` + allWell, ready},
-		{"a period that is not known is 30 s", func(sc *scene) { sc.v4.QueuedSince, sc.period = at(541), 0 }, 200, 200, 200,
+		{"a period that is not known is 30 s", func(sc *scene) { sc.v4.QueuedSince, sc.period = at(541), 0 }, 200, 200,
+			200,
 			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":true,` + allWell,
 			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` + allWell, ready},
-		{"another process writes, not yet for two periods", func(sc *scene) { sc.waits = at(540.000000001) }, 200, 200, 200,
-			waiting(`{"lastUpdated":` + now + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":true,` + allWell),
+		{"another process writes, not yet for two periods", func(sc *scene) { sc.waits = at(540.000000001) }, 200, 200,
+			200,
+			waiting(`{"lastUpdated":` + now + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":true,` +
+				allWell),
 			waiting(`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` + allWell), waiting(ready)},
-		{"another process writes for two periods: that is no reason to restart", func(sc *scene) { sc.waits = at(540) }, 503, 200, 200,
-			waiting(`{"lastUpdated":` + six + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":false,` + allWell),
+		{"another process writes for two periods: that is no reason to restart", func(sc *scene) { sc.waits = at(540) },
+			503, 200, 200,
+			waiting(`{"lastUpdated":` + six + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":false,` +
+				allWell),
 			waiting(`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` + allWell), waiting(ready)},
-		{"HT-06 the node is about to go: that is no reason to restart", func(sc *scene) { sc.eligible = false }, 503, 200, 200,
+		{"HT-06 the node is about to go: that is no reason to restart", func(sc *scene) { sc.eligible = false }, 503,
+			200, 200,
 			`{"lastUpdated":` + six + `,"currentTime":` + now + `,"nodeEligible":false,"healthy":true,` + allWell,
 			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` + allWell, ready},
 		{"HT-06 the node is unknown", func(sc *scene) { sc.known = false }, 503, 200, 200,
@@ -134,19 +149,26 @@ func TestAnswers(t *testing.T) {
 			`{"currentTime":` + now + `,"ready":false,"draining":true,"missing":[]}`},
 		{"PN-70 one family has not begun, which is healthy (HT-04)", func(sc *scene) { sc.v6 = State{} }, 200, 200, 503,
 			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":true,` +
-				`"status":{"IPv4":{"lastUpdated":` + four + `,"healthy":true},"IPv6":{"lastUpdated":` + begin + `,"healthy":true}}}`,
+				`"status":{"IPv4":{"lastUpdated":` + four + `,"healthy":true},"IPv6":{"lastUpdated":` + begin +
+				`,"healthy":true}}}`,
 			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` +
-				`"status":{"IPv4":{"lastUpdated":` + four + `,"healthy":true},"IPv6":{"lastUpdated":` + begin + `,"healthy":true}}}`,
+				`"status":{"IPv4":{"lastUpdated":` + four + `,"healthy":true},"IPv6":{"lastUpdated":` + begin +
+				`,"healthy":true}}}`,
 			`{"currentTime":` + now + `,"ready":false,"draining":false,"missing":["IPv6"]}`},
-		{"PN-70 none has begun, and cannot", func(sc *scene) { sc.v4, sc.v6 = State{QueuedSince: at(1)}, State{} }, 503, 503, 503,
+		{"PN-70 none has begun, and cannot", func(sc *scene) { sc.v4, sc.v6 = State{QueuedSince: at(1)}, State{} }, 503,
+			503, 503,
 			`{"lastUpdated":` + begin + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":false,` +
-				`"status":{"IPv4":{"lastUpdated":` + begin + `,"healthy":false},"IPv6":{"lastUpdated":` + begin + `,"healthy":true}}}`,
+				`"status":{"IPv4":{"lastUpdated":` + begin + `,"healthy":false},"IPv6":{"lastUpdated":` + begin +
+				`,"healthy":true}}}`,
 			`{"lastUpdated":` + begin + `,"currentTime":` + now + `,"healthy":false,` +
-				`"status":{"IPv4":{"lastUpdated":` + begin + `,"healthy":false},"IPv6":{"lastUpdated":` + begin + `,"healthy":true}}}`,
+				`"status":{"IPv4":{"lastUpdated":` + begin + `,"healthy":false},"IPv6":{"lastUpdated":` + begin +
+				`,"healthy":true}}}`,
 			`{"currentTime":` + now + `,"ready":false,"draining":false,"missing":["IPv4","IPv6"]}`},
 		{"one family is served", func(sc *scene) { sc.v4Only = true }, 200, 200, 200,
-			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":true,"status":{"IPv4":{"lastUpdated":` + four + `,"healthy":true}}}`,
-			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,"status":{"IPv4":{"lastUpdated":` + four + `,"healthy":true}}}`, ready},
+			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":true,` +
+				`"status":{"IPv4":{"lastUpdated":` + four + `,"healthy":true}}}`,
+			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,"status":{"IPv4":{"lastUpdated":` +
+				four + `,"healthy":true}}}`, ready},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -158,7 +180,8 @@ func TestAnswers(t *testing.T) {
 					path string
 					code int
 					body string
-				}{{"/healthz", test.healthz, test.healthzBody}, {"/livez", test.livez, test.livezBody}, {"/readyz", test.readyz, test.readyzBody}} {
+				}{{"/healthz", test.healthz, test.healthzBody}, {"/livez", test.livez, test.livezBody},
+					{"/readyz", test.readyz, test.readyzBody}} {
 					w := probe(s, http.MethodGet, c.path)
 					if w.Code != c.code || w.Body.String() != c.body {
 						t.Errorf("%s: %d\n%s\nwant %d\n%s", c.path, w.Code, w.Body, c.code, c.body)
@@ -189,12 +212,14 @@ func TestSyncPeriodChanges(t *testing.T) {
 func TestPathsHT03(t *testing.T) {
 	counted := map[string]int{}
 	s := newServer(Config{Answered: func(path string, code int) { counted[fmt.Sprint(path, " ", code)]++ }})
-	for _, path := range []string{"/", "/healthz/", "/healthz/ping", "//healthz", "/HEALTHZ", "/livez/x", "/metrics", "/x/../healthz"} {
+	for _, path := range []string{"/", "/healthz/", "/healthz/ping", "//healthz", "/HEALTHZ", "/livez/x", "/metrics",
+		"/x/../healthz"} {
 		if w := probe(s, http.MethodGet, path); w.Code != http.StatusNotFound {
 			t.Errorf("%s: %d, want 404", path, w.Code)
 		}
 	}
-	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodDelete, http.MethodOptions} {
+	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodDelete,
+		http.MethodOptions} {
 		for _, path := range []string{"/healthz", "/livez?verbose", "/readyz"} {
 			if w := probe(s, method, path); w.Code != http.StatusOK {
 				t.Errorf("%s %s: %d, want 200", method, path, w.Code)
@@ -251,7 +276,9 @@ func FuzzTimes(f *testing.F) {
 		if y := when.UTC().Year(); y < 1 || y > 9999 {
 			return
 		}
-		s := newServer(Config{Families: map[lb.Family]func() State{lb.IPv4: func() State { return State{LastSuccess: when, QueuedSince: when} }}})
+		s := newServer(Config{Families: map[lb.Family]func() State{lb.IPv4: func() State {
+			return State{LastSuccess: when, QueuedSince: when}
+		}}})
 		w := probe(s, http.MethodGet, "/livez")
 		var got struct {
 			LastUpdated, CurrentTime string
@@ -260,7 +287,8 @@ func FuzzTimes(f *testing.F) {
 		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil {
 			t.Fatalf("%v:\n%s", err, w.Body)
 		}
-		for what, text := range map[string]string{"lastUpdated": got.LastUpdated, "currentTime": got.CurrentTime, "IPv4": got.Status["IPv4"].LastUpdated} {
+		for what, text := range map[string]string{"lastUpdated": got.LastUpdated, "currentTime": got.CurrentTime,
+			"IPv4": got.Status["IPv4"].LastUpdated} {
 			back, err := time.Parse(time.RFC3339, text)
 			if err != nil || text[len(text)-1] != 'Z' {
 				t.Errorf("%s: %q, %v", what, text, err)
@@ -327,7 +355,9 @@ func sameHeader(a, b http.Header) bool {
 // await returns where the server listens, once it does, or the zero AddrPort once it does not.
 func (s *Server) await(t *testing.T, listens bool) netip.AddrPort {
 	t.Helper()
-	eventually(t, fmt.Sprintf("the server to listen: %t", listens), func() bool { return s.Addr().IsValid() == listens })
+	eventually(t, fmt.Sprintf("the server to listen: %t", listens), func() bool {
+		return s.Addr().IsValid() == listens
+	})
 	return s.Addr()
 }
 

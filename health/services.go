@@ -16,15 +16,16 @@ import (
 	"kube-proxy/lb"
 )
 
-// ServicesConfig configures [Services]. All must be set; functions are called from several goroutines at once.
+// ServicesConfig configures [Services]. All must be set; functions are called from several
+// goroutines at once.
 type ServicesConfig struct {
 	// Healthy reports whether the rules in the kernel are up to date: [Server.Healthy].
 	Healthy func() bool
 	// Addresses returns the listen addresses: addresses of this machine, or an unspecified one for
 	// all of its family; none disables listening. [ListenAddrs] computes the list.
 	Addresses func() []netip.Addr
-	// OnListenFailed is called when the port of a Service "ns/name" cannot be bound (EV-05): once, not at each
-	// try, until it can or the Service or its port changes.
+	// OnListenFailed is called when the port of a Service "ns/name" cannot be bound (EV-05): once,
+	// not at each try, until it can or the Service or its port changes.
 	OnListenFailed func(service string, port uint16, err error)
 	// Log is where failures are logged.
 	Log *slog.Logger
@@ -73,13 +74,15 @@ const (
 	lastRetry  = time.Minute
 )
 
-// inspectAgain is how often the addresses of this machine are listed: there is no notification of changes.
+// inspectAgain is how often the addresses of this machine are listed: there is no notification of
+// changes.
 const inspectAgain = 30 * time.Second
 
 // NewServices returns a Services without any Service.
 func NewServices(cfg ServicesConfig) *Services {
 	s := &Services{cfg: cfg, open: listen.OwnShare().Limited(listen.Open), wake: make(chan struct{}, 1),
-		failures: ratelimit.New(cfg.Log, "Health check port cannot listen"), ports: map[uint16]*port{}, dirty: map[uint16]struct{}{}}
+		failures: ratelimit.New(cfg.Log, "Health check port cannot listen"), ports: map[uint16]*port{},
+		dirty: map[uint16]struct{}{}}
 	s.http = newHTTP("health-check ports of Services", http.HandlerFunc(s.serve), cfg.Log)
 	s.http.BaseContext = func(l net.Listener) context.Context {
 		return context.WithValue(context.Background(), portKey{}, l.(portListener).port)

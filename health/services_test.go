@@ -44,9 +44,11 @@ func newDesk(t testing.TB) *desk {
 	d := &desk{addr: lonely(t), reported: make(chan string, 10)}
 	d.healthy.Store(true)
 	d.Services = newServices(ServicesConfig{
-		Healthy:        d.healthy.Load,
-		Addresses:      func() []netip.Addr { return []netip.Addr{d.addr} },
-		OnListenFailed: func(service string, port uint16, err error) { d.reported <- fmt.Sprint(service, " ", port, ": ", err) },
+		Healthy:   d.healthy.Load,
+		Addresses: func() []netip.Addr { return []netip.Addr{d.addr} },
+		OnListenFailed: func(service string, port uint16, err error) {
+			d.reported <- fmt.Sprint(service, " ", port, ": ", err)
+		},
 	})
 	d.v4, d.v6 = d.Observer(lb.IPv4), d.Observer(lb.IPv6)
 	runServices(t, d.Services)
@@ -113,9 +115,14 @@ func TestServiceAnswers(t *testing.T) {
 				d.v6.Applied(gone(port))
 			}
 			body := fmt.Sprint(local1, test.n, local2, test.healthy, local3)
-			for _, req := range []struct{ method, path string }{{"GET", "/"}, {"GET", "/healthz?x=1"}, {"POST", "/a/b"}, {"DELETE", "//"}, {"PROBE", "/"}, {"OPTIONS", "*"}} {
-				want := fmt.Sprintf("HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Length: %d\r\nContent-Type: application/json\r\nDate: then\r\n"+
-					"X-Content-Type-Options: nosniff\r\nX-Load-Balancing-Endpoint-Weight: %d\r\n\r\n%s", test.code, http.StatusText(test.code), len(body), test.n, body)
+			for _, req := range []struct {
+				method, path string
+			}{{"GET", "/"}, {"GET", "/healthz?x=1"}, {"POST", "/a/b"}, {"DELETE", "//"}, {"PROBE", "/"},
+				{"OPTIONS", "*"}} {
+				want := fmt.Sprintf("HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Length: %d\r\n"+
+					"Content-Type: application/json\r\nDate: then\r\n"+
+					"X-Content-Type-Options: nosniff\r\nX-Load-Balancing-Endpoint-Weight: %d\r\n\r\n%s", test.code,
+					http.StatusText(test.code), len(body), test.n, body)
 				if got := raw(t, d.at(port), req.method, req.path); got != want {
 					t.Errorf("%s %s: got\n%q\nwant\n%q", req.method, req.path, got, want)
 				}
@@ -187,7 +194,8 @@ func (r *recorder) listen(ctx context.Context, p listen.Address) (net.Listener, 
 	return r.open(ctx, p)
 }
 
-// HT-14: a Service whose port changes answers on the new one, and one that takes the port of another answers there.
+// HT-14: a Service whose port changes answers on the new one, and one that takes the port of
+// another answers there.
 func TestPortChanges(t *testing.T) {
 	d := newDesk(t)
 	d.v4.Applied(slices.Concat(set(check("shop/web", 32100, 1)), set(check("shop/old", 32101, 1))))
@@ -238,12 +246,14 @@ func TestPortOfTwoServices(t *testing.T) {
 		t.Errorf("%d %s", resp.StatusCode, body)
 	}
 	d.v4.Applied(gone(32100))
-	if resp, body := get(t, "GET", "http://"+d.at(32100).String()); resp.StatusCode != 200 || !strings.Contains(body, `"other"`) {
+	if resp, body := get(t, "GET", "http://"+d.at(32100).String()); resp.StatusCode != 200 ||
+		!strings.Contains(body, `"other"`) {
 		t.Errorf("%d %s", resp.StatusCode, body)
 	}
 }
 
-// HT-14: a request on a connection that was open when the Service went gets 503 and an end, not an empty 200.
+// HT-14: a request on a connection that was open when the Service went gets 503 and an end, not an
+// empty 200.
 func TestRequestAfterTheEnd(t *testing.T) {
 	d := newDesk(t)
 	d.v4.Applied(set(check("shop/web", 32100, 1)))
@@ -264,9 +274,11 @@ func TestRequestAfterTheEnd(t *testing.T) {
 			t.Fatal(err)
 		}
 		body := drain(resp)
-		if resp.StatusCode != want.code || resp.Close != want.close || body != fmt.Sprint(local1, want.n, local2, true, local3) ||
+		if resp.StatusCode != want.code || resp.Close != want.close || body != fmt.Sprint(local1, want.n, local2, true,
+			local3) ||
 			resp.Header.Get("X-Load-Balancing-Endpoint-Weight") != fmt.Sprint(want.n) {
-			t.Errorf("got %d, close %t, %s\nwant %d, close %t", resp.StatusCode, resp.Close, body, want.code, want.close)
+			t.Errorf("got %d, close %t, %s\nwant %d, close %t", resp.StatusCode, resp.Close, body, want.code,
+				want.close)
 		}
 		d.v4.Applied(gone(32100))
 		awaitPort(t, d.at(32100), false)
@@ -307,7 +319,8 @@ func TestRequestsWhileServicesComeAndGo(t *testing.T) {
 			c := &http.Client{Transport: &http.Transport{DisableKeepAlives: i%2 == 0}}
 			// Until there were some of each, which on a busy machine may take long.
 			begin := time.Now()
-			for time.Since(begin) < 500*time.Millisecond || (ok.Load() == 0 || not.Load() == 0) && time.Since(begin) < 30*time.Second {
+			for time.Since(begin) < 500*time.Millisecond || (ok.Load() == 0 || not.Load() == 0) &&
+				time.Since(begin) < 30*time.Second {
 				resp, err := c.Get("http://" + d.at(32100).String())
 				if err != nil {
 					refused.Add(1)
@@ -349,14 +362,17 @@ func TestOccupiedHT15(t *testing.T) {
 	squatter := squat(t, netip.AddrPortFrom(b, port))
 	reported := make(chan string, 10)
 	s := newServices(ServicesConfig{
-		Addresses:      func() []netip.Addr { return []netip.Addr{a, b, a} },
-		OnListenFailed: func(service string, port uint16, err error) { reported <- fmt.Sprintf("%s %d: %v", service, port, err) },
+		Addresses: func() []netip.Addr { return []netip.Addr{a, b, a} },
+		OnListenFailed: func(service string, port uint16, err error) {
+			reported <- fmt.Sprintf("%s %d: %v", service, port, err)
+		},
 	})
 	runServices(t, s)
 	v4 := s.Observer(lb.IPv4)
 	v4.Applied(set(check("shop/web", port, 1)))
 	at := netip.AddrPortFrom(b, port)
-	if got, want := <-reported, fmt.Sprintf("shop/web 32100: listen tcp4 %s: bind: address already in use", at); got != want {
+	if got, want := <-reported, fmt.Sprintf("shop/web 32100: listen tcp4 %s: bind: address already in use",
+		at); got != want {
 		t.Errorf("told %q, want %q", got, want)
 	}
 	awaitPort(t, netip.AddrPortFrom(a, port), false)

@@ -50,7 +50,8 @@ type familyReport struct {
 // look returns the state of all families. A family that has not written yet counts as updated when
 // the server was made.
 func (s *Server) look() report {
-	r := report{now: time.Now().UTC(), healthy: true, last: s.made, families: make(map[string]familyReport, len(s.cfg.Families))}
+	r := report{now: time.Now().UTC(), healthy: true, last: s.made, families: make(map[string]familyReport,
+		len(s.cfg.Families))}
 	patience := s.patience()
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		ask := s.cfg.Families[f]
@@ -58,7 +59,8 @@ func (s *Server) look() report {
 			continue
 		}
 		st := ask()
-		one := familyReport{LastUpdated: s.made, Healthy: st.QueuedSince.IsZero() || r.now.Sub(st.QueuedSince) < patience}
+		one := familyReport{LastUpdated: s.made, Healthy: st.QueuedSince.IsZero() ||
+			r.now.Sub(st.QueuedSince) < patience}
 		if !st.LastSuccess.IsZero() {
 			one.LastUpdated = st.LastSuccess.UTC()
 		}

@@ -18,7 +18,8 @@ func TestAskedOfTables(t *testing.T) {
 	var keys []lb.Key
 	for a := range 4 {
 		for port := range 3 {
-			keys = append(keys, lb.Key{Addr: netip.AddrFrom4([4]byte{10, 96, 0, byte(a)}), Port: uint16(80 + port), Proto: lb.TCP})
+			keys = append(keys, lb.Key{Addr: netip.AddrFrom4([4]byte{10, 96, 0, byte(a)}), Port: uint16(80 + port),
+				Proto: lb.TCP})
 		}
 	}
 	for step := range 3000 {
@@ -45,7 +46,8 @@ func TestAskedOfTables(t *testing.T) {
 			for _, n := range []int{0, 1, 3, 100} {
 				first, total := table.FirstConflicts(k, n)
 				if total != len(all) || !slices.Equal(first, all[:min(n, len(all))]) {
-					t.Fatalf("step %d: the first %d contests of %s are %v of %d, want those of %v", step, n, k, first, total, all)
+					t.Fatalf("step %d: the first %d contests of %s are %v of %d, want those of %v", step, n, k, first,
+						total, all)
 				}
 			}
 		}

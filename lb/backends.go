@@ -198,7 +198,9 @@ func (b *Backends) Find(a netip.AddrPort) (is Backend, ok bool) {
 func (b *Backends) Index(a netip.AddrPort) (i int, ok bool) {
 	r := &b.only
 	if b.more != nil {
-		i, found := slices.BinarySearchFunc(*b.more, a.Port(), func(r run, port uint16) int { return cmp.Compare(r.port, port) })
+		i, found := slices.BinarySearchFunc(*b.more, a.Port(), func(r run, port uint16) int {
+			return cmp.Compare(r.port, port)
+		})
 		if !found {
 			return 0, false
 		}

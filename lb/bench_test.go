@@ -28,7 +28,9 @@ func BenchmarkContested(b *testing.B) {
 			for i := range 2 * keys {
 				o := lb.Owner{Name: fmt.Sprint("ns/", i), Created: int64(i)}
 				n := i % keys
-				table.Replace(o, []*lb.Frontend{row(o, lb.Key{Addr: netip.AddrFrom4([4]byte{198, 18, byte(n >> 8), byte(n)}), Port: uint16(1 + n>>16), Proto: lb.TCP})})
+				table.Replace(o,
+					[]*lb.Frontend{row(o, lb.Key{Addr: netip.AddrFrom4([4]byte{198, 18, byte(n >> 8), byte(n)}),
+						Port: uint16(1 + n>>16), Proto: lb.TCP})})
 			}
 			comeAndGo(b, &table, key)
 		})

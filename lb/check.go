@@ -166,10 +166,12 @@ func (c *check) set(family Family, f *Frontend, s *BackendSet) error {
 	for i := range s.Backends.runs() {
 		r := s.Backends.run(i)
 		if i > 0 && s.Backends.run(i-1).port >= r.port {
-			return fmt.Errorf("ports %d and %d of set %s: want them sorted, without duplicates", s.Backends.run(i-1).port, r.port, id)
+			return fmt.Errorf("ports %d and %d of set %s: want them sorted, without duplicates",
+				s.Backends.run(i-1).port, r.port, id)
 		}
 		if r.port == 0 || r.endpoints.Len() == 0 {
-			return fmt.Errorf("%d backends of set %s with port %d: want some, and a port", r.endpoints.Len(), id, r.port)
+			return fmt.Errorf("%d backends of set %s with port %d: want some, and a port", r.endpoints.Len(), id,
+				r.port)
 		}
 		if err := c.endpoints(family, r.endpoints, &c.lists[id.Scope-Cluster]); err != nil {
 			return fmt.Errorf("set %s: %w", id, err)

@@ -29,7 +29,8 @@ func portWithout() lb.Backends {
 func wellFormed(t *testing.T, key string) *lb.Frontend {
 	f := &lb.Frontend{Key: mustKey(t, key), Service: "a/b:http", Kind: lb.ClusterIP}
 	f.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: &lb.BackendSet{
-		ID: lb.SetID{Service: f.Service, Proto: f.Key.Proto, Scope: lb.Cluster}, Backends: backends("10.0.0.1:80", "10.0.0.2:80")}}}
+		ID: lb.SetID{Service: f.Service, Proto: f.Key.Proto, Scope: lb.Cluster}, Backends: backends("10.0.0.1:80",
+			"10.0.0.2:80")}}}
 	return f
 }
 
@@ -55,27 +56,37 @@ func TestCheck(t *testing.T) {
 		{"affinity too long", func(f *lb.Frontend) { f.Affinity = 25 * time.Hour }},
 		{"affinity in parts of seconds", func(f *lb.Frontend) { f.Affinity = time.Millisecond }},
 		{"cluster IP that preserves the destination", func(f *lb.Frontend) { f.PreserveDestination = true }},
-		{"health check that preserves the destination", func(f *lb.Frontend) { *f = *healthCheck(1); f.PreserveDestination = true }},
-		{"source of the other family", func(f *lb.Frontend) { f.Sources = []netip.Prefix{netip.MustParsePrefix("::/0")} }},
+		{"health check that preserves the destination", func(f *lb.Frontend) {
+			*f = *healthCheck(1)
+			f.PreserveDestination = true
+		}},
+		{"source of the other family", func(f *lb.Frontend) {
+			f.Sources = []netip.Prefix{netip.MustParsePrefix("::/0")}
+		}},
 		{"source not masked", func(f *lb.Frontend) { f.Sources = []netip.Prefix{netip.MustParsePrefix("10.0.0.1/8")} }},
 		{"sources overlap", func(f *lb.Frontend) {
 			f.Sources = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("10.1.0.0/16")}
 		}},
 		{"sources of a NodePort", func(f *lb.Frontend) {
-			f.Kind, f.Key.Addr, f.Sources = lb.NodePort, netip.Addr{}, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
+			f.Kind, f.Key.Addr, f.Sources = lb.NodePort, netip.Addr{},
+				[]netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
 		}},
 		{"no routes", func(f *lb.Frontend) { f.Routes = nil }},
 		{"not for anywhere", func(f *lb.Frontend) { f.Routes[0].From = lb.Pods }},
 		{"twice from anywhere", func(f *lb.Frontend) { f.Routes = append(f.Routes, f.Routes[0]) }},
 		{"no action", func(f *lb.Frontend) { f.Routes[0].Do = 0 }},
 		{"rejects to a set", func(f *lb.Frontend) { f.Routes[0].Do = lb.Reject }},
-		{"drops with masquerade", func(f *lb.Frontend) { f.Routes[0] = lb.Route{From: lb.Anywhere, Do: lb.Drop, Masq: true} }},
+		{"drops with masquerade", func(f *lb.Frontend) {
+			f.Routes[0] = lb.Route{From: lb.Anywhere, Do: lb.Drop, Masq: true}
+		}},
 		{"no set", func(f *lb.Frontend) { f.Routes[0].To = nil }},
 		{"empty set", func(f *lb.Frontend) { f.Routes[0].To.Backends = backends() }},
 		{"set of another service", func(f *lb.Frontend) { f.Routes[0].To.ID.Service = "x/y" }},
 		{"backend of the other family", func(f *lb.Frontend) { f.Routes[0].To.Backends = backends("[::1]:80") }},
 		{"backend without port", func(f *lb.Frontend) { f.Routes[0].To.Backends = backends("10.0.0.1:0") }},
-		{"backends not sorted", func(f *lb.Frontend) { f.Routes[0].To.Backends = backends("10.0.0.2:80", "10.0.0.1:80") }},
+		{"backends not sorted", func(f *lb.Frontend) {
+			f.Routes[0].To.Backends = backends("10.0.0.2:80", "10.0.0.1:80")
+		}},
 		{"accepts beside routes", func(f *lb.Frontend) {
 			f.Routes = append([]lb.Route{{From: lb.Pods, Do: lb.Accept}}, f.Routes...)
 		}},
@@ -86,13 +97,21 @@ func TestCheck(t *testing.T) {
 			f.Key = lb.Key{Addr: netip.MustParseAddr("192.0.2.1"), Port: 80, Proto: lb.TCP}
 		}},
 		{"health check over UDP", func(f *lb.Frontend) { *f = *healthCheck(1); f.Key.Proto = lb.UDP }},
-		{"health check that drops", func(f *lb.Frontend) { *f = *healthCheck(1); f.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Drop}} }},
-		{"health check for pods", func(f *lb.Frontend) { *f = *healthCheck(1); f.Routes = []lb.Route{{From: lb.Pods, Do: lb.Accept}} }},
+		{"health check that drops", func(f *lb.Frontend) {
+			*f = *healthCheck(1)
+			f.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Drop}}
+		}},
+		{"health check for pods", func(f *lb.Frontend) {
+			*f = *healthCheck(1)
+			f.Routes = []lb.Route{{From: lb.Pods, Do: lb.Accept}}
+		}},
 		{"health check with affinity", func(f *lb.Frontend) { *f = *healthCheck(1); f.Affinity = time.Hour }},
 		{"health check with a negative count", func(f *lb.Frontend) { *f = *healthCheck(-1) }},
 		{"backend twice", func(f *lb.Frontend) { f.Routes[0].To.Backends = backends("10.0.0.1:80", "10.0.0.1:80") }},
 		{"ports not sorted", func(f *lb.Frontend) { f.Routes[0].To.Backends = backends("10.0.0.1:81", "10.0.0.2:80") }},
-		{"port twice", func(f *lb.Frontend) { f.Routes[0].To.Backends = backends("10.0.0.1:80", "10.0.0.2:81", "10.0.0.3:80") }},
+		{"port twice", func(f *lb.Frontend) {
+			f.Routes[0].To.Backends = backends("10.0.0.1:80", "10.0.0.2:81", "10.0.0.3:80")
+		}},
 		{"port without backends", func(f *lb.Frontend) { f.Routes[0].To.Backends = portWithout() }},
 		{"serving backends not sorted", func(f *lb.Frontend) {
 			f.Serving = &lb.BackendSet{ID: lb.SetID{Service: f.Service, Proto: f.Key.Proto, Scope: lb.Serving},
@@ -116,10 +135,12 @@ func TestCheck(t *testing.T) {
 			was := wellFormed(t, "192.0.2.1:80/tcp")
 			table.Replace(o, []*lb.Frontend{was})
 			changes, _ := table.Replace(o, []*lb.Frontend{bad, good})
-			if refused := table.Refused(o.Name); len(refused) != 1 || refused[0].Key != bad.Key || refused[0].Err.Error() != err.Error() {
+			if refused := table.Refused(o.Name); len(refused) != 1 || refused[0].Key != bad.Key ||
+				refused[0].Err.Error() != err.Error() {
 				t.Errorf("refused %v, want %v", refused, err)
 			}
-			if i := slices.IndexFunc(changes, func(c lb.Change) bool { return c.New.Equal(good) }); i < 0 || slices.Contains(table.Owned(o.Name), bad) {
+			if i := slices.IndexFunc(changes, func(c lb.Change) bool { return c.New.Equal(good) }); i < 0 ||
+				slices.Contains(table.Owned(o.Name), bad) {
 				t.Errorf("changes %v", changes)
 			}
 			if bad.Key == was.Key && (table.Get(was.Key) != was || len(changes) != 1) {

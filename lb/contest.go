@@ -170,8 +170,8 @@ func conflictOf(winner, loser *claim) Conflict {
 // Contested is the number of keys that more than one Service claims.
 func (t *Table) Contested() int { return len(t.losers) }
 
-// Conflicts returns the conflicts for k, one for each loser, in the order in which they get the key.
-// It is for display: its cost is proportional to their number.
+// Conflicts returns the conflicts for k, one for each loser, in the order in which they get the
+// key. It is for display: its cost is proportional to their number.
 func (t *Table) Conflicts(k Key) []Conflict {
 	var out []Conflict
 	for _, c := range t.sortedLosers(k) {

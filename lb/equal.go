@@ -38,7 +38,8 @@ func (c *Comparison) Equal(f, o *Frontend) bool {
 		return true
 	}
 	return f != nil && o != nil && f.Key == o.Key && f.Service == o.Service && f.Kind == o.Kind &&
-		f.Affinity == o.Affinity && f.LocalEndpoints == o.LocalEndpoints && f.PreserveDestination == o.PreserveDestination && c.prefixes(f.Sources, o.Sources) &&
+		f.Affinity == o.Affinity && f.LocalEndpoints == o.LocalEndpoints &&
+		f.PreserveDestination == o.PreserveDestination && c.prefixes(f.Sources, o.Sources) &&
 		slices.EqualFunc(f.Routes, o.Routes, c.routes) && c.sets(f.Serving, o.Serving)
 }
 

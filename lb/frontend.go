@@ -72,8 +72,8 @@ func (a Action) String() string { return name(actionNames[:], int(a), "Action") 
 // Scope distinguishes the backend sets of a service port.
 type Scope uint8
 
-// The scopes. Routes balance over all of the cluster's backends, or only over those on this node (SV-20);
-// flows that exist may stay with all that serves (see [Frontend.Serving]).
+// The scopes. Routes balance over all of the cluster's backends, or only over those on this node
+// (SV-20); flows that exist may stay with all that serves (see [Frontend.Serving]).
 const (
 	Cluster Scope = iota + 1
 	Local
@@ -104,11 +104,11 @@ type Frontend struct {
 	// only in balancing frontends of external and load-balancer addresses; only the HNS plane
 	// supports it, the others ignore it.
 	PreserveDestination bool
-	// Routes are tried in order: at most one for each From, in the order Pods, Host, Anywhere, and the
-	// last is for Anywhere.
+	// Routes are tried in order: at most one for each From, in the order Pods, Host, Anywhere, and
+	// the last is for Anywhere.
 	Routes []Route
-	// Affinity is how long a client sticks to its backend after its last new connection, in whole seconds
-	// from 1 s to 24 h; 0 means no affinity (SV-18).
+	// Affinity is how long a client sticks to its backend after its last new connection, in whole
+	// seconds from 1 s to 24 h; 0 means no affinity (SV-18).
 	Affinity time.Duration
 	// Sources are the only sources that may use the frontend, sorted and without overlaps; packets
 	// of others are dropped whatever the routes are (SV-61). Empty means all sources, as always in

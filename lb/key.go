@@ -36,7 +36,8 @@ func (f Family) Everywhere() netip.Prefix {
 	return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 }
 
-// FamilyOf returns the family of a; an IPv4-mapped IPv6 address counts as IPv6. The zero Addr has family 0.
+// FamilyOf returns the family of a; an IPv4-mapped IPv6 address counts as IPv6. The zero Addr has
+// family 0.
 func FamilyOf(a netip.Addr) Family {
 	switch {
 	case a.Is4():
@@ -96,7 +97,8 @@ type Key struct {
 // IsNodePort reports whether k means all NodePort addresses of the node.
 func (k Key) IsNodePort() bool { return !k.Addr.IsValid() }
 
-// String returns "192.0.2.7:80/tcp", "[2001:db8::7]:80/tcp" or, for a NodePort, "nodeport:30080/tcp".
+// String returns "192.0.2.7:80/tcp", "[2001:db8::7]:80/tcp" or, for a NodePort,
+// "nodeport:30080/tcp".
 func (k Key) String() string {
 	if k.IsNodePort() {
 		return fmt.Sprintf("nodeport:%d/%s", k.Port, k.Proto)

@@ -7,8 +7,8 @@ import (
 
 // Node holds the facts of this machine that a plane needs beside the frontends.
 type Node struct {
-	// NodePorts are the prefixes whose addresses, where this machine holds them, answer NodePorts. A /0
-	// means every local address. Sorted, no overlaps. Empty: NodePorts answer nowhere.
+	// NodePorts are the prefixes whose addresses, where this machine holds them, answer NodePorts.
+	// A /0 means every local address. Sorted, no overlaps. Empty: NodePorts answer nowhere.
 	NodePorts []netip.Prefix
 	// Localhost is 127.0.0.1 or ::1 if a configured prefix contains it and only loopback addresses;
 	// otherwise invalid. A wider prefix of NodePorts may contain it too and does not count.
@@ -26,7 +26,8 @@ type Node struct {
 
 // Equal reports whether two nodes are the same.
 func (n Node) Equal(o Node) bool {
-	return slices.Equal(n.NodePorts, o.NodePorts) && n.Localhost == o.Localhost && slices.Equal(n.ServiceCIDRs, o.ServiceCIDRs) && n.Pods.Equal(o.Pods) &&
+	return slices.Equal(n.NodePorts, o.NodePorts) && n.Localhost == o.Localhost && slices.Equal(n.ServiceCIDRs,
+		o.ServiceCIDRs) && n.Pods.Equal(o.Pods) &&
 		slices.Equal(n.APIServers, o.APIServers)
 }
 

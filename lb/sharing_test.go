@@ -24,7 +24,8 @@ func TestSetsShareEndpoints(t *testing.T) {
 	}
 	rows := func(n int, number func(port int) uint16) (out []*lb.Frontend) {
 		for i := range n {
-			f := &lb.Frontend{Key: lb.Key{Addr: netip.MustParseAddr("192.0.2.1"), Port: uint16(i + 1), Proto: lb.UDP}, Service: fmt.Sprint("a/b:", i), Kind: lb.ClusterIP}
+			f := &lb.Frontend{Key: lb.Key{Addr: netip.MustParseAddr("192.0.2.1"), Port: uint16(i + 1), Proto: lb.UDP},
+				Service: fmt.Sprint("a/b:", i), Kind: lb.ClusterIP}
 			for from, scope := range map[lb.From]lb.Scope{lb.Pods: lb.Cluster, lb.Anywhere: lb.Local} {
 				s := &lb.BackendSet{ID: lb.SetID{Service: f.Service, Proto: lb.UDP, Scope: scope}}
 				s.Backends.Add(number(i), list())
@@ -62,7 +63,8 @@ func TestWithout(t *testing.T) {
 			var all []lb.Endpoint
 			for i := range 6 {
 				if rng.IntN(2) == 0 {
-					all = append(all, lb.Endpoint{Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), Local: rng.IntN(2) == 0})
+					all = append(all, lb.Endpoint{Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}),
+						Local: rng.IntN(2) == 0})
 				}
 			}
 			if rng.IntN(3) != 0 {

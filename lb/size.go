@@ -8,7 +8,8 @@ type Size struct {
 	Ports int
 	// Backends is the number of endpoints, each counted once for each port.
 	Backends int
-	// Addresses is the number of addresses without source ranges, Ranged of those with Ranges source ranges each.
+	// Addresses is the number of addresses without source ranges, Ranged of those with Ranges
+	// source ranges each.
 	Addresses, Ranged, Ranges int
 	// NodePorts: each port has one.
 	NodePorts bool
@@ -20,7 +21,8 @@ type Size struct {
 	Affinity bool
 }
 
-// NodePortAddresses is how many addresses of a node a plane assumes to answer NodePorts, if it writes a copy for each.
+// NodePortAddresses is how many addresses of a node a plane assumes to answer NodePorts, if it
+// writes a copy for each.
 const NodePortAddresses = 4
 
 // Sets returns how many sets of backends each port has at most.

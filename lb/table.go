@@ -426,7 +426,8 @@ func (x *setIndex) get(id SetID) *BackendSet {
 	return nil
 }
 
-// same returns the set in the index that equals s, or s with those lists of endpoints that are in the index.
+// same returns the set in the index that equals s, or s with those lists of endpoints that are in
+// the index.
 func (x *setIndex) same(s *BackendSet) *BackendSet {
 	if s == nil {
 		return nil

@@ -20,7 +20,8 @@ var (
 
 // row returns a dropping frontend for the key, as of o.
 func row(o lb.Owner, key lb.Key) *lb.Frontend {
-	return &lb.Frontend{Key: key, Service: o.Name, Kind: lb.ExternalIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Drop}}}
+	return &lb.Frontend{Key: key, Service: o.Name, Kind: lb.ExternalIP,
+		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Drop}}}
 }
 
 // conflict is a conflict of frontends as row makes them.
@@ -56,7 +57,8 @@ func TestContestSV24(t *testing.T) {
 					t.Fatalf("%s went: changes %v, want one to %s", gone.Name, changes, next.Name)
 				}
 			}
-			if changes, _ := table.Replace(middle2, nil); len(changes) != 1 || changes[0].New != nil || table.Len() != 0 {
+			if changes, _ := table.Replace(middle2, nil); len(changes) != 1 || changes[0].New != nil ||
+				table.Len() != 0 {
 				t.Errorf("the last Service went: changes %v, %d rows left", changes, table.Len())
 			}
 		})
@@ -104,12 +106,15 @@ func TestKindBeforeAgeSV24(t *testing.T) {
 		why       string
 	}{
 		{"alone", oldest, lb.ExternalIP, "ns/m", "", ""},
-		{"a load balancer's address", middle, lb.LoadBalancer, "ns/a", "ns/m loses to ns/a", "has it as its load balancer's address"},
+		{"a load balancer's address", middle, lb.LoadBalancer, "ns/a", "ns/m loses to ns/a",
+			"has it as its load balancer's address"},
 		{"a cluster IP", middle2, lb.ClusterIP, "ns/b", "ns/a loses to ns/b", "has it as its cluster IP"},
 		{"a loser of another kind that still loses", oldest, lb.LoadBalancer, "ns/b", "", ""},
 		{"an older cluster IP", oldest, lb.ClusterIP, "ns/m", "ns/b loses to ns/m", "is older"},
-		{"the winner is of another kind", oldest, lb.ExternalIP, "ns/b", "ns/m loses to ns/b", "has it as its cluster IP"},
-		{"of another kind, and still the winner", middle2, lb.LoadBalancer, "ns/a", "ns/b loses to ns/a", "is as old and comes first by name"},
+		{"the winner is of another kind", oldest, lb.ExternalIP, "ns/b", "ns/m loses to ns/b",
+			"has it as its cluster IP"},
+		{"of another kind, and still the winner", middle2, lb.LoadBalancer, "ns/a", "ns/b loses to ns/a",
+			"is as old and comes first by name"},
 		{"the winner goes", middle, 0, "ns/b", "", ""},
 		{"and the next", middle2, 0, "ns/m", "", ""},
 	} {
@@ -122,7 +127,8 @@ func TestKindBeforeAgeSV24(t *testing.T) {
 		if got := table.Get(key).Service; got != step.winner {
 			t.Errorf("%s: %s has the key, want %s", step.story, got, step.winner)
 		}
-		if now := table.Get(key); (now == was) != (len(changes) == 0) || now != was && changes[0] != (lb.Change{Key: key, Old: was, New: now}) {
+		if now := table.Get(key); (now == was) != (len(changes) == 0) || now != was &&
+			changes[0] != (lb.Change{Key: key, Old: was, New: now}) {
 			t.Errorf("%s: changes %v", step.story, changes)
 		}
 		got, why := "", ""
@@ -133,7 +139,8 @@ func TestKindBeforeAgeSV24(t *testing.T) {
 			}
 		}
 		if got != step.conflicts || len(conflicts) > 1 || why != step.why {
-			t.Errorf("%s: contests %v: %q which %s, want %q which %s", step.story, conflicts, got, why, step.conflicts, step.why)
+			t.Errorf("%s: contests %v: %q which %s, want %q which %s", step.story, conflicts, got, why, step.conflicts,
+				step.why)
 		}
 		if _, lost := table.Lost(key, step.winner); lost {
 			t.Errorf("%s: the winner loses", step.story)
@@ -167,7 +174,8 @@ func TestCrowdOnOneKey(t *testing.T) {
 	fewOthers, few := visited(100)
 	manyOthers, many := visited(100_000)
 	if fewOthers != 1 || manyOthers != 1 {
-		t.Errorf("a Service beside crowds of 100 and 100,000 visits %d and %d rows, want its own", fewOthers, manyOthers)
+		t.Errorf("a Service beside crowds of 100 and 100,000 visits %d and %d rows, want its own", fewOthers,
+			manyOthers)
 	}
 	if many > 3*few {
 		t.Errorf("to come to a crowd of 100 or leave it visits %d rows, with 100,000 %d", few, many)
@@ -183,7 +191,8 @@ func TestRecreatedService(t *testing.T) {
 
 	young := lb.Owner{Name: oldest.Name, Created: 300}
 	changes, conflicts := table.Replace(young, []*lb.Frontend{row(young, key), row(young, other)})
-	if len(changes) != 1 || changes[0].Key != key || changes[0].Old.Service != oldest.Name || changes[0].New.Service != middle.Name {
+	if len(changes) != 1 || changes[0].Key != key || changes[0].Old.Service != oldest.Name ||
+		changes[0].New.Service != middle.Name {
 		t.Errorf("changes %v, want one that gives %s to %s", changes, key, middle.Name)
 	}
 	if want := []lb.Conflict{conflict(key, middle, young)}; !slices.Equal(conflicts, want) {
@@ -226,7 +235,8 @@ func TestReplaceKeepsEqualValues(t *testing.T) {
 		for i := range ports {
 			text += fmt.Sprintf("10.96.0.1:%d/tcp ns/m:a clusterip\n  anywhere balance ns/m:a/tcp/cluster\n", 80+i)
 		}
-		text += "192.0.2.1:80/tcp ns/m:a loadbalancer\n  host balance ns/m:a/tcp/local\n  anywhere balance ns/m:a/tcp/cluster\n"
+		text += "192.0.2.1:80/tcp ns/m:a loadbalancer\n  host balance ns/m:a/tcp/local\n" +
+			"  anywhere balance ns/m:a/tcp/cluster\n"
 		return mustParse(t, text).Sorted()
 	}
 	for _, ports := range []int{1, 20} {
@@ -324,7 +334,8 @@ set ns/m:a/udp/serving
 // conflicts over its key like any other frontend (SV-24).
 func TestReplaceHealthCheck(t *testing.T) {
 	parse := func(endpoints int) []*lb.Frontend {
-		return mustParse(t, fmt.Sprintf("nodeport:32100/tcp ns/m healthcheck endpoints %d\n  anywhere accept\n", endpoints)).Sorted()
+		return mustParse(t, fmt.Sprintf("nodeport:32100/tcp ns/m healthcheck endpoints %d\n  anywhere accept\n",
+			endpoints)).Sorted()
 	}
 	var table lb.Table
 	table.Replace(oldest, parse(1))
@@ -341,7 +352,8 @@ func TestReplaceHealthCheck(t *testing.T) {
 	if len(changes) != 0 || len(conflicts) != 1 || conflicts[0].Winner != oldest {
 		t.Errorf("a younger NodePort: changes %v, contests %v, want the health check to win", changes, conflicts)
 	}
-	if changes, _ := table.Replace(oldest, nil); len(changes) != 1 || !changes[0].Old.Accepts() || changes[0].New.Accepts() {
+	if changes, _ := table.Replace(oldest, nil); len(changes) != 1 || !changes[0].Old.Accepts() ||
+		changes[0].New.Accepts() {
 		t.Errorf("the health check went: changes %v, want one to the NodePort", changes)
 	}
 	if (*lb.Frontend)(nil).Accepts() {
@@ -356,7 +368,9 @@ func TestReplaceVisitsOneService(t *testing.T) {
 		var table lb.Table
 		for i := range services {
 			o := lb.Owner{Name: fmt.Sprintf("ns/svc-%d", i)}
-			table.Replace(o, []*lb.Frontend{row(o, lb.Key{Addr: netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), Port: 80, Proto: lb.TCP})})
+			table.Replace(o,
+				[]*lb.Frontend{row(o, lb.Key{Addr: netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}),
+					Port: 80, Proto: lb.TCP})})
 		}
 		before := table.Visited
 		o := lb.Owner{Name: "ns/svc-7"}
@@ -439,7 +453,8 @@ func FuzzTableReplace(f *testing.F) {
 
 // winnersSlow returns the winner of each key (SV-24), written for readability.
 func winnersSlow(asked map[lb.Owner][]*lb.Frontend) map[lb.Key]string {
-	kinds := map[lb.Kind]int{lb.ClusterIP: 1, lb.LoadBalancer: 2, lb.ExternalIP: 3} // NodePorts and health checks are equals
+	// NodePorts and health checks are equals
+	kinds := map[lb.Kind]int{lb.ClusterIP: 1, lb.LoadBalancer: 2, lb.ExternalIP: 3}
 	out, best := map[lb.Key]string{}, map[lb.Key]string{}
 	for o, fronts := range asked {
 		mine := map[lb.Key]bool{}

@@ -144,7 +144,8 @@ func writeSets(b *strings.Builder, sets map[SetID]*BackendSet) {
 	slices.SortFunc(sorted, func(x, y *BackendSet) int { return x.ID.Compare(y.ID) })
 	for _, s := range sorted {
 		b.WriteString("set " + s.ID.String() + "\n")
-		for _, be := range slices.SortedFunc(s.Backends.All(), func(x, y Backend) int { return x.Addr.Compare(y.Addr) }) {
+		for _, be := range slices.SortedFunc(s.Backends.All(),
+			func(x, y Backend) int { return x.Addr.Compare(y.Addr) }) {
 			b.WriteString("  " + be.Addr.String())
 			if be.Local {
 				b.WriteString(" local")

@@ -47,7 +47,8 @@ func TestTableText(t *testing.T) {
 	// In the text 53/udp is first, since keys are sorted by port.
 	rows := strings.SplitAfter(shopTable, "\n")
 	i := slices.Index(rows, "192.0.2.7:53/udp shop/web:dns loadbalancer\n")
-	j := slices.Index(rows, "192.0.2.7:80/tcp shop/web:http loadbalancer affinity 10800s sources 10.0.0.0/8,192.0.2.7/32 preserve destination\n")
+	j := slices.Index(rows, "192.0.2.7:80/tcp shop/web:http loadbalancer affinity 10800s sources "+
+		"10.0.0.0/8,192.0.2.7/32 preserve destination\n")
 	want := strings.Join(slices.Concat(rows[:j], rows[i:i+3], rows[j:i], rows[i+3:]), "")
 
 	table := mustParse(t, shopTable)
@@ -60,7 +61,8 @@ func TestTableText(t *testing.T) {
 	if n := table.Len(); n != 5 {
 		t.Errorf("%d keys, want 5", n)
 	}
-	if health := table.Get(mustKey(t, "nodeport:32100/tcp")); health.Kind != lb.HealthCheck || health.LocalEndpoints != 2 || !health.Accepts() {
+	if health := table.Get(mustKey(t, "nodeport:32100/tcp")); health.Kind != lb.HealthCheck ||
+		health.LocalEndpoints != 2 || !health.Accepts() {
 		t.Errorf("wrong row:\n%s", health)
 	}
 	row := table.Get(mustKey(t, "192.0.2.7:80/tcp"))

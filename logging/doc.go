@@ -8,8 +8,8 @@
 //
 //	I1121 13:09:01.123456    1234 run.go:33] "Starting kube-proxy" mode="nftables" pid=1234
 //
-// The JSON format has an object a line with ts (milliseconds), caller, msg, the keys, and v for information or level
-// for warnings and errors.
+// The JSON format has an object a line with ts (milliseconds), caller, msg, the keys, and v for
+// information or level for warnings and errors.
 //
 // A record of level Info-n shows at verbosity n and more: Info at 0, [LevelWrite] at 2, Debug at 4.
 package logging

@@ -12,7 +12,8 @@ import (
 
 // newJSON returns the handler of the JSON format.
 func newJSON(w io.Writer) slog.Handler {
-	return slog.NewJSONHandler(w, &slog.HandlerOptions{AddSource: true, Level: slog.Level(-1 << 30), ReplaceAttr: kubernetesNames})
+	return slog.NewJSONHandler(w, &slog.HandlerOptions{AddSource: true, Level: slog.Level(-1 << 30),
+		ReplaceAttr: kubernetesNames})
 }
 
 // kubernetesNames gives the fields of a line the names that JSON logs of Kubernetes have.
@@ -41,7 +42,8 @@ func kubernetesNames(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// buffer collects lines and writes size bytes of them at once, or fewer when the oldest is as old as every.
+// buffer collects lines and writes size bytes of them at once, or fewer when the oldest is as old
+// as every.
 type buffer struct {
 	to    io.Writer
 	size  int

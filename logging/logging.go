@@ -76,7 +76,8 @@ func (l *Log) SetVerbosity(v int) {
 	_ = l.set(map[string]any{"v": v})
 }
 
-// SetVModule changes the verbosity of single source files. A pattern with a slash is matched with the whole path.
+// SetVModule changes the verbosity of single source files. A pattern with a slash is matched with
+// the whole path.
 func (l *Log) SetVModule(modules []config.VModule) {
 	l.modules.Store(&modules)
 	var all []string
@@ -100,8 +101,9 @@ func (l *Log) text(cfg config.Logging, info, errOut io.Writer) error {
 	files := !cfg.ToStderr && (cfg.File != "" || cfg.Dir != "")
 	flags := map[string]any{
 		"logtostderr": false, "skip_headers": true, "stderrthreshold": "FATAL",
-		"one_output": cfg.OneOutput || !files, "add_dir_header": cfg.AddDirHeader, "skip_log_headers": cfg.SkipLogHeaders,
-		"log_dir": cfg.Dir, "log_file": cfg.File, "log_file_max_size": cfg.FileMaxMB,
+		"one_output": cfg.OneOutput || !files, "add_dir_header": cfg.AddDirHeader,
+		"skip_log_headers": cfg.SkipLogHeaders,
+		"log_dir":          cfg.Dir, "log_file": cfg.File, "log_file_max_size": cfg.FileMaxMB,
 	}
 	if at := cfg.BacktraceAt; at != "" && at != "0" && at != ":0" {
 		flags["log_backtrace_at"] = at

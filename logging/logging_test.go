@@ -22,7 +22,8 @@ import (
 	"kube-proxy/config"
 )
 
-// asProgram and asConfig have the test binary log as a program: klog's state belongs to the process.
+// asProgram and asConfig have the test binary log as a program: klog's state belongs to the
+// process.
 const asProgram, asConfig = "LOGGING_TEST_PROGRAM", "LOGGING_TEST_CONFIG"
 
 func TestMain(m *testing.M) {
@@ -48,7 +49,8 @@ func TestMain(m *testing.M) {
 var programs = map[string]func(*Log){
 	"say": say,
 	"attributes": func(l *Log) {
-		l.Logger().With("family", "IPv4").WithGroup("g").Warn("a \"b\"\nc", "n", 3, "d", time.Second, "err", errors.New("no"),
+		l.Logger().With("family", "IPv4").WithGroup("g").Warn("a \"b\"\nc", "n", 3, "d", time.Second, "err",
+			errors.New("no"),
 			slog.Group("h", "x", true))
 	},
 	"levels": func(l *Log) {
@@ -158,12 +160,14 @@ func TestText(t *testing.T) {
 func TestJSON(t *testing.T) {
 	const number = `\{"ts":\d{13}(\.\d+)?,`
 	for program, want := range map[string]string{
-		"attributes": number + `"level":"warning","caller":"logging/logging_test.go:\d+","msg":"a \\"b\\"\\nc","family":"IPv4",` +
+		"attributes": number + `"level":"warning","caller":"logging/logging_test.go:\d+","msg":"a ` +
+			`\\"b\\"\\nc","family":"IPv4",` +
 			`"g.n":3,"g.d":"1s","g.err":"no","g.h":\{"x":true\}\}`,
 		"levels":    number + `"v":0,.*"I"\}\n` + number + `"v":2,.*"W"\}`,
 		"client-go": number + `"v":0,.*"msg":"one","key":1\}`,
 	} {
-		if _, got := logged(t, program, config.Logging{Format: "json", ToStderr: true, Verbosity: 2}); !regexp.MustCompile("^" + want + "\n$").MatchString(got) {
+		if _, got := logged(t, program, config.Logging{Format: "json", ToStderr: true,
+			Verbosity: 2}); !regexp.MustCompile("^" + want + "\n$").MatchString(got) {
 			t.Errorf("%s: %q, want %q", program, got, want)
 		}
 	}
@@ -183,7 +187,8 @@ func TestVerbosity(t *testing.T) {
 		{0, []config.VModule{{Pattern: "nowhere/*", Verbosity: 4}}, "I"},
 		{9, []config.VModule{{Pattern: "logging_test", Verbosity: 0}}, "I"},
 	} {
-		_, got := logged(t, "levels", config.Logging{ToStderr: true, SkipHeaders: true, Verbosity: tc.verbosity, VModule: tc.modules})
+		_, got := logged(t, "levels", config.Logging{ToStderr: true, SkipHeaders: true, Verbosity: tc.verbosity,
+			VModule: tc.modules})
 		if got := strings.NewReplacer("\n", "", `"`, "").Replace(got); got != tc.want {
 			t.Errorf("-v=%d --vmodule=%v shows %q, want %q", tc.verbosity, tc.modules, got, tc.want)
 		}
@@ -199,14 +204,16 @@ func TestDir(t *testing.T) {
 	}{
 		{config.Logging{StderrThreshold: 2}, "one two three", "two three", "three", "three"},
 		{config.Logging{StderrThreshold: 1, OneOutput: true}, "one", "two", "three", "two three"},
-		{config.Logging{StderrThreshold: 3, AlsoToStderr: true}, "one two three", "two three", "three", "one two three"},
+		{config.Logging{StderrThreshold: 3, AlsoToStderr: true}, "one two three", "two three", "three",
+			"one two three"},
 		{config.Logging{ToStderr: true}, "", "", "", "one two three"},
 	} {
 		tc.cfg.Dir = t.TempDir()
 		_, errOut := logged(t, "say", tc.cfg)
 		for name, want := range map[string]string{"INFO": tc.info, "WARNING": tc.warn, "ERROR": tc.bad} {
 			data, err := os.ReadFile(filepath.Join(tc.cfg.Dir, "logging.test."+name)) // the link
-			if (err == nil) != (want != "") || messages(string(data)) != want || err == nil && !bytes.HasPrefix(data, []byte("Log file created at: ")) {
+			if (err == nil) != (want != "") || messages(string(data)) != want || err == nil &&
+				!bytes.HasPrefix(data, []byte("Log file created at: ")) {
 				t.Errorf("%+v: file %s has %q (%v), want %q", tc.cfg, name, data, err, want)
 			}
 		}
@@ -232,9 +239,11 @@ func TestFile(t *testing.T) {
 		if err := os.WriteFile(name, []byte("before\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		_, errOut := logged(t, tc.program, config.Logging{File: name, FileMaxMB: tc.max, SkipLogHeaders: true, StderrThreshold: 3})
+		_, errOut := logged(t, tc.program, config.Logging{File: name, FileMaxMB: tc.max, SkipLogHeaders: true,
+			StderrThreshold: 3})
 		data, err := os.ReadFile(name)
-		if err != nil || !regexp.MustCompile(tc.want).Match(data) || len(data) < tc.size[0] || len(data) > tc.size[1] || errOut != "" {
+		if err != nil || !regexp.MustCompile(tc.want).Match(data) || len(data) < tc.size[0] || len(data) > tc.size[1] ||
+			errOut != "" {
 			t.Errorf("%+v: %d bytes, %.100q…, %v, stderr %q", tc, len(data), data, err, errOut)
 		}
 	}
@@ -248,7 +257,8 @@ func TestBadConfig(t *testing.T) {
 		"error: klog cannot create its files":       {File: filepath.Join(none, "log")},
 		`error: --log-backtrace-at "nonsense:17": `: {ToStderr: true, BacktraceAt: "nonsense:17"},
 	} {
-		if _, errOut, err := run(t, "say", cfg); err == nil || !strings.Contains(errOut, want) || strings.Contains(errOut, "goroutine") {
+		if _, errOut, err := run(t, "say", cfg); err == nil || !strings.Contains(errOut, want) ||
+			strings.Contains(errOut, "goroutine") {
 			t.Errorf("%+v: %v, %q, want %q", cfg, err, errOut, want)
 		}
 	}
@@ -259,7 +269,8 @@ func TestDiskFull(t *testing.T) {
 	if _, err := os.Stat("/dev/full"); err != nil {
 		t.Skip("this system has no disk that is always full; TestBadConfig does without")
 	}
-	_, errOut := logged(t, "until on stderr", config.Logging{File: "/dev/full", SkipLogHeaders: true, StderrThreshold: 3})
+	_, errOut := logged(t, "until on stderr", config.Logging{File: "/dev/full", SkipLogHeaders: true,
+		StderrThreshold: 3})
 	if !strings.Contains(errOut, "no space left on device") {
 		t.Errorf("stderr does not say why: %q", errOut)
 	}
@@ -268,7 +279,8 @@ func TestDiskFull(t *testing.T) {
 func TestSplitStream(t *testing.T) {
 	for _, format := range []string{"text", "json"} {
 		for _, size := range []int64{0, 4096} {
-			out, errOut := logged(t, "say", config.Logging{Format: format, ToStderr: true, SplitStream: true, InfoBufferSize: size})
+			out, errOut := logged(t, "say", config.Logging{Format: format, ToStderr: true, SplitStream: true,
+				InfoBufferSize: size})
 			if messages(out) != "one two" || messages(errOut) != "three" {
 				t.Errorf("%s, %d: stdout %q, stderr %q", format, size, out, errOut)
 			}
@@ -289,7 +301,8 @@ func (l *limited) Write(p []byte) (int, error) {
 	return l.Builder.Write(p)
 }
 
-// Lines wait until there are many, or the flush frequency has passed; a full disk costs the lines of that time alone.
+// Lines wait until there are many, or the flush frequency has passed; a full disk costs the lines
+// of that time alone.
 func TestBuffer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var to limited
@@ -322,7 +335,8 @@ func TestBacktraceAt(t *testing.T) {
 	if strings.Contains(errOut, "goroutine") {
 		t.Errorf("a trace for another line: %q", errOut)
 	}
-	if _, errOut = logged(t, "say", config.Logging{ToStderr: true, BacktraceAt: line}); strings.Count(errOut, "[running]") != 1 {
+	if _, errOut = logged(t, "say", config.Logging{ToStderr: true, BacktraceAt: line}); strings.Count(errOut,
+		"[running]") != 1 {
 		t.Errorf("no trace at %s: %q", line, errOut)
 	}
 }

@@ -1,5 +1,5 @@
-// Package mode describes each mode as one value, [Mode], and chooses the mode that runs, from the configuration and the
-// capabilities of this host.
+// Package mode describes each mode as one value, [Mode], and chooses the mode that runs, from the
+// configuration and the capabilities of this host.
 //
 //	plane/nftables ──Mode()──▶ plane/all ──List──▶ config   names, fields, defaults, help
 //	plane/iptables                                 status   metrics
@@ -7,9 +7,10 @@
 //	                                               cleanup  leftovers
 //	                                               cmd      Choose, New, Render
 //
-// A blank mode means the best mode that the host supports. The documents of v1.5 to v1.16 (S0 to S2) also describe
-// fallbacks: from ipvs to iptables, from iptables to userspace. Each fallback is in the Choice, and is reported by log,
-// event and metric. nftables and kernelspace, which these documents do not have, fail instead (G7).
+// A blank mode means the best mode that the host supports. The documents of v1.5 to v1.16 (S0 to
+// S2) also describe fallbacks: from ipvs to iptables, from iptables to userspace. Each fallback is
+// in the Choice, and is reported by log, event and metric. nftables and kernelspace, which these
+// documents do not have, fail instead (G7).
 //
 // The package itself is pure: the functions in the values query the kernel.
 package mode
@@ -63,7 +64,8 @@ func (l List) Choose(asked, annotation string, with Settings) (Choice, error) {
 		if slices.Contains(may, annotation) {
 			c.Annotated, start = annotation, annotation
 		} else {
-			c.Ignored = fmt.Sprintf("ignored the Node's annotation %s=%q: want %s", Annotation, annotation, strings.Join(may, " or "))
+			c.Ignored = fmt.Sprintf("ignored the Node's annotation %s=%q: want %s", Annotation, annotation,
+				strings.Join(may, " or "))
 		}
 	}
 	candidates := l.Chain(start)

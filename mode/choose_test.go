@@ -58,7 +58,8 @@ func TestChoose(t *testing.T) {
 		if err != nil {
 			said = err.Error()
 		}
-		if got.Mode.Name != run || strings.Join(took, " ") != steps || (says == "") != (said == "") || !strings.Contains(said, says) {
+		if got.Mode.Name != run || strings.Join(took, " ") != steps || (says == "") != (said == "") ||
+			!strings.Contains(said, says) {
 			t.Errorf("%s:\nmode %q, steps %q, said %q", line, got.Mode.Name, took, said)
 		}
 		if (err != nil) != (run == "") || got.Asked != asked {
@@ -87,7 +88,8 @@ func TestChooseAsked(t *testing.T) {
 		}
 	}
 	c, err := modes.Choose("ipvs", "", mode.Settings{Family: lb.IPv4, Blocks: option.Blocks{new("mh")}})
-	if !errors.Is(err, mode.ErrAsked) || !strings.HasPrefix(err.Error(), "mode ipvs: scheduler mh: ") || c.Mode.Name != "" {
+	if !errors.Is(err, mode.ErrAsked) || !strings.HasPrefix(err.Error(), "mode ipvs: scheduler mh: ") ||
+		c.Mode.Name != "" {
 		t.Errorf("%q runs, %v", c.Mode.Name, err)
 	}
 }
@@ -99,7 +101,8 @@ func TestChooseOfThisSystem(t *testing.T) {
 		m.Able = func(mode.Settings) error { return nil }
 		return m
 	}
-	list := mode.List{here(mode.Mode{Name: "elsewhere", OS: "plan9", Unasked: "plan9", FallsBackTo: "here"}), here(mode.Mode{Name: "here", Unasked: runtime.GOOS})}
+	list := mode.List{here(mode.Mode{Name: "elsewhere", OS: "plan9", Unasked: "plan9", FallsBackTo: "here"}),
+		here(mode.Mode{Name: "here", Unasked: runtime.GOOS})}
 	c, err := list.Choose("", "", mode.Settings{Family: lb.IPv4})
 	if err != nil || c.Mode.Name != "here" || len(c.Steps) > 0 {
 		t.Errorf("blank: %s after %v, %v; want here, and no step", c.Mode.Name, c.Steps, err)
@@ -130,11 +133,13 @@ func TestChooseNotInPlaceOfAnotherTN51(t *testing.T) {
 		{"", "", true, ""}, {"iptables", "", true, ""}, {"", "iptables", true, ""},
 		{"userspace", "", true, "userspace"}, {"", "userspace", true, "userspace"},
 	} {
-		got, err := modes.Choose(c.asked, c.annotation, mode.Settings{Family: lb.IPv4, Blocks: option.Blocks{&userspace.Options{UserspaceFallback: new(!c.bounded)}}})
+		got, err := modes.Choose(c.asked, c.annotation, mode.Settings{Family: lb.IPv4,
+			Blocks: option.Blocks{&userspace.Options{UserspaceFallback: new(!c.bounded)}}})
 		if got.Mode.Name != c.runs {
 			t.Errorf("%+v: %q runs, %v", c, got.Mode.Name, err)
 		}
-		if c.runs == "" && (err == nil || !strings.Contains(err.Error(), "--userspace-fallback") || !strings.Contains(err.Error(), "no packet filter")) {
+		if c.runs == "" && (err == nil || !strings.Contains(err.Error(), "--userspace-fallback") ||
+			!strings.Contains(err.Error(), "no packet filter")) {
 			t.Errorf("%+v: error %v", c, err)
 		}
 		if c.runs != "" && got.Mode.Caution == "" {

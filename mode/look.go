@@ -12,12 +12,13 @@ import (
 // time from any goroutine in the network namespace of the plane, also during a write. They are
 // read-only and do not delay the plane's other callers.
 type Tracer interface {
-	// TracePacket computes what the kernel does with a packet, from the state that it holds. Its cost
-	// does not grow with the table, except where the state can only be read with programs that list
-	// all of it. An error is one of reading.
+	// TracePacket computes what the kernel does with a packet, from the state that it holds. Its
+	// cost does not grow with the table, except where the state can only be read with programs that
+	// list all of it. An error is one of reading.
 	TracePacket(ctx context.Context, p trace.Packet) (trace.Kernel, error)
-	// Differences compares the kernel with the table, which must not change meanwhile, and calls each for every difference until it
-	// returns false. A write in progress may show as a difference: to exclude that, compare again.
+	// Differences compares the kernel with the table, which must not change meanwhile, and calls
+	// each for every difference until it returns false. A write in progress may show as a
+	// difference: to exclude that, compare again.
 	Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error
 }
 

@@ -35,8 +35,8 @@ type Mode struct {
 	// Gate is the feature gate that the mode requires; "" for none.
 	Gate string
 
-	// FallsBackTo is the mode that runs if this one is configured and cannot run (S0 to S2); "" for none: then startup fails
-	// (G7).
+	// FallsBackTo is the mode that runs if this one is configured and cannot run (S0 to S2); "" for
+	// none: then startup fails (G7).
 	FallsBackTo string
 	// Unasked is the operating system on which the mode is tried if none is configured, in the
 	// order of the list; "" for none.
@@ -50,15 +50,16 @@ type Mode struct {
 	// Annotated modes may be chosen by the Node's annotation (S0).
 	Annotated bool
 
-	// Options makes the mode's section of the configuration: its values with their defaults, flags, and checks; nil for none.
+	// Options makes the mode's section of the configuration: its values with their defaults, flags,
+	// and checks; nil for none.
 	Options func() option.Section
-	// Block is the block of the file that has the masquerade bit and the periods of the mode. A mode without one has the default bit,
-	// and the engine chooses how often to compare its planes.
+	// Block is the block of the file that has the masquerade bit and the periods of the mode. A
+	// mode without one has the default bit, and the engine chooses how often to compare its planes.
 	Block string
 	// Periods is the block that has the periods, where Block has others (CF-62).
 	Periods string
-	// Networks and Addresses return those of its section, by field: values of the wrong IP family are reported (CF-63). Nil for
-	// none.
+	// Networks and Addresses return those of its section, by field: values of the wrong IP family
+	// are reported (CF-63). Nil for none.
 	Networks  func(option.Blocks) map[string][]netip.Prefix
 	Addresses func(option.Blocks) map[string]netip.Addr
 	// Reads lists blocks and fields of the configuration that have no effect in modes that do not
@@ -67,21 +68,24 @@ type Mode struct {
 	// Inherits maps fields to the field whose flag supplies the value if their own flag is not
 	// given, by path.
 	Inherits map[string]string
-	// NodePortsPrimary: if no addresses are configured, NodePorts answer on the node's primary ones, and not on all.
+	// NodePortsPrimary: if no addresses are configured, NodePorts answer on the node's primary
+	// ones, and not on all.
 	NodePortsPrimary bool
 	// LocalhostNodePorts: NodePorts can answer on 127.0.0.1.
 	LocalhostNodePorts bool
-	// LocalhostGate is the feature gate with which TCP NodePorts answer at [lb.Node.Localhost], by connections of this process, and
-	// those of other protocols are rejected there; "" for none.
+	// LocalhostGate is the feature gate with which TCP NodePorts answer at [lb.Node.Localhost], by
+	// connections of this process, and those of other protocols are rejected there; "" for none.
 	LocalhostGate string
 
 	// Terminates: connections end at the proxy, so that the kernel need not forward.
 	Terminates bool
-	// DrainTimeout is how long connections that end at the proxy continue after SIGTERM. Nil where none do.
+	// DrainTimeout is how long connections that end at the proxy continue after SIGTERM. Nil where
+	// none do.
 	DrainTimeout func(option.Blocks) time.Duration
 	// Sysctls returns the host settings that the mode needs; nil for none.
 	Sysctls func(Settings) []Sysctl
-	// RunsIPTables: programs of iptables write its rules. They need CAP_NET_RAW if any rules of the host name ipsets.
+	// RunsIPTables: programs of iptables write its rules. They need CAP_NET_RAW if any rules of the
+	// host name ipsets.
 	RunsIPTables bool
 	// Load loads the modules that have these sysctls; nil for none.
 	Load func() error
@@ -89,9 +93,10 @@ type Mode struct {
 	// Metrics are the metrics of the mode, beside those that every mode has.
 	Metrics []Metric
 
-	// Weigh returns a function: how many objects a plane writes at most for a Service, on any node. An object is some 128 bytes of the
-	// memory of the kernel, HNS or this process, whichever serves packets; a larger one counts as several. The number is proportional
-	// to each part of the size. Nil where objects are not counted.
+	// Weigh returns a function: how many objects a plane writes at most for a Service, on any node.
+	// An object is some 128 bytes of the memory of the kernel, HNS or this process, whichever
+	// serves packets; a larger one counts as several. The number is proportional to each part of
+	// the size. Nil where objects are not counted.
 	Weigh func(Settings) func(lb.Size) int
 
 	// Able returns the reason why the mode cannot serve the family on this host, or nil. It changes
@@ -112,7 +117,8 @@ type Mode struct {
 	// load the text.
 	Render func(Settings, *lb.Table) ([]byte, error)
 
-	// Show and Flush are commands that list and delete what the plane has written for IPv4, for hints and demonstrations.
+	// Show and Flush are commands that list and delete what the plane has written for IPv4, for
+	// hints and demonstrations.
 	Show, Flush string
 	// AddressDevice is the network device that has every service address (PN-43); "" for none.
 	AddressDevice string
@@ -122,14 +128,16 @@ type Mode struct {
 	// Served returns how the mode changes frontends that it cannot serve unchanged:
 	// [trace.Mode.Served]. Nil: it changes none.
 	Served func(Settings) func(lb.Node, *lb.Frontend, trace.Packet) (kept *lb.Frontend, why string)
-	// PassesUnknown: a packet to an address or port of the service network that no Service has passes untouched (SV-62, SV-63).
+	// PassesUnknown: a packet to an address or port of the service network that no Service has
+	// passes untouched (SV-62, SV-63).
 	PassesUnknown bool
 
-	// Rules names the kind of rules that the mode writes. Modes with the same kind cannot distinguish their
-	// rules, and so do not remove each other's.
+	// Rules names the kind of rules that the mode writes. Modes with the same kind cannot
+	// distinguish their rules, and so do not remove each other's.
 	Rules string
-	// Among is the kind of rules of another mode whose tables and names this one shares: RemoveStale removes the other's rules that this
-	// mode does not have, and the other's Remove is not called. "" for none.
+	// Among is the kind of rules of another mode whose tables and names this one shares:
+	// RemoveStale removes the other's rules that this mode does not have, and the other's Remove is
+	// not called. "" for none.
 	Among string
 	// Remove removes the mode's objects from the kernel; nil if it leaves none. It is not called
 	// where a mode with the same Rules runs.
@@ -154,16 +162,16 @@ type Plane interface {
 
 // Drainer is a plane at which connections end, which therefore end with the process.
 type Drainer interface {
-	// StopAccepting closes the listeners, so that another process can listen at the same ports. No write is in
-	// progress, and only Drain, Measure and Close are called after it.
+	// StopAccepting closes the listeners, so that another process can listen at the same ports. No
+	// write is in progress, and only Drain, Measure and Close are called after it.
 	StopAccepting()
 	// Drain returns when the open connections have ended. When ctx ends, it closes the rest and
 	// returns their number.
 	Drain(ctx context.Context) (left int)
 }
 
-// Configurable is a plane that follows changes of its section of the configuration, of the fields that need no
-// new process.
+// Configurable is a plane that follows changes of its section of the configuration, of the fields
+// that need no new process.
 type Configurable interface {
 	// Configure takes the present configuration. It may be called at any time from any goroutine.
 	Configure(option.Blocks) error
@@ -189,19 +197,20 @@ type Settings struct {
 	Family lb.Family
 	// MasqueradeBit is the bit of the packet mark for masquerading, 0 to 31.
 	MasqueradeBit int
-	// LocalhostNodePorts: NodePorts answer on 127.0.0.1, if one of NodePorts, the prefixes of addresses that answer them,
-	// covers that.
+	// LocalhostNodePorts: NodePorts answer on 127.0.0.1, if one of NodePorts, the prefixes of
+	// addresses that answer them, covers that.
 	LocalhostNodePorts bool
 	NodePorts          []netip.Prefix
 	// LocalhostProxy: the feature gate [Mode.LocalhostGate] is on.
 	LocalhostProxy bool
-	// TCPIdle returns the present idle timeout of TCP connections that end at the proxy (conntrack.tcpEstablishedTimeout);
-	// 0 is never. Nil: never.
+	// TCPIdle returns the present idle timeout of TCP connections that end at the proxy
+	// (conntrack.tcpEstablishedTimeout); 0 is never. Nil: never.
 	TCPIdle func() time.Duration
-	// ExternalIPsBounded reports whether the present configuration limits the external IPs of Services
-	// (--external-ip-cidrs); nil: it does not.
+	// ExternalIPsBounded reports whether the present configuration limits the external IPs of
+	// Services (--external-ip-cidrs); nil: it does not.
 	ExternalIPsBounded func() bool
-	// HealthzPort is the port of /healthz, which load balancers check for Services without a healthCheckNodePort; 0 for none.
+	// HealthzPort is the port of /healthz, which load balancers check for Services without a
+	// healthCheckNodePort; 0 for none.
 	HealthzPort uint16
 	// Blocks are the modes' sections of the configuration.
 	Blocks option.Blocks
@@ -210,7 +219,8 @@ type Settings struct {
 	// Writes is shared by the planes of this process in one network namespace. Nil means that there
 	// are no other planes.
 	Writes *selfwrites.Ledger
-	// Log is for problems outside the calls of a plane, such as a shortage; nil for none. It has the family already.
+	// Log is for problems outside the calls of a plane, such as a shortage; nil for none. It has
+	// the family already.
 	Log *slog.Logger
 }
 
@@ -273,7 +283,8 @@ const (
 	Histogram Kind = "histogram"
 )
 
-// Metric is a metric of a mode. One without Help is also one of package status or of another mode, which describes it.
+// Metric is a metric of a mode. One without Help is also one of package status or of another mode,
+// which describes it.
 type Metric struct {
 	// Name is the name without the prefix.
 	Name string
@@ -292,7 +303,8 @@ type Emit func(metric string, value float64, labels ...string)
 // List is the list of all modes, in the order in which they are tried and documented.
 type List []Mode
 
-// Built reports whether this program contains the mode. For other operating systems it may have only the description.
+// Built reports whether this program contains the mode. For other operating systems it may have
+// only the description.
 func (m Mode) Built() bool { return m.New != nil }
 
 // Here reports whether the mode is for this operating system.

@@ -9,8 +9,8 @@ import (
 // retries are useless. The wrapping error names the missing ability and the remedy.
 var ErrUnsupported = errors.New("not supported on this host")
 
-// ErrStateLost is wrapped by errors after which the plane no longer knows what the kernel holds, for
-// example when its table was deleted. Only Reset helps.
+// ErrStateLost is wrapped by errors after which the plane no longer knows what the kernel holds,
+// for example when its table was deleted. Only Reset helps.
 var ErrStateLost = errors.New("kernel state lost")
 
 // ErrNotSetUp is wrapped by errors of every verb except Reset before the first Reset. It is an

@@ -30,7 +30,7 @@ type Plane interface {
 	// Otherwise it compares the objects that the notifications since the last call named. It
 	// returns the number of repaired objects.
 	Audit(ctx context.Context, full bool) (repaired int, err error)
-	// MaxBatchWeight returns the recommended maximum weight ([Weights]) of the changes of an Apply, so that
-	// it takes a fraction of a second.
+	// MaxBatchWeight returns the recommended maximum weight ([Weights]) of the changes of an Apply,
+	// so that it takes a fraction of a second.
 	MaxBatchWeight() int
 }

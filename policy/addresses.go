@@ -82,7 +82,9 @@ func (s *Settings) reserve(v *cluster.View) {
 	}
 	for _, at := range v.Node.APIServers {
 		named := slices.Contains(svc.ExternalIPs, at.Addr()) || slices.Contains(svc.LoadBalancerIPs, at.Addr())
-		if named && slices.ContainsFunc(svc.Ports, func(p cluster.ServicePort) bool { return p.Protocol == cluster.TCP && p.Port == at.Port() }) {
+		if named && slices.ContainsFunc(svc.Ports, func(p cluster.ServicePort) bool {
+			return p.Protocol == cluster.TCP && p.Port == at.Port()
+		}) {
 			s.reserved = append(s.reserved, at.Addr())
 		}
 	}

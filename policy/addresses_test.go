@@ -16,10 +16,12 @@ func TestAddressesSV26(t *testing.T) {
 	const all, none = "cluster IP, load balancer, external, endpoint", ""
 	for addr, want := range map[string]string{
 		"192.0.2.1": all, "100.64.0.1": all, "172.18.0.2": all, "223.255.255.255": all, "1.0.0.0": all,
-		"0.0.0.0": none, "0.1.2.3": none, "127.0.0.1": none, "127.255.0.9": none, "224.0.0.1": none, "239.1.1.1": none, "255.255.255.255": none,
+		"0.0.0.0": none, "0.1.2.3": none, "127.0.0.1": none, "127.255.0.9": none, "224.0.0.1": none, "239.1.1.1": none,
+		"255.255.255.255": none,
 		"169.254.169.254": "cluster IP", "240.0.0.1": "cluster IP, endpoint", "255.255.255.254": "cluster IP, endpoint",
 		"2001:db8::1": all, "fd00::1": all, "64:ff9b::192.0.2.1": all, "64:ff9b::127.0.0.1": all, "fec0::1": all,
-		"::": none, "::1": none, "::192.0.2.1": none, "::ffff:192.0.2.1": none, "fe80::1": none, "fe80::1%eth0": none, "ff02::1": none, "ff0e::1": none,
+		"::": none, "::1": none, "::192.0.2.1": none, "::ffff:192.0.2.1": none, "fe80::1": none, "fe80::1%eth0": none,
+		"ff02::1": none, "ff0e::1": none,
 	} {
 		a := netip.MustParseAddr(addr)
 		s := policy.Settings{Family: lb.FamilyOf(a)}
@@ -29,9 +31,15 @@ func TestAddressesSV26(t *testing.T) {
 			name, field string
 			set         func(*cluster.Service, *cluster.Slice)
 		}{
-			{"cluster IP", "spec.clusterIPs", func(svc *cluster.Service, _ *cluster.Slice) { svc.ClusterIPs = []netip.Addr{a} }},
-			{"load balancer", "status.loadBalancer.ingress", func(svc *cluster.Service, _ *cluster.Slice) { svc.LoadBalancerIPs = []netip.Addr{a} }},
-			{"external", "spec.externalIPs", func(svc *cluster.Service, _ *cluster.Slice) { svc.ExternalIPs = []netip.Addr{a} }},
+			{"cluster IP", "spec.clusterIPs", func(svc *cluster.Service, _ *cluster.Slice) {
+				svc.ClusterIPs = []netip.Addr{a}
+			}},
+			{"load balancer", "status.loadBalancer.ingress", func(svc *cluster.Service, _ *cluster.Slice) {
+				svc.LoadBalancerIPs = []netip.Addr{a}
+			}},
+			{"external", "spec.externalIPs", func(svc *cluster.Service, _ *cluster.Slice) {
+				svc.ExternalIPs = []netip.Addr{a}
+			}},
 			{"endpoint", "endpoints", func(_ *cluster.Service, sl *cluster.Slice) {
 				sl.Endpoints = cluster.EndpointsOf(cluster.Endpoint{Addr: a, Ready: true})
 			}},
@@ -57,7 +65,8 @@ func TestAddressesSV26(t *testing.T) {
 			if use.field == "endpoints" {
 				reported = a.WithZone("") // lists of endpoints have no zones, and no source has an address with one
 			}
-			if len(refusals) > 0 && (refusals[0].Field != use.field || refusals[0].Addr != reported || refusals[0].More != 0) {
+			if len(refusals) > 0 && (refusals[0].Field != use.field || refusals[0].Addr != reported ||
+				refusals[0].More != 0) {
 				t.Errorf("%s as %s: told %v", a, use.name, refusals[0])
 			}
 		}
@@ -76,7 +85,8 @@ func uses(a netip.Addr) (cluster.Service, cluster.Slice, netip.Addr) {
 	name := cluster.Name{Namespace: "shop", Name: "web"}
 	svc := cluster.Service{Name: name, Type: cluster.TypeLoadBalancer, ClusterIPs: []netip.Addr{vip},
 		Ports: []cluster.ServicePort{{Protocol: cluster.TCP, Port: 80}}}
-	sl := cluster.Slice{Name: name, Service: name, IPv6: a.Is6(), Ports: []cluster.SlicePort{{Protocol: cluster.TCP, Port: 8080}},
+	sl := cluster.Slice{Name: name, Service: name, IPv6: a.Is6(),
+		Ports:     []cluster.SlicePort{{Protocol: cluster.TCP, Port: 8080}},
 		Endpoints: cluster.EndpointsOf(cluster.Endpoint{Addr: pod, Ready: true})}
 	return svc, sl, vip
 }
@@ -103,7 +113,8 @@ func TestExternalIPCIDRs(t *testing.T) {
 		{"a list of everything", "0.0.0.0/0", false, "10.96.0.7 203.0.113.9 198.51.100.7 198.51.100.8 203.0.113.7; []"},
 		{"the gate is off", "198.51.100.7/32", true, "10.96.0.7 203.0.113.9; []"},
 	} {
-		s := policy.Settings{Family: lb.IPv4, ExternalIPCIDRs: prefixes(strings.Fields(c.cidrs)...), NoExternalIPs: c.off}
+		s := policy.Settings{Family: lb.IPv4, ExternalIPCIDRs: prefixes(strings.Fields(c.cidrs)...),
+			NoExternalIPs: c.off}
 		var words []string
 		for _, row := range policy.Resolve(view, s) {
 			words = append(words, row.Key.Addr.String())

@@ -80,7 +80,8 @@ func (c *changer) change() int {
 func (c *changer) apply(ev cluster.Event) (changed int) {
 	for _, ref := range c.store.Fold(ev).Services {
 		v := c.store.View(ref.Name)
-		changes, _ := c.table.Replace(lb.Owner{Name: ref.Name.String(), Created: v.Service.Created}, policy.Resolve(v, c.settings))
+		changes, _ := c.table.Replace(lb.Owner{Name: ref.Name.String(), Created: v.Service.Created},
+			policy.Resolve(v, c.settings))
 		changed += len(changes)
 	}
 	return changed

@@ -31,7 +31,8 @@ const serviceShare = 4
 // its namespace has; 0 if it is not served, and where objects are not limited. Its cost is
 // proportional to the slices and addresses of the Service, not to the endpoints.
 func Objects(v cluster.View, s Settings) int {
-	if !s.bounds() || v.Service == nil || v.Service.Type == cluster.TypeExternalName || !s.clusterIP(v.Service).IsValid() {
+	if !s.bounds() || v.Service == nil || v.Service.Type == cluster.TypeExternalName ||
+		!s.clusterIP(v.Service).IsValid() {
 		return 0
 	}
 	s.Older = 0
@@ -48,9 +49,11 @@ func (s *Settings) room() int { return min(s.MaxObjects/serviceShare, s.MaxObjec
 // overBudget returns the reason why there is no room for a part of a Service.
 func (s *Settings) overBudget() string {
 	if s.MaxObjects-s.Older < s.MaxObjects/serviceShare {
-		return fmt.Sprintf("exceeds the limit of %d objects per namespace (--max-namespace-objects), which older Services use", s.MaxObjects)
+		return fmt.Sprintf("exceeds the limit of %d objects per namespace (--max-namespace-objects), which older "+
+			"Services use", s.MaxObjects)
 	}
-	return fmt.Sprintf("exceeds the limit of %d objects per Service, a quarter of --max-namespace-objects", s.MaxObjects/serviceShare)
+	return fmt.Sprintf("exceeds the limit of %d objects per Service, a quarter of --max-namespace-objects",
+		s.MaxObjects/serviceShare)
 }
 
 // fit is the served part of a Service.
@@ -255,7 +258,8 @@ func (s *Settings) tooMany(u use, addrs []netip.Addr, fits int, f fit, ports int
 	if fits == len(addrs) {
 		return Refusal{}
 	}
-	r := Refusal{Field: useFields[u], Addr: addrs[fits], More: len(addrs) - fits, Why: fmt.Sprintf("is one address too many for %d ports", ports)}
+	r := Refusal{Field: useFields[u], Addr: addrs[fits], More: len(addrs) - fits,
+		Why: fmt.Sprintf("is one address too many for %d ports", ports)}
 	if f.full {
 		r.Why = s.overBudget()
 	}

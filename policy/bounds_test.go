@@ -18,7 +18,8 @@ func wide(ports int) *cluster.Service {
 	s := benchService(1)
 	s.Type, s.Ports = cluster.TypeLoadBalancer, nil
 	for i := range ports {
-		s.Ports = append(s.Ports, cluster.ServicePort{Name: fmt.Sprint("p", i), Protocol: cluster.UDP, Port: uint16(1 + i), NodePort: uint16(30_000 + i)})
+		s.Ports = append(s.Ports, cluster.ServicePort{Name: fmt.Sprint("p", i), Protocol: cluster.UDP,
+			Port: uint16(1 + i), NodePort: uint16(30_000 + i)})
 	}
 	return s
 }
@@ -42,21 +43,26 @@ func TestTooManyAddresses(t *testing.T) {
 		{"all nodes of a large cluster", 10, 0, 1600, 0, 1600, "[]"},
 		{"as many as may be", 128, 1, 127, 1, 127, "[]"},
 		{"one more", 128, 1, 128, 1, 127, "[spec.externalIPs 198.18.0.127 is one address too many for 128 ports]"},
-		{"half a million rows", 1000, 0, 500, 0, 16, "[spec.externalIPs 198.18.0.16 is one address too many for 1000 ports, and 483 others]"},
-		{"the load balancer's come first", 1000, 20, 3, 16, 0, "[status.loadBalancer.ingress 198.19.0.16 is one address too many for 1000 ports, and 3 others " +
-			"spec.externalIPs 198.18.0.0 is one address too many for 1000 ports, and 2 others]"},
-		{"so many ports that no two addresses fit", 20_000, 1, 1, 1, 0, "[spec.externalIPs 198.18.0.0 is one address too many for 20000 ports]"},
+		{"half a million rows", 1000, 0, 500, 0, 16, "[spec.externalIPs 198.18.0.16 is one address too many for 1000 " +
+			"ports, and 483 others]"},
+		{"the load balancer's come first", 1000, 20, 3, 16, 0, "[status.loadBalancer.ingress 198.19.0.16 is one " +
+			"address too many for 1000 ports, and 3 others spec.externalIPs 198.18.0.0 is one address too many for " +
+			"1000 ports, and 2 others]"},
+		{"so many ports that no two addresses fit", 20_000, 1, 1, 1, 0,
+			"[spec.externalIPs 198.18.0.0 is one address too many for 20000 ports]"},
 	} {
 		svc := wide(test.ports)
 		svc.ExternalIPs, svc.LoadBalancerIPs = addrRange(18, test.external), addrRange(19, test.loadBalancer)
 		v := cluster.View{Name: svc.Name, Service: svc}
-		rows := map[lb.Kind]map[netip.Addr]int{lb.ClusterIP: {}, lb.NodePort: {}, lb.LoadBalancer: {}, lb.ExternalIP: {}}
+		rows := map[lb.Kind]map[netip.Addr]int{lb.ClusterIP: {}, lb.NodePort: {}, lb.LoadBalancer: {},
+			lb.ExternalIP: {}}
 		for _, f := range policy.Resolve(v, benchSettings()) {
 			rows[f.Kind][f.Key.Addr]++
 		}
 		for kind, addrs := range map[lb.Kind][]netip.Addr{
 			lb.ClusterIP: svc.ClusterIPs, lb.NodePort: {{}},
-			lb.LoadBalancer: svc.LoadBalancerIPs[:test.wantLoadBalancer], lb.ExternalIP: svc.ExternalIPs[:test.wantExternal],
+			lb.LoadBalancer: svc.LoadBalancerIPs[:test.wantLoadBalancer],
+			lb.ExternalIP:   svc.ExternalIPs[:test.wantExternal],
 		} {
 			if len(rows[kind]) != len(addrs) {
 				t.Errorf("%s: %d addresses of kind %s, want %d", test.story, len(rows[kind]), kind, len(addrs))
@@ -89,7 +95,8 @@ func TestTooManyEndpoints(t *testing.T) {
 			slicePorts = append(slicePorts, cluster.SlicePort{Name: p.Name, Protocol: p.Protocol, Port: p.Port})
 		}
 		for i := range 5 { // 500 endpoints, 400 of them ready; the first 100 drain
-			sl := &cluster.Slice{Name: cluster.Name{Namespace: "shop", Name: fmt.Sprint("web-", i)}, Service: svc.Name, Ports: slicePorts}
+			sl := &cluster.Slice{Name: cluster.Name{Namespace: "shop", Name: fmt.Sprint("web-", i)}, Service: svc.Name,
+				Ports: slicePorts}
 			for e := range perSlice {
 				sl.Endpoints = sl.Endpoints.With(cluster.Endpoint{
 					Addr:  netip.AddrFrom4([4]byte{100, 64, byte(i), byte(e)}),
@@ -99,7 +106,9 @@ func TestTooManyEndpoints(t *testing.T) {
 			}
 			v.Slices = append(v.Slices, sl)
 		}
-		rand.New(rand.NewPCG(seed, 1)).Shuffle(len(v.Slices), func(i, j int) { v.Slices[i], v.Slices[j] = v.Slices[j], v.Slices[i] })
+		rand.New(rand.NewPCG(seed, 1)).Shuffle(len(v.Slices), func(i, j int) {
+			v.Slices[i], v.Slices[j] = v.Slices[j], v.Slices[i]
+		})
 		return v
 	}
 	set := func(v cluster.View, scope lb.Scope) []lb.Backend {
@@ -119,8 +128,10 @@ func TestTooManyEndpoints(t *testing.T) {
 		return slices.Collect(rows[0].Set(scope).Backends.All())
 	}
 	first := set(view("node-0", false, 1), lb.Cluster)
-	if len(first) != room || first[0].Draining || first[0].Addr.Addr() != netip.MustParseAddr("100.64.1.0") || first[room-1].Addr.Addr() != netip.MustParseAddr("100.64.3.61") {
-		t.Errorf("%d backends, from %v to %v; want the first %d that are ready", len(first), first[0], first[len(first)-1], room)
+	if len(first) != room || first[0].Draining || first[0].Addr.Addr() != netip.MustParseAddr("100.64.1.0") ||
+		first[room-1].Addr.Addr() != netip.MustParseAddr("100.64.3.61") {
+		t.Errorf("%d backends, from %v to %v; want the first %d that are ready", len(first), first[0],
+			first[len(first)-1], room)
 	}
 	addrs := func(backends []lb.Backend) (out []netip.AddrPort) {
 		for _, b := range backends {
@@ -158,10 +169,13 @@ func TestTooManySlicePorts(t *testing.T) {
 	view := func(slices, endpoints int) cluster.View {
 		v := cluster.View{Name: svc.Name, Service: svc}
 		for i := range slices {
-			sl := &cluster.Slice{Name: cluster.Name{Namespace: "shop", Name: fmt.Sprintf("web-%03d", i)}, Service: svc.Name}
-			sl.Ports = append([]cluster.SlicePort{{Name: svc.Ports[0].Name, Protocol: svc.Ports[0].Protocol, Port: 80}}, junk[1:]...)
+			sl := &cluster.Slice{Name: cluster.Name{Namespace: "shop", Name: fmt.Sprintf("web-%03d", i)},
+				Service: svc.Name}
+			sl.Ports = append([]cluster.SlicePort{{Name: svc.Ports[0].Name, Protocol: svc.Ports[0].Protocol, Port: 80}},
+				junk[1:]...)
 			for e := range endpoints {
-				sl.Endpoints = sl.Endpoints.With(cluster.Endpoint{Addr: netip.AddrFrom4([4]byte{100, 64, byte(i), byte(e)}), Ready: true, Serving: true})
+				sl.Endpoints = sl.Endpoints.With(cluster.Endpoint{
+					Addr: netip.AddrFrom4([4]byte{100, 64, byte(i), byte(e)}), Ready: true, Serving: true})
 			}
 			v.Slices = append(v.Slices, sl)
 		}
@@ -207,12 +221,17 @@ func TestPartsInTheirOrder(t *testing.T) {
 	}{
 		{400, 0, "clusterip 1 nodeport 1 loadbalancer 2 externalip 2", 60, "[]", ""},
 		{0, 0, "clusterip 1 nodeport 1 loadbalancer 2 externalip 2", 0, "[]", ""},
-		{236, 0, "clusterip 1 nodeport 1 loadbalancer 2 externalip 1", 50, "[spec.externalIPs 198.18.0.1 ", "per Service"},
+		{236, 0, "clusterip 1 nodeport 1 loadbalancer 2 externalip 1", 50, "[spec.externalIPs 198.18.0.1 ",
+			"per Service"},
 		{400, 340, "clusterip 1 nodeport 1 loadbalancer 2 externalip 2", 60, "[]", ""},
-		{400, 341, "clusterip 1 nodeport 1 loadbalancer 2 externalip 1", 50, "[spec.externalIPs 198.18.0.1 ", "per namespace"},
-		{400, 365, "clusterip 1 nodeport 1 loadbalancer 1 externalip 0", 30, "[status.loadBalancer.ingress 198.19.0.1 ", "per namespace"},
-		{400, 380, "clusterip 1 nodeport 1 loadbalancer 0 externalip 0", 20, "[status.loadBalancer.ingress 198.19.0.0 ", "per namespace"},
-		{400, 390, "clusterip 1 nodeport 0 loadbalancer 0 externalip 0", 10, "[spec.ports[].nodePort exceeds ", "per namespace"},
+		{400, 341, "clusterip 1 nodeport 1 loadbalancer 2 externalip 1", 50, "[spec.externalIPs 198.18.0.1 ",
+			"per namespace"},
+		{400, 365, "clusterip 1 nodeport 1 loadbalancer 1 externalip 0", 30, "[status.loadBalancer.ingress 198.19.0.1 ",
+			"per namespace"},
+		{400, 380, "clusterip 1 nodeport 1 loadbalancer 0 externalip 0", 20, "[status.loadBalancer.ingress 198.19.0.0 ",
+			"per namespace"},
+		{400, 390, "clusterip 1 nodeport 0 loadbalancer 0 externalip 0", 10, "[spec.ports[].nodePort exceeds ",
+			"per namespace"},
 		{400, 391, "clusterip 0 nodeport 0 loadbalancer 0 externalip 0", 0, "[spec.clusterIPs ", "per namespace"},
 		{400, 400, "clusterip 0 nodeport 0 loadbalancer 0 externalip 0", 0, "[spec.clusterIPs ", "per namespace"},
 	} {
@@ -231,10 +250,12 @@ func TestPartsInTheirOrder(t *testing.T) {
 		if strings.TrimSpace(served) != test.served || test.limit > 0 && objects != test.wantObjects {
 			t.Errorf("%d of %d: served %s, want %s", test.older, test.limit, served, test.served)
 		}
-		if got := fmt.Sprint(policy.Refused(v, s)); !strings.HasPrefix(got, test.refused) || !strings.Contains(got, test.more) {
+		if got := fmt.Sprint(policy.Refused(v, s)); !strings.HasPrefix(got, test.refused) ||
+			!strings.Contains(got, test.more) {
 			t.Errorf("%d of %d: refused %s, want %s", test.older, test.limit, got, test.refused)
 		}
-		if x := policy.Explain(v, s); (x.Not != "") != (objects == 0) || objects == 0 && !strings.Contains(x.Not, "limit of 400 objects per namespace") {
+		if x := policy.Explain(v, s); (x.Not != "") != (objects == 0) || objects == 0 &&
+			!strings.Contains(x.Not, "limit of 400 objects per namespace") {
 			t.Errorf("%d of %d: explained by %q", test.older, test.limit, x.Not)
 		}
 	}
@@ -265,7 +286,8 @@ func TestWeightOfEndpoints(t *testing.T) {
 	if len(rows) != 1 || rows[0].Routes[0].To.Backends.Len() != 12 || policy.Objects(v, s) != 25 {
 		t.Errorf("%d rows, %d objects, want one row with 12 backends and 25", len(rows), policy.Objects(v, s))
 	}
-	if got := fmt.Sprint(policy.Refused(v, s)); got != "[endpoints 198.18.0.13 is one endpoint too many for 1 ports, and 86 others]" {
+	if got := fmt.Sprint(policy.Refused(v, s)); got != "[endpoints 198.18.0.13 is one endpoint too many for 1 ports, "+
+		"and 86 others]" {
 		t.Errorf("refused %s", got)
 	}
 }

@@ -14,9 +14,11 @@ func TestCostOf(t *testing.T) {
 		{Ports: make([]cluster.SlicePort, 2), Endpoints: cluster.EndpointsOf(make([]cluster.Endpoint, 10)...)},
 		{Ports: make([]cluster.SlicePort, 20_000), Endpoints: cluster.EndpointsOf(make([]cluster.Endpoint, 1)...)},
 		{Endpoints: cluster.EndpointsOf(make([]cluster.Endpoint, 7)...)},
-		{IPv6: true, Ports: make([]cluster.SlicePort, 5), Endpoints: cluster.EndpointsOf(make([]cluster.Endpoint, 5)...)},
+		{IPv6: true, Ports: make([]cluster.SlicePort, 5),
+			Endpoints: cluster.EndpointsOf(make([]cluster.Endpoint, 5)...)},
 	}}
-	if got, want := policy.CostOf(v, lb.IPv4), (policy.Cost{Slices: 4, Ports: 20_005, Rows: 6, Backends: 30}); got != want {
+	if got, want := policy.CostOf(v, lb.IPv4),
+		(policy.Cost{Slices: 4, Ports: 20_005, Rows: 6, Backends: 30}); got != want {
 		t.Errorf("IPv4 costs %+v, want %+v", got, want)
 	}
 	if got, want := policy.CostOf(v, lb.IPv6), (policy.Cost{Slices: 4, Ports: 8, Rows: 6, Backends: 15}); got != want {

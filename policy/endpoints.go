@@ -44,7 +44,8 @@ func (r *resolver) portName(p *cluster.ServicePort) string {
 }
 
 // newSet returns the set of the chosen candidates, nil without any.
-func (r *resolver) newSet(service string, p *cluster.ServicePort, scope lb.Scope, groups []portGroup, ch choice) *lb.BackendSet {
+func (r *resolver) newSet(service string, p *cluster.ServicePort, scope lb.Scope, groups []portGroup,
+	ch choice) *lb.BackendSet {
 	var all lb.Backends
 	for _, g := range groups {
 		if chosen := r.chosen(g.group, ch); chosen.Len() > 0 {

@@ -126,14 +126,17 @@ func (s *Settings) whyNone(v *cluster.View) string {
 	svc := v.Service
 	switch {
 	case svc == nil && len(v.Slices) > 0:
-		return fmt.Sprintf("There is no such Service here, though %s its name: it was deleted, or another proxy serves it (label service.kubernetes.io/service-proxy-name).",
+		return fmt.Sprintf("There is no such Service here, though %s its name: it was deleted, or another proxy "+
+			"serves it (label service.kubernetes.io/service-proxy-name).",
 			plural.Count(len(v.Slices), "EndpointSlice has", "EndpointSlices have"))
 	case svc == nil:
-		return "There is no such Service here. Those with the label service.kubernetes.io/service-proxy-name are another proxy's, and not known."
+		return "There is no such Service here. Those with the label service.kubernetes.io/service-proxy-name are " +
+			"another proxy's, and not known."
 	case svc.Type == cluster.TypeExternalName:
 		return "It is of type ExternalName: DNS gives clients another name, and there is nothing to proxy."
 	case len(svc.ClusterIPs) == 0:
-		return "It has no cluster IP: it is headless, and DNS gives clients the addresses of its endpoints; or no address was assigned yet."
+		return "It has no cluster IP: it is headless, and DNS gives clients the addresses of its endpoints; or no " +
+			"address was assigned yet."
 	}
 	if s.clusterIP(svc).IsValid() {
 		return fmt.Sprintf("Nothing of it is served: it %s.", s.overBudget())
@@ -172,7 +175,8 @@ func (r *resolver) facts() (f sliceFacts) {
 			if len(f.ports) == maxPorts {
 				break
 			}
-			if name := fmt.Sprintf("%q (%d/%s)", sp.Name, sp.Port, lb.Proto(sp.Protocol)); !slices.Contains(f.ports, name) {
+			if name := fmt.Sprintf("%q (%d/%s)", sp.Name, sp.Port, lb.Proto(sp.Protocol)); !slices.Contains(f.ports,
+				name) {
 				f.ports = append(f.ports, name)
 			}
 		}
@@ -230,7 +234,9 @@ func (c *portExplainer) hasAny(is func(*candidate) bool) bool {
 func (c *portExplainer) candidate(at netip.AddrPort) *candidate {
 	for _, g := range c.groups {
 		all := c.in(g.group)
-		i, is := slices.BinarySearchFunc(all, at.Addr(), func(c candidate, a netip.Addr) int { return c.addr.Compare(a) })
+		i, is := slices.BinarySearchFunc(all, at.Addr(), func(c candidate, a netip.Addr) int {
+			return c.addr.Compare(a)
+		})
 		if is && g.port == at.Port() {
 			return &all[i]
 		}
@@ -246,7 +252,9 @@ func (c *portExplainer) endpoints(p *cluster.ServicePort) {
 	}
 	if c.ports == nil { // of many ports each slice has a few
 		for _, sl := range c.entire.view.Slices {
-			if c.ofFamily(sl) && !slices.ContainsFunc(sl.Ports, func(sp cluster.SlicePort) bool { return isPort(sp, p) }) {
+			if c.ofFamily(sl) && !slices.ContainsFunc(sl.Ports, func(sp cluster.SlicePort) bool {
+				return isPort(sp, p)
+			}) {
 				c.gather(found, sl, 0)
 			}
 		}
@@ -264,7 +272,8 @@ func (c *portExplainer) endpoints(p *cluster.ServicePort) {
 		case n.counts:
 			n.out(c.port, "one endpoint too many for the Service's ports")
 		case !c.settings.serves(at.Addr(), asEndpoint):
-			n.out(c.port, "not served: its address "+cmp.Or(c.settings.refuses(at.Addr(), asEndpoint), "is of the other family"))
+			n.out(c.port, "not served: its address "+cmp.Or(c.settings.refuses(at.Addr(), asEndpoint),
+				"is of the other family"))
 		case n.Terminating:
 			n.out(c.port, "terminating, and serves no more")
 		default:

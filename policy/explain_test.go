@@ -69,7 +69,8 @@ func checkExplainedPort(t *testing.T, p policy.ExplainedPort, v cluster.View, wh
 	}
 	said := map[lb.Scope]map[netip.AddrPort]bool{lb.Cluster: {}, lb.Local: {}}
 	for i, e := range p.Endpoints {
-		if i > 0 && !p.Endpoints[i-1].Address.Addr().IsValid() || i > 0 && p.Endpoints[i-1].Address.Compare(e.Address) >= 0 {
+		if i > 0 && !p.Endpoints[i-1].Address.Addr().IsValid() || i > 0 &&
+			p.Endpoints[i-1].Address.Compare(e.Address) >= 0 {
 			t.Fatalf("%s: endpoints are not sorted: %v\n%s", p.Service, p.Endpoints, what)
 		}
 		if e.InCluster {
@@ -89,7 +90,8 @@ func checkExplainedPort(t *testing.T, p policy.ExplainedPort, v cluster.View, wh
 		}
 		for b := range has.All() {
 			if !in[b.Addr] && p.More == 0 {
-				t.Fatalf("%s: %s is in the %s set of the rows, and is not said to be\n%+v\n%s", p.Service, b.Addr, scope, p.Endpoints, what)
+				t.Fatalf("%s: %s is in the %s set of the rows, and is not said to be\n%+v\n%s", p.Service, b.Addr,
+					scope, p.Endpoints, what)
 			}
 			delete(in, b.Addr)
 		}
@@ -122,11 +124,13 @@ func TestExplainRandomViews(t *testing.T) {
 // The objects of hostile tenants.
 func TestExplainAdversary(t *testing.T) {
 	victims := adversary.Victims{
-		ClusterIPs: addrs("10.96.0.1", "fd00:96::1"), Pods: addrs("10.1.0.1", "10.1.0.2", "10.1.3.3", "fd00:1::1"), Free: addrs("10.96.9.9"),
+		ClusterIPs: addrs("10.96.0.1", "fd00:96::1"), Pods: addrs("10.1.0.1", "10.1.0.2", "10.1.3.3", "fd00:1::1"),
+		Free:    addrs("10.96.9.9"),
 		Special: adversary.Special(), Node: addrs("172.18.0.2", "fd00:18::2"), NodeName: "node1",
 		Ports: []uint16{80, 443}, NodePorts: []uint16{30080, 30443}, Targets: []uint16{8080, 9090},
 	}
-	settings := policy.Settings{ClusterCIDRs: prefixes("10.1.0.0/16", "fd00:1::/32"), NodePortAddrs: policy.NodePortAddrs{Primary: true}}
+	settings := policy.Settings{ClusterCIDRs: prefixes("10.1.0.0/16", "fd00:1::/32"),
+		NodePortAddrs: policy.NodePortAddrs{Primary: true}}
 	explained := 0
 	for seed := range uint64(4) {
 		tenant := adversary.New("tenant", seed, victims, func(i int) []netip.Addr {
@@ -186,13 +190,15 @@ func TestExplainIsLinear(t *testing.T) {
 		store := cluster.NewStore("node1")
 		svc := &cluster.Service{Name: name, ClusterIPs: addrs("10.96.0.1")}
 		for i := range ports {
-			svc.Ports = append(svc.Ports, cluster.ServicePort{Name: fmt.Sprint("p", i), Protocol: cluster.TCP, Port: uint16(1 + i)})
+			svc.Ports = append(svc.Ports, cluster.ServicePort{Name: fmt.Sprint("p", i), Protocol: cluster.TCP,
+				Port: uint16(1 + i)})
 		}
 		store.Fold(cluster.ServiceSet{Service: svc})
 		for i := 0; i < ports; i += 100 {
 			sl := &cluster.Slice{Name: cluster.Name{Namespace: "odd", Name: fmt.Sprint("s", i)}, Service: name}
 			for k := i; k < min(i+100, ports); k++ {
-				sl.Ports = append(sl.Ports, cluster.SlicePort{Name: fmt.Sprint("p", k), Protocol: cluster.TCP, Port: 8080})
+				sl.Ports = append(sl.Ports, cluster.SlicePort{Name: fmt.Sprint("p", k), Protocol: cluster.TCP,
+					Port: 8080})
 			}
 			for _, a := range addrs("10.1.0.1", "10.1.0.2", "10.1.0.3") {
 				sl.Endpoints = sl.Endpoints.With(cluster.Endpoint{Addr: a})
@@ -203,10 +209,12 @@ func TestExplainIsLinear(t *testing.T) {
 	}
 	small, large := view(250), view(4000)
 	s := policy.Settings{Family: lb.IPv4}
-	if ratio := cputest.Ratio(func() { policy.Explain(small, s) }, func() { policy.Explain(large, s) }); ratio > 80 { // 16 is linear, 256 the square
+	// 16 is linear, 256 the square
+	if ratio := cputest.Ratio(func() { policy.Explain(small, s) }, func() { policy.Explain(large, s) }); ratio > 80 {
 		t.Errorf("sixteen times as many ports cost %.0f times as much", ratio)
 	}
-	if x := policy.Explain(large, s); x.Ports[3999].More == 0 || len(x.Ports[0].Endpoints) != 3 || len(x.Ports[3999].Why) == 0 {
+	if x := policy.Explain(large, s); x.Ports[3999].More == 0 || len(x.Ports[0].Endpoints) != 3 ||
+		len(x.Ports[3999].Why) == 0 {
 		t.Errorf("the last port: %+v", x.Ports[3999])
 	}
 }

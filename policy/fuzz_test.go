@@ -66,7 +66,9 @@ func checkRefused(t *testing.T, v cluster.View, s policy.Settings) {
 		return
 	}
 	want := func(field, use string, all []netip.Addr) {
-		all = slices.DeleteFunc(slices.Clone(all), func(a netip.Addr) bool { return lb.FamilyOf(a) != s.Family || oracle.Serves(s, a, use) })
+		all = slices.DeleteFunc(slices.Clone(all), func(a netip.Addr) bool {
+			return lb.FamilyOf(a) != s.Family || oracle.Serves(s, a, use)
+		})
 		r := reported[field]
 		if len(all) == 0 {
 			if r != (policy.Refusal{}) {
@@ -79,7 +81,8 @@ func checkRefused(t *testing.T, v cluster.View, s policy.Settings) {
 		}
 	}
 	want("spec.clusterIPs", "cluster IP", v.Service.ClusterIPs)
-	if !slices.ContainsFunc(v.Service.ClusterIPs, func(a netip.Addr) bool { return oracle.Serves(s, a, "cluster IP") }) {
+	if !slices.ContainsFunc(v.Service.ClusterIPs,
+		func(a netip.Addr) bool { return oracle.Serves(s, a, "cluster IP") }) {
 		return
 	}
 	want("status.loadBalancer.ingress", "load balancer", v.Service.LoadBalancerIPs)
@@ -109,7 +112,8 @@ func checkPromises(t *testing.T, rows []*lb.Frontend, s policy.Settings) {
 		}
 		keys[f.Key] = true
 		if f.Kind == lb.HealthCheck {
-			if f.Key.Port == 0 || !f.Key.IsNodePort() || f.Key.Proto != lb.TCP || !f.Accepts() || f.Routes[0].From != lb.Anywhere ||
+			if f.Key.Port == 0 || !f.Key.IsNodePort() || f.Key.Proto != lb.TCP || !f.Accepts() ||
+				f.Routes[0].From != lb.Anywhere ||
 				f.LocalEndpoints < 0 || f.Affinity != 0 || f.Sources != nil || f.Serving != nil {
 				fail("not a health check")
 			}
@@ -118,7 +122,8 @@ func checkPromises(t *testing.T, rows []*lb.Frontend, s policy.Settings) {
 		if f.Accepts() || f.LocalEndpoints != 0 {
 			fail("half a health check")
 		}
-		if f.Key.Port == 0 || f.Key.IsNodePort() != (f.Kind == lb.NodePort) || !f.Key.IsNodePort() && lb.FamilyOf(f.Key.Addr) != s.Family {
+		if f.Key.Port == 0 || f.Key.IsNodePort() != (f.Kind == lb.NodePort) || !f.Key.IsNodePort() &&
+			lb.FamilyOf(f.Key.Addr) != s.Family {
 			fail("not a key of kind %s in %s", f.Kind, s.Family)
 		}
 		if f.Affinity < 0 || f.Affinity > 24*time.Hour || f.Affinity%time.Second != 0 {
@@ -162,7 +167,8 @@ func checkPromises(t *testing.T, rows []*lb.Frontend, s policy.Settings) {
 			if i > 0 && set.Backends.At(i-1).Compare(b) >= 0 {
 				t.Fatalf("set %s is not sorted: %v", id, set.Backends)
 			}
-			if b.Draining != set.Backends.At(0).Draining || id.Scope == lb.Local && !b.Local || lb.FamilyOf(b.Addr.Addr()) != s.Family || b.Addr.Port() == 0 {
+			if b.Draining != set.Backends.At(0).Draining || id.Scope == lb.Local && !b.Local ||
+				lb.FamilyOf(b.Addr.Addr()) != s.Family || b.Addr.Port() == 0 {
 				t.Fatalf("set %s: backend %+v", id, b)
 			}
 		}
@@ -184,7 +190,8 @@ func checkServing(f *lb.Frontend, sets map[lb.SetID]*lb.BackendSet) string {
 		return "what serves is two values"
 	}
 	sets[s.ID] = s
-	if want := (lb.SetID{Service: f.Service, Proto: f.Key.Proto, Scope: lb.Serving}); s.ID != want || f.Key.Proto == lb.TCP || s.Backends.Len() == 0 {
+	if want := (lb.SetID{Service: f.Service, Proto: f.Key.Proto, Scope: lb.Serving}); s.ID != want ||
+		f.Key.Proto == lb.TCP || s.Backends.Len() == 0 {
 		return "what serves is the set " + s.ID.String()
 	}
 	routed := *f
@@ -276,23 +283,29 @@ func prefixes(words ...string) []netip.Prefix {
 }
 
 // special holds addresses on both sides of the edges of the classes of SV-26.
-var special = addrs("0.0.0.0", "0.255.255.255", "1.0.0.0", "126.255.255.255", "127.0.0.1", "127.255.255.255", "128.0.0.0",
-	"169.253.255.255", "169.254.0.0", "169.254.169.254", "169.254.255.255", "169.255.0.0", "223.255.255.255", "224.0.0.0", "224.0.0.251",
-	"239.255.255.255", "240.0.0.0", "255.255.255.254", "255.255.255.255", "::", "::1", "::2", "::7f00:1", "::1:0:0", "::ffff:192.0.2.9",
-	"64:ff9b::7f00:1", "fe80::1", "fe80::1%eth0", "febf::", "fec0::", "fdff::", "feff::", "ff00::", "ff02::1", "ff0e::1")
+var special = addrs("0.0.0.0", "0.255.255.255", "1.0.0.0", "126.255.255.255", "127.0.0.1", "127.255.255.255",
+	"128.0.0.0",
+	"169.253.255.255", "169.254.0.0", "169.254.169.254", "169.254.255.255", "169.255.0.0", "223.255.255.255",
+	"224.0.0.0", "224.0.0.251",
+	"239.255.255.255", "240.0.0.0", "255.255.255.254", "255.255.255.255", "::", "::1", "::2", "::7f00:1", "::1:0:0",
+	"::ffff:192.0.2.9",
+	"64:ff9b::7f00:1", "fe80::1", "fe80::1%eth0", "febf::", "fec0::", "fdff::", "feff::", "ff00::", "ff02::1",
+	"ff0e::1")
 
 func (g generator) settings() policy.Settings {
 	s := policy.Settings{
 		Family:        pick(g, lb.IPv4, lb.IPv6),
 		MasqueradeAll: g.chance(20),
-		DetectLocal:   pick(g, "", policy.ClusterCIDR, policy.NodeCIDR, policy.BridgeInterface, policy.InterfaceNamePrefix),
-		ClusterCIDRs:  some(g, 40, prefixes("10.1.0.0/16", "10.1.2.0/24", "fd00:1::/48", "10.9.0.0/16")...),
-		PodInterface:  pick(g, "", "cbr0"),
+		DetectLocal: pick(g, "", policy.ClusterCIDR, policy.NodeCIDR, policy.BridgeInterface,
+			policy.InterfaceNamePrefix),
+		ClusterCIDRs: some(g, 40, prefixes("10.1.0.0/16", "10.1.2.0/24", "fd00:1::/48", "10.9.0.0/16")...),
+		PodInterface: pick(g, "", "cbr0"),
 	}
 	s.NoExternalIPs = g.chance(20)
 	s.ExternalIPCIDRs = some(g, 10, prefixes("192.0.2.0/31", "2001:db8::/32", "0.0.0.0/0")...)
 	s.NodePortAddrs.Primary = g.chance(50)
-	s.NodePortAddrs.Prefixes = some(g, 30, prefixes("172.18.0.0/16", "172.18.0.2/32", "0.0.0.0/0", "fd00::/64", "127.0.0.0/8")...)
+	s.NodePortAddrs.Prefixes = some(g, 30, prefixes("172.18.0.0/16", "172.18.0.2/32", "0.0.0.0/0", "fd00::/64",
+		"127.0.0.0/8")...)
 	if g.chance(30) {
 		s.NodePortAddrs.NodeIP = pick(g, addrs("172.18.0.9", "fd00::9", "0.0.0.0", "::", "10.0.0.9")...)
 	}
@@ -321,12 +334,16 @@ func (g generator) view() cluster.View {
 
 func (g generator) service(n cluster.Name) *cluster.Service {
 	s := &cluster.Service{
-		Name:            n,
-		Type:            pick(g, cluster.TypeClusterIP, cluster.TypeNodePort, cluster.TypeLoadBalancer, cluster.TypeLoadBalancer),
-		ClusterIPs:      append(some(g, 3, special...), some(g, 85, addrs("10.96.0.7", "fd00:96::7")...)...),
-		ExternalIPs:     some(g, 25, addrs("192.0.2.1", "192.0.2.2", "2001:db8::1", "10.96.0.7", pick(g, special...).String())...),
-		LoadBalancerIPs: some(g, 25, addrs(pick(g, special...).String(), "192.0.2.1", "192.0.2.3", "2001:db8::1", "2001:db8::3", "172.18.0.200")...),
-		SourceRanges:    some(g, 15, prefixes("172.18.0.0/16", "10.0.0.0/8", "10.1.0.0/16", "192.0.2.0/24", "fd00::/16", "0.0.0.0/0", "2001:db8::/32", "10.0.0.0/8")...),
+		Name: n,
+		Type: pick(g, cluster.TypeClusterIP, cluster.TypeNodePort, cluster.TypeLoadBalancer,
+			cluster.TypeLoadBalancer),
+		ClusterIPs: append(some(g, 3, special...), some(g, 85, addrs("10.96.0.7", "fd00:96::7")...)...),
+		ExternalIPs: some(g, 25, addrs("192.0.2.1", "192.0.2.2", "2001:db8::1", "10.96.0.7",
+			pick(g, special...).String())...),
+		LoadBalancerIPs: some(g, 25, addrs(pick(g, special...).String(), "192.0.2.1", "192.0.2.3", "2001:db8::1",
+			"2001:db8::3", "172.18.0.200")...),
+		SourceRanges: some(g, 15, prefixes("172.18.0.0/16", "10.0.0.0/8", "10.1.0.0/16", "192.0.2.0/24", "fd00::/16",
+			"0.0.0.0/0", "2001:db8::/32", "10.0.0.0/8")...),
 		InternalPolicy:  pick(g, cluster.PolicyCluster, cluster.PolicyLocal),
 		ExternalPolicy:  pick(g, cluster.PolicyCluster, cluster.PolicyLocal),
 		AffinitySeconds: pick(g, int32(0), 0, 0, 1, 10800, 86400, 86401, -1),
@@ -359,14 +376,16 @@ func (g generator) service(n cluster.Name) *cluster.Service {
 	})
 	if g.chance(2) { // more frontends than are searched one by one
 		for i := range 30 {
-			s.Ports = append(s.Ports, cluster.ServicePort{Name: fmt.Sprintf("q%d", i), Protocol: cluster.TCP, Port: uint16(1000 + i%25), NodePort: uint16(31000 + i)})
+			s.Ports = append(s.Ports, cluster.ServicePort{Name: fmt.Sprintf("q%d", i), Protocol: cluster.TCP,
+				Port: uint16(1000 + i%25), NodePort: uint16(31000 + i)})
 		}
 	}
 	return s
 }
 
 func (g generator) slice(i int, service cluster.Name) *cluster.Slice {
-	s := &cluster.Slice{Name: cluster.Name{Namespace: "shop", Name: fmt.Sprintf("web-%d", i)}, Service: service, IPv6: g.chance(40)}
+	s := &cluster.Slice{Name: cluster.Name{Namespace: "shop", Name: fmt.Sprintf("web-%d", i)}, Service: service,
+		IPv6: g.chance(40)}
 	for p := range pick(g, 3, 3, 3, 3, 12) {
 		if g.chance(70) {
 			s.Ports = append(s.Ports, cluster.SlicePort{

@@ -14,7 +14,8 @@ var acceptAll = []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}
 // endpoints. Only a Service of type LoadBalancer with external policy Local has one (SV-21): with
 // policy Cluster all nodes are equal.
 func (r *resolver) healthCheck() {
-	if r.svc.HealthCheckNodePort == 0 || r.svc.Type != cluster.TypeLoadBalancer || r.svc.ExternalPolicy != cluster.PolicyLocal {
+	if r.svc.HealthCheckNodePort == 0 || r.svc.Type != cluster.TypeLoadBalancer ||
+		r.svc.ExternalPolicy != cluster.PolicyLocal {
 		return
 	}
 	row := lb.Frontend{Service: r.full, Kind: lb.HealthCheck, Routes: acceptAll, LocalEndpoints: r.readyHere()}

@@ -20,7 +20,8 @@ func TestHeapOfALargeService(t *testing.T) {
 		policy cluster.TrafficPolicy
 		six    bool // dual-stack
 	}{
-		{name: "policy Cluster"}, {name: "policy Local", policy: cluster.PolicyLocal}, {name: "dual-stack, policy Local", policy: cluster.PolicyLocal, six: true},
+		{name: "policy Cluster"}, {name: "policy Local", policy: cluster.PolicyLocal},
+		{name: "dual-stack, policy Local", policy: cluster.PolicyLocal, six: true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			const ports, slices, endpoints = 87, 3, 1000
@@ -30,23 +31,29 @@ func TestHeapOfALargeService(t *testing.T) {
 			}
 			before := heap()
 			store := cluster.NewStore("node-1")
-			bytes, svc := 0, &cluster.Service{Name: benchName(1), Type: cluster.TypeNodePort, InternalPolicy: c.policy, ExternalPolicy: c.policy}
+			bytes, svc := 0, &cluster.Service{Name: benchName(1), Type: cluster.TypeNodePort, InternalPolicy: c.policy,
+				ExternalPolicy: c.policy}
 			for _, f := range families {
 				svc.ClusterIPs = append(svc.ClusterIPs, manyAddr(f, 172, 0))
 			}
 			var served []cluster.SlicePort
 			for p := range ports {
-				served = append(served, cluster.SlicePort{Name: fmt.Sprint("p", p), Protocol: cluster.UDP, Port: uint16(8000 + p)})
-				svc.Ports = append(svc.Ports, cluster.ServicePort{Name: served[p].Name, Protocol: cluster.UDP, Port: uint16(p + 1), NodePort: uint16(30000 + p)})
-				bytes += len(`{"name":"p10","port":10,"protocol":"UDP","nodePort":30010},`) + slices*len(families)*len(`{"name":"p10","port":8010,"protocol":"UDP"},`)
+				served = append(served, cluster.SlicePort{Name: fmt.Sprint("p", p), Protocol: cluster.UDP,
+					Port: uint16(8000 + p)})
+				svc.Ports = append(svc.Ports, cluster.ServicePort{Name: served[p].Name, Protocol: cluster.UDP,
+					Port: uint16(p + 1), NodePort: uint16(30000 + p)})
+				bytes += len(`{"name":"p10","port":10,"protocol":"UDP","nodePort":30010},`) +
+					slices*len(families)*len(`{"name":"p10","port":8010,"protocol":"UDP"},`)
 			}
 			for _, f := range families {
 				for i := range slices {
-					sl := &cluster.Slice{Name: cluster.Name{Namespace: "shop", Name: fmt.Sprint(f, i)}, Service: svc.Name, IPv6: f == lb.IPv6, Ports: served}
+					sl := &cluster.Slice{Name: cluster.Name{Namespace: "shop", Name: fmt.Sprint(f, i)},
+						Service: svc.Name, IPv6: f == lb.IPv6, Ports: served}
 					var all []cluster.Endpoint
 					for e := range endpoints {
 						a := manyAddr(f, 10, i*endpoints+e)
-						all = append(all, cluster.Endpoint{Addr: a, Where: cluster.At("node-1", ""), Ready: e%2 == 0, Serving: true, Terminating: e%2 == 1})
+						all = append(all, cluster.Endpoint{Addr: a, Where: cluster.At("node-1", ""), Ready: e%2 == 0,
+							Serving: true, Terminating: e%2 == 1})
 						bytes += len(fmt.Sprintf(`{"addresses":["%s"]},`, a))
 					}
 					sl.Endpoints = cluster.EndpointsOf(all...)
@@ -64,7 +71,8 @@ func TestHeapOfALargeService(t *testing.T) {
 				}
 			}
 			kept := heap() - before
-			t.Logf("%d frontends to %d backends: %d bytes of heap for %d bytes of JSON", 2*ports*len(families), backends, kept, bytes)
+			t.Logf("%d frontends to %d backends: %d bytes of heap for %d bytes of JSON", 2*ports*len(families),
+				backends, kept, bytes)
 			if kept > 10*bytes {
 				t.Errorf("%d bytes of heap for %d bytes of JSON, want at most ten times as many", kept, bytes)
 			}

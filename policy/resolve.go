@@ -62,7 +62,8 @@ func newResolver(v *cluster.View, s *Settings) (r resolver, serves bool) {
 	if fits.clusterIP == 0 {
 		return r, false
 	}
-	r.loadBalancerIPs, r.externalIPs, r.nodePorts = r.loadBalancerIPs[:fits.loadBalancer], r.externalIPs[:fits.external], fits.nodePorts > 0
+	r.loadBalancerIPs, r.externalIPs, r.nodePorts = r.loadBalancerIPs[:fits.loadBalancer],
+		r.externalIPs[:fits.external], fits.nodePorts > 0
 	r.sources = canonical(svc.SourceRanges, s.Family)
 	if everybody(r.sources) {
 		r.sources = nil

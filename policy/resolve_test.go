@@ -36,7 +36,8 @@ func newScene() *scene {
 }
 
 func (s *scene) view() cluster.View {
-	return cluster.View{Name: cluster.Name{Namespace: "shop", Name: "web"}, Service: s.svc, Slices: s.slices, Node: s.facts}
+	return cluster.View{Name: cluster.Name{Namespace: "shop", Name: "web"}, Service: s.svc, Slices: s.slices,
+		Node: s.facts}
 }
 
 // edited edits the endpoints of the first slice.
@@ -49,10 +50,12 @@ func edited(edit func(*cluster.Endpoint)) func(*scene) {
 // endpoints adds a slice with port http 8080. An endpoint is an address and words: local, unready,
 // terminating (and serving), dead (terminating, not serving), zone=Z, node=N.
 func (s *scene) endpoints(eps ...string) *scene {
-	sl := &cluster.Slice{Service: s.svc.Name, Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}}}
+	sl := &cluster.Slice{Service: s.svc.Name,
+		Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}}}
 	for _, words := range eps {
 		fields := strings.Fields(words)
-		e := cluster.Endpoint{Addr: netip.MustParseAddr(fields[0]), Where: cluster.At("node-2", ""), Ready: true, Serving: true}
+		e := cluster.Endpoint{Addr: netip.MustParseAddr(fields[0]), Where: cluster.At("node-2", ""), Ready: true,
+			Serving: true}
 		for _, w := range fields[1:] {
 			value := w[strings.Index(w, "=")+1:]
 			switch {
@@ -87,7 +90,8 @@ func (s *scene) external(p cluster.TrafficPolicy) *scene {
 }
 
 func (s *scene) loadBalancer(ips string, ranges ...string) *scene {
-	s.svc.Type, s.svc.LoadBalancerIPs, s.svc.SourceRanges = cluster.TypeLoadBalancer, addrs(strings.Fields(ips)...), prefixes(ranges...)
+	s.svc.Type, s.svc.LoadBalancerIPs, s.svc.SourceRanges = cluster.TypeLoadBalancer, addrs(strings.Fields(ips)...),
+		prefixes(ranges...)
 	return s
 }
 
@@ -159,7 +163,8 @@ func TestOutcomes(t *testing.T) {
 		rows  string // the frontends to compare
 		want  string
 	}{
-		{"SV-50 no endpoint rejects everywhere", newScene().external(all).loadBalancer("192.0.2.7").with(func(s *scene) { s.svc.ExternalIPs = addrs("192.0.2.1") }), "", `
+		{"SV-50 no endpoint rejects everywhere", newScene().external(all).loadBalancer("192.0.2.7").
+			with(func(s *scene) { s.svc.ExternalIPs = addrs("192.0.2.1") }), "", `
 nodeport:30080/tcp shop/web:http nodeport
   anywhere reject
 10.96.0.7:80/tcp shop/web:http clusterip
@@ -173,7 +178,8 @@ nodeport:30080/tcp shop/web:http nodeport
   anywhere reject
 10.96.0.7:80/tcp shop/web:http clusterip
   anywhere reject`},
-		{"SV-50 SV-41 endpoints that cannot serve do not count", newScene().external(local).endpoints("10.1.1.11 local unready", "10.1.2.14 dead"), "", `
+		{"SV-50 SV-41 endpoints that cannot serve do not count",
+			newScene().external(local).endpoints("10.1.1.11 local unready", "10.1.2.14 dead"), "", `
 nodeport:30080/tcp shop/web:http nodeport
   anywhere reject
 10.96.0.7:80/tcp shop/web:http clusterip
@@ -194,7 +200,8 @@ set shop/web:http/tcp/cluster
   anywhere balance shop/web:http/tcp/local masquerade
 set shop/web:http/tcp/local
   10.1.1.11:8080 local`},
-		{"SV-52 SV-53 external local none local drops, short-circuits the cluster", newScene().external(local).endpoints(far), "nodeport", `
+		{"SV-52 SV-53 external local none local drops, short-circuits the cluster",
+			newScene().external(local).endpoints(far), "nodeport", `
 nodeport:30080/tcp shop/web:http nodeport
   pods     balance shop/web:http/tcp/cluster
   host     balance shop/web:http/tcp/cluster masquerade
@@ -207,12 +214,14 @@ nodeport:30080/tcp shop/web:http nodeport
 set shop/web:http/tcp/cluster
   10.1.1.11:8080 local
   10.1.2.14:8080`},
-		{"SV-55 SV-56 SV-57 external local keeps outside sources", newScene().external(local).endpoints(mixed, far), "nodeport", `
+		{"SV-55 SV-56 SV-57 external local keeps outside sources", newScene().external(local).endpoints(mixed, far),
+			"nodeport", `
 nodeport:30080/tcp shop/web:http nodeport
   pods     balance shop/web:http/tcp/cluster
   host     balance shop/web:http/tcp/cluster masquerade
   anywhere balance shop/web:http/tcp/local` + twoSets},
-		{"SV-55 the same rows for load-balancer and external IPs", newScene().external(local).loadBalancer("192.0.2.7").with(func(s *scene) { s.svc.ExternalIPs = addrs("192.0.2.1") }).endpoints(mixed, far), "192.0.2", `
+		{"SV-55 the same rows for load-balancer and external IPs", newScene().external(local).loadBalancer("192.0.2.7").
+			with(func(s *scene) { s.svc.ExternalIPs = addrs("192.0.2.1") }).endpoints(mixed, far), "192.0.2", `
 192.0.2.1:80/tcp shop/web:http externalip
   pods     balance shop/web:http/tcp/cluster
   host     balance shop/web:http/tcp/cluster masquerade
@@ -221,7 +230,8 @@ nodeport:30080/tcp shop/web:http nodeport
   pods     balance shop/web:http/tcp/cluster
   host     balance shop/web:http/tcp/cluster masquerade
   anywhere balance shop/web:http/tcp/local` + twoSets},
-		{"SV-58 CF-21 CF-30 masquerade all", newScene().with(func(s *scene) { s.settings.MasqueradeAll = true }).endpoints(far), "", `
+		{"SV-58 CF-21 CF-30 masquerade all", newScene().with(func(s *scene) { s.settings.MasqueradeAll = true }).
+			endpoints(far), "", `
 10.96.0.7:80/tcp shop/web:http clusterip
   anywhere balance shop/web:http/tcp/cluster masquerade
 set shop/web:http/tcp/cluster
@@ -233,15 +243,19 @@ set shop/web:http/tcp/cluster
 set shop/web:http/tcp/cluster
   10.1.1.11:8080 local
   10.1.2.14:8080`},
-		{"SV-61 sources stay without a serving backend", newScene().loadBalancer("192.0.2.7", "10.0.0.0/8"), "loadbalancer", `
+		{"SV-61 sources stay without a serving backend", newScene().loadBalancer("192.0.2.7", "10.0.0.0/8"),
+			"loadbalancer", `
 192.0.2.7:80/tcp shop/web:http loadbalancer sources 10.0.0.0/8
   anywhere reject`},
-		{"SV-67 no detector: no masquerade of the cluster IP", newScene().with(func(s *scene) { s.settings.ClusterCIDRs = nil }).endpoints(far), "", `
+		{"SV-67 no detector: no masquerade of the cluster IP",
+			newScene().with(func(s *scene) { s.settings.ClusterCIDRs = nil }).endpoints(far), "", `
 10.96.0.7:80/tcp shop/web:http clusterip
   anywhere balance shop/web:http/tcp/cluster
 set shop/web:http/tcp/cluster
   10.1.2.14:8080`},
-		{"SV-67 no detector: no short-circuit for pods", newScene().external(local).with(func(s *scene) { s.settings.ClusterCIDRs = prefixes("fd00:1::/48") }).endpoints(mixed, far), "nodeport", `
+		{"SV-67 no detector: no short-circuit for pods",
+			newScene().external(local).with(func(s *scene) { s.settings.ClusterCIDRs = prefixes("fd00:1::/48") }).
+				endpoints(mixed, far), "nodeport", `
 nodeport:30080/tcp shop/web:http nodeport
   host     balance shop/web:http/tcp/cluster masquerade
   anywhere balance shop/web:http/tcp/local` + twoSets},
@@ -269,37 +283,75 @@ func TestEndpoints(t *testing.T) {
 		scene *scene
 		want  string // the cluster set, and, if there is one, " | " and the local set
 	}{
-		{"SV-30 slices add up", newScene().endpoints(far).endpoints(mixed).endpoints(), "10.1.1.11:8080 local, 10.1.2.14:8080"},
-		{"SV-31 port 0 is ignored", newScene().endpoints(far).with(func(s *scene) { s.slices[0].Ports[0].Port = 0 }), ""},
-		{"SV-22 ports go by name", newScene().endpoints(far).with(func(s *scene) { s.slices[0].Ports[0].Name = "https" }), ""},
-		{"SV-22 and by protocol", newScene().endpoints(far).with(func(s *scene) { s.slices[0].Ports[0].Protocol = cluster.UDP }), ""},
-		{"SV-32 copies merge: local and ready win", newScene().endpoints("10.1.1.11").endpoints("10.1.1.11 local terminating").endpoints("10.1.1.11 unready"), "10.1.1.11:8080 local"},
-		{"SV-32 SV-38 hints of a copy that is not ready do not count", newScene().endpoints("10.1.2.14", "10.1.2.15 zone=a").endpoints("10.1.2.14 terminating zone=b"), "10.1.2.14:8080, 10.1.2.15:8080"},
-		{"SV-32 SV-38 hints of ready copies add up", newScene().endpoints("10.1.2.14 zone=a", "10.1.2.15 zone=b").endpoints("10.1.2.14 zone=b", "10.1.2.15"), "10.1.2.14:8080"},
-		{"SV-32 the same address with another port is another backend", newScene().endpoints(far).endpoints(far).with(func(s *scene) { s.slices[1].Ports[0].Port = 8081 }), "10.1.2.14:8080, 10.1.2.14:8081"},
-		{"SV-33 no node name, nothing is local", newScene().with(func(s *scene) { s.facts.NodeName = "" }).endpoints(mixed), "10.1.1.11:8080"},
-		{"SV-33 an endpoint without node name is remote", newScene().endpoints(mixed).with(edited(func(e *cluster.Endpoint) { e.Where = cluster.At("", "zone-a") })), "10.1.1.11:8080 unplaced"},
+		{"SV-30 slices add up", newScene().endpoints(far).endpoints(mixed).endpoints(),
+			"10.1.1.11:8080 local, 10.1.2.14:8080"},
+		{"SV-31 port 0 is ignored", newScene().endpoints(far).with(func(s *scene) { s.slices[0].Ports[0].Port = 0 }),
+			""},
+		{"SV-22 ports go by name",
+			newScene().endpoints(far).with(func(s *scene) { s.slices[0].Ports[0].Name = "https" }), ""},
+		{"SV-22 and by protocol",
+			newScene().endpoints(far).with(func(s *scene) { s.slices[0].Ports[0].Protocol = cluster.UDP }), ""},
+		{"SV-32 copies merge: local and ready win", newScene().endpoints("10.1.1.11").
+			endpoints("10.1.1.11 local terminating").endpoints("10.1.1.11 unready"), "10.1.1.11:8080 local"},
+		{"SV-32 SV-38 hints of a copy that is not ready do not count", newScene().endpoints("10.1.2.14",
+			"10.1.2.15 zone=a").endpoints("10.1.2.14 terminating zone=b"), "10.1.2.14:8080, 10.1.2.15:8080"},
+		{"SV-32 SV-38 hints of ready copies add up", newScene().endpoints("10.1.2.14 zone=a", "10.1.2.15 zone=b").
+			endpoints("10.1.2.14 zone=b", "10.1.2.15"), "10.1.2.14:8080"},
+		{"SV-32 the same address with another port is another backend", newScene().endpoints(far).endpoints(far).
+			with(func(s *scene) {
+				s.slices[1].Ports[0].Port = 8081
+			}), "10.1.2.14:8080, 10.1.2.14:8081"},
+		{"SV-33 no node name, nothing is local", newScene().with(func(s *scene) { s.facts.NodeName = "" }).
+			endpoints(mixed), "10.1.1.11:8080"},
+		{"SV-33 an endpoint without node name is remote",
+			newScene().endpoints(mixed).with(edited(func(e *cluster.Endpoint) {
+				e.Where = cluster.At("", "zone-a")
+			})), "10.1.1.11:8080 unplaced"},
 		{"SV-34 the other family is ignored", newScene().endpoints(far).endpoints("fd00:1::1"), "10.1.2.14:8080"},
-		{"SV-34 also where the slice's type lies", newScene().endpoints(far).with(func(s *scene) { s.slices[0].IPv6 = true }), ""},
-		{"SV-34 an address of the wrong family in a slice", newScene().endpoints(far, "fd00:1::1").with(func(s *scene) { s.slices[0].IPv6 = false }), "10.1.2.14:8080"},
-		{"SV-36 ready ones alone", newScene().endpoints(far, "10.1.2.15 terminating", "10.1.2.16 unready"), "10.1.2.14:8080"},
-		{"SV-36 none ready: terminating ones serve", newScene().endpoints("10.1.2.15 terminating", "10.1.2.16 unready", "10.1.2.17 dead"), "10.1.2.15:8080 draining"},
-		{"SV-36 the fallback does not look at hints", newScene().endpoints("10.1.2.15 terminating zone=a", "10.1.2.16 terminating zone=b"), "10.1.2.15:8080 draining, 10.1.2.16:8080 draining"},
-		{"SV-22 publishNotReady: ready wins over terminating", newScene().endpoints(far).with(edited(func(e *cluster.Endpoint) { e.Terminating = true })), "10.1.2.14:8080"},
-		{"SV-37 local: ready ones alone", newScene().external(cluster.PolicyLocal).endpoints(mixed, "10.1.1.12 local terminating", far), "10.1.1.11:8080 local, 10.1.2.14:8080 | 10.1.1.11:8080 local"},
-		{"SV-37 local: none ready, terminating ones serve", newScene().external(cluster.PolicyLocal).endpoints("10.1.1.12 local terminating", far), "10.1.2.14:8080 | 10.1.1.12:8080 local draining"},
-		{"SV-37 local: topology does not apply", newScene().external(cluster.PolicyLocal).endpoints("10.1.1.11 local zone=b", "10.1.2.14 zone=a"), "10.1.2.14:8080 | 10.1.1.11:8080 local"},
-		{"SV-38 node hints first", newScene().endpoints("10.1.2.14 node=node-1", "10.1.2.15 node=node-2"), "10.1.2.14:8080"},
-		{"SV-38 no node hint names this node: all", newScene().endpoints("10.1.2.14 node=node-3", "10.1.2.15 node=node-2"), "10.1.2.14:8080, 10.1.2.15:8080"},
-		{"SV-38 SV-39 node hints name others: zone hints decide", newScene().endpoints("10.1.2.14 zone=a", "10.1.2.15 zone=b").with(edited(func(e *cluster.Endpoint) { e.Hints.Nodes = []string{"node-3"} })), "10.1.2.14:8080"},
+		{"SV-34 also where the slice's type lies",
+			newScene().endpoints(far).with(func(s *scene) { s.slices[0].IPv6 = true }), ""},
+		{"SV-34 an address of the wrong family in a slice", newScene().endpoints(far, "fd00:1::1").
+			with(func(s *scene) { s.slices[0].IPv6 = false }), "10.1.2.14:8080"},
+		{"SV-36 ready ones alone", newScene().endpoints(far, "10.1.2.15 terminating", "10.1.2.16 unready"),
+			"10.1.2.14:8080"},
+		{"SV-36 none ready: terminating ones serve", newScene().endpoints("10.1.2.15 terminating", "10.1.2.16 unready",
+			"10.1.2.17 dead"), "10.1.2.15:8080 draining"},
+		{"SV-36 the fallback does not look at hints", newScene().endpoints("10.1.2.15 terminating zone=a",
+			"10.1.2.16 terminating zone=b"), "10.1.2.15:8080 draining, 10.1.2.16:8080 draining"},
+		{"SV-22 publishNotReady: ready wins over terminating",
+			newScene().endpoints(far).with(edited(func(e *cluster.Endpoint) {
+				e.Terminating = true
+			})), "10.1.2.14:8080"},
+		{"SV-37 local: ready ones alone", newScene().external(cluster.PolicyLocal).endpoints(mixed,
+			"10.1.1.12 local terminating", far), "10.1.1.11:8080 local, 10.1.2.14:8080 | 10.1.1.11:8080 local"},
+		{"SV-37 local: none ready, terminating ones serve", newScene().external(cluster.PolicyLocal).
+			endpoints("10.1.1.12 local terminating", far), "10.1.2.14:8080 | 10.1.1.12:8080 local draining"},
+		{"SV-37 local: topology does not apply", newScene().external(cluster.PolicyLocal).
+			endpoints("10.1.1.11 local zone=b", "10.1.2.14 zone=a"), "10.1.2.14:8080 | 10.1.1.11:8080 local"},
+		{"SV-38 node hints first", newScene().endpoints("10.1.2.14 node=node-1", "10.1.2.15 node=node-2"),
+			"10.1.2.14:8080"},
+		{"SV-38 no node hint names this node: all", newScene().endpoints("10.1.2.14 node=node-3",
+			"10.1.2.15 node=node-2"), "10.1.2.14:8080, 10.1.2.15:8080"},
+		{"SV-38 SV-39 node hints name others: zone hints decide", newScene().endpoints("10.1.2.14 zone=a",
+			"10.1.2.15 zone=b").with(edited(func(e *cluster.Endpoint) {
+			e.Hints.Nodes = []string{"node-3"}
+		})), "10.1.2.14:8080"},
 		{"SV-38 zone hints", newScene().endpoints("10.1.2.14 zone=a", "10.1.2.15 zone=b"), "10.1.2.14:8080"},
-		{"SV-38 one endpoint without hints disables them", newScene().endpoints("10.1.2.14 zone=a", "10.1.2.15 zone=b", "10.1.2.16"), "10.1.2.14:8080, 10.1.2.15:8080, 10.1.2.16:8080"},
-		{"SV-38 one endpoint without node hints disables these", newScene().endpoints("10.1.2.14 node=node-1", "10.1.2.15"), "10.1.2.14:8080, 10.1.2.15:8080"},
-		{"SV-38 endpoints that are not ready have no say", newScene().endpoints("10.1.2.14 zone=a", "10.1.2.15 zone=b", "10.1.2.16 terminating"), "10.1.2.14:8080"},
-		{"SV-38 no hint for this zone: all", newScene().endpoints("10.1.2.14 zone=c", "10.1.2.15 zone=b"), "10.1.2.14:8080, 10.1.2.15:8080"},
-		{"SV-38 this node's zone is unknown: all", newScene().with(func(s *scene) { s.facts.Node.Zone = "" }).endpoints("10.1.2.14 zone=a", hint), "10.1.2.14:8080, 10.1.9.9:8080"},
-		{"SV-38 no Node object: all", newScene().with(func(s *scene) { s.facts.Node = nil }).endpoints("10.1.2.14 zone=a", hint), "10.1.2.14:8080, 10.1.9.9:8080"},
-		{"SV-40 another zone, another choice", newScene().with(func(s *scene) { s.facts.Node.Zone = "elsewhere" }).endpoints("10.1.2.14 zone=a", hint), "10.1.9.9:8080"},
+		{"SV-38 one endpoint without hints disables them", newScene().endpoints("10.1.2.14 zone=a", "10.1.2.15 zone=b",
+			"10.1.2.16"), "10.1.2.14:8080, 10.1.2.15:8080, 10.1.2.16:8080"},
+		{"SV-38 one endpoint without node hints disables these", newScene().endpoints("10.1.2.14 node=node-1",
+			"10.1.2.15"), "10.1.2.14:8080, 10.1.2.15:8080"},
+		{"SV-38 endpoints that are not ready have no say", newScene().endpoints("10.1.2.14 zone=a", "10.1.2.15 zone=b",
+			"10.1.2.16 terminating"), "10.1.2.14:8080"},
+		{"SV-38 no hint for this zone: all", newScene().endpoints("10.1.2.14 zone=c", "10.1.2.15 zone=b"),
+			"10.1.2.14:8080, 10.1.2.15:8080"},
+		{"SV-38 this node's zone is unknown: all", newScene().with(func(s *scene) {
+			s.facts.Node.Zone = ""
+		}).endpoints("10.1.2.14 zone=a", hint), "10.1.2.14:8080, 10.1.9.9:8080"},
+		{"SV-38 no Node object: all", newScene().with(func(s *scene) { s.facts.Node = nil }).
+			endpoints("10.1.2.14 zone=a", hint), "10.1.2.14:8080, 10.1.9.9:8080"},
+		{"SV-40 another zone, another choice", newScene().with(func(s *scene) { s.facts.Node.Zone = "elsewhere" }).
+			endpoints("10.1.2.14 zone=a", hint), "10.1.9.9:8080"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			sets := map[lb.Scope]string{}

@@ -60,15 +60,19 @@ func (c *portExplainer) nobody(p *cluster.ServicePort) {
 		c.choose("It has %s, but none of %s.", plural.Count(all, "EndpointSlice", "EndpointSlices"), c.settings.Family)
 	case c.has.endpoints == 0:
 		c.choose("Its EndpointSlices have no endpoint: does its selector match a pod?")
-	case slices.ContainsFunc(c.port.Endpoints, func(e ExplainedEndpoint) bool { return e.Address.Port() != 0 }) || c.port.More > 0:
-		c.choose("None of its %s serves: %s.", plural.Count(len(c.port.Endpoints)+c.port.More, "endpoint", "endpoints"), c.tally())
+	case slices.ContainsFunc(c.port.Endpoints, func(e ExplainedEndpoint) bool { return e.Address.Port() != 0 }) ||
+		c.port.More > 0:
+		c.choose("None of its %s serves: %s.", plural.Count(len(c.port.Endpoints)+c.port.More, "endpoint", "endpoints"),
+			c.tally())
 	case len(c.has.ports) == 0:
 		// The controller leaves out a port whose targetPort names no port of a pod, but still
 		// writes the pod's endpoint.
-		c.choose("Its EndpointSlices have %s, but no port: does targetPort of the port %q name a port of the pods' containers?",
+		c.choose("Its EndpointSlices have %s, but no port: does targetPort of the port %q name a port of the pods' "+
+			"containers?",
 			plural.Count(c.has.endpoints, "endpoint", "endpoints"), p.Name)
 	default:
-		c.choose("No EndpointSlice with an endpoint has the port %q of %s: they have %s. Does targetPort name a port of the pods?",
+		c.choose("No EndpointSlice with an endpoint has the port %q of %s: they have %s. Does targetPort name a port "+
+			"of the pods?",
 			p.Name, lb.Proto(p.Protocol), strings.Join(c.has.ports, ", "))
 	}
 }
@@ -131,9 +135,11 @@ func (c *portExplainer) hints() {
 	ignored("nodes", noNode, hasNodes, thisNode)
 	switch c.cluster.hints {
 	case thisNode:
-		c.choose("By topology hints for nodes, %d of %d ready endpoints serve this node, %s.", chosen, ready, node.NodeName)
+		c.choose("By topology hints for nodes, %d of %d ready endpoints serve this node, %s.", chosen, ready,
+			node.NodeName)
 	case thisZone:
-		c.choose("By topology hints for zones, %d of %d ready endpoints serve this node, in zone %s.", chosen, ready, zone)
+		c.choose("By topology hints for zones, %d of %d ready endpoints serve this node, in zone %s.", chosen, ready,
+			zone)
 	default:
 		ignored("zones", noZone, hasZones, thisZone)
 	}
@@ -144,7 +150,8 @@ func (c *portExplainer) localOnly() {
 	switch {
 	case c.hasAny(c.local.takes):
 		if c.local.draining {
-			c.say("No endpoint on this node is ready: those here that are terminating and still serve get what only they may serve.")
+			c.say("No endpoint on this node is ready: those here that are terminating and still serve get what only " +
+				"they may serve.")
 		}
 		return
 	case c.view.Node.NodeName == "":
@@ -153,10 +160,13 @@ func (c *portExplainer) localOnly() {
 		c.say("None of the endpoints that serve runs on this node, %s.", c.view.Node.NodeName)
 	}
 	if c.svc.InternalPolicy == cluster.PolicyLocal {
-		c.say("The internal traffic policy is Local: connections from this node and its pods to the cluster IP are dropped.")
+		c.say("The internal traffic policy is Local: connections from this node and its pods to the cluster IP are " +
+			"dropped.")
 	}
-	if c.svc.ExternalPolicy == cluster.PolicyLocal && slices.ContainsFunc(c.port.Rows, func(f *lb.Frontend) bool { return f.Kind != lb.ClusterIP }) {
-		c.say("The external traffic policy is Local: connections from outside of the cluster to this node are dropped, and load balancers that ask it leave it out.")
+	if c.svc.ExternalPolicy == cluster.PolicyLocal && slices.ContainsFunc(c.port.Rows,
+		func(f *lb.Frontend) bool { return f.Kind != lb.ClusterIP }) {
+		c.say("The external traffic policy is Local: connections from outside of the cluster to this node are " +
+			"dropped, and load balancers that ask it leave it out.")
 	}
 }
 
@@ -168,7 +178,8 @@ func (e *explainer) about() (out []string) {
 		say("Its external IPs are not served: the feature gate AllowServiceExternalIPs is off.")
 	}
 	if svc.Type == cluster.TypeLoadBalancer && len(e.loadBalancerIPs) == 0 {
-		say("It is of type LoadBalancer, but has no address of a load balancer in this family that is served here: none was assigned yet, or its ipMode is Proxy.")
+		say("It is of type LoadBalancer, but has no address of a load balancer in this family that is served here: " +
+			"none was assigned yet, or its ipMode is Proxy.")
 	}
 	if len(svc.SourceRanges) > 0 && len(e.loadBalancerIPs) > 0 {
 		e.aboutSources(say)
@@ -201,6 +212,7 @@ func (e *explainer) aboutSources(say func(string, ...any)) {
 	}
 	say("The load balancer's addresses may be used from %s only (loadBalancerSourceRanges).", strings.Join(words, ", "))
 	if e.nodeMay {
-		say("This node is within them, so each of these addresses may be used from itself too: a node that holds one has it as its source.")
+		say("This node is within them, so each of these addresses may be used from itself too: a node that holds one " +
+			"has it as its source.")
 	}
 }

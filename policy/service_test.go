@@ -44,24 +44,37 @@ func TestServices(t *testing.T) {
 		{"SV-10 ExternalName with a stale cluster IP", func(s *scene) { s.svc.Type = cluster.TypeExternalName }, ""},
 		{"SV-10 no ports", func(s *scene) { s.svc.Ports = nil }, ""},
 		{"SV-11 not in this family", ipv6, ""},
-		{"SV-11 external addresses need a cluster IP of the family", func(s *scene) { ipv6(s); s.svc.ExternalIPs = addrs("2001:db8::1") }, ""},
+		{"SV-11 external addresses need a cluster IP of the family",
+			func(s *scene) { ipv6(s); s.svc.ExternalIPs = addrs("2001:db8::1") }, ""},
 		{"SV-11 dual stack, IPv4", func(s *scene) { s.svc.ClusterIPs = addrs("fd00:96::7", "10.96.0.7") }, clusterIP},
-		{"SV-11 dual stack, IPv6", func(s *scene) { ipv6(s); s.svc.ClusterIPs = addrs("10.96.0.7", "fd00:96::7") }, "[fd00:96::7]:80/tcp shop/web:http clusterip"},
-		{"SV-12 a port without a name", func(s *scene) { s.svc.Ports[0].Name = "" }, "10.96.0.7:80/tcp shop/web clusterip"},
+		{"SV-11 dual stack, IPv6", func(s *scene) {
+			ipv6(s)
+			s.svc.ClusterIPs = addrs("10.96.0.7", "fd00:96::7")
+		}, "[fd00:96::7]:80/tcp shop/web:http clusterip"},
+		{"SV-12 a port without a name", func(s *scene) { s.svc.Ports[0].Name = "" },
+			"10.96.0.7:80/tcp shop/web clusterip"},
 		{"SV-12 ports that share a number", func(s *scene) {
-			s.svc.Ports = append(s.svc.Ports, cluster.ServicePort{Name: "dns", Protocol: cluster.UDP, Port: 80}, cluster.ServicePort{Name: "sig", Protocol: cluster.SCTP, Port: 80})
+			s.svc.Ports = append(s.svc.Ports, cluster.ServicePort{Name: "dns", Protocol: cluster.UDP, Port: 80},
+				cluster.ServicePort{Name: "sig", Protocol: cluster.SCTP, Port: 80})
 		}, clusterIP + "\n10.96.0.7:80/udp shop/web:dns clusterip\n10.96.0.7:80/sctp shop/web:sig clusterip"},
 		{"port 0 has no row, 65535 has", func(s *scene) {
-			s.svc.Ports = []cluster.ServicePort{{Name: "zero", Protocol: cluster.TCP}, {Name: "top", Protocol: cluster.TCP, Port: 65535}}
+			s.svc.Ports = []cluster.ServicePort{{Name: "zero", Protocol: cluster.TCP},
+				{Name: "top", Protocol: cluster.TCP, Port: 65535}}
 		}, "10.96.0.7:65535/tcp shop/web:top clusterip"},
-		{"SV-13 external IPs of the family", func(s *scene) { s.svc.ExternalIPs = addrs("192.0.2.1", "2001:db8::1", "0.0.0.0") }, clusterIP + "\n192.0.2.1:80/tcp shop/web:http externalip"},
+		{"SV-13 external IPs of the family", func(s *scene) {
+			s.svc.ExternalIPs = addrs("192.0.2.1", "2001:db8::1", "0.0.0.0")
+		}, clusterIP + "\n192.0.2.1:80/tcp shop/web:http externalip"},
 		{"SV-13 the gate AllowServiceExternalIPs is off", func(s *scene) {
 			nodePort(cluster.TypeNodePort, 30080)(s)
 			s.svc.ExternalIPs, s.settings.NoExternalIPs = addrs("192.0.2.1", "192.0.2.2"), true
 		}, "nodeport:30080/tcp shop/web:http nodeport\n" + clusterIP},
-		{"SV-14 load-balancer IPs of the family, whatever the type", func(s *scene) { s.svc.LoadBalancerIPs = addrs("2001:db8::1", "192.0.2.7") }, clusterIP + "\n192.0.2.7:80/tcp shop/web:http loadbalancer"},
-		{"SV-17 NodePort", nodePort(cluster.TypeNodePort, 30080), "nodeport:30080/tcp shop/web:http nodeport\n" + clusterIP},
-		{"SV-17 LoadBalancer", nodePort(cluster.TypeLoadBalancer, 65535), "nodeport:65535/tcp shop/web:http nodeport\n" + clusterIP},
+		{"SV-14 load-balancer IPs of the family, whatever the type", func(s *scene) {
+			s.svc.LoadBalancerIPs = addrs("2001:db8::1", "192.0.2.7")
+		}, clusterIP + "\n192.0.2.7:80/tcp shop/web:http loadbalancer"},
+		{"SV-17 NodePort", nodePort(cluster.TypeNodePort, 30080), "nodeport:30080/tcp shop/web:http nodeport\n" +
+			clusterIP},
+		{"SV-17 LoadBalancer", nodePort(cluster.TypeLoadBalancer, 65535),
+			"nodeport:65535/tcp shop/web:http nodeport\n" + clusterIP},
 		{"SV-17 no NodePort allocated", func(s *scene) {
 			nodePort(cluster.TypeLoadBalancer, 0)(s)
 			s.svc.LoadBalancerIPs = addrs("192.0.2.7")
@@ -107,15 +120,23 @@ func TestSources(t *testing.T) {
 		{"SV-15 of the family", "10.0.0.0/8 2001:db8::/32", nil, "10.0.0.0/8"},
 		{"SV-15 none of the family: no restriction", "2001:db8::/32", nil, ""},
 		{"SV-15 everybody is no restriction", "10.0.0.0/8 0.0.0.0/0", nil, ""},
-		{"SV-15 sorted, nested ones merged", "192.168.0.0/16 10.1.2.0/24 10.0.0.0/8 10.1.0.0/16 192.168.0.0/16", nil, "10.0.0.0/8,192.168.0.0/16"},
+		{"SV-15 sorted, nested ones merged", "192.168.0.0/16 10.1.2.0/24 10.0.0.0/8 10.1.0.0/16 192.168.0.0/16", nil,
+			"10.0.0.0/8,192.168.0.0/16"},
 		{"SV-15 unmasked ones are masked", "10.1.2.3/8", nil, "10.0.0.0/8"},
 		{"SV-16 the node may, so the address may", "172.18.0.0/16", nil, "172.18.0.0/16,192.0.2.7/32"},
 		{"SV-16 the address may anyway", "172.18.0.0/16 192.0.2.0/24", nil, "172.18.0.0/16,192.0.2.0/24"},
 		{"SV-16 the node may not", "172.19.0.0/16", nil, "172.19.0.0/16"},
-		{"SV-16 the node's address is unknown", "172.18.0.0/16", func(s *scene) { s.facts.Node = nil }, "172.18.0.0/16"},
-		{"SV-16 the bind address is the node's", "10.0.0.0/8", func(s *scene) { s.settings.NodePortAddrs.NodeIP = netip.MustParseAddr("10.0.0.9") }, "10.0.0.0/8,192.0.2.7/32"},
-		{"SV-16 a bind address of the other family is not", "172.18.0.0/16", func(s *scene) { s.settings.NodePortAddrs.NodeIP = netip.MustParseAddr("fd00::9") }, "172.18.0.0/16,192.0.2.7/32"},
-		{"SV-16 an unspecified bind address is not", "172.18.0.0/16", func(s *scene) { s.settings.NodePortAddrs.NodeIP = netip.IPv4Unspecified() }, "172.18.0.0/16,192.0.2.7/32"},
+		{"SV-16 the node's address is unknown", "172.18.0.0/16", func(s *scene) { s.facts.Node = nil },
+			"172.18.0.0/16"},
+		{"SV-16 the bind address is the node's", "10.0.0.0/8", func(s *scene) {
+			s.settings.NodePortAddrs.NodeIP = netip.MustParseAddr("10.0.0.9")
+		}, "10.0.0.0/8,192.0.2.7/32"},
+		{"SV-16 a bind address of the other family is not", "172.18.0.0/16", func(s *scene) {
+			s.settings.NodePortAddrs.NodeIP = netip.MustParseAddr("fd00::9")
+		}, "172.18.0.0/16,192.0.2.7/32"},
+		{"SV-16 an unspecified bind address is not", "172.18.0.0/16", func(s *scene) {
+			s.settings.NodePortAddrs.NodeIP = netip.IPv4Unspecified()
+		}, "172.18.0.0/16,192.0.2.7/32"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s := newScene().external(cluster.PolicyCluster).loadBalancer("192.0.2.7", strings.Fields(test.ranges)...)
@@ -220,7 +241,8 @@ func TestLargeServices(t *testing.T) {
 	long := strings.Repeat("n", 63)
 	s.svc.Ports = nil
 	for i := range 1000 {
-		s.svc.Ports = append(s.svc.Ports, cluster.ServicePort{Name: fmt.Sprintf("%s-%d", long, i), Protocol: cluster.TCP, Port: uint16(1 + i), NodePort: uint16(30000 + i)})
+		s.svc.Ports = append(s.svc.Ports, cluster.ServicePort{Name: fmt.Sprintf("%s-%d", long, i),
+			Protocol: cluster.TCP, Port: uint16(1 + i), NodePort: uint16(30000 + i)})
 	}
 	s.svc.Type = cluster.TypeNodePort
 	got := policy.Resolve(s.view(), s.settings)

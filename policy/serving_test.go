@@ -33,16 +33,19 @@ set shop/web:http/udp/cluster`
 		scene *scene
 		want  string
 	}{
-		{"routes that reach all need not say so", newScene().endpoints(mixed, far, "10.1.2.15 dead", "10.1.2.16 unready"), rowOnly + `
+		{"routes that reach all need not say so", newScene().endpoints(mixed, far, "10.1.2.15 dead",
+			"10.1.2.16 unready"), rowOnly + `
 set shop/web:http/udp/cluster
   10.1.1.11:8080 local
   10.1.2.14:8080`},
-		{"SV-36 one that drains beside a ready one", newScene().endpoints(far, "10.1.2.15 terminating", "10.1.2.16 unready", "10.1.2.17 dead"), row + `
+		{"SV-36 one that drains beside a ready one", newScene().endpoints(far, "10.1.2.15 terminating",
+			"10.1.2.16 unready", "10.1.2.17 dead"), row + `
   10.1.2.14:8080
 set shop/web:http/udp/serving
   10.1.2.14:8080
   10.1.2.15:8080`},
-		{"SV-36 when none is ready the draining ones are in the route", newScene().endpoints("10.1.2.15 terminating"), rowOnly + `
+		{"SV-36 when none is ready the draining ones are in the route", newScene().endpoints("10.1.2.15 terminating"),
+			rowOnly + `
 set shop/web:http/udp/cluster
   10.1.2.15:8080 draining`},
 		{"SV-38 topology", newScene().endpoints("10.1.2.14 zone=a", "10.1.2.15 zone=b"), row + `
@@ -50,18 +53,21 @@ set shop/web:http/udp/cluster
 set shop/web:http/udp/serving
   10.1.2.14:8080
   10.1.2.15:8080`},
-		{"SV-32 copies count once", newScene().endpoints(far, "10.1.2.15 terminating").endpoints("10.1.2.15 unready").endpoints("10.1.2.15 terminating"), row + `
+		{"SV-32 copies count once", newScene().endpoints(far, "10.1.2.15 terminating").endpoints("10.1.2.15 unready").
+			endpoints("10.1.2.15 terminating"), row + `
   10.1.2.14:8080
 set shop/web:http/udp/serving
   10.1.2.14:8080
   10.1.2.15:8080`},
-		{"SV-51 policy Local, none local", newScene().endpoints(far).with(func(s *scene) { s.svc.InternalPolicy = cluster.PolicyLocal }), `
+		{"SV-51 policy Local, none local",
+			newScene().endpoints(far).with(func(s *scene) { s.svc.InternalPolicy = cluster.PolicyLocal }), `
 10.96.0.7:80/udp shop/web:http clusterip
   anywhere drop
   serving  shop/web:http/udp/serving
 set shop/web:http/udp/serving
   10.1.2.14:8080`},
-		{"SV-20 each row by its own policy", newScene().external(cluster.PolicyCluster).endpoints(mixed, far).with(func(s *scene) { s.svc.InternalPolicy = cluster.PolicyLocal }), `
+		{"SV-20 each row by its own policy", newScene().external(cluster.PolicyCluster).endpoints(mixed, far).
+			with(func(s *scene) { s.svc.InternalPolicy = cluster.PolicyLocal }), `
 nodeport:30080/udp shop/web:http nodeport
   anywhere balance shop/web:http/udp/cluster masquerade
 10.96.0.7:80/udp shop/web:http clusterip
@@ -76,7 +82,8 @@ set shop/web:http/udp/local
 set shop/web:http/udp/serving
   10.1.1.11:8080
   10.1.2.14:8080`},
-		{"the routes of both scopes together reach all", newScene().external(cluster.PolicyLocal).endpoints("10.1.1.11 local zone=b", "10.1.2.14 zone=a"), `
+		{"the routes of both scopes together reach all", newScene().external(cluster.PolicyLocal).
+			endpoints("10.1.1.11 local zone=b", "10.1.2.14 zone=a"), `
 nodeport:30080/udp shop/web:http nodeport
   pods     balance shop/web:http/udp/cluster
   host     balance shop/web:http/udp/cluster masquerade
@@ -93,7 +100,8 @@ set shop/web:http/udp/serving
   10.1.1.11:8080
   10.1.2.14:8080`},
 		{"one that serves though neither ready nor terminating gets nothing new and keeps what it has",
-			newScene().endpoints("10.1.1.12 local unready").with(edited(func(e *cluster.Endpoint) { e.Serving = true })), `
+			newScene().endpoints("10.1.1.12 local unready").
+				with(edited(func(e *cluster.Endpoint) { e.Serving = true })), `
 10.96.0.7:80/udp shop/web:http clusterip
   anywhere reject
   serving  shop/web:http/udp/serving
@@ -103,7 +111,8 @@ set shop/web:http/udp/serving
 			newScene().endpoints(far).with(edited(func(e *cluster.Endpoint) { e.Serving = false })), rowOnly + `
 set shop/web:http/udp/cluster
   10.1.2.14:8080`},
-		{"SV-34 not those of the other family", newScene().endpoints(far).endpoints("fd00:1::1 terminating"), rowOnly + `
+		{"SV-34 not those of the other family", newScene().endpoints(far).endpoints("fd00:1::1 terminating"), rowOnly +
+			`
 set shop/web:http/udp/cluster
   10.1.2.14:8080`},
 	} {
@@ -145,7 +154,8 @@ func TestServingAloneChanges(t *testing.T) {
 			t.Errorf("%s: what serves is\n%s", c.Key, c.New)
 		}
 	}
-	if changes, _ = table.Replace(owner, resolve("10.1.2.15 terminating", far, "10.1.2.16 unready")); len(changes) != 0 {
+	if changes, _ = table.Replace(owner, resolve("10.1.2.15 terminating", far, "10.1.2.16 unready")); len(
+		changes) != 0 {
 		t.Errorf("the same again: %d changes", len(changes))
 	}
 	if changes, _ = table.Replace(owner, resolve(far)); len(changes) != 2 || changes[0].New.Serving != nil {

@@ -27,8 +27,8 @@ type Settings struct {
 	// ClusterCIDRs are the pod networks of the cluster, of any family; those of the other family
 	// are ignored (CF-66).
 	ClusterCIDRs []netip.Prefix
-	// PodInterface is the bridge's name, or the prefix of interface names, in the modes BridgeInterface
-	// and InterfaceNamePrefix.
+	// PodInterface is the bridge's name, or the prefix of interface names, in the modes
+	// BridgeInterface and InterfaceNamePrefix.
 	PodInterface string
 	// NoExternalIPs: spec.externalIPs are not served (SV-13, the feature gate
 	// AllowServiceExternalIPs). With external IPs, an author of Services can take over the
@@ -60,6 +60,7 @@ type NodePortAddrs struct {
 	// Prefixes adds all local addresses in them. Prefixes of the other family are ignored; if
 	// Prefixes has none of this family and Primary is false, every local address answers (CF-65).
 	Prefixes []netip.Prefix
-	// NodeIP overrides the Node object's address for Primary and for source ranges (--bind-address).
+	// NodeIP overrides the Node object's address for Primary and for source ranges
+	// (--bind-address).
 	NodeIP netip.Addr
 }

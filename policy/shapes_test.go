@@ -36,15 +36,18 @@ func changerOf(s shape) *changer {
 		s.protocol = cluster.TCP
 	}
 	c := &changer{store: cluster.NewStore("node-1"), table: &lb.Table{}, settings: benchSettings()}
-	c.store.Fold(cluster.NodeSet{Node: &cluster.Node{Name: "node-1", Addrs: []netip.Addr{netip.MustParseAddr("100.0.0.1")}}})
+	c.store.Fold(cluster.NodeSet{
+		Node: &cluster.Node{Name: "node-1", Addrs: []netip.Addr{netip.MustParseAddr("100.0.0.1")}}})
 	svc := benchService(0)
-	svc.Type, svc.Ports, svc.ExternalPolicy, svc.HealthCheckNodePort = cluster.TypeLoadBalancer, nil, cluster.PolicyLocal, 32000
+	svc.Type, svc.Ports, svc.ExternalPolicy, svc.HealthCheckNodePort = cluster.TypeLoadBalancer, nil,
+		cluster.PolicyLocal, 32000
 	svc.LoadBalancerIPs = []netip.Addr{netip.MustParseAddr("192.0.2.1")}
 	for i := range s.externalIPs {
 		svc.ExternalIPs = append(svc.ExternalIPs, netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}))
 	}
 	for i := range s.ranges {
-		svc.SourceRanges = append(svc.SourceRanges, netip.PrefixFrom(netip.AddrFrom4([4]byte{100, byte(i >> 8), byte(i), 0}), 24))
+		svc.SourceRanges = append(svc.SourceRanges,
+			netip.PrefixFrom(netip.AddrFrom4([4]byte{100, byte(i >> 8), byte(i), 0}), 24))
 	}
 	var ports []cluster.SlicePort
 	for i := range s.ports {
@@ -57,7 +60,8 @@ func changerOf(s shape) *changer {
 		sl.Name.Name, sl.Ports = fmt.Sprintf("web-%d", i), ports
 		all := make([]cluster.Endpoint, s.endpoints/s.slices)
 		for e := range all {
-			all[e] = cluster.Endpoint{Addr: netip.AddrFrom4([4]byte{100, 64 + byte(i), byte(e >> 8), byte(e)}), Ready: true, Serving: true}
+			all[e] = cluster.Endpoint{Addr: netip.AddrFrom4([4]byte{100, 64 + byte(i), byte(e >> 8), byte(e)}),
+				Ready: true, Serving: true}
 		}
 		sl.Endpoints = cluster.EndpointsOf(all...)
 		c.apply(cluster.SliceSet{Slice: sl})
@@ -80,7 +84,8 @@ func BenchmarkOddShapes(b *testing.B) {
 		{ports: 87, slices: 3, endpoints: 3000, protocol: cluster.UDP},
 		{ports: 1, slices: 10, endpoints: 50}, {ports: 1, slices: 10, endpoints: 500},
 		{ports: 1, slices: 10, endpoints: 5000}, {ports: 1, slices: 10, endpoints: 10_000},
-		{ports: 10, slices: 10, endpoints: 50, externalIPs: 100}, {ports: 10, slices: 10, endpoints: 5000, externalIPs: 100},
+		{ports: 10, slices: 10, endpoints: 50, externalIPs: 100}, {ports: 10, slices: 10, endpoints: 5000,
+			externalIPs: 100},
 		{ports: 100, slices: 1, endpoints: 10, ranges: 1000}, {ports: 1000, slices: 1, endpoints: 10, ranges: 1000},
 	} {
 		b.Run(s.String(), func(b *testing.B) {
@@ -101,8 +106,10 @@ func TestOddShapesAreLinear(t *testing.T) {
 		small, large shape
 	}{
 		{"ports", shape{ports: 500, slices: 10, endpoints: 10}, shape{ports: 8000, slices: 10, endpoints: 10}},
-		{"rows of one port with many endpoints", shape{ports: 1, slices: 5, endpoints: 500, externalIPs: 100}, shape{ports: 1, slices: 5, endpoints: 8000, externalIPs: 1600}},
-		{"ports with source ranges", shape{ports: 100, slices: 1, endpoints: 1, ranges: 100}, shape{ports: 1600, slices: 1, endpoints: 1, ranges: 1600}},
+		{"rows of one port with many endpoints", shape{ports: 1, slices: 5, endpoints: 500, externalIPs: 100},
+			shape{ports: 1, slices: 5, endpoints: 8000, externalIPs: 1600}},
+		{"ports with source ranges", shape{ports: 100, slices: 1, endpoints: 1, ranges: 100},
+			shape{ports: 1600, slices: 1, endpoints: 1, ranges: 1600}},
 	} {
 		small, large := changerOf(test.small), changerOf(test.large)
 		ratio := cputest.Ratio(func() { small.change() }, func() { large.change() })

@@ -19,12 +19,15 @@ func TestMeasured(t *testing.T) {
 		metric mode.Metric
 		want   []string
 	}{
-		{mode.Metric{Name: "rules", Labels: []string{"ip_family", "table"}}, []string{"1 [IPv4 nat]", "2 [IPv4 filter]", "3 [IPv6 nat]"}},
+		{mode.Metric{Name: "rules", Labels: []string{"ip_family", "table"}}, []string{"1 [IPv4 nat]", "2 [IPv4 filter]",
+			"3 [IPv6 nat]"}},
 		{mode.Metric{Name: "free"}, []string{"7 []"}},
 		{mode.Metric{Name: "other"}, nil},
 	} {
 		var got []string
-		measured(c.metric)(s, func(value float64, labels ...string) { got = append(got, fmt.Sprint(value, " ", labels)) })
+		measured(c.metric)(s, func(value float64, labels ...string) {
+			got = append(got, fmt.Sprint(value, " ", labels))
+		})
 		if !slices.Equal(got, c.want) {
 			t.Errorf("%s: %q, want %q", c.metric.Name, got, c.want)
 		}

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// The metrics may cost a few MiB, whatever the number of Services: the registry with all that a scrape leaves behind.
+// The metrics may cost a few MiB, whatever the number of Services: the registry with all that a
+// scrape leaves behind.
 func TestMemory(t *testing.T) {
 	heap := func() uint64 {
 		runtime.GC()
@@ -41,7 +42,8 @@ func TestMemory(t *testing.T) {
 	runtime.ReadMemStats(&m)
 	garbage := (m.TotalAlloc - total) / scrapes
 	last := heap()
-	t.Logf("heap: %d KiB before, %d KiB with metrics and a server, %d KiB after %d more scrapes; %d KiB of garbage a scrape",
+	t.Logf("heap: %d KiB before, %d KiB with metrics and a server, %d KiB after %d more scrapes; %d KiB of garbage a "+
+		"scrape",
 		before>>10, first>>10, last>>10, scrapes, garbage>>10)
 	if int64(last)-int64(before) > 3<<20 {
 		t.Errorf("the metrics hold %d KiB", (last-before)>>10)

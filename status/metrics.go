@@ -24,11 +24,11 @@ import (
 	"kube-proxy/mode"
 )
 
-// MetricsConfig has the facts of the process and the sources of values that are read at a scrape. All functions must be
-// set; they are called at each scrape, from any goroutine.
+// MetricsConfig has the facts of the process and the sources of values that are read at a scrape.
+// All functions must be set; they are called at each scrape, from any goroutine.
 type MetricsConfig struct {
-	// Modes are all modes, and Mode is the one that runs. Metrics of other modes are not registered: they
-	// would always be 0.
+	// Modes are all modes, and Mode is the one that runs. Metrics of other modes are not
+	// registered: they would always be 0.
 	Modes mode.List
 	Mode  string
 	// Asked is the configured mode, "" for none, and Reason the reason why Mode differs, "" if it
@@ -38,11 +38,12 @@ type MetricsConfig struct {
 	Version string
 	// Gates are the feature gates.
 	Gates []Gate
-	// ShowHidden shows metrics that are deprecated and hidden (--show-hidden-metrics-for-version). It holds for the
-	// whole process.
+	// ShowHidden shows metrics that are deprecated and hidden (--show-hidden-metrics-for-version).
+	// It holds for the whole process.
 	ShowHidden bool
 
-	// Changes returns how many changes of Services and of EndpointSlices made a difference (cluster.Store.Changes).
+	// Changes returns how many changes of Services and of EndpointSlices made a difference
+	// (cluster.Store.Changes).
 	Changes func() (services, slices uint64)
 	// EventsDropped returns how many events could not be sent to the API.
 	EventsDropped func() uint64
@@ -129,7 +130,8 @@ func NewMetrics(cfg MetricsConfig) *Metrics {
 		k8s.SetShowHidden()
 	}
 	nativeHistograms(cfg.Gates)
-	m := &Metrics{cfg: cfg, registry: k8s.NewKubeRegistry(), histograms: map[string]*k8s.HistogramVec{}, answers: map[answer]uint64{}}
+	m := &Metrics{cfg: cfg, registry: k8s.NewKubeRegistry(), histograms: map[string]*k8s.HistogramVec{},
+		answers: map[answer]uint64{}}
 	m.gatherers = prometheus.Gatherers{m.registry, legacyregistry.DefaultGatherer}
 	c := &collector{metrics: m}
 	for _, x := range withModes(cfg.Modes) {
@@ -159,7 +161,8 @@ func registerBuild(r k8s.KubeRegistry, version string) {
 	info := k8s.NewGaugeVec(&k8s.GaugeOpts{
 		Name: "kubernetes_build_info", StabilityLevel: k8s.BETA,
 		Help: "Always 1: the Kubernetes version that this program stands in for, and the build of the program",
-	}, []string{"major", "minor", "git_version", "git_commit", "git_tree_state", "build_date", "go_version", "compiler", "platform"})
+	}, []string{"major", "minor", "git_version", "git_commit", "git_tree_state", "build_date", "go_version", "compiler",
+		"platform"})
 	r.MustRegister(info)
 	major, rest, _ := strings.Cut(strings.TrimPrefix(version, "v"), ".")
 	minor, _, _ := strings.Cut(rest, ".")
@@ -228,8 +231,8 @@ func (m *Metrics) Cleaned(family string, took time.Duration, deleted int) {
 	m.mu.Unlock()
 }
 
-// HealthAnswered records an answer of the health server: the path, and the HTTP status (MT-15). Paths other than
-// /healthz and /livez are not counted.
+// HealthAnswered records an answer of the health server: the path, and the HTTP status (MT-15).
+// Paths other than /healthz and /livez are not counted.
 func (m *Metrics) HealthAnswered(path string, code int) {
 	if path != "/healthz" && path != "/livez" {
 		return
@@ -243,10 +246,13 @@ func (m *Metrics) HealthAnswered(path string, code int) {
 // (KEP-5808). Only scrapers that request protobuf receive it. It affects histograms made
 // afterwards, in the whole process, as the gate's state in component-base does.
 func nativeHistograms(gates []Gate) {
-	on := slices.ContainsFunc(gates, func(g Gate) bool { return g.On && g.Name == string(metricsfeatures.NativeHistograms) })
+	on := slices.ContainsFunc(gates, func(g Gate) bool {
+		return g.On && g.Name == string(metricsfeatures.NativeHistograms)
+	})
 	gate := featuregate.NewFeatureGate()
 	spec := featuregate.FeatureSpec{Default: on, PreRelease: featuregate.Beta}
-	if err := gate.Add(map[featuregate.Feature]featuregate.FeatureSpec{metricsfeatures.NativeHistograms: spec}); err != nil {
+	if err := gate.Add(map[featuregate.Feature]featuregate.FeatureSpec{
+		metricsfeatures.NativeHistograms: spec}); err != nil {
 		panic(fmt.Sprintf("status: %v", err)) // a new gate set accepts any one gate
 	}
 	metricsfeatures.ApplyFeatureGates(gate)

@@ -251,18 +251,21 @@ func value(t *testing.T, all map[string]*dto.MetricFamily, name string, labels .
 func service(i int) *cluster.Service {
 	return &cluster.Service{
 		Name: cluster.Name{Namespace: "shop", Name: fmt.Sprintf("s%d", i)}, Created: int64(i),
-		ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{172, 16, byte(i >> 8), byte(i)}), netip.MustParseAddr(fmt.Sprintf("fd00:1::%x", i+1))},
-		Ports:      []cluster.ServicePort{{Protocol: cluster.TCP, Port: 80}},
+		ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{172, 16, byte(i >> 8), byte(i)}),
+			netip.MustParseAddr(fmt.Sprintf("fd00:1::%x", i+1))},
+		Ports: []cluster.ServicePort{{Protocol: cluster.TCP, Port: 80}},
 	}
 }
 
 func slice(i, endpoints int, node string, trigger time.Time) *cluster.Slice {
-	s := &cluster.Slice{Name: service(i).Name, Service: service(i).Name, Ports: []cluster.SlicePort{{Protocol: cluster.TCP, Port: 8080}}}
+	s := &cluster.Slice{Name: service(i).Name, Service: service(i).Name,
+		Ports: []cluster.SlicePort{{Protocol: cluster.TCP, Port: 8080}}}
 	if !trigger.IsZero() {
 		s.Trigger = trigger.UnixNano()
 	}
 	for k := range endpoints {
-		s.Endpoints = s.Endpoints.With(cluster.Endpoint{Addr: netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), byte(k)}),
+		s.Endpoints = s.Endpoints.With(cluster.Endpoint{
+			Addr:  netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), byte(k)}),
 			Where: cluster.At(node, ""), Ready: true, Serving: true})
 	}
 	return s
@@ -270,7 +273,8 @@ func slice(i, endpoints int, node string, trigger time.Time) *cluster.Slice {
 
 // exercise has everything happen once.
 func (p *proxy) exercise() {
-	p.do(cluster.ServicesListed{Services: []*cluster.Service{service(1), service(2)}}, cluster.SlicesListed{Slices: []*cluster.Slice{slice(1, 1, "n1", time.Now())}})
+	p.do(cluster.ServicesListed{Services: []*cluster.Service{service(1), service(2)}},
+		cluster.SlicesListed{Slices: []*cluster.Slice{slice(1, 1, "n1", time.Now())}})
 	p.do(cluster.SliceSet{Slice: slice(1, 2, "n1", time.Now())})
 	p.metrics.HealthAnswered("/healthz", 200)
 	p.metrics.HealthAnswered("/healthz", 503)
@@ -330,7 +334,8 @@ func compare(t *testing.T, want expected, have *dto.MetricFamily) {
 		var names []string
 		for _, l := range m.Label {
 			names = append(names, l.GetName())
-			want := map[string]string{"ip_family": "IPv4 IPv6", "table": "filter nat", "traffic_policy": "internal external"}[l.GetName()]
+			want := map[string]string{"ip_family": "IPv4 IPv6", "table": "filter nat",
+				"traffic_policy": "internal external"}[l.GetName()]
 			if want != "" && !slices.Contains(strings.Fields(want), l.GetValue()) {
 				t.Errorf("%s: label %s=%q, want one of %s", have.GetName(), l.GetName(), l.GetValue(), want)
 			}
@@ -365,7 +370,8 @@ func TestValues(t *testing.T) {
 	begin := float64(time.Now().UnixNano()) / 1e9
 	p.exercise()
 	local := service(3)
-	local.InternalPolicy, local.ExternalPolicy, local.Type = cluster.PolicyLocal, cluster.PolicyLocal, cluster.TypeNodePort
+	local.InternalPolicy, local.ExternalPolicy, local.Type = cluster.PolicyLocal, cluster.PolicyLocal,
+		cluster.TypeNodePort
 	local.Ports[0].NodePort = 30080
 	external := service(4)
 	external.ExternalPolicy, external.ExternalIPs = cluster.PolicyLocal, []netip.Addr{netip.MustParseAddr("192.0.2.1")}
@@ -415,21 +421,25 @@ func TestValues(t *testing.T) {
 	if sum := value(t, all, "sync_proxy_rules_duration_seconds", "IPv4"); partial < 4 || sum != full+partial {
 		t.Errorf("%v writes, %v full, %v partial", sum, full, partial)
 	}
-	if v := value(t, all, "sync_proxy_rules_nftables_sync_failures_total", "IPv4"); v < 1 || v != value(t, all, "write_failures_total", "IPv4") {
+	if v := value(t, all, "sync_proxy_rules_nftables_sync_failures_total", "IPv4"); v < 1 ||
+		v != value(t, all, "write_failures_total", "IPv4") {
 		t.Errorf("%v failures, one row is refused", v)
 	}
 	end := float64(time.Now().UnixNano()) / 1e9
-	last, queued := value(t, all, "sync_proxy_rules_last_timestamp_seconds", "IPv4"), value(t, all, "sync_proxy_rules_last_queued_timestamp_seconds", "IPv4")
+	last, queued := value(t, all, "sync_proxy_rules_last_timestamp_seconds", "IPv4"),
+		value(t, all, "sync_proxy_rules_last_queued_timestamp_seconds", "IPv4")
 	if !(begin <= last && last < queued && queued <= end) {
 		t.Errorf("between %f and %f: last sync %f, last event, which fails, %f", begin, end, last, queued)
 	}
 }
 
-// MT-01 to MT-03, MT-05, MT-14: a proof that the kernel takes writes is no sync, whether it takes that one or not.
+// MT-01 to MT-03, MT-05, MT-14: a proof that the kernel takes writes is no sync, whether it takes
+// that one or not.
 func TestProofIsNoSync(t *testing.T) {
 	p := newProxy(t, "nftables")
 	p.exercise()
-	syncs := []string{"sync_proxy_rules_duration_seconds", "sync_full_proxy_rules_duration_seconds", "sync_partial_proxy_rules_duration_seconds",
+	syncs := []string{"sync_proxy_rules_duration_seconds", "sync_full_proxy_rules_duration_seconds",
+		"sync_partial_proxy_rules_duration_seconds",
 		"sync_proxy_rules_last_timestamp_seconds", "sync_proxy_rules_nftables_sync_failures_total"}
 	before := p.scrape()
 	for _, err := range []error{nil, errors.New("no")} {
@@ -455,7 +465,8 @@ func TestProofIsNoSync(t *testing.T) {
 			t.Fatalf("%v proofs, one row is refused", value(t, all, "write_proofs_total", "IPv4"))
 		}
 	}
-	last, queued := value(t, all, "sync_proxy_rules_last_timestamp_seconds", "IPv4"), value(t, all, "sync_proxy_rules_last_queued_timestamp_seconds", "IPv4")
+	last, queued := value(t, all, "sync_proxy_rules_last_timestamp_seconds", "IPv4"),
+		value(t, all, "sync_proxy_rules_last_queued_timestamp_seconds", "IPv4")
 	if was := value(t, before, "sync_proxy_rules_last_timestamp_seconds", "IPv4"); last != was || last >= queued {
 		t.Errorf("last sync %f, before %f, last event, which fails, %f", last, was, queued)
 	}
@@ -483,7 +494,8 @@ func TestComponentMetrics(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- source.Run(ctx, func(cluster.Event) {}) }()
-	for limit := time.Now().Add(30 * time.Second); asked.Load() < 2 && time.Now().Before(limit); time.Sleep(time.Millisecond) {
+	for limit := time.Now().Add(30 * time.Second); asked.Load() < 2 &&
+		time.Now().Before(limit); time.Sleep(time.Millisecond) {
 	}
 	stop()
 	<-done
@@ -513,7 +525,8 @@ func TestComponentMetrics(t *testing.T) {
 	for _, l := range all["kubernetes_build_info"].GetMetric()[0].Label {
 		build[l.GetName()] = l.GetValue()
 	}
-	if build["major"] != "1" || build["minor"] != "37" || build["git_version"] != "v1.37.2" || build["platform"] == "" || len(build) != 9 {
+	if build["major"] != "1" || build["minor"] != "37" || build["git_version"] != "v1.37.2" ||
+		build["platform"] == "" || len(build) != 9 {
 		t.Errorf("kubernetes_build_info%v", build)
 	}
 	gates := map[string]float64{}
@@ -531,7 +544,8 @@ func TestHiddenMetrics(t *testing.T) {
 	if k8s.ShouldShowHidden() {
 		t.Skip("an earlier run of this test in the same process has shown them, which cannot be undone")
 	}
-	old := k8s.NewGauge(&k8s.GaugeOpts{Name: "test_hidden", Help: "Deprecated", DeprecatedVersion: "0.0.0", StabilityLevel: k8s.ALPHA})
+	old := k8s.NewGauge(&k8s.GaugeOpts{Name: "test_hidden", Help: "Deprecated", DeprecatedVersion: "0.0.0",
+		StabilityLevel: k8s.ALPHA})
 	legacyregistry.MustRegister(old)
 	shown := func(show bool) bool {
 		m := status.FillMetrics(status.MetricsConfig{Mode: "nftables", ShowHidden: show})

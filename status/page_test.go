@@ -12,8 +12,10 @@ import (
 func MetricsPage(modes mode.List) string {
 	var b strings.Builder
 	b.WriteString("# Metrics\n\n<!-- Made by `go test ./status -run TestPage -update`. Do not edit. -->\n\n" +
-		"`/metrics` on the metrics port (`--metrics-bind-address`, 127.0.0.1:10249) returns Prometheus text, or OpenMetrics if\n" +
-		"`Accept` requests it. All are ALPHA, as upstream's, and have the label `ip_family` unless *node* stands there.\n" +
+		"`/metrics` on the metrics port (`--metrics-bind-address`, 127.0.0.1:10249) returns Prometheus text, or " +
+		"OpenMetrics if\n" +
+		"`Accept` requests it. All are ALPHA, as upstream's, and have the label `ip_family` unless *node* stands " +
+		"there.\n" +
 		"Upstream lacks those with *EXT*; [the specification](behaviour.md#metrics) has the others.\n")
 	by := map[string][]metric{}
 	var where []string
@@ -31,7 +33,8 @@ func MetricsPage(modes mode.List) string {
 		fmt.Fprintf(&b, "\n## %s\n\n", at)
 		for _, x := range by[at] {
 			by, family := fmt.Sprint(x.kind), slices.Contains(x.labels, "ip_family")
-			if labels := slices.DeleteFunc(slices.Clone(x.labels), func(l string) bool { return l == "ip_family" }); len(labels) > 0 {
+			if labels := slices.DeleteFunc(slices.Clone(x.labels),
+				func(l string) bool { return l == "ip_family" }); len(labels) > 0 {
 				by += " by " + quoted(labels)
 			}
 			if !family {
@@ -103,7 +106,8 @@ const remarks = `
 
 - A *write* is one call that hands rules to the kernel: all of them at the start and for a repair, else changes.
   Audits and probes (tests whether the kernel accepts writes while a Service is refused) are no writes.
-- *Network programming latency* starts at the slice's ` + "`endpoints.kubernetes.io/last-change-trigger-time`" + `. The first
+- *Network programming latency* starts at the slice's ` + "`endpoints.kubernetes.io/last-change-trigger-time`" +
+	`. The first
   list, older times and deleted slices do not count.
 - *Pending*: a refused Service keeps its changes pending until all rules are written again; then
   ` + "`kubeproxy_rows_failing`" + ` still shows it. A change counts once for both IP families.
@@ -112,23 +116,30 @@ const remarks = `
 
 ## Connections by Service
 
-` + "`--service-metrics=N`" + ` counts new connections and flows to endpoints, answered or not. In each IP family the N busiest
-Services (at most 1,000) have their own series; the others share one with namespace and service ` + "`_others`" + `. A Service gets
+` + "`--service-metrics=N`" +
+	` counts new connections and flows to endpoints, answered or not. In each IP family the N busiest
+Services (at most 1,000) have their own series; the others share one with namespace and service ` + "`_others`" +
+	`. A Service gets
 a free series, or that of the least busy one if it has twice the traffic ([0069](adr/0069-counting-where-it-is-done-already.md)).
 Counting starts with the process, and for frontends in use before with the first scrape. Bytes are not counted.
 
 - nftables: 3 to 10 % more kernel CPU for the first packet of a connection, 0.6 of 8 µs
-  (` + "`go test ./plane/nftables -run '^$' -bench Counting -benchtime 1x`" + `, kernel 6.18); 200 bytes of kernel memory for each
+  (` + "`go test ./plane/nftables -run '^$' -bench Counting -benchtime 1x`" +
+	`, kernel 6.18); 200 bytes of kernel memory for each
   frontend in use and 16 for each CPU. At most 65,536 frontends count within ten minutes.
 - userspace: an atomic addition for each connection; 100 bytes for each service port.
 - ipvs: nothing for packets. A reading lists all virtual servers: 380 ms of CPU for 10,000, emulated
-  (` + "`BenchmarkCounters`" + ` of plane/ipvs). The kernel adds up every 2 seconds; counts since then are lost with a virtual
+  (` + "`BenchmarkCounters`" +
+	` of plane/ipvs). The kernel adds up every 2 seconds; counts since then are lost with a virtual
   server. With ` + "`net.ipv4.vs.run_estimation`" + ` 0 nothing is counted; the log says so.
 
 ## Metrics of every Kubernetes component (MT-21)
 
-` + "`kubernetes_build_info`, `kubernetes_feature_enabled`, `rest_client_*`, `go_*`, `process_*`, `registered_metrics_total`," + `
-` + "`hidden_metrics_total`, `disabled_metrics_total`" + `; on ` + "`/metrics/slis`" + ` ` + "`kubernetes_healthcheck` and `kubernetes_healthchecks_total`" + `.
+` + "`kubernetes_build_info`, `kubernetes_feature_enabled`, `rest_client_*`, `go_*`, `process_*`, " +
+	"`registered_metrics_total`," + `
+` + "`hidden_metrics_total`, `disabled_metrics_total`" + `; on ` + "`/metrics/slis`" + ` ` +
+	"`kubernetes_healthcheck` and `kubernetes_healthchecks_total`" + `.
 
-Absent: ` + "`sync_proxy_rules_latency_microseconds`" + ` (MT-20; upstream removed it in 1.17) and ` + "`apiserver_audit_*`" + ` (unused metrics of a library).
+Absent: ` + "`sync_proxy_rules_latency_microseconds`" + ` (MT-20; upstream removed it in 1.17) and ` +
+	"`apiserver_audit_*`" + ` (unused metrics of a library).
 `

@@ -43,7 +43,9 @@ func (s *Server) routes() http.Handler {
 	if !slices.Contains(s.cfg.Off, "/metrics/slis") {
 		slis.SLIMetricsWithReset{}.Install(m)
 	}
-	m.Handle("/proxyMode", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { plain(w, http.StatusOK, s.cfg.Mode) }))
+	m.Handle("/proxyMode", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		plain(w, http.StatusOK, s.cfg.Mode)
+	}))
 	m.Handle("/configz", http.HandlerFunc(s.configz))
 	s.debug(m)
 	if !slices.Contains(s.cfg.Off, "/flagz") {
@@ -106,7 +108,8 @@ func (s *Server) orHealth(otherwise http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// healthz only shows that this server answers (HT-20). The health port shows whether the proxy is healthy.
+// healthz only shows that this server answers (HT-20). The health port shows whether the proxy is
+// healthy.
 func healthz(w http.ResponseWriter, r *http.Request) {
 	checked(r)
 	if _, verbose := r.URL.Query()["verbose"]; verbose {
@@ -154,7 +157,9 @@ func (s *Server) debug(m *mux) {
 			h(w, r)
 		}))
 	}
-	handle("/debug/pprof", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/debug/pprof/", http.StatusFound) })
+	handle("/debug/pprof", func(w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, "/debug/pprof/", http.StatusFound)
+	})
 	handle("/debug/pprof/", pprof.Index)
 	handle("/debug/pprof/profile", pprof.Profile)
 	handle("/debug/pprof/symbol", pprof.Symbol)
@@ -174,7 +179,8 @@ func (s *Server) verbosity(w http.ResponseWriter, r *http.Request) {
 	case http.MethodGet, http.MethodHead:
 		plain(w, http.StatusOK, strconv.Itoa(s.cfg.Verbosity())+"\n")
 	case http.MethodPut:
-		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyWait)) // where that cannot be, WriteTimeout ends it
+		// where that cannot be, WriteTimeout ends it
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyWait))
 		body, err := io.ReadAll(io.LimitReader(r.Body, 100))
 		if err != nil {
 			plain(w, http.StatusBadRequest, fmt.Sprintf("the body cannot be read: %v\n", err))

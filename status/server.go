@@ -31,7 +31,8 @@ type ServerConfig struct {
 	// Health returns the handler of /healthz, /livez and /readyz if the health server has the same
 	// address, as up to v1.13 (S0); nil if it does not.
 	Health func() http.Handler
-	// Off are paths of HT-22 and HT-25 that feature gates have turned off: they are answered with 404.
+	// Off are paths of HT-22 and HT-25 that feature gates have turned off: they are answered with
+	// 404.
 	Off []string
 	// Machine has the identifiers of the host and its boot for /statusz, by label; nil leaves them
 	// out.
@@ -45,13 +46,15 @@ type ServerConfig struct {
 	// Addr is the address to listen on; the zero one means none, until a call of [Server.Listen]
 	// (FL-09).
 	Addr netip.AddrPort
-	// HardFail: [Server.Run] fails if it cannot listen on Addr at once. Else it tries again every 5 s (HT-07).
+	// HardFail: [Server.Run] fails if it cannot listen on Addr at once. Else it tries again every 5
+	// s (HT-07).
 	HardFail bool
 	// Log is where the address and failures are logged.
 	Log *slog.Logger
 }
 
-// Server is the metrics server (HT-20 to HT-27). Make one with [NewServer], and run it with [Server.Run].
+// Server is the metrics server (HT-20 to HT-27). Make one with [NewServer], and run it with
+// [Server.Run].
 type Server struct {
 	cfg       ServerConfig
 	handler   http.Handler
@@ -71,7 +74,8 @@ func NewServer(cfg ServerConfig) *Server {
 	s.profiling.Store(cfg.Profiling)
 	s.handler = s.routes()
 	s.crowd = &listen.ConnLimit{Most: listen.OwnShare().Connections, Full: func(closed int) {
-		cfg.Log.Warn("Too many connections, closing the longest idle ones", "server", "metrics server", "closed", closed)
+		cfg.Log.Warn("Too many connections, closing the longest idle ones", "server", "metrics server", "closed",
+			closed)
 	}}
 	s.listener = listen.NewMover(listen.Config{
 		Open: func(ctx context.Context, p listen.Address) (net.Listener, error) {
@@ -100,8 +104,8 @@ func (s *Server) SetProfiling(on bool) { s.profiling.Store(on) }
 // long that takes.
 func (s *Server) Listen(addr netip.AddrPort) { s.listener.Move(addr, false) }
 
-// Run serves until ctx ends, and then returns nil after the requests in hand, or some seconds. With HardFail it
-// returns an error if the first address cannot be listened on. It must be called once.
+// Run serves until ctx ends, and then returns nil after the requests in hand, or some seconds. With
+// HardFail it returns an error if the first address cannot be listened on. It must be called once.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.ending.Wait()
 	return s.listener.Run(ctx)

@@ -107,8 +107,10 @@ func TestAnswers(t *testing.T) {
 		{"HT-26", "/debug/flags/v", 404, text, "404 page not found\n"},
 	} {
 		res, body := get(t, url+x.path)
-		if res.StatusCode != x.code || res.Header.Get("Content-Type") != x.typ || body != x.body || res.Header.Get("X-Content-Type-Options") != "nosniff" {
-			t.Errorf("%s %s: %s, %v\n%q, want %d, %s\n%q", x.row, x.path, res.Status, res.Header, body, x.code, x.typ, x.body)
+		if res.StatusCode != x.code || res.Header.Get("Content-Type") != x.typ || body != x.body ||
+			res.Header.Get("X-Content-Type-Options") != "nosniff" {
+			t.Errorf("%s %s: %s, %v\n%q, want %d, %s\n%q", x.row, x.path, res.Status, res.Header, body, x.code, x.typ,
+				x.body)
 		}
 	}
 	set("new")
@@ -171,7 +173,8 @@ func TestSLIs(t *testing.T) {
 // A feature gate that is off takes its page away, and /statusz does not name it.
 func TestPagesOff(t *testing.T) {
 	url := serve(t, status.ServerConfig{
-		Mode: "nftables", Off: []string{"/flagz", "/metrics/slis"}, Machine: map[string]string{"Machine id": "m1", "Boot id": "b1"},
+		Mode: "nftables", Off: []string{"/flagz", "/metrics/slis"}, Machine: map[string]string{"Machine id": "m1",
+			"Boot id": "b1"},
 	}, nil)
 	for path, code := range map[string]int{"/flagz": 404, "/metrics/slis": 404, "/statusz": 200, "/metrics": 200} {
 		if res, body := get(t, url+path); res.StatusCode != code {
@@ -182,7 +185,8 @@ func TestPagesOff(t *testing.T) {
 		!strings.Contains(body, "\nBoot id: b1\nMachine id: m1\n") {
 		t.Errorf("/statusz:\n%s", body)
 	}
-	if res, _ := get(t, serve(t, status.ServerConfig{Mode: "nftables", Off: []string{"/statusz"}}, nil)+"/statusz"); res.StatusCode != 404 {
+	if res, _ := get(t, serve(t, status.ServerConfig{Mode: "nftables", Off: []string{"/statusz"}}, nil)+
+		"/statusz"); res.StatusCode != 404 {
 		t.Errorf("/statusz: %s, want 404", res.Status)
 	}
 }
@@ -224,7 +228,8 @@ func TestPages(t *testing.T) {
 			}
 			res, body := get(t, url+path, header...)
 			if res.StatusCode != x.code || res.Header.Get("Content-Type") != x.typ {
-				t.Errorf("%s, Accept %q: %s, %s; want %d, %s\n%s", path, x.accept, res.Status, res.Header.Get("Content-Type"), x.code, x.typ, body)
+				t.Errorf("%s, Accept %q: %s, %s; want %d, %s\n%s", path, x.accept, res.Status,
+					res.Header.Get("Content-Type"), x.code, x.typ, body)
 			}
 		}
 	}
@@ -234,15 +239,18 @@ func TestPages(t *testing.T) {
 	}
 	_, body = get(t, url+"/statusz")
 	for _, line := range []string{
-		"kube-proxy statusz", "Started: " + started.UTC().Format(time.UnixDate), "Up: 3 hr 25 min 0", "Go version: " + runtime.Version(),
-		"Binary version: 1.37.2\n", "Emulation version: 1.37\n", "Paths: /configz /flagz /healthz /healthz/ping /metrics /metrics/slis /proxyMode /statusz\n",
+		"kube-proxy statusz", "Started: " + started.UTC().Format(time.UnixDate), "Up: 3 hr 25 min 0", "Go version: " +
+			runtime.Version(),
+		"Binary version: 1.37.2\n", "Emulation version: 1.37\n",
+		"Paths: /configz /flagz /healthz /healthz/ping /metrics /metrics/slis /proxyMode /statusz\n",
 	} {
 		if !strings.Contains(body, "\n"+line) {
 			t.Errorf("/statusz has no line %q:\n%s", line, body)
 		}
 	}
 	_, body = get(t, url+"/flagz", "Accept", "application/json;as=Flagz;v=v1beta1;g=config.k8s.io")
-	if want := `{"kind":"Flagz","apiVersion":"config.k8s.io/v1beta1","metadata":{"name":"kube-proxy"},"flags":{"bind-address":"0.0.0.0","v":"2"}}`; body != want {
+	if want := `{"kind":"Flagz","apiVersion":"config.k8s.io/v1beta1","metadata":{"name":"kube-proxy"},` +
+		`"flags":{"bind-address":"0.0.0.0","v":"2"}}`; body != want {
 		t.Errorf("/flagz as JSON: %s, want %s", body, want)
 	}
 	_, body = get(t, url+"/statusz", "Accept", "application/json;as=Statusz;v=v1alpha1;g=config.k8s.io")
@@ -255,8 +263,10 @@ func TestPages(t *testing.T) {
 	if err := json.Unmarshal([]byte(body), &s); err != nil {
 		t.Fatalf("/statusz as JSON: %v\n%s", err, body)
 	}
-	if s.Kind != "Statusz" || s.APIVersion != "config.k8s.io/v1alpha1" || s.BinaryVersion != "1.37.2" || s.EmulationVersion != "1.37" ||
-		!s.StartTime.Equal(started.Truncate(time.Second)) || s.UptimeSeconds < 3*3600+25*60+2 || len(s.Paths) != 8 || s.GoVersion != runtime.Version() {
+	if s.Kind != "Statusz" || s.APIVersion != "config.k8s.io/v1alpha1" || s.BinaryVersion != "1.37.2" ||
+		s.EmulationVersion != "1.37" ||
+		!s.StartTime.Equal(started.Truncate(time.Second)) || s.UptimeSeconds < 3*3600+25*60+2 || len(s.Paths) != 8 ||
+		s.GoVersion != runtime.Version() {
 		t.Errorf("/statusz as JSON: %s", body)
 	}
 }
@@ -275,8 +285,10 @@ func TestDebug(t *testing.T) {
 		t.Errorf("/debug/pprof: %s, %s", res.Status, res.Header.Get("Location"))
 	}
 	for path, has := range map[string]string{
-		"/debug/pprof/": "goroutine", "/debug/pprof/goroutine?debug=1": "goroutine profile", "/debug/pprof/symbol": "num_symbols",
-		"/debug/pprof/heap": "", "/debug/pprof/profile?seconds=1": "", "/debug/pprof/trace?seconds=0.1": "", "/debug/flags/v": "2\n",
+		"/debug/pprof/": "goroutine", "/debug/pprof/goroutine?debug=1": "goroutine profile",
+		"/debug/pprof/symbol": "num_symbols",
+		"/debug/pprof/heap":   "", "/debug/pprof/profile?seconds=1": "", "/debug/pprof/trace?seconds=0.1": "",
+		"/debug/flags/v": "2\n",
 	} {
 		if res, body := get(t, url+path); res.StatusCode != 200 || !strings.Contains(body, has) || len(body) == 0 {
 			t.Errorf("%s: %s\n%.200s", path, res.Status, body)
@@ -301,12 +313,14 @@ func TestDebug(t *testing.T) {
 		then         int64
 	}{
 		{"PUT", "5", 200, 5}, {"PUT", " 7\n", 200, 7}, {"PUT", "0", 200, 0}, {"PUT", "4", 200, 4},
-		{"PUT", "much", 400, 4}, {"PUT", "-1", 400, 4}, {"PUT", "", 400, 4}, {"PUT", "99999999999", 400, 4}, {"PUT", "1.5", 400, 4},
+		{"PUT", "much", 400, 4}, {"PUT", "-1", 400, 4}, {"PUT", "", 400, 4}, {"PUT", "99999999999", 400, 4},
+		{"PUT", "1.5", 400, 4},
 		{"PUT", strings.Repeat("1", 1<<20), 400, 4}, {"POST", "9", 405, 4}, {"DELETE", "", 405, 4},
 	} {
 		code, text := put(x.method, x.body)
 		if code != x.code || verbosity.Load() != x.then {
-			t.Errorf("%s %.20q: %d %.200s, verbosity %d; want %d, %d", x.method, x.body, code, text, verbosity.Load(), x.code, x.then)
+			t.Errorf("%s %.20q: %d %.200s, verbosity %d; want %d, %d", x.method, x.body, code, text, verbosity.Load(),
+				x.code, x.then)
 		}
 	}
 	s.SetProfiling(false)
@@ -455,7 +469,8 @@ func awaitLog(t *testing.T, log *logtest.Buffer, word string) {
 	}
 }
 
-// Where the health server has the same address, its pages are answered by it, as long as that is so (S0).
+// Where the health server has the same address, its pages are answered by it, as long as that is so
+// (S0).
 func TestHealthToo(t *testing.T) {
 	var health atomic.Pointer[http.Handler]
 	url := serve(t, status.ServerConfig{Mode: "nftables", Health: func() http.Handler {

@@ -66,13 +66,15 @@ const (
 	conntrackDuration = "conntrack_reconciler_sync_duration_seconds"
 )
 
-// withModes are the metrics of the proxy itself and those of the modes, in the order of the specification.
+// withModes are the metrics of the proxy itself and those of the modes, in the order of the
+// specification.
 func withModes(modes mode.List) []metric {
 	all := tabled()
 	for _, m := range modes {
 		for _, x := range m.Metrics {
 			if x.Help != "" {
-				all = append(all, metric{row: x.Row, name: x.Name, kind: x.Kind, labels: x.Labels, some: true, help: x.Help, read: measured(x)})
+				all = append(all, metric{row: x.Row, name: x.Name, kind: x.Kind, labels: x.Labels, some: true,
+					help: x.Help, read: measured(x)})
 			}
 		}
 	}
@@ -131,9 +133,11 @@ func tabled() []metric {
 		{row: "MT-03", name: partialDuration, kind: histogram, labels: family, some: true, buckets: syncBuckets(),
 			help: "Duration in seconds of a write of changes"},
 		{row: "MT-04", name: programming, kind: histogram, labels: family, buckets: programmingBuckets(),
-			help: "Latency in seconds from the change of a Pod or Service, as its EndpointSlice records it, to the end of the write"},
+			help: "Latency in seconds from the change of a Pod or Service, as its EndpointSlice records it, to the " +
+				"end of the write"},
 		{row: "MT-05", name: "sync_proxy_rules_last_timestamp_seconds", kind: gauge, labels: family,
-			help: "Unix time at which the rules last matched the desired state, after a write or an event that needs none; 0 before the first",
+			help: "Unix time at which the rules last matched the desired state, after a write or an event that needs " +
+				"none; 0 before the first",
 			read: perFamily(func(f *familyState) float64 { return seconds(f.stats.LastSynced) })},
 		{row: "MT-06", name: "sync_proxy_rules_last_queued_timestamp_seconds", kind: gauge, labels: family,
 			help: "Unix time of the last event that changes rules; 0 before the first",
@@ -162,8 +166,9 @@ func tabled() []metric {
 		{row: "MT-08", name: "sync_proxy_rules_service_changes_total", kind: counter,
 			help: "Effective Service changes",
 			read: func(s *snapshot, emit emit) { emit(float64(s.services)) }},
-		{row: "MT-13", name: "sync_proxy_rules_no_local_endpoints_total", kind: gauge, labels: []string{"ip_family", "traffic_policy"},
-			help: "Service ports with traffic policy Local whose endpoints are all on other nodes",
+		{row: "MT-13", name: "sync_proxy_rules_no_local_endpoints_total", kind: gauge,
+			labels: []string{"ip_family", "traffic_policy"},
+			help:   "Service ports with traffic policy Local whose endpoints are all on other nodes",
 			read: func(s *snapshot, emit emit) {
 				for _, f := range s.families {
 					emit(float64(f.stats.NoLocal.Internal), f.name, "internal")
@@ -207,7 +212,8 @@ func tabled() []metric {
 			help: "Frontends that the data plane has not accepted yet",
 			read: perStats(func(s *engine.Stats) uint64 { return uint64(s.Pending) })},
 		{row: "EXT", name: "rows_failing", kind: gauge, labels: family,
-			help: "Frontends that the data plane refuses, each retried alone, and malformed ones; at most 100 of each are counted",
+			help: "Frontends that the data plane refuses, each retried alone, and malformed ones; at most 100 of " +
+				"each are counted",
 			read: perStats(func(s *engine.Stats) uint64 { return uint64(len(s.Failing)) })},
 		{row: "EXT", name: "services_unresolved", kind: gauge, labels: family,
 			help: "Services that could not be resolved and keep their previous frontends",
@@ -219,7 +225,8 @@ func tabled() []metric {
 			help: "Addresses and ports claimed by several Services, of which one gets the traffic",
 			read: perStats(func(s *engine.Stats) uint64 { return uint64(s.Contested) })},
 		{row: "EXT", name: "services_refused_addresses", kind: gauge, labels: family,
-			help: "Services with addresses or endpoints that are not served because they are invalid, not allowed, or too many",
+			help: "Services with addresses or endpoints that are not served because they are invalid, not allowed, " +
+				"or too many",
 			read: func(s *snapshot, emit emit) {
 				for i := range s.families {
 					name := s.families[i].name
@@ -227,21 +234,28 @@ func tabled() []metric {
 				}
 			}},
 		{row: "EXT", name: "services_not_ok", kind: gauge, labels: []string{"namespace", "state", "severity"},
-			help: "Services in a state other than ok and not-proxied, as kube-proxy why reports it, for the 50 namespaces with the most; _others is the sum of the rest",
+			help: "Services in a state other than ok and not-proxied, as kube-proxy why reports it, for the 50 " +
+				"namespaces with the most; _others is the sum of the rest",
 			read: func(s *snapshot, emit emit) {
-				s.cfg.NotOK(maxNamespaces, func(namespace, state, severity string, n int) { emit(float64(n), namespace, state, severity) })
+				s.cfg.NotOK(maxNamespaces, func(namespace, state, severity string, n int) {
+					emit(float64(n), namespace, state, severity)
+				})
 			}},
 		{row: "EXT", name: "audits_total", kind: counter, labels: family,
 			help: "Comparisons of the kernel with the desired state",
 			read: perStats(func(s *engine.Stats) uint64 { return s.Audits })},
 		{row: "EXT", name: "audit_mended_objects_total", kind: counter, labels: family,
-			help: "Repaired kernel objects that other programs had changed or removed; frontends if everything was removed",
+			help: "Repaired kernel objects that other programs had changed or removed; frontends if everything was " +
+				"removed",
 			read: perStats(func(s *engine.Stats) uint64 { return s.Repaired })},
-		{row: "EXT", name: mode.ServiceConnections, kind: counter, labels: []string{"ip_family", "namespace", "service"}, some: true,
-			help: "New connections and flows to endpoints of a Service, for the Services with the most (--service-metrics); _others is the sum of the rest",
+		{row: "EXT", name: mode.ServiceConnections, kind: counter, labels: []string{"ip_family", "namespace",
+			"service"}, some: true,
+			help: "New connections and flows to endpoints of a Service, for the Services with the most " +
+				"(--service-metrics); _others is the sum of the rest",
 			read: measured(mode.Metric{Name: mode.ServiceConnections, Labels: []string{"ip_family"}})},
 		{row: "EXT", name: "source_connected", kind: gauge,
-			help: "1 while the proxy follows the API server or the manifest folder; 0 while it cannot and the last known state stays in force",
+			help: "1 while the proxy follows the API server or the manifest folder; 0 while it cannot and the last " +
+				"known state stays in force",
 			read: func(s *snapshot, emit emit) {
 				connected := 0.0
 				if s.cfg.Connected() {
@@ -258,7 +272,8 @@ func tabled() []metric {
 				return 0
 			})},
 		{row: "SN-05", name: "snapshot_last_write_timestamp_seconds", kind: gauge,
-			help: "When this process wrote its last snapshot, in seconds since 1970; 0 before the first, and without --snapshot",
+			help: "When this process wrote its last snapshot, in seconds since 1970; 0 before the first, and without " +
+				"--snapshot",
 			read: snapshotted(func(s Snapshot) float64 {
 				if s.LastWrite.IsZero() {
 					return 0

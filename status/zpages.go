@@ -59,7 +59,9 @@ func (s *Server) flagz() http.Handler {
 		}
 		return b.String()
 	}
-	return page("flagz", "Flagz", text, func(version string) any { return flagzObject{newObject("Flagz", version), s.cfg.Flags()} })
+	return page("flagz", "Flagz", text, func(version string) any {
+		return flagzObject{newObject("Flagz", version), s.cfg.Flags()}
+	})
 }
 
 func (s *Server) statusz(paths []string) http.Handler {
@@ -71,7 +73,8 @@ func (s *Server) statusz(paths []string) http.Handler {
 	}
 	text := func() string {
 		up := time.Since(s.cfg.Started).Truncate(time.Second)
-		text := fmt.Sprintf("Started: %s\nUp: %d hr %02d min %02d sec\nGo version: %s\nBinary version: %s\nEmulation version: %s\nPaths: %s\n",
+		text := fmt.Sprintf("Started: %s\nUp: %d hr %02d min %02d sec\nGo version: %s\nBinary version: %s\n"+
+			"Emulation version: %s\nPaths: %s\n",
 			s.cfg.Started.UTC().Format(time.UnixDate), int(up.Hours()), int(up.Minutes())%60, int(up.Seconds())%60,
 			runtime.Version(), binary, emulation, strings.Join(paths, " "))
 		for _, name := range slices.Sorted(maps.Keys(s.cfg.Machine)) {
@@ -85,7 +88,8 @@ func (s *Server) statusz(paths []string) http.Handler {
 	})
 }
 
-// page serves a page for people as text, and for programs that name kind, group and version as JSON (HT-25).
+// page serves a page for people as text, and for programs that name kind, group and version as JSON
+// (HT-25).
 func page(name, kind string, text func() string, structured func(version string) any) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		version, ok := negotiate(r.Header.Values("Accept"), kind)
@@ -94,7 +98,8 @@ func page(name, kind string, text func() string, structured func(version string)
 			plain(w, http.StatusNotAcceptable, fmt.Sprintf("want text/plain, or application/json;as=%s;v=%s;g=%s\n",
 				kind, strings.Join(apiVersions, "|"), apiGroup))
 		case version == "":
-			plain(w, http.StatusOK, fmt.Sprintf("\n%s %s\nFor people who look for a fault: programs must not rely on how this page looks.\n\n%s",
+			plain(w, http.StatusOK, fmt.Sprintf("\n%s %s\nFor people who look for a fault: programs must not rely on "+
+				"how this page looks.\n\n%s",
 				component, name, text()))
 		default:
 			if err := writeJSON(w, "application/json", structured(version)); err != nil {

@@ -9,7 +9,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// The protocols of pings, for [Packet.Proto]; the port of such a packet means nothing. No Service has them.
+// The protocols of pings, for [Packet.Proto]; the port of such a packet means nothing. No Service
+// has them.
 const (
 	ICMPv4 lb.Proto = 1
 	ICMPv6 lb.Proto = 58
@@ -18,8 +19,9 @@ const (
 // maxConflicts is how many conflicts an answer names.
 const maxConflicts = 5
 
-// Ask says what becomes of a packet where a mode keeps the table. Its cost follows the number of backends of one row, and neither
-// the size of the table nor the crowd on a contested key. It only reads, and the answer shares nothing with the table but what nobody changes.
+// Ask says what becomes of a packet where a mode keeps the table. Its cost follows the number of
+// backends of one row, and neither the size of the table nor the crowd on a contested key. It only
+// reads, and the answer shares nothing with the table but what nobody changes.
 func Ask(t *lb.Table, how Mode, p Packet) Answer {
 	q := question{table: t, how: how, packet: p, Answer: Answer{Backends: []Backend{}, Why: []string{}}}
 	switch row := q.find(); {
@@ -48,8 +50,8 @@ type question struct {
 	Answer
 }
 
-// find returns the row for the packet: that of the address before that of a NodePort, and one that the mode serves before one that it does
-// not.
+// find returns the row for the packet: that of the address before that of a NodePort, and one that
+// the mode serves before one that it does not.
 func (q *question) find() *lb.Frontend {
 	to := q.packet.To
 	row := q.table.Get(lb.Key{Addr: to.Addr(), Port: to.Port(), Proto: q.packet.Proto})
@@ -76,7 +78,8 @@ func (q *question) nodePort() *lb.Frontend {
 			row.Service, row.Key.Port, row.Key.Proto, prefixes(q.table.Node.NodePorts), to.Addr())
 		return nil
 	case to.Addr().IsLoopback() && !q.proxied() && !(q.how.Loopback && to.Addr().Is4()):
-		q.say("%s has the NodePort %d/%s, which does not answer on loopback addresses.", row.Service, row.Key.Port, row.Key.Proto)
+		q.say("%s has the NodePort %d/%s, which does not answer on loopback addresses.", row.Service, row.Key.Port,
+			row.Key.Proto)
 		return nil
 	}
 	return row
@@ -89,7 +92,8 @@ func (q *question) row(row *lb.Frontend) {
 	q.conflicts(row)
 	if row.Accepts() {
 		q.Verdict = Pass
-		q.say("This node itself answers there, to tell load balancers whether it has endpoints: %d.", row.LocalEndpoints)
+		q.say("This node itself answers there, to tell load balancers whether it has endpoints: %d.",
+			row.LocalEndpoints)
 		return
 	}
 	if row = q.served(row); row == nil {
@@ -121,15 +125,17 @@ func (q *question) localhost(row *lb.Frontend) {
 		q.say("On localhost this mode serves TCP alone, so it is rejected.")
 	case last.Do != lb.Balance:
 		q.Verdict, q.Route = Reject, last.From.String()
-		q.say("No endpoint that may serve it from outside the cluster is there, so the proxy does not listen, and clients are refused.")
+		q.say("No endpoint that may serve it from outside the cluster is there, so the proxy does not listen, and " +
+			"clients are refused.")
 	default:
 		q.how.Terminates = true
 		q.take(row, last)
 	}
 }
 
-// sources says whether the packet may come from where it does. The row's own address among its sources is no range that anybody wrote: it is there
-// where this node is within the ranges (SV-16), and lets in whoever has it as the source.
+// sources says whether the packet may come from where it does. The row's own address among its
+// sources is no range that anybody wrote: it is there where this node is within the ranges (SV-16),
+// and lets in whoever has it as the source.
 func (q *question) sources(row *lb.Frontend) (may bool) {
 	own := netip.PrefixFrom(row.Key.Addr, row.Key.Addr.BitLen())
 	ranges, itself := row.Sources, false
@@ -186,7 +192,8 @@ func (q *question) named(row *lb.Frontend) {
 		q.say("%s is a port of the %s of %s.", row.Key, row.Kind.Words(), row.Service)
 	}
 	if q.table.Node.Lends(row) {
-		q.say("The address is of the service network: %s has it until it is assigned to a Service as its cluster IP.", lb.OwnerOf(row.Service))
+		q.say("The address is of the service network: %s has it until it is assigned to a Service as its cluster IP.",
+			lb.OwnerOf(row.Service))
 	}
 }
 
@@ -196,7 +203,8 @@ func (q *question) conflicts(row *lb.Frontend) {
 	q.Contesting = all
 	for _, c := range first {
 		q.Conflicts = append(q.Conflicts, Conflict{c.Loser.Name, c.LoserKind.String(), c.Why()})
-		q.say("%s wants %s too, as its %s, and has it not: %s %s.", c.Loser.Name, row.Key, c.LoserKind.Words(), c.Winner.Name, c.Why())
+		q.say("%s wants %s too, as its %s, and has it not: %s %s.", c.Loser.Name, row.Key, c.LoserKind.Words(),
+			c.Winner.Name, c.Why())
 	}
 	if more := all - len(first); more > 0 {
 		q.say("So do %s.", plural.Count(more, "other Service", "other Services"))
@@ -211,7 +219,8 @@ func (q *question) route(row *lb.Frontend) lb.Route {
 				q.say("%s, so the route for %s decides.", why, r.From)
 			}
 			if row.Kind != lb.ClusterIP && r.From != lb.Anywhere {
-				q.say("It did not come through a load balancer that chose this node, so the traffic policy Local is not for it.")
+				q.say("It did not come through a load balancer that chose this node, so the traffic policy Local is " +
+					"not for it.")
 			}
 			return r
 		}
@@ -249,7 +258,8 @@ func (q *question) pods() string {
 		}
 	}
 	if d.Interface+d.InterfacePrefix != "" && in == "" && !q.packet.Host {
-		q.say("Pods are told by the interface that packets come in through, which was not said: it is taken for none of a pod.")
+		q.say("Pods are told by the interface that packets come in through, which was not said: it is taken for none " +
+			"of a pod.")
 	}
 	return ""
 }
@@ -272,7 +282,8 @@ func (q *question) take(row *lb.Frontend, r lb.Route) {
 		if row.Kind == lb.ClusterIP {
 			policy = "internal"
 		}
-		q.say("No endpoint on this node serves the port, and the Service's %s traffic policy is Local, so the packet is dropped.", policy)
+		q.say("No endpoint on this node serves the port, and the Service's %s traffic policy is Local, so the packet "+
+			"is dropped.", policy)
 		return
 	}
 	q.Verdict, q.Set, q.Masquerade = Balance, r.To.ID.String(), r.Masq || q.how.Terminates
@@ -319,12 +330,15 @@ func (q *question) balance(set *lb.BackendSet) {
 	}
 }
 
-// hairpin reports whether the backend is the client itself, and would be masqueraded for that alone (SV-60).
+// hairpin reports whether the backend is the client itself, and would be masqueraded for that alone
+// (SV-60).
 func (q *question) hairpin(b lb.Backend) bool {
-	return b.Addr.Addr() == q.packet.From.Addr() && !q.Masquerade && (b.Local || b.Unplaced || !q.how.HairpinsByNode || q.isHere(b.Addr))
+	return b.Addr.Addr() == q.packet.From.Addr() && !q.Masquerade && (b.Local || b.Unplaced || !q.how.HairpinsByNode ||
+		q.isHere(b.Addr))
 }
 
-// isHere reports whether any Service says that an endpoint runs on this node, or not where: the kernel does not ask of which Service it knows that.
+// isHere reports whether any Service says that an endpoint runs on this node, or not where: the
+// kernel does not ask of which Service it knows that.
 func (q *question) isHere(a netip.AddrPort) bool {
 	for f := range q.table.All() {
 		for _, r := range f.Routes {
@@ -355,7 +369,8 @@ func (q *question) unknown() {
 		q.say("%s is a service address, which this node has itself in mode %s: it answers pings.", to, q.how.Name)
 	case held:
 		q.Verdict = Reject
-		q.say("%s is a service address, which this node has itself in mode %s, but no Service has %s: it is refused.", to, q.how.Name, what)
+		q.say("%s is a service address, which this node has itself in mode %s, but no Service has %s: it is refused.",
+			to, q.how.Name, what)
 	case q.how.PassesUnknown:
 		q.say("%s is a service address, but no Service has %s: mode %s leaves it as it is.", to, what, q.how.Name)
 	case q.packet.Here:
@@ -368,7 +383,8 @@ func (q *question) unknown() {
 		q.say("%s is a cluster IP, but no Service has %s: it is refused.", to, what)
 	case network >= 0:
 		q.Verdict = Drop
-		q.say("%s is of the service network (%s), but no Service has %s: it is dropped, and does not leave the node.", to, q.table.Node.ServiceCIDRs[network], what)
+		q.say("%s is of the service network (%s), but no Service has %s: it is dropped, and does not leave the node.",
+			to, q.table.Node.ServiceCIDRs[network], what)
 	default:
 		q.say("%s is the %s of a Service, but no Service has %s: the proxy leaves it as it is.", to, kind.Words(), what)
 	}

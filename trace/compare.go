@@ -9,8 +9,9 @@ import (
 	"kube-proxy/internal/plural"
 )
 
-// Compare says how the kernel's answer differs from the table's, a sentence each; none where it does not. That is the finding: what the
-// table wants is not in force. What the kernel remembers of a client counts too, and so do shares, where the kernel tells them.
+// Compare says how the kernel's answer differs from the table's, a sentence each; none where it
+// does not. That is the finding: what the table wants is not in force. What the kernel remembers of
+// a client counts too, and so do shares, where the kernel tells them.
 func Compare(a Answer, k Kernel) []string {
 	var out []string
 	find := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
@@ -27,12 +28,15 @@ func Compare(a Answer, k Kernel) []string {
 		return out
 	}
 	want, have := shares(a.Backends), shares(k.Backends)
-	list(find, a.Backends, have, "The table has the backend %s, and the kernel has it not.", "The table has the backends %s, and the kernel has them not.")
-	list(find, k.Backends, want, "The kernel has the backend %s, and the table has it not.", "The kernel has the backends %s, and the table has them not.")
+	list(find, a.Backends, have, "The table has the backend %s, and the kernel has it not.",
+		"The table has the backends %s, and the kernel has them not.")
+	list(find, k.Backends, want, "The kernel has the backend %s, and the table has it not.",
+		"The kernel has the backends %s, and the table has them not.")
 	if len(out) == 0 {
 		for _, b := range a.Backends {
 			if got := have[b.Address]; got > 0 && math.Abs(got-b.Share) > 0.005 {
-				find("The backend %s gets %.3f of new connections in the kernel, and %.3f by the table.", b.Address, got, b.Share)
+				find("The backend %s gets %.3f of new connections in the kernel, and %.3f by the table.", b.Address,
+					got, b.Share)
 				break
 			}
 		}

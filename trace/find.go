@@ -10,9 +10,9 @@ import (
 	"kube-proxy/lb"
 )
 
-// Find says which address, port and protocol the target is in a table: what was left out is what the Service has, where that is one
-// thing. A Service has its namespace; node is an address of this node at which NodePorts answer, not valid if there is none. An error says
-// what to write instead.
+// Find says which address, port and protocol the target is in a table: what was left out is what
+// the Service has, where that is one thing. A Service has its namespace; node is an address of this
+// node at which NodePorts answer, not valid if there is none. An error says what to write instead.
 //
 // Its cost follows the rows of the Service; for an address without a port, that of the rows.
 func (t Target) Find(table *lb.Table, node netip.Addr) (netip.AddrPort, lb.Proto, error) {
@@ -33,7 +33,8 @@ func (t Target) Find(table *lb.Table, node netip.Addr) (netip.AddrPort, lb.Proto
 		}
 	}
 	if len(rows) == 0 {
-		return netip.AddrPort{}, 0, fmt.Errorf("no Service has the address %s: say which port (%s)", t.Addr, netip.AddrPortFrom(t.Addr, 80))
+		return netip.AddrPort{}, 0, fmt.Errorf("no Service has the address %s: say which port (%s)", t.Addr,
+			netip.AddrPortFrom(t.Addr, 80))
 	}
 	return only(rows, t.Addr.String())
 }
@@ -60,7 +61,8 @@ func (t Target) proto(table *lb.Table, a netip.Addr) lb.Proto {
 
 func (t Target) findNodePort(table *lb.Table, node netip.Addr) (netip.AddrPort, lb.Proto, error) {
 	if !node.IsValid() {
-		return netip.AddrPort{}, 0, fmt.Errorf("nodeport:%d: no address of this node is known at which NodePorts answer: write ADDRESS:PORT", t.Port)
+		return netip.AddrPort{}, 0, fmt.Errorf("nodeport:%d: no address of this node is known at which NodePorts "+
+			"answer: write ADDRESS:PORT", t.Port)
 	}
 	return netip.AddrPortFrom(node, t.Port), t.proto(table, netip.Addr{}), nil
 }
@@ -75,13 +77,15 @@ func (t Target) findService(table *lb.Table) (netip.AddrPort, lb.Proto, error) {
 		}
 		all = append(all, row)
 		_, port, _ := strings.Cut(row.Service, ":")
-		if (t.Port == 0 || t.Port == row.Key.Port) && (t.PortName == "" || t.PortName == port) && (t.Proto == 0 || t.Proto == row.Key.Proto) {
+		if (t.Port == 0 || t.Port == row.Key.Port) && (t.PortName == "" || t.PortName == port) &&
+			(t.Proto == 0 || t.Proto == row.Key.Proto) {
 			rows = append(rows, row)
 		}
 	}
 	switch {
 	case len(all) == 0:
-		return netip.AddrPort{}, 0, fmt.Errorf("the Service %s has no port at an address that this node serves in this family: ask \"why %[1]s\"", name)
+		return netip.AddrPort{}, 0, fmt.Errorf("the Service %s has no port at an address that this node serves in "+
+			"this family: ask \"why %[1]s\"", name)
 	case t.Proto == ICMPv4:
 		a := all[0].Key.Addr
 		return netip.AddrPortFrom(a, 0), ping(a), nil

@@ -24,8 +24,8 @@ type Live struct {
 	// came. It is [Undecided] if no packet came.
 	Verdict  NodeVerdict `json:"verdict"`
 	Answered bool        `json:"answered,omitempty"`
-	// By is the chain that dropped packet or reply: "table inet firewall, chain c"; Handle is that of
-	// the rule, 0 for the policy. "" if no chain of nftables did.
+	// By is the chain that dropped packet or reply: "table inet firewall, chain c"; Handle is that
+	// of the rule, 0 for the policy. "" if no chain of nftables did.
 	By     string `json:"by,omitempty"`
 	Handle uint64 `json:"handle,omitempty"`
 	// Lost says where the packet or its reply was last seen if it disappeared without a rule.
@@ -41,7 +41,8 @@ type Live struct {
 // Stopped reports whether something stopped the packet or its reply.
 func (l *Live) Stopped() bool { return l.Verdict == Dropped || l.Verdict == Rejected }
 
-// Compare sets Differs, and gives the answer of the rest of the node the verdict of the real packet.
+// Compare sets Differs, and gives the answer of the rest of the node the verdict of the real
+// packet.
 func (l *Live) Compare(n *Node) {
 	switch {
 	case n == nil || !l.Seen || l.Verdict == Undecided:

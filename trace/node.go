@@ -2,15 +2,18 @@ package trace
 
 import "net/netip"
 
-// Node is what the rest of the node does with a packet and its reply, after the table and the kernel state of kube-proxy: other tables of the
-// packet filter, conntrack, routes, neighbours, devices and sysctls. Its JSON is part of "kube-proxy trace -o json": fields may be added.
+// Node is what the rest of the node does with a packet and its reply, after the table and the
+// kernel state of kube-proxy: other tables of the packet filter, conntrack, routes, neighbours,
+// devices and sysctls. Its JSON is part of "kube-proxy trace -o json": fields may be added.
 type Node struct {
 	Verdict NodeVerdict `json:"verdict"`
-	// By is the culprit: `table inet firewall, chain forward, rule 3 "drop"`, "net.ipv4.ip_forward=0"; "" if Verdict is [Delivered].
+	// By is the culprit: `table inet firewall, chain forward, rule 3 "drop"`,
+	// "net.ipv4.ip_forward=0"; "" if Verdict is [Delivered].
 	By string `json:"by,omitempty"`
 	// Own: By is part of kube-proxy, and does what the table says.
 	Own bool `json:"own,omitempty"`
-	// Stage is where By decides: "conntrack", "prerouting", "route", "forward", and so on, with "reply: " before it for the reply.
+	// Stage is where By decides: "conntrack", "prerouting", "route", "forward", and so on, with
+	// "reply: " before it for the reply.
 	Stage string `json:"stage,omitempty"`
 	// Share is the part of new connections that meet By or another obstacle, 0 to 1.
 	Share float64 `json:"share,omitempty"`
@@ -24,7 +27,8 @@ type Node struct {
 	Pinned []Pinned `json:"pinned,omitempty"`
 	// Warnings are settings and states that may harm some packets, a sentence each.
 	Warnings []string `json:"warnings,omitempty"`
-	// NotEvaluated names what may decide otherwise and cannot be judged: rules with unknown matches, programs on tc, XDP and cgroups.
+	// NotEvaluated names what may decide otherwise and cannot be judged: rules with unknown
+	// matches, programs on tc, XDP and cgroups.
 	NotEvaluated []string `json:"notEvaluated,omitempty"`
 	// Steps is the path, in order. The steps of one backend are shown if all backends share them.
 	Steps []Step `json:"steps,omitempty"`
@@ -37,7 +41,8 @@ type NodeVerdict string
 
 // The verdicts; their texts are part of the interface of "kube-proxy trace -o json".
 const (
-	// Delivered: the packet leaves the node towards its destination, or reaches a socket, and its reply returns.
+	// Delivered: the packet leaves the node towards its destination, or reaches a socket, and its
+	// reply returns.
 	Delivered NodeVerdict = "delivered"
 	// Dropped: the packet or its reply disappears.
 	Dropped NodeVerdict = "dropped"

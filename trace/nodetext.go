@@ -25,7 +25,8 @@ func (n *Node) Lead() string {
 		line("%s", n.Elsewhere)
 	}
 	for _, p := range n.Pinned {
-		line("PINNED by conntrack: %s %s → %s stays with %s, which is no endpoint any more", p.Proto, p.From, p.To, p.Backend)
+		line("PINNED by conntrack: %s %s → %s stays with %s, which is no endpoint any more", p.Proto, p.From, p.To,
+			p.Backend)
 		line("  do: %s", p.Do)
 	}
 	switch {
@@ -71,7 +72,8 @@ func (n *Node) Text(wide bool) string {
 		for ; i < len(n.Steps) && n.Steps[i].Reply == s.Reply; i++ {
 			texts = append(texts, n.Steps[i].Stage+" "+n.Steps[i].Text)
 		}
-		line("  %s: %s", map[bool]string{false: "packet", true: "reply"}[s.Reply], strings.Join(slices.Compact(texts), "; "))
+		line("  %s: %s", map[bool]string{false: "packet", true: "reply"}[s.Reply], strings.Join(slices.Compact(texts),
+			"; "))
 	}
 	if len(n.Steps) == 0 {
 		line("  no step")

@@ -13,10 +13,13 @@ import (
 	"kube-proxy/trace"
 )
 
-// verdicts are those of the table's actions; a row that accepts leaves the packet to a server of this node.
-var verdicts = map[lb.Action]trace.Verdict{lb.Balance: trace.Balance, lb.Reject: trace.Reject, lb.Drop: trace.Drop, lb.Accept: trace.Pass}
+// verdicts are those of the table's actions; a row that accepts leaves the packet to a server of
+// this node.
+var verdicts = map[lb.Action]trace.Verdict{lb.Balance: trace.Balance, lb.Reject: trace.Reject, lb.Drop: trace.Drop,
+	lb.Accept: trace.Pass}
 
-// agree compares the answer with the oracle's. Where no Service has to do with a packet, the oracle has nothing to say.
+// agree compares the answer with the oracle's. Where no Service has to do with a packet, the oracle
+// has nothing to say.
 func agree(t *testing.T, got trace.Answer, want oracle.Answer, what string) {
 	t.Helper()
 	if want.Do == 0 {
@@ -31,7 +34,8 @@ func agree(t *testing.T, got trace.Answer, want oracle.Answer, what string) {
 		backends = append(backends, b.Address)
 		sum += b.Share
 	}
-	if got.Service != want.Service || got.Verdict != verdicts[want.Do] || !slices.Equal(backends, want.Backends) || got.Masquerade != want.Masq {
+	if got.Service != want.Service || got.Verdict != verdicts[want.Do] || !slices.Equal(backends, want.Backends) ||
+		got.Masquerade != want.Masq {
 		t.Errorf("%s:\ntrace says  %s %s %v masquerade %t\noracle says %s %s %v masquerade %t", what,
 			got.Service, got.Verdict, backends, got.Masquerade, want.Service, want.Do, want.Backends, want.Masq)
 	}
@@ -43,7 +47,8 @@ func agree(t *testing.T, got trace.Answer, want oracle.Answer, what string) {
 	}
 }
 
-// Every packet of every scenario, in every state: the answer is the oracle's, which has read the specification and not the table.
+// Every packet of every scenario, in every state: the answer is the oracle's, which has read the
+// specification and not the table.
 func TestScenarios(t *testing.T) {
 	dir, err := scenario.Dir()
 	if err != nil {
@@ -116,9 +121,11 @@ func replay(t *testing.T, sc *scenario.Scenario, f lb.Family, asked map[trace.Ve
 				}
 				got := trace.Ask(step.Table, trace.Mode{}, packet(store.Facts(), from, shot.To, shot.Proto))
 				asked[got.Verdict]++
-				// What no Service has in the service network, the oracle leaves to the line (SV-62, SV-63, SV-66).
+				// What no Service has in the service network, the oracle leaves to the line (SV-62,
+				// SV-63, SV-66).
 				want, known := outcomes[p.Want.Verdict]
-				if unknown := got.Service == "" && inNetwork(store.Facts(), shot.To.Addr()); unknown && known && got.Verdict != want {
+				if unknown := got.Service == "" && inNetwork(store.Facts(), shot.To.Addr()); unknown && known &&
+					got.Verdict != want {
 					t.Errorf("%s: %s, want %s: %v", what, got.Verdict, want, got.Why)
 				} else if unknown {
 					strangers++
@@ -129,10 +136,12 @@ func replay(t *testing.T, sc *scenario.Scenario, f lb.Family, asked map[trace.Ve
 	}
 }
 
-// packet is one as the node would see it that the oracle knows: it has the addresses of its Node object.
+// packet is one as the node would see it that the oracle knows: it has the addresses of its Node
+// object.
 func packet(facts cluster.Facts, from netip.Addr, to netip.AddrPort, proto lb.Proto) trace.Packet {
 	here := func(a netip.Addr) bool { return facts.Node != nil && slices.Contains(facts.Node.Addrs, a) }
-	return trace.Packet{From: netip.AddrPortFrom(from, 0), Host: here(from), To: to, Here: here(to.Addr()), Proto: proto}
+	return trace.Packet{From: netip.AddrPortFrom(from, 0), Host: here(from), To: to, Here: here(to.Addr()),
+		Proto: proto}
 }
 
 func hostAddr(host string, six bool) netip.Addr {

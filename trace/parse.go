@@ -10,7 +10,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// Source is who sends, as people write it: "10.1.1.11", "10.1.1.11:40000", "[fd00::1]:40000", or "node" for this node itself.
+// Source is who sends, as people write it: "10.1.1.11", "10.1.1.11:40000", "[fd00::1]:40000", or
+// "node" for this node itself.
 type Source struct {
 	// Addr is the address, not valid for this node; its port is 0 where none was said.
 	Addr netip.AddrPort
@@ -18,7 +19,8 @@ type Source struct {
 	Node bool
 }
 
-// Target is where it sends to, as people write it: an address, a Service or a NodePort, then ":PORT" and "/PROTO", which may be left out.
+// Target is where it sends to, as people write it: an address, a Service or a NodePort, then
+// ":PORT" and "/PROTO", which may be left out.
 type Target struct {
 	// Addr is an address; not valid for a Service or a NodePort.
 	Addr netip.Addr
@@ -26,18 +28,20 @@ type Target struct {
 	Service string
 	// NodePort: Port is one of this node ("nodeport:30080").
 	NodePort bool
-	// Port is the port's number, 0 where none was said, and PortName the name of a Service's port, "" for none. Not both are there.
+	// Port is the port's number, 0 where none was said, and PortName the name of a Service's port,
+	// "" for none. Not both are there.
 	Port     uint16
 	PortName string
 	// Proto is the protocol, or [ICMPv4] for a ping of either family; 0 where none was said.
 	Proto lb.Proto
 }
 
-// longest is how much a part of a question may have, in bytes: more than the longest name of a Service with namespace, port and protocol.
+// longest is how much a part of a question may have, in bytes: more than the longest name of a
+// Service with namespace, port and protocol.
 const longest = 512
 
-// Parse reads a question: who sends, and where to. An error names the part and says what is wanted. It asks nothing about what there is,
-// see [Target.Find].
+// Parse reads a question: who sends, and where to. An error names the part and says what is wanted.
+// It asks nothing about what there is, see [Target.Find].
 func Parse(src, dst string) (Source, Target, error) {
 	from, err := parseSource(src)
 	if err != nil {
@@ -48,7 +52,8 @@ func Parse(src, dst string) (Source, Target, error) {
 		return Source{}, Target{}, fmt.Errorf("destination %s: %w", quoted(dst), err)
 	}
 	if from.Addr.IsValid() && to.Addr.IsValid() && from.Addr.Addr().Is4() != to.Addr.Is4() {
-		return Source{}, Target{}, fmt.Errorf("source %s and destination %s are of different address families", quoted(src), quoted(dst))
+		return Source{}, Target{}, fmt.Errorf("source %s and destination %s are of different address families",
+			quoted(src), quoted(dst))
 	}
 	return from, to, nil
 }
@@ -74,7 +79,8 @@ func parseSource(s string) (Source, error) {
 	}
 	a, err := parseAddr(host)
 	if err != nil {
-		return Source{}, fmt.Errorf(`want an address such as 10.1.1.11 or [fd00::1]:40000, "node" for this node, or pod/NAMESPACE/NAME: %w`, err)
+		return Source{}, fmt.Errorf(`want an address such as 10.1.1.11 or [fd00::1]:40000, "node" for this node, or `+
+			`pod/NAMESPACE/NAME: %w`, err)
 	}
 	n := uint16(0)
 	if port != "" {
@@ -151,7 +157,8 @@ func short(s string) error {
 // protos are the protocols by the names that people write.
 var protos = map[string]lb.Proto{"tcp": lb.TCP, "udp": lb.UDP, "sctp": lb.SCTP, "icmp": ICMPv4}
 
-// cutProto takes "/PROTO" from the end. In "shop/udp", which could be either, the last part is the name of a Service.
+// cutProto takes "/PROTO" from the end. In "shop/udp", which could be either, the last part is the
+// name of a Service.
 func (t *Target) cutProto(s string) (string, error) {
 	i := strings.LastIndexByte(s, '/')
 	if i < 0 {
@@ -230,7 +237,8 @@ func parsePort(s string) (uint16, error) {
 	return uint16(n), nil
 }
 
-// serviceName reads ns/name, name, or the name that DNS has for it: name.ns, name.ns.svc, name.ns.svc.cluster.local.
+// serviceName reads ns/name, name, or the name that DNS has for it: name.ns, name.ns.svc,
+// name.ns.svc.cluster.local.
 func serviceName(s string) (string, error) {
 	ns, name, both := strings.Cut(s, "/")
 	if !both {

@@ -9,7 +9,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// Text returns the answer to the question about p as a screen for people. What comes from others is escaped, see [lb.Printable].
+// Text returns the answer to the question about p as a screen for people. What comes from others is
+// escaped, see [lb.Printable].
 func (a Answer) Text(p Packet) string { return a.text(p, 8, 12) }
 
 // Wide is Text with all backends and all of the kernel's way.

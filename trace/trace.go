@@ -10,14 +10,15 @@ import (
 type Packet struct {
 	// From is the source address. Port 0 stands for any port.
 	From netip.AddrPort
-	// In is the interface that the packet comes in through; "" if that is not known, or if the packet is the node's own.
+	// In is the interface that the packet comes in through; "" if that is not known, or if the
+	// packet is the node's own.
 	In string
 	// Host: the source is an address of this node itself, as for routes from [lb.Host].
 	Host bool
 	// To is where the client sends it.
 	To netip.AddrPort
-	// Here: To is an address of this node, at which NodePorts may answer ([lb.Node.NodePorts]); of no service alone, which the mode has the
-	// node hold ([Mode.Holds]).
+	// Here: To is an address of this node, at which NodePorts may answer ([lb.Node.NodePorts]); of
+	// no service alone, which the mode has the node hold ([Mode.Holds]).
 	Here bool
 	// Proto may also be [ICMPv4] or [ICMPv6].
 	Proto lb.Proto
@@ -41,30 +42,33 @@ const (
 // Backend is who may answer.
 type Backend struct {
 	Address netip.AddrPort `json:"address"`
-	// Share is the part of new connections that it gets, 0 to 1, of clients that no session affinity holds elsewhere.
+	// Share is the part of new connections that it gets, 0 to 1, of clients that no session
+	// affinity holds elsewhere.
 	Share float64 `json:"share"`
-	// Hairpin: it is the client itself, and so sees this node as the source though others see the client (SV-60). Only in answers of
-	// the table.
+	// Hairpin: it is the client itself, and so sees this node as the source though others see the
+	// client (SV-60). Only in answers of the table.
 	Hairpin bool `json:"hairpin,omitempty"`
 }
 
-// Kernel is what the state that the kernel holds, or what stands for it in a mode whose connections end at the proxy, says of a
-// packet, read from there and not from what was written.
+// Kernel is what the state that the kernel holds, or what stands for it in a mode whose connections
+// end at the proxy, says of a packet, read from there and not from what was written.
 type Kernel struct {
 	Verdict    Verdict   `json:"verdict"`
 	Backends   []Backend `json:"backends,omitempty"`
 	Masquerade bool      `json:"masquerade,omitempty"`
-	// Connected: the client's socket is connected to the backend itself. Its packets are not translated, whatever the table says
-	// of masquerading.
+	// Connected: the client's socket is connected to the backend itself. Its packets are not
+	// translated, whatever the table says of masquerading.
 	Connected bool `json:"connected,omitempty"`
-	// Way is what the packet meets on its way, a line each, in the words of the program that lists such state: map elements,
-	// chains with their rules, virtual servers.
+	// Way is what the packet meets on its way, a line each, in the words of the program that lists
+	// such state: map elements, chains with their rules, virtual servers.
 	Way []string `json:"way"`
 	// Affine is the backend that the kernel remembers for this client, if it does.
 	Affine netip.AddrPort `json:"affine,omitzero"`
-	// Programs are those of the mode that sockets of this node meet first; nil for none. The answer is also theirs.
+	// Programs are those of the mode that sockets of this node meet first; nil for none. The answer
+	// is also theirs.
 	Programs *Programs `json:"-"`
-	// Drains: what rejects the packet is on the way out, and stays until connections that it has have ended.
+	// Drains: what rejects the packet is on the way out, and stays until connections that it has
+	// have ended.
 	Drains bool `json:"drains,omitempty"`
 }
 
@@ -76,7 +80,8 @@ type Programs struct {
 
 // Difference is something of which the kernel holds another state than the table asks for.
 type Difference struct {
-	// Key is the row that it belongs to; the zero Key for what belongs to no row, such as a base chain.
+	// Key is the row that it belongs to; the zero Key for what belongs to no row, such as a base
+	// chain.
 	Key lb.Key `json:"-"`
 	// Object names it, as in "element { 192.0.2.7 . tcp . 80 } of map services".
 	Object string `json:"object"`

@@ -130,7 +130,8 @@ func TestParseAndFind(t *testing.T) {
 func TestParseSource(t *testing.T) {
 	for _, c := range []struct{ src, want string }{
 		{"10.1.1.11", "10.1.1.11:0"}, {"10.1.1.11:40000", "10.1.1.11:40000"}, {"node", "node"},
-		{"pod1", `"node" for this node`}, {"", "it is empty"}, {"10.1.1.11:x", "want a number"}, {"fe80::1%eth0", "has no zone"},
+		{"pod1", `"node" for this node`}, {"", "it is empty"}, {"10.1.1.11:x", "want a number"},
+		{"fe80::1%eth0", "has no zone"},
 	} {
 		from, _, err := trace.Parse(c.src, "10.96.0.10:80")
 		got := from.Addr.String()
@@ -144,14 +145,17 @@ func TestParseSource(t *testing.T) {
 			t.Errorf("%q: %s, want %s", c.src, got, c.want)
 		}
 	}
-	if from, _, err := trace.Parse("[fd00::1]:40000", "[fd00::2]:80"); err != nil || from.Addr != ap("[fd00::1]:40000") {
+	if from, _, err := trace.Parse("[fd00::1]:40000", "[fd00::2]:80"); err != nil ||
+		from.Addr != ap("[fd00::1]:40000") {
 		t.Errorf("%v, %v", from, err)
 	}
 }
 
-// Whatever is typed, there is an answer or an error of one line, and what it means can be written down again.
+// Whatever is typed, there is an answer or an error of one line, and what it means can be written
+// down again.
 func FuzzParse(f *testing.F) {
-	for _, s := range []string{"10.96.0.10:80/tcp", "[fd00::1]:80", "shop/web:http/udp", "web.shop.svc", "nodeport:30080", "a/b/c/d", "[[::]]:1", "::ffff:1.2.3.4", "\x00/\x1b:1"} {
+	for _, s := range []string{"10.96.0.10:80/tcp", "[fd00::1]:80", "shop/web:http/udp", "web.shop.svc",
+		"nodeport:30080", "a/b/c/d", "[[::]]:1", "::ffff:1.2.3.4", "\x00/\x1b:1"} {
 		f.Add("10.1.1.11", s)
 		f.Add(s, "10.96.0.10:80")
 	}
@@ -186,7 +190,8 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("%q %q: %+v", src, dst, a)
 		}
 		if proto == lb.TCP { // it means the same when it is written as the address that it is
-			if _, again, err := trace.Parse("node", at.String()+"/tcp"); err != nil || netip.AddrPortFrom(again.Addr, again.Port) != at {
+			if _, again, err := trace.Parse("node", at.String()+"/tcp"); err != nil ||
+				netip.AddrPortFrom(again.Addr, again.Port) != at {
 				t.Fatalf("%q means %s, which means %+v, %v", dst, at, again, err)
 			}
 		}
@@ -195,7 +200,8 @@ func FuzzParse(f *testing.F) {
 
 // The JSON of the issue, as it stands there.
 func TestJSON(t *testing.T) {
-	a := trace.Ask(table(t, shop), trace.Mode{}, trace.Packet{From: ap("10.1.1.9:0"), To: ap("10.96.0.10:80"), Proto: lb.TCP})
+	a := trace.Ask(table(t, shop), trace.Mode{}, trace.Packet{From: ap("10.1.1.9:0"), To: ap("10.96.0.10:80"),
+		Proto: lb.TCP})
 	a.Add(trace.Kernel{Verdict: trace.Drop, Way: []string{"policy drop"}})
 	text, err := json.Marshal(a)
 	if err != nil {
@@ -207,12 +213,15 @@ func TestJSON(t *testing.T) {
 	}
 	backend := is["backends"].([]any)[0].(map[string]any)
 	kernel := is["kernel"].(map[string]any)
-	if is["service"] != "shop/web:http" || is["verdict"] != "balance" || is["masquerade"] != false || len(is["why"].([]any)) == 0 ||
-		backend["address"] != "10.1.1.11:8080" || backend["share"] != 0.5 || kernel["verdict"] != "drop" || len(is["findings"].([]any)) != 1 {
+	if is["service"] != "shop/web:http" || is["verdict"] != "balance" || is["masquerade"] != false ||
+		len(is["why"].([]any)) == 0 ||
+		backend["address"] != "10.1.1.11:8080" || backend["share"] != 0.5 || kernel["verdict"] != "drop" ||
+		len(is["findings"].([]any)) != 1 {
 		t.Errorf("%s", text)
 	}
 	// What is empty is an empty list, not null; and the answer of nobody is one too.
-	none, _ := json.Marshal(trace.Ask(table(t, shop), trace.Mode{}, trace.Packet{From: ap("10.1.1.9:0"), To: ap("192.0.2.99:80"), Proto: lb.TCP}))
+	none, _ := json.Marshal(trace.Ask(table(t, shop), trace.Mode{}, trace.Packet{From: ap("10.1.1.9:0"),
+		To: ap("192.0.2.99:80"), Proto: lb.TCP}))
 	if !strings.HasPrefix(string(none), `{"service":"","verdict":"pass","backends":[],"masquerade":false,"why":["`) {
 		t.Errorf("%s", none)
 	}
@@ -239,23 +248,37 @@ func TestModes(t *testing.T) {
 		masq bool
 	}{
 		{"SV-62", trace.Mode{}, trace.Packet{From: pod, To: ap("10.96.0.10:81"), Proto: lb.TCP}, trace.Reject, false},
-		{"SV-62 passes", trace.Mode{PassesUnknown: true}, trace.Packet{From: pod, To: ap("10.96.0.10:81"), Proto: lb.TCP}, trace.Pass, false},
-		{"SV-62 load balancer's address", trace.Mode{}, trace.Packet{From: pod, To: ap("192.0.2.7:81"), Proto: lb.TCP}, trace.Pass, false},
-		{"PN-43 load balancer's address that the node has", trace.Mode{Holds: true}, trace.Packet{From: pod, To: ap("192.0.2.7:81"), Proto: lb.TCP}, trace.Reject, false},
-		{"SV-65 that the node has besides", trace.Mode{Holds: true}, trace.Packet{From: pod, To: ap("192.0.2.7:81"), Here: true, Proto: lb.TCP}, trace.Pass, false},
+		{"SV-62 passes", trace.Mode{PassesUnknown: true}, trace.Packet{From: pod, To: ap("10.96.0.10:81"),
+			Proto: lb.TCP}, trace.Pass, false},
+		{"SV-62 load balancer's address", trace.Mode{}, trace.Packet{From: pod, To: ap("192.0.2.7:81"), Proto: lb.TCP},
+			trace.Pass, false},
+		{"PN-43 load balancer's address that the node has", trace.Mode{Holds: true},
+			trace.Packet{From: pod, To: ap("192.0.2.7:81"), Proto: lb.TCP}, trace.Reject, false},
+		{"SV-65 that the node has besides", trace.Mode{Holds: true}, trace.Packet{From: pod, To: ap("192.0.2.7:81"),
+			Here: true, Proto: lb.TCP}, trace.Pass, false},
 		{"SV-63", trace.Mode{}, trace.Packet{From: pod, To: ap("10.96.7.7:80"), Proto: lb.TCP}, trace.Drop, false},
-		{"SV-63 passes", trace.Mode{PassesUnknown: true}, trace.Packet{From: pod, To: ap("10.96.7.7:80"), Proto: lb.TCP}, trace.Pass, false},
-		{"SV-66", trace.Mode{}, trace.Packet{From: pod, To: ap("10.96.0.10:0"), Proto: trace.ICMPv4}, trace.Reject, false},
-		{"SV-66 held", trace.Mode{Holds: true}, trace.Packet{From: pod, To: ap("10.96.0.10:0"), Proto: trace.ICMPv4}, trace.Pass, false},
+		{"SV-63 passes", trace.Mode{PassesUnknown: true}, trace.Packet{From: pod, To: ap("10.96.7.7:80"),
+			Proto: lb.TCP}, trace.Pass, false},
+		{"SV-66", trace.Mode{}, trace.Packet{From: pod, To: ap("10.96.0.10:0"), Proto: trace.ICMPv4}, trace.Reject,
+			false},
+		{"SV-66 held", trace.Mode{Holds: true}, trace.Packet{From: pod, To: ap("10.96.0.10:0"), Proto: trace.ICMPv4},
+			trace.Pass, false},
 		{"drop", trace.Mode{}, trace.Packet{From: pod, To: ap("10.96.0.11:80"), Proto: lb.TCP}, trace.Drop, false},
-		{"drop without a packet filter", trace.Mode{Unfiltered: true}, trace.Packet{From: pod, To: ap("10.96.0.11:80"), Proto: lb.TCP}, trace.Reject, false},
-		{"SV-64", trace.Mode{}, trace.Packet{From: ap("127.0.0.1:0"), Host: true, To: ap("127.0.0.1:30080"), Here: true, Proto: lb.TCP}, trace.Pass, false},
-		{"SV-64 localhost", trace.Mode{Loopback: true}, trace.Packet{From: ap("127.0.0.1:0"), Host: true, To: ap("127.0.0.1:30080"), Here: true, Proto: lb.TCP}, trace.Balance, true},
-		{"NodePort", trace.Mode{}, trace.Packet{From: out, To: ap("172.18.0.2:30080"), Here: true, Proto: lb.TCP}, trace.Balance, true},
-		{"NodePort on another machine", trace.Mode{}, trace.Packet{From: out, To: ap("172.18.0.2:30080"), Proto: lb.TCP}, trace.Pass, false},
-		{"NodePort at an address that was not chosen", trace.Mode{}, trace.Packet{From: out, To: ap("172.18.9.9:30080"), Here: true, Proto: lb.TCP}, trace.Pass, false},
+		{"drop without a packet filter", trace.Mode{Unfiltered: true}, trace.Packet{From: pod, To: ap("10.96.0.11:80"),
+			Proto: lb.TCP}, trace.Reject, false},
+		{"SV-64", trace.Mode{}, trace.Packet{From: ap("127.0.0.1:0"), Host: true, To: ap("127.0.0.1:30080"), Here: true,
+			Proto: lb.TCP}, trace.Pass, false},
+		{"SV-64 localhost", trace.Mode{Loopback: true}, trace.Packet{From: ap("127.0.0.1:0"), Host: true,
+			To: ap("127.0.0.1:30080"), Here: true, Proto: lb.TCP}, trace.Balance, true},
+		{"NodePort", trace.Mode{}, trace.Packet{From: out, To: ap("172.18.0.2:30080"), Here: true, Proto: lb.TCP},
+			trace.Balance, true},
+		{"NodePort on another machine", trace.Mode{}, trace.Packet{From: out, To: ap("172.18.0.2:30080"),
+			Proto: lb.TCP}, trace.Pass, false},
+		{"NodePort at an address that was not chosen", trace.Mode{}, trace.Packet{From: out, To: ap("172.18.9.9:30080"),
+			Here: true, Proto: lb.TCP}, trace.Pass, false},
 		{"SV-56", trace.Mode{}, trace.Packet{From: pod, To: ap("10.96.0.10:80"), Proto: lb.TCP}, trace.Balance, false},
-		{"a proxy in between", trace.Mode{Terminates: true}, trace.Packet{From: pod, To: ap("10.96.0.10:80"), Proto: lb.TCP}, trace.Balance, true},
+		{"a proxy in between", trace.Mode{Terminates: true}, trace.Packet{From: pod, To: ap("10.96.0.10:80"),
+			Proto: lb.TCP}, trace.Balance, true},
 	} {
 		if a := trace.Ask(tab, c.how, c.p); a.Verdict != c.want || a.Masquerade != c.masq {
 			t.Errorf("%s: %s, masquerade %t, want %s, %t: %v", c.name, a.Verdict, a.Masquerade, c.want, c.masq, a.Why)
@@ -263,7 +286,8 @@ func TestModes(t *testing.T) {
 	}
 	// TN-66: an API server's address is held for nobody.
 	tab.Node.APIServers = []netip.Addr{netip.MustParseAddr("192.0.2.7")}
-	if a := trace.Ask(tab, trace.Mode{Holds: true}, trace.Packet{From: pod, To: ap("192.0.2.7:81"), Proto: lb.TCP}); a.Verdict != trace.Pass {
+	if a := trace.Ask(tab, trace.Mode{Holds: true}, trace.Packet{From: pod, To: ap("192.0.2.7:81"),
+		Proto: lb.TCP}); a.Verdict != trace.Pass {
 		t.Errorf("an API server's address: %s: %v", a.Verdict, a.Why)
 	}
 	// SV-60: the client is a backend.
@@ -286,7 +310,8 @@ func TestModes(t *testing.T) {
 	// Another Service does, of the same address, port and protocol.
 	set := *tab.Get(lb.Key{Addr: p.To.Addr(), Port: p.To.Port(), Proto: p.Proto}).Set(lb.Cluster)
 	other := set
-	other.ID.Service, other.Backends = "shop/other", lb.BackendsOf(lb.Backend{Addr: set.Backends.At(0).Addr, Local: true})
+	other.ID.Service, other.Backends = "shop/other",
+		lb.BackendsOf(lb.Backend{Addr: set.Backends.At(0).Addr, Local: true})
 	key := lb.Key{Addr: netip.MustParseAddr("10.96.0.99"), Port: 53, Proto: p.Proto}
 	tab.Replace(lb.Owner{Name: "shop/other"}, []*lb.Frontend{{Key: key, Service: "shop/other", Kind: lb.ClusterIP,
 		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: &other}}}})
@@ -300,7 +325,8 @@ func TestInterfaces(t *testing.T) {
 	rows := strings.SplitN(shop, "\n", 2)[1]
 	p := trace.Packet{From: ap("192.168.7.7:0"), To: ap("10.96.0.10:80"), Proto: lb.TCP}
 	for _, c := range []struct{ node, in, route string }{
-		{"pods interface br0", "br0", "pods"}, {"pods interface br0", "br01", "anywhere"}, {"pods interface br0", "", "anywhere"},
+		{"pods interface br0", "br0", "pods"}, {"pods interface br0", "br01", "anywhere"},
+		{"pods interface br0", "", "anywhere"},
 		{"pods interfaces veth*", "veth12", "pods"}, {"pods interfaces veth*", "eth0", "anywhere"},
 	} {
 		tab := table(t, rows)
@@ -323,7 +349,8 @@ func TestInterfaces(t *testing.T) {
 
 // The finding, in words.
 func TestCompare(t *testing.T) {
-	a := trace.Ask(table(t, shop), trace.Mode{}, trace.Packet{From: ap("10.1.1.9:0"), To: ap("10.96.0.10:80"), Proto: lb.TCP})
+	a := trace.Ask(table(t, shop), trace.Mode{}, trace.Packet{From: ap("10.1.1.9:0"), To: ap("10.96.0.10:80"),
+		Proto: lb.TCP})
 	b := func(addr string, share float64) trace.Backend { return trace.Backend{Address: ap(addr), Share: share} }
 	one, two := b("10.1.1.11:8080", 0.5), b("10.1.2.14:8080", 0.5)
 	var crowd []trace.Backend
@@ -335,24 +362,35 @@ func TestCompare(t *testing.T) {
 		want string
 	}{
 		{trace.Kernel{Verdict: trace.Balance, Backends: []trace.Backend{two, one}}, ""},
-		{trace.Kernel{Verdict: trace.Balance, Backends: []trace.Backend{b("10.1.1.11:8080", 0), b("10.1.2.14:8080", 0)}}, ""}, // shares are not told
+		// shares are not told
+		{trace.Kernel{Verdict: trace.Balance, Backends: []trace.Backend{b("10.1.1.11:8080", 0),
+			b("10.1.2.14:8080", 0)}}, ""},
 		{trace.Kernel{Verdict: trace.Balance, Backends: []trace.Backend{one, two}, Affine: one.Address}, ""},
-		{trace.Kernel{Verdict: trace.Drop}, "By the table the packet is to balance, by the kernel's state it is to drop."},
+		{trace.Kernel{Verdict: trace.Drop}, "By the table the packet is to balance, by the kernel's state it is to " +
+			"drop."},
 		{trace.Kernel{Verdict: trace.Pass}, "by the kernel's state it is to pass."},
-		{trace.Kernel{Verdict: trace.Balance, Backends: []trace.Backend{one}}, "The table has the backend 10.1.2.14:8080, and the kernel has it not."},
-		{trace.Kernel{Verdict: trace.Balance, Backends: []trace.Backend{one, two, b("10.1.1.12:80", 0)}}, "The kernel has the backend 10.1.1.12:80, and the table has it not."},
-		{trace.Kernel{Verdict: trace.Balance, Backends: append(crowd, one, two)}, "10.2.0.4:80 and 95 others, and the table has them not."},
-		{trace.Kernel{Verdict: trace.Balance, Backends: []trace.Backend{b("10.1.1.11:8080", 0.9), b("10.1.2.14:8080", 0.1)}}, "gets 0.900 of new connections in the kernel, and 0.500 by the table."},
-		{trace.Kernel{Verdict: trace.Balance, Backends: []trace.Backend{one, two}, Masquerade: true}, "By the table the packet is not masqueraded, by the kernel's state it is masqueraded."},
-		{trace.Kernel{Verdict: trace.Balance, Backends: []trace.Backend{one, two}, Affine: ap("10.9.9.9:80")}, "The kernel keeps this client with 10.9.9.9:80, which is no backend by the table."},
+		{trace.Kernel{Verdict: trace.Balance, Backends: []trace.Backend{one}},
+			"The table has the backend 10.1.2.14:8080, and the kernel has it not."},
+		{trace.Kernel{Verdict: trace.Balance, Backends: []trace.Backend{one, two, b("10.1.1.12:80", 0)}},
+			"The kernel has the backend 10.1.1.12:80, and the table has it not."},
+		{trace.Kernel{Verdict: trace.Balance, Backends: append(crowd, one, two)},
+			"10.2.0.4:80 and 95 others, and the table has them not."},
+		{trace.Kernel{Verdict: trace.Balance, Backends: []trace.Backend{b("10.1.1.11:8080", 0.9),
+			b("10.1.2.14:8080", 0.1)}}, "gets 0.900 of new connections in the kernel, and 0.500 by the table."},
+		{trace.Kernel{Verdict: trace.Balance, Backends: []trace.Backend{one, two}, Masquerade: true},
+			"By the table the packet is not masqueraded, by the kernel's state it is masqueraded."},
+		{trace.Kernel{Verdict: trace.Balance, Backends: []trace.Backend{one, two}, Affine: ap("10.9.9.9:80")},
+			"The kernel keeps this client with 10.9.9.9:80, which is no backend by the table."},
 	} {
 		got := strings.Join(trace.Compare(a, c.k), "\n")
 		if got != c.want && (c.want == "" || !strings.Contains(got, c.want)) {
 			t.Errorf("%+v: %q, want %q", c.k, got, c.want)
 		}
 	}
-	// What is on the way out rejects what nobody has any more; it must not reject what somebody has.
-	gone := trace.Ask(table(t, shop), trace.Mode{}, trace.Packet{From: ap("10.1.1.9:0"), To: ap("172.18.0.22:30080"), Proto: lb.TCP})
+	// What is on the way out rejects what nobody has any more; it must not reject what somebody
+	// has.
+	gone := trace.Ask(table(t, shop), trace.Mode{}, trace.Packet{From: ap("10.1.1.9:0"), To: ap("172.18.0.22:30080"),
+		Proto: lb.TCP})
 	drains := trace.Kernel{Verdict: trace.Reject, Drains: true}
 	if got := trace.Compare(gone, drains); gone.Verdict != trace.Pass || got != nil {
 		t.Errorf("%s, %q", gone.Verdict, got)
@@ -361,11 +399,14 @@ func TestCompare(t *testing.T) {
 		t.Error("a Service that is there is rejected, and nobody says so")
 	}
 	// A backend that is its own client is masqueraded, which is no finding.
-	self := trace.Ask(table(t, shop), trace.Mode{}, trace.Packet{From: ap("10.1.1.11:0"), To: ap("10.96.0.10:80"), Proto: lb.TCP})
-	if got := trace.Compare(self, trace.Kernel{Verdict: trace.Balance, Backends: []trace.Backend{one, two}, Masquerade: true}); got != nil {
+	self := trace.Ask(table(t, shop), trace.Mode{}, trace.Packet{From: ap("10.1.1.11:0"), To: ap("10.96.0.10:80"),
+		Proto: lb.TCP})
+	if got := trace.Compare(self, trace.Kernel{Verdict: trace.Balance, Backends: []trace.Backend{one, two},
+		Masquerade: true}); got != nil {
 		t.Errorf("%q", got)
 	}
-	if got := trace.Compare(trace.Answer{Verdict: trace.Reject}, trace.Kernel{Verdict: trace.Reject, Way: []string{"reject"}}); got != nil {
+	if got := trace.Compare(trace.Answer{Verdict: trace.Reject}, trace.Kernel{Verdict: trace.Reject,
+		Way: []string{"reject"}}); got != nil {
 		t.Errorf("%q", got)
 	}
 }
@@ -376,16 +417,19 @@ func TestText(t *testing.T) {
 	k := lb.Key{Addr: netip.MustParseAddr("10.96.0.10"), Port: 80, Proto: lb.TCP}
 	var backends []lb.Backend
 	for i := range 5000 {
-		backends = append(backends, lb.Backend{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 8080)})
+		backends = append(backends,
+			lb.Backend{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 8080)})
 	}
 	var tab lb.Table
 	for i := range 10_000 {
 		name := fmt.Sprint("ns/s", i)
-		set := &lb.BackendSet{ID: lb.SetID{Service: name, Proto: lb.TCP, Scope: lb.Cluster}, Backends: lb.BackendsOf(backends[i%2*4990:]...)}
+		set := &lb.BackendSet{ID: lb.SetID{Service: name, Proto: lb.TCP, Scope: lb.Cluster},
+			Backends: lb.BackendsOf(backends[i%2*4990:]...)}
 		if i == 0 {
 			set.Backends = lb.BackendsOf(backends...)
 		}
-		tab.Replace(lb.Owner{Name: name, Created: int64(i)}, []*lb.Frontend{{Key: k, Service: name, Kind: lb.ExternalIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}})
+		tab.Replace(lb.Owner{Name: name, Created: int64(i)}, []*lb.Frontend{{Key: k, Service: name, Kind: lb.ExternalIP,
+			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}})
 	}
 	p := trace.Packet{From: ap("10.1.1.9:0"), In: evil, To: ap("10.96.0.10:80"), Proto: lb.TCP}
 	a := trace.Ask(&tab, trace.Mode{}, p)
@@ -401,19 +445,21 @@ func TestText(t *testing.T) {
 	if wide := a.Wide(p); strings.Count(wide, "\n") < 5500 || strings.ContainsAny(wide, "\x1b\a\u202e") {
 		t.Errorf("wide: %d lines", strings.Count(wide, "\n"))
 	}
-	for _, want := range []string{"So do 9994 other Services", "and 4992 others", "and 488 lines", "THE KERNEL DIFFERS"} {
+	for _, want := range []string{"So do 9994 other Services", "and 4992 others", "and 488 lines",
+		"THE KERNEL DIFFERS"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("it does not say %q:\n%s", want, text)
 		}
 	}
 }
 
-// BenchmarkAsk is a question to tables of many Services: about one of them, about a port that nobody has, an address that nobody has,
-// and a contested key.
+// BenchmarkAsk is a question to tables of many Services: about one of them, about a port that
+// nobody has, an address that nobody has, and a contested key.
 func BenchmarkAsk(b *testing.B) {
 	for _, n := range []int{100, 10_000, 100_000} {
 		tab := crowded(n)
-		for name, to := range map[string]string{"row": "10.96.0.5:80", "port": "10.96.0.5:81", "address": "10.111.255.255:80", "contested": "192.0.2.7:80"} {
+		for name, to := range map[string]string{"row": "10.96.0.5:80", "port": "10.96.0.5:81",
+			"address": "10.111.255.255:80", "contested": "192.0.2.7:80"} {
 			p := trace.Packet{From: ap("10.1.1.11:0"), To: ap(to), Proto: lb.TCP}
 			b.Run(fmt.Sprintf("services=%d/%s", n, name), func(b *testing.B) {
 				b.ReportAllocs()
@@ -427,20 +473,25 @@ func BenchmarkAsk(b *testing.B) {
 
 // crowded is a table of n Services, all of which claim the same external IP.
 func crowded(n int) *lb.Table {
-	tab := &lb.Table{Node: lb.Node{ServiceCIDRs: prefixes("10.96.0.0/12"), Pods: lb.Detector{Prefixes: prefixes("10.1.0.0/16")}}}
+	tab := &lb.Table{Node: lb.Node{ServiceCIDRs: prefixes("10.96.0.0/12"),
+		Pods: lb.Detector{Prefixes: prefixes("10.1.0.0/16")}}}
 	for i := range n {
 		name := fmt.Sprintf("ns/web-%d", i)
-		set := &lb.BackendSet{ID: lb.SetID{Service: name, Proto: lb.TCP, Scope: lb.Cluster}, Backends: lb.BackendsOf(lb.Backend{Addr: ap("10.1.1.12:8080")}, lb.Backend{Addr: ap("10.1.1.13:8080")})}
+		set := &lb.BackendSet{ID: lb.SetID{Service: name, Proto: lb.TCP, Scope: lb.Cluster},
+			Backends: lb.BackendsOf(lb.Backend{Addr: ap("10.1.1.12:8080")}, lb.Backend{Addr: ap("10.1.1.13:8080")})}
 		to := []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}
 		tab.Replace(lb.Owner{Name: name, Created: int64(i)}, []*lb.Frontend{
-			{Key: lb.Key{Addr: netip.AddrFrom4([4]byte{10, 96 + byte(i>>16), byte(i >> 8), byte(i)}), Port: 80, Proto: lb.TCP}, Service: name, Kind: lb.ClusterIP, Routes: to},
-			{Key: lb.Key{Addr: netip.AddrFrom4([4]byte{192, 0, 2, 7}), Port: 80, Proto: lb.TCP}, Service: name, Kind: lb.ExternalIP, Routes: to},
+			{Key: lb.Key{Addr: netip.AddrFrom4([4]byte{10, 96 + byte(i>>16), byte(i >> 8), byte(i)}), Port: 80,
+				Proto: lb.TCP}, Service: name, Kind: lb.ClusterIP, Routes: to},
+			{Key: lb.Key{Addr: netip.AddrFrom4([4]byte{192, 0, 2, 7}), Port: 80, Proto: lb.TCP}, Service: name,
+				Kind: lb.ExternalIP, Routes: to},
 		})
 	}
 	return tab
 }
 
-// A question costs as much in a table of 10,000 Services as in one of a hundred, of which all claim the key that is asked for.
+// A question costs as much in a table of 10,000 Services as in one of a hundred, of which all claim
+// the key that is asked for.
 func TestAskDoesNotGrow(t *testing.T) {
 	small, large := crowded(100), crowded(10_000)
 	for _, to := range []string{"10.96.0.5:80", "10.96.0.5:81", "10.111.255.255:80", "192.0.2.7:80"} {
@@ -453,7 +504,8 @@ func TestAskDoesNotGrow(t *testing.T) {
 			}
 		}
 		if ratio := cputest.Ratio(ask(small), ask(large)); ratio > 20 {
-			t.Errorf("%s: a question costs %.0f times as much in a table of a hundred times as many Services", to, ratio)
+			t.Errorf("%s: a question costs %.0f times as much in a table of a hundred times as many Services", to,
+				ratio)
 		}
 	}
 }

@@ -36,7 +36,8 @@ type crowd struct {
 }
 
 func (c *crowd) settings(f lb.Family) policy.Settings {
-	return policy.Settings{Family: f, ClusterCIDRs: prefixes("10.1.0.0/16", "fd00:1::/32"), NodePortAddrs: policy.NodePortAddrs{Primary: true}}
+	return policy.Settings{Family: f, ClusterCIDRs: prefixes("10.1.0.0/16", "fd00:1::/32"),
+		NodePortAddrs: policy.NodePortAddrs{Primary: true}}
 }
 
 func (c *crowd) fold(ev cluster.Event) {
@@ -52,30 +53,38 @@ func (c *crowd) fold(ev cluster.Event) {
 	}
 }
 
-// Worlds of tenants who mean harm: every key that anybody claims, from each kind of source. The table's answer is the oracle's, and a
-// question changes nothing.
+// Worlds of tenants who mean harm: every key that anybody claims, from each kind of source. The
+// table's answer is the oracle's, and a question changes nothing.
 func TestWorlds(t *testing.T) {
 	node := addrs("172.18.0.2", "fd00:18::2")
 	sources := addrs("10.1.3.3", "172.18.0.2", "203.0.113.5", "10.96.0.1", "fd00:1::3", "fd00:18::2", "2001:db8::5")
 	victims := adversary.Victims{
-		ClusterIPs: addrs("10.96.0.1", "fd00:96::1"), Pods: addrs("10.1.0.1", "10.1.3.3", "fd00:1::1", "fd00:1::3"), Free: addrs("10.96.9.9", "fd00:96::99"),
+		ClusterIPs: addrs("10.96.0.1", "fd00:96::1"), Pods: addrs("10.1.0.1", "10.1.3.3", "fd00:1::1", "fd00:1::3"),
+		Free:    addrs("10.96.9.9", "fd00:96::99"),
 		Special: adversary.Special(), Node: node, NodeName: "node1",
 		Ports: []uint16{80, 443}, NodePorts: []uint16{30080, 30443}, Targets: []uint16{8080, 9090},
 	}
 	asked := map[trace.Verdict]int{}
 	for seed := range uint64(3) {
-		c := &crowd{cluster.NewStore("node1"), map[lb.Family]*lb.Table{lb.IPv4: {Family: lb.IPv4}, lb.IPv6: {Family: lb.IPv6}}, map[cluster.Name]int64{}}
+		c := &crowd{cluster.NewStore("node1"), map[lb.Family]*lb.Table{lb.IPv4: {Family: lb.IPv4},
+			lb.IPv6: {Family: lb.IPv6}}, map[cluster.Name]int64{}}
 		c.fold(cluster.NodeSet{Node: &cluster.Node{Name: "node1", Addrs: node}})
-		c.fold(cluster.CIDRsListed{CIDRs: []*cluster.ServiceCIDR{{Name: "kubernetes", Prefixes: prefixes("10.96.0.0/12", "fd00:96::/108")}}})
+		c.fold(cluster.CIDRsListed{
+			CIDRs: []*cluster.ServiceCIDR{{Name: "kubernetes", Prefixes: prefixes("10.96.0.0/12", "fd00:96::/108")}}})
 		honest := cluster.Name{Namespace: "honest", Name: "web"}
-		c.fold(cluster.ServiceSet{Service: &cluster.Service{Name: honest, ClusterIPs: victims.ClusterIPs, Ports: []cluster.ServicePort{{Protocol: cluster.TCP, Port: 80}}}})
-		c.fold(cluster.SliceSet{Slice: &cluster.Slice{Name: honest, Service: honest, Ports: []cluster.SlicePort{{Protocol: cluster.TCP, Port: 8080}},
-			Endpoints: cluster.EndpointsOf(cluster.Endpoint{Addr: victims.Pods[0], Where: cluster.At("node1", ""), Ready: true, Serving: true})}})
+		c.fold(cluster.ServiceSet{Service: &cluster.Service{Name: honest, ClusterIPs: victims.ClusterIPs,
+			Ports: []cluster.ServicePort{{Protocol: cluster.TCP, Port: 80}}}})
+		c.fold(cluster.SliceSet{Slice: &cluster.Slice{Name: honest, Service: honest,
+			Ports: []cluster.SlicePort{{Protocol: cluster.TCP, Port: 8080}},
+			Endpoints: cluster.EndpointsOf(cluster.Endpoint{Addr: victims.Pods[0], Where: cluster.At("node1", ""),
+				Ready: true, Serving: true})}})
 		var tenants []*adversary.Tenant
 		for n := range 4 {
-			tenants = append(tenants, adversary.New(fmt.Sprint("tenant", n), seed*10+uint64(n), victims, func(i int) []netip.Addr {
-				return []netip.Addr{netip.AddrFrom4([4]byte{10, 97, byte(n), byte(1 + i)}), netip.MustParseAddr(fmt.Sprintf("fd00:96::%x:%x", n+1, i+1))}
-			}))
+			tenants = append(tenants, adversary.New(fmt.Sprint("tenant", n), seed*10+uint64(n), victims,
+				func(i int) []netip.Addr {
+					return []netip.Addr{netip.AddrFrom4([4]byte{10, 97, byte(n), byte(1 + i)}),
+						netip.MustParseAddr(fmt.Sprintf("fd00:96::%x:%x", n+1, i+1))}
+				}))
 		}
 		rnd := rand.New(rand.NewPCG(seed, 56))
 		for round := range 4 {
@@ -113,9 +122,12 @@ func (c *crowd) ask(t *testing.T, when string, node, sources []netip.Addr, asked
 				p := packet(c.store.Facts(), from, to, k.Proto)
 				got := trace.Ask(table, trace.Mode{}, p)
 				asked[got.Verdict]++
-				agree(t, got, world.Ask(oracle.Packet{From: from, To: to, Proto: k.Proto}), fmt.Sprintf("%s: %s", when, p))
-				if all := table.Conflicts(k); got.Frontend != nil && got.Frontend.Key == k && (got.Contesting != len(all) || len(got.Conflicts) != min(5, len(all))) {
-					t.Errorf("%s: %s: %d of %d contests, want those of %v", when, p, len(got.Conflicts), got.Contesting, all)
+				agree(t, got, world.Ask(oracle.Packet{From: from, To: to, Proto: k.Proto}),
+					fmt.Sprintf("%s: %s", when, p))
+				if all := table.Conflicts(k); got.Frontend != nil && got.Frontend.Key == k &&
+					(got.Contesting != len(all) || len(got.Conflicts) != min(5, len(all))) {
+					t.Errorf("%s: %s: %d of %d contests, want those of %v", when, p, len(got.Conflicts), got.Contesting,
+						all)
 				}
 			}
 		}

@@ -47,7 +47,9 @@ type Result struct {
 func Convert(modes mode.List, p *Proxy, to string) (*Result, error) {
 	if to != "" {
 		if m, ok := modes.Find(to); !ok || !m.On("linux") {
-			return nil, config.Problems{{Where: "--to", Value: to, Want: "want " + strings.Join(modes.Names(func(m mode.Mode) bool { return m.On("linux") }), ", ")}}
+			return nil,
+				config.Problems{{Where: "--to", Value: to, Want: "want " +
+					strings.Join(modes.Names(func(m mode.Mode) bool { return m.On("linux") }), ", ")}}
 		}
 	}
 	c := converter{modes: modes, proxy: p}
@@ -63,7 +65,8 @@ func Convert(modes mode.List, p *Proxy, to string) (*Result, error) {
 		if ps, ok := err.(config.Problems); ok {
 			return nil, ps.In(c.where(), cmp.Or(p.Where, c.where()))
 		}
-		from := strings.Join(slices.DeleteFunc([]string{p.Where, p.FileWhere}, func(s string) bool { return s == "" }), " with ")
+		from := strings.Join(slices.DeleteFunc([]string{p.Where, p.FileWhere}, func(s string) bool { return s == "" }),
+			" with ")
 		return nil, fmt.Errorf("%s: %w", cmp.Or(from, c.where()), err)
 	}
 	c.conv = conv
@@ -74,7 +77,8 @@ func Convert(modes mode.List, p *Proxy, to string) (*Result, error) {
 	for _, o := range p.Passed {
 		c.add(Same, o, "it was ignored", "It does not configure the proxy.", "Nothing.")
 	}
-	return &Result{From: conv.From, To: conv.To, Config: conv.YAML, Flags: slices.Concat(c.stays, conv.Flags), Statements: c.all}, nil
+	return &Result{From: conv.From, To: conv.To, Config: conv.YAML, Flags: slices.Concat(c.stays, conv.Flags),
+		Statements: c.all}, nil
 }
 
 type converter struct {
@@ -104,13 +108,19 @@ var said = []struct {
 	differs string
 	why, do string // with $1 …
 }{
-	{regexp.MustCompile(`^(.+?) has no effect: (.+)$`), "it has no effect", "$2.", "Nothing: the new configuration omits it."},
+	{regexp.MustCompile(`^(.+?) has no effect: (.+)$`), "it has no effect", "$2.",
+		"Nothing: the new configuration omits it."},
 	{regexp.MustCompile(`^(.+?) has no effect, (.+)$`), "it has no effect", "$2.", "Nothing: it is omitted."},
-	{regexp.MustCompile(`^(.+?) is read as (.+)$`), "it is read as $2", "A later version renamed it.", "Nothing: the new configuration has the current name."},
+	{regexp.MustCompile(`^(.+?) is read as (.+)$`), "it is read as $2", "A later version renamed it.",
+		"Nothing: the new configuration has the current name."},
 	{regexp.MustCompile(`^(.+?) is ignored: (.+)$`), "it is ignored", "$2.", "Remove it."},
-	{regexp.MustCompile(`^(ignored because --config is given): (.+)$`), "$2: ignored, because --config is given", "With a file, flags that stand for its fields have no effect, as upstream.", "Remove them from the command line, or set the fields in the file."},
-	{regexp.MustCompile(`^without effect in mode (\S+): (.+)$`), "$2: without effect in mode $1", "Only other modes read it, as upstream.", "Nothing: fields that the new mode does not read are omitted."},
-	{regexp.MustCompile(`^(--feature-gates|KubeProxyConfiguration\.featureGates): these gates belong to older versions or to other programs and have no effect: (.+)$`), "$2: they have no effect",
+	{regexp.MustCompile(`^(ignored because --config is given): (.+)$`), "$2: ignored, because --config is given",
+		"With a file, flags that stand for its fields have no effect, as upstream.",
+		"Remove them from the command line, or set the fields in the file."},
+	{regexp.MustCompile(`^without effect in mode (\S+): (.+)$`), "$2: without effect in mode $1",
+		"Only other modes read it, as upstream.", "Nothing: fields that the new mode does not read are omitted."},
+	{regexp.MustCompile(`^(--feature-gates|KubeProxyConfiguration\.featureGates): these gates belong to older ` +
+		`versions or to other programs and have no effect: (.+)$`), "$2: they have no effect",
 		"These gates belong to earlier versions or to other programs.", "Nothing: the new configuration omits them."},
 }
 
@@ -121,7 +131,9 @@ var twice = regexp.MustCompile(`line (\d+): key "([^"]+)" already set in map`)
 func (c *converter) loader() {
 	for _, w := range c.conv.Warnings {
 		for _, m := range twice.FindAllStringSubmatch(w, -1) {
-			c.add(Change, m[2], fmt.Sprintf("it occurs twice in %s, again in line %s: the last one applies, as upstream", c.where(), m[1]),
+			c.add(Change, m[2],
+				fmt.Sprintf("it occurs twice in %s, again in line %s: the last one applies, as upstream", c.where(),
+					m[1]),
 				"Such files only cause a warning.", "Check which one was intended.")
 		}
 		if strings.HasPrefix(w, "Using lenient decoding") || strings.Contains(w, "KubeProxyConfiguration and kind") {
@@ -132,7 +144,8 @@ func (c *converter) loader() {
 			if m := s.pattern.FindStringSubmatchIndex(w); m != nil {
 				expand := func(t string) string { return string(s.pattern.ExpandString(nil, t, w, m)) }
 				differs, why, do = expand(s.differs), expand(s.why), s.do
-				if name := expand("$1"); strings.HasPrefix(name, "--") || !strings.Contains(name, " ") && !strings.HasPrefix(differs, "$") {
+				if name := expand("$1"); strings.HasPrefix(name, "--") || !strings.Contains(name, " ") &&
+					!strings.HasPrefix(differs, "$") {
 					about = name
 				} else if name != "" && !strings.Contains(s.differs, "$") { // a flag with a value, or a field
 					differs = name + strings.TrimPrefix(differs, "it")
@@ -150,7 +163,8 @@ func (c *converter) loader() {
 		if u.Near != "" {
 			do = "Remove it, or use " + u.Near + " if that was intended."
 		}
-		c.add(Change, u.Path, fmt.Sprintf("%s has the field %s, which no version has: it has no effect, as upstream", c.where(), u.Path),
+		c.add(Change, u.Path, fmt.Sprintf("%s has the field %s, which no version has: it has no effect, as upstream",
+			c.where(), u.Path),
 			"Unknown fields only cause a warning.", do)
 	}
 }
@@ -164,24 +178,29 @@ func (c *converter) fields() {
 	}
 	for _, m := range c.conv.Carried {
 		if m.From == "" {
-			c.add(Change, m.To, fmt.Sprintf("the new configuration sets %s, the default of mode %s", m.Value, c.fromMode()),
+			c.add(Change, m.To, fmt.Sprintf("the new configuration sets %s, the default of mode %s", m.Value,
+				c.fromMode()),
 				fmt.Sprintf("Mode %s has another default: NodePorts would answer on other addresses.", c.toMode()),
 				"Nothing, to keep the behaviour; remove the field for the new mode's default.")
 			continue
 		}
-		c.add(Same, m.To, fmt.Sprintf("the new configuration sets %s, the value of %s", m.Value, m.From), fmt.Sprintf("Mode %s reads its own block.", c.toMode()), "Nothing.")
+		c.add(Same, m.To, fmt.Sprintf("the new configuration sets %s, the value of %s", m.Value, m.From),
+			fmt.Sprintf("Mode %s reads its own block.", c.toMode()), "Nothing.")
 	}
 	for _, f := range c.proxy.Filled {
 		name, _, _ := strings.Cut(strings.TrimLeft(f, "-"), "=")
 		switch {
 		case !config.IgnoredBesideFile(c.modes, name):
 			c.stays = append(c.stays, f)
-			c.add(Same, f, "it stays on the command line", "It differs between nodes, or Kubernetes, a shell or systemd fills it in.", "Keep it beside --config.")
+			c.add(Same, f, "it stays on the command line", "It differs between nodes, or Kubernetes, a shell or "+
+				"systemd fills it in.", "Keep it beside --config.")
 		case c.proxy.File != nil:
-			c.add(Same, f, "ignored, because --config is given", "With a file, flags that stand for its fields have no effect, as upstream.", "Remove it from the command line.")
+			c.add(Same, f, "ignored, because --config is given", "With a file, flags that stand for its fields have "+
+				"no effect, as upstream.", "Remove it from the command line.")
 		default:
 			c.add(Missing, f, "the new configuration lacks its value, and with --config the flag has no effect",
-				"Kubernetes, a shell or systemd fills it in, so the value is unknown here.", "Set the value in the configuration; if it differs between nodes, use only the command line, without --config.")
+				"Kubernetes, a shell or systemd fills it in, so the value is unknown here.", "Set the value in the "+
+					"configuration; if it differs between nodes, use only the command line, without --config.")
 		}
 	}
 	for _, f := range c.conv.Flags {
@@ -204,7 +223,9 @@ func (c *converter) between() {
 		from = ciliumMode
 	}
 	for _, d := range differences {
-		if d.applies(from, to) && (d.given == nil || slices.ContainsFunc(c.conv.Given, func(path string) bool { return slices.Contains(d.given, path) })) {
+		if d.applies(from, to) &&
+			(d.given == nil || slices.ContainsFunc(c.conv.Given,
+				func(path string) bool { return slices.Contains(d.given, path) })) {
 			c.add(d.sev, d.about, d.differs, d.why, d.do)
 		}
 	}
@@ -213,11 +234,16 @@ func (c *converter) between() {
 		return
 	}
 	if c.conv.To == "" {
-		c.add(Same, "mode", "no mode is configured, which selects the best that the node supports: "+strings.Join(c.modes.Names(func(m mode.Mode) bool { return m.Unasked == "linux" }), ", ")+", in this order",
-			"Upstream uses iptables, and exits if that cannot run; a later version will use nftables.", "Configure a mode, so that all nodes have the same one: --to writes it.")
+		c.add(Same, "mode", "no mode is configured, which selects the best that the node supports: "+
+			strings.Join(c.modes.Names(func(m mode.Mode) bool {
+				return m.Unasked == "linux"
+			}), ", ")+", in this order",
+			"Upstream uses iptables, and exits if that cannot run; a later version will use nftables.",
+			"Configure a mode, so that all nodes have the same one: --to writes it.")
 	}
 	if m.FallsBackTo != "" {
-		c.add(Same, "mode", fmt.Sprintf("if mode %s cannot run, %s runs instead, reported by log, event and metric", to, m.FallsBackTo), "Upstream exits.", "Watch kubeproxy_mode_info, or run kube-proxy check on the nodes.")
+		c.add(Same, "mode", fmt.Sprintf("if mode %s cannot run, %s runs instead, reported by log, event and metric", to,
+			m.FallsBackTo), "Upstream exits.", "Watch kubeproxy_mode_info, or run kube-proxy check on the nodes.")
 	}
 }
 
@@ -231,33 +257,47 @@ func (c *converter) pod() {
 	main := p.Containers[0]
 	to, _ := c.modes.Find(c.toMode())
 	if !p.HostNetwork {
-		c.add(Missing, at+": hostNetwork", "the pod has no hostNetwork: the proxy would write rules in its own network namespace", "The node's kernel serves Services.", "Set hostNetwork: true.")
+		c.add(Missing, at+": hostNetwork", "the pod has no hostNetwork: the proxy would write rules in its own "+
+			"network namespace", "The node's kernel serves Services.", "Set hostNetwork: true.")
 	}
 	if main.Image != "" {
-		c.add(Change, at+": image", "it is "+main.Image, "This is another program.", "Replace the image. The program's path is /usr/local/bin/kube-proxy there too, so the command may stay.")
+		c.add(Change, at+": image", "it is "+main.Image, "This is another program.",
+			"Replace the image. The program's path is /usr/local/bin/kube-proxy there too, so the command may stay.")
 	}
 	c.program(at, main)
-	privileged := main.SecurityContext != nil && main.SecurityContext.Privileged != nil && *main.SecurityContext.Privileged
+	privileged := main.SecurityContext != nil && main.SecurityContext.Privileged != nil &&
+		*main.SecurityContext.Privileged
 	switch {
 	case privileged:
-		c.add(Same, at+": securityContext", "the container needs fewer privileges: NET_ADMIN (and NET_RAW in modes iptables and ipvs) suffices after a privileged init container with --init-only", "Rules need NET_ADMIN; sysctls need a writable /proc/sys.",
+		c.add(Same, at+": securityContext", "the container needs fewer privileges: NET_ADMIN (and NET_RAW in modes "+
+			"iptables and ipvs) suffices after a privileged init container with --init-only",
+			"Rules need NET_ADMIN; sysctls need a writable /proc/sys.",
 			"Nothing, or use the chart, which does this.")
 	case !main.may("NET_ADMIN"):
-		c.add(Missing, at+": securityContext", "the container lacks the capability NET_ADMIN", "Writing rules needs it.", "Add NET_ADMIN, and NET_RAW for modes iptables and ipvs.")
+		c.add(Missing, at+": securityContext", "the container lacks the capability NET_ADMIN",
+			"Writing rules needs it.", "Add NET_ADMIN, and NET_RAW for modes iptables and ipvs.")
 	case to.Among != "" && !main.may("NET_RAW"):
-		c.add(Missing, at+": securityContext", "the container lacks the capability NET_RAW", "The iptables programs need it for rules with ipsets, such as those of mode ipvs (docs/image.md).", "Add NET_RAW.")
+		c.add(Missing, at+": securityContext", "the container lacks the capability NET_RAW",
+			"The iptables programs need it for rules with ipsets, such as those of mode ipvs (docs/image.md).",
+			"Add NET_RAW.")
 	case to.RunsIPTables && !main.may("NET_RAW"):
-		c.add(Change, at+": securityContext", "the container lacks the capability NET_RAW", "The iptables programs need it if any rules use ipsets, as some pod networks do, and for the legacy back end (docs/image.md).", "Add NET_RAW.")
+		c.add(Change, at+": securityContext", "the container lacks the capability NET_RAW", "The iptables programs "+
+			"need it if any rules use ipsets, as some pod networks do, and for the legacy back end (docs/image.md).",
+			"Add NET_RAW.")
 	}
 	mounts := map[string]bool{}
 	for _, m := range main.VolumeMounts {
 		mounts[strings.TrimSuffix(m.MountPath, "/")] = true
 	}
 	if to.RunsIPTables && !mounts["/run/xtables.lock"] && !mounts["/run"] {
-		c.add(Missing, at+": volumeMounts", "/run/xtables.lock of the host is not mounted", "Programs of iptables' legacy back end lock this file.", "Mount the host's /run/xtables.lock (hostPath, FileOrCreate).")
+		c.add(Missing, at+": volumeMounts", "/run/xtables.lock of the host is not mounted",
+			"Programs of iptables' legacy back end lock this file.",
+			"Mount the host's /run/xtables.lock (hostPath, FileOrCreate).")
 	}
 	if !to.RunsIPTables && mounts["/run/xtables.lock"] {
-		c.add(Same, at+": volumeMounts", "/run/xtables.lock is not needed", fmt.Sprintf("Mode %s runs iptables only to remove another mode's rules.", c.toMode()), "Nothing; remove it when all nodes have moved.")
+		c.add(Same, at+": volumeMounts", "/run/xtables.lock is not needed",
+			fmt.Sprintf("Mode %s runs iptables only to remove another mode's rules.", c.toMode()),
+			"Nothing; remove it when all nodes have moved.")
 	}
 }
 
@@ -273,9 +313,11 @@ func (c *converter) program(at string, main container) {
 		return
 	}
 	var command []string
-	for _, word := range slices.Concat([]string{"/usr/local/bin/kube-proxy", "--config=/var/lib/kube-proxy/config.conf"}, c.stays, c.conv.Flags) {
+	for _, word := range slices.Concat([]string{"/usr/local/bin/kube-proxy",
+		"--config=/var/lib/kube-proxy/config.conf"}, c.stays, c.conv.Flags) {
 		command = append(command, fmt.Sprintf("%q", word))
 	}
-	c.add(Missing, at+": command", "it runs "+words[0]+", which our image does not have", "The image has no shell and no wrapper; the proxy writes its log to the standard error output.",
+	c.add(Missing, at+": command", "it runs "+words[0]+", which our image does not have",
+		"The image has no shell and no wrapper; the proxy writes its log to the standard error output.",
 		fmt.Sprintf("Set command: [%s], without args, and mount the configuration there.", strings.Join(command, ",")))
 }

@@ -156,7 +156,8 @@ func (r *reader) input(in Input) error {
 	return nil
 }
 
-const want = "want a ConfigMap with config.conf, a KubeProxyConfiguration, a DaemonSet or Pod of kube-proxy, Cilium's ConfigMap, or a command line"
+const want = "want a ConfigMap with config.conf, a KubeProxyConfiguration, a DaemonSet or Pod of kube-proxy, " +
+	"Cilium's ConfigMap, or a command line"
 
 var comments = regexp.MustCompile(`(?m)^\s*#.*$`)
 
@@ -191,7 +192,8 @@ func (r *reader) value(root any, doc []byte, name string) error {
 	}
 	var o object
 	if err := yaml.Unmarshal(data, &o); err != nil {
-		return fmt.Errorf("it is not a valid object: %s", strings.TrimPrefix(err.Error(), "error unmarshaling JSON: while decoding JSON: "))
+		return fmt.Errorf("it is not a valid object: %s",
+			strings.TrimPrefix(err.Error(), "error unmarshaling JSON: while decoding JSON: "))
 	}
 	switch {
 	case o.Kind == "":
@@ -210,9 +212,11 @@ func (r *reader) value(root any, doc []byte, name string) error {
 	case o.Kind == "Pod":
 		return r.pod(o, o.Spec.pod)
 	case slices.Contains([]string{"Deployment", "StatefulSet", "ReplicaSet", "Job", "CronJob", "DaemonSet"}, o.Kind):
-		return fmt.Errorf("it is a %s: a kube-proxy runs on every node, as a DaemonSet with a template or as static Pods: %s", o.Kind, want)
+		return fmt.Errorf("it is a %s: a kube-proxy runs on every node, as a DaemonSet with a template or as static "+
+			"Pods: %s", o.Kind, want)
 	}
-	if like := nearest.DidYouMean(o.Kind, slices.Values([]string{"ConfigMap", "DaemonSet", "KubeProxyConfiguration", "Pod"}), ""); like != "" {
+	if like := nearest.DidYouMean(o.Kind, slices.Values([]string{"ConfigMap", "DaemonSet", "KubeProxyConfiguration",
+		"Pod"}), ""); like != "" {
 		return fmt.Errorf("kind %s is unknown%s", o.Kind, like)
 	}
 	r.Passed = append(r.Passed, o.String())
@@ -305,12 +309,15 @@ func (c container) proxy() bool {
 
 // may reports whether the container, which is not privileged, has a capability, named without CAP_.
 func (c container) may(capability string) bool {
-	return c.SecurityContext != nil && c.SecurityContext.Capabilities != nil && slices.ContainsFunc(c.SecurityContext.Capabilities.Add, func(s string) bool {
-		return strings.EqualFold(s, "ALL") || strings.EqualFold(strings.TrimPrefix(strings.ToUpper(s), "CAP_"), capability)
-	})
+	return c.SecurityContext != nil && c.SecurityContext.Capabilities != nil &&
+		slices.ContainsFunc(c.SecurityContext.Capabilities.Add, func(s string) bool {
+			return strings.EqualFold(s, "ALL") || strings.EqualFold(strings.TrimPrefix(strings.ToUpper(s), "CAP_"),
+				capability)
+		})
 }
 
-// shellLine matches the option of a shell whose value is a command line: -c, also with other letters, such as -ec.
+// shellLine matches the option of a shell whose value is a command line: -c, also with other
+// letters, such as -ec.
 var shellLine = regexp.MustCompile(`^-[a-z]*c$`)
 
 // line returns the whole command line of a container; that of a shell is parsed.
@@ -349,7 +356,8 @@ func (r *reader) arguments(words []string, where string) error {
 		name, _, valued := strings.Cut(w, "=")
 		apart := !valued && i+1 < len(words) && !strings.HasPrefix(words[i+1], "--") // its value is the next word
 		switch {
-		case strings.HasPrefix(w, "--") && (filledIn.MatchString(w) || normal(name) == "--hostname-override" || apart && filledIn.MatchString(words[i+1])):
+		case strings.HasPrefix(w, "--") && (filledIn.MatchString(w) || normal(name) == "--hostname-override" || apart &&
+			filledIn.MatchString(words[i+1])):
 			if apart {
 				i++
 				w += "=" + words[i]
@@ -378,7 +386,8 @@ func (r *reader) together() error {
 			if keys == "" {
 				keys = "no keys"
 			}
-			return fmt.Errorf("%s has no config.conf, and no other key with a KubeProxyConfiguration: it has %s", o, keys)
+			return fmt.Errorf("%s has no config.conf, and no other key with a KubeProxyConfiguration: it has %s", o,
+				keys)
 		case len(r.Passed) > 0:
 			return fmt.Errorf("no proxy configuration in %s: %s", strings.Join(r.Passed, ", "), want)
 		}
@@ -399,7 +408,8 @@ func (r *reader) together() error {
 		return fmt.Errorf("%s: --config=%s: this file is not in the input%s", r.Where, config, r.Pod.hint(config))
 	}
 	if config == "" && r.File != nil && r.Where != "" {
-		return fmt.Errorf("%s has no --config, so it does not use the configuration of %s: pass one of them", r.Where, r.FileWhere)
+		return fmt.Errorf("%s has no --config, so it does not use the configuration of %s: pass one of them", r.Where,
+			r.FileWhere)
 	}
 	for _, o := range r.configMaps {
 		if keyOf(o) == "" {
@@ -417,7 +427,8 @@ func (p *pod) hint(file string) string {
 	for _, v := range p.Volumes {
 		for _, m := range p.Containers[0].VolumeMounts {
 			if v.ConfigMap != nil && m.Name == v.Name && strings.HasPrefix(file, m.MountPath) {
-				return fmt.Sprintf(", it is in the ConfigMap %s: give that too (kubectl -n kube-system get configmap %[1]s -o yaml)", v.ConfigMap.Name)
+				return fmt.Sprintf(", it is in the ConfigMap %s: give that too (kubectl -n kube-system get configmap "+
+					"%[1]s -o yaml)", v.ConfigMap.Name)
 			}
 		}
 	}

@@ -46,7 +46,8 @@ func nftChains() (all []Chain, err error) {
 // parseChain reads the attributes of a chain.
 func parseChain(family string, body []byte) Chain {
 	attribute := func(typ uint16) []byte { return nlconn.Attribute(body, typ) }
-	c := Chain{Family: family, Table: nlconn.CStr(attribute(unix.NFTA_CHAIN_TABLE)), Name: nlconn.CStr(attribute(unix.NFTA_CHAIN_NAME)),
+	c := Chain{Family: family, Table: nlconn.CStr(attribute(unix.NFTA_CHAIN_TABLE)),
+		Name:  nlconn.CStr(attribute(unix.NFTA_CHAIN_NAME)),
 		Rules: int(nlconn.BE32(attribute(unix.NFTA_CHAIN_USE)))}
 	if policy := attribute(unix.NFTA_CHAIN_POLICY); policy != nil {
 		c.Drop = nlconn.BE32(policy) == 0 // NF_DROP
@@ -138,13 +139,14 @@ func virtualServers(context.Context) (n int, err error) {
 	return n, needsRoot(err)
 }
 
-// watched are the programs that a proxy may run, or that people use beside it, with the modules that they ask the kernel for even
-// to print their version.
+// watched are the programs that a proxy may run, or that people use beside it, with the modules
+// that they ask the kernel for even to print their version.
 var watched = []struct {
 	name    string
 	modules []string
 }{
-	{name: "iptables-nft"}, {name: "iptables-legacy"}, {name: "iptables"}, {name: "ip6tables-nft"}, {name: "ip6tables-legacy"}, {name: "nft"},
+	{name: "iptables-nft"}, {name: "iptables-legacy"}, {name: "iptables"}, {name: "ip6tables-nft"},
+	{name: "ip6tables-legacy"}, {name: "nft"},
 	{"ipset", []string{"nfnetlink", "ip_set"}}, {name: "conntrack"}, {"ipvsadm", []string{"ip_vs"}},
 }
 

@@ -10,7 +10,8 @@ import (
 type Firewall struct {
 	// Blocks: a profile is on and drops connections that no rule allows.
 	Blocks bool
-	// Rules are in the form of [MS-GPFAS] 2.2.2.19: "v2.30|Action=Allow|Active=TRUE|Dir=In|Protocol=6|LPort=10256|Name=…|".
+	// Rules are in the form of [MS-GPFAS] 2.2.2.19:
+	// "v2.30|Action=Allow|Active=TRUE|Dir=In|Protocol=6|LPort=10256|Name=…|".
 	Rules []string
 	// Program is the path of this program.
 	Program string
@@ -18,8 +19,10 @@ type Firewall struct {
 
 func firewallKinds() []Kind {
 	return []Kind{{ID: "firewall", Everywhere: true, Worst: Warning, judge: (*judge).firewall,
-		Looks:  "whether Windows Firewall lets other machines reach the health port, the healthCheckNodePorts and, in mode userspace, the proxy's listeners",
-		Why:    "Windows drops incoming connections that no rule allows: load balancers consider this node unhealthy, and clients of mode userspace get no answer.",
+		Looks: "whether Windows Firewall lets other machines reach the health port, the healthCheckNodePorts and, " +
+			"in mode userspace, the proxy's listeners",
+		Why: "Windows drops incoming connections that no rule allows: load balancers consider this node " +
+			"unhealthy, and clients of mode userspace get no answer.",
 		Remedy: "docs/windows.md has the rules that allow them, section Firewall."}}
 }
 
@@ -51,7 +54,8 @@ func (j *judge) firewall() {
 	if m.Terminates {
 		look("listeners", 1, 65535, rule+`listeners" -Program "`+f.Program+`"`)
 	} else {
-		look("healthCheckNodePorts", 30000, 32767, rule+`health checks" -LocalPort 30000-32767 (or the API server's --service-node-port-range)`)
+		look("healthCheckNodePorts", 30000, 32767, rule+`health checks" -LocalPort 30000-32767 (or the API server's `+
+			`--service-node-port-range)`)
 	}
 }
 
@@ -66,7 +70,9 @@ func (f Firewall) allows(first, last uint16) (allowed bool) {
 		}
 		is := func(key string, values ...string) bool {
 			has := rule[key]
-			return has == nil || slices.ContainsFunc(values, func(v string) bool { return strings.EqualFold(has[0], v) })
+			return has == nil || slices.ContainsFunc(values, func(v string) bool {
+				return strings.EqualFold(has[0], v)
+			})
 		}
 		ports := slices.Concat(rule["LPort"], rule["LPort2_10"])
 		covers := func(text string) bool {
@@ -79,9 +85,13 @@ func (f Firewall) allows(first, last uint16) (allowed bool) {
 			return err == nil && low <= uint64(first) && uint64(last) <= high
 		}
 		switch {
-		case rule["Active"] == nil || rule["Dir"] == nil || !is("Active", "TRUE") || !is("Dir", "In"), !is("Protocol", "6", "256"), !is("App", f.Program):
+		case rule["Active"] == nil || rule["Dir"] == nil || !is("Active", "TRUE") || !is("Dir", "In"),
+			!is("Protocol", "6", "256"), !is("App", f.Program):
 		case len(ports) > 0 && !slices.ContainsFunc(ports, covers):
-		case slices.ContainsFunc([]string{"Svc", "RPort", "RPort2_10", "IF", "IFType", "LUAuth", "RMauth", "AppPkgId", "Security"}, func(k string) bool { return rule[k] != nil }):
+		case slices.ContainsFunc([]string{"Svc", "RPort", "RPort2_10", "IF", "IFType", "LUAuth", "RMauth", "AppPkgId",
+			"Security"}, func(k string) bool {
+			return rule[k] != nil
+		}):
 		case is("Action", "Allow"):
 			allowed = true
 		case rule["RA4"] == nil && rule["RA6"] == nil: // it blocks everyone

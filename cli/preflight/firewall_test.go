@@ -27,11 +27,15 @@ func TestFirewall(t *testing.T) {
 		{"a part of the range", []string{in("LPort=30000-31000")}, "warning warning; warning warning"},
 		{"every port", []string{in("Profile=Domain|RA4=10.0.0.0/255.0.0.0")}, "ok ok; ok ok"},
 		{"any protocol", []string{"v2.30|Action=Allow|Active=TRUE|Dir=In|Name=x|"}, "ok ok; ok ok"},
-		{"UDP", []string{"v2.30|Action=Allow|Active=TRUE|Dir=In|Protocol=17|Name=x|"}, "warning warning; warning warning"},
-		{"turned off, or for what goes out", []string{strings.Replace(anyPort, "TRUE", "FALSE", 1), strings.Replace(anyPort, "Dir=In", "Dir=Out", 1)}, "warning warning; warning warning"},
+		{"UDP", []string{"v2.30|Action=Allow|Active=TRUE|Dir=In|Protocol=17|Name=x|"},
+			"warning warning; warning warning"},
+		{"turned off, or for what goes out", []string{strings.Replace(anyPort, "TRUE", "FALSE", 1),
+			strings.Replace(anyPort, "Dir=In", "Dir=Out", 1)}, "warning warning; warning warning"},
 		{"a service's own", []string{in("Svc=w32time")}, "warning warning; warning warning"},
-		{"a rule that blocks counts more", []string{anyPort, strings.Replace(in("LPort=10256"), "Allow", "Block", 1)}, "warning ok; warning ok"},
-		{"a rule that blocks some clients", []string{anyPort, strings.Replace(in("LPort=10256|RA4=192.0.2.1"), "Allow", "Block", 1)}, "ok ok; ok ok"},
+		{"a rule that blocks counts more", []string{anyPort, strings.Replace(in("LPort=10256"), "Allow", "Block", 1)},
+			"warning ok; warning ok"},
+		{"a rule that blocks some clients", []string{anyPort, strings.Replace(in("LPort=10256|RA4=192.0.2.1"), "Allow",
+			"Block", 1)}, "ok ok; ok ok"},
 	} {
 		var got []string
 		for _, asked := range []string{"first", "second"} { // the second has listeners

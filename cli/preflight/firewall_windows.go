@@ -16,7 +16,8 @@ func firewall(context.Context) (f Firewall, err error) {
 	}
 	type profile struct{ on, blocks uint64 }
 	profiles := map[string]profile{}
-	for _, at := range []string{`SYSTEM\CurrentControlSet\Services\SharedAccess\Parameters\FirewallPolicy`, `SOFTWARE\Policies\Microsoft\WindowsFirewall`} {
+	for _, at := range []string{`SYSTEM\CurrentControlSet\Services\SharedAccess\Parameters\FirewallPolicy`,
+		`SOFTWARE\Policies\Microsoft\WindowsFirewall`} {
 		for _, name := range []string{"DomainProfile", "StandardProfile", "PublicProfile"} {
 			p, known := profiles[name]
 			if !known {

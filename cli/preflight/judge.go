@@ -78,7 +78,8 @@ func (j *judge) wrong(about, format string, args ...any) { j.add(Error, about, f
 // unknown records an unknown fact, with the remedy.
 func (j *judge) unknown(about string, err error) {
 	f := j.add(Unknown, about, "cannot check: %v", err)
-	f.Remedy = "Run the check as root on the node, or in a container with the node's network namespace, CAP_SYS_ADMIN and CAP_NET_ADMIN."
+	f.Remedy = "Run the check as root on the node, or in a container with the node's network namespace, " +
+		"CAP_SYS_ADMIN and CAP_NET_ADMIN."
 	if errors.Is(err, ErrSlow) {
 		f.Remedy = "Find what hangs on this node, then run the check again."
 	}

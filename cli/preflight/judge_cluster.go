@@ -8,17 +8,21 @@ import (
 func clusterKinds() []Kind {
 	return []Kind{
 		{ID: "api-server", Everywhere: true, Worst: Error, judge: (*judge).server,
-			Looks:  "whether the API server answers, and its version",
-			Why:    "Without the API server a starting proxy serves nothing; a running one keeps its last state.",
-			Remedy: "Check that --kubeconfig (clientConnection.kubeconfig) or --master names it, that its address is not a Service address, and that no firewall blocks it."},
+			Looks: "whether the API server answers, and its version",
+			Why:   "Without the API server a starting proxy serves nothing; a running one keeps its last state.",
+			Remedy: "Check that --kubeconfig (clientConnection.kubeconfig) or --master names it, that its address is " +
+				"not a Service address, and that no firewall blocks it."},
 		{ID: "rights", Everywhere: true, Worst: Error, judge: (*judge).rights,
-			Looks:  "whether the credentials allow the proxy's requests",
-			Why:    "Without Services and EndpointSlices nothing is served. Without the Node, the zone, pod CIDRs and node addresses are unknown. Without events, problems are not reported.",
+			Looks: "whether the credentials allow the proxy's requests",
+			Why: "Without Services and EndpointSlices nothing is served. Without the Node, the zone, pod CIDRs " +
+				"and node addresses are unknown. Without events, problems are not reported.",
 			Remedy: "Bind the proxy's user to the ClusterRole system:node-proxier."},
 		{ID: "node", Everywhere: true, Worst: Error, judge: (*judge).node,
-			Looks:  "whether a Node with the proxy's node name exists",
-			Why:    "The proxy finds its local endpoints, addresses, zone and pod CIDRs by that name. With a wrong name, Services with a local policy have no endpoints here, and load balancers skip this node.",
-			Remedy: "Set --hostname-override to the name in kubectl get nodes; in a pod, set $NODE_NAME from spec.nodeName."},
+			Looks: "whether a Node with the proxy's node name exists",
+			Why: "The proxy finds its local endpoints, addresses, zone and pod CIDRs by that name. With a wrong " +
+				"name, Services with a local policy have no endpoints here, and load balancers skip this node.",
+			Remedy: "Set --hostname-override to the name in kubectl get nodes; in a pod, set $NODE_NAME from " +
+				"spec.nodeName."},
 	}
 }
 

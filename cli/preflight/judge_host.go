@@ -27,48 +27,64 @@ const (
 func hostKinds() []Kind {
 	return []Kind{
 		{ID: "ip-forward", Worst: Error, judge: (*judge).forwarding, needs: sysctls,
-			Looks:  "net.ipv4.ip_forward and net.ipv6.conf.all.forwarding",
-			Why:    "Without forwarding, connections from pods and other machines do not reach endpoints of Services. Mode ipvs enables it for IPv4; mode userspace does not need it.",
+			Looks: "net.ipv4.ip_forward and net.ipv6.conf.all.forwarding",
+			Why: "Without forwarding, connections from pods and other machines do not reach endpoints of " +
+				"Services. Mode ipvs enables it for IPv4; mode userspace does not need it.",
 			Remedy: "Set it to 1 at boot with a file in /etc/sysctl.d."},
 		{ID: "bridge-netfilter", Worst: Warning, judge: (*judge).bridges, needs: linksAndSysctls,
-			Looks:  "net.bridge.bridge-nf-call-iptables where pods are on a bridge",
-			Why:    "A pod's reply to another pod on the same bridge bypasses the rules that restore the Service's address: such connections hang.",
+			Looks: "net.bridge.bridge-nf-call-iptables where pods are on a bridge",
+			Why: "A pod's reply to another pod on the same bridge bypasses the rules that restore the Service's " +
+				"address: such connections hang.",
 			Remedy: "Load br_netfilter, and set net.bridge.bridge-nf-call-iptables (and ip6tables) to 1 at boot."},
 		{ID: "rp-filter", Worst: Warning, judge: (*judge).rpFilter, needs: linksAndSysctls,
-			Looks:  "strict reverse path filters (rp_filter 1) on uplinks",
-			Why:    "A strict filter drops packets from another interface than the one for the reply: on a node with several uplinks, clients of NodePorts and load balancers may get no answer.",
-			Remedy: "Set net.ipv4.conf.all.rp_filter and those of the interfaces to 2 (loose) or 0; the greater value of all and the interface applies."},
+			Looks: "strict reverse path filters (rp_filter 1) on uplinks",
+			Why: "A strict filter drops packets from another interface than the one for the reply: on a node with " +
+				"several uplinks, clients of NodePorts and load balancers may get no answer.",
+			Remedy: "Set net.ipv4.conf.all.rp_filter and those of the interfaces to 2 (loose) or 0; the greater " +
+				"value of all and the interface applies."},
 		{ID: "route-localnet", Worst: Info, judge: (*judge).localnet, needs: sysctls,
 			Looks: "net.ipv4.conf.all.route_localnet, if NodePorts answer on 127.0.0.1",
-			Why:   "Mode iptables sets it so that NodePorts answer on 127.0.0.1, and guards it with a rule (CVE-2020-8558).", Remedy: "--iptables-localhost-nodeports=false (iptables.localhostNodePorts) avoids it."},
+			Why: "Mode iptables sets it so that NodePorts answer on 127.0.0.1, and guards it with a rule " +
+				"(CVE-2020-8558).", Remedy: "--iptables-localhost-nodeports=false (iptables.localhostNodePorts) " +
+				"avoids it."},
 		{ID: "conntrack-size", Worst: Warning, judge: (*judge).conntrackSize, needs: memoryAndSysctls,
-			Looks:  "the limit of tracked connections, compared with the machine's memory",
-			Why:    "A tracked connection takes about 320 bytes of kernel memory, and a bucket of the table 8. A full table drops new connections.",
-			Remedy: "Set --conntrack-max-per-core and --conntrack-min (conntrack.maxPerCore, conntrack.min) to a size that fits the machine; 0 per core keeps the kernel's limit."},
+			Looks: "the limit of tracked connections, compared with the machine's memory",
+			Why: "A tracked connection takes about 320 bytes of kernel memory, and a bucket of the table 8. A " +
+				"full table drops new connections.",
+			Remedy: "Set --conntrack-max-per-core and --conntrack-min (conntrack.maxPerCore, conntrack.min) to a " +
+				"size that fits the machine; 0 per core keeps the kernel's limit."},
 		{ID: "conntrack-use", Worst: Error, judge: (*judge).conntrackUse, needs: sysctls,
-			Looks:  "how full the connection table is, or will be if the proxy lowers the limit",
-			Why:    "A full table drops new connections of all programs (\"nf_conntrack: table full, dropping packet\").",
-			Remedy: "Raise the limit (--conntrack-min, --conntrack-max-per-core, if the proxy sets it), find the source of the connections (conntrack -L), and lower net.netfilter.nf_conntrack_tcp_timeout_established."},
+			Looks: "how full the connection table is, or will be if the proxy lowers the limit",
+			Why: "A full table drops new connections of all programs (\"nf_conntrack: table full, dropping " +
+				"packet\").",
+			Remedy: "Raise the limit (--conntrack-min, --conntrack-max-per-core, if the proxy sets it), find the " +
+				"source of the connections (conntrack -L), and lower " +
+				"net.netfilter.nf_conntrack_tcp_timeout_established."},
 		{ID: "sysctls", Worst: Info, judge: (*judge).changes,
-			Looks: "sysctls that the proxy would change",
-			Why:   "They apply to the whole node and stay after the proxy exits.", Remedy: "None, if intended: each finding names the flag and field."},
+			Looks:  "sysctls that the proxy would change",
+			Why:    "They apply to the whole node and stay after the proxy exits.",
+			Remedy: "None, if intended: each finding names the flag and field."},
 		{ID: "sysctl-files", Worst: Warning, judge: (*judge).elsewhere,
-			needs:  func(f *Facts) []error { return []error{f.Elsewhere.Err} },
-			Looks:  "files of sysctl.d whose values differ from what the proxy needs or sets",
-			Why:    "The file applies at boot and with each sysctl --system, the proxy's value when it starts. The last one wins.",
+			needs: func(f *Facts) []error { return []error{f.Elsewhere.Err} },
+			Looks: "files of sysctl.d whose values differ from what the proxy needs or sets",
+			Why: "The file applies at boot and with each sysctl --system, the proxy's value when it starts. The " +
+				"last one wins.",
 			Remedy: "Change the file, or set the flag to the same value."},
 		{ID: "sysctls-read-only", Worst: Warning, judge: (*judge).readOnly,
-			Looks:  "whether /proc/sys is writable, if something would be changed",
-			Why:    "In an unprivileged container /proc/sys is read-only: the proxy exits if a current value does not suffice.",
+			Looks: "whether /proc/sys is writable, if something would be changed",
+			Why: "In an unprivileged container /proc/sys is read-only: the proxy exits if a current value does " +
+				"not suffice.",
 			Remedy: "Run a privileged init container with --init-only, or set the sysctls on the node."},
 		{ID: "clock", Everywhere: true, Worst: Warning, judge: (*judge).clock,
-			Looks:  "whether the kernel's clock is synchronized, and how it differs from the API server's",
-			Why:    "With a wrong clock, certificates and tokens are rejected, and the times of events and metrics are misleading.",
+			Looks: "whether the kernel's clock is synchronized, and how it differs from the API server's",
+			Why: "With a wrong clock, certificates and tokens are rejected, and the times of events and metrics " +
+				"are misleading.",
 			Remedy: "Run an NTP client, such as chrony or systemd-timesyncd."},
 		{ID: "descriptors", Worst: Warning, judge: (*judge).descriptors,
-			needs:  func(f *Facts) []error { return []error{f.Descriptors.Err} },
-			Looks:  "the limit of file descriptors",
-			Why:    "In mode userspace each connection takes two to six descriptors; without them new connections wait or are rejected. Other modes need a few hundred.",
+			needs: func(f *Facts) []error { return []error{f.Descriptors.Err} },
+			Looks: "the limit of file descriptors",
+			Why: "In mode userspace each connection takes two to six descriptors; without them new connections " +
+				"wait or are rejected. Other modes need a few hundred.",
 			Remedy: "Raise the limit of the container runtime, or LimitNOFILE= of the unit."},
 	}
 }
@@ -120,7 +136,8 @@ func (j *judge) pods(l Link) bool {
 	if j.PodInterface != "" && strings.HasPrefix(l.Name, j.PodInterface) {
 		return true
 	}
-	return l.Type == "veth" || slices.ContainsFunc([]string{"cali", "lxc", "cni", "cbr", "flannel", "weave", "cilium_", "tunl", "vxlan", "kube-", "docker", "br-", "antrea", "genev"},
+	return l.Type == "veth" || slices.ContainsFunc([]string{"cali", "lxc", "cni", "cbr", "flannel", "weave", "cilium_",
+		"tunl", "vxlan", "kube-", "docker", "br-", "antrea", "genev"},
 		func(p string) bool { return strings.HasPrefix(l.Name, p) })
 }
 
@@ -156,7 +173,8 @@ func (j *judge) rpFilter() {
 	all := j.sysctl("net.ipv4.conf.all.rp_filter")
 	var strict, uplinks []string
 	for _, l := range j.facts.Links.Value {
-		if l.Type == "loopback" || l.Name == "lo" || l.Name == "kube-ipvs0" || !l.Up || j.pods(l) || !slices.ContainsFunc(l.Addrs, isIPv4) {
+		if l.Type == "loopback" || l.Name == "lo" || l.Name == "kube-ipvs0" || !l.Up || j.pods(l) ||
+			!slices.ContainsFunc(l.Addrs, isIPv4) {
 			continue
 		}
 		uplinks = append(uplinks, l.Name)

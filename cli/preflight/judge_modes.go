@@ -13,15 +13,22 @@ import (
 
 func modeKinds() []Kind {
 	return []Kind{
-		{ID: "privileges", Worst: Error, judge: (*judge).privileges, needs: func(f *Facts) []error { return []error{f.Lacks.Err} },
-			Looks:  "the capabilities of this process",
-			Why:    "Rules need CAP_NET_ADMIN in the node's network namespace. In modes iptables and ipvs, the iptables programs also need CAP_NET_RAW for rules with ipsets and for the legacy back end.",
+		{ID: "privileges", Worst: Error, judge: (*judge).privileges, needs: func(f *Facts) []error {
+			return []error{f.Lacks.Err}
+		},
+			Looks: "the capabilities of this process",
+			Why: "Rules need CAP_NET_ADMIN in the node's network namespace. In modes iptables and ipvs, the " +
+				"iptables programs also need CAP_NET_RAW for rules with ipsets and for the legacy back end.",
 			Remedy: "Run the check as the proxy will run: as root, or with the capabilities of its container."},
 		{ID: "namespace", Worst: Info, judge: (*judge).namespace,
 			Looks: "whether this is the network namespace of process 1",
-			Why:   "All findings are about the network namespace in which the check runs. The proxy's pod has hostNetwork: true.", Remedy: "Run the check with hostNetwork: true."},
-		{ID: "kernel", Worst: Error, judge: (*judge).kernel, needs: func(f *Facts) []error { return []error{f.Kernel.Err} },
-			Looks: "the kernel's version", Why: "Kernels before 5.10 are not supported: sets and expressions that the rules need are missing or broken.",
+			Why: "All findings are about the network namespace in which the check runs. The proxy's pod has " +
+				"hostNetwork: true.", Remedy: "Run the check with hostNetwork: true."},
+		{ID: "kernel", Worst: Error, judge: (*judge).kernel, needs: func(f *Facts) []error {
+			return []error{f.Kernel.Err}
+		},
+			Looks: "the kernel's version", Why: "Kernels before 5.10 are not supported: sets and expressions that " +
+				"the rules need are missing or broken.",
 			Remedy: "Install Linux 5.10 or later from a supported distribution."},
 		{ID: "mode", Everywhere: true, Worst: Warning, judge: (*judge).modes,
 			Looks:  "whether each mode can run here for each family, tried in a temporary network namespace",
@@ -32,12 +39,14 @@ func modeKinds() []Kind {
 			Why:    "The proxy exits if no mode can run. A fallback mode behaves differently from the configured one.",
 			Remedy: "Provide what is missing, or configure a mode that can run: --proxy-mode (mode)."},
 		{ID: "mode-waits", Everywhere: true, Worst: Warning, judge: (*judge).waits,
-			Looks:  "what mode kernelspace needs of this node: the HNS network, its ManagementIP, and in an overlay the source VIP",
+			Looks: "what mode kernelspace needs of this node: the HNS network, its ManagementIP, and in an overlay " +
+				"the source VIP",
 			Why:    "The proxy waits for it and serves no Service until then.",
 			Remedy: "Install the network plugin, or name its network and address: --network-name, --source-vip."},
 		{ID: "programs", Worst: Info, judge: (*judge).programs,
-			Looks: "iptables of both back ends, nft, ipset, conntrack and ipvsadm, and their versions",
-			Why:   "Mode iptables runs iptables. The other programs are only for debugging.", Remedy: "Mode iptables: install the package iptables in the image."},
+			Looks:  "iptables of both back ends, nft, ipset, conntrack and ipvsadm, and their versions",
+			Why:    "Mode iptables runs iptables. The other programs are only for debugging.",
+			Remedy: "Mode iptables: install the package iptables in the image."},
 	}
 }
 
@@ -106,7 +115,8 @@ func (j *judge) families(m mode.Mode) {
 		case !ok:
 			j.unknown(about, errUntried)
 		case len(a.Modules) > 0 && a.Loadable:
-			j.info(about, "not tried, because the kernel would load modules: %s. They are on disk, so the proxy can use them; --load-modules tries it",
+			j.info(about, "not tried, because the kernel would load modules: %s. They are on disk, so the proxy can "+
+				"use them; --load-modules tries it",
 				strings.Join(a.Modules, ", "))
 		case len(a.Modules) > 0:
 			f := j.add(Unknown, about, "not tried: %v, which are not on disk, as far as visible from here", a.Unasked)
@@ -140,7 +150,8 @@ func (j *judge) asked() {
 	c, err := choose(j.Setup, j.facts)
 	switch {
 	case errors.Is(err, errUntried):
-		j.unknown("", fmt.Errorf("cannot determine which mode would run; the configuration selects %s: %s", asked, oneLine(err)))
+		j.unknown("", fmt.Errorf("cannot determine which mode would run; the configuration selects %s: %s", asked,
+			oneLine(err)))
 	case err != nil:
 		j.wrong("", "the configuration selects %s, and no mode can run: %s", asked, oneLine(err))
 	case len(c.Steps) > 0 && j.Asked != "":
@@ -158,7 +169,8 @@ func (j *judge) asked() {
 	}
 	for _, fam := range j.Families[1:] {
 		if a, ok := j.facts.ability(c.Mode.Name, fam); ok && a.Able != nil {
-			j.warn(fam.String(), "mode %s cannot serve %s: %s; %s would be served alone", c.Mode.Name, fam, oneLine(a.Able), j.Families[0])
+			j.warn(fam.String(), "mode %s cannot serve %s: %s; %s would be served alone", c.Mode.Name, fam,
+				oneLine(a.Able), j.Families[0])
 		}
 	}
 }

@@ -10,20 +10,27 @@ import (
 func networkKinds() []Kind {
 	return []Kind{
 		{ID: "mtu", Worst: Warning, judge: (*judge).mtu, needs: linksAndRoutes,
-			Looks:  "the MTU of the pods' interfaces against that of the uplink",
-			Why:    "Packets larger than the uplink's MTU are fragmented, or dropped if that is forbidden: connections open, and then hang on large transfers.",
-			Remedy: "Set the MTU of the network plugin to that of the uplink minus the tunnel overhead (50 for VXLAN, 20 for IPIP, 60 to 80 for WireGuard)."},
+			Looks: "the MTU of the pods' interfaces against that of the uplink",
+			Why: "Packets larger than the uplink's MTU are fragmented, or dropped if that is forbidden: " +
+				"connections open, and then hang on large transfers.",
+			Remedy: "Set the MTU of the network plugin to that of the uplink minus the tunnel overhead (50 for " +
+				"VXLAN, 20 for IPIP, 60 to 80 for WireGuard)."},
 		{ID: "address-conflict", Everywhere: true, Worst: Error, judge: (*judge).conflicts,
-			Looks:  "whether the networks of pods and Services overlap each other, or an address or route of this node",
-			Why:    "Packets to a Service may go to the overlapping network, and hosts there whose addresses are cluster IPs cannot be reached.",
-			Remedy: "Give the cluster unused networks: --service-cluster-ip-range of the API server, --cluster-cidr of the controller manager and of the proxy."},
+			Looks: "whether the networks of pods and Services overlap each other, or an address or route of this node",
+			Why: "Packets to a Service may go to the overlapping network, and hosts there whose addresses are " +
+				"cluster IPs cannot be reached.",
+			Remedy: "Give the cluster unused networks: --service-cluster-ip-range of the API server, --cluster-cidr " +
+				"of the controller manager and of the proxy."},
 		{ID: "node-ports", Worst: Warning, judge: (*judge).nodePorts, needs: sockets,
-			Looks:  "programs that listen in the range of NodePorts, 30000 to 32767",
-			Why:    "If a Service gets the port, clients reach the Service instead of the program.",
-			Remedy: "Move the program to another port, or exclude the port from the API server's range (--service-node-port-range)."},
+			Looks: "programs that listen in the range of NodePorts, 30000 to 32767",
+			Why:   "If a Service gets the port, clients reach the Service instead of the program.",
+			Remedy: "Move the program to another port, or exclude the port from the API server's range " +
+				"(--service-node-port-range)."},
 		{ID: "local-ports", Worst: Warning, judge: (*judge).localPorts, needs: sysctls,
-			Looks:  "whether the ports of outgoing connections (net.ipv4.ip_local_port_range) overlap the range of NodePorts",
-			Why:    "An outgoing connection of the node may use the port of a NodePort: mode userspace cannot listen on it, and replies to that connection may be taken for requests.",
+			Looks: "whether the ports of outgoing connections (net.ipv4.ip_local_port_range) overlap the range of " +
+				"NodePorts",
+			Why: "An outgoing connection of the node may use the port of a NodePort: mode userspace cannot listen " +
+				"on it, and replies to that connection may be taken for requests.",
 			Remedy: "Set net.ipv4.ip_local_reserved_ports to 30000-32767, or the range to 32768 60999."},
 	}
 }
@@ -110,7 +117,8 @@ func (j *judge) conflicts() {
 			}
 			for _, p := range pods {
 				if p.Contains(a.Addr()) && !j.pods(l) {
-					j.warn(p.String(), "the pod network contains the address %s of interface %s, which does not look like a pod interface", a.Addr(), l.Name)
+					j.warn(p.String(), "the pod network contains the address %s of interface %s, which does not look "+
+						"like a pod interface", a.Addr(), l.Name)
 				}
 			}
 		}
@@ -166,7 +174,8 @@ func (j *judge) nodePorts() {
 	seen := map[string]bool{}
 	for _, s := range j.facts.Sockets.Value {
 		port := s.At.Port()
-		if port < firstNodePort || port > lastNodePort || s.Owner != "" && strings.HasPrefix(j.facts.Writer.Value, s.Owner) {
+		if port < firstNodePort || port > lastNodePort || s.Owner != "" && strings.HasPrefix(j.facts.Writer.Value,
+			s.Owner) {
 			continue
 		}
 		about := fmt.Sprintf("%d/%s", port, s.Proto)

@@ -9,23 +9,33 @@ import (
 func otherKinds() []Kind {
 	return []Kind{
 		{ID: "iptables-backends", Worst: Warning, judge: (*judge).backends,
-			Looks:  "rules in the legacy and in the nft back end of iptables",
-			Why:    "Packets pass both back ends, which do not see each other's rules: one may drop what the other accepts.",
-			Remedy: "Let all programs of the node use one back end: the one with the kubelet's chain KUBE-IPTABLES-HINT or KUBE-KUBELET-CANARY. Mode nftables uses neither."},
+			Looks: "rules in the legacy and in the nft back end of iptables",
+			Why: "Packets pass both back ends, which do not see each other's rules: one may drop what the other " +
+				"accepts.",
+			Remedy: "Let all programs of the node use one back end: the one with the kubelet's chain " +
+				"KUBE-IPTABLES-HINT or KUBE-KUBELET-CANARY. Mode nftables uses neither."},
 		{ID: "kube-proxy-rules", Worst: Info, judge: (*judge).leftovers,
 			Looks: "chains, tables, virtual servers and devices of any kube-proxy",
-			Why:   "Objects of the running mode are taken over. Objects of another mode stay until this proxy's first write, and are then removed.", Remedy: "None. If no proxy is to run here, kube-proxy --cleanup removes them."},
-		{ID: "kube-proxy-running", Worst: Info, judge: (*judge).writer, needs: func(f *Facts) []error { return []error{f.Writer.Err} },
+			Why: "Objects of the running mode are taken over. Objects of another mode stay until this proxy's " +
+				"first write, and are then removed.", Remedy: "None. If no proxy is to run here, kube-proxy " +
+				"--cleanup removes them."},
+		{ID: "kube-proxy-running", Worst: Info, judge: (*judge).writer, needs: func(f *Facts) []error {
+			return []error{f.Writer.Err}
+		},
 			Looks: "whether such a kube-proxy already runs in this network namespace",
 			Why:   "A second one waits until the first exits.", Remedy: "None, if it is the one to be replaced."},
 		{ID: "ports", Worst: Warning, judge: (*judge).ports, needs: sockets,
-			Looks:  "whether the addresses of the health and metrics servers are free",
-			Why:    "Another kube-proxy may use them, and two that do not know each other undo each other's rules. Until the port is free, the node's health is not reported.",
-			Remedy: "Stop the program that listens there, such as the kube-proxy to be replaced, or choose another address: --healthz-bind-address, --metrics-bind-address."},
+			Looks: "whether the addresses of the health and metrics servers are free",
+			Why: "Another kube-proxy may use them, and two that do not know each other undo each other's rules. " +
+				"Until the port is free, the node's health is not reported.",
+			Remedy: "Stop the program that listens there, such as the kube-proxy to be replaced, or choose another " +
+				"address: --healthz-bind-address, --metrics-bind-address."},
 		{ID: "cilium", Worst: Error, judge: (*judge).cilium,
-			Looks:  "interfaces and BPF programs of Cilium, and whether it replaces kube-proxy",
-			Why:    "Cilium's kube-proxy replacement translates connections at sockets, before any rule. Two proxies for the same addresses disagree about endpoints and affinity.",
-			Remedy: "First set kube-proxy-replacement to false in the ConfigMap cilium-config and restart Cilium's agents; see docs/migrating.md. Or do not run this proxy."},
+			Looks: "interfaces and BPF programs of Cilium, and whether it replaces kube-proxy",
+			Why: "Cilium's kube-proxy replacement translates connections at sockets, before any rule. Two proxies " +
+				"for the same addresses disagree about endpoints and affinity.",
+			Remedy: "First set kube-proxy-replacement to false in the ConfigMap cilium-config and restart Cilium's " +
+				"agents; see docs/migrating.md. Or do not run this proxy."},
 		{ID: "kube-router", Worst: Warning, judge: (*judge).kubeRouter,
 			Looks:  "interfaces and chains of kube-router",
 			Why:    "kube-router with --run-service-proxy serves Services by IPVS.",
@@ -35,25 +45,35 @@ func otherKinds() []Kind {
 			Why:    "Calico's eBPF data plane serves Services itself.",
 			Remedy: "Set bpfEnabled to false in its FelixConfiguration, or do not run this proxy."},
 		{ID: "firewalld", Worst: Warning, judge: hostFirewall("firewalld", ofFirewalld),
-			Looks:  "rules of firewalld",
-			Why:    "firewalld rejects traffic that no zone allows, after translation: NodePorts, and traffic forwarded to pods. Its reload removes iptables rules of other programs.",
-			Remedy: "Disable firewalld on cluster nodes; or add the pods' interfaces and networks to the zone trusted, and open the NodePorts in the uplink's zone."},
+			Looks: "rules of firewalld",
+			Why: "firewalld rejects traffic that no zone allows, after translation: NodePorts, and traffic " +
+				"forwarded to pods. Its reload removes iptables rules of other programs.",
+			Remedy: "Disable firewalld on cluster nodes; or add the pods' interfaces and networks to the zone " +
+				"trusted, and open the NodePorts in the uplink's zone."},
 		{ID: "ufw", Worst: Warning, judge: hostFirewall("ufw", prefixed("ufw-before-", "ufw6-before-")),
-			Looks:  "rules of ufw",
-			Why:    "ufw drops forwarded traffic unless DEFAULT_FORWARD_POLICY is ACCEPT, and NodePorts without a rule.",
-			Remedy: "Disable ufw on cluster nodes; or set DEFAULT_FORWARD_POLICY=\"ACCEPT\" in /etc/default/ufw, and allow the NodePorts and the pods' networks."},
+			Looks: "rules of ufw",
+			Why: "ufw drops forwarded traffic unless DEFAULT_FORWARD_POLICY is " +
+				"ACCEPT, and NodePorts without a rule.",
+			Remedy: "Disable ufw on cluster nodes; or set DEFAULT_FORWARD_POLICY=\"ACCEPT\" in /etc/default/ufw, and " +
+				"allow the NodePorts and the pods' networks."},
 		{ID: "docker-forward", Worst: Warning, judge: (*judge).docker,
-			Looks:  "Docker's chains, and whether its FORWARD chain drops",
-			Why:    "Docker sets the policy of FORWARD to DROP when it enables forwarding: forwarded traffic of pods is dropped unless a rule accepts it. Modes iptables and ipvs accept what they translate; mode nftables does not change other firewalls.",
-			Remedy: "Remove Docker if another runtime runs the pods; or set \"ip-forward-no-drop\": true in daemon.json (Docker 27.0 and later); or accept the pods' networks in the chain DOCKER-USER."},
+			Looks: "Docker's chains, and whether its FORWARD chain drops",
+			Why: "Docker sets the policy of FORWARD to DROP when it enables forwarding: forwarded traffic of pods " +
+				"is dropped unless a rule accepts it. Modes iptables and ipvs accept what they translate; mode " +
+				"nftables does not change other firewalls.",
+			Remedy: "Remove Docker if another runtime runs the pods; or set \"ip-forward-no-drop\": true in " +
+				"daemon.json (Docker 27.0 and later); or accept the pods' networks in the chain DOCKER-USER."},
 		{ID: "drop-policy", Worst: Warning, judge: (*judge).dropPolicy,
-			Looks:  "base chains of other software at input and forward whose policy is to drop",
-			Why:    "Every base chain of a hook must accept a packet; such a chain drops the rest, whatever the proxy's rules say. At forward this affects traffic to pods; at input, NodePorts of host-network pods and the health server.",
+			Looks: "base chains of other software at input and forward whose policy is to drop",
+			Why: "Every base chain of a hook must accept a packet; such a chain drops the rest, whatever the " +
+				"proxy's rules say. At forward this affects traffic to pods; at input, NodePorts of host-network " +
+				"pods and the health server.",
 			Remedy: "Inspect the chain with nft list ruleset, and let it accept the pods' networks and NodePorts."},
 	}
 }
 
-// uses reports whether chains hold rules of a back end of iptables, and whether the kubelet's are among them.
+// uses reports whether chains hold rules of a back end of iptables, and whether the kubelet's are
+// among them.
 func uses(chains []Chain) (rules int, kubelet bool) {
 	for _, c := range chains {
 		if !slices.Contains([]string{"filter", "nat", "mangle", "raw", "security"}, c.Table) || c.Family == "inet" {
@@ -155,7 +175,8 @@ func (j *judge) leftovers() {
 		j.add(Info, "", "%s", strings.Join(seen, "; ")).Why = j.kind.Why
 		return
 	}
-	j.nothing("no rules of a kube-proxy", j.facts.Chains.Err, j.facts.Legacy.Err, j.facts.VirtualServers.Err, j.facts.Links.Err)
+	j.nothing("no rules of a kube-proxy", j.facts.Chains.Err, j.facts.Legacy.Err, j.facts.VirtualServers.Err,
+		j.facts.Links.Err)
 }
 
 func (j *judge) writer() {
@@ -179,7 +200,8 @@ func (j *judge) ports() {
 		switch ours := j.facts.Writer.Value; {
 		case i < 0:
 			j.ok(p.name, "%s is free", p.at)
-		case ours != "" && (j.facts.Sockets.Value[i].Owner == "" || strings.HasPrefix(ours, j.facts.Sockets.Value[i].Owner)):
+		case ours != "" && (j.facts.Sockets.Value[i].Owner == "" ||
+			strings.HasPrefix(ours, j.facts.Sockets.Value[i].Owner)):
 			j.info(p.name, "%s is used by the running kube-proxy", p.at)
 		case j.facts.Sockets.Value[i].Owner == "":
 			j.warn(p.name, "%s is used by an invisible process", p.at)
@@ -190,7 +212,9 @@ func (j *judge) ports() {
 }
 
 func (j *judge) cilium() {
-	devices := j.hasLink(func(l Link) bool { return strings.HasPrefix(l.Name, "cilium_") || strings.HasPrefix(l.Name, "lxc_") })
+	devices := j.hasLink(func(l Link) bool {
+		return strings.HasPrefix(l.Name, "cilium_") || strings.HasPrefix(l.Name, "lxc_")
+	})
 	// Its programs at socket hooks belong to the kube-proxy replacement; older versions had no
 	// prefix.
 	sockets := j.hasBPF("cil_sock", "sock4_connect", "sock6_connect")
@@ -198,9 +222,11 @@ func (j *judge) cilium() {
 	case len(sockets) > 0:
 		j.wrong("", "Cilium replaces kube-proxy here: BPF programs %s", strings.Join(sockets, ", "))
 	case j.facts.BPF.Err != nil && len(devices) > 0:
-		j.warn("", "Cilium runs here (%s); cannot determine whether it replaces kube-proxy: %v", strings.Join(devices, ", "), j.facts.BPF.Err)
+		j.warn("", "Cilium runs here (%s); cannot determine whether it replaces kube-proxy: %v",
+			strings.Join(devices, ", "), j.facts.BPF.Err)
 	case len(devices) > 0:
-		j.info("", "Cilium runs here (%s) and does not translate at sockets; make sure kube-proxy-replacement is false", strings.Join(devices, ", "))
+		j.info("", "Cilium runs here (%s) and does not translate at sockets; make sure kube-proxy-replacement is false",
+			strings.Join(devices, ", "))
 	default:
 		j.nothing("no traces of Cilium", j.facts.Links.Err, j.facts.BPF.Err)
 	}
@@ -240,7 +266,8 @@ func hostFirewall(name string, is func(Chain) bool) func(*judge) {
 }
 
 func ofFirewalld(c Chain) bool {
-	return strings.HasPrefix(c.Table, "firewalld") || c.Table != "kube-proxy" && slices.Contains([]string{"INPUT_ZONES", "FWD_ZONES", "FORWARD_IN_ZONES"}, c.Name)
+	return strings.HasPrefix(c.Table, "firewalld") || c.Table != "kube-proxy" &&
+		slices.Contains([]string{"INPUT_ZONES", "FWD_ZONES", "FORWARD_IN_ZONES"}, c.Name)
 }
 
 // forwardOf reports whether a chain is FORWARD of iptables, with the policy to drop.

@@ -77,7 +77,8 @@ func Look(ctx context.Context, s *Setup) *Facts {
 }
 
 // look runs a probe in parallel with the others.
-func look[T any](ctx context.Context, s *Setup, all *sync.WaitGroup, at *Known[T], probe func(context.Context) (T, error)) {
+func look[T any](ctx context.Context, s *Setup, all *sync.WaitGroup, at *Known[T],
+	probe func(context.Context) (T, error)) {
 	all.Go(func() { *at = within(ctx, s.patience(), probe) })
 }
 
@@ -141,8 +142,8 @@ func changes(s *Setup, f *Facts) ([]system.Change, error) {
 // modules answers whether the kernel has modules, without asking for them.
 type modules struct{ proc, sys, lib string }
 
-// missing returns those of the modules that the kernel may load on demand: they are not there, and not
-// built in. A kernel that loads none is always safe to ask.
+// missing returns those of the modules that the kernel may load on demand: they are not there, and
+// not built in. A kernel that loads none is always safe to ask.
 func (m modules) missing(names ...string) (missing []string) {
 	_, list := os.Stat(filepath.Join(m.proc, "modules"))
 	loader, program := os.ReadFile(filepath.Join(m.proc, "sys/kernel/modprobe"))

@@ -27,7 +27,8 @@ func tree(t *testing.T, lines ...string) string {
 	for _, line := range lines {
 		name, text, _ := strings.Cut(line, " ")
 		path := filepath.Join(root, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(strings.ReplaceAll(text, "|", "\n")), 0o644)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755),
+			os.WriteFile(path, []byte(strings.ReplaceAll(text, "|", "\n")), 0o644)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -35,8 +36,10 @@ func tree(t *testing.T, lines ...string) string {
 }
 
 // host is a machine that has modules: nf_tables on disk, ip_tables loaded, and nfnetlink built in.
-var host = []string{"proc/modules ip_tables 1 0", "proc/sys/kernel/modprobe /sbin/modprobe", "proc/sys/kernel/modules_disabled 0", "proc/sys/kernel/osrelease 6.12.1",
-	"sys/module/ip_tables/refcnt 0", "lib/6.12.1/modules.builtin kernel/net/netfilter/nfnetlink.ko|", "lib/6.12.1/modules.dep kernel/net/netfilter/nf_tables.ko.xz: kernel/a.ko|kernel/net/nft-compat.ko:|"}
+var host = []string{"proc/modules ip_tables 1 0", "proc/sys/kernel/modprobe /sbin/modprobe",
+	"proc/sys/kernel/modules_disabled 0", "proc/sys/kernel/osrelease 6.12.1",
+	"sys/module/ip_tables/refcnt 0", "lib/6.12.1/modules.builtin kernel/net/netfilter/nfnetlink.ko|",
+	"lib/6.12.1/modules.dep kernel/net/netfilter/nf_tables.ko.xz: kernel/a.ko|kernel/net/nft-compat.ko:|"}
 
 func TestModules(t *testing.T) {
 	for _, c := range []struct {
@@ -49,15 +52,18 @@ func TestModules(t *testing.T) {
 		{"there, loaded and built in", host, "ip_tables nfnetlink", "", true},
 		{"on disk", host, "nf_tables nfnetlink nft_compat", "nf_tables nft_compat", true},
 		{"nowhere", host, "nf_tables ip_set", "nf_tables ip_set", false},
-		{"no more modules may be loaded", append(slices.Clone(host), "proc/sys/kernel/modules_disabled 1"), "ip_set", "", true},
+		{"no more modules may be loaded", append(slices.Clone(host), "proc/sys/kernel/modules_disabled 1"), "ip_set",
+			"", true},
 		{"a kernel without modules", []string{"proc/sys/kernel/osrelease 6.12.1"}, "ip_set nf_tables", "", true},
-		{"a container without /lib/modules", []string{"proc/modules x", "proc/sys/kernel/modprobe /sbin/modprobe", "proc/sys/kernel/osrelease 6.12.1"}, "nf_tables", "nf_tables", false},
+		{"a container without /lib/modules", []string{"proc/modules x", "proc/sys/kernel/modprobe /sbin/modprobe",
+			"proc/sys/kernel/osrelease 6.12.1"}, "nf_tables", "nf_tables", false},
 	} {
 		root := tree(t, c.tree...)
 		m := modules{filepath.Join(root, "proc"), filepath.Join(root, "sys"), filepath.Join(root, "lib")}
 		missing := m.missing(strings.Fields(c.asks)...)
 		if got := strings.Join(missing, " "); got != c.missing || m.loadable(missing) != c.loadable {
-			t.Errorf("%s: missing %q, loadable %t; want %q, %t", c.name, got, m.loadable(missing), c.missing, c.loadable)
+			t.Errorf("%s: missing %q, loadable %t; want %q, %t", c.name, got, m.loadable(missing), c.missing,
+				c.loadable)
 		}
 	}
 }
@@ -68,7 +74,8 @@ func TestModesAreNotAskedForModules(t *testing.T) {
 	root := tree(t, host...)
 	m := modules{filepath.Join(root, "proc"), filepath.Join(root, "sys"), filepath.Join(root, "lib")}
 	var asked atomic.Int32
-	of := mode.Mode{Name: "some", Modules: func(mode.Settings) []string { return []string{"nf_tables"} }, Able: func(mode.Settings) error { asked.Add(1); return nil }}
+	of := mode.Mode{Name: "some", Modules: func(mode.Settings) []string { return []string{"nf_tables"} },
+		Able: func(mode.Settings) error { asked.Add(1); return nil }}
 	s := &Setup{Modes: mode.List{of}, Asked: "some", Families: []lb.Family{lb.IPv4}}
 	got := tryMode(t.Context(), s, of, m)
 	if asked.Load() != 0 || len(got) != 1 || got[0].Unasked == nil || !got[0].Loadable {
@@ -91,7 +98,8 @@ func TestModesAreNotAskedForModules(t *testing.T) {
 // Every mode that can be configured lists the modules that its test may load.
 func TestModesNameModules(t *testing.T) {
 	for _, m := range all.Modes() {
-		if m.Here() && (m.Modules == nil || len(m.Modules(mode.Settings{Family: lb.IPv4})) == 0 || len(m.Modules(mode.Settings{Family: lb.IPv6})) == 0) {
+		if m.Here() && (m.Modules == nil || len(m.Modules(mode.Settings{Family: lb.IPv4})) == 0 ||
+			len(m.Modules(mode.Settings{Family: lb.IPv6})) == 0) {
 			t.Errorf("mode %s does not say which modules its Able may load", m.Name)
 		}
 	}
@@ -104,12 +112,16 @@ func TestNothingHangs(t *testing.T) {
 	hangs := func(name string) mode.Mode {
 		return mode.Mode{Name: name, Unasked: "linux", Able: func(mode.Settings) error { <-never; return nil }}
 	}
-	s := &Setup{Modes: mode.List{hangs("one"), hangs("two")}, Families: []lb.Family{lb.IPv4, lb.IPv6}, NodeName: "n", Timeout: 300 * time.Millisecond,
-		API:  func(context.Context) *Cluster { <-never; return nil },
-		Host: func(mode.Mode) (system.Settings, error) { return system.Settings{}, nil }}
+	s := &Setup{Modes: mode.List{hangs("one"), hangs("two")}, Families: []lb.Family{lb.IPv4, lb.IPv6}, NodeName: "n",
+		Timeout: 300 * time.Millisecond,
+		API:     func(context.Context) *Cluster { <-never; return nil },
+		Host:    func(mode.Mode) (system.Settings, error) { return system.Settings{}, nil }}
 	found := Judge(s, Look(t.Context(), s))
-	for _, want := range []string{"mode one IPv4: cannot check: timed out", "mode two IPv6: cannot check: timed out", "mode-asked : cannot check", "api-server : the API server does not answer: timed out"} {
-		if !slices.ContainsFunc(found, func(f Finding) bool { return strings.HasPrefix(fmt.Sprintf("%s %s: %s", f.ID, f.About, f.Seen), want) }) {
+	for _, want := range []string{"mode one IPv4: cannot check: timed out", "mode two IPv6: cannot check: timed out",
+		"mode-asked : cannot check", "api-server : the API server does not answer: timed out"} {
+		if !slices.ContainsFunc(found, func(f Finding) bool {
+			return strings.HasPrefix(fmt.Sprintf("%s %s: %s", f.ID, f.About, f.Seen), want)
+		}) {
 			t.Errorf("no finding %q in %+v", want, found)
 		}
 	}
@@ -121,7 +133,9 @@ func TestNothingHangs(t *testing.T) {
 // A program with endless output costs the node no memory: its output is cut.
 func TestProgramsThatRave(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "nft"), []byte("#!/bin/sh\necho nftables v1\ni=0\nwhile [ $i -lt 64 ]; do printf '%065536d' 0; i=$((i+1)); done\n"), 0o755); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "nft"),
+		[]byte("#!/bin/sh\necho nftables v1\ni=0\nwhile [ $i -lt 64 ]; do printf '%065536d' 0; i=$((i+1)); done\n"),
+		0o755); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("PATH", dir)
@@ -139,8 +153,11 @@ func TestProgramsThatRave(t *testing.T) {
 }
 
 func TestReadSaved(t *testing.T) {
-	got, err := readSaved("ip", strings.NewReader("# Generated\n*filter\n:FORWARD DROP [0:0]\n:DOCKER - [0:0]\n-A FORWARD -j DOCKER\n-A DOCKER -j RETURN\n-A DOCKER -s 1.2.3.4 -j DROP\nCOMMIT\n*nat\n:DOCKER - [0:0]\nCOMMIT\n"))
-	want := []Chain{{"ip", "filter", "FORWARD", "forward", true, 1}, {"ip", "filter", "DOCKER", "", false, 2}, {"ip", "nat", "DOCKER", "", false, 0}}
+	got, err := readSaved("ip", strings.NewReader("# Generated\n*filter\n:FORWARD DROP [0:0]\n:DOCKER - [0:0]\n"+
+		"-A FORWARD -j DOCKER\n-A DOCKER -j RETURN\n-A DOCKER -s 1.2.3.4 -j DROP\nCOMMIT\n*nat\n:DOCKER - [0:0]\n"+
+		"COMMIT\n"))
+	want := []Chain{{"ip", "filter", "FORWARD", "forward", true, 1}, {"ip", "filter", "DOCKER", "", false, 2},
+		{"ip", "nat", "DOCKER", "", false, 0}}
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("%+v, %v", got, err)
 	}
@@ -148,7 +165,8 @@ func TestReadSaved(t *testing.T) {
 
 // Without /proc/sys all sysctls are unknown; that differs from a kernel without them.
 func TestSysctlsNotThere(t *testing.T) {
-	if all, err := readSysctlsBy(func(string) (string, error) { return "", fs.ErrNotExist }); err == nil || !strings.Contains(err.Error(), "/proc/sys") {
+	if all, err := readSysctlsBy(func(string) (string, error) { return "", fs.ErrNotExist }); err == nil ||
+		!strings.Contains(err.Error(), "/proc/sys") {
 		t.Errorf("%v %v", all, err)
 	}
 	all, err := readSysctlsBy(func(name string) (string, error) {
@@ -165,10 +183,13 @@ func TestSysctlsNotThere(t *testing.T) {
 // A file of an earlier folder hides one of the same name in a later folder, and later files
 // override earlier ones.
 func TestSysctlFiles(t *testing.T) {
-	root := tree(t, "etc/sysctl.d/10-a.conf net.ipv4.ip_forward = 1|# no|;no|-net/ipv4/conf/eth0.5/rp_filter=1", "usr/lib/sysctl.d/10-a.conf net.ipv4.ip_forward=7",
-		"usr/lib/sysctl.d/50-b.conf net.ipv4.ip_forward=0|nonsense|", "etc/sysctl.d/readme no=1", "etc/sysctl.conf vm.swappiness=1")
+	root := tree(t, "etc/sysctl.d/10-a.conf net.ipv4.ip_forward = 1|# no|;no|-net/ipv4/conf/eth0.5/rp_filter=1",
+		"usr/lib/sysctl.d/10-a.conf net.ipv4.ip_forward=7",
+		"usr/lib/sysctl.d/50-b.conf net.ipv4.ip_forward=0|nonsense|", "etc/sysctl.d/readme no=1",
+		"etc/sysctl.conf vm.swappiness=1")
 	got, err := sysctlFiles(root)
-	want := []Assignment{{"net.ipv4.ip_forward", "0", filepath.Join(root, "usr/lib/sysctl.d/50-b.conf:1")}, {"net.ipv4.conf.eth0/5.rp_filter", "1", filepath.Join(root, "etc/sysctl.d/10-a.conf:4")},
+	want := []Assignment{{"net.ipv4.ip_forward", "0", filepath.Join(root, "usr/lib/sysctl.d/50-b.conf:1")},
+		{"net.ipv4.conf.eth0/5.rp_filter", "1", filepath.Join(root, "etc/sysctl.d/10-a.conf:4")},
 		{"vm.swappiness", "1", filepath.Join(root, "etc/sysctl.conf:1")}}
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("%+v, %v", got, err)
@@ -180,12 +201,18 @@ func TestParseSocket(t *testing.T) {
 		t.Skip("the lines are of a little-endian machine")
 	}
 	for line, want := range map[string]string{
-		"   0: 0100007F:2809 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 12345 1":              "127.0.0.1:10249 12345",
-		"   1: 00000000000000000000000001000000:7530 00000000000000000000000000000000:0000 0A 0:0 00:0 00000000 0 0 77 1": "[::1]:30000 77",
-		"   2: 0100007F:2809 0100007F:1F90 01 00000000:00000000 00:00000000 00000000     0        0 12345 1":              "", // established
-		"  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode":                "",
-		"   0: 0100007G:2809 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 12345 1":              "",
-		"   0: 01007F:2809 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 12345 1":                "",
+		"   0: 0100007F:2809 00000000:0000 0A 00000000:00000000 " +
+			"00:00000000 00000000     0        0 12345 1": "127.0.0.1:10249 12345",
+		"   1: 00000000000000000000000001000000:7530 00000000000000000000000000000000:0000 0A 0:0 00:0 00000000 0 0 " +
+			"77 1": "[::1]:30000 77",
+		// established
+		"   2: 0100007F:2809 0100007F:1F90 01 00000000:00000000 00:00000000 00000000     0        0 12345 1": "",
+		"  sl  local_address rem_address   st tx_queue rx_queue tr " +
+			"tm->when retrnsmt   uid  timeout inode": "",
+		"   0: 0100007G:2809 00000000:0000 0A 00000000:00000000 " +
+			"00:00000000 00000000     0        0 12345 1": "",
+		"   0: 01007F:2809 00000000:0000 0A 00000000:00000000 " +
+			"00:00000000 00000000     0        0 12345 1": "",
 	} {
 		at, inode, ok := parseSocket(line, false)
 		if got := strings.TrimSpace(fmt.Sprint(at, " ", inode)); ok != (want != "") || ok && got != want {

@@ -21,12 +21,16 @@ func Look(ctx context.Context, s *Setup) *Facts {
 			continue
 		}
 		for _, fam := range s.Families {
-			k := within(ctx, s.patience(), func(context.Context) (able error, err error) { return m.Able(s.with(fam)), nil })
+			k := within(ctx, s.patience(), func(context.Context) (able error, err error) {
+				return m.Able(s.with(fam)), nil
+			})
 			f.Abilities = append(f.Abilities, Ability{Mode: m.Name, Family: fam, Able: k.Value, Unasked: k.Err})
 		}
 	}
 	if m, err := choose(s, f); err == nil && m.Mode.Lacks != nil {
-		f.Waits = within(ctx, s.patience(), func(ctx context.Context) ([]error, error) { return m.Mode.Lacks(ctx, s.with(s.Families[0])), nil })
+		f.Waits = within(ctx, s.patience(), func(ctx context.Context) ([]error, error) {
+			return m.Mode.Lacks(ctx, s.with(s.Families[0])), nil
+		})
 	}
 	f.Links = within(ctx, s.patience(), func(context.Context) (all []Link, err error) {
 		list, err := net.Interfaces()

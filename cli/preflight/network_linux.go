@@ -54,7 +54,8 @@ func links(ctx context.Context) ([]Link, error) {
 		}
 		for _, l := range list {
 			filter, _ := kernel.Sysctl("net/ipv4/conf/" + l.Name + "/rp_filter")
-			all = append(all, Link{Name: l.Name, Type: l.Kind, Index: int(l.Index), MTU: int(l.MTU), Up: l.Flags&unix.IFF_UP != 0,
+			all = append(all, Link{Name: l.Name, Type: l.Kind, Index: int(l.Index), MTU: int(l.MTU),
+				Up:    l.Flags&unix.IFF_UP != 0,
 				Addrs: byLink[l.Index], RPFilter: filter})
 		}
 		return all, nil
@@ -147,8 +148,10 @@ func parseSocket(line string, udp bool) (at netip.AddrPort, inode string, ok boo
 
 // asked are the sysctls that Judge reads.
 var asked = []string{
-	ipForward, ipv6Forwarding, "net.ipv4.conf.all.rp_filter", bridgeCalls, bridgeCalls6, "net.ipv4.conf.all.route_localnet",
-	conntrackMax, conntrackCount, conntrackBuckets, portRange, "net.ipv4.ip_local_reserved_ports", "fs.file-max", "fs.nr_open",
+	ipForward, ipv6Forwarding, "net.ipv4.conf.all.rp_filter", bridgeCalls, bridgeCalls6,
+	"net.ipv4.conf.all.route_localnet",
+	conntrackMax, conntrackCount, conntrackBuckets, portRange, "net.ipv4.ip_local_reserved_ports", "fs.file-max",
+	"fs.nr_open",
 	"kernel.unprivileged_bpf_disabled",
 }
 
@@ -171,7 +174,8 @@ func readSysctlsBy(read func(name string) (string, error)) (map[string]string, e
 
 // sysctlFolders are the folders of sysctl --system; a file of one hides those of its name in later
 // ones.
-var sysctlFolders = []string{"etc/sysctl.d", "run/sysctl.d", "usr/local/lib/sysctl.d", "usr/lib/sysctl.d", "lib/sysctl.d"}
+var sysctlFolders = []string{"etc/sysctl.d", "run/sysctl.d", "usr/local/lib/sysctl.d", "usr/lib/sysctl.d",
+	"lib/sysctl.d"}
 
 // sysctlFiles reads the machine's settings at boot; the last assignment of a name wins.
 func sysctlFiles(root string) ([]Assignment, error) {

@@ -66,7 +66,8 @@ func (r *run) spreads(ctx context.Context, name, claim, from string, to netip.Ad
 
 // moves checks an open connection while change gives its frontend another server. exchange uses the
 // connection and returns the server's name.
-func (r *run) moves(ctx context.Context, from string, to netip.AddrPort, before, after string, exchange func() (string, error), change func() error) {
+func (r *run) moves(ctx context.Context, from string, to netip.AddrPort, before, after string,
+	exchange func() (string, error), change func() error) {
 	still := func() error {
 		server, err := exchange()
 		if err == nil && server != before {
@@ -81,7 +82,8 @@ func (r *run) moves(ctx context.Context, from string, to netip.AddrPort, before,
 	if err == nil {
 		err = r.answers(ctx, from, to, after, netip.Addr{})
 	}
-	r.check("open-connection", "an open connection survives when its endpoint leaves, and new ones reach the new endpoint", errors.Join(err, still()))
+	r.check("open-connection", "an open connection survives when its endpoint leaves, and new ones reach the new "+
+		"endpoint", errors.Join(err, still()))
 }
 
 // echo is a pod or a node that answers as `agnhost netexec` does: /hostname with its name,
@@ -99,7 +101,8 @@ const thisNode = "node"
 // dataPath is step 7: the node and its pods connect to a frontend, other clients to a NodePort.
 func (n *hnsNode) dataPath(ctx context.Context) bool {
 	if len(n.Echo) == 0 {
-		return n.skip("echo", "want --echo=ADDRESS:PORT,... of pods that run `agnhost netexec`: on this node, on another, and in a node's own network")
+		return n.skip("echo", "want --echo=ADDRESS:PORT,... of pods that run `agnhost netexec`: on this node, on "+
+			"another, and in a node's own network")
 	}
 	n.connect = n.ask
 	n.echoes = map[string]echo{}
@@ -163,7 +166,9 @@ func (n *hnsNode) dataPath(ctx context.Context) bool {
 		})
 	}
 	if n.features.ModifyLoadbalancer {
-		n.through(ctx, "open-connection", n.balancerOf(frontend, all[0]), func(id string) { n.change(ctx, id, frontend, all[0], all[1]) })
+		n.through(ctx, "open-connection", n.balancerOf(frontend, all[0]), func(id string) {
+			n.change(ctx, id, frontend, all[0], all[1])
+		})
 	}
 	return true
 }
@@ -249,7 +254,8 @@ func (n *hnsNode) ask(ctx context.Context, from string, to netip.AddrPort) (got 
 	get := func(query string) (string, error) {
 		url := fmt.Sprintf("http://%s/%s", to, query)
 		if from != thisNode {
-			url = fmt.Sprintf("http://%s/dial?host=%s&port=%d&protocol=http&tries=1&request=%s", n.echoes[from].at, to.Addr(), to.Port(), query)
+			url = fmt.Sprintf("http://%s/dial?host=%s&port=%d&protocol=http&tries=1&request=%s", n.echoes[from].at,
+				to.Addr(), to.Port(), query)
 		}
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 		if err != nil {

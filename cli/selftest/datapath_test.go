@@ -38,7 +38,9 @@ var nodeAddr = netip.MustParseAddr("172.18.0.2")
 func (w *wires) echo(at string, here bool) {
 	addr := netip.MustParseAddrPort(at)
 	mux := http.NewServeMux()
-	mux.HandleFunc("/hostname", func(out http.ResponseWriter, _ *http.Request) { fmt.Fprint(out, "echo-"+addr.Addr().String()) })
+	mux.HandleFunc("/hostname", func(out http.ResponseWriter, _ *http.Request) {
+		fmt.Fprint(out, "echo-"+addr.Addr().String())
+	})
 	mux.HandleFunc("/clientip", func(out http.ResponseWriter, in *http.Request) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -50,10 +52,12 @@ func (w *wires) echo(at string, here bool) {
 		if here {
 			from = hnsfake.Pod
 		}
-		client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(_ context.Context, _, to string) (net.Conn, error) {
+		client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(_ context.Context,
+			_, to string) (net.Conn, error) {
 			return w.dial(from, addr.Addr(), to)
 		}}}
-		text, err := read(client.Get("http://" + net.JoinHostPort(q.Get("host"), q.Get("port")) + "/" + q.Get("request")))
+		text, err := read(client.Get("http://" + net.JoinHostPort(q.Get("host"), q.Get("port")) + "/" +
+			q.Get("request")))
 		answer := map[string][]string{"responses": {text}}
 		if err != nil {
 			answer = map[string][]string{"errors": {err.Error()}}
@@ -96,10 +100,12 @@ func (w *wires) dial(from hnsfake.Source, client netip.Addr, address string) (ne
 }
 
 // onWires gives the test three echoes: a pod of this node, one of another, and another node.
-func onWires(t *testing.T, patience time.Duration, alter func(hnsfake.Verdict) hnsfake.Verdict) func(*hnsfake.Fake, string, *Config) {
+func onWires(t *testing.T, patience time.Duration, alter func(hnsfake.Verdict) hnsfake.Verdict) func(*hnsfake.Fake,
+	string, *Config) {
 	return func(f *hnsfake.Fake, network string, cfg *Config) {
 		cfg.Timeout = patience
-		w := &wires{t: t, hns: f, servers: map[netip.AddrPort]string{}, here: map[netip.Addr]bool{}, clients: map[string]netip.Addr{}, alter: alter}
+		w := &wires{t: t, hns: f, servers: map[netip.AddrPort]string{}, here: map[netip.Addr]bool{},
+			clients: map[string]netip.Addr{}, alter: alter}
 		for _, at := range []string{"10.1.1.11:8080", "10.1.2.14:8080", "172.18.0.3:8080"} {
 			w.echo(at, at == "10.1.1.11:8080")
 			cfg.Echo = append(cfg.Echo, netip.MustParseAddrPort(at))
@@ -107,7 +113,8 @@ func onWires(t *testing.T, patience time.Duration, alter func(hnsfake.Verdict) h
 		f.AddPod(network, "pod1", netip.MustParseAddr("10.1.1.11"))
 		f.SetServices(netip.PrefixFrom(vip, 24))
 		f.SetNetwork(network, func(n *hns.Network) {
-			settings, _ := json.Marshal(hns.RemoteSubnet{DestinationPrefix: "10.1.2.0/24", ProviderAddress: "172.18.0.3"})
+			settings, _ := json.Marshal(hns.RemoteSubnet{DestinationPrefix: "10.1.2.0/24",
+				ProviderAddress: "172.18.0.3"})
 			n.Policies = append(n.Policies, hns.Policy{Type: hns.PolicyRemoteSubnetRoute, Settings: settings})
 		})
 		cfg.Dial = func(_ context.Context, _, address string) (net.Conn, error) {
@@ -140,9 +147,12 @@ func TestDataPath(t *testing.T) {
 			}
 		}
 		for _, want := range []string{
-			"frontend/node/echo-10.1.1.11", "frontend/node/echo-10.1.2.14", "frontend/node/echo-172.18.0.3", "frontend/echo-10.1.1.11/echo-10.1.1.11",
-			"frontend/echo-10.1.1.11/echo-10.1.2.14", "frontend/echo-10.1.1.11/echo-172.18.0.3", "node-port/node/echo-10.1.2.14",
-			"node-port/echo-172.18.0.3/echo-10.1.1.11", "client-address/echo-10.1.2.14/echo-10.1.1.11", "balanced", "affinity", "open-connection",
+			"frontend/node/echo-10.1.1.11", "frontend/node/echo-10.1.2.14", "frontend/node/echo-172.18.0.3",
+			"frontend/echo-10.1.1.11/echo-10.1.1.11",
+			"frontend/echo-10.1.1.11/echo-10.1.2.14", "frontend/echo-10.1.1.11/echo-172.18.0.3",
+			"node-port/node/echo-10.1.2.14",
+			"node-port/echo-172.18.0.3/echo-10.1.1.11", "client-address/echo-10.1.2.14/echo-10.1.1.11", "balanced",
+			"affinity", "open-connection",
 		} {
 			if !slices.Contains(names, want) {
 				t.Errorf("%s: no line %q in %v", typ, want, names)
@@ -158,13 +168,16 @@ func TestDataPathFails(t *testing.T) {
 		failed []string // prefixes
 	}{
 		"takes nothing": {func(v hnsfake.Verdict) hnsfake.Verdict { v.Backends = nil; return v },
-			[]string{"frontend/node/", "frontend/echo-", "node-port/node/", "node-port/echo-", "client-address/", "balanced", "affinity", "open-connection"}},
-		"hides clients": {func(v hnsfake.Verdict) hnsfake.Verdict { v.Kept = false; return v }, []string{"client-address/"}},
-		"forgets":       {func(v hnsfake.Verdict) hnsfake.Verdict { v.Sticky = false; return v }, []string{"affinity"}},
-		"prefers one":   {func(v hnsfake.Verdict) hnsfake.Verdict { v.Sticky = true; return v }, []string{"balanced"}},
+			[]string{"frontend/node/", "frontend/echo-", "node-port/node/", "node-port/echo-", "client-address/",
+				"balanced", "affinity", "open-connection"}},
+		"hides clients": {func(v hnsfake.Verdict) hnsfake.Verdict { v.Kept = false; return v },
+			[]string{"client-address/"}},
+		"forgets":     {func(v hnsfake.Verdict) hnsfake.Verdict { v.Sticky = false; return v }, []string{"affinity"}},
+		"prefers one": {func(v hnsfake.Verdict) hnsfake.Verdict { v.Sticky = true; return v }, []string{"balanced"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			lines, _, _ := on(t.Context(), t, hnsfake.Assumed("26100"), hns.Overlay, onWires(t, 300*time.Millisecond, c.alter))
+			lines, _, _ := on(t.Context(), t, hnsfake.Assumed("26100"), hns.Overlay,
+				onWires(t, 300*time.Millisecond, c.alter))
 			got := failed(lines)
 			for _, want := range c.failed {
 				if !slices.ContainsFunc(got, func(f string) bool { return strings.HasPrefix(f, want) }) {

@@ -38,7 +38,8 @@ type hnsNode struct {
 // onHNS returns the steps with HNS, and a function that deletes their endpoints.
 func (r *run) onHNS() (steps []func(context.Context) bool, end func(context.Context)) {
 	n := &hnsNode{run: r, endpoints: map[netip.Addr]hns.Endpoint{}}
-	steps = []func(context.Context) bool{n.version, n.network, n.roundTrip, n.refusals, n.balancers, n.measure, n.dataPath, n.restart, r.service}
+	steps = []func(context.Context) bool{n.version, n.network, n.roundTrip, n.refusals, n.balancers, n.measure,
+		n.dataPath, n.restart, r.service}
 	return steps, func(ctx context.Context) {
 		var err error
 		for _, e := range n.endpoints {
@@ -80,7 +81,8 @@ func (n *hnsNode) network(ctx context.Context) bool {
 	if n.overlay() {
 		list, err := n.HNS.Endpoints(ctx, n.net.ID)
 		if i := with(list, n.Plane.SourceVIP); err == nil && (i < 0 || list[i].Flags&hns.RemoteEndpoint != 0) {
-			err = fmt.Errorf("%s has none: --source-vip names it, and the proxy creates it when it starts", n.Plane.SourceVIP)
+			err = fmt.Errorf("%s has none: --source-vip names it, and the proxy creates it when it starts",
+				n.Plane.SourceVIP)
 		}
 		n.check("source-vip", "the source VIP has a local endpoint", err)
 	}
@@ -248,7 +250,8 @@ func (n *hnsNode) refusals(ctx context.Context) bool {
 		n.answer("source-vip-endpoint", !n.takes(ctx, "source-vip-endpoint", l))
 	}
 	if s, err := net.Listen("tcp", ":0"); err == nil {
-		n.answer("listener-conflict", !n.takes(ctx, "listener-conflict", n.balancer(vip, uint16(s.Addr().(*net.TCPAddr).Port), e.ID)))
+		n.answer("listener-conflict", !n.takes(ctx, "listener-conflict",
+			n.balancer(vip, uint16(s.Addr().(*net.TCPAddr).Port), e.ID)))
 		_ = s.Close() // no connection is open
 	}
 	var reserved [2]uint16
@@ -286,8 +289,10 @@ func (n *hnsNode) balancers(ctx context.Context) bool {
 		n.check("shapes/"+family.String(), fmt.Sprintf("the plane writes %d kinds of load balancers", len(all)), err)
 		for i, l := range all {
 			m := l.PortMappings[0]
-			claim := fmt.Sprintf("%v:%d/%s of %d endpoints, source %q, flags %d and %d, distribution %d: created, shown as requested, modified, deleted",
-				l.FrontendVIPs, m.ExternalPort, lb.Proto(m.Protocol), len(l.HostComputeEndpoints), l.SourceVIP, l.Flags, m.Flags, m.DistributionType)
+			claim := fmt.Sprintf("%v:%d/%s of %d endpoints, source %q, flags %d and %d, distribution %d: created, "+
+				"shown as requested, modified, deleted",
+				l.FrontendVIPs, m.ExternalPort, lb.Proto(m.Protocol), len(l.HostComputeEndpoints), l.SourceVIP, l.Flags,
+				m.Flags, m.DistributionType)
 			n.check(fmt.Sprintf("shape/%s/%d", family, i+1), claim, n.shape(ctx, l))
 		}
 	}
@@ -298,7 +303,9 @@ func (n *hnsNode) balancers(ctx context.Context) bool {
 // hasIPv6 reports whether the network has IPv6 endpoints.
 func (n *hnsNode) hasIPv6() bool {
 	return n.features.IPv6DualStack && slices.ContainsFunc(n.net.Ipams, func(i hns.Ipam) bool {
-		return slices.ContainsFunc(i.Subnets, func(s hns.Subnet) bool { return strings.Contains(s.IPAddressPrefix, ":") })
+		return slices.ContainsFunc(i.Subnets, func(s hns.Subnet) bool {
+			return strings.Contains(s.IPAddressPrefix, ":")
+		})
 	})
 }
 
@@ -399,7 +406,8 @@ func (n *hnsNode) measure(ctx context.Context) bool {
 			err = fmt.Errorf("projected: %s", whole)
 		}
 	}
-	n.check("list-time", fmt.Sprintf("a list of %d objects would end within %s, the timeout", largeCluster, hns.FirstList), err)
+	n.check("list-time", fmt.Sprintf("a list of %d objects would end within %s, the timeout", largeCluster,
+		hns.FirstList), err)
 	err = nil
 	for _, id := range made {
 		err = errors.Join(err, n.remove(ctx, id, n.HNS.DeleteLoadBalancer))
@@ -412,7 +420,8 @@ func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 // restart is step 8.
 func (n *hnsNode) restart(ctx context.Context) bool {
 	if n.Restart == nil {
-		return n.skip("restart", "use --disruptive to restart HNS; for a reboot or a new network compare transcripts from before and after")
+		return n.skip("restart", "use --disruptive to restart HNS; for a reboot or a new network compare transcripts "+
+			"from before and after")
 	}
 	e, err := n.endpoint(ctx, pod)
 	l := n.balancer(vip, 80, e.ID)
@@ -431,5 +440,6 @@ func (n *hnsNode) restart(ctx context.Context) bool {
 			})
 		})
 	}
-	return n.check("restart", "after a restart of HNS its network and load balancers are unchanged, so a Reset changes nothing", err)
+	return n.check("restart", "after a restart of HNS its network and load balancers are unchanged, so a Reset "+
+		"changes nothing", err)
 }

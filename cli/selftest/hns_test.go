@@ -21,13 +21,20 @@ import (
 var sourceVIP = netip.MustParseAddr("10.1.1.2")
 
 // on runs the steps on an HNS that behaves as a build does, after prepare.
-func on(ctx context.Context, t *testing.T, facts hnsfake.Facts, typ hns.NetworkType, prepare func(f *hnsfake.Fake, network string, cfg *Config)) (lines []Line, ok bool, f *hnsfake.Fake) {
+func on(ctx context.Context, t *testing.T, facts hnsfake.Facts, typ hns.NetworkType,
+	prepare func(f *hnsfake.Fake, network string, cfg *Config)) (lines []Line, ok bool, f *hnsfake.Fake) {
 	t.Helper()
 	f = hnsfake.With(facts)
-	network := f.AddNetwork(hns.Network{Name: "cbr0", Type: typ, ManagementIP: "172.18.0.2", HostMAC: "00-15-5D-00-00-01",
-		Ipams: []hns.Ipam{{Type: "Static", Subnets: []hns.Subnet{{IPAddressPrefix: "10.1.1.0/24"}, {IPAddressPrefix: "fd00:10:1:1::/64"}}}}})
-	cfg := Config{Mode: "kernelspace", Sizes: []int{2, 5}, Timeout: 100 * time.Millisecond, HNS: f, Elevated: true, Plane: hns.Config{Network: "cbr0"}, EchoVIP: vip,
-		Restart: func(context.Context) error { return nil }, Service: func(_ context.Context, check func(string, string, error) bool) { check("start", "it starts", nil) }}
+	network := f.AddNetwork(hns.Network{Name: "cbr0", Type: typ, ManagementIP: "172.18.0.2",
+		HostMAC: "00-15-5D-00-00-01",
+		Ipams: []hns.Ipam{{Type: "Static", Subnets: []hns.Subnet{{IPAddressPrefix: "10.1.1.0/24"},
+			{IPAddressPrefix: "fd00:10:1:1::/64"}}}}})
+	cfg := Config{Mode: "kernelspace", Sizes: []int{2, 5}, Timeout: 100 * time.Millisecond, HNS: f, Elevated: true,
+		Plane: hns.Config{Network: "cbr0"}, EchoVIP: vip,
+		Restart: func(context.Context) error { return nil },
+		Service: func(_ context.Context, check func(string, string, error) bool) {
+			check("start", "it starts", nil)
+		}}
 	if typ == hns.Overlay {
 		cfg.Plane.SourceVIP = sourceVIP
 		f.AddPod(network, "source VIP", sourceVIP)
@@ -80,7 +87,8 @@ func TestTranscriptGivesTheFacts(t *testing.T) {
 			}
 			got := factsOf(t, lines)
 			// Not measured here: facts that need a pod or a clock, and listeners of this machine.
-			want.CallMillis, want.ObjectMillis, want.VIPEndpoint, want.HostReachesVIP, want.ListenerConflict = 0, 0, false, false, false
+			want.CallMillis, want.ObjectMillis, want.VIPEndpoint, want.HostReachesVIP, want.ListenerConflict = 0, 0,
+				false, false, false
 			want.SourceVIPEndpoint = want.SourceVIPEndpoint && typ == hns.Overlay
 			if want.DeletesFail > 0 != (got.DeletesFail > 0) {
 				t.Errorf("%s %s: one in %d deletes fails, want %d", build, typ, got.DeletesFail, want.DeletesFail)
@@ -127,8 +135,10 @@ func TestInterrupted(t *testing.T) {
 
 // A test after one that was killed uses and deletes its endpoints (WN-03).
 func TestAfterKilled(t *testing.T) {
-	lines, ok, f := on(t.Context(), t, hnsfake.Assumed("26100"), hns.L2Bridge, func(f *hnsfake.Fake, network string, _ *Config) {
-		left := hns.Endpoint{Name: "kube-proxy-selftest 192.0.2.1", HostComputeNetwork: network, Flags: hns.RemoteEndpoint, SchemaVersion: hns.Version2,
+	lines, ok, f := on(t.Context(), t, hnsfake.Assumed("26100"), hns.L2Bridge, func(f *hnsfake.Fake, network string,
+		_ *Config) {
+		left := hns.Endpoint{Name: "kube-proxy-selftest 192.0.2.1", HostComputeNetwork: network,
+			Flags: hns.RemoteEndpoint, SchemaVersion: hns.Version2,
 			MacAddress: "02-11-C0-00-02-01", IPConfigurations: []hns.IPConfig{{IPAddress: "192.0.2.1"}}}
 		if _, err := f.CreateEndpoint(t.Context(), left); err != nil {
 			t.Fatal(err)
@@ -166,7 +176,10 @@ func (d doubling) DeleteLoadBalancer(ctx context.Context, id string) error {
 // The second load balancer of a key is a failure, and is deleted (WN-03).
 func TestSameKeyAccepted(t *testing.T) {
 	left := map[string]bool{}
-	lines, _, _ := on(t.Context(), t, hnsfake.Assumed("26100"), hns.L2Bridge, func(f *hnsfake.Fake, _ string, c *Config) { c.HNS = doubling{f, left} })
+	lines, _, _ := on(t.Context(), t, hnsfake.Assumed("26100"), hns.L2Bridge,
+		func(f *hnsfake.Fake, _ string, c *Config) {
+			c.HNS = doubling{f, left}
+		})
 	if got := failed(lines); !slices.Contains(got, "refusal/same-key") || len(left) > 0 {
 		t.Errorf("failed %v, left %v", got, left)
 	}
@@ -192,19 +205,22 @@ func TestHNSFails(t *testing.T) {
 		prepare func(*hnsfake.Fake, string, *Config)
 		failed  string
 	}{
-		"no HNS":            {call("Features", hnsfake.Fault{Code: hns.CodeServiceUnreachable}), "hns"},
-		"no rights":         {func(_ *hnsfake.Fake, _ string, c *Config) { c.Elevated = false }, "elevated"},
-		"an old one":        {func(f *hnsfake.Fake, _ string, _ *Config) { f.SetFeatures(hns.Features{}) }, "hns"},
-		"no network":        {func(_ *hnsfake.Fake, _ string, c *Config) { c.Plane.Network = "other" }, "network"},
-		"a network of NAT":  {network(func(n *hns.Network) { n.Type = "NAT" }), "network"},
-		"no ManagementIP":   {network(func(n *hns.Network) { n.ManagementIP = "" }), "network"},
-		"no host MAC":       {network(func(n *hns.Network) { n.HostMAC = "" }), "network"},
-		"no source VIP":     {func(_ *hnsfake.Fake, _ string, c *Config) { c.Plane.SourceVIP = netip.MustParseAddr("10.1.1.3") }, "source-vip"},
+		"no HNS":           {call("Features", hnsfake.Fault{Code: hns.CodeServiceUnreachable}), "hns"},
+		"no rights":        {func(_ *hnsfake.Fake, _ string, c *Config) { c.Elevated = false }, "elevated"},
+		"an old one":       {func(f *hnsfake.Fake, _ string, _ *Config) { f.SetFeatures(hns.Features{}) }, "hns"},
+		"no network":       {func(_ *hnsfake.Fake, _ string, c *Config) { c.Plane.Network = "other" }, "network"},
+		"a network of NAT": {network(func(n *hns.Network) { n.Type = "NAT" }), "network"},
+		"no ManagementIP":  {network(func(n *hns.Network) { n.ManagementIP = "" }), "network"},
+		"no host MAC":      {network(func(n *hns.Network) { n.HostMAC = "" }), "network"},
+		"no source VIP": {func(_ *hnsfake.Fake, _ string, c *Config) {
+			c.Plane.SourceVIP = netip.MustParseAddr("10.1.1.3")
+		}, "source-vip"},
 		"endpoints refused": {call("CreateEndpoint", refuse), "create"},
 		"half a list":       {call("Endpoints", hnsfake.Fault{Code: hns.CodeTimeout}), "list"},
 		"no filters":        {call("EndpointsAt", refuse), "filtered"},
 		"deletes refused":   {call("DeleteEndpoint", hnsfake.Fault{Code: hns.CodeHasReferences}), "delete"},
-		"other codes":       {func(f *hnsfake.Fake, _ string, c *Config) { c.HNS = forgiving{f} }, "refusal/unknown-endpoint"},
+		"other codes": {func(f *hnsfake.Fake, _ string, c *Config) { c.HNS = forgiving{f} },
+			"refusal/unknown-endpoint"},
 		"balancers refused": {call("CreateLoadBalancer", refuse), "load-balancer"},
 		"no lists":          {call("LoadBalancers", refuse), "list-time"},
 		"no changes":        {call("ModifyLoadBalancer", refuse), "shape/"},

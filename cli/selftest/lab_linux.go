@@ -34,7 +34,8 @@ type service struct {
 	hosts    []string
 }
 
-const local, remote, onNode, sticky, spread, moving = "10.96.0.11", "10.96.0.12", "10.96.0.13", "10.96.0.15", "10.96.0.16", "10.96.0.17"
+const local, remote, onNode, sticky, spread, moving = "10.96.0.11", "10.96.0.12", "10.96.0.13", "10.96.0.15",
+	"10.96.0.16", "10.96.0.17"
 
 // labServices has a Service of each kind.
 var labServices = []service{
@@ -60,9 +61,12 @@ func (s service) manifest() string {
 	if s.nodePort != 0 {
 		kind, port = "NodePort", fmt.Sprintf(", nodePort: %d", s.nodePort)
 	}
-	return fmt.Sprintf("kind: Service\nmetadata: {name: %[1]s, namespace: selftest}\nspec: {type: %[2]s, clusterIP: %[3]s, %[4]sports: [{port: 80%[5]s}]}\n---\n"+
-		"kind: EndpointSlice\nmetadata: {name: %[1]s, namespace: selftest, labels: {kubernetes.io/service-name: %[1]s}}\naddressType: IPv4\n"+
-		"ports: [{port: %[6]d}]\nendpoints: [%[7]s]\n---\n", s.name, kind, s.ip, s.spec, port, echoPort, strings.Join(endpoints, ", "))
+	return fmt.Sprintf("kind: Service\nmetadata: {name: %[1]s, namespace: selftest}\n"+
+		"spec: {type: %[2]s, clusterIP: %[3]s, %[4]sports: [{port: 80%[5]s}]}\n---\n"+
+		"kind: EndpointSlice\nmetadata: {name: %[1]s, namespace: selftest, labels: {kubernetes.io/service-name: "+
+		"%[1]s}}\naddressType: IPv4\n"+
+		"ports: [{port: %[6]d}]\nendpoints: [%[7]s]\n---\n", s.name, kind, s.ip, s.spec, port, echoPort,
+		strings.Join(endpoints, ", "))
 }
 
 func manifests(all []service) string {
@@ -76,12 +80,13 @@ func manifests(all []service) string {
 // inLab returns the steps in network namespaces, and a function that removes these.
 func (r *run) inLab() (steps []func(context.Context) bool, end func(context.Context)) {
 	noHNS := func(context.Context) bool { return r.skip("step", "only Windows has HNS") }
-	return []func(context.Context) bool{r.node, r.build, noHNS, noHNS, r.shapes, r.latency, r.dataPath, r.restarts, r.control}, func(context.Context) {
-		if r.lab.net != nil {
-			_ = r.lab.net.Close() // it ends with the process anyway
-			_ = os.RemoveAll(r.lab.dir)
+	return []func(context.Context) bool{r.node, r.build, noHNS, noHNS, r.shapes, r.latency, r.dataPath, r.restarts,
+			r.control}, func(context.Context) {
+			if r.lab.net != nil {
+				_ = r.lab.net.Close() // it ends with the process anyway
+				_ = os.RemoveAll(r.lab.dir)
+			}
 		}
-	}
 }
 
 // build is step 2.
@@ -98,7 +103,8 @@ func (r *run) build(context.Context) bool {
 		}
 	}
 	l.ask = api.NewClient(l.path("admin.sock"))
-	return r.check("lab", "network namespaces represent two nodes, their pods and a client outside; they end with this command", err)
+	return r.check("lab", "network namespaces represent two nodes, their pods and a client outside; they end with "+
+		"this command", err)
 }
 
 func (l *lab) path(name string) string { return filepath.Join(l.dir, name) }
@@ -119,8 +125,10 @@ func (r *run) start() error {
 		return err
 	}
 	defer log.Close()
-	l.proxy = l.net.Command(netlab.Node1, r.Program, "--proxy-mode="+r.Mode, "--manifests="+l.dir, "--hostname-override=node1", "--cluster-cidr=10.1.0.0/16",
-		"--nodeport-addresses=172.18.0.0/24", "--conntrack-max-per-core=0", "--conntrack-min=0", "--admin-socket="+l.path("admin.sock"))
+	l.proxy = l.net.Command(netlab.Node1, r.Program, "--proxy-mode="+r.Mode, "--manifests="+l.dir,
+		"--hostname-override=node1", "--cluster-cidr=10.1.0.0/16",
+		"--nodeport-addresses=172.18.0.0/24", "--conntrack-max-per-core=0", "--conntrack-min=0", "--admin-socket="+
+			l.path("admin.sock"))
 	l.proxy.Stdout, l.proxy.Stderr = log, log
 	return l.proxy.Start()
 }
@@ -141,7 +149,8 @@ func (r *run) settled(ctx context.Context, services int) error {
 			return err
 		}
 		if d.Rows < services || len(d.Differences) > 0 {
-			return fmt.Errorf("the proxy has %d rows of %d Services; in the kernel %d objects differ %.1v", d.Rows, services, len(d.Differences)+d.More, d.Differences)
+			return fmt.Errorf("the proxy has %d rows of %d Services; in the kernel %d objects differ %.1v", d.Rows,
+				services, len(d.Differences)+d.More, d.Differences)
 		}
 		return nil
 	})
@@ -182,7 +191,8 @@ func (r *run) change(ctx context.Context, file, text string, services int, ip, b
 func (r *run) shapes(ctx context.Context) bool {
 	const node = "kind: Node\nmetadata: {name: node1}\nstatus: {addresses: [{type: InternalIP, address: 172.18.0.2}]}\n"
 	n := len(labServices)
-	err := errors.Join(r.lab.put("node", node), r.lab.put("extra", extra.manifest()), r.lab.put("all", manifests(labServices)), r.start())
+	err := errors.Join(r.lab.put("node", node), r.lab.put("extra", extra.manifest()),
+		r.lab.put("all", manifests(labServices)), r.start())
 	if err == nil {
 		err = r.change(ctx, "extra", extra.manifest(), n+1, extra.ip, "pod1")
 	}
@@ -191,7 +201,8 @@ func (r *run) shapes(ctx context.Context) bool {
 	}
 	moved := extra
 	moved.hosts = []string{"pod4"}
-	return r.check("modified", "an endpoint is replaced", r.change(ctx, "extra", moved.manifest(), n+1, moved.ip, "pod4")) &&
+	return r.check("modified", "an endpoint is replaced", r.change(ctx, "extra", moved.manifest(), n+1, moved.ip,
+		"pod4")) &&
 		r.check("deleted", "a deleted Service leaves nothing behind", r.change(ctx, "extra", "", n, "", ""))
 }
 
@@ -200,7 +211,8 @@ func (r *run) latency(ctx context.Context) bool {
 	for _, n := range r.Sizes {
 		var many []service
 		for i := range n {
-			many = append(many, service{name: fmt.Sprintf("many-%d", i), ip: fmt.Sprintf("10.97.%d.%d", i/250, i%250+1), hosts: []string{"pod1"}})
+			many = append(many, service{name: fmt.Sprintf("many-%d", i), ip: fmt.Sprintf("10.97.%d.%d", i/250, i%250+1),
+				hosts: []string{"pod1"}})
 		}
 		begun := time.Now()
 		err := r.lab.put("many", manifests(many))
@@ -274,7 +286,8 @@ func (r *run) restarts(ctx context.Context) bool {
 	var ways []netlab.Way
 	if !r.Terminates {
 		const rest = 9 // leaves the processors to the starting proxy
-		ways = []netlab.Way{{From: "pod3", To: at(remote, 80), Rest: rest}, {From: netlab.Node1, To: at(local, 80), Rest: rest}}
+		ways = []netlab.Way{{From: "pod3", To: at(remote, 80), Rest: rest}, {From: netlab.Node1, To: at(local, 80),
+			Rest: rest}}
 	}
 	traffic, err := r.lab.net.StartTraffic(ways...)
 	if !r.check("before", "connections are open", err) {

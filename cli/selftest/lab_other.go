@@ -12,5 +12,6 @@ func (r *run) inLab() (steps []func(context.Context) bool, end func(context.Cont
 	none := func(context.Context) bool {
 		return r.skip("step", "this system has neither HNS nor network namespaces")
 	}
-	return []func(context.Context) bool{r.node, none, none, none, none, none, none, none, r.service}, func(context.Context) {}
+	return []func(context.Context) bool{r.node, none, none, none, none, none, none, none, r.service},
+		func(context.Context) {}
 }

@@ -28,7 +28,8 @@ import (
 )
 
 // Titles are the titles of steps 1 to 9.
-var Titles = [9]string{"node", "network", "endpoint round trip", "refusals", "load balancers", "latency", "data path", "restarts", "service control"}
+var Titles = [9]string{"node", "network", "endpoint round trip", "refusals", "load balancers", "latency", "data path",
+	"restarts", "service control"}
 
 // Line is a result.
 type Line struct {

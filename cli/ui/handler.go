@@ -53,8 +53,9 @@ func New(client *api.Client) *Handler {
 	return h
 }
 
-// Path is where the page is, "/SECRET/". Every user of the machine can connect to a loopback address: only a request that names the
-// secret, of 130 random bits, is answered (TN-84). No other page, whatever name it points here, can guess it or read it.
+// Path is where the page is, "/SECRET/". Every user of the machine can connect to a loopback
+// address: only a request that names the secret, of 130 random bits, is answered (TN-84). No other
+// page, whatever name it points here, can guess it or read it.
 func (h *Handler) Path() string { return "/" + h.token + "/" }
 
 // ServeHTTP answers below [Handler.Path].
@@ -62,7 +63,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	secure(w.Header())
 	token, name, below := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	if subtle.ConstantTimeCompare([]byte(token), []byte(h.token)) == 0 {
-		plain(w, http.StatusForbidden, "this is not the address of the page: open the one that kube-proxy ui has printed\n")
+		plain(w, http.StatusForbidden, "this is not the address of the page: open the one that kube-proxy ui has "+
+			"printed\n")
 		return
 	}
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
@@ -85,8 +87,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // contentPolicy is what pages may do: load what this package serves, and nothing else.
-const contentPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; " +
-	"base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+const contentPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
+	"form-action 'self'; base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types " +
+	"'none'"
 
 // secure sets the headers that every answer has.
 func secure(h http.Header) {
@@ -100,7 +103,8 @@ func secure(h http.Header) {
 	h.Set("Cache-Control", "no-store")
 }
 
-// worthZipping is from how many bytes on an answer is compressed: it may come through ssh or kubectl port-forward.
+// worthZipping is from how many bytes on an answer is compressed: it may come through ssh or
+// kubectl port-forward.
 const worthZipping = 1400
 
 // send answers with a body.

@@ -26,8 +26,8 @@ import (
 	"kube-proxy/trace"
 )
 
-// TN-84: every user of the machine can connect. Without the whole secret of the address nobody learns anything, whatever he says he is; with it
-// the page only shows.
+// TN-84: every user of the machine can connect. Without the whole secret of the address nobody
+// learns anything, whatever he says he is; with it the page only shows.
 func TestAddressIsSecret(t *testing.T) {
 	w := newWorld(t, cluster.Name{Namespace: "shop", Name: "web"})
 	if other := New(w.h.client); other.Path() == w.h.Path() || len(w.h.Path()) < 20 {
@@ -152,7 +152,8 @@ func TestHostileNames(t *testing.T) {
 				t.Errorf("%s has %q", path, bad)
 			}
 		}
-		if text := tag.ReplaceAllString(page, ""); strings.ContainsRune(text, '\u202e') { // in attributes nobody sees it
+		// in attributes nobody sees it
+		if text := tag.ReplaceAllString(page, ""); strings.ContainsRune(text, '\u202e') {
 			t.Errorf("%s has marks that turn the text around", path)
 		}
 	}
@@ -218,7 +219,8 @@ func TestBadQueryStrings(t *testing.T) {
 	w.get("nothing", 404)
 }
 
-// Ten thousand Services are less than a megabyte, compressed much less. They are asked for once; then what changed is, however many there are.
+// Ten thousand Services are less than a megabyte, compressed much less. They are asked for once;
+// then what changed is, however many there are.
 func TestListing(t *testing.T) {
 	w := newWorld(t, many(10000)...)
 	ask := func(want int) {
@@ -280,7 +282,8 @@ func TestBigService(t *testing.T) {
 	has(t, page, `role="img" aria-labelledby="title-0" aria-describedby="says-0"`)
 }
 
-// KC-11: each port has a picture in each family, with its own addresses and endpoints; eight at most.
+// KC-11: each port has a picture in each family, with its own addresses and endpoints; eight at
+// most.
 func TestPicturesByPortAndFamily(t *testing.T) {
 	d := &inspect.Detail{Service: inspect.Service{Namespace: "ns", Name: "web"}}
 	for _, family := range []string{"IPv4", "IPv6"} {
@@ -332,7 +335,8 @@ func TestTraceForm(t *testing.T) {
 	has(t, bad, `value="nonsense"`)
 }
 
-// For a folder of objects the pages are there as for a proxy that runs, but nothing changes, and no script follows.
+// For a folder of objects the pages are there as for a proxy that runs, but nothing changes, and no
+// script follows.
 func TestOffline(t *testing.T) {
 	w := newWorld(t, cluster.Name{Namespace: "shop", Name: "web"})
 	w.h = New(api.Local(inspect.New(inspect.Config{Store: w.store, Offline: true, Mode: mode.Mode{Name: "nftables"},
@@ -425,7 +429,9 @@ func TestColumns(t *testing.T) {
 	w := newWorld(t, name)
 	w.service(name, 0, 0)
 	if page := w.get("",
-		200); !regexp.MustCompile(`<bdi>ns/web</bdi></a></th><td class="state"><span class="dot" aria-hidden="true"></span>http has no backends[^<]*</td><td class="n">0/0</td><td class="n conn">`).MatchString(page) {
+		200); !regexp.MustCompile(`<bdi>ns/web</bdi></a></th><td class="state"><span class="dot" ` +
+		`aria-hidden="true"></span>http has no backends[^<]*</td><td class="n">0/0</td><td class="n conn">`).
+		MatchString(page) {
 		t.Errorf("the columns are others:\n%s", page)
 	}
 	for why, want := range map[string]string{"ns/web has no backends": "has no backends",
@@ -449,8 +455,8 @@ func TestCommandIsPrinted(t *testing.T) {
 	}
 }
 
-// KC-09: the form asks about the whole node, with source port and interface. What stops the packet there is the heading, above what the table
-// says, and all is as "kube-proxy trace" prints it.
+// KC-09: the form asks about the whole node, with source port and interface. What stops the packet
+// there is the heading, above what the table says, and all is as "kube-proxy trace" prints it.
 func TestTraceOfTheNode(t *testing.T) {
 	w := newWorld(t, many(1)...)
 	by := `table inet firewall, chain forward, rule 3 "drop <b>"`
@@ -465,7 +471,8 @@ func TestTraceOfTheNode(t *testing.T) {
 		alert, screen string
 	}{
 		{dropped, "wrong", "Dropped on this node",
-			"DROPPED on this node, not by kube-proxy: table inet firewall, chain forward, rule 3 &#34;drop &lt;b&gt;&#34;", "packet: route to eth0"},
+			"DROPPED on this node, not by kube-proxy: table inet firewall, chain forward, rule 3 &#34;drop " +
+				"&lt;b&gt;&#34;", "packet: route to eth0"},
 		{some, "wrong", "Dropped on this node for some connections", "do: nft delete rule", "reply: route back"},
 		{rejected, "wrong", "Rejected on this node", "REJECTED on this node", `not evaluated: bpf\u202e on eth0`},
 		{trace.Node{Verdict: trace.Undecided}, "balance",

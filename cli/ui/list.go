@@ -27,8 +27,9 @@ type states struct {
 	inspect.Since
 }
 
-// list has all Services as rows. It asks for all once, and then for what changed since it was asked last. If so much changes that all must be
-// asked for again, it does so for a tenth of the time at most, and has older rows meanwhile.
+// list has all Services as rows. It asks for all once, and then for what changed since it was asked
+// last. If so much changes that all must be asked for again, it does so for a tenth of the time at
+// most, and has older rows meanwhile.
 type list struct {
 	client *api.Client
 
@@ -38,7 +39,8 @@ type list struct {
 	due time.Time       // all are not asked for again before
 }
 
-// items returns all Services, sorted by name, and the number of the newest change that they surely have.
+// items returns all Services, sorted by name, and the number of the newest change that they surely
+// have.
 func (l *list) items(ctx context.Context) ([]item, uint64, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -67,7 +69,8 @@ func (l *list) items(ctx context.Context) ([]item, uint64, error) {
 		delete(l.all, name)
 	}
 	l.rev = s.Newest
-	return slices.SortedFunc(maps.Values(l.all), func(a, b item) int { return strings.Compare(a.Name, b.Name) }), l.rev, nil
+	return slices.SortedFunc(maps.Values(l.all), func(a, b item) int { return strings.Compare(a.Name, b.Name) }), l.rev,
+		nil
 }
 
 const (
@@ -84,7 +87,8 @@ type listQuery struct {
 	Page  int    // from 1
 }
 
-// badQuery is a query string that cannot be answered; its text says which parameter, its value, and what is wanted.
+// badQuery is a query string that cannot be answered; its text says which parameter, its value, and
+// what is wanted.
 type badQuery struct{ text string }
 
 func (b badQuery) Error() string { return b.text }
@@ -103,11 +107,13 @@ func parameters(raw string, names ...string) (map[string]string, error) {
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		switch {
 		case !slices.Contains(names, name):
-			return nil, badQuery{fmt.Sprintf("there is no parameter %q here: want %s", short(name, 40), strings.Join(names, ", "))}
+			return nil, badQuery{fmt.Sprintf("there is no parameter %q here: want %s", short(name, 40),
+				strings.Join(names, ", "))}
 		case len(values[name]) > 1:
 			return nil, badQuery{fmt.Sprintf("%s is given %d times: want it once", name, len(values[name]))}
 		case len(values[name][0]) > 2*maxQuery:
-			return nil, badQuery{fmt.Sprintf("%s has %d bytes: want %d at most", name, len(values[name][0]), 2*maxQuery)}
+			return nil, badQuery{fmt.Sprintf("%s has %d bytes: want %d at most", name, len(values[name][0]),
+				2*maxQuery)}
 		}
 		got[name] = values[name][0]
 	}
@@ -154,7 +160,8 @@ func (q listQuery) link(page int) string {
 	return "?" + v.Encode()
 }
 
-// pick returns the Services that q asks for: what is not fine comes first, then by name. static/list.js does the same.
+// pick returns the Services that q asks for: what is not fine comes first, then by name.
+// static/list.js does the same.
 func (q listQuery) pick(all []item) []item {
 	words := strings.Fields(strings.ToLower(q.Words))
 	var some []item

@@ -29,7 +29,8 @@ func (h *Handler) page(tab string, content func(*http.Request, *frame) error) ht
 	return func(w http.ResponseWriter, r *http.Request) {
 		ctx, end := context.WithTimeout(r.Context(), patience)
 		defer end()
-		name, f := tab, frame{Tab: tab, Head: head{alarm, "the proxy does not answer"}, Now: time.Now(), Live: true, code: http.StatusOK}
+		name, f := tab, frame{Tab: tab, Head: head{alarm, "the proxy does not answer"}, Now: time.Now(), Live: true,
+			code: http.StatusOK}
 		err := h.client.Get(ctx, "status", nil, &f.Status)
 		if err == nil {
 			f.Head, f.Live, f.Rev = headOf(f.Status), !f.Status.Offline, f.Status.Newest
@@ -50,7 +51,8 @@ func (h *Handler) page(tab string, content func(*http.Request, *frame) error) ht
 // inWordsOf says what is wrong, and what may have been meant.
 func inWordsOf(err error) string {
 	text := err.Error()
-	if p := (*inspect.Problem)(nil); errors.As(err, &p) && len(p.Candidates) > 0 && !strings.Contains(text, p.Candidates[0]) {
+	if p := (*inspect.Problem)(nil); errors.As(err, &p) && len(p.Candidates) > 0 &&
+		!strings.Contains(text, p.Candidates[0]) {
 		text += "; there are " + strings.Join(p.Candidates, ", ")
 	}
 	return text
@@ -225,7 +227,8 @@ type nodePage struct {
 	Took     time.Duration
 }
 
-// node is the page about node, mode and drift. The kernel is compared when that is asked for: it costs something.
+// node is the page about node, mode and drift. The kernel is compared when that is asked for: it
+// costs something.
 func (h *Handler) node(r *http.Request, f *frame) error {
 	got, err := parameters(r.URL.RawQuery, "compare")
 	if err == nil && got["compare"] != "" && got["compare"] != "now" {

@@ -23,7 +23,8 @@ const (
 	shownPictures          = 8      // of a Service, one for each port and family
 )
 
-// picture shows the way from the service addresses of a port in a family over backend sets to endpoints.
+// picture shows the way from the service addresses of a port in a family over backend sets to
+// endpoints.
 type picture struct {
 	Of            string // the port and the family
 	Width, Height int
@@ -133,7 +134,8 @@ func (w *drawing) endpoints(zones []zone, unnamed int) []placed {
 			}
 			w.heading("group", nodeText(&h))
 			for _, e := range h.ends[:min(len(h.ends), room[k])] {
-				e.at = box{X: endX, Y: w.ends, W: endW, H: boxHeight, Class: "end " + endClass(&e.Endpoint), Text: e.Address.String(), Sub: short(endSays(&e.Endpoint), 58), Title: endTitle(&e.Endpoint)}
+				e.at = box{X: endX, Y: w.ends, W: endW, H: boxHeight, Class: "end " + endClass(&e.Endpoint),
+					Text: e.Address.String(), Sub: short(endSays(&e.Endpoint), 58), Title: endTitle(&e.Endpoint)}
 				w.Boxes = append(w.Boxes, e.at)
 				w.ends += boxHeight + boxGap
 				room[k]--
@@ -252,7 +254,8 @@ func (w *drawing) middle(d *inspect.Detail, ends []placed) {
 	slices.Sort(keys)
 	y := groupHeight
 	for _, k := range keys {
-		b := box{X: setX, Y: y, W: setW, H: boxHeight, Class: "set", Text: short(setName(d, k), 24), Sub: plural(size[k], "backend", "backends"), Title: visible(k)}
+		b := box{X: setX, Y: y, W: setW, H: boxHeight, Class: "set", Text: short(setName(d, k), 24),
+			Sub: plural(size[k], "backend", "backends"), Title: visible(k)}
 		if size[k] == 0 {
 			b.Class = "set out"
 		}
@@ -282,7 +285,8 @@ func (w *drawing) fronts(d *inspect.Detail) {
 				w.MoreFronts++
 				continue
 			}
-			b := box{X: frontX, Y: y, W: frontW, H: boxHeight, Class: "front", Text: r.Key, Sub: kindWords(r.Kind), Title: r.Key + ", " + kindWords(r.Kind) + ": " + rowSays(&r)}
+			b := box{X: frontX, Y: y, W: frontW, H: boxHeight, Class: "front", Text: r.Key, Sub: kindWords(r.Kind),
+				Title: r.Key + ", " + kindWords(r.Kind) + ": " + rowSays(&r)}
 			if r.State != "in force" {
 				b.Class, b.Sub = "front out", short(r.State, 40)
 			}
@@ -308,7 +312,8 @@ func (w *drawing) fronts(d *inspect.Detail) {
 		}
 	}
 	if w.MoreFronts > 0 {
-		w.Groups = append(w.Groups, mark2{frontX, y + groupHeight - 9, "group", fmt.Sprintf("and %s more", count(w.MoreFronts))})
+		w.Groups = append(w.Groups, mark2{frontX, y + groupHeight - 9, "group",
+			fmt.Sprintf("and %s more", count(w.MoreFronts))})
 		y += groupHeight
 	}
 	w.Height = max(w.Height, y)
@@ -324,7 +329,8 @@ func refusal2(do string, some bool) string {
 
 // kindWords is what people call the kind of a row.
 func kindWords(kind string) string {
-	words := map[string]string{"clusterip": "cluster IP", "externalip": "external IP", "loadbalancer": "load balancer", "nodeport": "NodePort", "healthcheck": "health check"}
+	words := map[string]string{"clusterip": "cluster IP", "externalip": "external IP", "loadbalancer": "load balancer",
+		"nodeport": "NodePort", "healthcheck": "health check"}
 	if w := words[kind]; w != "" {
 		return w
 	}
@@ -399,6 +405,8 @@ func inWords(d *inspect.Detail) string {
 			}
 		}
 	}
-	return fmt.Sprintf("From %s on the left over backend sets to %s on the right, of which %s new connections. The tables below say the same.",
-		plural(rows, "service address", "service addresses"), plural(ends, "endpoint", "endpoints"), plural(in, "gets", "get"))
+	return fmt.Sprintf("From %s on the left over backend sets to %s on the right, of which %s new connections. The "+
+		"tables below say the same.",
+		plural(rows, "service address", "service addresses"), plural(ends, "endpoint", "endpoints"),
+		plural(in, "gets", "get"))
 }

@@ -61,9 +61,12 @@ func (t *tally) remove(e *inspect.Endpoint) {
 	}
 }
 
-// reasons are the most frequent of why endpoints get no connections, and how many each: "3 not ready".
+// reasons are the most frequent of why endpoints get no connections, and how many each: "3 not
+// ready".
 func (t *tally) reasons(most int) (out []string) {
-	order := slices.SortedFunc(maps.Keys(t.why), func(a, b string) int { return cmp.Or(cmp.Compare(t.why[b], t.why[a]), cmp.Compare(a, b)) })
+	order := slices.SortedFunc(maps.Keys(t.why), func(a, b string) int {
+		return cmp.Or(cmp.Compare(t.why[b], t.why[a]), cmp.Compare(a, b))
+	})
 	for _, why := range order[:min(len(order), most)] {
 		out = append(out, count(t.why[why])+" "+visible(why))
 	}
@@ -73,7 +76,8 @@ func (t *tally) reasons(most int) (out []string) {
 // says is a count in words.
 func (t *tally) says() string { return fmt.Sprintf("%s of %s in use", count(t.in), count(t.all)) }
 
-// zonesOf groups a Service's endpoints by zone and node: this node's first, then by name, those without one last.
+// zonesOf groups a Service's endpoints by zone and node: this node's first, then by name, those
+// without one last.
 func zonesOf(d *inspect.Detail) []zone {
 	type key struct{ zone, node string }
 	zones, nodes := map[string]*zone{}, map[key]*hosts{}
@@ -95,13 +99,16 @@ func zonesOf(d *inspect.Detail) []zone {
 	}
 	for k, h := range nodes {
 		slices.SortFunc(h.ends, func(a, b placed) int {
-			return cmp.Or(cmp.Compare(a.Service, b.Service), cmp.Compare(a.Protocol, b.Protocol), a.Address.Compare(b.Address))
+			return cmp.Or(cmp.Compare(a.Service, b.Service), cmp.Compare(a.Protocol, b.Protocol),
+				a.Address.Compare(b.Address))
 		})
 		zones[k.zone].host = append(zones[k.zone].host, *h)
 	}
 	out := make([]zone, 0, len(zones))
 	for _, z := range zones {
-		slices.SortFunc(z.host, func(a, b hosts) int { return cmp.Or(btoi(b.here)-btoi(a.here), byName(a.node, b.node)) })
+		slices.SortFunc(z.host, func(a, b hosts) int {
+			return cmp.Or(btoi(b.here)-btoi(a.here), byName(a.node, b.node))
+		})
 		out = append(out, *z)
 	}
 	slices.SortFunc(out, func(a, b zone) int {

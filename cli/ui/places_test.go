@@ -12,7 +12,8 @@ import (
 	"kube-proxy/policy"
 )
 
-// places sets a Service with endpoints on nodes in zones, as "zone/node", each with its state: ready, out (not ready), draining, or far (hints for another zone).
+// places sets a Service with endpoints on nodes in zones, as "zone/node", each with its state:
+// ready, out (not ready), draining, or far (hints for another zone).
 func (w *world) places(name cluster.Name, at ...string) {
 	s := &cluster.Service{Name: name, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.9.9")},
 		Ports: []cluster.ServicePort{{Name: "http", Protocol: cluster.TCP, Port: 80}}}
@@ -63,8 +64,8 @@ func (w *world) lines(name cluster.Name) (out []string) {
 	return out
 }
 
-// The picture has a Service's endpoints by zone and node, this node's first, and why an endpoint gets no connections. The tables below it
-// say the same.
+// The picture has a Service's endpoints by zone and node, this node's first, and why an endpoint
+// gets no connections. The tables below it say the same.
 func TestPlaces(t *testing.T) {
 	w, name := newWorld(t), cluster.Name{Namespace: "shop", Name: "web"}
 	for _, c := range []struct {
@@ -100,8 +101,8 @@ func TestPlaces(t *testing.T) {
 	has(t, w.get("service?name=shop/web", 200), `<bdi>zone-a</bdi> <span class="tag">here</span>`)
 }
 
-// 5,000 endpoints in three zones: each zone has its share of the picture, and the rest is counted with why it is not in use. As many
-// zones as endpoints are no more than a line.
+// 5,000 endpoints in three zones: each zone has its share of the picture, and the rest is counted
+// with why it is not in use. As many zones as endpoints are no more than a line.
 func TestManyPlaces(t *testing.T) {
 	w, name := newWorld(t), cluster.Name{Namespace: "shop", Name: "big"}
 	var at []string

@@ -90,7 +90,8 @@ type summary struct {
 
 // plotOf draws changes, which are sorted with the newest first.
 func plotOf(all []change) plot {
-	p := plot{Width: plotWidth, Height: plotHeight, Left: plotLeft, Left2: plotLeft - 8, Right: plotWidth - plotRight, Bottom: plotHeight - plotBottom}
+	p := plot{Width: plotWidth, Height: plotHeight, Left: plotLeft, Left2: plotLeft - 8, Right: plotWidth - plotRight,
+		Bottom: plotHeight - plotBottom}
 	all = slices.DeleteFunc(slices.Clone(all), func(c change) bool { return c.At.IsZero() })
 	all = all[:min(len(all), plotPoints)]
 	for decade := range plotDecades + 1 {

@@ -17,7 +17,8 @@ const (
 	pause = 250 * time.Millisecond
 	// wait is how long one question waits for changes.
 	wait = time.Minute
-	// maxPages is how many pages are told of changes at a time. Each has a question at the proxy, which leaves others theirs.
+	// maxPages is how many pages are told of changes at a time. Each has a question at the proxy,
+	// which leaves others theirs.
 	maxPages = 16
 )
 
@@ -30,13 +31,15 @@ type delta struct {
 	Head  head     `json:"head"`
 }
 
-// events tells one page what changes, until it is closed or the proxy does not answer; then the browser comes back.
+// events tells one page what changes, until it is closed or the proxy does not answer; then the
+// browser comes back.
 func (h *Handler) events(w http.ResponseWriter, r *http.Request) {
 	select {
 	case h.open <- struct{}{}:
 		defer func() { <-h.open }()
 	default:
-		plain(w, http.StatusServiceUnavailable, fmt.Sprintf("%d pages follow the changes already: close one\n", maxPages))
+		plain(w, http.StatusServiceUnavailable, fmt.Sprintf("%d pages follow the changes already: close one\n",
+			maxPages))
 		return
 	}
 	got, err := parameters(r.URL.RawQuery, "since")

@@ -88,7 +88,8 @@ func TestLive(t *testing.T) {
 		!strings.HasPrefix(d.Head.Text, "4 Services") {
 		t.Errorf("%+v", d)
 	}
-	if d, _ := open(t, s, w.h, rev).next(); d.Again || len(d.Gone) != 1 || d.Rev != rev+2 { // it was loaded before all that
+	// it was loaded before all that
+	if d, _ := open(t, s, w.h, rev).next(); d.Again || len(d.Gone) != 1 || d.Rev != rev+2 {
 		t.Errorf("a page that was loaded before: %+v", d)
 	}
 	w.ring.Add(changes.Entry{Kind: changes.Reset})
@@ -103,7 +104,8 @@ func TestLive(t *testing.T) {
 	}
 }
 
-// As many pages follow the changes as leave the proxy some for others who ask; one more is told so, until another is closed.
+// As many pages follow the changes as leave the proxy some for others who ask; one more is told so,
+// until another is closed.
 func TestManyPages(t *testing.T) {
 	w := newWorld(t, many(5)...)
 	s := serve(t, w.h)
@@ -134,7 +136,8 @@ func until(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// While no page is open nothing runs, and what waited for one ends with it: this would not end if the bubble had a goroutine left.
+// While no page is open nothing runs, and what waited for one ends with it: this would not end if
+// the bubble had a goroutine left.
 func TestIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, many(5)...)
@@ -158,13 +161,15 @@ func TestIdle(t *testing.T) {
 		w.tell(e.Service)
 		time.Sleep(time.Second)
 		end()
-		if reported := <-ended; strings.Count(reported, "event: change") != 1 || !strings.Contains(reported, "ns/svc-00001") {
+		if reported := <-ended; strings.Count(reported, "event: change") != 1 ||
+			!strings.Contains(reported, "ns/svc-00001") {
 			t.Errorf("the page was told %q", reported)
 		}
 	})
 }
 
-// The page stays while the proxy goes and the next one comes: it says what is wrong, and then shows all that the next one has.
+// The page stays while the proxy goes and the next one comes: it says what is wrong, and then shows
+// all that the next one has.
 func TestProxyRestarts(t *testing.T) {
 	at := filepath.Join(t.TempDir(), "a.sock")
 	begin := func(w *world) (end func()) {
@@ -204,8 +209,8 @@ func TestProxyRestarts(t *testing.T) {
 	})
 }
 
-// KC-12: the traffic of a Service's ports is summed, and counters add what conntrack does not see. Services that
-// are not named carry nothing, unless more carry something than are named.
+// KC-12: the traffic of a Service's ports is summed, and counters add what conntrack does not see.
+// Services that are not named carry nothing, unless more carry something than are named.
 func TestRates(t *testing.T) {
 	top := inspect.Top{Services: []inspect.TopLine{{Service: "ns/a:http", PerSecond: 3.25},
 		{Service: "ns/a:https", PerSecond: 4},
@@ -228,7 +233,8 @@ func TestRates(t *testing.T) {
 	want(map[string][2]float64{"ns/a": {7.25, 1234}, "ns/b": {7, 0}, "ns/c": {.5, 99}}, false, true, "no counters")
 }
 
-// KC-12: however many pages ask, the proxy is asked once, and no more a while after the last page is gone. Rates that are old are not shown.
+// KC-12: however many pages ask, the proxy is asked once, and no more a while after the last page
+// is gone. Rates that are old are not shown.
 func TestMeter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked, open := 0, 0

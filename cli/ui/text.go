@@ -8,8 +8,9 @@ import (
 	"unicode/utf8"
 )
 
-// visible returns s with every character that cannot be seen, or that changes the order in which others are shown, spelled
-// out: control characters, marks of direction, zero-width ones, and bytes that are no UTF-8. static/text.js does the same.
+// visible returns s with every character that cannot be seen, or that changes the order in which
+// others are shown, spelled out: control characters, marks of direction, zero-width ones, and bytes
+// that are no UTF-8. static/text.js does the same.
 func visible(s string) string {
 	if strings.IndexFunc(s, hidden) < 0 && utf8.ValidString(s) {
 		return s

@@ -11,7 +11,8 @@ import (
 	"kube-proxy/debug/inspect"
 )
 
-// linger is how long traffic is counted after a page last asked, and for how long its rates are sent.
+// linger is how long traffic is counted after a page last asked, and for how long its rates are
+// sent.
 const linger = 6 * time.Second
 
 // rates are connections and bytes per second of Services now.
@@ -64,8 +65,8 @@ func (m *meter) run() {
 	}
 }
 
-// rateOf sums the ports of each Service. Counters know connections that conntrack does not see as the
-// Service's, such as those of sockets in mode ebpf.
+// rateOf sums the ports of each Service. Counters know connections that conntrack does not see as
+// the Service's, such as those of sockets in mode ebpf.
 func rateOf(t *inspect.Top) rates {
 	r := rates{Services: map[string][2]float64{}, Known: t.MoreRows == 0, Note: t.Note, at: time.Now()}
 	for _, s := range t.Services {

@@ -83,7 +83,8 @@ func firsts(list []string) []string {
 	return append(list[:shown:shown], fmt.Sprintf("+%d", len(list)-shown))
 }
 
-// policyOf is the traffic policy, for clients outside too where it is another and there may be such clients.
+// policyOf is the traffic policy, for clients outside too where it is another and there may be such
+// clients.
 func policyOf(s *inspect.Service) string {
 	if s.External == s.Internal || s.External == "" || s.Type != "NodePort" && s.Type != "LoadBalancer" {
 		return s.Internal

@@ -24,7 +24,8 @@ import (
 	"kube-proxy/trace"
 )
 
-// world is what pages are about in tests: a Store, the table that its Services ask for, and an Inspector of both.
+// world is what pages are about in tests: a Store, the table that its Services ask for, and an
+// Inspector of both.
 type world struct {
 	t         testing.TB
 	store     *cluster.Store

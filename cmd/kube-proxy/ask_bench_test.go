@@ -15,9 +15,9 @@ import (
 	"kube-proxy/internal/netlab"
 )
 
-// BenchmarkAskTrace measures kube-proxy trace, why and status with 10,000 Services and 5,000 rules of another
-// program, from the start of the command to its end (NT-09). docs/performance.md states the p50 of trace in
-// mode nftables.
+// BenchmarkAskTrace measures kube-proxy trace, why and status with 10,000 Services and 5,000 rules
+// of another program, from the start of the command to its end (NT-09). docs/performance.md states
+// the p50 of trace in mode nftables.
 func BenchmarkAskTrace(b *testing.B) {
 	for _, mode := range []string{"nftables", "iptables"} {
 		b.Run(mode, func(b *testing.B) { askTrace(b, mode) })
@@ -35,9 +35,12 @@ func askTrace(b *testing.B, mode string) {
 	do(b, load.Run())
 	var text bytes.Buffer
 	for i := range 10_000 {
-		fmt.Fprintf(&text, "---\nkind: Service\nmetadata: {name: s%[1]d, namespace: lab}\nspec: {clusterIP: 10.96.%[2]d.%[3]d, ports: [{port: 80}]}\n---\n"+
-			"kind: EndpointSlice\nmetadata: {name: s%[1]d-1, namespace: lab, labels: {kubernetes.io/service-name: s%[1]d}}\naddressType: IPv4\nports: [{port: 8080}]\n"+
-			"endpoints: [{addresses: [100.64.%[2]d.%[3]d]}, {addresses: [100.65.%[2]d.%[3]d]}, {addresses: [100.66.%[2]d.%[3]d]}]\n", i, i/250, i%250+1)
+		fmt.Fprintf(&text, "---\nkind: Service\nmetadata: {name: s%[1]d, namespace: lab}\n"+
+			"spec: {clusterIP: 10.96.%[2]d.%[3]d, ports: [{port: 80}]}\n---\n"+
+			"kind: EndpointSlice\nmetadata: {name: s%[1]d-1, namespace: lab, labels: {kubernetes.io/service-name: "+
+			"s%[1]d}}\naddressType: IPv4\nports: [{port: 8080}]\n"+
+			"endpoints: [{addresses: [100.64.%[2]d.%[3]d]}, {addresses: [100.65.%[2]d.%[3]d]}, {addresses: "+
+			"[100.66.%[2]d.%[3]d]}]\n", i, i/250, i%250+1)
 	}
 	n.apply("all", text.String())
 	n.mode = mode

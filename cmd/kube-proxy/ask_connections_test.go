@@ -13,10 +13,12 @@ import (
 // of ended ones, in one line.
 func TestAskConnections(t *testing.T) {
 	n := newNamespace(t).routed()
-	n.command("sh", "-ec", `ip link set lo up; ip addr add 10.0.0.1/32 dev lo; ip addr add 192.0.2.1/32 dev lo; ip route add 10.96.0.0/16 dev lo src 192.0.2.1`)
+	n.command("sh", "-ec", `ip link set lo up; ip addr add 10.0.0.1/32 dev lo; ip addr add 192.0.2.1/32 dev lo; ip `+
+		`route add 10.96.0.0/16 dev lo src 192.0.2.1`)
 	write(t, n.dir+"/m/good.yaml", good())
 	n.serve("nftables")
-	n.command("sh", "-c", "echo 600 >/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close") // so that they are remembered on a busy machine too
+	// so that they are remembered on a busy machine too
+	n.command("sh", "-c", "echo 600 >/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close")
 	var l net.Listener
 	var err error
 	n.Do(func() { l, err = net.Listen("tcp", "10.0.0.1:8080") })
@@ -44,12 +46,14 @@ func TestAskConnections(t *testing.T) {
 		code, out, errOut := n.kubeProxy("trace", "192.0.2.1", "shop/good")
 		_, reported, _ := strings.Cut(out, "\nconnections\n")
 		want := fmt.Sprintf("  tcp ESTABLISHED %s, answered by 10.0.0.1:8080", held.LocalAddr())
-		if code != 0 || !strings.HasPrefix(reported, want) || !strings.HasSuffix(reported, "\n  and 300 ended ones\n") || strings.Count(reported, "\n") != 2 {
+		if code != 0 || !strings.HasPrefix(reported, want) ||
+			!strings.HasSuffix(reported, "\n  and 300 ended ones\n") || strings.Count(reported, "\n") != 2 {
 			return fmt.Sprintf("exit code %d, want %q and 300 ended ones:\n%s%s", code, want, out, errOut)
 		}
 		return ""
 	})
-	if _, out, _ := n.kubeProxy("trace", held.LocalAddr().String(), "shop/good", "-o", "json"); !strings.Contains(out, `"state": "ESTABLISHED"`) || strings.Contains(out, "conntrackEnded") {
+	if _, out, _ := n.kubeProxy("trace", held.LocalAddr().String(), "shop/good", "-o", "json"); !strings.Contains(out,
+		`"state": "ESTABLISHED"`) || strings.Contains(out, "conntrackEnded") {
 		t.Errorf("of that one alone:\n%s", out)
 	}
 	do(t, held.SetLinger(0))

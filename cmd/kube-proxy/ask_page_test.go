@@ -92,8 +92,10 @@ func TestAskPage(t *testing.T) {
 func TestExampleRenders(t *testing.T) {
 	for _, m := range []string{"iptables", "ipvs", "nftables"} {
 		var out, errOut bytes.Buffer
-		args := []string{"render", "--manifests=../../docs/examples/shop", "--hostname-override=node1", "--proxy-mode=" + m}
-		if err := command(all.Modes(), &out, &errOut, args).ExecuteContext(t.Context()); err != nil || errOut.Len() > 0 || out.Len() < 1000 {
+		args := []string{"render", "--manifests=../../docs/examples/shop", "--hostname-override=node1",
+			"--proxy-mode=" + m}
+		if err := command(all.Modes(), &out, &errOut, args).ExecuteContext(t.Context()); err != nil ||
+			errOut.Len() > 0 || out.Len() < 1000 {
 			t.Errorf("mode %s: %v, %d bytes, and on stderr\n%s", m, err, out.Len(), errOut.String())
 		}
 	}
@@ -103,7 +105,8 @@ var tracesInText = regexp.MustCompile("kube-proxy (trace [0-9][^ `]* [^ `\\n]+)"
 
 // Queries in the text of pages, outside of blocks with answers, have an answer in the example.
 func TestTracesInText(t *testing.T) {
-	commands := []string{"trace --from pod shop/web-1 shop/cart", "trace pod/shop/web-1 shop/cart:http", "trace node nodeport:30080"}
+	commands := []string{"trace --from pod shop/web-1 shop/cart", "trace pod/shop/web-1 shop/cart:http",
+		"trace node nodeport:30080"}
 	for _, file := range []string{"README.md", "docs/what.md", "docs/debug.md", askPage} {
 		text, err := os.ReadFile("../../" + file)
 		do(t, err)
@@ -117,7 +120,8 @@ func TestTracesInText(t *testing.T) {
 	}
 	for _, c := range commands {
 		var out, errOut bytes.Buffer
-		err := command(all.Modes(), &out, &errOut, append(strings.Fields(c), "--manifests=../../docs/examples/shop")).ExecuteContext(t.Context())
+		err := command(all.Modes(), &out, &errOut, append(strings.Fields(c), "--manifests=../../docs/examples/shop")).
+			ExecuteContext(t.Context())
 		if err != nil || errOut.String() != shopNote || out.Len() == 0 {
 			t.Errorf("%s: %v:\n%s%s", c, err, out.String(), errOut.String())
 		}
@@ -129,7 +133,8 @@ func TestAskPageRunning(t *testing.T) {
 	n := newNamespace(t).routed()
 	t.Chdir("../..")
 	do(t, os.CopyFS(n.path("m"), os.DirFS("docs/examples/shop")))
-	p := n.start([]string{"--proxy-mode=nftables", "--hostname-override=node1", "--manifests=m", "--cluster-cidr=10.1.0.0/16,fd00:10:1::/48"})
+	p := n.start([]string{"--proxy-mode=nftables", "--hostname-override=node1", "--manifests=m",
+		"--cluster-cidr=10.1.0.0/16,fd00:10:1::/48"})
 	p.await(allWritten)
 	page(t, true, func(args []string) string {
 		code, out, errOut := n.kubeProxy(args...)

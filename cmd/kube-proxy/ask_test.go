@@ -122,7 +122,8 @@ func TestAskRunning(t *testing.T) {
 	n.command("mkdir", "-p", "/run/kube-proxy", "/run/other")
 	file := n.path("config.yaml")
 	configure := func(more string) {
-		write(t, file, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\nclusterCIDR: 10.1.0.0/16\nmetricsBindAddress: none\nhealthzBindAddress: none\n"+more))
+		write(t, file, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"+
+			"mode: nftables\nclusterCIDR: 10.1.0.0/16\nmetricsBindAddress: none\nhealthzBindAddress: none\n"+more))
 	}
 	configure("")
 	p := n.start([]string{"--config=config.yaml", "--hostname-override=n1", "--manifests=m"})
@@ -160,7 +161,8 @@ func TestAskRunning(t *testing.T) {
 	answers(0, "no new connections to Services", "top")
 	answers(0, "spanSeconds", "top", "-o", "yaml")
 	answers(0, "shop/web", "__complete", "why", "")
-	if code, out, _ := n.kubeProxy("__complete", "backends", "shop/w"); code != 0 || !strings.HasPrefix(out, "shop/web\n") {
+	if code, out, _ := n.kubeProxy("__complete", "backends", "shop/w"); code != 0 ||
+		!strings.HasPrefix(out, "shop/web\n") {
 		t.Errorf("completions %q", out)
 	}
 	for _, shell := range []string{"bash", "zsh", "fish"} {
@@ -171,11 +173,13 @@ func TestAskRunning(t *testing.T) {
 	}
 
 	// The question of root alone.
-	if code, _, errOut := n.kubeProxyAs([]string{asUser + "=65534"}, "why", "shop/web"); code != 3 || !strings.Contains(errOut, "only for root") {
+	if code, _, errOut := n.kubeProxyAs([]string{asUser + "=65534"}, "why", "shop/web"); code != 3 ||
+		!strings.Contains(errOut, "only for root") {
 		t.Errorf("without root: exit code %d, %s", code, errOut)
 	}
 	n.command("chmod", "755", "/run/kube-proxy")
-	if code, _, errOut := n.kubeProxyAs([]string{asUser + "=65534"}, "why", "shop/web"); code != 3 || !strings.Contains(errOut, "only for root") {
+	if code, _, errOut := n.kubeProxyAs([]string{asUser + "=65534"}, "why", "shop/web"); code != 3 ||
+		!strings.Contains(errOut, "only for root") {
 		t.Errorf("without root, in a folder for all: exit code %d, %s", code, errOut)
 	}
 
@@ -192,7 +196,8 @@ func TestAskRunning(t *testing.T) {
 	do(t, p.cmd.Process.Signal(syscall.SIGHUP))
 	p.await(regexp.MustCompile(`(?s)Applied the changed configuration.*Applied the changed configuration`))
 	until(t, func() string {
-		if code, _, errOut := n.kubeProxy("why", "shop/web", "--admin-socket=/run/other/a.sock"); code != 3 || !strings.Contains(errOut, "there is no socket") {
+		if code, _, errOut := n.kubeProxy("why", "shop/web", "--admin-socket=/run/other/a.sock"); code != 3 ||
+			!strings.Contains(errOut, "there is no socket") {
 			return fmt.Sprintf("turned off: exit code %d, %s", code, errOut)
 		}
 		return ""
@@ -207,7 +212,8 @@ func TestAskRunning(t *testing.T) {
 		return ""
 	})
 
-	// The next process waits for this one, which answers until it ends; after a kill the next one has the socket all the same.
+	// The next process waits for this one, which answers until it ends; after a kill the next one
+	// has the socket all the same.
 	next := n.start([]string{"--config=config.yaml", "--hostname-override=n1", "--manifests=m"})
 	next.await(regexp.MustCompile("Another kube-proxy"))
 	answers(0, "shop/web", "why", "shop/web")
@@ -230,11 +236,18 @@ func TestAskWithoutProxy(t *testing.T) {
 		serve func()
 		says  string
 	}{
-		"nothing there":         {func() {}, "there is no socket"},
-		"a socket that is left": {func() { l := listenAt(t, at); l.SetUnlinkOnClose(false); l.Close() }, "no process listens at"},
-		"an older proxy":        {func() { go http.Serve(listenAt(t, at), http.NotFoundHandler()) }, "not a known kube-proxy (HTTP 404)"},
+		"nothing there": {func() {}, "there is no socket"},
+		"a socket that is left": {func() {
+			l := listenAt(t, at)
+			l.SetUnlinkOnClose(false)
+			l.Close()
+		}, "no process listens at"},
+		"an older proxy": {func() { go http.Serve(listenAt(t, at), http.NotFoundHandler()) },
+			"not a known kube-proxy (HTTP 404)"},
 		"another version": {func() {
-			go http.Serve(listenAt(t, at), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Kube-Proxy-Admin", "2") }))
+			go http.Serve(listenAt(t, at), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Kube-Proxy-Admin", "2")
+			}))
 		}, `API version "2"`},
 		"no HTTP": {func() {
 			l := listenAt(t, at)
@@ -249,9 +262,11 @@ func TestAskWithoutProxy(t *testing.T) {
 	} {
 		os.Remove(at)
 		c.serve()
-		for _, command := range []string{"why shop/web", "trace node shop/web", "table", "diff", "events", "top", "backends shop/web", "events --watch", "top -w"} {
+		for _, command := range []string{"why shop/web", "trace node shop/web", "table", "diff", "events", "top",
+			"backends shop/web", "events --watch", "top -w"} {
 			code, out, errOut := n.kubeProxy(append(strings.Fields(command), "--admin-socket="+at)...)
-			if code != 3 || out != "" || !strings.Contains(errOut, c.says) || strings.Contains(errOut, "\x1b") || len(errOut) > 800 {
+			if code != 3 || out != "" || !strings.Contains(errOut, c.says) || strings.Contains(errOut, "\x1b") ||
+				len(errOut) > 800 {
 				t.Errorf("%s: %s: exit code %d, %s%s", name, command, code, out, errOut)
 			}
 		}
@@ -284,7 +299,8 @@ func TestAskWatch(t *testing.T) {
 	do(t, os.Remove(n.path("m/good.yaml")))
 	one.await(regexp.MustCompile("shop/good +.*deleted"))
 	for _, name := range []string{"shop/good", "good"} {
-		if code, out, errOut := n.kubeProxy("events", name); code != 0 || !strings.Contains(out, "deleted") || strings.Contains(out, "shop/late") {
+		if code, out, errOut := n.kubeProxy("events", name); code != 0 || !strings.Contains(out, "deleted") ||
+			strings.Contains(out, "shop/late") {
 			t.Errorf("events %s after it is gone: exit code %d\n%s%s", name, code, out, errOut)
 		}
 	}
@@ -315,14 +331,16 @@ func TestAskWatchTellsAnswersApart(t *testing.T) {
 		case asked > 3:
 			w.WriteHeader(http.StatusServiceUnavailable)
 		case r.URL.Path == "/v1/events":
-			fmt.Fprintf(w, `{"node":"n1","newest":%d,"changes":[{"seq":%[1]d,"object":"a/b","what":"Service created","done":"2026-01-01T00:00:00Z"}]}`, asked)
+			fmt.Fprintf(w, `{"node":"n1","newest":%d,"changes":[{"seq":%[1]d,"object":"a/b","what":"Service `+
+				`created","done":"2026-01-01T00:00:00Z"}]}`, asked)
 		}
 	}))
 	watch := func(args ...string) string {
 		t.Helper()
 		asked = 0
 		var out, errOut bytes.Buffer
-		err := command(all.Modes(), &out, &errOut, append(args, "--watch", "--admin-socket="+at)).ExecuteContext(t.Context())
+		err := command(all.Modes(), &out, &errOut, append(args, "--watch", "--admin-socket="+at)).
+			ExecuteContext(t.Context())
 		if code := cli.Exit(io.Discard, "kube-proxy", err); code != cli.ExitNotAsked {
 			t.Errorf("%v: %v: %s", args, err, errOut.String())
 		}
@@ -344,10 +362,12 @@ func TestAskWatchTellsAnswersApart(t *testing.T) {
 		}
 	}
 	stamp := regexp.MustCompile(`(?m)^node n1 at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\n`)
-	if out := watch("top"); len(stamp.FindAllString(out, -1)) != 3 || strings.Count(out, "\n\nnode ") != 2 || !strings.HasPrefix(out, "node ") {
+	if out := watch("top"); len(stamp.FindAllString(out, -1)) != 3 || strings.Count(out, "\n\nnode ") != 2 ||
+		!strings.HasPrefix(out, "node ") {
 		t.Errorf("top:\n%s", out)
 	}
-	if out := watch("events"); stamp.MatchString(out) || strings.Count(out, "a/b") != 3 || strings.Count(out, "node n1\n") != 1 {
+	if out := watch("events"); stamp.MatchString(out) || strings.Count(out, "a/b") != 3 ||
+		strings.Count(out, "node n1\n") != 1 {
 		t.Errorf("events:\n%s", out)
 	}
 }
@@ -412,7 +432,8 @@ func TestAskJSONKeepsFields(t *testing.T) {
 		io.WriteString(w, `{"service":"a/b","verdict":"pass","backends":[],"later":{"field":12345678901234567890}}`)
 	}))
 	var out, errOut bytes.Buffer
-	err := command(all.Modes(), &out, &errOut, []string{"trace", "node", "a/b", "-o=json", "--admin-socket=" + at}).ExecuteContext(t.Context())
+	err := command(all.Modes(), &out, &errOut, []string{"trace", "node", "a/b", "-o=json", "--admin-socket=" + at}).
+		ExecuteContext(t.Context())
 	if err != nil || !strings.Contains(out.String(), `"field": 12345678901234567890`) || errOut.Len() != 0 {
 		t.Errorf("%v: %s%s", err, out.String(), errOut.String())
 	}
@@ -422,7 +443,8 @@ func TestAskJSONKeepsFields(t *testing.T) {
 	}
 }
 
-// KC-01: by the name of the plugin, the program has the plugin's commands and kubectl's flags, and errors in its name.
+// KC-01: by the name of the plugin, the program has the plugin's commands and kubectl's flags, and
+// errors in its name.
 func TestAskAsPlugin(t *testing.T) {
 	self, err := os.Executable()
 	do(t, err)
@@ -448,10 +470,13 @@ func TestAskAsPlugin(t *testing.T) {
 	}
 }
 
-// KC-02: "kube-proxy connect" carries requests to the admin socket, and ends when the answer is complete.
+// KC-02: "kube-proxy connect" carries requests to the admin socket, and ends when the answer is
+// complete.
 func TestConnect(t *testing.T) {
 	at := filepath.Join(t.TempDir(), "a.sock")
-	go http.Serve(listenAt(t, at), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "asked "+r.URL.Path) }))
+	go http.Serve(listenAt(t, at), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.WriteString(w, "asked "+r.URL.Path)
+	}))
 	self, err := os.Executable()
 	do(t, err)
 	cmd := exec.Command(self, "connect", "--admin-socket="+at)
@@ -460,7 +485,8 @@ func TestConnect(t *testing.T) {
 	do(t, err)
 	go io.WriteString(in, "GET /v1/status HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
 	out, err := cmd.Output()
-	if err != nil || !strings.HasPrefix(string(out), "kube-proxy connected\nHTTP/1.1 200 OK\r\n") || !strings.HasSuffix(string(out), "asked /v1/status") {
+	if err != nil || !strings.HasPrefix(string(out), "kube-proxy connected\nHTTP/1.1 200 OK\r\n") ||
+		!strings.HasSuffix(string(out), "asked /v1/status") {
 		t.Errorf("%v: %q", err, out)
 	}
 }
@@ -481,13 +507,16 @@ func TestAskSabotage(t *testing.T) {
 		save = "iptables-legacy-save"
 	}
 	n.command(strings.TrimSuffix(save, "-save"), "-t", "nat", "-F", "KUBE-SERVICES")
-	if code, out, errOut := n.kubeProxy("diff"); code != 2 || !strings.Contains(out, "KUBE-SERVICES") || !strings.Contains(out, "shop/good") {
+	if code, out, errOut := n.kubeProxy("diff"); code != 2 || !strings.Contains(out, "KUBE-SERVICES") ||
+		!strings.Contains(out, "shop/good") {
 		t.Errorf("diff: exit code %d\n%s%s", code, out, errOut)
 	}
-	if code, out, errOut := n.kubeProxy("trace", "10.0.0.9", "good"); code != 2 || !strings.Contains(out, "THE KERNEL DIFFERS") {
+	if code, out, errOut := n.kubeProxy("trace", "10.0.0.9", "good"); code != 2 ||
+		!strings.Contains(out, "THE KERNEL DIFFERS") {
 		t.Errorf("trace: exit code %d\n%s%s", code, out, errOut)
 	}
-	if code, out, _ := n.kubeProxy("trace", "10.0.0.9", "good", "-o", "json"); code != 2 || !strings.Contains(out, `"findings": [`) {
+	if code, out, _ := n.kubeProxy("trace", "10.0.0.9", "good", "-o", "json"); code != 2 ||
+		!strings.Contains(out, `"findings": [`) {
 		t.Errorf("trace -o json: exit code %d\n%s", code, out)
 	}
 }

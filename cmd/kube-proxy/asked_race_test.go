@@ -32,7 +32,8 @@ func TestAskedUnderChanges(t *testing.T) {
 	p := n.serve("nftables", "-v=2")
 
 	watches := map[string]*process{}
-	for _, args := range [][]string{{"events", "--watch"}, {"table", "--watch"}, {"top", "--watch"}, {"why", "shop/s1", "--watch"}, {"events", "--watch", "-o", "json"}} {
+	for _, args := range [][]string{{"events", "--watch"}, {"table", "--watch"}, {"top", "--watch"},
+		{"why", "shop/s1", "--watch"}, {"events", "--watch", "-o", "json"}} {
 		watches[strings.Join(args, " ")] = n.start(args)
 	}
 	end := time.Now().Add(lasts)
@@ -57,7 +58,8 @@ func TestAskedUnderChanges(t *testing.T) {
 		}
 	})
 	for w, asks := range [][][]string{
-		{{"trace", "10.0.0.9", "shop/s1"}, {"trace", "node", "10.96.0.3:80/tcp", "-o", "json"}, {"backends", "shop/s4"}},
+		{{"trace", "10.0.0.9", "shop/s1"}, {"trace", "node", "10.96.0.3:80/tcp", "-o", "json"},
+			{"backends", "shop/s4"}},
 		{{"table", "shop"}, {"table", "-o", "wide"}, {"why", "shop/s2"}, {"events", "-o", "yaml"}},
 		{{"diff"}, {"trace", "10.0.0.9", "10.96.0.200:80/tcp"}, {"why", "shop/none"}, {"top"}},
 	} {
@@ -85,7 +87,8 @@ func TestAskedUnderChanges(t *testing.T) {
 	}
 	_, events, _ := n.kubeProxy("events", "-o", "json")
 	code, diff, _ := n.kubeProxy("diff")
-	t.Logf("%d changes, %d questions, %d of which found something; events say %d bytes; diff at the end: %d", changes.Load(), asked.Load(), found.Load(), len(events), code)
+	t.Logf("%d changes, %d questions, %d of which found something; events say %d bytes; diff at the end: %d",
+		changes.Load(), asked.Load(), found.Load(), len(events), code)
 	if !strings.Contains(events, "shop/s") {
 		t.Errorf("the events have no Service:\n%s", events)
 	}

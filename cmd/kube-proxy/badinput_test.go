@@ -144,16 +144,20 @@ var generated = map[string]spoiler{
 
 	"1000-special-addresses": file(specialAddresses),
 
-	"binary-manifest":     file(func() []byte { return bytes.Repeat([]byte{0xff, 0, 0x80, '\n'}, 1000) }),
-	"10-MB-manifest":      file(func() []byte { return bytes.Repeat([]byte("lorem ipsum dolor\n"), 10_000_000/18) }),
-	"broken-list":         file(brokenList),
-	"odd-files":           {files: oddFiles},
-	"folder-empty":        {files: func(t *testing.T, dir string) { do(t, os.Remove(filepath.Join(dir, "m/good.yaml"))) }},
-	"folder-missing":      {files: func(t *testing.T, dir string) { do(t, os.RemoveAll(filepath.Join(dir, "m"))) }},
-	"folder-unreadable":   {func(t *testing.T, dir string) { do(t, os.Chmod(filepath.Join(dir, "m"), 0)) }, without("dac_override,-dac_read_search")},
+	"binary-manifest": file(func() []byte { return bytes.Repeat([]byte{0xff, 0, 0x80, '\n'}, 1000) }),
+	"10-MB-manifest":  file(func() []byte { return bytes.Repeat([]byte("lorem ipsum dolor\n"), 10_000_000/18) }),
+	"broken-list":     file(brokenList),
+	"odd-files":       {files: oddFiles},
+	"folder-empty": {files: func(t *testing.T, dir string) {
+		do(t, os.Remove(filepath.Join(dir, "m/good.yaml")))
+	}},
+	"folder-missing": {files: func(t *testing.T, dir string) { do(t, os.RemoveAll(filepath.Join(dir, "m"))) }},
+	"folder-unreadable": {func(t *testing.T, dir string) { do(t, os.Chmod(filepath.Join(dir, "m"), 0)) },
+		without("dac_override,-dac_read_search")},
 	"manifest-unreadable": {unreadableFile, without("dac_override,-dac_read_search")},
 	"config-not-UTF-8": {files: func(t *testing.T, dir string) {
-		write(t, filepath.Join(dir, "config"), []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: \"\xff\"\n"))
+		write(t, filepath.Join(dir, "config"),
+			[]byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: \"\xff\"\n"))
 	}},
 	"two-problems":      {process: without("net_admin")},
 	"not-root":          {process: env(asUser + "=65534")},
@@ -187,7 +191,8 @@ func without(capabilities string) func(*exec.Cmd) {
 		if err != nil {
 			panic(err)
 		}
-		c.Args = append([]string{setpriv, "--inh-caps=-" + capabilities, "--bounding-set=-" + capabilities, c.Path}, c.Args[1:]...)
+		c.Args = append([]string{setpriv, "--inh-caps=-" + capabilities, "--bounding-set=-" + capabilities, c.Path},
+			c.Args[1:]...)
 		c.Path = setpriv
 	}
 }
@@ -201,12 +206,14 @@ func namesAtTheLimit() []byte {
 		{"shop", "s", strings.Repeat("p", 64)},
 		{"shop", "Upper", "p"},
 	} {
-		fmt.Fprintf(&b, "kind: Service\nmetadata: {name: %s, namespace: %s}\nspec: {clusterIP: 10.96.1.%d, ports: [{port: 80, name: %s}]}\n---\n",
+		fmt.Fprintf(&b, "kind: Service\nmetadata: {name: %s, namespace: %s}\n"+
+			"spec: {clusterIP: 10.96.1.%d, ports: [{port: 80, name: %s}]}\n---\n",
 			c.name, c.namespace, i+1, c.port)
 	}
 	part := strings.Repeat("a", 62) + "."
 	for i, name := range []string{part + part + part + part + "z", part + part + part + part + "zz"} {
-		fmt.Fprintf(&b, "kind: EndpointSlice\nmetadata: {name: %s, namespace: shop, labels: {kubernetes.io/service-name: good}}\n"+
+		fmt.Fprintf(&b, "kind: EndpointSlice\nmetadata: {name: %s, namespace: shop, labels: "+
+			"{kubernetes.io/service-name: good}}\n"+
 			"addressType: IPv4\nports: [{port: 80}]\nendpoints: [{addresses: [10.1.0.%d]}]\n---\n", name, i+1)
 	}
 	return b.Bytes()
@@ -220,7 +227,8 @@ func specialAddresses() []byte {
 	for i := range 1000 {
 		fmt.Fprintf(&b, ", 127.0.%d.%d", i/250, 1+i%250)
 	}
-	b.WriteString("]\n---\nkind: EndpointSlice\nmetadata: {name: bad-1, namespace: shop, labels: {kubernetes.io/service-name: bad}}\n" +
+	b.WriteString("]\n---\nkind: EndpointSlice\nmetadata: {name: bad-1, namespace: shop, labels: " +
+		"{kubernetes.io/service-name: bad}}\n" +
 		"addressType: IPv4\nports: [{port: 2379}]\n" +
 		"endpoints: [{addresses: [10.1.7.7]}, {addresses: [127.0.0.1]}, {addresses: [169.254.169.254]}]\n")
 	return b.Bytes()
@@ -231,7 +239,8 @@ func thousandPorts() []byte {
 	for i := range 1000 {
 		fmt.Fprintf(&ports, "{port: %d, name: p%d}, ", 64536+i, i)
 	}
-	return fmt.Appendf(nil, "kind: Service\nmetadata: {name: many, namespace: shop}\nspec: {clusterIP: 10.96.1.1, ports: [%[1]s]}\n---\n"+
+	return fmt.Appendf(nil, "kind: Service\nmetadata: {name: many, namespace: shop}\n"+
+		"spec: {clusterIP: 10.96.1.1, ports: [%[1]s]}\n---\n"+
 		"kind: EndpointSlice\nmetadata: {name: many-1, namespace: shop, labels: {kubernetes.io/service-name: many}}\n"+
 		"addressType: IPv4\nports: [%[1]s]\nendpoints: [{addresses: [10.1.0.1]}]\n", ports.String())
 }
@@ -239,7 +248,8 @@ func thousandPorts() []byte {
 func manyEndpoints() []byte {
 	b := service("many", "10.96.1.1", 80, "10.1.0.0")
 	for i := range 4 {
-		b = fmt.Appendf(b, "---\nkind: EndpointSlice\nmetadata: {name: many-%d, namespace: shop, labels: {kubernetes.io/service-name: many}}\n"+
+		b = fmt.Appendf(b, "---\nkind: EndpointSlice\nmetadata: {name: many-%d, namespace: shop, labels: "+
+			"{kubernetes.io/service-name: many}}\n"+
 			"addressType: IPv4\nports: [{port: 8080}]\nendpoints: [", i+2)
 		for j := range 1250 {
 			b = fmt.Appendf(b, "{addresses: [10.%d.%d.%d]}, ", i+2, j/250, j%250)

@@ -27,7 +27,8 @@ func (p *proxy) choose(ctx context.Context, primary lb.Family) error {
 		return err
 	}
 	if p.choice.Annotated != "" {
-		p.log.Info("Using the mode from the Node's annotation", "mode", p.choice.Annotated, "annotation", mode.Annotation)
+		p.log.Info("Using the mode from the Node's annotation", "mode", p.choice.Annotated, "annotation",
+			mode.Annotation)
 		p.publish(event.ModeFromAnnotation(cfg.NodeName, p.choice.Annotated, mode.Annotation))
 	}
 	for _, s := range p.choice.Steps {

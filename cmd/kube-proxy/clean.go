@@ -47,7 +47,8 @@ func (p *proxy) cleanOthers(ctx context.Context) {
 		}
 		if text := err.Error(); !slices.Contains(reported, text) {
 			reported = append(reported, text)
-			p.log.Error("Failed to remove all rules of another mode, retrying; they may misdirect new connections", "err", err)
+			p.log.Error("Failed to remove all rules of another mode, retrying; they may misdirect new connections",
+				"err", err)
 		}
 		pause.For(ctx, wait)
 	}
@@ -56,8 +57,8 @@ func (p *proxy) cleanOthers(ctx context.Context) {
 // othersEnd is how long --cleanup waits for another proxy to end.
 const othersEnd = 10 * time.Second
 
-// removeRules removes rules for --cleanup and similar flags (PR-08, DP-15). It takes the writer lock, so that no other process writes
-// meanwhile.
+// removeRules removes rules for --cleanup and similar flags (PR-08, DP-15). It takes the writer
+// lock, so that no other process writes meanwhile.
 func removeRules(ctx context.Context, modes mode.List, cfg *config.Config, log *slog.Logger) error {
 	waiting, cancel := context.WithTimeoutCause(ctx, othersEnd,
 		errors.New("another kube-proxy runs in this network namespace and would write them again: end it first"))
@@ -67,7 +68,9 @@ func removeRules(ctx context.Context, modes mode.List, cfg *config.Config, log *
 		return fmt.Errorf("no rule was removed: %w", context.Cause(waiting))
 	}
 	defer writer.close()
-	modes = slices.DeleteFunc(slices.Clone(modes), func(m mode.Mode) bool { return !slices.Contains(cfg.Cleanup, m.Name) })
+	modes = slices.DeleteFunc(slices.Clone(modes), func(m mode.Mode) bool {
+		return !slices.Contains(cfg.Cleanup, m.Name)
+	})
 	report, err := cleanup.Run(ctx, modes, cfg.Removal())
 	reportOfCleanup(log, report)
 	if err != nil {

@@ -13,9 +13,11 @@ import (
 
 // hints are the kubelet's objects in iptables; no proxy may touch them (G3, DP-15).
 const hints = "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n" +
-	"*filter\n:KUBE-FIREWALL - [0:0]\n:MINE - [0:0]\n-A INPUT -j KUBE-FIREWALL\n-A MINE -s 192.0.2.9/32 -j DROP\nCOMMIT\n"
+	"*filter\n:KUBE-FIREWALL - [0:0]\n:MINE - [0:0]\n-A INPUT -j KUBE-FIREWALL\n-A MINE -s 192.0.2.9/32 -j DROP\n" +
+	"COMMIT\n"
 
-// rules are the chains and rules of both families and tables, and the tables of nftables that are not iptables'.
+// rules are the chains and rules of both families and tables, and the tables of nftables that are
+// not iptables'.
 func (n *namespace) rules() string {
 	n.t.Helper()
 	var out strings.Builder
@@ -76,7 +78,8 @@ func TestModeChangeAndCleanup(t *testing.T) {
 	}
 	run("nftables", "")
 	has("table ip kube-proxy", true)
-	run("iptables", `(?s)"Removed" what="the nftables table kube-proxy of IPv4.*"Removed" what="the nftables table kube-proxy of IPv6`)
+	run("iptables", `(?s)"Removed" what="the nftables table kube-proxy of IPv4.*"Removed" what="the nftables table `+
+		`kube-proxy of IPv6`)
 	has("kube-proxy\n", false)
 	has("-A KUBE-SERVICES -d 10.96.0.1/32", true)
 	run("nftables", `"Removed" .*iptables`)
@@ -111,7 +114,8 @@ func TestModeChangeAgain(t *testing.T) {
 			program := name + "-nft" + does
 			real, err := exec.LookPath(program)
 			do(t, err)
-			write(t, n.path("bin", program), []byte("#!/bin/sh\n[ -e "+locked+" ] && { echo somebody holds the lock >&2; exit 4; }\nexec "+real+" \"$@\"\n"))
+			write(t, n.path("bin", program), []byte("#!/bin/sh\n[ -e "+locked+
+				" ] && { echo somebody holds the lock >&2; exit 4; }\nexec "+real+" \"$@\"\n"))
 			do(t, os.Chmod(n.path("bin", program), 0o755))
 		}
 	}
@@ -138,7 +142,8 @@ func TestCleanupBesideProxy(t *testing.T) {
 	if code := p.end(0); code != 1 {
 		t.Errorf("exit code %d\n%s", code, p.log())
 	}
-	if want := "kube-proxy: no rule was removed: another kube-proxy runs in this network namespace and would write them again: end it first"; !strings.Contains(p.log(), want) {
+	if want := "kube-proxy: no rule was removed: another kube-proxy runs in this network namespace and would write " +
+		"them again: end it first"; !strings.Contains(p.log(), want) {
 		t.Errorf("want %q in\n%s", want, p.log())
 	}
 	if got := n.serves(); got != goodServed {
@@ -154,7 +159,8 @@ func TestInitOnly(t *testing.T) {
 		t.Helper()
 		return strings.TrimSpace(n.command("cat", "/proc/sys/net/"+name))
 	}
-	p := n.start([]string{"--init-only", "--proxy-mode=iptables", "--conntrack-tcp-timeout-established=7h", "--conntrack-udp-timeout=41s"})
+	p := n.start([]string{"--init-only", "--proxy-mode=iptables", "--conntrack-tcp-timeout-established=7h",
+		"--conntrack-udp-timeout=41s"})
 	if code := p.end(0); code != 0 {
 		t.Errorf("exit code %d\n%s", code, p.log())
 	}
@@ -162,7 +168,8 @@ func TestInitOnly(t *testing.T) {
 		t.Errorf("want %q in\n%s", want, p.log())
 	}
 	for name, want := range map[string]string{
-		"netfilter/nf_conntrack_tcp_timeout_established": "25200", "netfilter/nf_conntrack_udp_timeout": "41", "ipv4/conf/all/route_localnet": "1",
+		"netfilter/nf_conntrack_tcp_timeout_established": "25200", "netfilter/nf_conntrack_udp_timeout": "41",
+		"ipv4/conf/all/route_localnet": "1",
 	} {
 		if got := read(name); got != want {
 			t.Errorf("%s is %s, want %s", name, got, want)
@@ -178,7 +185,8 @@ func TestInitOnly(t *testing.T) {
 func TestCleanupWithConfig(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	n.write("config", []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: iptables\n"+
+	n.write("config", []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"+
+		"mode: iptables\n"+
 		"clientConnection: {kubeconfig: /nowhere}\nmetricsBindAddress: 127.0.0.1:1\n"))
 	for _, mode := range []string{"nftables", "iptables"} {
 		p := n.serve(mode)
@@ -201,13 +209,15 @@ func TestCleanupWithConfig(t *testing.T) {
 		if errorLine.MatchString(p.log()) {
 			t.Errorf("an error in\n%s", p.log())
 		}
-		if again := n.start([]string{"--config=config", "--cleanup"}); again.end(0) != 0 || !strings.Contains(again.log(), "No kube-proxy rules found") {
+		if again := n.start([]string{"--config=config", "--cleanup"}); again.end(0) != 0 ||
+			!strings.Contains(again.log(), "No kube-proxy rules found") {
 			t.Errorf("the second --cleanup:\n%s", again.log())
 		}
 	}
 }
 
-// PR-09: after --init-only by root, a process that is not root and may do no more than CAP_NET_ADMIN serves.
+// PR-09: after --init-only by root, a process that is not root and may do no more than
+// CAP_NET_ADMIN serves.
 func TestInitOnlyThenNetAdmin(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)
@@ -215,14 +225,16 @@ func TestInitOnlyThenNetAdmin(t *testing.T) {
 		do(t, os.Chmod(at, 0o755))
 	}
 	n.write("m/good.yaml", good())
-	settings := []string{"--proxy-mode=nftables", "--conntrack-tcp-timeout-established=7h", "--conntrack-udp-timeout=41s"}
+	settings := []string{"--proxy-mode=nftables", "--conntrack-tcp-timeout-established=7h",
+		"--conntrack-udp-timeout=41s"}
 	if p := n.start(append([]string{"--init-only"}, settings...)); p.end(0) != 0 {
 		t.Fatal(p.log())
 	}
 	p := n.start(append(settings, usual("nftables")[1:]...), func(c *exec.Cmd) {
 		here := n.path("kube-proxy") // where any user may run it
 		do(t, os.Link(c.Path, here))
-		c.Args = append([]string{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all,+net_admin",
+		c.Args = append([]string{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",
+			"--bounding-set=-all,+net_admin",
 			"--inh-caps=-all,+net_admin", "--ambient-caps=-all,+net_admin", here}, c.Args[1:]...)
 		path, err := exec.LookPath("setpriv")
 		do(t, err)

@@ -35,7 +35,8 @@ func TestCrowd(t *testing.T) {
 				n.code(url, 200)
 			}
 			for _, url := range asked {
-				for _, says := range []string{"", "GET / HTTP/1.1\r\nHost: a\r\nX-Slow: ", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 999\r\n\r\n1",
+				for _, says := range []string{"", "GET / HTTP/1.1\r\nHost: a\r\nX-Slow: ",
+					"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 999\r\n\r\n1",
 					"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"} {
 					n.crowd(url, fewFiles/2, says)
 				}
@@ -44,7 +45,9 @@ func TestCrowd(t *testing.T) {
 				n.code(url, 200)
 			}
 			n.write("m/web.yaml", balanced(32100, 2))
-			n.until(asked[1], "both endpoints", func(a answer) bool { return strings.Contains(a.body, `"localEndpoints": 2`) })
+			n.until(asked[1], "both endpoints", func(a answer) bool {
+				return strings.Contains(a.body, `"localEndpoints": 2`)
+			})
 			if got := n.command(strings.Fields(rules)...); !strings.Contains(got, "10.0.0.11") {
 				t.Errorf("the change is not in the kernel:\n%s", got)
 			}
@@ -69,17 +72,21 @@ func TestManyHealthCheckPorts(t *testing.T) {
 	n.write("m/good.yaml", service("good", "10.96.0.1", 80, "10.0.0.1"))
 	var many []byte
 	for i := range 2 * fewFiles {
-		many = fmt.Appendf(many, "---\nkind: Service\nmetadata: {name: s%d, namespace: many}\nspec: {type: LoadBalancer, clusterIP: 10.97.%d.%d, "+
-			"externalTrafficPolicy: Local, healthCheckNodePort: %d, ports: [{port: 80, nodePort: %d}]}\n", i, i/250, i%250, 31000+i, 30000+i)
+		many = fmt.Appendf(many, "---\nkind: Service\nmetadata: {name: s%d, namespace: many}\n"+
+			"spec: {type: LoadBalancer, clusterIP: 10.97.%d.%d, "+
+			"externalTrafficPolicy: Local, healthCheckNodePort: %d, ports: [{port: 80, nodePort: %d}]}\n", i, i/250,
+			i%250, 31000+i, 30000+i)
 	}
 	n.write("m/many.yaml", many)
 	p := n.start(usual("nftables"), env(fmt.Sprintf("%s=%d", asFiles, fewFiles)))
 	p.await(allWritten)
-	p.await(regexp.MustCompile(`Health check port cannot listen.* listeners are open, and the process may have 300 files in all: raise that limit`))
+	p.await(regexp.MustCompile(`Health check port cannot listen.* listeners are open, and the process may have 300 ` +
+		`files in all: raise that limit`))
 	n.code(healthURL+"/readyz", 200)
 	n.code(metricsURL+"/metrics", 200)
 	n.write("m/good.yaml", service("good", "10.96.0.1", 80, "10.0.0.77"))
-	for end := time.Now().Add(patience); !strings.Contains(n.command("nft", "list", "map", "ip", "kube-proxy", "backends"), "10.0.0.77"); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(patience); !strings.Contains(n.command("nft", "list", "map", "ip", "kube-proxy",
+		"backends"), "10.0.0.77"); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("the change is not in the kernel:\n%s", p.log())
 		}

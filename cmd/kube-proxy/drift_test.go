@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestDriftNamed has nft change and delete the proxy's table: events, status and the log name the process
-// and the objects (ST-05).
+// TestDriftNamed has nft change and delete the proxy's table: events, status and the log name the
+// process and the objects (ST-05).
 func TestDriftNamed(t *testing.T) {
 	for mode, table := range map[string]string{"nftables": "ip kube-proxy", "userspace": "ip kube-proxy-userspace"} {
 		t.Run(mode, func(t *testing.T) {

@@ -32,7 +32,8 @@ endpoints: [{addresses: ["%[4]s"]}]
 // mode; those of another Service stay.
 func TestFlowsOfADroppedService(t *testing.T) {
 	t.Parallel()
-	for name, mode := range map[string]string{"nftables": "nftables", "iptables-nft": "iptables", "iptables-legacy": "iptables"} {
+	for name, mode := range map[string]string{"nftables": "nftables", "iptables-nft": "iptables",
+		"iptables-legacy": "iptables"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNamespace(t)
@@ -40,15 +41,18 @@ func TestFlowsOfADroppedService(t *testing.T) {
 				n.write("hints", []byte(hints))
 				n.command("sh", "-c", "iptables-legacy-restore --noflush <"+n.path("hints"))
 			}
-			n.command("sh", "-ec", `ip link add away type veth peer name nowhere; ip link set away up; ip link set nowhere up
+			n.command("sh", "-ec",
+				`ip link add away type veth peer name nowhere; ip link set away up; ip link set nowhere up
 				ip addr add 10.0.0.1/32 dev lo; ip addr add fd00::1/128 dev lo nodad
 				ip addr add 192.0.2.1/24 dev away; ip addr add 2001:db8::1/64 dev away nodad
 				ip route add default dev away; ip -6 route add default dev away`)
 			for _, at := range []string{"10.0.0.1:5353", "[fd00::1]:5353"} {
 				n.echo(t, at)
 			}
-			gone := datagrams("gone", "IPv4", "10.96.0.9", "10.0.0.1") + datagrams("gone6", "IPv6", "fd96::9", "fd00::1")
-			stays := datagrams("stays", "IPv4", "10.96.0.8", "10.0.0.1") + datagrams("stays6", "IPv6", "fd96::8", "fd00::1")
+			gone := datagrams("gone", "IPv4", "10.96.0.9", "10.0.0.1") + datagrams("gone6", "IPv6", "fd96::9",
+				"fd00::1")
+			stays := datagrams("stays", "IPv4", "10.96.0.8", "10.0.0.1") + datagrams("stays6", "IPv6", "fd96::8",
+				"fd00::1")
 			manifest := n.path("m/services.yaml")
 			args := usual(mode)
 

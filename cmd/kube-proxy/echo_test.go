@@ -125,7 +125,8 @@ var errGarbled = errors.New("what came back is not what was sent")
 
 // converse opens a connection, sends size bytes in parts, closes its half, and compares the
 // returned data. It returns the name of the backend; "" if it was not received.
-func (n *nodeLab) converse(host string, to netip.AddrPort, size int, within time.Duration, rnd *rand.Rand) (server string, err error) {
+func (n *nodeLab) converse(host string, to netip.AddrPort, size int, within time.Duration,
+	rnd *rand.Rand) (server string, err error) {
 	conn, err := n.dial(host, "tcp", to, within)
 	if err != nil {
 		return "", fmt.Errorf("connect: %w", err)

@@ -31,7 +31,8 @@ func TestFallbackServes(t *testing.T) {
 			n := newNodeLab(t)
 			n.mode = c.mode
 			one, two := n.echo("pod1", 8080), n.echo("pod4", 8080)
-			n.service(labService{name: "web", ip: labIP, nodePort: 30080, endpoints: []netip.AddrPort{one.at(), two.at()}})
+			n.service(labService{name: "web", ip: labIP, nodePort: 30080, endpoints: []netip.AddrPort{one.at(),
+				two.at()}})
 			look := map[string]string{}
 			for _, name := range []string{"nft", "ip"} {
 				path, err := exec.LookPath(name)
@@ -94,7 +95,8 @@ func TestFallbackReported(t *testing.T) {
 		l, err := net.Listen("tcp", "127.0.0.1:8001")
 		do(t, err)
 		api := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if body, err := io.ReadAll(r.Body); err == nil && r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/events") {
+			if body, err := io.ReadAll(r.Body); err == nil && r.Method == http.MethodPost &&
+				strings.HasSuffix(r.URL.Path, "/events") {
 				select {
 				case events <- string(body):
 				default:
@@ -105,14 +107,18 @@ func TestFallbackReported(t *testing.T) {
 		go api.Serve(l)
 		t.Cleanup(func() { api.Close() })
 	})
-	p := n.program("--proxy-mode=ipvs", "--hostname-override=node1", "--master=http://127.0.0.1:8001", "--cluster-cidr=10.1.0.0/16",
+	p := n.program("--proxy-mode=ipvs", "--hostname-override=node1", "--master=http://127.0.0.1:8001",
+		"--cluster-cidr=10.1.0.0/16",
 		"--conntrack-max-per-core=0", "--conntrack-min=0")
 	defer p.end(syscall.SIGKILL)
-	left := []string{"uses mode iptables, because mode ipvs is unavailable", "uses mode userspace, because mode iptables is unavailable"}
+	left := []string{"uses mode iptables, because mode ipvs is unavailable",
+		"uses mode userspace, because mode iptables is unavailable"}
 	for end := time.After(patience); len(left) > 0; {
 		select {
 		case e := <-events:
-			left = slices.DeleteFunc(left, func(s string) bool { return strings.Contains(e, "KubeProxyModeFallback") && strings.Contains(e, s) })
+			left = slices.DeleteFunc(left, func(s string) bool {
+				return strings.Contains(e, "KubeProxyModeFallback") && strings.Contains(e, s)
+			})
 		case <-end:
 			t.Fatalf("no event reports %q:\n%s", left, p.log())
 		}

@@ -57,7 +57,9 @@ func (p *proxy) newFamilies(fams []lb.Family) error {
 	if len(p.families) > 1 {
 		stack = "dual-stack"
 	}
-	p.log.Info("Serving", "mode", p.choice.Mode.Name, "asked", p.choice.Asked, "stack", stack, "primary", p.families[0].name) // PR-01
+	// PR-01
+	p.log.Info("Serving", "mode", p.choice.Mode.Name, "asked", p.choice.Asked, "stack", stack, "primary",
+		p.families[0].name)
 	return nil
 }
 
@@ -86,7 +88,8 @@ func (p *proxy) newFamily(fam lb.Family) (*family, error) {
 	if p.servers.sockets != nil {
 		observers = append(observers, p.servers.sockets.Observer(fam))
 	}
-	observers = append(observers, &changes.Endpoints{Family: fam, Ring: p.changes, Store: p.store, Tell: endpointLines(labelled)})
+	observers = append(observers, &changes.Endpoints{Family: fam, Ring: p.changes, Store: p.store,
+		Tell: endpointLines(labelled)})
 	t := cfg.Resolved.Tables
 	f.engine = engine.New(engine.Config{
 		Family: fam, Plane: plane, Store: p.store, Observers: observers,
@@ -116,7 +119,8 @@ func (p *proxy) newTraffic(f *family, log *slog.Logger) *traffic.Account {
 		return nil // of modes that cannot the configuration has warned
 	}
 	if !counter.Counts() {
-		log.Warn("Cannot count connections by Service: the kernel lacks the nftables counter expression (CONFIG_NFT_COUNTER)")
+		log.Warn("Cannot count connections by Service: the kernel lacks the nftables counter expression " +
+			"(CONFIG_NFT_COUNTER)")
 		return nil
 	}
 	account := traffic.New(traffic.Config{Counter: counter, Query: f.engine.Query, Services: services})
@@ -151,7 +155,8 @@ func (p *proxy) written(f *family, log *slog.Logger, w engine.Write) {
 	if w.Err != nil {
 		return // the engine has logged it
 	}
-	log.Log(context.Background(), logging.LevelWrite, "Wrote rules", "verb", w.Verb, "changes", w.Changes, "took", w.Took)
+	log.Log(context.Background(), logging.LevelWrite, "Wrote rules", "verb", w.Verb, "changes", w.Changes, "took",
+		w.Took)
 	switch {
 	case w.Verb == "reset" && w.Later == 0, w.Verb == "load":
 		p.begun.add(f.name)
@@ -166,7 +171,8 @@ func endpointLines(log *slog.Logger) func(cluster.Name, string) {
 	messages := ratelimit.New(log, "Endpoints of a Service changed")
 	return func(service cluster.Name, text string) {
 		if log.Enabled(context.Background(), logging.LevelWrite) && messages.Allow(service.Namespace) {
-			log.Log(context.Background(), logging.LevelWrite, "Endpoints of a Service changed", "service", service.String(), "endpoints", text)
+			log.Log(context.Background(), logging.LevelWrite, "Endpoints of a Service changed", "service",
+				service.String(), "endpoints", text)
 		}
 	}
 }

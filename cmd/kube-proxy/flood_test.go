@@ -18,8 +18,8 @@ import (
 	"kube-proxy/test/logtest"
 )
 
-// TN-02: 100,000 updates of one slice, each with other faults, write a share of lines and events; the first fault of
-// another namespace is reported all the same. So it is with ports in use.
+// TN-02: 100,000 updates of one slice, each with other faults, write a share of lines and events;
+// the first fault of another namespace is reported all the same. So it is with ports in use.
 func TestFloodOfMalformedObjects(t *testing.T) {
 	var log logtest.Buffer
 	events := map[string]int{} // by namespace
@@ -40,7 +40,8 @@ func TestFloodOfMalformedObjects(t *testing.T) {
 	if n := log.Count(`EndpointSlice tenant/web-1`); n != ratelimit.Burst {
 		t.Errorf("%d lines about the tenant's slice, want %d", n, ratelimit.Burst)
 	}
-	if log.Count("EndpointSlice stranger/web-1") == 0 || events["stranger"] != 1 || events["tenant"] == 0 || events["tenant"] > ratelimit.Burst {
+	if log.Count("EndpointSlice stranger/web-1") == 0 || events["stranger"] != 1 || events["tenant"] == 0 ||
+		events["tenant"] > ratelimit.Burst {
 		t.Errorf("events %v; of the stranger the log has:\n%s", events, log.Lines("stranger"))
 	}
 
@@ -48,8 +49,10 @@ func TestFloodOfMalformedObjects(t *testing.T) {
 	for port := range 10_000 {
 		p.collides(sockets.Collision{Service: "tenant/web:http", Key: lb.Key{Port: uint16(1 + port), Proto: lb.TCP}})
 	}
-	p.collides(sockets.Collision{Service: "stranger/web", Key: lb.Key{Port: 30_000, Proto: lb.TCP}, Listener: netip.MustParseAddrPort("0.0.0.0:30000")})
+	p.collides(sockets.Collision{Service: "stranger/web", Key: lb.Key{Port: 30_000, Proto: lb.TCP},
+		Listener: netip.MustParseAddrPort("0.0.0.0:30000")})
 	if events["tenant"] != ratelimit.Burst || events["stranger"] != 1 || log.Count("service=stranger/web ") != 1 {
-		t.Errorf("of ports in use there are events %v, and of the stranger's in the log:\n%s", events, log.Lines("service=stranger"))
+		t.Errorf("of ports in use there are events %v, and of the stranger's in the log:\n%s", events,
+			log.Lines("service=stranger"))
 	}
 }

@@ -83,6 +83,7 @@ func TestUserspaceFlowsOfANewService(t *testing.T) {
 		}
 	}
 	if lost > 0 {
-		t.Errorf("%d and perhaps more of %d clients whose datagram reached the endpoint got no answer", lost, len(asked))
+		t.Errorf("%d and perhaps more of %d clients whose datagram reached the endpoint got no answer", lost,
+			len(asked))
 	}
 }

@@ -44,7 +44,8 @@ func TestNoCommand(t *testing.T) {
 		{"--proxy-mode ipvs tabel x", "kube-proxy table?"},
 		{"help", ""}, {"no-help", ""}, {"serve", ""},
 	} {
-		err := command(all.Modes(), &bytes.Buffer{}, &bytes.Buffer{}, strings.Fields(c.args)).ExecuteContext(t.Context())
+		err := command(all.Modes(), &bytes.Buffer{}, &bytes.Buffer{}, strings.Fields(c.args)).
+			ExecuteContext(t.Context())
 		switch {
 		case err == nil || !strings.Contains(err.Error(), `"kube-proxy" does not take any arguments, got [`):
 			t.Errorf("%s: %v", c.args, err)
@@ -57,7 +58,8 @@ func TestNoCommand(t *testing.T) {
 
 // README's table and the picture at the top of docs/architecture.md have every mode.
 func TestPagesNameTheModes(t *testing.T) {
-	for page, part := range map[string]string{"../../README.md": `(?m)^\| modes \|.*$`, "../../docs/architecture.md": "(?s)```.*?```"} {
+	for page, part := range map[string]string{"../../README.md": `(?m)^\| modes \|.*$`,
+		"../../docs/architecture.md": "(?s)```.*?```"} {
 		text, err := os.ReadFile(page)
 		if err != nil {
 			t.Fatal(err)

@@ -38,7 +38,8 @@ func newNeighbour(t *testing.T, args ...string) *neighbour {
 	return b
 }
 
-// well fails the test if a client of the neighbour cannot connect, talk and end, in TCP and UDP, well before a timeout.
+// well fails the test if a client of the neighbour cannot connect, talk and end, in TCP and UDP,
+// well before a timeout.
 func (b *neighbour) well(when string) {
 	b.n.t.Helper()
 	rnd := rand.New(rand.NewPCG(1, 2))
@@ -46,9 +47,12 @@ func (b *neighbour) well(when string) {
 		began := time.Now()
 		if _, err := b.n.converse("pod3", neighbourAt, 20_000, patience, rnd); err != nil {
 			page, _ := b.p.get("/metrics")
-			stat, _ := b.n.Command("pod3", "sh", "-c", "nstat -asz TcpExtTCPMemoryPressures TcpExtTCPAbortOnMemory; cat /proc/self/net/sockstat").Output()
-			nstat, _ := b.n.Command(netlab.Node1, "sh", "-c", "nstat -asz TcpExtTCPMemoryPressures TcpExtTCPAbortOnMemory; cat /proc/self/net/sockstat").Output()
-			b.n.t.Fatalf("%s: a neighbour's connection: %v\n%s\n%s\npod3: %s\nnode1: %s", when, err, b.p.log(), regexp.MustCompile(`(?m)^kubeproxy_userspace_.* [1-9].*$`).FindAllString(page, -1), stat, nstat)
+			stat, _ := b.n.Command("pod3", "sh", "-c", "nstat -asz TcpExtTCPMemoryPressures TcpExtTCPAbortOnMemory; "+
+				"cat /proc/self/net/sockstat").Output()
+			nstat, _ := b.n.Command(netlab.Node1, "sh", "-c", "nstat -asz TcpExtTCPMemoryPressures "+
+				"TcpExtTCPAbortOnMemory; cat /proc/self/net/sockstat").Output()
+			b.n.t.Fatalf("%s: a neighbour's connection: %v\n%s\n%s\npod3: %s\nnode1: %s", when, err, b.p.log(),
+				regexp.MustCompile(`(?m)^kubeproxy_userspace_.* [1-9].*$`).FindAllString(page, -1), stat, nstat)
 		}
 		if took := time.Since(began); took > 10*time.Second {
 			b.n.t.Fatalf("%s: a neighbour's connection took %v", when, took)
@@ -90,7 +94,8 @@ func (b *neighbour) open(want float64) string {
 		return err.Error()
 	}
 	for line := range strings.Lines(page) {
-		if rest, ok := strings.CutPrefix(line, `kubeproxy_userspace_connections{ip_family="IPv4",protocol="tcp"} `); ok {
+		if rest,
+			ok := strings.CutPrefix(line, `kubeproxy_userspace_connections{ip_family="IPv4",protocol="tcp"} `); ok {
 			if strings.TrimSpace(rest) != fmt.Sprint(want) {
 				return "open connections: " + rest
 			}
@@ -111,7 +116,8 @@ func TestUserspaceLoops(t *testing.T) {
 		}
 	}
 	self := netip.MustParseAddrPort("10.96.0.30:80")
-	b.n.service(labService{name: "nodeport", ip: "10.96.0.33", nodePort: 30099, endpoints: []netip.AddrPort{endpoint(netlab.Node1, 30099)}})
+	b.n.service(labService{name: "nodeport", ip: "10.96.0.33", nodePort: 30099,
+		endpoints: []netip.AddrPort{endpoint(netlab.Node1, 30099)}})
 	for _, c := range []struct {
 		name, ip string
 		to       netip.AddrPort
@@ -126,7 +132,8 @@ func TestUserspaceLoops(t *testing.T) {
 	}
 	b.n.service(labService{name: "last", ip: "10.96.0.39", endpoints: []netip.AddrPort{endpoint("pod5", 8080)}})
 	until(t, func() string { // those before are served too then
-		if _, err := b.n.converse("pod3", netip.MustParseAddrPort("10.96.0.39:80"), 10, time.Second, rand.New(rand.NewPCG(1, 1))); err != nil {
+		if _, err := b.n.converse("pod3", netip.MustParseAddrPort("10.96.0.39:80"), 10, time.Second,
+			rand.New(rand.NewPCG(1, 1))); err != nil {
 			return err.Error()
 		}
 		return ""
@@ -134,7 +141,8 @@ func TestUserspaceLoops(t *testing.T) {
 	accepted := b.p.metric("kubeproxy_userspace_connections_total")
 	files := b.p.files()
 	var clients sync.WaitGroup
-	for _, to := range []string{"10.96.0.30:80", "10.96.0.31:80", "10.96.0.33:80", "10.96.0.34:80", "10.96.0.35:80", "172.18.0.2:30099"} {
+	for _, to := range []string{"10.96.0.30:80", "10.96.0.31:80", "10.96.0.33:80", "10.96.0.34:80", "10.96.0.35:80",
+		"172.18.0.2:30099"} {
 		for _, host := range []string{"pod3", netlab.Node1, netlab.Client} {
 			clients.Go(func() {
 				at := netip.MustParseAddrPort(to)
@@ -192,10 +200,13 @@ func TestUserspaceDescriptors(t *testing.T) {
 	b.well("afterwards")
 }
 
-// Connections that are over do not use up the node's ports towards an endpoint: the kernel remembers each of them for a minute.
+// Connections that are over do not use up the node's ports towards an endpoint: the kernel
+// remembers each of them for a minute.
 func TestUserspacePortsOfTheNode(t *testing.T) {
 	n := newNodeLab(t)
-	n.On(netlab.Node1, func() { do(t, os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("40000 40999"), 0)) })
+	n.On(netlab.Node1, func() {
+		do(t, os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("40000 40999"), 0))
+	})
 	good := n.echo("pod5", 8080)
 	n.service(labService{name: "good", ip: neighbourIP, endpoints: []netip.AddrPort{good.at()}})
 	p := n.serve("--proxy-port-range=20000-20999")

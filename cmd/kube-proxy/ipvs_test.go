@@ -23,7 +23,8 @@ import (
 	ipvswire "kube-proxy/internal/netlink/ipvs"
 )
 
-// newIPVSLab is a lab whose program runs in mode ipvs. A kernel without it skips the test; make test-kernels runs it in VMs that have it.
+// newIPVSLab is a lab whose program runs in mode ipvs. A kernel without it skips the test; make
+// test-kernels runs it in VMs that have it.
 func newIPVSLab(t *testing.T) *nodeLab {
 	t.Helper()
 	c, err := ipvswire.Open()
@@ -62,8 +63,10 @@ func TestIPVSSettings(t *testing.T) {
 	one, two := n.echo("pod1", 8080), n.echo("pod4", 8080)
 	n.service(labService{name: "web", ip: labIP, nodePort: 30080, endpoints: []netip.AddrPort{one.at(), two.at()}})
 	n.shows("ipvsadm", "-A", "-t", "192.0.2.9:99", "-s", "rr") // another's
-	p := n.serve("--ipvs-scheduler=sh", "--ipvs-tcp-timeout=1h", "--ipvs-tcpfin-timeout=90s", "--ipvs-udp-timeout=2500ms", "--ipvs-strict-arp",
-		"--ipvs-exclude-cidrs=192.0.2.0/24", "--ipvs-sync-period=3s", "--ipvs-min-sync-period=100ms", "--iptables-masquerade-bit=5")
+	p := n.serve("--ipvs-scheduler=sh", "--ipvs-tcp-timeout=1h", "--ipvs-tcpfin-timeout=90s",
+		"--ipvs-udp-timeout=2500ms", "--ipvs-strict-arp",
+		"--ipvs-exclude-cidrs=192.0.2.0/24", "--ipvs-sync-period=3s", "--ipvs-min-sync-period=100ms",
+		"--iptables-masquerade-bit=5")
 	if page, err := p.get("/proxyMode"); err != nil || !strings.HasSuffix(page, "\r\n\r\nipvs") {
 		t.Errorf("/proxyMode: %q, %v", page, err)
 	}
@@ -72,9 +75,11 @@ func TestIPVSSettings(t *testing.T) {
 		t.Errorf("timeouts: %s", got)
 	}
 	saved := n.saved()
-	for _, want := range []string{"-A -t 10.96.0.10:80 -s sh -b sh-fallback", "-A -u 10.96.0.10:80 -s sh -b sh-fallback",
+	for _, want := range []string{"-A -t 10.96.0.10:80 -s sh -b sh-fallback",
+		"-A -u 10.96.0.10:80 -s sh -b sh-fallback",
 		"-A -t 172.18.0.2:30080 -s sh -b sh-fallback", "-A -t 192.0.2.9:99 -s rr",
-		fmt.Sprintf("-a -t 10.96.0.10:80 -r %s -m -w 1", one.at()), fmt.Sprintf("-a -t 172.18.0.2:30080 -r %s -m -w 1", two.at())} {
+		fmt.Sprintf("-a -t 10.96.0.10:80 -r %s -m -w 1", one.at()), fmt.Sprintf("-a -t 172.18.0.2:30080 -r %s -m -w 1",
+			two.at())} {
 		if !slices.Contains(saved, want) {
 			t.Errorf("no %q in\n%s", want, strings.Join(saved, "\n"))
 		}
@@ -82,8 +87,10 @@ func TestIPVSSettings(t *testing.T) {
 	if strings.Contains(fmt.Sprint(saved), "198.51.100.0") {
 		t.Errorf("the trial of the scheduler is there still:\n%s", strings.Join(saved, "\n"))
 	}
-	for name, want := range map[string]string{"net.ipv4.vs.conntrack": "1", "net.ipv4.vs.expire_nodest_conn": "1", "net.ipv4.vs.expire_quiescent_template": "1",
-		"net.ipv4.ip_forward": "1", "net.ipv4.conf.all.arp_ignore": "1", "net.ipv4.conf.all.arp_announce": "2"} {
+	for name, want := range map[string]string{"net.ipv4.vs.conntrack": "1", "net.ipv4.vs.expire_nodest_conn": "1",
+		"net.ipv4.vs.expire_quiescent_template": "1",
+		"net.ipv4.ip_forward":                   "1", "net.ipv4.conf.all.arp_ignore": "1",
+		"net.ipv4.conf.all.arp_announce": "2"} {
 		if got := strings.TrimSpace(n.shows("sysctl", "-n", name)); got != want {
 			t.Errorf("%s is %s, want %s", name, got, want)
 		}
@@ -109,13 +116,15 @@ func TestIPVSSettings(t *testing.T) {
 		c.Close()
 	}
 	for _, from := range []string{"pod3", netlab.Node1} {
-		if c, err := n.dial(from, "tcp", netip.MustParseAddrPort(labIP+":2222"), patience); !errors.Is(err, syscall.ECONNREFUSED) {
+		if c, err := n.dial(from, "tcp", netip.MustParseAddrPort(labIP+":2222"), patience); !errors.Is(err,
+			syscall.ECONNREFUSED) {
 			t.Errorf("%s → %s:2222: %v, %v; want that it is refused", from, labIP, c, err)
 		}
 	}
 	// trace, which compares with the kernel, says the same; a service address is not one at which
 	// NodePorts answer.
-	for to, want := range map[string]string{labIP + ":2222": "it is refused", labIP + ":30080": "it is refused", labTarget.String(): "It goes to one of 2 backends",
+	for to, want := range map[string]string{labIP + ":2222": "it is refused", labIP + ":30080": "it is refused",
+		labTarget.String(): "It goes to one of 2 backends",
 		"172.18.0.2:30080": "is a NodePort of"} {
 		trace := n.program("trace", "10.1.1.13", to, "--admin-socket="+filepath.Join(n.dir, "admin.sock"))
 		if <-trace.done; !trace.cmd.ProcessState.Success() || !strings.Contains(trace.log(), want) {
@@ -131,9 +140,11 @@ func TestIPVSSettings(t *testing.T) {
 		}
 		return ""
 	})
-	for metric, least := range map[string]float64{`kubeproxy_ipvs_virtual_servers{ip_family="IPv4"}`: 4, `kubeproxy_ipvs_service_addresses{ip_family="IPv4"}`: 1,
-		`kubeproxy_ipvs_netlink_messages_total{ip_family="IPv4",to="ipvs"}`: 8, `kubeproxy_ipvs_netlink_messages_total{ip_family="IPv4",to="ipset"}`: 2,
-		`kubeproxy_audit_mended_objects_total{ip_family="IPv4"}`: 1} {
+	for metric, least := range map[string]float64{`kubeproxy_ipvs_virtual_servers{ip_family="IPv4"}`: 4,
+		`kubeproxy_ipvs_service_addresses{ip_family="IPv4"}`:                 1,
+		`kubeproxy_ipvs_netlink_messages_total{ip_family="IPv4",to="ipvs"}`:  8,
+		`kubeproxy_ipvs_netlink_messages_total{ip_family="IPv4",to="ipset"}`: 2,
+		`kubeproxy_audit_mended_objects_total{ip_family="IPv4"}`:             1} {
 		if got := p.metric(metric); got < least {
 			t.Errorf("%s is %v, want %v or more", metric, got, least)
 		}
@@ -146,7 +157,8 @@ func TestIPVSSettings(t *testing.T) {
 	for _, c := range []struct {
 		args []string
 		left []string
-	}{{[]string{"--cleanup", "--cleanup-ipvs=false"}, saved}, {[]string{"--cleanup"}, []string{"-A -t 192.0.2.9:99 -s rr"}}} {
+	}{{[]string{"--cleanup", "--cleanup-ipvs=false"}, saved},
+		{[]string{"--cleanup"}, []string{"-A -t 192.0.2.9:99 -s rr"}}} {
 		clean := n.program(c.args...)
 		if code := clean.end(0); code != 0 {
 			t.Errorf("%v: exit code %d:\n%s", c.args, code, clean.log())
@@ -182,11 +194,14 @@ func TestIPVSSchedulerLacking(t *testing.T) {
 	if code := p.end(0); code != 1 {
 		t.Errorf("exit code %d, want 1", code)
 	}
-	if want := `--ipvs-scheduler (ipvs.scheduler): not available on this host: this kernel has no scheduler "ovf" for IPVS (the module ip_vs_ovf); it has wrr, lc, wlc,`; !strings.Contains(p.log(), strings.ReplaceAll(want, `"`, `\"`)) && !strings.Contains(p.log(), want) {
+	if want := `--ipvs-scheduler (ipvs.scheduler): not available on this host: this kernel has no scheduler "ovf" ` +
+		`for IPVS (the module ip_vs_ovf); it has wrr, lc, wlc,`; !strings.Contains(p.log(),
+		strings.ReplaceAll(want, `"`, `\"`)) && !strings.Contains(p.log(), want) {
 		t.Errorf("want %s:\n%s", want, p.log())
 	}
 	p = n.serve()
-	p.await(regexp.MustCompile(`mode="ipvs" instead="iptables" err="ipvs: this kernel has no scheduler .*rr.*; it has wrr, .* of which one may be asked for by --ipvs-scheduler`))
+	p.await(regexp.MustCompile(`mode="ipvs" instead="iptables" err="ipvs: this kernel has no scheduler .*rr.*; it ` +
+		`has wrr, .* of which one may be asked for by --ipvs-scheduler`))
 	if _, err := n.converse("pod3", labTarget, 1000, patience, rand.New(rand.NewPCG(1, 2))); err != nil {
 		t.Error(err)
 	}
@@ -201,9 +216,11 @@ func (n *nodeLab) nothingOfIPVS(but string) {
 			n.t.Errorf("left: %s", line)
 		}
 	}
-	for name, args := range map[string][]string{"ipset": {"list", "-n"}, "ip": {"-o", "link"}, "iptables-save": nil, "ip6tables-save": nil} {
+	for name, args := range map[string][]string{"ipset": {"list", "-n"}, "ip": {"-o", "link"}, "iptables-save": nil,
+		"ip6tables-save": nil} {
 		for line := range strings.Lines(n.shows(name, args...)) {
-			of := name != "ip" && name != "ipset" && slices.ContainsFunc([]string{"KUBE-IPVS", "KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "match-set KUBE", "map-set KUBE"},
+			of := name != "ip" && name != "ipset" && slices.ContainsFunc([]string{"KUBE-IPVS", "KUBE-NODE-PORT",
+				"KUBE-LOAD-BALANCER", "match-set KUBE", "map-set KUBE"},
 				func(s string) bool { return strings.Contains(line, s) })
 			if of || name == "ipset" && strings.HasPrefix(line, "KUBE-") || strings.Contains(line, "kube-ipvs0") {
 				n.t.Errorf("left of %s: %s", name, line)
@@ -278,7 +295,8 @@ func TestIPVSRestart(t *testing.T) {
 	works("at the end")
 	traffic.progress(50)
 	if failed := traffic.wait(); len(failed) > 0 {
-		t.Errorf("%d of %d connections failed, the first: %v", len(failed), len(failed)+int(traffic.made.Load()), failed[0])
+		t.Errorf("%d of %d connections failed, the first: %v", len(failed), len(failed)+int(traffic.made.Load()),
+			failed[0])
 	}
 	p.stop()
 }
@@ -314,10 +332,12 @@ func TestIPVSModeChanges(t *testing.T) {
 				p.await(regexp.MustCompile(`"Removed" what="[0-9]+ ipsets`))
 				n.nothingOfIPVS("")
 			} else {
-				p.await(regexp.MustCompile(map[string]string{"iptables": `"reset" family="IPv6"`, "nftables": `"Removed" what="the nftables table kube-proxy of IPv6`,
+				p.await(regexp.MustCompile(map[string]string{"iptables": `"reset" family="IPv6"`,
+					"nftables":  `"Removed" what="the nftables table kube-proxy of IPv6`,
 					"userspace": `"Removed" what=.*userspace`}[other]))
 				for _, program := range []string{"iptables-save", "ip6tables-save"} {
-					if got := n.shows(program); strings.Contains(got, "KUBE-SVC-") || strings.Contains(got, "KUBE-SEP-") || strings.Contains(got, "KUBE-PORTALS") {
+					if got := n.shows(program); strings.Contains(got, "KUBE-SVC-") ||
+						strings.Contains(got, "KUBE-SEP-") || strings.Contains(got, "KUBE-PORTALS") {
 						t.Errorf("left of %s: %s", other, got)
 					}
 				}
@@ -326,7 +346,8 @@ func TestIPVSModeChanges(t *testing.T) {
 			// Connections end with the process of mode userspace, and none is accepted until the
 			// next one listens.
 			if failed := traffic.end(); len(failed) > failedBefore && (other != "userspace" || next != "ipvs") {
-				t.Errorf("to %s: %d connections failed, the first: %v", next, len(failed)-failedBefore, failed[failedBefore].err)
+				t.Errorf("to %s: %d connections failed, the first: %v", next, len(failed)-failedBefore,
+					failed[failedBefore].err)
 			}
 		}
 	}
@@ -349,9 +370,11 @@ func TestIPVSRender(t *testing.T) {
 			}
 		}
 	}
-	programs := map[string]func(string){"ipvsadm --restore": load("ipvsadm", "--restore"), "ipset restore": load("ipset", "restore"),
-		"ip -batch -": load("ip", "-batch", "-"), "ip -6 -batch -": load("ip", "-6", "-batch", "-"),
-		"iptables-restore --noflush": load("iptables-restore", "--noflush"), "ip6tables-restore --noflush": load("ip6tables-restore", "--noflush")}
+	programs := map[string]func(string){"ipvsadm --restore": load("ipvsadm", "--restore"),
+		"ipset restore": load("ipset", "restore"),
+		"ip -batch -":   load("ip", "-batch", "-"), "ip -6 -batch -": load("ip", "-6", "-batch", "-"),
+		"iptables-restore --noflush":  load("iptables-restore", "--noflush"),
+		"ip6tables-restore --noflush": load("ip6tables-restore", "--noflush")}
 	parts := partsOf(text)
 	if len(parts) != 8 {
 		t.Errorf("%d parts", len(parts))
@@ -363,7 +386,8 @@ func TestIPVSRender(t *testing.T) {
 		}
 		programs[program](p[1])
 	}
-	if got, want := strings.Count(n.shows("ipvsadm-save", "-n"), "\n"), strings.Count(parts[0][1], "\n")+strings.Count(parts[4][1], "\n"); got != want {
+	if got, want := strings.Count(n.shows("ipvsadm-save", "-n"), "\n"), strings.Count(parts[0][1], "\n")+
+		strings.Count(parts[4][1], "\n"); got != want {
 		t.Errorf("IPVS has %d lines, want %d", got, want)
 	}
 }

@@ -40,7 +40,8 @@ func newNodeLabWith(t testing.TB, opts netlab.Options) *nodeLab {
 	if m := os.Getenv(labMode); m != "" {
 		n.mode = m
 	}
-	n.apply("node", "kind: Node\nmetadata: {name: node1}\nstatus: {addresses: [{type: InternalIP, address: 172.18.0.2}]}\n")
+	n.apply("node", "kind: Node\nmetadata: {name: node1}\nstatus: {addresses: [{type: InternalIP, address: "+
+		"172.18.0.2}]}\n")
 	return n
 }
 
@@ -80,8 +81,10 @@ func (s labService) manifest() string {
 	if s.affinity {
 		affinity = "ClientIP"
 	}
-	text := fmt.Sprintf("kind: Service\nmetadata: {name: %s, namespace: lab}\nspec:\n  type: %s\n  clusterIP: %s\n  sessionAffinity: %s\n  ports:\n"+
-		"  - {name: tcp, port: 80%s}\n  - {name: udp, port: 80, protocol: UDP%s}\n", s.name, kind, s.ip, affinity, node, node2)
+	text := fmt.Sprintf("kind: Service\nmetadata: {name: %s, namespace: lab}\nspec:\n  type: %s\n  clusterIP: %s\n"+
+		"  sessionAffinity: %s\n  ports:\n"+
+		"  - {name: tcp, port: 80%s}\n  - {name: udp, port: 80, protocol: UDP%s}\n", s.name, kind, s.ip, affinity, node,
+		node2)
 	byPort := map[uint16][]string{}
 	for _, e := range s.endpoints {
 		h := netlab.Owner(e.Addr())
@@ -89,8 +92,10 @@ func (s labService) manifest() string {
 		byPort[e.Port()] = append(byPort[e.Port()], fmt.Sprintf("{addresses: [%s], nodeName: %s}", e.Addr(), on.Node))
 	}
 	for port, list := range byPort {
-		text += fmt.Sprintf("---\nkind: EndpointSlice\nmetadata: {name: %[1]s-%[2]d, namespace: lab, labels: {kubernetes.io/service-name: %[1]s}}\n"+
-			"addressType: IPv4\nports: [{name: tcp, port: %[2]d}, {name: udp, port: %[2]d, protocol: UDP}]\nendpoints: [%[3]s]\n", s.name, port, strings.Join(list, ", "))
+		text += fmt.Sprintf("---\nkind: EndpointSlice\nmetadata: {name: %[1]s-%[2]d, namespace: lab, labels: "+
+			"{kubernetes.io/service-name: %[1]s}}\n"+
+			"addressType: IPv4\nports: [{name: tcp, port: %[2]d}, {name: udp, port: %[2]d, protocol: UDP}]\n"+
+			"endpoints: [%[3]s]\n", s.name, port, strings.Join(list, ", "))
 	}
 	return text
 }
@@ -112,8 +117,10 @@ type labProgram struct {
 // start starts the program.
 func (n *nodeLab) start(args ...string) *labProgram {
 	n.t.Helper()
-	return n.program(append([]string{"--proxy-mode=" + n.mode, "--hostname-override=node1", "--manifests=" + n.dir, "--cluster-cidr=10.1.0.0/16,fd00:10:1::/48",
-		"--nodeport-addresses=172.18.0.0/24,fd00:18::/64", "--conntrack-max-per-core=0", "--conntrack-min=0", "--profiling",
+	return n.program(append([]string{"--proxy-mode=" + n.mode, "--hostname-override=node1", "--manifests=" + n.dir,
+		"--cluster-cidr=10.1.0.0/16,fd00:10:1::/48",
+		"--nodeport-addresses=172.18.0.0/24,fd00:18::/64", "--conntrack-max-per-core=0", "--conntrack-min=0",
+		"--profiling",
 		"--admin-socket=" + filepath.Join(n.dir, "admin.sock")}, args...)...)
 }
 
@@ -240,7 +247,9 @@ func (n *nodeLab) listenUDP(host string, port uint16) (c *net.UDPConn, err error
 	if err == nil {
 		raw, e := c.SyscallConn()
 		if e == nil {
-			e = raw.Control(func(fd uintptr) { unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 8<<20) })
+			e = raw.Control(func(fd uintptr) {
+				unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 8<<20)
+			})
 		}
 		err = e
 	}

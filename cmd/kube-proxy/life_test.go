@@ -34,7 +34,8 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// A file that becomes malformed while the proxy runs: its rules stay, and changes of other files apply.
+// A file that becomes malformed while the proxy runs: its rules stay, and changes of other files
+// apply.
 func TestMalformedLater(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -42,7 +43,8 @@ func TestMalformedLater(t *testing.T) {
 	n.write("m/good.yaml", []byte("kind: Service\nmetadata: {name: good\n"))
 	p.await(regexp.MustCompile(`m/good.yaml:\d: is not YAML: .*; the file's last good objects stay`))
 	n.write("m/other.yaml", service("other", "10.96.0.2", 80, "10.0.0.2"))
-	want := "frontend 10.96.0.1 . tcp . 80\nfrontend 10.96.0.2 . tcp . 80\nbackend 10.0.0.1 . 8080\nbackend 10.0.0.2 . 8080\n"
+	want := "frontend 10.96.0.1 . tcp . 80\nfrontend 10.96.0.2 . tcp . 80\nbackend 10.0.0.1 . 8080\n" +
+		"backend 10.0.0.2 . 8080\n"
 	for end := time.Now().Add(patience); n.serves() != want; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("the kernel has\n%swant:\n%s", n.serves(), want)
@@ -71,8 +73,8 @@ func TestStopWhileStarting(t *testing.T) {
 	}
 }
 
-// An API server that takes connections and never answers does not keep the process from ending, nor the rules
-// from staying.
+// An API server that takes connections and never answers does not keep the process from ending, nor
+// the rules from staying.
 func TestStopWhileAPIServerHangs(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -168,7 +170,8 @@ func TestNodeDoesNotCome(t *testing.T) {
 // proxy returns a proxy in nftables mode that is ready to serve, with its own writer lock.
 func (n *namespace) proxy(log *slog.Logger) *proxy {
 	n.t.Helper()
-	cfg, err := loadConfig(all.Modes(), []string{"--proxy-mode=nftables", "--hostname-override=n1", "--healthz-bind-address=", "--metrics-bind-address=", "--admin-socket="})
+	cfg, err := loadConfig(all.Modes(), []string{"--proxy-mode=nftables", "--hostname-override=n1",
+		"--healthz-bind-address=", "--metrics-bind-address=", "--admin-socket="})
 	do(n.t, err)
 	return n.proxyOf(cfg, log)
 }

@@ -47,7 +47,8 @@ func TestLogFiles(t *testing.T) {
 		if !klogLine.MatchString(info) {
 			t.Errorf("the file has\n%s", info)
 		}
-		has(t, "INFO", info, `] "FLAG: --log-dir=\"logs\""`, "bad.yaml:2: is not YAML", "Stopping; the rules stay in force")
+		has(t, "INFO", info, `] "FLAG: --log-dir=\"logs\""`, "bad.yaml:2: is not YAML",
+			"Stopping; the rules stay in force")
 		has(t, "WARNING", warning, "bad.yaml:2: is not YAML")
 		if strings.Contains(warning, "Starting kube-proxy") || strings.Contains(out, "Starting kube-proxy") {
 			t.Errorf("WARNING:\n%s\nstderr:\n%s", warning, out)
@@ -60,7 +61,8 @@ func TestLogFiles(t *testing.T) {
 	t.Run("json", func(t *testing.T) {
 		t.Parallel()
 		n := newNode(t)
-		if out := n.logs("--logging-format=json"); !regexp.MustCompile(`(?m)^\{"ts":[\d.]+,"v":0,"caller":"[^"]*run\.go:\d+","msg":"Starting kube-proxy",`).MatchString(out) {
+		if out := n.logs("--logging-format=json"); !regexp.MustCompile(`(?m)^\{"ts":[\d.]+,"v":0,` +
+			`"caller":"[^"]*run\.go:\d+","msg":"Starting kube-proxy",`).MatchString(out) {
 			t.Errorf("stderr:\n%s", out)
 		}
 	})
@@ -101,7 +103,8 @@ func TestLogReload(t *testing.T) {
 	wrote := regexp.MustCompile(`"Wrote rules" .*verb="apply"`)
 	endpoint := func(addr string) {
 		t.Helper()
-		n.write("m/good.yaml", append([]byte("kind: Node\nmetadata: {name: n1}\n---"), service("good", "10.96.0.1", 80, addr)...))
+		n.write("m/good.yaml", append([]byte("kind: Node\nmetadata: {name: n1}\n---"),
+			service("good", "10.96.0.1", 80, addr)...))
 		n.eventually(addr, "nft", "list", "map", "ip", "kube-proxy", "backends")
 	}
 	endpoint("10.0.0.2")

@@ -1,5 +1,5 @@
-// Command kube-proxy makes the Services of a cluster work on one node: it turns Services and EndpointSlices
-// into state of the kernel.
+// Command kube-proxy makes the Services of a cluster work on one node: it turns Services and
+// EndpointSlices into state of the kernel.
 //
 // This package connects all others: flags and file (config), a source of events (source/…), for
 // each IP family an engine with a data plane (plane/…), and observers of applied changes

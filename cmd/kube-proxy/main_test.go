@@ -76,7 +76,8 @@ func spoil() error {
 
 // refuseNetlink has the kernel answer socket(AF_NETLINK, …, of) as one that lacks that does.
 func refuseNetlink(of uint32) error {
-	const number, domain, protocol = 0, 16, 32 // offsets in struct seccomp_data; the low words of little-endian arguments
+	// offsets in struct seccomp_data; the low words of little-endian arguments
+	const number, domain, protocol = 0, 16, 32
 	load := func(at uint32) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: at}
 	}

@@ -62,7 +62,8 @@ func (l *oldLine) into(t *testing.T, dir string) {
 		do(t, os.MkdirAll(filepath.Join(dir, folder), 0o755))
 	}
 	kubeconfig := func(path string) {
-		write(t, path, []byte("apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{name: k, cluster: {server: 'https://"+nobody+"'}}]\n"+
+		write(t, path, []byte("apiVersion: v1\nkind: Config\ncurrent-context: c\n"+
+			"clusters: [{name: k, cluster: {server: 'https://"+nobody+"'}}]\n"+
 			"users: [{name: u, user: {token: t}}]\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n"))
 	}
 	reachable := false
@@ -143,7 +144,8 @@ func TestOldCommandLines(t *testing.T) {
 				}
 				return
 			}
-			for url, want := range map[string]string{healthz + "/livez": `"healthy":true`, metrics + "/proxyMode": mode} {
+			for url, want := range map[string]string{healthz + "/livez": `"healthy":true`, metrics +
+				"/proxyMode": mode} {
 				if addr, _, _ := strings.Cut(url, "/"); addr != "-" {
 					has(t, url, n.code("http://"+url, 200).body, want)
 				}

@@ -46,7 +46,8 @@ func memory(dir string) mode.Mode {
 			v.Memory.SyncPeriod.Duration = time.Hour
 			return option.Section{Title: "memory", Values: v, Fields: []option.Field{
 				{Path: "memory.syncPeriod", Flag: "memory-sync-period", Row: "EXT", Help: "time between two looks"},
-				{Path: "memory.drainTimeout", Flag: "memory-drain-timeout", Row: "EXT", Help: "how long connections go on"}}}
+				{Path: "memory.drainTimeout", Flag: "memory-drain-timeout", Row: "EXT",
+					Help: "how long connections go on"}}}
 		},
 		DrainTimeout: func(all option.Blocks) time.Duration {
 			return option.Of(all, &memoryOptions{}).Memory.DrainTimeout.Duration
@@ -55,7 +56,8 @@ func memory(dir string) mode.Mode {
 			return []mode.Sysctl{{Name: "net.ipv4.conf.all.log_martians", Value: "1"}}
 		},
 		Metrics: []mode.Metric{
-			{Row: "EXT", Name: "memory_writes_total", Kind: mode.Counter, Labels: []string{"ip_family", "verb"}, Help: "Writes of the mode memory"},
+			{Row: "EXT", Name: "memory_writes_total", Kind: mode.Counter, Labels: []string{"ip_family", "verb"},
+				Help: "Writes of the mode memory"},
 			{Row: "EXT", Name: "memory_free", Kind: mode.Gauge, Help: "How much memory there is"},
 			{Name: "sync_full_proxy_rules_duration_seconds"},
 		},
@@ -113,7 +115,8 @@ func (p *memoryPlane) Notices() []mode.Notice {
 		return nil
 	}
 	p.reported = true
-	return []mode.Notice{{Text: "the memory is in use", Args: []any{"file", filepath.Base(p.file)}, Event: event.Starting}}
+	return []mode.Notice{{Text: "the memory is in use", Args: []any{"file", filepath.Base(p.file)},
+		Event: event.Starting}}
 }
 
 func (p *memoryPlane) Measure(emit mode.Emit) error {
@@ -161,7 +164,8 @@ func TestNewMode(t *testing.T) {
 	once := func(code int, says string, args ...string) {
 		t.Helper()
 		p := start(args...)
-		if got := p.end(0); got != code || !strings.Contains(strings.Join(strings.Fields(p.log()), " "), says) { // help is wrapped
+		// help is wrapped
+		if got := p.end(0); got != code || !strings.Contains(strings.Join(strings.Fields(p.log()), " "), says) {
 			t.Errorf("%v: exit code %d, want %d and %q:\n%s", args, got, code, says, p.log())
 		}
 	}
@@ -174,23 +178,28 @@ func TestNewMode(t *testing.T) {
 	}
 
 	// The help and the errors name it.
-	once(0, "mode of the data plane: iptables, nftables, ipvs, ebpf, kernelspace (Windows), userspace, memory; nothing means", "--help")
+	once(0, "mode of the data plane: iptables, nftables, ipvs, ebpf, kernelspace (Windows), userspace, memory; "+
+		"nothing means", "--help")
 	once(0, "nothing means primary in nftables and ebpf and memory mode, all in the others", "--help")
 	once(1, "want ebpf, iptables, ipvs, memory, nftables, userspace, or nothing", "--proxy-mode=magic", "--manifests=m")
 	once(0, "in mode memory that of remember", "render", "--help")
 
 	// It renders, with its default of addresses for NodePorts.
-	once(0, "# remember IPv4, mark 14 node nodeports 192.0.2.1/32 pods 10.0.0.0/16 10.96.0.1:80/tcp shop/good", append([]string{"render"}, usual("memory")...)...)
+	once(0, "# remember IPv4, mark 14 node nodeports 192.0.2.1/32 pods 10.0.0.0/16 10.96.0.1:80/tcp shop/good",
+		append([]string{"render"}, usual("memory")...)...)
 
 	// It takes over from another mode, whose rules go, and serves.
 	p := serve("nftables")
 	p.stop()
 	p = serve("memory")
-	p.await(regexp.MustCompile(`(?s)"Removed" what="the nftables table kube-proxy of IPv4".*"Removed" what="the nftables table kube-proxy of IPv6"`))
-	if got := remembers(lb.IPv4); !strings.Contains(got, "10.96.0.1:80/tcp shop/good") || !strings.Contains(got, "10.0.0.1:8080") {
+	p.await(regexp.MustCompile(`(?s)"Removed" what="the nftables table kube-proxy of IPv4".*"Removed" what="the ` +
+		`nftables table kube-proxy of IPv6"`))
+	if got := remembers(lb.IPv4); !strings.Contains(got, "10.96.0.1:80/tcp shop/good") ||
+		!strings.Contains(got, "10.0.0.1:8080") {
 		t.Errorf("it serves\n%s", got)
 	}
-	has(t, "its own lines", p.log(), `"Serving" mode="memory" asked="memory"`, `"the memory is in use" family="IPv6" file="IPv6"`)
+	has(t, "its own lines", p.log(), `"Serving" mode="memory" asked="memory"`,
+		`"the memory is in use" family="IPv6" file="IPv6"`)
 	has(t, "the sysctl that it needs", n.command("cat", "/proc/sys/net/ipv4/conf/all/log_martians"), "1")
 	metrics := n.get(metricsURL + "/metrics").body
 	has(t, "metrics", metrics,
@@ -199,13 +208,15 @@ func TestNewMode(t *testing.T) {
 		`kubeproxy_memory_writes_total{ip_family="IPv6",verb="apply"} 0`,
 		"\nkubeproxy_memory_free 7\n",
 		`kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family="IPv4"} 1`)
-	for _, not := range []string{"kubeproxy_sync_proxy_rules_nftables", "kubeproxy_sync_partial", "kubeproxy_iptables", "kubeproxy_conntrack_reconciler"} {
+	for _, not := range []string{"kubeproxy_sync_proxy_rules_nftables", "kubeproxy_sync_partial", "kubeproxy_iptables",
+		"kubeproxy_conntrack_reconciler"} {
 		if strings.Contains(metrics, not) {
 			t.Errorf("the metrics of another mode are there: %s", not)
 		}
 	}
 	n.write("m/other.yaml", service("other", "10.96.0.2", 80, "10.0.0.2"))
-	for end := time.Now().Add(patience); !strings.Contains(remembers(lb.IPv4), "10.96.0.2:80/tcp shop/other"); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(patience); !strings.Contains(remembers(lb.IPv4),
+		"10.96.0.2:80/tcp shop/other"); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("a new Service is not served:\n%s\n%s", remembers(lb.IPv4), p.log())
 		}
@@ -238,7 +249,8 @@ func TestNewMode(t *testing.T) {
 	write(t, filepath.Join(memories, "full"), nil)
 	p = serve("memory")
 	has(t, "log", p.log(), `"Mode cannot run on this host" mode="memory" instead="nftables" err="the memory is full"`)
-	has(t, "/metrics", n.get(metricsURL+"/metrics").body, `kubeproxy_mode_info{asked="memory",mode="nftables",reason="mode memory cannot run on this host, using nftables instead: the memory is full"} 1`)
+	has(t, "/metrics", n.get(metricsURL+"/metrics").body, `kubeproxy_mode_info{asked="memory",mode="nftables",`+
+		`reason="mode memory cannot run on this host, using nftables instead: the memory is full"} 1`)
 	if got := n.serves(); !strings.Contains(got, "frontend 10.96.0.2") {
 		t.Errorf("the kernel has\n%s", got)
 	}

@@ -22,20 +22,24 @@ import (
 // or machine: open a socket, start a program, open a file for writing, make or remove files, enter
 // or make namespaces, mount, load modules or BPF programs.
 func readOnly() error {
-	const number, flags = 0, 16 + 2*8 // offsets in struct seccomp_data: the call, and the low word of its third argument
+	// offsets in struct seccomp_data: the call, and the low word of its third argument
+	const number, flags = 0, 16 + 2*8
 	load := func(at uint32) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: at}
 	}
 	kill := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_KILL_PROCESS}
 	filter := []unix.SockFilter{load(number)}
-	for _, call := range []uint32{unix.SYS_SOCKET, unix.SYS_CONNECT, unix.SYS_EXECVE, unix.SYS_EXECVEAT, unix.SYS_UNSHARE, unix.SYS_SETNS, unix.SYS_MOUNT, unix.SYS_MKDIRAT,
-		unix.SYS_UNLINKAT, unix.SYS_RENAMEAT2, unix.SYS_INIT_MODULE, unix.SYS_FINIT_MODULE, unix.SYS_BPF, unix.SYS_PTRACE, unix.SYS_OPENAT2} {
+	for _, call := range []uint32{unix.SYS_SOCKET, unix.SYS_CONNECT, unix.SYS_EXECVE, unix.SYS_EXECVEAT,
+		unix.SYS_UNSHARE, unix.SYS_SETNS, unix.SYS_MOUNT, unix.SYS_MKDIRAT,
+		unix.SYS_UNLINKAT, unix.SYS_RENAMEAT2, unix.SYS_INIT_MODULE, unix.SYS_FINIT_MODULE, unix.SYS_BPF,
+		unix.SYS_PTRACE, unix.SYS_OPENAT2} {
 		filter = append(filter, unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: call, Jf: 1}, kill)
 	}
 	return seccomp(append(filter,
 		unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_OPENAT, Jf: 3},
 		load(flags),
-		unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K, K: unix.O_WRONLY | unix.O_RDWR | unix.O_CREAT | unix.O_TRUNC, Jf: 1},
+		unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K, K: unix.O_WRONLY | unix.O_RDWR | unix.O_CREAT |
+			unix.O_TRUNC, Jf: 1},
 		kill,
 		unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}))
 }
@@ -59,20 +63,25 @@ func migrated(t *testing.T, stdin string, args ...string) (stdout, stderr string
 func TestMigrateOnlyReads(t *testing.T) {
 	files := []string{"../../test/testdata/kubeadm/configmap.yaml", "../../test/testdata/kubeadm/daemonset.yaml"}
 	out, reported, code := migrated(t, "", append([]string{"migrate", "--to=nftables"}, files...)...)
-	if code != 0 || !strings.HasPrefix(out, "apiVersion: kubeproxy.config.k8s.io/v1alpha1\n") || !strings.Contains(out, "mode: nftables\n") || !strings.Contains(reported, "NodePorts on 127.0.0.1") {
+	if code != 0 || !strings.HasPrefix(out, "apiVersion: kubeproxy.config.k8s.io/v1alpha1\n") ||
+		!strings.Contains(out, "mode: nftables\n") || !strings.Contains(reported, "NodePorts on 127.0.0.1") {
 		t.Errorf("exit code %d\n%s\n%s", code, out, reported)
 	}
 	// The program accepts its output, with the flags that remain on the command line.
 	name := filepath.Join(t.TempDir(), "config.yaml")
 	write(t, name, []byte(out))
-	if out, reported, code := migrated(t, "", "render", "--config="+name, "--hostname-override=n1", "--manifests="+filepath.Dir(name)+"/none"); code != 1 || strings.Contains(reported, "config.yaml") || strings.Contains(reported, "lenient") || strings.Contains(reported, "effect") {
+	if out, reported, code := migrated(t, "", "render", "--config="+name, "--hostname-override=n1", "--manifests="+
+		filepath.Dir(name)+"/none"); code != 1 || strings.Contains(reported, "config.yaml") ||
+		strings.Contains(reported, "lenient") || strings.Contains(reported, "effect") {
 		t.Errorf("exit code %d\n%s\n%s", code, out, reported) // there are no manifests; the configuration has no fault
 	}
 	data, err := os.ReadFile(files[0])
 	do(t, err)
 	out, reported, code = migrated(t, string(data), "migrate", "-o=json", "-")
 	var m cli.MigrateReport
-	if err := json.Unmarshal([]byte(out), &m); err != nil || code != 0 || reported != "" || m.Version != 1 || m.From != "" || m.Flags == nil || len(m.Statements) < 5 || !strings.Contains(m.Config, "clusterCIDR: 10.244.0.0/16") {
+	if err := json.Unmarshal([]byte(out), &m); err != nil || code != 0 || reported != "" || m.Version != 1 ||
+		m.From != "" || m.Flags == nil || len(m.Statements) < 5 ||
+		!strings.Contains(m.Config, "clusterCIDR: 10.244.0.0/16") {
 		t.Errorf("exit code %d, %v\n%s\n%s", code, err, out, reported)
 	}
 	if _, reported, code := migrated(t, "", "check", "--manifests=m"); code != -1 {
@@ -125,10 +134,17 @@ func TestMigrateRefuses(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"migrate", wrong}, "kube-proxy: " + wrong + ": KubeProxyConfiguration.iptables.masqueradeBit: \"99\": want 0 to 31\nkube-proxy: " + wrong + ": KubeProxyConfiguration.portRange: "},
-		{[]string{"migrate", types}, "kube-proxy: " + types + ": KubeProxyConfiguration.conntrack.min: \"x\": failed to decode: want a whole number below 2^31\nkube-proxy: " + types + ": KubeProxyConfiguration.ipvs.scheduler: "},
-		{[]string{"migrate", "--", "--proxy-mode=magic", "--cluster-cidr=x"}, "kube-proxy: the command line after --: --proxy-mode: \"magic\": want ebpf, iptables, ipvs, nftables, userspace, or nothing for the best that this host supports\nkube-proxy: the command line after --: --cluster-cidr: "},
-		{[]string{"check", "--config=" + types}, "kube-proxy: " + types + ": KubeProxyConfiguration.conntrack.min: \"x\": failed to decode: want a whole number below 2^31\nkube-proxy: " + types + ": KubeProxyConfiguration.ipvs.scheduler: "},
+		{[]string{"migrate", wrong}, "kube-proxy: " + wrong + ": KubeProxyConfiguration.iptables.masqueradeBit: " +
+			"\"99\": want 0 to 31\nkube-proxy: " + wrong + ": KubeProxyConfiguration.portRange: "},
+		{[]string{"migrate", types}, "kube-proxy: " + types + ": KubeProxyConfiguration.conntrack.min: \"x\": failed " +
+			"to decode: want a whole number below 2^31\nkube-proxy: " + types +
+			": KubeProxyConfiguration.ipvs.scheduler: "},
+		{[]string{"migrate", "--", "--proxy-mode=magic", "--cluster-cidr=x"}, "kube-proxy: the command line after " +
+			"--: --proxy-mode: \"magic\": want ebpf, iptables, ipvs, nftables, userspace, or nothing for the best " +
+			"that this host supports\nkube-proxy: the command line after --: --cluster-cidr: "},
+		{[]string{"check", "--config=" + types}, "kube-proxy: " + types + ": KubeProxyConfiguration.conntrack.min: " +
+			"\"x\": failed to decode: want a whole number below 2^31\nkube-proxy: " + types +
+			": KubeProxyConfiguration.ipvs.scheduler: "},
 		{[]string{"--config=" + wrong}, "kube-proxy: " + wrong + ": KubeProxyConfiguration.portRange: "},
 		{[]string{"render", "--config=" + wrong}, "kube-proxy: " + wrong + ": KubeProxyConfiguration.portRange: "},
 		{[]string{"table", "--config=" + wrong}, "kube-proxy: " + wrong + ": KubeProxyConfiguration.portRange: "},
@@ -144,8 +160,10 @@ func TestMigrateRefuses(t *testing.T) {
 		{[]string{"migrate", "--", "--no-such"}, "the command line after --: unknown flag: --no-such"},
 		{[]string{"check", "-o=xml"}, "--output: \"xml\": want text or json"},
 		{[]string{"check", "--no-such"}, "unknown flag: --no-such"},
-		{[]string{"check", "--proxy-mode=xdp"}, "--proxy-mode: \"xdp\": want ebpf, iptables, ipvs, nftables, userspace, or nothing"},
-		{[]string{"check", "--config=" + dir + "/deployment.yaml"}, "deployment.yaml: failed to decode: its apiVersion is missing"},
+		{[]string{"check", "--proxy-mode=xdp"}, "--proxy-mode: \"xdp\": want ebpf, iptables, ipvs, nftables, " +
+			"userspace, or nothing"},
+		{[]string{"check", "--config=" + dir + "/deployment.yaml"},
+			"deployment.yaml: failed to decode: its apiVersion is missing"},
 		{[]string{"check", "now"}, "does not take any arguments"},
 	} {
 		var out, errOut bytes.Buffer
@@ -154,7 +172,8 @@ func TestMigrateRefuses(t *testing.T) {
 			t.Errorf("%q: no error:\n%s", c.args, out.String())
 			continue
 		}
-		if code := cli.Exit(&errOut, "kube-proxy", err); code != 1 || !strings.Contains(errOut.String(), c.want) || out.Len() > 0 {
+		if code := cli.Exit(&errOut, "kube-proxy", err); code != 1 || !strings.Contains(errOut.String(), c.want) ||
+			out.Len() > 0 {
 			t.Errorf("%q:\n%s\n%s\nwant %q", c.args, out.String(), errOut.String(), c.want)
 		}
 	}
@@ -164,7 +183,9 @@ func TestMigrateRefuses(t *testing.T) {
 func TestCheckAndMigrateHelp(t *testing.T) {
 	for _, name := range []string{"check", "migrate"} {
 		var out, errOut bytes.Buffer
-		if err := command(all.Modes(), &out, &errOut, []string{name, "--help"}).Execute(); err != nil || !strings.HasPrefix(out.String(), "Usage: kube-proxy "+name) || !strings.Contains(out.String(), "Exit codes: 0 ") {
+		if err := command(all.Modes(), &out, &errOut, []string{name, "--help"}).Execute(); err != nil ||
+			!strings.HasPrefix(out.String(), "Usage: kube-proxy "+name) ||
+			!strings.Contains(out.String(), "Exit codes: 0 ") {
 			t.Errorf("%v\n%s\n%s", err, out.String(), errOut.String())
 		}
 	}
@@ -174,10 +195,12 @@ func TestCheckAndMigrateHelp(t *testing.T) {
 // them reaches the terminal.
 func TestTerminalIsLeftAlone(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "pod.yaml")
-	write(t, file, []byte("kind: Pod\nmetadata: {name: kube-proxy-n1}\nspec: {containers: [{name: kube-proxy, image: \"a\\e]0;owned\\a\", command: [kube-proxy, \"--hostname-override=\\e[2J\"]}]}\n"))
+	write(t, file, []byte("kind: Pod\nmetadata: {name: kube-proxy-n1}\nspec: {containers: [{name: kube-proxy, image: "+
+		"\"a\\e]0;owned\\a\", command: [kube-proxy, \"--hostname-override=\\e[2J\"]}]}\n"))
 	var out, errOut bytes.Buffer
 	do(t, command(all.Modes(), &out, &errOut, []string{"migrate", file}).Execute())
-	cli.Exit(&errOut, "kube-proxy", command(all.Modes(), &out, &errOut, []string{"migrate", file + "\x1b[2J"}).Execute())
+	cli.Exit(&errOut, "kube-proxy", command(all.Modes(), &out, &errOut, []string{"migrate", file + "\x1b[2J"}).
+		Execute())
 	for _, s := range []string{out.String(), errOut.String()} {
 		if strings.ContainsAny(s, "\x1b\x07\r\u009b") {
 			t.Errorf("%q", s)

@@ -28,7 +28,8 @@ func TestMigratingPage(t *testing.T) {
 		}
 		write(t, n.path(name), text)
 	}
-	n.write("cilium-config.yaml", []byte("kind: ConfigMap\nmetadata: {name: cilium-config, namespace: kube-system}\ndata: {kube-proxy-replacement: \"true\", cluster-pool-ipv4-cidr: 10.0.0.0/8, bpf-lb-mode: dsr}\n"))
+	n.write("cilium-config.yaml", []byte("kind: ConfigMap\nmetadata: {name: cilium-config, namespace: kube-system}\n"+
+		"data: {kube-proxy-replacement: \"true\", cluster-pool-ipv4-cidr: 10.0.0.0/8, bpf-lb-mode: dsr}\n"))
 	n.write("manifests/web.yaml", good())
 	self, err := os.Executable()
 	do(t, err)
@@ -68,7 +69,8 @@ func TestMigratingPage(t *testing.T) {
 // complains reports whether the program reports a fault, other than the warnings on the page.
 func complains(out string) bool {
 	for line := range strings.Lines(out) {
-		if strings.HasPrefix(line, "kube-proxy: ") && !strings.Contains(line, "warning: clientConnection.kubeconfig is ignored because --manifests is given") {
+		if strings.HasPrefix(line, "kube-proxy: ") &&
+			!strings.Contains(line, "warning: clientConnection.kubeconfig is ignored because --manifests is given") {
 			return true
 		}
 	}

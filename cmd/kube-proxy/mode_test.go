@@ -29,17 +29,23 @@ func TestModeChoice(t *testing.T) {
 		metric      string
 	}{
 		{"blank", "", nil, "iptables",
-			[]string{`"The default mode will change" note="no mode is configured, so kube-proxy on node n1 uses iptables; a later version will choose another mode. Set mode to keep it"`},
+			[]string{`"The default mode will change" note="no mode is configured, so kube-proxy on node n1 uses ` +
+				`iptables; a later version will choose another mode. Set mode to keep it"`},
 			`kubeproxy_mode_info{asked="",mode="iptables",reason=""} 1`},
 		{"blank without iptables", "", withoutIPTables, "nftables",
-			[]string{`"Mode cannot run on this host" mode="iptables" instead="nftables" err="iptables: no usable iptables: `, `executable file not found in $PATH`},
-			`kubeproxy_mode_info{asked="",mode="nftables",reason="mode iptables cannot run on this host, using nftables instead: iptables: no usable iptables: `},
-		{"iptables", "iptables", nil, "iptables", []string{`"Serving" mode="iptables" asked="iptables" stack="dual-stack" primary="IPv4"`},
+			[]string{`"Mode cannot run on this host" mode="iptables" instead="nftables" err="iptables: no usable ` +
+				`iptables: `, `executable file not found in $PATH`},
+			`kubeproxy_mode_info{asked="",mode="nftables",reason="mode iptables cannot run on this host, using ` +
+				`nftables instead: iptables: no usable iptables: `},
+		{"iptables", "iptables", nil, "iptables",
+			[]string{`"Serving" mode="iptables" asked="iptables" stack="dual-stack" primary="IPv4"`},
 			`kubeproxy_mode_info{asked="iptables",mode="iptables",reason=""} 1`},
 		{"ipvs on a kernel without it", "ipvs", withoutIPVS, "iptables",
 			[]string{`"Mode cannot run on this host" mode="ipvs" instead="iptables" err="ipvs: connect to IPVS: `},
-			`kubeproxy_mode_info{asked="ipvs",mode="iptables",reason="mode ipvs cannot run on this host, using iptables instead: ipvs: connect to IPVS: `},
-		{"nftables", "nftables", withoutIPTables, "nftables", nil, `kubeproxy_mode_info{asked="nftables",mode="nftables",reason=""} 1`},
+			`kubeproxy_mode_info{asked="ipvs",mode="iptables",reason="mode ipvs cannot run on this host, using ` +
+				`iptables instead: ipvs: connect to IPVS: `},
+		{"nftables", "nftables", withoutIPTables, "nftables", nil,
+			`kubeproxy_mode_info{asked="nftables",mode="nftables",reason=""} 1`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -52,7 +58,9 @@ func TestModeChoice(t *testing.T) {
 				t.Errorf("/proxyMode: %s, want %s", got, c.runs)
 			}
 			rules := n.rules()
-			if tables, chains := strings.Contains(rules, "table ip kube-proxy"), strings.Contains(rules, "-A KUBE-SERVICES -d 10.96.0.1/32"); tables != (c.runs == "nftables") || chains != (c.runs == "iptables") {
+			if tables, chains := strings.Contains(rules, "table ip kube-proxy"),
+				strings.Contains(rules, "-A KUBE-SERVICES -d 10.96.0.1/32"); tables != (c.runs == "nftables") ||
+				chains != (c.runs == "iptables") {
 				t.Errorf("mode %s:\n%s", c.runs, rules)
 			}
 			p.stop()
@@ -83,8 +91,10 @@ func TestFamilyThatCannotBeServed(t *testing.T) {
 	p.stop()
 	p = n.start(args, onlyIPv4)
 	p.await(regexp.MustCompile(`"reset" family="IPv4"`))
-	has(t, "log", p.log(), `"Not serving the secondary IP family" family="IPv6"`, "no usable ip6tables", `stack="single-stack" primary="IPv4"`)
-	if rules := n.rules(); !strings.Contains(rules, "-A KUBE-SERVICES -d 10.96.0.1/32") || strings.Contains(rules, "-A KUBE-SERVICES -d fd") {
+	has(t, "log", p.log(), `"Not serving the secondary IP family" family="IPv6"`, "no usable ip6tables",
+		`stack="single-stack" primary="IPv4"`)
+	if rules := n.rules(); !strings.Contains(rules, "-A KUBE-SERVICES -d 10.96.0.1/32") ||
+		strings.Contains(rules, "-A KUBE-SERVICES -d fd") {
 		t.Errorf("want rules for IPv4 alone:\n%s", rules)
 	}
 	p.stop()

@@ -31,7 +31,8 @@ func podNode(cidrs ...string) cluster.NodeSet {
 // in time the process ends with the reason; if they do, it serves, and follows their changes.
 func TestNodeCIDR(t *testing.T) {
 	t.Parallel()
-	objects, problems, err := manifests.Load(fstest.MapFS{"good.yaml": {Data: service("good", "10.96.0.1", 80, "10.0.0.1")}})
+	objects, problems,
+		err := manifests.Load(fstest.MapFS{"good.yaml": {Data: service("good", "10.96.0.1", 80, "10.0.0.1")}})
 	if err != nil || len(problems) > 0 {
 		t.Fatal(err, problems)
 	}
@@ -42,16 +43,19 @@ func TestNodeCIDR(t *testing.T) {
 		fails  string // "" if it serves
 	}{
 		{"no Node", nil, 50 * time.Millisecond,
-			`--detect-local-mode NodeCIDR: the Node "n1" is not known after 50ms: is something in the cluster to give it some, such as --allocate-node-cidrs, and is --hostname-override right?`},
+			`--detect-local-mode NodeCIDR: the Node "n1" is not known after 50ms: is something in the cluster to ` +
+				`give it some, such as --allocate-node-cidrs, and is --hostname-override right?`},
 		{"no pod CIDRs", []cluster.Event{podNode()}, 50 * time.Millisecond,
-			`--detect-local-mode NodeCIDR: the Node "n1" has no spec.podCIDRs after 50ms: is something in the cluster to give it some, such as --allocate-node-cidrs, and is --hostname-override right?`},
+			`--detect-local-mode NodeCIDR: the Node "n1" has no spec.podCIDRs after 50ms: is something in the ` +
+				`cluster to give it some, such as --allocate-node-cidrs, and is --hostname-override right?`},
 		{"pod CIDRs", []cluster.Event{podNode("10.1.0.0/24", "fd00:1::/64")}, time.Hour, ""},
 		{"pod CIDRs later", []cluster.Event{podNode(), podNode("10.1.0.0/24", "fd00:1::/64")}, time.Hour, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			n := newNamespace(t)
-			cfg, err := loadConfig(all.Modes(), []string{"--proxy-mode=nftables", "--detect-local-mode=NodeCIDR", "--hostname-override=n1", "--master=http://" + nobody,
+			cfg, err := loadConfig(all.Modes(), []string{"--proxy-mode=nftables", "--detect-local-mode=NodeCIDR",
+				"--hostname-override=n1", "--master=http://" + nobody,
 				"--healthz-bind-address=", "--metrics-bind-address=", "--conntrack-max-per-core=0"})
 			do(t, err)
 			var log logtest.Buffer
@@ -61,7 +65,8 @@ func TestNodeCIDR(t *testing.T) {
 			defer cancel()
 			serving := make(chan struct{})
 			go func() { defer close(serving); p.runFamilies(ctx) }()
-			for _, ev := range append([]cluster.Event{cluster.ServicesListed{Services: objects.Services}, cluster.SlicesListed{Slices: objects.Slices}, cluster.CIDRsListed{}}, c.events...) {
+			for _, ev := range append([]cluster.Event{cluster.ServicesListed{Services: objects.Services},
+				cluster.SlicesListed{Slices: objects.Slices}, cluster.CIDRsListed{}}, c.events...) {
 				if s := log.String(); strings.Contains(s, "msg=reset") {
 					t.Errorf("before %#v:\n%s", ev, s)
 				}
@@ -133,7 +138,8 @@ func TestNodeName(t *testing.T) {
 				n.code("http://127.0.0.1:32000/", 200)
 			} else {
 				n.code("http://127.0.0.1:32000/", 503)
-				p.await(regexp.MustCompile(`W.*\] "Configuration may be incomplete or incorrect" because="there is no Node.*n3`))
+				p.await(regexp.MustCompile(`W.*\] "Configuration may be incomplete or incorrect" because="there is ` +
+					`no Node.*n3`))
 			}
 			p.stop()
 		})

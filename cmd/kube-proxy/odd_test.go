@@ -44,9 +44,11 @@ func TestHealthOddService(t *testing.T) {
 // oddService has more endpoints, with session affinity, than a map of nftables mode has room for.
 func oddService() []byte {
 	var b bytes.Buffer
-	b.WriteString("kind: Service\nmetadata: {name: odd, namespace: shop}\nspec: {clusterIP: 10.96.7.7, sessionAffinity: ClientIP, ports: [{port: 80}]}\n")
+	b.WriteString("kind: Service\nmetadata: {name: odd, namespace: shop}\n" +
+		"spec: {clusterIP: 10.96.7.7, sessionAffinity: ClientIP, ports: [{port: 80}]}\n")
 	for i := range 17 {
-		fmt.Fprintf(&b, "---\nkind: EndpointSlice\nmetadata: {name: odd-%d, namespace: shop, labels: {kubernetes.io/service-name: odd}}\n"+
+		fmt.Fprintf(&b, "---\nkind: EndpointSlice\nmetadata: {name: odd-%d, namespace: shop, labels: "+
+			"{kubernetes.io/service-name: odd}}\n"+
 			"addressType: IPv4\nports: [{port: 8080}]\nendpoints: [", i)
 		for j := range 1000 {
 			fmt.Fprintf(&b, "{addresses: [10.%d.%d.%d]}, ", 100+i, j/250, j%250)
@@ -97,7 +99,8 @@ func TestHealthOddServiceIPTables(t *testing.T) {
 	})
 	n.stays("one row is refused", 200, 5*time.Second)
 	metrics := n.get(metricsURL + "/metrics").body
-	has(t, "/metrics", metrics, "\nkubeproxy_rows_failing{ip_family=\"IPv4\"} 1\n", "\nkubeproxy_write_proofs_total{ip_family=\"IPv4\"} ")
+	has(t, "/metrics", metrics, "\nkubeproxy_rows_failing{ip_family=\"IPv4\"} 1\n",
+		"\nkubeproxy_write_proofs_total{ip_family=\"IPv4\"} ")
 	if strings.Contains(metrics, "\nkubeproxy_write_proofs_total{ip_family=\"IPv4\"} 0\n") {
 		t.Errorf("no proof was made:\n%s", metrics)
 	}

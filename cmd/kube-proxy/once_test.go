@@ -53,10 +53,13 @@ func TestCommandWarns(t *testing.T) {
 	old := filepath.Join(dir, "old.yaml")
 	write(t, old, nftablesFile("resourceContainer: /x\nmetricsPort: 1\n"))
 	for args, want := range map[string][]string{
-		"--write-config-to=" + dir + "/1 --config=" + old + " --profiling": {"Using lenient decoding as strict decoding failed",
-			`unknown field \"metricsPort\"`, "resourceContainer has no effect", "ignored because --config is given: --profiling"},
-		"--write-config-to=" + dir + "/2 --healthz-port=1": {"--healthz-port and --metrics-port are ignored because --write-config-to is given"},
-		"--write-config-to=" + dir + "/3":                  nil,
+		"--write-config-to=" + dir + "/1 --config=" + old +
+			" --profiling": {"Using lenient decoding as strict decoding failed",
+			`unknown field \"metricsPort\"`, "resourceContainer has no effect",
+			"ignored because --config is given: --profiling"},
+		"--write-config-to=" + dir +
+			"/2 --healthz-port=1": {"--healthz-port and --metrics-port are ignored because --write-config-to is given"},
+		"--write-config-to=" + dir + "/3": nil,
 	} {
 		var out, errOut bytes.Buffer
 		do(t, command(all.Modes(), &out, &errOut, strings.Fields(args)).ExecuteContext(t.Context()))

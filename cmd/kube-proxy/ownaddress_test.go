@@ -29,9 +29,14 @@ func TestSourceIsTheAddressItself(t *testing.T) {
 			n.mode = mode
 			arrived := n.spoofed(endpoint("pod1", 5353))
 			within := func(ranges string) string {
-				return "kind: Service\nmetadata: {name: dns, namespace: lab}\nspec: {type: LoadBalancer, clusterIP: 10.96.0.53, externalTrafficPolicy: Local, loadBalancerSourceRanges: [" + ranges +
-					"], ports: [{name: udp, port: 53, protocol: UDP}]}\nstatus: {loadBalancer: {ingress: [{ip: 192.0.2.53}]}}\n---\n" +
-					"kind: EndpointSlice\nmetadata: {name: dns-1, namespace: lab, labels: {kubernetes.io/service-name: dns}}\naddressType: IPv4\nports: [{name: udp, port: 5353, protocol: UDP}]\n" +
+				return "kind: Service\nmetadata: {name: dns, namespace: lab}\n" +
+					"spec: {type: LoadBalancer, clusterIP: 10.96.0.53, externalTrafficPolicy: Local, " +
+					"loadBalancerSourceRanges: [" + ranges +
+					"], ports: [{name: udp, port: 53, protocol: UDP}]}\n" +
+					"status: {loadBalancer: {ingress: [{ip: 192.0.2.53}]}}\n---\n" +
+					"kind: EndpointSlice\nmetadata: {name: dns-1, namespace: lab, labels: " +
+					"{kubernetes.io/service-name: dns}}\naddressType: IPv4\n" +
+					"ports: [{name: udp, port: 5353, protocol: UDP}]\n" +
 					"endpoints: [{addresses: [10.1.1.11], nodeName: node1}]\n"
 			}
 			n.apply("dns", within("172.18.0.2/32"))
@@ -41,15 +46,20 @@ func TestSourceIsTheAddressItself(t *testing.T) {
 				trace, why            []string
 			}{
 				{"172.18.0.2/32", "192.0.2.53", "balance",
-					[]string{"It may be used from 172.18.0.2/32 only (loadBalancerSourceRanges), and from the address itself: 192.0.2.53 is that."},
-					[]string{"may be used from 172.18.0.2/32 only (loadBalancerSourceRanges).", "This node is within them, so each of these addresses may be used from itself too"}},
+					[]string{"It may be used from 172.18.0.2/32 only (loadBalancerSourceRanges), and from the " +
+						"address itself: 192.0.2.53 is that."},
+					[]string{"may be used from 172.18.0.2/32 only (loadBalancerSourceRanges).",
+						"This node is within them, so each of these addresses may be used from itself too"}},
 				{"172.18.0.2/32", "192.0.2.54", "drop",
-					[]string{"It may be used from 172.18.0.2/32 only (loadBalancerSourceRanges), and from the address itself: 192.0.2.54 is neither."}, nil},
+					[]string{"It may be used from 172.18.0.2/32 only (loadBalancerSourceRanges), and from the " +
+						"address itself: 192.0.2.54 is neither."}, nil},
 				{"203.0.113.0/24", "192.0.2.53", "drop",
-					[]string{"It may be used from 203.0.113.0/24 only (loadBalancerSourceRanges), and 192.0.2.53 is in none of them."},
+					[]string{"It may be used from 203.0.113.0/24 only (loadBalancerSourceRanges), and 192.0.2.53 is " +
+						"in none of them."},
 					[]string{"may be used from 203.0.113.0/24 only (loadBalancerSourceRanges)."}},
 				{"203.0.113.0/24", "203.0.113.9", "balance",
-					[]string{"It may be used from 203.0.113.0/24 only (loadBalancerSourceRanges), and 203.0.113.9 is among them."}, nil},
+					[]string{"It may be used from 203.0.113.0/24 only (loadBalancerSourceRanges), and 203.0.113.9 is " +
+						"among them."}, nil},
 			} {
 				n.apply("dns", within(c.ranges))
 				ask := func(line ...string) string {
@@ -59,7 +69,8 @@ func TestSourceIsTheAddressItself(t *testing.T) {
 				}
 				var out string
 				until(t, func() string { // it may be read, and written, a second later
-					if out = ask("trace", c.from, "192.0.2.53:53/udp"); !strings.Contains(out, c.ranges) || !strings.Contains(out, "as the table says") {
+					if out = ask("trace", c.from, "192.0.2.53:53/udp"); !strings.Contains(out, c.ranges) ||
+						!strings.Contains(out, "as the table says") {
 						return "the kernel does something else:\n" + out
 					}
 					return ""
@@ -109,7 +120,8 @@ func (n *nodeLab) spoofed(pod netip.AddrPort) func(source string, want bool) boo
 			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
 			do(n.t, err)
 			defer unix.Close(fd)
-			do(n.t, unix.Sendto(fd, datagram(netip.MustParseAddr(source), to, uint16(40000+number), text), 0, &unix.SockaddrInet4{Addr: to.Addr().As4()}))
+			do(n.t, unix.Sendto(fd, datagram(netip.MustParseAddr(source), to, uint16(40000+number), text), 0,
+				&unix.SockaddrInet4{Addr: to.Addr().As4()}))
 		})
 	}
 	return func(source string, want bool) bool {
@@ -132,7 +144,8 @@ func (n *nodeLab) spoofed(pod netip.AddrPort) func(source string, want bool) boo
 				}
 				return true
 			case string(buf[:k]) == "behind it "+text && !want:
-				_ = conn.SetReadDeadline(time.Now().Add(100 * time.Millisecond)) // another CPU may be about to deliver it
+				// another CPU may be about to deliver it
+				_ = conn.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
 			}
 		}
 	}

@@ -148,7 +148,8 @@ func TestUserspaceRangeWithPortsOfOthers(t *testing.T) {
 	n.answers("a", netip.MustParseAddrPort("10.96.0.10:80"))
 	n.answers("program", endpoint(netlab.Node1, 31001))
 	n.service(labService{name: "b", ip: "10.96.0.11", endpoints: []netip.AddrPort{endpoint("pod4", 8080)}})
-	p.await(regexp.MustCompile(`lab/b:\S+: .*of the 2 ports 31000-31001 \(--proxy-port-range\) this proxy uses 1 for \S+, other programs have 1,`))
+	p.await(regexp.MustCompile(`lab/b:\S+: .*of the 2 ports 31000-31001 \(--proxy-port-range\) this proxy uses 1 for ` +
+		`\S+, other programs have 1,`))
 	n.answers("a", netip.MustParseAddrPort("10.96.0.10:80"))
 	n.answers("program", endpoint(netlab.Node1, 31001))
 	end()

@@ -18,8 +18,10 @@ func TestOccupiedPorts(t *testing.T) {
 	n := newNode(t)
 	health, metrics := n.listen("127.0.0.1:10256"), n.listen("127.0.0.1:10249")
 	p := n.serve("nftables")
-	p.await(regexp.MustCompile(`E.*\] "Health server cannot listen" address="0.0.0.0:10256" err=.*address already in use.* again=true`))
-	p.await(regexp.MustCompile(`E.*\] "Metrics server cannot listen, retrying" every="5s" err=.*127.0.0.1:10249.*address already in use`))
+	p.await(regexp.MustCompile(`E.*\] "Health server cannot listen" address="0.0.0.0:10256" err=.*address already in ` +
+		`use.* again=true`))
+	p.await(regexp.MustCompile(`E.*\] "Metrics server cannot listen, retrying" every="5s" ` +
+		`err=.*127.0.0.1:10249.*address already in use`))
 	if got := n.serves(); got != goodServed {
 		t.Errorf("the kernel has\n%s", got)
 	}
@@ -38,19 +40,24 @@ func TestOccupiedPortsHardFail(t *testing.T) {
 	n.serve("nftables").end(syscall.SIGTERM)
 	n.listen("127.0.0.1:10256")
 	n.listen("127.0.0.1:10249")
-	n.write("config", nftablesFile("bindAddressHardFail: true\nclusterCIDR: 10.0.0.0/16,fd00::/48\nhostnameOverride: n1\n"))
+	n.write("config", nftablesFile("bindAddressHardFail: true\nclusterCIDR: 10.0.0.0/16,fd00::/48\n"+
+		"hostnameOverride: n1\n"))
 	for _, c := range []struct {
 		args []string
 		says []string
 	}{
 		{usual("nftables", "--bind-address-hard-fail"), []string{
 			`kube-proxy: --healthz-bind-address: health server: listen tcp 0.0.0.0:10256: bind: address already in use`,
-			`kube-proxy: --metrics-bind-address: metrics server: listen tcp 127.0.0.1:10249: bind: address already in use`}},
+			`kube-proxy: --metrics-bind-address: metrics server: listen tcp 127.0.0.1:10249: bind: address already ` +
+				`in use`}},
 		{usual("nftables", "--bind-address-hard-fail", "--healthz-bind-address="), []string{
-			`kube-proxy: --metrics-bind-address: metrics server: listen tcp 127.0.0.1:10249: bind: address already in use`}},
+			`kube-proxy: --metrics-bind-address: metrics server: listen tcp 127.0.0.1:10249: bind: address already ` +
+				`in use`}},
 		{[]string{"--config=config", "--manifests=m"}, []string{
-			`kube-proxy: KubeProxyConfiguration.healthzBindAddress: health server: listen tcp 0.0.0.0:10256: bind: address already in use`,
-			`kube-proxy: KubeProxyConfiguration.metricsBindAddress: metrics server: listen tcp 127.0.0.1:10249: bind: address already in use`}},
+			`kube-proxy: KubeProxyConfiguration.healthzBindAddress: health server: listen tcp 0.0.0.0:10256: bind: ` +
+				`address already in use`,
+			`kube-proxy: KubeProxyConfiguration.metricsBindAddress: metrics server: listen tcp 127.0.0.1:10249: ` +
+				`bind: address already in use`}},
 	} {
 		p := n.start(c.args)
 		if code := p.end(0); code != 1 {
@@ -78,18 +85,21 @@ func TestNodePortCollision(t *testing.T) {
 			n.write("m/good.yaml", good())
 			n.write("m/web.yaml", balanced(32000, 1))
 			n.command("ip", "address", "add", "198.51.100.1/32", "dev", "lo")
-			for _, addr := range []string{"192.0.2.1:30080", "192.0.2.1:30090", "198.51.100.1:30081", "127.0.0.1:30081"} {
+			for _, addr := range []string{"192.0.2.1:30080", "192.0.2.1:30090", "198.51.100.1:30081",
+				"127.0.0.1:30081"} {
 				n.listen(addr)
 			}
 			p := n.start(usual(mode, flags...))
-			warns := regexp.MustCompile(`W.*\] "Service port is in use on this node" service="shop/web" note="NodePort 30080/tcp .*192.0.2.1:30080`)
+			warns := regexp.MustCompile(`W.*\] "Service port is in use on this node" service="shop/web" ` +
+				`note="NodePort 30080/tcp .*192.0.2.1:30080`)
 			p.await(warns)
 			n.write("m/web.yaml", balanced(32000, 2)) // the same again
 			n.until(metricsURL+"/metrics", "another change", func(a answer) bool {
 				return regexp.MustCompile(`sync_proxy_rules_endpoint_changes_total ([3-9])`).MatchString(a.body)
 			})
 			p.stop()
-			if got := len(warns.FindAllString(p.log(), -1)); got != 1 || strings.Contains(p.log(), "30081") || strings.Contains(p.log(), "30090") {
+			if got := len(warns.FindAllString(p.log(), -1)); got != 1 || strings.Contains(p.log(), "30081") ||
+				strings.Contains(p.log(), "30090") {
 				t.Errorf("%d warnings:\n%s", got, p.log())
 			}
 		})
@@ -105,16 +115,21 @@ func TestLocalhostNodePortTakenTN58(t *testing.T) {
 	n.listen("127.0.0.1:30080")
 	p := n.start(usual("nftables", "--nodeport-addresses=localhost",
 		"--feature-gates=KubeProxyNFTablesLocalhostNodePorts=true"), nil)
-	p.await(regexp.MustCompile(`W.*\] "Failed to listen for localhost NodePort, retrying" family="IPv4" service="shop/web:?\S*" port=30080 err="relay: listen at 127.0.0.1:30080/tcp: .*address already in use`))
-	p.await(regexp.MustCompile(`W.*\] "Service port is in use on this node" .*NodePort 30080/tcp is not served at the address of a program on node n1 that listens on 127.0.0.1:30080`))
+	p.await(regexp.MustCompile(`W.*\] "Failed to listen for localhost NodePort, retrying" family="IPv4" ` +
+		`service="shop/web:?\S*" port=30080 err="relay: listen at 127.0.0.1:30080/tcp: .*address already in use`))
+	p.await(regexp.MustCompile(`W.*\] "Service port is in use on this node" .*NodePort 30080/tcp is not served at ` +
+		`the address of a program on node n1 that listens on 127.0.0.1:30080`))
 	metrics := n.get(metricsURL + "/metrics").body
 	has(t, "/metrics", metrics, `kubeproxy_nftables_localhost_nodeport_listeners{ip_family="IPv4"} 1`,
 		`kubeproxy_nftables_localhost_nodeport_rejected_packets_total{ip_family="IPv4",protocol="UDP"} 0`)
-	if strings.Contains(metrics, `kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total{ip_family="IPv4"} 0`) {
+	if strings.Contains(metrics,
+		`kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total{ip_family="IPv4"} 0`) {
 		t.Error("the failure is not counted")
 	}
-	for port, want := range map[string]string{"30080": "this process cannot listen at 127.0.0.1:30080", "30081": "listener 127.0.0.1:30081/tcp of this process, for shop/web:b"} {
-		if _, out, errOut := n.kubeProxy("trace", "node", "127.0.0.1:"+port); !strings.Contains(out, want) || strings.Contains(out, "THE KERNEL DIFFERS") != (port == "30080") {
+	for port, want := range map[string]string{"30080": "this process cannot listen at 127.0.0.1:30080",
+		"30081": "listener 127.0.0.1:30081/tcp of this process, for shop/web:b"} {
+		if _, out, errOut := n.kubeProxy("trace", "node", "127.0.0.1:"+port); !strings.Contains(out, want) ||
+			strings.Contains(out, "THE KERNEL DIFFERS") != (port == "30080") {
 			t.Errorf("trace to port %s, want %q:\n%s%s", port, want, out, errOut)
 		}
 	}
@@ -162,9 +177,12 @@ func TestNodeAddressTaken(t *testing.T) {
 	n.write("m/nodeport.yaml", []byte("kind: Service\nmetadata: {name: old, namespace: shop}\n"+
 		"spec: {type: NodePort, clusterIP: 10.96.7.7, ports: [{port: 80, nodePort: 30080}]}\n"))
 	n.write("m/taker.yaml", []byte("kind: Service\nmetadata: {name: taker, namespace: evil}\n"+
-		"spec: {clusterIP: 10.96.7.8, externalIPs: [192.0.2.1, 192.0.2.2], ports: [{name: a, port: 2379}, {name: b, port: 10256}, {name: c, port: 30080}, {name: d, port: 80}]}\n"))
+		"spec: {clusterIP: 10.96.7.8, externalIPs: [192.0.2.1, 192.0.2.2], ports: [{name: a, port: 2379}, {name: b, "+
+		"port: 10256}, {name: c, port: 30080}, {name: d, port: 80}]}\n"))
 	p := n.serve("nftables", "--nodeport-addresses=all")
-	p.await(regexp.MustCompile(`W.*\] "Service port is in use on this node" service="evil/taker\S*" note="192.0.2.1:\d+/tcp is at an address of node n1 itself and takes traffic from .*; there are \d more such ports of this Service"`))
+	p.await(regexp.MustCompile(`W.*\] "Service port is in use on this node" service="evil/taker\S*" ` +
+		`note="192.0.2.1:\d+/tcp is at an address of node n1 itself and takes traffic from .*; there are \d more ` +
+		`such ports of this Service"`))
 	p.stop()
 	if strings.Contains(p.log(), "192.0.2.2") {
 		t.Errorf("an address that the node does not have is reported:\n%s", p.log())

@@ -53,10 +53,12 @@ func newNamespace(t *testing.T) *namespace {
 	var err error
 	n.Do(func() { err = errors.Join(showConntrackMax(t.TempDir()), unix.Mount("none", "/run", "tmpfs", 0, "")) })
 	if err != nil {
-		t.Fatalf("have programs of the namespace find a large nf_conntrack_max and a /run of their own, where admin sockets and locks are: %v", err)
+		t.Fatalf("have programs of the namespace find a large nf_conntrack_max and a /run of their own, where admin "+
+			"sockets and locks are: %v", err)
 	}
 	n.command("ip", "link", "set", "lo", "up")
-	n.command("sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/ipv6/conf/all/forwarding") // as on any node
+	// as on any node
+	n.command("sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/ipv6/conf/all/forwarding")
 	return n
 }
 
@@ -179,7 +181,8 @@ func (n *namespace) serve(mode string, more ...string) *process {
 }
 
 func usual(mode string, more ...string) []string {
-	return append([]string{"--proxy-mode=" + mode, "--hostname-override=n1", "--manifests=m", "--cluster-cidr=10.0.0.0/16,fd00::/48"}, more...)
+	return append([]string{"--proxy-mode=" + mode, "--hostname-override=n1", "--manifests=m",
+		"--cluster-cidr=10.0.0.0/16,fd00::/48"}, more...)
 }
 
 // allWritten matches the log when both families' rules are written.
@@ -250,7 +253,8 @@ func (n *namespace) serves() string {
 			value      int // 0: the keys of the map, 1: its values
 		}{{"services", "frontend", 0}, {"backends", "backend", 1}} {
 			var lines []string
-			if found := elements.FindStringSubmatch(n.command("nft", "list", "map", family, "kube-proxy", m.name)); found != nil {
+			if found := elements.FindStringSubmatch(n.command("nft", "list", "map", family, "kube-proxy",
+				m.name)); found != nil {
 				for element := range strings.SplitSeq(found[1], ",") {
 					keyValue := strings.SplitN(element, " : ", 2)
 					lines = append(lines, m.what+" "+strings.TrimSpace(keyValue[m.value])+"\n")
@@ -289,7 +293,8 @@ endpoints: [{addresses: [%[4]s]}]
 
 // good is the Service that works, whatever is wrong beside it.
 func good() []byte {
-	return append([]byte("kind: Node\nmetadata: {name: n1}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.1}]}\n---"), service("good", "10.96.0.1", 80, "10.0.0.1")...)
+	return append([]byte("kind: Node\nmetadata: {name: n1}\nstatus: {addresses: [{type: InternalIP, address: "+
+		"192.0.2.1}]}\n---"), service("good", "10.96.0.1", 80, "10.0.0.1")...)
 }
 
 const goodServed = "frontend 10.96.0.1 . tcp . 80\nbackend 10.0.0.1 . 8080\n"

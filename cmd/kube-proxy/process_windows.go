@@ -17,7 +17,8 @@ import (
 	"kube-proxy/internal/scm"
 )
 
-// serviceName is the source of our events. A service that has its process for itself may have any name.
+// serviceName is the source of our events. A service that has its process for itself may have any
+// name.
 const serviceName = "kube-proxy"
 
 // isService reports whether the service control manager has started the process.
@@ -80,7 +81,8 @@ func asService(ctx context.Context, asked bool, work func(context.Context) error
 		return err
 	case err := <-ended:
 		if errors.Is(err, windows.ERROR_FAILED_SERVICE_CONTROLLER_CONNECT) {
-			return fmt.Errorf("--windows-service (windowsRunAsService) is for a process that the service control manager starts: leave it out: %w", err)
+			return fmt.Errorf("--windows-service (windowsRunAsService) is for a process that the service control "+
+				"manager starts: leave it out: %w", err)
 		}
 		return err
 	}
@@ -94,7 +96,8 @@ type handler struct {
 
 // Execute is part of svc.Handler. It does not return after a failure: the manager would take that
 // for a normal end, and runs recovery actions only for a process that ends without one.
-func (h *handler) Execute(_ []string, requests <-chan svc.ChangeRequest, status chan<- svc.Status) (svcSpecific bool, code uint32) {
+func (h *handler) Execute(_ []string, requests <-chan svc.ChangeRequest, status chan<- svc.Status) (svcSpecific bool,
+	code uint32) {
 	m := manager{requests: make(chan scm.Request), status: status}
 	end := make(chan struct{})
 	defer close(end)
@@ -128,7 +131,8 @@ func (m *manager) Report(s scm.Status) {
 }
 
 func (m *manager) translate(requests <-chan svc.ChangeRequest, end <-chan struct{}) {
-	known := map[svc.Cmd]scm.Request{svc.Interrogate: scm.Interrogate, svc.Stop: scm.Stop, svc.Shutdown: scm.Shutdown, svc.ParamChange: scm.ParamChange}
+	known := map[svc.Cmd]scm.Request{svc.Interrogate: scm.Interrogate, svc.Stop: scm.Stop, svc.Shutdown: scm.Shutdown,
+		svc.ParamChange: scm.ParamChange}
 	for {
 		select {
 		case r := <-requests:

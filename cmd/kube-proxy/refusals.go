@@ -12,12 +12,13 @@ import (
 	"kube-proxy/policy"
 )
 
-// refusals remembers which refused addresses of a family were reported, so that each is reported once for as long as
-// the Service has it (SV-26). Its memory follows the number of Services with such addresses. One engine calls it.
+// refusals remembers which refused addresses of a family were reported, so that each is reported
+// once for as long as the Service has it (SV-26). Its memory follows the number of Services with
+// such addresses. One engine calls it.
 type refusals map[cluster.Name]string // the subject of the last report
 
-// news returns the report about a Service: one sentence and its subject, however many addresses are refused; "" if
-// the last report differs by numbers alone.
+// news returns the report about a Service: one sentence and its subject, however many addresses are
+// refused; "" if the last report differs by numbers alone.
 func (r refusals) news(name cluster.Name, now []policy.Refusal) (what, subject string) {
 	if len(now) == 0 {
 		delete(r, name)
@@ -53,9 +54,11 @@ func (p *proxy) resolver(fam lb.Family, budget *engine.Budget) func(cluster.View
 	messages := ratelimit.New(p.log.With("family", fam.String()), "Part of a Service is refused")
 	return func(v cluster.View) []*lb.Frontend {
 		settings := budget.Settings(v.Name)
-		if what, subject := reported.news(v.Name, policy.Refused(v, settings)); what != "" && messages.Allow(v.Name.Namespace) {
+		if what, subject := reported.news(v.Name, policy.Refused(v, settings)); what != "" &&
+			messages.Allow(v.Name.Namespace) {
 			e := event.AddressRefused(v.Name.String(), what, subject)
-			p.log.Warn("Part of a Service is refused", "note", e.Note, "service", v.Name.String(), "family", fam.String())
+			p.log.Warn("Part of a Service is refused", "note", e.Note, "service", v.Name.String(), "family",
+				fam.String())
 			p.publish(e)
 		}
 		p.refused.of(fam.String()).Store(int64(len(reported)))

@@ -24,7 +24,8 @@ func TestRefusalsSV26(t *testing.T) {
 	refusal := func(field, addr string, more int) policy.Refusal {
 		return policy.Refusal{Field: field, Addr: netip.MustParseAddr(addr), Why: "is bad", More: more}
 	}
-	a, aMore, b := refusal("spec.externalIPs", "127.0.0.1", 0), refusal("spec.externalIPs", "127.0.0.1", 7), refusal("endpoints", "224.0.0.1", 1)
+	a, aMore, b := refusal("spec.externalIPs", "127.0.0.1", 0), refusal("spec.externalIPs", "127.0.0.1", 7),
+		refusal("endpoints", "224.0.0.1", 1)
 	web, other := cluster.Name{Namespace: "shop", Name: "web"}, cluster.Name{Namespace: "shop", Name: "other"}
 	reported := refusals{}
 	for i, step := range []struct {
@@ -37,7 +38,8 @@ func TestRefusalsSV26(t *testing.T) {
 		{web, []policy.Refusal{a}, ""},
 		{web, []policy.Refusal{aMore}, ""},
 		{other, []policy.Refusal{a}, "spec.externalIPs 127.0.0.1 is bad"},
-		{web, []policy.Refusal{aMore, b}, "spec.externalIPs 127.0.0.1 is bad, and 7 others; endpoints 224.0.0.1 is bad, and 1 other"},
+		{web, []policy.Refusal{aMore, b}, "spec.externalIPs 127.0.0.1 is bad, and 7 others; endpoints 224.0.0.1 is " +
+			"bad, and 1 other"},
 		{web, nil, ""},
 		{web, []policy.Refusal{a}, "spec.externalIPs 127.0.0.1 is bad"},
 		{other, nil, ""},
@@ -58,14 +60,17 @@ func TestCrowdOfRefusals(t *testing.T) {
 	const services, rounds = 3000, 3
 	var log logtest.Buffer
 	events := 0
-	p := newProxy(nil, nil, &config.Config{Gates: map[string]bool{"AllowServiceExternalIPs": true}}, nil, slog.New(slog.NewTextHandler(&log, nil)))
+	p := newProxy(nil, nil, &config.Config{Gates: map[string]bool{"AllowServiceExternalIPs": true}}, nil,
+		slog.New(slog.NewTextHandler(&log, nil)))
 	p.publish = func(event.Event) { events++ }
 	resolve := p.resolver(lb.IPv4, engine.NewBudget(nil, func() policy.Settings { return p.settings(lb.IPv4) }))
 	for range rounds {
 		for i := range services {
 			name := cluster.Name{Namespace: "tenant", Name: fmt.Sprint("s", i)}
-			bad := &cluster.Service{Name: name, Type: cluster.TypeClusterIP, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
-				ExternalIPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}, Ports: []cluster.ServicePort{{Port: 2379, Protocol: cluster.TCP}}}
+			bad := &cluster.Service{Name: name, Type: cluster.TypeClusterIP,
+				ClusterIPs:  []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+				ExternalIPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}, Ports: []cluster.ServicePort{
+					{Port: 2379, Protocol: cluster.TCP}}}
 			if rows := resolve(cluster.View{Name: name, Service: bad}); len(rows) != 1 {
 				t.Fatalf("%d rows, want that of the cluster IP", len(rows))
 			}

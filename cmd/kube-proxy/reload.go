@@ -20,14 +20,15 @@ import (
 	"kube-proxy/mode"
 )
 
-// watchConfig has changes of the configuration file take effect until ctx ends (PR-04, PR-07). fail is called
-// when a change needs a new process.
+// watchConfig has changes of the configuration file take effect until ctx ends (PR-04, PR-07). fail
+// is called when a change needs a new process.
 func (p *proxy) watchConfig(ctx context.Context, fail func(error)) {
 	file := p.config().File
 	changes := make(chan error, 1)
 	if file != "" {
 		go func() {
-			// The first call has the content that the process has started with, unless it has changed since.
+			// The first call has the content that the process has started with, unless it has
+			// changed since.
 			err := config.Watch(ctx, file, nil, func(_ []byte, err error) {
 				select {
 				case changes <- err:
@@ -96,15 +97,18 @@ func (p *proxy) reload(asked bool, fail func(error)) {
 	}
 	switch {
 	case len(restart) > 0:
-		fail(fmt.Errorf("the content of the configuration file %s was updated, and a change of %s takes effect in a new process only: %s; "+
-			"the rules stay in force until it runs", before.File, strings.Join(restart, ", "), after.WhyRestart(restart[0])))
+		fail(fmt.Errorf("the content of the configuration file %s was updated, and a change of %s takes effect in a "+
+			"new process only: %s; "+
+			"the rules stay in force until it runs", before.File, strings.Join(restart, ", "),
+			after.WhyRestart(restart[0])))
 	case len(live) > 0:
 		reported := slices.Concat(before.Warnings, before.Resolved.Warnings)
 		known := func(w string) bool { return slices.Contains(reported, w) }
 		warn(p.log, slices.DeleteFunc(slices.Concat(after.Warnings, after.Resolved.Warnings), known))
 		changes := strings.Join(live, ", ")
 		if err := p.apply(before, after); err != nil {
-			p.log.Error("Applied a part of the changed configuration", "file", before.File, "fields", strings.Join(live, " "), "err", err)
+			p.log.Error("Applied a part of the changed configuration", "file", before.File, "fields",
+				strings.Join(live, " "), "err", err)
 			changes += "; but not: " + err.Error()
 		} else {
 			p.log.Info("Applied the changed configuration", "file", before.File, "fields", strings.Join(live, " "))

@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// configured starts the program with a configuration file, and waits until it has written all rules.
+// configured starts the program with a configuration file, and waits until it has written all
+// rules.
 func (n *namespace) configured(file string) *process {
 	n.t.Helper()
 	n.write("m/good.yaml", good())
@@ -61,7 +62,8 @@ func TestReload(t *testing.T) {
 	n.eventually("10.1.0.0/16", list...)
 
 	write(t, file, nftablesFile("clusterCIDR: 10.2.0.0/16\nlogging: {verbosity: 2}\n"))
-	p.await(regexp.MustCompile(`"Applied the changed configuration" file=\S+ fields="(?:logging.verbosity clusterCIDR|clusterCIDR logging.verbosity)"`))
+	p.await(regexp.MustCompile(`"Applied the changed configuration" file=\S+ fields="(?:logging.verbosity ` +
+		`clusterCIDR|clusterCIDR logging.verbosity)"`))
 	n.eventually("10.2.0.0/16", list...)
 	p.await(regexp.MustCompile(`"Wrote rules" .*verb="setnode"`)) // the verbosity counts at once
 
@@ -71,7 +73,8 @@ func TestReload(t *testing.T) {
 	p.await(regexp.MustCompile(`"Reloaded the configuration; nothing changed"`))
 
 	write(t, file, nftablesFile("clusterCIDR: 10.3.0.0/99\nnodePortAddresses: [nonsense]\n"))
-	p.await(regexp.MustCompile(`E.*\] "Invalid configuration file; keeping the previous settings" file=.* err=.*10.3.0.0/99.*nonsense`))
+	p.await(regexp.MustCompile(`E.*\] "Invalid configuration file; keeping the previous settings" file=.* ` +
+		`err=.*10.3.0.0/99.*nonsense`))
 	if out := n.command(list...); !strings.Contains(out, "10.2.0.0/16") {
 		t.Errorf("after an invalid file:\n%s", out)
 	}
@@ -90,11 +93,13 @@ func TestReload(t *testing.T) {
 	do(t, p.cmd.Process.Signal(syscall.SIGHUP))
 	p.await(regexp.MustCompile(`(?s)(?:Reloaded the configuration; nothing changed.*){2}`))
 
-	write(t, file, []byte(strings.Replace(string(nftablesFile("clusterCIDR: 10.4.0.0/16\n")), "mode: nftables", "mode: iptables", 1)))
+	write(t, file, []byte(strings.Replace(string(nftablesFile("clusterCIDR: 10.4.0.0/16\n")), "mode: nftables",
+		"mode: iptables", 1)))
 	if code := p.end(0); code != 1 {
 		t.Errorf("exit code %d after a change of the mode, want 1", code)
 	}
-	if want := "kube-proxy: the content of the configuration file " + file + " was updated, and a change of mode takes effect in a new process only"; !strings.Contains(p.log(), want) {
+	if want := "kube-proxy: the content of the configuration file " + file +
+		" was updated, and a change of mode takes effect in a new process only"; !strings.Contains(p.log(), want) {
 		t.Errorf("want %q in:\n%s", want, p.log())
 	}
 	if got := n.serves(); got != goodServed {
@@ -114,7 +119,8 @@ func TestReloadExternalIPCIDRs(t *testing.T) {
 	p := n.configured(file)
 	list := []string{"nft", "list", "table", "ip", "kube-proxy"}
 	n.eventually("198.51.100.7", list...)
-	refused := "not served: spec.externalIPs 198.51.100.7 is in none of the external networks that are served\" service=\"shop/external\" family=\"IPv4\""
+	refused := "not served: spec.externalIPs 198.51.100.7 is in none of the external networks that are served\" " +
+		"service=\"shop/external\" family=\"IPv4\""
 	for i := range 2 {
 		write(t, file, nftablesFile("externalIPCIDRs: [192.0.2.0/24]\n"))
 		p.await(regexp.MustCompile(fmt.Sprintf(`(?s)(?:%s.*){%d}`, regexp.QuoteMeta(refused), i+1)))
@@ -155,7 +161,8 @@ func TestReloadConfigMap(t *testing.T) {
 	n := newNamespace(t)
 	swap := func(i int) {
 		t.Helper()
-		write(t, n.path(fmt.Sprintf("..%d/config.conf", i)), nftablesFile(fmt.Sprintf("clusterCIDR: 10.%d.0.0/16\n", i)))
+		write(t, n.path(fmt.Sprintf("..%d/config.conf", i)),
+			nftablesFile(fmt.Sprintf("clusterCIDR: 10.%d.0.0/16\n", i)))
 		tmp := n.path("..data_tmp")
 		do(t, os.Symlink(fmt.Sprintf("..%d", i), tmp))
 		do(t, os.Rename(tmp, n.path("..data")))

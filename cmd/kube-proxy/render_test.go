@@ -17,7 +17,8 @@ import (
 func renderText(t *testing.T, args ...string) string {
 	t.Helper()
 	var out, errOut bytes.Buffer
-	if err := command(all.Modes(), &out, &errOut, append([]string{"render"}, args...)).ExecuteContext(t.Context()); err != nil {
+	if err := command(all.Modes(), &out, &errOut, append([]string{"render"}, args...)).
+		ExecuteContext(t.Context()); err != nil {
 		t.Fatalf("%v: %v\n%s", args, err, errOut.String())
 	}
 	if errOut.Len() > 0 {
@@ -26,7 +27,8 @@ func renderText(t *testing.T, args ...string) string {
 	return out.String()
 }
 
-var renderArgs = []string{"--manifests=testdata/render/m", "--hostname-override=n1", "--cluster-cidr=10.0.0.0/16,fd00::/48", "--nodeport-addresses=primary"}
+var renderArgs = []string{"--manifests=testdata/render/m", "--hostname-override=n1",
+	"--cluster-cidr=10.0.0.0/16,fd00::/48", "--nodeport-addresses=primary"}
 
 // Goldens of "kube-proxy render" for each mode; the tools must accept its output unchanged.
 func TestRender(t *testing.T) {
@@ -76,7 +78,8 @@ func TestRender(t *testing.T) {
 				t.Errorf("%s-restore --test wrote\n%s", program, listed)
 			}
 			n.command(program+"-restore", "--noflush", file)
-			if want, got := strings.Count(text, "\n-A "), strings.Count(n.command(program+"-save"), "\n-A "); got < want || want < 10 {
+			if want, got := strings.Count(text, "\n-A "), strings.Count(n.command(program+"-save"),
+				"\n-A "); got < want || want < 10 {
 				t.Errorf("%s has %d rules, want %d", program, got, want)
 			}
 		}
@@ -96,17 +99,22 @@ func TestRenderProblems(t *testing.T) {
 	n.write("m/good.yaml", good())
 	n.write("m/special.yaml", []byte("kind: Service\nmetadata: {name: special, namespace: shop}\n"+
 		"spec: {clusterIP: 10.96.0.77, externalIPs: [127.0.0.77], ports: [{port: 80}]}\n"))
-	n.write("m/wrong.yaml", []byte("kind: Service\nmetadata: {name: wrong, namespace: shop}\nspec: {clusterIP: 10.96.0.300, ports: [{port: 80}]}\n"))
+	n.write("m/wrong.yaml", []byte("kind: Service\nmetadata: {name: wrong, namespace: shop}\n"+
+		"spec: {clusterIP: 10.96.0.300, ports: [{port: 80}]}\n"))
 	for _, mode := range []string{"iptables", "nftables", "ipvs"} {
-		p := n.start([]string{"render", "--manifests=m", "--hostname-override=n1", "--proxy-mode=" + mode}, func(c *exec.Cmd) {
-			c.Env = append(c.Env, asUser+"=65534")
-		})
+		p := n.start([]string{"render", "--manifests=m", "--hostname-override=n1", "--proxy-mode=" + mode},
+			func(c *exec.Cmd) {
+				c.Env = append(c.Env, asUser+"=65534")
+			})
 		if code := p.end(0); code != 1 {
 			t.Errorf("%s: exit code %d", mode, code)
 		}
-		has(t, mode, p.log(), "bad.yaml:", "wrong.yaml:", "10.96.0.300", "10.96.0.1", "10.0.0.1", "kube-proxy: some objects could not be rendered, see above\n",
+		has(t, mode, p.log(), "bad.yaml:", "wrong.yaml:", "10.96.0.300", "10.96.0.1", "10.0.0.1",
+			"kube-proxy: some objects could not be rendered, see above\n",
 			"10.96.0.1:80/tcp belongs to shop/good, not to shop/later")
-		if reported := "Service shop/special: not served: spec.externalIPs 127.0.0.77 is a loopback address\n"; !strings.Contains(p.log(), reported) ||
+		if reported :=
+			"Service shop/special: not served: spec.externalIPs 127.0.0.77 is a loopback address\n"; !strings.Contains(
+			p.log(), reported) ||
 			strings.Contains(strings.Replace(p.log(), reported, "", 1), "127.0.0.77") {
 			t.Errorf("%s: want no rule for 127.0.0.77, and %q:\n%s", mode, reported, p.log())
 		}
@@ -115,13 +123,15 @@ func TestRenderProblems(t *testing.T) {
 		}
 	}
 	for args, want := range map[string]string{
-		"render":                     "kube-proxy: --manifests: \"\": want the folder of objects to render",
-		"render --manifests=nowhere": "kube-proxy: --manifests nowhere: read the folder: no such file or directory\n", // TN-86
-		"render --manifests=m --proxy-mode=userspace": "mode userspace cannot be rendered: its rules redirect to ports of a running proxy",
-		"render --manifests=m -v=x --nonsense":        "kube-proxy: --v: \"x\"",
-		"render --manifests=m more":                   "does not take any arguments",
-		"render --manifests=m --proxy-mode=magic":     "--proxy-mode: \"magic\"",
-		"render --manifests=m --cluster-cidr=1/1/1":   "--cluster-cidr: \"1/1/1\"",
+		"render": "kube-proxy: --manifests: \"\": want the folder of objects to render",
+		// TN-86
+		"render --manifests=nowhere": "kube-proxy: --manifests nowhere: read the folder: no such file or directory\n",
+		"render --manifests=m --proxy-mode=userspace": "mode userspace cannot be rendered: its rules redirect to " +
+			"ports of a running proxy",
+		"render --manifests=m -v=x --nonsense":      "kube-proxy: --v: \"x\"",
+		"render --manifests=m more":                 "does not take any arguments",
+		"render --manifests=m --proxy-mode=magic":   "--proxy-mode: \"magic\"",
+		"render --manifests=m --cluster-cidr=1/1/1": "--cluster-cidr: \"1/1/1\"",
 	} {
 		p := n.start(strings.Fields(args))
 		if code := p.end(0); code != 1 || !strings.Contains(p.log(), want) {

@@ -42,7 +42,8 @@ type proxy struct {
 	families []*family
 	begun    *firsts
 	refused  refusedServices
-	// problems and collisions bound the messages about malformed objects, and about ports of Services in use.
+	// problems and collisions bound the messages about malformed objects, and about ports of
+	// Services in use.
 	problems, collisions *ratelimit.Limiter
 	servers              servers
 	// inspector answers the queries of the admin socket and the page.
@@ -56,7 +57,8 @@ type proxy struct {
 	facts     chan struct{} // has a value when something of the node has changed
 	verbosity atomic.Int64  // of the log
 
-	// publish sends an event, if there is an API server. It never waits, and writes no log: the caller has done that.
+	// publish sends an event, if there is an API server. It never waits, and writes no log: the
+	// caller has done that.
 	publish func(event.Event)
 	// dropped counts the events that could not be sent.
 	dropped func() uint64
@@ -65,7 +67,12 @@ type proxy struct {
 }
 
 func newProxy(modes mode.List, args []string, cfg *config.Config, logs *logging.Log, log *slog.Logger) *proxy {
-	p := &proxy{modes: modes, args: args, logs: logs, log: log, store: cluster.NewStore(cfg.NodeName), publish: func(event.Event) {}, dropped: func() uint64 { return 0 }, connected: func() bool { return true }}
+	p := &proxy{modes: modes, args: args, logs: logs, log: log, store: cluster.NewStore(cfg.NodeName),
+		publish: func(event.Event) {}, dropped: func() uint64 {
+			return 0
+		}, connected: func() bool {
+			return true
+		}}
 	p.present.Store(&wiring.Config{Config: cfg})
 	p.changes = changes.New(0)
 	p.problems = ratelimit.New(log, "Malformed object")
@@ -84,8 +91,10 @@ func (p *proxy) run(ctx context.Context) error {
 	signal.Notify(p.hangups, syscall.SIGHUP)
 	defer signal.Stop(p.hangups)
 	cfg := p.config()
-	p.log.Info("Starting kube-proxy", "version", cfg.Version, "mode", cfg.Mode, "node", cfg.NodeName, "pid", os.Getpid(),
-		"go", runtime.Version(), "GOMAXPROCS", runtime.GOMAXPROCS(0), "GOGC", os.Getenv("GOGC"), "GOTRACEBACK", os.Getenv("GOTRACEBACK"),
+	p.log.Info("Starting kube-proxy", "version", cfg.Version, "mode", cfg.Mode, "node", cfg.NodeName, "pid",
+		os.Getpid(),
+		"go", runtime.Version(), "GOMAXPROCS", runtime.GOMAXPROCS(0), "GOGC", os.Getenv("GOGC"), "GOTRACEBACK",
+		os.Getenv("GOTRACEBACK"),
 		"machine", cfg.MachineID, "boot", cfg.BootID)
 	warn(p.log, cfg.Warnings)
 	src, srcErr := p.newSource()
@@ -152,8 +161,8 @@ func (p *proxy) serve(ctx context.Context, src source) error {
 	return failed.err()
 }
 
-// failures are fatal errors. The first ends the process, after a moment in which others may occur: if two ports are in
-// use, both are reported at once.
+// failures are fatal errors. The first ends the process, after a moment in which others may occur:
+// if two ports are in use, both are reported at once.
 type failures struct {
 	end  func(because error)
 	mu   sync.Mutex
@@ -181,10 +190,11 @@ func (f *failures) err() error {
 	return errors.Join(f.errs...)
 }
 
-// perform serves packets and requests until ctx ends. From then on the servers report that the process is about to end
-// (PR-07), until the last write is done. There is no wait for load balancers to notice: a closed port makes them
-// remove the node as well, and the sooner the next process listens there, the fewer do. For the same reason the servers
-// are closed while open connections finish.
+// perform serves packets and requests until ctx ends. From then on the servers report that the
+// process is about to end (PR-07), until the last write is done. There is no wait for load
+// balancers to notice: a closed port makes them remove the node as well, and the sooner the next
+// process listens there, the fewer do. For the same reason the servers are closed while open
+// connections finish.
 func (p *proxy) perform(ctx context.Context, fail func(error)) {
 	stop := context.AfterFunc(ctx, p.servers.health.Drain)
 	defer stop()

@@ -18,13 +18,15 @@ import (
 	"kube-proxy/plane/all"
 )
 
-// selftestProgram is a script that does something before and after this program, which it starts by "$@"; $dir is the lab's folder.
+// selftestProgram is a script that does something before and after this program, which it starts by
+// "$@"; $dir is the lab's folder.
 func selftestProgram(t *testing.T, script string) string {
 	t.Helper()
 	self, err := os.Executable()
 	do(t, err)
 	name := filepath.Join(t.TempDir(), "program")
-	text := "#!/bin/sh\nexport " + asProgram + "=1\nset -- " + self + " \"$@\"\nfor a; do case $a in --manifests=*) dir=${a#--manifests=};; esac; done\n" + script + "\n"
+	text := "#!/bin/sh\nexport " + asProgram + "=1\nset -- " + self +
+		" \"$@\"\nfor a; do case $a in --manifests=*) dir=${a#--manifests=};; esac; done\n" + script + "\n"
 	do(t, os.WriteFile(name, []byte(text), 0o755))
 	t.Cleanup(func() { // a killed script cannot stop its children
 		left, _ := os.ReadFile(name + ".left")
@@ -39,7 +41,8 @@ func selftestProgram(t *testing.T, script string) string {
 func selftestLines(t *testing.T, name string, patience time.Duration, program string) (lines []selftest.Line, ok bool) {
 	t.Helper()
 	m, _ := all.Modes().Find(name)
-	ok = selftest.Run(t.Context(), selftest.Config{Mode: name, Asked: name, Terminates: m.Terminates, Sizes: []int{10, 100}, Timeout: patience, Program: program},
+	ok = selftest.Run(t.Context(), selftest.Config{Mode: name, Asked: name, Terminates: m.Terminates,
+		Sizes: []int{10, 100}, Timeout: patience, Program: program},
 		func(l selftest.Line) { lines = append(lines, l) })
 	return lines, ok
 }
@@ -105,7 +108,8 @@ func printed(lines []selftest.Line) string {
 // Each claim fails where it does not hold: a proxy that does something else is found out (WN-03).
 func TestSelftestFails(t *testing.T) {
 	t.Parallel()
-	const altered = `sed -i -e 's/10.96.0.1\([1237]\)/10.96.9.1\1/; s/nodePort: 300/nodePort: 310/; s/ClientIP/None/; s/10.96.0.16/&, sessionAffinity: ClientIP/' $dir/all.yaml; exec "$@"`
+	const altered = `sed -i -e 's/10.96.0.1\([1237]\)/10.96.9.1\1/; s/nodePort: 300/nodePort: 310/; ` +
+		`s/ClientIP/None/; s/10.96.0.16/&, sessionAffinity: ClientIP/' $dir/all.yaml; exec "$@"`
 	again := func(script string) string {
 		return `if [ -e $dir/ran ]; then ` + script + `; fi; touch $dir/ran; exec "$@"`
 	}
@@ -113,18 +117,24 @@ func TestSelftestFails(t *testing.T) {
 		script string
 		failed []string // of those lines; others may fail too
 	}{
-		"ends at once":     {`exit 7`, []string{"created"}},
-		"does not answer":  {`exec sleep 60`, []string{"created"}},
-		"ignores changes":  {`mkdir $dir/copy; cp $dir/*.yaml $dir/copy; exec "$@" --manifests=$dir/copy`, []string{"modified"}},
+		"ends at once":    {`exit 7`, []string{"created"}},
+		"does not answer": {`exec sleep 60`, []string{"created"}},
+		"ignores changes": {`mkdir $dir/copy; cp $dir/*.yaml $dir/copy; exec "$@" --manifests=$dir/copy`,
+			[]string{"modified"}},
 		"no more Services": {`mkdir $dir/many.yaml; exec "$@"`, []string{"served/10", "many-deleted"}},
-		"other Services": {altered, []string{"pod-local", "host-local", "pod-remote", "host-remote", "pod-node", "host-node", "hairpin", "node-port", "client-address",
+		"other Services": {altered, []string{"pod-local", "host-local", "pod-remote", "host-remote", "pod-node",
+			"host-node", "hairpin", "node-port", "client-address",
 			"affinity", "balanced", "open-connection", "before"}},
-		"other endpoints": {`sed -i 's/10.1.2.14\|172.18.0.3/10.1.1.12/' $dir/all.yaml; exec "$@"`, []string{"pod-remote", "host-remote", "pod-node", "host-node", "node-port"}},
-		"policy Cluster":  {`sed -i 's/Policy: Local/Policy: Cluster/' $dir/all.yaml; exec "$@"`, []string{"client-address"}},
+		"other endpoints": {`sed -i 's/10.1.2.14\|172.18.0.3/10.1.1.12/' $dir/all.yaml; exec "$@"`,
+			[]string{"pod-remote", "host-remote", "pod-node", "host-node", "node-port"}},
+		"policy Cluster": {`sed -i 's/Policy: Local/Policy: Cluster/' $dir/all.yaml; exec "$@"`,
+			[]string{"client-address"}},
 		"no second start": {again(`exit 7`), []string{"crash"}},
 		"cleans up first": {again(`"$1" --cleanup --hostname-override=node1; sleep 3`), []string{"undisturbed"}},
-		"ends badly":      {`"$@" & p=$!; echo $p >>$0.left; trap "kill $p; wait $p; exit 3" TERM; trap "kill -HUP $p" HUP; while kill -0 $p; do wait $p; done; exit 4`, []string{"stop"}},
-		"stops following": {again(`mkdir $dir/copy; cp $dir/*.yaml $dir/copy; set -- "$@" --manifests=$dir/copy`), []string{"parameter-change"}},
+		"ends badly": {`"$@" & p=$!; echo $p >>$0.left; trap "kill $p; wait $p; exit 3" TERM; trap "kill -HUP ` +
+			`$p" HUP; while kill -0 $p; do wait $p; done; exit 4`, []string{"stop"}},
+		"stops following": {again(`mkdir $dir/copy; cp $dir/*.yaml $dir/copy; set -- "$@" --manifests=$dir/copy`),
+			[]string{"parameter-change"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

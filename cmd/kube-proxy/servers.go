@@ -65,7 +65,10 @@ func (p *proxy) newMetrics() {
 		Log: p.log,
 	})
 	var err error
-	p.servers.sockets, err = newSockets(sockets.Config{Collides: p.collides, Serves: p.answersNodePorts, Local: func() ([]netip.Addr, error) { return localAddrs("") }, Log: p.log})
+	p.servers.sockets, err = newSockets(sockets.Config{Collides: p.collides, Serves: p.answersNodePorts,
+		Local: func() ([]netip.Addr, error) {
+			return localAddrs("")
+		}, Log: p.log})
 	if err != nil {
 		p.log.Warn("Cannot detect port conflicts between Services and programs on this node", "err", err)
 	}
@@ -118,7 +121,8 @@ func (p *proxy) newServers() {
 	p.inspector = p.newInspector()
 	p.servers.admin = api.NewServer(api.NewHandler(p.inspector), cfg.Servers.AdminSocket, p.log)
 	var off []string
-	for gate, path := range map[string]string{"ComponentFlagz": "/flagz", "ComponentStatusz": "/statusz", "ComponentSLIs": "/metrics/slis"} {
+	for gate, path := range map[string]string{"ComponentFlagz": "/flagz", "ComponentStatusz": "/statusz",
+		"ComponentSLIs": "/metrics/slis"} {
 		if on, known := cfg.Gates[gate]; known && !on {
 			off = append(off, path)
 		}
@@ -197,7 +201,8 @@ func (p *proxy) nodeEligible() (known, eligible bool) {
 	return known, eligible
 }
 
-// nodePortPrefixes are the prefixes of addresses that answer NodePorts, of all families that are served.
+// nodePortPrefixes are the prefixes of addresses that answer NodePorts, of all families that are
+// served.
 func (p *proxy) nodePortPrefixes() []netip.Prefix {
 	var prefixes []netip.Prefix
 	facts := p.store.Facts()
@@ -252,7 +257,8 @@ func (p *proxy) answersNodePorts(a netip.Addr) bool {
 	return slices.ContainsFunc(p.nodePortPrefixes(), func(n netip.Prefix) bool { return n.Contains(a) })
 }
 
-// collides reports a port of this node that a Service takes from a program or from another Service (PN-60).
+// collides reports a port of this node that a Service takes from a program or from another Service
+// (PN-60).
 func (p *proxy) collides(c sockets.Collision) {
 	if !p.collisions.Allow(event.Service(c.Service).Namespace) {
 		return

@@ -26,7 +26,8 @@ const (
 // standing checks HT-01 and HT-02 for an answer, and returns its body.
 func standing(t *testing.T, a answer) map[string]any {
 	t.Helper()
-	if typ, sniff := a.header.Get("Content-Type"), a.header.Get("X-Content-Type-Options"); typ != "application/json" || sniff != "nosniff" {
+	if typ, sniff := a.header.Get("Content-Type"), a.header.Get("X-Content-Type-Options"); typ != "application/json" ||
+		sniff != "nosniff" {
 		t.Errorf("Content-Type %q, X-Content-Type-Options %q", typ, sniff)
 	}
 	body := map[string]any{}
@@ -45,7 +46,8 @@ func standing(t *testing.T, a answer) map[string]any {
 
 // node is a manifest of the Node.
 func node(spec string) []byte {
-	return []byte("kind: Node\nmetadata: {name: n1}\nspec: {" + spec + "}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.1}]}\n")
+	return []byte("kind: Node\nmetadata: {name: n1}\nspec: {" + spec +
+		"}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.1}]}\n")
 }
 
 // HT-01 to HT-06, PN-70: no API server answers, so the Node and Services are unknown; the process
@@ -58,9 +60,10 @@ func TestHealthBeforeFirstSync(t *testing.T) {
 		code int
 		has  []string
 	}{
-		"/healthz": {503, []string{`"nodeEligible":false,"healthy":true,"status":{"IPv4":{"lastUpdated":"`, `"IPv6":{"lastUpdated":"`}},
-		"/livez":   {200, []string{`"healthy":true,"status":{"IPv4":{"lastUpdated":"`}},
-		"/readyz":  {503, []string{`"ready":false,"draining":false,"missing":["IPv4","IPv6"]`}},
+		"/healthz": {503, []string{`"nodeEligible":false,"healthy":true,"status":{"IPv4":{"lastUpdated":"`,
+			`"IPv6":{"lastUpdated":"`}},
+		"/livez":  {200, []string{`"healthy":true,"status":{"IPv4":{"lastUpdated":"`}},
+		"/readyz": {503, []string{`"ready":false,"draining":false,"missing":["IPv4","IPv6"]`}},
 	} {
 		a := n.get(healthURL + path)
 		if a.code != want.code {
@@ -87,11 +90,13 @@ func TestHealthTaint(t *testing.T) {
 	n.serve("nftables")
 	n.code(healthURL+"/readyz", 200)
 	body := standing(t, n.code(healthURL+"/healthz", 200))
-	if body["nodeEligible"] != true || body["healthy"] != true || body["lastUpdated"] != body["currentTime"] || body["status"] == nil {
+	if body["nodeEligible"] != true || body["healthy"] != true || body["lastUpdated"] != body["currentTime"] ||
+		body["status"] == nil {
 		t.Errorf("/healthz: %v", body)
 	}
 	body = standing(t, n.code(healthURL+"/livez", 200))
-	if _, there := body["nodeEligible"]; there || body["healthy"] != true || body["lastUpdated"] != body["currentTime"] {
+	if _, there := body["nodeEligible"]; there || body["healthy"] != true ||
+		body["lastUpdated"] != body["currentTime"] {
 		t.Errorf("/livez: %v", body)
 	}
 
@@ -104,17 +109,19 @@ func TestHealthTaint(t *testing.T) {
 	n.code(healthURL+"/readyz", 200)
 	n.write("m/node.yaml", node("taints: [{key: other, effect: NoSchedule}]"))
 	n.code(healthURL+"/healthz", 200)
-	has(t, "/metrics", n.get(metricsURL+"/metrics").body, `kubeproxy_proxy_healthz_total{code="503"}`, `kubeproxy_proxy_healthz_total{code="200"}`,
+	has(t, "/metrics", n.get(metricsURL+"/metrics").body, `kubeproxy_proxy_healthz_total{code="503"}`,
+		`kubeproxy_proxy_healthz_total{code="200"}`,
 		`kubeproxy_proxy_livez_total{code="200"} 2`)
 }
 
-// held returns a PATH whose iptables-restore programs wait while the file exists that is returned too; each that waits
-// writes a line there.
+// held returns a PATH whose iptables-restore programs wait while the file exists that is returned
+// too; each that waits writes a line there.
 func held(t *testing.T) (path, hold string) {
 	t.Helper()
 	hold = filepath.Join(t.TempDir(), "hold")
 	return restoreBy(t, func(program string) string {
-		return fmt.Sprintf("#!/bin/sh\nif [ -e %[1]s ]; then echo $0 >>%[1]s; fi\nwhile [ -e %[1]s ]; do sleep 0.01; done\nexec %[2]s \"$@\"\n", hold, program)
+		return fmt.Sprintf("#!/bin/sh\nif [ -e %[1]s ]; then echo $0 >>%[1]s; fi\n"+
+			"while [ -e %[1]s ]; do sleep 0.01; done\nexec %[2]s \"$@\"\n", hold, program)
 	}), hold
 }
 
@@ -161,8 +168,9 @@ func TestHealthDrains(t *testing.T) {
 	n.refused("127.0.0.1:10256")
 }
 
-// HT-01, HT-02, HT-04, HT-05, HT-10, CF-61: a change that waits for the kernel for twice the sync period makes all
-// answers but /readyz 503, with the time of the last success; when it is written all is well again.
+// HT-01, HT-02, HT-04, HT-05, HT-10, CF-61: a change that waits for the kernel for twice the sync
+// period makes all answers but /readyz 503, with the time of the last success; when it is written
+// all is well again.
 func TestHealthStuck(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)
@@ -180,11 +188,13 @@ func TestHealthStuck(t *testing.T) {
 	for _, page := range []string{"/healthz", "/livez"} {
 		body := standing(t, n.code(healthURL+page, 503))
 		families := body["status"].(map[string]any)
-		if body["healthy"] != false || body["lastUpdated"] == body["currentTime"] || families["IPv4"].(map[string]any)["healthy"] != false {
+		if body["healthy"] != false || body["lastUpdated"] == body["currentTime"] ||
+			families["IPv4"].(map[string]any)["healthy"] != false {
 			t.Errorf("%s: %v", page, body)
 		}
 	}
-	has(t, "healthCheckNodePort", n.code("http://127.0.0.1:32000/", 503).body, `"localEndpoints": 1,`, `"serviceProxyHealthy": false`)
+	has(t, "healthCheckNodePort", n.code("http://127.0.0.1:32000/", 503).body, `"localEndpoints": 1,`,
+		`"serviceProxyHealthy": false`)
 	n.code(healthURL+"/readyz", 200)
 	do(t, os.Remove(hold))
 	n.code(healthURL+"/healthz", 200)
@@ -211,8 +221,8 @@ endpoints: [{addresses: [10.0.0.9], nodeName: n2}`, port)
 	return append(b, "]\n"...)
 }
 
-// HT-10 to HT-14, HT-16: the port of a Service counts the node's endpoints, follows the Service, and answers on the
-// addresses that NodePorts have, which a reload may change.
+// HT-10 to HT-14, HT-16: the port of a Service counts the node's endpoints, follows the Service,
+// and answers on the addresses that NodePorts have, which a reload may change.
 func TestHealthCheckNodePort(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)
@@ -224,8 +234,10 @@ func TestHealthCheckNodePort(t *testing.T) {
 	write(t, manifest, balanced(32000, 2))
 	p := n.configured(config)
 	a := n.code("http://192.0.2.1:32000/any/path", 200)
-	want := "{\n\t\"service\": {\n\t\t\"namespace\": \"shop\",\n\t\t\"name\": \"web\"\n\t},\n\t\"localEndpoints\": 2,\n\t\"serviceProxyHealthy\": true\n}"
-	if a.body != want || a.header.Get("X-Load-Balancing-Endpoint-Weight") != "2" || a.header.Get("Content-Type") != "application/json" {
+	want := "{\n\t\"service\": {\n\t\t\"namespace\": \"shop\",\n\t\t\"name\": \"web\"\n\t},\n" +
+		"\t\"localEndpoints\": 2,\n\t\"serviceProxyHealthy\": true\n}"
+	if a.body != want || a.header.Get("X-Load-Balancing-Endpoint-Weight") != "2" ||
+		a.header.Get("Content-Type") != "application/json" {
 		t.Errorf("%v %s", a.header, a.body)
 	}
 	if a, err := n.ask("POST", "http://192.0.2.1:32000/", "x"); err != nil || a.code != 200 {
@@ -262,7 +274,8 @@ func TestMetricsOfMode(t *testing.T) {
 			n := newNode(t)
 			asked := []string{"--v=3", "--version=v1.36.5", "--service-metrics=10"}
 			if mode == "nftables" { // MT-19 is of the gate
-				asked = append(asked, "--feature-gates=KubeProxyNFTablesLocalhostNodePorts=true", "--nodeport-addresses=localhost")
+				asked = append(asked, "--feature-gates=KubeProxyNFTablesLocalhostNodePorts=true",
+					"--nodeport-addresses=localhost")
 			}
 			p := n.start(usual(mode, asked...))
 			p.await(allWritten)
@@ -273,16 +286,20 @@ func TestMetricsOfMode(t *testing.T) {
 				"spec: {clusterIP: 10.96.0.11, ports: [{port: 80}]}\n")) // so that a Service is not ok
 			// A change with a controller's time stamp, and a removed UDP endpoint: then every
 			// metric has a value.
-			dns := bytes.ReplaceAll(service("dns", "10.96.0.10", 53, "10.0.0.53"), []byte("port: "), []byte("protocol: UDP, port: "))
-			dns = bytes.ReplaceAll(dns, []byte("name: dns-1,"), fmt.Appendf(nil, "annotations: {endpoints.kubernetes.io/last-change-trigger-time: %q}, name: dns-1,",
-				time.Now().Format(time.RFC3339Nano)))
+			dns := bytes.ReplaceAll(service("dns", "10.96.0.10", 53, "10.0.0.53"), []byte("port: "),
+				[]byte("protocol: UDP, port: "))
+			dns = bytes.ReplaceAll(dns, []byte("name: dns-1,"),
+				fmt.Appendf(nil, "annotations: {endpoints.kubernetes.io/last-change-trigger-time: %q}, name: dns-1,",
+					time.Now().Format(time.RFC3339Nano)))
 			n.write("m/dns.yaml", dns)
 			n.until(metricsURL+"/metrics", "a programmed change", func(a answer) bool {
-				return strings.Contains(a.body, `kubeproxy_network_programming_duration_seconds_count{ip_family="IPv4"} 1`)
+				return strings.Contains(a.body,
+					`kubeproxy_network_programming_duration_seconds_count{ip_family="IPv4"} 1`)
 			})
 			do(t, os.Remove(n.path("m/dns.yaml")))
 			n.until(metricsURL+"/metrics", "a look at conntrack", func(a answer) bool {
-				return strings.Contains(a.body, `kubeproxy_conntrack_reconciler_sync_duration_seconds_count{ip_family="IPv4"} `)
+				return strings.Contains(a.body,
+					`kubeproxy_conntrack_reconciler_sync_duration_seconds_count{ip_family="IPv4"} `)
 			})
 			metrics := n.get(metricsURL + "/metrics").body
 			for line := range strings.Lines(string(table)) {
@@ -296,15 +313,19 @@ func TestMetricsOfMode(t *testing.T) {
 					t.Errorf("%s: %s is there: %t, want %t", cells[0], name, got, want)
 				}
 			}
-			has(t, "/metrics", metrics, `kubeproxy_mode_info{asked="`+mode+`",mode="`+mode+`",reason=""} 1`, `git_version="v1.36.5"`, "process_start_time_seconds")
+			has(t, "/metrics", metrics, `kubeproxy_mode_info{asked="`+mode+`",mode="`+mode+`",reason=""} 1`,
+				`git_version="v1.36.5"`, "process_start_time_seconds")
 			if mode != "userspace" { // MT-02 is not of it
-				has(t, "/metrics", metrics, `kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family="IPv6"} 1`)
+				has(t, "/metrics", metrics,
+					`kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family="IPv6"} 1`)
 			}
-			if a := n.get(metricsURL + "/proxyMode"); a.body != mode || a.header.Get("Content-Type") != "text/plain; charset=utf-8" {
+			if a := n.get(metricsURL + "/proxyMode"); a.body != mode ||
+				a.header.Get("Content-Type") != "text/plain; charset=utf-8" {
 				t.Errorf("/proxyMode: %v", a)
 			}
 			has(t, "/flagz", n.get(metricsURL+"/flagz").body, "hostname-override=n1", "proxy-mode="+mode)
-			has(t, "/statusz", n.get(metricsURL+"/statusz").body, "/configz", "/metrics/slis", "Binary version: 1.36.5\n")
+			has(t, "/statusz", n.get(metricsURL+"/statusz").body, "/configz", "/metrics/slis",
+				"Binary version: 1.36.5\n")
 			has(t, "/metrics/slis", n.get(metricsURL+"/metrics/slis").body, "kubernetes_healthcheck")
 			if a := n.get(metricsURL + "/nothing"); a.code != 404 { // HT-27
 				t.Errorf("/nothing: %d", a.code)
@@ -326,13 +347,15 @@ func TestServersReload(t *testing.T) {
 		do(t, err)
 		return a
 	}
-	has(t, "/configz", n.get(metricsURL+"/configz").body, `{"kubeproxy.config.k8s.io":{`, `"ClusterCIDR":"10.1.0.0/16"`, `"EnableProfiling":false`)
+	has(t, "/configz", n.get(metricsURL+"/configz").body, `{"kubeproxy.config.k8s.io":{`, `"ClusterCIDR":"10.1.0.0/16"`,
+		`"EnableProfiling":false`)
 	if a := put(metricsURL, "4"); a.code != 404 {
 		t.Errorf("PUT without profiling: %v", a)
 	}
 	write(t, config, nftablesFile("clusterCIDR: 10.2.0.0/16\nenableProfiling: true\n"))
 	n.until(metricsURL+"/configz", "the new file", func(a answer) bool {
-		return strings.Contains(a.body, `"ClusterCIDR":"10.2.0.0/16"`) && strings.Contains(a.body, `"EnableProfiling":true`)
+		return strings.Contains(a.body, `"ClusterCIDR":"10.2.0.0/16"`) &&
+			strings.Contains(a.body, `"EnableProfiling":true`)
 	})
 	n.code(metricsURL+"/debug/pprof/", 200)
 	if a := put(metricsURL, "x"); a.code != 400 {

@@ -142,7 +142,8 @@ func (n *snapshotLab) reboot(id string) {
 
 func (n *snapshotLab) run(args ...string) *labProgram {
 	n.t.Helper()
-	return n.program(append([]string{"--proxy-mode=" + n.mode, "--hostname-override=node1", "--v=2", "--boot-id-file=" + n.boot,
+	return n.program(append([]string{"--proxy-mode=" + n.mode, "--hostname-override=node1", "--v=2", "--boot-id-file=" +
+		n.boot,
 		"--master=http://" + labAPIAt, "--kube-api-content-type=application/json", "--snapshot=" + n.dir,
 		"--cluster-cidr=10.1.0.0/16,fd00:10:1::/48", "--conntrack-max-per-core=0", "--conntrack-min=0",
 		"--admin-socket=" + filepath.Join(n.t.TempDir(), "admin.sock")}, args...)...)
@@ -277,7 +278,8 @@ func TestBootWithoutAPIServer(t *testing.T) {
 				}
 			}
 			until(t, func() string {
-				if c, err := n.dial(netlab.Client, "tcp", netip.MustParseAddrPort(old.ip+":80"), 100*time.Millisecond); err == nil {
+				if c, err := n.dial(netlab.Client, "tcp", netip.MustParseAddrPort(old.ip+":80"),
+					100*time.Millisecond); err == nil {
 					c.Close()
 					return "a Service that has gone is served"
 				}

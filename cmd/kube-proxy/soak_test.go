@@ -150,7 +150,8 @@ func (n *nodeLab) noMore(p *labProgram, than state) {
 	n.t.Helper()
 	until(n.t, func() string {
 		now := n.state(p)
-		if now.files <= than.files+keptPipes+leakSlack && now.goroutines <= than.goroutines+leakSlack && now.rules <= than.rules {
+		if now.files <= than.files+keptPipes+leakSlack && now.goroutines <= than.goroutines+leakSlack &&
+			now.rules <= than.rules {
 			return ""
 		}
 		return fmt.Sprintf("it holds %+v, and held %+v before", now, than)

@@ -24,8 +24,8 @@ type source struct {
 	factsWait time.Duration
 }
 
-// apiFactsWait is how long the first write waits for the Node and the ServiceCIDRs of an API server, once
-// Services and EndpointSlices are listed (PR-03).
+// apiFactsWait is how long the first write waits for the Node and the ServiceCIDRs of an API
+// server, once Services and EndpointSlices are listed (PR-03).
 const apiFactsWait = 10 * time.Second
 
 func (p *proxy) newSource() (source, error) {
@@ -52,7 +52,8 @@ func (p *proxy) newSource() (source, error) {
 	return source{s.Run, s.Connected, apiFactsWait}, nil
 }
 
-// malformed reports a problem of an object by log and event, as far as the share of its namespace allows.
+// malformed reports a problem of an object by log and event, as far as the share of its namespace
+// allows.
 func (p *proxy) malformed(problem convert.Problem) {
 	if !p.problems.Allow(problem.Name.Namespace) {
 		return

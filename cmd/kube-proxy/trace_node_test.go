@@ -324,7 +324,8 @@ func combinedFaults() []nodeFault {
 	}
 }
 
-// restored has iptables-restore add rules, whose chains are of the table filter, and takes them back.
+// restored has iptables-restore add rules, whose chains are of the table filter, and takes them
+// back.
 func restored(jumps, chains string) (do, undo string) {
 	do = "iptables-restore --noflush <<'END'\n*filter\n" + chains + jumps + "COMMIT\nEND\n"
 	for rule := range strings.Lines(jumps) {
@@ -343,8 +344,8 @@ func restored(jumps, chains string) (do, undo string) {
 	return do, undo
 }
 
-// ufw are rules as "ufw enable" makes them for forwarded packets, with a rule of "ufw route", and with
-// the policy of its default.
+// ufw are rules as "ufw enable" makes them for forwarded packets, with a rule of "ufw route", and
+// with the policy of its default.
 func ufw(rule, policy string) (do, undo string) {
 	do, undo = restored("-A FORWARD -j ufw-before-logging-forward\n-A FORWARD -j ufw-before-forward\n"+
 		"-A FORWARD -j ufw-after-forward\n-A FORWARD -j ufw-after-logging-forward\n"+
@@ -357,16 +358,18 @@ func ufw(rule, policy string) (do, undo string) {
 			"-A ufw-before-forward -m conntrack --ctstate INVALID -j DROP\n"+
 			"-A ufw-before-forward -p icmp -m icmp --icmp-type 8 -j ACCEPT\n"+
 			"-A ufw-before-forward -j ufw-user-forward\n"+
-			"-A ufw-after-logging-forward -m limit --limit 3/min --limit-burst 10 -j LOG --log-prefix \"[UFW BLOCK] \"\n"+
+			"-A ufw-after-logging-forward -m limit --limit 3/min --limit-burst 10 -j LOG --log-prefix \"[UFW BLOCK] "+
+			"\"\n"+
 			"-A ufw-user-forward "+rule+"\n")
 	return do + "iptables -P FORWARD " + policy, "iptables -P FORWARD ACCEPT\n" + undo
 }
 
-// kubeRouter are rules as kube-router makes them for a network policy of pod2, which admits port 8080
-// from the pods of a set.
+// kubeRouter are rules as kube-router makes them for a network policy of pod2, which admits port
+// 8080 from the pods of a set.
 func kubeRouter(admitted string) (do, undo string) {
 	const mark = "0x10000/0x10000"
-	do, undo = restored("-A FORWARD -m comment --comment \"kube-router netpol - TEMCG2JMHZYE7H7T\" -j KUBE-ROUTER-FORWARD\n",
+	do, undo = restored("-A FORWARD -m comment --comment \"kube-router netpol - TEMCG2JMHZYE7H7T\" -j "+
+		"KUBE-ROUTER-FORWARD\n",
 		":KUBE-ROUTER-FORWARD - [0:0]\n:KUBE-POD-FW-4D2B6O4UVZ - [0:0]\n:KUBE-NWPLCY-WBZ7VKJ3EX - [0:0]\n"+
 			"-A KUBE-ROUTER-FORWARD -d 10.1.1.12/32 -m comment --comment \"rule to jump traffic to POD name:two\" "+
 			"-j KUBE-POD-FW-4D2B6O4UVZ\n"+
@@ -560,8 +563,8 @@ func (n *nodeLab) shoot(t *testing.T, f nodeFault) (delivered, rejected, dropped
 	return delivered, rejected, dropped
 }
 
-// TestTraceBridge has a chain on one port of a bridge: it decides if --in names the port, and is named
-// as not evaluated if its port is unknown (NT-06).
+// TestTraceBridge has a chain on one port of a bridge: it decides if --in names the port, and is
+// named as not evaluated if its port is unknown (NT-06).
 func TestTraceBridge(t *testing.T) {
 	n := newNodeLabWith(t, netlab.Options{Bridge: true})
 	n.mode = "nftables"
@@ -581,7 +584,8 @@ func TestTraceBridge(t *testing.T) {
 		f := nodeFault{from: c.from, to: two}
 		a, text := n.traced(t, f, c.in...)
 		reported := a.Rest.By + strings.Join(a.Rest.NotEvaluated, "")
-		if a.Rest.Verdict != c.expect || strings.Contains(reported, "table netdev firewall, chain c, rule 1") != (c.from == "pod1") {
+		if a.Rest.Verdict != c.expect ||
+			strings.Contains(reported, "table netdev firewall, chain c, rule 1") != (c.from == "pod1") {
 			t.Errorf("%s, --in %v: %s\n%s", c.from, c.in, reported, text())
 		}
 		if _, err := n.Dial(c.from, netlab.TCP, netip.MustParseAddrPort(two),

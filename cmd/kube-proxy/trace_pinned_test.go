@@ -15,9 +15,9 @@ import (
 // pinnedPort is the client's port of connections that are pinned.
 const pinnedPort = 40000
 
-// TestTracePinned has connections which conntrack keeps with a pod that is no endpoint any more: trace
-// leads with them, with and without the client's port, and the command that it prints heals them. A
-// connection to an endpoint is none (NT-05).
+// TestTracePinned has connections which conntrack keeps with a pod that is no endpoint any more:
+// trace leads with them, with and without the client's port, and the command that it prints heals
+// them. A connection to an endpoint is none (NT-05).
 func TestTracePinned(t *testing.T) {
 	for _, f := range []nodeFault{
 		{name: "TCP"}, {name: "TCP over IPv6", six: true}, {name: "UDP", udp: true},
@@ -105,7 +105,8 @@ func (n *nodeLab) pinned(t *testing.T, f nodeFault) (do string) {
 		f.port = port
 		a, text := n.traced(t, f)
 		if p := a.Rest.Pinned; len(p) != 1 || !a.Wrong() || p[0].From.Port() != pinnedPort ||
-			p[0].Backend != netip.AddrPortFrom(pod.Addr(f.six), 8080) || !strings.HasPrefix(text(), "node node1\nPINNED by conntrack: ") {
+			p[0].Backend != netip.AddrPortFrom(pod.Addr(f.six), 8080) ||
+			!strings.HasPrefix(text(), "node node1\nPINNED by conntrack: ") {
 			t.Fatalf("from port %d:\n%s", port, text())
 		}
 		do = a.Rest.Pinned[0].Do

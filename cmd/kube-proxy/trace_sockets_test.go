@@ -12,8 +12,9 @@ import (
 	"kube-proxy/trace"
 )
 
-// TestTraceSockets traces connections that eBPF programs of the proxy make: the answer says what the
-// programs do, follows the packet from the chosen backend, and agrees with real sockets (NT-01, NT-06).
+// TestTraceSockets traces connections that eBPF programs of the proxy make: the answer says what
+// the programs do, follows the packet from the chosen backend, and agrees with real sockets (NT-01,
+// NT-06).
 func TestTraceSockets(t *testing.T) {
 	n := newTraceLab(t, "ebpf")
 	p := n.serve(n.sockets(t)...)
@@ -23,11 +24,13 @@ func TestTraceSockets(t *testing.T) {
 		{name: "nothing, IPv6", six: true},
 		{name: "nothing, UDP", udp: true},
 		{name: "nothing, of the node", from: "node1", to: two},
-		{name: "the Service's address is not on the way", by: "ip daddr 10.96.0.10 drop", modes: "prerouting priority -300"},
+		{name: "the Service's address is not on the way", by: "ip daddr 10.96.0.10 drop",
+			modes: "prerouting priority -300"},
 		{name: "forward", expect: trace.Dropped, by: "tcp dport 8080 drop", modes: "forward priority 0"},
 		{name: "before any translation", expect: trace.Dropped, by: "ip daddr 10.1.1.12 drop",
 			modes: "prerouting priority -300"},
-		{name: "one backend", expect: trace.Dropped, to: two, by: "ip daddr 10.1.2.14 drop", modes: "forward priority 0"},
+		{name: "one backend", expect: trace.Dropped, to: two, by: "ip daddr 10.1.2.14 drop",
+			modes: "forward priority 0"},
 		{name: "the reply", expect: trace.Dropped, by: "ip saddr 10.1.1.12 drop", modes: "postrouting priority 0"},
 		{name: "output", from: "node1", expect: trace.Dropped, by: "ip daddr 10.1.1.12 drop",
 			modes: "output priority -300"},
@@ -69,7 +72,8 @@ func TestTraceSockets(t *testing.T) {
 		until(t, func() string {
 			a, text := n.traced(t, nodeFault{from: "pod1"})
 			if r := a.Rest; r.Verdict == trace.Undecided && slices.ContainsFunc(r.NotEvaluated, func(s string) bool {
-				return strings.Contains(s, "cgroup "+n.Cgroup(netlab.Node1)) && strings.HasSuffix(s, "connect: connect4")
+				return strings.Contains(s, "cgroup "+n.Cgroup(netlab.Node1)) &&
+					strings.HasSuffix(s, "connect: connect4")
 			}) {
 				return ""
 			}

@@ -25,14 +25,17 @@ func TestUI(t *testing.T) {
 		n.code("http://127.0.0.1:10249"+path, 404)
 	}
 	for args, says := range map[string]string{
-		"--listen=0.0.0.0:10300": "want a loopback address and a port", "--listen=localhost": "want a loopback address and a port",
-		"--listen=127.0.0.1:10249": "address already in use", "--admin-socket=/nowhere/a.sock": "no kube-proxy runs here",
+		"--listen=0.0.0.0:10300":         "want a loopback address and a port",
+		"--listen=localhost":             "want a loopback address and a port",
+		"--listen=127.0.0.1:10249":       "address already in use",
+		"--admin-socket=/nowhere/a.sock": "no kube-proxy runs here",
 	} {
 		if code, out, errOut := n.kubeProxy("ui", args); code == 0 || out != "" || !strings.Contains(errOut, says) {
 			t.Errorf("%s: exit code %d, %q, %q", args, code, out, errOut)
 		}
 	}
-	if code, _, errOut := n.kubeProxyAs([]string{asUser + "=65534"}, "ui"); code != cli.ExitNotAsked || !strings.Contains(errOut, "only for root") {
+	if code, _, errOut := n.kubeProxyAs([]string{asUser + "=65534"}, "ui"); code != cli.ExitNotAsked ||
+		!strings.Contains(errOut, "only for root") {
 		t.Errorf("as another user: exit code %d, %s", code, errOut)
 	}
 
@@ -52,7 +55,9 @@ func TestUI(t *testing.T) {
 	p.stop()
 	has(t, "while no proxy runs", n.code(url, 503).body, "no kube-proxy runs here")
 	n.start(usual("nftables"))
-	n.until(url, "the next proxy", func(a answer) bool { return a.code == 200 && strings.Contains(a.body, "shop/late") })
+	n.until(url, "the next proxy", func(a answer) bool {
+		return a.code == 200 && strings.Contains(a.body, "shop/late")
+	})
 	open, err := n.client().Get(url + "events")
 	if err != nil || open.StatusCode != http.StatusOK {
 		t.Fatal(open, err)

@@ -65,7 +65,8 @@ func benchLab(b *testing.B, hosts []string, args ...string) (*nodeLab, *labProgr
 }
 
 // benchRatio measures the work per second, direct and through the proxy.
-func benchRatio(b *testing.B, what string, unit float64, serve func(fd int), work func(n *nodeLab, to netip.AddrPort, d time.Duration) (int64, error)) {
+func benchRatio(b *testing.B, what string, unit float64, serve func(fd int), work func(n *nodeLab, to netip.AddrPort,
+	d time.Duration) (int64, error)) {
 	n, _, backends := benchLab(b, []string{"pod4"})
 	direct, proxied := backends[0].at(), labTarget
 	if serve != nil {
@@ -104,8 +105,8 @@ func benchRatio(b *testing.B, what string, unit float64, serve func(fd int), wor
 	b.ReportMetric(middle(proxieds), what+"/s-proxied")
 }
 
-// threads has threads of a host serve connections, without the runtime between them and the kernel: the less a backend costs, the
-// more of the time is the proxy's.
+// threads has threads of a host serve connections, without the runtime between them and the kernel:
+// the less a backend costs, the more of the time is the proxy's.
 func (n *nodeLab) threads(b *testing.B, host string, port uint16, serve func(fd int)) {
 	var l int
 	n.On(host, func() {
@@ -219,7 +220,8 @@ func shortConnections(n *nodeLab, to netip.AddrPort, d time.Duration) (int64, er
 	return done.Load(), err
 }
 
-// shortConnection is one, from the namespace of the calling thread, without the runtime between it and the kernel.
+// shortConnection is one, from the namespace of the calling thread, without the runtime between it
+// and the kernel.
 func shortConnection(to netip.AddrPort) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -287,8 +289,8 @@ func udpExchanges(n *nodeLab, to netip.AddrPort, d time.Duration) (int64, error)
 	return done.Load(), nil
 }
 
-// benchKilled kills one of two backends under 200 connections a second, by a reset and by silence, and counts the clients that
-// see it.
+// benchKilled kills one of two backends under 200 connections a second, by a reset and by silence,
+// and counts the clients that see it.
 func benchKilled(b *testing.B) {
 	n, _, backends := benchLab(b, []string{"pod4", "pod5"})
 	var failed, made atomic.Int64
@@ -325,13 +327,15 @@ func benchKilled(b *testing.B) {
 	b.ReportMetric(took[len(took)*99/100], "p99-ms")
 }
 
-// maxConnections is how many connections the program may have open, with the limit of descriptors that it inherits.
+// maxConnections is how many connections the program may have open, with the limit of descriptors
+// that it inherits.
 func maxConnections(b *testing.B) int {
 	var limit unix.Rlimit
 	do(b, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	limit.Cur = limit.Max
 	do(b, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
-	return min(10_000, int(limit.Max)/6) // a family of the program may have half of the descriptors, one listener four fifths of that
+	// a family of the program may have half of the descriptors, one listener four fifths of that
+	return min(10_000, int(limit.Max)/6)
 }
 
 // benchTCPMemory measures the additional memory of the program while many connections are open that
@@ -471,7 +475,8 @@ func (e *echo) stopListening() {
 	e.udp.Close()
 }
 
-// BenchmarkUserspaceChange is one endpoint that changes, of one Service among many, as the engine hands it to the plane.
+// BenchmarkUserspaceChange is one endpoint that changes, of one Service among many, as the engine
+// hands it to the plane.
 func BenchmarkUserspaceChange(b *testing.B) {
 	m, _ := all.Modes().Find("userspace")
 	w := planetest.World{Family: lb.IPv4}

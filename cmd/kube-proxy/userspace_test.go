@@ -158,6 +158,7 @@ func TestUserspaceRestart(t *testing.T) {
 			t.Errorf("a connection that began %v after SIGTERM failed: %v", f.began.Sub(signalled), f.err)
 		}
 	}
-	t.Logf("%d connections, %d of them failed in the %v from SIGTERM until the next process served", traffic.made.Load()+int64(len(failed)), len(failed), took.Round(time.Millisecond))
+	t.Logf("%d connections, %d of them failed in the %v from SIGTERM until the next process served",
+		traffic.made.Load()+int64(len(failed)), len(failed), took.Round(time.Millisecond))
 	next.stop()
 }

@@ -84,7 +84,8 @@ func windowsCommands(n *windowsNode) {
 	t := n.t
 	dir := filepath.Join(t.TempDir(), "Program Files", "kube proxy")
 	write(t, filepath.Join(dir, "crlf.yaml"), []byte(strings.ReplaceAll(
-		"apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nclusterCIDR: 10.0.0.0/16\nwinkernel:\n  networkName: cbr0\n", "\n", "\r\n")))
+		"apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nclusterCIDR: 10.0.0.0/16\n"+
+			"winkernel:\n  networkName: cbr0\n", "\n", "\r\n")))
 	write(t, filepath.Join(dir, "m", "all.yaml"), []byte(windowsManifests))
 	do(t, os.Mkdir(filepath.Join(dir, "logs"), 0o755))
 	written := filepath.Join(dir, "written here.yaml")
@@ -98,25 +99,39 @@ func windowsCommands(n *windowsNode) {
 		{"raw version", []string{"--version=raw"}, 0, `"platform": "windows/amd64"`, `^$`},
 		{"help", []string{"--help"}, 0, `(?s)^Usage: kube-proxy \[flags\].*--windows-service`, `^$`},
 		{"a flag that is none", []string{"--bad"}, 1, `^$`, `^kube-proxy: unknown flag: --bad\n`},
-		{"two bad values", []string{"--bind-address=x", "--oom-score-adj=5000"}, 1, `^$`, `(?s)--bind-address: "x".*--oom-score-adj: "5000"`},
-		{"a mode of Linux", []string{"--proxy-mode=nftables"}, 1, `^$`, `--proxy-mode: "nftables": this mode is for Linux: want `},
-		{"a file that is not there", []string{"--config", `C:\none here\config.yaml`}, 1, `^$`, `C:\\none here\\config\.yaml`},
+		{"two bad values", []string{"--bind-address=x", "--oom-score-adj=5000"}, 1, `^$`,
+			`(?s)--bind-address: "x".*--oom-score-adj: "5000"`},
+		{"a mode of Linux", []string{"--proxy-mode=nftables"}, 1, `^$`,
+			`--proxy-mode: "nftables": this mode is for Linux: want `},
+		{"a file that is not there", []string{"--config", `C:\none here\config.yaml`}, 1, `^$`,
+			`C:\\none here\\config\.yaml`},
 		{"the configuration written, from a file with CRLF, to a path with blanks",
-			[]string{"--config", wine.Path(filepath.Join(dir, "crlf.yaml")), "--write-config-to", wine.Path(written)}, 0, `^$`, `(?s).*`},
-		{"a service is not for a console", []string{"--windows-service", "--manifests", wine.Path(dir), "--hostname-override=n1"}, 1, `^$`,
+			[]string{"--config", wine.Path(filepath.Join(dir, "crlf.yaml")), "--write-config-to", wine.Path(written)},
+			0, `^$`, `(?s).*`},
+		{"a service is not for a console", []string{"--windows-service", "--manifests", wine.Path(dir),
+			"--hostname-override=n1"}, 1, `^$`,
 			`--windows-service \(windowsRunAsService\) is for a process that the service control manager starts`},
 		{"a clean-up", []string{"--cleanup", "--hostname-override=n1"}, 0, `^$`, `No kube-proxy rules found`},
-		{"a log in a folder", []string{"--cleanup", "--hostname-override=n1", "--logtostderr=false", "--log-dir", wine.Path(filepath.Join(dir, "logs"))}, 0, `^$`, `^$`},
-		{"render kernelspace", []string{"render", "--proxy-mode=kernelspace", "--manifests", wine.Path(filepath.Join(dir, "m")), "--hostname-override=n1"}, 0, `10\.96\.0\.1`, `^$`},
-		{"check", []string{"check", "--manifests", wine.Path(dir), "--hostname-override=n1", "-o=json"}, 2, `(?s)"id": "mode".*"about": "kernelspace IPv4".*"id": "mode-asked",\s+"severity": "error",\s+"seen": "[^"]*--proxy-mode=userspace`, `^$`},
-		{"a blank mode without HNS", []string{"--manifests", wine.Path(dir), "--hostname-override=n1"}, 1, `^$`, `this machine has no Host Networking Service.*use --proxy-mode=userspace`},
-		{"migrate", []string{"migrate", "--", "--proxy-mode=iptables", "--cluster-cidr=10.0.0.0/16"}, 0, `clusterCIDR: 10\.0\.0\.0/16`, `rolling update`},
-		{"render a mode of Linux", []string{"render", "--proxy-mode=nftables", "--manifests", wine.Path(dir)}, 1, `^$`, `this mode is for Linux`},
+		{"a log in a folder", []string{"--cleanup", "--hostname-override=n1", "--logtostderr=false", "--log-dir",
+			wine.Path(filepath.Join(dir, "logs"))}, 0, `^$`, `^$`},
+		{"render kernelspace", []string{"render", "--proxy-mode=kernelspace", "--manifests",
+			wine.Path(filepath.Join(dir, "m")), "--hostname-override=n1"}, 0, `10\.96\.0\.1`, `^$`},
+		{"check", []string{"check", "--manifests", wine.Path(dir), "--hostname-override=n1", "-o=json"}, 2,
+			`(?s)"id": "mode".*"about": "kernelspace IPv4".*"id": "mode-asked",\s+"severity": "error",\s+"seen": ` +
+				`"[^"]*--proxy-mode=userspace`, `^$`},
+		{"a blank mode without HNS", []string{"--manifests", wine.Path(dir), "--hostname-override=n1"}, 1, `^$`,
+			`this machine has no Host Networking Service.*use --proxy-mode=userspace`},
+		{"migrate", []string{"migrate", "--", "--proxy-mode=iptables", "--cluster-cidr=10.0.0.0/16"}, 0,
+			`clusterCIDR: 10\.0\.0\.0/16`, `rolling update`},
+		{"render a mode of Linux", []string{"render", "--proxy-mode=nftables", "--manifests", wine.Path(dir)}, 1, `^$`,
+			`this mode is for Linux`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			out, errOut, code := n.run(tc.args...)
-			if code != tc.code || !regexp.MustCompile(tc.out).MatchString(out) || !regexp.MustCompile(tc.errOut).MatchString(errOut) {
-				t.Errorf("exit %d\nout: %s\nerr: %s\nwant exit %d, %s and %s", code, out, errOut, tc.code, tc.out, tc.errOut)
+			if code != tc.code || !regexp.MustCompile(tc.out).MatchString(out) || !regexp.MustCompile(tc.errOut).
+				MatchString(errOut) {
+				t.Errorf("exit %d\nout: %s\nerr: %s\nwant exit %d, %s and %s", code, out, errOut, tc.code, tc.out,
+					tc.errOut)
 			}
 		})
 	}
@@ -124,7 +139,8 @@ func windowsCommands(n *windowsNode) {
 	if code != cli.ExitFound || strings.Count(out, "  failed   ") != 1 || !strings.Contains(out, "  failed   crash ") {
 		t.Errorf("selftest: exit %d, want one failure:\n%s%s", code, out, errOut)
 	}
-	has(t, "selftest", out, "  ok       create ", "  ok       start ", "  ok       parameter-change ", "  ok       stop ")
+	has(t, "selftest", out, "  ok       create ", "  ok       start ", "  ok       parameter-change ",
+		"  ok       stop ")
 	logs, err := filepath.Glob(filepath.Join(dir, "logs", "kube-proxy.*.log.INFO.*"))
 	do(t, err)
 	if len(logs) != 1 {
@@ -171,8 +187,10 @@ func windowsServes(n *windowsNode) {
 	dir := filepath.Join(t.TempDir(), "Program Files")
 	write(t, filepath.Join(dir, "m", "all.yaml"), []byte(windowsManifests))
 	file := func(v int) []byte {
-		return []byte(strings.ReplaceAll(fmt.Sprintf("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"+
-			"hostnameOverride: n1\nmode: userspace\nhealthzBindAddress: 127.0.0.1:10256\nlogging: {verbosity: %d}\n", v), "\n", "\r\n"))
+		return []byte(strings.ReplaceAll(fmt.Sprintf("apiVersion: kubeproxy.config.k8s.io/v1alpha1\n"+
+			"kind: KubeProxyConfiguration\n"+
+			"hostnameOverride: n1\nmode: userspace\nhealthzBindAddress: 127.0.0.1:10256\nlogging: {verbosity: %d}\n",
+			v), "\n", "\r\n"))
 	}
 	write(t, filepath.Join(dir, "proxy.yaml"), file(2))
 	p := n.startExe(dir, "--config=proxy.yaml", `--manifests=.\m`)
@@ -192,14 +210,17 @@ func windowsServes(n *windowsNode) {
 	// Wine gives the first client the instance that only reserves the name of the pipe.
 	n.runProgram("cmd.exe", "/c", "type nul > "+config.AdminSocketOn("windows", config.DefaultAdminSocket))
 	for _, tc := range []struct{ args, out string }{
-		{"why shop/echo", `(?s)shop/echo  NodePort  10\.96\.0\.1\n`}, {"backends shop/echo", `10\.0\.0\.1:8080`}, {"table", `10\.96\.0\.1:53/udp`},
+		{"why shop/echo", `(?s)shop/echo  NodePort  10\.96\.0\.1\n`}, {"backends shop/echo", `10\.0\.0\.1:8080`},
+		{"table", `10\.96\.0\.1:53/udp`},
 		{"events", `shop/echo`}, {"trace node 10.96.0.1:80", `10\.0\.0\.1:8080`},
 	} {
-		if out, errOut, code := n.run(strings.Fields(tc.args)...); code != 0 || !regexp.MustCompile(tc.out).MatchString(out) || errOut != "" {
+		if out, errOut, code := n.run(strings.Fields(tc.args)...); code != 0 ||
+			!regexp.MustCompile(tc.out).MatchString(out) || errOut != "" {
 			t.Errorf("kube-proxy.exe %s: exit %d\n%s\n%s", tc.args, code, out, errOut)
 		}
 	}
-	has(t, "log", p.log(), `"Admin socket listening" socket="\\\\.\\pipe\\ProtectedPrefix\\Administrators\\kube-proxy-admin"`)
+	has(t, "log", p.log(), `"Admin socket listening" `+
+		`socket="\\\\.\\pipe\\ProtectedPrefix\\Administrators\\kube-proxy-admin"`)
 	second := n.startExe(dir, "--config=proxy.yaml", `--manifests=.\m`, "--healthz-bind-address=127.0.0.1:20256")
 	second.await(regexp.MustCompile(`"Another kube-proxy serves this network namespace`))
 
@@ -231,7 +252,8 @@ func windowsService(n *windowsNode) {
 	}
 	create := func(name string, args ...string) {
 		t.Helper()
-		command := []string{wine.Path(n.exe), "--windows-service", "--hostname-override=n1", "--proxy-mode=userspace", "--logtostderr=false", "--v=2",
+		command := []string{wine.Path(n.exe), "--windows-service", "--hostname-override=n1", "--proxy-mode=userspace",
+			"--logtostderr=false", "--v=2",
 			`"--log-file=` + path(name+".log") + `"`}
 		sc("create", name, "binPath=", strings.Join(append(command, args...), " "))
 		sc("start", name)
@@ -258,11 +280,14 @@ func windowsService(n *windowsNode) {
 	sc("stop", "good")
 	await("service that has stopped", state("good", "STOPPED"))
 	await("word of the stop in the log", func() bool {
-		return strings.Contains(text("good.log"), `"Stopping; the rules stay in force" because="the service control manager stops the service"`)
+		return strings.Contains(text("good.log"), `"Stopping; the rules stay in force" because="the service control `+
+			`manager stops the service"`)
 	})
 
 	create("bad", `"--manifests=`+path("none")+`"`)
-	await("word of the failure in the log", func() bool { return strings.Contains(text("bad.log"), `"kube-proxy failed" err=`) })
+	await("word of the failure in the log", func() bool {
+		return strings.Contains(text("bad.log"), `"kube-proxy failed" err=`)
+	})
 	await("end of the process", func() bool {
 		all, err := filepath.Glob("/proc/[0-9]*/cmdline")
 		do(t, err)

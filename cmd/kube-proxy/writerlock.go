@@ -19,9 +19,10 @@ const (
 	waitRemind = time.Minute
 )
 
-// writerLock is the right to write the rules of this network namespace. While one process has it, others wait: two
-// with different configurations, such as the old and the new pod of a rolling update, would undo each other's writes
-// for as long as both run. Only processes that may write rules can take it, and it ends with the process.
+// writerLock is the right to write the rules of this network namespace. While one process has it,
+// others wait: two with different configurations, such as the old and the new pod of a rolling
+// update, would undo each other's writes for as long as both run. Only processes that may write
+// rules can take it, and it ends with the process.
 type writerLock struct {
 	lock   *kernel.Lock // nil without one
 	err    error        // why
@@ -62,9 +63,9 @@ func (t *writerLock) take() bool {
 	return true
 }
 
-// wait returns nil when this process has the lock, or an error when ctx has ended. There is no time limit
-// for the other process: one that is only stopped would continue to write later. The log and [writerLock.waiting]
-// report the wait.
+// wait returns nil when this process has the lock, or an error when ctx has ended. There is no time
+// limit for the other process: one that is only stopped would continue to write later. The log and
+// [writerLock.waiting] report the wait.
 func (t *writerLock) wait(ctx context.Context) error {
 	if t.take() {
 		return nil
@@ -84,7 +85,8 @@ func (t *writerLock) wait(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
-	t.log.Info("The other kube-proxy exited; taking over its rules", "waited", time.Since(began).Round(time.Millisecond))
+	t.log.Info("The other kube-proxy exited; taking over its rules", "waited",
+		time.Since(began).Round(time.Millisecond))
 	return nil
 }
 

@@ -22,7 +22,8 @@ import (
 )
 
 // itWaits matches the log of a proxy that waits for another.
-var itWaits = regexp.MustCompile(`W.*\] "Another kube-proxy serves this network namespace; waiting for it to exit" holder="process \d+ \(`)
+var itWaits = regexp.MustCompile(`W.*\] "Another kube-proxy serves this network namespace; waiting for it to exit" ` +
+	`holder="process \d+ \(`)
 
 // Two kube-proxies in one network namespace: the second reports that and waits. When the first
 // ends, however it ends, the second takes over its objects; while it waits it can be stopped, and
@@ -76,7 +77,8 @@ func TestFrozenProxy(t *testing.T) {
 	const url = "http://127.0.0.1:10300"
 	n.code(url+"/livez", 200)
 	a := n.code(url+"/readyz", 503)
-	has(t, "/readyz", a.body, `"ready":false`, `"waiting":"another kube-proxy writes the rules of this network namespace: process `, "T (stopped)")
+	has(t, "/readyz", a.body, `"ready":false`, `"waiting":"another kube-proxy writes the rules of this network `+
+		`namespace: process `, "T (stopped)")
 	has(t, "the log", second.log(), "T (stopped)")
 	do(t, frozen.cmd.Process.Signal(syscall.SIGCONT))
 	frozen.stop()
@@ -117,7 +119,8 @@ func TestSquatters(t *testing.T) {
 			c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER, UidMappings: root, GidMappings: root}
 		},
 		"hidden by a pid namespace": func(c *exec.Cmd) {
-			c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWPID, UidMappings: root, GidMappings: root}
+			c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWPID, UidMappings: root,
+				GidMappings: root}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -144,7 +147,8 @@ func TestTurnReminds(t *testing.T) {
 	var first, second *writerLock
 	r, w := io.Pipe()
 	n.Do(func() {
-		first, second = newWriterLock(slog.New(slog.DiscardHandler)), newWriterLock(slog.New(slog.NewTextHandler(w, nil)))
+		first, second = newWriterLock(slog.New(slog.DiscardHandler)),
+			newWriterLock(slog.New(slog.NewTextHandler(w, nil)))
 	})
 	second.remind = time.Millisecond
 	do(t, first.wait(t.Context()))

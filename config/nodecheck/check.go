@@ -28,10 +28,12 @@ type Setup struct {
 	NodePortsUnset bool
 	// Healthz and Metrics are where servers listen, not valid if nowhere.
 	Healthz, Metrics netip.AddrPort
-	// Networks are the networks in the mode's section, by field, and Addresses the addresses of the primary family.
+	// Networks are the networks in the mode's section, by field, and Addresses the addresses of the
+	// primary family.
 	Networks  map[string][]netip.Prefix
 	Addresses map[string]netip.Addr
-	// Manifests: Services come from a folder. Load balancers then use the node without a Node object.
+	// Manifests: Services come from a folder. Load balancers then use the node without a Node
+	// object.
 	Manifests bool
 	// Name returns the name that the user has given a field: the field, or a flag.
 	Name func(field string) string
@@ -68,7 +70,8 @@ func NoPodCIDRs(f cluster.Facts, waited time.Duration, name func(field string) s
 	if f.Node == nil {
 		missing = "is not known"
 	}
-	return fmt.Errorf("%s NodeCIDR: the Node %q %s after %s: is something in the cluster to give it some, such as --allocate-node-cidrs, and is %s right?",
+	return fmt.Errorf("%s NodeCIDR: the Node %q %s after %s: is something in the cluster to give it some, such as "+
+		"--allocate-node-cidrs, and is %s right?",
 		name("detectLocalMode"), f.NodeName, missing, waited, name("hostnameOverride"))
 }
 
@@ -110,7 +113,8 @@ func (c *checker) node() {
 		hint = fmt.Sprintf("; %s can name its address", c.Name("bindAddress"))
 	}
 	if c.facts.NodeGone {
-		c.add("PR-06", false, "the Node %q was deleted: its last addresses, pod CIDRs and zone stay in force, and load balancers skip this node",
+		c.add("PR-06", false, "the Node %q was deleted: its last addresses, pod CIDRs and zone stay in force, and "+
+			"load balancers skip this node",
 			c.facts.NodeName)
 	}
 	costs := []string{"zone hints do not count"}
@@ -122,11 +126,13 @@ func (c *checker) node() {
 	}
 	switch {
 	case c.facts.Node == nil:
-		c.add("PN-71", false, "there is no Node %q, or none that the proxy may read (%s): %s%s", c.facts.NodeName, c.Name("hostnameOverride"), strings.Join(costs, ", "), hint)
+		c.add("PN-71", false, "there is no Node %q, or none that the proxy may read (%s): %s%s", c.facts.NodeName,
+			c.Name("hostnameOverride"), strings.Join(costs, ", "), hint)
 	case hint != "":
 		c.add("PR-03", false, "the Node %q has no address: %s%s", c.facts.NodeName, without, hint)
 	case !slices.Contains(c.Families, c.ips.Primary):
-		c.add("PR-02", false, "the node's first address %s is of %s, which is not served here", c.ips.Addrs[0], c.ips.Primary)
+		c.add("PR-02", false, "the node's first address %s is of %s, which is not served here", c.ips.Addrs[0],
+			c.ips.Primary)
 	}
 }
 
@@ -135,16 +141,19 @@ func (c *checker) clusterCIDRs() {
 	byCluster := mode == "" || mode == policy.ClusterCIDR
 	all := c.Settings.ClusterCIDRs
 	if c.wrong(all) {
-		c.wrongFamily(byCluster && len(c.Families) == 1, c.Name("clusterCIDR")+" "+list(all)+" has no "+c.Families[0].String()+" network")
+		c.wrongFamily(byCluster && len(c.Families) == 1, c.Name("clusterCIDR")+" "+list(all)+" has no "+
+			c.Families[0].String()+" network")
 	}
 	switch {
 	case !byCluster:
 	case len(all) == 0:
-		c.add("CF-66", false, "%s is not set: the proxy cannot tell traffic of pods from other traffic", c.Name("clusterCIDR"))
+		c.add("CF-66", false, "%s is not set: the proxy cannot tell traffic of pods from other traffic",
+			c.Name("clusterCIDR"))
 	default:
 		for _, fam := range c.Families[1:] {
 			if c.uses(fam) && !has(all, fam) {
-				c.add("CF-66", false, "%s %s has no %s network: in %[3]s the proxy cannot tell traffic of pods from other traffic",
+				c.add("CF-66", false, "%s %s has no %s network: in %[3]s the proxy cannot tell traffic of pods from "+
+					"other traffic",
 					c.Name("clusterCIDR"), list(all), fam)
 			}
 		}
@@ -164,12 +173,14 @@ func (c *checker) podCIDRs() {
 	switch {
 	case !byNode:
 	case len(all) == 0:
-		c.add("CF-66", false, "the Node %q has no spec.podCIDRs, which %s NodeCIDR needs: the proxy cannot tell traffic of pods from other traffic",
+		c.add("CF-66", false, "the Node %q has no spec.podCIDRs, which %s NodeCIDR needs: the proxy cannot tell "+
+			"traffic of pods from other traffic",
 			c.facts.NodeName, c.Name("detectLocalMode"))
 	default:
 		for _, fam := range c.Families[1:] {
 			if c.uses(fam) && !has(all, fam) {
-				c.add("CF-66", false, "%s, none of %s: in %[2]s the proxy cannot tell traffic of pods from other traffic", what, fam)
+				c.add("CF-66", false, "%s, none of %s: in %[2]s the proxy cannot tell traffic of pods from other "+
+					"traffic", what, fam)
 			}
 		}
 	}
@@ -181,14 +192,18 @@ func (c *checker) nodePorts() {
 	name := c.Name("nodePortAddresses")
 	switch {
 	case c.NodePortsUnset && !a.Primary:
-		c.add("CF-64", false, "%s is not set: NodePorts answer on every address of this machine; primary would leave that to the node's own", name)
+		c.add("CF-64", false, "%s is not set: NodePorts answer on every address of this machine; primary would leave "+
+			"that to the node's own", name)
 		return
 	case !a.Primary && c.wrong(a.Prefixes):
-		c.wrongFamily(false, fmt.Sprintf("%s %s has no %s address, which means every one", name, list(a.Prefixes), c.Families[0]))
+		c.wrongFamily(false, fmt.Sprintf("%s %s has no %s address, which means every one", name, list(a.Prefixes),
+			c.Families[0]))
 	case !a.Primary && len(a.Prefixes) > 0:
 		for _, fam := range c.Families[1:] {
 			if c.uses(fam) && !has(a.Prefixes, fam) {
-				c.add("CF-64", false, "%s %s has no %s address: NodePorts answer on every %[3]s address of this machine", name, list(a.Prefixes), fam)
+				c.add("CF-64", false,
+					"%s %s has no %s address: NodePorts answer on every %[3]s address of this machine", name,
+					list(a.Prefixes), fam)
 			}
 		}
 	}
@@ -197,7 +212,9 @@ func (c *checker) nodePorts() {
 		if !slices.Contains(a.Prefixes, every) {
 			continue
 		}
-		needless := slices.DeleteFunc(slices.Clone(a.Prefixes), func(p netip.Prefix) bool { return p == every || lb.FamilyOf(p.Addr()) != fam })
+		needless := slices.DeleteFunc(slices.Clone(a.Prefixes), func(p netip.Prefix) bool {
+			return p == every || lb.FamilyOf(p.Addr()) != fam
+		})
 		if len(needless) > 0 {
 			c.add("CF-65", false, "%s: %s makes %s needless", name, every, list(needless))
 		}
@@ -224,7 +241,8 @@ func (c *checker) others() {
 		at    netip.AddrPort
 	}{{"healthzBindAddress", c.Healthz}, {"metricsBindAddress", c.Metrics}} {
 		if server.at.IsValid() && lb.FamilyOf(server.at.Addr().Unmap()) != c.Families[0] {
-			c.wrongFamily(false, fmt.Sprintf("%s %s is not an address of %s", c.Name(server.field), server.at, c.Families[0]))
+			c.wrongFamily(false, fmt.Sprintf("%s %s is not an address of %s", c.Name(server.field), server.at,
+				c.Families[0]))
 		}
 	}
 }
@@ -239,7 +257,8 @@ func (c *checker) uses(fam lb.Family) bool {
 		return true
 	}
 	n := c.facts.Node
-	return n != nil && (slices.ContainsFunc(n.Addrs, func(a netip.Addr) bool { return lb.FamilyOf(a) == fam }) || has(n.PodCIDRs, fam))
+	return n != nil && (slices.ContainsFunc(n.Addrs, func(a netip.Addr) bool { return lb.FamilyOf(a) == fam }) ||
+		has(n.PodCIDRs, fam))
 }
 
 func has(ps []netip.Prefix, fam lb.Family) bool {

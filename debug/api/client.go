@@ -42,7 +42,8 @@ func NewClient(path string) *Client {
 	})
 }
 
-// Over returns a client for the proxy whose admin socket connect connects to; at names it in messages.
+// Over returns a client for the proxy whose admin socket connect connects to; at names it in
+// messages.
 func Over(at string, connect func(context.Context) (net.Conn, error)) *Client {
 	t := &http.Transport{DisableKeepAlives: true, MaxResponseHeaderBytes: maxHeader,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return connect(ctx) }}
@@ -69,7 +70,8 @@ func Local(about *inspect.Inspector) *Client {
 	})
 }
 
-// Get sends a query, and decodes the answer into out. An error is an [inspect.Problem] of the question, or wraps [ErrNotAsked].
+// Get sends a query, and decodes the answer into out. An error is an [inspect.Problem] of the
+// question, or wraps [ErrNotAsked].
 func (c *Client) Get(ctx context.Context, query string, params url.Values, out any) error {
 	body, err := c.open(ctx, query, params)
 	if err != nil {
@@ -159,14 +161,18 @@ func (c *Client) unreachable(err error) error {
 	var why string
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		why = fmt.Sprintf("there is no socket %s: no kube-proxy runs here, or it is older than this command, or it uses another --admin-socket (pass the same one); "+
-			"for a containerized proxy, run this in its container: kubectl exec -n kube-system POD -- kube-proxy …; for a folder of manifests: --manifests DIR", c.at)
+		why = fmt.Sprintf("there is no socket %s: no kube-proxy runs here, or it is older than this command, or it "+
+			"uses another --admin-socket (pass the same one); "+
+			"for a containerized proxy, run this in its container: kubectl exec -n kube-system POD -- kube-proxy …; "+
+			"for a folder of manifests: --manifests DIR", c.at)
 	case errors.Is(err, syscall.ECONNREFUSED):
-		why = fmt.Sprintf("no process listens at %s: its kube-proxy has exited; the rules it wrote are still in force", c.at)
+		why = fmt.Sprintf("no process listens at %s: its kube-proxy has exited; the rules it wrote are still in force",
+			c.at)
 	case errors.Is(err, fs.ErrPermission):
 		why = fmt.Sprintf("%s is only for root, on Windows for administrators", c.at)
 	case errors.Is(err, context.DeadlineExceeded) || isTimeout(err):
-		why = fmt.Sprintf("no answer from %s: the process is stopped, or has too many queries; see its log and /livez", c.at)
+		why = fmt.Sprintf("no answer from %s: the process is stopped, or has too many queries; see its log and /livez",
+			c.at)
 	default:
 		why = fmt.Sprintf("%s: %v", c.at, inner(err))
 	}
@@ -195,9 +201,11 @@ func (c *Client) refused(resp *http.Response) error {
 	is := resp.Header.Get(Header)
 	switch {
 	case is == "":
-		return fmt.Errorf("%w: %s is not a known kube-proxy (HTTP %d): check --admin-socket, or use the command of the running version", ErrNotAsked, c.at, resp.StatusCode)
+		return fmt.Errorf("%w: %s is not a known kube-proxy (HTTP %d): check --admin-socket, or use the command of "+
+			"the running version", ErrNotAsked, c.at, resp.StatusCode)
 	case is != version:
-		return fmt.Errorf("%w: the kube-proxy at %s has API version %q, this command %s: use the command of the running version", ErrNotAsked, c.at, cut(is), version)
+		return fmt.Errorf("%w: the kube-proxy at %s has API version %q, this command %s: use the command of the "+
+			"running version", ErrNotAsked, c.at, cut(is), version)
 	case resp.StatusCode == http.StatusOK:
 		return nil
 	}

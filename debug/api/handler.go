@@ -16,7 +16,8 @@ import (
 	"kube-proxy/debug/inspect"
 )
 
-// Header is in each answer, with the version of the API of the path. An answer without it is from another program.
+// Header is in each answer, with the version of the API of the path. An answer without it is from
+// another program.
 const Header = "Kube-Proxy-Admin"
 
 // version is the version of the interface.
@@ -26,7 +27,8 @@ const (
 	// maxComputed is the number of queries computed at once: the other CPUs are free to serve
 	// packets.
 	maxComputed = 2
-	// maxAnswers is how many answers are in memory at once, until they are read or writeWait is over.
+	// maxAnswers is how many answers are in memory at once, until they are read or writeWait is
+	// over.
 	maxAnswers = 4
 	// writeWait is how long the client may take to read an answer, or a piece of a long one.
 	writeWait = 10 * time.Second
@@ -54,10 +56,14 @@ type Handler struct {
 func NewHandler(about *inspect.Inspector) *Handler {
 	h := &Handler{about: about, answers: make(chan struct{}, maxAnswers), computed: make(chan struct{}, maxComputed),
 		long: make(chan struct{}, maxLong)}
-	h.answer("trace", []string{"from", "pod", "port", "in", "to"}, true, func(ctx context.Context, q url.Values) (any, error) {
-		return about.Trace(ctx, inspect.TraceQuery{From: q.Get("from"), Pod: q.Get("pod"), Port: q.Get("port"), In: q.Get("in"), To: q.Get("to")})
+	h.answer("trace", []string{"from", "pod", "port", "in", "to"}, true, func(ctx context.Context, q url.Values) (any,
+		error) {
+		return about.Trace(ctx, inspect.TraceQuery{From: q.Get("from"), Pod: q.Get("pod"), Port: q.Get("port"),
+			In: q.Get("in"), To: q.Get("to")})
 	})
-	h.answer("service", []string{"name"}, true, func(_ context.Context, q url.Values) (any, error) { return about.Service(q.Get("name")) })
+	h.answer("service", []string{"name"}, true, func(_ context.Context, q url.Values) (any, error) {
+		return about.Service(q.Get("name"))
+	})
 	h.answer("status", nil, true, func(context.Context, url.Values) (any, error) { return about.Status(), nil })
 	h.answer("attention", nil, true, func(context.Context, url.Values) (any, error) { return about.Attention(), nil })
 	h.answer("diff", nil, false, func(ctx context.Context, _ url.Values) (any, error) {
@@ -69,7 +75,8 @@ func NewHandler(about *inspect.Inspector) *Handler {
 	})
 	h.answer("events", []string{"after", "wait", "service"}, false, h.events)
 	h.live()
-	h.stream("table", []string{"filter"}, "rows", func(ctx context.Context, q url.Values, each func(any) error) (any, error) {
+	h.stream("table", []string{"filter"}, "rows", func(ctx context.Context, q url.Values, each func(any) error) (any,
+		error) {
 		var failed error
 		err := about.Table(ctx, q.Get("filter"), func(rows []inspect.Row) bool {
 			for _, r := range rows {
@@ -89,7 +96,8 @@ func NewHandler(about *inspect.Inspector) *Handler {
 		}
 		return nil, nil
 	})
-	h.stream("states", []string{"after", "wait"}, "services", func(_ context.Context, q url.Values, each func(any) error) (any, error) {
+	h.stream("states", []string{"after", "wait"}, "services", func(_ context.Context, q url.Values,
+		each func(any) error) (any, error) {
 		state := func(s inspect.Service) error { return each(s) }
 		if q.Get("after") == "" {
 			return about.Services(state)
@@ -108,7 +116,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	if _, pattern := h.mux.Handler(r); pattern == "" {
-		fail(w, http.StatusNotFound, &inspect.Problem{Kind: inspect.Bad, Text: fmt.Sprintf("unknown query %[2]q (API v%[1]s)", version, cut(r.URL.Path))})
+		fail(w, http.StatusNotFound, &inspect.Problem{Kind: inspect.Bad,
+			Text: fmt.Sprintf("unknown query %[2]q (API v%[1]s)", version, cut(r.URL.Path))})
 		return
 	}
 	h.mux.ServeHTTP(w, r)
@@ -121,8 +130,10 @@ func cut(s string) string {
 	return s
 }
 
-// answer adds a question whose answer is put together as a whole. computed: it only takes the processor's time.
-func (h *Handler) answer(name string, params []string, computed bool, f func(context.Context, url.Values) (any, error)) {
+// answer adds a question whose answer is put together as a whole. computed: it only takes the
+// processor's time.
+func (h *Handler) answer(name string, params []string, computed bool, f func(context.Context, url.Values) (any,
+	error)) {
 	h.mux.HandleFunc("/v1/"+name, func(w http.ResponseWriter, r *http.Request) {
 		q, ok := query(w, r, params)
 		if !ok {
@@ -157,7 +168,8 @@ func (h *Handler) answer(name string, params []string, computed bool, f func(con
 
 // stream adds a query with a list of any length as its answer, {"node": "n1", "name": [...]},
 // followed by the fields of f's result.
-func (h *Handler) stream(name string, params []string, list string, f func(context.Context, url.Values, func(any) error) (any, error)) {
+func (h *Handler) stream(name string, params []string, list string, f func(context.Context, url.Values,
+	func(any) error) (any, error)) {
 	h.mux.HandleFunc("/v1/"+name, func(w http.ResponseWriter, r *http.Request) {
 		q, ok := query(w, r, params)
 		if !ok {
@@ -225,7 +237,8 @@ func (h *Handler) stream(name string, params []string, list string, f func(conte
 	})
 }
 
-// live adds the query that is answered every second, a line each, until the client closes the connection.
+// live adds the query that is answered every second, a line each, until the client closes the
+// connection.
 func (h *Handler) live() {
 	h.mux.HandleFunc("/v1/top", func(w http.ResponseWriter, r *http.Request) {
 		if _, ok := query(w, r, nil); !ok {
@@ -259,7 +272,8 @@ func (h *Handler) events(ctx context.Context, q url.Values) (any, error) {
 	changes := h.about.Changes
 	if said := q.Get("service"); said != "" {
 		name, err := h.about.Changed(said)
-		if p := (*inspect.Problem)(nil); err != nil && (q.Get("wait") == "" || name.Namespace == "" || !errors.As(err, &p) || p.Kind != inspect.Unknown) {
+		if p := (*inspect.Problem)(nil); err != nil && (q.Get("wait") == "" || name.Namespace == "" ||
+			!errors.As(err, &p) || p.Kind != inspect.Unknown) {
 			return nil, err
 		}
 		changes = func(after uint64) inspect.Changes { return h.about.Changes(after).Of(name) }
@@ -281,13 +295,15 @@ func since(q url.Values) (after uint64, wait time.Duration, err error) {
 	}
 	if s := q.Get("wait"); s != "" {
 		if wait, err = time.ParseDuration(s); err != nil || wait < 0 || wait > maxWait {
-			return 0, 0, &inspect.Problem{Kind: inspect.Bad, Text: fmt.Sprintf("wait=%s: want a duration up to %s", cut(s), maxWait)}
+			return 0, 0, &inspect.Problem{Kind: inspect.Bad, Text: fmt.Sprintf("wait=%s: want a duration up to %s",
+				cut(s), maxWait)}
 		}
 	}
 	return after, wait, nil
 }
 
-// wait returns when there is something after the number that q has, or q waits no longer. It calls is at least once.
+// wait returns when there is something after the number that q has, or q waits no longer. It calls
+// is at least once.
 func (h *Handler) wait(ctx context.Context, q url.Values, is func(after uint64) bool) error {
 	after, wait, err := since(q)
 	if err != nil || is(after) || wait == 0 {
@@ -317,7 +333,9 @@ func (h *Handler) linger() error {
 	case h.long <- struct{}{}:
 		return nil
 	default:
-		return &inspect.Problem{Kind: inspect.Unavailable, Text: fmt.Sprintf("%d long queries are already running: end some of them (diff, top, events --watch), then retry", maxLong)}
+		return &inspect.Problem{Kind: inspect.Unavailable,
+			Text: fmt.Sprintf("%d long queries are already running: end some of them (diff, top, events --watch), "+
+				"then retry", maxLong)}
 	}
 }
 
@@ -331,12 +349,14 @@ func query(w http.ResponseWriter, r *http.Request, params []string) (url.Values,
 	}
 	if r.Method != http.MethodGet {
 		w.Header().Set("Allow", http.MethodGet)
-		fail(w, http.StatusMethodNotAllowed, &inspect.Problem{Kind: inspect.Bad, Text: "only GET is allowed: queries are read-only"})
+		fail(w, http.StatusMethodNotAllowed, &inspect.Problem{Kind: inspect.Bad,
+			Text: "only GET is allowed: queries are read-only"})
 		return nil, false
 	}
 	q, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
-		fail(w, http.StatusBadRequest, &inspect.Problem{Kind: inspect.Bad, Text: "invalid query string: " + cut(err.Error())})
+		fail(w, http.StatusBadRequest, &inspect.Problem{Kind: inspect.Bad, Text: "invalid query string: " +
+			cut(err.Error())})
 		return nil, false
 	}
 	for name, values := range q {
@@ -345,7 +365,8 @@ func query(w http.ResponseWriter, r *http.Request, params []string) (url.Values,
 			if len(params) > 0 {
 				takes = "takes " + strings.Join(params, ", ") + ", each once"
 			}
-			fail(w, http.StatusBadRequest, &inspect.Problem{Kind: inspect.Bad, Text: fmt.Sprintf("parameter %q: %s %s", cut(name), r.URL.Path, takes)})
+			fail(w, http.StatusBadRequest, &inspect.Problem{Kind: inspect.Bad, Text: fmt.Sprintf("parameter %q: %s %s",
+				cut(name), r.URL.Path, takes)})
 			return nil, false
 		}
 	}

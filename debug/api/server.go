@@ -16,11 +16,13 @@ import (
 const (
 	// maxConnections is the number of connections open at once; others wait for one to end.
 	maxConnections = 64
-	// headerWait is how long the header of a question may take, and how long a connection may be idle.
+	// headerWait is how long the header of a question may take, and how long a connection may be
+	// idle.
 	headerWait = 5 * time.Second
 	// maxHeader is how long it may be, in bytes.
 	maxHeader = 16 << 10
-	// again is how often opening a socket is retried, and how often an open one is checked for replacement.
+	// again is how often opening a socket is retried, and how often an open one is checked for
+	// replacement.
 	again = 5 * time.Second
 	// farewell is how long questions in hand may take at the end.
 	farewell = 2 * time.Second
@@ -50,7 +52,8 @@ func NewServer(h http.Handler, path string, log *slog.Logger) *Server {
 // noLog is the log of an HTTP server without a line per failed request.
 func noLog() *log.Logger { return slog.NewLogLogger(slog.DiscardHandler, slog.LevelError) }
 
-// Listen changes the path, "" for nowhere. It returns at once, and may be called from any goroutine.
+// Listen changes the path, "" for nowhere. It returns at once, and may be called from any
+// goroutine.
 func (s *Server) Listen(path string) {
 	s.mu.Lock()
 	s.path = path
@@ -67,7 +70,8 @@ func (s *Server) wanted() string {
 	return s.path
 }
 
-// Run serves until ctx ends. If the socket cannot be opened it logs that once, and retries: the rest of the proxy works without.
+// Run serves until ctx ends. If the socket cannot be opened it logs that once, and retries: the
+// rest of the proxy works without.
 func (s *Server) Run(ctx context.Context) {
 	var serving sync.WaitGroup
 	var open *socket

@@ -32,11 +32,15 @@ func about(t testing.TB, services int) *inspect.Inspector {
 	store := cluster.NewStore("n1")
 	for i := range services {
 		name := cluster.Name{Namespace: "shop", Name: fmt.Sprintf("s%d", i)}
-		store.Fold(cluster.ServiceSet{Service: &cluster.Service{Name: name, Ports: []cluster.ServicePort{{Protocol: cluster.TCP, Port: 80}}}})
+		store.Fold(cluster.ServiceSet{Service: &cluster.Service{Name: name, Ports: []cluster.ServicePort{
+			{Protocol: cluster.TCP, Port: 80}}}})
 	}
 	table := &lb.Table{}
-	return inspect.New(inspect.Config{Store: store, Families: []inspect.Family{{Family: lb.IPv4, Query: func(f func(*lb.Table)) { f(table) },
-		Settings: func(cluster.Name) policy.Settings { return policy.Settings{Family: lb.IPv4} }}}})
+	return inspect.New(inspect.Config{Store: store,
+		Families: []inspect.Family{{Family: lb.IPv4, Query: func(f func(*lb.Table)) {
+			f(table)
+		},
+			Settings: func(cluster.Name) policy.Settings { return policy.Settings{Family: lb.IPv4} }}}})
 }
 
 // running is a server at a path, until the test ends or stop is called.
@@ -214,8 +218,9 @@ func TestClientTellsWhoAnswers(t *testing.T) {
 		serve http.HandlerFunc
 		says  string
 	}{
-		"an older one":    {http.NotFound, "not a known kube-proxy (HTTP 404)"},
-		"another version": {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set(Header, "7") }, `API version "7"`},
+		"an older one": {http.NotFound, "not a known kube-proxy (HTTP 404)"},
+		"another version": {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set(Header, "7") },
+			`API version "7"`},
 		"half an answer": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set(Header, "1")
 			io.WriteString(w, `{"version":`)
@@ -225,7 +230,9 @@ func TestClientTellsWhoAnswers(t *testing.T) {
 			w.WriteHeader(500)
 			io.WriteString(w, "<html>")
 		}, "HTTP 500 without a reason"},
-		"a header without end":   {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set(Header, strings.Repeat("x", 10<<20)) }, "cannot query the proxy"},
+		"a header without end": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set(Header, strings.Repeat("x", 10<<20))
+		}, "cannot query the proxy"},
 		"a connection that ends": {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, "EOF"},
 	} {
 		l, err := net.Listen("unix", at)
@@ -269,17 +276,22 @@ func TestBadQuestions(t *testing.T) {
 		"an unknown question":         {get("/v1/delete"), "404", "unknown query"},
 		"another version":             {get("/v2/trace"), "404", "unknown query"},
 		"a filter without end":        {get("/v1/table?filter=" + strings.Repeat("a", 5000)), "400", "at most 300"},
-		"a name without end":          {get("/v1/service?name=" + strings.Repeat("a", 5000)), "400", "too long for a Service: 5000 characters"},
-		"a wait for ever":             {get("/v1/events?wait=9999h"), "400", "up to 1m0s"},
-		"a wait for a bare name":      {get("/v1/events?service=nope&wait=50s"), "404", "no Service nope"},
-		"a number that is none":       {get("/v1/events?after=-1"), "400", "want a number"},
-		"no number of a change":       {get("/v1/states?after=x&wait=1s"), "400", "after=x: want a number"},
-		"an interface with a slash":   {get("/v1/trace?from=node&to=a&in=../../x"), "400", "invalid name"},
-		"a header of 10 MB":           {"GET /v1/status HTTP/1.1\r\nHost: x\r\nX: " + strings.Repeat("x", 10<<20) + "\r\n\r\n", "431", "Request Header Fields Too Large"},
-		"a body":                      {"GET /v1/status HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\nx", "400", "has no body"},
-		"another verb":                {"DELETE /v1/status HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", "405", "only GET is allowed"},
-		"no HTTP":                     {"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n", "400", "Bad Request"},
-		"a name of <script>":          {get("/v1/service?name=%3Cscript%3E%1b%5b31m"), "404", `no Service \u003cscript\u003e\u001b[31m`},
+		"a name without end": {get("/v1/service?name=" + strings.Repeat("a", 5000)), "400",
+			"too long for a Service: 5000 characters"},
+		"a wait for ever":           {get("/v1/events?wait=9999h"), "400", "up to 1m0s"},
+		"a wait for a bare name":    {get("/v1/events?service=nope&wait=50s"), "404", "no Service nope"},
+		"a number that is none":     {get("/v1/events?after=-1"), "400", "want a number"},
+		"no number of a change":     {get("/v1/states?after=x&wait=1s"), "400", "after=x: want a number"},
+		"an interface with a slash": {get("/v1/trace?from=node&to=a&in=../../x"), "400", "invalid name"},
+		"a header of 10 MB": {"GET /v1/status HTTP/1.1\r\nHost: x\r\nX: " + strings.Repeat("x", 10<<20) +
+			"\r\n\r\n", "431", "Request Header Fields Too Large"},
+		"a body": {"GET /v1/status HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\nx",
+			"400", "has no body"},
+		"another verb": {"DELETE /v1/status HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", "405",
+			"only GET is allowed"},
+		"no HTTP": {"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n", "400", "Bad Request"},
+		"a name of <script>": {get("/v1/service?name=%3Cscript%3E%1b%5b31m"), "404",
+			`no Service \u003cscript\u003e\u001b[31m`},
 	} {
 		got := raw(c.send)
 		if !strings.HasPrefix(got, "HTTP/1.1 "+c.code) || !strings.Contains(got, c.says) {
@@ -370,9 +382,11 @@ func TestLongQuestions(t *testing.T) {
 		}
 		return ""
 	})
-	for _, path := range []string{"/v1/diff", "/v1/top", "/v1/events?after=999&wait=60s", "/v1/states?after=0&wait=60s"} {
+	for _, path := range []string{"/v1/diff", "/v1/top", "/v1/events?after=999&wait=60s",
+		"/v1/states?after=0&wait=60s"} {
 		until(t, func() string {
-			if got := read(ask(path)); !strings.HasPrefix(got, "HTTP/1.1 503 ") || !strings.Contains(got, "end some of them") {
+			if got := read(ask(path)); !strings.HasPrefix(got, "HTTP/1.1 503 ") ||
+				!strings.Contains(got, "end some of them") {
 				return path + ": " + got
 			}
 			return ""
@@ -417,12 +431,14 @@ func TestLongList(t *testing.T) {
 			Services []inspect.Service
 			inspect.Since
 		}{Since: inspect.Since{Newest: 1}}
-		if err := c.Get(t.Context(), "states", nil, &states); err != nil || len(states.Services) != 20_000 || states.Node != "n1" || states.Newest != 0 {
+		if err := c.Get(t.Context(), "states", nil, &states); err != nil || len(states.Services) != 20_000 ||
+			states.Node != "n1" || states.Newest != 0 {
 			t.Errorf("%d Services of %s as of %d, %v", len(states.Services), states.Node, states.Newest, err)
 		}
 		var raw json.RawMessage
 		p := (*inspect.Problem)(nil)
-		if err := c.Get(t.Context(), "service", url.Values{"name": {"nobody"}}, &raw); !errors.As(err, &p) || p.Kind != inspect.Unknown {
+		if err := c.Get(t.Context(), "service", url.Values{"name": {"nobody"}}, &raw); !errors.As(err, &p) ||
+			p.Kind != inspect.Unknown {
 			t.Errorf("of an unknown Service: %v", err)
 		}
 	}

@@ -28,8 +28,8 @@ type socket struct {
 // dialWait is how long a process that may still listen is given to take a connection.
 const dialWait = time.Second
 
-// openSocket listens at path, for root alone. It makes the folder if it does not exist. A socket without a listener is replaced,
-// one of a process that lives is not.
+// openSocket listens at path, for root alone. It makes the folder if it does not exist. A socket
+// without a listener is replaced, one of a process that lives is not.
 func openSocket(path string) (*socket, error) {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {

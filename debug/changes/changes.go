@@ -2,9 +2,10 @@
 // when this process received the change, and when it was in force. The engines of both families
 // report to one [Ring]; "kube-proxy events" and the page read it.
 //
-// A report costs the engine the copy of one small struct under a lock and no allocation, however many readers there are. Memory is
-// bounded: when the ring is full, it drops the oldest entry of the namespace with the most entries, so that a tenant who changes
-// Services all the time loses only the history of that namespace. The text of an entry is made when it is read.
+// A report costs the engine the copy of one small struct under a lock and no allocation, however
+// many readers there are. Memory is bounded: when the ring is full, it drops the oldest entry of
+// the namespace with the most entries, so that a tenant who changes Services all the time loses
+// only the history of that namespace. The text of an entry is made when it is read.
 package changes
 
 import (
@@ -66,8 +67,8 @@ type Entry struct {
 	// creation of a Service. Both are usually whole seconds. 0 if the API has no time: it has none
 	// for a Service's change.
 	API int64
-	// Learned is when this process received the oldest of them; for a Reset, when it began; for changes by other programs, when
-	// they were first noticed.
+	// Learned is when this process received the oldest of them; for a Reset, when it began; for
+	// changes by other programs, when they were first noticed.
 	Learned int64
 	// Done is when it was in force, or failed.
 	Done int64

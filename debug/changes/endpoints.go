@@ -30,7 +30,8 @@ const (
 	maxServices = 100  // Services of one write
 )
 
-// Applied is part of engine.Observer. Its time follows the Services of the write, at most [maxServices].
+// Applied is part of engine.Observer. Its time follows the Services of the write, at most
+// [maxServices].
 func (o *Endpoints) Applied(changes []lb.Change) {
 	all := map[string]*delta{}
 	for _, c := range changes {

@@ -12,7 +12,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// DefaultSize is how many entries a Ring has by default: some 690 KB, and a text of up to [maxWhy] bytes for each.
+// DefaultSize is how many entries a Ring has by default: some 690 KB, and a text of up to [maxWhy]
+// bytes for each.
 const DefaultSize = 4096
 
 // buckets is the number of buckets for namespaces; the first holds entries without a namespace.
@@ -101,10 +102,11 @@ func (r *Ring) name(family lb.Family, service cluster.Name, endpoints string) {
 	}
 }
 
-// repeats reports whether o repeats e: a program that undoes writes all the time, in whatever process, or a
-// kernel that refuses all, does not fill the ring.
+// repeats reports whether o repeats e: a program that undoes writes all the time, in whatever
+// process, or a kernel that refuses all, does not fill the ring.
 func (e *Entry) repeats(o *Entry) bool {
-	return (o.Kind == Repaired || o.Kind == Failed) && e.Kind == o.Kind && e.Family == o.Family && e.Service == o.Service &&
+	return (o.Kind == Repaired || o.Kind == Failed) && e.Kind == o.Kind && e.Family == o.Family &&
+		e.Service == o.Service &&
 		e.Key == o.Key && (e.Why == o.Why || e.Kind == Repaired)
 }
 
@@ -116,7 +118,8 @@ func (r *Ring) bucketOf(namespace string) int {
 	return 1 + int(maphash.String(r.seed, namespace)%(buckets-1))
 }
 
-// place returns a slot that is free, after the oldest entry of the fullest bucket was pushed out if need be.
+// place returns a slot that is free, after the oldest entry of the fullest bucket was pushed out if
+// need be.
 func (r *Ring) place() int32 {
 	if r.used < len(r.slots) {
 		r.used++

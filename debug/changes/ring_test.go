@@ -14,7 +14,8 @@ import (
 )
 
 func of(namespace, name string) Entry {
-	return Entry{Kind: Service, Family: lb.IPv4, Service: cluster.Name{Namespace: namespace, Name: name}, What: SliceChanged, Slices: 1, Rows: 1}
+	return Entry{Kind: Service, Family: lb.IPv4, Service: cluster.Name{Namespace: namespace, Name: name},
+		What: SliceChanged, Slices: 1, Rows: 1}
 }
 
 // names reads all and returns the names, in order.
@@ -109,12 +110,15 @@ func TestTheSameAgainIsOneEntry(t *testing.T) {
 	if e.Times != 1000 || e.Rows != 2000 || e.Learned != 1 || e.Done != 1001 || e.Seq != first+1000 {
 		t.Errorf("merged to %+v", e)
 	}
-	if want := "repaired objects that others had changed: 2000 objects; nft (PID 999) changed the table, 1000 times"; e.Words() != want {
+	if want :=
+		"repaired objects that others had changed: 2000 objects; nft (PID " +
+			"999) changed the table, 1000 times"; e.Words() != want {
 		t.Errorf("words %q, want %q", e.Words(), want)
 	}
 }
 
-// To add costs no allocation and a bounded time, also where all is full and the namespaces are many.
+// To add costs no allocation and a bounded time, also where all is full and the namespaces are
+// many.
 func TestAddAllocatesNothing(t *testing.T) {
 	r := New(256)
 	entries := make([]Entry, 1000)
@@ -146,15 +150,22 @@ func TestWords(t *testing.T) {
 		e    Entry
 		want string
 	}{
-		{Entry{Kind: Service, Service: web, What: SliceChanged, Slices: 1, Rows: 2}, "shop/web: 1 EndpointSlice changed"},
-		{Entry{Kind: Service, Service: web, What: ServiceCreated | SliceCreated | SliceChanged, Services: 1, Slices: 3, Rows: 2},
+		{Entry{Kind: Service, Service: web, What: SliceChanged, Slices: 1, Rows: 2},
+			"shop/web: 1 EndpointSlice changed"},
+		{Entry{Kind: Service, Service: web, What: ServiceCreated | SliceCreated | SliceChanged, Services: 1, Slices: 3,
+			Rows: 2},
 			"shop/web: Service created, 3 EndpointSlices created and changed"},
-		{Entry{Kind: Service, Service: web, What: ServiceDeleted, Services: 1, Rows: 1, Failures: 2}, "shop/web: Service deleted, after 2 failed writes"},
-		{Entry{Kind: Service, Service: web, What: ServiceChanged, Services: 2}, "shop/web: Service changed, no row changed"},
-		{Entry{Kind: Reset, Services: 100_000, Slices: 1, Rows: 5}, "node: compared and wrote everything; with 100000 changes of Services and 1 of EndpointSlices"},
-		{Entry{Kind: Reset, Why: "the table is gone", Rows: 5}, "node: compared and wrote everything because the table is gone"},
+		{Entry{Kind: Service, Service: web, What: ServiceDeleted, Services: 1, Rows: 1, Failures: 2},
+			"shop/web: Service deleted, after 2 failed writes"},
+		{Entry{Kind: Service, Service: web, What: ServiceChanged, Services: 2},
+			"shop/web: Service changed, no row changed"},
+		{Entry{Kind: Reset, Services: 100_000, Slices: 1, Rows: 5},
+			"node: compared and wrote everything; with 100000 changes of Services and 1 of EndpointSlices"},
+		{Entry{Kind: Reset, Why: "the table is gone", Rows: 5}, "node: compared and wrote everything because the " +
+			"table is gone"},
 		{Entry{Kind: Loaded, Services: 1}, "node: wrote the rest of it; with 1 change of Services"},
-		{Entry{Kind: Failed, Service: web, Key: lb.Key{Port: 30080, Proto: lb.TCP}, Why: "no room", Times: 1}, "nodeport:30080/tcp of shop/web: not written: no room"},
+		{Entry{Kind: Failed, Service: web, Key: lb.Key{Port: 30080, Proto: lb.TCP}, Why: "no room", Times: 1},
+			"nodeport:30080/tcp of shop/web: not written: no room"},
 		{Entry{Kind: Node, Rows: 1}, "node: node or configuration changed"},
 	} {
 		if got := c.e.Object() + ": " + c.e.Words(); got != c.want {

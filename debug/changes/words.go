@@ -102,5 +102,6 @@ func (e Entry) counted() string {
 	case e.Services == 0:
 		return "; with " + plural.Count(e.Slices, "change", "changes") + " of EndpointSlices"
 	}
-	return fmt.Sprintf("; with %s of Services and %d of EndpointSlices", plural.Count(e.Services, "change", "changes"), e.Slices)
+	return fmt.Sprintf("; with %s of Services and %d of EndpointSlices", plural.Count(e.Services, "change", "changes"),
+		e.Slices)
 }

@@ -142,7 +142,8 @@ func (c *count) lost() {
 	c.overrun = true
 }
 
-// rates returns the numbers since its last call, and starts again from 0. dropped returns how many messages were lost in all.
+// rates returns the numbers since its last call, and starts again from 0. dropped returns how many
+// messages were lost in all.
 func (c *count) rates(now time.Time, dropped func() (uint32, error)) *Rates {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -163,7 +164,8 @@ func (c *count) rates(now time.Time, dropped func() (uint32, error)) *Rates {
 	c.reported, c.elsewhere, c.overrun = now, 0, false
 
 	slices.SortFunc(c.active, func(a, b *counter) int {
-		return cmp.Or(cmp.Compare(b.new, a.new), cmp.Compare(b.total, a.total), cmp.Compare(a.family, b.family), a.row.Key.Compare(b.row.Key))
+		return cmp.Or(cmp.Compare(b.new, a.new), cmp.Compare(b.total, a.total), cmp.Compare(a.family, b.family),
+			a.row.Key.Compare(b.row.Key))
 	})
 	r.Rows = make([]Rate, 0, min(len(c.active), c.most))
 	seconds := r.Span.Seconds()

@@ -3,8 +3,9 @@
 // modes they are listed by the address and port that the client connected to. Rejected and dropped
 // packets have no connection.
 //
-// Find is one request if the client's port is known. Otherwise the kernel filters (CTA_FILTER, since 5.8; for IPv6 it
-// compares addresses the wrong way round, so only by protocol and port) or sends all, and Find reads at most a million.
+// Find is one request if the client's port is known. Otherwise the kernel filters (CTA_FILTER,
+// since 5.8; for IPv6 it compares addresses the wrong way round, so only by protocol and port) or
+// sends all, and Find reads at most a million.
 //
 // Top receives new entries by multicast, on one socket per query, and counts them by frontend.
 // Connections to other addresses share one counter, so tenants take no memory. An entry costs about

@@ -68,7 +68,8 @@ func tellsEvents() error {
 	b, err := os.ReadFile(dir + "nf_conntrack_events")
 	switch {
 	case err == nil && string(bytes.TrimSpace(b)) == "0":
-		return errors.New("the kernel does not report them: sysctl net.netfilter.nf_conntrack_events is 0 in this network namespace, set it to 1")
+		return errors.New("the kernel does not report them: sysctl net.netfilter.nf_conntrack_events is 0 in this " +
+			"network namespace, set it to 1")
 	case errors.Is(err, fs.ErrNotExist):
 		if _, err := os.Stat(dir + "nf_conntrack_max"); err == nil {
 			return errors.New("this kernel is built without CONFIG_NF_CONNTRACK_EVENTS")

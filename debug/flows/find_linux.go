@@ -19,10 +19,11 @@ const (
 	reads = 1 << 20
 )
 
-// Find returns the connections of the query, open ones first, in the network namespace of the calling thread. If the client's port is known
-// the cost does not grow with the table, and only zone 0 is searched. Otherwise the kernel searches its table, which takes some 0.1 s for a
-// million entries, and sends those that match, or 3 s if it cannot filter. At ctx's deadline Find returns what it has, with More set. An
-// error is about reading; no connection is no error.
+// Find returns the connections of the query, open ones first, in the network namespace of the
+// calling thread. If the client's port is known the cost does not grow with the table, and only
+// zone 0 is searched. Otherwise the kernel searches its table, which takes some 0.1 s for a million
+// entries, and sends those that match, or 3 s if it cannot filter. At ctx's deadline Find returns
+// what it has, with More set. An error is about reading; no connection is no error.
 func Find(ctx context.Context, q Query) (Found, error) {
 	if q.Most <= 0 {
 		q.Most = most

@@ -26,7 +26,8 @@ type Found struct {
 	// listed only if the query has the client's port, because they affect a new connection from
 	// that port.
 	Flows []Flow
-	// Ended is how many others have ended, and are still in the table; if More is set there may be more of them.
+	// Ended is how many others have ended, and are still in the table; if More is set there may be
+	// more of them.
 	Ended int
 	// More: there may be other open ones, since Most was reached or reading was cut short.
 	More bool
@@ -39,7 +40,8 @@ type Flow struct {
 	Proto lb.Proto
 	// From and To are as the client sees them.
 	From, To netip.AddrPort
-	// By is the address that answers: the backend if the flow is translated, the proxy's own if connections end at the proxy, else To.
+	// By is the address that answers: the backend if the flow is translated, the proxy's own if
+	// connections end at the proxy, else To.
 	By netip.AddrPort
 	// Client is the address that By answers to: not From if the flow is masqueraded.
 	Client netip.AddrPort
@@ -53,8 +55,10 @@ type Flow struct {
 
 // The states of nf_conntrack_tcp.h and nf_conntrack_sctp.h.
 var (
-	statesTCP  = []string{"NONE", "SYN_SENT", "SYN_RECV", "ESTABLISHED", "FIN_WAIT", "CLOSE_WAIT", "LAST_ACK", "TIME_WAIT", "CLOSE", "SYN_SENT2"}
-	statesSCTP = []string{"NONE", "CLOSED", "COOKIE_WAIT", "COOKIE_ECHOED", "ESTABLISHED", "SHUTDOWN_SENT", "SHUTDOWN_RECD", "SHUTDOWN_ACK_SENT",
+	statesTCP = []string{"NONE", "SYN_SENT", "SYN_RECV", "ESTABLISHED", "FIN_WAIT", "CLOSE_WAIT", "LAST_ACK",
+		"TIME_WAIT", "CLOSE", "SYN_SENT2"}
+	statesSCTP = []string{"NONE", "CLOSED", "COOKIE_WAIT", "COOKIE_ECHOED", "ESTABLISHED", "SHUTDOWN_SENT",
+		"SHUTDOWN_RECD", "SHUTDOWN_ACK_SENT",
 		"HEARTBEAT_SENT", "HEARTBEAT_ACKED"}
 )
 
@@ -94,7 +98,8 @@ func stateName(proto lb.Proto, state uint8) string {
 // flowOf converts an entry.
 func flowOf(e *ctwire.Entry) Flow {
 	proto := lb.Proto(e.Orig.Proto)
-	return Flow{Proto: proto, From: e.Orig.From, To: e.Orig.To, By: e.Reply.From, Client: e.Reply.To, State: stateName(proto, e.State),
+	return Flow{Proto: proto, From: e.Orig.From, To: e.Orig.To, By: e.Reply.From, Client: e.Reply.To,
+		State:    stateName(proto, e.State),
 		Answered: e.Status&ctwire.SeenReply != 0, Timeout: time.Duration(e.Timeout) * time.Second}
 }
 

@@ -160,21 +160,28 @@ func TestFind(t *testing.T) {
 		from, to string
 		want     string // without the time
 	}{
-		{lb.TCP, "10.1.0.2:40001", "10.96.0.10:80", "tcp ESTABLISHED 10.1.0.2:40001 to 10.96.0.10:80, answered by 10.1.0.1:8080"},
-		{lb.TCP, "10.1.0.2:0", "10.96.0.10:80", "tcp ESTABLISHED 10.1.0.2:40000 to 10.96.0.10:80, answered by 10.1.0.1:8080\n" +
+		{lb.TCP, "10.1.0.2:40001", "10.96.0.10:80", "tcp ESTABLISHED 10.1.0.2:40001 to 10.96.0.10:80, answered by " +
+			"10.1.0.1:8080"},
+		{lb.TCP, "10.1.0.2:0", "10.96.0.10:80", "tcp ESTABLISHED 10.1.0.2:40000 to 10.96.0.10:80, answered by " +
+			"10.1.0.1:8080\n" +
 			"tcp ESTABLISHED 10.1.0.2:40001 to 10.96.0.10:80, answered by 10.1.0.1:8080"},
-		{lb.UDP, "10.1.0.2:0", "10.96.0.10:80", "udp 10.1.0.2:40000 to 10.96.0.10:80, not yet answered by 10.1.0.1:8080"},
-		{lb.TCP, "192.0.2.1:0", "10.96.0.10:80", "tcp ESTABLISHED 192.0.2.1:40000 to 10.96.0.10:80, answered by 10.1.0.1:8080, which sees 10.1.0.3:40000"},
+		{lb.UDP, "10.1.0.2:0", "10.96.0.10:80",
+			"udp 10.1.0.2:40000 to 10.96.0.10:80, not yet answered by 10.1.0.1:8080"},
+		{lb.TCP, "192.0.2.1:0", "10.96.0.10:80", "tcp ESTABLISHED 192.0.2.1:40000 to 10.96.0.10:80, answered by " +
+			"10.1.0.1:8080, which sees 10.1.0.3:40000"},
 		{lb.TCP, "10.1.0.2:0", "10.1.0.1:8080", "tcp ESTABLISHED 10.1.0.2:40002 to 10.1.0.1:8080"},
-		{lb.TCP, "[2001:db8:1::2]:0", "[2001:db8:96::10]:80", "tcp ESTABLISHED [2001:db8:1::2]:40000 to [2001:db8:96::10]:80, answered by [2001:db8:1::1]:8080"},
-		{lb.TCP, "[2001:db8:1::2]:40000", "[2001:db8:96::10]:80", "tcp ESTABLISHED [2001:db8:1::2]:40000 to [2001:db8:96::10]:80, answered by [2001:db8:1::1]:8080"},
+		{lb.TCP, "[2001:db8:1::2]:0", "[2001:db8:96::10]:80", "tcp ESTABLISHED [2001:db8:1::2]:40000 to " +
+			"[2001:db8:96::10]:80, answered by [2001:db8:1::1]:8080"},
+		{lb.TCP, "[2001:db8:1::2]:40000", "[2001:db8:96::10]:80",
+			"tcp ESTABLISHED [2001:db8:1::2]:40000 to [2001:db8:96::10]:80, answered by [2001:db8:1::1]:8080"},
 		{lb.TCP, "10.1.0.2:40003", "10.96.0.10:80", ""},
 		{lb.TCP, "10.1.0.3:0", "10.96.0.10:80", ""},
 		{lb.UDP, "10.1.0.2:40001", "10.96.0.10:80", ""},
 		// The reply direction is not a connection.
 		{lb.TCP, "10.1.0.1:8080", "10.1.0.2:40000", ""},
 	} {
-		got := n.find(t, Query{Proto: c.proto, From: netip.MustParseAddrPort(c.from), To: netip.MustParseAddrPort(c.to)})
+		got := n.find(t, Query{Proto: c.proto, From: netip.MustParseAddrPort(c.from),
+			To: netip.MustParseAddrPort(c.to)})
 		var words []string
 		for _, f := range got.Flows {
 			s, _, timed := strings.Cut(f.String(), ", for ")
@@ -201,7 +208,8 @@ func TestFindMany(t *testing.T) {
 	n := newNode(t)
 	n.inject(t, 0, 5000, func(i int) ctwire.Entry { return numbered(i, "10.96.0.10:80") })
 	n.inject(t, 5000, 64, func(i int) ctwire.Entry { return numbered(i, "10.96.0.11:80") })
-	q := Query{Proto: lb.TCP, From: netip.MustParseAddrPort("100.64.0.0:0"), To: netip.MustParseAddrPort("10.96.0.10:80")}
+	q := Query{Proto: lb.TCP, From: netip.MustParseAddrPort("100.64.0.0:0"),
+		To: netip.MustParseAddrPort("10.96.0.10:80")}
 	if f := n.find(t, q); len(f.Flows) != 64 || f.More {
 		t.Errorf("%d flows, more: %v; want 64", len(f.Flows), f.More)
 	}
@@ -271,11 +279,13 @@ func TestFindAmongEnded(t *testing.T) {
 			ranks = append(ranks, int(flow.stage()))
 		}
 		if fmt.Sprint(states) != c.want || f.Ended != c.ended || f.More != c.more || !slices.IsSorted(ranks) {
-			t.Errorf("%s to %s, at most %d: %v, %d have ended, more: %v; want %s, %d, %v", from, c.to, c.most, states, f.Ended, f.More, c.want, c.ended, c.more)
+			t.Errorf("%s to %s, at most %d: %v, %d have ended, more: %v; want %s, %d, %v", from, c.to, c.most, states,
+				f.Ended, f.More, c.want, c.ended, c.more)
 		}
 	}
 	// If more are open than requested, reading stops, and only some of the ended ones are counted.
-	f := n.find(t, Query{Proto: lb.TCP, From: netip.MustParseAddrPort("100.64.0.0:0"), To: netip.MustParseAddrPort("10.96.0.12:80"), Most: 20})
+	f := n.find(t, Query{Proto: lb.TCP, From: netip.MustParseAddrPort("100.64.0.0:0"),
+		To: netip.MustParseAddrPort("10.96.0.12:80"), Most: 20})
 	if len(f.Flows) != 20 || !f.More || f.Ended > 30 {
 		t.Errorf("%d flows, %d have ended, more: %v; want 20 of 30, and more", len(f.Flows), f.Ended, f.More)
 	}
@@ -288,7 +298,8 @@ func TestFindReadsLittle(t *testing.T) {
 	n := newNode(t)
 	n.inject(t, 0, 20_000, func(i int) ctwire.Entry { return numbered(64+i, "10.96.0.10:80") })
 	n.inject(t, 0, 64, func(i int) ctwire.Entry { return numbered(i, "10.96.0.10:80") })
-	q := Query{Proto: lb.TCP, From: netip.MustParseAddrPort("100.64.0.0:0"), To: netip.MustParseAddrPort("10.96.0.10:80")}
+	q := Query{Proto: lb.TCP, From: netip.MustParseAddrPort("100.64.0.0:0"),
+		To: netip.MustParseAddrPort("10.96.0.10:80")}
 	if f := n.find(t, q); len(f.Flows) != 64 || f.read != 64 {
 		t.Errorf("%d flows, of %d that were read; want 64 of 64", len(f.Flows), f.read)
 	}
@@ -347,7 +358,8 @@ func TestTop(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	rates := follow(ctx, top)
-	want := map[string]uint64{"IPv4 10.96.0.10:80/tcp": 4950, "IPv4 10.96.0.10:80/udp": 10, "IPv4 nodeport:30080/tcp": 30, "IPv6 [2001:db8:96::10]:80/tcp": 10}
+	want := map[string]uint64{"IPv4 10.96.0.10:80/tcp": 4950, "IPv4 10.96.0.10:80/udp": 10,
+		"IPv4 nodeport:30080/tcp": 30, "IPv6 [2001:db8:96::10]:80/tcp": 10}
 	for range 50 {
 		n.dial(t, "tcp", "10.1.0.2:0", "10.96.0.10:80").Close()
 	}

@@ -30,7 +30,8 @@ type Table struct {
 
 // Rates are how many connections were opened.
 type Rates struct {
-	// Since is when the counting began, and At the time of the report; Span is the time since the previous report.
+	// Since is when the counting began, and At the time of the report; Span is the time since the
+	// previous report.
 	Since, At time.Time
 	Span      time.Duration
 	// Rows are the frontends that had a connection since counting began, the busiest in Span first.
@@ -104,8 +105,8 @@ func newTop(cfg Config, from feed) *Top {
 	return &Top{cfg, from}
 }
 
-// Each calls f with the rates of every period until it returns false or ctx ends. If f takes longer than a period, the
-// next one is as long. Call it once.
+// Each calls f with the rates of every period until it returns false or ctx ends. If f takes longer
+// than a period, the next one is as long. Call it once.
 func (t *Top) Each(ctx context.Context, f func(*Rates) bool) {
 	defer t.from.close()
 	c := newCount(t.cfg.Most, time.Now())

@@ -28,7 +28,8 @@ func row(key, service string) *lb.Frontend {
 
 func tables() []Table {
 	return []Table{{Family: lb.IPv4, NodePorts: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")},
-		Rows: []*lb.Frontend{row("10.96.0.10:80/tcp", "shop/web:http"), row("10.96.0.10:80/udp", "shop/web:quic"), row("nodeport:30080/tcp", "shop/web:http")}},
+		Rows: []*lb.Frontend{row("10.96.0.10:80/tcp", "shop/web:http"), row("10.96.0.10:80/udp", "shop/web:quic"),
+			row("nodeport:30080/tcp", "shop/web:http")}},
 		{Family: lb.IPv6, Rows: []*lb.Frontend{row("[2001:db8:96::10]:80/tcp", "shop/web:http")}}}
 }
 
@@ -43,7 +44,8 @@ type scripted struct {
 }
 
 func newScripted() *scripted {
-	return &scripted{events: make(chan ctwire.Entry), lose: make(chan uint32), here: map[netip.Addr]struct{}{}, closed: make(chan struct{})}
+	return &scripted{events: make(chan ctwire.Entry), lose: make(chan uint32), here: map[netip.Addr]struct{}{},
+		closed: make(chan struct{})}
 }
 
 func (f *scripted) listen(each func(*ctwire.Entry), lost func()) {
@@ -69,12 +71,14 @@ func (f *scripted) close() error { close(f.closed); return nil }
 
 func (f *scripted) open(n int, to string) {
 	for i := range n {
-		f.events <- ctwire.Entry{Orig: ctwire.Tuple{From: netip.AddrPortFrom(netip.MustParseAddr("192.0.2.7"), uint16(i+1)), To: netip.MustParseAddrPort(to), Proto: uint8(lb.TCP)}}
+		f.events <- ctwire.Entry{Orig: ctwire.Tuple{From: netip.AddrPortFrom(netip.MustParseAddr("192.0.2.7"),
+			uint16(i+1)), To: netip.MustParseAddrPort(to), Proto: uint8(lb.TCP)}}
 	}
 }
 
 func reported(r *Rates) string {
-	s := fmt.Sprintf("elsewhere %d missed %d/%d others %d %d/%d", r.Elsewhere, r.Missed, r.MissedInAll, r.Others.Rows, r.Others.New, r.Others.Total)
+	s := fmt.Sprintf("elsewhere %d missed %d/%d others %d %d/%d", r.Elsewhere, r.Missed, r.MissedInAll, r.Others.Rows,
+		r.Others.New, r.Others.Total)
 	for _, rate := range r.Rows {
 		s += fmt.Sprintf(" | %s %d %.0f/s %d", rate.Row.Key, rate.New, rate.PerSecond, rate.Total)
 	}
@@ -109,7 +113,8 @@ func TestRates(t *testing.T) {
 		f.here[netip.MustParseAddr("198.51.100.1")] = struct{}{}
 		ctx, cancel := context.WithCancel(t.Context())
 		rates := follow(ctx, newTop(Config{Every: 2 * time.Second, Most: 2, Tables: func() []Table {
-			return []Table{{Family: lb.IPv4, NodePorts: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, Rows: *rows.Load()}}
+			return []Table{{Family: lb.IPv4, NodePorts: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")},
+				Rows: *rows.Load()}}
 		}}, f))
 		expect := func(want string) {
 			t.Helper()

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// String returns the flow in words, as in "tcp ESTABLISHED 192.0.2.7:40000 to 10.96.0.10:80, answered by 10.1.1.11:8080, which sees
-// 10.1.0.1:61000, for 86390s without a packet".
+// String returns the flow in words, as in "tcp ESTABLISHED 192.0.2.7:40000 to 10.96.0.10:80,
+// answered by 10.1.1.11:8080, which sees 10.1.0.1:61000, for 86390s without a packet".
 func (f Flow) String() string {
 	var b strings.Builder
 	b.WriteString(f.Proto.String())

@@ -33,7 +33,8 @@ func TestServiceOverItsLimit(t *testing.T) {
 			t.Errorf("%s is %s, want %s", name, d.State, want)
 		}
 		why := strings.Join(d.Reasons, "\n")
-		if reported := strings.Contains(why, "spec.clusterIPs 10.96.0.2 exceeds the limit of 100 objects per namespace"); reported != (want == Refused) {
+		if reported := strings.Contains(why,
+			"spec.clusterIPs 10.96.0.2 exceeds the limit of 100 objects per namespace"); reported != (want == Refused) {
 			t.Errorf("%s: %s", name, why)
 		}
 	}

@@ -23,7 +23,8 @@ func (i *Inspector) Changes(after uint64) Changes {
 	return out
 }
 
-// Changed returns the Service that a query names: one that exists, or a deleted one with recorded changes.
+// Changed returns the Service that a query names: one that exists, or a deleted one with recorded
+// changes.
 func (i *Inspector) Changed(said string) (cluster.Name, error) {
 	name, _, err := i.find(said)
 	if p := (*Problem)(nil); !errors.As(err, &p) || p.Kind != Unknown {
@@ -32,7 +33,8 @@ func (i *Inspector) Changed(said string) (cluster.Name, error) {
 	var gone []cluster.Name
 	entries, _ := i.cfg.Changes.After(0)
 	for _, e := range entries {
-		if e.Service.Name == name.Name && (name.Namespace == "" || e.Service.Namespace == name.Namespace) && !slices.Contains(gone, e.Service) {
+		if e.Service.Name == name.Name && (name.Namespace == "" || e.Service.Namespace == name.Namespace) &&
+			!slices.Contains(gone, e.Service) {
 			gone = append(gone, e.Service)
 		}
 	}
@@ -60,8 +62,9 @@ func (i *Inspector) Newest() uint64 {
 }
 
 func change(e changes.Entry) Change {
-	c := Change{Seq: e.Seq, Kind: e.Kind.String(), Object: e.Object(), What: e.Words(), API: nanoseconds(e.API), Learned: nanoseconds(e.Learned),
-		Done: nanoseconds(e.Done), Rows: int(e.Rows), Times: int(e.Times)}
+	c := Change{Seq: e.Seq, Kind: e.Kind.String(), Object: e.Object(), What: e.Words(), API: nanoseconds(e.API),
+		Learned: nanoseconds(e.Learned),
+		Done:    nanoseconds(e.Done), Rows: int(e.Rows), Times: int(e.Times)}
 	if e.Family != 0 {
 		c.Family = e.Family.String()
 	}

@@ -29,7 +29,8 @@ func (i *Inspector) Diff(ctx context.Context) (*Diff, error) {
 	out := &Diff{Node: i.Node(), Differences: []Difference{}}
 	for _, f := range i.cfg.Families {
 		if f.Tracer == nil {
-			out.Notes = append(out.Notes, fmt.Sprintf("%s: cannot read the kernel state in mode %s", f.Family, i.cfg.Mode.Name))
+			out.Notes = append(out.Notes, fmt.Sprintf("%s: cannot read the kernel state in mode %s", f.Family,
+				i.cfg.Mode.Name))
 			continue
 		}
 		differences, rows, err := i.differences(ctx, f)
@@ -45,7 +46,8 @@ func (i *Inspector) Diff(ctx context.Context) (*Diff, error) {
 			out.Differences = append(out.Differences, d)
 		}
 		if f.Stats != nil && len(differences) > 0 && !f.Stats().Settled {
-			out.Notes = append(out.Notes, fmt.Sprintf("%s: the proxy is still writing changes: retry, or see kube-proxy events", f.Family))
+			out.Notes = append(out.Notes,
+				fmt.Sprintf("%s: the proxy is still writing changes: retry, or see kube-proxy events", f.Family))
 		}
 	}
 	return out, nil

@@ -9,6 +9,7 @@
 //	mode.Looker ─────────┤
 //	changes, conntrack ──┘
 //
-// Queries do not hold up the engines: a query reads the desired table one Service at a time, so that an engine waits for a microsecond at
-// most, and computes outside the lock. Expensive queries (comparing the whole kernel, counting connections) run one at a time.
+// Queries do not hold up the engines: a query reads the desired table one Service at a time, so
+// that an engine waits for a microsecond at most, and computes outside the lock. Expensive queries
+// (comparing the whole kernel, counting connections) run one at a time.
 package inspect

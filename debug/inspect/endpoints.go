@@ -13,10 +13,12 @@ func portNamed(p policy.ExplainedPort, said string) bool {
 
 // detailPort is one port, and its endpoints.
 func detailPort(p policy.ExplainedPort) (DetailPort, []Endpoint) {
-	out := DetailPort{Port: Port{p.Name, p.Port, p.Protocol, p.NodePort}, Service: p.Service, Cluster: p.Cluster, Local: p.Local, Why: p.Why, MoreEndpoints: p.More}
+	out := DetailPort{Port: Port{p.Name, p.Port, p.Protocol, p.NodePort}, Service: p.Service, Cluster: p.Cluster,
+		Local: p.Local, Why: p.Why, MoreEndpoints: p.More}
 	endpoints := make([]Endpoint, 0, len(p.Endpoints))
 	for _, e := range p.Endpoints {
-		x := Endpoint{Service: p.Service, Protocol: p.Protocol, Address: e.Address, Node: e.Node, Local: e.Here, Zone: e.Zone, SameZone: e.SameZone, Ready: e.Ready, Serving: e.Serving,
+		x := Endpoint{Service: p.Service, Protocol: p.Protocol, Address: e.Address, Node: e.Node, Local: e.Here,
+			Zone: e.Zone, SameZone: e.SameZone, Ready: e.Ready, Serving: e.Serving,
 			Terminating: e.Terminating, ForZones: e.Zones, ForNodes: e.Nodes, In: []string{}}
 		if e.InCluster {
 			x.In = append(x.In, "cluster")

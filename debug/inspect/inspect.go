@@ -35,7 +35,8 @@ type Config struct {
 	// Local returns the addresses of this machine; nil if they are irrelevant, as offline: then the
 	// Node's are used.
 	Local func() ([]netip.Addr, error)
-	// Pods returns the addresses of a Pod, or, without a namespace, of all Pods of that name; nil if Pods are not watched.
+	// Pods returns the addresses of a Pod, or, without a namespace, of all Pods of that name; nil
+	// if Pods are not watched.
 	Pods func(context.Context, cluster.Name) (map[cluster.Name][]netip.Addr, error)
 	// Snapshot returns the time of the facts in force, if they come from a snapshot, else nil. It
 	// may be nil.
@@ -63,7 +64,8 @@ type Family struct {
 	Settings func(cluster.Name) policy.Settings
 	// Trace is the mode's treatment of the table.
 	Trace trace.Mode
-	// Counted calls its argument with the traffic per second of Services that the mode counts; nil where it counts none.
+	// Counted calls its argument with the traffic per second of Services that the mode counts; nil
+	// where it counts none.
 	Counted func(context.Context, func(service string, connections, bytes float64)) error
 	// Tracer reads the kernel; nil where the mode, or the lack of one, has nothing to read.
 	Tracer mode.Tracer

@@ -56,7 +56,8 @@ var settings = policy.Settings{Family: lb.IPv4, ClusterCIDRs: []netip.Prefix{net
 
 func newWorld() *world {
 	w := &world{store: cluster.NewStore("n1"), table: &lb.Table{Family: lb.IPv4}, ring: changes.New(64)}
-	w.store.Fold(cluster.NodeSet{Node: &cluster.Node{Name: "n1", Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}})
+	w.store.Fold(cluster.NodeSet{
+		Node: &cluster.Node{Name: "n1", Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}})
 	cfg := Config{Store: w.store, Changes: w.ring, Families: []Family{{Family: lb.IPv4,
 		Query:    func(f func(*lb.Table)) { w.queries++; f(w.table) },
 		Settings: func(cluster.Name) policy.Settings { return settings }}}}
@@ -73,8 +74,10 @@ func (w *world) with(l *tracer) *world {
 // add adds a Service of one port with TCP endpoints; those from notReady on are not ready.
 func (w *world) add(namespace, name, ip string, endpoints, notReady int) {
 	full := cluster.Name{Namespace: namespace, Name: name}
-	svc := &cluster.Service{Name: full, ClusterIPs: []netip.Addr{netip.MustParseAddr(ip)}, Ports: []cluster.ServicePort{{Name: "http", Protocol: cluster.TCP, Port: 80}}}
-	sl := &cluster.Slice{Name: cluster.Name{Namespace: namespace, Name: name + "-1"}, Service: full, Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}}}
+	svc := &cluster.Service{Name: full, ClusterIPs: []netip.Addr{netip.MustParseAddr(ip)}, Ports: []cluster.ServicePort{
+		{Name: "http", Protocol: cluster.TCP, Port: 80}}}
+	sl := &cluster.Slice{Name: cluster.Name{Namespace: namespace, Name: name + "-1"}, Service: full,
+		Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}}}
 	at := netip.MustParseAddr("100.64.0.1")
 	for i := range endpoints {
 		sl.Endpoints = sl.Endpoints.With(cluster.Endpoint{Addr: at, Ready: i < notReady, Serving: i < notReady})
@@ -127,10 +130,14 @@ func TestNames(t *testing.T) {
 	}
 	w.add("shop", "cart", "10.96.2.1", 1, 1)
 	for said, want := range map[string]string{
-		"shop/cart": "shop/cart", "cart": "shop/cart", "svc/cart": "shop/cart", "cart.shop": "shop/cart", "cart.shop.svc.cluster.local": "shop/cart",
-		"cart.shop.svc.cluster.local.": "shop/cart", "shop/cart:http": "shop/cart", "team03/web:80": "team03/web", " cart ": "shop/cart",
-		"web": "ambiguous 10: 12 Services have the name web", "car": "unknown 1: no Service car", "shop/web": "unknown 10: no Service shop/web", "": "bad 0: want the name of a Service",
-		"x.y.z": "unknown 0: no Service x.y.z", "\x1b[31m<script>": "unknown 0: no Service \x1b", "shop/cart:nope": "unknown 1: Service shop/cart has no port nope",
+		"shop/cart": "shop/cart", "cart": "shop/cart", "svc/cart": "shop/cart", "cart.shop": "shop/cart",
+		"cart.shop.svc.cluster.local":  "shop/cart",
+		"cart.shop.svc.cluster.local.": "shop/cart", "shop/cart:http": "shop/cart", "team03/web:80": "team03/web",
+		" cart ": "shop/cart",
+		"web":    "ambiguous 10: 12 Services have the name web", "car": "unknown 1: no Service car",
+		"shop/web": "unknown 10: no Service shop/web", "": "bad 0: want the name of a Service",
+		"x.y.z": "unknown 0: no Service x.y.z", "\x1b[31m<script>": "unknown 0: no Service \x1b",
+		"shop/cart:nope": "unknown 1: Service shop/cart has no port nope",
 	} {
 		d, err := w.Service(said)
 		got := fmt.Sprint(err)
@@ -148,7 +155,8 @@ func TestNames(t *testing.T) {
 // A temporary difference is not reported, a permanent one is; the kernel is read at most three
 // times.
 func TestDifferencesThatStay(t *testing.T) {
-	gone := trace.Difference{Key: lb.Key{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80, Proto: lb.TCP}, Object: "element 1", Want: "there"}
+	gone := trace.Difference{Key: lb.Key{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80, Proto: lb.TCP},
+		Object: "element 1", Want: "there"}
 	moment := trace.Difference{Object: "element 2", Have: "there"}
 	for name, c := range map[string]struct {
 		looks [][]trace.Difference
@@ -176,7 +184,8 @@ func TestDifferencesThatStay(t *testing.T) {
 				}
 			}
 			if got := fmt.Sprint(reported); got != c.want || w.tracer.asked != c.asked || d.Rows != 1 {
-				t.Errorf("%s: %s after %d looks at %d rows, want %s after %d", name, got, w.tracer.asked, d.Rows, c.want, c.asked)
+				t.Errorf("%s: %s after %d looks at %d rows, want %s after %d", name, got, w.tracer.asked, d.Rows,
+					c.want, c.asked)
 			}
 		})
 	}
@@ -207,7 +216,8 @@ func TestManyDifferences(t *testing.T) {
 
 // The same with a trace: an object that is being written at that moment is no finding.
 func TestFindingsThatStay(t *testing.T) {
-	right := trace.Kernel{Verdict: trace.Balance, Backends: []trace.Backend{{Address: netip.MustParseAddrPort("100.64.0.1:8080"), Share: 1}}, Masquerade: true}
+	right := trace.Kernel{Verdict: trace.Balance,
+		Backends: []trace.Backend{{Address: netip.MustParseAddrPort("100.64.0.1:8080"), Share: 1}}, Masquerade: true}
 	wrong := trace.Kernel{Verdict: trace.Pass}
 	for name, c := range map[string]struct {
 		kernel          []trace.Kernel
@@ -228,7 +238,8 @@ func TestFindingsThatStay(t *testing.T) {
 	}
 	w := newWorld().with(&tracer{follow: []trace.Kernel{right}, err: errors.New("no memory")})
 	w.add("shop", "web", "10.96.0.1", 1, 1)
-	if a, err := w.Trace(t.Context(), TraceQuery{From: "node", To: "web"}); err != nil || len(a.Notes) == 0 || !strings.Contains(a.Notes[0], "no memory") || a.Verdict != trace.Balance {
+	if a, err := w.Trace(t.Context(), TraceQuery{From: "node", To: "web"}); err != nil || len(a.Notes) == 0 ||
+		!strings.Contains(a.Notes[0], "no memory") || a.Verdict != trace.Balance {
 		t.Errorf("where the kernel cannot be read: %+v, %v", a, err)
 	}
 }
@@ -238,7 +249,8 @@ func TestManyEndpoints(t *testing.T) {
 	w := newWorld()
 	w.add("shop", "big", "10.96.0.1", 5000, 4999)
 	d, err := w.Service("big")
-	if err != nil || len(d.Families) != 1 || len(d.Families[0].Endpoints) != 5000 || d.Endpoints.All != 5000 || d.Endpoints.Ready != 4999 {
+	if err != nil || len(d.Families) != 1 || len(d.Families[0].Endpoints) != 5000 || d.Endpoints.All != 5000 ||
+		d.Endpoints.Ready != 4999 {
 		t.Fatalf("%v: %+v", err, d.Endpoints)
 	}
 	out := 0
@@ -293,8 +305,10 @@ func TestTableFilters(t *testing.T) {
 	w.add("blog", "web", "10.96.0.2", 1, 1)
 	w.add("blog", "db", "10.97.0.1", 1, 1)
 	for filter, want := range map[string]string{
-		"": "blog/db:http blog/web:http shop/web:http", "blog/": "blog/db:http blog/web:http", "10.96.0.2": "blog/web:http", "10.96.0.0/24": "blog/web:http shop/web:http",
-		"DB": "blog/db:http", "clusterip": "blog/db:http blog/web:http shop/web:http", "nodeport": "", ":80/tcp": "blog/db:http blog/web:http shop/web:http", "\x00": "",
+		"": "blog/db:http blog/web:http shop/web:http", "blog/": "blog/db:http blog/web:http",
+		"10.96.0.2": "blog/web:http", "10.96.0.0/24": "blog/web:http shop/web:http",
+		"DB": "blog/db:http", "clusterip": "blog/db:http blog/web:http shop/web:http", "nodeport": "",
+		":80/tcp": "blog/db:http blog/web:http shop/web:http", "\x00": "",
 	} {
 		var got []string
 		if err := w.Table(t.Context(), filter, func(rows []Row) bool {
@@ -326,7 +340,8 @@ func TestServicesSince(t *testing.T) {
 		}
 		at = s.Newest
 	}
-	entry := changes.Entry{Kind: changes.Service, Family: lb.IPv4, Service: ParseName("shop/web"), Services: 1, What: changes.ServiceChanged, Done: 2, Learned: 1}
+	entry := changes.Entry{Kind: changes.Service, Family: lb.IPv4, Service: ParseName("shop/web"), Services: 1,
+		What: changes.ServiceChanged, Done: 2, Learned: 1}
 	other := entry
 	other.Service, other.Elsewhere = ParseName("shop/gone"), true
 	since("[] [] false")
@@ -358,7 +373,8 @@ func TestServicesAreAsOfTheirNames(t *testing.T) {
 	w.Names()
 	w.names.until = time.Now().Add(time.Hour) // the names are not read again for so long
 	w.add("shop", "late", "10.96.0.2", 1, 1)
-	w.ring.Add(changes.Entry{Kind: changes.Service, Family: lb.IPv4, Service: ParseName("shop/late"), Services: 1, What: changes.ServiceCreated, Done: 2, Learned: 1})
+	w.ring.Add(changes.Entry{Kind: changes.Service, Family: lb.IPv4, Service: ParseName("shop/late"), Services: 1,
+		What: changes.ServiceCreated, Done: 2, Learned: 1})
 	var names []string
 	each := func(s Service) error { names = append(names, s.Name); return nil }
 	all, _ := w.Services(each)
@@ -380,15 +396,19 @@ func TestChangesOfAService(t *testing.T) {
 	w.add("shop", "quiet", "10.96.0.3", 1, 1)
 	for _, name := range []string{"shop/web", "shop/gone", "blog/twice", "shop/twice", "blog/quiet"} {
 		full := ParseName(name)
-		w.ring.Add(changes.Entry{Kind: changes.Service, Family: lb.IPv4, Service: full, Services: 1, What: changes.ServiceChanged, Done: 2, Learned: 1})
+		w.ring.Add(changes.Entry{Kind: changes.Service, Family: lb.IPv4, Service: full, Services: 1,
+			What: changes.ServiceChanged, Done: 2, Learned: 1})
 	}
 	w.ring.Add(changes.Entry{Kind: changes.Loaded, Family: lb.IPv4, Done: 3})
 	for said, want := range map[string]string{
-		"shop/web": "shop/web: 2", "web": "2 Services have the name web: add the namespace [blog/web shop/web]", "blog/web": "blog/web: 1",
-		"quiet": "shop/quiet: 1", "gone": "shop/gone: 2", "shop/gone:http": "shop/gone: 2", "gone.shop.svc": "shop/gone: 2", "blog/quiet": "blog/quiet: 2",
+		"shop/web": "shop/web: 2", "web": "2 Services have the name web: add the namespace [blog/web shop/web]",
+		"blog/web": "blog/web: 1",
+		"quiet":    "shop/quiet: 1", "gone": "shop/gone: 2", "shop/gone:http": "shop/gone: 2",
+		"gone.shop.svc": "shop/gone: 2", "blog/quiet": "blog/quiet: 2",
 		"twice": "2 Services that are gone have the name twice: add the namespace [blog/twice shop/twice]",
-		"nope":  "no Service nope; Services with the label service.kubernetes.io/service-proxy-name belong to another proxy and are not known here []",
-		"":      "want the name of a Service, such as shop/web []",
+		"nope": "no Service nope; Services with the label service.kubernetes.io/service-proxy-name belong to " +
+			"another proxy and are not known here []",
+		"": "want the name of a Service, such as shop/web []",
 	} {
 		name, err := w.Changed(said)
 		got := fmt.Sprintf("%s: %d", name, len(w.Changes(0).Of(name).Changes))
@@ -405,7 +425,8 @@ func TestChangesOfAService(t *testing.T) {
 func TestTraceJSON(t *testing.T) {
 	w := newWorld()
 	w.add("shop", "web", "10.96.0.1", 3, 3)
-	a, err := w.with(&tracer{follow: []trace.Kernel{{Verdict: trace.Balance}}}).Trace(t.Context(), TraceQuery{From: "10.1.0.7", To: "web:http"})
+	a, err := w.with(&tracer{follow: []trace.Kernel{{Verdict: trace.Balance}}}).Trace(t.Context(),
+		TraceQuery{From: "10.1.0.7", To: "web:http"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -417,7 +438,8 @@ func TestTraceJSON(t *testing.T) {
 	if err := json.Unmarshal(text, &fields); err != nil {
 		t.Fatal(err)
 	}
-	if fields["service"] != "shop/web:http" || fields["verdict"] != "balance" || fields["masquerade"] != false || len(fields["why"].([]any)) == 0 || fields["kernel"] == nil {
+	if fields["service"] != "shop/web:http" || fields["verdict"] != "balance" || fields["masquerade"] != false ||
+		len(fields["why"].([]any)) == 0 || fields["kernel"] == nil {
 		t.Errorf("%s", text)
 	}
 	first := fields["backends"].([]any)[0].(map[string]any)

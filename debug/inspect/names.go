@@ -11,7 +11,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// Names returns the names of all Services, sorted by namespace and name. The slice is shared and must not change.
+// Names returns the names of all Services, sorted by namespace and name. The slice is shared and
+// must not change.
 func (i *Inspector) Names() []cluster.Name {
 	names, _ := i.listed()
 	return names
@@ -31,7 +32,8 @@ func (i *Inspector) listed() ([]cluster.Name, uint64) {
 		c.newest = newest
 	case !c.known || now.After(c.until):
 		c.sorted, c.changes, c.newest, c.known = i.cfg.Store.Names(), changes, newest, true
-		c.until = now.Add(min(100*time.Since(now), 2*time.Second)) // a busy machine may have stopped this process meanwhile
+		// a busy machine may have stopped this process meanwhile
+		c.until = now.Add(min(100*time.Since(now), 2*time.Second))
 		slices.SortFunc(c.sorted, compareNames)
 	}
 	return c.sorted, c.newest
@@ -47,8 +49,9 @@ func ParseName(s string) cluster.Name {
 	return cluster.Name{Namespace: namespace, Name: name}
 }
 
-// find returns the Service that a query names, and the text after ":". A Service is named as "ns/name", "name" if only one Service has it, or
-// by its DNS name, "name.ns" with or without "svc" and the cluster's domain. If no Service has the name, it returns the given parts.
+// find returns the Service that a query names, and the text after ":". A Service is named as
+// "ns/name", "name" if only one Service has it, or by its DNS name, "name.ns" with or without "svc"
+// and the cluster's domain. If no Service has the name, it returns the given parts.
 func (i *Inspector) find(said string) (name cluster.Name, port string, err error) {
 	text, port, _ := strings.Cut(strings.TrimSpace(said), ":")
 	bare := strings.TrimPrefix(strings.TrimPrefix(strings.TrimPrefix(text, "service/"), "services/"), "svc/")
@@ -65,7 +68,8 @@ func (i *Inspector) find(said string) (name cluster.Name, port string, err error
 		}
 		return name, "", i.unknown(bare, name)
 	}
-	if labels := strings.Split(strings.TrimSuffix(bare, "."), "."); len(labels) >= 2 && (len(labels) == 2 || labels[2] == "svc") {
+	if labels := strings.Split(strings.TrimSuffix(bare, "."), "."); len(labels) >= 2 &&
+		(len(labels) == 2 || labels[2] == "svc") {
 		name = cluster.Name{Namespace: labels[1], Name: labels[0]}
 		if i.cfg.Store.View(name).Service != nil {
 			return name, port, nil
@@ -123,7 +127,8 @@ func (i *Inspector) unknown(said string, name cluster.Name) *Problem {
 	}
 	p.Candidates = p.Candidates[:min(len(p.Candidates), maxCandidates)]
 	if len(p.Candidates) == 0 && name.Name != "" {
-		p.Text += "; Services with the label service.kubernetes.io/service-proxy-name belong to another proxy and are not known here"
+		p.Text += "; Services with the label service.kubernetes.io/service-proxy-name belong to another proxy and " +
+			"are not known here"
 	}
 	return p
 }

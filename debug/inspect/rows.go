@@ -58,14 +58,16 @@ func (f Family) rows(name cluster.Name, failing map[lb.Key]engine.Failing, keep 
 	}
 	for _, r := range o.refused {
 		if keep(&lb.Frontend{Key: r.Key, Service: name.String()}) {
-			out = append(out, Row{Key: r.Key.String(), Family: f.Family.String(), Service: name.String(), State: "malformed", Why: r.Err.Error(), Routes: []Route{}})
+			out = append(out, Row{Key: r.Key.String(), Family: f.Family.String(), Service: name.String(),
+				State: "malformed", Why: r.Err.Error(), Routes: []Route{}})
 		}
 	}
 	return out
 }
 
 func rowOf(f *lb.Frontend) Row {
-	r := Row{Key: f.Key.String(), Service: f.Service, Kind: f.Kind.String(), State: "in force", Routes: make([]Route, 0, len(f.Routes)),
+	r := Row{Key: f.Key.String(), Service: f.Service, Kind: f.Kind.String(), State: "in force",
+		Routes:          make([]Route, 0, len(f.Routes)),
 		AffinitySeconds: int(f.Affinity.Seconds()), SourceRanges: f.Sources}
 	for _, route := range f.Routes {
 		out := Route{From: route.From.String(), Do: route.Do.String(), Masquerade: route.Masq}
@@ -108,6 +110,7 @@ func parseFilter(s string) (filter, error) {
 		return filter{row: func(f *lb.Frontend) bool { return p.Contains(f.Key.Addr) }}, nil
 	}
 	return filter{row: func(f *lb.Frontend) bool {
-		return strings.Contains(strings.ToLower(f.Service), s) || strings.Contains(f.Key.String(), s) || strings.HasPrefix(f.Kind.String(), s)
+		return strings.Contains(strings.ToLower(f.Service), s) || strings.Contains(f.Key.String(), s) ||
+			strings.HasPrefix(f.Kind.String(), s)
 	}}, nil
 }

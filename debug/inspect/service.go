@@ -10,8 +10,8 @@ import (
 	"kube-proxy/policy"
 )
 
-// Service returns the inputs of one Service, and the result. The Service is named as "ns/name", or "name" if only one has it. A port after
-// ":" limits the answer to that port.
+// Service returns the inputs of one Service, and the result. The Service is named as "ns/name", or
+// "name" if only one has it. A port after ":" limits the answer to that port.
 func (i *Inspector) Service(said string) (*Detail, error) {
 	name, port, err := i.find(said)
 	if err != nil {
@@ -22,7 +22,8 @@ func (i *Inspector) Service(said string) (*Detail, error) {
 		return nil, i.unknown(name.String(), name)
 	}
 	failing := i.failing()
-	d := &Detail{Service: i.service(v, failing), Node: i.Node(), SourceRanges: v.Service.SourceRanges, HealthCheck: v.Service.HealthCheckNodePort, Families: []DetailFamily{}}
+	d := &Detail{Service: i.service(v, failing), Node: i.Node(), SourceRanges: v.Service.SourceRanges,
+		HealthCheck: v.Service.HealthCheckNodePort, Families: []DetailFamily{}}
 	if v.Service.Created != 0 {
 		d.Created = when(time.Unix(v.Service.Created, 0).UTC())
 	}
@@ -38,7 +39,8 @@ func (i *Inspector) Service(said string) (*Detail, error) {
 			continue
 		}
 		x := policy.Explain(v, f.Settings(name))
-		out := DetailFamily{Family: f.Family.String(), Rows: f.rows(name, failing[name.String()], everyRow), Ports: []DetailPort{}, Endpoints: []Endpoint{}, Why: x.Why}
+		out := DetailFamily{Family: f.Family.String(), Rows: f.rows(name, failing[name.String()], everyRow),
+			Ports: []DetailPort{}, Endpoints: []Endpoint{}, Why: x.Why}
 		if x.Not != "" {
 			out.Why = append(out.Why, x.Not)
 		}
@@ -47,7 +49,8 @@ func (i *Inspector) Service(said string) (*Detail, error) {
 				continue
 			}
 			reported, endpoints := detailPort(p)
-			out.Ports, out.Endpoints, out.MoreEndpoints = append(out.Ports, reported), append(out.Endpoints, endpoints...), out.MoreEndpoints+p.More
+			out.Ports, out.Endpoints, out.MoreEndpoints = append(out.Ports, reported),
+				append(out.Endpoints, endpoints...), out.MoreEndpoints+p.More
 		}
 		for _, r := range x.Refused {
 			out.Refused = append(out.Refused, r.String())

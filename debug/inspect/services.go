@@ -10,7 +10,8 @@ import (
 	"kube-proxy/policy"
 )
 
-// Services calls each with each Service, sorted by namespace and name, until it returns an error, which is returned.
+// Services calls each with each Service, sorted by namespace and name, until it returns an error,
+// which is returned.
 func (i *Inspector) Services(each func(Service) error) (Since, error) {
 	names, newest := i.listed()
 	return i.services(names, Since{Newest: newest}, each)
@@ -100,7 +101,8 @@ func (f Family) owned(name cluster.Name) owned {
 }
 
 var (
-	typeNames   = map[cluster.ServiceType]string{cluster.TypeClusterIP: "ClusterIP", cluster.TypeNodePort: "NodePort", cluster.TypeLoadBalancer: "LoadBalancer", cluster.TypeExternalName: "ExternalName"}
+	typeNames = map[cluster.ServiceType]string{cluster.TypeClusterIP: "ClusterIP", cluster.TypeNodePort: "NodePort",
+		cluster.TypeLoadBalancer: "LoadBalancer", cluster.TypeExternalName: "ExternalName"}
 	policyNames = map[cluster.TrafficPolicy]string{cluster.PolicyCluster: "Cluster", cluster.PolicyLocal: "Local"}
 )
 
@@ -109,7 +111,8 @@ func (i *Inspector) service(v cluster.View, failing map[string]map[lb.Key]engine
 	svc := v.Service
 	s := Service{
 		Namespace: v.Name.Namespace, Name: v.Name.Name, Type: typeNames[svc.Type],
-		Internal: policyNames[svc.InternalPolicy], External: policyNames[svc.ExternalPolicy], Affinity: int(svc.AffinitySeconds),
+		Internal: policyNames[svc.InternalPolicy], External: policyNames[svc.ExternalPolicy],
+		Affinity:  int(svc.AffinitySeconds),
 		Endpoints: countEndpoints(v),
 	}
 	for _, of := range []struct {

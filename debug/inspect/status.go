@@ -11,15 +11,18 @@ func (i *Inspector) Status() Status {
 	cfg := &i.cfg
 	facts := cfg.Store.Facts()
 	s := Status{
-		Version: cfg.Version, Node: facts.NodeName, Mode: cfg.Mode.Name, Asked: cfg.Asked, Reason: cfg.Reason, Started: when(cfg.Started),
-		Offline: cfg.Offline, Newest: i.Newest(), Synced: cfg.Store.Synced(), Services: len(i.Names()), Facts: NodeFacts{Gone: facts.NodeGone, ServiceCIDRs: facts.CIDRs},
+		Version: cfg.Version, Node: facts.NodeName, Mode: cfg.Mode.Name, Asked: cfg.Asked, Reason: cfg.Reason,
+		Started: when(cfg.Started),
+		Offline: cfg.Offline, Newest: i.Newest(), Synced: cfg.Store.Synced(), Services: len(i.Names()),
+		Facts:    NodeFacts{Gone: facts.NodeGone, ServiceCIDRs: facts.CIDRs},
 		Families: []FamilyStatus{},
 	}
 	if cfg.Snapshot != nil {
 		s.Snapshot = cfg.Snapshot()
 	}
 	if n := facts.Node; n != nil {
-		s.Facts.Known, s.Facts.Zone, s.Facts.Addresses, s.Facts.PodCIDRs, s.Facts.Leaving = true, n.Zone, n.Addrs, n.PodCIDRs, n.Leaving
+		s.Facts.Known, s.Facts.Zone, s.Facts.Addresses, s.Facts.PodCIDRs, s.Facts.Leaving = true, n.Zone, n.Addrs,
+			n.PodCIDRs, n.Leaving
 	}
 	for _, f := range cfg.Families {
 		s.Families = append(s.Families, f.status())
@@ -47,11 +50,13 @@ func (f Family) status() FamilyStatus {
 	out.Begun, out.Settled, out.Lost = s.Begun, s.Settled, s.Lost
 	out.Pending, out.Unresolved = s.Pending, s.Unresolved
 	out.NoLocalInternal, out.NoLocalExternal = s.NoLocal.Internal, s.NoLocal.External
-	out.Changes, out.Applies, out.Resets, out.Failures, out.Audits, out.Repaired = s.Changes, s.Applies, s.Resets, s.Failures, s.Audits, s.Repaired
+	out.Changes, out.Applies, out.Resets, out.Failures, out.Audits, out.Repaired = s.Changes, s.Applies, s.Resets,
+		s.Failures, s.Audits, s.Repaired
 	out.LastError, out.LastFailure, out.LastSuccess = s.LastError, when(s.LastFailure), when(s.LastSuccess)
 	out.LastQueued, out.LastSynced, out.QueuedSince = when(s.LastQueued), when(s.LastSynced), when(s.QueuedSince)
 	for _, row := range s.Failing {
-		out.Failing = append(out.Failing, FailingRow{row.Key.String(), row.Service, row.Err, when(row.Since), row.Tries})
+		out.Failing = append(out.Failing, FailingRow{row.Key.String(), row.Service, row.Err, when(row.Since),
+			row.Tries})
 	}
 	return out
 }

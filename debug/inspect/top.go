@@ -24,13 +24,14 @@ type Top struct {
 	Rows     []TopLine `json:"rows"`
 	// Elsewhere are connections in Span to addresses and ports that no Service has.
 	Elsewhere uint64 `json:"elsewhere"`
-	// Missed is how many messages of the kernel were lost in Span. AtLeast: the other numbers are then lower bounds.
+	// Missed is how many messages of the kernel were lost in Span. AtLeast: the other numbers are
+	// then lower bounds.
 	Missed  uint64 `json:"missed,omitempty"`
 	AtLeast bool   `json:"atLeast,omitempty"`
 	// MoreRows is the number of other frontends with connections, fewer than those in Rows.
 	MoreRows int `json:"moreRows,omitempty"`
-	// Counted are connections and bytes per second by the kernel's counters, of each Service ("ns/name")
-	// that has metrics of its own (--service-metrics); null where nothing is counted.
+	// Counted are connections and bytes per second by the kernel's counters, of each Service
+	// ("ns/name") that has metrics of its own (--service-metrics); null where nothing is counted.
 	Counted map[string][2]float64 `json:"counted"`
 	// Note says why counters could not be read; "" if they could.
 	Note string `json:"note,omitempty"`
@@ -64,10 +65,12 @@ type TopLine struct {
 	Total     uint64  `json:"total"`
 }
 
-// maxWatching is how many may have connections counted at a time: each costs some 5 µs of CPU a connection.
+// maxWatching is how many may have connections counted at a time: each costs some 5 µs of CPU a
+// connection.
 const maxWatching = 4
 
-// Top calls each every second with the connections that were opened to Services, until it returns false or ctx ends.
+// Top calls each every second with the connections that were opened to Services, until it returns
+// false or ctx ends.
 func (i *Inspector) Top(ctx context.Context, each func(*Top) bool) error {
 	if i.cfg.Offline {
 		return problem(Unavailable, "no connections offline: query a running proxy")

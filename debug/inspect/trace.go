@@ -21,14 +21,15 @@ import (
 
 // TraceQuery describes a packet as people write it: see [trace.Parse].
 type TraceQuery struct {
-	// From is the source: an address, with or without a port, or "node". Pod names a Pod instead, "ns/name" or, where one Pod alone has it,
-	// "name". One of the two must be there.
+	// From is the source: an address, with or without a port, or "node". Pod names a Pod instead,
+	// "ns/name" or, where one Pod alone has it, "name". One of the two must be there.
 	From, Pod string
 	// Port is the source port if From names none; "" for a port that no connection has.
 	Port string
 	// In is the interface that the packet comes in through; "" if that is not known.
 	In string
-	// To is the destination: ADDRESS[:PORT][/PROTO], SERVICE[:PORT][/PROTO] or nodeport:PORT[/PROTO].
+	// To is the destination: ADDRESS[:PORT][/PROTO], SERVICE[:PORT][/PROTO] or
+	// nodeport:PORT[/PROTO].
 	To string
 }
 
@@ -49,7 +50,8 @@ func TraceParams(from, port, in, to string) url.Values {
 	return params
 }
 
-// TraceAnswer is what a packet meets by the table, by the kernel's state of kube-proxy, and in the rest of this node.
+// TraceAnswer is what a packet meets by the table, by the kernel's state of kube-proxy, and in the
+// rest of this node.
 type TraceAnswer struct {
 	trace.Answer
 	// Node is the node of this answer.
@@ -202,7 +204,8 @@ func (i *Inspector) lookup(ctx context.Context, f Family, p trace.Packet, a *Tra
 	}
 }
 
-// packet is the packet that a question is about, and the family that it belongs to. The question has the Pod's full name then.
+// packet is the packet that a question is about, and the family that it belongs to. The question
+// has the Pod's full name then.
 func (i *Inspector) packet(ctx context.Context, q *TraceQuery) (Family, trace.Packet, error) {
 	none := Family{}
 	if len(q.In) > maxInterface || strings.ContainsAny(q.In, "/ \t\n") {
@@ -341,8 +344,8 @@ func rank(a netip.Addr) int {
 	return 0
 }
 
-// target finds the destination in a family. An address without a port means all its rows; they are searched one Service at a time, so that
-// the engine does not wait.
+// target finds the destination in a family. An address without a port means all its rows; they are
+// searched one Service at a time, so that the engine does not wait.
 func (i *Inspector) target(f Family, t trace.Target, local []netip.Addr) (to netip.AddrPort, proto lb.Proto,
 	err error) {
 	if t.Addr.IsValid() && t.Port == 0 && t.Proto != trace.ICMPv4 {
@@ -373,7 +376,8 @@ func (i *Inspector) target(f Family, t trace.Target, local []netip.Addr) (to net
 	return to, proto, err
 }
 
-// pod returns the Pod that a person means, and its addresses: "ns/name", or "name" where one Pod alone has it.
+// pod returns the Pod that a person means, and its addresses: "ns/name", or "name" where one Pod
+// alone has it.
 func (i *Inspector) pod(ctx context.Context, said string) (name cluster.Name, addrs []netip.Addr, err error) {
 	bare := strings.TrimPrefix(said, "pod/")
 	namespace, short, qualified := strings.Cut(bare, "/")

@@ -59,8 +59,8 @@ type Row struct {
 	// Service is the service port, "ns/name:port".
 	Service string `json:"service"`
 	Kind    string `json:"kind"`
-	// State is "in force", "conflict" (another Service has the key), "malformed" (it is not offered to the kernel) or "failing" (the
-	// kernel refuses it).
+	// State is "in force", "conflict" (another Service has the key), "malformed" (it is not offered
+	// to the kernel) or "failing" (the kernel refuses it).
 	State string `json:"state"`
 	// Why is the reason why the frontend is not in force.
 	Why             string         `json:"why,omitempty"`
@@ -257,7 +257,8 @@ type Status struct {
 	Families []FamilyStatus `json:"families"`
 }
 
-// Conntrack is how many entries the connection table of the node has, of all programs, and can have.
+// Conntrack is how many entries the connection table of the node has, of all programs, and can
+// have.
 type Conntrack struct {
 	Entries uint64 `json:"entries"`
 	Limit   uint64 `json:"limit"`
@@ -286,11 +287,13 @@ type FamilyStatus struct {
 	Begun   bool `json:"begun"`
 	Settled bool `json:"settled"`
 	Lost    bool `json:"lost,omitempty"`
-	// Pending are keys that the kernel has not taken yet; Contested keys are claimed by more than one Service.
+	// Pending are keys that the kernel has not taken yet; Contested keys are claimed by more than
+	// one Service.
 	Pending    int `json:"pending"`
 	Contested  int `json:"conflicts"`
 	Unresolved int `json:"unresolved,omitempty"`
-	// NoLocalInternal and NoLocalExternal are service ports that are dropped here for a traffic policy of Local.
+	// NoLocalInternal and NoLocalExternal are service ports that are dropped here for a traffic
+	// policy of Local.
 	NoLocalInternal int          `json:"noLocalInternal,omitempty"`
 	NoLocalExternal int          `json:"noLocalExternal,omitempty"`
 	Changes         uint64       `json:"changes"`

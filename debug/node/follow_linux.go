@@ -149,8 +149,8 @@ var cgroupHooks = map[bool]map[uint32]string{
 		kernel.BPFCgroupSendmsg6: "sendmsg", kernel.BPFCgroupRecvmsg6: "recvmsg"},
 }
 
-// cgroup names the programs of the root cgroup, or of that which the mode was given in its place: they
-// see the sockets of this node and of its pods.
+// cgroup names the programs of the root cgroup, or of that which the mode was given in its place:
+// they see the sockets of this node and of its pods.
 func (w *walk) cgroup() {
 	path, where := kernel.Cgroup2(), "the root cgroup"
 	if own := w.programsOfMode(); own != nil {

@@ -29,8 +29,8 @@ type flow struct {
 // liveTable is the table of Live, which the kernel deletes when the command ends.
 const liveTable = "kube-proxy-trace"
 
-// Chains of liveTable. Their rules match the packet, or the reply, at the beginning and at the end of
-// its way.
+// Chains of liveTable. Their rules match the packet, or the reply, at the beginning and at the end
+// of its way.
 const (
 	comes     = "request-comes" // and "/" and the hook
 	goes      = "request-goes"

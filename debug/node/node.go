@@ -9,7 +9,8 @@ import (
 // Question says what to follow.
 type Question struct {
 	Packet trace.Packet
-	// Table is the answer of the table: modes that open connections of their own go to its backends.
+	// Table is the answer of the table: modes that open connections of their own go to its
+	// backends.
 	Table trace.Answer
 	Mode  trace.Mode
 	// Kernel is the answer of the mode's state in the kernel; nil if it was not read.

@@ -83,8 +83,8 @@ func (w *walk) follow() {
 	}
 }
 
-// connected gives the packet of a socket that a program connects the destinations that it gets so. A
-// pod that is its own backend sends nothing to this node.
+// connected gives the packet of a socket that a program connects the destinations that it gets so.
+// A pod that is its own backend sends nothing to this node.
 func (w *walk) connected(y way) (all []way) {
 	k := w.q.Kernel
 	if k == nil || !k.Connected || y.Flow.State == hooks.Established {

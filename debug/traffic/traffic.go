@@ -1,5 +1,5 @@
-// Package traffic sums the counters of the planes by Service, for metrics (docs/adr/0069): a fixed number of Services with the
-// most traffic have their own series, and all others share one.
+// Package traffic sums the counters of the planes by Service, for metrics (docs/adr/0069): a fixed
+// number of Services with the most traffic have their own series, and all others share one.
 package traffic
 
 import (
@@ -25,7 +25,8 @@ const Others = "_others"
 const Most = 1000
 
 const (
-	// maxKept is how many counters are remembered while readings fail; then the next one is a first one.
+	// maxKept is how many counters are remembered while readings fail; then the next one is a first
+	// one.
 	maxKept = 1 << 20
 	// every is how long a reading is reused: more frequent scrapes cost nothing.
 	every = 5 * time.Second
@@ -47,7 +48,8 @@ type Config struct {
 	Now func() time.Time
 }
 
-// Account adds up the traffic of one IP family since it was made. Its methods may be called from any goroutine.
+// Account adds up the traffic of one IP family since it was made. Its methods may be called from
+// any goroutine.
 type Account struct {
 	cfg Config
 

@@ -238,7 +238,8 @@ func TestFrequentScrapes(t *testing.T) {
 	defer r.account.reading.Unlock()
 	r.now = r.now.Add(time.Hour)
 	reported := 0
-	if err := r.account.Each(t.Context(), func(string, string, mode.Traffic) { reported++ }); err != nil || reported != 1 ||
+	if err := r.account.Each(t.Context(), func(string, string, mode.Traffic) { reported++ }); err != nil ||
+		reported != 1 ||
 		r.reads != 1 {
 		t.Errorf("told %d with %d readings: %v", reported, r.reads, err)
 	}

@@ -19,7 +19,8 @@ func listOf(entries []entry) addrs.List {
 }
 
 func TestList(t *testing.T) {
-	v4, v6, in6 := netip.MustParseAddr("10.1.2.3"), netip.MustParseAddr("fd00::7"), netip.MustParseAddr("::ffff:10.1.2.3")
+	v4, v6, in6 := netip.MustParseAddr("10.1.2.3"), netip.MustParseAddr("fd00::7"),
+		netip.MustParseAddr("::ffff:10.1.2.3")
 	for _, want := range [][]entry{
 		nil,
 		{{v4, 63}},

@@ -62,7 +62,8 @@ func TestSearch(t *testing.T) {
 		all := slices.Concat(found, taken, s.Left())
 		slices.Sort(all)
 		if len(all) != n || len(slices.Compact(all)) != n {
-			t.Fatalf("%d things, %d bad: %d found, %d taken, %d left", n, len(bad), len(found), len(taken), len(s.Left()))
+			t.Fatalf("%d things, %d bad: %d found, %d taken, %d left", n, len(bad), len(found), len(taken),
+				len(s.Left()))
 		}
 		for _, i := range found {
 			if !bad[i] {

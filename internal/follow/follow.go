@@ -27,8 +27,8 @@ type State struct {
 	Memory  Memory
 	// From is the source that rules gave it; invalid if they gave none, or one of this node.
 	From netip.AddrPort
-	// ConnMark is the mark of its connection. Untracked: connection tracking leaves it alone, because
-	// of the rule UntrackedBy if that is not nil.
+	// ConnMark is the mark of its connection. Untracked: connection tracking leaves it alone,
+	// because of the rule UntrackedBy if that is not nil.
 	ConnMark    uint32
 	Untracked   bool
 	UntrackedBy *Rule

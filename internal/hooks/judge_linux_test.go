@@ -196,8 +196,9 @@ func (o outcome) agrees(got outcome, masked bool) bool {
 	return masked || o.from.Addr() == got.from.Addr()
 }
 
-// Datagrams say which round and sample they belong to, and whether they are the request or the reply: a
-// rule may lead a reply to another server, or a datagram may arrive when its round has ended.
+// Datagrams say which round and sample they belong to, and whether they are the request or the
+// reply: a rule may lead a reply to another server, or a datagram may arrive when its round has
+// ended.
 const (
 	asks = iota
 	answers
@@ -226,7 +227,8 @@ func (j *judge) send(all []*sample) {
 		j.each(c, asks, func(id uint32, from netip.AddrPort) {
 			all[id].got = outcome{verdict: trace.Pass, at: at,
 				from: netip.AddrPortFrom(from.Addr().Unmap(), from.Port())}
-			if _, err := c.WriteToUDPAddrPort(j.datagram(answers, id), from); err != nil && !errors.Is(err, unix.EPERM) && !rejection(err) {
+			if _, err := c.WriteToUDPAddrPort(j.datagram(answers, id), from); err != nil &&
+				!errors.Is(err, unix.EPERM) && !rejection(err) {
 				j.t.Fatal(err)
 			}
 		})
@@ -253,7 +255,8 @@ func rejection(err error) bool {
 		unix.ENETUNREACH) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.ENOPROTOOPT)
 }
 
-// each calls f for the datagrams of a kind that a socket has of this round, and returns the error that ends them.
+// each calls f for the datagrams of a kind that a socket has of this round, and returns the error
+// that ends them.
 func (j *judge) each(c *net.UDPConn, kind uint32, f func(id uint32, from netip.AddrPort)) error {
 	raw, err := c.SyscallConn()
 	if err != nil {

@@ -80,7 +80,10 @@ func (s *Snapshot) Pass(ctx context.Context, h Hook, p Packet) ([]Way, error) {
 func mayEnd(before, after []follow.Flow) []follow.Flow {
 	all := slices.Clone(before)
 	for _, f := range after {
-		if f.Verdict == "" || slices.ContainsFunc(before, func(b follow.Flow) bool { return b.Verdict != "" && b.By == f.By }) {
+		if f.Verdict == "" || slices.ContainsFunc(before, func(b follow.Flow) bool {
+			return b.Verdict != "" &&
+				b.By == f.By
+		}) {
 			continue
 		}
 		f.Share, f.Doubt = 0, cmp.Or(f.Doubt, f.By)

@@ -99,8 +99,8 @@ type BPFProgram struct {
 	Name string
 }
 
-// BPFAttached returns the programs that are attached to a target: the file descriptor of a cgroup, or
-// the index of an interface. A kernel that lacks the type has none.
+// BPFAttached returns the programs that are attached to a target: the file descriptor of a cgroup,
+// or the index of an interface. A kernel that lacks the type has none.
 func BPFAttached(target, typ uint32) (all []BPFProgram, err error) {
 	var ids [maxAttached]uint32
 	var pins runtime.Pinner

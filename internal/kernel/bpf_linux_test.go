@@ -45,7 +45,8 @@ func TestBPFAttached(t *testing.T) {
 	if _, errno := bpf(unix.BPF_PROG_ATTACH, unsafe.Pointer(&attach), unsafe.Sizeof(attach)); errno != 0 {
 		t.Fatal(errno)
 	}
-	if all, err := BPFAttached(uint32(f.Fd()), BPFCgroupEgress); err != nil || len(all) != 1 || all[0].Name != "passes" || all[0].ID == 0 {
+	if all, err := BPFAttached(uint32(f.Fd()), BPFCgroupEgress); err != nil || len(all) != 1 ||
+		all[0].Name != "passes" || all[0].ID == 0 {
 		t.Errorf("%v, %v", all, err)
 	}
 	for _, typ := range []uint32{BPFCgroupIngress, 999} {

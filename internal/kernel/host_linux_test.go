@@ -29,7 +29,8 @@ func TestOnlineCPUs(t *testing.T) {
 	}
 	write := func(s string) {
 		file := filepath.Join(tree.Sys, "devices/system/cpu/online")
-		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(s), 0o644)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755),
+			os.WriteFile(file, []byte(s), 0o644)); err != nil {
 			t.Fatal(err)
 		}
 	}

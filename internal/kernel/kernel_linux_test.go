@@ -88,7 +88,8 @@ func TestNFTablesWithoutCapability(t *testing.T) {
 			return
 		}
 		err := NFTables()
-		if !errors.Is(err, fs.ErrPermission) || errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "NET_ADMIN") {
+		if !errors.Is(err, fs.ErrPermission) || errors.Is(err, ErrUnsupported) ||
+			!strings.Contains(err.Error(), "NET_ADMIN") {
 			t.Errorf("without capabilities: %v", err)
 		}
 	})

@@ -67,7 +67,8 @@ func (l *Lock) Take() error {
 	case errors.Is(err, unix.EPERM):
 		return fmt.Errorf("take log group %d of netfilter: %w: CAP_NET_ADMIN is needed", l.group, fs.ErrPermission)
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP): // nfnetlink has no such subsystem
-		return fmt.Errorf("%w: netfilter's log groups are missing (the module nfnetlink_log, CONFIG_NETFILTER_NETLINK_LOG)", ErrUnsupported)
+		return fmt.Errorf("%w: netfilter's log groups are missing (the module nfnetlink_log, "+
+			"CONFIG_NETFILTER_NETLINK_LOG)", ErrUnsupported)
 	}
 	return fmt.Errorf("take log group %d of netfilter: %w", l.group, err)
 }

@@ -42,14 +42,16 @@ func TestLock(t *testing.T) {
 			what string
 			of   *Lock
 			want error
-		}{{"the first", first, nil}, {"the first again", first, nil}, {"the second", second, ErrHeld}, {"another group", other, nil}} {
+		}{{"the first", first, nil}, {"the first again", first, nil}, {"the second", second, ErrHeld},
+			{"another group", other, nil}} {
 			if err := c.of.Take(); err != c.want {
 				t.Errorf("%s: %v, want %v", c.what, err, c.want)
 			}
 		}
 		self, _ := os.Executable()
 		h := second.Holder()
-		if want := filepath.Base(self); h.PID != os.Getpid() || !strings.HasPrefix(want, h.Program) || h.Program == "" || h.State == "" {
+		if want := filepath.Base(self); h.PID != os.Getpid() || !strings.HasPrefix(want, h.Program) ||
+			h.Program == "" || h.State == "" {
 			t.Errorf("the holder is %v, want process %d (%s)", h, os.Getpid(), want)
 		}
 		elsewhere := netlab.NamespaceForTest(t)

@@ -32,7 +32,8 @@ func OpenLock(group uint16) (*Lock, error) {
 	if err != nil {
 		return nil, fmt.Errorf("say who may have a mutex: %w", err)
 	}
-	return &Lock{name: name, access: &windows.SecurityAttributes{Length: uint32(unsafe.Sizeof(windows.SecurityAttributes{})), SecurityDescriptor: sd}}, nil
+	return &Lock{name: name, access: &windows.SecurityAttributes{
+		Length: uint32(unsafe.Sizeof(windows.SecurityAttributes{})), SecurityDescriptor: sd}}, nil
 }
 
 // Take takes the lock, or returns ErrHeld. Holding it already is no error. Any program may make an
@@ -59,7 +60,8 @@ func (l *Lock) Take() error {
 		return fmt.Errorf("whose is the mutex %s: %w", windows.UTF16PtrToString(l.name), err)
 	}
 	if !owner.IsWellKnown(windows.WinBuiltinAdministratorsSid) && !owner.IsWellKnown(windows.WinLocalSystemSid) {
-		return fmt.Errorf("the mutex %s is of %s, who is neither the administrators nor the system", windows.UTF16PtrToString(l.name), owner)
+		return fmt.Errorf("the mutex %s is of %s, who is neither the administrators nor the system",
+			windows.UTF16PtrToString(l.name), owner)
 	}
 	return ErrHeld
 }

@@ -48,11 +48,11 @@ func (n *Netfilter) Close() {
 // Ask sends a request of type subsystem<<8|message for an address family, with the attributes that
 // attrs appends, if it is not nil. It returns the attributes of each answer; none for a mere
 // acknowledgement, and none for a dump of something that is not there (ENOENT). An answer that the
-// kernel marks as one of many, though it is no dump's, needs the flag NLM_F_ACK: the acknowledgement
-// ends it.
+// kernel marks as one of many, though it is no dump's, needs the flag NLM_F_ACK: the
+// acknowledgement ends it.
 //
-// A refusal is an [*netlink.Error], EINVAL or EOPNOTSUPP if the kernel has no such subsystem. The error
-// wraps netlink.ErrNoAnswer if there is no answer within [netlink.Timeout].
+// A refusal is an [*netlink.Error], EINVAL or EOPNOTSUPP if the kernel has no such subsystem. The
+// error wraps netlink.ErrNoAnswer if there is no answer within [netlink.Timeout].
 func (n *Netfilter) Ask(typ, flags uint16, family byte, attrs func(*netlink.Encoder)) ([][]byte, error) {
 	var e netlink.Encoder
 	at := e.Netfilter(typ, flags, family, 0, 0)

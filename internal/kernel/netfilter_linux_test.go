@@ -33,7 +33,8 @@ func TestNetfilterNamespace(t *testing.T) {
 	if after, err := n.Generation(); after != before+1 || err != nil {
 		t.Errorf("generation %d, then a transaction, then %d, %v", before, after, err)
 	}
-	if chains, err := n.Chains(unix.NFPROTO_IPV4); !slices.Equal(chains, []Chain{{"a-table", "a-chain"}}) || err != nil {
+	if chains, err := n.Chains(unix.NFPROTO_IPV4); !slices.Equal(chains, []Chain{{"a-table", "a-chain"}}) ||
+		err != nil {
 		t.Errorf("chains: %v, %v", chains, err)
 	}
 	if chains, err := n.Chains(unix.NFPROTO_IPV6); len(chains) != 0 || err != nil {
@@ -44,7 +45,8 @@ func TestNetfilterNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer here.Close()
-	if chains, err := here.Chains(unix.NFPROTO_IPV4); slices.Contains(chains, Chain{"a-table", "a-chain"}) || err != nil {
+	if chains, err := here.Chains(unix.NFPROTO_IPV4); slices.Contains(chains, Chain{"a-table", "a-chain"}) ||
+		err != nil {
 		t.Errorf("the chain is in this namespace too, %v", err)
 	}
 }
@@ -64,7 +66,8 @@ func TestNetfilterRefusals(t *testing.T) {
 		{"no subsystem", nobodys, 0, unix.EINVAL},
 		{"a dump of no subsystem", nobodys, unix.NLM_F_DUMP, unix.EINVAL},
 	} {
-		bodies, err := n.Ask(c.typ, c.flags, unix.NFPROTO_IPV4, named(1, "nosuch")) // all have the table's name as the first
+		// all have the table's name as the first
+		bodies, err := n.Ask(c.typ, c.flags, unix.NFPROTO_IPV4, named(1, "nosuch"))
 		if len(bodies) != 0 || !errors.Is(err, c.want) {
 			t.Errorf("%s: %d answers, %v; want %v", c.name, len(bodies), err, c.want)
 		}
@@ -155,7 +158,8 @@ func makeChain(t *testing.T, n *Netfilter, table, chain string) {
 	ipv4 := []byte{unix.NFPROTO_IPV4, unix.NFNETLINK_V0, 0, 0}
 	add(unix.NFNL_MSG_BATCH_BEGIN, 0, whole)
 	add(nftables|unix.NFT_MSG_NEWTABLE, 0, ipv4, text(unix.NFTA_TABLE_NAME, table))
-	add(nftables|unix.NFT_MSG_NEWCHAIN, unix.NLM_F_ACK, ipv4, text(unix.NFTA_CHAIN_TABLE, table), text(unix.NFTA_CHAIN_NAME, chain))
+	add(nftables|unix.NFT_MSG_NEWCHAIN, unix.NLM_F_ACK, ipv4, text(unix.NFTA_CHAIN_TABLE, table),
+		text(unix.NFTA_CHAIN_NAME, chain))
 	add(unix.NFNL_MSG_BATCH_END, 0, whole)
 	if err := n.conn.Batch(t.Context(), [][]byte{batch}, last); err != nil {
 		t.Fatal(err)

@@ -31,7 +31,8 @@ func nftablesAnswer(errno unix.Errno) error {
 	case unix.EPERM:
 		return fmt.Errorf("nf_tables needs root, or the capability NET_ADMIN in this network namespace: %w", errno)
 	case unix.EINVAL, unix.EOPNOTSUPP: // nfnetlink has no such subsystem, and no module supplied it
-		return fmt.Errorf("%w: nf_tables is missing (the module nf_tables of Linux 5.10 or later, CONFIG_NF_TABLES)", ErrUnsupported)
+		return fmt.Errorf("%w: nf_tables is missing (the module nf_tables of Linux 5.10 or later, CONFIG_NF_TABLES)",
+			ErrUnsupported)
 	}
 	return fmt.Errorf("probe nf_tables: %w", errno)
 }

@@ -30,7 +30,8 @@ func Open(ctx context.Context, p Address) (net.Listener, error) {
 	return c.Listen(ctx, p.Network, p.At.String())
 }
 
-// ReopenAfter is how long a listener that broke stays closed: its cause, such as a lack of memory, may last.
+// ReopenAfter is how long a listener that broke stays closed: its cause, such as a lack of memory,
+// may last.
 const ReopenAfter = time.Second
 
 // Binding is a set of served listeners; the zero one, with its functions set, has none. It is used

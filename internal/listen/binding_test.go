@@ -22,10 +22,12 @@ func TestRebind(t *testing.T) {
 		{"first", "", "tcp 192.0.2.1:80", "", "open tcp 192.0.2.1:80"},
 		{"the same", "tcp 192.0.2.1:80", "tcp 192.0.2.1:80", "", ""},
 		{"another address", "tcp 192.0.2.1:80", "tcp 192.0.2.2:80", "", "open tcp 192.0.2.2:80, close 192.0.2.1:80"},
-		{"another port of all addresses", "tcp 0.0.0.0:80", "tcp 0.0.0.0:81", "", "open tcp 0.0.0.0:81, close 0.0.0.0:80"},
+		{"another port of all addresses", "tcp 0.0.0.0:80", "tcp 0.0.0.0:81", "",
+			"open tcp 0.0.0.0:81, close 0.0.0.0:80"},
 		{"one address to all", "tcp 192.0.2.1:80", "tcp 0.0.0.0:80", "", "close 192.0.2.1:80, open tcp 0.0.0.0:80"},
 		{"all to one address", "tcp [::]:80", "tcp 192.0.2.1:80", "", "close [::]:80, open tcp 192.0.2.1:80"},
-		{"all of one family to all of both", "tcp4 0.0.0.0:80", "tcp 0.0.0.0:80", "", "close 0.0.0.0:80, open tcp 0.0.0.0:80"},
+		{"all of one family to all of both", "tcp4 0.0.0.0:80", "tcp 0.0.0.0:80", "",
+			"close 0.0.0.0:80, open tcp 0.0.0.0:80"},
 		{"one of two stays", "tcp4 192.0.2.1:80 tcp6 [2001:db8::1]:80", "tcp6 [2001:db8::1]:80 tcp4 192.0.2.2:80", "",
 			"open tcp4 192.0.2.2:80, close 192.0.2.1:80"},
 		{"none", "tcp4 192.0.2.1:80 tcp6 [2001:db8::1]:80", "", "", "close 192.0.2.1:80, close [2001:db8::1]:80"},
@@ -38,7 +40,9 @@ func TestRebind(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			f := &fake{}
-			b := &Binding{Open: f.listen, Serve: acceptOnly, Broke: func(at netip.AddrPort, err error) { t.Errorf("%s broke: %v", at, err) }}
+			b := &Binding{Open: f.listen, Serve: acceptOnly, Broke: func(at netip.AddrPort, err error) {
+				t.Errorf("%s broke: %v", at, err)
+			}}
 			if err := b.Rebind(t.Context(), addresses(t, test.old)); err != nil {
 				t.Fatal(err)
 			}
@@ -67,7 +71,8 @@ func TestRebindNowhere(t *testing.T) {
 	}
 	f.did()
 	f.Fail("192.0.2.9:80", &net.OpError{Op: "listen", Err: syscall.EADDRNOTAVAIL})
-	if err := b.Rebind(t.Context(), addresses(t, "tcp 192.0.2.9:80")); !errors.Is(err, syscall.EADDRNOTAVAIL) || f.did() != "" {
+	if err := b.Rebind(t.Context(), addresses(t, "tcp 192.0.2.9:80")); !errors.Is(err, syscall.EADDRNOTAVAIL) ||
+		f.did() != "" {
 		t.Errorf("error %v, did %s", err, f.did())
 	}
 	b.Close()

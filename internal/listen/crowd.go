@@ -9,18 +9,19 @@ import (
 	"time"
 )
 
-// ConnLimit limits the number of connections that the servers of a group have open together, so that a
-// client with thousands of connections takes neither memory nor descriptors from the rest of the
-// process. One connection above the limit closes another: first the one with the longest time since
-// its last answer, or since it was accepted. So a connection that sends nothing, or its request
-// byte by byte, makes room for one with a request. Connections with a request in progress come
-// last.
+// ConnLimit limits the number of connections that the servers of a group have open together, so
+// that a client with thousands of connections takes neither memory nor descriptors from the rest of
+// the process. One connection above the limit closes another: first the one with the longest time
+// since its last answer, or since it was accepted. So a connection that sends nothing, or its
+// request byte by byte, makes room for one with a request. Connections with a request in progress
+// come last.
 //
 // Set its fields, then use it with [ConnLimit.Bound].
 type ConnLimit struct {
 	// Most is how many connections there may be; usually it is [Share].Connections.
 	Most int
-	// Full is called when connections are closed early, with the number since the last call; at most once a minute.
+	// Full is called when connections are closed early, with the number since the last call; at
+	// most once a minute.
 	Full func(closed int)
 
 	mu       sync.Mutex

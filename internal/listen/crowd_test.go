@@ -90,7 +90,8 @@ func TestCrowd(t *testing.T) {
 		for _, c := range []struct {
 			what string
 			out  *guest
-		}{{"a request that does not end", loris}, {"the one that never asked", idle}, {"the one that was answered", kept}} {
+		}{{"a request that does not end", loris}, {"the one that never asked", idle},
+			{"the one that was answered", kept}} {
 			if !c.out.open() {
 				t.Fatalf("%s is closed too early", c.what)
 			}

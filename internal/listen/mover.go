@@ -16,15 +16,17 @@ const RetryEvery = 5 * time.Second
 type Config struct {
 	// Open opens a listener; usually it is [Open].
 	Open func(context.Context, Address) (net.Listener, error)
-	// Serve accepts until the listener is closed or breaks, and returns why it ended. [Mover.Run] waits for that.
+	// Serve accepts until the listener is closed or breaks, and returns why it ended. [Mover.Run]
+	// waits for that.
 	Serve func(net.Listener) error
-	// Broke is called when a listener ends without being closed. It is opened again [ReopenAfter] later.
+	// Broke is called when a listener ends without being closed. It is opened again [ReopenAfter]
+	// later.
 	Broke func(at netip.AddrPort, err error)
 	// Failed is called when an address cannot be bound: once, not at each try, until it can or the
 	// error changes. again reports whether the Mover retries; otherwise Run returns the error.
 	Failed func(at netip.AddrPort, err error, again bool)
-	// Moved receives the old and the new address of the listener. An address that is not valid means none, also
-	// after the listener broke.
+	// Moved receives the old and the new address of the listener. An address that is not valid
+	// means none, also after the listener broke.
 	Moved func(from, to netip.AddrPort)
 }
 
@@ -69,15 +71,17 @@ func (m *Mover) ring() {
 	}
 }
 
-// Addr returns where the listener is, with the port that port 0 became; it is not valid if it is nowhere.
+// Addr returns where the listener is, with the port that port 0 became; it is not valid if it is
+// nowhere.
 func (m *Mover) Addr() netip.AddrPort {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.now.addr()
 }
 
-// Run listens until ctx is done, then closes the listener. It returns when all calls of Config.Serve have, with an
-// error of Config.Open only where that was not to fail. Run may be called once.
+// Run listens until ctx is done, then closes the listener. It returns when all calls of
+// Config.Serve have, with an error of Config.Open only where that was not to fail. Run may be
+// called once.
 func (m *Mover) Run(ctx context.Context) error {
 	b := &Binding{Open: m.cfg.Open, Serve: m.cfg.Serve, Broke: m.cfg.Broke, Reopen: m.ring}
 	defer m.end(b)

@@ -104,7 +104,8 @@ func TestMoverInTheWay(t *testing.T) {
 		m.Move(one, false)
 		pass(6 * time.Second)
 		const again = "close 0.0.0.0:80, open tcp 0.0.0.0:80"
-		if got, want := f.did(), again+", failed 192.0.2.1:80 no such address true, "+again; got != want || m.Addr() != all {
+		if got, want := f.did(), again+", failed 192.0.2.1:80 no such address true, "+again; got != want ||
+			m.Addr() != all {
 			t.Errorf("at %s, did %s\nwant %s", m.Addr(), got, want)
 		}
 		if err := stop(); err != nil {
@@ -224,7 +225,8 @@ func TestMoverOverTCP(t *testing.T) {
 		t.Errorf("%s is free", first)
 	}
 	port := freePort(t)
-	for _, at := range []netip.AddrPort{netip.AddrPortFrom(netip.IPv4Unspecified(), port), netip.AddrPortFrom(loopback, port)} {
+	for _, at := range []netip.AddrPort{netip.AddrPortFrom(netip.IPv4Unspecified(), port),
+		netip.AddrPortFrom(loopback, port)} {
 		m.Move(at, false)
 		if got := <-moved; got != at || m.Addr() != at {
 			t.Errorf("moved to %s, is at %s, want %s", got, m.Addr(), at)

@@ -22,7 +22,8 @@ const (
 	// leastFiles is the minimum of each share, if the process may open fewer files than its own
 	// work may need.
 	leastFiles = 16
-	// maxConnections bounds a server's memory: a connection takes some 20 KB, and its header MaxHeaderBytes at most.
+	// maxConnections bounds a server's memory: a connection takes some 20 KB, and its header
+	// MaxHeaderBytes at most.
 	maxConnections = 512
 )
 
@@ -44,13 +45,16 @@ func shareOf(files uint64) Share {
 	}
 }
 
-// Limited returns an [Open] that fails while so many of the listeners that it has opened are open as s allows.
-func (s Share) Limited(open func(context.Context, Address) (net.Listener, error)) func(context.Context, Address) (net.Listener, error) {
+// Limited returns an [Open] that fails while so many of the listeners that it has opened are open
+// as s allows.
+func (s Share) Limited(open func(context.Context, Address) (net.Listener, error)) func(context.Context,
+	Address) (net.Listener, error) {
 	var now atomic.Int64
 	return func(ctx context.Context, p Address) (net.Listener, error) {
 		if now.Add(1) > int64(s.Listeners) {
 			now.Add(-1)
-			return nil, fmt.Errorf("listen at %s: %d listeners are open, and the process may have %d files in all: raise that limit (ulimit -n, LimitNOFILE)",
+			return nil, fmt.Errorf("listen at %s: %d listeners are open, and the process may have %d files in all: "+
+				"raise that limit (ulimit -n, LimitNOFILE)",
 				p.At, s.Listeners, s.Files)
 		}
 		l, err := open(ctx, p)

@@ -23,10 +23,13 @@ func TestShare(t *testing.T) {
 	}
 }
 
-// One listener too many is refused, with the limit that keeps it from being opened; one that closes makes room, once.
+// One listener too many is refused, with the limit that keeps it from being opened; one that closes
+// makes room, once.
 func TestLimited(t *testing.T) {
 	var o listentest.Opener
-	open := Share{Files: 77, Listeners: 2}.Limited(func(ctx context.Context, p Address) (net.Listener, error) { return o.Open(ctx, p.Network, p.At) })
+	open := Share{Files: 77, Listeners: 2}.Limited(func(ctx context.Context, p Address) (net.Listener, error) {
+		return o.Open(ctx, p.Network, p.At)
+	})
 	at := func(port uint16) Address {
 		return Address{"tcp", netip.AddrPortFrom(netip.IPv4Unspecified(), port)}
 	}
@@ -45,7 +48,8 @@ func TestLimited(t *testing.T) {
 	}
 	o.Refuse("", "")
 	must(2)
-	if _, err := open(t.Context(), at(3)); err == nil || !strings.Contains(err.Error(), "2 listeners are open") || !strings.Contains(err.Error(), "77 files") {
+	if _, err := open(t.Context(), at(3)); err == nil || !strings.Contains(err.Error(), "2 listeners are open") ||
+		!strings.Contains(err.Error(), "77 files") {
 		t.Errorf("a third listener: %v", err)
 	}
 	first.Close()

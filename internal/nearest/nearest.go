@@ -1,4 +1,5 @@
-// Package nearest finds the name that somebody may have meant who misspelled one: of a flag, a field, a kind, a Service.
+// Package nearest finds the name that somebody may have meant who misspelled one: of a flag, a
+// field, a kind, a Service.
 package nearest
 
 import (
@@ -11,9 +12,10 @@ import (
 // most is how many edits a misspelled name has at most.
 const most = 2
 
-// Of returns the names that another may be a misspelling of, the nearest first: at most [most] edits away and more alike than different, or
-// the same in another block or namespace ("conntrack.min", "shop/web"). A bare name is compared with the last part of the others.
-// Capitals do not matter. The cost follows the number of names that have about the same length.
+// Of returns the names that another may be a misspelling of, the nearest first: at most [most]
+// edits away and more alike than different, or the same in another block or namespace
+// ("conntrack.min", "shop/web"). A bare name is compared with the last part of the others. Capitals
+// do not matter. The cost follows the number of names that have about the same length.
 func Of(name string, known iter.Seq[string]) []string {
 	type candidate struct {
 		name  string
@@ -45,7 +47,8 @@ func Of(name string, known iter.Seq[string]) []string {
 	return names
 }
 
-// DidYouMean is the end of an error about an unknown name: ": did you mean …?" with the nearest name; "" if no name is near.
+// DidYouMean is the end of an error about an unknown name: ": did you mean …?" with the nearest
+// name; "" if no name is near.
 func DidYouMean(name string, known iter.Seq[string], prefix string) string {
 	if like := Of(name, known); len(like) > 0 {
 		return ": did you mean " + prefix + like[0] + "?"
@@ -56,7 +59,8 @@ func DidYouMean(name string, known iter.Seq[string], prefix string) string {
 // last is the part of a name behind its blocks or its namespace.
 func last(s string) string { return s[strings.LastIndexAny(s, "./")+1:] }
 
-// distance is how many letters have to be put in, left out, changed or swapped with the next. Names are short: longer ones are far from any.
+// distance is how many letters have to be put in, left out, changed or swapped with the next. Names
+// are short: longer ones are far from any.
 func distance(a, b string) int {
 	const longest = 64
 	if len(a) > longest || len(b) > longest {

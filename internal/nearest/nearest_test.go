@@ -6,11 +6,14 @@ import (
 	"testing"
 )
 
-// A misspelled name leads to the names that may have been meant, the nearest first, and a name that is like none leads to none (TN-85).
+// A misspelled name leads to the names that may have been meant, the nearest first, and a name that
+// is like none leads to none (TN-85).
 func TestOf(t *testing.T) {
-	known := strings.Fields("proxy-mode cluster-cidr v conntrack.min mode.conntrack shop/web shop/web2 blog/web shop/cart Node EndpointSlice ui")
+	known := strings.Fields("proxy-mode cluster-cidr v conntrack.min mode.conntrack shop/web shop/web2 blog/web " +
+		"shop/cart Node EndpointSlice ui")
 	for name, want := range map[string]string{
-		"proxi-mode": "proxy-mode", "Proxy-Mode": "proxy-mode", "cluster-cdr": "cluster-cidr", "zzzzz": "", "x": "", "": "",
+		"proxi-mode": "proxy-mode", "Proxy-Mode": "proxy-mode", "cluster-cdr": "cluster-cidr", "zzzzz": "", "x": "",
+		"":              "",
 		"min":           "conntrack.min",                 // in a block
 		"iptables.min":  "conntrack.min",                 // in another block
 		"shop/wbe":      "shop/web",                      // two letters swapped are one edit
@@ -29,7 +32,8 @@ func TestOf(t *testing.T) {
 	}
 }
 
-// The distance is right for each pair of words of three letters or less, by a definition that is slow and plain.
+// The distance is right for each pair of words of three letters or less, by a definition that is
+// slow and plain.
 func TestDistance(t *testing.T) {
 	words := []string{""}
 	for i := 0; len(words[i]) < 3; i++ {

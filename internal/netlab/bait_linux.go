@@ -38,7 +38,8 @@ func (l *Lab) BaitSink() error {
 		node, _ := HostByName(name)
 		pods4, pods6 := podRanges(name)
 		for _, pods := range []netip.Prefix{pods4, pods6} {
-			route := &netlink.Route{LinkIndex: uplink.Attrs().Index, Dst: ipNet(pods), Gw: node.Addr(pods.Addr().Is6()).AsSlice()}
+			route := &netlink.Route{LinkIndex: uplink.Attrs().Index, Dst: ipNet(pods), Gw: node.Addr(pods.Addr().Is6()).
+				AsSlice()}
 			if err := h.RouteReplace(route); err != nil {
 				return fmt.Errorf("netlab: give the sink a route to %s: %w", pods, err)
 			}
@@ -94,7 +95,8 @@ func takeServiceRanges(h *netlink.Handle) error {
 		return fmt.Errorf("netlab: find lo of the sink: %w", err)
 	}
 	for _, p := range ServiceRanges() {
-		route := &netlink.Route{LinkIndex: lo.Attrs().Index, Dst: ipNet(p), Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL,
+		route := &netlink.Route{LinkIndex: lo.Attrs().Index, Dst: ipNet(p), Type: unix.RTN_LOCAL,
+			Table: unix.RT_TABLE_LOCAL,
 			Scope: netlink.SCOPE_HOST}
 		if err := h.RouteReplace(route); err != nil {
 			return fmt.Errorf("netlab: let the sink take %s: %w", p, err)

@@ -35,7 +35,8 @@ func TestBaitSink(t *testing.T) {
 	})
 	l := newLab(t, Options{})
 	listen(t, l, Sink, TCP, 80)
-	if reply, err := l.Dial("pod1", TCP, netip.AddrPortFrom(Service4.Addr().Next(), 80), DialOptions{Timeout: quick}); err == nil {
+	if reply, err := l.Dial("pod1", TCP, netip.AddrPortFrom(Service4.Addr().Next(), 80),
+		DialOptions{Timeout: quick}); err == nil {
 		t.Errorf("without bait %s answers", reply.Server)
 	}
 }

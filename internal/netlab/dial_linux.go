@@ -120,7 +120,8 @@ func (c *Conn) connect(to netip.AddrPort, reset bool) error {
 		if !started {
 			started = true
 			if reset && c.proto != UDP {
-				if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
+				if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER,
+					&unix.Linger{Onoff: 1}); err != nil {
 					return err
 				}
 			}

@@ -152,7 +152,8 @@ func unpublish(name string) error {
 		}
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("remove the name of a namespace (if it is busy, a later mount of %s covers it: choose another name for the lab): %w", runNetns, err)
+		return fmt.Errorf("remove the name of a namespace (if it is busy, a later mount of %s covers it: choose "+
+			"another name for the lab): %w", runNetns, err)
 	}
 	return nil
 }

@@ -89,9 +89,9 @@ func reach(t *testing.T, l *Lab, from string, proto Proto, server string, six bo
 	}
 }
 
-// maxBatchWeight counts slow exchanges. Waiting for a repeated SYN takes a second; a few exchanges may be
-// slow because the machine is busy. Time in which the machine does not run this process does not
-// count.
+// maxBatchWeight counts slow exchanges. Waiting for a repeated SYN takes a second; a few exchanges
+// may be slow because the machine is busy. Time in which the machine does not run this process does
+// not count.
 type maxBatchWeight struct{ slow, all int }
 
 func (p *maxBatchWeight) take(exchange func()) {
@@ -132,10 +132,12 @@ func TestUntranslated(t *testing.T) {
 		var wg sync.WaitGroup
 		defer wg.Wait()
 		for _, from := range []string{"pod1", "pod4", Node1, Node2, Client} {
-			for _, vip := range []string{"10.96.0.1", "fd00:10:96::1", "192.0.2.1", "2001:db8:2::1", "198.51.100.1", "2001:db8:51::1"} {
+			for _, vip := range []string{"10.96.0.1", "fd00:10:96::1", "192.0.2.1", "2001:db8:2::1", "198.51.100.1",
+				"2001:db8:51::1"} {
 				for _, proto := range []Proto{TCP, UDP} {
 					wg.Go(func() {
-						_, err := l.Dial(from, proto, netip.AddrPortFrom(netip.MustParseAddr(vip), 80), DialOptions{Timeout: quick})
+						_, err := l.Dial(from, proto, netip.AddrPortFrom(netip.MustParseAddr(vip), 80),
+							DialOptions{Timeout: quick})
 						if !errors.Is(err, ErrTimeout) {
 							t.Errorf("%s %s → %s: got %v, want %v", proto, from, vip, err, ErrTimeout)
 						}
@@ -205,7 +207,8 @@ func TestDoErrors(t *testing.T) {
 	if err := l.Do("pod1", func() error { return nil }); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("after Close: %v", err)
 	}
-	if _, err := l.Dial("pod1", TCP, netip.MustParseAddrPort("10.1.1.12:1"), DialOptions{}); !errors.Is(err, os.ErrClosed) {
+	if _, err := l.Dial("pod1", TCP, netip.MustParseAddrPort("10.1.1.12:1"), DialOptions{}); !errors.Is(err,
+		os.ErrClosed) {
 		t.Errorf("Dial after Close: %v", err)
 	}
 }
@@ -299,7 +302,8 @@ func TestNoLeak(t *testing.T) {
 		err := watch.Do(Sink, func() error {
 			attrs := netlink.NewLinkAttrs()
 			attrs.Name = "watch" + strconv.Itoa(i)
-			return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "watched", PeerNamespace: netlink.NsFd(l.ns[h.Name])})
+			return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "watched",
+				PeerNamespace: netlink.NsFd(l.ns[h.Name])})
 		})
 		if err != nil {
 			t.Fatal(err)

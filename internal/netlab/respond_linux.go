@@ -199,7 +199,8 @@ func (r *Responder) connection(conn *os.File, seen netip.AddrPort) {
 
 func setTransparent(fd int, six bool) error {
 	if six {
-		return os.NewSyscallError("IPV6_TRANSPARENT", unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_TRANSPARENT, 1))
+		return os.NewSyscallError("IPV6_TRANSPARENT", unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_TRANSPARENT,
+			1))
 	}
 	return os.NewSyscallError("IP_TRANSPARENT", unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TRANSPARENT, 1))
 }
@@ -247,10 +248,12 @@ func destination(oob []byte) (netip.Addr, []byte) {
 	}
 	for _, m := range messages {
 		switch {
-		case m.Header.Level == unix.IPPROTO_IP && m.Header.Type == unix.IP_PKTINFO && len(m.Data) >= unix.SizeofInet4Pktinfo:
+		case m.Header.Level == unix.IPPROTO_IP && m.Header.Type == unix.IP_PKTINFO &&
+			len(m.Data) >= unix.SizeofInet4Pktinfo:
 			info := (*unix.Inet4Pktinfo)(unsafe.Pointer(&m.Data[0]))
 			return netip.AddrFrom4(info.Addr), unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: info.Addr})
-		case m.Header.Level == unix.IPPROTO_IPV6 && m.Header.Type == unix.IPV6_PKTINFO && len(m.Data) >= unix.SizeofInet6Pktinfo:
+		case m.Header.Level == unix.IPPROTO_IPV6 && m.Header.Type == unix.IPV6_PKTINFO &&
+			len(m.Data) >= unix.SizeofInet6Pktinfo:
 			info := (*unix.Inet6Pktinfo)(unsafe.Pointer(&m.Data[0]))
 			return netip.AddrFrom16(info.Addr), unix.PktInfo6(&unix.Inet6Pktinfo{Addr: info.Addr})
 		}

@@ -44,7 +44,8 @@ func classify(err error) error {
 	}{
 		{ErrRefused, []error{unix.ECONNREFUSED}},
 		{ErrTimeout, []error{os.ErrDeadlineExceeded, unix.ETIMEDOUT}},
-		{ErrUnreachable, []error{unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EACCES, unix.ENOPROTOOPT, unix.EPROTO, unix.EHOSTDOWN, unix.ENONET}},
+		{ErrUnreachable, []error{unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EACCES, unix.ENOPROTOOPT, unix.EPROTO,
+			unix.EHOSTDOWN, unix.ENONET}},
 		{ErrReset, []error{unix.ECONNRESET, unix.ECONNABORTED, unix.EPIPE}},
 		{ErrUnsupported, []error{unix.EPROTONOSUPPORT, unix.ESOCKTNOSUPPORT, unix.EAFNOSUPPORT}},
 	} {

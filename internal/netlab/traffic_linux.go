@@ -101,9 +101,11 @@ func (t *Traffic) More() error {
 		}
 		for _, n := range counts {
 			more := n.Load() + max(3, int64(len(s.connections()))+1)
-			for end := time.Now().Add(2 * patience); n.Load() < more && s.failed.Load() == nil; time.Sleep(time.Millisecond) {
+			for end := time.Now().Add(2 * patience); n.Load() < more &&
+				s.failed.Load() == nil; time.Sleep(time.Millisecond) {
 				if time.Now().After(end) {
-					return fmt.Errorf("%s: only %d requests in all, and %d exchanges", s, s.requests.Load(), s.exchanges.Load())
+					return fmt.Errorf("%s: only %d requests in all, and %d exchanges", s, s.requests.Load(),
+						s.exchanges.Load())
 				}
 			}
 		}
@@ -211,7 +213,9 @@ func (c *Conn) repeated() (int, error) {
 	}
 	var info *unix.TCPInfo
 	var failed error
-	err = raw.Control(func(fd uintptr) { info, failed = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) })
+	err = raw.Control(func(fd uintptr) {
+		info, failed = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+	})
 	if err := errors.Join(err, failed); err != nil {
 		return 0, err
 	}

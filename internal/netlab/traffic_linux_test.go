@@ -31,12 +31,14 @@ func TestTraffic(t *testing.T) {
 		{"nothing", "client", nil, ""},
 		{"other source", "node2", nil, "came from 172.18.0.100"},
 		{"hole", "client", func(t *testing.T, l *Lab) {
-			nft(t, l, "add table ip t; add chain ip t c { type filter hook input priority 0; }; add rule ip t c ct state new drop")
+			nft(t, l, "add table ip t; add chain ip t c { type filter hook input priority 0; }; add rule ip t c ct "+
+				"state new drop")
 			time.Sleep(300 * time.Millisecond)
 			nft(t, l, "delete table ip t")
 		}, "had to be repeated"},
 		{"cut", "client", func(t *testing.T, l *Lab) {
-			nft(t, l, "add table ip t; add chain ip t c { type filter hook input priority 0; }; add rule ip t c ct state established reject with tcp reset")
+			nft(t, l, "add table ip t; add chain ip t c { type filter hook input priority 0; }; add rule ip t c ct "+
+				"state established reject with tcp reset")
 			time.Sleep(300 * time.Millisecond)
 			nft(t, l, "delete table ip t")
 		}, "client to 172.18.0.2:8080"},
@@ -91,7 +93,8 @@ func TestTrafficRests(t *testing.T) {
 				return nil
 			})
 			if all := time.Since(began); count.Load() != 10 || all != 100*took {
-				t.Errorf("%d requests of %v each took %v with their rests, want 10 and %v", count.Load(), took, all, 100*took)
+				t.Errorf("%d requests of %v each took %v with their rests, want 10 and %v", count.Load(), took, all,
+					100*took)
 			}
 		})
 	}

@@ -191,7 +191,8 @@ func (c *Conn) outcomes(f func(seq uint32, err error) bool) error {
 
 // Dump lists what parse reads from the answers. It repeats an interrupted dump, ten times at most;
 // then the error wraps [ErrInterrupted].
-func Dump[T any](ctx context.Context, kernel Asker, request []byte, parse func(Message) (T, bool)) (all []T, err error) {
+func Dump[T any](ctx context.Context, kernel Asker, request []byte, parse func(Message) (T, bool)) (all []T,
+	err error) {
 	for range 10 {
 		all = nil
 		err = kernel.Do(ctx, request, func(m Message) error {
@@ -303,7 +304,8 @@ func (c *Conn) receive(wait bool) error {
 // receiveOnce is the system call.
 func (c *Conn) receiveOnce(fd uintptr) bool {
 	for {
-		n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, fd, uintptr(unsafe.Pointer(&c.slots[0])), uintptr(len(c.slots)), 0, 0, 0)
+		n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, fd, uintptr(unsafe.Pointer(&c.slots[0])), uintptr(len(c.slots)),
+			0, 0, 0)
 		switch errno {
 		case 0:
 			c.held, c.err = c.slots[:n], nil

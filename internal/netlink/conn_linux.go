@@ -155,7 +155,8 @@ func (c *Conn) ready() error {
 		var err error
 		failed := c.raw.Control(func(fd uintptr) { namespace, err = unix.IoctlRetInt(int(fd), unix.SIOCGSKNS) })
 		if err = errors.Join(failed, err); err != nil {
-			return fmt.Errorf("find the network namespace of a %s netlink socket, to open another there: %w", c.name(), err)
+			return fmt.Errorf("find the network namespace of a %s netlink socket, to open another there: %w", c.name(),
+				err)
 		}
 		defer unix.Close(namespace)
 	}
@@ -214,7 +215,8 @@ func (c *Conn) Dropped() (uint32, error) {
 	var errno unix.Errno
 	size := uint32(unsafe.Sizeof(info))
 	failed := c.raw.Control(func(fd uintptr) {
-		_, _, errno = unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_MEMINFO, uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
+		_, _, errno = unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_MEMINFO,
+			uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
 	})
 	switch {
 	case failed != nil:
@@ -230,7 +232,8 @@ func (c *Conn) Dropped() (uint32, error) {
 func (c *Conn) Filter(program []unix.SockFilter) error {
 	var err error
 	failed := c.raw.Control(func(fd uintptr) {
-		err = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]})
+		err = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
+			&unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]})
 	})
 	return errors.Join(failed, err)
 }
@@ -317,7 +320,8 @@ func (c *Conn) makeRoom(bufs [][]byte) error {
 		c.room, err = c.sock.WriteBuffer()
 	}
 	if err == nil && c.room < need {
-		err = fmt.Errorf("the system allows %d: run with CAP_NET_ADMIN in the first user namespace, or raise net.core.wmem_max: %w", c.room, unix.EPERM)
+		err = fmt.Errorf("the system allows %d: run with CAP_NET_ADMIN in the first user namespace, or raise "+
+			"net.core.wmem_max: %w", c.room, unix.EPERM)
 	}
 	if err != nil {
 		return fmt.Errorf("set the netlink send buffer to %d bytes: %w", need, err)

@@ -61,7 +61,8 @@ func addTables(names ...string) (bufs [][]byte, last uint32) {
 		if i == len(names)-1 {
 			flags |= unix.NLM_F_ACK
 		}
-		b = append(b, message(nftables|unix.NFT_MSG_NEWTABLE, flags, unix.NFPROTO_IPV4, last, unix.NFTA_TABLE_NAME, name)...)
+		b = append(b, message(nftables|unix.NFT_MSG_NEWTABLE, flags, unix.NFPROTO_IPV4, last, unix.NFTA_TABLE_NAME,
+			name)...)
 	}
 	return [][]byte{b, message(unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, last+1)}, last
 }
@@ -154,10 +155,12 @@ func TestAnswers(t *testing.T) {
 		want    error
 	}{
 		{"a single message ends its answer", generation(), 1, nil},
-		{"an acknowledgement ends what asks for one", message(nftables|unix.NFT_MSG_GETGEN, unix.NLM_F_ACK, unix.AF_UNSPEC, 0), 1, nil},
+		{"an acknowledgement ends what asks for one", message(nftables|unix.NFT_MSG_GETGEN, unix.NLM_F_ACK,
+			unix.AF_UNSPEC, 0), 1, nil},
 		{"a dump has an end", tables(), 3, nil},
 		{"a dump of nothing", message(nftables|unix.NFT_MSG_GETTABLE, unix.NLM_F_DUMP, unix.NFPROTO_IPV6, 0), 0, nil},
-		{"a refusal", message(nftables|unix.NFT_MSG_GETTABLE, 0, unix.NFPROTO_IPV4, 0, unix.NFTA_TABLE_NAME, "missing"), 0, unix.ENOENT},
+		{"a refusal", message(nftables|unix.NFT_MSG_GETTABLE, 0, unix.NFPROTO_IPV4, 0, unix.NFTA_TABLE_NAME, "missing"),
+			0, unix.ENOENT},
 		{"an unknown subsystem", message(200<<8, 0, unix.AF_UNSPEC, 0), 0, unix.EINVAL},
 	} {
 		if n, err := count(c, t.Context(), q.request); n != q.n || !errors.Is(err, q.want) {
@@ -223,9 +226,11 @@ func TestReadAtOnce(t *testing.T) {
 // What the kernel says of a refusal, and where, is in the error.
 func TestRefusal(t *testing.T) {
 	c := netfilter(t)
-	err := c.Do(t.Context(), message(nftables|unix.NFT_MSG_GETCHAIN, 0, unix.NFPROTO_IPV4, 0, unix.NFTA_CHAIN_TABLE, "missing", unix.NFTA_CHAIN_NAME, "x"), nil)
+	err := c.Do(t.Context(), message(nftables|unix.NFT_MSG_GETCHAIN, 0, unix.NFPROTO_IPV4, 0, unix.NFTA_CHAIN_TABLE,
+		"missing", unix.NFTA_CHAIN_NAME, "x"), nil)
 	var e *Error
-	if !errors.As(err, &e) || e.Errno != unix.ENOENT || e.Seq != c.seq || e.Offset != 20 || !strings.Contains(err.Error(), "byte 20") {
+	if !errors.As(err, &e) || e.Errno != unix.ENOENT || e.Seq != c.seq || e.Offset != 20 ||
+		!strings.Contains(err.Error(), "byte 20") {
 		t.Errorf("a chain of no table: %v, %+v", err, e)
 	}
 	route := openThere(t, Config{Protocol: unix.NETLINK_ROUTE})
@@ -233,7 +238,8 @@ func TestRefusal(t *testing.T) {
 	binary.NativeEndian.PutUint32(request, 20)
 	binary.NativeEndian.PutUint16(request[4:], unix.RTM_GETLINK)
 	binary.NativeEndian.PutUint16(request[6:], unix.NLM_F_REQUEST)
-	if err := route.Do(t.Context(), request, nil); !errors.As(err, &e) || e.Text == "" || !strings.Contains(err.Error(), e.Text) {
+	if err := route.Do(t.Context(), request, nil); !errors.As(err, &e) || e.Text == "" ||
+		!strings.Contains(err.Error(), e.Text) {
 		t.Errorf("a question for a link without its header: %v", err)
 	}
 }
@@ -271,7 +277,8 @@ func TestNoAnswer(t *testing.T) {
 			batch(t, c, "a", "b")
 			c.Timeout = 20 * time.Millisecond
 			before := port(t, c)
-			if err := c.Do(t.Context(), how.silence(t, c), nil); !errors.Is(err, ErrNoAnswer) || !errors.Is(err, os.ErrDeadlineExceeded) {
+			if err := c.Do(t.Context(), how.silence(t, c), nil); !errors.Is(err, ErrNoAnswer) ||
+				!errors.Is(err, os.ErrDeadlineExceeded) {
 				t.Errorf("the patience ends: %v", err)
 			}
 			expectFresh(t, c, before, 2)
@@ -300,7 +307,8 @@ func TestDumpLeftInTheMiddle(t *testing.T) {
 	batch(t, c, names...)
 	before := port(t, c)
 	ctx, cancel := context.WithCancel(t.Context())
-	if err := c.Do(ctx, tables(), func(Message) error { cancel(); return nil }); !errors.Is(err, context.Canceled) || !errors.Is(err, ErrNoAnswer) {
+	if err := c.Do(ctx, tables(), func(Message) error { cancel(); return nil }); !errors.Is(err, context.Canceled) ||
+		!errors.Is(err, ErrNoAnswer) {
 		t.Errorf("left in the middle: %v", err)
 	}
 	expectFresh(t, c, before, len(names))
@@ -313,14 +321,16 @@ func TestLateAnswers(t *testing.T) {
 	for range 3 {
 		late := generation()
 		binary.NativeEndian.PutUint32(late[8:], c.Next())
-		if err := c.transmit(t.Context(), false, append(late, message(200<<8, 0, unix.AF_UNSPEC, c.Next())...)); err != nil {
+		if err := c.transmit(t.Context(), false,
+			append(late, message(200<<8, 0, unix.AF_UNSPEC, c.Next())...)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if n, err := count(c, t.Context(), tables()); n != 3 || err != nil {
 		t.Errorf("%d tables, %v", n, err)
 	}
-	if err := c.transmit(t.Context(), false, message(nftables|unix.NFT_MSG_GETTABLE, 0, unix.NFPROTO_IPV4, 1, unix.NFTA_TABLE_NAME, "missing")); err != nil {
+	if err := c.transmit(t.Context(), false, message(nftables|unix.NFT_MSG_GETTABLE, 0, unix.NFPROTO_IPV4, 1,
+		unix.NFTA_TABLE_NAME, "missing")); err != nil {
 		t.Fatal(err)
 	}
 	batch(t, c, "d") // its message has the number 1 too
@@ -491,7 +501,8 @@ func TestEach(t *testing.T) {
 	batch(t, c, "a")
 	ask := func(names ...string) (all []byte) {
 		for _, name := range names {
-			all = append(all, message(nftables|unix.NFT_MSG_GETTABLE, unix.NLM_F_ACK, unix.NFPROTO_IPV4, 0, unix.NFTA_TABLE_NAME, name)...)
+			all = append(all, message(nftables|unix.NFT_MSG_GETTABLE, unix.NLM_F_ACK, unix.NFPROTO_IPV4, 0,
+				unix.NFTA_TABLE_NAME, name)...)
 		}
 		return all
 	}
@@ -504,7 +515,8 @@ func TestEach(t *testing.T) {
 			got[i] = err
 		})
 	}
-	if err := c.transmit(t.Context(), false, message(nftables|unix.NFT_MSG_GETTABLE, unix.NLM_F_ACK, unix.NFPROTO_IPV4, 1, unix.NFTA_TABLE_NAME, "missing")); err != nil {
+	if err := c.transmit(t.Context(), false, message(nftables|unix.NFT_MSG_GETTABLE, unix.NLM_F_ACK, unix.NFPROTO_IPV4,
+		1, unix.NFTA_TABLE_NAME, "missing")); err != nil {
 		t.Fatal(err) // its answer is unread
 	}
 	got, err := each(t.Context(), ask("a", "missing", "a"))
@@ -540,7 +552,8 @@ func TestEach(t *testing.T) {
 	// No answer arrives.
 	before = port(t, c)
 	deafen(t, c)
-	if got, err := each(t.Context(), ask("a", "a")); err != nil || !errors.Is(got[0], ErrNoAnswer) || !errors.Is(got[1], ErrNoAnswer) {
+	if got, err := each(t.Context(), ask("a", "a")); err != nil || !errors.Is(got[0], ErrNoAnswer) ||
+		!errors.Is(got[1], ErrNoAnswer) {
 		t.Errorf("a kernel that does not answer: %v, %v", got, err)
 	}
 	expectFresh(t, c, before, 1)

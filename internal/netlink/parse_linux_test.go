@@ -34,12 +34,17 @@ func TestEnds(t *testing.T) {
 		{"a dump", false, [][]byte{part(0), part(0), done(0, 0, 0, 0)}, 2, nil},
 		{"an end without a number", true, [][]byte{part(0), done()}, 1, nil},
 		{"a dump that fails at its end", false, [][]byte{part(0), done(failed...)}, 1, unix.ENOSPC},
-		{"a dump that was interrupted", false, [][]byte{part(0), part(unix.NLM_F_DUMP_INTR), done(0, 0, 0, 0)}, 2, ErrInterrupted},
-		{"a dump that its last message says was interrupted", false, [][]byte{part(0), answerTo(7, unix.NLMSG_DONE, unix.NLM_F_DUMP_INTR, 0, 0, 0, 0)}, 1, ErrInterrupted},
-		{"one of many, and the acknowledgement", true, [][]byte{part(0), answerTo(7, unix.NLMSG_ERROR, 0, make([]byte, 20)...)}, 1, nil},
-		{"a single one, and the acknowledgement", true, [][]byte{answerTo(7, 100, 0), answerTo(7, unix.NLMSG_ERROR, 0, make([]byte, 20)...)}, 1, nil},
+		{"a dump that was interrupted", false, [][]byte{part(0), part(unix.NLM_F_DUMP_INTR), done(0, 0, 0, 0)}, 2,
+			ErrInterrupted},
+		{"a dump that its last message says was interrupted", false,
+			[][]byte{part(0), answerTo(7, unix.NLMSG_DONE, unix.NLM_F_DUMP_INTR, 0, 0, 0, 0)}, 1, ErrInterrupted},
+		{"one of many, and the acknowledgement", true,
+			[][]byte{part(0), answerTo(7, unix.NLMSG_ERROR, 0, make([]byte, 20)...)}, 1, nil},
+		{"a single one, and the acknowledgement", true,
+			[][]byte{answerTo(7, 100, 0), answerTo(7, unix.NLMSG_ERROR, 0, make([]byte, 20)...)}, 1, nil},
 		{"a single one", false, [][]byte{answerTo(7, 100, 0), part(0)}, 1, nil},
-		{"answers to others", false, [][]byte{answerTo(6, unix.NLMSG_ERROR, 0, failed...), answerTo(8, 100, 0), answerTo(7, 100, 0)}, 1, nil},
+		{"answers to others", false, [][]byte{answerTo(6, unix.NLMSG_ERROR, 0, failed...), answerTo(8, 100, 0),
+			answerTo(7, 100, 0)}, 1, nil},
 		{"a refusal that is cut off", true, [][]byte{answerTo(7, unix.NLMSG_ERROR, 0, 1)}, 0, unix.EBADMSG},
 	} {
 		var all []byte
@@ -49,7 +54,8 @@ func TestEnds(t *testing.T) {
 			}
 		}
 		n := 0
-		if err := stuffed(all).answer(t.Context(), 7, c.acked, func(Message) error { n++; return nil }); !errors.Is(err, c.want) || n != c.n {
+		if err := stuffed(all).answer(t.Context(), 7, c.acked, func(Message) error { n++; return nil }); !errors.Is(err,
+			c.want) || n != c.n {
 			t.Errorf("%s: %d messages, %v; want %d, %v", c.what, n, err, c.n, c.want)
 		}
 	}
@@ -59,8 +65,10 @@ func TestEnds(t *testing.T) {
 func FuzzAnswer(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(answerTo(1, 100, unix.NLM_F_MULTI, 1, 2, 3, 4))
-	f.Add(answerTo(1, unix.NLMSG_ERROR, unix.NLM_F_ACK_TLVS|unix.NLM_F_CAPPED, append(make([]byte, 20), 5, 0, 1, 0, 'x', 0, 0, 0, 8, 0, 2, 0, 1, 0, 0, 0)...))
-	f.Add(answerTo(1, unix.NLMSG_DONE, unix.NLM_F_MULTI|unix.NLM_F_ACK_TLVS, 0xff, 0xff, 0xff, 0xff, 8, 0, 1, 0, 'x', 0, 0, 0))
+	f.Add(answerTo(1, unix.NLMSG_ERROR, unix.NLM_F_ACK_TLVS|unix.NLM_F_CAPPED, append(make([]byte, 20), 5, 0, 1, 0, 'x',
+		0, 0, 0, 8, 0, 2, 0, 1, 0, 0, 0)...))
+	f.Add(answerTo(1, unix.NLMSG_DONE, unix.NLM_F_MULTI|unix.NLM_F_ACK_TLVS, 0xff, 0xff, 0xff, 0xff, 8, 0, 1, 0, 'x', 0,
+		0, 0))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		c := stuffed(b)
 		for left := len(b); left > 0; left = len(c.unread) {

@@ -1,5 +1,6 @@
-// Package ratelimit bounds what the proxy reports about the objects of tenants: log lines, events and claims. Each
-// namespace has its own share, so that the flood of one never suppresses the first message about another.
+// Package ratelimit bounds what the proxy reports about the objects of tenants: log lines, events
+// and claims. Each namespace has its own share, so that the flood of one never suppresses the first
+// message about another.
 package ratelimit
 
 import (
@@ -15,12 +16,14 @@ const (
 	Gap   = 30 * time.Second
 	// ReportGap is the time between two lines about suppressed messages.
 	ReportGap = time.Minute
-	// MaxShares bounds the shares that one Limiter remembers. Namespaces beyond it have one share together.
+	// MaxShares bounds the shares that one Limiter remembers. Namespaces beyond it have one share
+	// together.
 	MaxShares = 1000
 )
 
-// Limiter bounds messages of one kind, by namespace, and reports how many it suppressed. All messages together stay
-// below MaxShares+1 shares. It is safe for concurrent use, and never writes while it holds its lock. Make one with [New].
+// Limiter bounds messages of one kind, by namespace, and reports how many it suppressed. All
+// messages together stay below MaxShares+1 shares. It is safe for concurrent use, and never writes
+// while it holds its lock. Make one with [New].
 type Limiter struct {
 	log  *slog.Logger
 	kind string
@@ -38,12 +41,14 @@ type share struct {
 	suppressed int       // since the last line about it
 }
 
-// New returns a Limiter that logs how many messages of a kind, such as "Malformed object", it suppressed.
+// New returns a Limiter that logs how many messages of a kind, such as "Malformed object", it
+// suppressed.
 func New(log *slog.Logger, kind string) *Limiter {
 	return &Limiter{log: log, kind: kind, shares: map[string]*share{}}
 }
 
-// Allow reports whether one more message may be written about the objects of a namespace, and counts it.
+// Allow reports whether one more message may be written about the objects of a namespace, and
+// counts it.
 func (l *Limiter) Allow(namespace string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -100,7 +105,8 @@ func (l *Limiter) report() {
 	l.log.Warn("Suppressed messages", "kind", l.kind, "messages", messages, "mostAbout", namespace, "ofThem", most)
 }
 
-// settle returns how many messages were suppressed, and the namespace with most of them; it forgets both.
+// settle returns how many messages were suppressed, and the namespace with most of them; it forgets
+// both.
 func (l *Limiter) settle() (messages, most int, namespace string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

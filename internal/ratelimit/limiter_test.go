@@ -12,7 +12,8 @@ import (
 	"kube-proxy/test/logtest"
 )
 
-// TN-02: each namespace has its own share, which time gives back, and each suppressed message is counted in a line.
+// TN-02: each namespace has its own share, which time gives back, and each suppressed message is
+// counted in a line.
 func TestShares(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log logtest.Buffer
@@ -60,7 +61,8 @@ func TestShares(t *testing.T) {
 	})
 }
 
-// TN-02: memory and all messages together are bounded, however many namespaces there are, and old shares make room.
+// TN-02: memory and all messages together are bounded, however many namespaces there are, and old
+// shares make room.
 func TestManyNamespaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := New(slog.New(slog.DiscardHandler), "")

@@ -1,12 +1,15 @@
-// Package rollback takes back what a batch has changed in a plane's memory of the kernel, if the kernel refuses the batch.
+// Package rollback takes back what a batch has changed in a plane's memory of the kernel, if the
+// kernel refuses the batch.
 //
-// A plane makes the changes in its state at once, while it collects what to write: so later changes of a batch find what
-// earlier ones made. What the change of one endpoint costs to note is a few closures, and nothing of what it does not touch.
+// A plane makes the changes in its state at once, while it collects what to write: so later changes
+// of a batch find what earlier ones made. What the change of one endpoint costs to note is a few
+// closures, and nothing of what it does not touch.
 package rollback
 
 import "slices"
 
-// Log notes how things were. A nil Log notes nothing: a state that is built anew is thrown away as a whole.
+// Log notes how things were. A nil Log notes nothing: a state that is built anew is thrown away as
+// a whole.
 type Log struct{ undo []func() }
 
 // Undo makes everything as it was when the Log was empty.

@@ -11,7 +11,8 @@ type thing struct {
 	n    int
 }
 
-// Whatever a batch does to maps and values, also to one several times, Undo makes all as it was; and a Log can be used again.
+// Whatever a batch does to maps and values, also to one several times, Undo makes all as it was;
+// and a Log can be used again.
 func TestUndo(t *testing.T) {
 	for seed := range uint64(300) {
 		rnd := rand.New(rand.NewPCG(seed, 3))

@@ -25,15 +25,19 @@ func (e *events) add(kind string, id uint32, text string) error {
 // Lines for stderr become events of the severity in the line, in each format of the log.
 func TestWriter(t *testing.T) {
 	for _, tc := range []struct{ write, want string }{
-		{"I1121 13:09:01.123456    1234 run.go:33] \"Starting kube-proxy\"\n", `info 1 I1121 13:09:01.123456    1234 run.go:33] "Starting kube-proxy"`},
+		{"I1121 13:09:01.123456    1234 run.go:33] \"Starting kube-proxy\"\n",
+			`info 1 I1121 13:09:01.123456    1234 run.go:33] "Starting kube-proxy"`},
 		{"W1121 13:09:01.1 1 a.go:3] x\n", "warning 2 W1121 13:09:01.1 1 a.go:3] x"},
 		{"E1121 13:09:01.1 1 a.go:3] x\n", "error 3 E1121 13:09:01.1 1 a.go:3] x"},
 		{`{"ts":1.0,"caller":"a.go:3","msg":"x","v":0}` + "\n", `info 1 {"ts":1.0,"caller":"a.go:3","msg":"x","v":0}`},
-		{`{"ts":1.0,"caller":"a.go:3","msg":"x","level":"warning"}` + "\n", `warning 2 {"ts":1.0,"caller":"a.go:3","msg":"x","level":"warning"}`},
-		{`{"ts":1.0,"caller":"a.go:3","msg":"x","level":"error"}` + "\n", `error 3 {"ts":1.0,"caller":"a.go:3","msg":"x","level":"error"}`},
+		{`{"ts":1.0,"caller":"a.go:3","msg":"x","level":"warning"}` + "\n",
+			`warning 2 {"ts":1.0,"caller":"a.go:3","msg":"x","level":"warning"}`},
+		{`{"ts":1.0,"caller":"a.go:3","msg":"x","level":"error"}` + "\n",
+			`error 3 {"ts":1.0,"caller":"a.go:3","msg":"x","level":"error"}`},
 		{`{"ts":1.0,"caller":"a.go`, `warning 2 {"ts":1.0,"caller":"a.go`},
 		{"kube-proxy: warning: x has no effect\n", "warning 2 kube-proxy: warning: x has no effect"},
-		{"kube-proxy: --bind-address: \"x\": want an IP address\n", "error 3 kube-proxy: --bind-address: \"x\": want an IP address"},
+		{"kube-proxy: --bind-address: \"x\": want an IP address\n",
+			"error 3 kube-proxy: --bind-address: \"x\": want an IP address"},
 		{"a\x00b\xff", "error 3 a?b?"},
 	} {
 		var e events
@@ -49,7 +53,8 @@ func TestWriterLong(t *testing.T) {
 	for _, of := range []string{"a", "é", "€", "😀"} {
 		var e events
 		line := strings.Repeat(of, 100_000/len(of))
-		if n, err := NewWriter(&e).Write([]byte(line)); err != nil || n != len(line) || len(e) != 1 || len(e[0]) < longestEvent/2 {
+		if n, err := NewWriter(&e).Write([]byte(line)); err != nil || n != len(line) || len(e) != 1 ||
+			len(e[0]) < longestEvent/2 {
 			t.Errorf("%s: %d, %v, %d events", of, n, err, len(e))
 		}
 	}

@@ -37,12 +37,14 @@ func TestServe(t *testing.T) {
 		reloads  int
 	}{
 		{name: "stop", requests: []Request{Stop}, want: []Status{starting, running, stopping(1)}, cause: ErrStopped},
-		{name: "shutdown", requests: []Request{Shutdown}, want: []Status{starting, running, stopping(1)}, cause: ErrShutdown},
+		{name: "shutdown", requests: []Request{Shutdown}, want: []Status{starting, running, stopping(1)},
+			cause: ErrShutdown},
 		{name: "asked how it is", requests: []Request{Interrogate, Interrogate, Stop},
 			want: []Status{starting, running, running, running, stopping(1)}, cause: ErrStopped},
 		{name: "a stop that takes long counts up", requests: []Request{Stop}, after: 3*every + every/2,
 			want: []Status{starting, running, stopping(1), stopping(2), stopping(3), stopping(4)}, cause: ErrStopped},
-		{name: "a second stop, and a question, while it stops", requests: []Request{Stop, Shutdown, Interrogate, ParamChange}, after: time.Second,
+		{name: "a second stop, and a question, while it stops", requests: []Request{Stop, Shutdown, Interrogate,
+			ParamChange}, after: time.Second,
 			want: []Status{starting, running, stopping(1), stopping(1), stopping(1), stopping(1)}, cause: ErrStopped},
 		{name: "the configuration is read again", requests: []Request{ParamChange, Stop},
 			want: []Status{starting, running, running, stopping(1)}, cause: ErrStopped, reloads: 1},
@@ -80,7 +82,8 @@ func TestServe(t *testing.T) {
 					t.Errorf("told %v, want %v", m.reported, tc.want)
 				}
 				if !errors.Is(err, tc.err) || !errors.Is(cause, tc.cause) || reloads != tc.reloads {
-					t.Errorf("error %v, cause %v, %d reloads; want %v, %v, %d", err, cause, reloads, tc.err, tc.cause, tc.reloads)
+					t.Errorf("error %v, cause %v, %d reloads; want %v, %v, %d", err, cause, reloads, tc.err, tc.cause,
+						tc.reloads)
 				}
 			})
 		})

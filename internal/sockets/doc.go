@@ -1,6 +1,6 @@
-// Package sockets reports ports of this node that a Service takes over: NodePorts on which a program already
-// listens (PN-60), and external and load-balancer addresses that are the node's own, on a port of a program
-// or of another Service's NodePort.
+// Package sockets reports ports of this node that a Service takes over: NodePorts on which a
+// program already listens (PN-60), and external and load-balancer addresses that are the node's
+// own, on a port of a program or of another Service's NodePort.
 //
 //	engine ──applied──▶ NodePorts, addresses ──────┐
 //	                                               ├──▶ collision? ──once──▶ Collides

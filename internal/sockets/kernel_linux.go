@@ -42,7 +42,8 @@ func (d *diag) sockets(ctx context.Context, proto lb.Proto, port uint16) ([]sock
 	var out []socket
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		list, err := d.dump(ctx, family, proto, port)
-		if proto == lb.SCTP && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL)) {
+		if proto == lb.SCTP && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) ||
+			errors.Is(err, unix.EINVAL)) {
 			continue // a kernel without this module has no such sockets, or does not list them
 		}
 		if err != nil {
@@ -100,9 +101,10 @@ func (d *diag) dump(ctx context.Context, family uint8, proto lb.Proto, port uint
 	r := request(family, proto)
 	binary.NativeEndian.PutUint32(r[4:], 1<<waiting(proto))
 	binary.BigEndian.PutUint16(r[8:], port)
-	return netlink.Dump(ctx, d.conn, netlink.Request(unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP, r), func(m netlink.Message) (socket, bool) {
-		return parseMessage(m.Body, port)
-	})
+	return netlink.Dump(ctx, d.conn, netlink.Request(unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP, r),
+		func(m netlink.Message) (socket, bool) {
+			return parseMessage(m.Body, port)
+		})
 }
 
 // parseMessage reads one socket. Dumps of some protocols ignore the port.
@@ -116,7 +118,8 @@ func parseMessage(b []byte, port uint16) (socket, bool) {
 	} else {
 		addr = netip.AddrFrom16([16]byte(b[offAddr:]))
 	}
-	s := socket{addr: netip.AddrPortFrom(addr, binary.BigEndian.Uint16(b[offPort:])), inode: binary.NativeEndian.Uint32(b[offInode:])}
+	s := socket{addr: netip.AddrPortFrom(addr, binary.BigEndian.Uint16(b[offPort:])),
+		inode: binary.NativeEndian.Uint32(b[offInode:])}
 	s.v6only = netlink.U8(netlink.Attribute(b[sizeofMessage:], attrV6Only)) != 0
 	return s, s.addr.Port() != 0 && (port == 0 || s.addr.Port() == port)
 }

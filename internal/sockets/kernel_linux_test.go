@@ -29,7 +29,8 @@ func newNamespace(t testing.TB) namespace {
 	t.Helper()
 	ns := namespace{netlab.NamespaceForTest(t)}
 	ns.Do(func() {
-		out, err := exec.Command("sh", "-ec", "ip link set lo up; ip addr add 192.0.2.1/32 dev lo; ip -6 addr add 2001:db8::1/128 dev lo nodad").CombinedOutput()
+		out, err := exec.Command("sh", "-ec", "ip link set lo up; ip addr add 192.0.2.1/32 dev lo; ip -6 addr add "+
+			"2001:db8::1/128 dev lo nodad").CombinedOutput()
 		if err != nil {
 			t.Errorf("%v: %s", err, out)
 		}
@@ -37,8 +38,8 @@ func newNamespace(t testing.TB) namespace {
 	return ns
 }
 
-// open opens sockets in the namespace: "tcp4 0.0.0.0:80", or for a UDP socket with a peer "udp4 a:1 b:2".
-// tcp6 is v6only, tcp6+4 is not.
+// open opens sockets in the namespace: "tcp4 0.0.0.0:80", or for a UDP socket with a peer "udp4 a:1
+// b:2". tcp6 is v6only, tcp6+4 is not.
 func (ns namespace) open(t testing.TB, sockets ...string) {
 	t.Helper()
 	ns.Do(func() {
@@ -70,7 +71,8 @@ func openSocket(t testing.TB, network string, addr ...string) error {
 		}
 		t.Cleanup(func() { c.Close() })
 	default:
-		c, err := net.DialUDP(network, net.UDPAddrFromAddrPort(netip.MustParseAddrPort(addr[0])), net.UDPAddrFromAddrPort(netip.MustParseAddrPort(addr[1])))
+		c, err := net.DialUDP(network, net.UDPAddrFromAddrPort(netip.MustParseAddrPort(addr[0])),
+			net.UDPAddrFromAddrPort(netip.MustParseAddrPort(addr[1])))
 		if err != nil {
 			return err
 		}
@@ -115,7 +117,8 @@ func TestSilentKernel(t *testing.T) {
 // queried.
 func TestKernelSockets(t *testing.T) {
 	ns := newNamespace(t)
-	ns.open(t, "tcp4 0.0.0.0:30080", "tcp4 192.0.2.1:30081", "tcp4 127.0.0.1:30085", "tcp6 [::]:30082", "tcp6+4 [::]:30083", "tcp6 [2001:db8::1]:30084",
+	ns.open(t, "tcp4 0.0.0.0:30080", "tcp4 192.0.2.1:30081", "tcp4 127.0.0.1:30085", "tcp6 [::]:30082",
+		"tcp6+4 [::]:30083", "tcp6 [2001:db8::1]:30084",
 		"udp4 0.0.0.0:30053", "udp4 192.0.2.1:30054 127.0.0.1:53", "udp6 [::]:30055", "udp6+4 [::]:30056")
 	ns.Do(func() {
 		for _, to := range []string{"127.0.0.1:30080", "[::1]:30083"} { // connections on the same port
@@ -137,7 +140,8 @@ func TestKernelSockets(t *testing.T) {
 			port  uint16
 			want  []string
 		}{
-			{lb.TCP, 0, []string{"0.0.0.0:30080", "127.0.0.1:30085", "192.0.2.1:30081", "[2001:db8::1]:30084 only", "[::]:30082 only", "[::]:30083"}},
+			{lb.TCP, 0, []string{"0.0.0.0:30080", "127.0.0.1:30085", "192.0.2.1:30081", "[2001:db8::1]:30084 only",
+				"[::]:30082 only", "[::]:30083"}},
 			{lb.TCP, 30080, []string{"0.0.0.0:30080"}},
 			{lb.TCP, 30083, []string{"[::]:30083"}},
 			{lb.TCP, 30099, nil},
@@ -203,7 +207,8 @@ func TestPrograms(t *testing.T) {
 		w, err = New(Config{Period: 100 * time.Millisecond, Collides: func(c Collision) {
 			mu.Lock()
 			defer mu.Unlock()
-			reported = append(reported, fmt.Sprintf("%s %s %v", c.Service, strings.TrimPrefix(c.Key.String(), "nodeport:"), c.Listener))
+			reported = append(reported, fmt.Sprintf("%s %s %v", c.Service, strings.TrimPrefix(c.Key.String(),
+				"nodeport:"), c.Listener))
 		}, Local: func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("192.0.2.1")}, nil }})
 		if err != nil {
 			t.Error(err)
@@ -218,7 +223,8 @@ func TestPrograms(t *testing.T) {
 	go func() { defer close(done); w.Run(ctx) }()
 	defer func() { cancel(); <-done }()
 	var changes []lb.Change
-	for _, k := range []lb.Key{{Port: 30080, Proto: lb.TCP}, {Port: 30081, Proto: lb.UDP}, {Port: 30082, Proto: lb.TCP}, {Port: 30083, Proto: lb.SCTP}} {
+	for _, k := range []lb.Key{{Port: 30080, Proto: lb.TCP}, {Port: 30081, Proto: lb.UDP}, {Port: 30082, Proto: lb.TCP},
+		{Port: 30083, Proto: lb.SCTP}} {
 		changes = append(changes, lb.Change{Key: k, New: &lb.Frontend{Key: k, Kind: lb.NodePort, Service: "shop/web"}})
 	}
 	w.Observer(lb.IPv4).Applied(changes)
@@ -254,7 +260,8 @@ func TestPrograms(t *testing.T) {
 	changes = nil
 	for _, addr := range []string{"192.0.2.1", "192.0.2.9"} { // the node's own, and another node's
 		k := lb.Key{Addr: netip.MustParseAddr(addr), Port: 2379, Proto: lb.TCP}
-		changes = append(changes, lb.Change{Key: k, New: &lb.Frontend{Key: k, Kind: lb.ExternalIP, Service: "shop/ext"}})
+		changes = append(changes,
+			lb.Change{Key: k, New: &lb.Frontend{Key: k, Kind: lb.ExternalIP, Service: "shop/ext"}})
 	}
 	w.Observer(lb.IPv4).Applied(changes)
 	wait(first, second, second, "shop/ext 192.0.2.1:2379/tcp 0.0.0.0:2379")

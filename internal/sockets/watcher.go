@@ -138,7 +138,8 @@ func newWatcher(cfg Config, k kernel) *Watcher {
 	}
 	return &Watcher{cfg: cfg, kernel: k, confirm: 3 * time.Second, wake: make(chan struct{}, 1),
 		rows: map[lb.Family]map[port]string{lb.IPv4: {}, lb.IPv6: {}}, addrs: map[netip.Addr]map[port]string{},
-		fresh: map[port]struct{}{}, gone: map[state]struct{}{}, reported: map[state]struct{}{}, suspects: map[state]suspect{}, errs: map[string]string{}}
+		fresh: map[port]struct{}{}, gone: map[state]struct{}{}, reported: map[state]struct{}{},
+		suspects: map[state]suspect{}, errs: map[string]string{}}
 }
 
 // Observer takes the applied changes of one family's engine. It is an engine.Observer.
@@ -465,7 +466,8 @@ func (w *Watcher) compare(found map[state]uint32, looked map[port]struct{}) {
 			}
 			if now.Sub(was.since) < w.confirm {
 				suspects[s] = was
-				if claim := (state{service: s.service, port: s.port, addr: s.addr}); slices.Contains(ended[s.port], claim) {
+				if claim := (state{service: s.service, port: s.port, addr: s.addr}); slices.Contains(ended[s.port],
+					claim) {
 					w.keepEnded(claim)
 				}
 				continue
@@ -493,11 +495,13 @@ func (w *Watcher) keepEnded(s state) {
 // own addresses are one report, since its author decides their number.
 func (w *Watcher) tell(fresh []state) {
 	slices.SortFunc(fresh, func(a, b state) int {
-		return cmp.Or(cmp.Compare(lb.OwnerOf(a.service), lb.OwnerOf(b.service)), a.key().Compare(b.key()), a.listener.Compare(b.listener))
+		return cmp.Or(cmp.Compare(lb.OwnerOf(a.service), lb.OwnerOf(b.service)), a.key().Compare(b.key()),
+			a.listener.Compare(b.listener))
 	})
 	for len(fresh) > 0 {
 		s, n := fresh[0], 1
-		for n < len(fresh) && s.addr.IsValid() && lb.OwnerOf(fresh[n].service) == lb.OwnerOf(s.service) && fresh[n].addr.IsValid() {
+		for n < len(fresh) && s.addr.IsValid() && lb.OwnerOf(fresh[n].service) == lb.OwnerOf(s.service) &&
+			fresh[n].addr.IsValid() {
 			n++
 		}
 		w.cfg.Collides(Collision{s.service, s.key(), s.listener, s.nodePort, n - 1})
@@ -510,7 +514,8 @@ func (w *Watcher) wanted(s state) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if s.addr.IsValid() {
-		return w.addrs[s.addr][s.port] == s.service && (s.nodePort == "" || w.rows[lb.FamilyOf(s.addr)][s.port] == s.nodePort)
+		return w.addrs[s.addr][s.port] == s.service &&
+			(s.nodePort == "" || w.rows[lb.FamilyOf(s.addr)][s.port] == s.nodePort)
 	}
 	return w.rows[lb.IPv4][s.port] == s.service || w.rows[lb.IPv6][s.port] == s.service
 }

@@ -77,7 +77,8 @@ func (k *fakeKernel) fail(err error) {
 	k.err = err
 }
 
-// set replaces the sockets: "tcp 0.0.0.0:80", each with the inode 100 + its place; "only" after it is v6only.
+// set replaces the sockets: "tcp 0.0.0.0:80", each with the inode 100 + its place; "only" after it
+// is v6only.
 func (k *fakeKernel) set(text ...string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -385,15 +386,16 @@ func TestNodeAddress(t *testing.T) {
 	}
 }
 
-// Once for each state, in one line for each Service however many ports it takes; an address that the node gets later counts
-// from the next look on.
+// Once for each state, in one line for each Service however many ports it takes; an address that
+// the node gets later counts from the next look on.
 func TestNodeAddressOnce(t *testing.T) {
 	bubble(t, func(r *rig) {
 		r.kernel.has("192.0.2.1")
 		var sockets, rows []string
 		for i := range 1000 {
 			sockets = append(sockets, fmt.Sprintf("tcp 0.0.0.0:%d", 2000+i))
-			rows = append(rows, fmt.Sprintf("shop/many:p%d 192.0.2.1:%d/tcp", i, 2000+i), fmt.Sprintf("shop/far:p%d 192.0.2.9:%d/tcp", i, 2000+i))
+			rows = append(rows, fmt.Sprintf("shop/many:p%d 192.0.2.1:%d/tcp", i, 2000+i),
+				fmt.Sprintf("shop/far:p%d 192.0.2.9:%d/tcp", i, 2000+i))
 		}
 		r.kernel.set(sockets...)
 		r.apply(lb.IPv4, rows...)
@@ -416,7 +418,8 @@ func TestNodeAddressOnce(t *testing.T) {
 		r.apply(lb.IPv4, rows...)
 		r.expect(late)
 		if len(r.addrs)+len(r.reported)+len(r.fresh) > 0 {
-			t.Errorf("what went is remembered: %d addresses, %d told, %d fresh", len(r.addrs), len(r.Watcher.reported), len(r.fresh))
+			t.Errorf("what went is remembered: %d addresses, %d told, %d fresh", len(r.addrs), len(r.Watcher.reported),
+				len(r.fresh))
 		}
 	})
 }

@@ -28,7 +28,8 @@ const (
 // since returns the settings in c that differ from old.
 func (c Conntrack) since(old Conntrack) Conntrack {
 	for _, p := range []struct{ now, old *time.Duration }{
-		{&c.TCPEstablished, &old.TCPEstablished}, {&c.TCPCloseWait, &old.TCPCloseWait}, {&c.UDP, &old.UDP}, {&c.UDPStream, &old.UDPStream},
+		{&c.TCPEstablished, &old.TCPEstablished}, {&c.TCPCloseWait, &old.TCPCloseWait}, {&c.UDP, &old.UDP},
+		{&c.UDPStream, &old.UDPStream},
 	} {
 		if *p.now == *p.old {
 			*p.now = 0
@@ -62,8 +63,10 @@ func (j *job) conntrack(c Conntrack) {
 		name  string
 		asks  string
 	}{
-		{c.TCPEstablished, "tcp_timeout_established", "--conntrack-tcp-timeout-established (conntrack.tcpEstablishedTimeout)"},
-		{c.TCPCloseWait, "tcp_timeout_close_wait", "--conntrack-tcp-timeout-close-wait (conntrack.tcpCloseWaitTimeout)"},
+		{c.TCPEstablished, "tcp_timeout_established", "--conntrack-tcp-timeout-established " +
+			"(conntrack.tcpEstablishedTimeout)"},
+		{c.TCPCloseWait, "tcp_timeout_close_wait",
+			"--conntrack-tcp-timeout-close-wait (conntrack.tcpCloseWaitTimeout)"},
 		{c.UDP, "udp_timeout", "--conntrack-udp-timeout (conntrack.udpTimeout)"},
 		{c.UDPStream, "udp_timeout_stream", "--conntrack-udp-timeout-stream (conntrack.udpStreamTimeout)"},
 	} {
@@ -125,7 +128,8 @@ func (j *job) hashSize(want int) {
 		return
 	}
 	if _, missing := j.tree.Sysctl(conntrackInitial); errors.Is(missing, fs.ErrNotExist) {
-		j.report.Kept = append(j.report.Kept, "the hash table of connections belongs to the initial network namespace: it keeps its size")
+		j.report.Kept = append(j.report.Kept, "the hash table of connections belongs to the initial network "+
+			"namespace: it keeps its size")
 		return
 	}
 	if err == nil {
@@ -133,10 +137,13 @@ func (j *job) hashSize(want int) {
 	}
 	switch {
 	case err == nil:
-		j.report.Wrote = append(j.report.Wrote, "set the hash table of connections from "+have+" to "+strconv.Itoa(want)+" buckets")
+		j.report.Wrote = append(j.report.Wrote, "set the hash table of connections from "+have+" to "+
+			strconv.Itoa(want)+" buckets")
 	case errors.Is(err, unix.EROFS):
-		j.warn(ReadOnlySysFS, "/sys is read-only: the hash table of connections keeps %s buckets, where %d would be right for as many "+
-			"connections as may be tracked: mount /sys writable, or set /sys/module/nf_conntrack/parameters/hashsize on the host", have, want)
+		j.warn(ReadOnlySysFS, "/sys is read-only: the hash table of connections keeps %s buckets, where %d would be "+
+			"right for as many "+
+			"connections as may be tracked: mount /sys writable, or set /sys/module/nf_conntrack/parameters/hashsize "+
+			"on the host", have, want)
 	default:
 		j.warn("", "the hash table of connections is not made larger: %v", err)
 	}

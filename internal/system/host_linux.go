@@ -11,8 +11,8 @@ import (
 	"kube-proxy/internal/kernel"
 )
 
-// Host is where the settings are made. The zero value is this machine, in the network namespace of the calling
-// thread; tests give folders.
+// Host is where the settings are made. The zero value is this machine, in the network namespace of
+// the calling thread; tests give folders.
 type Host struct{ Tree kernel.Tree }
 
 // Start makes all settings except those that the planes make themselves, when it is safe:
@@ -108,7 +108,8 @@ func (j *job) set(s sysctl) {
 		j.report.Wrote = append(j.report.Wrote, fmt.Sprintf("set sysctl %s from %s to %s", s.name, have, s.value))
 	case err == nil:
 	case s.more && atLeast(have, s.value):
-		j.report.Kept = append(j.report.Kept, fmt.Sprintf("sysctl %s stays %s, which suffices where %s is asked for: %v", s.name, have, s.value, err))
+		j.report.Kept = append(j.report.Kept,
+			fmt.Sprintf("sysctl %s stays %s, which suffices where %s is asked for: %v", s.name, have, s.value, err))
 	default:
 		j.errs = append(j.errs, fmt.Errorf("%w; asked for by %s", err, s.asks))
 	}

@@ -2,7 +2,8 @@
 
 package system
 
-// Host is this machine. Other systems than Linux have none of the settings; package config warns if they are configured.
+// Host is this machine. Other systems than Linux have none of the settings; package config warns if
+// they are configured.
 type Host struct{}
 
 // Start makes no settings.

@@ -32,7 +32,8 @@ func TestNetworkNamespace(t *testing.T) {
 		t.Skip("network namespaces need root")
 	}
 	read := func() (all []string) {
-		for _, name := range []string{conntrackMax, conntrackBuckets, "net.netfilter.nf_conntrack_tcp_timeout_close_wait", "net.ipv4.conf.all.route_localnet"} {
+		for _, name := range []string{conntrackMax, conntrackBuckets,
+			"net.netfilter.nf_conntrack_tcp_timeout_close_wait", "net.ipv4.conf.all.route_localnet"} {
 			v, err := kernel.Sysctl(name)
 			if err != nil {
 				t.Fatal(err)
@@ -50,7 +51,8 @@ func TestNetworkNamespace(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-		check(t, "warning", warnings(r), []string{"net.ipv4.ip_forward: it is 0", "net.ipv6.conf.all.forwarding: it is 0"})
+		check(t, "warning", warnings(r), []string{"net.ipv4.ip_forward: it is 0",
+			"net.ipv6.conf.all.forwarding: it is 0"})
 		sysctlIs(t, "net.netfilter.nf_conntrack_tcp_timeout_established", "86400")
 		sysctlIs(t, "net.netfilter.nf_conntrack_tcp_timeout_close_wait", "3600")
 		sysctlIs(t, "net.ipv4.conf.all.route_localnet", "1")
@@ -90,7 +92,8 @@ func TestReadOnlyProcSys(t *testing.T) {
 		}
 		s.Conntrack.TCPCloseWait *= 2
 		_, err := Host{}.Start(s)
-		if err == nil || !strings.Contains(err.Error(), "read-only file system") || !strings.Contains(err.Error(), "from 3600 to 7200") {
+		if err == nil || !strings.Contains(err.Error(), "read-only file system") ||
+			!strings.Contains(err.Error(), "from 3600 to 7200") {
 			t.Errorf("a longer timeout: %v", err)
 		}
 	})
@@ -110,7 +113,8 @@ func TestRootless(t *testing.T) {
 	cmd := exec.Command("/proc/self/exe", "-test.run=^TestRootless$", "-test.count=1")
 	cmd.Env = append(os.Environ(), inUserNamespace+"=1")
 	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1}}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET, UidMappings: ids, GidMappings: ids}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET, UidMappings: ids,
+		GidMappings: ids}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
@@ -137,7 +141,8 @@ func TestIPVS(t *testing.T) {
 		s := Settings{Mode: ipvs.Mode(), Asked: mode.Settings{Blocks: strictARP()}, IPv4: true}
 		r, err := Host{}.InitOnly(s)
 		if !kernel.HasIPVS() {
-			if !errors.Is(err, kernel.ErrUnsupported) || !strings.Contains(err.Error(), "ip_vs is missing") || !strings.Contains(err.Error(), "--proxy-mode ipvs") {
+			if !errors.Is(err, kernel.ErrUnsupported) || !strings.Contains(err.Error(), "ip_vs is missing") ||
+				!strings.Contains(err.Error(), "--proxy-mode ipvs") {
 				t.Errorf("without ip_vs: %v", err)
 			}
 			return
@@ -146,8 +151,10 @@ func TestIPVS(t *testing.T) {
 			t.Errorf("%+v, %v", r, err)
 		}
 		for name, want := range map[string]string{
-			"net.ipv4.vs.conntrack": "1", "net.ipv4.vs.expire_nodest_conn": "1", "net.ipv4.vs.expire_quiescent_template": "1",
-			"net.ipv4.ip_forward": "1", "net.ipv4.conf.all.arp_ignore": "1", "net.ipv4.conf.all.arp_announce": "2",
+			"net.ipv4.vs.conntrack": "1", "net.ipv4.vs.expire_nodest_conn": "1",
+			"net.ipv4.vs.expire_quiescent_template": "1",
+			"net.ipv4.ip_forward":                   "1", "net.ipv4.conf.all.arp_ignore": "1",
+			"net.ipv4.conf.all.arp_announce": "2",
 		} {
 			sysctlIs(t, name, want)
 		}

@@ -16,8 +16,8 @@ func (s Settings) sysctls() []mode.Sysctl {
 	return s.Mode.Sysctls(s.Asked)
 }
 
-// mode makes the settings that the mode needs from its start on, and with early those too that its planes make when it is
-// safe.
+// mode makes the settings that the mode needs from its start on, and with early those too that its
+// planes make when it is safe.
 func (j *job) mode(s Settings, early bool) {
 	asks := fmt.Sprintf("--proxy-mode %s (mode)", s.Mode.Name)
 	if s.Mode.Load != nil && j.tree.Live() && !j.plans {
@@ -70,7 +70,8 @@ func (j *job) forwarding(s Settings) {
 		if err == nil {
 			err = errors.New("it is 0")
 		}
-		j.warn("", "sysctl %s: %v: %s connections from pods and from other machines do not reach the endpoints of Services; "+
+		j.warn("", "sysctl %s: %v: %s connections from pods and from other machines do not reach the endpoints of "+
+			"Services; "+
 			"set it to 1 when the node is set up", f.name, err, f.what)
 	}
 }

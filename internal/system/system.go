@@ -21,10 +21,11 @@ type Settings struct {
 	IPv4, IPv6 bool
 }
 
-// Conntrack holds settings of connection tracking (CF-39 to CF-42). It has the fields of config.Conntrack.
+// Conntrack holds settings of connection tracking (CF-39 to CF-42). It has the fields of
+// config.Conntrack.
 type Conntrack struct {
-	// MaxPerCore times the number of CPUs is the most connections, but at least Min; MaxPerCore 0 leaves the
-	// kernel's.
+	// MaxPerCore times the number of CPUs is the most connections, but at least Min; MaxPerCore 0
+	// leaves the kernel's.
 	MaxPerCore, Min int
 	// Timeouts; 0 leaves the kernel's.
 	TCPEstablished, TCPCloseWait, UDP, UDPStream time.Duration

@@ -59,14 +59,16 @@ func strictARP() option.Blocks {
 func defaults() Settings {
 	return Settings{Mode: nftables.Mode(), OOMScoreAdj: -999, IPv4: true, IPv6: true,
 		Conntrack: Conntrack{MaxPerCore: 32768, Min: 131072, TCPEstablished: 24 * time.Hour, TCPCloseWait: time.Hour},
-		Asked:     mode.Settings{NodePorts: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}}}
+		Asked: mode.Settings{NodePorts: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"),
+			netip.MustParsePrefix("::/0")}}}
 }
 
 // A case changes the machine and the defaults, runs start or another verb, and has the resulting
 // differences in files, and the reports.
 type hostCase struct {
 	name string
-	// host has lines as machine has; a file alone is not there. readOnly files and folders cannot be written.
+	// host has lines as machine has; a file alone is not there. readOnly files and folders cannot
+	// be written.
 	host     string
 	readOnly []string
 	settings func(*Settings)
@@ -96,20 +98,30 @@ var initOnly = Host.InitOnly
 
 var cases = []hostCase{
 	{name: "defaults", files: usual},
-	{name: "PR-10: a processor more", host: "sys/devices/system/cpu/online 0-4,7", files: strings.NewReplacer("131072", "196608", "32768", "49152").Replace(usual)},
+	{name: "PR-10: a processor more", host: "sys/devices/system/cpu/online 0-4,7", files: strings.NewReplacer("131072",
+		"196608", "32768", "49152").Replace(usual)},
 	{name: "PR-10: what an administrator set larger stays",
-		host:  "proc/sys/net/netfilter/nf_conntrack_max 1000000\nsys/module/nf_conntrack/parameters/hashsize 250000",
-		files: usual + "proc/sys/net/netfilter/nf_conntrack_max 1000000\nsys/module/nf_conntrack/parameters/hashsize 250000"},
-	{name: "PR-10: 256 processors lead to no more than 1,048,576 connections", host: "sys/devices/system/cpu/online 0-255",
+		host: "proc/sys/net/netfilter/nf_conntrack_max 1000000\nsys/module/nf_conntrack/parameters/hashsize 250000",
+		files: usual + "proc/sys/net/netfilter/nf_conntrack_max 1000000\n" +
+			"sys/module/nf_conntrack/parameters/hashsize 250000"},
+	{name: "PR-10: 256 processors lead to no more than 1,048,576 connections",
+		host:  "sys/devices/system/cpu/online 0-255",
 		files: strings.NewReplacer("131072", "1048576", "32768", "262144").Replace(usual)},
-	{name: "CF-39: a minimum above the limit for processors holds", settings: func(s *Settings) { s.Conntrack.Min = 2000000 },
+	{name: "CF-39: a minimum above the limit for processors holds", settings: func(s *Settings) {
+		s.Conntrack.Min = 2000000
+	},
 		files: strings.NewReplacer("131072", "2000000", "32768", "500000").Replace(usual)},
-	{name: "CF-39: 0 per core leaves max, and the minimum does not count", settings: func(s *Settings) { s.Conntrack.MaxPerCore = 0 },
-		files: usual + "proc/sys/net/netfilter/nf_conntrack_max 65536\nsys/module/nf_conntrack/parameters/hashsize 16384"},
+	{name: "CF-39: 0 per core leaves max, and the minimum does not count", settings: func(s *Settings) {
+		s.Conntrack.MaxPerCore = 0
+	},
+		files: usual + "proc/sys/net/netfilter/nf_conntrack_max 65536\n" +
+			"sys/module/nf_conntrack/parameters/hashsize 16384"},
 	{name: "CF-39: minimum 0", settings: func(s *Settings) { s.Conntrack.MaxPerCore, s.Conntrack.Min = 20000, 0 },
-		files: usual + "proc/sys/net/netfilter/nf_conntrack_max 80000\nsys/module/nf_conntrack/parameters/hashsize 20000"},
+		files: usual + "proc/sys/net/netfilter/nf_conntrack_max 80000\n" +
+			"sys/module/nf_conntrack/parameters/hashsize 20000"},
 	{name: "CF-39: more than the kernel can count", settings: func(s *Settings) { s.Conntrack.Min = 1<<31 - 1 },
-		files: usual + "proc/sys/net/netfilter/nf_conntrack_max 2147483647\nsys/module/nf_conntrack/parameters/hashsize 536870911"},
+		files: usual + "proc/sys/net/netfilter/nf_conntrack_max 2147483647\n" +
+			"sys/module/nf_conntrack/parameters/hashsize 536870911"},
 	{name: "CF-40, CF-42: timeouts of 0 leave the kernel's", settings: func(s *Settings) { s.Conntrack = Conntrack{} },
 		files: "proc/self/oom_score_adj -999"},
 	{name: "CF-41, CF-42: all settings, fractions of a second round up",
@@ -117,85 +129,132 @@ var cases = []hostCase{
 			s.Conntrack = Conntrack{UDP: time.Millisecond, UDPStream: 90500 * time.Millisecond, TCPBeLiberal: true}
 		},
 		files: "proc/self/oom_score_adj -999\nproc/sys/net/netfilter/nf_conntrack_udp_timeout 1\n" +
-			"proc/sys/net/netfilter/nf_conntrack_udp_timeout_stream 91\nproc/sys/net/netfilter/nf_conntrack_tcp_be_liberal 1"},
-	{name: "EV-04: /sys is read-only", readOnly: []string{"sys"}, files: usual + "sys/module/nf_conntrack/parameters/hashsize 16384",
-		warnings: []string{"readOnlySysFS: /sys is read-only: the hash table of connections keeps 16384 buckets, where 32768"}},
+			"proc/sys/net/netfilter/nf_conntrack_udp_timeout_stream 91\n" +
+			"proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal 1"},
+	{name: "EV-04: /sys is read-only", readOnly: []string{"sys"}, files: usual +
+		"sys/module/nf_conntrack/parameters/hashsize 16384",
+		warnings: []string{"readOnlySysFS: /sys is read-only: the hash table of connections keeps 16384 buckets, " +
+			"where 32768"}},
 	{name: "EV-04: a read-only /sys is no matter where the table is large enough", readOnly: []string{"sys"},
 		host: "sys/module/nf_conntrack/parameters/hashsize 32768", files: usual},
 	{name: "PR-10: another network namespace: max suffices, the hash table is left alone",
 		host:     "proc/sys/net/nf_conntrack_max\nproc/sys/net/netfilter/nf_conntrack_max 262144",
 		readOnly: []string{"proc/sys/net/netfilter/nf_conntrack_max"},
-		files:    usual + "proc/sys/net/netfilter/nf_conntrack_max 262144\nsys/module/nf_conntrack/parameters/hashsize 16384",
-		kept:     []string{"belongs to the initial network namespace"}},
-	{name: "PR-10: max cannot be written, and is too small", readOnly: []string{"proc/sys/net/netfilter/nf_conntrack_max"},
-		files: usual + "proc/sys/net/netfilter/nf_conntrack_max 65536",
-		errs:  []string{"set sysctl net.netfilter.nf_conntrack_max from 65536 to 131072: ", "outside of this container", "asked for by --conntrack-max-per-core (conntrack.maxPerCore); --conntrack-max-per-core 0 leaves"}},
-	{name: "PR-10: the minimum is what asks", readOnly: []string{"proc/sys/net/netfilter/nf_conntrack_max"}, settings: func(s *Settings) { s.Conntrack.MaxPerCore = 1 },
+		files: usual + "proc/sys/net/netfilter/nf_conntrack_max 262144\n" +
+			"sys/module/nf_conntrack/parameters/hashsize 16384",
+		kept: []string{"belongs to the initial network namespace"}},
+	{name: "PR-10: max cannot be written, and is too small",
+		readOnly: []string{"proc/sys/net/netfilter/nf_conntrack_max"},
+		files:    usual + "proc/sys/net/netfilter/nf_conntrack_max 65536",
+		errs: []string{"set sysctl net.netfilter.nf_conntrack_max from 65536 to 131072: ", "outside of this container",
+			"asked for by --conntrack-max-per-core (conntrack.maxPerCore); --conntrack-max-per-core 0 leaves"}},
+	{name: "PR-10: the minimum is what asks", readOnly: []string{"proc/sys/net/netfilter/nf_conntrack_max"},
+		settings: func(s *Settings) {
+			s.Conntrack.MaxPerCore = 1
+		},
 		files: usual + "proc/sys/net/netfilter/nf_conntrack_max 65536",
 		errs:  []string{"from 65536 to 131072: ", "asked for by --conntrack-min (conntrack.min)"}},
-	{name: "all faults are reported at once", readOnly: []string{"proc"}, settings: func(s *Settings) { s.Mode, s.Conntrack.TCPBeLiberal = ipvs.Mode(), true },
+	{name: "all faults are reported at once", readOnly: []string{"proc"}, settings: func(s *Settings) {
+		s.Mode, s.Conntrack.TCPBeLiberal = ipvs.Mode(), true
+	},
 		files: "sys/module/nf_conntrack/parameters/hashsize 32768",
 		kept:  []string{"nf_conntrack_tcp_timeout_established stays 432000"},
 		// nf_conntrack_max is too small, and a shorter timeout forgets too early.
-		errs: []string{"nf_conntrack_max from 65536", "close_wait from 60 to 3600", "--conntrack-tcp-timeout-close-wait", "tcp_be_liberal from 0 to 1",
-			"--conntrack-tcp-be-liberal", "vs.conntrack from 0 to 1", "vs.expire_nodest_conn", "vs.expire_quiescent_template"},
+		errs: []string{"nf_conntrack_max from 65536", "close_wait from 60 to 3600",
+			"--conntrack-tcp-timeout-close-wait", "tcp_be_liberal from 0 to 1",
+			"--conntrack-tcp-be-liberal", "vs.conntrack from 0 to 1", "vs.expire_nodest_conn",
+			"vs.expire_quiescent_template"},
 		warnings: []string{"--oom-score-adj (oomScoreAdj): set oom_score_adj to -999"}},
 	{name: "a timeout that cannot be written is as it should be", readOnly: []string{"proc"},
 		host: usual, settings: func(s *Settings) { s.OOMScoreAdj = 0 }, files: usual + "proc/self/oom_score_adj -999",
 		warnings: []string{"oom_score_adj"}},
-	{name: "no nf_conntrack", host: "proc/sys/net/netfilter/nf_conntrack_max", files: usual + "proc/sys/net/netfilter/nf_conntrack_max",
+	{name: "no nf_conntrack", host: "proc/sys/net/netfilter/nf_conntrack_max", files: usual +
+		"proc/sys/net/netfilter/nf_conntrack_max",
 		errs: []string{"nf_conntrack_max: no such file"}},
-	{name: "no list of processors", host: "sys/devices/system/cpu/online", settings: func(s *Settings) { s.Conntrack.MaxPerCore = 1 }, files: usual + "sys/devices/system/cpu/online",
+	{name: "no list of processors", host: "sys/devices/system/cpu/online", settings: func(s *Settings) {
+		s.Conntrack.MaxPerCore = 1
+	}, files: usual + "sys/devices/system/cpu/online",
 		warnings: []string{"count the processors"}},
-	{name: "CF-38: failure is only told", host: "proc/self/oom_score_adj", files: usual + "proc/self/oom_score_adj", warnings: []string{"oom_score_adj"}},
+	{name: "CF-38: failure is only told", host: "proc/self/oom_score_adj", files: usual + "proc/self/oom_score_adj",
+		warnings: []string{"oom_score_adj"}},
 
 	{name: "DP-30: ipvs", host: "proc/sys/net/ipv4/ip_forward 0", settings: func(s *Settings) { s.Mode = ipvs.Mode() },
 		files: usual + ipvsUsual + "proc/sys/net/ipv4/ip_forward 1"},
-	{name: "DP-30: conn_reuse_mode from 4.1", host: "proc/sys/kernel/osrelease 4.1.12-x", settings: func(s *Settings) { s.Mode = ipvs.Mode() },
+	{name: "DP-30: conn_reuse_mode from 4.1", host: "proc/sys/kernel/osrelease 4.1.12-x", settings: func(s *Settings) {
+		s.Mode = ipvs.Mode()
+	},
 		files: usual + ipvsUsual + "proc/sys/kernel/osrelease 4.1.12-x\nproc/sys/net/ipv4/vs/conn_reuse_mode 0"},
-	{name: "DP-30: conn_reuse_mode to 5.8", host: "proc/sys/kernel/osrelease 5.8.0", settings: func(s *Settings) { s.Mode = ipvs.Mode() },
+	{name: "DP-30: conn_reuse_mode to 5.8", host: "proc/sys/kernel/osrelease 5.8.0", settings: func(s *Settings) {
+		s.Mode = ipvs.Mode()
+	},
 		files: usual + ipvsUsual + "proc/sys/kernel/osrelease 5.8.0\nproc/sys/net/ipv4/vs/conn_reuse_mode 0"},
-	{name: "DP-30: not of 5.9", host: "proc/sys/kernel/osrelease 5.9.0", settings: func(s *Settings) { s.Mode = ipvs.Mode() },
+	{name: "DP-30: not of 5.9", host: "proc/sys/kernel/osrelease 5.9.0", settings: func(s *Settings) {
+		s.Mode = ipvs.Mode()
+	},
 		files: usual + ipvsUsual + "proc/sys/kernel/osrelease 5.9.0"},
-	{name: "DP-30: not of 4.0", host: "proc/sys/kernel/osrelease 4.0.9", settings: func(s *Settings) { s.Mode = ipvs.Mode() },
+	{name: "DP-30: not of 4.0", host: "proc/sys/kernel/osrelease 4.0.9", settings: func(s *Settings) {
+		s.Mode = ipvs.Mode()
+	},
 		files: usual + ipvsUsual + "proc/sys/kernel/osrelease 4.0.9"},
 	{name: "DP-30: strictARP", settings: func(s *Settings) { s.Mode, s.Asked.Blocks = ipvs.Mode(), strictARP() },
-		files: usual + ipvsUsual + "proc/sys/net/ipv4/conf/all/arp_ignore 1\nproc/sys/net/ipv4/conf/all/arp_announce 2"},
-	{name: "connections end at the mode userspace: no forwarding needed", host: "proc/sys/net/ipv4/ip_forward 0\nproc/sys/net/ipv4/tcp_tw_reuse 2",
-		settings: func(s *Settings) { s.Mode = userspace.Mode() }, files: usual + "proc/sys/net/ipv4/ip_forward 0\nproc/sys/net/ipv4/tcp_tw_reuse 1"},
+		files: usual + ipvsUsual +
+			"proc/sys/net/ipv4/conf/all/arp_ignore 1\nproc/sys/net/ipv4/conf/all/arp_announce 2"},
+	{name: "connections end at the mode userspace: no forwarding needed",
+		host:     "proc/sys/net/ipv4/ip_forward 0\nproc/sys/net/ipv4/tcp_tw_reuse 2",
+		settings: func(s *Settings) { s.Mode = userspace.Mode() }, files: usual +
+			"proc/sys/net/ipv4/ip_forward 0\nproc/sys/net/ipv4/tcp_tw_reuse 1"},
 	{name: "DP-30: strictARP is for ipvs", settings: func(s *Settings) { s.Asked.Blocks = strictARP() }, files: usual},
 	{name: "forwarding is off", host: "proc/sys/net/ipv4/ip_forward 0\nproc/sys/net/ipv6/conf/all/forwarding",
 		settings: func(s *Settings) { s.Mode = iptables.Mode() },
 		files:    usual + "proc/sys/net/ipv4/ip_forward 0\nproc/sys/net/ipv6/conf/all/forwarding",
-		warnings: []string{"net.ipv4.ip_forward: it is 0: IPv4 connections", "net.ipv6.conf.all.forwarding: read sysctl"}},
-	{name: "forwarding is off, and not needed", host: "proc/sys/net/ipv4/ip_forward 0\nproc/sys/net/ipv6/conf/all/forwarding 0",
+		warnings: []string{"net.ipv4.ip_forward: it is 0: IPv4 connections",
+			"net.ipv6.conf.all.forwarding: read sysctl"}},
+	{name: "forwarding is off, and not needed", host: "proc/sys/net/ipv4/ip_forward " +
+		"0\nproc/sys/net/ipv6/conf/all/forwarding 0",
 		settings: func(s *Settings) { s.IPv4, s.IPv6 = false, false },
 		files:    usual + "proc/sys/net/ipv4/ip_forward 0\nproc/sys/net/ipv6/conf/all/forwarding 0"},
 
-	{name: "DP-10: route_localnet is the plane's to set", settings: func(s *Settings) { s.Mode, s.Asked.LocalhostNodePorts = iptables.Mode(), true }, files: usual},
-	{name: "PR-09: iptables", verb: initOnly, settings: func(s *Settings) { s.Mode, s.Asked.LocalhostNodePorts = iptables.Mode(), true },
+	{name: "DP-10: route_localnet is the plane's to set", settings: func(s *Settings) {
+		s.Mode, s.Asked.LocalhostNodePorts = iptables.Mode(), true
+	}, files: usual},
+	{name: "PR-09: iptables", verb: initOnly, settings: func(s *Settings) {
+		s.Mode, s.Asked.LocalhostNodePorts = iptables.Mode(), true
+	},
 		files: usual + "proc/self/oom_score_adj 0\nproc/sys/net/ipv4/conf/all/route_localnet 1"},
-	{name: "PR-09: iptables without localhost NodePorts", verb: initOnly, settings: func(s *Settings) { s.Mode = iptables.Mode() },
+	{name: "PR-09: iptables without localhost NodePorts", verb: initOnly, settings: func(s *Settings) {
+		s.Mode = iptables.Mode()
+	},
 		files: usual + "proc/self/oom_score_adj 0"},
 	{name: "PR-09: iptables with NodePorts elsewhere", verb: initOnly,
 		settings: func(s *Settings) {
-			s.Mode, s.Asked.LocalhostNodePorts, s.Asked.NodePorts = iptables.Mode(), true, []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
+			s.Mode, s.Asked.LocalhostNodePorts, s.Asked.NodePorts = iptables.Mode(), true,
+				[]netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
 		},
 		files: usual + "proc/self/oom_score_adj 0"},
-	{name: "PR-09: nftables", verb: initOnly, settings: func(s *Settings) { s.Asked.LocalhostNodePorts = true }, files: usual + "proc/self/oom_score_adj 0"},
-	{name: "PR-09: ipvs", verb: initOnly, settings: func(s *Settings) { s.Mode, s.Asked.LocalhostNodePorts = ipvs.Mode(), true },
+	{name: "PR-09: nftables", verb: initOnly, settings: func(s *Settings) { s.Asked.LocalhostNodePorts = true },
+		files: usual + "proc/self/oom_score_adj 0"},
+	{name: "PR-09: ipvs", verb: initOnly, settings: func(s *Settings) {
+		s.Mode, s.Asked.LocalhostNodePorts = ipvs.Mode(), true
+	},
 		files: usual + "proc/self/oom_score_adj 0\n" + ipvsUsual},
 
 	{name: "reload without change", verb: reloadFrom(defaults())},
-	{name: "reload: only what changed", verb: reloadFrom(defaults()), settings: func(s *Settings) { s.Conntrack.UDP, s.OOMScoreAdj = time.Minute, -500 },
+	{name: "reload: only what changed", verb: reloadFrom(defaults()), settings: func(s *Settings) {
+		s.Conntrack.UDP, s.OOMScoreAdj = time.Minute, -500
+	},
 		files: "proc/sys/net/netfilter/nf_conntrack_udp_timeout 60\nproc/self/oom_score_adj -500"},
 	{name: "reload: size", verb: reloadFrom(defaults()), settings: func(s *Settings) { s.Conntrack.Min = 200000 },
 		files: "proc/sys/net/netfilter/nf_conntrack_max 200000\nsys/module/nf_conntrack/parameters/hashsize 50000"},
-	{name: "reload: what is not asked for any more stays", verb: reloadFrom(liberal()), settings: func(s *Settings) { s.Conntrack = Conntrack{} }},
-	{name: "reload: strictARP", verb: reloadFrom(Settings{Mode: ipvs.Mode(), OOMScoreAdj: -999, Conntrack: defaults().Conntrack}),
+	{name: "reload: what is not asked for any more stays", verb: reloadFrom(liberal()), settings: func(s *Settings) {
+		s.Conntrack = Conntrack{}
+	}},
+	{name: "reload: strictARP",
+		verb:     reloadFrom(Settings{Mode: ipvs.Mode(), OOMScoreAdj: -999, Conntrack: defaults().Conntrack}),
 		settings: func(s *Settings) { s.Mode, s.Asked.Blocks = ipvs.Mode(), strictARP() },
 		files:    ipvsUsual + "proc/sys/net/ipv4/conf/all/arp_ignore 1\nproc/sys/net/ipv4/conf/all/arp_announce 2"},
-	{name: "reload: failure", verb: reloadFrom(defaults()), readOnly: []string{"proc"}, settings: func(s *Settings) { s.Conntrack.TCPBeLiberal = true },
+	{name: "reload: failure", verb: reloadFrom(defaults()), readOnly: []string{"proc"}, settings: func(s *Settings) {
+		s.Conntrack.TCPBeLiberal = true
+	},
 		errs: []string{"tcp_be_liberal from 0 to 1"}},
 }
 
@@ -223,7 +282,8 @@ func testHost(t *testing.T, c hostCase) {
 			continue
 		}
 		path := filepath.Join(root, file)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(value+"\n"), 0o644)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(value+"\n"),
+			0o644)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -271,7 +331,8 @@ func warnings(r Report) (all []string) {
 	return all
 }
 
-// check compares sentences with parts of them: each part must be in one, and each sentence must have one.
+// check compares sentences with parts of them: each part must be in one, and each sentence must
+// have one.
 func check(t *testing.T, what string, got, parts []string) {
 	t.Helper()
 	said := map[int]bool{}
@@ -304,7 +365,8 @@ func parse(lines string) map[string]string {
 	return m
 }
 
-// withReadOnly runs f where some files and folders below root are mounted read-only, as a container's may be.
+// withReadOnly runs f where some files and folders below root are mounted read-only, as a
+// container's may be.
 func withReadOnly(t *testing.T, root string, names []string, f func()) {
 	t.Helper()
 	if len(names) == 0 {

@@ -13,7 +13,8 @@ import (
 	"kube-proxy/source/kube"
 )
 
-// WriterGroup is the number of the lock of who may write rules: "kp" in ASCII, which no known program logs to.
+// WriterGroup is the number of the lock of who may write rules: "kp" in ASCII, which no known
+// program logs to.
 const WriterGroup = 'k'<<8 | 'p'
 
 // Config is a configuration, and what it says for one mode.
@@ -39,7 +40,8 @@ func InFile(file string, err error) error {
 	return err
 }
 
-// Families are the families that this machine has (PR-02), the primary one first: that of --bind-address.
+// Families are the families that this machine has (PR-02), the primary one first: that of
+// --bind-address.
 func Families(cfg *config.Config, log *slog.Logger) []lb.Family {
 	if !hasIPv6() {
 		log.Info("No IPv6 on this machine; serving IPv4 only")
@@ -51,7 +53,8 @@ func Families(cfg *config.Config, log *slog.Logger) []lb.Family {
 	return []lb.Family{lb.IPv4, lb.IPv6}
 }
 
-// Probe are the settings by which a mode is tried in a family, before the configuration is resolved for it.
+// Probe are the settings by which a mode is tried in a family, before the configuration is resolved
+// for it.
 func Probe(cfg *config.Config, fam lb.Family) mode.Settings {
 	return mode.Settings{Family: fam, HealthzPort: cfg.Servers.Healthz.Port(), Blocks: cfg.Blocks}
 }

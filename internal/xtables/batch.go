@@ -197,7 +197,8 @@ func (b *Batch) Text() []byte {
 
 // partly reports whether a part of a batch may be in force after the error.
 func partly(ctx context.Context, b *Batch, err error) bool {
-	return ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded) || wasKilled(err) || len(b.Sections) > 0 && len(b.handles) > 0 || len(b.Sections) > 1 && failedLine(err) > b.firstLines()
+	return ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded) || wasKilled(err) || len(b.Sections) > 0 &&
+		len(b.handles) > 0 || len(b.Sections) > 1 && failedLine(err) > b.firstLines()
 }
 
 // wasKilled reports whether a signal ended the program, which may have been after its work.

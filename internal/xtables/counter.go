@@ -82,7 +82,8 @@ func DropCounters(nf *kernel.Netfilter, patience time.Duration) error {
 				time.Sleep(10 * time.Millisecond)
 				continue
 			}
-			if err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EINVAL) {
+			if err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENOENT) &&
+				!errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EINVAL) {
 				failed = errors.Join(failed, fmt.Errorf("delete the counter %s: %w", name, err))
 			}
 			break

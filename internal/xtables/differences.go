@@ -25,7 +25,8 @@ type Wanted struct {
 // Differences compares the kernel with the wanted chains and jumps, and reports each difference. It
 // ignores comments, and empty chains that are not wanted. ours reports whether a chain belongs to
 // the mode.
-func (t *Tool) Differences(ctx context.Context, jumps []Jump, want iter.Seq[Wanted], ours func(ChainID) bool, tell *mode.Reporter) error {
+func (t *Tool) Differences(ctx context.Context, jumps []Jump, want iter.Seq[Wanted], ours func(ChainID) bool,
+	tell *mode.Reporter) error {
 	h, err := t.OpenHolding(ctx)
 	if err != nil {
 		return err
@@ -142,7 +143,8 @@ func (d *differ) compare(c Wanted) error {
 		}
 	}
 	if len(missing) == 0 && len(extra) == 0 {
-		return d.Tell(key(c.Rules[0]), "order of the rules of "+object, lines(c.ID, c.Rules...), lines(c.ID, have.texts()...))
+		return d.Tell(key(c.Rules[0]), "order of the rules of "+object, lines(c.ID, c.Rules...),
+			lines(c.ID, have.texts()...))
 	}
 	for i := range max(len(missing), len(extra)) {
 		var want, is string

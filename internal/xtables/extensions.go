@@ -33,8 +33,10 @@ func (e Extension) String() string {
 // depending on the version, and asks the kernel for others. The match recent is not needed: without
 // it only rows with session affinity are refused.
 var Needed = map[Backend][]Extension{
-	NFT: {{"comment", false}, {"conntrack", false}, {"addrtype", false}, {"statistic", false}, {"DNAT", true}, {"MASQUERADE", true}},
-	Legacy: {{"comment", false}, {"conntrack", false}, {"addrtype", false}, {"statistic", false}, {"DNAT", true}, {"MASQUERADE", true},
+	NFT: {{"comment", false}, {"conntrack", false}, {"addrtype", false}, {"statistic", false}, {"DNAT", true},
+		{"MASQUERADE", true}},
+	Legacy: {{"comment", false}, {"conntrack", false}, {"addrtype", false}, {"statistic", false}, {"DNAT", true},
+		{"MASQUERADE", true},
 		{"mark", false}, {"MARK", true}, {"tcp", false}, {"udp", false}, {"REJECT", true}},
 }
 
@@ -49,9 +51,11 @@ func lacking(b Backend, all []Extension, ask asker) error {
 		switch {
 		case err == nil, errors.Is(err, unix.EPROTONOSUPPORT): // it is there; iptables picks the revision itself
 		case errors.Is(err, unix.ENOENT):
-			return fmt.Errorf("this kernel has no %s for iptables of the %s back end: load the module xt_%s", e, b, e.Name)
+			return fmt.Errorf("this kernel has no %s for iptables of the %s back end: load the module xt_%s", e, b,
+				e.Name)
 		case b == NFT && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)): // no such subsystem
-			return errors.New("this kernel cannot use matches of iptables in nf_tables: load the module nft_compat (CONFIG_NFT_COMPAT)")
+			return errors.New("this kernel cannot use matches of iptables in nf_tables: load the module nft_compat " +
+				"(CONFIG_NFT_COMPAT)")
 		default:
 			return fmt.Errorf("ask the kernel for the %s: %w", e, err)
 		}

@@ -89,8 +89,10 @@ func (t *Tool) saved(ctx context.Context) (*listing, error) {
 
 func (l *listing) Chain(id ChainID) (*ChainState, error)  { return l.chains[id], nil }
 func (l *listing) Names(t Table) (map[string]bool, error) { return l.names[t], nil }
-func (l *listing) Generation() (uint32, error)            { return 0, nil } // nothing tells of a rule that was exchanged for another
-func (l *listing) Close()                                 {}
+
+// nothing tells of a rule that was exchanged for another
+func (l *listing) Generation() (uint32, error) { return 0, nil }
+func (l *listing) Close()                      {}
 
 // nftHolding reads one chain at a time from nf_tables, by netlink. Its cost is that of the rules in
 // the chain; the programs list the names of all chains first (docs/adr/0056).

@@ -87,8 +87,8 @@ type Rows struct {
 // root.
 type Frame struct{ Head, Tail []string }
 
-// NewManager finds the programs. It changes nothing. Errors wrap plane.ErrUnsupported where there is
-// no usable iptables.
+// NewManager finds the programs. It changes nothing. Errors wrap plane.ErrUnsupported where there
+// is no usable iptables.
 func NewManager(l Layout) (*Manager, error) {
 	t, err := UsableTool(nil, l.Family, l.Backend)
 	if err != nil {
@@ -271,7 +271,8 @@ func (k *Manager) repair(ctx context.Context, have *Snapshot) (n int, err error)
 		}
 	}
 	for bare, j := range have.Jumps {
-		if !leads[bare] && slices.Contains(builtIn, j.From.Name) && isJump(j.Rule) && k.isOurs(ChainID{j.From.Table, target(j.Rule)}) {
+		if !leads[bare] && slices.Contains(builtIn, j.From.Name) && isJump(j.Rule) &&
+			k.isOurs(ChainID{j.From.Table, target(j.Rule)}) {
 			n++
 			b.remove(j, have.handles)
 		}
@@ -347,7 +348,8 @@ func (k *Manager) Probe(ctx context.Context) error {
 	var b Batch
 	smallest := Chain{}
 	for id, rules := range k.fixed {
-		if len(rules) > 0 && (smallest.Rules == nil || cmp.Or(cmp.Compare(len(rules), len(smallest.Rules)), CompareID(id, smallest.ID)) < 0) {
+		if len(rules) > 0 && (smallest.Rules == nil || cmp.Or(cmp.Compare(len(rules), len(smallest.Rules)),
+			CompareID(id, smallest.ID)) < 0) {
 			smallest = Chain{id, rules}
 		}
 	}

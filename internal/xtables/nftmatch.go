@@ -116,7 +116,8 @@ func readMark(r *ruleText, info []byte) bool {
 
 func readStatistic(r *ruleText, info []byte) bool {
 	no := native.Uint16(info[2:])&1 != 0
-	r.has("statistic", fmt.Sprintf("--mode random %s--probability %.11f", not(no), float64(native.Uint32(info[4:]))/(1<<31)))
+	r.has("statistic", fmt.Sprintf("--mode random %s--probability %.11f", not(no),
+		float64(native.Uint32(info[4:]))/(1<<31)))
 	return native.Uint16(info) == 0 // not nth
 }
 
@@ -144,7 +145,8 @@ func readAddrtype(r *ruleText, info []byte) bool {
 var ctStates = []struct {
 	bit  uint16
 	name string
-}{{1 << 0, "INVALID"}, {1 << 3, "NEW"}, {1 << 2, "RELATED"}, {1 << 1, "ESTABLISHED"}, {1 << 8, "UNTRACKED"}, {1 << 6, "SNAT"}, {1 << 7, "DNAT"}}
+}{{1 << 0, "INVALID"}, {1 << 3, "NEW"}, {1 << 2, "RELATED"}, {1 << 1, "ESTABLISHED"}, {1 << 8, "UNTRACKED"},
+	{1 << 6, "SNAT"}, {1 << 7, "DNAT"}}
 
 // readConntrack reads the states alone, or the direction alone.
 func readConntrack(r *ruleText, info []byte) bool {
@@ -235,9 +237,11 @@ var targetTexts = map[revised]func(f lb.Family, info []byte) (options string, ok
 
 // rejectNames are those of enum ipt_reject_with, and of ip6t_reject_with.
 var rejectNames = map[lb.Family][]string{
-	lb.IPv4: {"icmp-net-unreachable", "icmp-host-unreachable", "icmp-proto-unreachable", "icmp-port-unreachable", "echo-reply",
+	lb.IPv4: {"icmp-net-unreachable", "icmp-host-unreachable", "icmp-proto-unreachable", "icmp-port-unreachable",
+		"echo-reply",
 		"icmp-net-prohibited", "icmp-host-prohibited", "tcp-reset", "icmp-admin-prohibited"},
-	lb.IPv6: {"icmp6-no-route", "icmp6-adm-prohibited", "icmp6-not-neighbour", "icmp6-addr-unreachable", "icmp6-port-unreachable",
+	lb.IPv6: {"icmp6-no-route", "icmp6-adm-prohibited", "icmp6-not-neighbour", "icmp6-addr-unreachable",
+		"icmp6-port-unreachable",
 		"echo-reply", "tcp-reset", "icmp6-policy-fail", "icmp6-reject-route"},
 }
 

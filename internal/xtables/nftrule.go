@@ -99,7 +99,8 @@ func (r *ruleText) expression(name string, data []byte) {
 		r.loaded = nftValue{meta: true, key: num(unix.NFTA_META_KEY)}
 	case "payload":
 		ok = attr(unix.NFTA_PAYLOAD_SREG) == nil
-		r.loaded = nftValue{base: num(unix.NFTA_PAYLOAD_BASE), offset: num(unix.NFTA_PAYLOAD_OFFSET), size: num(unix.NFTA_PAYLOAD_LEN)}
+		r.loaded = nftValue{base: num(unix.NFTA_PAYLOAD_BASE), offset: num(unix.NFTA_PAYLOAD_OFFSET),
+			size: num(unix.NFTA_PAYLOAD_LEN)}
 	case "bitwise":
 		r.loaded.mask = value(unix.NFTA_BITWISE_MASK)
 		ok = len(bytes.Trim(value(unix.NFTA_BITWISE_XOR), "\x00")) == 0 && r.loaded.mask != nil
@@ -107,13 +108,15 @@ func (r *ruleText) expression(name string, data []byte) {
 		op, to := num(unix.NFTA_CMP_OP), value(unix.NFTA_CMP_DATA)
 		ok = op <= unix.NFT_CMP_NEQ && r.between(to, to, op == unix.NFT_CMP_NEQ)
 	case "range":
-		ok = r.loaded.mask == nil && r.between(value(unix.NFTA_RANGE_FROM_DATA), value(unix.NFTA_RANGE_TO_DATA), num(unix.NFTA_RANGE_OP) == unix.NFT_RANGE_NEQ)
+		ok = r.loaded.mask == nil && r.between(value(unix.NFTA_RANGE_FROM_DATA), value(unix.NFTA_RANGE_TO_DATA),
+			num(unix.NFTA_RANGE_OP) == unix.NFT_RANGE_NEQ)
 	case "immediate":
 		ok = r.verdict(netlink.Attribute(attr(unix.NFTA_IMMEDIATE_DATA), unix.NFTA_DATA_VERDICT))
 	case "match": // NFTA_MATCH_* and NFTA_TARGET_* are the same
 		r.match(netlink.CStr(attr(unix.NFTA_MATCH_NAME)), uint8(num(unix.NFTA_MATCH_REV)), attr(unix.NFTA_MATCH_INFO))
 	case "target":
-		r.extension(netlink.CStr(attr(unix.NFTA_MATCH_NAME)), uint8(num(unix.NFTA_MATCH_REV)), attr(unix.NFTA_MATCH_INFO))
+		r.extension(netlink.CStr(attr(unix.NFTA_MATCH_NAME)), uint8(num(unix.NFTA_MATCH_REV)),
+			attr(unix.NFTA_MATCH_INFO))
 	default:
 		ok = false
 	}
@@ -123,7 +126,8 @@ func (r *ruleText) expression(name string, data []byte) {
 }
 
 func (r *ruleText) verdict(v []byte) bool {
-	code, chain := netlink.Attribute(v, unix.NFTA_VERDICT_CODE), netlink.CStr(netlink.Attribute(v, unix.NFTA_VERDICT_CHAIN))
+	code, chain := netlink.Attribute(v, unix.NFTA_VERDICT_CODE),
+		netlink.CStr(netlink.Attribute(v, unix.NFTA_VERDICT_CHAIN))
 	switch int32(netlink.BE32(code)) {
 	case unix.NFT_JUMP:
 		r.target = "-j " + chain
@@ -200,7 +204,8 @@ func (r *ruleText) meta(v nftValue, value []byte, no bool) bool {
 }
 
 // protoNames are the names of protocols that iptables prints.
-var protoNames = map[uint8]string{1: "icmp", 6: "tcp", 17: "udp", 33: "dccp", 50: "esp", 51: "ah", 58: "ipv6-icmp", 132: "sctp", 136: "udplite"}
+var protoNames = map[uint8]string{1: "icmp", 6: "tcp", 17: "udp", 33: "dccp", 50: "esp", 51: "ah", 58: "ipv6-icmp",
+	132: "sctp", 136: "udplite"}
 
 // address reads a comparison with the first octets of an address.
 func (r *ruleText) address(v nftValue, value []byte, no bool) bool {

@@ -19,14 +19,16 @@ var Both = []Backend{NFT, Legacy}
 
 // RemoveBeside removes the leftovers of other modes in both back ends, next to a mode that keeps a
 // layout in one of them. It skips families for which runs returns no back end.
-func RemoveBeside(ctx context.Context, what mode.Removal, runs func(lb.Family) (Backend, *Layout)) (r mode.Report, err error) {
+func RemoveBeside(ctx context.Context, what mode.Removal, runs func(lb.Family) (Backend, *Layout)) (r mode.Report,
+	err error) {
 	for _, fam := range what.Families {
 		own, keep := runs(fam)
 		if own != NFT && own != Legacy {
 			continue
 		}
 		for _, b := range Both {
-			cfg := RemoveConfig{Family: fam, Backend: b, KeepLocalnet: what.Beside, KeepGuard: !keep.Ours("filter", guardOfIPVS)}
+			cfg := RemoveConfig{Family: fam, Backend: b, KeepLocalnet: what.Beside,
+				KeepGuard: !keep.Ours("filter", guardOfIPVS)}
 			if b == own {
 				cfg.Keep = keep
 			}
@@ -79,7 +81,8 @@ func (cfg RemoveConfig) remove(ctx context.Context, of string, report *mode.Repo
 	case !errors.Is(err, plane.ErrUnsupported):
 		return err
 	case cfg.Backend == Legacy: // other programs use such tables too
-		report.Leave("iptables (%s, %s): the kernel has such tables; whether they hold rules of kube-proxy is not known: %v",
+		report.Leave("iptables (%s, %s): the kernel has such tables; whether they hold rules of kube-proxy is not "+
+			"known: %v",
 			cfg.Backend, cfg.Family, err)
 		return nil
 	}

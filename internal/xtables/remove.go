@@ -125,7 +125,8 @@ func (t *Tool) verify(ctx context.Context, found *leftovers) error {
 	if t.Backend == NFT {
 		see = "nft list ruleset"
 	}
-	return fmt.Errorf("the kernel still has %d chains of kube-proxy (%s): see %s, delete the rules that lead to them, then run --cleanup again",
+	return fmt.Errorf("the kernel still has %d chains of kube-proxy (%s): see %s, delete the rules that lead to "+
+		"them, then run --cleanup again",
 		len(remain), strings.Join(remain[:min(len(remain), 10)], ", "), see)
 }
 
@@ -184,7 +185,8 @@ type leftovers struct {
 }
 
 func newLeftovers(cfg RemoveConfig) *leftovers {
-	l := &leftovers{ours: cfg.Ours, keep: cfg.Keep, keepGuard: cfg.KeepGuard, guards: cfg.Ours == nil && cfg.Keep == nil, handles: map[Jump][]uint64{}, foreign: map[ChainID]Jump{},
+	l := &leftovers{ours: cfg.Ours, keep: cfg.Keep, keepGuard: cfg.KeepGuard, guards: cfg.Ours == nil &&
+		cfg.Keep == nil, handles: map[Jump][]uint64{}, foreign: map[ChainID]Jump{},
 		builtIn: map[ChainID]bool{}, stay: map[ChainID]bool{}}
 	if l.ours == nil {
 		l.ours = Leftover
@@ -300,8 +302,11 @@ func (l *leftovers) stays(keep string, cfg RemoveConfig) (empty []ChainID, left 
 	}
 	masq, post := ChainID{NAT, MarkMasq}, ChainID{NAT, Postrouting}
 	if j, relied := l.foreign[masq]; relied {
-		left = append(left, fmt.Sprintf("chains nat %s and %s stay in force: a rule of others relies on them: -A %s %s", MarkMasq, Postrouting, j.From.Name, j.Rule))
-		l.jumps = slices.DeleteFunc(l.jumps, func(j Jump) bool { return j.From.Table == NAT && target(j.Rule) == Postrouting })
+		left = append(left, fmt.Sprintf("chains nat %s and %s stay in force: a rule of others relies on them: -A %s %s",
+			MarkMasq, Postrouting, j.From.Name, j.Rule))
+		l.jumps = slices.DeleteFunc(l.jumps, func(j Jump) bool {
+			return j.From.Table == NAT && target(j.Rule) == Postrouting
+		})
 		l.stay[masq], l.stay[post] = false, false
 		l.Chains = slices.DeleteFunc(l.Chains, func(id ChainID) bool { return id == masq || id == post })
 	}
@@ -310,7 +315,8 @@ func (l *leftovers) stays(keep string, cfg RemoveConfig) (empty []ChainID, left 
 		if is {
 			empty = append(empty, id)
 			l.stay[id] = true
-			left = append(left, fmt.Sprintf("chain %s %s stays, empty: a rule of others leads to it: -A %s %s", id.Table, id.Name, j.From.Name, j.Rule))
+			left = append(left, fmt.Sprintf("chain %s %s stays, empty: a rule of others leads to it: -A %s %s",
+				id.Table, id.Name, j.From.Name, j.Rule))
 		}
 		return is
 	})
@@ -337,7 +343,8 @@ func (l *leftovers) firewallStays(keep string, cfg RemoveConfig) (left []string)
 		return nil
 	}
 	delete(l.foreign, firewall)
-	return []string{fmt.Sprintf("chain filter %s stays, though no kubelet has chains here, and so do the rules of INPUT and OUTPUT that lead to it: %s", NodeFirewall, why)}
+	return []string{fmt.Sprintf("chain filter %s stays, though no kubelet has chains here, and so do the rules of "+
+		"INPUT and OUTPUT that lead to it: %s", NodeFirewall, why)}
 }
 
 // take removes first the rules that lead new connections to translation, so that translated ones

@@ -47,7 +47,8 @@ type System struct {
 func (System) LookPath(name string) (string, error) { return exec.LookPath(name) }
 
 // Pipe is part of [Runner].
-func (s System) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
+func (s System) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string,
+	args ...string) error {
 	cmd := exec.CommandContext(ctx, name, args...)
 	if s.Lock != "" {
 		cmd.Env = append(os.Environ(), "XTABLES_LOCKFILE="+s.Lock)

@@ -21,7 +21,8 @@ type stuckChain struct {
 // Sweep empties chains, and deletes those of drop, at most so many in a restore. It returns the
 // chains that cannot be deleted; they stay, empty. An error means that nothing can be written at
 // all.
-func Sweep(ctx context.Context, empty, drop []ChainID, most int, restore func(*Batch) error) (stuck []stuckChain, err error) {
+func Sweep(ctx context.Context, empty, drop []ChainID, most int, restore func(*Batch) error) (stuck []stuckChain,
+	err error) {
 	// All are emptied before any is deleted, for they lead to each other.
 	for part := range slices.Chunk(slices.Concat(empty, drop), most) {
 		if err := restore(emptying(part)); err != nil {

@@ -113,7 +113,8 @@ func FindTool(run Runner, f lb.Family, b Backend) (*Tool, error) {
 		}
 		errs = append(errs, err)
 	}
-	return nil, fmt.Errorf("iptables: no usable %s: %w: %w: install iptables, or use --proxy-mode nftables", base, errors.Join(errs...), plane.ErrUnsupported)
+	return nil, fmt.Errorf("iptables: no usable %s: %w: %w: install iptables, or use --proxy-mode nftables", base,
+		errors.Join(errs...), plane.ErrUnsupported)
 }
 
 // probe asks a program for its version.
@@ -158,7 +159,8 @@ func UsableTool(run Runner, f lb.Family, b Backend) (*Tool, error) {
 	}
 	if b == Auto {
 		for _, b := range []Backend{NFT, Legacy} {
-			if other, e := FindTool(run, f, b); e == nil && (t == nil || other.Backend != t.Backend) && other.Usable(context.Background()) == nil {
+			if other, e := FindTool(run, f, b); e == nil && (t == nil || other.Backend != t.Backend) &&
+				other.Usable(context.Background()) == nil {
 				return other, nil
 			}
 		}
@@ -181,9 +183,11 @@ func (t *Tool) Usable(ctx context.Context) error {
 	case denied(err):
 		return fmt.Errorf("iptables: %s: %w: %w", t.wants(), err, plane.ErrUnsupported)
 	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("iptables: %s did not answer within %s: see what keeps it, or use --proxy-mode nftables: %w: %w", t.Program, timeout, err, plane.ErrUnsupported)
+		return fmt.Errorf("iptables: %s did not answer within %s: see what keeps it, or use --proxy-mode nftables: "+
+			"%w: %w", t.Program, timeout, err, plane.ErrUnsupported)
 	default:
-		return fmt.Errorf("iptables: this kernel has no tables for %s, of the %s back end: load ip_tables or nf_tables, or use --proxy-mode nftables: %w: %w",
+		return fmt.Errorf("iptables: this kernel has no tables for %s, of the %s back end: load ip_tables or "+
+			"nf_tables, or use --proxy-mode nftables: %w: %w",
 			t.Program, t.Backend, err, plane.ErrUnsupported)
 	}
 }
@@ -193,7 +197,8 @@ func denied(err error) bool {
 	said := err.Error()
 	return errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) ||
 		strings.Contains(said, "Permission denied") || strings.Contains(said, "Operation not permitted") ||
-		strings.Contains(said, "Can't open socket to ipset") // by a raw socket the extension set reads the names of sets, also to list a rule
+		// by a raw socket the extension set reads the names of sets, also to list a rule
+		strings.Contains(said, "Can't open socket to ipset")
 }
 
 // wants says which rights the programs need.
@@ -214,7 +219,8 @@ func (t *Tool) tables(ctx context.Context) (ask asker, done func(), err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	// A chain with rules that iptables cannot print is there, and can be written.
-	if _, err := Output(ctx, t.Run, t.Program, slices.Concat([]string{"-t", "nat"}, t.Wait, []string{"-S", "POSTROUTING"})...); err != nil && !strings.Contains(err.Error(), "is incompatible") {
+	if _, err := Output(ctx, t.Run, t.Program, slices.Concat([]string{"-t", "nat"}, t.Wait,
+		[]string{"-S", "POSTROUTING"})...); err != nil && !strings.Contains(err.Error(), "is incompatible") {
 		return nil, nil, err
 	}
 	if !real {
@@ -241,8 +247,10 @@ func Choose(run Runner, base string) Backend {
 		program := base + "-" + string(b)
 		// Not iptables-nft-save, which reads the rules of all tables, whatever it prints: 3 s with
 		// 5,000 services.
-		out, err := Output(ctx, run, program, "-t", "mangle", "-S") // fails where nft has made rules there that it cannot show
-		if err == nil && slices.ContainsFunc(Kubelets, func(name string) bool { return bytes.Contains(out, []byte("-N "+name+"\n")) }) {
+		// fails where nft has made rules there that it cannot show
+		out, err := Output(ctx, run, program, "-t", "mangle", "-S")
+		if err == nil && slices.ContainsFunc(Kubelets,
+			func(name string) bool { return bytes.Contains(out, []byte("-N "+name+"\n")) }) {
 			return b
 		}
 		if n, err := countRules(ctx, run, program+"-save", enough); err == nil {
@@ -318,7 +326,8 @@ func (t *Tool) restore(ctx context.Context, write func(io.Writer) error) error {
 		defer unlock()
 	}
 	err := t.Run.Pipe(ctx, write, nil, t.Program+"-restore", append([]string{"--noflush"}, t.Wait...)...)
-	if run := (*RunError)(nil); t.Backend == Legacy && errors.As(err, &run) && strings.Contains(run.Said, "xtables lock") {
+	if run := (*RunError)(nil); t.Backend == Legacy && errors.As(err, &run) &&
+		strings.Contains(run.Said, "xtables lock") {
 		if who := holders(xtablesLock()); who != "" {
 			err = fmt.Errorf("%w (held by %s)", err, who)
 		}

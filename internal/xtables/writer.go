@@ -127,7 +127,8 @@ func (w *Writer) RestoreAll(ctx context.Context, declare []string, batches <-cha
 }
 
 // stream writes batches one after the other, those of nat as one section.
-func stream(ctx context.Context, out io.Writer, note func(*Section), declare []string, first *Batch, batches <-chan *Batch) error {
+func stream(ctx context.Context, out io.Writer, note func(*Section), declare []string, first *Batch,
+	batches <-chan *Batch) error {
 	w := bufio.NewWriterSize(out, 64<<10)
 	for _, s := range first.Sections {
 		if s.Table != NAT {
@@ -219,7 +220,8 @@ func (w *Writer) HasJump(j Jump, have *Snapshot) bool {
 // Learn lists what was just repaired, and remembers chains and rules that are printed as before. No
 // program changed them: this iptables prints them differently, and repairing them would never end.
 // It returns their number.
-func (w *Writer) Learn(ctx context.Context, wanted map[ChainID]Digest, jumps []Jump, before *Snapshot) (n int, err error) {
+func (w *Writer) Learn(ctx context.Context, wanted map[ChainID]Digest, jumps []Jump, before *Snapshot) (n int,
+	err error) {
 	ours := w.seen
 	have, err := w.List(ctx, nil)
 	if err != nil {

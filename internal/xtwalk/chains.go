@@ -38,8 +38,8 @@ type Sets interface {
 }
 
 // Chains holds the chains of a mode that uses a Keeper, as its Held returns them. A packet passes
-// them as it passes the kernel's in [Tracer.TracePacket]. But they have no rules of other programs, and
-// the Packet answers for the node's routes.
+// them as it passes the kernel's in [Tracer.TracePacket]. But they have no rules of other programs,
+// and the Packet answers for the node's routes.
 type Chains struct {
 	sets   Sets
 	tell   func(line string)
@@ -74,7 +74,8 @@ func (c *Chains) Pass(ctx context.Context, table, chain string, p *Packet) (trac
 	}
 	w := newWalker(ctx, trace.Packet{From: p.From, To: p.To, Proto: p.Proto}, c, p)
 	w.tell, w.allOurs, w.sets = c.tell, true, c.sets
-	on := w.base([]follow.Flow{{Share: 1, State: follow.State{To: p.To, Mark: p.Mark, Masqueraded: p.Masqueraded}}}, xtables.ChainID{Table: t, Name: chain})
+	on := w.base([]follow.Flow{{Share: 1, State: follow.State{To: p.To, Mark: p.Mark, Masqueraded: p.Masqueraded}}},
+		xtables.ChainID{Table: t, Name: chain})
 	if w.err != nil {
 		return "", w.err
 	}

@@ -29,7 +29,8 @@ func FuzzWalk(f *testing.F) {
 	f.Add("-g INPUT", "-m statistic --mode random ! --probability 0.3 -j MARK --set-xmark 0x1/0x1")
 	f.Fuzz(func(t *testing.T, one, two string) {
 		to := netip.MustParseAddrPort("192.0.2.1:80")
-		w := newWalker(t.Context(), trace.Packet{From: to, To: to, Host: true, Here: true, Proto: lb.TCP}, anyRules{{Text: one}, {Text: two}}, around)
+		w := newWalker(t.Context(), trace.Packet{From: to, To: to, Host: true, Here: true, Proto: lb.TCP},
+			anyRules{{Text: one}, {Text: two}}, around)
 		if err := w.all(); err == nil && w.answer().Verdict == "" {
 			t.Errorf("no verdict: %+v", w.ends)
 		}

@@ -25,9 +25,9 @@ func New(t *xtables.Tool) *Tracer {
 	return &Tracer{family: t.Family, tool: t, turn: make(chan struct{}, 1)}
 }
 
-// TracePacket is part of mode.Tracer. It follows a packet through the chains in the kernel, including
-// those of other programs. With the nft back end it reads only the chains that the packet reaches,
-// with the legacy back end the output of iptables-save. It follows one packet at a time.
+// TracePacket is part of mode.Tracer. It follows a packet through the chains in the kernel,
+// including those of other programs. With the nft back end it reads only the chains that the packet
+// reaches, with the legacy back end the output of iptables-save. It follows one packet at a time.
 //
 // Rules of other programs count as ours do if every part of them is understood. The answer names
 // the others. It reports a drop by another program after such a rule, without judging it. Clients
@@ -72,5 +72,6 @@ func (l *Tracer) follow(ctx context.Context, packet trace.Packet) (k trace.Kerne
 }
 
 func newWalker(ctx context.Context, packet trace.Packet, holds holder, r route) *walker {
-	return &walker{ctx: ctx, packet: packet, holds: holds, route: r, conn: Conn{State: "NEW", Known: true}, read: map[xtables.ChainID]*chain{}}
+	return &walker{ctx: ctx, packet: packet, holds: holds, route: r, conn: Conn{State: "NEW", Known: true},
+		read: map[xtables.ChainID]*chain{}}
 }

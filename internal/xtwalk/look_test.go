@@ -67,7 +67,8 @@ func TestRememberedFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	for ago, want := range map[time.Duration]bool{0: true, 59 * time.Minute: true, 61 * time.Minute: false} {
-		text := fmt.Sprintf("src=192.0.2.9 ttl: 64 last_seen: %d oldest_pkt: 1 1\nsrc=192.0.2.7 ttl: 64 last_seen: %d oldest_pkt: 1 1\n", now, now-uint32(ago/tick))
+		text := fmt.Sprintf("src=192.0.2.9 ttl: 64 last_seen: %d oldest_pkt: 1 1\n"+
+			"src=192.0.2.7 ttl: 64 last_seen: %d oldest_pkt: 1 1\n", now, now-uint32(ago/tick))
 		seen, found := seenIn(strings.NewReader(text), client)
 		if age := time.Duration(now-seen) * tick; !found || (age <= time.Hour) != want {
 			t.Errorf("seen %v ago: %v, %t", ago, age, found)

@@ -171,7 +171,8 @@ func (b *reader) is(no bool, c func(w *walker, f follow.Flow) bool) {
 	b.meets(func(w *walker, f follow.Flow) float64 { return yesOrNo(c(w, f) != no) })
 }
 
-var knownMatches = map[string]bool{"comment": true, "nfacct": true, "tcp": true, "udp": true, "sctp": true, "mark": true, "statistic": true, "addrtype": true,
+var knownMatches = map[string]bool{"comment": true, "nfacct": true, "tcp": true, "udp": true, "sctp": true,
+	"mark": true, "statistic": true, "addrtype": true,
 	"conntrack": true, "state": true, "socket": true, "recent": true, "set": true}
 
 // options read the conditions of a rule: those of a match have its name as the key.
@@ -265,7 +266,8 @@ var options = map[string]func(b *reader, no bool){
 }
 
 func protocol(name string) (uint8, error) {
-	for n, is := range map[uint8]string{1: "icmp", 6: "tcp", 17: "udp", 33: "dccp", 50: "esp", 51: "ah", 58: "ipv6-icmp", 132: "sctp", 136: "udplite"} {
+	for n, is := range map[uint8]string{1: "icmp", 6: "tcp", 17: "udp", 33: "dccp", 50: "esp", 51: "ah",
+		58: "ipv6-icmp", 132: "sctp", 136: "udplite"} {
 		if is == name {
 			return n, nil
 		}
@@ -361,11 +363,13 @@ func (b *reader) addressType(no bool, of func(*walker, follow.Flow) netip.Addr) 
 		a := of(w, f)
 		kind, err := w.conn.Node.AddressType(a)
 		name := addressTypes[kind]
-		if err != nil || name == "" || slices.ContainsFunc(kinds, func(k string) bool { return !slices.Contains(typesKnown, k) }) {
+		if err != nil || name == "" ||
+			slices.ContainsFunc(kinds, func(k string) bool { return !slices.Contains(typesKnown, k) }) {
 			return unreported
 		}
 		if a.Is6() { // a type that is of the address itself, and one that is of its route, must both be right
-			if slices.Contains(kinds, "UNICAST") && name == "MULTICAST" || slices.Contains(kinds, "MULTICAST") && name != "MULTICAST" {
+			if slices.Contains(kinds, "UNICAST") && name == "MULTICAST" || slices.Contains(kinds, "MULTICAST") &&
+				name != "MULTICAST" {
 				return yesOrNo(no)
 			}
 			byRoute := slices.ContainsFunc(kinds, func(k string) bool { return k == "LOCAL" || k == "ANYCAST" })
@@ -432,7 +436,8 @@ func (b *reader) set() (name, by string, ok bool) {
 }
 
 // onlyLooks are targets after which a packet continues unchanged with the next rule.
-var onlyLooks = map[string]bool{"LOG": true, "NFLOG": true, "TRACE": true, "TCPMSS": true, "CHECKSUM": true, "AUDIT": true, "CLASSIFY": true}
+var onlyLooks = map[string]bool{"LOG": true, "NFLOG": true, "TRACE": true, "TCPMSS": true, "CHECKSUM": true,
+	"AUDIT": true, "CLASSIFY": true}
 
 // target reads the effect of the rule, with all remaining words.
 func (b *reader) target(name string, final bool) {

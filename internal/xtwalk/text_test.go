@@ -32,12 +32,15 @@ func (s oneSet) MarkOf(_, _ string, p Packet) (uint32, uint32, error) {
 // mangle with these rules.
 func passed(t *testing.T, sets oneSet, rules ...string) (p Packet, v trace.Verdict, lines []string) {
 	t.Helper()
-	all := []xtables.ChainRule{{Table: "mangle", Chain: "THERE", Rule: "-j RETURN"}, {Table: "mangle", Chain: "MARKS", Rule: "-j MARK --set-xmark 0x8/0x8"}, {Table: "nat", Chain: "INPUT", Rule: "-j DROP"}}
+	all := []xtables.ChainRule{{Table: "mangle", Chain: "THERE", Rule: "-j RETURN"}, {Table: "mangle", Chain: "MARKS",
+		Rule: "-j MARK --set-xmark 0x8/0x8"}, {Table: "nat", Chain: "INPUT", Rule: "-j DROP"}}
 	for _, r := range rules {
 		all = append(all, xtables.ChainRule{Table: "mangle", Chain: "INPUT", Rule: r})
 	}
-	p = Packet{From: netip.MustParseAddrPort("10.1.0.1:1000"), To: netip.MustParseAddrPort("10.0.0.1:80"), Proto: lb.TCP, In: "veth1", Mark: 0x4001, ToHere: true}
-	v, err := NewChains(all, sets, func(line string) { lines = append(lines, line) }).Pass(t.Context(), "mangle", "INPUT", &p)
+	p = Packet{From: netip.MustParseAddrPort("10.1.0.1:1000"), To: netip.MustParseAddrPort("10.0.0.1:80"),
+		Proto: lb.TCP, In: "veth1", Mark: 0x4001, ToHere: true}
+	v, err := NewChains(all, sets, func(line string) { lines = append(lines, line) }).Pass(t.Context(), "mangle",
+		"INPUT", &p)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,11 +51,14 @@ func passed(t *testing.T, sets oneSet, rules ...string) (p Packet, v trace.Verdi
 func TestTextIsMet(t *testing.T) {
 	set := oneSet{has: netip.MustParseAddrPort("10.0.0.1:80")}
 	for when, met := range map[string]bool{
-		"": true, "-p tcp": true, "-p udp": false, "! -p udp": true, "-p 6": true, "-s 10.1.0.0/16": true, "! -s 10.1.0.0/16": false, "-d 10.0.0.2/32": false,
+		"": true, "-p tcp": true, "-p udp": false, "! -p udp": true, "-p 6": true, "-s 10.1.0.0/16": true,
+		"! -s 10.1.0.0/16": false, "-d 10.0.0.2/32": false,
 		"-i veth+": true, "-i veth": false, "-i veth1": true, "! -o lo": true, "-o lo": false,
-		"-m conntrack --ctstate NEW": true, "-m conntrack ! --ctstate RELATED,ESTABLISHED": true, "-m conntrack --ctstate SNAT": false,
+		"-m conntrack --ctstate NEW": true, "-m conntrack ! --ctstate RELATED,ESTABLISHED": true,
+		"-m conntrack --ctstate SNAT":  false,
 		"-m mark --mark 0x4000/0x4000": true, "-m mark --mark 0x4000": false, "-m mark ! --mark 0x4001": false,
-		"-m addrtype --dst-type LOCAL": true, "-m addrtype ! --dst-type LOCAL": false, "-m addrtype --src-type LOCAL": false,
+		"-m addrtype --dst-type LOCAL": true, "-m addrtype ! --dst-type LOCAL": false,
+		"-m addrtype --src-type LOCAL":    false,
 		"-m set --match-set ours dst,dst": true, "-m set ! --match-set ours dst,dst": false,
 		"-m set --match-set ours dst,dst -m set ! --match-set ours src": false,
 		`-m comment --comment "-p udp \"-d 1.1.1.1\" "`:                 true,
@@ -98,15 +104,21 @@ func TestTextIsDone(t *testing.T) {
 // A rule with an unknown part matches no packet and is reported, and the rules after it count; an
 // error of a set ends the walk.
 func TestTextNotUnderstood(t *testing.T) {
-	for _, rule := range []string{"-p tcp -m multiport --dports 80 -j ACCEPT", "-m connmark --mark 0x4001 -j ACCEPT", "-p tcp -m tcp --tcp-flags SYN SYN -j ACCEPT", "-j TPROXY --on-port 80", "-j ACCEPT (not read: ct of nf_tables)", "-m set --match-set others dst -j ACCEPT", "-m addrtype --dst-type BROADCAST -j ACCEPT",
-		"-j SET --map-set others dst,dst --map-mark", "-p nonsense -j ACCEPT", "-d nonsense -j ACCEPT", "-m mark --mark nonsense -j ACCEPT", "-m conntrack --ctstate NONE -j ACCEPT", "-j"} {
+	for _, rule := range []string{"-p tcp -m multiport --dports 80 -j ACCEPT", "-m connmark --mark 0x4001 -j ACCEPT",
+		"-p tcp -m tcp --tcp-flags SYN SYN -j ACCEPT", "-j TPROXY --on-port 80",
+		"-j ACCEPT (not read: ct of nf_tables)", "-m set --match-set others dst -j ACCEPT",
+		"-m addrtype --dst-type BROADCAST -j ACCEPT",
+		"-j SET --map-set others dst,dst --map-mark", "-p nonsense -j ACCEPT", "-d nonsense -j ACCEPT",
+		"-m mark --mark nonsense -j ACCEPT", "-m conntrack --ctstate NONE -j ACCEPT", "-j"} {
 		_, v, lines := passed(t, oneSet{}, rule, "-j DROP")
-		if v != trace.Drop || len(lines) != 2 || !strings.HasPrefix(lines[0], "-t mangle -A INPUT "+rule) || !strings.Contains(lines[0], "not judged") {
+		if v != trace.Drop || len(lines) != 2 || !strings.HasPrefix(lines[0], "-t mangle -A INPUT "+rule) ||
+			!strings.Contains(lines[0], "not judged") {
 			t.Errorf("%q: %s, %q", rule, v, lines)
 		}
 	}
 	broken := errors.New("broken")
-	chains := NewChains([]xtables.ChainRule{{Table: "mangle", Chain: "INPUT", Rule: "-m set --match-set ours dst -j DROP"}}, oneSet{err: broken}, func(string) {})
+	chains := NewChains([]xtables.ChainRule{{Table: "mangle", Chain: "INPUT",
+		Rule: "-m set --match-set ours dst -j DROP"}}, oneSet{err: broken}, func(string) {})
 	if v, err := chains.Pass(t.Context(), "mangle", "INPUT", &Packet{}); !errors.Is(err, broken) {
 		t.Errorf("%s, %v", v, err)
 	}
@@ -114,11 +126,14 @@ func TestTextNotUnderstood(t *testing.T) {
 
 // FuzzText: with any rules, a packet has a verdict.
 func FuzzText(f *testing.F) {
-	f.Add(`! -p udp -m comment --comment "a \" b" -d 10.0.0.0/8 -j INPUT`, "-m mark ! --mark 1/0x2 -j SET --map-set ours dst --map-mark")
+	f.Add(`! -p udp -m comment --comment "a \" b" -d 10.0.0.0/8 -j INPUT`,
+		"-m mark ! --mark 1/0x2 -j SET --map-set ours dst --map-mark")
 	f.Add("-i + -g INPUT", "-m set ! --match-set ours -j")
 	f.Fuzz(func(t *testing.T, one, two string) {
-		p := Packet{From: netip.MustParseAddrPort("10.1.0.1:1000"), To: netip.MustParseAddrPort("10.0.0.1:80"), Proto: lb.TCP}
-		chains := NewChains([]xtables.ChainRule{{Table: "mangle", Chain: "INPUT", Rule: one}, {Table: "mangle", Chain: "INPUT", Rule: two}}, oneSet{has: p.To}, func(string) {})
+		p := Packet{From: netip.MustParseAddrPort("10.1.0.1:1000"), To: netip.MustParseAddrPort("10.0.0.1:80"),
+			Proto: lb.TCP}
+		chains := NewChains([]xtables.ChainRule{{Table: "mangle", Chain: "INPUT", Rule: one},
+			{Table: "mangle", Chain: "INPUT", Rule: two}}, oneSet{has: p.To}, func(string) {})
 		if v, err := chains.Pass(t.Context(), "mangle", "INPUT", &p); err == nil && v == "" {
 			t.Errorf("%q, %q: no verdict", one, two)
 		}

@@ -192,7 +192,8 @@ func (c *chain) Meet(i int, flows []follow.Flow) (met []follow.Met, rest []follo
 }
 
 // meet applies a rule of a chain to flows.
-func (w *walker) meet(id xtables.ChainID, r *rule, flows []follow.Flow) (met []follow.Met, rest []follow.Flow, err error) {
+func (w *walker) meet(id xtables.ChainID, r *rule, flows []follow.Flow) (met []follow.Met, rest []follow.Flow,
+	err error) {
 	var those []follow.Flow
 	for _, f := range flows {
 		if w.any {
@@ -307,7 +308,8 @@ func (w *walker) answer() trace.Kernel {
 	}
 	k := follow.Answer(w.packet, w.ends, lines)
 	if w.atHome {
-		k.Way = append(k.Way, "a backend is the node itself, which sees the client's own address: nothing leaves the node that could be masqueraded")
+		k.Way = append(k.Way, "a backend is the node itself, which sees the client's own address: nothing leaves the "+
+			"node that could be masqueraded")
 	}
 	return k
 }

@@ -55,7 +55,8 @@ type cleaner struct {
 	errs   []error
 }
 
-func (c *cleaner) run(ctx context.Context, remove func(context.Context, mode.Removal) (mode.Report, error), what mode.Removal) {
+func (c *cleaner) run(ctx context.Context, remove func(context.Context, mode.Removal) (mode.Report, error),
+	what mode.Removal) {
 	if remove == nil {
 		return
 	}

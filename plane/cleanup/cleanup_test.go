@@ -54,7 +54,8 @@ COMMIT
 	run(t, "", "ipset", "create", "KUBE-SRC-AAAA", "hash:ip")
 	run(t, "", "ipset", "create", "KUBE-CLUSTER-IP-2", "hash:ip,port")
 	run(t, text, "iptables-nft-restore", "--noflush")
-	run(t, strings.ReplaceAll(text, "-A KUBE-ROUTER-FORWARD -m set --match-set KUBE-SRC-AAAA src -j ACCEPT\n", ""), "ip6tables-nft-restore", "--noflush")
+	run(t, strings.ReplaceAll(text, "-A KUBE-ROUTER-FORWARD -m set --match-set KUBE-SRC-AAAA src -j ACCEPT\n", ""),
+		"ip6tables-nft-restore", "--noflush")
 	run(t, "", "nft", "table inet kube-proxy { chain c { drop; }; }; table ip kube-proxy-x { chain c { drop; }; }")
 	run(t, "", "ip", "link", "add", "kube-dummy0", "type", ipvs.DeviceType)
 }
@@ -160,8 +161,10 @@ func TestRunAll(t *testing.T) {
 		t.Errorf("left: %q", r.Left)
 	}
 	said := strings.Join(r.Removed, "\n")
-	for _, want := range []string{"chains of iptables (nft, IPv4)", "rules in chains of others of iptables (nft, IPv6)", "device kube-ipvs0 with 3 service addresses",
-		fmt.Sprintf("%d ipsets", 2*len(ipvs.SetNames(lb.IPv4))), "the nftables table kube-proxy of IPv4", "the nftables table kube-proxy of IPv6"} {
+	for _, want := range []string{"chains of iptables (nft, IPv4)", "rules in chains of others of iptables (nft, IPv6)",
+		"device kube-ipvs0 with 3 service addresses",
+		fmt.Sprintf("%d ipsets", 2*len(ipvs.SetNames(lb.IPv4))), "the nftables table kube-proxy of IPv4",
+		"the nftables table kube-proxy of IPv6"} {
 		if !strings.Contains(said, want) {
 			t.Errorf("not told: %s\ntold:\n%s", want, said)
 		}
@@ -180,7 +183,8 @@ func TestRunAll(t *testing.T) {
 	}
 	for _, line := range after { // tables of iptables cannot be removed; they are empty
 		switch {
-		case line[0] == '*', line == "COMMIT\n", strings.HasPrefix(line, ":") && strings.HasSuffix(line, " ACCEPT \n"), strings.HasPrefix(line, "table "):
+		case line[0] == '*', line == "COMMIT\n", strings.HasPrefix(line, ":") && strings.HasSuffix(line, " ACCEPT \n"),
+			strings.HasPrefix(line, "table "):
 		// As the kubelet has it, which did not have it before.
 		case strings.Contains(line, "KUBE-FIREWALL"):
 		default:
@@ -199,8 +203,10 @@ func TestRunParts(t *testing.T) {
 		what       mode.List
 		gone, stay []string
 	}{
-		"--cleanup --cleanup-ipvs=false": {only("iptables", "nftables"), []string{"KUBE-SVC-", "table ip kube-proxy\n"}, []string{"KUBE-CLUSTER-IP\n", ipvs.Device}},
-		"--cleanup-iptables":             {only("iptables"), []string{"KUBE-SVC-"}, []string{"KUBE-CLUSTER-IP\n", ipvs.Device, "table ip kube-proxy\n"}},
+		"--cleanup --cleanup-ipvs=false": {only("iptables", "nftables"), []string{"KUBE-SVC-", "table ip kube-proxy\n"},
+			[]string{"KUBE-CLUSTER-IP\n", ipvs.Device}},
+		"--cleanup-iptables": {only("iptables"), []string{"KUBE-SVC-"},
+			[]string{"KUBE-CLUSTER-IP\n", ipvs.Device, "table ip kube-proxy\n"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inNetns(t)
@@ -228,12 +234,14 @@ func TestRunFailures(t *testing.T) {
 	needsAll(t)
 	inNetns(t)
 	ours(t)
-	run(t, "", "iptables-nft", "-A", "FORWARD", "-m", "set", "--match-set", "KUBE-LOOP-BACK", "dst,dst,src", "-j", "ACCEPT")
+	run(t, "", "iptables-nft", "-A", "FORWARD", "-m", "set", "--match-set", "KUBE-LOOP-BACK", "dst,dst,src", "-j",
+		"ACCEPT")
 	_, err := Run(t.Context(), all.Modes(), mode.Removal{})
 	if err == nil || !strings.Contains(err.Error(), "destroy ipset KUBE-LOOP-BACK: rules use it, of others") {
 		t.Errorf("a set that others use: %v", err)
 	}
-	if now := state(t); strings.Contains(now, "KUBE-CLUSTER-IP") || strings.Contains(now, "table ip kube-proxy") || !strings.Contains(now, "KUBE-LOOP-BACK") {
+	if now := state(t); strings.Contains(now, "KUBE-CLUSTER-IP") || strings.Contains(now, "table ip kube-proxy") ||
+		!strings.Contains(now, "KUBE-LOOP-BACK") {
 		t.Errorf("there is\n%s", now)
 	}
 }
@@ -255,11 +263,13 @@ func TestRunWithoutIPTables(t *testing.T) {
 	ours(t)
 	t.Setenv("PATH", bin)
 	r, err := Run(t.Context(), all.Modes(), mode.Removal{})
-	if err == nil || !strings.Contains(err.Error(), "there are chains of kube-proxy for IPv4, but no program to remove them") ||
+	if err == nil || !strings.Contains(err.Error(), "there are chains of kube-proxy for IPv4, but no program to "+
+		"remove them") ||
 		!strings.Contains(err.Error(), "for IPv6, but") || !strings.Contains(err.Error(), "install iptables") {
 		t.Errorf("without programs: %v", err)
 	}
-	if legacyTables() && !strings.Contains(strings.Join(r.Left, "\n"), "iptables (legacy, IPv4): the kernel has such tables") {
+	if legacyTables() && !strings.Contains(strings.Join(r.Left, "\n"),
+		"iptables (legacy, IPv4): the kernel has such tables") {
 		t.Errorf("left: %q", r.Left)
 	}
 	if now := run(t, "", "nft", "list", "tables"); strings.Contains(now, "table ip kube-proxy") {
@@ -307,16 +317,22 @@ func TestOthers(t *testing.T) {
 	}{
 		"nftables":             {now{mode: "nftables", families: both}, []string{table4, table6}},
 		"nftables, IPv4 alone": {now{mode: "nftables", families: both[:1]}, []string{table4, table6, set6, vip6}},
-		"nftables, excluded":   {now{mode: "nftables", families: both, exclude: []netip.Prefix{netip.MustParsePrefix("10.96.0.10/32")}}, []string{table4, table6, vip4}},
-		"userspace":            {now{mode: "userspace", families: both}, nil},
-		"iptables, nft":        {now{mode: "iptables", families: both, backends: same(xtables.NFT)}, []string{nftRule}},
-		"iptables, legacy":     {now{mode: "iptables", families: both, backends: same(xtables.Legacy)}, []string{legacyRule}},
-		"iptables, one of each": {now{mode: "iptables", families: both, backends: map[lb.Family]xtables.Backend{lb.IPv4: xtables.Legacy, lb.IPv6: xtables.NFT}},
+		"nftables, excluded": {now{mode: "nftables", families: both,
+			exclude: []netip.Prefix{netip.MustParsePrefix("10.96.0.10/32")}}, []string{table4, table6, vip4}},
+		"userspace":     {now{mode: "userspace", families: both}, nil},
+		"iptables, nft": {now{mode: "iptables", families: both, backends: same(xtables.NFT)}, []string{nftRule}},
+		"iptables, legacy": {now{mode: "iptables", families: both, backends: same(xtables.Legacy)},
+			[]string{legacyRule}},
+		"iptables, one of each": {now{mode: "iptables", families: both, backends: map[lb.Family]xtables.Backend{
+			lb.IPv4: xtables.Legacy, lb.IPv6: xtables.NFT}},
 			[]string{legacyRule}},
 		// In its own back end a plane has already taken over the previous rules.
-		"ipvs, nft":             {now{mode: "ipvs", families: both, backends: same(xtables.NFT)}, []string{nftRule, set4, set6, vip4, vip6}},
-		"ipvs, legacy":          {now{mode: "ipvs", families: both, backends: same(xtables.Legacy)}, []string{legacyRule, set4, set6, vip4, vip6}},
-		"userspace, IPv6 alone": {now{mode: "userspace", families: both[1:]}, []string{nftRule, legacyRule, table4, set4, vip4}},
+		"ipvs, nft": {now{mode: "ipvs", families: both, backends: same(xtables.NFT)},
+			[]string{nftRule, set4, set6, vip4, vip6}},
+		"ipvs, legacy": {now{mode: "ipvs", families: both, backends: same(xtables.Legacy)},
+			[]string{legacyRule, set4, set6, vip4, vip6}},
+		"userspace, IPv6 alone": {now{mode: "userspace", families: both[1:]}, []string{nftRule, legacyRule, table4,
+			set4, vip4}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if !legacyWorks() {
@@ -363,14 +379,16 @@ func TestRunWithoutCapability(t *testing.T) {
 	set(had &^ (1 << unix.CAP_NET_ADMIN))
 	_, err := Run(t.Context(), all.Modes(), mode.Removal{})
 	set(had)
-	if err == nil || strings.Count(err.Error(), "CAP_NET_ADMIN") < 4 || !strings.Contains(err.Error(), "delete device kube-ipvs0: operation not permitted") {
+	if err == nil || strings.Count(err.Error(), "CAP_NET_ADMIN") < 4 ||
+		!strings.Contains(err.Error(), "delete device kube-ipvs0: operation not permitted") {
 		t.Errorf("error: %v", err)
 	}
 	for line := range strings.Lines(fmt.Sprint(err)) {
 		t.Log(strings.TrimSpace(line))
 	}
 	// The legacy programs, which got the capability from root, have removed their rules.
-	if after := state(t); !strings.Contains(after, "KUBE-SVC-") || !strings.Contains(after, "table ip kube-proxy\n") || len(after) > len(before) {
+	if after := state(t); !strings.Contains(after, "KUBE-SVC-") || !strings.Contains(after, "table ip kube-proxy\n") ||
+		len(after) > len(before) {
 		t.Errorf("there is\n%s", after)
 	}
 }

@@ -112,9 +112,12 @@ func TestAddressesAreGuardedUntilTheyGo(t *testing.T) {
 	}{
 		"to nftables":         {"iptables-nft", nil, now{mode: "nftables", families: families}.others},
 		"to nftables, legacy": {"iptables-legacy", nil, now{mode: "nftables", families: families}.others},
-		"to iptables":         {"iptables-nft", openIPTables("nft"), now{mode: "iptables", families: families, backends: same("nft")}.others},
-		"to userspace":        {"iptables-nft", nil, now{mode: "userspace", families: families}.others},
-		"--cleanup":           {"iptables-nft", nil, func(ctx context.Context) (mode.Report, error) { return Run(ctx, all.Modes(), mode.Removal{}) }},
+		"to iptables": {"iptables-nft", openIPTables("nft"), now{mode: "iptables", families: families,
+			backends: same("nft")}.others},
+		"to userspace": {"iptables-nft", nil, now{mode: "userspace", families: families}.others},
+		"--cleanup": {"iptables-nft", nil, func(ctx context.Context) (mode.Report, error) {
+			return Run(ctx, all.Modes(), mode.Removal{})
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if strings.Contains(c.program, "legacy") && !legacyWorks() {
@@ -142,12 +145,14 @@ func TestGuardStaysWithAddresses(t *testing.T) {
 	needsAll(t)
 	guarded(t, "iptables-nft")
 	clean(t, only("iptables", "nftables"))
-	if s := state(t); strings.Contains(s, "KUBE-POSTROUTING") || !strings.Contains(s, ipvs.Device) || reached("10.96.0.10") {
+	if s := state(t); strings.Contains(s, "KUBE-POSTROUTING") || !strings.Contains(s, ipvs.Device) ||
+		reached("10.96.0.10") {
 		t.Errorf("after --cleanup-ipvs=false the program is reached, or there is\n%s", s)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Run(ctx, only("ipvs"), mode.Removal{}); !errors.Is(err, context.Canceled) || !strings.Contains(state(t), ipvs.Device) || reached("10.96.0.10") {
+	if _, err := Run(ctx, only("ipvs"), mode.Removal{}); !errors.Is(err, context.Canceled) ||
+		!strings.Contains(state(t), ipvs.Device) || reached("10.96.0.10") {
 		t.Errorf("the removal was canceled: %v, and the program is reached, or there is\n%s", err, state(t))
 	}
 	clean(t, only("ipvs"))

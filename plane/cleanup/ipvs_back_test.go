@@ -30,11 +30,13 @@ func upstreamOverIPVS(t *testing.T, to []netip.AddrPort, real netip.AddrPort) {
 	h := openIPVS(t)
 	for _, at := range to {
 		run(t, "", "ip", "addr", "replace", at.Addr().String()+"/32", "dev", leftovers.Device)
-		s := &ipvs.Service{SchedName: "rr", AddressFamily: unix.AF_INET, Netmask: 0xffffffff, Address: net.IP(at.Addr().AsSlice()), Port: at.Port(), Protocol: unix.IPPROTO_TCP}
+		s := &ipvs.Service{SchedName: "rr", AddressFamily: unix.AF_INET, Netmask: 0xffffffff,
+			Address: net.IP(at.Addr().AsSlice()), Port: at.Port(), Protocol: unix.IPPROTO_TCP}
 		if !h.IsServicePresent(s) {
 			must(t, h.NewService(s))
 		}
-		want := &ipvs.Destination{Address: net.IP(real.Addr().AsSlice()), Port: real.Port(), Weight: 1, AddressFamily: unix.AF_INET}
+		want := &ipvs.Destination{Address: net.IP(real.Addr().AsSlice()), Port: real.Port(), Weight: 1,
+			AddressFamily: unix.AF_INET}
 		dests, err := h.GetDestinations(s)
 		if err != nil {
 			t.Fatal(err)
@@ -61,7 +63,8 @@ func upstreamOverIPVS(t *testing.T, to []netip.AddrPort, real netip.AddrPort) {
 -A KUBE-POSTROUTING -j MASQUERADE
 COMMIT
 `, "iptables-nft-restore", "--noflush")
-	for _, jump := range [][2]string{{"PREROUTING", "KUBE-SERVICES"}, {"OUTPUT", "KUBE-SERVICES"}, {"POSTROUTING", "KUBE-POSTROUTING"}} {
+	for _, jump := range [][2]string{{"PREROUTING", "KUBE-SERVICES"}, {"OUTPUT", "KUBE-SERVICES"},
+		{"POSTROUTING", "KUBE-POSTROUTING"}} {
 		run(t, "", "iptables-nft", "-t", "nat", "-A", jump[0], "-j", jump[1])
 	}
 }
@@ -81,16 +84,24 @@ func TestIPVSTakeBack(t *testing.T) {
 	// other clients.
 	backends := slices.Collect(tab.Get(lb.Key{Addr: vip.Addr(), Port: 80, Proto: lb.TCP}).Routes[0].To.Backends.All())
 	set := func(scope lb.Scope, all []lb.Backend) *lb.BackendSet {
-		return &lb.BackendSet{ID: lb.SetID{Service: "shop/till:http", Proto: lb.TCP, Scope: scope}, Backends: lb.BackendsOf(all...)}
+		return &lb.BackendSet{ID: lb.SetID{Service: "shop/till:http", Proto: lb.TCP, Scope: scope},
+			Backends: lb.BackendsOf(all...)}
 	}
-	anyone, local := set(lb.Cluster, backends), set(lb.Local, slices.DeleteFunc(slices.Clone(backends), func(b lb.Backend) bool { return !b.Local }))
-	if tab.Replace(lb.Owner{Name: "shop/till"}, []*lb.Frontend{{Key: lb.Key{Addr: balancer.Addr(), Port: 80, Proto: lb.TCP}, Service: "shop/till:http", Kind: lb.LoadBalancer,
-		Routes: []lb.Route{{From: lb.Pods, Do: lb.Balance, To: anyone}, {From: lb.Anywhere, Do: lb.Balance, To: local}}}}); tab.Get(lb.Key{Addr: balancer.Addr(), Port: 80, Proto: lb.TCP}) == nil {
+	anyone, local := set(lb.Cluster, backends),
+		set(lb.Local, slices.DeleteFunc(slices.Clone(backends), func(b lb.Backend) bool {
+			return !b.Local
+		}))
+	if tab.Replace(lb.Owner{Name: "shop/till"},
+		[]*lb.Frontend{{Key: lb.Key{Addr: balancer.Addr(), Port: 80, Proto: lb.TCP}, Service: "shop/till:http",
+			Kind: lb.LoadBalancer,
+			Routes: []lb.Route{{From: lb.Pods, Do: lb.Balance, To: anyone}, {From: lb.Anywhere, Do: lb.Balance,
+				To: local}}}}); tab.Get(lb.Key{Addr: balancer.Addr(), Port: 80, Proto: lb.TCP}) == nil {
 		t.Fatal("the table does not take the load balancer")
 	}
 	ours := func() {
 		t.Helper()
-		for _, s := range []string{"net.ipv4.vs.conntrack", "net.ipv4.vs.expire_nodest_conn", "net.ipv4.vs.expire_quiescent_template"} {
+		for _, s := range []string{"net.ipv4.vs.conntrack", "net.ipv4.vs.expire_nodest_conn",
+			"net.ipv4.vs.expire_quiescent_template"} {
 			if _, err := kernel.SetSysctl(s, "1"); err != nil {
 				t.Error(err)
 			}
@@ -108,7 +119,8 @@ func TestIPVSTakeBack(t *testing.T) {
 	last := uint16(10000)
 	options := func() netlab.DialOptions {
 		last++
-		return netlab.DialOptions{Timeout: 5 * netlab.DefaultTimeout, Local: netip.AddrPortFrom(netip.IPv4Unspecified(), last)}
+		return netlab.DialOptions{Timeout: 5 * netlab.DefaultTimeout, Local: netip.AddrPortFrom(netip.IPv4Unspecified(),
+			last)}
 	}
 	served := func(when string, to netip.AddrPort, by ...string) {
 		t.Helper()
@@ -127,7 +139,8 @@ func TestIPVSTakeBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	traffic := lab.Traffic(netlab.Way{From: "pod3", To: vip, Seen: "pod3", Port: 20000}, netlab.Way{From: "pod3", To: balancer, Seen: "pod3", Port: 22000})
+	traffic := lab.Traffic(netlab.Way{From: "pod3", To: vip, Seen: "pod3", Port: 20000},
+		netlab.Way{From: "pod3", To: balancer, Seen: "pod3", Port: 22000})
 	traffic.More()
 	lab.On("node1", func() { upstreamOverIPVS(t, both, new) })
 	traffic.More()

@@ -57,7 +57,8 @@ func virtual(t *testing.T, h *ipvs.Handle, what string) *ipvs.Service {
 	} else {
 		at := netip.MustParseAddrPort(addr)
 		s.Address, s.Port = net.IP(at.Addr().AsSlice()), at.Port()
-		s.Protocol = map[string]uint16{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP}[proto]
+		s.Protocol = map[string]uint16{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP,
+			"sctp": unix.IPPROTO_SCTP}[proto]
 		if at.Addr().Is6() {
 			s.AddressFamily, s.Netmask = unix.AF_INET6, 128
 		}
@@ -81,7 +82,8 @@ func virtuals(t *testing.T, h *ipvs.Handle) []string {
 			out = append(out, fmt.Sprintf("fwmark %d", s.FWMark))
 			continue
 		}
-		proto := map[uint16]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_SCTP: "sctp"}[s.Protocol]
+		proto := map[uint16]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp",
+			unix.IPPROTO_SCTP: "sctp"}[s.Protocol]
 		addr, _ := netip.AddrFromSlice(s.Address)
 		out = append(out, fmt.Sprintf("%s %s", proto, netip.AddrPortFrom(addr.Unmap(), s.Port)))
 	}
@@ -144,13 +146,15 @@ func TestIPVSServers(t *testing.T) {
 	same("after IPv4 of nftables", slices.Concat(six, excluded, others)...)
 
 	r, err := Run(t.Context(), all.Modes(), mode.Removal{Blocks: excluding(ex)})
-	if left := strings.Join(r.Left, "\n"); err != nil || !strings.Contains(left, "5 virtual servers of IPv4 stay") || !strings.Contains(left, "device kube-ipvs0 stays: it has 1 other addresses") {
+	if left := strings.Join(r.Left, "\n"); err != nil || !strings.Contains(left, "5 virtual servers of IPv4 stay") ||
+		!strings.Contains(left, "device kube-ipvs0 stays: it has 1 other addresses") {
 		t.Errorf("left: %s, %v", left, err)
 	}
 	same("after --cleanup", slices.Concat(excluded, others)...)
 
 	r, err = Run(t.Context(), all.Modes(), mode.Removal{})
-	if err != nil || !slices.Contains(r.Removed, "device kube-ipvs0 with 1 service addresses") || !slices.Contains(r.Removed, "1 virtual servers of IPv4") {
+	if err != nil || !slices.Contains(r.Removed, "device kube-ipvs0 with 1 service addresses") ||
+		!slices.Contains(r.Removed, "1 virtual servers of IPv4") {
 		t.Errorf("removed: %q, %v", r.Removed, err)
 	}
 	same("without exclusion", others...)
@@ -165,7 +169,8 @@ func shopInIPVS(t *testing.T) (lab *netlab.TestLab, tab *lb.Table, vip netip.Add
 	tab, vip, _ = planetest.Shop(lb.IPv4)
 	lab.On("node1", func() {
 		oursIPVS(t)
-		for _, s := range []string{"net.ipv4.vs.conntrack", "net.ipv4.vs.expire_nodest_conn", "net.ipv4.vs.expire_quiescent_template"} {
+		for _, s := range []string{"net.ipv4.vs.conntrack", "net.ipv4.vs.expire_nodest_conn",
+			"net.ipv4.vs.expire_quiescent_template"} {
 			if _, err := kernel.SetSysctl(s, "1"); err != nil {
 				t.Error(err)
 			}
@@ -173,7 +178,8 @@ func shopInIPVS(t *testing.T) (lab *netlab.TestLab, tab *lb.Table, vip netip.Add
 		h := openIPVS(t)
 		s := virtual(t, h, "tcp "+vip.String())
 		for f := range tab.Get(lb.Key{Addr: vip.Addr(), Port: 80, Proto: lb.TCP}).Routes[0].To.Backends.All() {
-			err := h.NewDestination(s, &ipvs.Destination{Address: net.IP(f.Addr.Addr().AsSlice()), Port: f.Addr.Port(), Weight: 1, AddressFamily: unix.AF_INET})
+			err := h.NewDestination(s, &ipvs.Destination{Address: net.IP(f.Addr.Addr().AsSlice()), Port: f.Addr.Port(),
+				Weight: 1, AddressFamily: unix.AF_INET})
 			if err != nil {
 				t.Error(err)
 			}
@@ -264,7 +270,8 @@ func TestIPVSDrain(t *testing.T) {
 	done := clean(ctx, time.Hour)
 	time.Sleep(4 * ipvsLook)
 	cancel()
-	if r := <-done; there() != 1 || strings.Contains(fmt.Sprint(r.Removed), "virtual server") || strings.Contains(fmt.Sprint(r.Removed), leftovers.Device) {
+	if r := <-done; there() != 1 || strings.Contains(fmt.Sprint(r.Removed), "virtual server") ||
+		strings.Contains(fmt.Sprint(r.Removed), leftovers.Device) {
 		t.Errorf("the process ended, and %d virtual servers stay; %+v", there(), r)
 	}
 
@@ -283,7 +290,8 @@ func TestIPVSDrain(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if r := <-done; !slices.Contains(r.Removed, "1 virtual servers of IPv4") || strings.Contains(fmt.Sprint(r.Removed), "connections") || there() != 0 {
+	if r := <-done; !slices.Contains(r.Removed, "1 virtual servers of IPv4") || strings.Contains(fmt.Sprint(r.Removed),
+		"connections") || there() != 0 {
 		t.Errorf("%+v", r)
 	}
 }
@@ -294,8 +302,10 @@ func TestIPVSDrainEnds(t *testing.T) {
 	must(t, errOf(lab.Open("pod3", netlab.TCP, vip, netlab.DialOptions{})))
 	lab.On("node1", func() {
 		inNFTables(t, tab)
-		r, err := now{mode: "nftables", families: []lb.Family{lb.IPv4, lb.IPv6}, drain: 5 * ipvsLook}.others(t.Context())
-		if err != nil || !slices.Contains(r.Removed, "1 connections through virtual servers of IPv4, which had not ended in 1s") || len(virtuals(t, openIPVS(t))) > 0 {
+		r, err := now{mode: "nftables", families: []lb.Family{lb.IPv4, lb.IPv6}, drain: 5 * ipvsLook}.others(
+			t.Context())
+		if err != nil || !slices.Contains(r.Removed, "1 connections through virtual servers of IPv4, which had not "+
+			"ended in 1s") || len(virtuals(t, openIPVS(t))) > 0 {
 			t.Errorf("%+v, %v", r, err)
 		}
 	})
@@ -332,15 +342,18 @@ func TestIPVSTakeOver(t *testing.T) {
 			t.Errorf("after the first write there is something to repair: %d, %v", n, err)
 		}
 		servers := virtuals(t, h)
-		for server, want := range map[string]bool{"tcp " + vip.String(): true, "tcp 10.96.0.200:80": false, "tcp 198.51.100.0:20000": false, "tcp 192.0.2.99:80": true} {
+		for server, want := range map[string]bool{"tcp " + vip.String(): true, "tcp 10.96.0.200:80": false,
+			"tcp 198.51.100.0:20000": false, "tcp 192.0.2.99:80": true} {
 			if slices.Contains(servers, server) != want {
 				t.Errorf("virtual server %s is there: want %t; there are %q", server, want, servers)
 			}
 		}
-		if addrs := run(t, "", "ip", "addr", "show", leftovers.Device); strings.Contains(addrs, "10.96.0.200") || !strings.Contains(addrs, vip.Addr().String()) {
+		if addrs := run(t, "", "ip", "addr", "show", leftovers.Device); strings.Contains(addrs, "10.96.0.200") ||
+			!strings.Contains(addrs, vip.Addr().String()) {
 			t.Errorf("addresses:\n%s", addrs)
 		}
-		if sets := run(t, "", "ipset", "save"); strings.Contains(sets, "10.96.0.77") || !strings.Contains(sets, "add KUBE-CLUSTER-IP "+vip.Addr().String()+",tcp:80") {
+		if sets := run(t, "", "ipset", "save"); strings.Contains(sets, "10.96.0.77") ||
+			!strings.Contains(sets, "add KUBE-CLUSTER-IP "+vip.Addr().String()+",tcp:80") {
 			t.Errorf("sets:\n%s", sets)
 		}
 	})

@@ -118,7 +118,8 @@ func (n now) others(ctx context.Context) (mode.Report, error) {
 	case "ipvs":
 		modes[i] = ipvs.ModeIn(n.backends)
 	}
-	return Others(ctx, modes, modes[i], mode.Removal{Families: n.families, Blocks: append(excluding(n.exclude), n.blocks...), Drain: n.drain})
+	return Others(ctx, modes, modes[i], mode.Removal{Families: n.families, Blocks: append(excluding(n.exclude),
+		n.blocks...), Drain: n.drain})
 }
 
 // legacyWorks reports whether this machine has the legacy back end.

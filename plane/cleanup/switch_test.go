@@ -87,7 +87,8 @@ func switchUnderTraffic(t *testing.T, b xtables.Backend) {
 	for _, fam := range families {
 		_, vip, nodePort := planetest.Shop(fam)
 		// Pods keep their address; all others are masqueraded, including the node's own requests.
-		ways = append(ways, netlab.Way{From: "pod3", To: vip, Seen: "pod3"}, netlab.Way{From: "node1", To: vip, Seen: "node1"},
+		ways = append(ways, netlab.Way{From: "pod3", To: vip, Seen: "pod3"}, netlab.Way{From: "node1", To: vip,
+			Seen: "node1"},
 			netlab.Way{From: "client", To: nodePort, Seen: "node1"})
 	}
 	traffic := lab.Traffic(ways...)
@@ -101,7 +102,8 @@ func switchUnderTraffic(t *testing.T, b xtables.Backend) {
 		traffic.More() // both are in force
 		lab.On("node1", func() {
 			r := others(now{mode: "nftables"})
-			if len(r.Left) > 0 || !strings.Contains(strings.Join(r.Removed, "\n"), "chains of iptables ("+string(b)+", IPv6)") {
+			if len(r.Left) > 0 || !strings.Contains(strings.Join(r.Removed, "\n"), "chains of iptables ("+string(b)+
+				", IPv6)") {
 				t.Errorf("%+v", r)
 			}
 			for _, program := range []string{"iptables-" + string(b), "ip6tables-" + string(b)} {
@@ -162,7 +164,8 @@ func packetUnderWay(t *testing.T, b xtables.Backend, fam lb.Family) {
 		now  now
 	}{
 		{"to nftables", openNFTables, now{mode: "nftables", families: families}},
-		{"to iptables", openIPTables(b), now{mode: "iptables", families: families, backends: map[lb.Family]xtables.Backend{fam: b}}},
+		{"to iptables", openIPTables(b), now{mode: "iptables", families: families,
+			backends: map[lb.Family]xtables.Backend{fam: b}}},
 	} {
 		answered := make(chan error)
 		go func() {

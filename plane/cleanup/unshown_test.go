@@ -38,7 +38,9 @@ func TestTablesThatIptablesCannotShow(t *testing.T) {
 			return p
 		},
 		"userspace": func(t *testing.T, fam lb.Family) audited {
-			p := startUserspace(t, fam, func(c redirect.Config) (redirect.Redirector, error) { return redirect.NewIPTables(c) })
+			p := startUserspace(t, fam, func(c redirect.Config) (redirect.Redirector, error) {
+				return redirect.NewIPTables(c)
+			})
 			t.Cleanup(func() { p.Close() })
 			return p
 		},

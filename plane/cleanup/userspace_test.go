@@ -37,7 +37,8 @@ func TestSwitchUserspace(t *testing.T) {
 			var ways []netlab.Way
 			for _, fam := range families {
 				_, vip, nodePort := planetest.Shop(fam)
-				for _, w := range []netlab.Way{{From: "pod3", To: vip}, {From: "node1", To: vip}, {From: "client", To: nodePort}} {
+				for _, w := range []netlab.Way{{From: "pod3", To: vip}, {From: "node1", To: vip},
+					{From: "client", To: nodePort}} {
 					w.Requests = true
 					ways = append(ways, w)
 				}
@@ -58,7 +59,8 @@ func TestSwitchUserspace(t *testing.T) {
 			for _, next := range []struct {
 				now  now
 				open func(lb.Family) (opened, error)
-			}{{now{mode: "nftables"}, openNFTables}, {now{mode: "iptables", backends: same(xtables.NFT)}, openIPTables(xtables.NFT)}} {
+			}{{now{mode: "nftables"}, openNFTables}, {now{mode: "iptables", backends: same(xtables.NFT)},
+				openIPTables(xtables.NFT)}} {
 				var proxies []*userspace.Plane
 				lab.On("node1", func() {
 					for _, fam := range families {
@@ -98,7 +100,8 @@ func TestSwitchUserspace(t *testing.T) {
 }
 
 // startUserspace writes the shop's rules as a new process would.
-func startUserspace(t *testing.T, fam lb.Family, make func(redirect.Config) (redirect.Redirector, error)) *userspace.Plane {
+func startUserspace(t *testing.T, fam lb.Family, make func(redirect.Config) (redirect.Redirector,
+	error)) *userspace.Plane {
 	t.Helper()
 	c, err := make(redirect.Config{Family: fam, Mark: 1 << 14})
 	if err != nil {
@@ -123,7 +126,8 @@ func TestUserspaceStale(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		a := redirect.Entry{Key: lb.Key{Addr: netip.MustParseAddr("10.96.0.99"), Port: 80, Proto: lb.TCP}, Routes: []redirect.Route{{From: lb.Anywhere, Port: 40080}}}
+		a := redirect.Entry{Key: lb.Key{Addr: netip.MustParseAddr("10.96.0.99"), Port: 80, Proto: lb.TCP},
+			Routes: []redirect.Route{{From: lb.Anywhere, Port: 40080}}}
 		if _, err := old.Reset(t.Context(), lb.Node{}, []redirect.Entry{a}); err != nil {
 			t.Fatal(err)
 		}

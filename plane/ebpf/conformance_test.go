@@ -24,8 +24,8 @@ var differsIn = map[string]string{
 		"the socket is closed, and the program connects again.",
 }
 
-// core has the scenarios for emulated kernels: each class of client, kind of frontend and protocol, and each
-// change. What the packet path writes for the others mode nftables proves there.
+// core has the scenarios for emulated kernels: each class of client, kind of frontend and protocol,
+// and each change. What the packet path writes for the others mode nftables proves there.
 var core = []string{"all-ways-in", "established-connections", "external-policy-local",
 	"external-policy-local-none-local", "hairpin-affinity", "no-endpoints", "restart", "session-affinity",
 	"source-ranges", "udp", "udp-endpoint-swapped", "unknown-port"}

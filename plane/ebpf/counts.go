@@ -64,7 +64,8 @@ func (c *counted) each(ctx context.Context, m *ebpf.Map, f func(mode.Count)) err
 		for _, n := range cpus {
 			total += n
 		}
-		f(mode.Count{CounterID: mode.CounterID{N: uint64(number)}, ServicePort: port, Traffic: mode.Traffic{Connections: total}})
+		f(mode.Count{CounterID: mode.CounterID{N: uint64(number)}, ServicePort: port,
+			Traffic: mode.Traffic{Connections: total}})
 	}
 	err := errors.Join(ctx.Err(), at.Err())
 	for _, number := range gone {

@@ -51,7 +51,8 @@ func newExemptions(s *switches, log *slog.Logger) *exemptions {
 	x := &exemptions{log: log, switches: s, stop: stop, watched: map[string]bool{}}
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
-		log.Warn("Cannot watch the folders of exempt namespaces and cgroups; looking at them with each full comparison", "err", err)
+		log.Warn("Cannot watch the folders of exempt namespaces and cgroups; looking at them with each full comparison",
+			"err", err)
 		return x
 	}
 	x.watcher = w

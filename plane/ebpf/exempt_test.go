@@ -31,9 +31,9 @@ func eventually(f func() bool) bool {
 	return false
 }
 
-// TestExempt: sockets of network namespaces and cgroups that match --ebpf-exempt take the packet path,
-// from the moment at which their file is there, and the others do not; open ones keep their endpoint
-// (EB-14).
+// TestExempt: sockets of network namespaces and cgroups that match --ebpf-exempt take the packet
+// path, from the moment at which their file is there, and the others do not; open ones keep their
+// endpoint (EB-14).
 func TestExempt(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		folder := filepath.Join(b.t.TempDir(), "exempt")
@@ -73,7 +73,8 @@ func TestExempt(t *testing.T) {
 	})
 }
 
-// TestExemptCgroup: a cgroup that is made under a watched one is exempt with those below it (EB-14).
+// TestExemptCgroup: a cgroup that is made under a watched one is exempt with those below it
+// (EB-14).
 func TestExemptCgroup(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		root := b.Cgroup(netlab.Node1)

@@ -94,7 +94,8 @@ func (p *Plane) Reap(ctx context.Context) error { return p.kernel.reaper.pass(ct
 
 // Memory is how many bytes of the kernel the tables take.
 func (p *Plane) Memory() (n uint64) {
-	for _, m := range []*cilium.Map{p.kernel.fronts.inner, p.kernel.sets.inner, p.kernel.slots.inner, p.kernel.backends.inner} {
+	for _, m := range []*cilium.Map{p.kernel.fronts.inner, p.kernel.sets.inner, p.kernel.slots.inner,
+		p.kernel.backends.inner} {
 		info, err := m.Info()
 		if err != nil {
 			panic(err)

@@ -37,7 +37,8 @@ func mountBPFFS(at string) error {
 	}
 	if err := unix.Mount("bpf", at, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
 		return fmt.Errorf("mount the BPF file system at %s "+
-			"(in a container, mount the host's there, with Bidirectional propagation): %w: %w", at, err, plane.ErrUnsupported)
+			"(in a container, mount the host's there, with Bidirectional propagation): %w: %w", at, err,
+			plane.ErrUnsupported)
 	}
 	return nil
 }
@@ -50,8 +51,9 @@ func isFS(path string, magic int64) (bool, error) {
 	return st.Type == magic, nil
 }
 
-// findCgroup returns the root of the cgroup v2 hierarchy, below which all sockets of the node are. In a container its own
-// hierarchy may be mounted beside the host's: the real root is the one without cgroup.type.
+// findCgroup returns the root of the cgroup v2 hierarchy, below which all sockets of the node are.
+// In a container its own hierarchy may be mounted beside the host's: the real root is the one
+// without cgroup.type.
 func findCgroup() (string, error) { return findCgroupIn("/proc/self/mountinfo") }
 
 func findCgroupIn(mounts string) (found string, err error) {
@@ -121,14 +123,16 @@ func netnsCookie() (uint64, error) {
 	return cookie, nil
 }
 
-// cookieByProgram has a program at connect() read the cookie of a UDP socket's namespace. It is attached to
-// the root of cgroups for that one call, which it knows by an address and port that nobody else uses.
+// cookieByProgram has a program at connect() read the cookie of a UDP socket's namespace. It is
+// attached to the root of cgroups for that one call, which it knows by an address and port that
+// nobody else uses.
 func cookieByProgram(fd int) (cookie uint64, err error) {
 	cgroup, err := findCgroup()
 	if err != nil {
 		return 0, err
 	}
-	answer, err := ebpf.NewMap(&ebpf.MapSpec{Name: "kp_cookie", Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
+	answer, err := ebpf.NewMap(&ebpf.MapSpec{Name: "kp_cookie", Type: ebpf.Array, KeySize: 4, ValueSize: 8,
+		MaxEntries: 1})
 	if err != nil {
 		return 0, fmt.Errorf("make a map: %w", explain(err))
 	}
@@ -156,7 +160,8 @@ func cookieByProgram(fd int) (cookie uint64, err error) {
 	return cookie, nil
 }
 
-// cookieProgram writes the cookie of the namespace whose socket connects to that address into a map.
+// cookieProgram writes the cookie of the namespace whose socket connects to that address into a
+// map.
 func cookieProgram(answer int, to *unix.SockaddrInet4) asm.Instructions {
 	const offAddr, offPort = 4, 24 // of struct bpf_sock_addr
 	return asm.Instructions{

@@ -12,8 +12,8 @@ import (
 	"kube-proxy/plane/ebpf"
 )
 
-// TestCookieByProgram: where the kernel lacks SO_NETNS_COOKIE (before Linux 5.14) a program reads the cookie
-// of a network namespace, in each its own (EB-22).
+// TestCookieByProgram: where the kernel lacks SO_NETNS_COOKIE (before Linux 5.14) a program reads
+// the cookie of a network namespace, in each its own (EB-22).
 func TestCookieByProgram(t *testing.T) {
 	lab := netlab.ForTest(t, netlab.Options{NoNode2: true, NoClient: true})
 	seen := map[uint64]string{}
@@ -30,15 +30,16 @@ func TestCookieByProgram(t *testing.T) {
 			}
 			want, err := ebpf.NetnsCookie()
 			if err != nil || got != want || seen[got] != "" {
-				t.Errorf("%s: cookie %d, by the kernel's own %d, error %v; it is that of %q", host, got, want, err, seen[got])
+				t.Errorf("%s: cookie %d, by the kernel's own %d, error %v; it is that of %q", host, got, want, err,
+					seen[got])
 			}
 			seen[got] = host
 		})
 	}
 }
 
-// TestOff: what this kernel lacks is off and reported once, and nothing else is; the programs serve in any
-// case (EB-22).
+// TestOff: what this kernel lacks is off and reported once, and nothing else is; the programs serve
+// in any case (EB-22).
 func TestOff(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		said := map[string]int{}

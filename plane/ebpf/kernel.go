@@ -58,7 +58,9 @@ type hook struct {
 func hooks(f lb.Family) []hook {
 	all := []hook{
 		{"recvmsg6", ebpf.AttachCGroupUDP6Recvmsg, func(p *bpf.LBPrograms) *ebpf.Program { return p.Recvmsg6 }},
-		{"getpeername6", ebpf.AttachCgroupInet6GetPeername, func(p *bpf.LBPrograms) *ebpf.Program { return p.Getpeername6 }},
+		{"getpeername6", ebpf.AttachCgroupInet6GetPeername, func(p *bpf.LBPrograms) *ebpf.Program {
+			return p.Getpeername6
+		}},
 		{"sendmsg6", ebpf.AttachCGroupUDP6Sendmsg, func(p *bpf.LBPrograms) *ebpf.Program { return p.Sendmsg6 }},
 		{"connect6", ebpf.AttachCGroupInet6Connect, func(p *bpf.LBPrograms) *ebpf.Program { return p.Connect6 }},
 		{"post_bind6", ebpf.AttachCGroupInet6PostBind, func(p *bpf.LBPrograms) *ebpf.Program { return p.PostBind6 }},
@@ -68,7 +70,9 @@ func hooks(f lb.Family) []hook {
 	}
 	return append([]hook{
 		{"recvmsg4", ebpf.AttachCGroupUDP4Recvmsg, func(p *bpf.LBPrograms) *ebpf.Program { return p.Recvmsg4 }},
-		{"getpeername4", ebpf.AttachCgroupInet4GetPeername, func(p *bpf.LBPrograms) *ebpf.Program { return p.Getpeername4 }},
+		{"getpeername4", ebpf.AttachCgroupInet4GetPeername, func(p *bpf.LBPrograms) *ebpf.Program {
+			return p.Getpeername4
+		}},
 		{"sendmsg4", ebpf.AttachCGroupUDP4Sendmsg, func(p *bpf.LBPrograms) *ebpf.Program { return p.Sendmsg4 }},
 		{"connect4", ebpf.AttachCGroupInet4Connect, func(p *bpf.LBPrograms) *ebpf.Program { return p.Connect4 }},
 		{"post_bind4", ebpf.AttachCGroupInet4PostBind, func(p *bpf.LBPrograms) *ebpf.Program { return p.PostBind4 }},
@@ -213,7 +217,8 @@ func (k *kernel) attach() (attached int, err error) {
 	return attached, nil
 }
 
-// adopt returns the pinned link of a hook with the program in it, or nil if that is missing or detached.
+// adopt returns the pinned link of a hook with the program in it, or nil if that is missing or
+// detached.
 func (k *kernel) adopt(h hook) link.Link {
 	l, err := link.LoadPinnedLink(k.pinOf(h), nil)
 	if err != nil {

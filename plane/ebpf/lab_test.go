@@ -110,8 +110,8 @@ func (p *planes) at(f lb.Family, cgroup string) (*ebpf.Plane, error) {
 	return ebpf.New(cfg, under)
 }
 
-// bind binds a socket of its own to an address, and closes it: before Linux 5.17 one that was refused keeps
-// the port.
+// bind binds a socket of its own to an address, and closes it: before Linux 5.17 one that was
+// refused keeps the port.
 func (b *bench) bind(host string, kind int, at netip.AddrPort) (err error) {
 	family := map[bool]int{true: unix.AF_INET, false: unix.AF_INET6}[at.Addr().Is4()]
 	b.On(host, func() {

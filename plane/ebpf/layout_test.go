@@ -14,7 +14,8 @@ import (
 	"kube-proxy/internal/netlab"
 )
 
-// otherLayout puts a map of another layout in the place of a pinned one, as an older version left it.
+// otherLayout puts a map of another layout in the place of a pinned one, as an older version left
+// it.
 func (b *bench) otherLayout(name string, spec *cebpf.MapSpec) {
 	b.t.Helper()
 	pin := filepath.Join(b.planes.bpffs, filepath.Base(b.Cgroup(netlab.Node1)), strings.ToLower(b.f.String()), name)
@@ -41,8 +42,8 @@ func (b *bench) otherLayout(name string, spec *cebpf.MapSpec) {
 	m.Close()
 }
 
-// TestLayout: a new version replaces maps of another layout under traffic, of which nothing fails, and
-// leaves the others: open sockets keep their peer (EB-21).
+// TestLayout: a new version replaces maps of another layout under traffic, of which nothing fails,
+// and leaves the others: open sockets keep their peer (EB-21).
 func TestLayout(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		tcp, udp := b.socket("pod3", unix.SOCK_STREAM, false), b.socket("pod3", unix.SOCK_DGRAM, false)
@@ -52,8 +53,10 @@ func TestLayout(t *testing.T) {
 		if _, _, err := asks(udp, b.to("VIP:53")); err != nil {
 			b.t.Fatal(err)
 		}
-		inner := &cebpf.MapSpec{Type: cebpf.Hash, KeySize: 4, ValueSize: 4, MaxEntries: 1024, Flags: unix.BPF_F_NO_PREALLOC}
-		b.otherLayout("sets", &cebpf.MapSpec{Type: cebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 1, InnerMap: inner})
+		inner := &cebpf.MapSpec{Type: cebpf.Hash, KeySize: 4, ValueSize: 4, MaxEntries: 1024,
+			Flags: unix.BPF_F_NO_PREALLOC}
+		b.otherLayout("sets", &cebpf.MapSpec{Type: cebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 1,
+			InnerMap: inner})
 		b.otherLayout("config", &cebpf.MapSpec{Type: cebpf.Array, KeySize: 4, ValueSize: 64, MaxEntries: 1})
 		traffic := b.Traffic(netlab.Way{From: "pod3", To: b.to("VIP:80")},
 			netlab.Way{From: netlab.Node1, To: b.to("VIP:80")})

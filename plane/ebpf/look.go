@@ -49,8 +49,8 @@ func (p *Plane) TracePacket(ctx context.Context, packet trace.Packet) (k trace.K
 	return is, nil
 }
 
-// programs returns what is attached, of both families: a socket of IPv6 meets both. Nil if this plane's
-// programs are not loaded.
+// programs returns what is attached, of both families: a socket of IPv6 meets both. Nil if this
+// plane's programs are not loaded.
 func (p *Plane) programs() *trace.Programs {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
@@ -100,7 +100,8 @@ func (p *Plane) askPrograms(packet trace.Packet, class uint32) (k trace.Kernel, 
 	if p.kernel == nil {
 		return k, "they are not loaded", nil
 	}
-	q := bpf.LBQuestion{Client: class, To: bpf.LBFront{Addr: addrOf(packet.To.Addr()), Port: bigEndian(packet.To.Port()), Proto: uint8(packet.Proto)}}
+	q := bpf.LBQuestion{Client: class, To: bpf.LBFront{Addr: addrOf(packet.To.Addr()),
+		Port: bigEndian(packet.To.Port()), Proto: uint8(packet.Proto)}}
 	if class == ofHost {
 		q.Netns = p.cookie
 	}

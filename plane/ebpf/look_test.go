@@ -20,7 +20,8 @@ func TestFollow(t *testing.T) {
 		follow := func(from string, to string) (k trace.Kernel) {
 			b.t.Helper()
 			at := b.to(to)
-			p := trace.Packet{From: netip.AddrPortFrom(b.to(from+":1").Addr(), 0), Host: from == "NODE", To: at, Here: from == "NODE" && to != "VIP:80", Proto: lb.TCP}
+			p := trace.Packet{From: netip.AddrPortFrom(b.to(from+":1").Addr(), 0), Host: from == "NODE", To: at,
+				Here: from == "NODE" && to != "VIP:80", Proto: lb.TCP}
 			var err error
 			b.On(netlab.Node1, func() { k, err = b.plane.TracePacket(b.t.Context(), p) })
 			if err != nil {
@@ -68,7 +69,8 @@ func TestDifferences(t *testing.T) {
 		if got := look(); got != "" {
 			b.t.Errorf("differences without any damage:\n%s", got)
 		}
-		for what, want := range map[string]string{"slots": "[" + b.to("pod1:8080").String() + "], not []", "frontends": "not the packet path"} {
+		for what, want := range map[string]string{"slots": "[" + b.to("pod1:8080").String() + "], not []",
+			"frontends": "not the packet path"} {
 			if err := b.plane.Damage(what); err != nil {
 				b.t.Fatal(err)
 			}

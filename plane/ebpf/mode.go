@@ -16,8 +16,9 @@ func facts(packets mode.Mode) mode.Mode {
 	m := packets
 	m.Name = Name
 	m.OS = "linux"
-	m.Doc = "eBPF programs connect sockets of pods and of the node to endpoints, without translation of packets; mode " +
-		packets.Name + " serves all other traffic"
+	m.Doc =
+		"eBPF programs connect sockets of pods and of the node to endpoints, without translation of packets; mode " +
+			packets.Name + " serves all other traffic"
 	m.Unasked = "" // by name only
 	m.Options = options
 	m.Reads = append(slices.Clone(packets.Reads), "ebpf")
@@ -29,7 +30,8 @@ func facts(packets mode.Mode) mode.Mode {
 		mode.Metric{Row: "EXT", Name: programsServing, Kind: mode.Gauge, Labels: []string{"ip_family"},
 			Help: "1 while eBPF programs connect sockets to endpoints, 0 while nftables rules serve all connections"},
 		mode.Metric{Row: "EXT", Name: refusalsTotal, Kind: mode.Counter, Labels: []string{"ip_family", "reason"},
-			Help: "Calls of sockets that failed: to a Service that rejects or drops, and bind() to the port of a NodePort"})
+			Help: "Calls of sockets that failed: to a Service that rejects or drops, and bind() to the port of a " +
+				"NodePort"})
 	m.Rules, m.Among = Name, packets.Rules
 	m.Weigh = func(s mode.Settings) func(lb.Size) int {
 		under := packets.Weigh(s)

@@ -11,9 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// namespaceFiles are where network namespaces have files: those that CNI plugins name, then those of processes, then those of
-// their threads. In a container the latter are the node's if it has hostPID.
-var namespaceFiles = []string{"/proc/thread-self/ns/net", "/run/netns/*", "/proc/[0-9]*/ns/net", "/proc/[0-9]*/task/[0-9]*/ns/net"}
+// namespaceFiles are where network namespaces have files: those that CNI plugins name, then those
+// of processes, then those of their threads. In a container the latter are the node's if it has
+// hostPID.
+var namespaceFiles = []string{"/proc/thread-self/ns/net", "/run/netns/*", "/proc/[0-9]*/ns/net",
+	"/proc/[0-9]*/task/[0-9]*/ns/net"}
 
 // inNamespaces calls f for each network namespace, named by its inode, in a thread that is in it.
 func inNamespaces[T any](all map[uint32]T, f func(T) error) error {
@@ -44,7 +46,8 @@ func inNamespaces[T any](all map[uint32]T, f func(T) error) error {
 	return errors.Join(errs...)
 }
 
-// namespaceOf returns the inode of the network namespace of a file. Files of processes that have ended are none.
+// namespaceOf returns the inode of the network namespace of a file. Files of processes that have
+// ended are none.
 func namespaceOf(file string) (inode uint32, ok bool) {
 	var st unix.Stat_t
 	err := unix.Stat(file, &st)

@@ -45,8 +45,8 @@ func options() option.Section {
 		{Path: "ebpf.staleSockets", Flag: "ebpf-stale-sockets", Row: "EB-13", Restart: option.AtStart,
 			Help: "connected sockets that end with their endpoint: udp, all (TCP too), or none"},
 		{Path: "ebpf.exempt", Flag: "ebpf-exempt", Row: "EB-14",
-			Help: "patterns of files that are network namespaces, and of folders that are cgroups: their sockets are not connected by " +
-				"eBPF programs; their packets are translated"},
+			Help: "patterns of files that are network namespaces, and of folders that are cgroups: their sockets are " +
+				"not connected by eBPF programs; their packets are translated"},
 		{Path: "ebpf.cgroup", Flag: "ebpf-cgroup", Row: "EB-03", Restart: option.AtStart,
 			Help: "folder of the cgroup v2 whose sockets are served; by default the root, which has all"},
 		{Path: "ebpf.bpffs", Flag: "ebpf-bpffs", Row: "EB-04", Restart: option.AtStart,

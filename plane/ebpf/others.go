@@ -19,7 +19,8 @@ import (
 // translators are the first letters of the names of programs that connect sockets to endpoints of
 // Services, by who has them.
 var translators = map[string]string{
-	"cil_sock": "Cilium (kubeProxyReplacement, socketLB)", "sock4_": "Cilium (kubeProxyReplacement)", "sock6_": "Cilium (kubeProxyReplacement)",
+	"cil_sock": "Cilium (kubeProxyReplacement, socketLB)", "sock4_": "Cilium (kubeProxyReplacement)",
+	"sock6_":         "Cilium (kubeProxyReplacement)",
 	"calico_connect": "Calico (bpfConnectTimeLoadBalancing)", "calico_sendmsg": "Calico (bpfConnectTimeLoadBalancing)",
 	"cali_ctlb": "Calico (bpfConnectTimeLoadBalancing)",
 }
@@ -96,7 +97,8 @@ func programName(id ebpf.ProgramID) string {
 func alone(all []neighbour) error {
 	for _, n := range all {
 		if who := n.whose(); who != "" {
-			return fmt.Errorf("the program %s connects sockets to endpoints too: turn that off in %s, or use mode nftables: %w",
+			return fmt.Errorf("the program %s connects sockets to endpoints too: turn that off in %s, or use mode "+
+				"nftables: %w",
 				n, who, plane.ErrUnsupported)
 		}
 	}

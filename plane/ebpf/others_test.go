@@ -17,12 +17,13 @@ import (
 	"kube-proxy/plane/ebpf"
 )
 
-// stranger attaches a program of another name, which changes nothing, to connect() in a cgroup, alone
-// where it can be; it ends with the test.
+// stranger attaches a program of another name, which changes nothing, to connect() in a cgroup,
+// alone where it can be; it ends with the test.
 func (b *bench) stranger(name, cgroup string) (remove func()) {
 	b.t.Helper()
-	p, err := cebpf.NewProgram(&cebpf.ProgramSpec{Name: name, Type: cebpf.CGroupSockAddr, AttachType: cebpf.AttachCGroupInet6Connect,
-		License: "Apache-2.0", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()}})
+	p, err := cebpf.NewProgram(&cebpf.ProgramSpec{Name: name, Type: cebpf.CGroupSockAddr,
+		AttachType: cebpf.AttachCGroupInet6Connect,
+		License:    "Apache-2.0", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()}})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -31,8 +32,9 @@ func (b *bench) stranger(name, cgroup string) (remove func()) {
 		b.t.Fatal(err)
 	}
 	defer dir.Close()
-	if err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: int(dir.Fd()), Program: p, Attach: cebpf.AttachCGroupInet6Connect,
-		Flags: map[bool]uint32{true: unix.BPF_F_ALLOW_MULTI}[cgroup == b.Cgroup(netlab.Node1)]}); err != nil {
+	if err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: int(dir.Fd()), Program: p,
+		Attach: cebpf.AttachCGroupInet6Connect,
+		Flags:  map[bool]uint32{true: unix.BPF_F_ALLOW_MULTI}[cgroup == b.Cgroup(netlab.Node1)]}); err != nil {
 		b.t.Fatalf("attach %s to %s: %v", name, cgroup, err)
 	}
 	return func() {
@@ -41,7 +43,8 @@ func (b *bench) stranger(name, cgroup string) (remove func()) {
 			b.t.Fatal(err)
 		}
 		defer dir.Close()
-		err = link.RawDetachProgram(link.RawDetachProgramOptions{Target: int(dir.Fd()), Program: p, Attach: cebpf.AttachCGroupInet6Connect})
+		err = link.RawDetachProgram(link.RawDetachProgramOptions{Target: int(dir.Fd()), Program: p,
+			Attach: cebpf.AttachCGroupInet6Connect})
 		if err != nil {
 			b.t.Error(err)
 		}
@@ -49,8 +52,8 @@ func (b *bench) stranger(name, cgroup string) (remove func()) {
 	}
 }
 
-// TestNeighbours: a program of a cgroup below does not replace ours, and is reported. One that connects
-// sockets to endpoints switches ours off, and the rules serve, until it is gone (EB-19).
+// TestNeighbours: a program of a cgroup below does not replace ours, and is reported. One that
+// connects sockets to endpoints switches ours off, and the rules serve, until it is gone (EB-19).
 func TestNeighbours(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		b.plane.Notices()

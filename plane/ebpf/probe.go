@@ -150,11 +150,13 @@ func whyRefused() string {
 	return refusal(string(lockdown))
 }
 
-// refusal says what refuses bpf() to a process with all capabilities. lockdown is the content of that file.
+// refusal says what refuses bpf() to a process with all capabilities. lockdown is the content of
+// that file.
 func refusal(lockdown string) string {
 	if _, level, ok := strings.Cut(lockdown, "["); ok && !strings.HasPrefix(level, "none]") {
 		level, _, _ = strings.Cut(level, "]")
-		return "kernel lockdown is at level " + level + ", which may forbid eBPF: boot with lockdown=integrity or without it"
+		return "kernel lockdown is at level " + level + ", which may forbid eBPF: boot with lockdown=integrity or " +
+			"without it"
 	}
 	return "a seccomp filter or a security module refuses bpf()"
 }
@@ -175,7 +177,8 @@ func shortage(err error, bytes uint64) error {
 	case errors.Is(err, unix.ENOMEM), errors.Is(err, unix.E2BIG):
 		limit, used, file := cgroupMemory("/proc/self/cgroup", "/sys/fs/cgroup")
 		return fmt.Errorf("%w (%s)", err, missing(bytes, limit, used, file))
-	case errors.Is(err, unix.EPERM) && unix.Getrlimit(unix.RLIMIT_MEMLOCK, &lock) == nil && lock.Cur != unix.RLIM_INFINITY:
+	case errors.Is(err, unix.EPERM) && unix.Getrlimit(unix.RLIMIT_MEMLOCK, &lock) == nil &&
+		lock.Cur != unix.RLIM_INFINITY:
 		return fmt.Errorf("%w (%s)", err, missing(bytes, lock.Cur, 0, "RLIMIT_MEMLOCK"))
 	}
 	return explain(err)
@@ -203,7 +206,8 @@ func missing(bytes, limit, used uint64, name string) string {
 		return fmt.Sprintf("it takes up to %d KiB, and %s of %d KiB leaves %d KiB: raise it by %d KiB",
 			bytes/1024, name, limit/1024, free/1024, (bytes-free+1023)/1024)
 	}
-	return fmt.Sprintf("it takes up to %d KiB; %s is %d KiB, and leaves %d KiB", bytes/1024, name, limit/1024, free/1024)
+	return fmt.Sprintf("it takes up to %d KiB; %s is %d KiB, and leaves %d KiB", bytes/1024, name, limit/1024,
+		free/1024)
 }
 
 // cgroupMemory returns the tightest memory limit of the process's cgroups, its use, and its file.

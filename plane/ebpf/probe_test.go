@@ -25,8 +25,11 @@ func TestLacking(t *testing.T) {
 		}
 	}
 	no := func() error { return fmt.Errorf("probe: %w", ebpf.ErrNotSupported) }
-	err := lacking([]need{{"A", no}, {"B", func() error { return nil }}, {"C", no}, {"D", func() error { return errors.New("broken") }}})
-	if err == nil || err.Error() != "this kernel lacks A: "+plane.ErrUnsupported.Error()+"\nthis kernel lacks C: "+plane.ErrUnsupported.Error()+"\nD: broken" ||
+	err := lacking([]need{{"A", no}, {"B", func() error { return nil }}, {"C", no}, {"D", func() error {
+		return errors.New("broken")
+	}}})
+	if err == nil || err.Error() != "this kernel lacks A: "+plane.ErrUnsupported.Error()+"\nthis kernel lacks C: "+
+		plane.ErrUnsupported.Error()+"\nD: broken" ||
 		!errors.Is(err, plane.ErrUnsupported) {
 		t.Errorf("error %v", err)
 	}
@@ -38,7 +41,8 @@ func TestLacking(t *testing.T) {
 
 // TestRefusedSays: a refused call of bpf() names the lockdown (EB-20).
 func TestRefusedSays(t *testing.T) {
-	for lockdown, want := range map[string]string{"none integrity [confidentiality]\n": "lockdown is at level confidentiality",
+	for lockdown, want := range map[string]string{"none integrity [confidentiality]\n": "lockdown is at level " +
+		"confidentiality",
 		"[none] integrity confidentiality\n": "seccomp", "": "seccomp"} {
 		if got := refusal(lockdown); !strings.Contains(got, want) {
 			t.Errorf("%q: %q", lockdown, got)
@@ -69,7 +73,8 @@ func TestShortage(t *testing.T) {
 	if limit != 8<<20 || used != 7<<20 || file != filepath.Join(root, "a/b/memory.max") {
 		t.Fatalf("%d of %d in %s", used, limit, file)
 	}
-	if got := missing(3<<20, limit, used, "memory.max"); got != "it takes up to 3072 KiB, and memory.max of 8192 KiB leaves 1024 KiB: raise it by 2048 KiB" {
+	if got := missing(3<<20, limit, used, "memory.max"); got != "it takes up to 3072 KiB, and memory.max of 8192 KiB "+
+		"leaves 1024 KiB: raise it by 2048 KiB" {
 		t.Error(got)
 	}
 	if err := shortage(fmt.Errorf("make a map: %w", unix.ENOMEM), 1<<50); !errors.Is(err, unix.ENOMEM) ||

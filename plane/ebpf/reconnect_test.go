@@ -15,7 +15,8 @@ import (
 )
 
 // twoDNS is the table shop with a second endpoint of the Service dns.
-var twoDNS = strings.Replace(shop, "set shop/dns:dns/udp/cluster\n", "set shop/dns:dns/udp/cluster\n  pod2:8080 local\n", 1)
+var twoDNS = strings.Replace(shop, "set shop/dns:dns/udp/cluster\n",
+	"set shop/dns:dns/udp/cluster\n  pod2:8080 local\n", 1)
 
 // disconnect is connect() to AF_UNSPEC.
 func (b *bench) disconnect(fd int) {

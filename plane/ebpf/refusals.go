@@ -80,7 +80,8 @@ func refusedArgs(r bpf.LBRefusal) []any {
 		}
 		comm = append(comm, byte(c))
 	}
-	args := []any{"to", placeOf(r.Front.Addr, r.Front.Port), "protocol", lb.Proto(r.Front.Proto), "program", string(comm),
+	args := []any{"to", placeOf(r.Front.Addr, r.Front.Port), "protocol", lb.Proto(r.Front.Proto), "program",
+		string(comm),
 		"pid", r.Pid, "cgroup", r.Cgroup, "netns", r.Netns}
 	if int(r.Reason) < len(reasons) {
 		args = append(args, "why", reasons[r.Reason])

@@ -45,8 +45,8 @@ VIP:82/tcp shop/drops:http clusterip
   anywhere drop
 `
 
-// TestRefusals: a Service without endpoints refuses sockets of pods and of the node at once, and one
-// that drops does not answer. Refused calls are counted, and a sample is logged (EB-15, EB-16).
+// TestRefusals: a Service without endpoints refuses sockets of pods and of the node at once, and
+// one that drops does not answer. Refused calls are counted, and a sample is logged (EB-15, EB-16).
 func TestRefusals(t *testing.T) {
 	log := &lines{}
 	with := func(c *ebpf.Config) {
@@ -67,11 +67,13 @@ func TestRefusals(t *testing.T) {
 				b.t.Errorf("%s connects to a Service without endpoints by UDP: %v", from, err)
 			}
 			fd = b.socket(from, unix.SOCK_DGRAM, false)
-			if err := unix.Sendto(fd, []byte("hello\n"), 0, sockaddr(b.to("VIP:81"))); !errors.Is(err, unix.ECONNREFUSED) {
+			if err := unix.Sendto(fd, []byte("hello\n"), 0, sockaddr(b.to("VIP:81"))); !errors.Is(err,
+				unix.ECONNREFUSED) {
 				b.t.Errorf("%s sends to a Service without endpoints: %v", from, err)
 			}
 		}
-		if _, err := b.Dial("pod3", netlab.TCP, b.to("VIP:82"), netlab.DialOptions{Timeout: 300e6}); err == nil || errors.Is(err, unix.ECONNREFUSED) {
+		if _, err := b.Dial("pod3", netlab.TCP, b.to("VIP:82"), netlab.DialOptions{Timeout: 300e6}); err == nil ||
+			errors.Is(err, unix.ECONNREFUSED) {
 			b.t.Errorf("a Service that drops: %v", err)
 		}
 		at := netip.AddrPortFrom(b.f.Everywhere().Addr(), 30080)
@@ -89,7 +91,8 @@ func TestRefusals(t *testing.T) {
 			b.t.Errorf("metrics %v", counts)
 		}
 		program := filepath.Base(os.Args[0])
-		want := []string{"Refused a connection to a Service", "to=" + b.to("VIP:81").String(), "why=reject", "program=" + program[:min(len(program), 15)], "netns="}
+		want := []string{"Refused a connection to a Service", "to=" + b.to("VIP:81").String(), "why=reject",
+			"program=" + program[:min(len(program), 15)], "netns="}
 		if !eventually(func() bool {
 			for _, w := range want {
 				if !strings.Contains(log.String(), w) {
@@ -103,13 +106,14 @@ func TestRefusals(t *testing.T) {
 	})
 }
 
-// TestCounts: the programs count connections by service port, beside those of the packet path, and forget
-// those of Services that are gone (EB-17).
+// TestCounts: the programs count connections by service port, beside those of the packet path, and
+// forget those of Services that are gone (EB-17).
 func TestCounts(t *testing.T) {
 	eachFamilyWith(t, func(c *ebpf.Config) { c.Count = true }, func(b *bench) {
 		count := func() map[string]uint64 {
 			all := map[string]uint64{}
-			if err := b.plane.Traffic(t.Context(), func(c mode.Count) { all[c.ServicePort] += c.Connections }); err != nil {
+			if err := b.plane.Traffic(t.Context(),
+				func(c mode.Count) { all[c.ServicePort] += c.Connections }); err != nil {
 				b.t.Fatal(err)
 			}
 			return all
@@ -121,7 +125,8 @@ func TestCounts(t *testing.T) {
 		if got := count(); got["shop/web:http"] != 3 || got["shop/dns:dns"] != 3 {
 			b.t.Errorf("counted %v", got)
 		}
-		b.change(strings.Replace(strings.Replace(shop, "VIP:53/udp shop/dns:dns clusterip\n  anywhere balance shop/dns:dns/udp/cluster\n", "", 1),
+		b.change(strings.Replace(strings.Replace(shop, "VIP:53/udp shop/dns:dns clusterip\n  anywhere balance "+
+			"shop/dns:dns/udp/cluster\n", "", 1),
 			"set shop/dns:dns/udp/cluster\n  pod1:8080 local\n", "", 1))
 		if got := count(); got["shop/web:http"] != 3 || got["shop/dns:dns"] != 0 {
 			b.t.Errorf("counted %v after a Service left", got)

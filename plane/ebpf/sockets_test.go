@@ -39,7 +39,8 @@ type bench struct {
 var (
 	names4 = strings.NewReplacer("VIP", "10.96.0.10", "OTHER", "10.96.0.11", "NODE", "172.18.0.2", "LOCAL", "127.0.0.1",
 		"pod1", "10.1.1.11", "pod2", "10.1.1.12", "PODS", "10.1.0.0/16")
-	names6 = strings.NewReplacer("VIP", "[fd00:10:96::a]", "OTHER", "[fd00:10:96::b]", "NODE", "[fd00:18::2]", "LOCAL", "[::1]",
+	names6 = strings.NewReplacer("VIP", "[fd00:10:96::a]", "OTHER", "[fd00:10:96::b]", "NODE", "[fd00:18::2]", "LOCAL",
+		"[::1]",
 		"pod1", "[fd00:10:1:1::11]", "pod2", "[fd00:10:1:1::12]", "PODS", "fd00:10:1::/48")
 )
 

@@ -24,10 +24,11 @@ import (
 	"kube-proxy/plane/ebpf/bpf"
 )
 
-// reaper ends sockets whose endpoint is gone: connected UDP sockets, which would send to it for ever, and TCP sockets if
-// they are wanted too. A pass looks once at each socket that the programs connected, in all network namespaces, and asks for
-// each whether its backend is in the tables. So it needs no list of what left, and misses nothing that an earlier process
-// removed. Passes run beside the writes; one serves all that asked meanwhile.
+// reaper ends sockets whose endpoint is gone: connected UDP sockets, which would send to it for
+// ever, and TCP sockets if they are wanted too. A pass looks once at each socket that the programs
+// connected, in all network namespaces, and asks for each whether its backend is in the tables. So
+// it needs no list of what left, and misses nothing that an earlier process removed. Passes run
+// beside the writes; one serves all that asked meanwhile.
 type reaper struct {
 	obj   *ebpf.Collection
 	maps  *bpf.LBMaps
@@ -146,8 +147,8 @@ func (r *reaper) find() (found []bpf.StaleStale, err error) {
 	}
 }
 
-// unserved leaves out sockets whose destination still has their endpoint, in another set or under another number: only the
-// packet path would notice a difference.
+// unserved leaves out sockets whose destination still has their endpoint, in another set or under
+// another number: only the packet path would notice a difference.
 func (r *reaper) unserved(found []bpf.StaleStale) ([]bpf.StaleStale, error) {
 	t, err := openReading(r.maps)
 	if err != nil {
@@ -166,7 +167,8 @@ func (r *reaper) unserved(found []bpf.StaleStale) ([]bpf.StaleStale, error) {
 
 func connectedOf(s bpf.StaleStale) sockets.Connected {
 	return sockets.Connected{
-		Family: uint8(s.Family), Proto: lb.Proto(s.Proto), From: placeOf(s.Src, s.SrcPort), To: placeOf(s.Dst, s.DstPort),
+		Family: uint8(s.Family), Proto: lb.Proto(s.Proto), From: placeOf(s.Src, s.SrcPort),
+		To: placeOf(s.Dst, s.DstPort),
 	}
 }
 
@@ -175,7 +177,8 @@ type reading struct{ fronts, sets, slots, backends *ebpf.Map }
 
 func openReading(m *bpf.LBMaps) (*reading, error) {
 	t := &reading{}
-	for inner, outer := range map[**ebpf.Map]*ebpf.Map{&t.fronts: m.Frontends, &t.sets: m.Sets, &t.slots: m.Slots, &t.backends: m.Backends} {
+	for inner, outer := range map[**ebpf.Map]*ebpf.Map{&t.fronts: m.Frontends, &t.sets: m.Sets, &t.slots: m.Slots,
+		&t.backends: m.Backends} {
 		if err := outer.Lookup(uint32(0), inner); err != nil {
 			t.close()
 			return nil, fmt.Errorf("open a table of the eBPF programs: %w", err)
@@ -192,7 +195,8 @@ func (t *reading) close() {
 	}
 }
 
-// endpoints returns where the programs send what comes to a destination; a NodePort's if it has no row of its own.
+// endpoints returns where the programs send what comes to a destination; a NodePort's if it has no
+// row of its own.
 func (t *reading) endpoints(k bpf.LBFront) map[netip.AddrPort]bool {
 	all := map[netip.AddrPort]bool{}
 	var f bpf.LBFrontend

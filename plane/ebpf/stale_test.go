@@ -108,7 +108,8 @@ func TestStaleSockets(t *testing.T) {
 			"the endpoint itself":    b.connected("pod3", unix.SOCK_DGRAM, b.to("pod1:8080"), false),
 			"TCP to the same server": b.connected("pod3", unix.SOCK_STREAM, b.to("VIP:80"), false),
 		}
-		left := strings.Replace(shop, "set shop/dns:dns/udp/cluster\n  pod1:8080 local", "set shop/dns:dns/udp/cluster\n  pod2:8080 local", 1)
+		left := strings.Replace(shop, "set shop/dns:dns/udp/cluster\n  pod1:8080 local",
+			"set shop/dns:dns/udp/cluster\n  pod2:8080 local", 1)
 		b.change(left)
 		for i, fd := range stale {
 			if !ended(fd) {
@@ -177,7 +178,8 @@ func TestManyStaleSockets(t *testing.T) {
 			gone = append(gone, b.connectOnly("pod3", b.to("VIP:53")))
 			stay = append(stay, b.connectOnly("pod3", b.to("OTHER:53")))
 		}
-		b.change(strings.Replace(shop, "set shop/dns:dns/udp/cluster\n  pod1:8080 local", "set shop/dns:dns/udp/cluster\n  pod2:8080 local", 1))
+		b.change(strings.Replace(shop, "set shop/dns:dns/udp/cluster\n  pod1:8080 local",
+			"set shop/dns:dns/udp/cluster\n  pod2:8080 local", 1))
 		for i, fd := range gone {
 			if !ended(fd) {
 				b.t.Fatalf("socket %d of %d is still connected", i, n)

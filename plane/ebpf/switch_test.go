@@ -71,7 +71,8 @@ func TestScopes(t *testing.T) {
 	})
 }
 
-// TestGuard: bind() to a NodePort is refused in the node's namespace, if the configuration says so (EB-02).
+// TestGuard: bind() to a NodePort is refused in the node's namespace, if the configuration says so
+// (EB-02).
 func TestGuard(t *testing.T) {
 	eachFamilyWith(t, func(c *ebpf.Config) { c.Guard = true }, func(b *bench) {
 		zero := b.f.Everywhere().Addr()
@@ -104,7 +105,8 @@ func TestGuard(t *testing.T) {
 // audit switches them on again (EB-12).
 func TestFailure(t *testing.T) {
 	eachFamily(t, func(b *bench) {
-		changed := b.parse(strings.Replace(shop, "  pod1:8080 local\nset shop/dns", "  pod2:8080 local\nset shop/dns", 1))
+		changed := b.parse(strings.Replace(shop, "  pod1:8080 local\nset shop/dns", "  pod2:8080 local\nset shop/dns",
+			1))
 		b.plane.Notices() // of the start
 		b.plane.Break()
 		b.On(netlab.Node1, func() {
@@ -118,7 +120,8 @@ func TestFailure(t *testing.T) {
 		if n := len(b.plane.Notices()); n != 1 || len(b.plane.Notices()) != 0 {
 			b.t.Errorf("%d notices, want one, once", n)
 		}
-		if r, err := b.Dial("pod3", netlab.TCP, b.to("VIP:80"), netlab.DialOptions{}); err != nil || r.Server != "pod2" {
+		if r, err := b.Dial("pod3", netlab.TCP, b.to("VIP:80"), netlab.DialOptions{}); err != nil ||
+			r.Server != "pod2" {
 			b.t.Errorf("%s answered, error %v", r.Server, err)
 		}
 		if b.direct("pod3") {
@@ -141,8 +144,8 @@ func changesTo(table *lb.Table) (all []lb.Change) {
 	return all
 }
 
-// TestWrites: one endpoint costs as many writes among 100,000 Services as among 100, where tables have grown under
-// the programs (EB-11).
+// TestWrites: one endpoint costs as many writes among 100,000 Services as among 100, where tables
+// have grown under the programs (EB-11).
 func TestWrites(t *testing.T) {
 	for _, services := range []int{100, 10_000, 100_000} {
 		t.Run(fmt.Sprint(services), func(t *testing.T) {
@@ -185,12 +188,14 @@ func many(t *testing.T, services, first, last int) *lb.Table {
 	var b strings.Builder
 	b.WriteString("node nodeports 0.0.0.0/0 pods 10.1.0.0/16\n")
 	for i := range services {
-		fronts := []string{"10.%[3]d.%[4]d.%[5]d:80/tcp n/s%[1]d:p clusterip", "11.%[3]d.%[4]d.%[5]d:80/tcp n/s%[1]d:p loadbalancer"}
+		fronts := []string{"10.%[3]d.%[4]d.%[5]d:80/tcp n/s%[1]d:p clusterip",
+			"11.%[3]d.%[4]d.%[5]d:80/tcp n/s%[1]d:p loadbalancer"}
 		if i < 10_000 { // there are no more ports
 			fronts = append(fronts, "nodeport:%[2]d/tcp n/s%[1]d:p nodeport")
 		}
 		for _, front := range fronts {
-			fmt.Fprintf(&b, front+"\n  anywhere balance n/s%[1]d:p/tcp/cluster\n", i, 30000+i, 96+i/62500, i/250%250, i%250+1)
+			fmt.Fprintf(&b, front+"\n  anywhere balance n/s%[1]d:p/tcp/cluster\n", i, 30000+i, 96+i/62500, i/250%250,
+				i%250+1)
 		}
 	}
 	for i := range services {
@@ -213,7 +218,8 @@ func TestHost(t *testing.T) {
 	if err := ebpf.CheckCgroup(cgroup, true); err != nil {
 		t.Errorf("a cgroup that the user chose: %v", err)
 	}
-	for path, want := range map[string]string{cgroup: "that of a container", t.TempDir(): "is no cgroup v2", "/nowhere": "no such file"} {
+	for path, want := range map[string]string{cgroup: "that of a container", t.TempDir(): "is no cgroup v2",
+		"/nowhere": "no such file"} {
 		if err := ebpf.CheckCgroup(path, false); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: error %v, want one that says %q", path, err, want)
 		}

@@ -64,7 +64,8 @@ func (t *table[K, V]) make(n int) (*ebpf.Map, error) {
 	spec.Name, spec.MaxEntries = "kp_"+t.name, uint32(room)
 	m, err := ebpf.NewMap(spec)
 	if err != nil {
-		return nil, fmt.Errorf("make the table %s with room for %d elements: %w", t.name, room, shortage(err, t.bytes(room)))
+		return nil, fmt.Errorf("make the table %s with room for %d elements: %w", t.name, room,
+			shortage(err, t.bytes(room)))
 	}
 	return m, nil
 }

@@ -46,8 +46,9 @@ func (b *bench) server(from, to string) string {
 	return r.Server
 }
 
-// TestTenantFillsAffinity: a client that uses more Services with affinity than it has room for is served by
-// the packet path for those without room. Other clients find their room, for each has its own (EB-23).
+// TestTenantFillsAffinity: a client that uses more Services with affinity than it has room for is
+// served by the packet path for those without room. Other clients find their room, for each has its
+// own (EB-23).
 func TestTenantFillsAffinity(t *testing.T) {
 	const n = 300
 	eachFamily(t, func(b *bench) {
@@ -64,7 +65,8 @@ func TestTenantFillsAffinity(t *testing.T) {
 			}
 		}
 		if direct != ebpf.Choices {
-			b.t.Errorf("the programs connected %d sockets of the tenant, want %d: the room of a client", direct, ebpf.Choices)
+			b.t.Errorf("the programs connected %d sockets of the tenant, want %d: the room of a client", direct,
+				ebpf.Choices)
 		}
 		b.noRules()
 		latecomer := b.server("pod2", "VIP:80")
@@ -79,7 +81,8 @@ func TestTenantFillsAffinity(t *testing.T) {
 	})
 }
 
-// TestFullAffinity: where no client more finds room, the packet path serves it; those that have room go on (EB-23).
+// TestFullAffinity: where no client more finds room, the packet path serves it; those that have
+// room go on (EB-23).
 func TestFullAffinity(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		b.change(sticky(0))
@@ -106,15 +109,16 @@ func TestFullAffinity(t *testing.T) {
 	})
 }
 
-// TestFloods: while a tenant opens sockets, sends to many destinations from one socket, binds the port of a
-// NodePort and calls Services that refuse, no call of another client fails, and the programs serve all of
-// them (EB-23).
+// TestFloods: while a tenant opens sockets, sends to many destinations from one socket, binds the
+// port of a NodePort and calls Services that refuse, no call of another client fails, and the
+// programs serve all of them (EB-23).
 func TestFloods(t *testing.T) {
 	const n = 2000
 	eachFamilyWith(t, func(c *ebpf.Config) { c.Guard = true }, func(b *bench) {
 		b.change(sticky(100) + "VIP:81/tcp shop/none:http clusterip\n  anywhere reject\n")
 		b.noRules()
-		traffic := b.Traffic(netlab.Way{From: "pod2", To: b.to("VIP:80")}, netlab.Way{From: netlab.Node1, To: b.to("NODE:30080")})
+		traffic := b.Traffic(netlab.Way{From: "pod2", To: b.to("VIP:80")},
+			netlab.Way{From: netlab.Node1, To: b.to("NODE:30080")})
 		other := b.socket("pod2", unix.SOCK_DGRAM, false)
 		for i := range n {
 			b.connectOnly("pod3", b.to("VIP:53"))

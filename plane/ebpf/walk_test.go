@@ -65,7 +65,8 @@ func TestWalk(t *testing.T) {
 			st.setNode(b, node)
 		default:
 			i, pods := rnd.IntN(30), rnd.IntN(8)
-			changes, _ := table.Replace(w.Full(i, rnd.IntN(20), pods, rnd.IntN(pods+1), time.Duration(rnd.IntN(2))*time.Hour))
+			changes, _ := table.Replace(w.Full(i, rnd.IntN(20), pods, rnd.IntN(pods+1),
+				time.Duration(rnd.IntN(2))*time.Hour))
 			for _, c := range changes {
 				st.change(b, c.Key, c.New)
 			}
@@ -89,7 +90,8 @@ func TestWalk(t *testing.T) {
 
 func (s *snapshot) clone() *snapshot {
 	clone := &snapshot{
-		map[bpf.LBFront]bpf.LBFrontend{}, map[uint32]bpf.LBSet{}, map[bpf.LBPlace]bpf.LBSlot{}, map[uint32]bpf.LBBackend{},
+		map[bpf.LBFront]bpf.LBFrontend{}, map[uint32]bpf.LBSet{}, map[bpf.LBPlace]bpf.LBSlot{},
+		map[uint32]bpf.LBBackend{},
 	}
 	maps.Copy(clone.fronts, s.fronts)
 	maps.Copy(clone.sets, s.sets)
@@ -163,5 +165,6 @@ func (s *snapshot) text() string {
 		lines = append(lines, line)
 	}
 	slices.Sort(lines)
-	return fmt.Sprintf("%s\n%d sets, %d slots, %d backends", strings.Join(lines, "\n"), len(s.sets), len(s.slots), len(s.backends))
+	return fmt.Sprintf("%s\n%d sets, %d slots, %d backends", strings.Join(lines, "\n"), len(s.sets), len(s.slots),
+		len(s.backends))
 }

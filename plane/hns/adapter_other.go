@@ -11,5 +11,6 @@ import (
 
 // Open returns the HNS of this machine.
 func Open() (HNS, error) {
-	return nil, fmt.Errorf("hns: the Host Networking Service needs Windows, not %s: %w", runtime.GOOS, plane.ErrUnsupported)
+	return nil, fmt.Errorf("hns: the Host Networking Service needs Windows, not %s: %w", runtime.GOOS,
+		plane.ErrUnsupported)
 }

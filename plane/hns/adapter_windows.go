@@ -19,7 +19,8 @@ import (
 // Open returns the HNS of this machine, if its library is installed.
 func Open() (HNS, error) {
 	if err := windows.NewLazySystemDLL("vmcompute.dll").Load(); err != nil {
-		return nil, fmt.Errorf("hns: this machine has no Host Networking Service, a part of the Windows feature Containers: %w: %w", err, plane.ErrUnsupported)
+		return nil, fmt.Errorf("hns: this machine has no Host Networking Service, a part of the Windows feature "+
+			"Containers: %w: %w", err, plane.ErrUnsupported)
 	}
 	return &adapter{calls: newLimit(maxHanging)}, nil
 }
@@ -36,12 +37,15 @@ func (a *adapter) Features(ctx context.Context) (Features, error) {
 		}
 		has := func(ranges hcn.VersionRanges) bool {
 			return slices.ContainsFunc(ranges, func(r hcn.VersionRange) bool {
-				return between(g.Version.Major, g.Version.Minor, r.MinVersion.Major, r.MinVersion.Minor, r.MaxVersion.Major, r.MaxVersion.Minor)
+				return between(g.Version.Major, g.Version.Minor, r.MinVersion.Major, r.MinVersion.Minor,
+					r.MaxVersion.Major, r.MaxVersion.Minor)
 			})
 		}
 		return Features{
-			DSR: has(hcn.DSRVersion), SessionAffinity: has(hcn.SessionAffinityVersion), IPv6DualStack: has(hcn.IPv6DualStackVersion),
-			ModifyLoadbalancer: has(hcn.ModifyLoadbalancerVersion), RemoteSubnet: has(hcn.RemoteSubnetVersion), V2: has(hcn.V2ApiSupport),
+			DSR: has(hcn.DSRVersion), SessionAffinity: has(hcn.SessionAffinityVersion),
+			IPv6DualStack:      has(hcn.IPv6DualStackVersion),
+			ModifyLoadbalancer: has(hcn.ModifyLoadbalancerVersion), RemoteSubnet: has(hcn.RemoteSubnetVersion),
+			V2:    has(hcn.V2ApiSupport),
 			Build: build(), Version: fmt.Sprintf("%d.%d", g.Version.Major, g.Version.Minor),
 		}, nil
 	})
@@ -78,7 +82,9 @@ func (a *adapter) Networks(ctx context.Context, name string) ([]Network, error) 
 }
 
 func (a *adapter) Endpoints(ctx context.Context, network string) ([]Endpoint, error) {
-	return listOf[Endpoint](ctx, a, "list endpoints of network", network, func() ([]hcn.HostComputeEndpoint, error) { return hcn.ListEndpointsOfNetwork(network) })
+	return listOf[Endpoint](ctx, a, "list endpoints of network", network, func() ([]hcn.HostComputeEndpoint, error) {
+		return hcn.ListEndpointsOfNetwork(network)
+	})
 }
 
 // EndpointsAt filters by the field names of schema version 1, as hcn does.
@@ -112,9 +118,10 @@ func (a *adapter) CreateLoadBalancer(ctx context.Context, l LoadBalancer) (LoadB
 }
 
 func (a *adapter) ModifyLoadBalancer(ctx context.Context, l LoadBalancer) (LoadBalancer, error) {
-	return made(ctx, a, "modify load balancer", l.ID, l, func(request *hcn.HostComputeLoadBalancer) (*hcn.HostComputeLoadBalancer, error) {
-		return request.Update(l.ID)
-	})
+	return made(ctx, a, "modify load balancer", l.ID, l,
+		func(request *hcn.HostComputeLoadBalancer) (*hcn.HostComputeLoadBalancer, error) {
+			return request.Update(l.ID)
+		})
 }
 
 func (a *adapter) DeleteLoadBalancer(ctx context.Context, id string) error {
@@ -131,7 +138,8 @@ func ask[T any](ctx context.Context, a *adapter, call, object string, f func() (
 }
 
 // made makes a call with a request of hcn's type H, and returns the created object.
-func made[T, H any](ctx context.Context, a *adapter, call, object string, request T, f func(*H) (*H, error)) (T, error) {
+func made[T, H any](ctx context.Context, a *adapter, call, object string, request T, f func(*H) (*H, error)) (T,
+	error) {
 	return ask(ctx, a, call, object, func() (T, error) {
 		asked, err := convert[H](request)
 		if err != nil {

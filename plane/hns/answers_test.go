@@ -39,7 +39,8 @@ var badAnswers = map[string]struct {
 // frontends of the batch are written, and the next attempt succeeds (DP-46).
 func TestBadAnswersToAChange(t *testing.T) {
 	for what, bad := range badAnswers {
-		for _, call := range []string{"CreateEndpoint", "CreateLoadBalancer", "ModifyLoadBalancer", "DeleteLoadBalancer"} {
+		for _, call := range []string{"CreateEndpoint", "CreateLoadBalancer", "ModifyLoadBalancer",
+			"DeleteLoadBalancer"} {
 			t.Run(fmt.Sprintf("%s to %s", what, call), func(t *testing.T) {
 				n := newNode(hns.L2Bridge, hnsfake.Everything)
 				p, table := n.plane(t, lb.IPv4), world.Table(2, 3)

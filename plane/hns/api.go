@@ -52,7 +52,8 @@ type Features struct {
 	RemoteSubnet bool
 	// V2: the calls of schema version 2.
 	V2 bool
-	// Build is the build of Windows, "10.0.20348", and Version the version of HNS, "15.4"; "" if unknown.
+	// Build is the build of Windows, "10.0.20348", and Version the version of HNS, "15.4"; "" if
+	// unknown.
 	Build, Version string
 }
 

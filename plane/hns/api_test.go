@@ -18,13 +18,16 @@ func TestRequestsAreOfSchemaVersion2(t *testing.T) {
 			PortMappings: []PortMapping{{Protocol: 6, InternalPort: 8080, ExternalPort: 80, DistributionType: PerClient,
 				Flags: MappingILB | MappingLocalRoutedVIP}},
 			SchemaVersion: Version2, Flags: FlagDSR | FlagIPv6},
-		`{"HostComputeNetwork":"n","Policies":[{"Type":"ProviderAddress","Settings":{"ProviderAddress":"172.18.0.3"}}],` +
-			`"IpConfigurations":[{"IpAddress":"10.1.2.14","PrefixLength":16}],"MacAddress":"02-11-0A-01-02-0E","Flags":1,` +
+		`{"HostComputeNetwork":"n","Policies":[{"Type":"ProviderAddress",` +
+			`"Settings":{"ProviderAddress":"172.18.0.3"}}],` +
+			`"IpConfigurations":[{"IpAddress":"10.1.2.14","PrefixLength":16}],"MacAddress":"02-11-0A-01-02-0E",` +
+			`"Flags":1,` +
 			`"SchemaVersion":{"Major":2,"Minor":0}}`: Endpoint{
 			HostComputeNetwork: "n",
-			Policies:           []Policy{{Type: PolicyProviderAddress, Settings: json.RawMessage(`{"ProviderAddress":"172.18.0.3"}`)}},
-			IPConfigurations:   []IPConfig{{IPAddress: "10.1.2.14", PrefixLength: 16}},
-			MacAddress:         "02-11-0A-01-02-0E", Flags: RemoteEndpoint, SchemaVersion: Version2},
+			Policies: []Policy{
+				{Type: PolicyProviderAddress, Settings: json.RawMessage(`{"ProviderAddress":"172.18.0.3"}`)}},
+			IPConfigurations: []IPConfig{{IPAddress: "10.1.2.14", PrefixLength: 16}},
+			MacAddress:       "02-11-0A-01-02-0E", Flags: RemoteEndpoint, SchemaVersion: Version2},
 	} {
 		got, err := json.Marshal(v)
 		if err != nil || string(got) != want {
@@ -59,15 +62,19 @@ func TestKindOfCodes(t *testing.T) {
 
 // The outcome is known if HNS answered with a reason, else unknown.
 func TestUncertain(t *testing.T) {
-	for kind, want := range map[error]bool{ErrNotFound: false, ErrExists: false, ErrInUse: false, ErrInvalid: false, ErrUnsupported: false,
-		ErrDenied: false, ErrRPC: true, ErrTimeout: true, ErrFailed: true} {
-		err := fmt.Errorf("apply: %w", &Error{Call: "create load balancer", Object: "10.96.0.10:80/tcp", Kind: kind, Code: 0x1, Text: "text"})
+	for kind, want := range map[error]bool{ErrNotFound: false, ErrExists: false, ErrInUse: false, ErrInvalid: false,
+		ErrUnsupported: false,
+		ErrDenied:      false, ErrRPC: true, ErrTimeout: true, ErrFailed: true} {
+		err := fmt.Errorf("apply: %w", &Error{Call: "create load balancer", Object: "10.96.0.10:80/tcp", Kind: kind,
+			Code: 0x1, Text: "text"})
 		if !errors.Is(err, kind) || Uncertain(err) != want {
 			t.Errorf("%v: uncertain %t, want %t", err, Uncertain(err), want)
 		}
 	}
-	err := &Error{Call: "create load balancer", Object: "10.96.0.10:80/tcp", Kind: ErrExists, Code: CodePortExists, Text: "text"}
-	if got, want := err.Error(), "create load balancer 10.96.0.10:80/tcp: already exists (0x803b0013): text"; got != want {
+	err := &Error{Call: "create load balancer", Object: "10.96.0.10:80/tcp", Kind: ErrExists, Code: CodePortExists,
+		Text: "text"}
+	if got, want := err.Error(),
+		"create load balancer 10.96.0.10:80/tcp: already exists (0x803b0013): text"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

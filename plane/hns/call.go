@@ -19,8 +19,8 @@ const (
 	// callTimeout is for calls other than lists: single policies took 30 s
 	// (kubernetes/kubernetes#109162).
 	callTimeout = time.Minute
-	// FirstList is the timeout of the first list. Later ones may take callTimeout, and objectTime for each
-	// object of the last one: Windows Server 2019 took 110 minutes for 7,000 objects
+	// FirstList is the timeout of the first list. Later ones may take callTimeout, and objectTime
+	// for each object of the last one: Windows Server 2019 took 110 minutes for 7,000 objects
 	// (kubernetes/kubernetes#109124). After a timeout the next list may take twice as long, up to
 	// longestList.
 	FirstList   = 30 * time.Minute
@@ -129,7 +129,8 @@ func refusal(call, object string, err error) *Error {
 // between reports whether a version is in a range, ends included.
 func between(major, minor, fromMajor, fromMinor, toMajor, toMinor int) bool {
 	version := []int{major, minor}
-	return slices.Compare(version, []int{fromMajor, fromMinor}) >= 0 && slices.Compare(version, []int{toMajor, toMinor}) <= 0
+	return slices.Compare(version, []int{fromMajor, fromMinor}) >= 0 &&
+		slices.Compare(version, []int{toMajor, toMinor}) <= 0
 }
 
 // about names the load balancer in errors.

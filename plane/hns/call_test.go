@@ -16,7 +16,8 @@ func TestBetween(t *testing.T) {
 	for _, c := range []struct {
 		major, minor int
 		want         bool
-	}{{9, 2, false}, {9, 3, true}, {9, 99, true}, {10, 0, true}, {10, 2, true}, {10, 3, false}, {11, 0, false}, {8, 9, false}} {
+	}{{9, 2, false}, {9, 3, true}, {9, 99, true}, {10, 0, true}, {10, 2, true}, {10, 3, false}, {11, 0, false},
+		{8, 9, false}} {
 		if got := between(c.major, c.minor, 9, 3, 10, 2); got != c.want {
 			t.Errorf("%d.%d between 9.3 and 10.2: %t", c.major, c.minor, got)
 		}
@@ -25,8 +26,10 @@ func TestBetween(t *testing.T) {
 
 // An endpoint has its addresses in whatever format HNS writes them.
 func TestEndpointHas(t *testing.T) {
-	e := Endpoint{IPConfigurations: []IPConfig{{IPAddress: "10.1.2.14"}, {IPAddress: "FD00:10:1:2:0:0:0:14"}, {IPAddress: "none"}}}
-	for address, want := range map[string]bool{"10.1.2.14": true, "fd00:10:1:2::14": true, "10.1.2.15": false, "none": false} {
+	e := Endpoint{IPConfigurations: []IPConfig{{IPAddress: "10.1.2.14"}, {IPAddress: "FD00:10:1:2:0:0:0:14"},
+		{IPAddress: "none"}}}
+	for address, want := range map[string]bool{"10.1.2.14": true, "fd00:10:1:2::14": true, "10.1.2.15": false,
+		"none": false} {
 		a, _ := netip.ParseAddr(address)
 		if got := e.Has(a); got != want {
 			t.Errorf("%s: %t", address, got)
@@ -58,7 +61,8 @@ func TestListWhileObjectsGo(t *testing.T) {
 
 // Errors name a load balancer by its address and port; one with a foreign shape by its ID.
 func TestAbout(t *testing.T) {
-	l := LoadBalancer{ID: "A0", FrontendVIPs: []string{"10.96.0.10"}, PortMappings: []PortMapping{{Protocol: 6, InternalPort: 8080, ExternalPort: 80}}}
+	l := LoadBalancer{ID: "A0", FrontendVIPs: []string{"10.96.0.10"},
+		PortMappings: []PortMapping{{Protocol: 6, InternalPort: 8080, ExternalPort: 80}}}
 	if got := l.about(); got != "10.96.0.10:80/tcp" {
 		t.Errorf("got %q", got)
 	}
@@ -86,7 +90,8 @@ func TestHostMAC(t *testing.T) {
 			}
 			got, err := hostMAC(p.Addr().String())
 			seen++
-			if want := strings.ToUpper(strings.ReplaceAll(i.HardwareAddr.String(), ":", "-")); err != nil || got != want {
+			if want := strings.ToUpper(strings.ReplaceAll(i.HardwareAddr.String(), ":", "-")); err != nil ||
+				got != want {
 				t.Errorf("%s of %s: %q, %v, want %q", p.Addr(), i.Name, got, err, want)
 			}
 		}
@@ -162,7 +167,10 @@ func TestListsTakeTheirTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLimit(maxHanging)
 		list := func(objects int, took time.Duration) error {
-			_, err := listed(t.Context(), l, "list", func() ([]int, error) { time.Sleep(took); return make([]int, objects), nil })
+			_, err := listed(t.Context(), l, "list", func() ([]int, error) {
+				time.Sleep(took)
+				return make([]int, objects), nil
+			})
 			return err
 		}
 		for _, c := range []struct {
@@ -177,7 +185,10 @@ func TestListsTakeTheirTime(t *testing.T) {
 				t.Errorf("%d objects in %s: %v, want %v", c.objects, c.took, err, c.want)
 			}
 		}
-		_, err := bounded(t.Context(), l, callTimeout, func() (int, error) { time.Sleep(2 * time.Minute); return 0, nil })
+		_, err := bounded(t.Context(), l, callTimeout, func() (int, error) {
+			time.Sleep(2 * time.Minute)
+			return 0, nil
+		})
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("a write that takes two minutes: %v", err)
 		}

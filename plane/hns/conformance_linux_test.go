@@ -22,36 +22,47 @@ import (
 // TestConformance resolves the packets of every scenario in the fake's load balancers: the column
 // "kernelspace (HNS as assumed)" of docs/conformance.md, with the default configuration.
 func TestConformance(t *testing.T) {
-	planetest.Run(t, planetest.Config{Mode: "kernelspace", Stands: "HNS as assumed", Model: node{}.model, Trace: node{}.traced, Otherwise: differing(nil), DiffersIn: unasked})
+	planetest.Run(t, planetest.Config{Mode: "kernelspace", Stands: "HNS as assumed", Model: node{}.model,
+		Trace: node{}.traced, Otherwise: differing(nil), DiffersIn: unasked})
 }
 
 // TestConformanceDSR does so with --enable-dsr: sources that other modes keep are kept.
 func TestConformanceDSR(t *testing.T) {
-	planetest.Run(t, planetest.Config{Mode: "kernelspace --enable-dsr", Stands: "HNS as assumed", Model: node{dsr: true}.model,
-		KeepsSources: true, Trace: node{dsr: true}.traced, DiffersIn: unasked, Otherwise: differing(map[planetest.Modelled][]string{
+	planetest.Run(t, planetest.Config{Mode: "kernelspace --enable-dsr", Stands: "HNS as assumed",
+		Model:        node{dsr: true}.model,
+		KeepsSources: true, Trace: node{dsr: true}.traced, DiffersIn: unasked,
+		Otherwise: differing(map[planetest.Modelled][]string{
 			// With DSR, the node sends external clients of a cluster IP to its own backends.
-			planetest.ModelledInside: {"clusterip", "clusterip-single-endpoint", "detect-bridge", "detect-cluster-cidr", "detect-interface-prefix",
-				"detect-node-cidr", "detect-node-cidr-changes", "external-policy-local-none-local", "masquerade-all", "session-affinity",
+			planetest.ModelledInside: {"clusterip", "clusterip-single-endpoint", "detect-bridge", "detect-cluster-cidr",
+				"detect-interface-prefix",
+				"detect-node-cidr", "detect-node-cidr-changes", "external-policy-local-none-local", "masquerade-all",
+				"session-affinity",
 				"session-affinity-survives-changes", "source-ranges", "udp"},
 		})})
 }
 
 // unasked are scenarios that the fake cannot show, with the reason.
-var unasked = map[string]string{"first-connection": "the fake of HNS knows no connection that waits for its first answer"}
+var unasked = map[string]string{"first-connection": "the fake of HNS knows no connection that waits for its first " +
+	"answer"}
 
 // differing returns the lines that HNS cannot implement, by reason, without those of more.
 func differing(more map[planetest.Modelled][]string) map[planetest.Modelled][]string {
 	all := map[planetest.Modelled][]string{
-		planetest.ModelledAffinity:  {"changes-while-down", "restart", "session-affinity-survives-changes", "session-affinity-timeout"},
-		planetest.ModelledFlows:     {"established-connections", "udp-endpoint-swapped"},
-		planetest.ModelledInside:    nil,
-		planetest.ModelledNodePorts: {"node-address-changes", "nodeport-addresses-localhost", "nodeport-addresses-one-family", "nodeport-addresses-primary", "nodeport-addresses-ranges"},
-		planetest.ModelledPorts:     {"dead-endpoint", "multiple-slices"},
-		planetest.ModelledRanges: {"node-address-changes", "source-ranges", "source-ranges-change", "source-ranges-local-policy", "source-ranges-node",
+		planetest.ModelledAffinity: {"changes-while-down", "restart", "session-affinity-survives-changes",
+			"session-affinity-timeout"},
+		planetest.ModelledFlows:  {"established-connections", "udp-endpoint-swapped"},
+		planetest.ModelledInside: nil,
+		planetest.ModelledNodePorts: {"node-address-changes", "nodeport-addresses-localhost",
+			"nodeport-addresses-one-family", "nodeport-addresses-primary", "nodeport-addresses-ranges"},
+		planetest.ModelledPorts: {"dead-endpoint", "multiple-slices"},
+		planetest.ModelledRanges: {"node-address-changes", "source-ranges", "source-ranges-change",
+			"source-ranges-local-policy", "source-ranges-node",
 			"source-ranges-node-port"},
 		planetest.ModelledSCTP: {"same-port-different-protocols", "sctp"},
-		planetest.ModelledSplit: {"detect-bridge", "detect-cluster-cidr", "detect-cluster-cidr-one-family", "detect-interface-prefix", "detect-node-cidr",
-			"detect-none", "external-policy-local", "external-policy-local-none-local", "external-policy-local-udp", "loadbalancer-address-on-node",
+		planetest.ModelledSplit: {"detect-bridge", "detect-cluster-cidr", "detect-cluster-cidr-one-family",
+			"detect-interface-prefix", "detect-node-cidr",
+			"detect-none", "external-policy-local", "external-policy-local-none-local", "external-policy-local-udp",
+			"loadbalancer-address-on-node",
 			"node-name-unknown", "policies-cross", "terminating-external-local"},
 	}
 	maps.Copy(all, more)
@@ -69,7 +80,8 @@ func TestConformanceVariants(t *testing.T) {
 		"overlay, no modify": {network: hns.Overlay, features: &old},
 	} {
 		t.Run(name, func(t *testing.T) {
-			planetest.Run(t, planetest.Config{Mode: "kernelspace, " + name, Variant: true, Stands: "HNS as assumed", Model: n.model, Recreates: n.features != nil})
+			planetest.Run(t, planetest.Config{Mode: "kernelspace, " + name, Variant: true, Stands: "HNS as assumed",
+				Model: n.model, Recreates: n.features != nil})
 		})
 	}
 }
@@ -148,7 +160,8 @@ func (n node) hnsNetwork() hns.Network {
 	if n.network == hns.Overlay {
 		for pods, node := range map[netip.Prefix]netip.Addr{netlab.Node2Pods4: other.V4, netlab.Node2Pods6: other.V6} {
 			net.Policies = append(net.Policies, policy(hns.PolicyRemoteSubnetRoute,
-				hns.RemoteSubnet{DestinationPrefix: pods.String(), ProviderAddress: node.String(), DistributedRouterMacAddress: "00-15-5D-00-00-01"}))
+				hns.RemoteSubnet{DestinationPrefix: pods.String(), ProviderAddress: node.String(),
+					DistributedRouterMacAddress: "00-15-5D-00-00-01"}))
 		}
 	}
 	return net

@@ -25,7 +25,8 @@ func large(t *testing.T, f lb.Family, kind hns.NetworkType, services int) (*hnsf
 	t.Helper()
 	w := planetest.World{Family: f}
 	fake := hnsfake.New(hnsfake.Everything)
-	network := hns.Network{Name: labNetwork, Type: kind, ManagementIP: planetest.World{Family: lb.IPv4}.Addr(192, 1).String(), HostMAC: hostMAC}
+	network := hns.Network{Name: labNetwork, Type: kind, ManagementIP: planetest.World{Family: lb.IPv4}.Addr(192, 1).
+		String(), HostMAC: hostMAC}
 	if kind == hns.Overlay {
 		network.Policies = []hns.Policy{policy(hns.PolicyRemoteSubnetRoute, hns.RemoteSubnet{
 			DestinationPrefix: w.Node().Pods.Prefixes[0].String(), ProviderAddress: w.Addr(192, 2).String()})}
@@ -123,8 +124,9 @@ func TestFirstSync(t *testing.T) {
 	took := time.Since(start)
 	cost := fake.Counts()
 	t.Logf("%d Services: %s, %.2f calls for each, %v", services, took, float64(calls(cost))/services, cost)
-	for call, want := range map[string]int{"CreateLoadBalancer": services, "CreateEndpoint": (backendsEach - 1) * services,
-		"Endpoints": 1, "LoadBalancers": 1, "Networks": 1} {
+	for call, want := range map[string]int{"CreateLoadBalancer": services,
+		"CreateEndpoint": (backendsEach - 1) * services,
+		"Endpoints":      1, "LoadBalancers": 1, "Networks": 1} {
 		if got := cost[call].Calls; got != want {
 			t.Errorf("%d calls of %s, want %d", got, call, want)
 		}

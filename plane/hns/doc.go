@@ -54,6 +54,6 @@
 //
 // # Inspection
 //
-// [Plane.TracePacket] and [Plane.Differences] list HNS themselves and share only the settings with the
-// verbs.
+// [Plane.TracePacket] and [Plane.Differences] list HNS themselves and share only the settings with
+// the verbs.
 package hns

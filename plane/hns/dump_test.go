@@ -42,7 +42,8 @@ func (p *Plane) Dump() (string, error) {
 			to = append(to, a)
 		}
 		slices.Sort(to)
-		lines = append(lines, fmt.Sprintf("balancer vips %v source %s flags %d mappings %+v to %v\n", l.FrontendVIPs, l.SourceVIP, l.Flags, l.PortMappings, to))
+		lines = append(lines, fmt.Sprintf("balancer vips %v source %s flags %d mappings %+v to %v\n", l.FrontendVIPs,
+			l.SourceVIP, l.Flags, l.PortMappings, to))
 	}
 	slices.Sort(lines)
 	return strings.Join(lines, ""), nil

@@ -81,13 +81,15 @@ const (
 var kinds = map[error][]uint32{
 	// A file, network, endpoint, layer, switch, subnet, adapter, switch port (the container is
 	// gone), policy or port setting.
-	ErrNotFound: {CodeElementNotFound, 0x2, 0x803b0001, CodeEndpointNotFound, 0x803b0003, 0x803b0004, 0x803b0005, 0x803b0006, 0x803b0007, 0x803b0008, 0x803b0009},
+	ErrNotFound: {CodeElementNotFound, 0x2, 0x803b0001, CodeEndpointNotFound, 0x803b0003, 0x803b0004, 0x803b0005,
+		0x803b0006, 0x803b0007, 0x803b0008, 0x803b0009},
 	// An object, network, policy, port, endpoint, or endpoint in a namespace.
 	ErrExists: {CodeAlreadyExists, 0x1392, 0x803b0010, 0x803b0012, CodePortExists, 0x803b0014, 0x803b002b},
 	ErrInUse:  {CodeHasReferences, 0xaa},
 	// A parameter, network, network type, endpoint, policy, policy type, operation on a remote
 	// endpoint, mapping, GUID, JSON, JSON reference, address or internal port.
-	ErrInvalid: {0x57, 0x80070057, 0x803b000a, 0x803b000b, 0x803b000c, CodeInvalidPolicy, 0x803b000e, 0x803b000f, 0x803b0016, 0x803b0019, 0x803b001b, 0x803b001c,
+	ErrInvalid: {0x57, 0x80070057, 0x803b000a, 0x803b000b, 0x803b000c, CodeInvalidPolicy, 0x803b000e, 0x803b000f,
+		0x803b0016, 0x803b0019, 0x803b001b, 0x803b001c,
 		0x803b001e, 0x803b002d, CodeInvalidAddress},
 	ErrUnsupported: {CodeNotImplemented, 0x32, 0x7f, 0x803b0015},
 	ErrDenied:      {CodeAccessDenied, 0x80070005},

@@ -29,7 +29,8 @@ type facts struct {
 }
 
 func (cfg Config) facts(node lb.Node) facts {
-	return facts{family: cfg.Family, node: node, wantDSR: cfg.DSR, sourceVIP: cfg.SourceVIP, ignoreRanges: cfg.IgnoreSourceRanges}
+	return facts{family: cfg.Family, node: node, wantDSR: cfg.DSR, sourceVIP: cfg.SourceVIP,
+		ignoreRanges: cfg.IgnoreSourceRanges}
 }
 
 // network is the HNS network of a plane.
@@ -58,22 +59,27 @@ func pick(name string, all []Network) (network, error) {
 	}
 	switch {
 	case len(all) == 0:
-		return network{}, fmt.Errorf("no HNS network %q yet: wait for the CNI plugin, or name another by --network-name (winkernel.networkName) or KUBE_NETWORK", name)
+		return network{}, fmt.Errorf("no HNS network %q yet: wait for the CNI plugin, or name another by "+
+			"--network-name (winkernel.networkName) or KUBE_NETWORK", name)
 	case len(fits) == 0:
-		return network{}, fmt.Errorf("the HNS network %q is of type %s: want %s, %s or %s", name, all[0].Type, L2Bridge, L2Tunnel, Overlay)
+		return network{}, fmt.Errorf("the HNS network %q is of type %s: want %s, %s or %s", name, all[0].Type, L2Bridge,
+			L2Tunnel, Overlay)
 	case len(fits) > 1:
 		ids := make([]string, len(fits))
 		for i, n := range fits {
 			ids[i] = n.ID
 		}
 		slices.Sort(ids)
-		return network{}, fmt.Errorf("%d HNS networks have the name %q, %s: remove all but one", len(fits), name, strings.Join(ids, " and "))
+		return network{}, fmt.Errorf("%d HNS networks have the name %q, %s: remove all but one", len(fits), name,
+			strings.Join(ids, " and "))
 	}
 	return parse(fits[0])
 }
 
 func served(t NetworkType) bool {
-	return slices.ContainsFunc([]NetworkType{L2Bridge, L2Tunnel, Overlay}, func(o NetworkType) bool { return strings.EqualFold(string(o), string(t)) })
+	return slices.ContainsFunc([]NetworkType{L2Bridge, L2Tunnel, Overlay}, func(o NetworkType) bool {
+		return strings.EqualFold(string(o), string(t))
+	})
 }
 
 // parse reads a network. Its error names all invalid settings.

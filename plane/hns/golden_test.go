@@ -36,7 +36,8 @@ func goldens() map[string]golden {
 	preserve := world.Table(0, 0)
 	preserve.Replace(preserving(true))
 	return map[string]golden{
-		"nothing": {table: &lb.Table{}}, "shop": {table: shop}, "shop-ipv6": {cfg: hns.Config{Family: lb.IPv6}, table: shop6},
+		"nothing": {table: &lb.Table{}}, "shop": {table: shop}, "shop-ipv6": {cfg: hns.Config{Family: lb.IPv6},
+			table: shop6},
 		"overlay-dsr":   {cfg: hns.Config{SourceVIP: netip.MustParseAddr("10.1.1.2"), DSR: true}, table: shop},
 		"every-kind":    {table: all, cfg: hns.Config{DSR: true}, says: []string{"loadBalancerSourceRanges"}},
 		"preserve":      {table: preserve, cfg: hns.Config{DSR: true}},
@@ -54,13 +55,15 @@ func forwarded() *lb.Table {
 }
 
 func loadBalancer(addr string, set *lb.BackendSet) *lb.Frontend {
-	return &lb.Frontend{Key: lb.Key{Addr: netip.MustParseAddr(addr), Port: 80, Proto: lb.TCP}, Service: "ns/svc-1:http", Kind: lb.LoadBalancer,
+	return &lb.Frontend{Key: lb.Key{Addr: netip.MustParseAddr(addr), Port: 80, Proto: lb.TCP}, Service: "ns/svc-1:http",
+		Kind:   lb.LoadBalancer,
 		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: set}}}
 }
 
 func healthCheck(port uint16) *lb.Frontend {
-	return &lb.Frontend{Key: lb.Key{Port: port, Proto: lb.TCP}, Service: "ns/svc-1", Kind: lb.HealthCheck, LocalEndpoints: 1,
-		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}
+	return &lb.Frontend{Key: lb.Key{Port: port, Proto: lb.TCP}, Service: "ns/svc-1", Kind: lb.HealthCheck,
+		LocalEndpoints: 1,
+		Routes:         []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}
 }
 
 // leftOut returns a table of frontends that HNS cannot serve: SCTP, and endpoints with several
@@ -73,10 +76,12 @@ func leftOut() *lb.Table {
 			all = append(all, lb.Backend{Addr: netip.MustParseAddrPort(b)})
 		}
 		slices.SortFunc(all, lb.Backend.Compare)
-		return &lb.BackendSet{ID: lb.SetID{Service: "ns/a:p", Proto: proto, Scope: lb.Cluster}, Backends: lb.BackendsOf(all...)}
+		return &lb.BackendSet{ID: lb.SetID{Service: "ns/a:p", Proto: proto, Scope: lb.Cluster},
+			Backends: lb.BackendsOf(all...)}
 	}
 	row := func(proto lb.Proto, backends ...string) *lb.Frontend {
-		return &lb.Frontend{Key: lb.Key{Addr: world.Addr(10, 1), Port: 80, Proto: proto}, Service: "ns/a:p", Kind: lb.ClusterIP,
+		return &lb.Frontend{Key: lb.Key{Addr: world.Addr(10, 1), Port: 80, Proto: proto}, Service: "ns/a:p",
+			Kind:   lb.ClusterIP,
 			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set(proto, backends...)}}}
 	}
 	t.Replace(lb.Owner{Name: "ns/a"}, []*lb.Frontend{
@@ -149,7 +154,8 @@ func TestForwardHealthChecksCF32(t *testing.T) {
 		got := map[string]bool{}
 		for _, l := range n.State().LoadBalancers {
 			if l.HostComputeEndpoints[0] == root {
-				got[netip.AddrPortFrom(netip.MustParseAddr(l.FrontendVIPs[0]), l.PortMappings[0].ExternalPort).String()] = true
+				got[netip.AddrPortFrom(netip.MustParseAddr(l.FrontendVIPs[0]), l.PortMappings[0].ExternalPort).
+					String()] = true
 			}
 		}
 		for _, w := range want {

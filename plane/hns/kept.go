@@ -16,7 +16,10 @@ import (
 func kept(s mode.Settings) func(lb.Node, *lb.Frontend, trace.Packet) (*lb.Frontend, string) {
 	return func(node lb.Node, row *lb.Frontend, packet trace.Packet) (*lb.Frontend, string) {
 		n := network{subnets: node.Pods.Prefixes}
-		if i := slices.IndexFunc(node.NodePorts, func(p netip.Prefix) bool { return p.IsSingleIP() && !p.Addr().IsLoopback() }); i >= 0 {
+		if i := slices.IndexFunc(node.NodePorts, func(p netip.Prefix) bool {
+			return p.IsSingleIP() &&
+				!p.Addr().IsLoopback()
+		}); i >= 0 {
 			n.management = node.NodePorts[i].Addr()
 		}
 		return keptBy(s, n, node, row, packet)
@@ -41,7 +44,8 @@ func keptBy(s mode.Settings, n network, node lb.Node, row *lb.Frontend, packet t
 	}
 	out := *row
 	out.Sources = nil
-	route := lb.Route{From: lb.Anywhere, Do: lb.Balance, Masq: p.flags&FlagDSR == 0, To: &lb.BackendSet{ID: lb.SetID{Service: row.Service, Proto: row.Key.Proto, Scope: lb.Cluster}}}
+	route := lb.Route{From: lb.Anywhere, Do: lb.Balance, Masq: p.flags&FlagDSR == 0,
+		To: &lb.BackendSet{ID: lb.SetID{Service: row.Service, Proto: row.Key.Proto, Scope: lb.Cluster}}}
 	outside := !route.Masq && !packet.Host && !within(n.subnets, packet.From.Addr())
 	if outside {
 		why = append(why, "With direct server return, clients outside reach only backends of this node.")

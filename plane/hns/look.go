@@ -31,7 +31,8 @@ func (p *Plane) TracePacket(ctx context.Context, packet trace.Packet) (trace.Ker
 func (pic *picture) follow(packet trace.Packet) trace.Kernel {
 	l, mapping, onNode := pic.taker(packet)
 	if l == nil {
-		return trace.Kernel{Verdict: trace.Pass, Way: []string{fmt.Sprintf("no load balancer has %s/%s", packet.To, packet.Proto)}}
+		return trace.Kernel{Verdict: trace.Pass, Way: []string{fmt.Sprintf("no load balancer has %s/%s", packet.To,
+			packet.Proto)}}
 	}
 	six := packet.To.Addr().Is6()
 	k := trace.Kernel{Verdict: trace.Pass, Way: []string{pic.describe(l)}}
@@ -39,7 +40,8 @@ func (pic *picture) follow(packet trace.Packet) trace.Kernel {
 	outside := !packet.Host && !behind
 	switch {
 	case (packet.Host || behind) && !local && onNode:
-		k.Way = append(k.Way, "it does not accept packets of the node and its pods to the node's addresses (no LocalRoutedVIP)")
+		k.Way = append(k.Way, "it does not accept packets of the node and its pods to the node's addresses (no "+
+			"LocalRoutedVIP)")
 		return k
 	case outside && mapping.Flags&MappingILB != 0:
 		k.Way = append(k.Way, "it accepts only packets of this node's pods (ILB)")
@@ -57,7 +59,8 @@ func (pic *picture) follow(packet trace.Packet) trace.Kernel {
 		case !a.IsValid():
 			k.Way = append(k.Way, fmt.Sprintf("endpoint %s: not in the network", id))
 		case e.Flags&RemoteEndpoint != 0 && direct && outside:
-			k.Way = append(k.Way, fmt.Sprintf("endpoint %s %q: on another node, which clients outside do not reach with DSR", a, e.Name))
+			k.Way = append(k.Way,
+				fmt.Sprintf("endpoint %s %q: on another node, which clients outside do not reach with DSR", a, e.Name))
 		case e.Flags&RemoteEndpoint != 0 && pic.overlay && pic.at(a) != ProviderOf(e):
 			k.Way = append(k.Way, fmt.Sprintf("endpoint %s %q: sent to %s, the wrong node", a, e.Name, ProviderOf(e)))
 		default:
@@ -91,7 +94,8 @@ func (pic *picture) taker(packet trace.Packet) (found *LoadBalancer, by PortMapp
 		switch {
 		case has:
 			return l, l.PortMappings[at], false
-		case found == nil && packet.Here && len(l.FrontendVIPs) == 0 && (l.Flags&FlagIPv6 != 0) == packet.To.Addr().Is6():
+		case found == nil && packet.Here && len(l.FrontendVIPs) == 0 && (l.Flags&FlagIPv6 != 0) == packet.To.Addr().
+			Is6():
 			found, by, onNode = l, l.PortMappings[at], true
 		}
 	}
@@ -142,9 +146,11 @@ func (pic *picture) describe(l *LoadBalancer) string {
 	}
 	var ports []string
 	for _, m := range l.PortMappings {
-		ports = append(ports, fmt.Sprintf("%d/%s to %d (distribution %d, flags %d)", m.ExternalPort, lb.Proto(m.Protocol), m.InternalPort, m.DistributionType, m.Flags))
+		ports = append(ports, fmt.Sprintf("%d/%s to %d (distribution %d, flags %d)", m.ExternalPort,
+			lb.Proto(m.Protocol), m.InternalPort, m.DistributionType, m.Flags))
 	}
-	return fmt.Sprintf("load balancer %s of %s, port %s, flags %d, source VIP %q, %d endpoints", l.ID, vips, strings.Join(ports, ", "), l.Flags, l.SourceVIP,
+	return fmt.Sprintf("load balancer %s of %s, port %s, flags %d, source VIP %q, %d endpoints", l.ID, vips,
+		strings.Join(ports, ", "), l.Flags, l.SourceVIP,
 		len(l.HostComputeEndpoints))
 }
 
@@ -184,7 +190,8 @@ func (r *reconciliation) differences() (all []trace.Difference) {
 			wanted = want.text(addrs, 0)
 		}
 		if have != wanted {
-			all = append(all, trace.Difference{Key: key, Object: "load balancer " + key.String(), Want: wanted, Have: have})
+			all = append(all, trace.Difference{Key: key, Object: "load balancer " + key.String(), Want: wanted,
+				Have: have})
 		}
 	}
 	for _, row := range r.rows {
@@ -205,7 +212,8 @@ func (r *reconciliation) differences() (all []trace.Difference) {
 		case e.ours && e.refs == 0:
 			all = append(all, trace.Difference{Object: object, Have: "unused"})
 		case e.doubt:
-			all = append(all, trace.Difference{Object: object, Want: "sent to " + st.at(a).String(), Have: "sent to another node"})
+			all = append(all, trace.Difference{Object: object, Want: "sent to " + st.at(a).String(),
+				Have: "sent to another node"})
 		}
 	}
 	if r.needsSource() {
@@ -220,7 +228,8 @@ func (r *reconciliation) differences() (all []trace.Difference) {
 // text describes a load balancer without its key. unknown is the number of endpoints outside of the
 // network.
 func (s *shape) text(endpoints []netip.Addr, unknown int) string {
-	text := fmt.Sprintf("to port %d of %v, distribution %d, mapping %d, flags %d", s.to, endpoints, s.distribution, s.mapping, s.flags)
+	text := fmt.Sprintf("to port %d of %v, distribution %d, mapping %d, flags %d", s.to, endpoints, s.distribution,
+		s.mapping, s.flags)
 	if s.source.IsValid() {
 		text += ", source " + s.source.String()
 	}

@@ -30,9 +30,11 @@ func (n *windowsNode) follow(t *testing.T, p testPlane, table *lb.Table, w plane
 		n.AddPod(n.network, "client", pod)
 	}
 	for row := range table.All() {
-		for from, source := range map[hnsfake.Source]netip.Addr{hnsfake.Pod: pod, hnsfake.Host: node, hnsfake.Outside: w.Addr(172, 1)} {
-			packet := trace.Packet{From: netip.AddrPortFrom(source, 0), Host: from == hnsfake.Host, Proto: row.Key.Proto,
-				To: netip.AddrPortFrom(row.Key.Addr, row.Key.Port)}
+		for from, source := range map[hnsfake.Source]netip.Addr{hnsfake.Pod: pod, hnsfake.Host: node,
+			hnsfake.Outside: w.Addr(172, 1)} {
+			packet := trace.Packet{From: netip.AddrPortFrom(source, 0), Host: from == hnsfake.Host,
+				Proto: row.Key.Proto,
+				To:    netip.AddrPortFrom(row.Key.Addr, row.Key.Port)}
 			if row.Key.IsNodePort() {
 				packet.To, packet.Here = netip.AddrPortFrom(node, row.Key.Port), true
 			}
@@ -40,7 +42,8 @@ func (n *windowsNode) follow(t *testing.T, p testPlane, table *lb.Table, w plane
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := state.Resolve(hnsfake.Packet{From: from, To: packet.To, Proto: uint32(packet.Proto), ToNode: packet.Here})
+			want := state.Resolve(hnsfake.Packet{From: from, To: packet.To, Proto: uint32(packet.Proto),
+				ToNode: packet.Here})
 			verdict := trace.Pass
 			if want.LoadBalancer != "" {
 				if verdict = trace.Drop; len(want.Backends) > 0 {
@@ -53,7 +56,8 @@ func (n *windowsNode) follow(t *testing.T, p testPlane, table *lb.Table, w plane
 				backends = append(backends, b.Address)
 			}
 			slices.SortFunc(want.Backends, netip.AddrPort.Compare)
-			if got.Verdict != verdict || !slices.Equal(backends, want.Backends) || verdict == trace.Balance && got.Masquerade == want.Kept {
+			if got.Verdict != verdict || !slices.Equal(backends, want.Backends) || verdict == trace.Balance &&
+				got.Masquerade == want.Kept {
 				t.Errorf("%v, %+v: %+v, the fake says %+v", packet, packet, got, want)
 			}
 			if want.LoadBalancer != "" && !strings.Contains(got.Way[0], want.LoadBalancer) {
@@ -144,7 +148,8 @@ func TestLookWhileWriting(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() {
 		for ctx.Err() == nil {
-			packet := trace.Packet{From: netip.AddrPortFrom(w.Addr(100, 1), 0), To: netip.AddrPortFrom(w.Addr(10, 1), 80), Proto: lb.TCP}
+			packet := trace.Packet{From: netip.AddrPortFrom(w.Addr(100, 1), 0), To: netip.AddrPortFrom(w.Addr(10, 1),
+				80), Proto: lb.TCP}
 			if _, err := p.TracePacket(t.Context(), packet); err != nil {
 				ended <- err
 				return

@@ -98,7 +98,8 @@ func Missing(cfg Config, list []Network) (all []error) {
 	}
 	all = net.lacks(cfg.SourceVIP)
 	if net.overlay && cfg.SourceVIP.IsValid() && !within(net.subnets, cfg.SourceVIP) {
-		all = append(all, fmt.Errorf("the source VIP %s is in no subnet of the HNS network %q: %v", cfg.SourceVIP, net.name, net.subnets))
+		all = append(all, fmt.Errorf("the source VIP %s is in no subnet of the HNS network %q: %v", cfg.SourceVIP,
+			net.name, net.subnets))
 	}
 	return all
 }
@@ -107,13 +108,16 @@ func Missing(cfg Config, list []Network) (all []error) {
 // source VIP of an overlay.
 func (n *network) lacks(sourceVIP netip.Addr) (all []error) {
 	if !n.management.IsValid() {
-		all = append(all, fmt.Errorf("the HNS network %q has no ManagementIP yet, which is this node's address", n.name))
+		all = append(all, fmt.Errorf("the HNS network %q has no ManagementIP yet, which is this node's address",
+			n.name))
 	}
 	if n.overlay && n.mac == "" {
-		all = append(all, fmt.Errorf("the HNS network %q has no host MAC yet, that of the interface with its ManagementIP", n.name))
+		all = append(all, fmt.Errorf("the HNS network %q has no host MAC yet, that of the interface with its "+
+			"ManagementIP", n.name))
 	}
 	if n.overlay && !sourceVIP.IsValid() {
-		all = append(all, fmt.Errorf("the HNS network %q is an overlay: --source-vip (winkernel.sourceVip) names an address of this node in it", n.name))
+		all = append(all, fmt.Errorf("the HNS network %q is an overlay: --source-vip (winkernel.sourceVip) names an "+
+			"address of this node in it", n.name))
 	}
 	return all
 }
@@ -131,7 +135,8 @@ func able(open func() (HNS, error), f lb.Family) error {
 	case !has.V2:
 		return fmt.Errorf("hns: want HNS schema version 2, of Windows Server 2019 or later: %w", plane.ErrUnsupported)
 	case f == lb.IPv6 && !has.IPv6DualStack:
-		return fmt.Errorf("hns: want an HNS with IPv6 load balancers, of Windows Server 2022 or later: %w", plane.ErrUnsupported)
+		return fmt.Errorf("hns: want an HNS with IPv6 load balancers, of Windows Server 2022 or later: %w",
+			plane.ErrUnsupported)
 	}
 	return nil
 }

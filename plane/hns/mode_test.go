@@ -31,11 +31,15 @@ func TestBlankModeOnWindows(t *testing.T) {
 		fam  lb.Family
 		says string // "" if the mode runs
 	}{
-		"there":   {func() (HNS, error) { return version{has: Features{V2: true}}, nil }, lb.IPv4, ""},
-		"old":     {func() (HNS, error) { return version{}, nil }, lb.IPv4, "Windows Server 2019"},
-		"no IPv6": {func() (HNS, error) { return version{has: Features{V2: true}}, nil }, lb.IPv6, "Windows Server 2022"},
-		"stopped": {func() (HNS, error) { return version{err: &Error{Call: "get version", Kind: ErrRPC}}, nil }, lb.IPv4, "HNS cannot be reached"},
-		"absent":  {func() (HNS, error) { return nil, errors.New("no computenetwork.dll") }, lb.IPv4, "no computenetwork.dll"},
+		"there": {func() (HNS, error) { return version{has: Features{V2: true}}, nil }, lb.IPv4, ""},
+		"old":   {func() (HNS, error) { return version{}, nil }, lb.IPv4, "Windows Server 2019"},
+		"no IPv6": {func() (HNS, error) { return version{has: Features{V2: true}}, nil }, lb.IPv6,
+			"Windows Server 2022"},
+		"stopped": {func() (HNS, error) {
+			return version{err: &Error{Call: "get version", Kind: ErrRPC}}, nil
+		}, lb.IPv4, "HNS cannot be reached"},
+		"absent": {func() (HNS, error) { return nil, errors.New("no computenetwork.dll") }, lb.IPv4,
+			"no computenetwork.dll"},
 	} {
 		m := modeOn(c.open)
 		m.OS = runtime.GOOS
@@ -46,7 +50,8 @@ func TestBlankModeOnWindows(t *testing.T) {
 			switch {
 			case (err == nil) != (c.says == "") || (err == nil) != (got.Mode.Name == "kernelspace"):
 				t.Errorf("%s, asked for %q: mode %q, error %v", name, asked, got.Mode.Name, err)
-			case err != nil && (!strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), "--proxy-mode=userspace")):
+			case err != nil && (!strings.Contains(err.Error(), c.says) ||
+				!strings.Contains(err.Error(), "--proxy-mode=userspace")):
 				t.Errorf("%s, asked for %q: %v: want %q and a remedy in it", name, asked, err, c.says)
 			}
 		}
@@ -87,16 +92,24 @@ func TestNotWindows(t *testing.T) {
 // The text of hnslib's errors has the Windows code, from which the kind of error follows.
 func TestRefusal(t *testing.T) {
 	for text, kind := range map[string]error{
-		"hcnCreateLoadBalancer failed in Win32: Cannot create a file when that file already exists. (0xb7)":                   ErrExists,
-		"hcnCreateLoadBalancer failed in Win32: The specified port already exists. (0x803b0013) {\"Success\":false}":          ErrExists,
-		"hcnOpenNetwork failed in Win32: Element not found. (0x490)":                                                          ErrNotFound,
-		"hcnDeleteEndpoint failed in Win32: The RPC server is unavailable. (0x6ba)":                                           ErrRPC,
-		"hcnCreateEndpoint failed in Win32: The provided policy configuration is invalid or missing parameters. (0x803b000d)": ErrInvalid,
-		"hnsCall failed in Win32: Unspecified error (0x80004005)":                                                             ErrFailed,
-		"HNS failed with error : something":                                                                                   ErrFailed,
+		"hcnCreateLoadBalancer failed in Win32: Cannot create a file " +
+			"when that file already exists. (0xb7)": ErrExists,
+		"hcnCreateLoadBalancer failed in Win32: The specified port already " +
+			"exists. (0x803b0013) {\"Success\":false}": ErrExists,
+		"hcnOpenNetwork failed in Win32: " +
+			"Element not found. (0x490)": ErrNotFound,
+		"hcnDeleteEndpoint failed in Win32: The RPC " +
+			"server is unavailable. (0x6ba)": ErrRPC,
+		"hcnCreateEndpoint failed in Win32: The provided policy configuration is invalid or missing parameters. " +
+			"(0x803b000d)": ErrInvalid,
+		"hnsCall failed in Win32: " +
+			"Unspecified error (0x80004005)": ErrFailed,
+		"HNS failed with " +
+			"error : something": ErrFailed,
 	} {
 		err := refusal("create load balancer", "10.0.0.1:80/tcp", errors.New(text))
-		if !errors.Is(err, kind) || !strings.Contains(err.Error(), text) || !strings.HasPrefix(err.Error(), "create load balancer 10.0.0.1:80/tcp: ") {
+		if !errors.Is(err, kind) || !strings.Contains(err.Error(), text) ||
+			!strings.HasPrefix(err.Error(), "create load balancer 10.0.0.1:80/tcp: ") {
 			t.Errorf("%q: %v, want %v", text, err, kind)
 		}
 	}
@@ -109,7 +122,8 @@ func TestRefusal(t *testing.T) {
 
 // check reports a missing network, ManagementIP, host MAC or source VIP (WN-05).
 func TestMissingWN05(t *testing.T) {
-	ours := hnsNetworks{{ID: "1", Name: "cbr0", Type: Overlay, ManagementIP: "172.18.0.2", HostMAC: "00-15-5D-00-00-01", Ipams: []Ipam{{Subnets: []Subnet{{IPAddressPrefix: "10.1.1.0/24"}}}}}}
+	ours := hnsNetworks{{ID: "1", Name: "cbr0", Type: Overlay, ManagementIP: "172.18.0.2", HostMAC: "00-15-5D-00-00-01",
+		Ipams: []Ipam{{Subnets: []Subnet{{IPAddressPrefix: "10.1.1.0/24"}}}}}}
 	bare := hnsNetworks{{ID: "1", Name: "cbr0", Type: L2Bridge}}
 	noMAC := slices.Clone(ours)
 	noMAC[0].HostMAC = ""

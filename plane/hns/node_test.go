@@ -42,7 +42,8 @@ const hostMAC = "00-15-5D-00-00-01"
 
 func (n *windowsNode) addNetwork(t hns.NetworkType) {
 	v4, v6 := planetest.World{Family: lb.IPv4}, planetest.World{Family: lb.IPv6}
-	n.network = n.AddNetwork(hns.Network{Name: networkName, Type: t, ManagementIP: v4.Addr(192, 1).String(), HostMAC: hostMAC})
+	n.network = n.AddNetwork(hns.Network{Name: networkName, Type: t, ManagementIP: v4.Addr(192, 1).String(),
+		HostMAC: hostMAC})
 	n.SetServices(slices.Concat(v4.Node().ServiceCIDRs, v6.Node().ServiceCIDRs)...)
 }
 

@@ -31,11 +31,13 @@ func options() option.Section {
 			Help: "backends answer clients directly"},
 		{Path: "winkernel.rootHnsEndpointName", Flag: "root-hnsendpoint-name", Row: "CF-32", Restart: option.AtStart,
 			Help: "`name` of the node's own HNS endpoint; nothing means cbr0"},
-		{Path: "winkernel.forwardHealthCheckVip", Flag: "forward-healthcheck-vip", Row: "CF-32", Restart: option.AtStart,
-			Help: "health checks of load balancers reach the load balancer's address"},
+		{Path: "winkernel.forwardHealthCheckVip", Flag: "forward-healthcheck-vip", Row: "CF-32",
+			Restart: option.AtStart,
+			Help:    "health checks of load balancers reach the load balancer's address"},
 		{Path: "windowsIgnoreSourceRanges", Flag: "windows-ignore-source-ranges", Row: "EXT", Restart: option.AtStart,
-			Help: "serve load-balancer addresses of Services with loadBalancerSourceRanges to all clients, for clouds whose load " +
-				"balancers enforce the ranges themselves; without it this node does not serve them, because Windows cannot enforce ranges"},
+			Help: "serve load-balancer addresses of Services with loadBalancerSourceRanges to all clients, for " +
+				"clouds whose load balancers enforce the ranges themselves; without it this node does not serve " +
+				"them, because Windows cannot enforce ranges"},
 	}}
 }
 

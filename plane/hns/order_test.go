@@ -67,7 +67,8 @@ func TestOrderDP46(t *testing.T) {
 			for _, first := range []int{33, 36, 39} { // other endpoints each time
 				changes, _ := table.Replace(world.ClusterIP(0, first, 2))
 				apply(t, p, changes, nil)
-				if got := slices.DeleteFunc(asked(), func(s string) bool { return s == "EndpointsAt" }); c.want != nil && !slices.Equal(got, c.want) {
+				if got := slices.DeleteFunc(asked(),
+					func(s string) bool { return s == "EndpointsAt" }); c.want != nil && !slices.Equal(got, c.want) {
 					t.Errorf("calls %v, want %v", got, c.want)
 				}
 			}

@@ -48,7 +48,8 @@ const sourceName = namePrefix + "source "
 func (f *facts) sourceEndpoint() Endpoint {
 	return Endpoint{
 		Name: sourceName + f.sourceVIP.String(), HostComputeNetwork: f.id, MacAddress: f.mac, SchemaVersion: Version2,
-		IPConfigurations: []IPConfig{{IPAddress: f.sourceVIP.String()}}, Policies: []Policy{providerPolicy(f.management)},
+		IPConfigurations: []IPConfig{{IPAddress: f.sourceVIP.String()}},
+		Policies:         []Policy{providerPolicy(f.management)},
 	}
 }
 
@@ -113,7 +114,8 @@ func ProviderOf(e Endpoint) netip.Addr {
 // written reports whether this package writes load balancers of that shape, with optional flags or
 // without.
 func (s *shape) written() bool {
-	return s.mapping&^(optional|MappingPreserveDIP) == 0 && (s.mapping&MappingPreserveDIP == 0 || s.flags&FlagDSR != 0) &&
+	return s.mapping&^(optional|MappingPreserveDIP) == 0 && (s.mapping&MappingPreserveDIP == 0 ||
+		s.flags&FlagDSR != 0) &&
 		s.flags&^(FlagDSR|FlagIPv6) == 0 && (s.distribution == PerConnection || s.distribution == PerClient)
 }
 

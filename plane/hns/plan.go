@@ -194,7 +194,8 @@ func (s *shape) request(endpoints []string) LoadBalancer {
 	l := LoadBalancer{
 		HostComputeEndpoints: endpoints, SchemaVersion: Version2, Flags: s.flags,
 		PortMappings: []PortMapping{{
-			Protocol: uint32(s.proto), InternalPort: s.to, ExternalPort: s.port, DistributionType: s.distribution, Flags: s.mapping,
+			Protocol: uint32(s.proto), InternalPort: s.to, ExternalPort: s.port, DistributionType: s.distribution,
+			Flags: s.mapping,
 		}},
 	}
 	if s.vip.IsValid() {
@@ -217,8 +218,9 @@ func shapeOf(l LoadBalancer) (s shape, ok bool) {
 	}
 	m := l.PortMappings[0]
 	s = shape{
-		port: m.ExternalPort, to: m.InternalPort, proto: lb.Proto(m.Protocol), distribution: m.DistributionType, mapping: m.Flags,
-		flags: l.Flags,
+		port: m.ExternalPort, to: m.InternalPort, proto: lb.Proto(m.Protocol), distribution: m.DistributionType,
+		mapping: m.Flags,
+		flags:   l.Flags,
 	}
 	var err error
 	if len(l.FrontendVIPs) == 1 {
@@ -250,7 +252,8 @@ func (s *shape) family() lb.Family {
 // address.
 func (f *facts) nodePorts() bool {
 	return slices.ContainsFunc(f.node.NodePorts, func(p netip.Prefix) bool {
-		return f.family == lb.IPv6 && p.Addr().Is6() || f.family == lb.IPv4 && (p.Bits() == 0 || p.Contains(f.management))
+		return f.family == lb.IPv6 && p.Addr().Is6() || f.family == lb.IPv4 &&
+			(p.Bits() == 0 || p.Contains(f.management))
 	})
 }
 

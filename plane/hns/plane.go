@@ -83,7 +83,8 @@ func New(cfg Config) (*Plane, error) {
 		cfg.Network = os.Getenv(networkVariable)
 	}
 	if cfg.Network == "" {
-		return nil, fmt.Errorf("hns: no HNS network named: set --network-name (winkernel.networkName) or the environment variable %s", networkVariable)
+		return nil, fmt.Errorf("hns: no HNS network named: set --network-name (winkernel.networkName) or the "+
+			"environment variable %s", networkVariable)
 	}
 	cfg.RootEndpoint = cfg.root()
 	p := &Plane{cfg: cfg, hns: &counted{HNS: cfg.HNS}, drift: make(chan struct{}, 1), step: step}
@@ -117,7 +118,8 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.Apply
 	if _, err := w.sweep(ctx); err != nil {
 		p.suspected()
 	}
-	return plane.ApplyResult{Written: w.calls > 0}, p.ended(ctx, fmt.Sprintf("apply %d changes", len(changes)), errors.Join(errs...))
+	return plane.ApplyResult{Written: w.calls > 0}, p.ended(ctx, fmt.Sprintf("apply %d changes", len(changes)),
+		errors.Join(errs...))
 }
 
 // usable returns an error if writes are impossible now.
@@ -170,7 +172,8 @@ func (p *Plane) lost(ctx context.Context) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("the HNS network %q (%s) and its load balancers are gone: %w", p.cfg.Network, p.st.id, plane.ErrStateLost)
+	return fmt.Errorf("the HNS network %q (%s) and its load balancers are gone: %w", p.cfg.Network, p.st.id,
+		plane.ErrStateLost)
 }
 
 // SetNode writes or removes NodePorts if the node's addresses require it.

@@ -123,7 +123,8 @@ func TestNoManagementIP(t *testing.T) {
 	p, table := n.plane(t, lb.IPv4), world.Table(0, 0)
 	table.Replace(world.Full(1, 0, 3, 3, 0))
 	reset(t, p, table)
-	if text := notices(p); strings.Count(text, "\n") < 1 || !strings.Contains(text, "ManagementIP") || !strings.Contains(text, networkName) {
+	if text := notices(p); strings.Count(text, "\n") < 1 || !strings.Contains(text, "ManagementIP") ||
+		!strings.Contains(text, networkName) {
 		t.Errorf("told: %q", text)
 	}
 	if _, ok := n.balancerOf("10.0.0.2", 80); !ok {
@@ -151,7 +152,8 @@ func TestOverlayCF31(t *testing.T) {
 	n.noCNI = true
 	route := func(pods, node string) hns.Policy {
 		return hns.Policy{Type: hns.PolicyRemoteSubnetRoute, Settings: fmt.Appendf(nil,
-			`{"DestinationPrefix":%q,"IsolationId":4096,"ProviderAddress":%q,"DistributedRouterMacAddress":"00-11-22-33-44-55"}`, pods, node)}
+			`{"DestinationPrefix":%q,"IsolationId":4096,"ProviderAddress":%q,`+
+				`"DistributedRouterMacAddress":"00-11-22-33-44-55"}`, pods, node)}
 	}
 	n.SetNetwork(n.network, func(w *hns.Network) {
 		w.Ipams = []hns.Ipam{{Subnets: []hns.Subnet{{IPAddressPrefix: "100.0.0.0/24"}}}}
@@ -169,7 +171,8 @@ func TestOverlayCF31(t *testing.T) {
 	set := &lb.BackendSet{ID: lb.SetID{Service: "ns/a:http", Proto: lb.TCP, Scope: lb.Cluster},
 		Backends: backends("100.0.2.7", "192.0.0.1", "192.0.0.2", "198.18.0.5")}
 	clusterIP := func(set *lb.BackendSet) (lb.Owner, []*lb.Frontend) {
-		return lb.Owner{Name: "ns/a"}, []*lb.Frontend{{Key: lb.Key{Addr: world.Addr(10, 1), Port: 80, Proto: lb.TCP}, Service: "ns/a:http", Kind: lb.ClusterIP,
+		return lb.Owner{Name: "ns/a"}, []*lb.Frontend{{Key: lb.Key{Addr: world.Addr(10, 1), Port: 80, Proto: lb.TCP},
+			Service: "ns/a:http", Kind: lb.ClusterIP,
 			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}}
 	}
 	table.Replace(clusterIP(set))
@@ -181,7 +184,8 @@ func TestOverlayCF31(t *testing.T) {
 	cfg.SourceVIP = netip.MustParseAddr("100.0.0.250")
 	p := newPlane(t, cfg)
 	reset(t, p, table)
-	for a, provider := range map[string]string{"100.0.2.7": "192.0.0.2", "192.0.0.1": "192.0.0.1", "192.0.0.2": "192.0.0.2", "198.18.0.5": "192.0.0.1"} {
+	for a, provider := range map[string]string{"100.0.2.7": "192.0.0.2", "192.0.0.1": "192.0.0.1",
+		"192.0.0.2": "192.0.0.2", "198.18.0.5": "192.0.0.1"} {
 		if e := n.endpointOf(t, a); string(e.Policies[0].Settings) != fmt.Sprintf(`{"ProviderAddress":%q}`, provider) {
 			t.Errorf("packets for %s go to %s, want %s", a, e.Policies[0].Settings, provider)
 		}
@@ -199,12 +203,15 @@ func TestOverlayCF31(t *testing.T) {
 	changes, _ := table.Replace(clusterIP(hostile))
 	_, err = p.Apply(t.Context(), changes)
 	says(t, err, "10.0.0.1:80/tcp", "ns/a:http", "100.0.0.77", "CNI")
-	if l, _ := n.balancerOf("10.0.0.1", 80); len(l.HostComputeEndpoints) != 1 || n.has(netip.MustParseAddr("100.0.0.77")) {
+	if l, _ := n.balancerOf("10.0.0.1", 80); len(l.HostComputeEndpoints) != 1 ||
+		n.has(netip.MustParseAddr("100.0.0.77")) {
 		t.Errorf("the rest is not served, or the address is taken:\n%s", n.Own())
 	}
 
 	// The plane looks up a node that joined after the last audit once.
-	n.SetNetwork(n.network, func(w *hns.Network) { w.Policies = append(w.Policies, route("100.0.3.0/24", "192.0.0.3")) })
+	n.SetNetwork(n.network, func(w *hns.Network) {
+		w.Policies = append(w.Policies, route("100.0.3.0/24", "192.0.0.3"))
+	})
 	set = &lb.BackendSet{ID: set.ID, Backends: backends("100.0.3.1")}
 	changes, _ = table.Replace(clusterIP(set))
 	apply(t, p, changes, nil)
@@ -309,7 +316,8 @@ func (n *windowsNode) foreigners(t *testing.T) map[string]string {
 	all := map[string]string{}
 	endpoint := func(what, name, addr string, network string, flags hns.EndpointFlags) string {
 		e, err := n.CreateEndpoint(t.Context(), hns.Endpoint{
-			Name: name, HostComputeNetwork: network, Flags: flags, MacAddress: "02-11-00-00-00-01", SchemaVersion: hns.Version2,
+			Name: name, HostComputeNetwork: network, Flags: flags, MacAddress: "02-11-00-00-00-01",
+			SchemaVersion:    hns.Version2,
 			IPConfigurations: []hns.IPConfig{{IPAddress: addr}},
 		})
 		if err != nil {
@@ -329,13 +337,17 @@ func (n *windowsNode) foreigners(t *testing.T) map[string]string {
 		all[what] = made.ID
 	}
 	swarm := n.AddNetwork(hns.Network{Name: "swarm", Type: hns.L2Bridge})
-	theirs := endpoint("an endpoint of another network, named as ours", "kube-proxy 100.0.9.1", "100.0.9.1", swarm, hns.RemoteEndpoint)
-	remote := endpoint("a remote endpoint of another name", "Ethernet 100.0.9.2", "100.0.9.2", n.network, hns.RemoteEndpoint)
-	endpoint("one with our name and another address", "kube-proxy 100.0.9.3", "100.0.9.4", n.network, hns.RemoteEndpoint)
+	theirs := endpoint("an endpoint of another network, named as ours", "kube-proxy 100.0.9.1", "100.0.9.1", swarm,
+		hns.RemoteEndpoint)
+	remote := endpoint("a remote endpoint of another name", "Ethernet 100.0.9.2", "100.0.9.2", n.network,
+		hns.RemoteEndpoint)
+	endpoint("one with our name and another address", "kube-proxy 100.0.9.3", "100.0.9.4", n.network,
+		hns.RemoteEndpoint)
 	endpoint("one with our name that is not remote", "kube-proxy 100.0.9.5", "100.0.9.5", n.network, 0)
 	balancer("a load balancer of another network", hns.LoadBalancer{
 		HostComputeEndpoints: []string{theirs}, FrontendVIPs: []string{"203.0.113.9"},
-		PortMappings: []hns.PortMapping{{Protocol: 6, InternalPort: 80, ExternalPort: 80, Flags: hns.MappingLocalRoutedVIP}},
+		PortMappings: []hns.PortMapping{{Protocol: 6, InternalPort: 80, ExternalPort: 80,
+			Flags: hns.MappingLocalRoutedVIP}},
 	})
 	balancer("one of this network with other flags", hns.LoadBalancer{
 		HostComputeEndpoints: []string{remote}, FrontendVIPs: []string{"203.0.113.10"},
@@ -343,7 +355,8 @@ func (n *windowsNode) foreigners(t *testing.T) map[string]string {
 	})
 	balancer("one with two addresses", hns.LoadBalancer{
 		HostComputeEndpoints: []string{remote}, FrontendVIPs: []string{"203.0.113.11", "203.0.113.12"},
-		PortMappings: []hns.PortMapping{{Protocol: 6, InternalPort: 80, ExternalPort: 80, Flags: hns.MappingLocalRoutedVIP}},
+		PortMappings: []hns.PortMapping{{Protocol: 6, InternalPort: 80, ExternalPort: 80,
+			Flags: hns.MappingLocalRoutedVIP}},
 	})
 	return all
 }
@@ -354,8 +367,9 @@ func TestOthersHaveTheKeyPN76(t *testing.T) {
 	n := newNode(hns.L2Bridge, hnsfake.Everything)
 	e := n.AddPod(n.network, "other", netip.MustParseAddr("100.0.9.9"))
 	made, err := n.CreateLoadBalancer(t.Context(), hns.LoadBalancer{
-		HostComputeEndpoints: []string{e}, FrontendVIPs: []string{"10.0.0.1", "10.0.0.200"}, SchemaVersion: hns.Version2,
-		PortMappings: []hns.PortMapping{{Protocol: 6, InternalPort: 80, ExternalPort: 80}},
+		HostComputeEndpoints: []string{e}, FrontendVIPs: []string{"10.0.0.1", "10.0.0.200"},
+		SchemaVersion: hns.Version2,
+		PortMappings:  []hns.PortMapping{{Protocol: 6, InternalPort: 80, ExternalPort: 80}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -413,7 +427,8 @@ func TestOldVersionDP45(t *testing.T) {
 	}
 	reset(t, p, table)
 	text := notices(p)
-	for _, once := range []string{"no session affinity", "direct server return", "loadBalancerSourceRanges", "does not distinguish sources"} {
+	for _, once := range []string{"no session affinity", "direct server return", "loadBalancerSourceRanges",
+		"does not distinguish sources"} {
 		if strings.Count(text, once) != 1 {
 			t.Errorf("%q is not reported once:\n%s", once, text)
 		}
@@ -421,7 +436,8 @@ func TestOldVersionDP45(t *testing.T) {
 	if strings.Count(text, "ns/svc-") != 3 || notices(p) != "" {
 		t.Errorf("told:\n%s", text)
 	}
-	if l, ok := n.balancerOf("10.0.0.1", 80); !ok || l.Flags != 0 || l.PortMappings[0].DistributionType != hns.PerConnection {
+	if l, ok := n.balancerOf("10.0.0.1", 80); !ok || l.Flags != 0 ||
+		l.PortMappings[0].DistributionType != hns.PerConnection {
 		t.Errorf("%+v", l)
 	}
 	if l, ok := n.balancerOf("198.0.0.1", 80); ok {
@@ -453,7 +469,8 @@ func TestMeasure(t *testing.T) {
 	balancers, endpoints := n.own(lb.IPv4)
 	for name, want := range map[string]float64{
 		"hns_load_balancers": float64(len(balancers)), "hns_remote_endpoints": float64(len(endpoints)),
-		"hns_calls_total create error": 1, "hns_calls_total create success": 4 + 4*2 + 2, "hns_calls_total list success": 2,
+		"hns_calls_total create error": 1, "hns_calls_total create success": 4 + 4*2 + 2,
+		"hns_calls_total list success":   2,
 		"hns_calls_total delete success": 2, "hns_calls_total modify success": 0,
 	} {
 		if v, ok := got[name]; !ok || v != want {

@@ -18,7 +18,8 @@ func preserving(preserve bool) (lb.Owner, []*lb.Frontend) {
 	balancer, external := loadBalancer("198.0.0.2", set), loadBalancer("203.0.0.2", set)
 	external.Kind = lb.ExternalIP
 	balancer.PreserveDestination, external.PreserveDestination = preserve, preserve
-	nodePort := &lb.Frontend{Key: lb.Key{Port: 30001, Proto: lb.TCP}, Service: external.Service, Kind: lb.NodePort, Routes: external.Routes}
+	nodePort := &lb.Frontend{Key: lb.Key{Port: 30001, Proto: lb.TCP}, Service: external.Service, Kind: lb.NodePort,
+		Routes: external.Routes}
 	return o, append(fronts, balancer, external, nodePort)
 }
 
@@ -63,9 +64,11 @@ func TestPreserveDestination(t *testing.T) {
 				if want.mapping&hns.MappingPreserveDIP != 0 {
 					endpoints = 1 // of this node
 				}
-				if l, ok := n.balancerOf(vip, want.port); !ok || l.PortMappings[0].Flags != want.mapping || l.Flags != want.flags ||
+				if l, ok := n.balancerOf(vip, want.port); !ok || l.PortMappings[0].Flags != want.mapping ||
+					l.Flags != want.flags ||
 					len(l.HostComputeEndpoints) != endpoints {
-					t.Errorf("%q: %+v, want flags %d of the mapping and %d, %d endpoints", vip, l, want.mapping, want.flags, endpoints)
+					t.Errorf("%q: %+v, want flags %d of the mapping and %d, %d endpoints", vip, l, want.mapping,
+						want.flags, endpoints)
 				}
 			}
 			if reported := strings.Contains(notices(p), "preserve-destination"); reported != c.says {

@@ -27,7 +27,8 @@ func overlayNode(t *testing.T) (*windowsNode, testPlane) {
 	n.SetNetwork(n.network, func(w *hns.Network) {
 		w.Ipams = []hns.Ipam{{Subnets: []hns.Subnet{{IPAddressPrefix: "100.0.0.0/24"}}}}
 		w.Policies = []hns.Policy{{Type: hns.PolicyRemoteSubnetRoute, Settings: []byte(
-			`{"DestinationPrefix":"100.0.2.0/24","IsolationId":4096,"ProviderAddress":"192.0.0.2","DistributedRouterMacAddress":"00-11-22-33-44-55"}`)}}
+			`{"DestinationPrefix":"100.0.2.0/24","IsolationId":4096,"ProviderAddress":"192.0.0.2",` +
+				`"DistributedRouterMacAddress":"00-11-22-33-44-55"}`)}}
 	})
 	cfg := n.config(lb.IPv4)
 	cfg.SourceVIP = netip.MustParseAddr("100.0.0.250")
@@ -37,15 +38,18 @@ func overlayNode(t *testing.T) (*windowsNode, testPlane) {
 // service returns Service i with a cluster IP, and backends on this node (100.0.0.x) or elsewhere.
 func service(i int, backends ...string) (lb.Owner, []*lb.Frontend) {
 	name := serviceName(i)
-	set := &lb.BackendSet{ID: lb.SetID{Service: name + ":http", Proto: lb.TCP, Scope: lb.Cluster}, Backends: backendsOf(backends...)}
-	return lb.Owner{Name: name}, []*lb.Frontend{{Key: lb.Key{Addr: world.Addr(10, i+1), Port: 80, Proto: lb.TCP}, Service: set.ID.Service,
-		Kind: lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}}
+	set := &lb.BackendSet{ID: lb.SetID{Service: name + ":http", Proto: lb.TCP, Scope: lb.Cluster},
+		Backends: backendsOf(backends...)}
+	return lb.Owner{Name: name}, []*lb.Frontend{{Key: lb.Key{Addr: world.Addr(10, i+1), Port: 80, Proto: lb.TCP},
+		Service: set.ID.Service,
+		Kind:    lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}}
 }
 
 func backendsOf(addrs ...string) lb.Backends {
 	var all []lb.Backend
 	for _, a := range addrs {
-		all = append(all, lb.Backend{Addr: netip.AddrPortFrom(netip.MustParseAddr(a), 8080), Local: strings.HasPrefix(a, "100.0.0.")})
+		all = append(all, lb.Backend{Addr: netip.AddrPortFrom(netip.MustParseAddr(a), 8080),
+			Local: strings.HasPrefix(a, "100.0.0.")})
 	}
 	slices.SortFunc(all, lb.Backend.Compare)
 	return lb.BackendsOf(all...)
@@ -60,7 +64,8 @@ func TestSourceEndpointWN04(t *testing.T) {
 	table.Replace(service(0, "100.0.0.1", "100.0.2.1"))
 	reset(t, p, table)
 	e := n.endpointOf(t, "100.0.0.250")
-	if e.Flags&hns.RemoteEndpoint != 0 || e.MacAddress != hostMAC || string(e.Policies[0].Settings) != `{"ProviderAddress":"192.0.0.1"}` {
+	if e.Flags&hns.RemoteEndpoint != 0 || e.MacAddress != hostMAC ||
+		string(e.Policies[0].Settings) != `{"ProviderAddress":"192.0.0.1"}` {
 		t.Errorf("the source VIP's endpoint: %+v", e)
 	}
 	n.Damage(e.ID)
@@ -75,7 +80,8 @@ func TestSourceEndpointWN04(t *testing.T) {
 	asked := &hns.Options{}
 	asked.Winkernel.NetworkName = networkName
 	removed := mode.Removal{Families: []lb.Family{lb.IPv4}, Blocks: option.Blocks{asked}}
-	if _, err := hns.Remove(t.Context(), func() (hns.HNS, error) { return n, nil }, removed); err != nil || !n.has(p.Source()) {
+	if _, err := hns.Remove(t.Context(), func() (hns.HNS, error) { return n, nil }, removed); err != nil ||
+		!n.has(p.Source()) {
 		t.Errorf("--cleanup removes it: %v", err)
 	}
 	if left := n.State(); len(left.LoadBalancers) > 0 {
@@ -110,7 +116,8 @@ func TestClusterIPEndpointWN06(t *testing.T) {
 		t.Errorf("a pod does not reach the cluster IP: %+v", v)
 	}
 	e := n.endpointOf(t, vip.String())
-	if e.Flags&hns.RemoteEndpoint == 0 || e.MacAddress != hostMAC || string(e.Policies[0].Settings) != `{"ProviderAddress":"192.0.0.1"}` {
+	if e.Flags&hns.RemoteEndpoint == 0 || e.MacAddress != hostMAC ||
+		string(e.Policies[0].Settings) != `{"ProviderAddress":"192.0.0.1"}` {
 		t.Errorf("the cluster IP's endpoint: %+v", e)
 	}
 	n.Damage(e.ID)
@@ -178,7 +185,8 @@ func TestSourceOfALoadBalancerWN08(t *testing.T) {
 // Port mappings have the flags used in production. A flag that a build refuses is requested once,
 // then left out; both forms are adopted (kubernetes/kubernetes#74825, #113742, WN-10).
 func TestFlagsWN10(t *testing.T) {
-	for build, external := range map[string]hns.PortMappingFlags{"17763": 0, "20348": hns.MappingVIPExternal, "26100": hns.MappingVIPExternal} {
+	for build, external := range map[string]hns.PortMappingFlags{"17763": 0, "20348": hns.MappingVIPExternal,
+		"26100": hns.MappingVIPExternal} {
 		n := oldNode(hns.L2Bridge, build)
 		p, table := n.plane(t, lb.IPv4), world.Table(0, 0)
 		for i := range 3 {
@@ -187,7 +195,8 @@ func TestFlagsWN10(t *testing.T) {
 			table.Replace(o, fronts)
 		}
 		reset(t, p, table)
-		for vip, want := range map[string]hns.PortMappingFlags{"10.0.0.1": 0, "203.0.0.1": external, "198.0.0.1": external, "": hns.MappingLocalRoutedVIP} {
+		for vip, want := range map[string]hns.PortMappingFlags{"10.0.0.1": 0, "203.0.0.1": external,
+			"198.0.0.1": external, "": hns.MappingLocalRoutedVIP} {
 			port := uint16(80)
 			if vip == "" {
 				port = 30000
@@ -219,9 +228,11 @@ func TestLocalKeepsClientsWN12(t *testing.T) {
 	table := world.Table(0, 0)
 	table.Replace(world.Full(0, 0, 4, 1, 0))
 	reset(t, n.plane(t, lb.IPv4), table)
-	for _, to := range []netip.AddrPort{netip.MustParseAddrPort("203.0.0.1:80"), netip.MustParseAddrPort("192.0.0.1:30000")} {
+	for _, to := range []netip.AddrPort{netip.MustParseAddrPort("203.0.0.1:80"),
+		netip.MustParseAddrPort("192.0.0.1:30000")} {
 		packet := hnsfake.Packet{From: hnsfake.Outside, To: to, Proto: 6, ToNode: to.Port() == 30000}
-		if v := n.State().Resolve(packet); !v.Kept || len(v.Backends) != 1 || v.Backends[0].Addr() != world.Addr(100, 0) {
+		if v := n.State().Resolve(packet); !v.Kept || len(v.Backends) != 1 || v.Backends[0].Addr() != world.Addr(100,
+			0) {
 			t.Errorf("%s: %+v, want the pod of this node to see the client", to, v)
 		}
 		packet.From = hnsfake.Pod
@@ -340,8 +351,10 @@ func TestPaceFollowsLatencyWN18(t *testing.T) {
 				t.Fatal(err)
 			}
 			took, made := time.Since(start), len(n.State().LoadBalancers)-before
-			if maxBatchWeight := p.MaxBatchWeight(); maxBatchWeight < c.least || maxBatchWeight > c.most || made > 2*maxBatchWeight || made > 1 && took > 5*time.Second {
-				t.Errorf("%v ms for an object: the pace is %d, and a Reset made %d in %s; want %d to %d", c.objectMillis, maxBatchWeight, made, took, c.least, c.most)
+			if maxBatchWeight := p.MaxBatchWeight(); maxBatchWeight < c.least || maxBatchWeight > c.most ||
+				made > 2*maxBatchWeight || made > 1 && took > 5*time.Second {
+				t.Errorf("%v ms for an object: the pace is %d, and a Reset made %d in %s; want %d to %d",
+					c.objectMillis, maxBatchWeight, made, took, c.least, c.most)
 			}
 		})
 	}
@@ -407,16 +420,19 @@ func TestForwardHealthzWN22(t *testing.T) {
 		if ok == refused || ok && l.HostComputeEndpoints[0] != root {
 			t.Errorf("%s: forwarded %t to %v", build, ok, l.HostComputeEndpoints)
 		}
-		if reported := strings.Count(notices(p), "does not forward a port"); reported != map[bool]int{true: 1}[refused] {
+		if reported := strings.Count(notices(p), "does not forward a port"); reported != map[bool]int{
+			true: 1}[refused] {
 			t.Errorf("%s: told %d times", build, reported)
 		}
 		n.Counts()
-		if repaired, err := p.Audit(t.Context(), true); repaired != 0 || err != nil || n.Counts()["CreateLoadBalancer"].Calls > 0 {
+		if repaired, err := p.Audit(t.Context(), true); repaired != 0 || err != nil ||
+			n.Counts()["CreateLoadBalancer"].Calls > 0 {
 			t.Errorf("%s: an audit repaired %d, %v", build, repaired, err)
 		}
 		// With a port of its own, the Service's checks go there.
 		o, fronts := world.ClusterIP(1, 30, 2)
-		changes, _ := table.Replace(o, append(fronts, loadBalancer("198.0.0.2", fronts[0].Set(lb.Cluster)), healthCheck(32100)))
+		changes, _ := table.Replace(o, append(fronts, loadBalancer("198.0.0.2", fronts[0].Set(lb.Cluster)),
+			healthCheck(32100)))
 		apply(t, p, changes, nil)
 		if _, ok := n.balancerOf("198.0.0.2", 32100); !ok {
 			t.Errorf("%s: the Service's own check is not forwarded:\n%s", build, n.Own())
@@ -443,8 +459,8 @@ func (u *unchanging) ModifyLoadBalancer(ctx context.Context, l hns.LoadBalancer)
 	return all[i], err
 }
 
-// HNS 15.4 ignores modifications: from then on the load balancer is deleted and created again, also after a
-// Reset (kubernetes/kubernetes#131466, WN-28).
+// HNS 15.4 ignores modifications: from then on the load balancer is deleted and created again, also
+// after a Reset (kubernetes/kubernetes#131466, WN-28).
 func TestModificationsIgnored(t *testing.T) {
 	n := newNode(hns.L2Bridge, hnsfake.Everything)
 	h := &unchanging{Fake: n.Fake}

@@ -58,7 +58,8 @@ func TestCleanupPN76(t *testing.T) {
 		t.Errorf("touched %q, %d load balancers are left, want 3 of %v", touched, len(s.LoadBalancers), foreign)
 	}
 	for _, e := range s.Endpoints {
-		if e.Flags&hns.RemoteEndpoint != 0 && e.HostComputeNetwork == n.network && !strings.HasPrefix(e.IPConfigurations[0].IPAddress, "100.0.9.") {
+		if e.Flags&hns.RemoteEndpoint != 0 && e.HostComputeNetwork == n.network &&
+			!strings.HasPrefix(e.IPConfigurations[0].IPAddress, "100.0.9.") {
 			t.Errorf("left: %+v", e)
 		}
 	}

@@ -75,7 +75,8 @@ type recorder struct {
 
 // Features implements HNS, as do all methods.
 func (r *recorder) Features(context.Context) (Features, error) {
-	return Features{DSR: true, SessionAffinity: true, IPv6DualStack: true, ModifyLoadbalancer: true, RemoteSubnet: true, V2: true}, nil
+	return Features{DSR: true, SessionAffinity: true, IPv6DualStack: true, ModifyLoadbalancer: true, RemoteSubnet: true,
+		V2: true}, nil
 }
 
 func (r *recorder) Networks(_ context.Context, name string) ([]Network, error) {
@@ -100,7 +101,8 @@ func (r *recorder) Endpoints(context.Context, string) ([]Endpoint, error) {
 }
 
 func (r *recorder) EndpointsAt(_ context.Context, network, address string) ([]Endpoint, error) {
-	return []Endpoint{{ID: "pod " + address, HostComputeNetwork: network, IPConfigurations: []IPConfig{{IPAddress: address}}}}, nil
+	return []Endpoint{{ID: "pod " + address, HostComputeNetwork: network, IPConfigurations: []IPConfig{
+		{IPAddress: address}}}}, nil
 }
 
 func (r *recorder) CreateEndpoint(_ context.Context, e Endpoint) (Endpoint, error) {

@@ -90,7 +90,8 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	}
 	maps.DeleteFunc(dropped, func(_ lb.Key, gone bool) bool { return !gone })
 	p.show()
-	return plane.ResetResult{Later: slices.AppendSeq(r.later, maps.Keys(r.failed)), Dropped: slices.SortedFunc(maps.Keys(dropped), lb.Key.Compare)}, nil
+	return plane.ResetResult{Later: slices.AppendSeq(r.later, maps.Keys(r.failed)),
+		Dropped: slices.SortedFunc(maps.Keys(dropped), lb.Key.Compare)}, nil
 }
 
 // Audit lists HNS and repairs differences. HNS reports no changes; without full, Audit lists only
@@ -131,7 +132,8 @@ func (p *Plane) Audit(ctx context.Context, full bool) (repaired int, err error) 
 		return r.repaired, fmt.Errorf("hns: audit: %w: %w", r.stopped, plane.ErrStateLost)
 	case len(r.later) > 0:
 		p.st = nil
-		return r.repaired, fmt.Errorf("hns: audit: more than %d load balancers were missing: %w", r.limit, plane.ErrStateLost)
+		return r.repaired, fmt.Errorf("hns: audit: more than %d load balancers were missing: %w", r.limit,
+			plane.ErrStateLost)
 	}
 	return r.repaired, r.auditErr(was.failed)
 }
@@ -336,7 +338,8 @@ func (r *reconciliation) makeSource(ctx context.Context) {
 	}
 	r.calls++
 	if _, err := r.hns.CreateEndpoint(ctx, st.sourceEndpoint()); err != nil {
-		r.stopped = fmt.Errorf("creating the endpoint of the source VIP %s (--source-vip, winkernel.sourceVip): %w", st.sourceVIP, err)
+		r.stopped = fmt.Errorf("creating the endpoint of the source VIP %s (--source-vip, winkernel.sourceVip): %w",
+			st.sourceVIP, err)
 		return
 	}
 	r.repaired++
@@ -412,7 +415,8 @@ func (r *reconciliation) stop(ctx context.Context, err error) {
 	}
 }
 
-// auditErr returns the errors of an audit, without those of frontends that the engine retries anyway.
+// auditErr returns the errors of an audit, without those of frontends that the engine retries
+// anyway.
 func (r *reconciliation) auditErr(known map[lb.Key]bool) error {
 	errs := slices.Clone(r.rest)
 	for _, k := range slices.SortedFunc(maps.Keys(r.failed), lb.Key.Compare) {

@@ -47,7 +47,8 @@ func TestShapes(t *testing.T) {
 				network.ManagementIP = p.Addr().String()
 			}
 		}
-		all, err := hns.Shapes(g.cfg, network, hns.Features{V2: true, DSR: true, SessionAffinity: true, IPv6DualStack: true}, 31)
+		all, err := hns.Shapes(g.cfg, network, hns.Features{V2: true, DSR: true, SessionAffinity: true,
+			IPv6DualStack: true}, 31)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -14,5 +14,6 @@ const (
 // a cluster IP may have an endpoint.
 func weigh(s lb.Size) int {
 	copies := s.Copies(1)
-	return s.Ports*(copies*balancerObjects+endpointObjects) + s.Backends*(copies*referenceObjects+endpointObjects) + s.Ranged*balancerObjects
+	return s.Ports*(copies*balancerObjects+endpointObjects) + s.Backends*(copies*referenceObjects+endpointObjects) +
+		s.Ranged*balancerObjects
 }

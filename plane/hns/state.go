@@ -58,8 +58,10 @@ type check struct {
 
 func newState(f facts) *state {
 	return &state{
-		facts: f, rows: map[lb.Key]*lb.Frontend{}, balancers: map[lb.Key]*balancer{}, endpoints: map[netip.Addr]*endpoint{},
-		unused: map[netip.Addr]bool{}, failed: map[lb.Key]bool{}, checks: map[string]*check{}, others: map[lb.Key]string{},
+		facts: f, rows: map[lb.Key]*lb.Frontend{}, balancers: map[lb.Key]*balancer{},
+		endpoints: map[netip.Addr]*endpoint{},
+		unused:    map[netip.Addr]bool{}, failed: map[lb.Key]bool{}, checks: map[string]*check{},
+		others: map[lb.Key]string{},
 	}
 }
 

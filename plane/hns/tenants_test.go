@@ -12,5 +12,7 @@ import (
 
 // Changes of one namespace leave load balancers of others alone (TN-01).
 func TestTenants(t *testing.T) {
-	planetest.Tenants(t, 5, func(testing.TB) planetest.Kernel { return kernel(newNode(hns.L2Bridge, hnsfake.Everything)) })
+	planetest.Tenants(t, 5, func(testing.TB) planetest.Kernel {
+		return kernel(newNode(hns.L2Bridge, hnsfake.Everything))
+	})
 }

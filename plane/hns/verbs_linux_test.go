@@ -83,15 +83,18 @@ func (n *windowsNode) leak(f lb.Family, i int) error {
 	ctx, w := context.Background(), planetest.World{Family: f}
 	a := w.Addr(100, 10000+i)
 	e, err := n.CreateEndpoint(ctx, hns.Endpoint{
-		Name: "kube-proxy " + a.String(), HostComputeNetwork: n.network, Flags: hns.RemoteEndpoint, SchemaVersion: hns.Version2,
-		MacAddress: "02-11-00-00-00-00", IPConfigurations: []hns.IPConfig{{IPAddress: a.String()}},
+		Name: "kube-proxy " + a.String(), HostComputeNetwork: n.network, Flags: hns.RemoteEndpoint,
+		SchemaVersion: hns.Version2,
+		MacAddress:    "02-11-00-00-00-00", IPConfigurations: []hns.IPConfig{{IPAddress: a.String()}},
 	})
 	if err != nil {
 		return err
 	}
 	l := hns.LoadBalancer{
-		HostComputeEndpoints: []string{e.ID}, FrontendVIPs: []string{w.Addr(10, 5000+i).String()}, SchemaVersion: hns.Version2,
-		PortMappings: []hns.PortMapping{{Protocol: 6, InternalPort: 80, ExternalPort: 80, Flags: hns.MappingILB | hns.MappingLocalRoutedVIP}},
+		HostComputeEndpoints: []string{e.ID}, FrontendVIPs: []string{w.Addr(10, 5000+i).String()},
+		SchemaVersion: hns.Version2,
+		PortMappings: []hns.PortMapping{{Protocol: 6, InternalPort: 80, ExternalPort: 80, Flags: hns.MappingILB |
+			hns.MappingLocalRoutedVIP}},
 	}
 	if f == lb.IPv6 {
 		l.Flags = hns.FlagIPv6

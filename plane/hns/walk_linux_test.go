@@ -107,16 +107,19 @@ func (s *site) addPod(i int) {
 // stranger is another program, with an endpoint of another node and load balancers of its own.
 func (s *site) stranger(pod string) {
 	ctx := context.Background()
-	e, err := s.CreateEndpoint(ctx, hns.Endpoint{Name: "stranger", HostComputeNetwork: s.network, Flags: hns.RemoteEndpoint,
-		MacAddress: "02-22-00-00-00-01", SchemaVersion: hns.Version2, IPConfigurations: []hns.IPConfig{{IPAddress: "100.200.0.1"}},
+	e, err := s.CreateEndpoint(ctx, hns.Endpoint{Name: "stranger", HostComputeNetwork: s.network,
+		Flags:      hns.RemoteEndpoint,
+		MacAddress: "02-22-00-00-00-01", SchemaVersion: hns.Version2, IPConfigurations: []hns.IPConfig{
+			{IPAddress: "100.200.0.1"}},
 		Policies: []hns.Policy{policy(hns.PolicyProviderAddress, hns.AddressSetting{ProviderAddress: "192.0.0.3"})}})
 	if err != nil {
 		panic(err)
 	}
 	s.Foreign(e.ID)
 	for i, to := range []string{e.ID, pod} {
-		l := hns.LoadBalancer{FrontendVIPs: []string{fmt.Sprintf("9.9.9.%d", i+1)}, HostComputeEndpoints: []string{to}, SchemaVersion: hns.Version2,
-			PortMappings: []hns.PortMapping{{Protocol: 6, InternalPort: 53, ExternalPort: 53, Flags: hns.MappingILB}}}
+		l := hns.LoadBalancer{FrontendVIPs: []string{fmt.Sprintf("9.9.9.%d", i+1)}, HostComputeEndpoints: []string{to},
+			SchemaVersion: hns.Version2,
+			PortMappings:  []hns.PortMapping{{Protocol: 6, InternalPort: 53, ExternalPort: 53, Flags: hns.MappingILB}}}
 		if s.kind == hns.Overlay {
 			l.SourceVIP = worlds[0].Addr(192, 1).String()
 		}
@@ -184,7 +187,9 @@ func (s *site) kernel(often float64) planetest.Kernel {
 				}
 			},
 			Local: func(a netip.Addr) bool {
-				return slices.ContainsFunc(s.podAddrs(), func(pod [2]netip.Addr) bool { return pod[0] == a || pod[1] == a })
+				return slices.ContainsFunc(s.podAddrs(), func(pod [2]netip.Addr) bool {
+					return pod[0] == a || pod[1] == a
+				})
 			},
 		},
 	}
@@ -201,9 +206,11 @@ func (s *site) podAddrs() (all [][2]netip.Addr) {
 // fault returns the next call's failure.
 func fault(call hnsfake.Call, rnd *rand.Rand) *hnsfake.Fault {
 	faults := []hnsfake.Fault{
-		{Code: hns.CodeElementNotFound}, {Code: hns.CodeAlreadyExists}, {Code: hns.CodePortExists}, {Code: hns.CodeAccessDenied},
+		{Code: hns.CodeElementNotFound}, {Code: hns.CodeAlreadyExists}, {Code: hns.CodePortExists},
+		{Code: hns.CodeAccessDenied},
 		{Code: hns.CodeServiceUnreachable}, {Code: hns.CodeServiceUnreachable, Done: true},
-		{Kind: hns.ErrTimeout}, {Kind: hns.ErrTimeout, Done: true}, {Kind: hns.ErrFailed}, {Kind: hns.ErrFailed, Done: true},
+		{Kind: hns.ErrTimeout}, {Kind: hns.ErrTimeout, Done: true}, {Kind: hns.ErrFailed},
+		{Kind: hns.ErrFailed, Done: true},
 		{Code: hns.CodeHasReferences}, {Code: hns.CodeInvalidPolicy}, {Late: 1 + rnd.IntN(6)},
 	}
 	fault := &faults[rnd.IntN(len(faults))]
@@ -287,7 +294,8 @@ func TestHangs(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
 				start := time.Now()
-				changes := slices.Concat(first(table.Replace(w.Full(1, 8, 2, 1, 0))), first(table.Replace(w.Full(5, 12, 2, 1, time.Hour))))
+				changes := slices.Concat(first(table.Replace(w.Full(1, 8, 2, 1, 0))),
+					first(table.Replace(w.Full(5, 12, 2, 1, time.Hour))))
 				_, err = p.Apply(ctx, changes)
 				if took := time.Since(start); took > time.Minute || err == nil && nth < 4 {
 					t.Errorf("call %d hangs: the verb took %s, %v", nth, took, err)

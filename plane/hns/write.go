@@ -164,7 +164,8 @@ func (w *writer) create(ctx context.Context, key lb.Key, want *plan, addrs []net
 			return fmt.Errorf("%w: load balancer %s of another program has the address and port", err, id)
 		}
 		if portTaken(err) {
-			return fmt.Errorf("%w: a program of this node has the port, or it is in the dynamic range: see netsh int ipv4 show excludedportrange and dynamicport", err)
+			return fmt.Errorf("%w: a program of this node has the port, or it is in the dynamic range: see netsh int "+
+				"ipv4 show excludedportrange and dynamicport", err)
 		}
 		return err
 	}
@@ -185,7 +186,8 @@ func portTaken(err error) bool {
 
 // without retries an invalid request without each optional flag. If HNS accepts, this build of
 // Windows does not know that flag, and later requests omit it.
-func (w *writer) without(ctx context.Context, s *shape, addrs []netip.Addr, made LoadBalancer, err error) (LoadBalancer, error) {
+func (w *writer) without(ctx context.Context, s *shape, addrs []netip.Addr, made LoadBalancer, err error) (LoadBalancer,
+	error) {
 	for _, flag := range []PortMappingFlags{MappingVIPExternal, MappingLocalRoutedVIP, MappingUseMux} {
 		if s.mapping&flag == 0 {
 			continue
@@ -258,7 +260,8 @@ func (w *writer) have(ctx context.Context, key lb.Key, backends []backend) (addr
 }
 
 // errNoPod: a pod of this node has no HNS endpoint.
-var errNoPod = errors.New("a pod of this node has the address, but no HNS endpoint: the CNI plugin has not created it yet, or removed it")
+var errNoPod = errors.New("a pod of this node has the address, but no HNS endpoint: the CNI plugin has not created " +
+	"it yet, or removed it")
 
 // endpoint finds or creates the endpoint of a backend. It uses a container's endpoint wherever the
 // backend is said to be: a second one would compete with it, and hinder the CNI plugin.

@@ -58,10 +58,12 @@ func countPackets(t *testing.T, b xtables.Backend, liberal string) {
 	}
 	const times = 3
 	for range times {
-		if _, err := lab.Dial("node1", netlab.TCP, netip.MustParseAddrPort("127.0.0.1:30080"), netlab.DialOptions{}); err != nil {
+		if _, err := lab.Dial("node1", netlab.TCP, netip.MustParseAddrPort("127.0.0.1:30080"),
+			netlab.DialOptions{}); err != nil {
 			t.Error(err)
 		}
-		if _, err := lab.Dial("client", netlab.TCP, netip.MustParseAddrPort("172.18.0.2:30080"), netlab.DialOptions{}); err != nil {
+		if _, err := lab.Dial("client", netlab.TCP, netip.MustParseAddrPort("172.18.0.2:30080"),
+			netlab.DialOptions{}); err != nil {
 			t.Error(err)
 		}
 	}
@@ -110,7 +112,8 @@ func countPackets(t *testing.T, b xtables.Backend, liberal string) {
 	}
 
 	lab.On("node1", func() {
-		if _, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: p.Family, Backend: p.Backend}); err != nil {
+		if _, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: p.Family,
+			Backend: p.Backend}); err != nil {
 			t.Fatal(err)
 		}
 		nf, err := kernel.OpenNetfilter()
@@ -146,7 +149,8 @@ func sendSegment(from netip.Addr, to netip.AddrPort, flags byte) error {
 		return err
 	}
 	defer unix.Close(fd)
-	seg := []byte{0x9c, 0x40, byte(to.Port() >> 8), byte(to.Port()), 0, 0, 0, 1, 0, 0, 0, 0, 5 << 4, flags, 4, 0, 0, 0, 0, 0}
+	seg := []byte{0x9c, 0x40, byte(to.Port() >> 8), byte(to.Port()), 0, 0, 0, 1, 0, 0, 0, 0, 5 << 4, flags, 4, 0, 0, 0,
+		0, 0}
 	var sum uint32
 	add := func(b []byte) {
 		for i := 0; i < len(b); i += 2 {

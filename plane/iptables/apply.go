@@ -147,7 +147,8 @@ func (p *Plane) run(ctx context.Context, b *xtables.Batch) error {
 		return nil
 	}
 	err := p.Restore(ctx, b)
-	if err == nil || !slices.ContainsFunc(b.Sections, func(s *xtables.Section) bool { return len(s.Drop) > 0 }) || ctx.Err() != nil {
+	if err == nil || !slices.ContainsFunc(b.Sections, func(s *xtables.Section) bool { return len(s.Drop) > 0 }) ||
+		ctx.Err() != nil {
 		return err
 	}
 	var stuck []xtables.ChainID

@@ -28,7 +28,8 @@ var differs = map[string]string{
 
 // tooLarge names the scenarios that take too long in emulation.
 var tooLarge = map[string]string{
-	"generated-five-thousand-endpoints": "an emulated kernel 6.1 sits for more than ten minutes over one list of 5,000 rules",
+	"generated-five-thousand-endpoints": "an emulated kernel 6.1 sits for more than ten minutes over one list of " +
+		"5,000 rules",
 }
 
 // newLiberal creates a plane with a liberal conntrack (--conntrack-tcp-be-liberal). In the lab the
@@ -61,15 +62,18 @@ func TestMain(m *testing.M) {
 // traced returns the mode's description for trace.
 func traced(f lb.Family) trace.Mode { return Mode().Trace(mode.Settings{Family: f}) }
 
-// TestConformance sends the packets of every scenario through the kernel, with both variants of iptables.
+// TestConformance sends the packets of every scenario through the kernel, with both variants of
+// iptables.
 func TestConformance(t *testing.T) {
 	t.Run("nft", func(t *testing.T) {
 		needs(t, xtables.NFT)
-		planetest.Run(t, planetest.Config{Mode: "iptables", New: newLiberal(xtables.NFT), Differs: differs, Untouched: true, Trace: traced, Core: core, TooLarge: tooLarge})
+		planetest.Run(t, planetest.Config{Mode: "iptables", New: newLiberal(xtables.NFT), Differs: differs,
+			Untouched: true, Trace: traced, Core: core, TooLarge: tooLarge})
 	})
 	t.Run("legacy", func(t *testing.T) {
 		needs(t, xtables.Legacy)
-		planetest.Run(t, planetest.Config{Mode: "iptables-legacy", New: newLiberal(xtables.Legacy), Differs: differs, Untouched: true, Trace: traced, Core: core, TooLarge: tooLarge})
+		planetest.Run(t, planetest.Config{Mode: "iptables-legacy", New: newLiberal(xtables.Legacy), Differs: differs,
+			Untouched: true, Trace: traced, Core: core, TooLarge: tooLarge})
 	})
 }
 
@@ -91,8 +95,9 @@ func TestHistory(t *testing.T) {
 		t.Run(string(b), func(t *testing.T) {
 			needs(t, b)
 			t.Parallel()
-			planetest.History(t, planetest.Config{New: newLiberal(b), Trace: traced, Drift: backend(b).damage, TakeOver: backend(b).usurp,
-				Break: planetest.BreakChains(backend(b).program), AffinityByEndpoint: true})
+			planetest.History(t, planetest.Config{New: newLiberal(b), Trace: traced, Drift: backend(b).damage,
+				TakeOver: backend(b).usurp,
+				Break:    planetest.BreakChains(backend(b).program), AffinityByEndpoint: true})
 		})
 	}
 }

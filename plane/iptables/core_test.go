@@ -15,15 +15,18 @@ import (
 // mode, in every table and for every protocol, as TestCore proves. They are few, because each state
 // starts programs, which is slow in emulation.
 var core = []string{
-	"all-ways-in", "detect-bridge", "detect-interface-prefix", "external-ip-of-node", "external-policy-local", "hairpin-affinity", "health-check-port",
-	"no-endpoints", "nodeport-addresses-localhost", "restart", "same-port-different-protocols", "sctp", "session-affinity", "source-ranges",
+	"all-ways-in", "detect-bridge", "detect-interface-prefix", "external-ip-of-node", "external-policy-local",
+	"hairpin-affinity", "health-check-port",
+	"no-endpoints", "nodeport-addresses-localhost", "restart", "same-port-different-protocols", "sctp",
+	"session-affinity", "source-ranges",
 	"source-ranges-without-endpoints", "terminating-external-local", "udp", "unknown-port",
 }
 
 // TestCore proves that the scenarios for other kernels make the plane write all matches and
 // targets.
 func TestCore(t *testing.T) {
-	planetest.Core(t, planetest.Config{Mode: "iptables", Core: core}, func(f lb.Family, table *lb.Table) ([]string, error) {
+	planetest.Core(t, planetest.Config{Mode: "iptables", Core: core}, func(f lb.Family, table *lb.Table) ([]string,
+		error) {
 		text, err := Render(Config{Family: f}, table)
 		return clauses(string(text)), err
 	})
@@ -54,7 +57,8 @@ func clauses(text string) []string {
 			if w == "!" {
 				option = words[i+1]
 			}
-			if strings.HasPrefix(option, "-") && !strings.HasPrefix(option, "--") && (i == 0 || words[i-1] != "!") && clause != "" {
+			if strings.HasPrefix(option, "-") && !strings.HasPrefix(option, "--") && (i == 0 || words[i-1] != "!") &&
+				clause != "" {
 				all, clause = append(all, clause), ""
 			}
 			if clause == "" {

@@ -40,8 +40,8 @@
 //
 // The plane has a digest of each chain that it wrote. An Apply renders the service ports of its
 // changes and the branches of the trees on the way to their addresses. Chains whose digest differs
-// go into one restore, which is atomic for each table. The tree is a function of the frontends alone
-// (docs/adr/0011), so a series of changes ends in the same chains as a fresh start. Rules are
+// go into one restore, which is atomic for each table. The tree is a function of the frontends
+// alone (docs/adr/0011), so a series of changes ends in the same chains as a fresh start. Rules are
 // written exactly as iptables-save prints them. So Reset and Audit compare its output with the
 // digests, and a restart writes only what differs. A Reset leaves most new frontends for later
 // (docs/adr/0021). It writes restores of bounded size: on an empty node the trees first, so that

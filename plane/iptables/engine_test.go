@@ -38,7 +38,8 @@ func TestEngineFindsRefusedRows(t *testing.T) {
 			p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
 			store := cluster.NewStore("node1")
 			rows := map[cluster.Name][]*lb.Frontend{}
-			events := []cluster.Event{cluster.NodeSet{Node: &cluster.Node{Name: "node1"}}, cluster.CIDRsListed{}, cluster.SlicesListed{}}
+			events := []cluster.Event{cluster.NodeSet{Node: &cluster.Node{Name: "node1"}}, cluster.CIDRsListed{},
+				cluster.SlicesListed{}}
 			var all cluster.ServicesListed
 			for i := range services {
 				o, fronts := w.ClusterIP(i, 10*i, 3)
@@ -48,7 +49,8 @@ func TestEngineFindsRefusedRows(t *testing.T) {
 				all.Services = append(all.Services, s)
 			}
 			var written tally
-			e := engine.New(engine.Config{Family: lb.IPv4, Plane: p, Store: store, Log: slog.New(slog.DiscardHandler), Observers: []engine.Observer{&written},
+			e := engine.New(engine.Config{Family: lb.IPv4, Plane: p, Store: store, Log: slog.New(slog.DiscardHandler),
+				Observers:   []engine.Observer{&written},
 				Resolve:     func(v cluster.View) []*lb.Frontend { return rows[v.Name] },
 				ResolveNode: func(cluster.Facts) lb.Node { return w.Node() }})
 			for _, ev := range append(events, all) {
@@ -65,7 +67,8 @@ func TestEngineFindsRefusedRows(t *testing.T) {
 				return strings.Join(failing, " ")
 			}
 			const want = "10.0.0.8:80/tcp 10.0.0.223:80/tcp"
-			for deadline := time.Now().Add(time.Minute); (found() != want || written.Load() < services-2) && time.Now().Before(deadline); {
+			for deadline := time.Now().Add(time.Minute); (found() != want || written.Load() < services-2) &&
+				time.Now().Before(deadline); {
 				time.Sleep(10 * time.Millisecond)
 			}
 			cancel()

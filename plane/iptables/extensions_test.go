@@ -46,7 +46,8 @@ func TestHave(t *testing.T) {
 		if err := p.Have([]string{"conntrack", "comment"}, []string{"MASQUERADE"}); err != nil {
 			t.Error(err)
 		}
-		for want, err := range map[string]error{"match nosuch": p.Have([]string{"nosuch"}, nil), "target NOSUCH": p.Have(nil, []string{"NOSUCH"})} {
+		for want, err := range map[string]error{"match nosuch": p.Have([]string{"nosuch"}, nil),
+			"target NOSUCH": p.Have(nil, []string{"NOSUCH"})} {
 			if !errors.Is(err, plane.ErrUnsupported) || !strings.Contains(err.Error(), want) {
 				t.Errorf("without the %s: %v", want, err)
 			}
@@ -86,7 +87,8 @@ func TestNeededIsWhatIsWritten(t *testing.T) {
 	}
 	for e := range used {
 		switch {
-		case e.Target && (strings.HasPrefix(e.Name, "KUBE-") || e.Name == "ACCEPT" || e.Name == "DROP" || e.Name == "RETURN"):
+		case e.Target && (strings.HasPrefix(e.Name, "KUBE-") || e.Name == "ACCEPT" || e.Name == "DROP" ||
+			e.Name == "RETURN"):
 		default:
 			t.Errorf("the %s is used, and not asked for", e)
 		}

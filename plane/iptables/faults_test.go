@@ -52,7 +52,8 @@ func refusing(chains ...string) func([]byte, []string) error {
 	return func(stdin []byte, _ []string) error {
 		for _, name := range chains {
 			if strings.Contains(string(stdin), "-A "+name+" ") {
-				return &xtables.RunError{Name: "iptables-restore", Said: "line 17: RULE_APPEND failed (Invalid argument)", Err: errors.New("exit status 4")}
+				return &xtables.RunError{Name: "iptables-restore",
+					Said: "line 17: RULE_APPEND failed (Invalid argument)", Err: errors.New("exit status 4")}
 			}
 		}
 		return nil
@@ -65,7 +66,9 @@ func TestKernelRefusesRows(t *testing.T) {
 	for _, version := range []string{"iptables v1.8.9 (nf_tables)", "iptables v1.8.9 (legacy)"} {
 		t.Run(version, func(t *testing.T) {
 			w := planetest.World{Family: lb.IPv4}
-			hole := &blackHole{version: version, fail: refusing(portID{"ns/svc-7:http", lb.TCP}.chain(xtables.ClusterChain), portID{"ns/svc-333:http", lb.TCP}.chain(xtables.ClusterChain))}
+			hole := &blackHole{version: version,
+				fail: refusing(portID{"ns/svc-7:http", lb.TCP}.chain(xtables.ClusterChain),
+					portID{"ns/svc-333:http", lb.TCP}.chain(xtables.ClusterChain))}
 			p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
 			table := w.Table(400, 10)
 			// Refused because of its own rule, independent of the others.
@@ -77,12 +80,14 @@ func TestKernelRefusesRows(t *testing.T) {
 			if s := p.Stats(); s.Restores > 4 || s.Failures != 1 || s.Saves != 2 {
 				t.Errorf("a reset with rows that are refused took %+v", s)
 			}
-			if len(p.st.rows)+len(res.Later) != table.Len() || p.st.rows[lb.Key{Addr: w.Addr(10, 501), Port: 80, Proto: lb.TCP}] == nil {
+			if len(p.st.rows)+len(res.Later) != table.Len() ||
+				p.st.rows[lb.Key{Addr: w.Addr(10, 501), Port: 80, Proto: lb.TCP}] == nil {
 				t.Errorf("of %d rows %d are left for later, and %d held", table.Len(), len(res.Later), len(p.st.rows))
 			}
 			got := halving(t, p, table, res.Later)
 			slices.SortFunc(got, lb.Key.Compare)
-			want := []lb.Key{{Addr: w.Addr(10, 8), Port: 80, Proto: lb.TCP}, {Addr: w.Addr(10, 334), Port: 80, Proto: lb.TCP}}
+			want := []lb.Key{{Addr: w.Addr(10, 8), Port: 80, Proto: lb.TCP}, {Addr: w.Addr(10, 334), Port: 80,
+				Proto: lb.TCP}}
 			if !slices.Equal(got, want) {
 				t.Errorf("refused: %v, want %v", got, want)
 			}
@@ -100,7 +105,8 @@ type refuser struct {
 	program string // the last one that ran
 }
 
-func (r *refuser) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
+func (r *refuser) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string,
+	args ...string) error {
 	if in == nil || r.refuses == nil {
 		return r.System.Pipe(ctx, in, out, name, args...)
 	}
@@ -129,7 +135,8 @@ func TestServedRowsThatAreRefusedStay(t *testing.T) {
 		program := programOf(cfg)
 		chainsOf := func(o string) (text string) {
 			for line := range strings.Lines(saved(t, program)) {
-				if strings.Contains(line, o+":http") && !strings.Contains(line, "-A KUBE-SERVICES") && !strings.Contains(line, xtables.AddressBranch) {
+				if strings.Contains(line, o+":http") && !strings.Contains(line, "-A KUBE-SERVICES") &&
+					!strings.Contains(line, xtables.AddressBranch) {
 					text += line
 				}
 			}
@@ -296,7 +303,8 @@ func scripts(t *testing.T, restore string) {
 	t.Helper()
 	dir := t.TempDir()
 	for name, text := range map[string]string{
-		"iptables-nft": `echo "iptables v1.8.9 (nf_tables)"`, "iptables-nft-save": "true", "iptables-nft-restore": restore,
+		"iptables-nft": `echo "iptables v1.8.9 (nf_tables)"`, "iptables-nft-save": "true",
+		"iptables-nft-restore": restore,
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+text+"\n"), 0o755); err != nil {
 			t.Fatal(err)
@@ -410,7 +418,8 @@ func TestOldIptablesDP14(t *testing.T) {
 				if got := strings.Join(args, " "); got != c.args {
 					t.Errorf("restore %s, want %s", got, c.args)
 				}
-				if strings.Contains(string(stdin), "MASQUERADE") && strings.Contains(string(stdin), "--random-fully") != c.full {
+				if strings.Contains(string(stdin), "MASQUERADE") && strings.Contains(string(stdin),
+					"--random-fully") != c.full {
 					t.Errorf("--random-fully: %t", !c.full)
 				}
 				f, err := os.OpenFile(lock, os.O_CREATE|os.O_RDONLY, 0o600)
@@ -436,10 +445,13 @@ func TestOldIptablesDP14(t *testing.T) {
 // process choose another mode.
 func TestUnusable(t *testing.T) {
 	for _, c := range []struct{ name, said, want string }{
-		{"no kernel", "iptables v1.8.9 (nf_tables): Could not fetch rule set generation id: Invalid argument", "has no tables"},
-		{"no table", "can't initialize iptables table `nat': Table does not exist (do you need to insmod?)", "has no tables"},
+		{"no kernel", "iptables v1.8.9 (nf_tables): Could not fetch rule set generation id: Invalid argument",
+			"has no tables"},
+		{"no table", "can't initialize iptables table `nat': Table does not exist (do you need to insmod?)",
+			"has no tables"},
 		{"not root", "Fatal: can't open lock file /run/xtables.lock: Permission denied", "may not be used"},
-		{"no capability", "Could not fetch rule set generation id: Permission denied (you must be root)", "may not be used"},
+		{"no capability", "Could not fetch rule set generation id: Permission denied (you must be root)",
+			"may not be used"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			hole := &blackHole{fail: func(_ []byte, args []string) error {
@@ -449,7 +461,8 @@ func TestUnusable(t *testing.T) {
 				return nil
 			}}
 			_, err := New(Config{Family: lb.IPv4, Runner: hole})
-			if !errors.Is(err, plane.ErrUnsupported) || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), c.said) {
+			if !errors.Is(err, plane.ErrUnsupported) || !strings.Contains(err.Error(), c.want) ||
+				!strings.Contains(err.Error(), c.said) {
 				t.Errorf("error: %v", err)
 			}
 		})
@@ -457,15 +470,16 @@ func TestUnusable(t *testing.T) {
 }
 
 // In a container without NET_RAW, the legacy back end cannot be queried, and rules that name ipsets
-// cannot be listed, whatever program made them. The message that old rules stay, or that none are written,
-// says what to do.
+// cannot be listed, whatever program made them. The message that old rules stay, or that none are
+// written, says what to do.
 func TestListWithoutRights(t *testing.T) {
 	for _, c := range []struct {
 		program string
 		backend xtables.Backend
 		said    string
 	}{
-		{"iptables-legacy", xtables.Legacy, "iptables-save v1.8.11 (legacy): Cannot initialize: Permission denied (you must be root)"},
+		{"iptables-legacy", xtables.Legacy, "iptables-save v1.8.11 (legacy): Cannot initialize: Permission denied " +
+			"(you must be root)"},
 		{"iptables-nft", xtables.NFT, "iptables-nft-save v1.8.11 (nf_tables): Can't open socket to ipset."},
 	} {
 		hole := &blackHole{fail: func(_ []byte, args []string) error {
@@ -473,7 +487,8 @@ func TestListWithoutRights(t *testing.T) {
 		}}
 		tool := &xtables.Tool{Run: hole, Program: c.program, Family: lb.IPv4, Backend: c.backend}
 		err := tool.List(t.Context(), func(r io.Reader) error { _, err := io.Copy(io.Discard, r); return err })
-		if err == nil || !strings.Contains(err.Error(), c.program+" may not be used: run as root with CAP_NET_ADMIN and CAP_NET_RAW") {
+		if err == nil || !strings.Contains(err.Error(), c.program+" may not be used: run as root with CAP_NET_ADMIN "+
+			"and CAP_NET_RAW") {
 			t.Errorf("error: %v", err)
 		}
 	}
@@ -491,7 +506,8 @@ func TestOtherBackend(t *testing.T) {
 		case slices.Contains(args, "--version"):
 			return "iptables v1.8.9 (nf_tables)", nil
 		case slices.Contains(args, "-S") && !legacy:
-			return "", &xtables.RunError{Name: name, Said: "Could not fetch rule set generation id", Err: errors.New("exit status 4")}
+			return "", &xtables.RunError{Name: name, Said: "Could not fetch rule set generation id",
+				Err: errors.New("exit status 4")}
 		}
 		return "", nil
 	}
@@ -499,7 +515,8 @@ func TestOtherBackend(t *testing.T) {
 	if p.Backend != xtables.Legacy {
 		t.Errorf("back end %s", p.Backend)
 	}
-	if _, err := New(Config{Family: lb.IPv4, Backend: xtables.NFT, Runner: fake}); !errors.Is(err, plane.ErrUnsupported) {
+	if _, err := New(Config{Family: lb.IPv4, Backend: xtables.NFT, Runner: fake}); !errors.Is(err,
+		plane.ErrUnsupported) {
 		t.Errorf("the nft back end, which was asked for: %v", err)
 	}
 }
@@ -550,8 +567,8 @@ func TestStatsMT11(t *testing.T) {
 }
 
 // While iptables refuses everything, for example because another process holds the lock, the plane
-// blames no chain that it cannot delete, and does not try each one. Otherwise a node that returns with a
-// thousand stale chains would wait 5 s for each.
+// blames no chain that it cannot delete, and does not try each one. Otherwise a node that returns
+// with a thousand stale chains would wait 5 s for each.
 func TestStaleChainsWhileNothingIsTaken(t *testing.T) {
 	var stale strings.Builder
 	stale.WriteString("*nat\n")
@@ -567,10 +584,12 @@ func TestStaleChainsWhileNothingIsTaken(t *testing.T) {
 					return nil
 				}
 				restores++
-				return &xtables.RunError{Name: "iptables-restore", Said: "Another app is currently holding the xtables lock.", Err: errors.New("exit status 4")}
+				return &xtables.RunError{Name: "iptables-restore",
+					Said: "Another app is currently holding the xtables lock.", Err: errors.New("exit status 4")}
 			}}
 			p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
-			if _, err := p.Reset(t.Context(), shopTable()); err == nil || !strings.Contains(err.Error(), "xtables lock") {
+			if _, err := p.Reset(t.Context(), shopTable()); err == nil ||
+				!strings.Contains(err.Error(), "xtables lock") {
 				t.Errorf("reset: %v", err)
 			}
 			if restores > 2 {
@@ -580,7 +599,8 @@ func TestStaleChainsWhileNothingIsTaken(t *testing.T) {
 				t.Errorf("%d chains are said to be in use by others", len(stuck))
 			}
 			held, restores = false, 0
-			if _, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: lb.IPv4, Backend: p.Backend, Runner: hole}); p.Backend == xtables.NFT && err == nil || restores > 6 {
+			if _, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: lb.IPv4, Backend: p.Backend,
+				Runner: hole}); p.Backend == xtables.NFT && err == nil || restores > 6 {
 				t.Errorf("remove: %v, after %d tries to delete chains", err, restores)
 			}
 		})
@@ -592,7 +612,8 @@ func TestStaleChainsWhileNothingIsTaken(t *testing.T) {
 func TestForeignCommentOfSeveralLines(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		p := newPlane(t, cfg)
-		comments := []string{"x\n-A FORWARD -j KUBE-FORWARD\n", "made by\nsetup.sh", "a \"quoted\" \\\nCOMMIT\n*nat\n-A KUBE-SERVICES -j ACCEPT\n:KUBE-SVC-AAAA\n", "\nit's\n"}
+		comments := []string{"x\n-A FORWARD -j KUBE-FORWARD\n", "made by\nsetup.sh",
+			"a \"quoted\" \\\nCOMMIT\n*nat\n-A KUBE-SERVICES -j ACCEPT\n:KUBE-SVC-AAAA\n", "\nit's\n"}
 		for _, c := range comments {
 			run(t, "", p.Tool.Program, "-A", "INPUT", "-m", "comment", "--comment", c, "-j", "ACCEPT")
 		}
@@ -602,7 +623,8 @@ func TestForeignCommentOfSeveralLines(t *testing.T) {
 		if repaired, err := auditAll(p); repaired != 0 || err != nil {
 			t.Errorf("an audit repaired %d, %v", repaired, err)
 		}
-		if now := run(t, "", p.Tool.Program, "-S", "INPUT"); !strings.HasSuffix(now, strings.TrimPrefix(theirs, "-P INPUT ACCEPT\n")) {
+		if now := run(t, "", p.Tool.Program, "-S", "INPUT"); !strings.HasSuffix(now,
+			strings.TrimPrefix(theirs, "-P INPUT ACCEPT\n")) {
 			t.Errorf("the rules of others were\n%s\nand are\n%s", theirs, now)
 		}
 		// In one of our chains such a rule is drift like any other.
@@ -612,10 +634,12 @@ func TestForeignCommentOfSeveralLines(t *testing.T) {
 			t.Errorf("with a rule of others in a chain of ours, an audit repaired %d, %v", repaired, err)
 		}
 		// No line of a comment counts as a rule to remove.
-		if r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: cfg.Family, Backend: cfg.Backend}); err != nil || len(r.Left) > 0 {
+		if r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: cfg.Family,
+			Backend: cfg.Backend}); err != nil || len(r.Left) > 0 {
 			t.Errorf("left %q, %v", r.Left, err)
 		}
-		if now := run(t, "", p.Tool.Program, "-S", "INPUT"); !strings.Contains(now, strings.TrimPrefix(theirs, "-P INPUT ACCEPT\n")) {
+		if now := run(t, "", p.Tool.Program, "-S", "INPUT"); !strings.Contains(now,
+			strings.TrimPrefix(theirs, "-P INPUT ACCEPT\n")) {
 			t.Errorf("the rules of others were\n%s\nand are\n%s", theirs, now)
 		}
 		if rules := saved(t, p.Tool.Program); strings.Contains(rules, ":KUBE-SERVICES") {
@@ -641,7 +665,8 @@ func (r *tap) Write(b []byte) (int, error) {
 	return r.text.Write(b)
 }
 
-func (r *tap) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
+func (r *tap) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string,
+	args ...string) error {
 	if in != nil {
 		r.fed = in(r)
 		return errors.Join(r.fed, ctx.Err())
@@ -662,8 +687,10 @@ func TestLoadThatEndsCommitsNothing(t *testing.T) {
 		t.Errorf("reset: %v", err)
 	}
 	nat := r.text.String()[max(0, strings.LastIndex(r.text.String(), "*nat\n")):]
-	if complete := strings.Count(nat, "-A KUBE-SEP-") == 2*2000*10; r.fed == nil && strings.HasSuffix(nat, "COMMIT\n") && !complete {
-		t.Errorf("%d bytes that declare %d chains and have %d rules end with COMMIT", len(nat), strings.Count(nat, "\n:"), strings.Count(nat, "\n-A "))
+	if complete := strings.Count(nat, "-A KUBE-SEP-") == 2*2000*10; r.fed == nil &&
+		strings.HasSuffix(nat, "COMMIT\n") && !complete {
+		t.Errorf("%d bytes that declare %d chains and have %d rules end with COMMIT", len(nat),
+			strings.Count(nat, "\n:"), strings.Count(nat, "\n-A "))
 	}
 }
 

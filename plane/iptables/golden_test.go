@@ -31,17 +31,20 @@ func goldens() map[string]*lb.Table {
 	for i := range 40 { // DP-08
 		checks.Replace(healthCheck(fmt.Sprintf("ns/svc-%d", i), 32100+i))
 	}
-	interfaces := &lb.Table{Node: lb.Node{Pods: lb.Detector{InterfacePrefix: "veth"}, NodePorts: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}}
+	interfaces := &lb.Table{Node: lb.Node{Pods: lb.Detector{InterfacePrefix: "veth"},
+		NodePorts: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}}
 	interfaces.Replace(w.Full(1, 10, 2, 1, 0))
 	w6 := planetest.World{Family: lb.IPv6}
 	six := &lb.Table{Node: w6.Node()}
 	six.Replace(w6.Full(1, 10, 2, 1, 3*time.Hour))
-	return map[string]*lb.Table{"shop": shopTable(), "every-kind": all, "interface-prefix": interfaces, "ipv6": six, "tree": w.Table(40, 1), "health-checks": checks}
+	return map[string]*lb.Table{"shop": shopTable(), "every-kind": all, "interface-prefix": interfaces, "ipv6": six,
+		"tree": w.Table(40, 1), "health-checks": checks}
 }
 
 // healthCheck returns a frontend for the port on which the node reports a Service's endpoints.
 func healthCheck(service string, port int) (lb.Owner, []*lb.Frontend) {
-	return lb.Owner{Name: service}, []*lb.Frontend{{Key: lb.Key{Port: uint16(port), Proto: lb.TCP}, Service: service, Kind: lb.HealthCheck,
+	return lb.Owner{Name: service}, []*lb.Frontend{{Key: lb.Key{Port: uint16(port), Proto: lb.TCP}, Service: service,
+		Kind:   lb.HealthCheck,
 		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}}
 }
 

@@ -282,7 +282,9 @@ func (c comparison) differs(id xtables.ChainID) bool {
 
 // portDiffers reports the same for any chain of a service port.
 func (c comparison) portDiffers(s *servicePort) bool {
-	return slices.ContainsFunc(s.chains, func(name string) bool { return c.differs(xtables.ChainID{Table: xtables.NAT, Name: name}) })
+	return slices.ContainsFunc(s.chains, func(name string) bool {
+		return c.differs(xtables.ChainID{Table: xtables.NAT, Name: name})
+	})
 }
 
 // lacksJump reports whether a jump is missing at its place.

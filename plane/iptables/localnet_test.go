@@ -59,7 +59,8 @@ func sysctlsReadOnly() error {
 	for _, m := range []struct {
 		from  string
 		flags uintptr
-	}{{"", unix.MS_REC | unix.MS_PRIVATE}, {"/proc/sys", unix.MS_BIND}, {"", unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY}} {
+	}{{"", unix.MS_REC | unix.MS_PRIVATE}, {"/proc/sys", unix.MS_BIND},
+		{"", unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY}} {
 		on := "/proc/sys"
 		if m.flags&unix.MS_PRIVATE != 0 {
 			on = "/"
@@ -135,13 +136,15 @@ func TestMartianRuleOfKubelet(t *testing.T) {
 				program := programOf(Config{Family: lb.IPv4, Backend: b})
 				count := func(when string) {
 					t.Helper()
-					if n := strings.Count(run(t, "", program, "-S", xtables.NodeFirewall), xtables.BlockLocalnet); n != 1 {
+					if n := strings.Count(run(t, "", program, "-S", xtables.NodeFirewall),
+						xtables.BlockLocalnet); n != 1 {
 						t.Errorf("%s: %d rules that block localnet, want that of the kubelet", when, n)
 					}
 				}
 				run(t, kubeletFirewall, program+"-restore", "--noflush")
 				if unlistable {
-					run(t, "", "nft", "add", "rule", "ip", "mangle", "KUBE-IPTABLES-HINT", "ct", "state", "new", "counter", "accept")
+					run(t, "", "nft", "add", "rule", "ip", "mangle", "KUBE-IPTABLES-HINT", "ct", "state", "new",
+						"counter", "accept")
 				}
 				off := false
 				p := newPlane(t, Config{Family: lb.IPv4, Backend: b, LocalhostNodePorts: &off})
@@ -167,7 +170,8 @@ func TestMartianRuleOfKubelet(t *testing.T) {
 				}
 				reset(t, p, shopTable())
 				for range 2 {
-					if r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: lb.IPv4, Backend: b}); err != nil || len(r.Left) > 0 {
+					if r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: lb.IPv4,
+						Backend: b}); err != nil || len(r.Left) > 0 {
 						t.Errorf("remove: left %q, %v", r.Left, err)
 					}
 					count("our rules are removed")
@@ -213,7 +217,8 @@ func TestMartianRuleOfLaterKubelet(t *testing.T) {
 	if err := p.SetNode(t.Context(), elsewhere); err != nil {
 		t.Error(err)
 	}
-	if rules := run(t, "", "iptables-nft", "-S", xtables.NodeFirewall); !strings.Contains(rules, xtables.BlockLocalnet) {
+	if rules := run(t, "", "iptables-nft", "-S", xtables.NodeFirewall); !strings.Contains(rules,
+		xtables.BlockLocalnet) {
 		t.Errorf("the rule that the kubelet relies on is gone:\n%s", rules)
 	}
 }

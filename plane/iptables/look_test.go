@@ -41,7 +41,8 @@ func compare(t testing.TB, p *Plane, table *lb.Table, packets []trace.Packet) {
 }
 
 func show(k trace.Kernel) string {
-	return fmt.Sprintf("%s %v masquerade %t affine %v\n%s", k.Verdict, k.Backends, k.Masquerade, k.Affine, strings.Join(k.Way, "\n"))
+	return fmt.Sprintf("%s %v masquerade %t affine %v\n%s", k.Verdict, k.Backends, k.Masquerade, k.Affine,
+		strings.Join(k.Way, "\n"))
 }
 
 // Comments make no difference: with many endpoints new rules have none, and old ones keep theirs
@@ -86,7 +87,8 @@ func TestLookWhileWriting(t *testing.T) {
 			p := newPlane(t, Config{Family: lb.IPv4, Backend: b})
 			table, same := w.Table(100, 3), w.Table(100, 3)
 			reset(t, p, table)
-			packet := trace.Packet{From: netip.AddrPortFrom(w.Addr(100, 999), 0), In: "veth1", To: netip.AddrPortFrom(w.Addr(10, 1), 80), Proto: lb.TCP}
+			packet := trace.Packet{From: netip.AddrPortFrom(w.Addr(100, 999), 0), In: "veth1",
+				To: netip.AddrPortFrom(w.Addr(10, 1), 80), Proto: lb.TCP}
 			ctx, stop := context.WithCancel(t.Context())
 			defer stop()
 			ended := make(chan error, 2)
@@ -138,7 +140,8 @@ func balancesOverOneSet(w planetest.World, k trace.Kernel) error {
 		return fmt.Errorf("not balanced: %s", show(k))
 	}
 	for i, b := range k.Backends {
-		if b.Share < 1/float64(len(k.Backends))-0.01 || i > 0 && b.Address.Addr() != k.Backends[i-1].Address.Addr().Next() {
+		if b.Share < 1/float64(len(k.Backends))-0.01 || i > 0 && b.Address.Addr() != k.Backends[i-1].Address.Addr().
+			Next() {
 			return fmt.Errorf("of several states: %s", show(k))
 		}
 	}

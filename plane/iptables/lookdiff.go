@@ -26,7 +26,8 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 		return fmt.Errorf("iptables: compare: %w", ctx.Err())
 	}
 	// The settings of a renderer, except those that the engine's goroutine changes.
-	r := renderer{family: p.Family, node: want.Node, localhost: p.base.localhost, fullyRandom: p.base.fullyRandom, mark: p.base.mark,
+	r := renderer{family: p.Family, node: want.Node, localhost: p.base.localhost, fullyRandom: p.base.fullyRandom,
+		mark:    p.base.mark,
 		liberal: !p.dry && liberal(), counts: p.accounting.Load() != nil}
 	leading := jumps()
 	if r.localnet() {
@@ -51,7 +52,8 @@ func (r *renderer) wanted(table *lb.Table) iter.Seq[xtables.Wanted] {
 		for _, port := range byPort(table.All()) {
 			out := r.servicePort(port.id, port.rows)
 			for _, c := range out.chains {
-				if !yield(xtables.Wanted{Chain: c, Of: port.id.service, Key: func(string) lb.Key { return port.rows[0].Key }}) {
+				if !yield(xtables.Wanted{Chain: c, Of: port.id.service,
+					Key: func(string) lb.Key { return port.rows[0].Key }}) {
 					return
 				}
 			}

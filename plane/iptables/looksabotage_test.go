@@ -147,87 +147,130 @@ func TestSabotageIsSeen(t *testing.T) {
 			differs []string
 			undo    func()
 		}{
-			{name: "an endpoint's rule is deleted", do: func() { v.remove("nat", v.sep(loose, 0), "DNAT") }, service: loose, from: pod,
+			{name: "an endpoint's rule is deleted", do: func() { v.remove("nat", v.sep(loose, 0), "DNAT") },
+				service: loose, from: pod,
 				want:    answer{verdict: trace.Balance, shares: map[int]float64{1: 0.5, 2: 0.5}},
 				differs: []string{"rule of chain " + v.sep(loose, 0) + " of table nat (ns/svc-1:http)"}},
-			{name: "the last endpoint's chain is emptied", do: func() { v.iptables("-t", "nat", "-F", v.sep(loose, 2)) }, service: loose, from: pod,
-				want:    answer{verdict: trace.Balance, shares: map[int]float64{0: 1. / 3, 1: 1. / 3}, way: "0.3333 end otherwise: pass"},
+			{name: "the last endpoint's chain is emptied",
+				do: func() { v.iptables("-t", "nat", "-F", v.sep(loose, 2)) }, service: loose, from: pod,
+				want: answer{verdict: trace.Balance, shares: map[int]float64{0: 1. / 3, 1: 1. / 3},
+					way: "0.3333 end otherwise: pass"},
 				differs: []string{v.sep(loose, 2), v.sep(loose, 2)}},
-			{name: "a Service's chain is emptied", do: func() { v.iptables("-t", "nat", "-F", v.svc(loose)) }, service: loose, from: pod,
+			{name: "a Service's chain is emptied", do: func() { v.iptables("-t", "nat", "-F", v.svc(loose)) },
+				service: loose, from: pod,
 				want: answer{verdict: trace.Pass}, differs: slices.Repeat([]string{v.svc(loose)}, 4)},
-			{name: "the Service's rule is deleted", do: func() { v.remove("nat", xtables.Services, v.svc(loose)) }, service: loose, from: pod,
+			{name: "the Service's rule is deleted", do: func() { v.remove("nat", xtables.Services, v.svc(loose)) },
+				service: loose, from: pod,
 				want: answer{verdict: trace.Pass}, differs: []string{"rule of chain KUBE-SERVICES of table nat"}},
-			{name: "the refusal is deleted", do: func() { v.remove("filter", xtables.Services, "has no endpoints") }, service: unserved, from: pod,
+			{name: "the refusal is deleted", do: func() { v.remove("filter", xtables.Services, "has no endpoints") },
+				service: unserved, from: pod,
 				want: answer{verdict: trace.Pass}, differs: []string{"rule of chain KUBE-SERVICES of table filter"}},
-			{name: "PREROUTING leads nowhere", do: func() { v.remove("nat", "PREROUTING", xtables.Services) }, service: loose, from: pod,
+			{name: "PREROUTING leads nowhere", do: func() { v.remove("nat", "PREROUTING", xtables.Services) },
+				service: loose, from: pod,
 				want: answer{verdict: trace.Pass}, differs: []string{"rule of chain PREROUTING of table nat"}},
-			{name: "OUTPUT leads nowhere", do: func() { v.remove("nat", "OUTPUT", xtables.Services) }, service: loose, from: host,
+			{name: "OUTPUT leads nowhere", do: func() { v.remove("nat", "OUTPUT", xtables.Services) }, service: loose,
+				from: host,
 				want: answer{verdict: trace.Pass}, differs: []string{"rule of chain OUTPUT of table nat"}},
-			{name: "OUTPUT leads nowhere, others do not care", do: func() { v.remove("nat", "OUTPUT", xtables.Services) }, service: loose, from: pod,
+			{name: "OUTPUT leads nowhere, others do not care",
+				do: func() { v.remove("nat", "OUTPUT", xtables.Services) }, service: loose, from: pod,
 				want: all(false), differs: []string{"rule of chain OUTPUT of table nat"}},
-			{name: "FORWARD refuses no client", do: func() { v.remove("filter", "FORWARD", xtables.Services) }, service: unserved, from: pod,
+			{name: "FORWARD refuses no client", do: func() { v.remove("filter", "FORWARD", xtables.Services) },
+				service: unserved, from: pod,
 				want: answer{verdict: trace.Pass}, differs: []string{"rule of chain FORWARD of table filter"}},
-			{name: "the node's packets are refused nowhere", do: func() { v.remove("filter", "OUTPUT", xtables.Services) }, service: unserved, from: host,
+			{name: "the node's packets are refused nowhere",
+				do: func() { v.remove("filter", "OUTPUT", xtables.Services) }, service: unserved, from: host,
 				want: answer{verdict: trace.Pass}, differs: []string{"rule of chain OUTPUT of table filter"}},
-			{name: "POSTROUTING masquerades no packet", do: func() { v.remove("nat", "POSTROUTING", xtables.Postrouting) }, service: loose, from: host,
+			{name: "POSTROUTING masquerades no packet",
+				do: func() { v.remove("nat", "POSTROUTING", xtables.Postrouting) }, service: loose, from: host,
 				want: all(false), differs: []string{"rule of chain POSTROUTING of table nat"}},
-			{name: "INPUT leads nowhere", do: func() { v.remove("filter", "INPUT", xtables.ExternalServices) }, service: loose, from: pod,
+			{name: "INPUT leads nowhere", do: func() { v.remove("filter", "INPUT", xtables.ExternalServices) },
+				service: loose, from: pod,
 				want: all(false), differs: []string{"rule of chain INPUT of table filter"}},
-			{name: "no packet is marked", do: func() { v.iptables("-t", "nat", "-F", xtables.MarkMasq) }, service: loose, from: host,
+			{name: "no packet is marked", do: func() { v.iptables("-t", "nat", "-F", xtables.MarkMasq) },
+				service: loose, from: host,
 				want: all(false), differs: []string{"chain KUBE-MARK-MASQ"}},
-			{name: "another mark", do: func() { v.iptables("-t", "nat", "-R", xtables.MarkMasq, "1", "-j", "MARK", "--set-xmark", "0x8/0x8") }, service: loose, from: host,
+			{name: "another mark", do: func() {
+				v.iptables("-t", "nat", "-R", xtables.MarkMasq, "1", "-j", "MARK", "--set-xmark", "0x8/0x8")
+			}, service: loose, from: host,
 				want: all(false), differs: []string{"chain KUBE-MARK-MASQ"}},
 			{name: "a chance is another", do: func() {
-				v.iptables("-t", "nat", "-R", v.svc(loose), v.find("nat", v.svc(loose), v.sep(loose, 0)), "-m", "statistic", "--mode", "random", "--probability", "0.5", "-j", v.sep(loose, 0))
-			}, service: loose, from: pod, want: balance(map[int]float64{0: 0.5, 1: 0.25, 2: 0.25}), differs: []string{v.svc(loose)}},
+				v.iptables("-t", "nat", "-R", v.svc(loose), v.find("nat", v.svc(loose), v.sep(loose, 0)), "-m",
+					"statistic", "--mode", "random", "--probability", "0.5", "-j", v.sep(loose, 0))
+			}, service: loose, from: pod, want: balance(map[int]float64{0: 0.5, 1: 0.25, 2: 0.25}),
+				differs: []string{v.svc(loose)}},
 			{name: "an endpoint is another", do: func() {
-				v.iptables("-t", "nat", "-R", v.sep(loose, 1), "2", "-p", "tcp", "-j", "DNAT", "--to-destination", v.backend(loose, 7).String())
-			}, service: loose, from: pod, want: balance(map[int]float64{0: 1. / 3, 7: 1. / 3, 2: 1. / 3}), differs: []string{v.sep(loose, 1)}},
+				v.iptables("-t", "nat", "-R", v.sep(loose, 1), "2", "-p", "tcp", "-j", "DNAT", "--to-destination",
+					v.backend(loose, 7).String())
+			}, service: loose, from: pod, want: balance(map[int]float64{0: 1. / 3, 7: 1. / 3, 2: 1. / 3}),
+				differs: []string{v.sep(loose, 1)}},
 			{name: "rules in another order", do: func() {
 				last := v.rules("nat", v.svc(loose))
 				v.iptables("-t", "nat", "-D", v.svc(loose), fmt.Sprint(len(last)))
-				v.iptables("-t", "nat", "-I", v.svc(loose), "1", "-m", "comment", "--comment", "mine", "-j", v.sep(loose, 2))
-			}, service: loose, from: pod, want: balance(map[int]float64{2: 1}), differs: []string{"order of the rules of chain " + v.svc(loose)}},
-			{name: "a rule more", do: func() { v.iptables("-t", "nat", "-I", v.svc(loose), "-j", "RETURN") }, service: loose, from: pod,
+				v.iptables("-t", "nat", "-I", v.svc(loose), "1", "-m", "comment", "--comment", "mine", "-j",
+					v.sep(loose, 2))
+			}, service: loose, from: pod, want: balance(map[int]float64{2: 1}),
+				differs: []string{"order of the rules of chain " + v.svc(loose)}},
+			{name: "a rule more", do: func() {
+				v.iptables("-t", "nat", "-I", v.svc(loose), "-j", "RETURN")
+			}, service: loose, from: pod,
 				want: answer{verdict: trace.Pass}, differs: []string{v.svc(loose)}},
-			{name: "the table is emptied", do: func() { v.iptables("-t", "nat", "-F") }, service: loose, from: pod, want: answer{verdict: trace.Pass}, differs: nil},
+			{name: "the table is emptied", do: func() { v.iptables("-t", "nat", "-F") }, service: loose, from: pod,
+				want: answer{verdict: trace.Pass}, differs: nil},
 			{name: "an unknown Service", do: func() {
 				v.iptables("-t", "nat", "-N", "KUBE-SVC-UNKNOWN")
 				v.iptables("-t", "nat", "-A", "KUBE-SVC-UNKNOWN", "-j", "RETURN")
 			}, service: loose, from: pod, want: all(false), differs: []string{"chain KUBE-SVC-UNKNOWN of table nat"}},
 
-			{name: "others forward nothing", do: func() { v.iptables("-P", "FORWARD", "DROP") }, service: loose, from: pod,
-				want: answer{verdict: trace.Drop, way: "-t filter -P FORWARD DROP"}, undo: func() { v.iptables("-P", "FORWARD", "ACCEPT") }},
+			{name: "others forward nothing", do: func() { v.iptables("-P", "FORWARD", "DROP") }, service: loose,
+				from: pod,
+				want: answer{verdict: trace.Drop, way: "-t filter -P FORWARD DROP"}, undo: func() {
+					v.iptables("-P", "FORWARD", "ACCEPT")
+				}},
 			{name: "others forward what is not understood", do: func() {
 				v.iptables("-P", "FORWARD", "DROP")
 				v.iptables("-A", "FORWARD", "-m", "limit", "--limit", "1/s", "-j", "ACCEPT")
-			}, service: loose, from: pod, want: answer{verdict: trace.Balance, shares: all(false).shares, way: "-P FORWARD DROP (not judged"},
+			}, service: loose, from: pod, want: answer{verdict: trace.Balance, shares: all(false).shares,
+				way: "-P FORWARD DROP (not judged"},
 				undo: func() {
 					v.iptables("-P", "FORWARD", "ACCEPT")
 					v.remove("filter", "FORWARD", "limit")
 				}},
-			{name: "others only count", do: func() { v.iptables("-t", "nat", "-I", "PREROUTING") }, service: loose, from: pod, want: all(false),
+			{name: "others only count", do: func() { v.iptables("-t", "nat", "-I", "PREROUTING") }, service: loose,
+				from: pod, want: all(false),
 				undo: func() { v.iptables("-t", "nat", "-D", "PREROUTING", "1") }},
-			{name: "others drop what goes to an endpoint", do: func() { v.iptables("-I", "FORWARD", "-d", v.backend(loose, 1).Addr().String(), "-j", "DROP") }, service: loose,
-				from: pod, want: balance(map[int]float64{0: 1. / 3, 2: 1. / 3}), undo: func() { v.remove("filter", "FORWARD", "-j DROP") }},
-			{name: "others let pass what is to be refused", do: func() { v.iptables("-I", "FORWARD", "-d", v.clusterIP(unserved).Addr().String(), "-j", "ACCEPT") },
-				service: unserved, from: pod, want: answer{verdict: trace.Pass}, undo: func() { v.remove("filter", "FORWARD", "-j ACCEPT") }},
+			{name: "others drop what goes to an endpoint", do: func() {
+				v.iptables("-I", "FORWARD", "-d", v.backend(loose, 1).Addr().String(), "-j", "DROP")
+			}, service: loose,
+				from: pod, want: balance(map[int]float64{0: 1. / 3, 2: 1. / 3}), undo: func() {
+					v.remove("filter", "FORWARD", "-j DROP")
+				}},
+			{name: "others let pass what is to be refused", do: func() {
+				v.iptables("-I", "FORWARD", "-d", v.clusterIP(unserved).Addr().String(), "-j", "ACCEPT")
+			},
+				service: unserved, from: pod, want: answer{verdict: trace.Pass}, undo: func() {
+					v.remove("filter", "FORWARD", "-j ACCEPT")
+				}},
 			{name: "others translate first", do: func() {
-				v.iptables("-t", "nat", "-I", "PREROUTING", "-p", "tcp", "-i", "veth+", "-j", "DNAT", "--to-destination", v.backend(loose, 9).String())
-			}, service: loose, from: pod, want: balance(map[int]float64{9: 1}), undo: func() { v.remove("nat", "PREROUTING", "DNAT") }},
+				v.iptables("-t", "nat", "-I", "PREROUTING", "-p", "tcp", "-i", "veth+", "-j", "DNAT",
+					"--to-destination", v.backend(loose, 9).String())
+			}, service: loose, from: pod, want: balance(map[int]float64{9: 1}), undo: func() {
+				v.remove("nat", "PREROUTING", "DNAT")
+			}},
 			{name: "others do not look", do: func() {
 				v.iptables("-t", "nat", "-N", "THEIRS")
 				v.iptables("-t", "nat", "-I", "PREROUTING", "!", "-s", theirs.String(), "-j", "THEIRS")
 				v.iptables("-t", "nat", "-A", "THEIRS", "-j", "ACCEPT")
-			}, service: loose, from: pod, want: answer{verdict: trace.Pass, way: "-t nat -A THEIRS -j ACCEPT"}, undo: func() {
-				v.remove("nat", "PREROUTING", "THEIRS")
-			}},
+			}, service: loose, from: pod, want: answer{verdict: trace.Pass, way: "-t nat -A THEIRS -j ACCEPT"},
+				undo: func() {
+					v.remove("nat", "PREROUTING", "THEIRS")
+				}},
 		} {
 			c.do()
 			v.meets(c.name, c.service, c.from, c.want)
 			diffs := planetest.Differences(t, p, table)
 			for i, d := range diffs {
-				if c.undo != nil || c.name != "the table is emptied" && (i >= len(c.differs) || !strings.Contains(d.Object, c.differs[i])) {
+				if c.undo != nil || c.name != "the table is emptied" &&
+					(i >= len(c.differs) || !strings.Contains(d.Object, c.differs[i])) {
 					t.Errorf("%s: difference %d: %+v, want %q", c.name, i, d, c.differs)
 				}
 			}

@@ -19,9 +19,10 @@ const (
 func facts() mode.Mode {
 	family, table := []string{"ip_family"}, []string{"ip_family", "table"}
 	return mode.Mode{
-		Name:        "iptables",
-		OS:          "linux",
-		Doc:         "chains of the tables filter and nat, written by iptables-restore, of the nft or of the legacy back end",
+		Name: "iptables",
+		OS:   "linux",
+		Doc: "chains of the tables filter and nat, written by iptables-restore, of the nft or of the legacy " +
+			"back end",
 		FallsBackTo: "userspace",
 		Unasked:     "linux",
 		Annotated:   true,

@@ -55,7 +55,8 @@ func (h *host) open(s mode.Settings) (mode.Plane, error) {
 }
 
 func configOf(s mode.Settings) Config {
-	return Config{Family: s.Family, MasqueradeBit: &s.MasqueradeBit, LocalhostNodePorts: &s.LocalhostNodePorts, Writes: s.Writes}
+	return Config{Family: s.Family, MasqueradeBit: &s.MasqueradeBit, LocalhostNodePorts: &s.LocalhostNodePorts,
+		Writes: s.Writes}
 }
 
 func render(s mode.Settings, want *lb.Table) ([]byte, error) {
@@ -66,7 +67,8 @@ func render(s mode.Settings, want *lb.Table) ([]byte, error) {
 // sysctls lets packets from 127.0.0.1 leave for pods. A running plane sets this after its rule that
 // blocks localnet; with --init-only the next process adds that rule.
 func sysctls(s mode.Settings) []mode.Sysctl {
-	if !s.LocalhostNodePorts || !slices.ContainsFunc(s.NodePorts, func(p netip.Prefix) bool { return p.Overlaps(xtables.Loopback4) }) {
+	if !s.LocalhostNodePorts || !slices.ContainsFunc(s.NodePorts,
+		func(p netip.Prefix) bool { return p.Overlaps(xtables.Loopback4) }) {
 		return nil
 	}
 	return []mode.Sysctl{{Name: xtables.RouteLocalnet, Value: "1", InitOnly: true,
@@ -77,7 +79,9 @@ func sysctls(s mode.Settings) []mode.Sysctl {
 // to old endpoints (DP-14). In its own back end it removes the chains of mode ipvs.
 func (h *host) removeStale(ctx context.Context, what mode.Removal) (mode.Report, error) {
 	keep := layout()
-	return xtables.RemoveBeside(ctx, what, func(f lb.Family) (xtables.Backend, *xtables.Layout) { return h.backends[f], keep })
+	return xtables.RemoveBeside(ctx, what, func(f lb.Family) (xtables.Backend, *xtables.Layout) {
+		return h.backends[f], keep
+	})
 }
 
 // layout returns the chains that the plane keeps.
@@ -87,7 +91,8 @@ func layout() *xtables.Layout {
 		return ok && t < xtables.Tables && xtables.Ours(xtables.ChainID{Table: t, Name: chain})
 	}}
 	for _, j := range jumps() {
-		keep.Jumps = append(keep.Jumps, xtables.ChainRule{Table: j.From.Table.String(), Chain: j.From.Name, Rule: j.Rule})
+		keep.Jumps = append(keep.Jumps, xtables.ChainRule{Table: j.From.Table.String(), Chain: j.From.Name,
+			Rule: j.Rule})
 	}
 	return keep
 }
@@ -104,13 +109,15 @@ func (p *Plane) Notices() (all []mode.Notice) {
 	s := p.Stats()
 	p.written.Store(&s)
 	if len(s.Stuck) > 0 && !slices.Equal(s.Stuck, p.reported.stuck) {
-		all = append(all, mode.Notice{Text: "chains that no Service needs any more cannot be deleted, as rules of others lead to them; they are empty",
+		all = append(all, mode.Notice{Text: "chains that no Service needs any more cannot be deleted, as rules of " +
+			"others lead to them; they are empty",
 			Args: []any{"chains", s.Stuck}})
 	}
 	p.reported.stuck = s.Stuck
 	if s.Unlike > 0 && !p.reported.unlike {
 		p.reported.unlike = true
-		all = append(all, mode.Notice{Text: "this iptables prints rules otherwise than they were written: they are in force, and are not taken for changes of others",
+		all = append(all, mode.Notice{Text: "this iptables prints rules otherwise than they were written: they are " +
+			"in force, and are not taken for changes of others",
 			Args: []any{"chains", s.Unlike}})
 	}
 	return all

@@ -26,14 +26,17 @@ func TestNotices(t *testing.T) {
 	}
 	measured := func() map[string]float64 {
 		all := map[string]float64{}
-		if err := p.Measure(func(metric string, value float64, labels ...string) { all[fmt.Sprint(metric, labels)] = value }); err != nil {
+		if err := p.Measure(func(metric string, value float64, labels ...string) {
+			all[fmt.Sprint(metric, labels)] = value
+		}); err != nil {
 			t.Error(err)
 		}
 		return all
 	}
 	notices()
 	p.Count(func(s *xtables.Stats) {
-		s.Failures, s.PartialFailures, s.Owned, s.Last, s.Unlike = 3, 2, xtables.Written{Filter: 10, NAT: 20}, xtables.Written{Filter: 1, NAT: 2}, 4
+		s.Failures, s.PartialFailures, s.Owned, s.Last, s.Unlike = 3, 2, xtables.Written{Filter: 10, NAT: 20},
+			xtables.Written{Filter: 1, NAT: 2}, 4
 	})
 	p.Stuck(xtables.ChainID{Table: xtables.NAT, Name: "KUBE-SVC-A"})
 	if got := measured()[restoreFailures+"[]"]; got != 0 {
@@ -44,11 +47,13 @@ func TestNotices(t *testing.T) {
 	}
 	p.Stuck(xtables.ChainID{Table: xtables.NAT, Name: "KUBE-SVC-B"})
 	notices()
-	if want := []string{"chains[nat KUBE-SVC-A]", "chains4", "chains[nat KUBE-SVC-A nat KUBE-SVC-B]"}; !slices.Equal(reported, want) {
+	if want := []string{"chains[nat KUBE-SVC-A]", "chains4", "chains[nat KUBE-SVC-A nat KUBE-SVC-B]"}; !slices.Equal(
+		reported, want) {
 		t.Errorf("told %q, want %q", reported, want)
 	}
 	got := measured()
-	for name, want := range map[string]float64{restoreFailures + "[]": 3, partialFailures + "[]": 2, rulesTotal + "[filter]": 10,
+	for name, want := range map[string]float64{restoreFailures + "[]": 3, partialFailures + "[]": 2, rulesTotal +
+		"[filter]": 10,
 		rulesTotal + "[nat]": 20, rulesLast + "[filter]": 1, rulesLast + "[nat]": 2} {
 		if got[name] != want {
 			t.Errorf("%s is %v, want %v", name, got[name], want)

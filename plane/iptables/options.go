@@ -29,8 +29,10 @@ func options() option.Section {
 			Help: "least time between two writes to the kernel; as a flag it also holds for nftables"},
 		{Path: "iptables.syncPeriod", Flag: "iptables-sync-period", Row: "CF-23",
 			Help: "time between two complete comparisons with the kernel; as a flag it also holds for nftables"},
-		{Path: "iptables.masqueradeBit", Flag: "iptables-masquerade-bit", Row: "CF-20", Restart: "packets on their way carry it",
-			Help: "bit of the packet mark that requests masquerading, 0 to 31; as a flag it also holds for nftables"},
+		{Path: "iptables.masqueradeBit", Flag: "iptables-masquerade-bit", Row: "CF-20",
+			Restart: "packets on their way carry it",
+			Help: "bit of the packet mark that requests masquerading, 0 to 31; as " +
+				"a flag it also holds for nftables"},
 		// Its flag, --masquerade-all, belongs to all modes.
 		{Path: "iptables.masqueradeAll", Row: "CF-21",
 			Help: "masquerade every connection to a cluster IP; as a flag it also holds for nftables"},

@@ -68,8 +68,8 @@ type Plane struct {
 	// maxLines is the number of lines in a restore of a Reset, or with single in a piece of it.
 	maxLines int
 	single   bool
-	// maxBatchWeight is the weight that an Apply writes in one restore; with the legacy back end it is the
-	// minimum.
+	// maxBatchWeight is the weight that an Apply writes in one restore; with the legacy back end it
+	// is the minimum.
 	maxBatchWeight int
 }
 
@@ -116,7 +116,8 @@ func New(cfg Config) (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Plane{Writer: xtables.NewWriter(t, xtables.Ours, cfg.Writes), Tracer: xtwalk.New(t), compare: make(chan struct{}, 1)}
+	p := &Plane{Writer: xtables.NewWriter(t, xtables.Ours, cfg.Writes), Tracer: xtwalk.New(t),
+		compare: make(chan struct{}, 1)}
 	p.window, p.drift = windowSize, make(chan struct{}, 1)
 	p.maxLines, p.maxBatchWeight = xtables.NFTLines, nftBatchWeight
 	if t.Backend == xtables.Legacy {

@@ -75,7 +75,8 @@ func TestChangeIsOfItsOwnSize(t *testing.T) {
 // table.
 func TestManyChangesTakeFewCopies(t *testing.T) {
 	w := planetest.World{Family: lb.IPv4}
-	p := newPlane(t, Config{Family: lb.IPv4, Backend: xtables.Legacy, Runner: &blackHole{version: "iptables v1.8.9 (legacy)"}})
+	p := newPlane(t, Config{Family: lb.IPv4, Backend: xtables.Legacy,
+		Runner: &blackHole{version: "iptables v1.8.9 (legacy)"}})
 	table := w.Table(600, 10)
 	reset(t, p, table)
 	before := p.Stats().Restores
@@ -100,12 +101,14 @@ type blackHole struct {
 
 func (b *blackHole) LookPath(name string) (string, error) { return "/sbin/" + name, nil }
 
-func (b *blackHole) Pipe(_ context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
+func (b *blackHole) Pipe(_ context.Context, in func(io.Writer) error, out func(io.Reader) error, name string,
+	args ...string) error {
 	return piped(b.run, in, out, name, args...)
 }
 
 // piped runs a program that reads and writes text.
-func piped(run func(stdin []byte, name string, args ...string) ([]byte, error), in func(io.Writer) error, out func(io.Reader) error,
+func piped(run func(stdin []byte, name string, args ...string) ([]byte, error), in func(io.Writer) error,
+	out func(io.Reader) error,
 	name string, args ...string) error {
 	var text bytes.Buffer
 	if in != nil {
@@ -145,7 +148,8 @@ func TestHealthCheckBesidePortWithoutName(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		o, fronts := w.Full(1, 10, 3, 1, time.Hour)
 		check := func(endpoints int) *lb.Frontend {
-			return &lb.Frontend{Key: lb.Key{Port: 65000, Proto: lb.TCP}, Service: fronts[0].Service, Kind: lb.HealthCheck,
+			return &lb.Frontend{Key: lb.Key{Port: 65000, Proto: lb.TCP}, Service: fronts[0].Service,
+				Kind:   lb.HealthCheck,
 				Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}, LocalEndpoints: endpoints}
 		}
 		plain, checked := &lb.Table{Node: w.Node()}, &lb.Table{Node: w.Node()}
@@ -216,7 +220,8 @@ func TestTreesAreLow(t *testing.T) {
 				deepest = max(deepest, depth)
 			}
 			if deepest == 0 || deepest > c.levels || most > 600 {
-				t.Errorf("%s, %d ports: the tree has %d levels, want 1 to %d, and a chain leads to %d", fam, c.ports, deepest, c.levels, most)
+				t.Errorf("%s, %d ports: the tree has %d levels, want 1 to %d, and a chain leads to %d", fam, c.ports,
+					deepest, c.levels, most)
 			}
 		}
 	}
@@ -300,7 +305,8 @@ func TestDriftIsRepaired(t *testing.T) {
 		table.Replace(w.Full(100, 1000, 3, 1, 0))
 		reset(t, p, table)
 		tool := p.Tool.Program
-		run(t, "*filter\n:THEIRS - [0:0]\n-A THEIRS -j ACCEPT\n-A INPUT -j THEIRS\nCOMMIT\n", tool+"-restore", "--noflush")
+		run(t, "*filter\n:THEIRS - [0:0]\n-A THEIRS -j ACCEPT\n-A INPUT -j THEIRS\nCOMMIT\n", tool+"-restore",
+			"--noflush")
 		if repaired, err := p.Audit(context.Background(), false); repaired != 0 || err != nil {
 			t.Errorf("another program has its own chain: repaired %d, %v", repaired, err)
 		}
@@ -321,8 +327,10 @@ func TestDriftIsRepaired(t *testing.T) {
 			{"canary deleted", []string{"-t", "mangle", "-X", xtables.Canary}, ""},
 		} {
 			saves := p.Stats().Saves
-			if repaired, err := p.Audit(context.Background(), true); repaired != 0 || err != nil || p.Stats().Saves != saves {
-				t.Errorf("before %s: no change happened; repaired %d, %v, %d times listed", drift.name, repaired, err, p.Stats().Saves-saves)
+			if repaired, err := p.Audit(context.Background(), true); repaired != 0 || err != nil ||
+				p.Stats().Saves != saves {
+				t.Errorf("before %s: no change happened; repaired %d, %v, %d times listed", drift.name, repaired, err,
+					p.Stats().Saves-saves)
 			}
 			if drift.restore != "" {
 				run(t, drift.restore, tool+"-restore")

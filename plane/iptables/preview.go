@@ -36,7 +36,8 @@ type paper struct{ text bytes.Buffer }
 
 func (*paper) LookPath(name string) (string, error) { return name, nil }
 
-func (p *paper) Pipe(_ context.Context, in func(io.Writer) error, out func(io.Reader) error, _ string, args ...string) error {
+func (p *paper) Pipe(_ context.Context, in func(io.Writer) error, out func(io.Reader) error, _ string,
+	args ...string) error {
 	said := ""
 	if slices.Contains(args, "--version") {
 		said = "iptables v1.8.9 (nf_tables)"

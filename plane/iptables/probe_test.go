@@ -56,7 +56,8 @@ func TestProbeHT04(t *testing.T) {
 		if now.Saves != stats.Saves {
 			t.Error("the audit listed the rules: the plane took its own probe for a foreign write")
 		}
-		if now.Restores != stats.Restores+3 || now.Failures != 0 || now.PartialFailures != 0 || now.Last != stats.Last || now.Owned != stats.Owned {
+		if now.Restores != stats.Restores+3 || now.Failures != 0 || now.PartialFailures != 0 ||
+			now.Last != stats.Last || now.Owned != stats.Owned {
 			t.Errorf("before: %+v, after: %+v", stats, now)
 		}
 		if n, err := auditAll(p); err != nil || n != 0 {
@@ -79,7 +80,8 @@ func TestProbeHT04(t *testing.T) {
 		run(t, "", p.Tool.Program, "-t", "nat", "-F", xtables.Services)
 		const counted = "[7:9] -A KUBE-MARK-MASQ "
 		if cfg.Backend == xtables.Legacy {
-			run(t, "*nat\n:KUBE-MARK-MASQ - [0:0]\n"+counted+"-j MARK --set-xmark 0x4000/0x4000\nCOMMIT\n", p.Tool.Program+"-restore", "--noflush", "--counters")
+			run(t, "*nat\n:KUBE-MARK-MASQ - [0:0]\n"+counted+"-j MARK --set-xmark 0x4000/0x4000\nCOMMIT\n",
+				p.Tool.Program+"-restore", "--noflush", "--counters")
 			if all := run(t, "", p.Tool.Program+"-save", "-c", "-t", "nat"); !strings.Contains(all, counted) {
 				t.Fatalf("there is no %q in\n%s", counted, all)
 			}
@@ -87,7 +89,8 @@ func TestProbeHT04(t *testing.T) {
 		if err := p.Probe(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if all := run(t, "", p.Tool.Program+"-save", "-c", "-t", "nat"); !strings.Contains(all, "[0:0] -A KUBE-MARK-MASQ ") {
+		if all := run(t, "", p.Tool.Program+"-save", "-c", "-t", "nat"); !strings.Contains(all,
+			"[0:0] -A KUBE-MARK-MASQ ") {
 			t.Errorf("the rule was not written:\n%s", all)
 		}
 		if n, err := p.Audit(t.Context(), true); err != nil || n != 1 {

@@ -26,7 +26,8 @@ func TestRecentListsAreOfOneEndpoint(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		asked := regexp.MustCompile(`(?m)^-A KUBE-(?:SVC|SVL)-(\S+) .*--rcheck .*--name (\S+) .*-j (\S+)$`).FindAllStringSubmatch(string(text), -1)
+		asked := regexp.MustCompile(`(?m)^-A KUBE-(?:SVC|SVL)-(\S+) .*--rcheck .*--name (\S+) .*-j (\S+)$`).
+			FindAllStringSubmatch(string(text), -1)
 		service := map[string]string{} // by list
 		for _, m := range asked {
 			if m[2] != m[3] {
@@ -35,7 +36,8 @@ func TestRecentListsAreOfOneEndpoint(t *testing.T) {
 			service[m[2]] = m[1]
 		}
 		if len(asked) != 3*(4+2) || len(service) != 3*4 {
-			t.Errorf("%d rules ask %d lists, want 18 and 12: one for each endpoint of each Service\n%s", len(asked), len(service), text)
+			t.Errorf("%d rules ask %d lists, want 18 and 12: one for each endpoint of each Service\n%s", len(asked),
+				len(service), text)
 		}
 		set := regexp.MustCompile(`(?m)^-A (\S+) .*--set --name (\S+) `).FindAllStringSubmatch(string(text), -1)
 		for _, m := range set {

@@ -53,8 +53,10 @@ func makeSets(t *testing.T) {
 	if _, err := exec.LookPath("ipset"); err != nil {
 		t.Skip(err)
 	}
-	for set, typ := range map[string]string{"KUBE-LOOP-BACK": "hash:ip,port,ip", "KUBE-CLUSTER-IP": "hash:ip,port", "KUBE-LOAD-BALANCER": "hash:ip,port",
-		"KUBE-LOAD-BALANCER-FW": "hash:ip,port", "KUBE-NODE-PORT-TCP": "bitmap:port", "KUBE-HEALTH-CHECK-NODE-PORT": "bitmap:port", "KUBE-IPVS-IPS": "hash:ip"} {
+	for set, typ := range map[string]string{"KUBE-LOOP-BACK": "hash:ip,port,ip", "KUBE-CLUSTER-IP": "hash:ip,port",
+		"KUBE-LOAD-BALANCER":    "hash:ip,port",
+		"KUBE-LOAD-BALANCER-FW": "hash:ip,port", "KUBE-NODE-PORT-TCP": "bitmap:port",
+		"KUBE-HEALTH-CHECK-NODE-PORT": "bitmap:port", "KUBE-IPVS-IPS": "hash:ip"} {
 		if typ == "bitmap:port" {
 			run(t, "", "ipset", "create", set, typ, "range", "0-65535")
 		} else {
@@ -89,7 +91,8 @@ func TestRemoveDP15(t *testing.T) {
 		}
 		same("nothing")
 
-		for file, want := range map[string]xtables.Removed{"old.rules": {Chains: 10, Rules: 5}, "ipvs.rules": {Chains: 12, Rules: 9}} {
+		for file, want := range map[string]xtables.Removed{"old.rules": {Chains: 10, Rules: 5},
+			"ipvs.rules": {Chains: 12, Rules: 9}} {
 			if file == "ipvs.rules" {
 				if w.Family == lb.IPv6 {
 					continue // its sets have other names
@@ -98,7 +101,8 @@ func TestRemoveDP15(t *testing.T) {
 			}
 			run(t, readRules(t, file), program+"-restore", "--noflush")
 			if r := remove(file); r.Chains != want.Chains || r.Rules != want.Rules {
-				t.Errorf("%s: removed %d chains and %d rules, want %d and %d", file, r.Chains, r.Rules, want.Chains, want.Rules)
+				t.Errorf("%s: removed %d chains and %d rules, want %d and %d", file, r.Chains, r.Rules, want.Chains,
+					want.Rules)
 			}
 			same(file)
 		}
@@ -126,7 +130,8 @@ func TestRemoveBeside(t *testing.T) {
 		makeSets(t)
 		beside := func(keep *xtables.Layout) xtables.Removed {
 			t.Helper()
-			r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: cfg.Family, Backend: cfg.Backend, KeepLocalnet: true, Keep: keep})
+			r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: cfg.Family, Backend: cfg.Backend,
+				KeepLocalnet: true, Keep: keep})
 			if err != nil || len(r.Left) > 0 {
 				t.Errorf("left %q, %v", r.Left, err)
 			}
@@ -151,7 +156,8 @@ func TestRemoveBeside(t *testing.T) {
 		}
 		run(t, readRules(t, "others.rules"), program+"-restore", "--noflush")
 		run(t, readRules(t, "ipvs.rules"), program+"-restore", "--noflush")
-		run(t, "*mangle\n:KUBE-IPVS-IN -\n-A INPUT -m comment --comment \"kubernetes service portals\" -j KUBE-IPVS-IN\nCOMMIT\n", program+"-restore", "--noflush")
+		run(t, "*mangle\n:KUBE-IPVS-IN -\n-A INPUT -m comment --comment \"kubernetes service portals\" -j "+
+			"KUBE-IPVS-IN\nCOMMIT\n", program+"-restore", "--noflush")
 
 		// From ipvs to iptables.
 		p := newPlane(t, cfg)
@@ -171,12 +177,19 @@ func TestRemoveBeside(t *testing.T) {
 
 		// And back, to a mode that shares some of the names.
 		keep = &xtables.Layout{Ours: func(table, chain string) bool {
-			return table == "nat" && (chain == "KUBE-SERVICES" || chain == "KUBE-POSTROUTING" || chain == "KUBE-MARK-MASQ")
-		}, Jumps: []xtables.ChainRule{{Table: "nat", Chain: "PREROUTING", Rule: "-j KUBE-SERVICES"}, {Table: "nat", Chain: "OUTPUT", Rule: "-j KUBE-SERVICES"}, {Table: "nat", Chain: "POSTROUTING", Rule: "-j KUBE-POSTROUTING"}}}
-		run(t, "*nat\n:KUBE-SERVICES -\n-A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT\nCOMMIT\n", program+"-restore", "--noflush")
+			return table == "nat" && (chain == "KUBE-SERVICES" || chain == "KUBE-POSTROUTING" ||
+				chain == "KUBE-MARK-MASQ")
+		}, Jumps: []xtables.ChainRule{{Table: "nat", Chain: "PREROUTING", Rule: "-j KUBE-SERVICES"},
+			{Table: "nat", Chain: "OUTPUT", Rule: "-j KUBE-SERVICES"}, {Table: "nat", Chain: "POSTROUTING",
+				Rule: "-j KUBE-POSTROUTING"}}}
+		run(t,
+			"*nat\n:KUBE-SERVICES -\n-A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT\nCOMMIT\n",
+			program+"-restore", "--noflush")
 		beside(keep)
-		has([]string{"-A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT", "-A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES",
-			"-A KUBE-POSTROUTING", ":KUBE-MARK-MASQ"}, []string{"KUBE-SVC-", "KUBE-SEP-", ":KUBE-FORWARD", "KUBE-EXTERNAL-SERVICES", "KUBE-PROXY-CANARY", "KUBE-PROXY-FIREWALL"})
+		has([]string{"-A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT",
+			"-A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES",
+			"-A KUBE-POSTROUTING", ":KUBE-MARK-MASQ"}, []string{"KUBE-SVC-", "KUBE-SEP-", ":KUBE-FORWARD",
+			"KUBE-EXTERNAL-SERVICES", "KUBE-PROXY-CANARY", "KUBE-PROXY-FIREWALL"})
 	})
 }
 
@@ -202,7 +215,8 @@ COMMIT
 			}
 			left := strings.Join(r.Left, "\n")
 			for _, want := range []string{
-				"chains nat KUBE-MARK-MASQ and KUBE-POSTROUTING stay in force: a rule of others relies on them: -A CNI-HOSTPORT-SETMARK -m mark",
+				"chains nat KUBE-MARK-MASQ and KUBE-POSTROUTING stay in force: a rule of others relies on them: -A " +
+					"CNI-HOSTPORT-SETMARK -m mark",
 				"chain filter KUBE-FORWARD stays, empty: a rule of others leads to it: -A THEIRS",
 				"chain filter KUBE-PROXY-FIREWALL stays, empty: a rule of others leads to it: -A FORWARD -i eth7",
 			} {
@@ -220,11 +234,16 @@ COMMIT
 				have = append(have, strings.TrimSpace(line))
 			}
 		}
-		want := []string{":KUBE-FORWARD -", ":KUBE-PROXY-FIREWALL -", "-A FORWARD -i eth7 -j KUBE-PROXY-FIREWALL", "-A THEIRS -m comment --comment theirs -j KUBE-FORWARD",
-			":KUBE-MARK-MASQ -", ":KUBE-POSTROUTING -", "-A POSTROUTING -m comment --comment \"kubernetes postrouting rules\" -j KUBE-POSTROUTING",
-			"-A CNI-HOSTPORT-SETMARK -m mark --mark 0x2000/0x2000 -j KUBE-MARK-MASQ", "-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000",
-			"-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN", "-A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0",
-			"-A KUBE-POSTROUTING -m comment --comment \"kubernetes service traffic requiring SNAT\" -j MASQUERADE --random-fully"}
+		want := []string{":KUBE-FORWARD -", ":KUBE-PROXY-FIREWALL -", "-A FORWARD -i eth7 -j KUBE-PROXY-FIREWALL",
+			"-A THEIRS -m comment --comment theirs -j KUBE-FORWARD",
+			":KUBE-MARK-MASQ -", ":KUBE-POSTROUTING -", "-A POSTROUTING -m comment --comment \"kubernetes " +
+				"postrouting rules\" -j KUBE-POSTROUTING",
+			"-A CNI-HOSTPORT-SETMARK -m mark --mark 0x2000/0x2000 -j KUBE-MARK-MASQ",
+			"-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000",
+			"-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN",
+			"-A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0",
+			"-A KUBE-POSTROUTING -m comment --comment \"kubernetes service traffic requiring SNAT\" -j MASQUERADE " +
+				"--random-fully"}
 		for _, line := range want {
 			if !strings.Contains(strings.Join(have, "\n")+"\n", line+"\n") {
 				t.Errorf("gone: %s", line)
@@ -243,7 +262,8 @@ func TestRemoveMartianDP10(t *testing.T) {
 	inNetns(t)
 	reset(t, newPlane(t, Config{Family: lb.IPv4, Backend: xtables.NFT}), shopTable())
 	for _, keep := range []bool{true, false} {
-		r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: lb.IPv4, Backend: xtables.NFT, KeepLocalnet: keep})
+		r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: lb.IPv4, Backend: xtables.NFT,
+			KeepLocalnet: keep})
 		if err != nil || len(r.Left) > 0 != keep {
 			t.Errorf("keep %t: left %q, %v", keep, r.Left, err)
 		}
@@ -263,7 +283,8 @@ func TestRemoveMakesNothing(t *testing.T) {
 		inNetns(t)
 		for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 			needs(t, b)
-			if r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: fam, Backend: b}); err != nil || r.Chains+r.Rules+len(r.Left) > 0 {
+			if r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: fam, Backend: b}); err != nil ||
+				r.Chains+r.Rules+len(r.Left) > 0 {
 				t.Errorf("%s %s: %+v, %v", fam, b, r, err)
 			}
 		}
@@ -283,7 +304,8 @@ func TestRemoveMakesNothing(t *testing.T) {
 // Without programs, Remove reports that the host cannot do it.
 func TestRemoveWithoutPrograms(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
-	if _, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: lb.IPv4, Backend: xtables.NFT}); !errors.Is(err, plane.ErrUnsupported) {
+	if _, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: lb.IPv4, Backend: xtables.NFT}); !errors.Is(
+		err, plane.ErrUnsupported) {
 		t.Errorf("without iptables: %v", err)
 	}
 }
@@ -295,7 +317,8 @@ type unlucky struct {
 	after int // the first to fail
 }
 
-func (u *unlucky) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
+func (u *unlucky) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string,
+	args ...string) error {
 	if strings.HasSuffix(name, "-restore") {
 		if u.after--; u.after < 0 && u.fail > 0 {
 			u.fail--
@@ -313,12 +336,14 @@ func TestRemoveTriesAgain(t *testing.T) {
 		for after := range 3 { // entries, jumps, chains
 			inNetns(t)
 			run(t, readRules(t, "old.rules"), "iptables-nft-restore", "--noflush")
-			r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: lb.IPv4, Backend: xtables.NFT, Runner: &unlucky{fail: fail, after: after}})
+			r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: lb.IPv4, Backend: xtables.NFT,
+				Runner: &unlucky{fail: fail, after: after}})
 			left := strings.Contains(saved(t, "iptables-nft"), "KUBE-")
 			switch {
 			case fail < 100 && (err != nil || left || len(r.Left) > 0):
 				t.Errorf("%d failures after %d: left %t, %q, %v", fail, after, left, r.Left, err)
-			case fail == 100 && (err == nil || !left || !strings.Contains(err.Error(), "remove rules of IPv4, iptables-nft: line 2 failed")):
+			case fail == 100 && (err == nil || !left ||
+				!strings.Contains(err.Error(), "remove rules of IPv4, iptables-nft: line 2 failed")):
 				t.Errorf("%d failures after %d: left %t, %v", fail, after, left, err)
 			}
 		}
@@ -371,7 +396,8 @@ func TestRemoveAsksTheKernel(t *testing.T) {
 		program := programOf(cfg)
 		run(t, readRules(t, "old.rules"), program+"-restore", "--noflush")
 		dir := t.TempDir()
-		if err := os.WriteFile(filepath.Join(dir, program+"-restore"), []byte("#!/bin/sh\nexec cat >/dev/null\n"), 0o755); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, program+"-restore"), []byte("#!/bin/sh\nexec cat >/dev/null\n"),
+			0o755); err != nil {
 			t.Fatal(err)
 		}
 		t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
@@ -392,10 +418,12 @@ func TestRemoveFirewall(t *testing.T) {
 		stays  bool
 		left   string
 	}{
-		"no kubelet":      {},
-		"a kubelet":       {others: "*mangle\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n", stays: true},
-		"a rule in it":    {others: "*filter\n" + rule + "\nCOMMIT\n", stays: true, left: "it has a rule that no kube-proxy writes: " + rule},
-		"a rule leads in": {others: "*filter\n-A FORWARD -i eth7 -j KUBE-FIREWALL\nCOMMIT\n", stays: true, left: "a rule of others leads to it: -A FORWARD -i eth7"},
+		"no kubelet": {},
+		"a kubelet":  {others: "*mangle\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n", stays: true},
+		"a rule in it": {others: "*filter\n" + rule + "\nCOMMIT\n", stays: true,
+			left: "it has a rule that no kube-proxy writes: " + rule},
+		"a rule leads in": {others: "*filter\n-A FORWARD -i eth7 -j KUBE-FIREWALL\nCOMMIT\n", stays: true,
+			left: "a rule of others leads to it: -A FORWARD -i eth7"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
@@ -405,13 +433,16 @@ func TestRemoveFirewall(t *testing.T) {
 					run(t, c.others, programOf(cfg)+"-restore", "--noflush")
 				}
 				for range 2 {
-					r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: cfg.Family, Backend: cfg.Backend})
-					if err != nil || len(r.Left) > 0 != (c.left != "") || !strings.Contains(strings.Join(r.Left, "\n"), c.left) {
+					r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: cfg.Family,
+						Backend: cfg.Backend})
+					if err != nil || len(r.Left) > 0 != (c.left != "") || !strings.Contains(strings.Join(r.Left, "\n"),
+						c.left) {
 						t.Errorf("left %q, %v, want %q", r.Left, err, c.left)
 					}
 				}
 				now := saved(t, programOf(cfg))
-				for _, line := range []string{":KUBE-FIREWALL", "-A INPUT -j KUBE-FIREWALL", "-A OUTPUT -j KUBE-FIREWALL"} {
+				for _, line := range []string{":KUBE-FIREWALL", "-A INPUT -j KUBE-FIREWALL",
+					"-A OUTPUT -j KUBE-FIREWALL"} {
 					if strings.Contains(now, line) != c.stays {
 						t.Errorf("%s: want it to stay: %t\n%s", line, c.stays, now)
 					}

@@ -51,7 +51,8 @@ type rendered struct {
 // change; the last changed ones decide.
 func (r *renderer) servicePort(id portID, rows []*lb.Frontend, last ...*lb.Frontend) rendered {
 	u := &portRenderer{renderer: r, id: id, sets: map[lb.Scope]*lb.BackendSet{}, masq: map[lb.Scope][]string{},
-		named: map[string]string{}, lists: map[xtables.ChainID][]netip.Prefix{}, out: make(map[lb.Key][]dispatched, len(rows))}
+		named: map[string]string{}, lists: map[xtables.ChainID][]netip.Prefix{}, out: make(map[lb.Key][]dispatched,
+			len(rows))}
 	rows = slices.SortedFunc(slices.Values(rows), func(a, b *lb.Frontend) int { return a.Key.Compare(b.Key) })
 	for _, f := range slices.Concat(rows, last) {
 		u.decide(f)
@@ -94,7 +95,9 @@ func (u *portRenderer) decide(f *lb.Frontend) {
 
 func (u *portRenderer) row(f *lb.Frontend) {
 	if f.Accepts() { // a health check translates nothing
-		u.out[f.Key] = []dispatched{{inHealthChecks, []string{u.match(f.Key, "") + xtables.Comment(f.Service, " health check node port") + "-j ACCEPT"}}}
+		u.out[f.Key] = []dispatched{
+			{inHealthChecks, []string{u.match(f.Key, "") + xtables.Comment(f.Service, " health check node port") +
+				"-j ACCEPT"}}}
 		return
 	}
 	var out []dispatched
@@ -104,7 +107,8 @@ func (u *portRenderer) row(f *lb.Frontend) {
 		if f.Key.IsNodePort() {
 			at.to = inNodePorts
 			if u.counts && u.localnet() {
-				at.rules = append([]string{"-d " + xtables.Loopback4.String() + " " + u.match(f.Key, "") + note + xtables.Counting(xtables.LocalhostAccepted) + "-j " + target}, at.rules...)
+				at.rules = append([]string{"-d " + xtables.Loopback4.String() + " " + u.match(f.Key, "") + note +
+					xtables.Counting(xtables.LocalhostAccepted) + "-j " + target}, at.rules...)
 			}
 		}
 		out = append(out, at)
@@ -200,7 +204,8 @@ func (u *portRenderer) direct(f *lb.Frontend) (string, bool) {
 	case len(f.Routes) == 1 && last.Masq:
 		u.masq[scope] = append(u.masq[scope], match("")+"-j "+xtables.MarkMasq)
 	case len(f.Routes) == 1:
-	case len(f.Routes) == 2 && f.Routes[0].From == lb.Pods && f.Routes[0].To == last.To && !f.Routes[0].Masq && last.Masq:
+	case len(f.Routes) == 2 && f.Routes[0].From == lb.Pods && f.Routes[0].To == last.To && !f.Routes[0].Masq &&
+		last.Masq:
 		source, mark := u.notPods()
 		u.masq[scope] = append(u.masq[scope], match(source)+"-j "+mark)
 	default:
@@ -254,7 +259,8 @@ func (u *portRenderer) routes(f *lb.Frontend) []string {
 	var rules []string
 	for _, route := range f.Routes {
 		for _, m := range u.sources(route.From) {
-			text := m[0] + xtables.Comment(describe(route.From), " traffic for ", f.Service, " external destinations") + m[1]
+			text := m[0] + xtables.Comment(describe(route.From), " traffic for ", f.Service, " external destinations") +
+				m[1]
 			if route.Do != lb.Balance {
 				if route.From != lb.Anywhere {
 					rules = append(rules, text+"-j RETURN")
@@ -320,7 +326,8 @@ func (u *portRenderer) balance(s *lb.BackendSet, rules []string) {
 	} else {
 		rules = append(rules, u.parts(u.setPrefix(s.ID.Scope), all)...)
 	}
-	u.chains = append(u.chains, xtables.Chain{ID: xtables.ChainID{Table: xtables.NAT, Name: u.setChain(s.ID.Scope)}, Rules: rules})
+	u.chains = append(u.chains, xtables.Chain{ID: xtables.ChainID{Table: xtables.NAT, Name: u.setChain(s.ID.Scope)},
+		Rules: rules})
 }
 
 // recent returns the rules for session affinity, which send clients to their previous endpoint.
@@ -363,10 +370,12 @@ func (u *portRenderer) parts(prefix string, all []choice) (rules []string) {
 			n++
 		}
 		part := choice{chain: u.id.chain(prefix, "part", all[0].chain), backends: n}
-		u.chains = append(u.chains, xtables.Chain{ID: xtables.ChainID{Table: xtables.NAT, Name: part.chain}, Rules: oneOf(all[:n])})
+		u.chains = append(u.chains, xtables.Chain{ID: xtables.ChainID{Table: xtables.NAT, Name: part.chain},
+			Rules: oneOf(all[:n])})
 		if u.sticky > 0 {
 			recent := u.id.chain(prefix, "recent", all[0].chain)
-			u.chains = append(u.chains, xtables.Chain{ID: xtables.ChainID{Table: xtables.NAT, Name: recent}, Rules: u.recent(all[:n])})
+			u.chains = append(u.chains, xtables.Chain{ID: xtables.ChainID{Table: xtables.NAT, Name: recent},
+				Rules: u.recent(all[:n])})
 			rules = append(rules, "-j "+recent)
 		}
 		to, all = append(to, part), all[n:]

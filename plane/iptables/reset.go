@@ -61,7 +61,8 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, e
 // It writes no chain of a service port. It leaves service ports that differ for later, and the
 // engine finds the faulty frontends. Their frontends in the kernel keep working with the existing
 // chains.
-func (p *Plane) resetAsFarAsHeld(ctx context.Context, r renderer, ports []portRows, cause error) (later []lb.Key, err error) {
+func (p *Plane) resetAsFarAsHeld(ctx context.Context, r renderer, ports []portRows, cause error) (later []lb.Key,
+	err error) {
 	have, err := p.list(ctx)
 	if err != nil {
 		return nil, err

@@ -34,7 +34,8 @@ func (r *renderer) skeleton() []xtables.Chain {
 		{ID: xtables.ChainID{Table: xtables.Filter, Name: xtables.NodeFirewall}, Rules: nil},
 	}
 	if len(r.node.Pods.Prefixes) > 1 {
-		chains = append(chains, xtables.Chain{ID: xtables.ChainID{Table: xtables.NAT, Name: xtables.MarkOffCluster}, Rules: off})
+		chains = append(chains, xtables.Chain{ID: xtables.ChainID{Table: xtables.NAT, Name: xtables.MarkOffCluster},
+			Rules: off})
 	}
 	for t := range xtables.Tables {
 		chains = append(chains, xtables.Chain{ID: xtables.ChainID{Table: t, Name: xtables.Canary}, Rules: nil})
@@ -44,7 +45,8 @@ func (r *renderer) skeleton() []xtables.Chain {
 
 // marking returns KUBE-MARK-MASQ, which marks packets to masquerade.
 func (r *renderer) marking() xtables.Chain {
-	return xtables.Chain{ID: xtables.ChainID{Table: xtables.NAT, Name: xtables.MarkMasq}, Rules: []string{fmt.Sprintf("-j MARK --set-xmark %#[1]x/%#[1]x", r.mark)}}
+	return xtables.Chain{ID: xtables.ChainID{Table: xtables.NAT, Name: xtables.MarkMasq},
+		Rules: []string{fmt.Sprintf("-j MARK --set-xmark %#[1]x/%#[1]x", r.mark)}}
 }
 
 // forward returns KUBE-FORWARD. A packet that conntrack finds invalid would reach the client with
@@ -52,7 +54,8 @@ func (r *renderer) marking() xtables.Chain {
 func (r *renderer) forward(bit string) []string {
 	rules := []string{
 		xtables.Comment("kubernetes forwarding rules") + "-m mark --mark " + bit + " -j ACCEPT",
-		xtables.Comment("kubernetes forwarding conntrack rule") + "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+		xtables.Comment("kubernetes forwarding conntrack rule") +
+			"-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
 	}
 	if r.liberal {
 		return rules
@@ -68,7 +71,8 @@ func (r *renderer) forward(bit string) []string {
 // another chain (DP-07).
 func (r *renderer) toNodePorts(target string) []string {
 	note := xtables.Comment("kubernetes service nodeports; NOTE: this must be the last rule in this chain")
-	return xtables.NodePortRules(r.family, r.node.NodePorts, r.localhost, note+"-m addrtype --dst-type LOCAL -j "+target)
+	return xtables.NodePortRules(r.family, r.node.NodePorts, r.localhost, note+"-m addrtype --dst-type LOCAL -j "+
+		target)
 }
 
 // jumps returns the rules that jump to our chains, in the order of their insertion (DP-01).
@@ -77,19 +81,23 @@ func jumps() []xtables.Jump {
 	to := func(t xtables.Table, target, cond, note string, from ...string) []xtables.Jump {
 		var out []xtables.Jump
 		for _, f := range from {
-			out = append(out, xtables.Jump{From: xtables.ChainID{Table: t, Name: f}, Rule: cond + xtables.Comment(note) + "-j " + target})
+			out = append(out, xtables.Jump{From: xtables.ChainID{Table: t, Name: f}, Rule: cond +
+				xtables.Comment(note) + "-j " + target})
 		}
 		return out
 	}
 	var out []xtables.Jump
 	for _, list := range [][]xtables.Jump{
 		// OUTPUT too, unlike upstream: processes of the node are refused as fast as others.
-		to(xtables.Filter, xtables.ExternalServices, isNew, "kubernetes externally-visible service portals", "INPUT", "FORWARD", "OUTPUT"),
+		to(xtables.Filter, xtables.ExternalServices, isNew, "kubernetes externally-visible service portals", "INPUT",
+			"FORWARD", "OUTPUT"),
 		to(xtables.Filter, xtables.NodePorts, "", "kubernetes health check service ports", "INPUT"),
 		to(xtables.Filter, xtables.Services, isNew, "kubernetes service portals", "FORWARD", "OUTPUT"),
 		to(xtables.Filter, xtables.Forward, "", "kubernetes forwarding rules", "FORWARD"),
-		to(xtables.Filter, xtables.ProxyFirewall, isNew, "kubernetes load balancer firewall", "INPUT", "OUTPUT", "FORWARD"),
-		{{From: xtables.ChainID{Table: xtables.Filter, Name: "INPUT"}, Rule: "-j " + xtables.NodeFirewall}, {From: xtables.ChainID{Table: xtables.Filter, Name: "OUTPUT"}, Rule: "-j " + xtables.NodeFirewall}},
+		to(xtables.Filter, xtables.ProxyFirewall, isNew, "kubernetes load balancer firewall", "INPUT", "OUTPUT",
+			"FORWARD"),
+		{{From: xtables.ChainID{Table: xtables.Filter, Name: "INPUT"}, Rule: "-j " + xtables.NodeFirewall},
+			{From: xtables.ChainID{Table: xtables.Filter, Name: "OUTPUT"}, Rule: "-j " + xtables.NodeFirewall}},
 		to(xtables.NAT, xtables.Services, "", "kubernetes service portals", "OUTPUT", "PREROUTING"),
 		to(xtables.NAT, xtables.Postrouting, "", "kubernetes postrouting rules", "POSTROUTING"),
 	} {

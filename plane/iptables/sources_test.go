@@ -62,12 +62,16 @@ func TestCostOfSourceRanges(t *testing.T) {
 				portRules, portBytes := cost(2, 300, someRanges(w, 0, 1))
 				rangeRules, rangeBytes := cost(3, 1, someRanges(w, 0, 300))
 				rules, bytes := cost(4, 300, someRanges(w, 1000, 300))
-				t.Logf("300 ports: %d rules, %d bytes; 300 ranges: %d, %d; both: %d, %d", portRules, portBytes, rangeRules, rangeBytes, rules, bytes)
+				t.Logf("300 ports: %d rules, %d bytes; 300 ranges: %d, %d; both: %d, %d", portRules, portBytes,
+					rangeRules, rangeBytes, rules, bytes)
 				if rules > 3*(portRules+rangeRules)/2 || bytes > 3*(portBytes+rangeBytes)/2 {
-					t.Errorf("300 ports take %d rules in %d bytes, 300 ranges %d in %d, both %d in %d", portRules, portBytes, rangeRules, rangeBytes, rules, bytes)
+					t.Errorf("300 ports take %d rules in %d bytes, 300 ranges %d in %d, both %d in %d", portRules,
+						portBytes, rangeRules, rangeBytes, rules, bytes)
 				}
-				if rules, bytes := cost(5, 300, someRanges(w, 1000, 300)); rules > 3*portRules/2 || bytes > 3*portBytes/2 {
-					t.Errorf("a Service with ranges that another one has takes %d rules in %d bytes, with one range %d in %d", rules, bytes, portRules, portBytes)
+				if rules, bytes := cost(5, 300, someRanges(w, 1000, 300)); rules > 3*portRules/2 ||
+					bytes > 3*portBytes/2 {
+					t.Errorf("a Service with ranges that another one has takes %d rules in %d bytes, with one range "+
+						"%d in %d", rules, bytes, portRules, portBytes)
 				}
 				self := w.Addr(198, 6)
 				own := append(someRanges(w, 1000, 300), netip.PrefixFrom(self, self.BitLen()))
@@ -75,7 +79,8 @@ func TestCostOfSourceRanges(t *testing.T) {
 					t.Errorf("with its own address beside, it takes %d rules in %d bytes", rules, bytes)
 				}
 				n := p.Stats().Restores
-				if rules, bytes := cost(4, 300, someRanges(w, 1000, 301)); rules > 3*(portRules+rangeRules)/2 || bytes > 3*(portBytes+rangeBytes)/2 {
+				if rules, bytes := cost(4, 300, someRanges(w, 1000, 301)); rules > 3*(portRules+rangeRules)/2 ||
+					bytes > 3*(portBytes+rangeBytes)/2 {
 					t.Errorf("one range more takes %d rules in %d bytes", rules, bytes)
 				}
 				if n = p.Stats().Restores - n; n != 1 {

@@ -58,7 +58,8 @@ func TestLargeServicesInStages(t *testing.T) {
 					fronts = nil
 				}
 				changes, _ := tab.Replace(o, fronts)
-				calls := planetest.Staged(t, p, changes, func() uint64 { return p.Stats().Bytes }, line*uint64(p.stageLines()+4*partSize))
+				calls := planetest.Staged(t, p, changes, func() uint64 { return p.Stats().Bytes },
+					line*uint64(p.stageLines()+4*partSize))
 				if calls < step.calls || calls > step.calls+1 {
 					t.Errorf("%s: %d calls, want about %d", step.what, calls, step.calls)
 				}
@@ -84,8 +85,12 @@ func TestWalk(t *testing.T) {
 			t.Parallel()
 			planetest.Walks(t, 3, 40, func(t testing.TB) planetest.Kernel {
 				k, run := backend(b).kernel(t), &refuser{System: xtables.System{Lock: ownLock()}}
-				k.New = func(f lb.Family) (planetest.Plane, error) { return New(Config{Family: f, Backend: b, Runner: run}) }
-				k.Slow = func(f lb.Family) (planetest.Plane, error) { return slow(Config{Family: f, Backend: b, Runner: run}) }
+				k.New = func(f lb.Family) (planetest.Plane, error) {
+					return New(Config{Family: f, Backend: b, Runner: run})
+				}
+				k.Slow = func(f lb.Family) (planetest.Plane, error) {
+					return slow(Config{Family: f, Backend: b, Runner: run})
+				}
 				k.Faults = planetest.Faults{
 					Begin: func(rnd *rand.Rand) { run.refuses = run.atRandom(t.Context(), rnd) },
 					End:   func() { run.refuses = nil },
@@ -102,8 +107,10 @@ func TestWalk(t *testing.T) {
 
 // atRandom refuses some restores, or makes them end after some of their tables.
 func (r *refuser) atRandom(ctx context.Context, rnd *rand.Rand) func([]byte, []string) error {
-	refused := &xtables.RunError{Name: "iptables-restore", Said: "line 1: RULE_APPEND failed", Err: errors.New("exit status 4")}
-	ended := &xtables.RunError{Name: "iptables-restore", Said: "line 1000000: COMMIT expected", Err: errors.New("exit status 2")}
+	refused := &xtables.RunError{Name: "iptables-restore", Said: "line 1: RULE_APPEND failed",
+		Err: errors.New("exit status 4")}
+	ended := &xtables.RunError{Name: "iptables-restore", Said: "line 1000000: COMMIT expected",
+		Err: errors.New("exit status 2")}
 	return func(text []byte, _ []string) error {
 		switch rnd.IntN(6) {
 		case 0:

@@ -72,7 +72,8 @@ const manyEndpoints = 1000
 // newState returns the state of all frontends. It does not keep the content of chains, which is
 // rendered again when they are written: all at once would take much memory.
 func newState(r renderer, ports []portRows) *state {
-	st := &state{renderer: r, rows: map[lb.Key]*row{}, ports: make(map[portID]*servicePort, len(ports)), lists: map[xtables.ChainID]*list{},
+	st := &state{renderer: r, rows: map[lb.Key]*row{}, ports: make(map[portID]*servicePort, len(ports)),
+		lists:   map[xtables.ChainID]*list{},
 		Applied: xtables.NewApplied(), jumps: map[xtables.Jump]bool{}, goals: newGoals()}
 	var all [dispatchers][]xtables.Entry
 	for _, port := range ports {
@@ -298,13 +299,15 @@ const (
 
 func newDispatchers() [dispatchers]*xtables.Dispatcher {
 	all := [dispatchers]*xtables.Dispatcher{
-		inServices:          {Table: xtables.NAT, Root: xtables.Services, Prefix: xtables.AddressBranch},
-		inNodePorts:         {Table: xtables.NAT, Root: xtables.NodePorts, Prefix: xtables.NodePortBranch, Ports: true},
-		inRejected:          {Table: xtables.Filter, Root: xtables.Services, Prefix: xtables.Services + "-"},
-		inRejectedExternal:  {Table: xtables.Filter, Root: xtables.ExternalServices, Prefix: "KUBE-EXTERNAL-"},
-		inRejectedNodePorts: {Table: xtables.Filter, Root: xtables.ExternalNodePorts, Prefix: "KUBE-EXTNP-", Ports: true},
-		inFirewall:          {Table: xtables.Filter, Root: xtables.ProxyFirewall, Prefix: "KUBE-PROXY-FW-"},
-		inHealthChecks:      {Table: xtables.Filter, Root: xtables.NodePorts, Prefix: xtables.NodePorts + "-", Ports: true},
+		inServices:         {Table: xtables.NAT, Root: xtables.Services, Prefix: xtables.AddressBranch},
+		inNodePorts:        {Table: xtables.NAT, Root: xtables.NodePorts, Prefix: xtables.NodePortBranch, Ports: true},
+		inRejected:         {Table: xtables.Filter, Root: xtables.Services, Prefix: xtables.Services + "-"},
+		inRejectedExternal: {Table: xtables.Filter, Root: xtables.ExternalServices, Prefix: "KUBE-EXTERNAL-"},
+		inRejectedNodePorts: {Table: xtables.Filter, Root: xtables.ExternalNodePorts, Prefix: "KUBE-EXTNP-",
+			Ports: true},
+		inFirewall: {Table: xtables.Filter, Root: xtables.ProxyFirewall, Prefix: "KUBE-PROXY-FW-"},
+		inHealthChecks: {Table: xtables.Filter, Root: xtables.NodePorts, Prefix: xtables.NodePorts + "-",
+			Ports: true},
 	}
 	// These see destinations after translation. Another Service may claim a backend's address as an
 	// external IP without endpoints, or with few sources. That must not affect the backend's own

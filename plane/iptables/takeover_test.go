@@ -96,7 +96,8 @@ func takeOver(t *testing.T, b xtables.Backend) {
 	restore := "iptables-" + string(b) + "-restore"
 	lab.On("node1", func() { run(t, upstreamRules(), restore, "--noflush") })
 	vip, nodePort := netip.MustParseAddrPort("10.96.0.10:80"), netip.MustParseAddrPort("172.18.0.2:30080")
-	traffic := lab.Traffic(netlab.Way{From: "pod3", To: vip, Seen: "pod3"}, netlab.Way{From: "client", To: nodePort, Seen: "node1"})
+	traffic := lab.Traffic(netlab.Way{From: "pod3", To: vip, Seen: "pod3"}, netlab.Way{From: "client", To: nodePort,
+		Seen: "node1"})
 	ours := func() {
 		p := newPlane(t, Config{Family: lb.IPv4}) // the kubelet's hint says which back end
 		if p.Backend != b {
@@ -107,7 +108,8 @@ func takeOver(t *testing.T, b xtables.Backend) {
 			t.Errorf("a stale chain of upstream's stays:\n%s", got)
 		}
 		rules := run(t, "", p.Tool.Program+"-save")
-		for _, theirs := range []string{":KUBE-IPTABLES-HINT ", `-A KUBE-FIREWALL -m comment --comment "of the kubelet"`} {
+		for _, theirs := range []string{":KUBE-IPTABLES-HINT ",
+			`-A KUBE-FIREWALL -m comment --comment "of the kubelet"`} {
 			if !strings.Contains(rules, theirs) {
 				t.Errorf("what is the kubelet's is gone: %s", theirs)
 			}
@@ -130,7 +132,8 @@ func upstreamAgain() string {
 	var again []string
 	for line := range strings.Lines(upstreamRules()) {
 		f := strings.Fields(line)
-		ofOthers := len(f) > 1 && f[0] == "-A" && !strings.HasPrefix(f[1], "KUBE-") || strings.HasPrefix(line, ":KUBE-FIREWALL ") || strings.HasPrefix(line, "-A KUBE-FIREWALL ")
+		ofOthers := len(f) > 1 && f[0] == "-A" && !strings.HasPrefix(f[1], "KUBE-") ||
+			strings.HasPrefix(line, ":KUBE-FIREWALL ") || strings.HasPrefix(line, "-A KUBE-FIREWALL ")
 		if !ofOthers {
 			again = append(again, line)
 		}
@@ -167,7 +170,8 @@ func TestLocalhostNodePortSV64(t *testing.T) {
 		if (err == nil) != on {
 			t.Errorf("localhost NodePorts %t: %v", on, err)
 		}
-		if _, err := lab.Dial("client", netlab.TCP, netip.MustParseAddrPort("172.18.0.2:30080"), netlab.DialOptions{}); err != nil {
+		if _, err := lab.Dial("client", netlab.TCP, netip.MustParseAddrPort("172.18.0.2:30080"),
+			netlab.DialOptions{}); err != nil {
 			t.Error(err)
 		}
 	}
@@ -199,7 +203,8 @@ func TestMartiansAreDroppedDP10(t *testing.T) {
 				run(t, "", "ip", "route", "add", "127.0.0.2", "via", "172.18.0.2", "src", "172.18.0.100", "table", "7")
 			})
 			reaches := func() bool {
-				_, err := lab.Dial("client", netlab.TCP, netip.MustParseAddrPort("127.0.0.2:8080"), netlab.DialOptions{Timeout: 500 * time.Millisecond})
+				_, err := lab.Dial("client", netlab.TCP, netip.MustParseAddrPort("127.0.0.2:8080"),
+					netlab.DialOptions{Timeout: 500 * time.Millisecond})
 				return err == nil
 			}
 			lab.On("node1", func() { run(t, "", "sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1") })

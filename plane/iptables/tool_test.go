@@ -38,7 +38,8 @@ func fakeTool(version string, programs ...string) program {
 // program is a fake one.
 type program struct{ *exectest.Fake }
 
-func (p program) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
+func (p program) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string,
+	args ...string) error {
 	run := func(stdin []byte, name string, args ...string) ([]byte, error) {
 		return p.Run(ctx, stdin, name, args...)
 	}
@@ -46,7 +47,8 @@ func (p program) Pipe(ctx context.Context, in func(io.Writer) error, out func(io
 }
 
 func TestFindTool(t *testing.T) {
-	const nft, legacy, old, oldest = "iptables v1.8.9 (nf_tables)", "iptables v1.8.7 (legacy)", "iptables v1.8.9 (legacy)", "iptables v1.4.21"
+	const nft, legacy, old, oldest = "iptables v1.8.9 (nf_tables)", "iptables v1.8.7 (legacy)",
+		"iptables v1.8.9 (legacy)", "iptables v1.4.21"
 	for _, c := range []struct {
 		name, version string
 		programs      []string
@@ -57,7 +59,8 @@ func TestFindTool(t *testing.T) {
 	}{
 		{"nft", nft, []string{"iptables", "iptables-nft"}, xtables.NFT, "iptables-nft", "", false},
 		{"plain name of nft", nft, []string{"iptables"}, xtables.NFT, "iptables", "", false},
-		{"legacy waits for the lock", legacy, []string{"iptables-legacy"}, xtables.Legacy, "iptables-legacy", "-w 5 -W 100000", false},
+		{"legacy waits for the lock", legacy, []string{"iptables-legacy"}, xtables.Legacy, "iptables-legacy",
+			"-w 5 -W 100000", false},
 		{"new legacy", old, []string{"iptables"}, xtables.Legacy, "iptables", "-w 5", false},
 		{"before -w", oldest, []string{"iptables"}, xtables.Legacy, "iptables", "", false},
 		{"other back end", legacy, []string{"iptables"}, xtables.NFT, "", "", true},
@@ -94,7 +97,8 @@ type slowTool struct {
 	takes time.Duration
 }
 
-func (s slowTool) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
+func (s slowTool) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string,
+	args ...string) error {
 	select {
 	case <-time.After(s.takes):
 		return s.program.Pipe(ctx, in, out, name, args...)
@@ -128,7 +132,8 @@ func TestRestoreFails(t *testing.T) {
 		err  error
 		lost bool
 	}{
-		{"refused", &xtables.RunError{Name: "iptables-restore", Said: "iptables-restore: line 3 failed", Err: errors.New("exit status 1")}, false},
+		{"refused", &xtables.RunError{Name: "iptables-restore", Said: "iptables-restore: line 3 failed",
+			Err: errors.New("exit status 1")}, false},
 		{"does not start", errors.New("fork: resource temporarily unavailable"), false},
 		{"killed", fmt.Errorf("iptables-restore: %w", context.DeadlineExceeded), true},
 	} {
@@ -160,7 +165,8 @@ func TestRestoreFails(t *testing.T) {
 // endless lists rules without end, while the reader reads.
 type endless struct{ program }
 
-func (e endless) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
+func (e endless) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string,
+	args ...string) error {
 	if !strings.HasSuffix(name, "-save") {
 		return e.program.Pipe(ctx, in, out, name, args...)
 	}
@@ -180,7 +186,8 @@ func (e endless) Pipe(ctx context.Context, in func(io.Writer) error, out func(io
 // never end.
 func TestChoiceReadsNoMoreThanNeeded(t *testing.T) {
 	inNetns(t)
-	if got := xtables.Choose(endless{fakeTool("iptables v1.8.9 (nf_tables)", "iptables", "iptables-nft")}, "iptables"); got != xtables.NFT {
+	if got := xtables.Choose(endless{fakeTool("iptables v1.8.9 (nf_tables)", "iptables", "iptables-nft")},
+		"iptables"); got != xtables.NFT {
 		t.Errorf("back end %q is chosen", got)
 	}
 }
@@ -197,7 +204,8 @@ func TestChooseDP14(t *testing.T) {
 		{"nothing", "*filter\nCOMMIT\n", "*filter\nCOMMIT\n", xtables.Auto},
 		{"hint of nft", hint, "*filter\n" + strings.Repeat(rule, 9) + "COMMIT\n", xtables.NFT},
 		{"hint of legacy", "*filter\n" + strings.Repeat(rule, 9) + "COMMIT\n", hint, xtables.Legacy},
-		{"an old kubelet's canary", "*mangle\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n", "*filter\n" + rule + "COMMIT\n", xtables.NFT},
+		{"an old kubelet's canary", "*mangle\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n", "*filter\n" + rule + "COMMIT\n",
+			xtables.NFT},
 		{"more legacy", "*filter\n" + rule + "COMMIT\n", "*filter\n" + rule + rule + "COMMIT\n", xtables.Legacy},
 		{"more nft", "*filter\n" + rule + rule + "COMMIT\n", "*filter\n" + rule + "COMMIT\n", xtables.NFT},
 		{"as many", "*filter\n" + rule + "COMMIT\n", "*filter\n" + rule + "COMMIT\n", xtables.NFT},
@@ -207,7 +215,8 @@ func TestChooseDP14(t *testing.T) {
 			run(t, "", "iptables-legacy", "-t", "nat", "-S") // creates the tables
 			fake := fakeTool("", "iptables-nft", "iptables-legacy")
 			fake.Do = func(_ []byte, name string, args ...string) (string, error) {
-				text := map[string]string{"iptables-nft": c.nft, "iptables-legacy": c.legacy}[strings.TrimSuffix(name, "-save")]
+				text := map[string]string{"iptables-nft": c.nft, "iptables-legacy": c.legacy}[strings.TrimSuffix(name,
+					"-save")]
 				if strings.HasSuffix(name, "-save") {
 					return text, nil
 				}

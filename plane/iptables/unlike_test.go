@@ -21,7 +21,8 @@ type otherwise struct {
 	replace *strings.Replacer
 }
 
-func (o otherwise) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
+func (o otherwise) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string,
+	args ...string) error {
 	if out == nil || !strings.HasSuffix(name, "-save") {
 		return o.System.Pipe(ctx, in, out, name, args...)
 	}
@@ -38,7 +39,8 @@ func (o otherwise) Pipe(ctx context.Context, in func(io.Writer) error, out func(
 // for ever, and does not report them as foreign changes. It still repairs real foreign changes.
 func TestRulesPrintedOtherwise(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
-		cfg.Runner = otherwise{xtables.System{Lock: ownLock()}, strings.NewReplacer("--probability 0.5", "--probability 0,5", " --random-fully", " --fully-random",
+		cfg.Runner = otherwise{xtables.System{Lock: ownLock()}, strings.NewReplacer("--probability 0.5",
+			"--probability 0,5", " --random-fully", " --fully-random",
 			"kubernetes service portals", "kubernetes service portal")}
 		p := newPlane(t, cfg)
 		tab := w.Table(5, 2)
@@ -64,7 +66,8 @@ func TestRulesPrintedOtherwise(t *testing.T) {
 		run(t, "", program, "-t", "nat", "-F", portID{"ns/svc-1:http", lb.TCP}.chain(xtables.ClusterChain))
 		audit("a chain of these is flushed", 1, true)
 		audit("and repaired", 0, false)
-		run(t, "", program, "-t", "nat", "-I", portID{"ns/svc-2:http", lb.TCP}.chain(xtables.ClusterChain), "-j", "RETURN")
+		run(t, "", program, "-t", "nat", "-I", portID{"ns/svc-2:http", lb.TCP}.chain(xtables.ClusterChain), "-j",
+			"RETURN")
 		run(t, "", program, "-t", "filter", "-F", xtables.Forward)
 		audit("a rule too many, and none", 2, true)
 		audit("and repaired again", 0, false)

@@ -39,13 +39,15 @@ func TestTableThatIptablesCannotShow(t *testing.T) {
 		table.Replace(w.ClusterIP(4, 0, 0)) // refused in filter
 		reset(t, p, table)
 		for _, chain := range []string{"filter INPUT", "nat OUTPUT"} {
-			run(t, "", "nft", strings.Fields("add rule "+family+" "+chain+" ct state new limit rate 10/second accept")...)
+			run(t, "", "nft", strings.Fields("add rule "+family+" "+chain+
+				" ct state new limit rate 10/second accept")...)
 		}
 		if rules := run(t, "", p.Tool.Program+"-save"); strings.Count(rules, "is incompatible") != 2 {
 			t.Skipf("this iptables shows the rule:\n%s", rules)
 		}
 		leading := func() int {
-			rules := run(t, "", "nft", "list", "table", family, "filter") + run(t, "", "nft", "list", "table", family, "nat")
+			rules := run(t, "", "nft", "list", "table", family, "filter") + run(t, "", "nft", "list", "table", family,
+				"nat")
 			return strings.Count(rules, "jump KUBE-") + strings.Count(rules, "block incoming localnet")
 		}
 		want := leading()
@@ -63,7 +65,8 @@ func TestTableThatIptablesCannotShow(t *testing.T) {
 		apply(t, again, changes, nil)
 		changes, _ = table.Replace(lb.Owner{Name: "ns/svc-9"}, nil)
 		apply(t, again, changes, nil)
-		for _, chain := range []string{"filter FORWARD", "nat " + portID{"ns/svc-1:http", lb.TCP}.chain(xtables.ClusterChain)} {
+		for _, chain := range []string{"filter FORWARD", "nat " +
+			portID{"ns/svc-1:http", lb.TCP}.chain(xtables.ClusterChain)} {
 			run(t, "", "nft", strings.Fields("flush chain "+family+" "+chain)...)
 			if repaired, err := again.Audit(context.Background(), false); repaired == 0 || err != nil {
 				t.Errorf("the rules of %s are gone: repaired %d, %v", chain, repaired, err)

@@ -40,11 +40,15 @@ func TestUpstreamDeletesWhatItKnows(t *testing.T) {
 				svc := portID{fmt.Sprintf("ns/svc-%d:http", i), lb.TCP}.chain(xtables.ClusterChain)
 				active[svc] = true
 				declared = append(declared, svc)
-				rules = append(rules, fmt.Sprintf("-A KUBE-SERVICES -d %s -p tcp -m tcp --dport 80 -j %s", w.Addr(10, i+1), svc))
+				rules = append(rules, fmt.Sprintf("-A KUBE-SERVICES -d %s -p tcp -m tcp --dport 80 -j %s",
+					w.Addr(10, i+1), svc))
 			}
 			for line := range strings.Lines(run(t, "", p.Tool.Program+"-save", "-t", "nat")) {
 				name, _, _ := strings.Cut(strings.TrimPrefix(line, ":"), " ")
-				known := slices.ContainsFunc([]string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-", "KUBE-SEP-"}, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+				known := slices.ContainsFunc([]string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-", "KUBE-SEP-"},
+					func(prefix string) bool {
+						return strings.HasPrefix(name, prefix)
+					})
 				if line[0] == ':' && known && !active[name] {
 					declared, rules = append(declared, name), append(rules, "-X "+name)
 				}
@@ -56,7 +60,8 @@ func TestUpstreamDeletesWhatItKnows(t *testing.T) {
 			run(t, input+strings.Join(rules, "\n")+"\n"+"COMMIT\n", p.Tool.Program+"-restore", "--noflush")
 		}
 		for line := range strings.Lines(run(t, "", p.Tool.Program+"-save", "-t", "nat")) {
-			if id := (xtables.ChainID{Table: xtables.NAT, Name: strings.Fields(line[1:] + " -")[0]}); line[0] == ':' && xtables.IsDynamic(id) {
+			if id := (xtables.ChainID{Table: xtables.NAT, Name: strings.Fields(line[1:] + " -")[0]}); line[0] == ':' &&
+				xtables.IsDynamic(id) {
 				t.Errorf("upstream leaves %s behind", id.Name)
 			}
 		}

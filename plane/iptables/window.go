@@ -22,7 +22,8 @@ type round struct{ left []xtables.ChainID }
 // inWindows reports whether an audit is too large for one call. The legacy programs list all rules
 // or none.
 func (p *Plane) inWindows() bool {
-	return p.Tool.Backend == xtables.NFT && !p.dry && len(p.st.Digests)+p.st.Rules[xtables.NAT]+p.st.Rules[xtables.Filter] > p.window
+	return p.Tool.Backend == xtables.NFT && !p.dry && len(p.st.Digests)+p.st.Rules[xtables.NAT]+
+		p.st.Rules[xtables.Filter] > p.window
 }
 
 // nextWindow checks the next window of the audit, or the first of a new one. It reports whether

@@ -51,7 +51,8 @@ func benchmarkServices(b *testing.B, services int) {
 	table.Node.ServiceCIDRs = nil              // the lab's pods are in that network
 	for _, i := range []int{0, services - 1} { // the benchmark connects to these two
 		o, fronts := w.ClusterIP(i, 0, 1)
-		fronts[0].Routes[0].To.Backends = lb.BackendsOf(lb.Backend{Addr: netip.MustParseAddrPort("10.1.1.11:8080"), Local: true})
+		fronts[0].Routes[0].To.Backends = lb.BackendsOf(lb.Backend{Addr: netip.MustParseAddrPort("10.1.1.11:8080"),
+			Local: true})
 		table.Replace(o, fronts)
 	}
 	lab.On("node1", func() {

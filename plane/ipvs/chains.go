@@ -206,7 +206,8 @@ func (n *nodeFacts) filter(all map[chainName][]string) {
 	n.firewall("filter", all)
 	// The node's own packet, translated and masqueraded by IPVS, to an endpoint of the node: it has
 	// met its rules.
-	all[chainName{"filter", chainFirewall}] = append([]string{"-i lo -m conntrack --ctstate SNAT -j RETURN"}, all[chainName{"filter", chainFirewall}]...)
+	all[chainName{"filter", chainFirewall}] = append([]string{"-i lo -m conntrack --ctstate SNAT -j RETURN"},
+		all[chainName{"filter", chainFirewall}]...)
 
 	// Packets to a service address without that port would reach a server of this node (PN-43). The
 	// node answers a ping (SV-66).

@@ -30,10 +30,13 @@ var nodes = map[string]nodeFacts{
 	"ipv4": {family: lb.IPv4, masq: 1 << 14, fullyRandom: true, node: lb.Node{NodePorts: prefixes("172.18.0.2/32"),
 		Pods: lb.Detector{Prefixes: prefixes("10.1.0.0/16")}, ServiceCIDRs: prefixes("10.96.0.0/12")}},
 	"ipv6": {family: lb.IPv6, masq: 1 << 14, fullyRandom: true, node: lb.Node{NodePorts: prefixes("::/0"),
-		Pods: lb.Detector{Prefixes: prefixes("fd00:10:1::/48", "fd00:10:2::/48")}, ServiceCIDRs: prefixes("fd00:10:96::/108", "fd00:10:97::/108")}},
-	"bridge":           {family: lb.IPv4, masq: 1 << 5, node: lb.Node{NodePorts: prefixes("0.0.0.0/0"), Pods: lb.Detector{Interface: "cbr0"}}},
+		Pods:         lb.Detector{Prefixes: prefixes("fd00:10:1::/48", "fd00:10:2::/48")},
+		ServiceCIDRs: prefixes("fd00:10:96::/108", "fd00:10:97::/108")}},
+	"bridge": {family: lb.IPv4, masq: 1 << 5, node: lb.Node{NodePorts: prefixes("0.0.0.0/0"),
+		Pods: lb.Detector{Interface: "cbr0"}}},
 	"interface-prefix": {family: lb.IPv6, masq: 1 << 31, node: lb.Node{Pods: lb.Detector{InterfacePrefix: "veth"}}},
-	"excluded": {family: lb.IPv4, masq: 1 << 14, fullyRandom: true, excluded: prefixes("10.96.0.20/32", "2001:db8::/32", "192.0.2.77/24"),
+	"excluded": {family: lb.IPv4, masq: 1 << 14, fullyRandom: true, excluded: prefixes("10.96.0.20/32", "2001:db8::/32",
+		"192.0.2.77/24"),
 		node: lb.Node{NodePorts: prefixes("172.18.0.2/32")}},
 	"nothing": {family: lb.IPv4, masq: 1 << 14, fullyRandom: true},
 }
@@ -101,7 +104,8 @@ func TestChainsInKernel(t *testing.T) {
 				if err := second.Reset(t.Context(), n.node); err != nil || second.Stats().Restores != 0 {
 					t.Errorf("a second one writes: %+v, %v", second.Stats(), err)
 				}
-				if rules, err := k.Rules(t.Context()); err != nil || len(rules) != strings.Count(textOf(n), "\n-A KUBE-") {
+				if rules, err := k.Rules(t.Context()); err != nil || len(rules) != strings.Count(textOf(n),
+					"\n-A KUBE-") {
 					t.Errorf("the kernel has %d rules, %v: %v", len(rules), err, rules)
 				}
 				if repaired, err := k.Audit(t.Context(), true); repaired != 0 || err != nil {
@@ -207,7 +211,8 @@ COMMIT
 			must(t, k.Reset(t.Context(), n.node))
 			var is, want []string
 			for line := range strings.Lines(mustRun(t, "", program+"-save")) {
-				if line[0] == ':' && !slices.Contains([]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}, strings.Fields(line[1:])[0]) || line[0] == '-' {
+				if line[0] == ':' && !slices.Contains([]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT",
+					"POSTROUTING"}, strings.Fields(line[1:])[0]) || line[0] == '-' {
 					is = append(is, strings.TrimSpace(line))
 				}
 			}
@@ -217,8 +222,10 @@ COMMIT
 				}
 			}
 			for line := range strings.Lines(before) {
-				if strings.Contains(line, "KUBELET") || strings.Contains(line, "HINT") || strings.Contains(line, "FIREWALL ") && !strings.Contains(line, "PROXY") ||
-					strings.Contains(line, "KUBE-FIREWALL") || strings.Contains(line, "OTHER") || strings.Contains(line, "CNI") {
+				if strings.Contains(line, "KUBELET") || strings.Contains(line, "HINT") ||
+					strings.Contains(line, "FIREWALL ") && !strings.Contains(line, "PROXY") ||
+					strings.Contains(line, "KUBE-FIREWALL") || strings.Contains(line, "OTHER") ||
+					strings.Contains(line, "CNI") {
 					want = append(want, strings.TrimSpace(line))
 				}
 			}

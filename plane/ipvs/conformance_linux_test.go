@@ -121,7 +121,8 @@ func newWhole(b xtables.Backend, f lb.Family, step int, exclude ...netip.Prefix)
 	if w.chains = (&heldOnce{list: held}); b == xtables.Legacy {
 		held = w.chains.held
 	}
-	if w.Plane, err = New(Config{Family: f, Masquerade: 1 << 14, ExcludeCIDRs: exclude, IPVS: servers, Sets: setConn, Device: device, Chains: chains,
+	if w.Plane, err = New(Config{Family: f, Masquerade: 1 << 14, ExcludeCIDRs: exclude, IPVS: servers, Sets: setConn,
+		Device: device, Chains: chains,
 		View: func() (*View, error) { return openView(f, ipvs.Open, held) }}); err != nil {
 		return nil, err
 	}
@@ -152,14 +153,16 @@ var differs = map[string]string{
 
 // differsIn names the scenarios that show them.
 var differsIn = map[string]string{
-	"session-affinity-timeout": "SV-18: the kernel keeps a client at its backend as long as it keeps one of its connections, which is two minutes after the last one ended, then for the timeout",
+	"session-affinity-timeout": "SV-18: the kernel keeps a client at its backend as long as it keeps one of its " +
+		"connections, which is two minutes after the last one ended, then for the timeout",
 }
 
 // traced returns the mode's description for trace.
 func traced(f lb.Family) trace.Mode { return Mode().Trace(mode.Settings{Family: f}) }
 
 func conformance(b xtables.Backend) planetest.Config {
-	return planetest.Config{Mode: "ipvs", Variant: b != xtables.NFT, Differs: differs, DiffersIn: differsIn, Holds: true, AffinityByAddress: true, Trace: traced, Core: core, Forget: forgetServers,
+	return planetest.Config{Mode: "ipvs", Variant: b != xtables.NFT, Differs: differs, DiffersIn: differsIn,
+		Holds: true, AffinityByAddress: true, Trace: traced, Core: core, Forget: forgetServers,
 		New: func(f lb.Family) (planetest.Plane, error) { return opened(newWhole(b, f, 0)) }}
 }
 
@@ -190,7 +193,8 @@ func opened(w *whole, err error) (planetest.Plane, error) {
 
 var backends = []xtables.Backend{xtables.NFT, xtables.Legacy}
 
-// TestConformance sends the packets of every scenario through the kernel, with both variants of iptables.
+// TestConformance sends the packets of every scenario through the kernel, with both variants of
+// iptables.
 func TestConformance(t *testing.T) {
 	inVM(t)
 	for _, b := range backends {

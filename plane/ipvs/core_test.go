@@ -14,10 +14,14 @@ import (
 // core lists the scenarios that other kernels run. Together they have virtual servers and ipset
 // members of every form that the mode writes, as TestCore proves; the others exercise the kernel.
 var core = []string{
-	"all-ways-in", "address-of-a-pod", "detect-bridge", "detect-interface-prefix", "established-connections", "established-udp-flow", "external-ip-of-node",
-	"external-policy-local", "external-policy-local-affinity-fallback", "external-policy-local-none-local", "external-policy-local-udp", "hairpin-affinity", "health-check-port",
-	"host-network-endpoints", "internal-policy-local", "no-endpoints", "policies-cross", "restart", "same-port-different-protocols", "sctp", "session-affinity",
-	"session-affinity-survives-changes", "session-affinity-udp", "source-ranges", "source-ranges-local-policy", "source-ranges-node", "terminating-external-local", "udp", "unallocated-address", "unknown-port",
+	"all-ways-in", "address-of-a-pod", "detect-bridge", "detect-interface-prefix", "established-connections",
+	"established-udp-flow", "external-ip-of-node",
+	"external-policy-local", "external-policy-local-affinity-fallback", "external-policy-local-none-local",
+	"external-policy-local-udp", "hairpin-affinity", "health-check-port",
+	"host-network-endpoints", "internal-policy-local", "no-endpoints", "policies-cross", "restart",
+	"same-port-different-protocols", "sctp", "session-affinity",
+	"session-affinity-survives-changes", "session-affinity-udp", "source-ranges", "source-ranges-local-policy",
+	"source-ranges-node", "terminating-external-local", "udp", "unallocated-address", "unknown-port",
 }
 
 // TestCore proves that the scenarios for other kernels make the plane write every form of virtual
@@ -29,7 +33,8 @@ func TestCore(t *testing.T) {
 }
 
 // figures matches addresses, ports, times and numbers, except marks.
-var figures = regexp.MustCompile(`\[[0-9a-f:.]+\]|\b[0-9]+(\.[0-9]+){3}(/[0-9]+)?|\b[0-9a-f]*:[0-9a-f]*:[0-9a-f:.]*(/[0-9]+)?|\b[0-9]+\b`)
+var figures = regexp.MustCompile(
+	`\[[0-9a-f:.]+\]|\b[0-9]+(\.[0-9]+){3}(/[0-9]+)?|\b[0-9a-f]*:[0-9a-f]*:[0-9a-f:.]*(/[0-9]+)?|\b[0-9]+\b`)
 
 // forms returns the lines of a preview, with marks replaced by their meaning, and without other
 // numbers.

@@ -135,14 +135,16 @@ func TestCostOfNodePort(t *testing.T) {
 		must(t, only(planetest.ResetAll(t.Context(), p, table)))
 		set := func(n int) []*lb.Frontend {
 			return []*lb.Frontend{{Key: lb.Key{Port: 30080, Proto: lb.TCP}, Service: "ns/np:http", Kind: lb.NodePort,
-				Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: w.Set("ns/np:http", lb.Cluster, 100, n)}}}}
+				Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: w.Set("ns/np:http", lb.Cluster,
+					100, n)}}}}
 		}
 		for n := 1; n < 3; n++ { // the new pod is on another node
 			changes, _ := table.Replace(lb.Owner{Name: "ns/np"}, set(n))
 			before := k.cost()
 			must(t, only(p.Apply(t.Context(), changes)))
 			if c := k.cost().since(before); n == 2 && (c.total() != addresses || c.sends != 1) {
-				t.Errorf("an endpoint of a NodePort on %d addresses costs %+v, want a message for each in one system call", addresses, c)
+				t.Errorf("an endpoint of a NodePort on %d addresses costs %+v, want a message for each in one system "+
+					"call", addresses, c)
 			}
 		}
 	}
@@ -158,7 +160,8 @@ func TestFirstSync(t *testing.T) {
 	table := w.Table(services, 3)
 	must(t, only(planetest.ResetAll(t.Context(), p, table)))
 	c := k.cost()
-	t.Logf("%d Services: %.2f messages each, %d system calls for those to IPVS, %d members and addresses", services, float64(c.messages)/services, c.sends, c.wrote)
+	t.Logf("%d Services: %.2f messages each, %d system calls for those to IPVS, %d members and addresses", services,
+		float64(c.messages)/services, c.sends, c.wrote)
 	if c.messages > 4*services+1000 {
 		t.Errorf("%d messages to IPVS, want one for each virtual and real server", c.messages)
 	}
@@ -196,7 +199,8 @@ func TestLarge(t *testing.T) {
 	for i := range 1000 {
 		name := fmt.Sprintf("ns/many:p%d", i)
 		set := w.Set(name, lb.Cluster, 70000, 3)
-		many = append(many, &lb.Frontend{Key: lb.Key{Addr: w.Addr(10, 999), Port: uint16(1000 + i), Proto: lb.TCP}, Service: name, Kind: lb.ClusterIP,
+		many = append(many, &lb.Frontend{Key: lb.Key{Addr: w.Addr(10, 999), Port: uint16(1000 + i), Proto: lb.TCP},
+			Service: name, Kind: lb.ClusterIP,
 			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}})
 	}
 	table.Replace(lb.Owner{Name: "ns/many"}, many)

@@ -121,7 +121,8 @@ func (c *counters) counts() []mode.Count {
 	all := make([]mode.Count, 0, len(c.of))
 	for _, is := range c.of {
 		if is.conns > 0 {
-			all = append(all, mode.Count{CounterID: mode.CounterID{N: is.number}, ServicePort: is.port, Traffic: mode.Traffic{Connections: is.conns}})
+			all = append(all, mode.Count{CounterID: mode.CounterID{N: is.number}, ServicePort: is.port,
+				Traffic: mode.Traffic{Connections: is.conns}})
 		}
 	}
 	return all

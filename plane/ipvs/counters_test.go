@@ -46,7 +46,9 @@ func (k *lab) connect(t testing.TB, f lb.Family, table *lb.Table, n uint64, own 
 	t.Helper()
 	want, served := map[string]uint64{}, map[ipvs.ServiceID]bool{}
 	for _, v := range k.ipvs.State() {
-		served[v.ServiceID] = slices.ContainsFunc(v.Destinations, func(d ipvs.DestinationState) bool { return d.Weight > 0 })
+		served[v.ServiceID] = slices.ContainsFunc(v.Destinations, func(d ipvs.DestinationState) bool {
+			return d.Weight > 0
+		})
 	}
 	for id, is := range k.counted(t) {
 		row := k.rowOf(f, table, id, own)
@@ -65,7 +67,10 @@ func (k *lab) connect(t testing.TB, f lb.Family, table *lb.Table, n uint64, own 
 func (k *lab) counted(t testing.TB) map[ipvs.ServiceID]uint64 {
 	t.Helper()
 	all := map[ipvs.ServiceID]uint64{}
-	must(t, k.conn.Services(t.Context(), func(s ipvs.ServiceState) error { all[s.ServiceID] = s.Stats.Conns; return nil }))
+	must(t, k.conn.Services(t.Context(), func(s ipvs.ServiceState) error {
+		all[s.ServiceID] = s.Stats.Conns
+		return nil
+	}))
 	return all
 }
 
@@ -120,7 +125,10 @@ func TestCounters(t *testing.T) {
 			probeID(f),
 		}
 		for _, id := range foreign {
-			must(t, k.conn.Do(t.Context(), []ipvs.Op{{Verb: ipvs.NewService, Service: ipvs.Service{ServiceID: id, Scheduler: "rr", Netmask: id.Family.WholeAddress()}}}, nil))
+			must(t,
+				k.conn.Do(t.Context(),
+					[]ipvs.Op{{Verb: ipvs.NewService, Service: ipvs.Service{ServiceID: id, Scheduler: "rr",
+						Netmask: id.Family.WholeAddress()}}}, nil))
 		}
 		planetest.WantCounted(t, p, "before anybody came", map[string]uint64{})
 		one := k.connect(t, f, table, 3, own)
@@ -213,7 +221,8 @@ func TestCountersGoOn(t *testing.T) {
 	// Another program deletes it, and the audit recreates it; or that program recreates it, and its
 	// count at that time is the base.
 	remove := []ipvs.Op{{Verb: ipvs.DelService, Service: ipvs.Service{ServiceID: id}}}
-	add := ipvs.Op{Verb: ipvs.NewService, Service: ipvs.Service{ServiceID: id, Scheduler: "rr", Netmask: id.Family.WholeAddress()}}
+	add := ipvs.Op{Verb: ipvs.NewService, Service: ipvs.Service{ServiceID: id, Scheduler: "rr",
+		Netmask: id.Family.WholeAddress()}}
 	must(t, k.conn.Do(t.Context(), remove, nil))
 	must(t, only(p.Audit(t.Context(), true)))
 	connect(3)
@@ -274,7 +283,10 @@ type disturbed struct {
 
 func (d *disturbed) Services(ctx context.Context, f func(ipvs.ServiceState) error) error {
 	var all []ipvs.ServiceState
-	if err := d.Counters.Services(ctx, func(s ipvs.ServiceState) error { all = append(all, s); return nil }); err != nil {
+	if err := d.Counters.Services(ctx, func(s ipvs.ServiceState) error {
+		all = append(all, s)
+		return nil
+	}); err != nil {
 		return err
 	}
 	d.then()

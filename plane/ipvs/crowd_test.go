@@ -30,9 +30,10 @@ func newConnLimit(t testing.TB, left uint32) *crowd {
 func (c *crowd) set(i, n int) error {
 	c.Helper()
 	name := fmt.Sprintf("ns/svc-%d:http", i)
-	fronts := []*lb.Frontend{{Key: lb.Key{Addr: c.Addr(12, i), Port: 80, Proto: lb.TCP}, Service: name, Kind: lb.LoadBalancer, Routes: []lb.Route{
-		{From: lb.Pods, Do: lb.Balance, To: c.Set(name, lb.Cluster, 100*i, n)},
-		{From: lb.Anywhere, Do: lb.Drop}}}}
+	fronts := []*lb.Frontend{{Key: lb.Key{Addr: c.Addr(12, i), Port: 80, Proto: lb.TCP}, Service: name,
+		Kind: lb.LoadBalancer, Routes: []lb.Route{
+			{From: lb.Pods, Do: lb.Balance, To: c.Set(name, lb.Cluster, 100*i, n)},
+			{From: lb.Anywhere, Do: lb.Drop}}}}
 	if n == 0 {
 		fronts = nil
 	}
@@ -122,7 +123,8 @@ func TestNumbersRunOutSV25(t *testing.T) {
 		must(t, c.set(i, 0))
 	}
 	if all := c.ipvs.State(); len(all) > 0 || len(c.p.l.servers)+len(c.p.l.others)+len(c.p.l.members) > 0 {
-		t.Errorf("with no Service: %v, and in the ledger %d servers, %d others, %d members", all, len(c.p.l.servers), len(c.p.l.others), len(c.p.l.members))
+		t.Errorf("with no Service: %v, and in the ledger %d servers, %d others, %d members", all, len(c.p.l.servers),
+			len(c.p.l.others), len(c.p.l.members))
 	}
 }
 
@@ -131,9 +133,10 @@ func TestNumbersRunOutSV25(t *testing.T) {
 func TestMarkOfAKeyThatChangedHandsSV25(t *testing.T) {
 	c := newConnLimit(t, 10)
 	row := func(service string, key, first int) *lb.Frontend {
-		return &lb.Frontend{Key: lb.Key{Addr: c.Addr(12, key), Port: 80, Proto: lb.TCP}, Service: service, Kind: lb.LoadBalancer, Routes: []lb.Route{
-			{From: lb.Pods, Do: lb.Balance, To: c.Set(service, lb.Cluster, first, 2)},
-			{From: lb.Anywhere, Do: lb.Drop}}}
+		return &lb.Frontend{Key: lb.Key{Addr: c.Addr(12, key), Port: 80, Proto: lb.TCP}, Service: service,
+			Kind: lb.LoadBalancer, Routes: []lb.Route{
+				{From: lb.Pods, Do: lb.Balance, To: c.Set(service, lb.Cluster, first, 2)},
+				{From: lb.Anywhere, Do: lb.Drop}}}
 	}
 	for _, stays := range []bool{true, false} { // or its other key is removed as well
 		before := c.Table(0, 0)

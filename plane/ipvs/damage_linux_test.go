@@ -93,7 +93,8 @@ func (d *damaged) state() string {
 			all = append(all, h.Set.String())
 		}
 	}
-	addrs, err := netlink.AddrList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: d.indexOf(Device)}}, netlink.FAMILY_ALL)
+	addrs, err := netlink.AddrList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: d.indexOf(Device)}},
+		netlink.FAMILY_ALL)
 	d.must(err)
 	for _, a := range addrs {
 		if a.IP.IsGlobalUnicast() {
@@ -162,17 +163,20 @@ func TestDamage(t *testing.T) {
 	})
 	eachDamaged("a set whose members go by themselves", true, func(d *damaged) {
 		family := map[lb.Family]string{lb.IPv4: "inet", lb.IPv6: "inet6"}[d.World.Family]
-		d.run(fmt.Sprintf("create other hash:ip,port family %s skbinfo timeout 5\nswap other %s\ndestroy other\n", family, name(d, setMarksAnywhere)), "ipset", "restore")
+		d.run(fmt.Sprintf("create other hash:ip,port family %s skbinfo timeout 5\nswap other %s\ndestroy other\n",
+			family, name(d, setMarksAnywhere)), "ipset", "restore")
 	})
 	eachDamaged("a set that is full", true, func(d *damaged) {
 		family := map[lb.Family]string{lb.IPv4: "inet", lb.IPv6: "inet6"}[d.World.Family]
-		d.run(fmt.Sprintf("create other hash:ip,port family %s maxelem 1\nadd other %s,tcp:1\nswap other %s\ndestroy other\n", family, d.Addr(10, 77), name(d, setClusterIP)), "ipset", "restore")
+		d.run(fmt.Sprintf("create other hash:ip,port family %s maxelem 1\nadd other %s,tcp:1\nswap other %s\n"+
+			"destroy other\n", family, d.Addr(10, 77), name(d, setClusterIP)), "ipset", "restore")
 	})
 	eachDamaged("a member that is one too many", true, func(d *damaged) {
 		d.run("", "ipset", "add", name(d, setIPs), d.Addr(10, 9999).String())
 	})
 	eachDamaged("another mark", true, func(d *damaged) {
-		d.run("", "ipset", "add", "-exist", name(d, setMarksAnywhere), fmt.Sprintf("%s,tcp:80", d.Addr(10, 1)), "skbmark", "0x1/0xff")
+		d.run("", "ipset", "add", "-exist", name(d, setMarksAnywhere), fmt.Sprintf("%s,tcp:80", d.Addr(10, 1)),
+			"skbmark", "0x1/0xff")
 	})
 	eachDamaged("delete an address", false, func(d *damaged) {
 		d.foreign(unix.RTM_DELADDR, d.indexOf(Device), d.Addr(10, 1), d.Addr(10, 1).BitLen())
@@ -213,7 +217,8 @@ func TestServiceAddressElsewhere(t *testing.T) {
 				d.foreign(unix.RTM_NEWADDR, d.other.Attrs().Index, vip, vip.BitLen())
 				d.mends(false, func() string {
 					got := d.state() + "\n"
-					if strings.Contains(got, "address "+vip.String()+"\n") || strings.Contains(got, setIPs.name(f)+" "+vip.String()+"\n") {
+					if strings.Contains(got, "address "+vip.String()+"\n") || strings.Contains(got, setIPs.name(f)+" "+
+						vip.String()+"\n") {
 						return "another interface has " + vip.String() + " too:\n" + got
 					}
 					return ""
@@ -289,7 +294,8 @@ func TestErrorsAreBounded(t *testing.T) {
 		changes = append(changes, lb.Change{Key: row.Key, New: row})
 	}
 	k.refuse = func(string) error { return unix.ENOSPC }
-	if _, err := p.Apply(t.Context(), changes); err == nil || len(err.Error()) > 2000 || !strings.HasSuffix(err.Error(), " more") {
+	if _, err := p.Apply(t.Context(), changes); err == nil || len(err.Error()) > 2000 ||
+		!strings.HasSuffix(err.Error(), " more") {
 		t.Errorf("%.3000v", err)
 	}
 	k.refuse = nil

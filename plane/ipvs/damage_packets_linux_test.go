@@ -108,7 +108,8 @@ func (k *packets) serves(what string) {
 	for _, w := range []struct {
 		from string
 		to   netip.AddrPort
-	}{{netlab.Client, k.vip}, {netlab.Client, k.node}, {"pod2", k.vip}, {"pod1", k.vip}, {netlab.Node1, k.vip}, {netlab.Node2, k.node}} {
+	}{{netlab.Client, k.vip}, {netlab.Client, k.node}, {"pod2", k.vip}, {"pod1", k.vip}, {netlab.Node1, k.vip},
+		{netlab.Node2, k.node}} {
 		for range 3 {
 			if _, err := k.Dial(w.from, netlab.TCP, w.to, netlab.DialOptions{Timeout: 10 * time.Second}); err != nil {
 				k.t.Errorf("%s: %s to %s: %v", what, w.from, w.to, err)
@@ -141,7 +142,8 @@ func TestDamageAndPackets(t *testing.T) {
 			k.serves("before")
 			bits := fmt.Sprintf("%s/%d", k.vip.Addr(), k.vip.Addr().BitLen())
 
-			ways := []netlab.Way{{From: netlab.Client, To: k.vip}, {From: "pod2", To: k.vip}, {From: netlab.Node1, To: k.vip}, {From: netlab.Node2, To: k.node}}
+			ways := []netlab.Way{{From: netlab.Client, To: k.vip}, {From: "pod2", To: k.vip},
+				{From: netlab.Node1, To: k.vip}, {From: netlab.Node2, To: k.node}}
 			traffic := k.Traffic(ways...)
 			traffic.More()
 			add := []string{"ip", "addr", "add", bits, "dev", netlab.Uplink}
@@ -181,9 +183,14 @@ func TestDamageAndPackets(t *testing.T) {
 				what, restore string
 				full          bool
 			}{
-				{"all sets flushed", fmt.Sprintf("flush %s\nflush %s\nflush %s\nflush %s\n", name(setMarksAnywhere), name(setIPs), name(setLoopBack), name(setMarksPods)), true},
-				{"a set that forgets its members", fmt.Sprintf("create x hash:ip,port family %s timeout 1 skbinfo\nswap x %s\ndestroy x\n", family, name(setMarksAnywhere)), true},
-				{"a set without room and marks", fmt.Sprintf("create x hash:ip,port family %s maxelem 1\nswap x %s\ndestroy x\n", family, name(setMarksPods)), true},
+				{"all sets flushed", fmt.Sprintf("flush %s\nflush %s\nflush %s\nflush %s\n", name(setMarksAnywhere),
+					name(setIPs), name(setLoopBack), name(setMarksPods)), true},
+				{"a set that forgets its members",
+					fmt.Sprintf("create x hash:ip,port family %s timeout 1 skbinfo\nswap x %s\ndestroy x\n", family,
+						name(setMarksAnywhere)), true},
+				{"a set without room and marks",
+					fmt.Sprintf("create x hash:ip,port family %s maxelem 1\nswap x %s\ndestroy x\n", family,
+						name(setMarksPods)), true},
 			} {
 				k.must(k.run(damage.restore, "ipset", "restore"))
 				k.repair(true)

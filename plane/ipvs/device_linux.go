@@ -202,7 +202,8 @@ func (d *device) noticeLink(l route.Link, there bool) {
 	}
 }
 
-// linkLocal reports whether an address is link-local. Those come and go with devices, such as pods'.
+// linkLocal reports whether an address is link-local. Those come and go with devices, such as
+// pods'.
 func linkLocal(a netip.Addr) bool { return a.Is6() && a.IsLinkLocalUnicast() }
 
 // Ensure creates the device if it does not exist.
@@ -348,7 +349,8 @@ func (c *change) Append(e *netlink.Encoder, i int) error {
 		return ErrNoDevice
 	}
 	a := c.addrs[i]
-	of := route.Address{Addr: a, Bits: a.BitLen(), Index: c.index, Scope: unix.RT_SCOPE_HOST, Flags: unix.IFA_F_NOPREFIXROUTE}
+	of := route.Address{Addr: a, Bits: a.BitLen(), Index: c.index, Scope: unix.RT_SCOPE_HOST,
+		Flags: unix.IFA_F_NOPREFIXROUTE}
 	if c.family == lb.IPv6 { // the kernel sets the scope itself, and would look for duplicates on the link
 		of.Flags |= unix.IFA_F_NODAD | unix.IFA_F_DEPRECATED
 	}
@@ -385,7 +387,8 @@ func (c *change) Done(i int, err error) {
 	case errors.Is(err, unix.ENODEV):
 		err = fmt.Errorf("%w: %w", ErrNoDevice, err)
 	case errors.Is(err, unix.EACCES) && c.family == lb.IPv6:
-		err = fmt.Errorf("%w: the device must take IPv6 addresses: set sysctl net.ipv6.conf.%s.disable_ipv6=0", err, Device)
+		err = fmt.Errorf("%w: the device must take IPv6 addresses: set sysctl net.ipv6.conf.%s.disable_ipv6=0", err,
+			Device)
 	}
 	c.failures.Add(i, fmt.Errorf(doing, a, Device, err))
 }

@@ -182,7 +182,8 @@ func (b *deviceBench) foreign(typ uint16, index int, a netip.Addr, bits int) {
 	if typ == unix.RTM_NEWADDR {
 		flags |= unix.NLM_F_CREATE | unix.NLM_F_EXCL
 	}
-	route.AppendAddress(&e, typ, flags, route.Address{Addr: a, Bits: bits, Index: int32(index), Flags: unix.IFA_F_NODAD})
+	route.AppendAddress(&e, typ, flags, route.Address{Addr: a, Bits: bits, Index: int32(index),
+		Flags: unix.IFA_F_NODAD})
 	b.must(conn.Do(b.t.Context(), e.B, nil))
 }
 
@@ -221,7 +222,8 @@ func TestDevice(t *testing.T) {
 		b.has(all[:5]...)
 		link, err := netlink.LinkByName(Device)
 		b.must(err)
-		if link.Type() != DeviceType || link.Attrs().RawFlags&unix.IFF_NOARP == 0 || link.Attrs().RawFlags&unix.IFF_UP != 0 {
+		if link.Type() != DeviceType || link.Attrs().RawFlags&unix.IFF_NOARP == 0 ||
+			link.Attrs().RawFlags&unix.IFF_UP != 0 {
 			t.Errorf("the device is of type %s, with flags %#x", link.Type(), link.Attrs().RawFlags)
 		}
 		listed, err := route.Addresses(ctx, b.conn, b.device.number())
@@ -340,8 +342,10 @@ func TestDevicePlace(t *testing.T) {
 			}
 			slices.Sort(has)
 			slices.Sort(elsewhere)
-			if !slices.Equal(strs(l.nodePorts), nodePorts) || !slices.Equal(strs(p.Own), own) || !slices.Equal(has, elsewhere) {
-				t.Errorf("NodePorts at %v, own %v, elsewhere %v; want %v, %v, %v", strs(l.nodePorts), strs(p.Own), has, nodePorts, own, elsewhere)
+			if !slices.Equal(strs(l.nodePorts), nodePorts) || !slices.Equal(strs(p.Own), own) ||
+				!slices.Equal(has, elsewhere) {
+				t.Errorf("NodePorts at %v, own %v, elsewhere %v; want %v, %v, %v", strs(l.nodePorts), strs(p.Own), has,
+					nodePorts, own, elsewhere)
 			}
 		}
 		every := b.family.Everywhere().String()
@@ -465,8 +469,10 @@ func TestDeviceAddressIsNoSource(t *testing.T) {
 		b.must(netlink.LinkAdd(host))
 		b.must(netlink.LinkSetUp(host))
 		b.foreign(unix.RTM_NEWADDR, host.Attrs().Index, netip.MustParseAddr(own), 16)
-		for _, args := range []string{"route add " + far + " dev eth0", "route get " + netip.MustParsePrefix(far).Addr().Next().String()} {
-			out, err := exec.Command("ip", append([]string{fmt.Sprintf("-%d", b.family)}, strings.Fields(args)...)...).CombinedOutput()
+		for _, args := range []string{"route add " + far + " dev eth0", "route get " + netip.MustParsePrefix(far).
+			Addr().Next().String()} {
+			out, err := exec.Command("ip", append([]string{fmt.Sprintf("-%d", b.family)}, strings.Fields(args)...)...).
+				CombinedOutput()
 			if err != nil || strings.Contains(args, "get") && !strings.Contains(string(out), "src "+own+" ") {
 				t.Errorf("ip %s: %v\n%swant it from %s", args, err, out, own)
 			}

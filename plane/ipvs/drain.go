@@ -112,7 +112,8 @@ func (p *Plane) look(ctx context.Context) error {
 }
 
 // inspectAt returns the real servers that have drained, or serve no connection any more.
-func (p *Plane) inspectAt(ctx context.Context, s *virtual, now time.Time, counts bool) (gone []netip.AddrPort, err error) {
+func (p *Plane) inspectAt(ctx context.Context, s *virtual, now time.Time, counts bool) (gone []netip.AddrPort,
+	err error) {
 	left := map[netip.AddrPort]bool{}
 	late := s.leaving && (now.Sub(s.drain.left) >= stay || p.l.taken(s))
 	err = p.cfg.IPVS.Destinations(ctx, s.id, func(d ipvs.DestinationState) error {

@@ -34,8 +34,10 @@ func (d *drainLab) service(proto lb.Proto, first, n int) (lb.Owner, []*lb.Fronte
 	for i := range n {
 		all = append(all, lb.Backend{Addr: d.pod(first + i)})
 	}
-	set := &lb.BackendSet{ID: lb.SetID{Service: "ns/web:http", Proto: proto, Scope: lb.Cluster}, Backends: lb.BackendsOf(all...)}
-	f := &lb.Frontend{Key: keyOf(d.web), Service: "ns/web:http", Kind: lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}
+	set := &lb.BackendSet{ID: lb.SetID{Service: "ns/web:http", Proto: proto, Scope: lb.Cluster},
+		Backends: lb.BackendsOf(all...)}
+	f := &lb.Frontend{Key: keyOf(d.web), Service: "ns/web:http", Kind: lb.ClusterIP,
+		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}
 	if n == 0 {
 		f.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}
 	}
@@ -294,7 +296,8 @@ func TestDrainDeletedServiceIsBounded(t *testing.T) {
 			if d.weights() != nil {
 				t.Error("the virtual server is there after the bound")
 			}
-			if n := len(d.devs[lb.IPv4].addrs) + len(d.sets[setIPs.name(lb.IPv4)].members) + len(d.sets[setMarksAnywhere.name(lb.IPv4)].members); n > 0 {
+			if n := len(d.devs[lb.IPv4].addrs) + len(d.sets[setIPs.name(lb.IPv4)].members) +
+				len(d.sets[setMarksAnywhere.name(lb.IPv4)].members); n > 0 {
 				t.Errorf("%d addresses and members of it are there after the bound", n)
 			}
 		})

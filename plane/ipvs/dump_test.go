@@ -97,7 +97,8 @@ func (d *dumper) servers(ctx context.Context) error {
 			break
 		}
 		name := d.name(s.ServiceID)
-		d.line("virtual server %s scheduler %s flags %d timeout %d netmask %d", name, s.Scheduler, s.Flags, s.Timeout, s.Netmask)
+		d.line("virtual server %s scheduler %s flags %d timeout %d netmask %d", name, s.Scheduler, s.Flags, s.Timeout,
+			s.Netmask)
 		err = d.cfg.IPVS.Destinations(ctx, s.ServiceID, func(is ipvs.DestinationState) error {
 			if is.Weight != 0 {
 				d.line("virtual server %s to %s weight %d forwarding %d", name, is.Addr, is.Weight, is.Forwarding)
@@ -111,7 +112,8 @@ func (d *dumper) servers(ctx context.Context) error {
 func (d *dumper) setMembers(ctx context.Context) error {
 	for s := range setCount {
 		_, err := d.cfg.Sets.Members(ctx, d.sets[s].Name, func(m ipset.Member) {
-			if s == setIPs && d.held[m.Addr] || s == setMarksAnywhere && d.leaving[serviceOf(lb.Key{Addr: m.Addr, Port: m.Port, Proto: lb.Proto(m.Proto)})] {
+			if s == setIPs && d.held[m.Addr] || s == setMarksAnywhere &&
+				d.leaving[serviceOf(lb.Key{Addr: m.Addr, Port: m.Port, Proto: lb.Proto(m.Proto)})] {
 				return
 			}
 			text := m.Key().String()

@@ -26,7 +26,8 @@ func TestIPVSServersOfOthersGoOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	at := netip.MustParseAddrPort
-	vip, more, late, balancer, node := at("10.96.0.10:80"), at("10.96.0.10:81"), at("10.96.0.10:82"), at("192.0.2.10:80"), at("172.18.0.2:30080")
+	vip, more, late, balancer, node := at("10.96.0.10:80"), at("10.96.0.10:81"), at("10.96.0.10:82"),
+		at("192.0.2.10:80"), at("172.18.0.2:30080")
 	all := []lb.Backend{{Addr: at("10.1.1.11:8080"), Local: true}, {Addr: at("10.1.2.14:8080")}}
 	owner, fronts := shopRows(all)
 	fronts[2].Sources = []netip.Prefix{netip.MustParsePrefix("10.1.1.13/32")}
@@ -44,14 +45,16 @@ func TestIPVSServersOfOthersGoOn(t *testing.T) {
 		for _, to := range ways {
 			// A pod's replies would not pass through IPVS.
 			for _, from := range []string{"client", "node1"} {
-				if r, err := lab.Dial(from, netlab.TCP, to, netlab.DialOptions{Timeout: 5 * netlab.DefaultTimeout}); err != nil || r.Server != "pod3" {
+				if r, err := lab.Dial(from, netlab.TCP, to,
+					netlab.DialOptions{Timeout: 5 * netlab.DefaultTimeout}); err != nil || r.Server != "pod3" {
 					t.Errorf("%s: %s → %s, a virtual server of others: %v, %v", when, from, to, r, err)
 				}
 			}
 		}
 	}
 	lab.On("node1", func() {
-		p, err := newWhole(xtables.NFT, lb.IPv4, 0, netip.MustParsePrefix("10.96.0.10/32"), netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("172.18.0.0/16"))
+		p, err := newWhole(xtables.NFT, lb.IPv4, 0, netip.MustParsePrefix("10.96.0.10/32"),
+			netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("172.18.0.0/16"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -76,7 +79,8 @@ func TestIPVSServersOfOthersGoOn(t *testing.T) {
 			}
 			return failed
 		}
-		if failed := again(); len(failed) != 3 || slices.ContainsFunc(failed, func(s string) bool { return !strings.Contains(s, "--ipvs-exclude-cidrs") }) {
+		if failed := again(); len(failed) != 3 ||
+			slices.ContainsFunc(failed, func(s string) bool { return !strings.Contains(s, "--ipvs-exclude-cidrs") }) {
 			t.Errorf("what others have: %q", failed)
 		}
 		foreign(late)

@@ -28,7 +28,8 @@ func TestIPVSEndpointAtServiceAddress(t *testing.T) {
 		return s
 	}
 	row := func(to netip.AddrPort, kind lb.Kind, s *lb.BackendSet) *lb.Frontend {
-		return &lb.Frontend{Key: lb.Key{Addr: to.Addr(), Port: to.Port(), Proto: lb.TCP}, Service: s.ID.Service, Kind: kind,
+		return &lb.Frontend{Key: lb.Key{Addr: to.Addr(), Port: to.Port(), Proto: lb.TCP}, Service: s.ID.Service,
+			Kind:   kind,
 			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: s}}}
 	}
 	apply := func(owner string, rows ...*lb.Frontend) {

@@ -30,8 +30,9 @@ func newFirstLab(t *testing.T) *firstLab {
 // claim makes tenant/a claim the pod's address.
 func (d *firstLab) claim(kind lb.Kind, created int64) {
 	d.Helper()
-	d.apply(lb.Owner{Name: "tenant/a", Created: created}, []*lb.Frontend{{Key: lb.Key{Addr: d.pod, Port: 8080, Proto: lb.TCP}, Service: "tenant/a:p", Kind: kind,
-		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}})
+	d.apply(lb.Owner{Name: "tenant/a", Created: created},
+		[]*lb.Frontend{{Key: lb.Key{Addr: d.pod, Port: 8080, Proto: lb.TCP}, Service: "tenant/a:p", Kind: kind,
+			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}})
 }
 
 // backend adds the pod to the endpoints of ns/svc-1.
@@ -147,7 +148,8 @@ func TestEndpointsAtClusterIPs(t *testing.T) {
 // pods share, is not bound on other nodes.
 func TestExternalIPOfTheServicesOwnEndpoint(t *testing.T) {
 	d := newFirstLab(t)
-	row := &lb.Frontend{Key: lb.Key{Addr: d.pod, Port: 8080, Proto: lb.TCP}, Service: "ns/svc-1:http", Kind: lb.ExternalIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}
+	row := &lb.Frontend{Key: lb.Key{Addr: d.pod, Port: 8080, Proto: lb.TCP}, Service: "ns/svc-1:http",
+		Kind: lb.ExternalIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}
 	d.apply(lb.Owner{Name: "ns/svc-1"}, []*lb.Frontend{row})
 	d.bound("before there are endpoints", true, false)
 	with := *row

@@ -27,17 +27,20 @@ func TestServicesOfTheHostBesideFTP(t *testing.T) {
 	if to == nil {
 		t.Fatal("the shop has no backends")
 	}
-	set := &lb.BackendSet{ID: lb.SetID{Service: "tenant/ftp:ftp", Proto: lb.TCP, Scope: lb.Cluster}, Backends: to.Backends}
+	set := &lb.BackendSet{ID: lb.SetID{Service: "tenant/ftp:ftp", Proto: lb.TCP, Scope: lb.Cluster},
+		Backends: to.Backends}
 	row := func(kind lb.Kind, a netip.Addr) *lb.Frontend {
-		return &lb.Frontend{Key: lb.Key{Addr: a, Port: 21, Proto: lb.TCP}, Service: "tenant/ftp:ftp", Kind: kind, Affinity: time.Hour,
-			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: set}}}
+		return &lb.Frontend{Key: lb.Key{Addr: a, Port: 21, Proto: lb.TCP}, Service: "tenant/ftp:ftp", Kind: kind,
+			Affinity: time.Hour,
+			Routes:   []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: set}}}
 	}
 	k.table.Replace(lb.Owner{Name: "tenant/ftp"}, []*lb.Frontend{row(lb.ExternalIP, k.node.Addr())})
 	k.On(netlab.Node1, k.reset)
 	for _, from := range []string{netlab.Client, "pod2", netlab.Node1, netlab.Node2} {
 		var first string
 		for i := range 3 {
-			r, err := k.Dial(from, netlab.TCP, netip.AddrPortFrom(k.node.Addr(), 21), netlab.DialOptions{Timeout: 10 * time.Second})
+			r, err := k.Dial(from, netlab.TCP, netip.AddrPortFrom(k.node.Addr(), 21),
+				netlab.DialOptions{Timeout: 10 * time.Second})
 			if err != nil {
 				t.Fatalf("%s to port 21: %v", from, err)
 			}
@@ -47,7 +50,8 @@ func TestServicesOfTheHostBesideFTP(t *testing.T) {
 				t.Errorf("%s to port 21: it was at %s, and is at %s: want it to stay", from, first, r.Server)
 			}
 		}
-		r, err := k.Dial(from, netlab.TCP, netip.AddrPortFrom(k.node.Addr(), program), netlab.DialOptions{Timeout: 10 * time.Second})
+		r, err := k.Dial(from, netlab.TCP, netip.AddrPortFrom(k.node.Addr(), program),
+			netlab.DialOptions{Timeout: 10 * time.Second})
 		if err != nil || r.Server != netlab.Node1 {
 			t.Errorf("%s to a program of the node: %s answers, %v", from, r.Server, err)
 		}

@@ -55,7 +55,8 @@ func TestNoHole(t *testing.T) {
 			before := k.moment(f, "")
 			var moments []moment
 			k.ipvs.Before = func(r ipvsfake.Request) error {
-				moments = append(moments, k.moment(f, fmt.Sprintf("command %d %v %v", r.Command, r.Service, r.Destination)))
+				moments = append(moments,
+					k.moment(f, fmt.Sprintf("command %d %v %v", r.Command, r.Service, r.Destination)))
 				return nil
 			}
 			k.refuse = func(what string) error { moments = append(moments, k.moment(f, what)); return nil }
@@ -111,7 +112,8 @@ func TestGuardsComeFirst(t *testing.T) {
 		return &lb.Frontend{Key: key, Service: "ns/web:http", Kind: lb.LoadBalancer, Routes: routes, Sources: sources}
 	}
 	reject := row(nil, lb.Route{From: lb.Anywhere, Do: lb.Reject})
-	guarded := row([]netip.Prefix{netip.PrefixFrom(w.Addr(100, 0), 8)}, lb.Route{From: lb.Anywhere, Do: lb.Balance, To: w.Set("ns/web:http", lb.Cluster, 1, 2)})
+	guarded := row([]netip.Prefix{netip.PrefixFrom(w.Addr(100, 0), 8)}, lb.Route{From: lb.Anywhere, Do: lb.Balance,
+		To: w.Set("ns/web:http", lb.Cluster, 1, 2)})
 	k := newLab(t)
 	p, table := k.plane(t, lb.IPv4), w.Table(0, 0)
 	table.Replace(owner, []*lb.Frontend{reject})

@@ -65,7 +65,8 @@ func damageKernel(b xtables.Backend) func(lb.Family, *rand.Rand) error {
 			}
 			return conn.Do(context.Background(), ops, nil)
 		case 2:
-			return command("ipset", "flush", []set{setClusterIP, setMarksAnywhere, setMarksPods, setIPs}[rnd.IntN(4)].name(f))
+			return command("ipset", "flush", []set{setClusterIP, setMarksAnywhere, setMarksPods,
+				setIPs}[rnd.IntN(4)].name(f))
 		case 3:
 			return command("ip", "-"+strings.TrimPrefix(f.String(), "IPv"), "addr", "flush", "dev", Device)
 		case 4:
@@ -94,7 +95,8 @@ func wipeKernel(b xtables.Backend) func(lb.Family) error {
 		err = errors.Join(err, conn.Do(context.Background(), ops, nil),
 			command("ip", "-"+strings.TrimPrefix(f.String(), "IPv"), "addr", "flush", "dev", Device))
 		for _, table := range []string{"mangle", "nat", "filter"} {
-			err = errors.Join(err, command(programOf(f, b), "-t", table, "-F"), command(programOf(f, b), "-t", table, "-X"))
+			err = errors.Join(err, command(programOf(f, b), "-t", table, "-F"), command(programOf(f, b), "-t", table,
+				"-X"))
 		}
 		for s := range setCount {
 			err = errors.Join(err, command("ipset", "destroy", s.name(f)))
@@ -196,10 +198,12 @@ func shopRows(pods []lb.Backend) (lb.Owner, []*lb.Frontend) {
 	}
 	return lb.Owner{Name: "shop/web"}, []*lb.Frontend{
 		row(lb.Key{Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}, lb.ClusterIP,
-			lb.Route{From: lb.Pods, Do: lb.Balance, To: cluster}, lb.Route{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: cluster}),
+			lb.Route{From: lb.Pods, Do: lb.Balance, To: cluster}, lb.Route{From: lb.Anywhere, Do: lb.Balance,
+				Masq: true, To: cluster}),
 		row(lb.Key{Port: 30080}, lb.NodePort, lb.Route{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: cluster}),
 		row(lb.Key{Addr: netip.MustParseAddr("192.0.2.10"), Port: 80}, lb.LoadBalancer,
-			lb.Route{From: lb.Pods, Do: lb.Balance, To: cluster}, lb.Route{From: lb.Host, Do: lb.Balance, Masq: true, To: cluster},
+			lb.Route{From: lb.Pods, Do: lb.Balance, To: cluster}, lb.Route{From: lb.Host, Do: lb.Balance, Masq: true,
+				To: cluster},
 			lb.Route{From: lb.Anywhere, Do: lb.Balance, To: set(lb.Local, local)}),
 	}
 }
@@ -217,7 +221,8 @@ func TestNoClientIsRefused(t *testing.T) {
 	lab.Serve(netlab.TCP, 8080, "pod1", "pod2", "pod4", "pod5")
 	var all []lb.Backend
 	for _, p := range []string{"10.1.1.11", "10.1.1.12", "10.1.2.14", "10.1.2.15"} {
-		all = append(all, lb.Backend{Addr: netip.AddrPortFrom(netip.MustParseAddr(p), 8080), Local: strings.HasPrefix(p, "10.1.1.")})
+		all = append(all, lb.Backend{Addr: netip.AddrPortFrom(netip.MustParseAddr(p), 8080),
+			Local: strings.HasPrefix(p, "10.1.1.")})
 	}
 	table, vip, nodePort := planetest.Shop(lb.IPv4)
 	ctx, rnd, w := t.Context(), rand.New(rand.NewPCG(1, 2)), planetest.World{Family: lb.IPv4}
@@ -231,8 +236,10 @@ func TestNoClientIsRefused(t *testing.T) {
 		must(t, only(planetest.ResetAll(ctx, p, table)))
 		balancer := netip.MustParseAddrPort("192.0.2.10:80")
 		// IPVS confuses two connections from one client port to one real server (docs/ipvs.md).
-		traffic := lab.Traffic(netlab.Way{From: "pod3", To: vip, Seen: "pod3", Port: 20000}, netlab.Way{From: "client", To: nodePort, Seen: "node1", Port: 20000},
-			netlab.Way{From: "node1", To: vip}, netlab.Way{From: "client", To: balancer, Seen: "client", Port: 22000}, netlab.Way{From: "pod3", To: balancer, Seen: "pod3", Port: 22000})
+		traffic := lab.Traffic(netlab.Way{From: "pod3", To: vip, Seen: "pod3", Port: 20000},
+			netlab.Way{From: "client", To: nodePort, Seen: "node1", Port: 20000},
+			netlab.Way{From: "node1", To: vip}, netlab.Way{From: "client", To: balancer, Seen: "client", Port: 22000},
+			netlab.Way{From: "pod3", To: balancer, Seen: "pod3", Port: 22000})
 		for i := range changes {
 			// At least one local endpoint, and any others.
 			some := []lb.Backend{all[i%2]}
@@ -281,8 +288,9 @@ func TestServicesOfTheHost(t *testing.T) {
 			}
 			for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 				table, vip, nodePort := planetest.Shop(f)
-				table.Replace(lb.Owner{Name: "shop/web-check"}, []*lb.Frontend{{Key: lb.Key{Port: 30000, Proto: lb.TCP}, Service: "shop/web", Kind: lb.HealthCheck,
-					Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}})
+				table.Replace(lb.Owner{Name: "shop/web-check"},
+					[]*lb.Frontend{{Key: lb.Key{Port: 30000, Proto: lb.TCP}, Service: "shop/web", Kind: lb.HealthCheck,
+						Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}})
 				lab.On("node1", func() {
 					p, err := newWhole(b, f, 0)
 					if err != nil {
@@ -294,11 +302,13 @@ func TestServicesOfTheHost(t *testing.T) {
 				for _, from := range []string{"client", "pod3", "node1"} {
 					for _, proto := range []netlab.Proto{netlab.TCP, netlab.UDP} {
 						to := netip.AddrPortFrom(vip.Addr(), 8080)
-						if r, err := lab.Dial(from, proto, to, netlab.DialOptions{}); !errors.Is(err, netlab.ErrRefused) {
+						if r, err := lab.Dial(from, proto, to, netlab.DialOptions{}); !errors.Is(err,
+							netlab.ErrRefused) {
 							t.Errorf("%s → %s/%s: %v, %v: want it refused", from, to, proto, r, err)
 						}
 						own := netip.AddrPortFrom(nodePort.Addr(), 8080)
-						if r, err := lab.Dial(from, proto, own, netlab.DialOptions{}); err != nil || r.Server != "node1" {
+						if r, err := lab.Dial(from, proto, own, netlab.DialOptions{}); err != nil ||
+							r.Server != "node1" {
 							t.Errorf("%s → %s/%s, the node's own address: %v, %v", from, own, proto, r, err)
 						}
 					}
@@ -306,7 +316,8 @@ func TestServicesOfTheHost(t *testing.T) {
 						t.Errorf("%s pings %s: %v", from, vip.Addr(), err)
 					}
 					check := netip.AddrPortFrom(vip.Addr(), 30000)
-					if r, err := lab.Dial(from, netlab.TCP, check, netlab.DialOptions{}); err != nil || r.Server != "node1" {
+					if r, err := lab.Dial(from, netlab.TCP, check, netlab.DialOptions{}); err != nil ||
+						r.Server != "node1" {
 						t.Errorf("%s → %s, a health check: %v, %v", from, check, r, err)
 					}
 				}
@@ -331,7 +342,8 @@ func TestSourceRangesOfTheNode(t *testing.T) {
 			balancer := netip.MustParseAddrPort("192.0.2.10:80")
 			host := netip.PrefixFrom(balancer.Addr(), 32)
 			pod3 := netip.MustParsePrefix("10.1.1.13/32")
-			all := []lb.Backend{{Addr: netip.MustParseAddrPort("10.1.1.11:8080"), Local: true}, {Addr: netip.MustParseAddrPort("10.1.2.14:8080")}}
+			all := []lb.Backend{{Addr: netip.MustParseAddrPort("10.1.1.11:8080"), Local: true},
+				{Addr: netip.MustParseAddrPort("10.1.2.14:8080")}}
 			lab.On("node1", func() {
 				p, err := newWhole(b, lb.IPv4, 0)
 				if err != nil {
@@ -398,7 +410,8 @@ func TestInvalidPacketsKeepToSourceRanges(t *testing.T) {
 					must(t, lab.Do("client", func() error { return sendSYNFIN(client, balancer) }))
 					there := false
 					for range 100 { // the same wait applies to a packet that must not arrive
-						if there = there || strings.Contains(mustRun(t, "", "ipvsadm", "-Lcn"), client.String()); there {
+						if there = there || strings.Contains(mustRun(t, "", "ipvsadm", "-Lcn"),
+							client.String()); there {
 							break
 						}
 						time.Sleep(10 * time.Millisecond)
@@ -445,12 +458,17 @@ func TestKernelCounters(t *testing.T) {
 	lab := netlab.ForTest(t, netlab.Options{})
 	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
 	lab.Serve(netlab.UDP, 8080, "pod1", "pod4")
-	all := []lb.Backend{{Addr: netip.MustParseAddrPort("10.1.1.11:8080"), Local: true}, {Addr: netip.MustParseAddrPort("10.1.2.14:8080")}}
+	all := []lb.Backend{{Addr: netip.MustParseAddrPort("10.1.1.11:8080"), Local: true},
+		{Addr: netip.MustParseAddrPort("10.1.2.14:8080")}}
 	table, vip, nodePort := planetest.Shop(lb.IPv4)
 	table.Replace(shopRows(all))
 	balancer, dns := netip.MustParseAddrPort("192.0.2.10:80"), netip.MustParseAddrPort("10.96.0.53:53")
-	table.Replace(lb.Owner{Name: "shop/dns"}, []*lb.Frontend{{Key: lb.Key{Addr: dns.Addr(), Port: dns.Port(), Proto: lb.UDP}, Service: "shop/dns", Kind: lb.ClusterIP, Affinity: time.Hour,
-		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: &lb.BackendSet{ID: lb.SetID{Service: "shop/dns", Proto: lb.UDP, Scope: lb.Cluster}, Backends: lb.BackendsOf(all...)}}}}})
+	table.Replace(lb.Owner{Name: "shop/dns"},
+		[]*lb.Frontend{{Key: lb.Key{Addr: dns.Addr(), Port: dns.Port(), Proto: lb.UDP}, Service: "shop/dns",
+			Kind: lb.ClusterIP, Affinity: time.Hour,
+			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true,
+				To: &lb.BackendSet{ID: lb.SetID{Service: "shop/dns", Proto: lb.UDP, Scope: lb.Cluster},
+					Backends: lb.BackendsOf(all...)}}}}})
 	service := table.Get(lb.Key{Addr: vip.Addr(), Port: vip.Port(), Proto: lb.TCP}).Service
 	lab.On("node1", func() {
 		for round := range 2 {

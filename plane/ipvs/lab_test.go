@@ -55,7 +55,8 @@ func newLab(t testing.TB) *lab {
 }
 
 func labOf(kernel *ipvsfake.Kernel, conn *ipvs.Conn) *lab {
-	k := &lab{ipvs: kernel, conn: conn, sets: setTable{}, devs: map[lb.Family]*fakeDevice{}, rules: map[lb.Family]*rules{}}
+	k := &lab{ipvs: kernel, conn: conn, sets: setTable{}, devs: map[lb.Family]*fakeDevice{},
+		rules: map[lb.Family]*rules{}}
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		w := planetest.World{Family: f}
 		k.others = append(k.others, w.Addr(192, 1), w.Addr(192, 77))
@@ -66,8 +67,9 @@ func labOf(kernel *ipvsfake.Kernel, conn *ipvs.Conn) *lab {
 }
 
 func (k *lab) config(f lb.Family) Config {
-	return Config{Family: f, Masquerade: 1 << 14, IPVS: k.conn, Sets: k, Device: k.devs[f], Chains: k.rules[f], Counters: k.counters,
-		View: func() (*View, error) { return k.view(f) }}
+	return Config{Family: f, Masquerade: 1 << 14, IPVS: k.conn, Sets: k, Device: k.devs[f], Chains: k.rules[f],
+		Counters: k.counters,
+		View:     func() (*View, error) { return k.view(f) }}
 }
 
 func (k *lab) plane(t testing.TB, f lb.Family) *Plane {
@@ -255,7 +257,8 @@ func (d *fakeDevice) Addresses(context.Context) ([]netip.Addr, error) {
 	return slices.SortedFunc(maps.Keys(d.addrs), netip.Addr.Compare), nil
 }
 
-func (d *fakeDevice) change(ctx context.Context, what string, addrs []netip.Addr, failed func(int, error), f func(netip.Addr)) (first error) {
+func (d *fakeDevice) change(ctx context.Context, what string, addrs []netip.Addr, failed func(int, error),
+	f func(netip.Addr)) (first error) {
 	for i, a := range addrs {
 		err := ctx.Err()
 		if err == nil {
@@ -373,7 +376,10 @@ func (k *lab) harm(f lb.Family, rnd *rand.Rand, kind int) error {
 	}
 	s := servers[rnd.IntN(len(servers))].Service
 	var dests []ipvs.Destination
-	if err := k.conn.Destinations(ctx, s.ServiceID, func(d ipvs.DestinationState) error { dests = append(dests, d.Destination); return nil }); err != nil {
+	if err := k.conn.Destinations(ctx, s.ServiceID, func(d ipvs.DestinationState) error {
+		dests = append(dests, d.Destination)
+		return nil
+	}); err != nil {
 		return err
 	}
 	do := func(verb ipvs.Verb, d ipvs.Destination) error {
@@ -415,7 +421,8 @@ func (k *lab) harm(f lb.Family, rnd *rand.Rand, kind int) error {
 		}
 	case 7:
 		for _, name := range slices.Sorted(maps.Keys(k.sets)) {
-			if set := k.sets[name]; len(set.members) > 0 && strings.Contains(name, "-6-") == (f == lb.IPv6) && rnd.IntN(3) == 0 {
+			if set := k.sets[name]; len(set.members) > 0 && strings.Contains(name, "-6-") == (f == lb.IPv6) &&
+				rnd.IntN(3) == 0 {
 				for m := range set.members {
 					delete(set.members, m)
 					return nil

@@ -67,7 +67,10 @@ func bindingOf(row *lb.Frontend) binding {
 		return unbound
 	case row.Kind == lb.ClusterIP:
 		return bound
-	case slices.ContainsFunc(row.Routes, func(r lb.Route) bool { return r.To != nil && r.To.Backends.HasAddr(row.Key.Addr) }):
+	case slices.ContainsFunc(row.Routes, func(r lb.Route) bool {
+		return r.To != nil &&
+			r.To.Backends.HasAddr(row.Key.Addr)
+	}):
 		return unbound
 	}
 	return lent

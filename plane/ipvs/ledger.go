@@ -122,7 +122,8 @@ func newLedger(l layout) *ledger {
 		byPort: map[lb.Key]struct{}{}, ranges: map[string]int{}, backends: map[netip.Addr]int32{},
 		withheld: map[netip.Addr]map[*virtual]struct{}{},
 		servers:  map[ipvs.ServiceID]*virtual{}, members: map[member]counted{}, addrs: map[netip.Addr]address{},
-		others: map[other]*virtual{}, late: map[other]int32{}, numbers: numbers{used: map[uint32]bool{}}, touched: newTouched(),
+		others: map[other]*virtual{}, late: map[other]int32{}, numbers: numbers{used: map[uint32]bool{}},
+		touched: newTouched(),
 	}
 }
 

@@ -156,7 +156,8 @@ func (c *cleaner) servers(limit context.Context, l *ledger) error {
 		return err
 	}
 	if others > 0 {
-		c.report.Leave("%d virtual servers of %s stay: nothing shows that a kube-proxy made them; ipvsadm lists them", others, l.family)
+		c.report.Leave("%d virtual servers of %s stay: nothing shows that a kube-proxy made them; ipvsadm lists them",
+			others, l.family)
 	}
 	var errs []error
 	if c.Drain > 0 {
@@ -194,10 +195,11 @@ func drain(ctx context.Context, conn *ipvs.Conn, servers []ipvs.Op) (cut int, er
 		var busy []ipvs.Op
 		for _, s := range servers {
 			n := 0
-			err := conn.Destinations(context.WithoutCancel(ctx), s.Service.ServiceID, func(d ipvs.DestinationState) error {
-				n += int(d.Active)
-				return nil
-			})
+			err := conn.Destinations(context.WithoutCancel(ctx), s.Service.ServiceID,
+				func(d ipvs.DestinationState) error {
+					n += int(d.Active)
+					return nil
+				})
 			if err != nil {
 				return 0, fmt.Errorf("%w: its connections are cut off now", err)
 			}
@@ -228,7 +230,8 @@ func (c *cleaner) device(ctx context.Context) error {
 		if err := c.routes.Do(ctx, route.DeleteLink(c.link.Index), nil); err != nil && !errors.Is(err, unix.ENODEV) {
 			return fmt.Errorf("delete device %s: %w", Device, err)
 		}
-		c.report.Removed = append(c.report.Removed, fmt.Sprintf("device %s with %d service addresses", Device, len(ours)))
+		c.report.Removed = append(c.report.Removed, fmt.Sprintf("device %s with %d service addresses", Device,
+			len(ours)))
 		return nil
 	}
 	var errs []error
@@ -260,7 +263,8 @@ func (c *cleaner) ipsets() error {
 				switch err := c.sets.Destroy(context.Background(), name); {
 				case errors.Is(err, ipset.ErrNoSet):
 				case errors.Is(err, ipset.ErrInUse):
-					errs = append(errs, fmt.Errorf("%w; they belong to other programs, or could not be removed: delete them, then run --cleanup again", err))
+					errs = append(errs, fmt.Errorf("%w; they belong to other programs, or could not be removed: "+
+						"delete them, then run --cleanup again", err))
 				case err != nil:
 					errs = append(errs, err)
 				default:

@@ -65,8 +65,10 @@ add KUBE-MARK-ANY 192.0.2.1,tcp:30010
 		t.Fatalf("ipset restore: %v\n%s", err, out)
 	}
 	a := netip.MustParseAddr
-	c := cleaner{Removal: mode.Removal{Families: []lb.Family{lb.IPv4, lb.IPv6}, MasqueradeBit: 14}, link: route.Link{Index: 7},
-		addrs: []route.Address{{Addr: a("10.96.0.1"), Index: 7}, {Addr: a("192.0.2.1"), Index: 2}, {Addr: a("2001:db8::9"), Index: 2}}}
+	c := cleaner{Removal: mode.Removal{Families: []lb.Family{lb.IPv4, lb.IPv6}, MasqueradeBit: 14},
+		link: route.Link{Index: 7},
+		addrs: []route.Address{{Addr: a("10.96.0.1"), Index: 7}, {Addr: a("192.0.2.1"), Index: 2},
+			{Addr: a("2001:db8::9"), Index: 2}}}
 	must(t, c.open())
 	defer c.close()
 	ledgers := map[ipvs.Family]*ledger{}
@@ -114,7 +116,8 @@ add KUBE-MARK-ANY 192.0.2.1,tcp:30010
 			t.Errorf("%s: %t", id, got)
 		}
 	}
-	if err := c.ipsets(); err != nil || len(c.report.Removed) != 1 || !strings.Contains(c.report.Removed[0], fmt.Sprint(2*len(SetNames(lb.IPv4)))) {
+	if err := c.ipsets(); err != nil || len(c.report.Removed) != 1 || !strings.Contains(c.report.Removed[0],
+		fmt.Sprint(2*len(SetNames(lb.IPv4)))) {
 		t.Errorf("the sets: %v, %q", err, c.report.Removed)
 	}
 }

@@ -69,8 +69,8 @@ func (p *Plane) view(ctx context.Context) (*View, func(), error) {
 	}, nil
 }
 
-// TracePacket implements mode.Tracer. It follows a packet through the mode's chains in the kernel, its
-// ipsets, and the virtual server of its mark or address. It ignores rules of other programs. It
+// TracePacket implements mode.Tracer. It follows a packet through the mode's chains in the kernel,
+// its ipsets, and the virtual server of its mark or address. It ignores rules of other programs. It
 // runs iptables-save, and lists a set of marks for a packet that has one; the rest costs the same
 // in a table of any size.
 //
@@ -92,7 +92,8 @@ func (p *Plane) follow(ctx context.Context, packet trace.Packet) (trace.Kernel, 
 		return trace.Kernel{}, err
 	}
 	defer done()
-	way := &way{ctx: ctx, view: v, Plane: p, packet: packet, Packet: xtwalk.Packet{From: packet.From, To: packet.To, Proto: packet.Proto, In: packet.In}}
+	way := &way{ctx: ctx, view: v, Plane: p, packet: packet, Packet: xtwalk.Packet{From: packet.From, To: packet.To,
+		Proto: packet.Proto, In: packet.In}}
 	way.Kernel.Way = []string{}
 	jumps, rules, err := v.Held(ctx)
 	if err != nil {
@@ -138,19 +139,22 @@ func (w *way) all() error {
 	var steps []func() (done bool, err error)
 	if w.packet.Host {
 		w.In = ""
-		steps = append(steps, w.hook("OUTPUT", "mangle", "nat"), w.serve, w.hook("OUTPUT", "filter"), func() (bool, error) {
-			w.In = "lo"
-			return false, nil
-		})
+		steps = append(steps, w.hook("OUTPUT", "mangle", "nat"), w.serve, w.hook("OUTPUT", "filter"),
+			func() (bool, error) {
+				w.In = "lo"
+				return false, nil
+			})
 	}
 	switch {
 	case w.ToHere:
-		steps = append(steps, w.hook("INPUT", "mangle", "filter"), w.serve, w.passes("no virtual server takes it: it is for programs of this node"))
+		steps = append(steps, w.hook("INPUT", "mangle", "filter"), w.serve,
+			w.passes("no virtual server takes it: it is for programs of this node"))
 	case !w.packet.Host:
 		steps = append(steps, w.hook("PREROUTING", "nat"), w.hook("FORWARD", "filter"))
 		fallthrough
 	default:
-		steps = append(steps, w.passes(w.To.Addr().String()+" is not an address of this node: the packet goes on to its destination"))
+		steps = append(steps, w.passes(w.To.Addr().String()+" is not an address of this node: the packet goes on to "+
+			"its destination"))
 	}
 	for _, step := range steps {
 		if done, err := step(); done || err != nil {

@@ -51,9 +51,10 @@ func newLookBench(t *testing.T, b xtables.Backend, f lb.Family) *lookBench {
 	chains, err := newChains(nodeFacts{family: f, masq: 1 << 14}, b, nil)
 	k.must(err)
 	t.Cleanup(func() { chains.Close() })
-	k.p, err = New(Config{Family: f, Masquerade: 1 << 14, IPVS: conn, Sets: k.sets, Device: k.device, Chains: chains, View: func() (*View, error) {
-		return openView(f, k.connect, chains.Held)
-	}})
+	k.p, err = New(Config{Family: f, Masquerade: 1 << 14, IPVS: conn, Sets: k.sets, Device: k.device, Chains: chains,
+		View: func() (*View, error) {
+			return openView(f, k.connect, chains.Held)
+		}})
 	k.must(err)
 	t.Cleanup(func() { k.p.Close() })
 	k.table = inspectTable(k.World)
@@ -140,7 +141,8 @@ func (k *lookBench) sabotage(t *testing.T, b xtables.Backend, do func(*spoiler))
 			k.must(err)
 			for _, r := range slices.Concat(jumps, rules) {
 				if spoil(r) {
-					mustRun(t, "", program, append([]string{"-w", "-t", r.Table, "-D", r.Chain}, unquoted(xtables.Words(r.Rule))...)...)
+					mustRun(t, "", program, append([]string{"-w", "-t", r.Table, "-D", r.Chain},
+						unquoted(xtables.Words(r.Rule))...)...)
 				}
 			}
 		},
@@ -171,13 +173,15 @@ TCP fd00:0000:0000:0000:0000:0000:0000:0001 0000 fd00:0010:0096:0000:0000:0000:0
 		{"10.96.0.1:80", "192.168.0.2", "invalid AddrPort"},
 		{"[fd00:10:96::1]:80", "fd00::1", "[fd00:1::2]:8080"},
 	} {
-		got, err := staysIn(strings.NewReader(list), ipvs.ByAddr(netip.MustParseAddrPort(c.vip), uint8(lb.TCP)), netip.MustParseAddr(c.client))
+		got, err := staysIn(strings.NewReader(list), ipvs.ByAddr(netip.MustParseAddrPort(c.vip), uint8(lb.TCP)),
+			netip.MustParseAddr(c.client))
 		if got.String() != c.want || err != nil {
 			t.Errorf("%s at %s stays with %s, %v; want %s", c.client, c.vip, got, err, c.want)
 		}
 	}
 	long := strings.Repeat("TCP C0A80002 9C40 0A600001 0050 0A010001 1F90 ESTABLISHED     897\n", maxConnections/60)
-	if _, err := staysIn(strings.NewReader(long[:maxConnections]), ipvs.ByAddr(netip.MustParseAddrPort("10.96.0.1:80"), 6), netip.MustParseAddr("192.168.0.1")); err != errTooMany {
+	if _, err := staysIn(strings.NewReader(long[:maxConnections]), ipvs.ByAddr(netip.MustParseAddrPort("10.96.0.1:80"),
+		6), netip.MustParseAddr("192.168.0.1")); err != errTooMany {
 		t.Errorf("of too many: %v", err)
 	}
 }

@@ -96,7 +96,8 @@ func inspectTable(w planetest.World) *lb.Table {
 	for _, f := range fronts {
 		f.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}
 	}
-	table.Replace(o, append(fronts, &lb.Frontend{Key: lb.Key{Port: 20000, Proto: lb.TCP}, Service: o.Name, Kind: lb.HealthCheck,
+	table.Replace(o, append(fronts, &lb.Frontend{Key: lb.Key{Port: 20000, Proto: lb.TCP}, Service: o.Name,
+		Kind:   lb.HealthCheck,
 		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}))
 	return table
 }
@@ -111,7 +112,8 @@ func looked(t *testing.T, f lb.Family) (*lab, *Plane, *lb.Table, planetest.World
 }
 
 // follow follows packets. It returns their verdicts and at most most findings of Compare.
-func follow(t *testing.T, p *Plane, table *lb.Table, packets []trace.Packet, most int) (seen map[trace.Verdict]int, findings []string) {
+func follow(t *testing.T, p *Plane, table *lb.Table, packets []trace.Packet, most int) (seen map[trace.Verdict]int,
+	findings []string) {
 	t.Helper()
 	seen = map[trace.Verdict]int{}
 	for _, packet := range packets {
@@ -121,7 +123,8 @@ func follow(t *testing.T, p *Plane, table *lb.Table, packets []trace.Packet, mos
 			t.Fatal(err)
 		}
 		if found := trace.Compare(want, got); found != nil && len(findings) < most {
-			findings = append(findings, fmt.Sprintf("%+v: %s\nkernel: %s %v masquerade %t\n%s", packet, strings.Join(found, " "), got.Verdict, got.Backends, got.Masquerade,
+			findings = append(findings, fmt.Sprintf("%+v: %s\nkernel: %s %v masquerade %t\n%s", packet,
+				strings.Join(found, " "), got.Verdict, got.Backends, got.Masquerade,
 				strings.Join(got.Way, "\n")))
 		}
 		seen[got.Verdict]++
@@ -180,7 +183,9 @@ func (c sabotage) named(w planetest.World, all []trace.Difference) bool {
 	if w.Family == lb.IPv6 && strings.Contains(object, "ipset") {
 		object = strings.Replace(object, "KUBE-", "KUBE-6-", 1)
 	}
-	return len(all) <= 3 && slices.ContainsFunc(all, func(d trace.Difference) bool { return strings.Contains(d.Object, object) && d.Want != d.Have })
+	return len(all) <= 3 && slices.ContainsFunc(all, func(d trace.Difference) bool {
+		return strings.Contains(d.Object, object) && d.Want != d.Have
+	})
 }
 
 // sabotages are changes that a program with the same rights may make, and the names that
@@ -232,7 +237,8 @@ var sabotages = []sabotage{
 		s.member("MARK-HOST", ipset.Member{Addr: s.Addr(192, 1), Port: 30102, Proto: uint8(lb.TCP)}, false)
 	}, "of ipset KUBE-MARK-HOST", "masqueraded", ""},
 	{"another mark", func(s *spoiler) {
-		s.member("MARK-ANY", ipset.Member{Addr: s.Addr(10, 1), Port: 80, Proto: uint8(lb.TCP), Mark: marks{1 << 14}.drop(), Mask: wholeMark}, true)
+		s.member("MARK-ANY", ipset.Member{Addr: s.Addr(10, 1), Port: 80, Proto: uint8(lb.TCP),
+			Mark: marks{1 << 14}.drop(), Mask: wholeMark}, true)
 	}, "member ADDR,tcp:80 of ipset KUBE-MARK-ANY", "it is to drop", ""},
 	{"source ranges without those they are for", func(s *spoiler) {
 		s.member("LOAD-BALANCER-FW", ipset.Member{Addr: s.Addr(198, 102), Port: 80, Proto: uint8(lb.TCP)}, false)
@@ -252,7 +258,8 @@ var sabotages = []sabotage{
 	{"jump gone", func(s *spoiler) {
 		s.rules(func(r xtables.ChainRule) bool { return r.Table == "mangle" && r.Chain == "INPUT" })
 	}, "chain INPUT of table mangle", "not masqueraded", ""},
-	{"set gone", func(s *spoiler) { s.set("MARK-POD") }, "ipset KUBE-MARK-POD", "masquerade", "a set that rules name stays"},
+	{"set gone", func(s *spoiler) { s.set("MARK-POD") }, "ipset KUBE-MARK-POD", "masquerade",
+		"a set that rules name stays"},
 }
 
 // Differences and Compare name each single change.
@@ -285,7 +292,10 @@ func TestSabotageIsNamed(t *testing.T) {
 					t.Errorf("differences: %+v; want one of %q, and hardly more", all, c.object)
 				}
 				_, findings := follow(t, p, table, w.Packets(table, true), 1000)
-				if c.found == "" && len(findings) > 0 || c.found != "" && !slices.ContainsFunc(findings, func(what string) bool { return strings.Contains(what, c.found) }) {
+				if c.found == "" && len(findings) > 0 || c.found != "" && !slices.ContainsFunc(findings,
+					func(what string) bool {
+						return strings.Contains(what, c.found)
+					}) {
 					t.Errorf("packets meet %q; want %q", findings, c.found)
 				}
 			})
@@ -331,7 +341,8 @@ func TestFollowAffinityAndDraining(t *testing.T) {
 	packet.To = one.Addr
 	before := fmt.Sprint(k.ipvs, k.wrote)
 	got := follow()
-	if len(got.Backends) != 2 || !strings.Contains(strings.Join(got.Way, "\n"), leaves.String()+" -m -w 0: it drains, with 3 connections") {
+	if len(got.Backends) != 2 || !strings.Contains(strings.Join(got.Way, "\n"), leaves.String()+
+		" -m -w 0: it drains, with 3 connections") {
 		t.Errorf("backends %v by way of\n%s", got.Backends, strings.Join(got.Way, "\n"))
 	}
 	for _, d := range planetest.Differences(t, p, table) {

@@ -64,11 +64,16 @@ func (d *differ) chains(ctx context.Context, want *lb.Table) error {
 		have[at] = append(have[at], r.Rule)
 	}
 	facts := nodeFacts{family: d.cfg.Family, masq: d.cfg.Masquerade, node: want.Node, excluded: d.cfg.ExcludeCIDRs}
-	facts.fullyRandom = slices.ContainsFunc(have[chainName{"nat", chainPostrouting}], func(r string) bool { return strings.Contains(r, "--random-fully") })
+	facts.fullyRandom = slices.ContainsFunc(have[chainName{"nat", chainPostrouting}], func(r string) bool {
+		return strings.Contains(r, "--random-fully")
+	})
 	shall := chainRules(facts)
 	for _, at := range slices.SortedFunc(maps.Keys(shall), compareChains) {
-		if !slices.EqualFunc(shall[at], have[at], func(a, b string) bool { return xtables.WithoutComments(a) == xtables.WithoutComments(b) }) {
-			d.Tell(lb.Key{}, fmt.Sprintf("chain %s of table %s", at[1], at[0]), strings.Join(shall[at], "\n"), strings.Join(have[at], "\n"))
+		if !slices.EqualFunc(shall[at], have[at], func(a, b string) bool {
+			return xtables.WithoutComments(a) == xtables.WithoutComments(b)
+		}) {
+			d.Tell(lb.Key{}, fmt.Sprintf("chain %s of table %s", at[1], at[0]), strings.Join(shall[at], "\n"),
+				strings.Join(have[at], "\n"))
 		}
 		delete(have, at)
 	}
@@ -153,7 +158,8 @@ func (d *differ) objects(ctx context.Context, want *lb.Table) error {
 			}
 			return m.wire(as).String()
 		}
-		d.Tell(l.touched.members[m], "member "+m.wire(mark{}).String()+" of ipset "+m.set.name(l.family), text(c.refs > 0, c.want), text(c.has, c.is))
+		d.Tell(l.touched.members[m], "member "+m.wire(mark{}).String()+" of ipset "+m.set.name(l.family),
+			text(c.refs > 0, c.want), text(c.has, c.is))
 	}
 	if d.lost {
 		return nil
@@ -208,7 +214,8 @@ func (d *differ) server(l *ledger, s *virtual) {
 		if is.weight == unknown {
 			return fmt.Sprintf("%s with settings of others", a)
 		}
-		return strings.TrimSpace(ipvs.SaveDestination(s.id, ipvs.Destination{Addr: a, Forwarding: ipvs.Forwarding(is.forwarding), Weight: is.weight}))
+		return strings.TrimSpace(ipvs.SaveDestination(s.id,
+			ipvs.Destination{Addr: a, Forwarding: ipvs.Forwarding(is.forwarding), Weight: is.weight}))
 	}
 	if s.set != nil {
 		for b := range s.set.Backends.All() {

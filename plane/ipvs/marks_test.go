@@ -9,8 +9,10 @@ import (
 // masquerading.
 func TestMarks(t *testing.T) {
 	others := map[string]uint32{
-		"none": 0, "kubelet's drop": 0x8000, "masquerade": 0x4000, "host ports of CNI": 0x2000, "AWS CNI": 0x80, "Calico accept": 0x10000, "Calico endpoint": 0x1a400000,
-		"Calico all": 0xffff0000, "Cilium proxy": 0x200, "Cilium host": 0xc00, "Cilium encrypt": 0xe00, "Tailscale": 0x80000, "WireGuard": 51820, "Istio": 1337, "Docker": 0x100,
+		"none": 0, "kubelet's drop": 0x8000, "masquerade": 0x4000, "host ports of CNI": 0x2000, "AWS CNI": 0x80,
+		"Calico accept": 0x10000, "Calico endpoint": 0x1a400000,
+		"Calico all": 0xffff0000, "Cilium proxy": 0x200, "Cilium host": 0xc00, "Cilium encrypt": 0xe00,
+		"Tailscale": 0x80000, "WireGuard": 51820, "Istio": 1337, "Docker": 0x100,
 		"a number": 1000, "another": 9999,
 	}
 	for bit := range 32 {
@@ -50,7 +52,8 @@ func TestMarks(t *testing.T) {
 			}
 		}
 	}
-	if m := (marks{1 << 14}); bits.OnesCount32(m.of(1, false)^m.of(2, false)) != 2 || m.of(0, false) != 0x80000700 || m.of(1, true) != 0x80104700 {
+	if m := (marks{1 << 14}); bits.OnesCount32(m.of(1, false)^m.of(2, false)) != 2 || m.of(0, false) != 0x80000700 ||
+		m.of(1, true) != 0x80104700 {
 		t.Errorf("marks of 0 and 1: %#x, %#x", m.of(0, false), m.of(1, true))
 	}
 }

@@ -1,5 +1,6 @@
-// Package ipvs is the data plane for --proxy-mode ipvs: virtual servers of the kernel's load balancer
-// IPVS, the device kube-ipvs0 with the addresses of Services, and ipsets with constant iptables chains.
+// Package ipvs is the data plane for --proxy-mode ipvs: virtual servers of the kernel's load
+// balancer IPVS, the device kube-ipvs0 with the addresses of Services, and ipsets with constant
+// iptables chains.
 //
 //	frontend 10.96.0.10:80/tcp ──┬─▶ virtual server TCP 10.96.0.10:80 rr ── real servers 10.1.0.4:8080, …
 //	                             ├─▶ address 10.96.0.10 of kube-ipvs0, so that packets are for this node
@@ -7,26 +8,29 @@
 //	                             └─▶ for an origin with its own route: member of KUBE-MARK-POD or -HOST
 //	                                 with a mark, and a virtual server of that mark
 //
-// A packet to a service address comes to INPUT, where chains of mangle look up its origin in the sets of
-// marks. IPVS then takes it (LOCAL_IN), by its mark or by its address and port. It takes the node's own
-// packets before filter's OUTPUT. POSTROUTING masquerades marked packets. A virtual server without real
-// servers refuses.
+// A packet to a service address comes to INPUT, where chains of mangle look up its origin in the
+// sets of marks. IPVS then takes it (LOCAL_IN), by its mark or by its address and port. It takes
+// the node's own packets before filter's OUTPUT. POSTROUTING masquerades marked packets. A virtual
+// server without real servers refuses.
 //
 // [Plane] keeps these objects, in an order that refuses no served client, since the kernel has no
-// transactions here (docs/adr/0046). mode_linux.go connects it to the kernel; docs/ipvs.md is for operators.
+// transactions here (docs/adr/0046). mode_linux.go connects it to the kernel; docs/ipvs.md is for
+// operators.
 //
 // # Whose virtual servers
 //
 // IPVS has no names, so other objects show who made a virtual server. It is a kube-proxy's if
 //
 //   - its address is on kube-ipvs0, or
-//   - its address and port, or its address, is in an ipset of service addresses or marks (an address of
-//     another interface is not bound to kube-ipvs0, DP-31; and servers outlive Services), or
+//   - its address and port, or its address, is in an ipset of service addresses or marks (an
+//     address of another interface is not bound to kube-ipvs0, DP-31; and servers outlive
+//     Services), or
 //   - it has an address of this machine and a port of the ipsets of NodePorts, or
 //   - it is the one for trying schedulers, 198.51.100.0:20000 (DP-35), or
 //   - it goes by a firewall mark with the form of our marks, or in one of the sets of marks.
 //
-// Never is it one inside --ipvs-exclude-cidrs. All others stay and are reported; upstream deletes them.
+// Never is it one inside --ipvs-exclude-cidrs. All others stay and are reported; upstream deletes
+// them.
 package ipvs
 
 import "kube-proxy/mode"

@@ -31,7 +31,8 @@ func able(s mode.Settings) error {
 
 // modules are those that the probes of able may make the kernel load.
 func modules(s mode.Settings) []string {
-	return append([]string{"ip_vs", "ip_vs_" + schedulerOf(optionsOf(s.Blocks).IPVS.Scheduler), DeviceType, "ip_set", "ip_set_hash_ip", "ip_set_hash_ipport", "ip_set_hash_ipportip",
+	return append([]string{"ip_vs", "ip_vs_" + schedulerOf(optionsOf(s.Blocks).IPVS.Scheduler), DeviceType, "ip_set",
+		"ip_set_hash_ip", "ip_set_hash_ipport", "ip_set_hash_ipportip",
 		"ip_set_hash_ipportnet", "ip_set_bitmap_port", "xt_set"}, xtables.Modules(s.Family)...)
 }
 
@@ -42,7 +43,8 @@ func hasIPVS(mode.Settings) error {
 	}
 	defer c.Close()
 	if _, err := kernel.Sysctl(vsConntrack); errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("this kernel's IPVS does not support connection tracking here (CONFIG_IP_VS_NFCT, sysctl %s): %w", vsConntrack, plane.ErrUnsupported)
+		return fmt.Errorf("this kernel's IPVS does not support connection tracking here (CONFIG_IP_VS_NFCT, sysctl "+
+			"%s): %w", vsConntrack, plane.ErrUnsupported)
 	}
 	return nil
 }
@@ -74,7 +76,8 @@ func hasDevice(mode.Settings) error {
 	case errors.Is(err, unix.EADDRNOTAVAIL):
 		return nil
 	case errors.Is(err, unix.EOPNOTSUPP):
-		return fmt.Errorf("this kernel has no devices of type %s (the module %s): %w", DeviceType, DeviceType, plane.ErrUnsupported)
+		return fmt.Errorf("this kernel has no devices of type %s (the module %s): %w", DeviceType, DeviceType,
+			plane.ErrUnsupported)
 	case err != nil:
 		return fmt.Errorf("probe for devices of type %s: %w", DeviceType, err)
 	}

@@ -60,7 +60,8 @@ func TestHasDevice(t *testing.T) {
 		t.Errorf("a kind that all kernels have: %v", err)
 	}
 	of(t, "nonesuch")
-	if err := hasDevice(mode.Settings{}); !errors.Is(err, plane.ErrUnsupported) || !strings.Contains(err.Error(), "no devices of type nonesuch (the module nonesuch)") {
+	if err := hasDevice(mode.Settings{}); !errors.Is(err, plane.ErrUnsupported) ||
+		!strings.Contains(err.Error(), "no devices of type nonesuch (the module nonesuch)") {
 		t.Errorf("a kind that no kernel has: %v", err)
 	}
 	if after := output(t, "ip", "-o", "link"); after != before {
@@ -148,13 +149,15 @@ func needsIPVS(t *testing.T) *ipvs.Conn {
 // and leaves others of the namespace alone. The leftover of a killed proxy does no harm.
 func TestIPVSSchedulers(t *testing.T) {
 	c := needsIPVS(t)
-	other := ipvs.Service{ServiceID: ipvs.ByAddr(netip.MustParseAddrPort("198.51.100.0:20001"), unix.IPPROTO_TCP), Scheduler: "rr", Netmask: ipvs.IPv4.WholeAddress()}
+	other := ipvs.Service{ServiceID: ipvs.ByAddr(netip.MustParseAddrPort("198.51.100.0:20001"), unix.IPPROTO_TCP),
+		Scheduler: "rr", Netmask: ipvs.IPv4.WholeAddress()}
 	must(t, c.Do(t.Context(), []ipvs.Op{{Verb: ipvs.NewService, Service: other}}, nil))
 	before := listed(t, c)
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		for _, name := range schedulers() {
 			t.Logf("trying %s for %s", name, f)
-			built := name != "twos" || exec.Command("modprobe", "-n", "-q", "ip_vs_twos").Run() == nil // Debian has it since 6.12
+			// Debian has it since 6.12
+			built := name != "twos" || exec.Command("modprobe", "-n", "-q", "ip_vs_twos").Run() == nil
 			if there, err := hasScheduler(t.Context(), c, f, name); err != nil || there != built {
 				t.Errorf("%s: scheduler %s is there: %t, %v", f, name, there, err)
 			}
@@ -164,7 +167,8 @@ func TestIPVSSchedulers(t *testing.T) {
 		must(t, c.Do(t.Context(), []ipvs.Op{{Verb: ipvs.NewService, Service: left}}, nil))
 		err := checkScheduler(t.Context(), c, f, "nonesuch")
 		if !errors.Is(err, mode.ErrAsked) || !strings.Contains(err.Error(), `--ipvs-scheduler (ipvs.scheduler): `) ||
-			!strings.Contains(err.Error(), `this kernel has no scheduler "nonesuch" for IPVS (the module ip_vs_nonesuch); it has rr, wrr, lc, wlc, lblc,`) {
+			!strings.Contains(err.Error(), `this kernel has no scheduler "nonesuch" for IPVS (the module `+
+				`ip_vs_nonesuch); it has rr, wrr, lc, wlc, lblc,`) {
 			t.Errorf("%s: a scheduler that no kernel has: %v", f, err)
 		}
 	}
@@ -249,7 +253,8 @@ func TestCheckScheduler(t *testing.T) {
 		{"", "rr", false, true, ""},
 		{"mh", "rr mh", false, true, ""},
 		{"mh", "rr sh", true, false, `no scheduler "mh" for IPVS (the module ip_vs_mh); it has rr, sh`},
-		{"", "wrr sh", false, false, `no scheduler "rr" for IPVS (the module ip_vs_rr); it has wrr, sh, of which one may be asked for by --ipvs-scheduler`},
+		{"", "wrr sh", false, false, `no scheduler "rr" for IPVS (the module ip_vs_rr); it has wrr, sh, of which one ` +
+			`may be asked for by --ipvs-scheduler`},
 		{"rr", "wrr", true, false, `no scheduler "rr"`},
 		{"mh", "", false, false, `no scheduler "mh" for IPVS (the module ip_vs_mh), and no other`},
 	} {
@@ -257,7 +262,8 @@ func TestCheckScheduler(t *testing.T) {
 			left := probeID(f)
 			k := &kernelWith{schedulers: strings.Fields(c.has), there: map[ipvs.ServiceID]bool{left: true}}
 			err := checkScheduler(t.Context(), k, f, c.asked)
-			if (err == nil) != c.ok || errors.Is(err, mode.ErrAsked) != c.asks || err != nil && !strings.Contains(err.Error(), c.says) {
+			if (err == nil) != c.ok || errors.Is(err, mode.ErrAsked) != c.asks || err != nil &&
+				!strings.Contains(err.Error(), c.says) {
 				t.Errorf("%q of %q: %v", c.asked, c.has, err)
 			}
 			if len(k.there) > 0 {
@@ -265,8 +271,10 @@ func TestCheckScheduler(t *testing.T) {
 			}
 		}
 	}
-	for errno, says := range map[unix.Errno]string{unix.EAFNOSUPPORT: "has no IPv6 (CONFIG_IP_VS_IPV6)", unix.EPERM: "not permitted"} {
-		if err := checkScheduler(t.Context(), &kernelWith{refuses: errno}, lb.IPv6, "rr"); err == nil || errors.Is(err, mode.ErrAsked) || !strings.Contains(err.Error(), says) {
+	for errno, says := range map[unix.Errno]string{unix.EAFNOSUPPORT: "has no IPv6 (CONFIG_IP_VS_IPV6)",
+		unix.EPERM: "not permitted"} {
+		if err := checkScheduler(t.Context(), &kernelWith{refuses: errno}, lb.IPv6, "rr"); err == nil ||
+			errors.Is(err, mode.ErrAsked) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v: %v", errno, err)
 		}
 	}
@@ -299,7 +307,8 @@ func TestTimeouts(t *testing.T) {
 		want ipvs.Timeouts
 	}{
 		{idle(0, 0, 0), before},
-		{idle(0, 0, 1500*time.Millisecond), ipvs.Timeouts{TCP: before.TCP, TCPFin: before.TCPFin, UDP: 2 * time.Second}},
+		{idle(0, 0, 1500*time.Millisecond), ipvs.Timeouts{TCP: before.TCP, TCPFin: before.TCPFin,
+			UDP: 2 * time.Second}},
 	} {
 		if err := setTimeouts(t.Context(), conn, mode.Settings{Blocks: option.Blocks{c.ask}}); err != nil {
 			t.Error(err)

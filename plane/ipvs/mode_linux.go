@@ -76,7 +76,8 @@ func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 		return nil, err
 	}
 	p.opened = append(p.opened, device)
-	if p.chains, err = newChains(nodeFacts{family: s.Family, masq: mark, excluded: asked.excluded()}, xtables.Auto, s.Writes); err != nil {
+	if p.chains, err = newChains(nodeFacts{family: s.Family, masq: mark, excluded: asked.excluded()}, xtables.Auto,
+		s.Writes); err != nil {
 		return nil, err
 	}
 	p.opened = append(p.opened, p.chains)
@@ -125,11 +126,12 @@ func (p *modePlane) openCounters(asked bool) (Counters, error) {
 }
 
 // deprecated is reported once (EV-07).
-var deprecated = mode.Notice{Text: "mode ipvs is deprecated upstream, in favour of nftables; this kube-proxy continues to support it", Event: event.IPVSDeprecated}
+var deprecated = mode.Notice{Text: "mode ipvs is deprecated upstream, in favour of nftables; this kube-proxy " +
+	"continues to support it", Event: event.IPVSDeprecated}
 
 // notCounting is reported once.
-var notCounting = mode.Notice{Text: "connections are not counted by Service (--service-metrics): the kernel does not publish its counters while " +
-	"net.ipv4.vs.run_estimation is 0; set it to 1"}
+var notCounting = mode.Notice{Text: "connections are not counted by Service (--service-metrics): the kernel does not " +
+	"publish its counters while net.ipv4.vs.run_estimation is 0; set it to 1"}
 
 // setTimeouts sets the configured timeouts (CF-29). Both families share them.
 func setTimeouts(ctx context.Context, c *ipvs.Conn, s mode.Settings) error {
@@ -142,9 +144,11 @@ func setTimeouts(ctx context.Context, c *ipvs.Conn, s mode.Settings) error {
 		return err
 	}
 	if err := c.SetTimeouts(ctx, want); err != nil {
-		return fmt.Errorf("%w; configured by --ipvs-tcp-timeout, --ipvs-tcpfin-timeout, --ipvs-udp-timeout (ipvs.tcpTimeout, ipvs.tcpFinTimeout, ipvs.udpTimeout)", err)
+		return fmt.Errorf("%w; configured by --ipvs-tcp-timeout, --ipvs-tcpfin-timeout, --ipvs-udp-timeout "+
+			"(ipvs.tcpTimeout, ipvs.tcpFinTimeout, ipvs.udpTimeout)", err)
 	}
-	now := ipvs.Timeouts{TCP: cmp.Or(want.TCP, have.TCP), TCPFin: cmp.Or(want.TCPFin, have.TCPFin), UDP: cmp.Or(want.UDP, have.UDP)}
+	now := ipvs.Timeouts{TCP: cmp.Or(want.TCP, have.TCP), TCPFin: cmp.Or(want.TCPFin, have.TCPFin),
+		UDP: cmp.Or(want.UDP, have.UDP)}
 	if s.Log != nil && now != have {
 		s.Log.Info("set the timeouts of IPVS", "tcp", now.TCP, "tcpFin", now.TCPFin, "udp", now.UDP,
 			"before", fmt.Sprintf("%s, %s, %s", have.TCP, have.TCPFin, have.UDP))
@@ -156,7 +160,8 @@ func setTimeouts(ctx context.Context, c *ipvs.Conn, s mode.Settings) error {
 func timeouts(o *Options) ipvs.Timeouts {
 	seconds := func(d time.Duration) time.Duration { return (d + time.Second - 1).Truncate(time.Second) }
 	v := o.IPVS
-	return ipvs.Timeouts{TCP: seconds(v.TCPTimeout.Duration), TCPFin: seconds(v.TCPFinTimeout.Duration), UDP: seconds(v.UDPTimeout.Duration)}
+	return ipvs.Timeouts{TCP: seconds(v.TCPTimeout.Duration), TCPFin: seconds(v.TCPFinTimeout.Duration),
+		UDP: seconds(v.UDPTimeout.Duration)}
 }
 
 // removeStale removes chains of the iptables back end that a family does not use. The plane takes

@@ -22,7 +22,8 @@ func render(s mode.Settings, want *lb.Table) ([]byte, error) {
 		return nil, fmt.Errorf("ipvs: %w", err)
 	}
 	asked := optionsOf(s.Blocks)
-	cfg := Config{Family: s.Family, Masquerade: mark, Scheduler: schedulerOf(asked.IPVS.Scheduler), Sticky: stickyScheduler}
+	cfg := Config{Family: s.Family, Masquerade: mark, Scheduler: schedulerOf(asked.IPVS.Scheduler),
+		Sticky: stickyScheduler}
 	var own []netip.Addr
 	unknown := ""
 	for _, p := range want.Node.NodePorts {
@@ -58,7 +59,8 @@ func render(s mode.Settings, want *lb.Table) ([]byte, error) {
 		fmt.Fprintf(&b, "address add %s/%d dev %s %s\n", a, a.BitLen(), Device, scope)
 	}
 	fmt.Fprintf(&b, "# %s-restore --noflush\n", program)
-	saveChains(&b, nodeFacts{family: s.Family, masq: mark, node: want.Node, excluded: asked.excluded(), fullyRandom: true})
+	saveChains(&b, nodeFacts{family: s.Family, masq: mark, node: want.Node, excluded: asked.excluded(),
+		fullyRandom: true})
 	return b.Bytes(), nil
 }
 

@@ -57,8 +57,10 @@ func TestRenderScenarios(t *testing.T) {
 		f, parts := rendered(t, i, sc)
 		members, rules := parts[1], parts[3]
 		input(t, members, "ipset", "restore")
-		if got, want := sortedLines(output(t, "ipset", "save"), "add "), sortedLines(members, "add "); !slices.Equal(got, want) {
-			t.Errorf("%s, %s: ipset save prints\n%s\nwant\n%s", sc.Name, f, strings.Join(got, "\n"), strings.Join(want, "\n"))
+		if got, want := sortedLines(output(t, "ipset", "save"), "add "),
+			sortedLines(members, "add "); !slices.Equal(got, want) {
+			t.Errorf("%s, %s: ipset save prints\n%s\nwant\n%s", sc.Name, f, strings.Join(got, "\n"),
+				strings.Join(want, "\n"))
 		}
 		if !taken[rules] {
 			taken[rules] = true
@@ -140,8 +142,10 @@ func TestIPVSGoldensRestore(t *testing.T) {
 			input(t, parts[1], "ipset", "restore")
 			same := func(what, got string, want string, prefixes ...string) {
 				t.Helper()
-				if got, want := sortedLines(got, prefixes...), sortedLines(want, prefixes...); !slices.Equal(got, want) {
-					t.Errorf("%s: the kernel has of %s\n%s\nwant\n%s", f, what, strings.Join(got, "\n"), strings.Join(want, "\n"))
+				if got, want := sortedLines(got, prefixes...), sortedLines(want, prefixes...); !slices.Equal(got,
+					want) {
+					t.Errorf("%s: the kernel has of %s\n%s\nwant\n%s", f, what, strings.Join(got, "\n"),
+						strings.Join(want, "\n"))
 				}
 			}
 			listed, n := listServers(t)

@@ -74,7 +74,8 @@ func (o *Options) check(r *option.Report) {
 	}{{"ipvs.tcpTimeout", v.TCPTimeout}, {"ipvs.tcpFinTimeout", v.TCPFinTimeout}, {"ipvs.udpTimeout", v.UDPTimeout}} {
 		r.NotNegative(timeout.path, timeout.is)
 		if timeout.is.Duration > longestTimeout {
-			r.Wrong(timeout.path, timeout.is.Duration.String(), "want at most "+longestTimeout.String()+", the longest that the kernel takes")
+			r.Wrong(timeout.path, timeout.is.Duration.String(), "want at most "+longestTimeout.String()+
+				", the longest that the kernel takes")
 		}
 	}
 	// The mode checks at its start whether this machine's kernel has it (CF-26).

@@ -17,7 +17,8 @@ func TestLeavingNodePortSurvivesRestart(t *testing.T) {
 	changes := replaced(table, lb.Owner{Name: "ns/svc-10"}, nil)
 	must(t, only(p.Apply(t.Context(), changes)))
 	at := lb.Key{Addr: w.Addr(192, 1), Port: 30010, Proto: lb.TCP}
-	m, has := k.sets[setMarksAnywhere.name(lb.IPv4)].members[member{addr: at.Addr, port: at.Port, proto: at.Proto}.wire(mark{})]
+	m, has := k.sets[setMarksAnywhere.name(lb.IPv4)].members[member{addr: at.Addr, port: at.Port, proto: at.Proto}.wire(
+		mark{})]
 	if !has || m.Mask != 0 {
 		t.Errorf("the NodePort has the member %v: new connections must be refused, as where nothing listens", m)
 	}

@@ -23,7 +23,8 @@ func (k *lab) foreign(t *testing.T, ids ...ipvs.ServiceID) {
 	for _, id := range ids {
 		s := ipvs.Service{ServiceID: id, Scheduler: "wlc", Netmask: id.Family.WholeAddress()}
 		err := k.conn.Do(t.Context(), []ipvs.Op{{Verb: ipvs.NewService, Service: s},
-			{Verb: ipvs.NewDestination, Service: s, Destination: ipvs.Destination{Addr: netip.MustParseAddrPort("192.168.9.9:9"), Weight: 9}}}, nil)
+			{Verb: ipvs.NewDestination, Service: s, Destination: ipvs.Destination{
+				Addr: netip.MustParseAddrPort("192.168.9.9:9"), Weight: 9}}}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -63,7 +64,8 @@ func TestOthersVirtualServers(t *testing.T) {
 	table := w.Table(4, 2)
 	check := func(when string) {
 		t.Helper()
-		for id, want := range map[ipvs.ServiceID]string{elsewhere: "wlc", mark: "wlc", ours: "rr", protected: "wlc", byAddr(w.Addr(10, 3), 80): "rr"} {
+		for id, want := range map[ipvs.ServiceID]string{elsewhere: "wlc", mark: "wlc", ours: "rr", protected: "wlc",
+			byAddr(w.Addr(10, 3), 80): "rr"} {
 			if got := k.scheduler(id); got != want {
 				t.Errorf("%s: %s has scheduler %s, want %s", when, id, got, want)
 			}
@@ -78,7 +80,8 @@ func TestOthersVirtualServers(t *testing.T) {
 		t.Errorf("left for later: %v, want what another has", res.Later)
 	}
 	_, err = p.Apply(t.Context(), []lb.Change{{Key: keyOf(protected), New: table.Get(keyOf(protected))}})
-	if err == nil || !strings.Contains(err.Error(), "--ipvs-exclude-cidrs") || !strings.Contains(err.Error(), keyOf(protected).String()) {
+	if err == nil || !strings.Contains(err.Error(), "--ipvs-exclude-cidrs") ||
+		!strings.Contains(err.Error(), keyOf(protected).String()) {
 		t.Errorf("the error is %v", err)
 	}
 	var reported []string
@@ -142,7 +145,8 @@ func TestOthersIPSet(t *testing.T) {
 		name := s.name(lb.IPv4)
 		k.sets = setTable{name: &fakeSet{ipset.Set{Name: name, Type: ipset.HashIP}, nil}}
 		p = k.plane(t, lb.IPv4)
-		if _, err := p.Reset(t.Context(), startTable(planetest.World{Family: lb.IPv4})); !errors.Is(err, ipset.ErrOther) || !strings.Contains(err.Error(), name) {
+		if _, err := p.Reset(t.Context(), startTable(planetest.World{Family: lb.IPv4})); !errors.Is(err,
+			ipset.ErrOther) || !strings.Contains(err.Error(), name) {
 			t.Errorf("another program's %s: %v", name, err)
 		}
 	}
@@ -194,7 +198,8 @@ func TestOthersMakeWhatCouldNotBeMade(t *testing.T) {
 	for _, dests := range []int{0, 1} {
 		k, p, table, w := started(t, lb.IPv4)
 		o, f := w.ClusterIP(30, 7, 2)
-		theirs := ipvs.Op{Verb: ipvs.NewService, Service: ipvs.Service{ServiceID: serviceOf(f[0].Key), Scheduler: "rr", Netmask: ipvs.IPv4.WholeAddress()}}
+		theirs := ipvs.Op{Verb: ipvs.NewService, Service: ipvs.Service{ServiceID: serviceOf(f[0].Key), Scheduler: "rr",
+			Netmask: ipvs.IPv4.WholeAddress()}}
 		k.ipvs.Before = func(r ipvsfake.Request) error {
 			if r.Command == ipvsfake.NewService && r.Service == theirs.Service.ServiceID {
 				return unix.EPERM
@@ -207,14 +212,16 @@ func TestOthersMakeWhatCouldNotBeMade(t *testing.T) {
 		k.ipvs.Before = nil
 		ops := []ipvs.Op{theirs}
 		for range dests {
-			ops = append(ops, ipvs.Op{Verb: ipvs.NewDestination, Service: theirs.Service, Destination: ipvs.Destination{Addr: f[0].Set(lb.Cluster).Backends.At(0).Addr, Weight: 3}})
+			ops = append(ops, ipvs.Op{Verb: ipvs.NewDestination, Service: theirs.Service, Destination: ipvs.Destination{
+				Addr: f[0].Set(lb.Cluster).Backends.At(0).Addr, Weight: 3}})
 		}
 		must(t, k.conn.Do(t.Context(), ops, nil))
 		// As if an audit could not list the real servers of all.
 		p.unread = []ipvs.ServiceID{probeID(lb.IPv4)}
 		must(t, only(p.Audit(t.Context(), true)))
 		for _, v := range k.ipvs.State() {
-			if v.ServiceID == theirs.Service.ServiceID && (len(v.Destinations) != 2 || v.Destinations[0].Weight != 1 || v.Destinations[1].Weight != 1) {
+			if v.ServiceID == theirs.Service.ServiceID && (len(v.Destinations) != 2 || v.Destinations[0].Weight != 1 ||
+				v.Destinations[1].Weight != 1) {
 				t.Errorf("made by others with %d real servers: %+v", dests, v)
 			}
 		}

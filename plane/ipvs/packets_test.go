@@ -108,7 +108,8 @@ func TestChainsComeInTime(t *testing.T) {
 			t.Fatal(err)
 		}
 		if served != want || (len(res.Later) == 0) != (want > 0) {
-			t.Errorf("with the rules %q: the chains came when %d of 20 Services were served, %d are left for later", was, served, len(res.Later))
+			t.Errorf("with the rules %q: the chains came when %d of 20 Services were served, %d are left for later",
+				was, served, len(res.Later))
 		}
 	}
 }

@@ -23,9 +23,12 @@ func (l *ledger) bounded(old, row *lb.Frontend) (*lb.Frontend, error) {
 		l.countRanges(row, +1)
 		return row, nil
 	}
-	closed := &lb.Frontend{Key: row.Key, Service: row.Service, Kind: row.Kind, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Drop}}}
-	return closed, fmt.Errorf("service %s: its clients are dropped here: with the %d source ranges of this address and port it would have more than %d, "+
-		"counted for each address and port; give it fewer and wider loadBalancerSourceRanges, or fewer ports, or choose mode nftables",
+	closed := &lb.Frontend{Key: row.Key, Service: row.Service, Kind: row.Kind,
+		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Drop}}}
+	return closed, fmt.Errorf("service %s: its clients are dropped here: with the %d source ranges of this address "+
+		"and port it would have more than %d, "+
+		"counted for each address and port; give it fewer and wider loadBalancerSourceRanges, or fewer ports, or "+
+		"choose mode nftables",
 		service, len(row.Sources), maxRanges)
 }
 

@@ -24,8 +24,10 @@ func ranged(w planetest.World, service string, addr, ports, ranges int) (all []*
 	}
 	for i := range ports {
 		name := fmt.Sprintf("%s:p%d", service, i)
-		all = append(all, &lb.Frontend{Key: lb.Key{Addr: w.Addr(198, addr), Port: uint16(80 + i), Proto: lb.TCP}, Service: name, Kind: lb.LoadBalancer,
-			Sources: sources, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: w.Set(name, lb.Cluster, 100*addr, 2)}}})
+		all = append(all, &lb.Frontend{Key: lb.Key{Addr: w.Addr(198, addr), Port: uint16(80 + i), Proto: lb.TCP},
+			Service: name, Kind: lb.LoadBalancer,
+			Sources: sources, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true,
+				To: w.Set(name, lb.Cluster, 100*addr, 2)}}})
 	}
 	return all
 }
@@ -71,7 +73,8 @@ func TestTooManySourceRangesSV61(t *testing.T) {
 	greedy, other := lb.Owner{Name: "a/greedy"}, lb.Owner{Name: "b/other"}
 	table.Replace(greedy, ranged(w, greedy.Name, 1, 2, 2))
 	must(t, only(planetest.ResetAll(t.Context(), p, table)))
-	first, second := lb.Key{Addr: w.Addr(198, 1), Port: 80, Proto: lb.TCP}, lb.Key{Addr: w.Addr(198, 1), Port: 81, Proto: lb.TCP}
+	first, second := lb.Key{Addr: w.Addr(198, 1), Port: 80, Proto: lb.TCP}, lb.Key{Addr: w.Addr(198, 1), Port: 81,
+		Proto: lb.TCP}
 	third := lb.Key{Addr: w.Addr(198, 2), Port: 80, Proto: lb.TCP}
 	served := func(ranges int) held { return held{ranges: ranges, firewalled: true, balances: true} }
 	dropped := held{drops: true}
@@ -102,7 +105,8 @@ func TestTooManySourceRangesSV61(t *testing.T) {
 	changes, _ := table.Replace(greedy, ranged(w, greedy.Name, 1, 2, many))
 	more, _ := table.Replace(other, ranged(w, other.Name, 2, 1, 3))
 	err := apply(append(changes, more...))
-	if err == nil || !strings.Contains(err.Error(), greedy.Name) || !strings.Contains(err.Error(), fmt.Sprint(maxRanges)) || !strings.Contains(err.Error(), second.String()) {
+	if err == nil || !strings.Contains(err.Error(), greedy.Name) ||
+		!strings.Contains(err.Error(), fmt.Sprint(maxRanges)) || !strings.Contains(err.Error(), second.String()) {
 		t.Errorf("%d ranges for two keys: %v, want an error that names the key, the Service, and the bound", many, err)
 	}
 	after := map[lb.Key]held{first: served(many), second: dropped, third: served(3)}
@@ -167,7 +171,8 @@ func TestTooManySourceRangesTakeNoMemory(t *testing.T) {
 		}
 		runtime.ReadMemStats(&after)
 		if took := after.TotalAlloc - before.TotalAlloc; took > maxRanges*4000 {
-			t.Errorf("%s allocated %d MB for %d ranges, want as much as for %d", when, took>>20, ports*ranges, maxRanges)
+			t.Errorf("%s allocated %d MB for %d ranges, want as much as for %d", when, took>>20, ports*ranges,
+				maxRanges)
 		}
 		if len(res.Later) < ports-maxRanges/ranges {
 			t.Errorf("%s left %d of %d rows", when, len(res.Later), ports)

@@ -68,7 +68,8 @@ func TestRealSetsAndRules(t *testing.T) {
 					t.Fatal(err)
 				}
 				p = open()
-				if res, err := planetest.ResetAll(t.Context(), p, table); err != nil || len(res.Dropped)+len(res.Later) > 0 {
+				if res, err := planetest.ResetAll(t.Context(), p, table); err != nil || len(res.Dropped)+
+					len(res.Later) > 0 {
 					t.Fatalf("%s: restart: %v %v", m.name, res, err)
 				}
 				is, err := p.Dump()

@@ -94,7 +94,9 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 // masquerade.
 func (p *Plane) whoseRules(ctx context.Context) (there, ours bool, err error) {
 	rules, err := p.cfg.Chains.Rules(ctx)
-	ours = slices.ContainsFunc(rules, func(r xtables.ChainRule) bool { return strings.Contains(r.Rule, setMarksAnywhere.name(p.cfg.Family)) })
+	ours = slices.ContainsFunc(rules, func(r xtables.ChainRule) bool {
+		return strings.Contains(r.Rule, setMarksAnywhere.name(p.cfg.Family))
+	})
 	return len(rules) > 0, ours, err
 }
 
@@ -140,7 +142,8 @@ func (p *Plane) readAll(ctx context.Context, want *lb.Table) (*ledger, error) {
 
 // readServers records which of our virtual servers the kernel has, and calls foreign for the
 // others. The real servers of a new one are still unknown.
-func (p *Plane) readServers(ctx context.Context, l *ledger, foreign func(ipvs.ServiceID)) (seen map[ipvs.ServiceID]bool, err error) {
+func (p *Plane) readServers(ctx context.Context, l *ledger, foreign func(ipvs.ServiceID)) (seen map[ipvs.ServiceID]bool,
+	err error) {
 	seen = map[ipvs.ServiceID]bool{}
 	known := l.known()
 	err = p.cfg.IPVS.Services(ctx, func(is ipvs.ServiceState) error {
@@ -228,7 +231,8 @@ func (p *Plane) owns(l *ledger, known map[ipvs.ServiceID]bool, id ipvs.ServiceID
 	if known[id] || id.Mark != 0 {
 		return l.owns(known, id)
 	}
-	return !p.excluded(id) && (l.owns(known, id) || !l.elsewhere[id.Addr.Addr()] && l.isNodePort(id.Addr.Port(), lb.Proto(id.Proto)))
+	return !p.excluded(id) && (l.owns(known, id) || !l.elsewhere[id.Addr.Addr()] && l.isNodePort(id.Addr.Port(),
+		lb.Proto(id.Proto)))
 }
 
 // isNodePort reports whether the sets of NodePorts have the port.
@@ -261,7 +265,8 @@ func (p *Plane) readSets(ctx context.Context, l *ledger) error {
 			return err
 		}
 		if other := is.Differs(p.sets[s]); other != "" {
-			return fmt.Errorf("ipset %s has %s: another program has replaced it: %w", p.sets[s].Name, other, plane.ErrStateLost)
+			return fmt.Errorf("ipset %s has %s: another program has replaced it: %w", p.sets[s].Name, other,
+				plane.ErrStateLost)
 		}
 	}
 	for m, c := range l.members {
@@ -333,7 +338,8 @@ func (l *ledger) adoptMarks(want *lb.Table) {
 				}
 				is := l.members[m.member]
 				n, masq, ok := l.mark.number(is.is.value)
-				if !is.has || is.is.mask != wholeMark || !ok || masq != m.other.masq || (n == refusing) != (m.other.set == lb.SetID{}) {
+				if !is.has || is.is.mask != wholeMark || !ok || masq != m.other.masq ||
+					(n == refusing) != (m.other.set == lb.SetID{}) {
 					continue
 				}
 				c := claim{is.is.value, *m.other}

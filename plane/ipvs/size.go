@@ -29,7 +29,8 @@ func weigh(settings mode.Settings) func(lb.Size) int {
 		if s.Affinity {
 			marked = sticky
 		}
-		objects := s.Ports * (copies*(serverObjects+table+addressObjects+6*memberObjects) + marks*(serverObjects+marked))
+		objects := s.Ports * (copies*(serverObjects+table+addressObjects+6*memberObjects) +
+			marks*(serverObjects+marked))
 		objects += s.Backends * ((copies+marks)*serverObjects + s.Sets()*memberObjects)
 		objects += s.Ports * s.Ranged * 2 * (s.Ranges + 2) * memberObjects
 		if s.FTP && s.Affinity {

@@ -22,8 +22,9 @@ func TestWeigh(t *testing.T) {
 			t.Run(scheduler+fam.String(), func(t *testing.T) {
 				asked := &Options{}
 				asked.IPVS.Scheduler = scheduler
-				planetest.Weighing{Family: fam, Weigh: weigh(mode.Settings{Blocks: option.Blocks{asked}}), Within: 3, Costly: 200_000,
-					Count: func(_ *testing.T, want *lb.Table) int { return objectsOf(fam, scheduler, want) },
+				planetest.Weighing{Family: fam, Weigh: weigh(mode.Settings{Blocks: option.Blocks{asked}}), Within: 3,
+					Costly: 200_000,
+					Count:  func(_ *testing.T, want *lb.Table) int { return objectsOf(fam, scheduler, want) },
 				}.Run(t)
 			})
 		}

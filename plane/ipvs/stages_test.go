@@ -129,6 +129,7 @@ func TestLargeServicesInStagesElsewhere(t *testing.T) {
 	}
 	key := table.Sorted()[0].Key
 	if serve, all := k.weights(key); serve > 0 || all != n || most > stage+10 {
-		t.Errorf("%d of %d real servers serve, want none; a call was %d messages to IPVS, want %d", serve, all, most, stage+10)
+		t.Errorf("%d of %d real servers serve, want none; a call was %d messages to IPVS, want %d", serve, all, most,
+			stage+10)
 	}
 }

@@ -19,7 +19,8 @@ func (p *Plane) publish() {
 	if p.l == nil {
 		return
 	}
-	p.stats.Store(&Stats{VirtualServers: len(p.l.servers), Draining: len(p.drains), Members: len(p.l.members), Addresses: len(p.l.addrs)})
+	p.stats.Store(&Stats{VirtualServers: len(p.l.servers), Draining: len(p.drains), Members: len(p.l.members),
+		Addresses: len(p.l.addrs)})
 }
 
 // Stats returns the sizes after the last finished write. Any goroutine may call it.

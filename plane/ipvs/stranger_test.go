@@ -32,9 +32,11 @@ type street struct {
 const strangers = "stranger"
 
 func newStreet(t *testing.T) *street {
-	s := &street{T: t, lab: newLab(t), store: cluster.NewStore("node1"), table: &lb.Table{Family: lb.IPv4}, set: policy.Settings{Family: lb.IPv4}}
+	s := &street{T: t, lab: newLab(t), store: cluster.NewStore("node1"), table: &lb.Table{Family: lb.IPv4},
+		set: policy.Settings{Family: lb.IPv4}}
 	s.store.Fold(cluster.NodeSet{Node: &cluster.Node{Name: "node1", Addrs: s.others}})
-	s.store.Fold(cluster.CIDRsListed{CIDRs: []*cluster.ServiceCIDR{{Name: "kubernetes", Prefixes: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")}}}})
+	s.store.Fold(cluster.CIDRsListed{CIDRs: []*cluster.ServiceCIDR{
+		{Name: "kubernetes", Prefixes: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")}}}})
 	s.table.Node = policy.ResolveNode(s.store.Facts(), s.set)
 	s.restart()
 	return s
@@ -71,21 +73,27 @@ func (s *street) do(ev cluster.Event) {
 func strangersService(i int) (*cluster.Service, *cluster.Slice) {
 	name := cluster.Name{Namespace: strangers, Name: fmt.Sprint("web", i)}
 	a := func(net byte) netip.Addr { return netip.AddrFrom4([4]byte{net, 0, 0, byte(10 + i)}) }
-	s := &cluster.Service{Name: name, Created: 1, Type: cluster.TypeLoadBalancer, ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 0, byte(10 + i)})},
-		LoadBalancerIPs: []netip.Addr{a(198)}, ExternalIPs: []netip.Addr{a(203)}, ExternalPolicy: cluster.TrafficPolicy(i % 2),
-		Ports: []cluster.ServicePort{{Name: "http", Protocol: cluster.TCP, Port: 80, NodePort: uint16(31000 + i)}, {Name: "dns", Protocol: cluster.UDP, Port: 53}}}
+	s := &cluster.Service{Name: name, Created: 1, Type: cluster.TypeLoadBalancer,
+		ClusterIPs:      []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 0, byte(10 + i)})},
+		LoadBalancerIPs: []netip.Addr{a(198)}, ExternalIPs: []netip.Addr{a(203)},
+		ExternalPolicy: cluster.TrafficPolicy(i % 2),
+		Ports: []cluster.ServicePort{{Name: "http", Protocol: cluster.TCP, Port: 80, NodePort: uint16(31000 + i)},
+			{Name: "dns", Protocol: cluster.UDP, Port: 53}}}
 	sl := &cluster.Slice{Name: cluster.Name{Namespace: strangers, Name: name.Name + "-1"}, Service: name,
-		Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}, {Name: "dns", Protocol: cluster.UDP, Port: 53}}}
+		Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080},
+			{Name: "dns", Protocol: cluster.UDP, Port: 53}}}
 	for k := range 3 {
-		sl.Endpoints = sl.Endpoints.With(cluster.Endpoint{Addr: netip.AddrFrom4([4]byte{100, 1, byte(i), byte(1 + k)}), Ready: true, Serving: true})
+		sl.Endpoints = sl.Endpoints.With(cluster.Endpoint{Addr: netip.AddrFrom4([4]byte{100, 1, byte(i), byte(1 + k)}),
+			Ready: true, Serving: true})
 	}
 	return s, sl
 }
 
 // victims returns the victims' addresses, which the tenant knows.
 func victims(t *street, n int) adversary.Victims {
-	v := adversary.Victims{Node: t.others, NodeName: "node1", Ports: []uint16{80, 53}, Targets: []uint16{8080, 53}, NodePorts: []uint16{32000},
-		Free: []netip.Addr{netip.MustParseAddr("10.96.9.9")}}
+	v := adversary.Victims{Node: t.others, NodeName: "node1", Ports: []uint16{80, 53}, Targets: []uint16{8080, 53},
+		NodePorts: []uint16{32000},
+		Free:      []netip.Addr{netip.MustParseAddr("10.96.9.9")}}
 	for i := range n {
 		s, sl := strangersService(i)
 		v.ClusterIPs = slices.Concat(v.ClusterIPs, s.ClusterIPs, s.LoadBalancerIPs, s.ExternalIPs)
@@ -156,7 +164,9 @@ func besideATenant(t *testing.T, seed uint64) {
 		s.do(cluster.SliceSet{Slice: sl})
 	}
 	v := victims(s, 3)
-	tenant := adversary.New("tenant", seed, v, func(i int) []netip.Addr { return []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 1, byte(i)})} })
+	tenant := adversary.New("tenant", seed, v, func(i int) []netip.Addr {
+		return []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 1, byte(i)})}
+	})
 	before, rnd := s.holds(v), rand.New(rand.NewPCG(seed, 61))
 	same := func(when string) {
 		t.Helper()
@@ -169,7 +179,9 @@ func besideATenant(t *testing.T, seed uint64) {
 		if set, is := ev.(cluster.ServiceSet); is {
 			set.Service.Created = 2 // younger than the victims': age decides who has a key (SV-24)
 			// No tenant can write the status, and no controller assigns an address twice.
-			set.Service.LoadBalancerIPs = slices.DeleteFunc(set.Service.LoadBalancerIPs, func(a netip.Addr) bool { return slices.Contains(v.ClusterIPs, a) })
+			set.Service.LoadBalancerIPs = slices.DeleteFunc(set.Service.LoadBalancerIPs, func(a netip.Addr) bool {
+				return slices.Contains(v.ClusterIPs, a)
+			})
 		}
 		s.do(ev)
 		same(fmt.Sprintf("event %d, %T", i, ev))

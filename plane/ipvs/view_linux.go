@@ -49,7 +49,8 @@ func openView(f lb.Family, connect func() (*ipvs.Conn, error), held heldChains) 
 		return nil, err
 	}
 	open = append(open, device)
-	if err := device.find(context.Background()); err != nil && !errors.Is(err, ErrNoDevice) { // Differences reports that
+	// Differences reports that
+	if err := device.find(context.Background()); err != nil && !errors.Is(err, ErrNoDevice) {
 		return nil, err
 	}
 	routes, err := netlink.Open(netlink.Config{Protocol: unix.NETLINK_ROUTE})

@@ -102,7 +102,8 @@ func interference(k *lab, other *ipvs.Conn, rnd *rand.Rand) func(ipvsfake.Reques
 		}
 		inside = true
 		defer func() { inside = false }()
-		s := ipvs.Service{ServiceID: r.Service, Scheduler: "wlc", Netmask: r.Service.Family.WholeAddress(), Flags: ipvs.Persistent, Timeout: 5}
+		s := ipvs.Service{ServiceID: r.Service, Scheduler: "wlc", Netmask: r.Service.Family.WholeAddress(),
+			Flags: ipvs.Persistent, Timeout: 5}
 		d := ipvs.Destination{Addr: r.Destination, Weight: 7, Upper: 9}
 		if !d.Addr.IsValid() {
 			w := planetest.World{Family: lb.IPv4}

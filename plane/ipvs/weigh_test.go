@@ -43,7 +43,8 @@ func TestWritesAreAsLongAsTheyWeigh(t *testing.T) {
 	sources := ranged(w, "", 0, 1, ranges)[0].Sources
 	var rows []*lb.Frontend
 	add := func(a netip.Addr, port uint16, kind lb.Kind, sources []netip.Prefix) {
-		rows = append(rows, &lb.Frontend{Key: lb.Key{Addr: a, Port: port, Proto: lb.TCP}, Service: set.ID.Service, Kind: kind, Sources: sources,
+		rows = append(rows, &lb.Frontend{Key: lb.Key{Addr: a, Port: port, Proto: lb.TCP}, Service: set.ID.Service,
+			Kind: kind, Sources: sources,
 			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: set}}})
 	}
 	for i := range addresses {
@@ -56,7 +57,8 @@ func TestWritesAreAsLongAsTheyWeigh(t *testing.T) {
 	must(t, only(planetest.ResetAll(t.Context(), m, table)))
 	const heaviest = endpoints + ranges + 10 // a frontend may begin at the end of a piece
 	if m.apply > maxBatchWeight+heaviest || m.reset > m.step+heaviest {
-		t.Errorf("an Apply was %d operations, a Reset %d, want %d and %d at most", m.apply, m.reset, maxBatchWeight+heaviest, m.step+heaviest)
+		t.Errorf("an Apply was %d operations, a Reset %d, want %d and %d at most", m.apply, m.reset, maxBatchWeight+
+			heaviest, m.step+heaviest)
 	}
 	var total int
 	for _, row := range table.Sorted() {

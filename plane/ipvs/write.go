@@ -51,7 +51,8 @@ type writer struct {
 }
 
 func (p *Plane) writer() *writer {
-	return &writer{Plane: p, failed: map[any]bool{}, cut: map[*virtual]bool{}, cutFor: map[lb.Key]bool{}, errs: map[lb.Key][]error{}}
+	return &writer{Plane: p, failed: map[any]bool{}, cut: map[*virtual]bool{}, cutFor: map[lb.Key]bool{},
+		errs: map[lb.Key][]error{}}
 }
 
 // set writes a frontend. If the ledger refuses it, set writes the ledger's replacement.
@@ -241,7 +242,8 @@ func (p *Plane) excluded(id ipvs.ServiceID) bool {
 // withheld reports whether a member must wait for its virtual server, which may be another
 // program's: the member would claim it as ours, or drop packets to it.
 func (w *writer) withheld(m member) bool {
-	if len(w.cfg.ExcludeCIDRs) == 0 || !m.set.names() && !m.set.marks() && m.set != setFirewall || m.set == setHealthCheck {
+	if len(w.cfg.ExcludeCIDRs) == 0 || !m.set.names() && !m.set.marks() && m.set != setFirewall ||
+		m.set == setHealthCheck {
 		return false
 	}
 	for k := range lb.Expand(m.key(), w.l.nodePorts) {
@@ -255,7 +257,8 @@ func (w *writer) withheld(m member) bool {
 func (s *virtual) op(verb ipvs.Verb, a netip.AddrPort, weight int32) serverOp {
 	service := s.want
 	service.ServiceID = s.id // one that was found and that no frontend needs has only its name
-	return serverOp{s, ipvs.Op{Verb: verb, Service: service, Destination: ipvs.Destination{Addr: a, Forwarding: ipvs.Masq, Weight: weight}}}
+	return serverOp{s, ipvs.Op{Verb: verb, Service: service, Destination: ipvs.Destination{Addr: a,
+		Forwarding: ipvs.Masq, Weight: weight}}}
 }
 
 func (l *ledger) raise(ops []serverOp, s *virtual) []serverOp {
@@ -389,7 +392,8 @@ func (w *writer) leave(ctx context.Context, ops []serverOp, s *virtual) ([]serve
 	})
 	w.wrote++
 	if err != nil {
-		return ops, w.fail(s, w.l.touched.servers[s], fmt.Errorf("look for connections of virtual server %s: %w", s.id, err))
+		return ops, w.fail(s, w.l.touched.servers[s], fmt.Errorf("look for connections of virtual server %s: %w", s.id,
+			err))
 	}
 	if len(busy) == 0 {
 		return append(ops, s.op(ipvs.DelService, netip.AddrPort{}, 0)), nil
@@ -413,27 +417,29 @@ func (w *writer) serverOps(ctx context.Context, ops []serverOp) error {
 	for i, op := range ops {
 		wire[i] = op.Op
 	}
-	return w.carryOut(ctx, len(ops), func(failed func(int, error)) error { return w.cfg.IPVS.Do(ctx, wire, failed) }, func(i int, err error) error {
-		op := ops[i]
-		switch {
-		case err != nil && ctx.Err() != nil:
+	return w.carryOut(ctx, len(ops), func(failed func(int, error)) error { return w.cfg.IPVS.Do(ctx, wire, failed) },
+		func(i int, err error) error {
+			op := ops[i]
+			switch {
+			case err != nil && ctx.Err() != nil:
+				return nil
+			case err != nil:
+				return w.refused(ctx, op, err)
+			case !op.of.has && op.Verb >= ipvs.NewDestination:
+				w.suspect() // another program removed it, and created it again
+			}
+			op.of.did(op.Op)
+			if op.Verb == ipvs.DelService && ctx.Err() == nil {
+				w.done(w.l.touched.servers[op.of], op.of)
+			}
 			return nil
-		case err != nil:
-			return w.refused(ctx, op, err)
-		case !op.of.has && op.Verb >= ipvs.NewDestination:
-			w.suspect() // another program removed it, and created it again
-		}
-		op.of.did(op.Op)
-		if op.Verb == ipvs.DelService && ctx.Err() == nil {
-			w.done(w.l.touched.servers[op.of], op.of)
-		}
-		return nil
-	})
+		})
 }
 
 // carryOut sends n operations, and calls done with the outcome of each, in order. It returns the
 // first error of done; or that of the context, if operations were not sent.
-func (w *writer) carryOut(ctx context.Context, n int, do func(failed func(int, error)) error, done func(i int, err error) error) error {
+func (w *writer) carryOut(ctx context.Context, n int, do func(failed func(int, error)) error,
+	done func(i int, err error) error) error {
 	if n == 0 {
 		return nil
 	}
@@ -508,7 +514,8 @@ func (w *writer) refused(ctx context.Context, op serverOp, err error) error {
 	switch {
 	case op.Verb == ipvs.NewService && is(unix.EEXIST):
 		if w.excluded(s.id) {
-			return w.fail(s, key, fmt.Errorf("virtual server %s is another program's, and its address is in --ipvs-exclude-cidrs (ipvs.excludeCIDRs): "+
+			return w.fail(s, key, fmt.Errorf("virtual server %s is another program's, and its address is in "+
+				"--ipvs-exclude-cidrs (ipvs.excludeCIDRs): "+
 				"remove it, or take the address out of there", s.id))
 		}
 		if err := w.read(ctx, s); err != nil {
@@ -600,7 +607,8 @@ func (w *writer) removeMembers(ctx context.Context) error {
 }
 
 func compareMembers(a, b member) int {
-	return cmp.Or(cmp.Compare(a.set, b.set), a.addr.Compare(b.addr), cmp.Compare(a.port, b.port), cmp.Compare(a.proto, b.proto),
+	return cmp.Or(cmp.Compare(a.set, b.set), a.addr.Compare(b.addr), cmp.Compare(a.port, b.port),
+		cmp.Compare(a.proto, b.proto),
 		a.from.Addr().Compare(b.from.Addr()), cmp.Compare(a.from.Bits(), b.from.Bits()))
 }
 
@@ -609,16 +617,17 @@ func (w *writer) memberOps(ctx context.Context, ops []memberOp) error {
 	for i, op := range ops {
 		wire[i] = ipset.Op{Set: &w.sets[op.set], Delete: op.remove, Member: op.wire(op.mark)}
 	}
-	return w.carryOut(ctx, len(ops), func(failed func(int, error)) error { return w.cfg.Sets.Do(ctx, wire, failed) }, func(i int, err error) error {
-		m := ops[i].member
-		if err != nil {
-			return w.refusedIn(ctx, m, w.l.touched.members[m], err, ipset.ErrNoSet)
-		}
-		c := w.l.members[m]
-		c.has, c.is = !ops[i].remove, ops[i].mark
-		w.l.put(m, c)
-		return nil
-	})
+	return w.carryOut(ctx, len(ops), func(failed func(int, error)) error { return w.cfg.Sets.Do(ctx, wire, failed) },
+		func(i int, err error) error {
+			m := ops[i].member
+			if err != nil {
+				return w.refusedIn(ctx, m, w.l.touched.members[m], err, ipset.ErrNoSet)
+			}
+			c := w.l.members[m]
+			c.has, c.is = !ops[i].remove, ops[i].mark
+			w.l.put(m, c)
+			return nil
+		})
 }
 
 func (w *writer) addAddresses(ctx context.Context) error {
@@ -641,14 +650,15 @@ func (w *writer) addressOps(ctx context.Context, add bool, which func(netip.Addr
 	if add {
 		change = w.cfg.Device.Add
 	}
-	return w.carryOut(ctx, len(addrs), func(failed func(int, error)) error { return change(ctx, addrs, failed) }, func(i int, err error) error {
-		a := addrs[i]
-		if err != nil {
-			return w.refusedIn(ctx, a, w.l.touched.addrs[a], err, ErrNoDevice)
-		}
-		is := w.l.addrs[a]
-		is.has = add
-		w.l.setAddress(a, is)
-		return nil
-	})
+	return w.carryOut(ctx, len(addrs), func(failed func(int, error)) error { return change(ctx, addrs, failed) },
+		func(i int, err error) error {
+			a := addrs[i]
+			if err != nil {
+				return w.refusedIn(ctx, a, w.l.touched.addrs[a], err, ErrNoDevice)
+			}
+			is := w.l.addrs[a]
+			is.has = add
+			w.l.setAddress(a, is)
+			return nil
+		})
 }

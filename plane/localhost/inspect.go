@@ -55,7 +55,8 @@ func (p *Proxy) Differences(want *lb.Table, each func(trace.Difference) bool) {
 			continue
 		}
 		if have, differs := p.compare(f); differs && !each(trace.Difference{Key: f.Key,
-			Object: fmt.Sprintf("listener %s/tcp", netip.AddrPortFrom(want.Node.Localhost, f.Key.Port)), Want: "open", Have: have}) {
+			Object: fmt.Sprintf("listener %s/tcp", netip.AddrPortFrom(want.Node.Localhost, f.Key.Port)), Want: "open",
+			Have: have}) {
 			return
 		}
 	}
@@ -79,5 +80,6 @@ func (p *Proxy) compare(f *lb.Frontend) (have string, differs bool) {
 	for _, b := range backends {
 		differs = differs || !to.Backends.Has(b)
 	}
-	return fmt.Sprintf("leads to %d backends, or to others", len(backends)), differs || len(backends) != to.Backends.Len()
+	return fmt.Sprintf("leads to %d backends, or to others", len(backends)), differs ||
+		len(backends) != to.Backends.Len()
 }

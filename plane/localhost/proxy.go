@@ -36,7 +36,8 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Proxy serves the NodePorts of one IP family. A nil Proxy serves none. Its methods are safe for concurrent use.
+// Proxy serves the NodePorts of one IP family. A nil Proxy serves none. Its methods are safe for
+// concurrent use.
 type Proxy struct {
 	log         *slog.Logger
 	reports     *ratelimit.Limiter
@@ -68,7 +69,8 @@ type lasting struct{ *balance.Set }
 // Serves is part of [relay.Balancer].
 func (lasting) Serves(netip.AddrPort) bool { return true }
 
-// New returns a Proxy whose sockets are in the network namespace of the calling thread. It serves nothing yet.
+// New returns a Proxy whose sockets are in the network namespace of the calling thread. It serves
+// nothing yet.
 func New(cfg Config) (*Proxy, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -77,7 +79,8 @@ func New(cfg Config) (*Proxy, error) {
 	if err != nil {
 		return nil, fmt.Errorf("localhost NodePorts: %w", err)
 	}
-	return &Proxy{log: cfg.Log, reports: ratelimit.New(cfg.Log, "localhost NodePort without listener"), descriptors: cfg.Descriptors, relay: r,
+	return &Proxy{log: cfg.Log, reports: ratelimit.New(cfg.Log, "localhost NodePort without listener"),
+		descriptors: cfg.Descriptors, relay: r,
 		rows: map[uint16]*lb.Frontend{}, doors: map[uint16]*door{}, balance: balance.New(balance.Config{}),
 		failing: map[uint16]error{}, pause: firstPause}, nil
 }

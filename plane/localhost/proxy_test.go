@@ -27,7 +27,8 @@ func begin(t *testing.T, descriptors int) (*Proxy, *bytes.Buffer) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	log := &bytes.Buffer{}
-	p, err := New(Config{Descriptors: relay.NewGroups(relay.NewBudget(descriptors), "a test"), Log: slog.New(slog.NewTextHandler(log, nil))})
+	p, err := New(Config{Descriptors: relay.NewGroups(relay.NewBudget(descriptors), "a test"),
+		Log: slog.New(slog.NewTextHandler(log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +39,8 @@ func begin(t *testing.T, descriptors int) (*Proxy, *bytes.Buffer) {
 
 // row returns a NodePort of a Service with one endpoint.
 func row(service string, port uint16) *lb.Frontend {
-	set := &lb.BackendSet{ID: lb.SetID{Service: service, Proto: lb.TCP}, Backends: lb.BackendsOf(lb.Backend{Addr: netip.MustParseAddrPort("10.1.1.11:8080")})}
+	set := &lb.BackendSet{ID: lb.SetID{Service: service, Proto: lb.TCP},
+		Backends: lb.BackendsOf(lb.Backend{Addr: netip.MustParseAddrPort("10.1.1.11:8080")})}
 	return &lb.Frontend{Key: lb.Key{Port: port, Proto: lb.TCP}, Kind: lb.NodePort, Service: service,
 		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}
 }
@@ -67,7 +69,8 @@ func TestListenersOfOneNamespaceTN59(t *testing.T) {
 	if had < 70 || had > 81 || failures != uint64(200-had) {
 		t.Errorf("one namespace has %d listeners of 90 descriptors, and %d failures", had, failures)
 	}
-	if n := strings.Count(log.String(), "Failed to listen"); n != 20 || !strings.Contains(log.String(), "Services of namespace evil have") {
+	if n := strings.Count(log.String(), "Failed to listen"); n != 20 ||
+		!strings.Contains(log.String(), "Services of namespace evil have") {
 		t.Errorf("%d lines: %.300s", n, log)
 	}
 	good := row("good/web", 31000)
@@ -88,7 +91,8 @@ func TestListenersOfOneNamespaceTN59(t *testing.T) {
 	p.Apply(append(all, remove(good)))
 	p.Close()
 	if len(p.doors) != 0 || p.descriptors.Len() != 0 || p.descriptors.Budget().Used() != 0 || len(p.failing) != 0 {
-		t.Errorf("left: %d namespaces, %d descriptors, %d failing", p.descriptors.Len(), p.descriptors.Budget().Used(), len(p.failing))
+		t.Errorf("left: %d namespaces, %d descriptors, %d failing", p.descriptors.Len(), p.descriptors.Budget().Used(),
+			len(p.failing))
 	}
 }
 
@@ -159,7 +163,8 @@ func TestPortTakenTN58(t *testing.T) {
 	if p.retry == nil || p.pause != 2*firstPause {
 		t.Errorf("after a second failure the next retry comes after %s", p.pause)
 	}
-	if n := strings.Count(log.String(), "Failed to listen"); n != 1 || !strings.Contains(log.String(), "service=shop/web port=30080") || !strings.Contains(log.String(), "address already in use") {
+	if n := strings.Count(log.String(), "Failed to listen"); n != 1 || !strings.Contains(log.String(),
+		"service=shop/web port=30080") || !strings.Contains(log.String(), "address already in use") {
 		t.Errorf("%d lines: %s", n, log)
 	}
 	taken.Close()
@@ -178,7 +183,8 @@ func TestPortsChangeHands(t *testing.T) {
 	p.Apply([]lb.Change{set(a)})
 	first := p.doors[30080]
 	p.Apply([]lb.Change{set(b)})
-	if d := p.doors[30080]; d == first || d.service != "b/web" || p.descriptors.Len() != 1 || p.descriptors.Budget().Used() != 1 {
+	if d := p.doors[30080]; d == first || d.service != "b/web" || p.descriptors.Len() != 1 ||
+		p.descriptors.Budget().Used() != 1 {
 		t.Errorf("%+v, of %d namespaces with %d", d, p.descriptors.Len(), p.descriptors.Budget().Used())
 	}
 	moved := row("b/web", 30090)

@@ -100,7 +100,8 @@ func (c *change) claims(snap *snapshot, want *lb.Table) iter.Seq[slots.Claim] {
 				if front == nil {
 					continue
 				}
-				if s := front.Set(scope); s != nil && !yield(slots.Claim{Front: front, Set: s, ID: netlink.Order.Uint32(rec[len(rec)-4:])}) {
+				if s := front.Set(scope); s != nil &&
+					!yield(slots.Claim{Front: front, Set: s, ID: netlink.Order.Uint32(rec[len(rec)-4:])}) {
 					return
 				}
 			}
@@ -137,7 +138,8 @@ func newOldSets(snap *snapshot) *oldSets {
 	for _, i := range []setIndex{sBackends, sMembers, sMemberBackends, sClusterIPs} {
 		snap.records[i] = snap.records[i].Sorted()
 	}
-	return &oldSets{snap.records[sBackends], snap.records[sMembers], snap.records[sMemberBackends], snap.records[sClusterIPs], map[uint32]netip.AddrPort{}}
+	return &oldSets{snap.records[sBackends], snap.records[sMembers], snap.records[sMemberBackends],
+		snap.records[sClusterIPs], map[uint32]netip.AddrPort{}}
 }
 
 // of returns the backends that the kernel has in the slots of the set, and their members. Both maps

@@ -53,15 +53,18 @@ func TestSetIDsWhenKeysChangeHands(t *testing.T) {
 						for b := f.backends[0]; b < f.backends[1]; b++ {
 							all = append(all, lb.Backend{Addr: netip.AddrPortFrom(w.Addr(100, i/2*100+b), 8080)})
 						}
-						set := &lb.BackendSet{ID: lb.SetID{Service: name, Proto: lb.TCP, Scope: lb.Cluster}, Backends: lb.BackendsOf(all...)}
+						set := &lb.BackendSet{ID: lb.SetID{Service: name, Proto: lb.TCP, Scope: lb.Cluster},
+							Backends: lb.BackendsOf(all...)}
 						var fronts []*lb.Frontend
 						for _, k := range f.keys {
 							kind := lb.ExternalIP
 							if k == i%2 {
 								kind = lb.ClusterIP
 							}
-							fronts = append(fronts, &lb.Frontend{Key: lb.Key{Addr: w.Addr(10, i/2*100+k), Port: 80, Proto: lb.TCP}, Service: name,
-								Kind: kind, Affinity: time.Hour, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}})
+							fronts = append(fronts, &lb.Frontend{Key: lb.Key{Addr: w.Addr(10, i/2*100+k), Port: 80,
+								Proto: lb.TCP}, Service: name,
+								Kind: kind, Affinity: time.Hour,
+								Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}})
 						}
 						tab.Replace(lb.Owner{Name: name}, fronts)
 					}

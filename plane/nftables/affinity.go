@@ -64,7 +64,8 @@ func (r *ruleset) sameBackend(seconds uint32, set rule.Statement) []rule.Rule {
 	last := rule.Find(rule.Member, r.set(sAffinity), rule.SetID, client)
 	look, dnat := r.Backend(r.set(sMemberBackends), rule.Member, rule.SetID)
 	return []rule.Rule{
-		r.New("the same backend again", set, last, look, rule.Remember(r.set(sAffinity), client.Loaded(), seconds), dnat),
+		r.New("the same backend again", set, last, look, rule.Remember(r.set(sAffinity), client.Loaded(), seconds),
+			dnat),
 		r.New("its backend has left", set, last, rule.Forget(r.set(sAffinity), client.Loaded(), seconds)),
 	}
 }
@@ -76,7 +77,8 @@ func (r *ruleset) choose(s shape, set rule.Statement) []rule.Rule {
 	var rules []rule.Rule
 	remember := rule.Remember(r.set(sAffinity), r.client(), passingSeconds)
 	for _, n := range s.picks() {
-		rules = append(rules, r.New("a backend to stay with", set, rule.Find(rule.Member, r.set(sMembers), rule.SetID, rule.Random(n)), remember, rule.GoBack))
+		rules = append(rules, r.New("a backend to stay with", set, rule.Find(rule.Member, r.set(sMembers), rule.SetID,
+			rule.Random(n)), remember, rule.GoBack))
 	}
 	look, dnat := r.Backend(r.set(sMemberBackends), rule.Member, rule.SetID)
 	for i, n := range s.picks() {
@@ -84,7 +86,8 @@ func (r *ruleset) choose(s shape, set rule.Statement) []rule.Rule {
 		if r.hashes {
 			slot = r.Hash(n, r.seed+uint32(i)) // draws are independent
 		}
-		rules = append(rules, r.New("no memory left", set, rule.Find(rule.Member, r.set(sMembers), rule.SetID, slot), look, dnat))
+		rules = append(rules, r.New("no memory left", set, rule.Find(rule.Member, r.set(sMembers), rule.SetID, slot),
+			look, dnat))
 	}
 	return rules
 }
@@ -195,7 +198,8 @@ func (p *Plane) measureAffinity(ctx context.Context) error {
 			return fmt.Errorf("nftables %s: look at elements of %s: %w", p.ip.Family, p.rules.set(sAffinity).Name, err)
 		}
 	}
-	p.use = AffinityUse{Entries: taken * len(sets) * int(p.rules.places) / affinitySamples, Limit: int(p.rules.sets[sAffinity].Size), Busiest: most(by, 3)}
+	p.use = AffinityUse{Entries: taken * len(sets) * int(p.rules.places) / affinitySamples,
+		Limit: int(p.rules.sets[sAffinity].Size), Busiest: most(by, 3)}
 	return nil
 }
 

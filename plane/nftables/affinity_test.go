@@ -44,7 +44,8 @@ func acrossARestart(t *testing.T, fam lb.Family) {
 	lab.Serve(netlab.TCP, 8081, "pod2")
 	vip := map[string]netip.Addr{"first": netip.MustParseAddr("10.96.0.1"), "other": netip.MustParseAddr("10.96.0.2")}
 	if fam == lb.IPv6 {
-		vip = map[string]netip.Addr{"first": netip.MustParseAddr("fd00:10:96::1"), "other": netip.MustParseAddr("fd00:10:96::2")}
+		vip = map[string]netip.Addr{"first": netip.MustParseAddr("fd00:10:96::1"),
+			"other": netip.MustParseAddr("fd00:10:96::2")}
 	}
 	at := func(pod string, port uint16) netip.AddrPort {
 		h, _ := netlab.HostByName(pod)
@@ -55,12 +56,15 @@ func acrossARestart(t *testing.T, fam lb.Family) {
 		for _, b := range backends {
 			all = append(all, lb.Backend{Addr: b})
 		}
-		set := &lb.BackendSet{ID: lb.SetID{Service: name, Proto: lb.TCP, Scope: lb.Cluster}, Backends: lb.BackendsOf(all...)}
-		return lb.Owner{Name: name}, []*lb.Frontend{{Key: lb.Key{Addr: vip[name], Port: 80, Proto: lb.TCP}, Service: name, Kind: lb.ClusterIP,
+		set := &lb.BackendSet{ID: lb.SetID{Service: name, Proto: lb.TCP, Scope: lb.Cluster},
+			Backends: lb.BackendsOf(all...)}
+		return lb.Owner{Name: name}, []*lb.Frontend{{Key: lb.Key{Addr: vip[name], Port: 80, Proto: lb.TCP},
+			Service: name, Kind: lb.ClusterIP,
 			Affinity: time.Hour, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}}
 	}
 	dial := func() netip.AddrPort {
-		r, err := lab.Dial("pod3", netlab.TCP, netip.AddrPortFrom(vip["first"], 80), netlab.DialOptions{Timeout: 20 * time.Second})
+		r, err := lab.Dial("pod3", netlab.TCP, netip.AddrPortFrom(vip["first"], 80),
+			netlab.DialOptions{Timeout: 20 * time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -265,9 +269,12 @@ func newShops(t *testing.T, fam lb.Family, change func(*Plane)) *shops {
 			h, _ := netlab.HostByName(pod)
 			all = append(all, lb.Backend{Addr: netip.AddrPortFrom(h.Addr(fam == lb.IPv6), port)})
 		}
-		set := &lb.BackendSet{ID: lb.SetID{Service: fmt.Sprint("shop/", i), Proto: lb.TCP, Scope: lb.Cluster}, Backends: lb.BackendsOf(all...)}
-		table.Replace(lb.Owner{Name: set.ID.Service}, []*lb.Frontend{{Key: lb.Key{Addr: s.vip(i), Port: 80, Proto: lb.TCP}, Service: set.ID.Service,
-			Kind: lb.ClusterIP, Affinity: time.Hour, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}})
+		set := &lb.BackendSet{ID: lb.SetID{Service: fmt.Sprint("shop/", i), Proto: lb.TCP, Scope: lb.Cluster},
+			Backends: lb.BackendsOf(all...)}
+		table.Replace(lb.Owner{Name: set.ID.Service},
+			[]*lb.Frontend{{Key: lb.Key{Addr: s.vip(i), Port: 80, Proto: lb.TCP}, Service: set.ID.Service,
+				Kind: lb.ClusterIP, Affinity: time.Hour,
+				Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}})
 	}
 	lab.On(netlab.Node1, func() {
 		s.p = newPlane(t, fam)
@@ -437,13 +444,14 @@ func TestConformanceWithoutHash(t *testing.T) {
 	if n < 8 {
 		t.Fatalf("%d files", n)
 	}
-	planetest.Run(t, planetest.Config{Mode: "nftables-without-hash", Variant: true, Dir: dir, New: func(f lb.Family) (planetest.Plane, error) {
-		p, err := New(Config{Family: f})
-		if err == nil {
-			withoutHash(p)
-		}
-		return p, err
-	}})
+	planetest.Run(t, planetest.Config{Mode: "nftables-without-hash", Variant: true, Dir: dir,
+		New: func(f lb.Family) (planetest.Plane, error) {
+			p, err := New(Config{Family: f})
+			if err == nil {
+				withoutHash(p)
+			}
+			return p, err
+		}})
 }
 
 // Probing the kernel for expressions leaves no trace.
@@ -477,9 +485,10 @@ func TestProbeOfExpressions(t *testing.T) {
 func TestTableWithoutNumbers(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		for name, spoil := range map[string]string{
-			"set ids used up": "delete element %[1]s kube-proxy reserved { 1 }; add element %[1]s kube-proxy reserved { 1 : 0x7fffffff }",
-			"removed":         "delete element %[1]s kube-proxy reserved { 3 }",
-			"emptied":         "flush map %[1]s kube-proxy reserved",
+			"set ids used up": "delete element %[1]s kube-proxy reserved { 1 }; add element %[1]s kube-proxy " +
+				"reserved { 1 : 0x7fffffff }",
+			"removed": "delete element %[1]s kube-proxy reserved { 3 }",
+			"emptied": "flush map %[1]s kube-proxy reserved",
 		} {
 			t.Run(name, func(t *testing.T) {
 				inNetns(t)

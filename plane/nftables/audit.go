@@ -89,7 +89,8 @@ func (p *Plane) auditAll(ctx context.Context, which func(*wire.Set) bool) (int, 
 		return 0, err
 	}
 	if !snap.ours {
-		return 0, fmt.Errorf("nftables %s: another program removed or replaced table %s or one of its sets: %w", p.ip.Family, TableName, plane.ErrStateLost)
+		return 0, fmt.Errorf("nftables %s: another program removed or replaced table %s or one of its sets: %w",
+			p.ip.Family, TableName, plane.ErrStateLost)
 	}
 	c := p.newChange(p.st)
 	n := c.repair(snap, which)

@@ -24,8 +24,8 @@ func noticed(t *testing.T, p *Plane) {
 	}
 }
 
-// Changes of our table by other programs are noticed and repaired, with who made them, and nothing else
-// is touched (ST-05).
+// Changes of our table by other programs are noticed and repaired, with who made them, and nothing
+// else is touched (ST-05).
 func TestDrift(t *testing.T) {
 	for _, tc := range []struct{ name, do, by string }{
 		{"element deleted", "delete element T services { 10.0.0.1 . tcp . 80 }", "elements of set services"},
@@ -97,7 +97,8 @@ func TestFullAudit(t *testing.T) {
 		if err := p.mon.Listen(false); err != nil {
 			t.Fatal(err)
 		}
-		runNFT(t, "flush map "+fam+" kube-proxy services; flush map "+fam+" kube-proxy members; flush chain "+fam+" kube-proxy service-network; flush chain "+fam+" kube-proxy local")
+		runNFT(t, "flush map "+fam+" kube-proxy services; flush map "+fam+" kube-proxy members; flush chain "+fam+
+			" kube-proxy service-network; flush chain "+fam+" kube-proxy local")
 		if n, err := p.Audit(t.Context(), false); err != nil || n != 0 {
 			t.Fatalf("an audit of notifications repaired %d, error %v", n, err)
 		}

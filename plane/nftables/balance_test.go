@@ -56,7 +56,8 @@ func TestRoundSize(t *testing.T) {
 	for n := uint32(1); n <= 1<<20; n++ {
 		size := roundSize(n)
 		sizes[size] = true
-		if whole := wholeSize(size); size < n || whole > n || size-whole > n/8 || n <= exactSizes && size != n || roundSize(size) != size {
+		if whole := wholeSize(size); size < n || whole > n || size-whole > n/8 || n <= exactSizes && size != n ||
+			roundSize(size) != size {
 			t.Fatalf("%d slots: size %d, of which %d are there for certain", n, size, whole)
 		}
 	}
@@ -80,7 +81,10 @@ func TestBalancerLargerThanItsSet(t *testing.T) {
 				reset(t, p, tab)
 				const share = 300
 				got, all := map[netip.Addr]int{}, 0
-				flows(t, f[0].Key, share*n, func(int) net.IP { return nil }, func(_, backend netip.Addr) { got[backend]++; all++ })
+				flows(t, f[0].Key, share*n, func(int) net.IP { return nil }, func(_, backend netip.Addr) {
+					got[backend]++
+					all++
+				})
 				if all != share*n {
 					t.Errorf("%d of %d connections found a backend", all, share*n)
 				}
@@ -171,7 +175,8 @@ func flows(t *testing.T, key lb.Key, n int, from func(i int) net.IP, reported fu
 		func() error { return netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: all}) },
 		func() error {
 			_, mine, _ := net.ParseCIDR(clients)
-			return netlink.RouteAdd(&netlink.Route{LinkIndex: 1, Dst: mine, Type: unix.RTN_LOCAL, Scope: unix.RT_SCOPE_HOST, Table: unix.RT_TABLE_LOCAL})
+			return netlink.RouteAdd(&netlink.Route{LinkIndex: 1, Dst: mine, Type: unix.RTN_LOCAL,
+				Scope: unix.RT_SCOPE_HOST, Table: unix.RT_TABLE_LOCAL})
 		},
 	} {
 		if err := step(); err != nil {
@@ -224,7 +229,8 @@ func TestChainsOfSessionAffinity(t *testing.T) {
 	if n := len(times); n != 312 {
 		t.Errorf("%d times", n)
 	}
-	for _, n := range []uint32{1, 59, 80, 90, 100, 120, 300, 600, 900, 1800, 3600, 5400, 7200, 10800, 21600, 43200, day} {
+	for _, n := range []uint32{1, 59, 80, 90, 100, 120, 300, 600, 900, 1800, 3600, 5400, 7200, 10800, 21600, 43200,
+		day} {
 		if got := roundSeconds(n); got != n {
 			t.Errorf("%d s become %d", n, got)
 		}
@@ -236,7 +242,8 @@ func TestChainsOfSessionAffinity(t *testing.T) {
 	if n := len(few); n != 95 {
 		t.Errorf("%d sizes", n)
 	}
-	if n := (shape{lb.Local, roundSize(maxStickySlots), true, roundSeconds(maxSeconds)}); parseShape(lb.Local, n.number()) != n {
+	if n := (shape{lb.Local, roundSize(maxStickySlots), true, roundSeconds(maxSeconds)}); parseShape(lb.Local,
+		n.number()) != n {
 		t.Errorf("%+v becomes %+v", n, parseShape(lb.Local, n.number()))
 	}
 

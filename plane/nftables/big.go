@@ -40,13 +40,16 @@ func (r reader) readBig(ctx context.Context, s *snapshot) (bool, error) {
 	var err error
 	ask := func() {
 		if err == nil {
-			err = r.Elements(ctx, r.sets[sBackends].Name, keys, func(el []byte) { s.element(sBackends, &r.sets[sBackends], el) })
+			err = r.Elements(ctx, r.sets[sBackends].Name, keys, func(el []byte) {
+				s.element(sBackends, &r.sets[sBackends], el)
+			})
 		}
 		keys = keys[:0]
 	}
 	each(func(id uint32, sh shape) {
 		for slot := range sh.size {
-			if keys = append(keys, wire.AppendNumber(wire.AppendNumber(nil, id), slot)); len(keys) == wire.ElementsAtOnce {
+			if keys = append(keys, wire.AppendNumber(wire.AppendNumber(nil, id), slot)); len(
+				keys) == wire.ElementsAtOnce {
 				ask()
 			}
 		}
@@ -118,7 +121,8 @@ func (p *Plane) auditSome(ctx context.Context, c *change) (int, error) {
 		for rec := range want[i].All() {
 			keys = append(keys, rec[:d.KeyLen()])
 		}
-		if err := p.reader().Elements(ctx, d.Name, keys, func(el []byte) { is.Bytes = d.Record(is.Bytes, el) }); err != nil {
+		if err := p.reader().Elements(ctx, d.Name, keys,
+			func(el []byte) { is.Bytes = d.Record(is.Bytes, el) }); err != nil {
 			return n, err
 		}
 		n += c.repairSet(i, is, want[i])

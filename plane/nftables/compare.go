@@ -16,8 +16,8 @@ import (
 // way. The structure means chains with their rules, and the verdict maps that refer to them; the
 // rest are elements.
 
-// repair stages all differences between a snapshot of our layout and the state: in the structure, and
-// in the elements of the sets that which selects. It returns the number of objects that differ.
+// repair stages all differences between a snapshot of our layout and the state: in the structure,
+// and in the elements of the sets that which selects. It returns the number of objects that differ.
 func (c *change) repair(snap *snapshot, which func(*wire.Set) bool) int {
 	n := c.repairStructure(snap)
 	var pending [setCount]*diff.Pending
@@ -56,8 +56,8 @@ func (c *change) repairElement(i setIndex) func(is, want []byte) {
 	}
 }
 
-// repairStructure stages the differences of chains, rules and verdict maps. It removes foreign sets,
-// and chains that no class and no shape of the state needs.
+// repairStructure stages the differences of chains, rules and verdict maps. It removes foreign
+// sets, and chains that no class and no shape of the state needs.
 func (c *change) repairStructure(snap *snapshot) int {
 	n := len(snap.Foreign)
 	for _, name := range snap.Foreign {

@@ -31,7 +31,8 @@ func TestRandomTransitions(t *testing.T) {
 // TestHistory sends packets to all Services after each step of a node's life (SV-25), and while
 // something is damaged.
 func TestHistory(t *testing.T) {
-	planetest.History(t, planetest.Config{New: newConformant, Trace: traced, Drift: damage, TakeOver: usurp, Break: planetest.BreakTable(TableName)})
+	planetest.History(t, planetest.Config{New: newConformant, Trace: traced, Drift: damage, TakeOver: usurp,
+		Break: planetest.BreakTable(TableName)})
 }
 
 func nftFamily(f lb.Family) string {

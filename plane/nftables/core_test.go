@@ -15,17 +15,22 @@ import (
 // hooks of the mode, as TestCore proves. The last two make the kernel remember clients and flows,
 // and hold many objects, while rules change.
 var core = []string{
-	"all-ways-in", "detect-bridge", "detect-interface-prefix", "equal-shares", "external-ip-of-node", "external-policy-local-affinity-fallback",
-	"hairpin", "hairpin-affinity", "no-endpoints", "nodeport-addresses-localhost", "policies-cross", "restart", "same-port-different-protocols",
-	"sctp", "source-ranges", "source-ranges-local-policy", "source-ranges-without-endpoints", "terminating-external-local", "unknown-port",
-	"changes-while-down", "established-connections", "established-udp-flow", "session-affinity-survives-changes", "session-affinity-timeout",
+	"all-ways-in", "detect-bridge", "detect-interface-prefix", "equal-shares", "external-ip-of-node",
+	"external-policy-local-affinity-fallback",
+	"hairpin", "hairpin-affinity", "no-endpoints", "nodeport-addresses-localhost", "policies-cross", "restart",
+	"same-port-different-protocols",
+	"sctp", "source-ranges", "source-ranges-local-policy", "source-ranges-without-endpoints",
+	"terminating-external-local", "unknown-port",
+	"changes-while-down", "established-connections", "established-udp-flow", "session-affinity-survives-changes",
+	"session-affinity-timeout",
 	"udp-endpoint-drains", "generated-five-thousand-endpoints", "generated-many-services", "generated-thousand-ports",
 }
 
 // TestCore proves that the scenarios for other kernels make the plane write every form of rule and
 // set.
 func TestCore(t *testing.T) {
-	planetest.Core(t, planetest.Config{Mode: "nftables", Core: core}, func(f lb.Family, table *lb.Table) ([]string, error) {
+	planetest.Core(t, planetest.Config{Mode: "nftables", Core: core}, func(f lb.Family, table *lb.Table) ([]string,
+		error) {
 		text, err := Render(Config{Family: f}, table)
 		return forms(string(text)), err
 	})

@@ -40,7 +40,8 @@ func (r *ruleset) count(comment string, sets setIndex, key []rule.Operand) rule.
 	if sets == sNodePortClusterSets || sets == sNodePortLocalSets {
 		counters = sNodePortConnections
 	}
-	return r.New(comment+": count", rule.Find(rule.Number, r.set(sets), key...), rule.Increment(r.set(counters), countersKept, key...))
+	return r.New(comment+": count", rule.Find(rule.Number, r.set(sets), key...),
+		rule.Increment(r.set(counters), countersKept, key...))
 }
 
 // counters reads the counters on its own socket, so that writes continue meanwhile. It is nil when

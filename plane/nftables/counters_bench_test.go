@@ -52,7 +52,8 @@ func newFlows(b *testing.B, counts bool) func(from int) float64 {
 	go func() {
 		defer close(done)
 		inNetns(b)
-		out, err := exec.Command("sh", "-ec", `ip link set lo up; ip link add v0 type veth peer name v1; ip link set v0 up; ip link set v1 up
+		out, err := exec.Command("sh", "-ec",
+			`ip link set lo up; ip link add v0 type veth peer name v1; ip link set v0 up; ip link set v1 up
 			ip addr add 192.0.2.1/24 dev v0; ip neigh add 192.0.2.2 lladdr 02:00:00:00:00:01 dev v0; ip route add default via 192.0.2.2`).CombinedOutput()
 		if err != nil {
 			b.Errorf("%v\n%s", err, out)
@@ -95,7 +96,8 @@ func newFlows(b *testing.B, counts bool) func(from int) float64 {
 		before := cpu()
 		for i := range 1_500 {
 			port := 1024 + from + i
-			if err := unix.Sendto(fd, []byte{byte(port >> 8), byte(port), byte(to.Port() >> 8), byte(to.Port()), 0, 9, 0, 0, 1}, 0, dst); err != nil {
+			if err := unix.Sendto(fd, []byte{byte(port >> 8), byte(port), byte(to.Port() >> 8), byte(to.Port()), 0, 9,
+				0, 0, 1}, 0, dst); err != nil {
 				b.Fatal(err)
 			}
 		}

@@ -131,7 +131,8 @@ func TestCountersOfALab(t *testing.T) {
 		}
 		want[key]++
 	}
-	vip, port := lb.Key{Addr: clusterIP.Addr(), Port: clusterIP.Port(), Proto: lb.TCP}, lb.Key{Port: nodePort.Port(), Proto: lb.TCP}
+	vip, port := lb.Key{Addr: clusterIP.Addr(), Port: clusterIP.Port(), Proto: lb.TCP},
+		lb.Key{Port: nodePort.Port(), Proto: lb.TCP}
 	check := func(p *Plane, about string) {
 		t.Helper()
 		for range 5 {
@@ -168,7 +169,8 @@ func TestCountersOfALab(t *testing.T) {
 		if got := countedOf(t, again); got[vip] != before[vip] {
 			t.Errorf("turned off it counts: %v, before %v", got, before)
 		}
-		if err := off.Traffic(t.Context(), func(c mode.Count) { t.Errorf("turned off it reports %s", c.Row) }); err != nil {
+		if err := off.Traffic(t.Context(),
+			func(c mode.Count) { t.Errorf("turned off it reports %s", c.Row) }); err != nil {
 			t.Error(err)
 		}
 

@@ -29,7 +29,8 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 		defer sock.Close()
 		rules := p.look.ruleset()
 		rules.node = want.Node
-		d := &differ{Reporter: mode.NewReporter(ctx, func(d trace.Difference) bool { more = each(d); return more }), want: want,
+		d := &differ{Reporter: mode.NewReporter(ctx, func(d trace.Difference) bool { more = each(d); return more }),
+			want:   want,
 			reader: p.readerBy(sock, func() bool { return true }),
 			plane:  &Plane{ip: p.ip, rules: rules, maxSlots: p.maxSlots, maxBatchWeight: p.maxBatchWeight}}
 		err = d.Done(d.all(ctx))
@@ -106,7 +107,9 @@ func (d *differ) compute() {
 		d.sets[s.id] = s
 	}
 	for _, l := range st.lists.ByContent {
-		if !slices.ContainsFunc(l.Ranges, func(p netip.Prefix) bool { return ranges.In(d.snap.records[sSourceRanges], l.Number, p) }) {
+		if !slices.ContainsFunc(l.Ranges, func(p netip.Prefix) bool {
+			return ranges.In(d.snap.records[sSourceRanges], l.Number, p)
+		}) {
 			l.Number = noList
 		}
 		d.lists[l.Number] = l

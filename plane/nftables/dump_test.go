@@ -196,7 +196,8 @@ func (d *dumper) backend(s shape, id, slot uint32) ([]byte, bool) {
 // constants describes the objects that belong to no frontend.
 func (d *dumper) constants() []string {
 	node := d.rules.node // the chains are compared with the rules for it
-	lines := []string{fmt.Sprintf("node nodeports %v pods %v services %v", node.NodePorts, node.Pods, node.ServiceCIDRs)}
+	lines := []string{fmt.Sprintf("node nodeports %v pods %v services %v", node.NodePorts, node.Pods,
+		node.ServiceCIDRs)}
 	for a := range d.elements[sClusterIPs] {
 		d.use(sClusterIPs, []byte(a))
 		lines = append(lines, "cluster-ips "+wire.ParseAddr([]byte(a)).String())
@@ -216,7 +217,8 @@ func (d *dumper) checkUnused() {
 		def := &d.rules.sets[i]
 		for key, e := range elements {
 			if !e.used {
-				d.fault("no packet can reach element %s of %s", recordText(def, append([]byte(key), e.data...)), def.Name)
+				d.fault("no packet can reach element %s of %s", recordText(def, append([]byte(key), e.data...)),
+					def.Name)
 			}
 		}
 	}

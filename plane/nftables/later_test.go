@@ -50,7 +50,8 @@ func TestResetLeavesRowsForLater(t *testing.T) {
 		inNetns(t)
 		p := newPlane(t, lb.IPv4)
 		p.maxBatchWeight = 10
-		if res, err := p.Reset(t.Context(), planetest.World{Family: lb.IPv4}.Table(20, 3)); err != nil || len(res.Later) > 0 {
+		if res, err := p.Reset(t.Context(), planetest.World{Family: lb.IPv4}.Table(20, 3)); err != nil ||
+			len(res.Later) > 0 {
 			t.Errorf("%d rows left for later, error %v: other modes may serve them", len(res.Later), err)
 		}
 	})

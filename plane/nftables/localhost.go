@@ -42,12 +42,16 @@ func (r *ruleset) localhostRules() []rule.Rule {
 	if !r.atLocalhost() {
 		return nil
 	}
-	to := []rule.Statement{rule.Is(r.Destination(), r.node.Localhost.String(), r.node.Localhost.AsSlice()), rule.NotOverTCP, rule.NewConnection, rule.Find(rule.Number, r.set(sNodePorts), rule.NodePort...), rule.NotZero(rule.Number)}
+	to := []rule.Statement{rule.Is(r.Destination(), r.node.Localhost.String(), r.node.Localhost.AsSlice()),
+		rule.NotOverTCP, rule.NewConnection, rule.Find(rule.Number, r.set(sNodePorts), rule.NodePort...),
+		rule.NotZero(rule.Number)}
 	reject := r.New("localhost: TCP alone is served", append(to[:len(to):len(to)], r.Reject())...)
 	if r.uncounted {
 		return []rule.Rule{reject}
 	}
-	return []rule.Rule{r.New("localhost: count", append(to, rule.Increment(r.set(sLocalhostRejected), 0, rule.NodePort...))...), reject}
+	return []rule.Rule{
+		r.New("localhost: count", append(to, rule.Increment(r.set(sLocalhostRejected), 0, rule.NodePort...))...),
+		reject}
 }
 
 // notTheProxy matches packets except those of the proxy to an endpoint, which must not be

@@ -125,7 +125,8 @@ func (l *localhostLab) servers(port uint16) (names []string) {
 		if err != nil {
 			l.t.Fatal(err)
 		}
-		if h, _ := netlab.HostByName("node1"); r.Seen.Addr().IsLoopback() || r.Server == "pod4" && r.Seen.Addr() != h.Addr(l.at.Is6()) {
+		if h, _ := netlab.HostByName("node1"); r.Seen.Addr().IsLoopback() || r.Server == "pod4" &&
+			r.Seen.Addr() != h.Addr(l.at.Is6()) {
 			l.t.Errorf("%s saw %s", r.Server, r.Seen)
 		}
 		if !slices.Contains(names, r.Server) {
@@ -139,7 +140,8 @@ func (l *localhostLab) servers(port uint16) (names []string) {
 
 func (l *localhostLab) refused(proto netlab.Proto, port uint16) {
 	l.t.Helper()
-	if _, err := l.Dial("node1", proto, netip.AddrPortFrom(l.at, port), netlab.DialOptions{}); !errors.Is(err, netlab.ErrRefused) {
+	if _, err := l.Dial("node1", proto, netip.AddrPortFrom(l.at, port), netlab.DialOptions{}); !errors.Is(err,
+		netlab.ErrRefused) {
 		l.t.Errorf("%s to port %d: %v, want that it is refused", proto, port, err)
 	}
 }
@@ -147,7 +149,8 @@ func (l *localhostLab) refused(proto netlab.Proto, port uint16) {
 // traced traces a packet through the table and the kernel, which must agree.
 func (l *localhostLab) traced(proto lb.Proto, port uint16, want trace.Verdict) {
 	l.t.Helper()
-	packet := trace.Packet{From: netip.AddrPortFrom(l.at, 0), Host: true, To: netip.AddrPortFrom(l.at, port), Here: true, Proto: proto}
+	packet := trace.Packet{From: netip.AddrPortFrom(l.at, 0), Host: true, To: netip.AddrPortFrom(l.at, port),
+		Here: true, Proto: proto}
 	a := trace.Ask(l.table, Mode().Trace(mode.Settings{LocalhostProxy: l.plane.localhost != nil}), packet)
 	l.On("node1", func() {
 		k, err := l.plane.TracePacket(l.t.Context(), packet)
@@ -155,7 +158,8 @@ func (l *localhostLab) traced(proto lb.Proto, port uint16, want trace.Verdict) {
 			l.t.Fatal(err)
 		}
 		if findings := trace.Compare(a, k); a.Verdict != want || len(findings) > 0 {
-			l.t.Errorf("port %d/%s: the table says %s, want %s: %q; the kernel %s: %q; %q", port, proto, a.Verdict, want, a.Why, k.Verdict, k.Way, findings)
+			l.t.Errorf("port %d/%s: the table says %s, want %s: %q; the kernel %s: %q; %q", port, proto, a.Verdict,
+				want, a.Why, k.Verdict, k.Way, findings)
 		}
 	})
 }
@@ -178,7 +182,8 @@ func (l *localhostLab) measured() map[string]float64 {
 	l.t.Helper()
 	all := map[string]float64{}
 	if err := l.plane.Measure(func(name string, v float64, labels ...string) {
-		all[strings.Join(append([]string{strings.TrimPrefix(name, "nftables_localhost_nodeport_")}, labels...), " ")] = v
+		all[strings.Join(append([]string{strings.TrimPrefix(name, "nftables_localhost_nodeport_")}, labels...), " ")] =
+			v
 	}); err != nil {
 		l.t.Error(err)
 	}
@@ -211,7 +216,8 @@ func TestLocalhostNodePortsTN56TN57(t *testing.T) {
 			}
 			l.traced(lb.UDP, 30053, trace.Reject)
 			got := l.measured()
-			if got["listeners"] != 3 || got["listener_creation_failures_total"] != 0 || got["rejected_packets_total UDP"] != 3 || got["rejected_packets_total SCTP"] != 0 {
+			if got["listeners"] != 3 || got["listener_creation_failures_total"] != 0 ||
+				got["rejected_packets_total UDP"] != 3 || got["rejected_packets_total SCTP"] != 0 {
 				t.Errorf("metrics: %v", got)
 			}
 			l.same()
@@ -293,7 +299,8 @@ func TestLocalhostLeadsToEndpointsAlone(t *testing.T) {
 				victim, host = netip.MustParseAddr("fd00:10:96::a"), netip.MustParseAddr("fd00:18::2")
 			}
 			at, own := netip.AddrPortFrom(victim, 80), netip.AddrPortFrom(host, 8081)
-			more, err := tables.Parse(strings.NewReplacer("VICTIM", at.String(), "HOST", own.String(), "WEB", l.table.Get(lb.Key{Port: 30080, Proto: lb.TCP}).Last().To.Backends.At(0).Addr.String()).
+			more, err := tables.Parse(strings.NewReplacer("VICTIM", at.String(), "HOST", own.String(), "WEB",
+				l.table.Get(lb.Key{Port: 30080, Proto: lb.TCP}).Last().To.Backends.At(0).Addr.String()).
 				Replace(`VICTIM/tcp good/web clusterip
   anywhere balance good/web/tcp/cluster
 nodeport:30090/tcp evil/web nodeport
@@ -317,10 +324,12 @@ set host/web/tcp/cluster
 			if _, err := l.Dial("node1", netlab.TCP, at, netlab.DialOptions{}); err != nil {
 				t.Errorf("the other Service: %v", err)
 			}
-			if r, err := l.Dial("node1", netlab.TCP, netip.AddrPortFrom(l.at, 30090), netlab.DialOptions{}); err == nil {
+			if r, err := l.Dial("node1", netlab.TCP, netip.AddrPortFrom(l.at, 30090),
+				netlab.DialOptions{}); err == nil {
 				t.Errorf("%s answers, an endpoint of another Service", r.Server)
 			}
-			if r, err := l.Dial("node1", netlab.TCP, netip.AddrPortFrom(l.at, 30091), netlab.DialOptions{}); err != nil || r.Server != "node1" {
+			if r, err := l.Dial("node1", netlab.TCP, netip.AddrPortFrom(l.at, 30091),
+				netlab.DialOptions{}); err != nil || r.Server != "node1" {
 				t.Errorf("an endpoint in the host's network: %v, %v", r, err)
 			}
 		})
@@ -345,12 +354,15 @@ func TestLocalhostPortTakenTN58(t *testing.T) {
 		t.Errorf("metrics: %v", got)
 	}
 	l.On("node1", func() {
-		k, err := l.plane.TracePacket(t.Context(), trace.Packet{From: to, Host: true, To: to, Here: true, Proto: lb.TCP})
-		if way := strings.Join(k.Way, " "); err != nil || k.Verdict != trace.Pass || !strings.Contains(way, "cannot listen at 127.0.0.1:30080") {
+		k, err := l.plane.TracePacket(t.Context(), trace.Packet{From: to, Host: true, To: to, Here: true,
+			Proto: lb.TCP})
+		if way := strings.Join(k.Way, " "); err != nil || k.Verdict != trace.Pass ||
+			!strings.Contains(way, "cannot listen at 127.0.0.1:30080") {
 			t.Errorf("%s: %q, %v", k.Verdict, way, err)
 		}
 		found := planetest.Differences(t, l.plane, l.table)
-		if len(found) != 1 || found[0].Object != "listener 127.0.0.1:30080/tcp" || !strings.Contains(found[0].Have, "address already in use") {
+		if len(found) != 1 || found[0].Object != "listener 127.0.0.1:30080/tcp" ||
+			!strings.Contains(found[0].Have, "address already in use") {
 			t.Errorf("differences: %v", found)
 		}
 	})
@@ -386,7 +398,8 @@ func TestRenderLocalhost(t *testing.T) {
 			t.Errorf("the plane found something to do: %+v", s)
 		}
 		listed := runNFT(t, "list", "chain", p.ip.Name(), TableName, "filter-output-pre-dnat")
-		if !strings.Contains(listed, "update @localhost-rejected") || !strings.Contains(listed, "localhost: TCP alone is served") {
+		if !strings.Contains(listed, "update @localhost-rejected") ||
+			!strings.Contains(listed, "localhost: TCP alone is served") {
 			t.Errorf("%s", listed)
 		}
 	})
@@ -402,7 +415,8 @@ func TestLocalhostWithoutCounters(t *testing.T) {
 		l.plane.rejected, l.plane.rules.uncounted = nil, true
 		l.plane.look = l.plane.rules.layout
 		reset(t, l.plane, l.table)
-		if listed := runNFT(t, "list", "table", "ip", TableName); strings.Contains(listed, "update @localhost-rejected") {
+		if listed := runNFT(t, "list", "table", "ip", TableName); strings.Contains(listed,
+			"update @localhost-rejected") {
 			t.Error("it counts")
 		}
 	})

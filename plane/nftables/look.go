@@ -15,9 +15,9 @@ import (
 // ruleset returns the plane's ruleset without node and seed.
 func (l *layout) ruleset() *ruleset { return &ruleset{layout: *l} }
 
-// TracePacket implements mode.Tracer. It reads the rules and elements that the packet meets on its own
-// socket, and evaluates them. So the answer describes the kernel, whatever this process believes to
-// be there.
+// TracePacket implements mode.Tracer. It reads the rules and elements that the packet meets on its
+// own socket, and evaluates them. So the answer describes the kernel, whatever this process
+// believes to be there.
 func (p *Plane) TracePacket(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
 	k, err := p.look.follow(ctx, packet)
 	if err != nil {

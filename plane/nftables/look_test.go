@@ -102,7 +102,8 @@ func answer(k trace.Kernel) string {
 func (l *looks) balance(first, n int, masquerade bool) string {
 	k := trace.Kernel{Verdict: trace.Balance, Masquerade: masquerade}
 	for i := range n {
-		k.Backends = append(k.Backends, trace.Backend{Address: netip.AddrPortFrom(l.Addr(100, first+i), 8080), Share: 1 / float64(n)})
+		k.Backends = append(k.Backends, trace.Backend{Address: netip.AddrPortFrom(l.Addr(100, first+i), 8080),
+			Share: 1 / float64(n)})
 	}
 	return answer(k)
 }
@@ -122,10 +123,14 @@ func TestFollow(t *testing.T) {
 			"outside to NodePort 0": l.balance(0, 1, false), "pod to NodePort 0": l.balance(0, 3, false),
 			"outside to NodePort 1": "drop", "pod to NodePort 1": l.balance(10, 3, false),
 			"outside to NodePort 2": l.balance(20, 2, false), "pod to NodePort 2": l.balance(20, 4, false),
-			"outside to external IP 0": l.balance(0, 1, false), "outside to external IP 1": "drop", "outside to external IP 2": l.balance(20, 2, false),
-			"outside to load balancer 0": "drop", "outside to load balancer 1": "drop", "outside to load balancer 2": "drop",
-			"pod to load balancer 0": l.balance(0, 3, false), "pod to load balancer 1": l.balance(10, 3, false), "pod to load balancer 2": l.balance(20, 4, false),
-			"outside to no NodePort": "pass", "pod to another port": "reject", "pod to an unknown cluster IP": "drop", "pod to a stranger": "pass",
+			"outside to external IP 0": l.balance(0, 1, false), "outside to external IP 1": "drop",
+			"outside to external IP 2":   l.balance(20, 2, false),
+			"outside to load balancer 0": "drop", "outside to load balancer 1": "drop",
+			"outside to load balancer 2": "drop",
+			"pod to load balancer 0":     l.balance(0, 3, false), "pod to load balancer 1": l.balance(10, 3, false),
+			"pod to load balancer 2": l.balance(20, 4, false),
+			"outside to no NodePort": "pass", "pod to another port": "reject", "pod to an unknown cluster IP": "drop",
+			"pod to a stranger":   "pass",
 			"a backend to itself": l.balance(10, 3, false),
 		}
 		packets := l.packets()
@@ -219,14 +224,17 @@ func TestSabotageOfElements(t *testing.T) {
 			looked := 0
 			for name, k := range before {
 				if looked == 3 || !slices.ContainsFunc(k.Way, func(line string) bool {
-					return strings.HasPrefix(line, "element { "+text) && strings.HasSuffix(line, " "+l.rules.sets[i].Name)
+					return strings.HasPrefix(line, "element { "+text) &&
+						strings.HasSuffix(line, " "+l.rules.sets[i].Name)
 				}) {
 					continue
 				}
 				looked++
 				met[i]++
 				is := l.follow(packets[name])
-				if !slices.ContainsFunc(is.Way, func(line string) bool { return strings.HasPrefix(line, "no element { "+text+" } in ") }) {
+				if !slices.ContainsFunc(is.Way, func(line string) bool {
+					return strings.HasPrefix(line, "no element { "+text+" } in ")
+				}) {
 					t.Errorf("%s without %s:\n%s", name, object, strings.Join(is.Way, "\n"))
 				}
 				if answer(is) != answer(k) {
@@ -275,13 +283,15 @@ func TestSabotageOfChains(t *testing.T) {
 	for _, c := range chains {
 		l.sabotage(func(b *change) { b.out.FlushChain(c.Name) })
 		for i := range c.Rules {
-			if d := l.named(fmt.Sprintf("rule %d of chain %s", i+1, c.Name)); d.Have != "" || d.Want != c.Rules[i].Text() {
+			if d := l.named(fmt.Sprintf("rule %d of chain %s", i+1, c.Name)); d.Have != "" ||
+				d.Want != c.Rules[i].Text() {
 				t.Errorf("chain %s was flushed: %+v", c.Name, d)
 			}
 		}
 		check := func(line string) {
 			for name, k := range before {
-				if !slices.ContainsFunc(k.Way, func(l string) bool { return strings.HasPrefix(l, "chain "+c.Name+" rule ") }) {
+				if !slices.ContainsFunc(k.Way,
+					func(l string) bool { return strings.HasPrefix(l, "chain "+c.Name+" rule ") }) {
 					continue
 				}
 				met++
@@ -360,30 +370,48 @@ func TestSabotageByChange(t *testing.T) {
 		becomes  string // an answer; "" if unchanged
 		contains string // part of the packet's way
 	}{
-		{"a backend becomes another's", swap(sBackends, append(id(set(0, lb.Cluster)), wire.AppendNumber(nil, 0)...), wire.AppendAddrPort(nil, stranger)),
+		{"a backend becomes another's", swap(sBackends, append(id(set(0, lb.Cluster)), wire.AppendNumber(nil, 0)...),
+			wire.AppendAddrPort(nil, stranger)),
 			"element { 0x%08x . 0 } of map backends", "100.0.0.", stranger.String(), "pod to cluster IP 0",
-			answer(trace.Kernel{Verdict: trace.Balance, Backends: []trace.Backend{{Address: netip.AddrPortFrom(l.Addr(100, 1), 8080), Share: 1. / 3},
-				{Address: netip.AddrPortFrom(l.Addr(100, 2), 8080), Share: 1. / 3}, {Address: stranger, Share: 1. / 3}}}), ""},
+			answer(trace.Kernel{Verdict: trace.Balance,
+				Backends: []trace.Backend{{Address: netip.AddrPortFrom(l.Addr(100, 1), 8080), Share: 1. / 3},
+					{Address: netip.AddrPortFrom(l.Addr(100, 2), 8080), Share: 1. / 3},
+					{Address: stranger, Share: 1. / 3}}}), ""},
 		{"a Service has the backends of another", swap(sClusterSets, vip(0), id(set(1, lb.Cluster))),
-			"element { 10.0.0.1 . tcp . 80 } of map cluster-sets", "the id of set ns/svc-0:http/tcp/cluster", "that of set ns/svc-1:http/tcp/cluster",
+			"element { 10.0.0.1 . tcp . 80 } of map cluster-sets", "the id of set ns/svc-0:http/tcp/cluster",
+			"that of set ns/svc-1:http/tcp/cluster",
 			"pod to cluster IP 0", l.balance(10, 3, false), ""},
 		{"a Service has those of none", swap(sClusterSets, vip(0), wire.AppendNumber(nil, 4711)),
-			"element { 10.0.0.1 . tcp . 80 } of map cluster-sets", "the id of set ns/svc-0:http/tcp/cluster", "that of no set", "pod to cluster IP 0", "reject", "no element { 0x00001267 } in map set-shapes"},
-		{"a class that rejects", swap(sServices, vip(0), wire.AppendNumber(nil, uint32(actionReject))), "element { 10.0.0.1 . tcp . 80 } of map services", "0x", "0x00000001",
+			"element { 10.0.0.1 . tcp . 80 } of map cluster-sets", "the id of set ns/svc-0:http/tcp/cluster",
+			"that of no set", "pod to cluster IP 0", "reject", "no element { 0x00001267 } in map set-shapes"},
+		{"a class that rejects", swap(sServices, vip(0), wire.AppendNumber(nil, uint32(actionReject))),
+			"element { 10.0.0.1 . tcp . 80 } of map services", "0x", "0x00000001",
 			"pod to cluster IP 0", "reject", ""},
-		{"a set of fewer backends", swap(sSetShapes, id(set(0, lb.Cluster)), wire.AppendNumber(nil, 1)), "element { 0x%08x } of map set-shapes", "0x00000003", "0x00000001",
+		{"a set of fewer backends", swap(sSetShapes, id(set(0, lb.Cluster)), wire.AppendNumber(nil, 1)),
+			"element { 0x%08x } of map set-shapes", "0x00000003", "0x00000001",
 			"pod to cluster IP 0", "", ""},
-		{"a Service without frontend", add(sServices, wire.AppendKey(nil, lb.Key{Addr: l.Addr(10, 200), Port: 80, Proto: lb.TCP}), wire.AppendNumber(nil, uint32(actionReject))),
-			"element { 10.0.0.200 . tcp . 80 } of map services", "", "0x00000001", "pod to an unknown cluster IP", "reject", ""},
-		{"a range more", add(sSourceRanges, listKey(listOf(0), 8), sources.AsSlice()), "element { 0x%08x . 172.0.0.0 } of set source-ranges", "", "there",
+		{"a Service without frontend",
+			add(sServices, wire.AppendKey(nil, lb.Key{Addr: l.Addr(10, 200), Port: 80, Proto: lb.TCP}),
+				wire.AppendNumber(nil, uint32(actionReject))),
+			"element { 10.0.0.200 . tcp . 80 } of map services", "", "0x00000001", "pod to an unknown cluster IP",
+			"reject", ""},
+		{"a range more", add(sSourceRanges, listKey(listOf(0), 8), sources.AsSlice()),
+			"element { 0x%08x . 172.0.0.0 } of set source-ranges", "", "there",
 			"outside to load balancer 0", "balance 100.0.0.0:8080=1.0000", ""},
-		{"the ranges of another", swap(sSourceLists, loadBalancer, listOf(1)), "element { 198.0.0.1 . tcp . 80 } of map source-lists", "the number of its list", "the list of 198.0.0.2:80/tcp",
+		{"the ranges of another", swap(sSourceLists, loadBalancer, listOf(1)),
+			"element { 198.0.0.1 . tcp . 80 } of map source-lists", "the number of its list",
+			"the list of 198.0.0.2:80/tcp",
 			"outside to load balancer 0", "", ""},
-		{"the ranges of none", swap(sSourceLists, other, listKey([]byte{0, 0, 0, 0}, 0)), "element { 198.0.0.2 . tcp . 80 } of map source-lists", "the number of its list", "", "pod to load balancer 1", "drop", ""},
-		{"a cluster IP without Service", add(sClusterIPs, l.Addr(172, 8).AsSlice()), "element { 172.0.0.8 } of set cluster-ips", "", "there", "pod to a stranger", "reject", ""},
-		{"a slot that a balancer draws from, and shall not", add(sBackends, id(set(4, lb.Cluster)), wire.AppendNumber(nil, 21), wire.AppendAddrPort(nil, stranger)),
+		{"the ranges of none", swap(sSourceLists, other, listKey([]byte{0, 0, 0, 0}, 0)),
+			"element { 198.0.0.2 . tcp . 80 } of map source-lists", "the number of its list", "",
+			"pod to load balancer 1", "drop", ""},
+		{"a cluster IP without Service", add(sClusterIPs, l.Addr(172, 8).AsSlice()),
+			"element { 172.0.0.8 } of set cluster-ips", "", "there", "pod to a stranger", "reject", ""},
+		{"a slot that a balancer draws from, and shall not", add(sBackends, id(set(4, lb.Cluster)),
+			wire.AppendNumber(nil, 21), wire.AppendAddrPort(nil, stranger)),
 			"element { 0x%08x . 21 } of map backends", "", stranger.String(), "pod to cluster IP 4", "more", ""},
-		{"a member that left", add(sMemberBackends, wire.AppendNumber(nil, 99), id(set(2, lb.Cluster)), wire.AppendAddrPort(nil, stranger)), "element { 0:63 . 0x%08x } of map member-backends", "", "100.0.0.77",
+		{"a member that left", add(sMemberBackends, wire.AppendNumber(nil, 99), id(set(2, lb.Cluster)),
+			wire.AppendAddrPort(nil, stranger)), "element { 0:63 . 0x%08x } of map member-backends", "", "100.0.0.77",
 			"pod to cluster IP 2", "", ""},
 		{"a rule of ours by its comment alone", func(c *change) {
 			ours := c.balancer(shape{scope: lb.Cluster, size: 3})
@@ -392,10 +420,18 @@ func TestSabotageByChange(t *testing.T) {
 			}
 			c.out.FlushChain(ours.Name)
 			ours.AddTo(c.out)
-		}, "rule 1 of chain cluster-3", "dnat ip to", "other expressions", "pod to cluster IP 0", "drop", "chain cluster-3 rule 1"},
-		{"a rule more", func(c *change) { c.out.AddRule("service-network", c.New("", rule.Drop).Expressions, "") }, "rule 4 of chain service-network", "", "comment", "pod to a stranger", "drop", ""},
-		{"a chain more", func(c *change) { c.out.AddChain("mine", wire.Hook{}) }, "chain mine", "", "there", "", "", ""},
-		{"a chain at another hook", func(c *change) { c.out.FlushChain("filter-forward"); c.out.DeleteChain("filter-forward") }, "chain filter-forward", "type filter hook forward priority 0", "", "pod to another port", "pass", "no base chain filter-forward"},
+		}, "rule 1 of chain cluster-3", "dnat ip to", "other expressions", "pod to cluster IP 0", "drop",
+			"chain cluster-3 rule 1"},
+		{"a rule more", func(c *change) {
+			c.out.AddRule("service-network", c.New("", rule.Drop).Expressions, "")
+		}, "rule 4 of chain service-network", "", "comment", "pod to a stranger", "drop", ""},
+		{"a chain more", func(c *change) { c.out.AddChain("mine", wire.Hook{}) }, "chain mine", "", "there", "", "",
+			""},
+		{"a chain at another hook", func(c *change) {
+			c.out.FlushChain("filter-forward")
+			c.out.DeleteChain("filter-forward")
+		}, "chain filter-forward", "type filter hook forward priority 0", "", "pod to another port", "pass",
+			"no base chain filter-forward"},
 		{"a way to another chain", func(c *change) {
 			key := wire.AppendNumber(nil, 3)
 			c.out.Remove(sClusterShapes, key)
@@ -411,21 +447,27 @@ func TestSabotageByChange(t *testing.T) {
 				defer l.sabotage(func(b *change) { b.out.FlushChain("cluster-3") })
 			}
 			if strings.Contains(object, "%") {
-				for _, n := range []uint32{netlink.Order.Uint32(id(set(0, lb.Cluster))), netlink.Order.Uint32(id(set(4, lb.Cluster))), netlink.Order.Uint32(id(set(2, lb.Cluster))), netlink.Order.Uint32(listKey(listOf(0), 8))} {
-					if slices.ContainsFunc(l.differences(), func(d trace.Difference) bool { return d.Object == fmt.Sprintf(c.object, n) }) {
+				for _, n := range []uint32{netlink.Order.Uint32(id(set(0, lb.Cluster))),
+					netlink.Order.Uint32(id(set(4, lb.Cluster))), netlink.Order.Uint32(id(set(2, lb.Cluster))),
+					netlink.Order.Uint32(listKey(listOf(0), 8))} {
+					if slices.ContainsFunc(l.differences(), func(d trace.Difference) bool {
+						return d.Object == fmt.Sprintf(c.object, n)
+					}) {
 						object = fmt.Sprintf(c.object, n)
 					}
 				}
 			}
 			d := l.named(object)
-			if !strings.Contains(d.Want, c.want) || !strings.Contains(d.Have, c.have) || c.have == "" && d.Have != "" && !strings.Contains(d.Have, "of no list") || c.want == "" && d.Want != "" {
+			if !strings.Contains(d.Want, c.want) || !strings.Contains(d.Have, c.have) || c.have == "" && d.Have != "" &&
+				!strings.Contains(d.Have, "of no list") || c.want == "" && d.Want != "" {
 				t.Errorf("%+v", d)
 			}
 			if c.packet == "" {
 				return
 			}
 			k := l.follow(packets[c.packet])
-			if got := answer(k); c.becomes == "more" && len(k.Backends) != 22 || c.becomes != "more" && c.becomes != "" && got != c.becomes {
+			if got := answer(k); c.becomes == "more" && len(k.Backends) != 22 || c.becomes != "more" &&
+				c.becomes != "" && got != c.becomes {
 				t.Errorf("%s: %s, want %s\n%s", c.packet, got, c.becomes, strings.Join(k.Way, "\n"))
 			}
 			if !strings.Contains(strings.Join(k.Way, "\n"), c.contains) {
@@ -485,7 +527,10 @@ func TestSabotageOfTheTable(t *testing.T) {
 	// Differences stops reporting when the callback returns false.
 	runNFT(t, "flush", "map", "ip", TableName, "services")
 	reported := 0
-	if err := l.Differences(t.Context(), l.want, func(trace.Difference) bool { reported++; return reported < 3 }); err != nil || reported != 3 {
+	if err := l.Differences(t.Context(), l.want, func(trace.Difference) bool {
+		reported++
+		return reported < 3
+	}); err != nil || reported != 3 {
 		t.Errorf("told %d times: %v", reported, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -493,7 +538,8 @@ func TestSabotageOfTheTable(t *testing.T) {
 	if _, err := l.TracePacket(ctx, to); !errors.Is(err, context.Canceled) {
 		t.Errorf("without time: %v", err)
 	}
-	if err := l.Differences(ctx, l.want, func(trace.Difference) bool { return true }); !errors.Is(err, context.Canceled) {
+	if err := l.Differences(ctx, l.want, func(trace.Difference) bool { return true }); !errors.Is(err,
+		context.Canceled) {
 		t.Errorf("without time: %v", err)
 	}
 }
@@ -511,7 +557,8 @@ func TestFollowCost(t *testing.T) {
 			t.Fatal(err)
 		}
 		all, _, err := walk.Go(t.Context(), sock, p.look.table(), trace.Packet{
-			From: netip.AddrPortFrom(w.Addr(100, 1<<20), 0), To: netip.AddrPortFrom(w.Addr(10, n/2), 80), Proto: lb.TCP})
+			From: netip.AddrPortFrom(w.Addr(100, 1<<20), 0), To: netip.AddrPortFrom(w.Addr(10, n/2), 80),
+			Proto: lb.TCP})
 		if err != nil || len(all) != 3 {
 			t.Fatalf("%+v: %v", all, err)
 		}
@@ -519,7 +566,8 @@ func TestFollowCost(t *testing.T) {
 		sock.Close()
 	}
 	t.Logf("%+v", cost)
-	if a, b := cost[0], cost[1]; a.Requests != b.Requests || a.Messages != b.Messages || a.Bytes != b.Bytes || a.Requests > 60 || a.Bytes > 32<<10 {
+	if a, b := cost[0], cost[1]; a.Requests != b.Requests || a.Messages != b.Messages || a.Bytes != b.Bytes ||
+		a.Requests > 60 || a.Bytes > 32<<10 {
 		t.Errorf("of 100 Services a trace costs %+v, of 10,000 %+v", a, b)
 	}
 }
@@ -547,7 +595,8 @@ func TestLookBesideApply(t *testing.T) {
 				return
 			default:
 			}
-			k, err := l.TracePacket(t.Context(), trace.Packet{From: netip.AddrPortFrom(w.Addr(100, 1<<20), 0), To: netip.AddrPortFrom(w.Addr(10, 1), 80), Proto: lb.TCP})
+			k, err := l.TracePacket(t.Context(), trace.Packet{From: netip.AddrPortFrom(w.Addr(100, 1<<20), 0),
+				To: netip.AddrPortFrom(w.Addr(10, 1), 80), Proto: lb.TCP})
 			if err != nil || k.Verdict != trace.Balance && k.Verdict != trace.Reject && k.Verdict != trace.Drop {
 				t.Errorf("beside writes: %+v, %v", k, err)
 			}
@@ -579,12 +628,14 @@ func TestFollowAffine(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				s := newShops(t, w.Family, change)
 				for i := range 8 {
-					packet := trace.Packet{From: netip.AddrPortFrom(s.client(i), 0), To: netip.AddrPortFrom(s.vip(0), 80), Proto: lb.TCP}
+					packet := trace.Packet{From: netip.AddrPortFrom(s.client(i), 0),
+						To: netip.AddrPortFrom(s.vip(0), 80), Proto: lb.TCP}
 					var before, after trace.Kernel
 					s.On(netlab.Node1, func() { before, _ = s.p.TracePacket(t.Context(), packet) })
 					pod := s.visit(i, 0)
 					s.On(netlab.Node1, func() { after, _ = s.p.TracePacket(t.Context(), packet) })
-					if before.Affine.IsValid() || len(before.Backends) != 2 || after.Affine != netip.AddrPortFrom(pod, 8080) || answer(after) != answer(before) {
+					if before.Affine.IsValid() || len(before.Backends) != 2 || after.Affine != netip.AddrPortFrom(pod,
+						8080) || answer(after) != answer(before) {
 						t.Errorf("client %d came to %s; before: %+v\nafter: %+v", i, pod, before, after)
 					}
 				}

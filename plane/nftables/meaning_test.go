@@ -133,7 +133,8 @@ func (m *machine) step(x expr.Any) {
 	case *expr.Numgen:
 		m.load(x.Register, fmt.Sprintf("numgen%d/%d/%d", x.Type, x.Modulus, x.Offset), 0, 4)
 	case *expr.Hash:
-		m.load(x.DestRegister, fmt.Sprintf("hash%d(%s)/%d seed %x offset %d", x.Type, m.words(x.SourceRegister, int(x.Length)), x.Modulus, x.Seed, x.Offset), 0, 4)
+		m.load(x.DestRegister, fmt.Sprintf("hash%d(%s)/%d seed %x offset %d", x.Type,
+			m.words(x.SourceRegister, int(x.Length)), x.Modulus, x.Seed, x.Offset), 0, 4)
 	case *expr.Bitwise:
 		for i := 0; i < int(x.Len); i += 4 {
 			w := m.regs[index(x.SourceRegister)+i/4]
@@ -150,7 +151,8 @@ func (m *machine) step(x expr.Any) {
 	case *expr.Dynset:
 		m.dynset(x)
 	case *expr.NAT:
-		m.effect("nat %d %d to %s port %s", x.Type, x.Family, m.words(x.RegAddrMin, m.fam.AddrLen), m.words(x.RegProtoMin, 2))
+		m.effect("nat %d %d to %s port %s", x.Type, x.Family, m.words(x.RegAddrMin, m.fam.AddrLen),
+			m.words(x.RegProtoMin, 2))
 	case *expr.Masq:
 		m.effect("%+v", *x)
 	case *expr.Reject:
@@ -168,7 +170,8 @@ func (m *machine) dynset(x *expr.Dynset) {
 	if i := index(x.SrcRegData); i >= index(x.SrcRegKey) && i < index(x.SrcRegKey)+d.KeyLen()/4 {
 		m.t.Errorf("register %d holds data and a part of the key", i)
 	}
-	m.effect("dynset %d %s[%s] = %s for %s, %v", x.Operation, x.SetName, m.words(x.SrcRegKey, d.KeyLen()), data, x.Timeout, x.Exprs)
+	m.effect("dynset %d %s[%s] = %s for %s, %v", x.Operation, x.SetName, m.words(x.SrcRegKey, d.KeyLen()), data,
+		x.Timeout, x.Exprs)
 }
 
 func (m *machine) meta(x *expr.Meta) {
@@ -263,8 +266,10 @@ func sameSets(t *testing.T, p *Plane) {
 				continue
 			}
 			found++
-			size := netlink.BE32(netlink.Attribute(netlink.Attribute(body, unix.NFTA_SET_DESC), unix.NFTA_SET_DESC_SIZE))
-			comment, _ := userdata.GetString(netlink.Attribute(body, unix.NFTA_SET_USERDATA), userdata.NFTNL_UDATA_SET_COMMENT)
+			size := netlink.BE32(netlink.Attribute(netlink.Attribute(body, unix.NFTA_SET_DESC),
+				unix.NFTA_SET_DESC_SIZE))
+			comment, _ := userdata.GetString(netlink.Attribute(body, unix.NFTA_SET_USERDATA),
+				userdata.NFTNL_UDATA_SET_COMMENT)
 			if size != d.Size || comment != d.Comment {
 				t.Errorf("set %s: at most %d elements, comment %q; want %d, %q", name, size, comment, d.Size, d.Comment)
 			}
@@ -289,7 +294,8 @@ func sameMeaning(t *testing.T, p *Plane) {
 			is := meaning(t, p.ip, p.rules.sets[:], r)
 			want := meaning(t, p.ip, p.rules.sets[:], exprsOf(t, p, ch.Rules[i].Expressions))
 			if !slices.Equal(is, want) {
-				t.Errorf("chain %s, rule %d, %s, means\n  %s\nwant\n  %s", ch.Name, i, ch.Rules[i].Comment, strings.Join(is, "\n  "), strings.Join(want, "\n  "))
+				t.Errorf("chain %s, rule %d, %s, means\n  %s\nwant\n  %s", ch.Name, i, ch.Rules[i].Comment,
+					strings.Join(is, "\n  "), strings.Join(want, "\n  "))
 			}
 		}
 	}
@@ -298,7 +304,8 @@ func sameMeaning(t *testing.T, p *Plane) {
 // kernelRules reads the rules of a chain.
 func kernelRules(t *testing.T, p *Plane, chain string) [][]expr.Any {
 	var rules [][]expr.Any
-	err := p.sock.Dump(t.Context(), wire.Request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, p.ip.Proto, unix.NFTA_RULE_TABLE, TableName, unix.NFTA_RULE_CHAIN, chain), func(body []byte) error {
+	err := p.sock.Dump(t.Context(), wire.Request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, p.ip.Proto,
+		unix.NFTA_RULE_TABLE, TableName, unix.NFTA_RULE_CHAIN, chain), func(body []byte) error {
 		rules = append(rules, exprsOf(t, p, netlink.Attribute(body, unix.NFTA_RULE_EXPRESSIONS)))
 		return nil
 	})
@@ -312,7 +319,8 @@ func kernelRules(t *testing.T, p *Plane, chain string) [][]expr.Any {
 func exprsOf(t *testing.T, p *Plane, b []byte) []expr.Any {
 	var all []expr.Any
 	netlink.Attributes(b, func(_ uint16, x []byte) bool {
-		if e := kernelExpr(t, p, netlink.CStr(netlink.Attribute(x, unix.NFTA_EXPR_NAME)), netlink.Attribute(x, unix.NFTA_EXPR_DATA)); e != nil {
+		if e := kernelExpr(t, p, netlink.CStr(netlink.Attribute(x, unix.NFTA_EXPR_NAME)),
+			netlink.Attribute(x, unix.NFTA_EXPR_DATA)); e != nil {
 			all = append(all, e)
 		}
 		return true
@@ -334,7 +342,8 @@ func kernelExpr(t *testing.T, p *Plane, name string, data []byte) expr.Any {
 			if d[0] != 0 {
 				t.Errorf("ct direction %d", d[0])
 			}
-			return &original{expr.Ct{Key: expr.CtKey(netlink.BE32(netlink.Attribute(data, unix.NFTA_CT_KEY))), Register: netlink.BE32(netlink.Attribute(data, unix.NFTA_CT_DREG))}}
+			return &original{expr.Ct{Key: expr.CtKey(netlink.BE32(netlink.Attribute(data, unix.NFTA_CT_KEY))),
+				Register: netlink.BE32(netlink.Attribute(data, unix.NFTA_CT_DREG))}}
 		}
 		e = &expr.Ct{}
 	case "fib":
@@ -362,7 +371,8 @@ func kernelExpr(t *testing.T, p *Plane, name string, data []byte) expr.Any {
 	case "byteorder":
 		// nft swaps the bytes of each part of a key that may be a range. The protocol has one byte,
 		// and a swap works on two, so nothing happens.
-		if n, size := netlink.BE32(netlink.Attribute(data, unix.NFTA_BYTEORDER_LEN)), netlink.BE32(netlink.Attribute(data, unix.NFTA_BYTEORDER_SIZE)); n >= size {
+		if n, size := netlink.BE32(netlink.Attribute(data, unix.NFTA_BYTEORDER_LEN)),
+			netlink.BE32(netlink.Attribute(data, unix.NFTA_BYTEORDER_SIZE)); n >= size {
 			t.Errorf("a swap of %d bytes by %d", n, size)
 		}
 		return nil

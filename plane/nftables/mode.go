@@ -48,7 +48,8 @@ func facts() mode.Mode {
 			{Name: "sync_partial_proxy_rules_duration_seconds"},
 			{Name: "sync_proxy_rules_nftables_sync_failures_total"},
 			{Row: "MT-14", Name: cleanupFailures, Kind: mode.Counter, Labels: []string{"ip_family"},
-				Help: "Always 0: stale objects are deleted in the replacing transaction, so cleanup cannot fail separately"},
+				Help: "Always 0: stale objects are deleted in the replacing transaction, so cleanup cannot fail " +
+					"separately"},
 			{Name: "conntrack_reconciler_sync_duration_seconds"},
 			{Name: "conntrack_reconciler_deleted_entries_total"},
 			{Name: mode.ServiceConnections},

@@ -40,7 +40,8 @@ func TestAffinityNearlyFull(t *testing.T) {
 	if got := measured(); len(got) != 1 {
 		t.Errorf("where it is not known the metrics say %v", got)
 	}
-	if len(reported) != 2 || !strings.Contains(reported[0], "IPv6 on node n1 is 80 % full; Services with the most clients: shop/web:http") || !strings.Contains(reported[1], "is 81 % full") {
+	if len(reported) != 2 || !strings.Contains(reported[0], "IPv6 on node n1 is 80 % full; Services with the most "+
+		"clients: shop/web:http") || !strings.Contains(reported[1], "is 81 % full") {
 		t.Errorf("told %q", reported)
 	}
 	if len(logged) != 2 || !strings.Contains(logged[0], "nearly full") {

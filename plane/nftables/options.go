@@ -26,18 +26,22 @@ const useGate = "use the feature gate KubeProxyNFTablesLocalhostNodePorts"
 func options() option.Section {
 	v := &Options{}
 	v.NFTables.MasqueradeBit = new(int32(mode.MasqueradeBit))
-	return option.Section{Title: "nftables", Order: 30, OnlyInMode: true, Values: v, Check: v.check, Fields: []option.Field{
-		{Path: "nftables.minSyncPeriod", Flag: "nftables-min-sync-period", Row: "CF-30",
-			Help: "least time between two writes to the kernel; 0 by default, unlike upstream's 1s"},
-		{Path: "nftables.syncPeriod", Flag: "nftables-sync-period", Row: "CF-30",
-			Help: "time between two full comparisons of our table with the kernel, besides the watch for changes of others; " +
-				"0 means some minutes"},
-		{Path: "nftables.masqueradeBit", Flag: "nftables-masquerade-bit", Row: "CF-30", Restart: "packets on their way carry it",
-			Help: "bit of the packet mark that requests masquerading, 0 to 31"},
-		{Path: "nftables.masqueradeAll", Flag: "nftables-masquerade-all", Row: "CF-30",
-			Help: "masquerade every connection to a cluster IP"},
-		{At: &v.localhostNodePorts, Flag: "nftables-localhost-nodeports", Effect: option.Effect{Gone: useGate}, Help: "without effect: " + useGate},
-	}}
+	return option.Section{Title: "nftables", Order: 30, OnlyInMode: true, Values: v, Check: v.check,
+		Fields: []option.Field{
+			{Path: "nftables.minSyncPeriod", Flag: "nftables-min-sync-period", Row: "CF-30",
+				Help: "least time between two writes to the kernel; 0 by default, unlike upstream's 1s"},
+			{Path: "nftables.syncPeriod", Flag: "nftables-sync-period", Row: "CF-30",
+				Help: "time between two full comparisons of our table with the kernel, besides the watch for changes " +
+					"of " +
+					"others; 0 means some minutes"},
+			{Path: "nftables.masqueradeBit", Flag: "nftables-masquerade-bit", Row: "CF-30",
+				Restart: "packets on their way carry it",
+				Help:    "bit of the packet mark that requests masquerading, 0 to 31"},
+			{Path: "nftables.masqueradeAll", Flag: "nftables-masquerade-all", Row: "CF-30",
+				Help: "masquerade every connection to a cluster IP"},
+			{At: &v.localhostNodePorts, Flag: "nftables-localhost-nodeports", Effect: option.Effect{Gone: useGate},
+				Help: "without effect: " + useGate},
+		}}
 }
 
 func (o *Options) check(r *option.Report) {

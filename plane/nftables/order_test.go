@@ -27,8 +27,9 @@ func TestPortsShareAnOrder(t *testing.T) {
 		for i := range ports {
 			s := &lb.BackendSet{ID: lb.SetID{Service: fmt.Sprint("ns/a:", i), Proto: lb.TCP, Scope: lb.Cluster}}
 			s.Backends.Add(uint16(8000+i), list)
-			out = append(out, &lb.Frontend{Key: lb.Key{Addr: w.Addr(10, 1), Port: uint16(i + 1), Proto: lb.TCP}, Service: s.ID.Service,
-				Kind: lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: s}}})
+			out = append(out, &lb.Frontend{Key: lb.Key{Addr: w.Addr(10, 1), Port: uint16(i + 1), Proto: lb.TCP},
+				Service: s.ID.Service,
+				Kind:    lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: s}}})
 		}
 		return out
 	}

@@ -148,7 +148,8 @@ func offline(cfg Config) (*Plane, error) {
 func probeError(err error) error {
 	switch {
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EPROTONOSUPPORT):
-		return fmt.Errorf("nftables: this kernel has no nf_tables (CONFIG_NF_TABLES, module nf_tables): %w: %w", err, plane.ErrUnsupported)
+		return fmt.Errorf("nftables: this kernel has no nf_tables (CONFIG_NF_TABLES, module nf_tables): %w: %w", err,
+			plane.ErrUnsupported)
 	}
 	return fmt.Errorf("nftables: read the ruleset's generation: %w", err)
 }

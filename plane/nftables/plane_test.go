@@ -87,7 +87,8 @@ func TestHealthCheckSendsNothing(t *testing.T) {
 			}
 		}
 		nodePort := check(0)
-		nodePort.Kind, nodePort.LocalEndpoints, nodePort.Routes = lb.NodePort, 0, []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}
+		nodePort.Kind, nodePort.LocalEndpoints, nodePort.Routes = lb.NodePort, 0,
+			[]lb.Route{{From: lb.Anywhere, Do: lb.Reject}}
 		apply2(t, p, tab, balanced, []*lb.Frontend{nodePort})
 		if got, want := dump(t, p), fresh(t, w.Family, tab); got != want || got == before {
 			t.Errorf("with a NodePort instead, got:\n%s\nwant:\n%s", got, want)
@@ -193,11 +194,15 @@ func TestResetWithABadRow(t *testing.T) {
 	if err != nil || len(res.Later) != 1 || res.Later[0] != large[0].Key {
 		t.Errorf("%+v, error %v, want the bad row left for later", res, err)
 	}
-	if _, err := p.Apply(t.Context(), []lb.Change{{Key: res.Later[0], New: tab.Get(res.Later[0])}}); err == nil || !strings.Contains(err.Error(), "ns/svc-98") || !strings.Contains(err.Error(), "3 backends") {
+	if _, err := p.Apply(t.Context(), []lb.Change{{Key: res.Later[0], New: tab.Get(res.Later[0])}}); err == nil ||
+		!strings.Contains(err.Error(), "ns/svc-98") || !strings.Contains(err.Error(), "3 backends") {
 		t.Errorf("error %v does not name the bad row, or not the reason", err)
 	}
 	isDump(t, p, want)
-	if _, err := p.Apply(t.Context(), []lb.Change{{Key: lb.Key{Addr: (planetest.World{Family: lb.IPv6}).Addr(10, 1), Port: 1, Proto: lb.TCP}, New: tab.Sorted()[0]}}); err == nil {
+	if _,
+		err := p.Apply(t.Context(),
+		[]lb.Change{{Key: lb.Key{Addr: (planetest.World{Family: lb.IPv6}).Addr(10, 1), Port: 1, Proto: lb.TCP},
+			New: tab.Sorted()[0]}}); err == nil {
 		t.Error("a row under a foreign key was taken")
 	}
 	isDump(t, p, want, "a refused change left traces")

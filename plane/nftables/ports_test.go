@@ -32,10 +32,12 @@ func TestPatchOfManyPorts(t *testing.T) {
 			list := lb.EndpointsOf(shared...)
 			var rows []*lb.Frontend
 			for i := range ports {
-				set := &lb.BackendSet{ID: lb.SetID{Service: fmt.Sprint("shop/web:p", i), Proto: lb.UDP, Scope: lb.Cluster}}
+				set := &lb.BackendSet{ID: lb.SetID{Service: fmt.Sprint("shop/web:p", i), Proto: lb.UDP,
+					Scope: lb.Cluster}}
 				set.Backends.Add(8080, list)
-				rows = append(rows, &lb.Frontend{Key: lb.Key{Addr: w.Addr(10, 1), Port: uint16(1 + i), Proto: lb.UDP}, Service: set.ID.Service,
-					Kind: lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}})
+				rows = append(rows, &lb.Frontend{Key: lb.Key{Addr: w.Addr(10, 1), Port: uint16(1 + i), Proto: lb.UDP},
+					Service: set.ID.Service,
+					Kind:    lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}})
 			}
 			changes, _ := tab.Replace(lb.Owner{Name: "shop/web"}, rows)
 			return changes
@@ -61,6 +63,7 @@ func TestPatchOfManyPorts(t *testing.T) {
 	}
 	t.Logf("bytes of heap for ten changes, by ports: %v", cost)
 	if cost[20] > 3*cost[1] {
-		t.Errorf("ten changes of %d endpoints allocate %d bytes with 1 port and %d with 20, want less than three times as much", endpoints, cost[1], cost[20])
+		t.Errorf("ten changes of %d endpoints allocate %d bytes with 1 port and %d with 20, want less than three "+
+			"times as much", endpoints, cost[1], cost[20])
 	}
 }

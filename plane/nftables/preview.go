@@ -49,7 +49,8 @@ func Render(cfg Config, want *lb.Table) ([]byte, error) {
 func (p *Plane) render(want *lb.Table) ([]byte, error) {
 	for _, name := range []string{want.Node.Pods.Interface, want.Node.Pods.InterfacePrefix} {
 		if strings.ContainsAny(name, `"\*`) || strings.Map(printable, name) != name {
-			return nil, fmt.Errorf("nftables %s: interface name %q has characters that nft cannot express", p.ip.Family, name)
+			return nil, fmt.Errorf("nftables %s: interface name %q has characters that nft cannot express", p.ip.Family,
+				name)
 		}
 	}
 	p.rules.node, p.rules.seed = want.Node, 1
@@ -57,7 +58,8 @@ func (p *Plane) render(want *lb.Table) ([]byte, error) {
 	d := &document{change: p.newChange(st), about: newAbout(wanted{st: st, defs: p.rules.sets})}
 	d.records()
 	chains, verdicts := d.structure()
-	d.line(0, "# The rules of kube-proxy in mode nftables for %s. The answer of a map that is part of the key of another is", p.ip.Family)
+	d.line(0, "# The rules of kube-proxy in mode nftables for %s. The answer of a map that is part of the key of "+
+		"another is", p.ip.Family)
 	d.line(0, "# held in a register by the rules in the kernel; here ct mark and meta priority stand for it.")
 	d.line(0, "table %s %s {", p.ip.Name(), TableName)
 	for i := range setCount {
@@ -135,8 +137,10 @@ func (d *document) set(i setIndex, verdicts map[string]wire.Verdict) {
 			}
 		}
 		order := inOrder(def)
-		for _, key := range slices.SortedFunc(maps.Keys(verdicts), func(a, b string) int { return order([]byte(a), []byte(b)) }) {
-			d.element(fmt.Sprintf("%s : %s", def.Key.Text([]byte(key)), verdicts[key]), aboutVerdict(i, []byte(key), verdicts[key]))
+		for _, key := range slices.SortedFunc(maps.Keys(verdicts),
+			func(a, b string) int { return order([]byte(a), []byte(b)) }) {
+			d.element(fmt.Sprintf("%s : %s", def.Key.Text([]byte(key)), verdicts[key]),
+				aboutVerdict(i, []byte(key), verdicts[key]))
 		}
 		d.line(2, "}")
 	}

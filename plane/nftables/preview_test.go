@@ -134,7 +134,8 @@ func TestRenderConformance(t *testing.T) {
 			p, err := New(Config{Family: f})
 			return textPlane{p}, err
 		},
-		Differs: map[string]string{"SV-05": "nft does not take a table over, but replaces it and what it remembers of clients"},
+		Differs: map[string]string{"SV-05": "nft does not take a table over, but replaces it and what it remembers " +
+			"of clients"},
 	})
 }
 
@@ -147,20 +148,25 @@ func goldens() map[string]*lb.Table {
 	shop := func(w planetest.World, sticky time.Duration, sources ...netip.Prefix) *lb.Table {
 		cluster := &lb.BackendSet{ID: lb.SetID{Service: "shop/web:http", Proto: lb.TCP, Scope: lb.Cluster},
 			Backends: lb.BackendsOf(pod(w, 4, true), pod(w, 5, false), pod(w, 6, false))}
-		local := &lb.BackendSet{ID: lb.SetID{Service: "shop/web:http", Proto: lb.TCP, Scope: lb.Local}, Backends: lb.BackendsOf(pod(w, 4, true))}
-		inside := []lb.Route{{From: lb.Pods, Do: lb.Balance, To: cluster}, {From: lb.Anywhere, Do: lb.Balance, Masq: true, To: cluster}}
-		outside := []lb.Route{{From: lb.Pods, Do: lb.Balance, To: cluster}, {From: lb.Host, Do: lb.Balance, Masq: true, To: cluster},
+		local := &lb.BackendSet{ID: lb.SetID{Service: "shop/web:http", Proto: lb.TCP, Scope: lb.Local},
+			Backends: lb.BackendsOf(pod(w, 4, true))}
+		inside := []lb.Route{{From: lb.Pods, Do: lb.Balance, To: cluster}, {From: lb.Anywhere, Do: lb.Balance,
+			Masq: true, To: cluster}}
+		outside := []lb.Route{{From: lb.Pods, Do: lb.Balance, To: cluster}, {From: lb.Host, Do: lb.Balance, Masq: true,
+			To: cluster},
 			{From: lb.Anywhere, Do: lb.Balance, To: local}}
 		front := func(a netip.Addr, port uint16, kind lb.Kind, routes []lb.Route) *lb.Frontend {
-			return &lb.Frontend{Key: lb.Key{Addr: a, Port: port, Proto: lb.TCP}, Service: "shop/web:http", Kind: kind, Routes: routes, Affinity: sticky}
+			return &lb.Frontend{Key: lb.Key{Addr: a, Port: port, Proto: lb.TCP}, Service: "shop/web:http", Kind: kind,
+				Routes: routes, Affinity: sticky}
 		}
 		t := &lb.Table{Node: w.Node()}
 		balancer := front(w.Addr(203, 7), 80, lb.LoadBalancer, outside)
 		balancer.Sources = sources
 		t.Replace(lb.Owner{Name: "shop/web"}, []*lb.Frontend{front(w.Addr(10, 80), 80, lb.ClusterIP, inside), balancer,
 			front(netip.Addr{}, 30080, lb.NodePort, outside)})
-		t.Replace(lb.Owner{Name: "shop/db"}, []*lb.Frontend{{Key: lb.Key{Addr: w.Addr(10, 81), Port: 5432, Proto: lb.TCP},
-			Service: "shop/db", Kind: lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}})
+		t.Replace(lb.Owner{Name: "shop/db"},
+			[]*lb.Frontend{{Key: lb.Key{Addr: w.Addr(10, 81), Port: 5432, Proto: lb.TCP},
+				Service: "shop/db", Kind: lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}})
 		return t
 	}
 	byName := shop(w, 0)
@@ -172,9 +178,10 @@ func goldens() map[string]*lb.Table {
 	six := shop(w6, 3*time.Hour, netip.MustParsePrefix("2001:db8::/33"), netip.MustParsePrefix("fd00::7/128"))
 	six.Node.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("fd0a::/108")}
 	return map[string]*lb.Table{
-		"shop":             shop(w, 0),
-		"affinity":         shop(w, 3*time.Hour),
-		"source-ranges":    shop(w, 0, netip.MustParsePrefix("198.51.100.0/25"), netip.MustParsePrefix("203.0.113.9/32")),
+		"shop":     shop(w, 0),
+		"affinity": shop(w, 3*time.Hour),
+		"source-ranges": shop(w, 0, netip.MustParsePrefix("198.51.100.0/25"),
+			netip.MustParsePrefix("203.0.113.9/32")),
 		"everybody":        shop(w, 0, netip.MustParsePrefix("0.0.0.0/0")),
 		"ipv6":             six,
 		"interface-prefix": byName,

@@ -97,7 +97,8 @@ func TestProbeRefused(t *testing.T) {
 	if err := unix.Capset(header, &caps[0]); err != nil {
 		t.Fatal(err)
 	}
-	if !errors.Is(err, fs.ErrPermission) || errors.Is(err, plane.ErrStateLost) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
+	if !errors.Is(err, fs.ErrPermission) || errors.Is(err, plane.ErrStateLost) ||
+		!strings.Contains(err.Error(), "CAP_NET_ADMIN") {
 		t.Errorf("without the capability: error %v", err)
 	}
 	if s := p.Stats(); s.Failures != 1 {

@@ -190,7 +190,8 @@ func FuzzRanges(f *testing.F) {
 // BenchmarkSourceRanges writes a Service with source ranges, and changes another Service beside it.
 func BenchmarkSourceRanges(b *testing.B) {
 	w := planetest.World{Family: lb.IPv4}
-	for _, bc := range []struct{ services, ports, ranges int }{{1, 300, 300}, {1, 100, 1000}, {1, 1, 100_000}, {100, 1, 1000}} {
+	for _, bc := range []struct{ services, ports, ranges int }{{1, 300, 300}, {1, 100, 1000}, {1, 1, 100_000},
+		{100, 1, 1000}} {
 		b.Run(fmt.Sprintf("services=%d/ports=%d/ranges=%d", bc.services, bc.ports, bc.ranges), func(b *testing.B) {
 			inNetns(b)
 			p := newPlane(b, w.Family)
@@ -212,21 +213,22 @@ func BenchmarkSourceRanges(b *testing.B) {
 				b.StartTimer()
 			}
 		})
-		b.Run(fmt.Sprintf("services=%d/ports=%d/ranges=%d/other", bc.services, bc.ports, bc.ranges), func(b *testing.B) {
-			inNetns(b)
-			p := newPlane(b, w.Family)
-			tab := w.Table(10, 2)
-			for i := range bc.services {
-				tab.Replace(restricted(w, i, bc.ports, someRanges(w, i*bc.ranges, bc.ranges, 32)))
-			}
-			reset(b, p, tab)
-			i := 0
-			for b.Loop() {
-				i++
-				o, f := restricted(w, 5000, 1, someRanges(w, 900_000+i%2, 3, 32))
-				c, _ := tab.Replace(o, f)
-				apply(b, p, c, nil)
-			}
-		})
+		b.Run(fmt.Sprintf("services=%d/ports=%d/ranges=%d/other", bc.services, bc.ports, bc.ranges),
+			func(b *testing.B) {
+				inNetns(b)
+				p := newPlane(b, w.Family)
+				tab := w.Table(10, 2)
+				for i := range bc.services {
+					tab.Replace(restricted(w, i, bc.ports, someRanges(w, i*bc.ranges, bc.ranges, 32)))
+				}
+				reset(b, p, tab)
+				i := 0
+				for b.Loop() {
+					i++
+					o, f := restricted(w, 5000, 1, someRanges(w, 900_000+i%2, 3, 32))
+					c, _ := tab.Replace(o, f)
+					apply(b, p, c, nil)
+				}
+			})
 	}
 }

@@ -36,7 +36,8 @@ func TestResetRefusesARowThatTheKernelHas(t *testing.T) {
 			if err != nil || len(res.Later) != 1 || res.Later[0] != fronts[0].Key || len(res.Dropped) != 0 {
 				t.Fatalf("%+v, error %v, want one row left for later, %s", res, err, fronts[0].Key)
 			}
-			if _, err := p.Apply(t.Context(), []lb.Change{{Key: fronts[0].Key, New: fronts[0]}}); err == nil || !strings.Contains(err.Error(), fronts[0].Key.String()) {
+			if _, err := p.Apply(t.Context(), []lb.Change{{Key: fronts[0].Key, New: fronts[0]}}); err == nil ||
+				!strings.Contains(err.Error(), fronts[0].Key.String()) {
 				t.Errorf("applied: error %v does not name the row", err)
 			}
 		}
@@ -151,7 +152,8 @@ func busyNeighbour(t *testing.T) {
 				return
 			default:
 			}
-			tr := wire.NewTransaction(unix.NFPROTO_IPV4, "neighbour", []wire.Set{{Name: "s", Key: wire.Fields{wire.MarkField}}})
+			tr := wire.NewTransaction(unix.NFPROTO_IPV4, "neighbour",
+				[]wire.Set{{Name: "s", Key: wire.Fields{wire.MarkField}}})
 			tr.Add(0, wire.AppendNumber(nil, i))
 			if _, err := s.Commit(context.Background(), &selfwrites.Ledger{}, tr); err != nil {
 				t.Error(err)

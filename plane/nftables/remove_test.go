@@ -68,7 +68,8 @@ func TestRemoveRefused(t *testing.T) {
 		typ, flags uint16
 		res        uint16
 		family     byte
-	}{{unix.NFNL_MSG_BATCH_BEGIN, 0, unix.NFNL_SUBSYS_NFTABLES, 0}, {wire.MsgType(unix.NFT_MSG_NEWTABLE), unix.NLM_F_CREATE | unix.NLM_F_ACK, 0, unix.NFPROTO_IPV4},
+	}{{unix.NFNL_MSG_BATCH_BEGIN, 0, unix.NFNL_SUBSYS_NFTABLES, 0}, {wire.MsgType(unix.NFT_MSG_NEWTABLE),
+		unix.NLM_F_CREATE | unix.NLM_F_ACK, 0, unix.NFPROTO_IPV4},
 		{unix.NFNL_MSG_BATCH_END, 0, unix.NFNL_SUBSYS_NFTABLES, 0}} {
 		seq := owner.Next()
 		at := e.Netfilter(m.typ, m.flags, m.family, seq, m.res)
@@ -82,7 +83,8 @@ func TestRemoveRefused(t *testing.T) {
 	if err := owner.Batch(t.Context(), [][]byte{e.B}, last); err != nil {
 		t.Skipf("this kernel has no tables with an owner: %v", err)
 	}
-	if removed, err := Remove(t.Context(), lb.IPv4); removed || !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), "owns") {
+	if removed, err := Remove(t.Context(), lb.IPv4); removed || !errors.Is(err, fs.ErrPermission) ||
+		!strings.Contains(err.Error(), "owns") {
 		t.Errorf("removed %t, %v", removed, err)
 	}
 }

@@ -19,8 +19,8 @@ import (
 	"kube-proxy/plane"
 )
 
-// maxBatchWeight is the weight that an Apply can write in a fraction of a second, see [lb.Weight]. Only tests
-// change it.
+// maxBatchWeight is the weight that an Apply can write in a fraction of a second, see [lb.Weight].
+// Only tests change it.
 const maxBatchWeight = 15_000
 
 // MaxBatchWeight returns the recommended maximum weight of an Apply.
@@ -138,7 +138,8 @@ func (p *Plane) readForReset(ctx context.Context) (*snapshot, uint32, error) {
 
 // plan stages the changes from the snapshot to the frontends, for a ruleset of that generation, or
 // any if it is 0. It leaves out frontends that the plane cannot hold, and returns them as refused.
-func (p *Plane) plan(ctx context.Context, snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Frontend], gen uint32) (c *change, refused refusedRows, err error) {
+func (p *Plane) plan(ctx context.Context, snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Frontend],
+	gen uint32) (c *change, refused refusedRows, err error) {
 	p.rules.node = want.Node
 	st, refused := p.desired(snap, want, rows)
 	if !st.ids.Left() { // then a new table, without the clients' affinity

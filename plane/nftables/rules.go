@@ -58,15 +58,17 @@ func (r *ruleset) skeleton() []rule.Chain {
 	translate := rule.Jump("nat-frontends")
 	others := r.notTheProxy()
 	nodePortClass := func(verdicts setIndex) []rule.Rule {
-		return []rule.Rule{r.New("NodePort", rule.Find(rule.Number, r.set(sNodePorts), rule.NodePort...), rule.VMap(r.set(verdicts), rule.Number))}
+		return []rule.Rule{r.New("NodePort", rule.Find(rule.Number, r.set(sNodePorts), rule.NodePort...),
+			rule.VMap(r.set(verdicts), rule.Number))}
 	}
 	return []rule.Chain{
 		{Name: actionReject.chain(), Rules: []rule.Rule{r.New("", r.Reject())}},
 		{Name: "filter-nodeports", Rules: nodePortClass(sFilterClasses)},
 		// A packet from a process of the node to a backend at the node's own address enters again,
 		// translated. Another tenant's Service may claim that address.
-		{Name: "filter-frontends", Rules: append([]rule.Rule{r.New("translated on the way out", rule.DestinationTranslated, rule.GoBack)},
-			r.classes(sFilterClasses, "filter-nodeports")...)},
+		{Name: "filter-frontends",
+			Rules: append([]rule.Rule{r.New("translated on the way out", rule.DestinationTranslated, rule.GoBack)},
+				r.classes(sFilterClasses, "filter-nodeports")...)},
 		{Name: "nat-nodeports", Rules: nodePortClass(sNATClasses)},
 		{Name: "nat-frontends", Rules: r.classes(sNATClasses, "nat-nodeports")},
 		r.scope(lb.Cluster),
@@ -76,7 +78,8 @@ func (r *ruleset) skeleton() []rule.Chain {
 		r.serviceNetwork(),
 		r.hairpin(),
 
-		base("filter-prerouting-pre-dnat", "filter", unix.NF_INET_PRE_ROUTING, prioPreDstNAT, r.New("before translation", rule.NewConnection, refuse)),
+		base("filter-prerouting-pre-dnat", "filter", unix.NF_INET_PRE_ROUTING, prioPreDstNAT,
+			r.New("before translation", rule.NewConnection, refuse)),
 		base("filter-output-pre-dnat", "filter", unix.NF_INET_LOCAL_OUT, prioPreDstNAT,
 			append(r.localhostRules(), r.New("before translation", others, rule.NewConnection, refuse))...),
 		base("nat-prerouting", "nat", unix.NF_INET_PRE_ROUTING, prioDstNAT, r.New("translate", translate)),
@@ -88,8 +91,10 @@ func (r *ruleset) skeleton() []rule.Chain {
 		base("nat-postrouting", "nat", unix.NF_INET_POST_ROUTING, prioSrcNAT,
 			// Clearing the mark keeps a packet that is encapsulated and passes again from being
 			// masqueraded twice.
-			r.New("asked for on the way in", rule.NotZero(rule.PacketMark.And(r.mark)), rule.SetMark(rule.PacketMark.Xor(r.mark)), rule.Masquerade),
-			r.New("a backend that is its own client", append(append([]rule.Statement{rule.DestinationTranslated}, r.ToItself(r.set(sEqualBytes))...), rule.GoTo("hairpin"))...)),
+			r.New("asked for on the way in", rule.NotZero(rule.PacketMark.And(r.mark)),
+				rule.SetMark(rule.PacketMark.Xor(r.mark)), rule.Masquerade),
+			r.New("a backend that is its own client", append(append([]rule.Statement{rule.DestinationTranslated},
+				r.ToItself(r.set(sEqualBytes))...), rule.GoTo("hairpin"))...)),
 	}
 }
 
@@ -102,9 +107,11 @@ const secondLook = "a change came between two lookups"
 // classes returns the rules that send packets for service addresses to the chain of their class,
 // and those for NodePort addresses to the chain that does the same by port.
 func (r *ruleset) classes(verdicts setIndex, nodePorts string) []rule.Rule {
-	rules := []rule.Rule{r.New("service address", rule.Find(rule.Number, r.set(sServices), r.VIP()...), rule.VMap(r.set(verdicts), rule.Number))}
+	rules := []rule.Rule{r.New("service address", rule.Find(rule.Number, r.set(sServices), r.VIP()...),
+		rule.VMap(r.set(verdicts), rule.Number))}
 	for _, p := range r.node.NodePorts {
-		rules = append(rules, r.New("this node", r.InPrefix(r.Destination(), p), r.NotLoopback(r.Destination()), rule.DestinationIsLocal, rule.Jump(nodePorts)))
+		rules = append(rules, r.New("this node", r.InPrefix(r.Destination(), p), r.NotLoopback(r.Destination()),
+			rule.DestinationIsLocal, rule.Jump(nodePorts)))
 	}
 	return rules
 }
@@ -114,10 +121,12 @@ func (r *ruleset) classes(verdicts setIndex, nodePorts string) []rule.Rule {
 // as well, such as CNI plugins for hostPort.
 func (r *ruleset) hairpin() rule.Chain {
 	to := r.OriginalDestination()
-	rules := []rule.Rule{r.New("by a service address", rule.HasPorts, rule.Find(rule.Number, r.set(sServices), to, rule.L4Proto, rule.OriginalPort), rule.NotZero(rule.Number), rule.Masquerade)}
+	rules := []rule.Rule{r.New("by a service address", rule.HasPorts, rule.Find(rule.Number, r.set(sServices), to,
+		rule.L4Proto, rule.OriginalPort), rule.NotZero(rule.Number), rule.Masquerade)}
 	for _, p := range r.node.NodePorts {
 		rules = append(rules, r.New("by a NodePort", r.InPrefix(to, p), r.NotLoopback(to),
-			rule.HasPorts, rule.Find(rule.Number, r.set(sNodePorts), rule.L4Proto, rule.OriginalPort), rule.NotZero(rule.Number), rule.Masquerade))
+			rule.HasPorts, rule.Find(rule.Number, r.set(sNodePorts), rule.L4Proto, rule.OriginalPort),
+			rule.NotZero(rule.Number), rule.Masquerade))
 	}
 	return rule.Chain{Name: "hairpin", Rules: rules}
 }
@@ -142,7 +151,8 @@ func (r *ruleset) serviceNetwork() rule.Chain {
 
 // byFrontend returns the rules for service addresses, and then the same for NodePorts, which have
 // their own map.
-func (r *ruleset) byFrontend(s lb.Scope, rules func(comment string, sets setIndex, key []rule.Operand) []rule.Rule) []rule.Rule {
+func (r *ruleset) byFrontend(s lb.Scope, rules func(comment string, sets setIndex,
+	key []rule.Operand) []rule.Rule) []rule.Rule {
 	vips, nodePorts := sClusterSets, sNodePortClusterSets
 	if s == lb.Local {
 		vips, nodePorts = sLocalSets, sNodePortLocalSets
@@ -150,7 +160,8 @@ func (r *ruleset) byFrontend(s lb.Scope, rules func(comment string, sets setInde
 	all := rules("service address", vips, r.VIP())
 	// A packet that reached this point by a frontend's address stops here: a NodePort may have the
 	// number of its port.
-	all = append(all, r.New("no NodePort", rule.Find(rule.Number, r.set(vips), r.VIP()...), rule.NotZero(rule.Number), rule.GoBack))
+	all = append(all, r.New("no NodePort", rule.Find(rule.Number, r.set(vips), r.VIP()...), rule.NotZero(rule.Number),
+		rule.GoBack))
 	return append(all, rules("NodePort", nodePorts, rule.NodePort)...)
 }
 
@@ -161,22 +172,24 @@ func (r *ruleset) byFrontend(s lb.Scope, rules func(comment string, sets setInde
 // gets its backend from it. For other clients it does nothing; the second then chooses and stores a
 // backend for them, and the first runs again.
 func (r *ruleset) scope(s lb.Scope) rule.Chain {
-	return rule.Chain{Name: s.String(), Rules: r.byFrontend(s, func(comment string, sets setIndex, key []rule.Operand) []rule.Rule {
-		set, shape := rule.Find(rule.Number, r.set(sets), key...), rule.Find(rule.Number, r.set(sSetShapes), rule.Number)
-		step := func(comment string, part rule.Operand) rule.Rule {
-			return r.New(comment, set, shape, rule.VMap(r.set(shapesOf(s)), part))
-		}
-		steps := []rule.Rule{
-			step(comment, rule.Number),
-			step(comment+": a client who was here before", rule.Number.And(timePart)),
-			step(comment+": choose", rule.Number.And(sizePart)),
-			step(comment+": as chosen", rule.Number.And(timePart)),
-		}
-		if r.counts {
-			return append([]rule.Rule{r.count(comment, sets, key)}, steps...)
-		}
-		return steps
-	})}
+	return rule.Chain{Name: s.String(),
+		Rules: r.byFrontend(s, func(comment string, sets setIndex, key []rule.Operand) []rule.Rule {
+			set, shape := rule.Find(rule.Number, r.set(sets), key...), rule.Find(rule.Number, r.set(sSetShapes),
+				rule.Number)
+			step := func(comment string, part rule.Operand) rule.Rule {
+				return r.New(comment, set, shape, rule.VMap(r.set(shapesOf(s)), part))
+			}
+			steps := []rule.Rule{
+				step(comment, rule.Number),
+				step(comment+": a client who was here before", rule.Number.And(timePart)),
+				step(comment+": choose", rule.Number.And(sizePart)),
+				step(comment+": as chosen", rule.Number.And(timePart)),
+			}
+			if r.counts {
+				return append([]rule.Rule{r.count(comment, sets, key)}, steps...)
+			}
+			return steps
+		})}
 }
 
 func (r *ruleset) masqThen(s lb.Scope) rule.Chain {
@@ -188,21 +201,22 @@ func (r *ruleset) masqThen(s lb.Scope) rule.Chain {
 
 // balancer picks a backend of a set, or does one part of that for a set with affinity.
 func (r *ruleset) balancer(s shape) rule.Chain {
-	return rule.Chain{Name: s.chain(), Rules: r.byFrontend(s.scope, func(comment string, sets setIndex, key []rule.Operand) []rule.Rule {
-		switch {
-		case s.seconds > 0:
-			return r.sameBackend(s.seconds, rule.Find(rule.SetID, r.set(sets), key...))
-		case s.sticky:
-			return r.choose(s, rule.Find(rule.SetID, r.set(sets), key...))
-		}
-		var rules []rule.Rule
-		set := rule.Find(rule.Number, r.set(sets), key...)
-		for _, n := range s.picks() {
-			look, dnat := r.Backend(r.set(sBackends), rule.Number, rule.Random(n))
-			rules = append(rules, r.New(comment, set, look, dnat))
-		}
-		return rules
-	})}
+	return rule.Chain{Name: s.chain(),
+		Rules: r.byFrontend(s.scope, func(comment string, sets setIndex, key []rule.Operand) []rule.Rule {
+			switch {
+			case s.seconds > 0:
+				return r.sameBackend(s.seconds, rule.Find(rule.SetID, r.set(sets), key...))
+			case s.sticky:
+				return r.choose(s, rule.Find(rule.SetID, r.set(sets), key...))
+			}
+			var rules []rule.Rule
+			set := rule.Find(rule.Number, r.set(sets), key...)
+			for _, n := range s.picks() {
+				look, dnat := r.Backend(r.set(sBackends), rule.Number, rule.Random(n))
+				rules = append(rules, r.New(comment, set, look, dnat))
+			}
+			return rules
+		})}
 }
 
 // classChains returns the chains that belong to one class, with the verdicts that send a packet of
@@ -261,7 +275,8 @@ func (r *ruleset) bySource(c class, balance bool) (rules []rule.Rule, needed boo
 func (r *ruleset) sourceRules(c class) []rule.Rule {
 	var rules []rule.Rule
 	for _, n := range lengths(r.IP, c.eighths()) {
-		rules = append(rules, r.New(fmt.Sprintf("a range of %d bits", n), rule.Find(rule.Number, r.set(sSourceLists), r.VIP()...),
+		rules = append(rules, r.New(fmt.Sprintf("a range of %d bits", n), rule.Find(rule.Number, r.set(sSourceLists),
+			r.VIP()...),
 			rule.In(r.set(sSourceRanges), rule.Number.Or(uint32(n)), r.Source().FirstBits(n, r.IP)), rule.GoBack))
 	}
 	return append(rules, r.New("in no range", rule.Drop))

@@ -101,7 +101,8 @@ func (s *set) some(from, to int, f func(i setIndex, rec []byte)) {
 			continue
 		}
 		n := i - s.held.Len()
-		f(sBackends, wire.AppendAddrPort(wire.AppendNumber(wire.AppendNumber(b[:0], s.id), uint32(behind+n)), s.tail()[n]))
+		f(sBackends, wire.AppendAddrPort(wire.AppendNumber(wire.AppendNumber(b[:0], s.id), uint32(behind+n)),
+			s.tail()[n]))
 	}
 }
 

@@ -25,8 +25,14 @@ func TestSilentKernel(t *testing.T) {
 	reset(t, p, tab)
 	want := dump(t, p)
 	nothing := func() {}
-	nlconntest.Check(t, p.sock.Conn, nothing, func(ctx context.Context) error { _, err := p.Reset(ctx, tab); return err })
-	nlconntest.Check(t, p.sock.Conn, nothing, func(ctx context.Context) error { _, err := p.Audit(ctx, true); return err })
+	nlconntest.Check(t, p.sock.Conn, nothing, func(ctx context.Context) error {
+		_, err := p.Reset(ctx, tab)
+		return err
+	})
+	nlconntest.Check(t, p.sock.Conn, nothing, func(ctx context.Context) error {
+		_, err := p.Audit(ctx, true)
+		return err
+	})
 	isDump(t, p, want)
 }
 

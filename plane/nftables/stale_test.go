@@ -41,7 +41,8 @@ func fromBefore(t *testing.T, fam lb.Family, from string, service netip.Addr) {
 	// Foreign rules make the kernel track connections, and the test shortens the timeout of closed
 	// ones.
 	lab.On(netlab.Node1, func() {
-		runNFT(t, "add table inet others; add chain inet others c { type filter hook output priority 0; }; add rule inet others c ct state invalid drop")
+		runNFT(t, "add table inet others; add chain inet others c { type filter hook output priority 0; }; add rule "+
+			"inet others c ct state invalid drop")
 		if err := os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close", []byte("2"), 0); err != nil {
 			t.Fatal(err)
 		}
@@ -49,7 +50,8 @@ func fromBefore(t *testing.T, fam lb.Family, from string, service netip.Addr) {
 	to := netip.AddrPortFrom(service, 80)
 	host, _ := netlab.HostByName(from)
 	dial := func(patience time.Duration) error {
-		_, err := lab.Dial(from, netlab.TCP, to, netlab.DialOptions{Timeout: patience, Local: netip.AddrPortFrom(host.Addr(fam == lb.IPv6), 40001)})
+		_, err := lab.Dial(from, netlab.TCP, to, netlab.DialOptions{Timeout: patience,
+			Local: netip.AddrPortFrom(host.Addr(fam == lb.IPv6), 40001)})
 		return err
 	}
 	if err := dial(20 * time.Millisecond); !errors.Is(err, netlab.ErrTimeout) {
@@ -60,8 +62,9 @@ func fromBefore(t *testing.T, fam lb.Family, from string, service netip.Addr) {
 	set := &lb.BackendSet{ID: lb.SetID{Service: name, Proto: lb.TCP, Scope: lb.Cluster},
 		Backends: lb.BackendsOf(lb.Backend{Addr: netip.AddrPortFrom(pod1.Addr(fam == lb.IPv6), 8080), Local: true})}
 	table := &lb.Table{}
-	table.Replace(lb.Owner{Name: "shop/web"}, []*lb.Frontend{{Key: lb.Key{Addr: service, Port: 80, Proto: lb.TCP}, Service: name,
-		Kind: lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}})
+	table.Replace(lb.Owner{Name: "shop/web"}, []*lb.Frontend{{Key: lb.Key{Addr: service, Port: 80, Proto: lb.TCP},
+		Service: name,
+		Kind:    lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}})
 	lab.On(netlab.Node1, func() { reset(t, newPlane(t, fam), table) })
 	if err := dial(20 * time.Second); !errors.Is(err, netlab.ErrRefused) {
 		t.Fatalf("with rules: %v, want a refusal", err)

@@ -111,7 +111,8 @@ func rowRecords(r row, f func(i setIndex, rec []byte)) {
 func (st *state) unfinished(changes []lb.Change) (later []lb.Key) {
 	for _, ch := range changes {
 		r := st.rows[ch.Key]
-		if (len(st.leaving[ch.Key]) > 0 || r.cluster.unfinished() || r.local.unfinished()) && !slices.Contains(later, ch.Key) {
+		if (len(st.leaving[ch.Key]) > 0 || r.cluster.unfinished() || r.local.unfinished()) &&
+			!slices.Contains(later, ch.Key) {
 			later = append(later, ch.Key)
 		}
 	}

@@ -65,7 +65,8 @@ func TestTakeOverUnderTraffic(t *testing.T) {
 	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
 	lab.On("node1", func() { runNFT(t, upstreamTable) })
 	vip, nodePort := netip.MustParseAddrPort("10.96.0.10:80"), netip.MustParseAddrPort("172.18.0.2:30080")
-	traffic := lab.Traffic(netlab.Way{From: "pod3", To: vip, Seen: "pod3"}, netlab.Way{From: "client", To: nodePort, Seen: "node1"})
+	traffic := lab.Traffic(netlab.Way{From: "pod3", To: vip, Seen: "pod3"}, netlab.Way{From: "client", To: nodePort,
+		Seen: "node1"})
 	for range 2 { // so that each endpoint gets some connections
 		traffic.Open()
 	}

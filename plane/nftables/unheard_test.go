@@ -86,7 +86,8 @@ func TestClosedPlaneLeavesTheLedger(t *testing.T) {
 	if err := q.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.ours.WriteUnnoticed(func() (uint32, error) { return p.sock.Generation(t.Context()) }, func() error { return nil }); err != nil {
+	if err := p.ours.WriteUnnoticed(func() (uint32, error) { return p.sock.Generation(t.Context()) },
+		func() error { return nil }); err != nil {
 		t.Error(err) // its socket is closed
 	}
 }
@@ -121,7 +122,8 @@ func TestLoadInSteps(t *testing.T) {
 			t.Fatalf("%d batches were sent, want many", q.Stats().Batches)
 		}
 		fam := nftFamily(w.Family)
-		if out := runNFT(t, "list table "+fam+" kube-proxy"); strings.Contains(out, " hook ") || !strings.Contains(out, "chain cluster-5-sticky") {
+		if out := runNFT(t, "list table "+fam+" kube-proxy"); strings.Contains(out, " hook ") ||
+			!strings.Contains(out, "chain cluster-5-sticky") {
 			t.Errorf("before the last step the table holds:\n%s", out)
 		}
 		again := newPlane(t, w.Family)

@@ -59,7 +59,8 @@ func TestUnusedChainDamaged(t *testing.T) {
 			return u.verdict("delete element T %s { %d }\nadd element T %[1]s { %[2]d : drop }\n")
 		},
 		"chains deleted": func(u unused) string {
-			return u.verdict("delete element T %s { %d }\n") + u.chain("flush chain T %s\n") + u.chain("delete chain T %s\n")
+			return u.verdict("delete element T %s { %d }\n") + u.chain("flush chain T %s\n") +
+				u.chain("delete chain T %s\n")
 		},
 	}
 	for what, damage := range damages {

@@ -17,10 +17,12 @@ import (
 func TestUserNamespace(t *testing.T) {
 	const inside = "KUBE_PROXY_TEST_IN_USER_NAMESPACE"
 	if os.Getenv(inside) == "" {
-		if b, err := os.ReadFile("/proc/sys/user/max_user_namespaces"); err != nil || strings.TrimSpace(string(b)) == "0" {
+		if b, err := os.ReadFile("/proc/sys/user/max_user_namespaces"); err != nil ||
+			strings.TrimSpace(string(b)) == "0" {
 			t.Skip("this machine has no user namespaces")
 		}
-		cmd := exec.Command("unshare", "--user", "--map-root-user", "--net", os.Args[0], "-test.run=^TestUserNamespace$", "-test.v")
+		cmd := exec.Command("unshare", "--user", "--map-root-user", "--net", os.Args[0],
+			"-test.run=^TestUserNamespace$", "-test.v")
 		cmd.Env = append(os.Environ(), inside+"=1")
 		out, err := cmd.CombinedOutput()
 		if err != nil || !strings.Contains(string(out), "--- PASS: TestUserNamespace") {

@@ -30,10 +30,12 @@ func (s saboteur) act() {
 	}
 	addr := func(net byte) string { return w.Addr(net, 1+s.rnd.IntN(8)).String() }
 	id, slot := 1+s.rnd.IntN(40), s.rnd.IntN(12)
-	maps := []string{"services", "nodeports", "cluster-sets", "local-sets", "nodeport-cluster-sets", "set-shapes", "backends",
+	maps := []string{"services", "nodeports", "cluster-sets", "local-sets", "nodeport-cluster-sets", "set-shapes",
+		"backends",
 		"members", "member-backends", "affinity", "nat-classes", "cluster-shapes"}
 	sets := []string{"source-ranges", "cluster-ips", "equal-bytes"}
-	chains := []string{"nat-prerouting", "cluster", "local", "nat-frontends", "service-network", "nat-postrouting", "cluster-3"}
+	chains := []string{"nat-prerouting", "cluster", "local", "nat-frontends", "service-network", "nat-postrouting",
+		"cluster-3"}
 	switch s.rnd.IntN(16) {
 	case 0:
 		element("delete", "backends", fmt.Sprintf("%d . %d", id, slot))
@@ -62,12 +64,15 @@ func (s saboteur) act() {
 	case 12:
 		do = fmt.Sprintf("flush chain %s kube-proxy %s", fam, chains[s.rnd.IntN(len(chains))])
 	case 13:
-		do = fmt.Sprintf("add chain %[1]s kube-proxy mine; add rule %[1]s kube-proxy mine goto cluster; add rule %[1]s kube-proxy %[2]s jump mine",
+		do = fmt.Sprintf("add chain %[1]s kube-proxy mine; add rule %[1]s kube-proxy mine goto cluster; add rule "+
+			"%[1]s kube-proxy %[2]s jump mine",
 			fam, chains[s.rnd.IntN(len(chains))])
 	case 14:
-		do = fmt.Sprintf("add map %[1]s kube-proxy mymap { type mark : verdict; }; add element %[1]s kube-proxy mymap { 7 : goto local }", fam)
+		do = fmt.Sprintf("add map %[1]s kube-proxy mymap { type mark : verdict; }; add element %[1]s kube-proxy "+
+			"mymap { 7 : goto local }", fam)
 	default:
-		do = []string{"delete table %s kube-proxy", "flush ruleset", "add table %s kube-proxy { flags dormant; }"}[s.rnd.IntN(3)]
+		do = []string{"delete table %s kube-proxy", "flush ruleset",
+			"add table %s kube-proxy { flags dormant; }"}[s.rnd.IntN(3)]
 		if strings.Contains(do, "%") {
 			do = fmt.Sprintf(do, fam)
 		}

@@ -73,8 +73,8 @@ func (l *Ledger) Leave(x Listener) {
 	l.listeners = slices.DeleteFunc(l.listeners, func(y Listener) bool { return x == y })
 }
 
-// WriteUnnoticed runs a large write of one transaction while none of our listeners listens. It calls
-// Missed of those listeners that missed foreign changes in that time.
+// WriteUnnoticed runs a large write of one transaction while none of our listeners listens. It
+// calls Missed of those listeners that missed foreign changes in that time.
 //
 // If any program on the machine listens, in any namespace, the kernel writes a notification for
 // each element of a transaction, and keeps it until the commit, 4 KiB each. With 100,000 services

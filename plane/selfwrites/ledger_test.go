@@ -84,7 +84,8 @@ func TestOthers(t *testing.T) {
 				foreign++
 			}
 			if now, _ := l.Others(k.ask); now-before != foreign {
-				t.Fatalf("seed %d: others are said to have written %d times, they did %d times", seed, now-before, foreign)
+				t.Fatalf("seed %d: others are said to have written %d times, they did %d times", seed, now-before,
+					foreign)
 			}
 		}
 	}

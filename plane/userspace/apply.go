@@ -38,7 +38,8 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.Apply
 	}
 	written := len(b.set)+len(b.remove) > 0
 	if written {
-		err = p.lost(fmt.Sprintf("lead to %d rows, and no more to %d", len(b.set), len(b.remove)), p.redirect.Apply(ctx, b.set, b.remove))
+		err = p.lost(fmt.Sprintf("lead to %d rows, and no more to %d", len(b.set), len(b.remove)),
+			p.redirect.Apply(ctx, b.set, b.remove))
 	}
 	b.end(err == nil)
 	return plane.ApplyResult{Written: written && err == nil}, errors.Join(append(b.failed, err)...)

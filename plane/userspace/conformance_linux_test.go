@@ -23,7 +23,8 @@ type kind struct {
 	// untouched: packets to addresses and ports that no Service has pass as they came.
 	untouched bool
 	make      func(redirect.Config) (redirect.Redirector, error)
-	// damage changes what the redirector has in the kernel, as somebody with our rights could; wipe removes everything.
+	// damage changes what the redirector has in the kernel, as somebody with our rights could; wipe
+	// removes everything.
 	damage func(lb.Family, *rand.Rand) error
 	wipe   func(lb.Family) error
 	// reported: the redirector hears of what others do.
@@ -31,8 +32,10 @@ type kind struct {
 }
 
 var kinds = []kind{
-	{"nftables", false, func(c redirect.Config) (redirect.Redirector, error) { return redirect.NewNFTables(c) }, damageNFTables, wipeNFTables, true},
-	{"iptables", true, func(c redirect.Config) (redirect.Redirector, error) { return redirect.NewIPTables(c) }, damageIPTables, wipeIPTables, false},
+	{"nftables", false, func(c redirect.Config) (redirect.Redirector, error) { return redirect.NewNFTables(c) },
+		damageNFTables, wipeNFTables, true},
+	{"iptables", true, func(c redirect.Config) (redirect.Redirector, error) { return redirect.NewIPTables(c) },
+		damageIPTables, wipeIPTables, false},
 }
 
 // mark is that of the default masquerade bit.
@@ -62,7 +65,8 @@ func (k kind) traced(f lb.Family) trace.Mode {
 
 // config proves a kind. That one which hosts have is the mode's column of the conformance page.
 func (k kind) config() planetest.Config {
-	return planetest.Config{Mode: "userspace", Variant: k.name != kinds[0].name, New: k.plane, Proxied: true, Untouched: k.untouched, Drift: k.damage, Trace: k.traced, Core: core}
+	return planetest.Config{Mode: "userspace", Variant: k.name != kinds[0].name, New: k.plane, Proxied: true,
+		Untouched: k.untouched, Drift: k.damage, Trace: k.traced, Core: core}
 }
 
 // TestConformance sends the packets of every scenario, redirected by nftables.

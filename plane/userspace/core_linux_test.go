@@ -9,18 +9,21 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// core are the scenarios that other kernels run: together they have all forms of leads that the plane gives a redirector, and what depends on the
-// kernel beside them: open connections, flows of UDP, restarts, endpoints that do not answer.
+// core are the scenarios that other kernels run: together they have all forms of leads that the
+// plane gives a redirector, and what depends on the kernel beside them: open connections, flows of
+// UDP, restarts, endpoints that do not answer.
 var core = []string{
 	"address-of-a-pod", "all-ways-in", "dead-endpoint", "detect-bridge", "detect-interface-prefix", "detect-none",
 	"detect-cluster-cidr-one-family", "established-connections", "established-udp-flow",
-	"external-policy-local", "external-policy-local-none-local", "external-policy-local-udp", "internal-policy-local", "no-endpoints", "restart", "sctp", "session-affinity", "source-ranges",
+	"external-policy-local", "external-policy-local-none-local", "external-policy-local-udp", "internal-policy-local",
+	"no-endpoints", "restart", "sctp", "session-affinity", "source-ranges",
 	"source-ranges-local-policy", "source-ranges-without-endpoints", "udp",
 }
 
 // TestCore proves that the scenarios for other kernels have the plane give all forms of leads.
 func TestCore(t *testing.T) {
-	planetest.Core(t, planetest.Config{Mode: "userspace", Core: core}, func(f lb.Family, table *lb.Table) ([]string, error) {
+	planetest.Core(t, planetest.Config{Mode: "userspace", Core: core}, func(f lb.Family, table *lb.Table) ([]string,
+		error) {
 		m := newMachine()
 		p, err := m.start(Config{Family: f})
 		if err != nil {
@@ -31,7 +34,8 @@ func TestCore(t *testing.T) {
 			return nil, err
 		}
 		d := table.Node.Pods
-		forms := []string{fmt.Sprintf("pods by prefix %t, by interface %t, by its name %t", len(d.Prefixes) > 0, d.Interface != "", d.InterfacePrefix != "")}
+		forms := []string{fmt.Sprintf("pods by prefix %t, by interface %t, by its name %t", len(d.Prefixes) > 0,
+			d.Interface != "", d.InterfacePrefix != "")}
 		for k, l := range m.leads {
 			form := fmt.Sprintf("NodePort %t %s, sources %t:", k.IsNodePort(), k.Proto, len(l.Sources) > 0)
 			for _, r := range l.Routes {

@@ -7,8 +7,9 @@ import (
 	"kube-proxy/lb"
 )
 
-// A change of one endpoint needs no more memory of its own in a large Service than in a small one, but for the list of
-// turns; and so costs a comparison of two lists, in tens of milliseconds, and no table of all endpoints (TN-79).
+// A change of one endpoint needs no more memory of its own in a large Service than in a small one,
+// but for the list of turns; and so costs a comparison of two lists, in tens of milliseconds, and
+// no table of all endpoints (TN-79).
 func TestChangeOfOneEndpointTN79(t *testing.T) {
 	allocations := func(endpoints int) float64 {
 		m := newMachine()
@@ -26,7 +27,8 @@ func TestChangeOfOneEndpointTN79(t *testing.T) {
 		row := func(endpoints []lb.Endpoint) *lb.Frontend {
 			set := &lb.BackendSet{ID: lb.SetID{Service: "a/b:c", Proto: lb.TCP, Scope: lb.Cluster}}
 			set.Backends.Add(8080, lb.EndpointsOf(endpoints...))
-			return &lb.Frontend{Key: lb.Key{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80, Proto: lb.TCP}, Service: "a/b:c", Kind: lb.ClusterIP,
+			return &lb.Frontend{Key: lb.Key{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80, Proto: lb.TCP},
+				Service: "a/b:c", Kind: lb.ClusterIP,
 				Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}
 		}
 		rows := [2]*lb.Frontend{row(all), row(all[1:])}

@@ -76,7 +76,8 @@ func (c *counters) read() []mode.Count {
 	all := make([]mode.Count, 0, len(c.of)+len(c.gone)+1)
 	tell := func(number uint64, port string, led uint64) {
 		if led > 0 {
-			all = append(all, mode.Count{CounterID: mode.CounterID{N: number}, ServicePort: port, Traffic: mode.Traffic{Connections: led}})
+			all = append(all, mode.Count{CounterID: mode.CounterID{N: number}, ServicePort: port,
+				Traffic: mode.Traffic{Connections: led}})
 		}
 	}
 	for n := range c.of {

@@ -11,7 +11,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// Real connections and sessions, to a cluster IP and to a NodePort, from pods, the node and outside, count once each, in every way to redirect.
+// Real connections and sessions, to a cluster IP and to a NodePort, from pods, the node and
+// outside, count once each, in every way to redirect.
 func TestCountersOfALab(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
@@ -21,19 +22,23 @@ func TestCountersOfALab(t *testing.T) {
 			tab, clusterIP, nodePort := planetest.Shop(lb.IPv4)
 			dns := netip.MustParseAddrPort("10.96.0.53:53")
 			set := &lb.BackendSet{ID: lb.SetID{Service: "shop/dns", Proto: lb.UDP, Scope: lb.Cluster},
-				Backends: tab.Get(lb.Key{Addr: clusterIP.Addr(), Port: clusterIP.Port(), Proto: lb.TCP}).Routes[0].To.Backends}
-			tab.Replace(lb.Owner{Name: "shop/dns"}, []*lb.Frontend{{Key: lb.Key{Addr: dns.Addr(), Port: dns.Port(), Proto: lb.UDP}, Service: "shop/dns",
-				Kind: lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: set}}}})
+				Backends: tab.Get(lb.Key{Addr: clusterIP.Addr(), Port: clusterIP.Port(), Proto: lb.TCP}).
+					Routes[0].To.Backends}
+			tab.Replace(lb.Owner{Name: "shop/dns"},
+				[]*lb.Frontend{{Key: lb.Key{Addr: dns.Addr(), Port: dns.Port(), Proto: lb.UDP}, Service: "shop/dns",
+					Kind: lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: set}}}})
 			none := lb.Key{Addr: netip.MustParseAddr("10.96.0.99"), Port: 80, Proto: lb.TCP}
-			tab.Replace(lb.Owner{Name: "shop/none"}, []*lb.Frontend{{Key: none, Service: "shop/none", Kind: lb.ClusterIP,
-				Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}})
+			tab.Replace(lb.Owner{Name: "shop/none"},
+				[]*lb.Frontend{{Key: none, Service: "shop/none", Kind: lb.ClusterIP,
+					Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}})
 			var p *Plane
 			l.On("node1", func() {
 				c, err := k.make(redirect.Config{Family: lb.IPv4, Mark: mark})
 				if err != nil {
 					t.Fatal(err)
 				}
-				if p, err = New(Config{Family: lb.IPv4, Redirector: c, Mark: mark, UDPIdle: time.Minute, CountServices: true}); err != nil {
+				if p, err = New(Config{Family: lb.IPv4, Redirector: c, Mark: mark, UDPIdle: time.Minute,
+					CountServices: true}); err != nil {
 					t.Fatal(err)
 				}
 				t.Cleanup(func() {
@@ -58,7 +63,8 @@ func TestCountersOfALab(t *testing.T) {
 				dial("pod1", netlab.TCP, clusterIP) // at times its own backend
 				dial("pod2", netlab.UDP, dns)
 			}
-			if _, err := l.Dial("pod2", netlab.TCP, netip.AddrPortFrom(none.Addr, none.Port), netlab.DialOptions{}); err == nil {
+			if _, err := l.Dial("pod2", netlab.TCP, netip.AddrPortFrom(none.Addr, none.Port),
+				netlab.DialOptions{}); err == nil {
 				t.Error("a Service without endpoints answers")
 			}
 			planetest.WantCounted(t, p, "all", map[string]uint64{"shop/web:http": 16, "shop/dns": 4})

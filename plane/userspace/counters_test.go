@@ -24,8 +24,8 @@ func (m *machine) ask(n int) {
 	}
 }
 
-// A connection counts once for its service port, however many endpoints are tried; those that are led nowhere do not. What was counted is told when
-// its Service has gone, or has no endpoints.
+// A connection counts once for its service port, however many endpoints are tried; those that are
+// led nowhere do not. What was counted is told when its Service has gone, or has no endpoints.
 func TestCounters(t *testing.T) {
 	for _, own := range []bool{false, true} {
 		m := newMachine()

@@ -11,8 +11,9 @@ import (
 	"kube-proxy/plane/userspace/redirect"
 )
 
-// Dump returns everything that decides about packets: the rules or addresses in the kernel, and the backends of the listeners. It
-// names listeners instead of their ports, which differ between processes.
+// Dump returns everything that decides about packets: the rules or addresses in the kernel, and the
+// backends of the listeners. It names listeners instead of their ports, which differ between
+// processes.
 func (p *Plane) Dump() (string, error) {
 	var lines []string
 	for _, s := range p.services {
@@ -24,7 +25,8 @@ func (p *Plane) Dump() (string, error) {
 			lines = append(lines, fmt.Sprintf("listener %s\n", name))
 		}
 		for _, set := range s.sets {
-			lines = append(lines, fmt.Sprintf("set %s affinity %v: %v\n", set.now.ID, set.turns.Affinity(), set.turns.Backends()))
+			lines = append(lines, fmt.Sprintf("set %s affinity %v: %v\n", set.now.ID, set.turns.Affinity(),
+				set.turns.Backends()))
 		}
 	}
 	if p.addresses != nil {
@@ -48,7 +50,8 @@ func (p *Plane) Dump() (string, error) {
 	}:
 		text = c.dump(p.nameOf)
 	default:
-		dump := map[string]func(lb.Family, func(port) string) (string, error){"nftables": dumpNFTables, "iptables": dumpIPTables}[c.Name()]
+		dump := map[string]func(lb.Family, func(port) string) (string, error){"nftables": dumpNFTables,
+			"iptables": dumpIPTables}[c.Name()]
 		text, err = dump(p.cfg.Family, p.nameOf)
 	}
 	return strings.Join(lines, "") + text, err
@@ -57,8 +60,8 @@ func (p *Plane) Dump() (string, error) {
 // elementsOf matches a set or map as nft lists it: its name, and its elements.
 var elementsOf = regexp.MustCompile(`(?s)\t(?:set|map) (\S+) \{[^}]*?elements = \{ ([^}]*) \}`)
 
-// dumpNFTables returns the table. Source lists are named by their ranges instead of their numbers, which also depend on
-// the order of changes.
+// dumpNFTables returns the table. Source lists are named by their ranges instead of their numbers,
+// which also depend on the order of changes.
 func dumpNFTables(f lb.Family, name func(port) string) (string, error) {
 	text, err := run("nft", "-n", "list", "table", nftFamily(f), redirect.TableName)
 	if err != nil {
@@ -110,8 +113,8 @@ func dumpNFTables(f lb.Family, name func(port) string) (string, error) {
 	return chains + strings.Join(slices.Compact(lines), ""), nil
 }
 
-// dumpIPTables returns the rules of the chains that redirect. Of the guard it returns the listeners, because its branches
-// depend on their ports.
+// dumpIPTables returns the rules of the chains that redirect. Of the guard it returns the
+// listeners, because its branches depend on their ports.
 func dumpIPTables(f lb.Family, name func(port) string) (string, error) {
 	var out, guards []string
 	for _, table := range []string{"nat", "filter"} {
@@ -121,7 +124,8 @@ func dumpIPTables(f lb.Family, name func(port) string) (string, error) {
 		}
 		for line := range strings.Lines(text) {
 			words := strings.Fields(line)
-			if words[0] != "-A" || !strings.HasPrefix(words[1], "KUBE-PORTALS-") && !strings.HasPrefix(words[1], "KUBE-NODEPORT-") {
+			if words[0] != "-A" || !strings.HasPrefix(words[1], "KUBE-PORTALS-") && !strings.HasPrefix(words[1],
+				"KUBE-NODEPORT-") {
 				continue
 			}
 			listener := func(number string) string {

@@ -16,7 +16,8 @@ import (
 	"kube-proxy/plane/userspace/redirect"
 )
 
-// machine stands for the kernel: what leads where, and who listens. One process after another uses it.
+// machine stands for the kernel: what leads where, and who listens. One process after another uses
+// it.
 type machine struct {
 	leads  map[lb.Key]redirect.Entry
 	node   lb.Node
@@ -28,14 +29,16 @@ type machine struct {
 	socks   map[relay.Listening]*fakeListener
 	foreign map[relay.Listening]bool // programs of others
 	holes   []string                 // leads to where nobody listened
-	// prepared are the addresses of a machine that binds sockets only to those that it has; nil: it binds them to any.
+	// prepared are the addresses of a machine that binds sockets only to those that it has; nil: it
+	// binds them to any.
 	prepared map[netip.Addr]bool
 	files    int // how many listeners there may be; 0 for any number
 	calls    int // of the redirector that write
 }
 
 func newMachine() *machine {
-	return &machine{leads: map[lb.Key]redirect.Entry{}, socks: map[relay.Listening]*fakeListener{}, foreign: map[relay.Listening]bool{}}
+	return &machine{leads: map[lb.Key]redirect.Entry{}, socks: map[relay.Listening]*fakeListener{},
+		foreign: map[relay.Listening]bool{}}
 }
 
 // fakeRedirector is what one process has of the machine's redirect.

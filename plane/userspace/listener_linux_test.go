@@ -19,7 +19,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// listenerLab is a node whose plane leads TCP and UDP of one address, and a NodePort, to a server in pod1.
+// listenerLab is a node whose plane leads TCP and UDP of one address, and a NodePort, to a server
+// in pod1.
 type listenerLab struct {
 	*netlab.TestLab
 	t     *testing.T
@@ -36,15 +37,19 @@ func eachListenerLab(t *testing.T, kinds []kind, run func(t *testing.T, l *liste
 		for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 			t.Run(k.name+"/"+f.String(), func(t *testing.T) {
 				table, cluster, nodePort := planetest.Shop(f)
-				l := &listenerLab{TestLab: netlab.ForTest(t, netlab.Options{NoNode2: true}), t: t, kind: k, table: table, vip: cluster.Addr(), node: nodePort.Addr()}
+				l := &listenerLab{TestLab: netlab.ForTest(t, netlab.Options{NoNode2: true}), t: t, kind: k,
+					table: table, vip: cluster.Addr(), node: nodePort.Addr()}
 				pod, _ := netlab.HostByName("pod1")
 				to := lb.Backend{Addr: netip.AddrPortFrom(pod.Addr(f == lb.IPv6), 8080), Local: true}
 				row := func(k lb.Key, kind lb.Kind) *lb.Frontend {
-					set := &lb.BackendSet{ID: lb.SetID{Service: "shop/web:http", Proto: k.Proto, Scope: lb.Cluster}, Backends: lb.BackendsOf(to)}
-					return &lb.Frontend{Key: k, Service: "shop/web:http", Kind: kind, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}
+					set := &lb.BackendSet{ID: lb.SetID{Service: "shop/web:http", Proto: k.Proto, Scope: lb.Cluster},
+						Backends: lb.BackendsOf(to)}
+					return &lb.Frontend{Key: k, Service: "shop/web:http", Kind: kind,
+						Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}
 				}
 				table.Replace(lb.Owner{Name: "shop/web"}, []*lb.Frontend{
-					row(lb.Key{Addr: l.vip, Port: 80, Proto: lb.TCP}, lb.ClusterIP), row(lb.Key{Addr: l.vip, Port: 80, Proto: lb.UDP}, lb.ClusterIP),
+					row(lb.Key{Addr: l.vip, Port: 80, Proto: lb.TCP}, lb.ClusterIP),
+					row(lb.Key{Addr: l.vip, Port: 80, Proto: lb.UDP}, lb.ClusterIP),
 					row(lb.Key{Port: nodePort.Port(), Proto: lb.TCP}, lb.NodePort)})
 				l.Serve(netlab.TCP, 8080, "pod1")
 				l.Serve(netlab.UDP, 8080, "pod1")
@@ -105,8 +110,9 @@ func (l *listenerLab) listeners() (all []port) {
 
 const squatted = "KUBE_PROXY_TEST_SQUAT" // ports that the test's own program is to take
 
-// An unprivileged process takes the ports of the listeners while no proxy runs. The rules lead clients there, and the
-// guard refuses them (TN-76). The next proxy serves them again, on other ports.
+// An unprivileged process takes the ports of the listeners while no proxy runs. The rules lead
+// clients there, and the guard refuses them (TN-76). The next proxy serves them again, on other
+// ports.
 func TestPortsOfListenersTN76(t *testing.T) {
 	if ports := os.Getenv(squatted); ports != "" {
 		squat(t, strings.Fields(ports))
@@ -191,8 +197,8 @@ func answer(fd, typ int) {
 	}
 }
 
-// Somebody removes all rules, the guard among them. A stranger who connects to a listener at once is reset before a byte of
-// his, or of an endpoint, was passed on (TN-77).
+// Somebody removes all rules, the guard among them. A stranger who connects to a listener at once
+// is reset before a byte of his, or of an endpoint, was passed on (TN-77).
 func TestRulesFlushedTN77(t *testing.T) {
 	eachListenerLab(t, kinds[:2], func(t *testing.T, l *listenerLab) {
 		ports, before := l.ports(), l.plane.relay.Stats().TCP
@@ -215,7 +221,8 @@ func TestRulesFlushedTN77(t *testing.T) {
 	})
 }
 
-// A NodePort that is the port of its own listener needs no translation, and is served all the same by nftables.
+// A NodePort that is the port of its own listener needs no translation, and is served all the same
+// by nftables.
 func TestNodePortOfItsListener(t *testing.T) {
 	eachListenerLab(t, kinds[:1], func(t *testing.T, l *listenerLab) {
 		port := netip.AddrPort{}

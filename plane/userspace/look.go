@@ -47,7 +47,8 @@ func (p *Plane) TracePacket(ctx context.Context, packet trace.Packet) (trace.Ker
 	k.Backends, k.Masquerade = nil, false
 	d, turns := p.doorAt(port{packet.Proto, at.Port()})
 	if d == nil {
-		k.Way = append(k.Way, fmt.Sprintf("no listener of this process at %s/%s: another program answers, or the node refuses", at, packet.Proto))
+		k.Way = append(k.Way, fmt.Sprintf("no listener of this process at %s/%s: another program answers, or the "+
+			"node refuses", at, packet.Proto))
 		k.Verdict = trace.Reject
 		return k, nil
 	}
@@ -70,7 +71,8 @@ func reportTurns(k *trace.Kernel, state balance.State) {
 			continue
 		}
 		if failing++; failing <= most {
-			k.Way = append(k.Way, fmt.Sprintf("backend %s could not be reached: for %s more it is tried last, and its part goes to the others", t.Addr, t.Failing.Round(time.Second/10)))
+			k.Way = append(k.Way, fmt.Sprintf("backend %s could not be reached: for %s more it is tried last, and "+
+				"its part goes to the others", t.Addr, t.Failing.Round(time.Second/10)))
 		}
 	}
 	if failing > most {

@@ -18,8 +18,8 @@ import (
 
 var _ mode.Tracer = (*Plane)(nil)
 
-// What leads to the proxy may go, or the listener may: Follow says what becomes of packets then, and Differences names what it is, in each way to
-// redirect.
+// What leads to the proxy may go, or the listener may: Follow says what becomes of packets then,
+// and Differences names what it is, in each way to redirect.
 func TestLookSabotage(t *testing.T) {
 	for _, k := range kinds {
 		for _, c := range []struct {
@@ -28,12 +28,17 @@ func TestLookSabotage(t *testing.T) {
 			object   string // of a difference, its begin
 		}{
 			{"", "", trace.Balance, ""},
-			{"nftables", "nft flush chain ip kube-proxy-userspace lead-anywhere", trace.Reject, "rule 1 of chain lead-anywhere"},
-			{"nftables", "nft flush map ip kube-proxy-userspace services-anywhere", trace.Reject, "element { 10.96.0.10 . tcp . 80 } of map services-anywhere"},
-			{"nftables", "nft delete element ip kube-proxy-userspace listeners { tcp . @PORT }", trace.Balance, "element { tcp . @PORT } of set listeners"},
-			{"nftables", "nft add element ip kube-proxy-userspace refused-services-pods { 10.96.0.10 . tcp . 80 : 3 }", trace.Drop, "element { 10.96.0.10 . tcp . 80 } of map refused-services-pods"},
+			{"nftables", "nft flush chain ip kube-proxy-userspace lead-anywhere", trace.Reject,
+				"rule 1 of chain lead-anywhere"},
+			{"nftables", "nft flush map ip kube-proxy-userspace services-anywhere", trace.Reject,
+				"element { 10.96.0.10 . tcp . 80 } of map services-anywhere"},
+			{"nftables", "nft delete element ip kube-proxy-userspace listeners { tcp . @PORT }", trace.Balance,
+				"element { tcp . @PORT } of set listeners"},
+			{"nftables", "nft add element ip kube-proxy-userspace refused-services-pods { 10.96.0.10 . tcp . 80 : 3 }",
+				trace.Drop, "element { 10.96.0.10 . tcp . 80 } of map refused-services-pods"},
 			{"nftables", "nft delete table ip kube-proxy-userspace", trace.Pass, "table ip kube-proxy-userspace"},
-			{"iptables", "iptables -t nat -F KUBE-PORTALS-CONTAINER", trace.Pass, "rule of chain KUBE-PORTALS-CONTAINER of table nat"},
+			{"iptables", "iptables -t nat -F KUBE-PORTALS-CONTAINER", trace.Pass,
+				"rule of chain KUBE-PORTALS-CONTAINER of table nat"},
 			{"iptables", "iptables -t nat -F PREROUTING", trace.Pass, "rule of chain PREROUTING of table nat"},
 		} {
 			if c.kind != "" && c.kind != k.name {
@@ -54,13 +59,15 @@ func TestLookSabotage(t *testing.T) {
 				return strings.ReplaceAll(s, "@PORT", strconv.Itoa(int(d.port().number)))
 			}
 			if c.do != "" {
-				if out, err := exec.Command("sh", "-c", strings.NewReplacer("{", `\{`, "}", `\}`).Replace(port(c.do))).CombinedOutput(); err != nil {
+				if out, err := exec.Command("sh", "-c", strings.NewReplacer("{", `\{`, "}", `\}`).Replace(port(c.do))).
+					CombinedOutput(); err != nil {
 					t.Fatalf("%s: %v\n%s", port(c.do), err, out)
 				}
 			}
 			packet := trace.Packet{From: netip.MustParseAddrPort("10.1.1.12:0"), In: "vethpod2", To: to, Proto: lb.TCP}
 			got, err := p.TracePacket(t.Context(), packet)
-			if err != nil || got.Verdict != c.becomes || c.becomes == trace.Balance && (len(got.Backends) != 2 || got.Backends[0].Share != 0.5) {
+			if err != nil || got.Verdict != c.becomes || c.becomes == trace.Balance &&
+				(len(got.Backends) != 2 || got.Backends[0].Share != 0.5) {
 				t.Errorf("%s, %q: %+v, %v\n%s", k.name, c.do, got.Verdict, err, strings.Join(got.Way, "\n"))
 			}
 			named, all := false, ""
@@ -80,7 +87,8 @@ func TestLookSabotage(t *testing.T) {
 	}
 }
 
-// inspectAtBackends has a backend fail, of which Follow says that it is tried last, and the listener go, which both name.
+// inspectAtBackends has a backend fail, of which Follow says that it is tried last, and the
+// listener go, which both name.
 func inspectAtBackends(t *testing.T, p *Plane, packet trace.Packet) {
 	t.Helper()
 	table, _, _ := planetest.Shop(lb.IPv4)
@@ -89,7 +97,8 @@ func inspectAtBackends(t *testing.T, p *Plane, packet trace.Packet) {
 			dead, _ := set.turns.Pick(relay.Client{Addr: packet.From}, nil)
 			set.turns.Dialled(relay.Client{Addr: packet.From}, dead, syscall.ECONNREFUSED)
 			k, err := p.TracePacket(t.Context(), packet)
-			if err != nil || len(k.Backends) != 2 || !strings.Contains(strings.Join(k.Way, "\n"), "backend "+dead.String()+" could not be reached") {
+			if err != nil || len(k.Backends) != 2 || !strings.Contains(strings.Join(k.Way, "\n"), "backend "+
+				dead.String()+" could not be reached") {
 				t.Errorf("%s fails: %+v, %v", dead, k, err)
 			}
 		}
@@ -104,7 +113,8 @@ func inspectAtBackends(t *testing.T, p *Plane, packet trace.Packet) {
 		delete(d.of.doors, d.doorway)
 	}
 	k, err := p.TracePacket(t.Context(), packet)
-	if err != nil || k.Verdict == trace.Balance || !strings.Contains(strings.Join(k.Way, "\n"), "no listener of this process") {
+	if err != nil || k.Verdict == trace.Balance || !strings.Contains(strings.Join(k.Way, "\n"),
+		"no listener of this process") {
 		t.Errorf("without listeners: %+v, %v", k, err)
 	}
 	all := ""

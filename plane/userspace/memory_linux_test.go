@@ -8,8 +8,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// What objects take of the kernel's memory: a listener with its socket and its place in epoll, and a redirector of the packet filter,
-// which has a few elements of 74 bytes.
+// What objects take of the kernel's memory: a listener with its socket and its place in epoll, and
+// a redirector of the packet filter, which has a few elements of 74 bytes.
 const listenerBytes, redirectBytes = 4096, 400
 
 // What one tenant writes takes heap and kernel memory in proportion to its bytes (TN-91).

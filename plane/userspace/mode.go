@@ -38,27 +38,32 @@ func Mode() mode.Mode {
 	family, proto := []string{"ip_family"}, []string{"ip_family", "protocol"}
 	return mode.Mode{
 		Name: "userspace",
-		Doc: "connections end at the proxy, which opens others to the endpoints; packets are redirected to it by rules of nftables or iptables, " +
-			"on Windows by the service addresses on an interface of the node",
+		Doc: "connections end at the proxy, which opens others to the endpoints; packets are redirected to it " +
+			"by rules of nftables or iptables, on Windows by the service addresses on an interface of the node",
 		Unasked:   "linux",
 		Annotated: true,
 		Refuses: func(s mode.Settings) error {
 			if *optionsOf(s.Blocks).UserspaceFallback {
 				return nil
 			}
-			return errors.New("not used in place of another mode, because --userspace-fallback (userspaceFallback) is false")
+			return errors.New("not used in place of another mode, because --userspace-fallback (userspaceFallback) " +
+				"is false")
 		},
-		Caution: "Connections to endpoints originate on the node: its firewall and NetworkPolicies take them for the node's own, so that clients reach " +
-			"node ports and pods that these deny them; --userspace-fallback=false and --userspace-node-endpoints=false prevent that",
+		Caution: "Connections to endpoints originate on the node: its firewall and NetworkPolicies take them for the " +
+			"node's own, so that clients reach node ports and pods that these deny them; --userspace-fallback=false " +
+			"and --userspace-node-endpoints=false prevent that",
 
 		Block: "iptables",
-		Reads: []string{"iptables.masqueradeBit", "iptables.masqueradeAll", "iptables.syncPeriod", "iptables.minSyncPeriod",
+		Reads: []string{"iptables.masqueradeBit", "iptables.masqueradeAll", "iptables.syncPeriod",
+			"iptables.minSyncPeriod",
 			"portRange", "udpIdleTimeout", "userspace", "serviceMetrics"},
 		Options:            options,
 		LocalhostNodePorts: true,
 		Terminates:         true,
-		DrainTimeout:       func(all option.Blocks) time.Duration { return optionsOf(all).Userspace.DrainTimeout.Duration },
-		Sysctls:            sysctls,
+		DrainTimeout: func(all option.Blocks) time.Duration {
+			return optionsOf(all).Userspace.DrainTimeout.Duration
+		},
+		Sysctls: sysctls,
 
 		Weigh: func(mode.Settings) func(lb.Size) int { return weigh },
 
@@ -84,8 +89,8 @@ func Mode() mode.Mode {
 			{Row: "EXT", Name: sessions, Kind: mode.Counter, Labels: family,
 				Help: "Started UDP sessions"},
 			{Row: "EXT", Name: droppedPackets, Kind: mode.Counter, Labels: []string{"ip_family", "reason"},
-				Help: "Datagrams that were not forwarded, by reason: no endpoint (no_backend), no socket (no_socket), malformed, " +
-					"refused by the kernel (send_failed)"},
+				Help: "Datagrams that were not forwarded, by reason: no endpoint (no_backend), no socket " +
+					"(no_socket), malformed, refused by the kernel (send_failed)"},
 			{Name: mode.ServiceConnections},
 			{Name: entriesMetric},
 			{Name: limitMetric},
@@ -166,15 +171,18 @@ func (h modeHost) open(s mode.Settings) (mode.Plane, error) {
 	o := optionsOf(s.Blocks)
 	first, last, _ := portRange(o.PortRange)
 	mark := uint32(1) << s.MasqueradeBit
-	c, passed, err := redirect.Choose(redirect.Config{Family: s.Family, Mark: mark, LocalhostNodePorts: s.LocalhostNodePorts, Writes: s.Writes})
+	c, passed, err := redirect.Choose(redirect.Config{Family: s.Family, Mark: mark,
+		LocalhostNodePorts: s.LocalhostNodePorts, Writes: s.Writes})
 	if err != nil {
 		return nil, fmt.Errorf("userspace: %w", err)
 	}
 	p, err := New(Config{
 		Log: s.Log, Descriptors: h.descriptors(),
-		Family: s.Family, Redirector: c, Passed: passed, Mark: mark, FirstPort: first, LastPort: last, UDPIdle: o.UDPIdleTimeout.Duration, TCPIdle: s.TCPIdle,
-		Grace: o.Userspace.TerminationGracePeriod.Duration, LocalhostNodePorts: s.LocalhostNodePorts, ExternalIPsBounded: s.ExternalIPsBounded,
-		CountServices: s.CountServices, NoNodeEndpoints: !*o.Userspace.NodeEndpoints,
+		Family: s.Family, Redirector: c, Passed: passed, Mark: mark, FirstPort: first, LastPort: last,
+		UDPIdle: o.UDPIdleTimeout.Duration, TCPIdle: s.TCPIdle,
+		Grace: o.Userspace.TerminationGracePeriod.Duration, LocalhostNodePorts: s.LocalhostNodePorts,
+		ExternalIPsBounded: s.ExternalIPsBounded,
+		CountServices:      s.CountServices, NoNodeEndpoints: !*o.Userspace.NodeEndpoints,
 	})
 	if err != nil {
 		return nil, errors.Join(err, c.Close())

@@ -11,8 +11,8 @@ import (
 	"kube-proxy/plane/internal/relay"
 )
 
-// With NoNodeEndpoints an endpoint at an address that the kernel has for its own gets no connection, whatever its slice
-// says: no backend here is labelled local (TN-52).
+// With NoNodeEndpoints an endpoint at an address that the kernel has for its own gets no
+// connection, whatever its slice says: no backend here is labelled local (TN-52).
 func TestNodeEndpointsTN52(t *testing.T) {
 	netlab.EnterForTest(t)
 	for _, args := range [][]string{{"link", "set", "lo", "up"}, {"addr", "add", "192.0.2.1/32", "dev", "lo"}} {
@@ -39,7 +39,8 @@ func TestNodeEndpointsTN52(t *testing.T) {
 		for _, b := range backends {
 			all = append(all, lb.Backend{Addr: netip.MustParseAddrPort(b)})
 		}
-		set := &lb.BackendSet{ID: lb.SetID{Service: "evil/x:p", Proto: lb.TCP, Scope: lb.Cluster}, Backends: lb.BackendsOf(all...)}
+		set := &lb.BackendSet{ID: lb.SetID{Service: "evil/x:p", Proto: lb.TCP, Scope: lb.Cluster},
+			Backends: lb.BackendsOf(all...)}
 		to, answer := p.balance.Set(set, 0).Pick(relay.Client{Addr: netip.MustParseAddrPort("10.1.1.11:999")}, nil)
 		if answer != relay.Forward {
 			return "", errRefused

@@ -38,23 +38,27 @@ func (n *notices) noPort(err error) {
 func (p *Plane) Notices() (all []mode.Notice) {
 	if len(p.cfg.Passed) > 0 && !p.tell.redirect {
 		p.tell.redirect = true
-		all = append(all, mode.Notice{Text: "packets to service addresses are redirected in another way than the best one, which this host does not have",
+		all = append(all, mode.Notice{Text: "packets to service addresses are redirected in another way than the " +
+			"best one, which this host does not have",
 			Args: []any{"by", p.redirect.Name(), "err", errors.Join(p.cfg.Passed...)}})
 	}
 	if err := p.redirect.Unguarded(); err != nil && !p.tell.guard {
 		p.tell.guard = true
-		all = append(all, mode.Notice{Text: "While no proxy runs, a program of this node without privileges can listen in its place and answer clients of Services",
+		all = append(all, mode.Notice{Text: "While no proxy runs, a program of this node without privileges can " +
+			"listen in its place and answer clients of Services",
 			Args: []any{"err", err}})
 	}
 	if p.tell.port != nil && !p.tell.ports {
-		all = append(all, mode.Notice{Text: "no port or listener is left; Services that need one are not served", Args: []any{"err", p.tell.port}})
+		all = append(all, mode.Notice{Text: "no port or listener is left; Services that need one are not served",
+			Args: []any{"err", p.tell.port}})
 	}
 	for proto, err := range p.tell.lacking {
 		if err == nil {
 			continue
 		}
 		p.tell.lacking[proto] = nil
-		all = append(all, mode.Notice{Text: "this host cannot serve the protocol; Services of it are refused", Args: []any{"protocol", proto, "err", err}})
+		all = append(all, mode.Notice{Text: "this host cannot serve the protocol; Services of it are refused",
+			Args: []any{"protocol", proto, "err", err}})
 	}
 	p.tell.ports, p.tell.port = p.tell.port != nil, nil
 	return all

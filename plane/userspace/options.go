@@ -50,7 +50,8 @@ func options() option.Section {
 			Help: "host `ports` to listen on: first-last, first+more, or one; nothing means any"},
 		{Path: "udpIdleTimeout", Flag: "udp-timeout", Row: "CF-45", Restart: option.AtStart,
 			Help: "how long an idle UDP flow is kept"},
-		{Path: "userspace.terminationGracePeriod", Flag: "userspace-termination-grace-period", Row: "EXT", Restart: option.AtStart,
+		{Path: "userspace.terminationGracePeriod", Flag: "userspace-termination-grace-period", Row: "EXT",
+			Restart: option.AtStart,
 			Help: "maximum time that open connections to a removed endpoint or Service continue; " +
 				"0 means no limit, as in other modes"},
 		{Path: "userspace.drainTimeout", Flag: "userspace-drain-timeout", Row: "EXT",
@@ -69,7 +70,8 @@ func (o *Options) check(r *option.Report) {
 	r.NotNegative("userspace.terminationGracePeriod", o.Userspace.TerminationGracePeriod)
 	r.Positive("userspace.drainTimeout", o.Userspace.DrainTimeout)
 	if _, _, ok := portRange(o.PortRange); !ok {
-		r.Wrong("portRange", o.PortRange, "want first-last, first+more or one port, each 0 to 65535; nothing, 0 or 0-0 for any")
+		r.Wrong("portRange", o.PortRange, "want first-last, first+more or one port, each 0 to 65535; nothing, 0 or "+
+			"0-0 for any")
 	}
 }
 

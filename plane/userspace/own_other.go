@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// openOwn returns a function that looks for an address among those of this host, which it lists once
-// a second.
+// openOwn returns a function that looks for an address among those of this host, which it lists
+// once a second.
 func openOwn() (own func(netip.Addr) (bool, error), shut func() error, err error) {
 	var mu sync.Mutex
 	var addrs []net.Addr

@@ -54,8 +54,8 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// maxBatchWeight is the most that an Apply should weigh: opening listeners takes most of its time, about 30
-// µs for each.
+// maxBatchWeight is the most that an Apply should weigh: opening listeners takes most of its time,
+// about 30 µs for each.
 const maxBatchWeight = 2000
 
 // Plane serves one family. One goroutine at a time may call its methods; another one may call
@@ -133,8 +133,9 @@ func New(cfg Config) (*Plane, error) {
 			return p.Answers(lb.Key{Port: port, Proto: proto}, netip.AddrPortFrom(netip.Addr{}, port))
 		}
 	}
-	r, err := relay.New(relay.Config{Log: cfg.Log, Descriptors: cfg.Descriptors.Budget(), UDPIdle: cfg.UDPIdle, TCPIdle: cfg.TCPIdle,
-		Grace: cfg.Grace, Mark: cfg.Mark, Direct: direct})
+	r, err := relay.New(relay.Config{Log: cfg.Log, Descriptors: cfg.Descriptors.Budget(), UDPIdle: cfg.UDPIdle,
+		TCPIdle: cfg.TCPIdle,
+		Grace:   cfg.Grace, Mark: cfg.Mark, Direct: direct})
 	if err != nil {
 		return nil, fmt.Errorf("userspace: %w", err)
 	}
@@ -159,8 +160,10 @@ func newPlane(cfg Config, r relayer, own func(netip.Addr) (bool, error)) (*Plane
 		return nil, fmt.Errorf("userspace: family %s: want IPv4 or IPv6", cfg.Family)
 	}
 	p := &Plane{
-		cfg: cfg, relay: r, redirect: cfg.Redirector, origins: balance.NewOrigins(own), ports: newPorts(cfg.FirstPort, cfg.LastPort),
-		maxBatchWeight: maxBatchWeight, rows: map[lb.Key]*row{}, services: map[serviceName]*service{}, at: map[relay.Listening]*door{},
+		cfg: cfg, relay: r, redirect: cfg.Redirector, origins: balance.NewOrigins(own),
+		ports:          newPorts(cfg.FirstPort, cfg.LastPort),
+		maxBatchWeight: maxBatchWeight, rows: map[lb.Key]*row{}, services: map[serviceName]*service{},
+		at: map[relay.Listening]*door{},
 	}
 	p.addresses, _ = cfg.Redirector.(redirect.AtAddresses)
 	p.closeOwn = func() error { return nil }

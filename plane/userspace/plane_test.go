@@ -81,7 +81,8 @@ func front(key, service string, affinity time.Duration, numbers ...int) *lb.Fron
 	if err != nil {
 		panic(err)
 	}
-	f := &lb.Frontend{Key: k, Service: service, Kind: lb.ClusterIP, Affinity: affinity, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}
+	f := &lb.Frontend{Key: k, Service: service, Kind: lb.ClusterIP, Affinity: affinity,
+		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}
 	if k.IsNodePort() {
 		f.Kind = lb.NodePort
 	}
@@ -105,7 +106,8 @@ func backend(n int) netip.AddrPort {
 
 func owner(name string) lb.Owner { return lb.Owner{Name: name} }
 
-// A change of endpoints asks the kernel for nothing, however many Services there are, and is in force when Apply returns (DP-40).
+// A change of endpoints asks the kernel for nothing, however many Services there are, and is in
+// force when Apply returns (DP-40).
 func TestEndpointsAreNoWriteDP40(t *testing.T) {
 	for _, own := range []bool{false, true} {
 		for _, services := range []int{10, 1000} {
@@ -116,14 +118,17 @@ func TestEndpointsAreNoWriteDP40(t *testing.T) {
 			want.Replace(owner("ns/x"), []*lb.Frontend{front("10.0.9.9:80/tcp", "ns/x:p", 0, 1, 2)})
 			apply(t, p, []lb.Change{{Key: want.Owned("ns/x")[0].Key, New: want.Owned("ns/x")[0]}}, nil)
 			calls, listeners := m.calls, len(m.socks)
-			if apply2, _ := want.Replace(owner("ns/x"), []*lb.Frontend{front("10.0.9.9:80/tcp", "ns/x:p", 0, 2, 3)}); apply(t, p, apply2, nil) {
+			if apply2, _ := want.Replace(owner("ns/x"),
+				[]*lb.Frontend{front("10.0.9.9:80/tcp", "ns/x:p", 0, 2, 3)}); apply(t, p, apply2, nil) {
 				t.Error("something was written")
 			}
 			if m.calls != calls || len(m.socks) != listeners {
-				t.Errorf("own %t, %d Services: %d calls of the redirector, %d more listeners", own, services, m.calls-calls, len(m.socks)-listeners)
+				t.Errorf("own %t, %d Services: %d calls of the redirector, %d more listeners", own, services,
+					m.calls-calls, len(m.socks)-listeners)
 			}
 			for at, l := range m.socks {
-				if at.Addr.Port() == 80 && at.Addr.Addr() == netip.MustParseAddr("10.0.9.9") || !own && l == p.listenerOf(t, "ns/x:p", lb.TCP, lb.Cluster) {
+				if at.Addr.Port() == 80 && at.Addr.Addr() == netip.MustParseAddr("10.0.9.9") || !own &&
+					l == p.listenerOf(t, "ns/x:p", lb.TCP, lb.Cluster) {
 					if got := ask(l.b, 10); len(got) != 2 || !got[backend(2)] || !got[backend(3)] {
 						t.Errorf("clients are led to %v", got)
 					}
@@ -133,8 +138,8 @@ func TestEndpointsAreNoWriteDP40(t *testing.T) {
 	}
 }
 
-// All addresses of a service port share a listener, and those of a route share it whatever other routes do; who is to be dropped is dropped by
-// the rules (SV-51, SV-52).
+// All addresses of a service port share a listener, and those of a route share it whatever other
+// routes do; who is to be dropped is dropped by the rules (SV-51, SV-52).
 func TestListenerForEachSet(t *testing.T) {
 	m := newMachine()
 	cluster, local := setOf(lb.TCP, "ns/x:p", lb.Cluster, 1, 2), setOf(lb.TCP, "ns/x:p", lb.Local, 1)
@@ -162,8 +167,10 @@ func TestListenerForEachSet(t *testing.T) {
 	text := p.redirect.(*fakeRedirector).dump(p.nameOf)
 	for _, line := range []string{
 		"lead 10.0.9.9:80/tcp clusterip from []: anywhere to ns/x:p/tcp/cluster\n",
-		"lead 192.0.2.1:80/tcp clusterip from []: pods to ns/x:p/tcp/cluster host to ns/x:p/tcp/cluster anywhere to ns/x:p/tcp/local\n",
-		"lead 192.0.2.2:80/tcp clusterip from []: pods to ns/x:p/tcp/cluster host to ns/x:p/tcp/cluster anywhere drop\n",
+		"lead 192.0.2.1:80/tcp clusterip from []: pods to ns/x:p/tcp/cluster host to ns/x:p/tcp/cluster anywhere to " +
+			"ns/x:p/tcp/local\n",
+		"lead 192.0.2.2:80/tcp clusterip from []: pods to ns/x:p/tcp/cluster " +
+			"host to ns/x:p/tcp/cluster anywhere drop\n",
 	} {
 		if !strings.Contains(text, line) {
 			t.Errorf("no line %q in\n%s", line, text)
@@ -171,7 +178,8 @@ func TestListenerForEachSet(t *testing.T) {
 	}
 }
 
-// A process takes the ports of the one before it, whatever came and went in between, and takes another where somebody has its own.
+// A process takes the ports of the one before it, whatever came and went in between, and takes
+// another where somebody has its own.
 func TestRestartKeepsPorts(t *testing.T) {
 	m := newMachine()
 	want := world.Table(20, 2)
@@ -186,11 +194,13 @@ func TestRestartKeepsPorts(t *testing.T) {
 	want.Replace(world.ClusterIP(0, 0, 0))
 	want.Replace(world.ClusterIP(100, 700, 2))
 	for i := range 20 {
-		want.Replace(owner(fmt.Sprint("a/new-", i)), []*lb.Frontend{front(fmt.Sprintf("9.0.0.%d:80/tcp", i+1), fmt.Sprintf("a/new-%d:p", i), 0, 1)})
+		want.Replace(owner(fmt.Sprint("a/new-", i)),
+			[]*lb.Frontend{front(fmt.Sprintf("9.0.0.%d:80/tcp", i+1), fmt.Sprintf("a/new-%d:p", i), 0, 1)})
 	}
 	_, taken := world.ClusterIP(3, 0, 1)
 	lost := taken[0].Key
-	m.foreign[relay.Listening{Proto: lb.TCP, Addr: netip.AddrPortFrom(netip.IPv4Unspecified(), before[lost][0].Port)}] = true
+	m.foreign[relay.Listening{Proto: lb.TCP, Addr: netip.AddrPortFrom(netip.IPv4Unspecified(), before[lost][0].Port)}] =
+		true
 	p = begin(t, m, Config{FirstPort: 40000, LastPort: 40099}, want)
 	kept := 0
 	for k, l := range m.leads {
@@ -211,26 +221,29 @@ func TestRestartKeepsPorts(t *testing.T) {
 	_ = p
 }
 
-// A range that is too small costs the rows for which nothing is left, which an error names with the Service, the range and the flag; they are
-// served when a port is free (CF-44).
+// A range that is too small costs the rows for which nothing is left, which an error names with the
+// Service, the range and the flag; they are served when a port is free (CF-44).
 func TestRangeExhaustedCF44(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
 		want := &lb.Table{}
 		for i := range 2 {
-			want.Replace(owner(fmt.Sprint("ns/s", i)), []*lb.Frontend{front(fmt.Sprintf("10.0.0.%d:80/tcp", i+1), fmt.Sprintf("ns/s%d:p", i), 0, 1)})
+			want.Replace(owner(fmt.Sprint("ns/s", i)),
+				[]*lb.Frontend{front(fmt.Sprintf("10.0.0.%d:80/tcp", i+1), fmt.Sprintf("ns/s%d:p", i), 0, 1)})
 		}
 		p := begin(t, m, Config{FirstPort: 40000, LastPort: 40001}, want)
 		changes, _ := want.Replace(owner("ns/late"), []*lb.Frontend{front("10.0.0.9:80/tcp", "ns/late:p", 0, 1)})
 		more, _ := want.Replace(owner("ns/none"), []*lb.Frontend{front("10.0.0.10:80/tcp", "ns/none:p", 0)})
 		_, err := p.Apply(t.Context(), append(changes, more...))
-		if !errors.Is(err, ErrNoPort) || !strings.Contains(err.Error(), "ns/late:p/tcp") || !strings.Contains(err.Error(), "40000-40001 (--proxy-port-range)") {
+		if !errors.Is(err, ErrNoPort) || !strings.Contains(err.Error(), "ns/late:p/tcp") ||
+			!strings.Contains(err.Error(), "40000-40001 (--proxy-port-range)") {
 			t.Errorf("error %v", err)
 		}
 		if _, led := m.leads[more[0].Key]; !led {
 			t.Error("a row that needs no port is not in force")
 		}
-		if n := p.Notices(); len(n) != 1 || slices.Contains(n[0].Args, any("family")) { // the log says the family of all
+		// the log says the family of all
+		if n := p.Notices(); len(n) != 1 || slices.Contains(n[0].Args, any("family")) {
 			t.Errorf("notices: %v", n)
 		}
 		res, err := p.Reset(t.Context(), want)
@@ -241,7 +254,8 @@ func TestRangeExhaustedCF44(t *testing.T) {
 			t.Errorf("told again: %v", n)
 		}
 		apply(t, p, []lb.Change{{Key: want.Owned("ns/s0")[0].Key}}, nil)
-		if _, err := p.Apply(t.Context(), changes); !errors.Is(err, ErrNoPort) || !strings.Contains(err.Error(), "1 were given up") {
+		if _, err := p.Apply(t.Context(), changes); !errors.Is(err, ErrNoPort) ||
+			!strings.Contains(err.Error(), "1 were given up") {
 			t.Errorf("at once after a port was given up: %v", err)
 		}
 		time.Sleep(portRest)
@@ -251,7 +265,8 @@ func TestRangeExhaustedCF44(t *testing.T) {
 
 func second[A, B any](a A, _ B) A { return a }
 
-// Clients may keep a backend while it serves in any set of its service port, or drains (DP-50, SV-25), and until the Service is gone.
+// Clients may keep a backend while it serves in any set of its service port, or drains (DP-50,
+// SV-25), and until the Service is gone.
 func TestWhoLeftDP50(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -304,12 +319,15 @@ func TestWhoLeftDP50(t *testing.T) {
 	}
 }
 
-// NodePorts are at the addresses that the node has, also when those change; a loopback address answers where it is asked for (SV-64, SV-65).
+// NodePorts are at the addresses that the node has, also when those change; a loopback address
+// answers where it is asked for (SV-64, SV-65).
 func TestNodePortAddressesSV65(t *testing.T) {
 	m := newMachine()
 	m.own = true
-	m.addrs = []netip.Addr{netip.MustParseAddr("172.18.0.2"), netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("198.18.0.1")}
-	want := &lb.Table{Node: lb.Node{NodePorts: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12")}}}
+	m.addrs = []netip.Addr{netip.MustParseAddr("172.18.0.2"), netip.MustParseAddr("127.0.0.1"),
+		netip.MustParseAddr("198.18.0.1")}
+	want := &lb.Table{Node: lb.Node{NodePorts: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"),
+		netip.MustParsePrefix("172.16.0.0/12")}}}
 	want.Replace(owner("ns/x"), []*lb.Frontend{front("nodeport:30080/tcp", "ns/x:p", 0, 1)})
 	p := begin(t, m, Config{LocalhostNodePorts: true}, want)
 	at := func(addrs ...string) {
@@ -329,7 +347,8 @@ func TestNodePortAddressesSV65(t *testing.T) {
 		t.Errorf("mended %d, error %v", n, err)
 	}
 	at("172.18.0.2", "172.18.0.3")
-	if err := p.SetNode(t.Context(), lb.Node{NodePorts: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}); err != nil {
+	if err := p.SetNode(t.Context(),
+		lb.Node{NodePorts: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}); err != nil {
 		t.Fatal(err)
 	}
 	at("172.18.0.2", "172.18.0.3")
@@ -339,7 +358,8 @@ func TestNodePortAddressesSV65(t *testing.T) {
 	at()
 }
 
-// Where a socket can only be bound to an address that the machine has, it has it first; one that it cannot have costs its row alone.
+// Where a socket can only be bound to an address that the machine has, it has it first; one that it
+// cannot have costs its row alone.
 func TestAddressesFirst(t *testing.T) {
 	m := newMachine()
 	m.own, m.prepared = true, map[netip.Addr]bool{}
@@ -358,21 +378,25 @@ func TestAddressesFirst(t *testing.T) {
 	}
 }
 
-// Where the node must have an address to serve it, a tenant's external address that is a pod's costs that row, and no pod.
+// Where the node must have an address to serve it, a tenant's external address that is a pod's
+// costs that row, and no pod.
 func TestAddressesOfPods(t *testing.T) {
 	m := newMachine()
 	m.own = true
-	p := begin(t, m, Config{}, &lb.Table{Node: lb.Node{Pods: lb.Detector{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}}}})
+	p := begin(t, m, Config{},
+		&lb.Table{Node: lb.Node{Pods: lb.Detector{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}}}})
 	theirs, good := front("10.9.0.7:80/tcp", "evil/x:p", 0, 1), front("192.0.2.7:80/tcp", "ns/x:p", 0, 1)
 	theirs.Kind, good.Kind = lb.ExternalIP, lb.LoadBalancer
 	_, err := p.Apply(t.Context(), []lb.Change{{Key: theirs.Key, New: theirs}, {Key: good.Key, New: good}})
-	if err == nil || !strings.Contains(err.Error(), "evil/x:p") || len(m.leads) != 1 || len(m.socks) != 1 || len(p.services) != 1 {
+	if err == nil || !strings.Contains(err.Error(), "evil/x:p") || len(m.leads) != 1 || len(m.socks) != 1 ||
+		len(p.services) != 1 {
 		t.Errorf("error %v; led %v", err, m.leads)
 	}
 }
 
-// The plane knows from which port a row is answered, from the moment that its write has returned until the row goes, also where the
-// rows of another Service have the key then, and that flows made by others are none of its own (DP-50).
+// The plane knows from which port a row is answered, from the moment that its write has returned
+// until the row goes, also where the rows of another Service have the key then, and that flows made
+// by others are none of its own (DP-50).
 func TestAnswers(t *testing.T) {
 	m := newMachine()
 	p := begin(t, m, Config{}, new(lb.Table))
@@ -380,17 +404,20 @@ func TestAnswers(t *testing.T) {
 	node, idle := front("nodeport:30053/udp", "ns/x:p", 0, 1), front("10.0.9.8:53/udp", "ns/z:p", 0)
 	apply(t, p, []lb.Change{{Key: mine.Key, New: mine}, {Key: node.Key, New: node}, {Key: idle.Key, New: idle}}, nil)
 	from := func(service string) netip.AddrPort {
-		return netip.AddrPortFrom(netip.MustParseAddr("172.18.0.2"), p.listenerOf(t, service, lb.UDP, lb.Cluster).Addr().Port())
+		return netip.AddrPortFrom(netip.MustParseAddr("172.18.0.2"), p.listenerOf(t, service, lb.UDP, lb.Cluster).
+			Addr().Port())
 	}
 	first := from("ns/x:p")
 	if !p.Answers(mine.Key, first) || !p.Answers(node.Key, first) {
 		t.Error("a row is not answered from where the proxy listens for it")
 	}
-	if p.Answers(mine.Key, backend(1)) || p.Answers(idle.Key, first) || p.Answers(idle.Key, netip.AddrPortFrom(first.Addr(), 0)) {
+	if p.Answers(mine.Key, backend(1)) || p.Answers(idle.Key, first) ||
+		p.Answers(idle.Key, netip.AddrPortFrom(first.Addr(), 0)) {
 		t.Error("a row is answered from elsewhere")
 	}
 	m.refuse = func(redirect.Entry) bool { return true }
-	if _, err := p.Apply(t.Context(), []lb.Change{{Key: others.Key, New: others}}); err == nil || !p.Answers(mine.Key, first) {
+	if _, err := p.Apply(t.Context(), []lb.Change{{Key: others.Key, New: others}}); err == nil ||
+		!p.Answers(mine.Key, first) {
 		t.Errorf("error %v; what the kernel leads to is not known", err)
 	}
 	m.refuse = nil
@@ -404,15 +431,17 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// Where the node must have an address to serve it, a tenant's external IP that may be another host's costs that row alone, unless the
-// administrator said which ones may be used. What the node has anyway is served, for as long as it has it; load balancers'
-// addresses are not the tenant's to choose.
+// Where the node must have an address to serve it, a tenant's external IP that may be another
+// host's costs that row alone, unless the administrator said which ones may be used. What the node
+// has anyway is served, for as long as it has it; load balancers' addresses are not the tenant's to
+// choose.
 func TestAddressesOfOthers(t *testing.T) {
 	m, bounded := newMachine(), false
 	m.own = true
 	vip := netip.MustParseAddr("203.0.0.9")
 	m.addrs = []netip.Addr{netip.MustParseAddr("203.0.0.1"), vip}
-	server, balanced, own := front("203.0.0.77:80/tcp", "evil/x:p", 0, 1), front("192.0.2.7:80/tcp", "ns/x:p", 0, 1), front("203.0.0.9:80/tcp", "ns/y:p", 0, 1)
+	server, balanced, own := front("203.0.0.77:80/tcp", "evil/x:p", 0, 1), front("192.0.2.7:80/tcp", "ns/x:p", 0, 1),
+		front("203.0.0.9:80/tcp", "ns/y:p", 0, 1)
 	server.Kind, balanced.Kind, own.Kind = lb.ExternalIP, lb.LoadBalancer, lb.ExternalIP
 	want := new(lb.Table)
 	for name, f := range map[string]*lb.Frontend{"evil/x": server, "ns/x": balanced, "ns/y": own} {
@@ -430,7 +459,8 @@ func TestAddressesOfOthers(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(m.leads) != len(served) || len(m.socks) != len(served) || len(res.Later) != 3-len(served) {
-			t.Errorf("served %v, later %v, %d listeners; want %d of them served", slices.Collect(maps.Keys(m.leads)), res.Later, len(m.socks), len(served))
+			t.Errorf("served %v, later %v, %d listeners; want %d of them served", slices.Collect(maps.Keys(m.leads)),
+				res.Later, len(m.socks), len(served))
 		}
 		for _, f := range served {
 			if _, led := m.leads[f.Key]; !led {
@@ -440,7 +470,8 @@ func TestAddressesOfOthers(t *testing.T) {
 	}
 	reset(balanced, own)
 	_, err = p.Apply(t.Context(), []lb.Change{{Key: server.Key, New: server}})
-	if err == nil || !strings.Contains(err.Error(), "evil/x:p") || !strings.Contains(err.Error(), "--external-ip-cidrs") || len(m.leads) != 2 {
+	if err == nil || !strings.Contains(err.Error(), "evil/x:p") ||
+		!strings.Contains(err.Error(), "--external-ip-cidrs") || len(m.leads) != 2 {
 		t.Errorf("error %v; led %v", err, m.leads)
 	}
 	// The address goes to another host, as one of keepalived does: this node must not keep it.
@@ -464,10 +495,13 @@ func TestAddressesOfOthers(t *testing.T) {
 		t.Errorf("error %v; led %v", err, m.leads)
 	}
 	// Pods get the network of what was served as a load balancer's.
-	if err := p.SetNode(t.Context(), lb.Node{Pods: lb.Detector{Prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}}); !errors.Is(err, plane.ErrStateLost) {
+	if err := p.SetNode(t.Context(),
+		lb.Node{Pods: lb.Detector{Prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}}); !errors.Is(err,
+		plane.ErrStateLost) {
 		t.Errorf("an address served is a pod's now: %v", err)
 	}
-	// An API server's address is not taken, whenever it becomes known: the node would cut itself off (TN-66).
+	// An API server's address is not taken, whenever it becomes known: the node would cut itself
+	// off (TN-66).
 	bounded = true
 	want.Node.APIServers = []netip.Addr{balanced.Key.Addr}
 	if err := p.SetNode(t.Context(), want.Node); !errors.Is(err, plane.ErrStateLost) {

@@ -47,8 +47,9 @@ type resting struct {
 }
 
 func newPorts(first, last uint16) *ports {
-	return &ports{first: first, last: last, next: map[lb.Proto]int{}, used: map[port]bool{}, resting: map[port]time.Time{},
-		quotas: map[lb.Proto]*relay.Groups{}}
+	return &ports{first: first, last: last, next: map[lb.Proto]int{}, used: map[port]bool{},
+		resting: map[port]time.Time{},
+		quotas:  map[lb.Proto]*relay.Groups{}}
 }
 
 // quota returns the quota of a protocol's ports. The node keeps half of the ephemeral ports for its
@@ -56,10 +57,12 @@ func newPorts(first, last uint16) *ports {
 func (p *ports) quota(proto lb.Proto) *relay.Groups {
 	q := p.quotas[proto]
 	if q == nil && p.last == 0 {
-		q = relay.NewGroups(relay.NewBudget(max(1, relay.EphemeralPorts()/2)), "half of net.ipv4.ip_local_port_range, for "+proto.String())
+		q = relay.NewGroups(relay.NewBudget(max(1, relay.EphemeralPorts()/2)),
+			"half of net.ipv4.ip_local_port_range, for "+proto.String())
 	} else if q == nil {
 		// One more than there are, or a namespace alone would not get all of a few.
-		q = relay.NewGroups(relay.NewBudget(p.size()+1), fmt.Sprintf("the ports %d-%d, --proxy-port-range, for %s", p.first, p.last, proto))
+		q = relay.NewGroups(relay.NewBudget(p.size()+1), fmt.Sprintf("the ports %d-%d, --proxy-port-range, for %s",
+			p.first, p.last, proto))
 	}
 	p.quotas[proto] = q
 	return q
@@ -71,7 +74,8 @@ func (p *ports) size() int { return int(p.last) - int(p.first) + 1 }
 // take finds a port for a listener of a Service by trying to listen, first at prefer if that is not
 // 0. listen gets 0 for any port, and returns the actual one; its error wraps syscall.EADDRINUSE if
 // another program has the port. refuse closes the last listener.
-func (p *ports) take(service string, proto lb.Proto, prefer uint16, listen func(uint16) (uint16, error), refuse func()) error {
+func (p *ports) take(service string, proto lb.Proto, prefer uint16, listen func(uint16) (uint16, error),
+	refuse func()) error {
 	p.wake()
 	q := p.quota(proto)
 	if _, err := q.Take(service); err != nil {
@@ -108,7 +112,8 @@ func (p *ports) any(proto lb.Proto, listen func(uint16) (uint16, error), refuse 
 		n, err := listen(0)
 		if err != nil {
 			if errors.Is(err, syscall.EADDRINUSE) {
-				err = fmt.Errorf("%w: the kernel has none of %s that is free (net.ipv4.ip_local_port_range): %w", ErrNoPort, proto, err)
+				err = fmt.Errorf("%w: the kernel has none of %s that is free (net.ipv4.ip_local_port_range): %w",
+					ErrNoPort, proto, err)
 			}
 			return err
 		}
@@ -119,7 +124,8 @@ func (p *ports) any(proto lb.Proto, listen func(uint16) (uint16, error), refuse 
 		}
 		refuse()
 	}
-	return fmt.Errorf("%w: the kernel offers those alone that were given up less than %v ago (net.ipv4.ip_local_port_range)", ErrNoPort, portRest)
+	return fmt.Errorf("%w: the kernel offers those alone that were given up less than %v ago "+
+		"(net.ipv4.ip_local_port_range)", ErrNoPort, portRest)
 }
 
 // ofRange takes the next free port of the range. The first one is random, so that two proxies, or a
@@ -151,8 +157,10 @@ func (p *ports) ofRange(proto lb.Proto, listen func(uint16) (uint16, error)) err
 		}
 		others++
 	}
-	return fmt.Errorf("%w: of the %d ports %d-%d (--proxy-port-range) this proxy uses %d for %s, other programs have %d, "+
-		"and %d were given up less than %v ago; give it a wider range", ErrNoPort, size, p.first, p.last, used, proto, others, rest, portRest)
+	return fmt.Errorf("%w: of the %d ports %d-%d (--proxy-port-range) this proxy uses %d for %s, other programs have "+
+		"%d, "+
+		"and %d were given up less than %v ago; give it a wider range", ErrNoPort, size, p.first, p.last, used, proto,
+		others, rest, portRest)
 }
 
 // give gives up a port of a Service. It rests.

@@ -45,8 +45,8 @@ func takes(t *testing.T, p *ports, h *host, prefer uint16) uint16 {
 	return h.opened
 }
 
-// Listeners have the ports of the range, each once; one that another program has is passed over, and when none is left an error names the
-// range and the flag (CF-44).
+// Listeners have the ports of the range, each once; one that another program has is passed over,
+// and when none is left an error names the range and the flag (CF-44).
 func TestPortsOfARangeCF44(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, h := newPorts(40000, 40004), &host{others: map[uint16]bool{40002: true}}

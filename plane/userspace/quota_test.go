@@ -12,8 +12,9 @@ import (
 	"kube-proxy/plane/internal/relay"
 )
 
-// Who may write Services in one namespace takes eight ninths of the listeners at most: Services of others that come later are served, what
-// is over is named and served when there is room, and nothing that is given up is forgotten.
+// Who may write Services in one namespace takes eight ninths of the listeners at most: Services of
+// others that come later are served, what is over is named and served when there is room, and
+// nothing that is given up is forgotten.
 func TestQuotaOfANamespace(t *testing.T) {
 	for _, own := range []bool{false, true} {
 		t.Run(fmt.Sprint("own addresses ", own), func(t *testing.T) {
@@ -27,7 +28,8 @@ func TestQuotaOfANamespace(t *testing.T) {
 				all = append(all, lb.Change{Key: f.Key, New: f})
 			}
 			_, err := p.Apply(t.Context(), all)
-			if !errors.Is(err, relay.ErrQuota) || !strings.Contains(err.Error(), "namespace evil") || !strings.Contains(err.Error(), "a test") {
+			if !errors.Is(err, relay.ErrQuota) || !strings.Contains(err.Error(), "namespace evil") ||
+				!strings.Contains(err.Error(), "a test") {
 				t.Errorf("200 Services of one namespace with 100 listeners: %.200v", err)
 			}
 			if n := len(m.socks); n < 88 || n > 90 {
@@ -59,7 +61,8 @@ func TestQuotaOfPorts(t *testing.T) {
 	n := 0
 	for ; take(p, fmt.Sprintf("evil/s%d:p", n)) == nil; n++ {
 	}
-	if err := take(p, "evil/more:p"); n < 88 || n > 91 || !errors.Is(err, relay.ErrQuota) || !strings.Contains(err.Error(), "--proxy-port-range") {
+	if err := take(p, "evil/more:p"); n < 88 || n > 91 || !errors.Is(err, relay.ErrQuota) ||
+		!strings.Contains(err.Error(), "--proxy-port-range") {
 		t.Errorf("a namespace has %d of 100 ports: %v", n, err)
 	}
 	if err := take(p, "good/web:p"); err != nil {
@@ -76,8 +79,8 @@ func TestQuotaOfPorts(t *testing.T) {
 	}
 }
 
-// Ports that were given up, and rest, count for the namespace that had them: a Service that comes and goes leaves ports for others,
-// and has its own again when they have rested (TN-55).
+// Ports that were given up, and rest, count for the namespace that had them: a Service that comes
+// and goes leaves ports for others, and has its own again when they have rested (TN-55).
 func TestQuotaOfRestingPortsTN55(t *testing.T) {
 	for name, p := range map[string]*ports{"range": newPorts(1000, 1099), "any": newPorts(0, 0)} {
 		t.Run(name, func(t *testing.T) {
@@ -102,7 +105,8 @@ func TestQuotaOfRestingPortsTN55(t *testing.T) {
 					return n - 1, err
 				}
 				n, err := churn()
-				if most := int(p.quota(lb.UDP).Budget().Max()); n < most*8/10 || n > most*9/10 || !errors.Is(err, relay.ErrQuota) {
+				if most := int(p.quota(lb.UDP).Budget().Max()); n < most*8/10 || n > most*9/10 ||
+					!errors.Is(err, relay.ErrQuota) {
 					t.Errorf("a Service comes and goes %d times with %d ports: %v", n, most, err)
 				}
 				if _, err := take("good/web:p"); err != nil {

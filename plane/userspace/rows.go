@@ -137,7 +137,8 @@ func (p *Plane) service(f *lb.Frontend) *service {
 	name := serviceName{f.Service, f.Key.Proto}
 	s := p.services[name]
 	if s == nil {
-		s = &service{serviceName: name, sets: map[lb.Scope]*set{}, doors: map[doorway]*door{}, counter: p.counters.open(f.Service)}
+		s = &service{serviceName: name, sets: map[lb.Scope]*set{}, doors: map[doorway]*door{},
+			counter: p.counters.open(f.Service)}
 		s.keep()
 		p.services[name] = s
 	}
@@ -215,7 +216,8 @@ func (p *Plane) listen(d *door, b relay.Balancer, prefer uint16, namespace *rela
 		return nil
 	}
 	return p.ports.take(d.of.name, d.proto, prefer, func(n uint16) (uint16, error) {
-		l, err := p.relay.Listen(relay.Listening{Proto: d.proto, Addr: netip.AddrPortFrom(p.anywhere(), n)}, b, namespace)
+		l, err := p.relay.Listen(relay.Listening{Proto: d.proto, Addr: netip.AddrPortFrom(p.anywhere(), n)}, b,
+			namespace)
 		if err != nil {
 			return 0, err
 		}
@@ -320,13 +322,15 @@ func (p *Plane) takes(f *lb.Frontend) error {
 	if what == "" && slices.Contains(p.node.APIServers, f.Key.Addr) { // the proxy would cut itself off (TN-66)
 		what = "that is an API server's: give the Service another one"
 	}
-	if what == "" && f.Kind == lb.ExternalIP && !p.nodeHas[f.Key.Addr] && (p.cfg.ExternalIPsBounded == nil || !p.cfg.ExternalIPsBounded()) {
+	if what == "" && f.Kind == lb.ExternalIP && !p.nodeHas[f.Key.Addr] && (p.cfg.ExternalIPsBounded == nil ||
+		!p.cfg.ExternalIPsBounded()) {
 		what = "that may be another host's, for nobody said which ones may be used: set --external-ip-cidrs"
 	}
 	if what == "" {
 		return nil
 	}
-	return fmt.Errorf("%s: this node has no packet filter, and does not serve an external address %s: %w", f.Service, what, errTakes)
+	return fmt.Errorf("%s: this node has no packet filter, and does not serve an external address %s: %w", f.Service,
+		what, errTakes)
 }
 
 // make makes a row of f with everything that it needs, and its entry. ports are those of the
@@ -365,7 +369,8 @@ func (p *Plane) behindRules(r *row, s *service, ports func(lb.From) uint16) erro
 			scope := route.To.ID.Scope
 			d, err := p.enter(r, s, doorway{scope: scope}, s.sets[scope].turns, ports(route.From))
 			switch {
-			case errors.Is(err, errors.ErrUnsupported): // it never will be served: clients are better off with an answer
+			case errors.Is(err, errors.ErrUnsupported):
+				// it never will be served: clients are better off with an answer
 				p.tell.lacks(s.proto, err)
 				to.Do = lb.Reject
 			case err != nil:

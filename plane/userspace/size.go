@@ -13,5 +13,6 @@ const (
 // else each set of backends.
 func weigh(s lb.Size) int {
 	copies := s.Copies(lb.NodePortAddresses)
-	return s.Ports*(copies+s.Sets()-1)*listenerObjects + s.Ports*copies*leadObjects + s.Sets()*s.Backends*backendObjects + 8*s.Ranged*(s.Ranges+1)
+	return s.Ports*(copies+s.Sets()-1)*listenerObjects + s.Ports*copies*leadObjects +
+		s.Sets()*s.Backends*backendObjects + 8*s.Ranged*(s.Ranges+1)
 }

@@ -18,7 +18,8 @@ func TestTenants(t *testing.T) {
 				netlab.EnterForTest(t)
 				for _, f := range []lb.Family{lb.IPv4, lb.IPv6} { // else a claim of the node's address would bring it
 					a := planetest.World{Family: f}.Addr(192, 1)
-					if out, err := exec.Command("ip", "address", "add", netip.PrefixFrom(a, a.BitLen()).String(), "dev", "lo").CombinedOutput(); err != nil {
+					if out, err := exec.Command("ip", "address", "add", netip.PrefixFrom(a, a.BitLen()).String(), "dev",
+						"lo").CombinedOutput(); err != nil {
 						t.Fatalf("%s: %v", out, err)
 					}
 				}

@@ -16,7 +16,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// The verbs, over a redirector and sockets in memory, of either kind. Nothing leads to where nobody listens, at any time.
+// The verbs, over a redirector and sockets in memory, of either kind. Nothing leads to where nobody
+// listens, at any time.
 func TestVerbsInMemory(t *testing.T) {
 	for _, own := range []bool{false, true} {
 		t.Run(fmt.Sprintf("own=%t", own), func(t *testing.T) {
@@ -25,7 +26,8 @@ func TestVerbsInMemory(t *testing.T) {
 	}
 }
 
-// Whatever the redirector refuses, whatever is lost, in the end the plane is what a fresh one is, and holds no listener that nobody needs.
+// Whatever the redirector refuses, whatever is lost, in the end the plane is what a fresh one is,
+// and holds no listener that nobody needs.
 func TestWalk(t *testing.T) {
 	for _, own := range []bool{false, true} {
 		t.Run(fmt.Sprintf("own=%t", own), func(t *testing.T) {

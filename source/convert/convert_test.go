@@ -50,26 +50,40 @@ func TestService(t *testing.T) {
 		reported string // part of the only problem
 	}{
 		{"created", func(s *core.Service) {}, func(s *cluster.Service) any { return s.Created }, int64(1700000000), ""},
-		{"no created", func(s *core.Service) { s.CreationTimestamp = metav1.Time{} }, func(s *cluster.Service) any { return s.Created }, int64(0), ""},
-		{"SV-10 ExternalName with a stale clusterIP", func(s *core.Service) { s.Spec.Type = "ExternalName"; s.Spec.Ports = nil },
+		{"no created", func(s *core.Service) { s.CreationTimestamp = metav1.Time{} }, func(s *cluster.Service) any {
+			return s.Created
+		}, int64(0), ""},
+		{"SV-10 ExternalName with a stale clusterIP", func(s *core.Service) {
+			s.Spec.Type = "ExternalName"
+			s.Spec.Ports = nil
+		},
 			func(s *cluster.Service) any { return fmt.Sprint(s.Type, s.ClusterIPs) }, "3 []", ""},
 		{"SV-10 None", func(s *core.Service) {
 			s.Spec.ClusterIP, s.Spec.ClusterIPs = "None", []string{"None"}
 		}, clusterIPsOf, []netip.Addr(nil), ""},
-		{"SV-10 empty", func(s *core.Service) { s.Spec.ClusterIP, s.Spec.ClusterIPs = "", nil }, clusterIPsOf, []netip.Addr(nil), ""},
+		{"SV-10 empty", func(s *core.Service) { s.Spec.ClusterIP, s.Spec.ClusterIPs = "", nil }, clusterIPsOf,
+			[]netip.Addr(nil), ""},
 		{"SV-11 dual stack", func(s *core.Service) {}, clusterIPsOf, addrList("10.96.0.7", "fd00::7"), ""},
 		{"SV-11 IPv6 first", func(s *core.Service) {
-			s.Spec.ClusterIP, s.Spec.ClusterIPs, s.Spec.IPFamilies = "fd00::7", []string{"fd00::7", "10.96.0.7"}, []core.IPFamily{"IPv6", "IPv4"}
+			s.Spec.ClusterIP, s.Spec.ClusterIPs, s.Spec.IPFamilies = "fd00::7", []string{"fd00::7", "10.96.0.7"},
+				[]core.IPFamily{"IPv6", "IPv4"}
 		}, clusterIPsOf, addrList("fd00::7", "10.96.0.7"), ""},
-		{"SV-11 no ipFamilies: clusterIP alone", func(s *core.Service) { s.Spec.IPFamilies = nil }, clusterIPsOf, addrList("10.96.0.7"), ""},
-		{"SV-11 no clusterIPs", func(s *core.Service) { s.Spec.ClusterIPs, s.Spec.IPFamilies = nil, nil }, clusterIPsOf, addrList("10.96.0.7"), ""},
-		{"SV-11 wrong family", func(s *core.Service) { s.Spec.ClusterIPs = []string{"10.96.0.7", "10.96.0.8"} }, clusterIPsOf, addrList("10.96.0.7"),
+		{"SV-11 no ipFamilies: clusterIP alone", func(s *core.Service) { s.Spec.IPFamilies = nil }, clusterIPsOf,
+			addrList("10.96.0.7"), ""},
+		{"SV-11 no clusterIPs", func(s *core.Service) { s.Spec.ClusterIPs, s.Spec.IPFamilies = nil, nil }, clusterIPsOf,
+			addrList("10.96.0.7"), ""},
+		{"SV-11 wrong family", func(s *core.Service) { s.Spec.ClusterIPs = []string{"10.96.0.7", "10.96.0.8"} },
+			clusterIPsOf, addrList("10.96.0.7"),
 			`Service shop/web: spec.clusterIPs[1]: "10.96.0.8" is not an address of the family IPv6`},
-		{"SV-11 unparsable", func(s *core.Service) { s.Spec.ClusterIPs = []string{"ten", "fd00::7"} }, clusterIPsOf, addrList("fd00::7"),
+		{"SV-11 unparsable", func(s *core.Service) { s.Spec.ClusterIPs = []string{"ten", "fd00::7"} }, clusterIPsOf,
+			addrList("fd00::7"),
 			`spec.clusterIPs[0]: "ten" is not an IP address`},
-		{"leading zeros are decimal", func(s *core.Service) { s.Spec.ClusterIPs = []string{"010.096.000.07", "fd00::7"} }, clusterIPsOf, addrList("10.96.0.7", "fd00::7"), ""},
+		{"leading zeros are decimal", func(s *core.Service) {
+			s.Spec.ClusterIPs = []string{"010.096.000.07", "fd00::7"}
+		}, clusterIPsOf, addrList("10.96.0.7", "fd00::7"), ""},
 		{"SV-12 TCP by default, same number by protocol", func(s *core.Service) {
-			s.Spec.Ports = []core.ServicePort{{Name: "a", Port: 53}, {Name: "b", Port: 53, Protocol: "UDP"}, {Name: "c", Port: 53, Protocol: "SCTP"}}
+			s.Spec.Ports = []core.ServicePort{{Name: "a", Port: 53}, {Name: "b", Port: 53, Protocol: "UDP"},
+				{Name: "c", Port: 53, Protocol: "SCTP"}}
 		}, portsOf, "[{a 6 53 0} {b 17 53 0} {c 132 53 0}]", ""},
 		{"SV-12 same port twice", func(s *core.Service) {
 			s.Spec.Ports = append(s.Spec.Ports, core.ServicePort{Name: "again", Port: 80})
@@ -78,27 +92,38 @@ func TestService(t *testing.T) {
 			s.Spec.Ports = append(s.Spec.Ports, core.ServicePort{Name: "http", Port: 81})
 		}, portsOf, "[{http 6 80 30080}]", `spec.ports[1].name: "http" is already the name of spec.ports[0]`},
 		{"port 65535", func(s *core.Service) { s.Spec.Ports[0].Port = 65535 }, portsOf, "[{http 6 65535 30080}]", ""},
-		{"port 65536", func(s *core.Service) { s.Spec.Ports[0].Port = 65536 }, portsOf, "[]", `spec.ports[0].port: "65536" is not in 1..65535`},
-		{"port -1", func(s *core.Service) { s.Spec.Ports[0].Port = -1 }, portsOf, "[]", `spec.ports[0].port: "-1" is not in 1..65535`},
-		{"unknown protocol", func(s *core.Service) { s.Spec.Ports[0].Protocol = "tcp" }, portsOf, "[]", `spec.ports[0].protocol: "tcp" is not one of TCP, UDP, SCTP`},
+		{"port 65536", func(s *core.Service) { s.Spec.Ports[0].Port = 65536 }, portsOf, "[]",
+			`spec.ports[0].port: "65536" is not in 1..65535`},
+		{"port -1", func(s *core.Service) { s.Spec.Ports[0].Port = -1 }, portsOf, "[]",
+			`spec.ports[0].port: "-1" is not in 1..65535`},
+		{"unknown protocol", func(s *core.Service) { s.Spec.Ports[0].Protocol = "tcp" }, portsOf, "[]",
+			`spec.ports[0].protocol: "tcp" is not one of TCP, UDP, SCTP`},
 		{"no ports", func(s *core.Service) { s.Spec.Ports = nil }, portsOf, "[]", "spec.ports: is empty"},
 		{"SV-13", func(s *core.Service) { s.Spec.ExternalIPs = []string{"192.0.2.1", "x", "2001:db8::1", "192.0.2.1"} },
-			func(s *cluster.Service) any { return s.ExternalIPs }, addrList("192.0.2.1", "2001:db8::1"), `spec.externalIPs[1]: "x" is not an IP address`},
+			func(s *cluster.Service) any { return s.ExternalIPs }, addrList("192.0.2.1", "2001:db8::1"),
+			`spec.externalIPs[1]: "x" is not an IP address`},
 		{"SV-14", func(s *core.Service) {
-			s.Status.LoadBalancer.Ingress = []core.LoadBalancerIngress{{IP: "192.0.2.1"}, {IP: "192.0.2.2", IPMode: &vip}, {IP: "192.0.2.3", IPMode: &proxy}, {Hostname: "lb.example"}}
+			s.Status.LoadBalancer.Ingress = []core.LoadBalancerIngress{{IP: "192.0.2.1"},
+				{IP: "192.0.2.2", IPMode: &vip}, {IP: "192.0.2.3", IPMode: &proxy}, {Hostname: "lb.example"}}
 		}, func(s *cluster.Service) any { return s.LoadBalancerIPs }, addrList("192.0.2.1", "192.0.2.2"), ""},
 		{"SV-14 whatever the type", func(s *core.Service) {
 			s.Spec.Type = "ClusterIP"
 			s.Status.LoadBalancer.Ingress = []core.LoadBalancerIngress{{IP: "192.0.2.1"}}
 		}, func(s *cluster.Service) any { return s.LoadBalancerIPs }, addrList("192.0.2.1"), ""},
 		{"SV-15 blanks, host bits, rubbish", func(s *core.Service) {
-			s.Spec.LoadBalancerSourceRanges = []string{" 192.0.2.7/24 ", "2001:db8::/32", "192.0.2.1", "::ffff:192.0.2.0/120"}
-		}, func(s *cluster.Service) any { return fmt.Sprint(s.SourceRanges) }, "[192.0.2.0/24 2001:db8::/32]", `spec.loadBalancerSourceRanges[2]: "192.0.2.1" is not a CIDR`},
+			s.Spec.LoadBalancerSourceRanges = []string{" 192.0.2.7/24 ", "2001:db8::/32", "192.0.2.1",
+				"::ffff:192.0.2.0/120"}
+		}, func(s *cluster.Service) any {
+			return fmt.Sprint(s.SourceRanges)
+		}, "[192.0.2.0/24 2001:db8::/32]", `spec.loadBalancerSourceRanges[2]: "192.0.2.1" is not a CIDR`},
 		{"SV-17 not for ClusterIP", func(s *core.Service) { s.Spec.Type = "" }, portsOf, "[{http 6 80 0}]", ""},
-		{"SV-17 out of range", func(s *core.Service) { s.Spec.Ports[0].NodePort = 70000 }, portsOf, "[{http 6 80 0}]", `spec.ports[0].nodePort: "70000" is not in 1..65535`},
+		{"SV-17 out of range", func(s *core.Service) {
+			s.Spec.Ports[0].NodePort = 70000
+		}, portsOf, "[{http 6 80 0}]", `spec.ports[0].nodePort: "70000" is not in 1..65535`},
 		{"SV-17 twice", func(s *core.Service) {
 			s.Spec.Ports = append(s.Spec.Ports, core.ServicePort{Name: "b", Port: 81, NodePort: 30080})
-		}, portsOf, "[{http 6 80 30080} {b 6 81 0}]", `spec.ports[1].nodePort: "30080" is already the node port of spec.ports[0]`},
+		}, portsOf, "[{http 6 80 30080} {b 6 81 0}]", `spec.ports[1].nodePort: "30080" is already the node port of ` +
+			`spec.ports[0]`},
 		{"SV-18 default", func(s *core.Service) { s.Spec.SessionAffinity = "ClientIP" }, affinityOf, int32(10800), ""},
 		{"SV-18 set", func(s *core.Service) {
 			s.Spec.SessionAffinity = "ClientIP"
@@ -108,27 +133,46 @@ func TestService(t *testing.T) {
 			s.Spec.SessionAffinity = "ClientIP"
 			s.Spec.SessionAffinityConfig = timeout(86401)
 		}, affinityOf, int32(86400), `timeoutSeconds: "86401" is not in 1..86400; 86400 is used`},
-		{"SV-18 zero", func(s *core.Service) { s.Spec.SessionAffinity = "ClientIP"; s.Spec.SessionAffinityConfig = timeout(0) }, affinityOf, int32(10800), `timeoutSeconds: "0" is not in 1..86400; 10800 is used`},
-		{"SV-18 none", func(s *core.Service) { s.Spec.SessionAffinity = "None"; s.Spec.SessionAffinityConfig = timeout(5) }, affinityOf, int32(0), ""},
+		{"SV-18 zero", func(s *core.Service) {
+			s.Spec.SessionAffinity = "ClientIP"
+			s.Spec.SessionAffinityConfig = timeout(0)
+		}, affinityOf, int32(10800), `timeoutSeconds: "0" is not in 1..86400; 10800 is used`},
+		{"SV-18 none", func(s *core.Service) {
+			s.Spec.SessionAffinity = "None"
+			s.Spec.SessionAffinityConfig = timeout(5)
+		}, affinityOf, int32(0), ""},
 		{"SV-19", func(s *core.Service) {
 			local := core.ServiceInternalTrafficPolicyLocal
-			s.Spec.InternalTrafficPolicy, s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = &local, "Local", 32000
-		}, func(s *cluster.Service) any { return [2]cluster.TrafficPolicy{s.InternalPolicy, s.ExternalPolicy} }, [2]cluster.TrafficPolicy{1, 1}, ""},
+			s.Spec.InternalTrafficPolicy, s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = &local, "Local",
+				32000
+		}, func(s *cluster.Service) any {
+			return [2]cluster.TrafficPolicy{s.InternalPolicy, s.ExternalPolicy}
+		}, [2]cluster.TrafficPolicy{1, 1}, ""},
 		{"SV-19 unknown", func(s *core.Service) { s.Spec.ExternalTrafficPolicy = "Near" },
-			func(s *cluster.Service) any { return s.ExternalPolicy }, cluster.PolicyCluster, `spec.externalTrafficPolicy: "Near" is neither Cluster nor Local`},
-		{"SV-21", func(s *core.Service) { s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = "Local", 32000 }, healthCheckOf, uint16(32000), ""},
+			func(s *cluster.Service) any { return s.ExternalPolicy }, cluster.PolicyCluster,
+			`spec.externalTrafficPolicy: "Near" is neither Cluster nor Local`},
+		{"SV-21", func(s *core.Service) {
+			s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = "Local", 32000
+		}, healthCheckOf, uint16(32000), ""},
 		{"SV-21 zero", func(s *core.Service) { s.Spec.ExternalTrafficPolicy = "Local" }, healthCheckOf, uint16(0),
-			"spec.healthCheckNodePort: is missing, though externalTrafficPolicy is Local; load balancers are not told which nodes have endpoints"},
-		{"SV-21 zero in a NodePort Service", func(s *core.Service) { s.Spec.Type, s.Spec.ExternalTrafficPolicy = "NodePort", "Local" }, healthCheckOf, uint16(0), ""},
-		{"SV-21 zero with the policy Cluster", func(s *core.Service) { s.Spec.ExternalTrafficPolicy = "Cluster" }, healthCheckOf, uint16(0), ""},
-		{"SV-21 out of range", func(s *core.Service) { s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = "Local", -1 }, healthCheckOf, uint16(0),
+			"spec.healthCheckNodePort: is missing, though externalTrafficPolicy is Local; load balancers are not " +
+				"told which nodes have endpoints"},
+		{"SV-21 zero in a NodePort Service", func(s *core.Service) {
+			s.Spec.Type, s.Spec.ExternalTrafficPolicy = "NodePort", "Local"
+		}, healthCheckOf, uint16(0), ""},
+		{"SV-21 zero with the policy Cluster", func(s *core.Service) { s.Spec.ExternalTrafficPolicy = "Cluster" },
+			healthCheckOf, uint16(0), ""},
+		{"SV-21 out of range", func(s *core.Service) {
+			s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = "Local", -1
+		}, healthCheckOf, uint16(0),
 			`spec.healthCheckNodePort: "-1" is not in 1..65535`},
 		{"preserve-destination", preserve("true"), preserveOf, true, ""},
 		{"preserve-destination in capitals", preserve("TRUE"), preserveOf, true, ""},
 		{"preserve-destination off", preserve("False"), preserveOf, false, ""},
 		{"preserve-destination of nothing", preserve(""), preserveOf, false, ""},
 		{"preserve-destination unknown", preserve("yes"), preserveOf, false,
-			`Service shop/web: metadata.annotations[preserve-destination]: "yes" is neither true nor false; it counts as false`},
+			`Service shop/web: metadata.annotations[preserve-destination]: "yes" is neither true nor false; it ` +
+				`counts as false`},
 		{"preserve-destination too long", preserve(strings.Repeat("y", 1<<18)), preserveOf, false,
 			`preserve-destination]: "` + strings.Repeat("y", 64) + `" is neither true nor false`},
 		{"unknown type", func(s *core.Service) { s.Spec.Type = "Magic"; s.Spec.Ports[0].NodePort = 0 },
@@ -182,7 +226,8 @@ func TestSelected(t *testing.T) {
 	} {
 		labels := map[string]string{c.label: "", discovery.LabelServiceName: "web"}
 		svc, _ := Service(base(func(s *core.Service) { s.Labels = labels }))
-		sl, reported := Slice(&discovery.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: "s", Labels: labels}, AddressType: "IPv4"})
+		sl, reported := Slice(&discovery.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: "s", Labels: labels},
+			AddressType: "IPv4"})
 		if (svc != nil) != c.service || (sl != nil) != c.slice || len(reported) > 0 {
 			t.Errorf("%s: service %v, slice %v, told %v", c.label, svc != nil, sl != nil, reported)
 		}
@@ -205,19 +250,25 @@ func baseSlice(edit func(*discovery.EndpointSlice)) *discovery.EndpointSlice {
 func TestSlice(t *testing.T) {
 	want := &cluster.Slice{
 		Name: cluster.Name{Namespace: "shop", Name: "web-x7k2p"}, Service: cluster.Name{Namespace: "shop", Name: "web"},
-		Ports:     []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}},
-		Endpoints: cluster.EndpointsOf(cluster.Endpoint{Addr: netip.MustParseAddr("10.1.0.5"), Where: cluster.At("n1", ""), Ready: true, Serving: true}),
-		Trigger:   time.Date(2026, 11, 21, 12, 0, 0, 1, time.UTC).UnixNano(),
+		Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}},
+		Endpoints: cluster.EndpointsOf(cluster.Endpoint{Addr: netip.MustParseAddr("10.1.0.5"),
+			Where: cluster.At("n1", ""), Ready: true, Serving: true}),
+		Trigger: time.Date(2026, 11, 21, 12, 0, 0, 1, time.UTC).UnixNano(),
 	}
 	for _, c := range []struct {
 		name     string
 		edit     func(in *discovery.EndpointSlice, want *cluster.Slice)
 		reported string
 	}{
-		{"SV-31 first address, SV-32 absent conditions, SV-35 trigger", func(in *discovery.EndpointSlice, want *cluster.Slice) {}, ""},
+		{"SV-31 first address, SV-32 absent conditions, SV-35 trigger", func(in *discovery.EndpointSlice,
+			want *cluster.Slice) {
+		}, ""},
 		{"SV-32 conditions", func(in *discovery.EndpointSlice, want *cluster.Slice) {
-			in.Endpoints[0].Conditions = discovery.EndpointConditions{Ready: new(false), Serving: new(false), Terminating: new(true)}
-			want.Endpoints = want.Endpoints.Edited(func(_ int, e *cluster.Endpoint) { e.Ready, e.Serving, e.Terminating = false, false, true })
+			in.Endpoints[0].Conditions = discovery.EndpointConditions{Ready: new(false), Serving: new(false),
+				Terminating: new(true)}
+			want.Endpoints = want.Endpoints.Edited(func(_ int, e *cluster.Endpoint) {
+				e.Ready, e.Serving, e.Terminating = false, false, true
+			})
 		}, ""},
 		{"SV-30 no name", func(in *discovery.EndpointSlice, want *cluster.Slice) {
 			delete(in.Labels, discovery.LabelServiceName)
@@ -249,14 +300,17 @@ func TestSlice(t *testing.T) {
 		}, ""},
 		{"SV-33 node and zone", func(in *discovery.EndpointSlice, want *cluster.Slice) {
 			in.Endpoints[0].Zone = new("zone-a")
-			want.Endpoints = want.Endpoints.Edited(func(_ int, e *cluster.Endpoint) { e.Where = cluster.At("n1", "zone-a") })
+			want.Endpoints = want.Endpoints.Edited(func(_ int, e *cluster.Endpoint) {
+				e.Where = cluster.At("n1", "zone-a")
+			})
 		}, ""},
 		{"SV-33 neither node nor zone", func(in *discovery.EndpointSlice, want *cluster.Slice) {
 			in.Endpoints[0].NodeName, in.Endpoints[0].Zone = nil, new("")
 			want.Endpoints = want.Endpoints.Edited(func(_ int, e *cluster.Endpoint) { e.Where = cluster.At("", "") })
 		}, ""},
 		{"SV-38 hints", func(in *discovery.EndpointSlice, want *cluster.Slice) {
-			in.Endpoints[0].Hints = &discovery.EndpointHints{ForZones: []discovery.ForZone{{Name: "a"}}, ForNodes: []discovery.ForNode{{Name: "n1"}}}
+			in.Endpoints[0].Hints = &discovery.EndpointHints{ForZones: []discovery.ForZone{{Name: "a"}},
+				ForNodes: []discovery.ForNode{{Name: "n1"}}}
 			want.Endpoints = want.Endpoints.Edited(func(_ int, e *cluster.Endpoint) {
 				e.Hints = &cluster.Hints{Zones: []string{"a"}, Nodes: []string{"n1"}}
 			})
@@ -306,11 +360,13 @@ func TestCompact(t *testing.T) {
 	}
 	for what, pair := range map[string][2]string{
 		"name": {in.Name, out.Name.Name}, "namespace": {in.Namespace, out.Name.Namespace},
-		"port": {*in.Ports[0].Name, out.Ports[0].Name}, "service": {in.Labels[discovery.LabelServiceName], out.Service.Name},
+		"port": {*in.Ports[0].Name, out.Ports[0].Name}, "service": {in.Labels[discovery.LabelServiceName],
+			out.Service.Name},
 		"zone": {in.Endpoints[0].Hints.ForZones[0].Name, hints.Zones[0]},
 	} {
 		if pair[0] != pair[1] || unsafe.StringData(pair[0]) == unsafe.StringData(pair[1]) {
-			t.Errorf("%s: %q and %q, shared: %v", what, pair[0], pair[1], unsafe.StringData(pair[0]) == unsafe.StringData(pair[1]))
+			t.Errorf("%s: %q and %q, shared: %v", what, pair[0], pair[1],
+				unsafe.StringData(pair[0]) == unsafe.StringData(pair[1]))
 		}
 	}
 	if unsafe.StringData(out.Service.Name) != unsafe.StringData(out.Name.Name) {
@@ -400,7 +456,8 @@ func TestReporter(t *testing.T) {
 
 // FuzzAddr: a parsed address is one that net/netip accepts, without a zone, and is stable.
 func FuzzAddr(f *testing.F) {
-	for _, s := range []string{"10.0.0.1", "010.0.0.1", "::ffff:1.2.3.4", "fe80::1%eth0", "1.2.3.4/24", "::/0", "::ffff:1.2.3.0/120"} {
+	for _, s := range []string{"10.0.0.1", "010.0.0.1", "::ffff:1.2.3.4", "fe80::1%eth0", "1.2.3.4/24", "::/0",
+		"::ffff:1.2.3.0/120"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {

@@ -14,7 +14,8 @@ import (
 // taintToBeDeleted is how the cluster autoscaler marks a node that it is about to remove (HT-06).
 const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 
-// Node converts a Node: internal addresses before external ones, each group in the API's order (PR-03).
+// Node converts a Node: internal addresses before external ones, each group in the API's order
+// (PR-03).
 func Node(in *core.Node) (*cluster.Node, []Problem) {
 	ps := problems{kind: "Node", name: cluster.Name{Name: in.Name}}
 	out := &cluster.Node{

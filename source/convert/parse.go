@@ -7,8 +7,8 @@ import (
 	"unique"
 )
 
-// intern returns a copy of s that is shared with the equal strings interned at about the same time: there
-// are few namespaces, port names and zones.
+// intern returns a copy of s that is shared with the equal strings interned at about the same time:
+// there are few namespaces, port names and zones.
 func intern(s string) string {
 	if s == "" {
 		return ""
@@ -16,9 +16,9 @@ func intern(s string) string {
 	return unique.Make(s).Value()
 }
 
-// parseAddr reads an address as the API does. IPv4 numbers may have leading zeros and are decimal all the
-// same, since objects written so long ago are still valid; an IPv4 address inside IPv6 is the IPv4 address.
-// Addresses with a zone are not accepted.
+// parseAddr reads an address as the API does. IPv4 numbers may have leading zeros and are decimal
+// all the same, since objects written so long ago are still valid; an IPv4 address inside IPv6 is
+// the IPv4 address. Addresses with a zone are not accepted.
 func parseAddr(s string) (netip.Addr, bool) {
 	a, err := netip.ParseAddr(s)
 	if err != nil {
@@ -30,8 +30,8 @@ func parseAddr(s string) (netip.Addr, bool) {
 	return a.Unmap(), true
 }
 
-// parsePrefix reads "address/bits" with the same leniency and clears the host bits. An address without
-// bits is not accepted.
+// parsePrefix reads "address/bits" with the same leniency and clears the host bits. An address
+// without bits is not accepted.
 func parsePrefix(s string) (netip.Prefix, bool) {
 	addr, bits, ok := strings.Cut(strings.TrimSpace(s), "/")
 	if !ok {

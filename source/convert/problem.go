@@ -11,7 +11,8 @@ import (
 	"kube-proxy/cluster"
 )
 
-// ReasonIncorrectIPVersion is the reason of the Warning event for an address of the wrong family (EV-06).
+// ReasonIncorrectIPVersion is the reason of the Warning event for an address of the wrong family
+// (EV-06).
 const ReasonIncorrectIPVersion = "KubeProxyIncorrectIPVersion"
 
 // Problem is a fault in an object of the user: the fault, its place, and its effect. It is
@@ -36,7 +37,8 @@ type Problem struct {
 	Refused bool
 }
 
-// String returns the problem as one line: "shop.yaml:12: Service shop/web: spec.ports[0].port: 0 is ...".
+// String returns the problem as one line: "shop.yaml:12: Service shop/web: spec.ports[0].port: 0 is
+// ...".
 func (p Problem) String() string {
 	var b strings.Builder
 	if p.File != "" {
@@ -62,7 +64,8 @@ func (p Problem) String() string {
 	return b.String()
 }
 
-// Object returns the object's kind and name, "Service shop/web" or "Node n1"; "" if there is no object.
+// Object returns the object's kind and name, "Service shop/web" or "Node n1"; "" if there is no
+// object.
 func (p Problem) Object() string {
 	switch {
 	case p.Kind == "":
@@ -102,7 +105,8 @@ func (ps *problems) add(p Problem) {
 		ps.moreRefused = ps.moreRefused || p.Refused
 		return
 	}
-	p.Kind, p.Name = ps.kind, cluster.Name{Namespace: strings.Clone(ps.name.Namespace), Name: strings.Clone(ps.name.Name)}
+	p.Kind, p.Name = ps.kind, cluster.Name{Namespace: strings.Clone(ps.name.Namespace),
+		Name: strings.Clone(ps.name.Name)}
 	p.Value = strings.Clone(p.Value)
 	ps.list = append(ps.list, p)
 }

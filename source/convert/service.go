@@ -76,7 +76,8 @@ func Service(in *core.Service) (*cluster.Service, []Problem) {
 	case p != 0:
 		out.HealthCheckNodePort = portNumber(&ps, "spec.healthCheckNodePort", p, noHealthCheck)
 	case out.Type == cluster.TypeLoadBalancer && out.ExternalPolicy == cluster.PolicyLocal: // SV-21
-		ps.add(Problem{Field: "spec.healthCheckNodePort", What: "is missing, though externalTrafficPolicy is Local", Then: noHealthCheck})
+		ps.add(Problem{Field: "spec.healthCheckNodePort", What: "is missing, though externalTrafficPolicy is Local",
+			Then: noHealthCheck})
 	}
 	out.Ports = servicePorts(&ps, in.Spec.Ports, out.Type)
 	if len(in.Spec.Ports) == 0 && len(out.ClusterIPs) > 0 {
@@ -253,7 +254,8 @@ func preserveDestination(ps *problems, annotations map[string]string) bool {
 	case strings.EqualFold(v, "true"):
 		return true
 	case v != "" && !strings.EqualFold(v, "false"):
-		ps.add(Problem{Field: "metadata.annotations[" + AnnotationPreserveDestination + "]", Value: v[:min(len(v), 64)], // it may have 256 KiB
+		// it may have 256 KiB
+		ps.add(Problem{Field: "metadata.annotations[" + AnnotationPreserveDestination + "]", Value: v[:min(len(v), 64)],
 			What: "is neither true nor false", Then: "it counts as false"})
 	}
 	return false
@@ -283,8 +285,8 @@ func protocol(ps *problems, field string, p core.Protocol) (cluster.Protocol, bo
 	return 0, false
 }
 
-// servicePorts converts spec.ports. Of two ports with one name, or one number and protocol, the first counts
-// (SV-12). Node ports count for the types that have them (SV-17).
+// servicePorts converts spec.ports. Of two ports with one name, or one number and protocol, the
+// first counts (SV-12). Node ports count for the types that have them (SV-17).
 func servicePorts(ps *problems, in []core.ServicePort, t cluster.ServiceType) []cluster.ServicePort {
 	if len(in) == 0 {
 		return nil
@@ -303,7 +305,8 @@ func servicePorts(ps *problems, in []core.ServicePort, t cluster.ServiceType) []
 		}
 		if first, dup := seen.add(i, firstKey{"port", proto, strconv.Itoa(int(number))}); dup {
 			ps.add(Problem{Field: path(".port"), Value: strconv.Itoa(int(number)), Refused: true,
-				What: fmt.Sprintf("and its protocol are already in spec.ports[%d]", first), Then: "this port is ignored"})
+				What: fmt.Sprintf("and its protocol are already in spec.ports[%d]", first),
+				Then: "this port is ignored"})
 			continue
 		}
 		if first, dup := seen.add(i, firstKey{"name", 0, p.Name}); dup {
@@ -316,7 +319,8 @@ func servicePorts(ps *problems, in []core.ServicePort, t cluster.ServiceType) []
 			port.NodePort = portNumber(ps, path(".nodePort"), p.NodePort, "the port has no node port")
 			if first, dup := seen.add(i, firstKey{"nodePort", proto, strconv.Itoa(int(p.NodePort))}); dup {
 				ps.add(Problem{Field: path(".nodePort"), Value: strconv.Itoa(int(p.NodePort)), Refused: true,
-					What: fmt.Sprintf("is already the node port of spec.ports[%d]", first), Then: "this port has no node port"})
+					What: fmt.Sprintf("is already the node port of spec.ports[%d]", first),
+					Then: "this port has no node port"})
 				port.NodePort = 0
 			}
 		}

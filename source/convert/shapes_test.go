@@ -9,7 +9,8 @@ import (
 	"kube-proxy/test/cputest"
 )
 
-// manyAddresses is a Service that names n external IPs, as many source ranges and as many load-balancer addresses, each twice.
+// manyAddresses is a Service that names n external IPs, as many source ranges and as many
+// load-balancer addresses, each twice.
 func manyAddresses(n int) *core.Service {
 	s := &core.Service{}
 	s.Namespace, s.Name, s.Spec.ClusterIP = "shop", "web", "10.96.0.1"

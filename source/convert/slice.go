@@ -33,11 +33,13 @@ func Slice(in *discovery.EndpointSlice) (*cluster.Slice, []Problem) {
 	service := in.Labels[discovery.LabelServiceName]
 	switch {
 	case service == "":
-		ps.add(Problem{Field: "metadata.labels", What: "has no " + discovery.LabelServiceName, Then: "the slice is ignored"})
+		ps.add(Problem{Field: "metadata.labels", What: "has no " + discovery.LabelServiceName,
+			Then: "the slice is ignored"})
 	case in.AddressType == discovery.AddressTypeFQDN:
 		ps.add(Problem{Field: "addressType", Value: "FQDN", What: "is not proxied", Then: "the slice is ignored"})
 	case in.AddressType != discovery.AddressTypeIPv4 && in.AddressType != discovery.AddressTypeIPv6:
-		ps.add(Problem{Field: "addressType", Value: string(in.AddressType), What: "is neither IPv4 nor IPv6", Then: "the slice is ignored"})
+		ps.add(Problem{Field: "addressType", Value: string(in.AddressType), What: "is neither IPv4 nor IPv6",
+			Then: "the slice is ignored"})
 	}
 	if len(ps.list) > 0 {
 		return nil, ps.done()
@@ -60,8 +62,8 @@ func Slice(in *discovery.EndpointSlice) (*cluster.Slice, []Problem) {
 	return out, ps.done()
 }
 
-// slicePorts converts the ports that have a name and a number (SV-31). Of two with one name and protocol the
-// first counts.
+// slicePorts converts the ports that have a name and a number (SV-31). Of two with one name and
+// protocol the first counts.
 func slicePorts(ps *problems, in []discovery.EndpointPort) []cluster.SlicePort {
 	if len(in) == 0 {
 		return nil
@@ -100,25 +102,28 @@ func slicePorts(ps *problems, in []discovery.EndpointPort) []cluster.SlicePort {
 	return exact(out)
 }
 
-// endpoints converts the endpoints whose first address has the slice's family (SV-31, SV-34), with the
-// defaults of absent conditions (SV-32).
+// endpoints converts the endpoints whose first address has the slice's family (SV-31, SV-34), with
+// the defaults of absent conditions (SV-32).
 func endpoints(ps *problems, in []discovery.Endpoint, ipv6 bool) cluster.Endpoints {
 	out := make([]cluster.Endpoint, 0, len(in))
 	for i := range in {
 		e := &in[i]
 		if len(e.Addresses) == 0 {
-			ps.add(Problem{Field: "endpoints[" + strconv.Itoa(i) + "].addresses", What: "is empty", Then: "the endpoint is ignored"})
+			ps.add(Problem{Field: "endpoints[" + strconv.Itoa(i) + "].addresses", What: "is empty",
+				Then: "the endpoint is ignored"})
 			continue
 		}
 		path := func() string { return "endpoints[" + strconv.Itoa(i) + "].addresses[0]" }
 		a, ok := parseAddr(e.Addresses[0])
 		if !ok {
-			ps.add(Problem{Field: path(), Value: e.Addresses[0], What: "is not an IP address", Then: "the endpoint is ignored"})
+			ps.add(Problem{Field: path(), Value: e.Addresses[0], What: "is not an IP address",
+				Then: "the endpoint is ignored"})
 			continue
 		}
 		if a.Is6() != ipv6 {
 			ps.add(Problem{Field: path(), Value: e.Addresses[0], Reason: ReasonIncorrectIPVersion,
-				What: "is not an " + family(ipv6) + " address, as the addressType says", Then: "the endpoint is ignored"})
+				What: "is not an " + family(ipv6) + " address, as the addressType says",
+				Then: "the endpoint is ignored"})
 			continue
 		}
 		ep := cluster.Endpoint{

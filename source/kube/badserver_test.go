@@ -87,12 +87,14 @@ func TestGarbage(t *testing.T) {
 	for name, answer := range map[string]struct{ media, body string }{
 		"a web page":             {"text/html", "<html><body>502 Bad Gateway</body></html>"},
 		"a web page as protobuf": {"application/vnd.kubernetes.protobuf", "<html><body>502 Bad Gateway</body></html>"},
-		"JSON that is none":      {"application/json", `{"kind":"ServiceList","metadata":{"resourceVersion":"7"},"items":[{{`},
-		"truncated protobuf":     {"application/vnd.kubernetes.protobuf", protobuf[:len(protobuf)/2]},
-		"truncated JSON":         {"application/json", truncated[:len(truncated)/2]},
-		"another object":         {"application/json", `{"kind":"PodList","apiVersion":"v1","metadata":{},"items":[{"metadata":7}]}`},
-		"nothing":                {"application/json", ""},
-		"a size beyond all":      {"application/vnd.kubernetes.protobuf", "k8s\x00\x12\xff\xff\xff\xff\xff\x1f"},
+		"JSON that is none": {"application/json", `{"kind":"ServiceList","metadata":{"resourceVersion":"7"},` +
+			`"items":[{{`},
+		"truncated protobuf": {"application/vnd.kubernetes.protobuf", protobuf[:len(protobuf)/2]},
+		"truncated JSON":     {"application/json", truncated[:len(truncated)/2]},
+		"another object": {"application/json", `{"kind":"PodList","apiVersion":"v1","metadata":{},` +
+			`"items":[{"metadata":7}]}`},
+		"nothing":           {"application/json", ""},
+		"a size beyond all": {"application/vnd.kubernetes.protobuf", "k8s\x00\x12\xff\xff\xff\xff\xff\x1f"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -123,8 +125,8 @@ func TestTooManyRequests(t *testing.T) {
 	}
 }
 
-// SV-69: a server that ends each watch at once, or one that is behind a proxy which does: changes arrive,
-// one line says so, and streams are opened ever more slowly.
+// SV-69: a server that ends each watch at once, or one that is behind a proxy which does: changes
+// arrive, one line says so, and streams are opened ever more slowly.
 func TestShortWatches(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -168,7 +170,8 @@ func TestRestBetweenShortWatches(t *testing.T) {
 	})
 }
 
-// SV-68: while the leader has lost the server, the others wait: until it is back, or for longestTurn.
+// SV-68: while the leader has lost the server, the others wait: until it is back, or for
+// longestTurn.
 func TestTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newOutage(slog.New(slog.DiscardHandler), "")
@@ -239,8 +242,8 @@ func TestBookmarksOutOfOrder(t *testing.T) {
 	}
 }
 
-// SV-69: objects whose versions are no numbers, go back or are beyond all others: the last that arrived
-// counts, after a break too.
+// SV-69: objects whose versions are no numbers, go back or are beyond all others: the last that
+// arrived counts, after a break too.
 func TestLyingVersions(t *testing.T) {
 	t.Parallel()
 	for _, version := range []string{"9223372036854775807", "18446744073709551616", "zero", "", "1"} {

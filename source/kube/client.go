@@ -23,7 +23,8 @@ import (
 // newScheme knows all types that are read or sent.
 func newScheme() *runtime.Scheme {
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{core.AddToScheme, discovery.AddToScheme, networking.AddToScheme, events.AddToScheme, authorization.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{core.AddToScheme, discovery.AddToScheme, networking.AddToScheme,
+		events.AddToScheme, authorization.AddToScheme} {
 		utilruntime.Must(add(scheme)) // of constant types: this cannot fail
 	}
 	return scheme

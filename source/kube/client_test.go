@@ -20,7 +20,8 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/restclient" // has client-go's metrics registered
 )
 
-// PR-11, CF-03, CF-04: what is asked for is what the server is asked for, but for what could not be read.
+// PR-11, CF-03, CF-04: what is asked for is what the server is asked for, but for what could not be
+// read.
 func TestContentTypes(t *testing.T) {
 	t.Parallel()
 	const protobuf, json = "application/vnd.kubernetes.protobuf", "application/json"
@@ -32,7 +33,8 @@ func TestContentTypes(t *testing.T) {
 		{json, protobuf, json, protobuf + "," + json, ""},
 		{"", json + ";q=0.9, " + protobuf, protobuf, json + ";q=0.9," + protobuf, ""},
 		{"application/cbor", "", protobuf, protobuf + "," + json, "application/cbor"},
-		{"", "application/yaml,,application/cbor", protobuf, protobuf + "," + json, "application/yaml application/cbor"},
+		{"", "application/yaml,,application/cbor", protobuf, protobuf + "," + json,
+			"application/yaml application/cbor"},
 	} {
 		r := newRig(t)
 		r.api.put(testService("web", 80), testNode("n1", "192.0.2.1"))
@@ -46,7 +48,8 @@ func TestContentTypes(t *testing.T) {
 		cfg.ContentType, cfg.AcceptContentTypes = c.contentType, c.acceptTypes
 		rest, err := cfg.RESTConfig()
 		if err != nil || rest.ContentType != c.send || rest.AcceptContentTypes != c.accept {
-			t.Errorf("%q, %q: sends %q, accepts %q, %v", c.contentType, c.acceptTypes, rest.ContentType, rest.AcceptContentTypes, err)
+			t.Errorf("%q, %q: sends %q, accepts %q, %v", c.contentType, c.acceptTypes, rest.ContentType,
+				rest.AcceptContentTypes, err)
 		}
 		r.startWith(cfg)
 		r.wait("web:80 node:192.0.2.1")
@@ -58,7 +61,8 @@ func TestContentTypes(t *testing.T) {
 			}
 		})
 		reported := r.log.Lines("content types")
-		if (c.ignored != "") != (len(reported) == 1) || len(reported) == 1 && !strings.Contains(reported[0], c.ignored) {
+		if (c.ignored != "") != (len(reported) == 1) || len(reported) == 1 && !strings.Contains(reported[0],
+			c.ignored) {
 			t.Errorf("%q, %q: log %q", c.contentType, c.acceptTypes, reported)
 		}
 	}
@@ -117,7 +121,8 @@ func TestNodeAnnotation(t *testing.T) {
 			t.Errorf("%s: %d requests", c.node, requests.Load())
 		}
 	}
-	if _, err := NodeAnnotation(t.Context(), Config{Kubeconfig: "/does/not/exist", NodeName: "n1"}, name); err == nil || !strings.Contains(err.Error(), "/does/not/exist") {
+	if _, err := NodeAnnotation(t.Context(), Config{Kubeconfig: "/does/not/exist", NodeName: "n1"}, name); err == nil ||
+		!strings.Contains(err.Error(), "/does/not/exist") {
 		t.Errorf("without a kubeconfig: %v", err)
 	}
 }
@@ -158,7 +163,8 @@ func TestEnvironment(t *testing.T) {
 	}))
 	defer proxy.Close()
 	cmd := exec.Command(os.Args[0], "-test.run=^TestEnvironment$", "-test.v")
-	cmd.Env = append(os.Environ(), inside+"=http://api.example:6443", "HTTP_PROXY="+proxy.URL, "http_proxy="+proxy.URL, "NO_PROXY=", "no_proxy=")
+	cmd.Env = append(os.Environ(), inside+"=http://api.example:6443", "HTTP_PROXY="+proxy.URL, "http_proxy="+proxy.URL,
+		"NO_PROXY=", "no_proxy=")
 	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: TestEnvironment") {
 		t.Fatalf("%v\n%s", err, out)
 	}

@@ -84,10 +84,12 @@ func (c Config) restConfig() (*rest.Config, error) {
 func ofPod() (*rest.Config, error) {
 	host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
 	if host == "" || port == "" {
-		return nil, errors.New("kube: no API server: neither --kubeconfig nor --master is given, and this process is no pod of a cluster (KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set)")
+		return nil, errors.New("kube: no API server: neither --kubeconfig nor --master is given, and this process is " +
+			"no pod of a cluster (KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set)")
 	}
 	folder := inContainer("/var/run/secrets/kubernetes.io/serviceaccount")
-	out := &rest.Config{Host: "https://" + net.JoinHostPort(host, port), BearerTokenFile: filepath.Join(folder, "token")}
+	out := &rest.Config{Host: "https://" + net.JoinHostPort(host, port), BearerTokenFile: filepath.Join(folder,
+		"token")}
 	token, err := os.ReadFile(out.BearerTokenFile)
 	if err != nil {
 		return nil, fmt.Errorf("kube: read this pod's service account: %w", err)

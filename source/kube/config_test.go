@@ -56,13 +56,15 @@ func TestKubeconfigErrors(t *testing.T) {
 		t.Fatalf("the good one: %v", err)
 	}
 	// Paths in the file are relative to it.
-	if _, err := New(Config{Kubeconfig: write("relative", strings.ReplaceAll(good, dir+"/", "")), NodeName: "n1"}); err != nil {
+	if _, err := New(Config{Kubeconfig: write("relative", strings.ReplaceAll(good, dir+"/", "")),
+		NodeName: "n1"}); err != nil {
 		t.Fatalf("relative paths: %v", err)
 	}
 	// Editors of Windows end lines with CRLF, and begin a file with a mark.
 	lines := strings.ReplaceAll(strings.ReplaceAll(good, ", ", ",\n  "), "\n", "\r\n")
 	for name, text := range map[string]string{"CRLF": lines, "CRLF and mark": "\ufeff" + lines} {
-		if rest, err := (Config{Kubeconfig: write(name, text), NodeName: "n1"}).RESTConfig(); err != nil || rest.Host != "https://192.0.2.1:6443" {
+		if rest, err := (Config{Kubeconfig: write(name, text), NodeName: "n1"}).RESTConfig(); err != nil ||
+			rest.Host != "https://192.0.2.1:6443" {
 			t.Errorf("%s: %+v, %v", name, rest, err)
 		}
 	}
@@ -71,17 +73,21 @@ func TestKubeconfigErrors(t *testing.T) {
 		{"type", "clusters:\n", "clusters: 7\nold:\n", "is not a kubeconfig: "},
 		{"empty", good, "", "current-context: is not set"},
 		{"no-current", "current-context: main", "", "current-context: is not set"},
-		{"wrong-current", "current-context: main", "current-context: other", `current-context: there is no context "other"`},
+		{"wrong-current", "current-context: main", "current-context: other",
+			`current-context: there is no context "other"`},
 		{"no-cluster-name", "cluster: lab, user", "user", "contexts[main].context.cluster: is not set"},
-		{"no-cluster", "cluster: lab, user", "cluster: x, user", `contexts[main].context.cluster: there is no cluster "x"`},
+		{"no-cluster", "cluster: lab, user", "cluster: x, user",
+			`contexts[main].context.cluster: there is no cluster "x"`},
 		{"no-server", `server: "https://192.0.2.1:6443", `, "", "clusters[lab].cluster.server: is not set"},
 		{"bad-server", `"https://192.0.2.1:6443"`, `"https://a b:6443"`, "clusters[lab].cluster.server: "},
 		{"no-user", "user: proxy}", "user: x}", `contexts[main].context.user: there is no user "x"`},
 		{"no-ca-file", ca, ca + "x", "clusters[lab].cluster.certificate-authority: open " + ca + "x: no such file"},
 		{"bad-ca-file", ca, token, "clusters[lab].cluster.certificate-authority: has no certificate in PEM form"},
-		{"bad-ca-data", fmt.Sprintf("certificate-authority: %q", ca), "certificate-authority-data: AAAA", "clusters[lab].cluster.certificate-authority-data: has no certificate in PEM form"},
+		{"bad-ca-data", fmt.Sprintf("certificate-authority: %q", ca), "certificate-authority-data: AAAA",
+			"clusters[lab].cluster.certificate-authority-data: has no certificate in PEM form"},
 		{"no-token-file", token, token + "x", "users[proxy].user.tokenFile: open " + token + "x: no such file"},
-		{"no-cert-file", fmt.Sprintf("tokenFile: %q", token), "client-certificate: none, client-key: none", "users[proxy].user.client-certificate: open " + dir + "/none: no such file"},
+		{"no-cert-file", fmt.Sprintf("tokenFile: %q", token), "client-certificate: none, client-key: none",
+			"users[proxy].user.client-certificate: open " + dir + "/none: no such file"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if !strings.Contains(good, c.old) {
@@ -89,29 +95,35 @@ func TestKubeconfigErrors(t *testing.T) {
 			}
 			path := write(c.name, strings.Replace(good, c.old, c.new, 1))
 			_, err := New(Config{Kubeconfig: path, NodeName: "n1"})
-			if err == nil || !strings.HasPrefix(err.Error(), "kube: --kubeconfig "+path+": "+c.want) || strings.Contains(err.Error(), "\n") {
+			if err == nil || !strings.HasPrefix(err.Error(), "kube: --kubeconfig "+path+": "+c.want) ||
+				strings.Contains(err.Error(), "\n") {
 				t.Errorf("got  %v\nwant kube: --kubeconfig %s: %s", err, path, c.want)
 			}
 		})
 	}
 	// An error names the flag and the path (TN-86).
 	missing := filepath.Join(dir, "missing")
-	if _, err := New(Config{Kubeconfig: missing, NodeName: "n1"}); err == nil || err.Error() != "kube: --kubeconfig "+missing+": no such file or directory" {
+	if _, err := New(Config{Kubeconfig: missing, NodeName: "n1"}); err == nil || err.Error() != "kube: --kubeconfig "+
+		missing+": no such file or directory" {
 		t.Errorf("a missing file: %v", err)
 	}
 	// --master replaces the server.
-	src, err := Config{Kubeconfig: write("m", strings.Replace(good, `server: "https://192.0.2.1:6443", `, "", 1)), Master: "https://192.0.2.9"}.RESTConfig()
+	src, err := Config{Kubeconfig: write("m", strings.Replace(good, `server: "https://192.0.2.1:6443", `, "", 1)),
+		Master: "https://192.0.2.9"}.RESTConfig()
 	if err != nil || src.Host != "https://192.0.2.9" {
 		t.Errorf("--master with a kubeconfig: %v, %v", src, err)
 	}
-	if _, err := New(Config{Master: "https://a b", NodeName: "n1"}); err == nil || !strings.Contains(err.Error(), `--master "https://a b"`) {
+	if _, err := New(Config{Master: "https://a b", NodeName: "n1"}); err == nil ||
+		!strings.Contains(err.Error(), `--master "https://a b"`) {
 		t.Errorf("a bad --master: %v", err)
 	}
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
-	if _, err := New(Config{NodeName: "n1"}); err == nil || !strings.Contains(err.Error(), "neither --kubeconfig nor --master is given") {
+	if _, err := New(Config{NodeName: "n1"}); err == nil ||
+		!strings.Contains(err.Error(), "neither --kubeconfig nor --master is given") {
 		t.Errorf("neither: %v", err)
 	}
-	if _, err := New(Config{Master: "https://192.0.2.9"}); err == nil || !strings.Contains(err.Error(), "the name of this node") {
+	if _, err := New(Config{Master: "https://192.0.2.9"}); err == nil ||
+		!strings.Contains(err.Error(), "the name of this node") {
 		t.Errorf("no node name: %v", err)
 	}
 }
@@ -135,11 +147,12 @@ func certificate(t *testing.T, host string) ([]byte, tls.Certificate) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), tls.Certificate{Certificate: [][]byte{der},
+		PrivateKey: key}
 }
 
-// CF-02: a server with a certificate of another host, or of another authority: one clear message. With the right
-// certificate a token is sent, and one that was replaced in its file is used.
+// CF-02: a server with a certificate of another host, or of another authority: one clear message.
+// With the right certificate a token is sent, and one that was replaced in its file is used.
 func TestCredentials(t *testing.T) {
 	rightPEM, right := certificate(t, "127.0.0.1")
 	otherHostPEM, otherHost := certificate(t, "another.example")
@@ -193,8 +206,8 @@ func TestCredentials(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(dir, "token"), []byte("good"), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			// client-go reads a token file once a minute; it is the store's state that counts here, so the
-			// source is started anew instead of waiting.
+			// client-go reads a token file once a minute; it is the store's state that counts here,
+			// so the source is started anew instead of waiting.
 			again := newRig(t)
 			cfg.Log = nil
 			again.startWith(cfg)
@@ -203,7 +216,8 @@ func TestCredentials(t *testing.T) {
 	}
 }
 
-// How many requests a second, and how many at once, is what was asked for; 0 and less are no bound (CF-05, CF-06).
+// How many requests a second, and how many at once, is what was asked for; 0 and less are no bound
+// (CF-05, CF-06).
 func TestRequestRate(t *testing.T) {
 	for _, c := range []struct{ asked, want float32 }{{5, 5}, {0.5, 0.5}, {0, -1}, {-2, -2}} {
 		got, err := Config{Master: "http://127.0.0.1:1", QPS: c.asked, Burst: 7}.RESTConfig()
@@ -216,15 +230,19 @@ func TestRequestRate(t *testing.T) {
 	}
 }
 
-// In a HostProcess container of Windows the service account, and a kubeconfig without a drive, are below the folder of the container (WN-24).
+// In a HostProcess container of Windows the service account, and a kubeconfig without a drive, are
+// below the folder of the container (WN-24).
 func TestHostProcessContainer(t *testing.T) {
 	root := t.TempDir()
 	ca, _ := certificate(t, "192.0.2.1")
 	for name, text := range map[string][]byte{
-		"var/run/secrets/kubernetes.io/serviceaccount/token": []byte("secret"), "var/run/secrets/kubernetes.io/serviceaccount/ca.crt": ca,
-		"etc/kubeconfig": []byte(`{clusters: [{name: c, cluster: {server: "https://192.0.2.2"}}], contexts: [{name: x, context: {cluster: c}}], current-context: x}`),
+		"var/run/secrets/kubernetes.io/serviceaccount/token":  []byte("secret"),
+		"var/run/secrets/kubernetes.io/serviceaccount/ca.crt": ca,
+		"etc/kubeconfig": []byte(`{clusters: [{name: c, cluster: {server: "https://192.0.2.2"}}], contexts: [{name: ` +
+			`x, context: {cluster: c}}], current-context: x}`),
 	} {
-		if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(root, name)), 0o755), os.WriteFile(filepath.Join(root, name), text, 0o600)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(root, name)), 0o755),
+			os.WriteFile(filepath.Join(root, name), text, 0o600)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -232,23 +250,27 @@ func TestHostProcessContainer(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_PORT", "6443")
 	t.Setenv("CONTAINER_SANDBOX_MOUNT_POINT", root)
 	got, err := Config{NodeName: "n1"}.RESTConfig()
-	if err != nil || got.Host != "https://192.0.2.1:6443" || got.BearerToken != "secret" || !strings.HasPrefix(got.BearerTokenFile, root) || !strings.HasPrefix(got.CAFile, root) {
+	if err != nil || got.Host != "https://192.0.2.1:6443" || got.BearerToken != "secret" ||
+		!strings.HasPrefix(got.BearerTokenFile, root) || !strings.HasPrefix(got.CAFile, root) {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if got, err := (Config{Kubeconfig: "/etc/kubeconfig", NodeName: "n1"}).RESTConfig(); err != nil || got.Host != "https://192.0.2.2" {
+	if got, err := (Config{Kubeconfig: "/etc/kubeconfig", NodeName: "n1"}).RESTConfig(); err != nil ||
+		got.Host != "https://192.0.2.2" {
 		t.Errorf("a kubeconfig of the container: %+v, %v", got, err)
 	}
 	if got := inContainer("C:/k/config"); got != "C:/k/config" {
 		t.Errorf("a file of the node is taken to be %s", got)
 	}
-	if err := os.WriteFile(filepath.Join(root, "var/run/secrets/kubernetes.io/serviceaccount/ca.crt"), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(root, "var/run/secrets/kubernetes.io/serviceaccount/ca.crt"), nil,
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := (Config{NodeName: "n1"}).RESTConfig(); err != nil || got.CAFile != "" {
 		t.Errorf("without a certificate: %+v, %v", got, err)
 	}
 	t.Setenv("CONTAINER_SANDBOX_MOUNT_POINT", filepath.Join(root, "none"))
-	if _, err := (Config{NodeName: "n1"}).RESTConfig(); err == nil || !strings.Contains(err.Error(), "read this pod's service account") {
+	if _, err := (Config{NodeName: "n1"}).RESTConfig(); err == nil ||
+		!strings.Contains(err.Error(), "read this pod's service account") {
 		t.Errorf("no token: %v", err)
 	}
 }

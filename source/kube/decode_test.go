@@ -46,7 +46,8 @@ func TestDecoderIsTheFactorys(t *testing.T) {
 				a, aerr := runtime.Decode(base, data[:n])
 				b, berr := runtime.Decode(ours, data[:n])
 				if fmt.Sprint(aerr) != fmt.Sprint(berr) || aerr == nil && !equal(a, b) {
-					t.Fatalf("json %t: the first %d of %d bytes: %+v, %v; want %+v, %v", json, n, len(data), b, berr, a, aerr)
+					t.Fatalf("json %t: the first %d of %d bytes: %+v, %v; want %+v, %v", json, n, len(data), b, berr, a,
+						aerr)
 				}
 				if n == len(data) {
 					before, want = append(before, b), append(want, a)

@@ -23,14 +23,16 @@ func conflictIn(namespace string, i int) event.Event {
 	return event.ContestedKey(namespace+"/web", "shop/old", fmt.Sprint("nodeport:", i, "/tcp"), "is older", 0)
 }
 
-// TN-06: namespaces that flood delay the event of a stranger, or of the Node, by one event each, and never displace it.
-// With 200 series each they are far more than the Publisher remembers; told again before the end, all of them wait.
+// TN-06: namespaces that flood delay the event of a stranger, or of the Node, by one event each,
+// and never displace it. With 200 series each they are far more than the Publisher remembers; told
+// again before the end, all of them wait.
 func TestFloodOfEvents(t *testing.T) {
 	t.Parallel()
 	const namespaces = 10
 	for _, each := range []int{40, 200} {
 		s := newEventServer(t)
-		p, err := newPublisher(Config{Master: s.http.URL, NodeName: "n1", Log: slog.New(slog.DiscardHandler)}, patient())
+		p, err := newPublisher(Config{Master: s.http.URL, NodeName: "n1", Log: slog.New(slog.DiscardHandler)},
+			patient())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -60,7 +62,8 @@ func TestFloodOfEvents(t *testing.T) {
 		}
 		for _, namespace := range []string{"stranger", "default"} {
 			if place := places[namespace]; place == 0 || place > namespaces+2 {
-				t.Errorf("%d series in each of %d namespaces: the event in %s is number %d of %d", each, namespaces, namespace, place, len(s.names))
+				t.Errorf("%d series in each of %d namespaces: the event in %s is number %d of %d", each, namespaces,
+					namespace, place, len(s.names))
 			}
 		}
 		sent := uint64(0)
@@ -75,8 +78,9 @@ func TestFloodOfEvents(t *testing.T) {
 	}
 }
 
-// TN-87: namespaces whose events the API server refuses for now, as a limit or a quota of theirs does, wait for themselves. An event
-// about a stranger or the Node is sent at once, however often it happens; that the server cannot be reached is nobody's own.
+// TN-87: namespaces whose events the API server refuses for now, as a limit or a quota of theirs
+// does, wait for themselves. An event about a stranger or the Node is sent at once, however often
+// it happens; that the server cannot be reached is nobody's own.
 func TestRefusedNamespaces(t *testing.T) {
 	t.Parallel()
 	s := newEventServer(t)
@@ -124,7 +128,8 @@ func TestRefusedNamespaces(t *testing.T) {
 	if len(s.names) != 6+90 || r.Dropped() != 0 {
 		t.Errorf("%d events sent and %d dropped, want 96 and none", len(s.names), r.Dropped())
 	}
-	for err, want := range map[error]bool{fmt.Errorf("post: %w", context.DeadlineExceeded): false, apierrors.NewTimeoutError("slow", 1): false,
+	for err, want := range map[error]bool{fmt.Errorf("post: %w", context.DeadlineExceeded): false,
+		apierrors.NewTimeoutError("slow", 1):         false,
 		fmt.Errorf("dial: %w", syscall.ECONNREFUSED): true, io.ErrUnexpectedEOF: true} {
 		if unreachable(err) != want {
 			t.Errorf("unreachable(%v) is %v", err, !want)
@@ -132,7 +137,8 @@ func TestRefusedNamespaces(t *testing.T) {
 	}
 }
 
-// TN-06: series that the API server knows and that wait for their next PATCH make room for a stranger's, too.
+// TN-06: series that the API server knows and that wait for their next PATCH make room for a
+// stranger's, too.
 func TestFloodOfRepetitions(t *testing.T) {
 	t.Parallel()
 	s := newEventServer(t)
@@ -159,14 +165,15 @@ func TestFloodOfRepetitions(t *testing.T) {
 	}
 }
 
-// TN-06: whatever is told, sent, refused and repeated, in any order, each series is counted once and waits at most
-// once; the memory is bounded, and nothing gets lost uncounted.
+// TN-06: whatever is told, sent, refused and repeated, in any order, each series is counted once
+// and waits at most once; the memory is bounded, and nothing gets lost uncounted.
 func TestRandomTurns(t *testing.T) {
 	t.Parallel()
 	s := newEventServer(t)
 	maxBatchWeight := quick
 	maxBatchWeight.gapFirst, maxBatchWeight.gapLast = 0, 0
-	p, err := newPublisher(Config{Master: s.http.URL, NodeName: "n1", Log: slog.New(slog.DiscardHandler)}, maxBatchWeight)
+	p, err := newPublisher(Config{Master: s.http.URL, NodeName: "n1", Log: slog.New(slog.DiscardHandler)},
+		maxBatchWeight)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -134,11 +134,13 @@ func newPublisher(cfg Config, maxBatchWeight maxBatchWeight) (*Publisher, error)
 	}
 	return &Publisher{
 		log: cfg.Log, server: config.Host, instance: cut(controller+"-"+cfg.NodeName, maxInstance),
-		maxBatchWeight: maxBatchWeight, limit: flowcontrol.NewTokenBucketRateLimiter(maxBatchWeight.perSecond, maxBatchWeight.burst),
+		maxBatchWeight: maxBatchWeight, limit: flowcontrol.NewTokenBucketRateLimiter(maxBatchWeight.perSecond,
+			maxBatchWeight.burst),
 		events:  clients[0],
 		clients: map[string]rest.Interface{event.KindService: clients[1], event.KindEndpointSlice: clients[2]},
-		wake:    make(chan struct{}, 1), series: map[event.Event]*series{}, reported: map[string]bool{}, paused: map[string]pause{},
-		held: map[string]int{}, queues: map[string][]*series{}, drops: ratelimit.New(cfg.Log, "events were not sent"),
+		wake:    make(chan struct{}, 1), series: map[event.Event]*series{}, reported: map[string]bool{},
+		paused: map[string]pause{},
+		held:   map[string]int{}, queues: map[string][]*series{}, drops: ratelimit.New(cfg.Log, "events were not sent"),
 	}, nil
 }
 
@@ -174,7 +176,8 @@ func (p *Publisher) Publish(e event.Event) {
 			p.dropped++
 			return
 		}
-		s = &series{event: e, name: objectName(e.Regarding.Name), uid: e.Regarding.UID, first: now, gap: p.maxBatchWeight.gapFirst}
+		s = &series{event: e, name: objectName(e.Regarding.Name), uid: e.Regarding.UID, first: now,
+			gap: p.maxBatchWeight.gapFirst}
 		p.series[key] = s
 		p.held[namespace]++
 		p.due(s, now)

@@ -26,7 +26,8 @@ import (
 
 // quick is a pace for tests. Repetitions are not sent before the end unless a test asks for it.
 var quick = maxBatchWeight{
-	retryFirst: 5 * time.Millisecond, retryLast: 40 * time.Millisecond, giveUp: time.Hour, refused: 50 * time.Millisecond,
+	retryFirst: 5 * time.Millisecond, retryLast: 40 * time.Millisecond, giveUp: time.Hour,
+	refused:  50 * time.Millisecond,
 	gapFirst: time.Hour, gapLast: time.Hour, forget: time.Hour,
 	request: 5 * time.Second, flush: time.Second, perSecond: 1000, burst: 1000,
 }
@@ -86,8 +87,8 @@ func (r *publisherRig) waitFor(s *eventServer, want string) {
 
 var errBusy = errors.New("address already in use")
 
-// EV-01, EV-05, EV-06: what an event looks like at the API server. The UID of a Node is its name; that of
-// another object is asked for.
+// EV-01, EV-05, EV-06: what an event looks like at the API server. The UID of a Node is its name;
+// that of another object is asked for.
 func TestPublish(t *testing.T) {
 	t.Parallel()
 	for _, contentType := range []string{"", "application/json", "application/vnd.kubernetes.protobuf"} {
@@ -97,20 +98,26 @@ func TestPublish(t *testing.T) {
 		r := startPublisher(t, s.http.URL, quick, func(c *Config) { c.ContentType = contentType })
 		r.Publish(event.Starting("n1"))
 		r.Publish(event.FailedToStartServiceHealthcheck("shop/web", "n1", 31000, errBusy))
-		problem := convert.Problem{Kind: "EndpointSlice", Name: cluster.Name{Namespace: "shop", Name: "web-x7"}, Field: "endpoints[0].addresses[0]",
+		problem := convert.Problem{Kind: "EndpointSlice", Name: cluster.Name{Namespace: "shop", Name: "web-x7"},
+			Field: "endpoints[0].addresses[0]",
 			Value: "fd00::1", What: "is not an IPv4 address", Reason: convert.ReasonIncorrectIPVersion}
 		e, ok := ProblemEvent(problem)
 		if !ok {
 			t.Fatal("no event for EV-06")
 		}
 		r.Publish(e)
-		r.Publish(event.NodePortInUse("shop/gone:http", "n1", 30080, "tcp", netip.MustParseAddrPort("0.0.0.0:30080"), false))
+		r.Publish(event.NodePortInUse("shop/gone:http", "n1", 30080, "tcp", netip.MustParseAddrPort("0.0.0.0:30080"),
+			false))
 		r.waitFor(s, `Starting Node n1 "n1" 1; FailedToStartServiceHealthcheck Service web "uid-of-web" 1; `+
-			`KubeProxyIncorrectIPVersion EndpointSlice web-x7 "uid-of-slice" 1; KubeProxyNodePortInUse Service gone "" 1`)
+			`KubeProxyIncorrectIPVersion EndpointSlice web-x7 "uid-of-slice" 1; KubeProxyNodePortInUse Service gone `+
+			`"" 1`)
 		got := s.events[s.names[1]]
-		if got.Action != "Listen" || got.Type != "Warning" || got.ReportingController != "kube-proxy" || got.ReportingInstance != "kube-proxy-n1" ||
-			got.Regarding.APIVersion != "v1" || got.Regarding.Namespace != "shop" || got.Namespace != "shop" || got.Series != nil ||
-			got.Note != "node n1 cannot serve the Service's health check on port 31000: address already in use" || time.Since(got.EventTime.Time) > time.Minute {
+		if got.Action != "Listen" || got.Type != "Warning" || got.ReportingController != "kube-proxy" ||
+			got.ReportingInstance != "kube-proxy-n1" ||
+			got.Regarding.APIVersion != "v1" || got.Regarding.Namespace != "shop" || got.Namespace != "shop" ||
+			got.Series != nil ||
+			got.Note != "node n1 cannot serve the Service's health check on port 31000: address already in use" ||
+			time.Since(got.EventTime.Time) > time.Minute {
 			t.Errorf("%+v", got)
 		}
 		if got := s.events[s.names[2]].Regarding.APIVersion; got != "discovery.k8s.io/v1" {
@@ -139,7 +146,8 @@ func patient() maxBatchWeight {
 	return p
 }
 
-// A saboteur who undoes our rules all the time makes one event, whose series is updated ever more rarely.
+// A saboteur who undoes our rules all the time makes one event, whose series is updated ever more
+// rarely.
 func TestSeries(t *testing.T) {
 	t.Parallel()
 	s := newEventServer(t)
@@ -167,8 +175,8 @@ func TestSeries(t *testing.T) {
 	}
 }
 
-// A Service that was deleted and made again has another UID, by which kubectl describe finds its events: it gets an event
-// of its own, and the one before keeps its count.
+// A Service that was deleted and made again has another UID, by which kubectl describe finds its
+// events: it gets an event of its own, and the one before keeps its count.
 func TestSeriesOfNewObject(t *testing.T) {
 	t.Parallel()
 	s := newEventServer(t)
@@ -183,18 +191,22 @@ func TestSeriesOfNewObject(t *testing.T) {
 	r.waitFor(s, `FailedToStartServiceHealthcheck Service web "first" 2`)
 	s.set(func() { s.uids["services shop/web"] = "second" })
 	happens()
-	r.waitFor(s, `FailedToStartServiceHealthcheck Service web "first" 2; FailedToStartServiceHealthcheck Service web "second" 1`)
+	r.waitFor(s, `FailedToStartServiceHealthcheck Service web "first" 2; FailedToStartServiceHealthcheck Service web `+
+		`"second" 1`)
 	happens()
-	r.waitFor(s, `FailedToStartServiceHealthcheck Service web "first" 2; FailedToStartServiceHealthcheck Service web "second" 2`)
+	r.waitFor(s, `FailedToStartServiceHealthcheck Service web "first" 2; FailedToStartServiceHealthcheck Service web `+
+		`"second" 2`)
 	s.set(func() { delete(s.uids, "services shop/web") }) // who is gone, has its repetitions told as before
 	happens()
-	r.waitFor(s, `FailedToStartServiceHealthcheck Service web "first" 2; FailedToStartServiceHealthcheck Service web "second" 3`)
+	r.waitFor(s, `FailedToStartServiceHealthcheck Service web "first" 2; FailedToStartServiceHealthcheck Service web `+
+		`"second" 3`)
 	if r.Dropped() != 0 {
 		t.Errorf("%d dropped", r.Dropped())
 	}
 }
 
-// A series that the API server has forgotten is created again, under another name, and goes on counting.
+// A series that the API server has forgotten is created again, under another name, and goes on
+// counting.
 func TestSeriesForgotten(t *testing.T) {
 	t.Parallel()
 	s := newEventServer(t)
@@ -228,8 +240,8 @@ func TestSeriesOver(t *testing.T) {
 	r.waitFor(s, one+"; "+one)
 }
 
-// While the API server is away nothing blocks, and what happened comes once it answers; an answer that got
-// lost makes no second event.
+// While the API server is away nothing blocks, and what happened comes once it answers; an answer
+// that got lost makes no second event.
 func TestServerAway(t *testing.T) {
 	t.Parallel()
 	s := newEventServer(t)
@@ -259,7 +271,8 @@ func TestServerAway(t *testing.T) {
 	}
 }
 
-// Patience has an end: what is too old is dropped and counted, and the first success says how much was lost.
+// Patience has an end: what is too old is dropped and counted, and the first success says how much
+// was lost.
 func TestGivesUp(t *testing.T) {
 	t.Parallel()
 	s := newEventServer(t)
@@ -342,14 +355,15 @@ func TestRejected(t *testing.T) {
 		if refusal == terminating {
 			want = 1
 		}
-		if lines := r.log.Lines(""); len(lines) != want || len(r.log.Lines(`msg="events were not sent" dropped=1`)) != 1 {
+		if lines := r.log.Lines(""); len(lines) != want ||
+			len(r.log.Lines(`msg="events were not sent" dropped=1`)) != 1 {
 			t.Errorf("%d: log %q", i, lines)
 		}
 	}
 }
 
-// Whatever happens, memory has a bound, what is beyond it is counted, and what is silent for longest gives
-// way to what is new.
+// Whatever happens, memory has a bound, what is beyond it is counted, and what is silent for
+// longest gives way to what is new.
 func TestTooMany(t *testing.T) {
 	t.Parallel()
 	s := newEventServer(t)
@@ -424,8 +438,8 @@ func TestRate(t *testing.T) {
 	}
 }
 
-// At the end what is waiting is still sent, but a server that hangs does not hold the process up. No
-// goroutine is left.
+// At the end what is waiting is still sent, but a server that hangs does not hold the process up.
+// No goroutine is left.
 func TestFlush(t *testing.T) {
 	s := newEventServer(t)
 	before := runtime.NumGoroutine()
@@ -468,7 +482,8 @@ func TestOddNames(t *testing.T) {
 		return len(s.names) == 4
 	})
 	for _, name := range s.names {
-		if e := s.events[name]; len(e.Name) > 253 || e.Reason == "FailedToStartMetricServer" && !strings.HasSuffix(e.Note, "ü…") ||
+		if e := s.events[name]; len(e.Name) > 253 || e.Reason == "FailedToStartMetricServer" &&
+			!strings.HasSuffix(e.Note, "ü…") ||
 			e.Reason == "readOnlySysFS" && !strings.HasSuffix(e.Note, ":  what is no text") {
 			t.Errorf("%+v", e)
 		}

@@ -149,9 +149,9 @@ func (s *series) api() *events.EventSeries {
 // micro is a time as precise as the API takes it.
 func micro(t time.Time) metav1.MicroTime { return metav1.NewMicroTime(t.Truncate(time.Microsecond)) }
 
-// inspectUp asks for the UID of an object, by which kubectl describe finds an object's events. A proxy
-// may list Services and slices but not get them. "" if it cannot be had: the event is worth sending
-// all the same.
+// inspectUp asks for the UID of an object, by which kubectl describe finds an object's events. A
+// proxy may list Services and slices but not get them. "" if it cannot be had: the event is worth
+// sending all the same.
 func (p *Publisher) inspectUp(ctx context.Context, o event.Object) string {
 	client := p.clients[o.Kind]
 	if client == nil {

@@ -93,7 +93,8 @@ func (s *eventServer) create(body []byte, namespace string) (any, *metav1.Status
 		switch {
 		case e.Namespace != namespace || e.Name == "":
 			return "metadata"
-		case e.Regarding.Namespace == "" && namespace != "default", e.Regarding.Namespace != "" && e.Regarding.Namespace != namespace:
+		case e.Regarding.Namespace == "" && namespace != "default", e.Regarding.Namespace != "" &&
+			e.Regarding.Namespace != namespace:
 			return "involvedObject.namespace"
 		case e.EventTime.IsZero() || e.EventTime.Nanosecond()%1000 != 0:
 			return "eventTime"
@@ -127,7 +128,8 @@ func (s *eventServer) patch(contentType string, body []byte, key string) (any, *
 		return nil, failure(404, metav1.StatusReasonNotFound, key+" not found")
 	}
 	var p struct{ Series *events.EventSeries }
-	if err := json.Unmarshal(body, &p); err != nil || p.Series == nil || p.Series.Count < 2 || contentType != "application/strategic-merge-patch+json" {
+	if err := json.Unmarshal(body, &p); err != nil || p.Series == nil || p.Series.Count < 2 ||
+		contentType != "application/strategic-merge-patch+json" {
 		return nil, failure(422, metav1.StatusReasonInvalid, contentType+": "+string(body))
 	}
 	e.Series = p.Series
@@ -163,7 +165,8 @@ func (s *eventServer) said() string {
 		if e.Series != nil {
 			count = e.Series.Count
 		}
-		out = append(out, fmt.Sprintf("%s %s %s %q %d", e.Reason, e.Regarding.Kind, e.Regarding.Name, e.Regarding.UID, count))
+		out = append(out, fmt.Sprintf("%s %s %s %q %d", e.Reason, e.Regarding.Kind, e.Regarding.Name, e.Regarding.UID,
+			count))
 	}
 	return strings.Join(out, "; ")
 }

@@ -26,8 +26,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// apiServer is an API server of a few hundred lines: four resources, LIST in pages, WATCH, streaming lists,
-// bookmarks, protobuf and JSON, and what can go wrong with each.
+// apiServer is an API server of a few hundred lines: four resources, LIST in pages, WATCH,
+// streaming lists, bookmarks, protobuf and JSON, and what can go wrong with each.
 type apiServer struct {
 	t    testing.TB
 	addr string
@@ -63,7 +63,8 @@ type change struct {
 }
 
 func newAPIServer(t testing.TB) *apiServer {
-	s := &apiServer{t: t, rv: 100, watchList: true, changed: make(chan struct{}), objects: map[string]map[string]apiObject{}}
+	s := &apiServer{t: t, rv: 100, watchList: true, changed: make(chan struct{}),
+		objects: map[string]map[string]apiObject{}}
 	s.up()
 	t.Cleanup(s.down)
 	return s
@@ -273,10 +274,12 @@ func (s *apiServer) refusal(r *http.Request) *metav1.Status {
 	case err != nil && r.FormValue("resourceVersion") != "":
 		return failure(400, metav1.StatusReasonBadRequest, "invalid resource version")
 	case r.FormValue("sendInitialEvents") == "true" && !s.watchList:
-		return failure(422, metav1.StatusReasonInvalid, "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled")
+		return failure(422, metav1.StatusReasonInvalid, "sendInitialEvents is forbidden for watch unless the "+
+			"WatchList feature gate is enabled")
 	case future && (r.FormValue("watch") == "" || r.FormValue("sendInitialEvents") == "true" || !s.silent):
 		status := failure(504, metav1.StatusReasonTimeout, "Too large resource version")
-		status.Details = &metav1.StatusDetails{Causes: []metav1.StatusCause{{Type: metav1.CauseTypeResourceVersionTooLarge}}}
+		status.Details = &metav1.StatusDetails{
+			Causes: []metav1.StatusCause{{Type: metav1.CauseTypeResourceVersionTooLarge}}}
 		return status
 	case r.FormValue("watch") != "" && r.FormValue("sendInitialEvents") == "" && rv > 0 && rv < s.compacted:
 		return failure(410, metav1.StatusReasonExpired, "too old resource version")
@@ -355,11 +358,13 @@ func newList(plural string) runtime.Object {
 	case "services":
 		return &core.ServiceList{TypeMeta: metav1.TypeMeta{Kind: "ServiceList", APIVersion: "v1"}}
 	case "endpointslices":
-		return &discovery.EndpointSliceList{TypeMeta: metav1.TypeMeta{Kind: "EndpointSliceList", APIVersion: "discovery.k8s.io/v1"}}
+		return &discovery.EndpointSliceList{TypeMeta: metav1.TypeMeta{Kind: "EndpointSliceList",
+			APIVersion: "discovery.k8s.io/v1"}}
 	case "nodes":
 		return &core.NodeList{TypeMeta: metav1.TypeMeta{Kind: "NodeList", APIVersion: "v1"}}
 	}
-	return &networking.ServiceCIDRList{TypeMeta: metav1.TypeMeta{Kind: "ServiceCIDRList", APIVersion: "networking.k8s.io/v1"}}
+	return &networking.ServiceCIDRList{TypeMeta: metav1.TypeMeta{Kind: "ServiceCIDRList",
+		APIVersion: "networking.k8s.io/v1"}}
 }
 
 func newObject(plural string) apiObject {
@@ -407,7 +412,8 @@ func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
 	s.mu.Unlock()
 	if r.FormValue("sendInitialEvents") == "true" && noStorage {
 		raw, err := runtime.Encode(info.Serializer, failure(500, metav1.StatusReasonInternalError,
-			"a watch stream was requested by the client but the required storage feature RequestWatchProgress is disabled"))
+			"a watch stream was requested by the client but the required storage feature RequestWatchProgress is "+
+				"disabled"))
 		if err != nil {
 			panic(err)
 		}

@@ -17,7 +17,8 @@ func TestClientLogIsQuiet(t *testing.T) {
 		log.Info("news")
 		log.V(4).Info("details")
 		log.V(5).Info("more than anybody wants")
-		if got := strings.Count(out.String(), "level=DEBUG msg=\"client-go: "); got != want || strings.Count(out.String(), "\n") != want {
+		if got := strings.Count(out.String(), "level=DEBUG msg=\"client-go: "); got != want ||
+			strings.Count(out.String(), "\n") != want {
 			t.Errorf("at level %v: %d lines, want %d:\n%s", level, got, want, out.String())
 		}
 	}

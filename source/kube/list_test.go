@@ -33,13 +33,15 @@ func decodeNames(in io.Reader) (metav1.ListMeta, string, error) {
 	return meta, strings.Join(names, " "), err
 }
 
-// Lists in both encodings are decoded, whatever pieces they arrive in; one that ends early is an error.
+// Lists in both encodings are decoded, whatever pieces they arrive in; one that ends early is an
+// error.
 func TestDecodeList(t *testing.T) {
 	for _, json := range []bool{true, false} {
 		for _, names := range []string{"", "a", "a b c"} {
 			data := encoded(t, json, strings.Fields(names)...)
 			meta, got, err := decodeNames(iotest.OneByteReader(bytes.NewReader(data)))
-			if err != nil || got != names || meta.ResourceVersion != "77" || meta.Continue != "more" || *meta.RemainingItemCount != 5 {
+			if err != nil || got != names || meta.ResourceVersion != "77" || meta.Continue != "more" ||
+				*meta.RemainingItemCount != 5 {
 				t.Errorf("json=%v %q: got %q, %+v, %v", json, names, got, meta, err)
 			}
 			end := len(bytes.TrimSpace(data))
@@ -50,13 +52,14 @@ func TestDecodeList(t *testing.T) {
 			}
 		}
 	}
-	if _, _, err := decodeNames(strings.NewReader("<html>")); err == nil || !strings.HasPrefix(err.Error(), "kube: decode the list of services: ") {
+	if _, _, err := decodeNames(strings.NewReader("<html>")); err == nil ||
+		!strings.HasPrefix(err.Error(), "kube: decode the list of services: ") {
 		t.Errorf("a web page: %v", err)
 	}
 }
 
-// wholeFields reports whether the cut is after the list itself, between the two empty fields that end the
-// protobuf envelope.
+// wholeFields reports whether the cut is after the list itself, between the two empty fields that
+// end the protobuf envelope.
 func wholeFields(data []byte, n int, json bool) bool {
 	const envelopeEnd = "\x1a\x00\x22\x00" // contentEncoding and contentType, both empty
 	return !json && bytes.HasSuffix(data, []byte(envelopeEnd)) && len(data)-n <= len(envelopeEnd)

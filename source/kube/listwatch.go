@@ -144,7 +144,8 @@ func (l *listWatch) list(ctx context.Context, opts metav1.ListOptions) (runtime.
 	before := l.progress.all()
 	list, err := l.read(ctx, opts)
 	if err == nil && number(list.ResourceVersion) == 0 {
-		err = fmt.Errorf("kube: list %s: the API server sent resource version %q", l.resource.plural, list.ResourceVersion)
+		err = fmt.Errorf("kube: list %s: the API server sent resource version %q", l.resource.plural,
+			list.ResourceVersion)
 	}
 	if err != nil {
 		return nil, l.failed(ctx, err)
@@ -374,7 +375,8 @@ func (s *stream) convert(ctx context.Context, ev watch.Event) watch.Event {
 	version := number(object.GetResourceVersion())
 	if version == 0 && (!s.initial || ev.Type == watch.Bookmark) { // the Reflector would ask for it for ever
 		s.set(&s.forget, true)
-		s.failed(ctx, fmt.Errorf("kube: watch %s: the API server sent resource version %q", s.resource.plural, object.GetResourceVersion()))
+		s.failed(ctx, fmt.Errorf("kube: watch %s: the API server sent resource version %q", s.resource.plural,
+			object.GetResourceVersion()))
 		status := apierrors.NewResourceExpired("no resource version").Status()
 		return watch.Event{Type: watch.Error, Object: &status}
 	}

@@ -21,8 +21,10 @@ import (
 
 // Requests are all that this package asks of an API server, as "verb group/resource".
 var Requests = []string{
-	"list /services", "watch /services", "list discovery.k8s.io/endpointslices", "watch discovery.k8s.io/endpointslices",
-	"get /nodes", "list /nodes", "watch /nodes", "list networking.k8s.io/servicecidrs", "watch networking.k8s.io/servicecidrs",
+	"list /services", "watch /services", "list discovery.k8s.io/endpointslices",
+	"watch discovery.k8s.io/endpointslices",
+	"get /nodes", "list /nodes", "watch /nodes", "list networking.k8s.io/servicecidrs",
+	"watch networking.k8s.io/servicecidrs",
 	"create events.k8s.io/events", "patch events.k8s.io/events",
 }
 
@@ -62,7 +64,8 @@ func Look(ctx context.Context, cfg Config) Looked {
 	if l.Version, l.Ahead, l.Err = version(ctx, config); l.Err != nil {
 		return l
 	}
-	clients, err := Clients(config, core.SchemeGroupVersion, networking.SchemeGroupVersion, authorization.SchemeGroupVersion)
+	clients, err := Clients(config, core.SchemeGroupVersion, networking.SchemeGroupVersion,
+		authorization.SchemeGroupVersion)
 	if err != nil {
 		l.Err = err
 		return l
@@ -164,7 +167,8 @@ func (l *Looked) rights(ctx context.Context, client rest.Interface) {
 		review := &authorization.SelfSubjectAccessReview{Spec: authorization.SelfSubjectAccessReviewSpec{
 			ResourceAttributes: &authorization.ResourceAttributes{Verb: verb, Group: group, Resource: resource}}}
 		var answer authorization.SelfSubjectAccessReview
-		if err := client.Post().Resource("selfsubjectaccessreviews").MaxRetries(0).Body(review).Do(ctx).Into(&answer); err != nil {
+		if err := client.Post().Resource("selfsubjectaccessreviews").MaxRetries(0).Body(review).Do(ctx).
+			Into(&answer); err != nil {
 			l.Denied, l.DeniedErr = nil, fmt.Errorf("kube: ask for the right to %s: %w", r, err)
 			return
 		}

@@ -30,13 +30,17 @@ func (s lookedAt) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch path := r.URL.Path; {
 	case s.broken != "" && strings.HasPrefix(path, s.broken):
 		w.WriteHeader(http.StatusForbidden)
-		fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","message":"no","code":403}`)
+		fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","message":"no",`+
+			`"code":403}`)
 	case path == "/version":
 		fmt.Fprint(w, `{"gitVersion":"v1.36.3"}`)
 	case path == "/api/v1/nodes/n1" && !s.noNode:
-		fmt.Fprint(w, `{"kind":"Node","apiVersion":"v1","metadata":{"name":"n1"},"spec":{"podCIDRs":["10.244.1.0/24"]},"status":{"addresses":[{"type":"Hostname","address":"n1"},{"type":"InternalIP","address":"192.0.2.1"}]}}`)
+		fmt.Fprint(w, `{"kind":"Node","apiVersion":"v1","metadata":{"name":"n1"},`+
+			`"spec":{"podCIDRs":["10.244.1.0/24"]},"status":{"addresses":[{"type":"Hostname","address":"n1"},`+
+			`{"type":"InternalIP","address":"192.0.2.1"}]}}`)
 	case path == "/apis/networking.k8s.io/v1/servicecidrs" && !s.noCIDRs:
-		fmt.Fprint(w, `{"kind":"ServiceCIDRList","apiVersion":"networking.k8s.io/v1","items":[{"spec":{"cidrs":["10.96.0.0/12","fd00:10:96::/112"]}}]}`)
+		fmt.Fprint(w, `{"kind":"ServiceCIDRList","apiVersion":"networking.k8s.io/v1",`+
+			`"items":[{"spec":{"cidrs":["10.96.0.0/12","fd00:10:96::/112"]}}]}`)
 	case path == "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews":
 		var review authorization.SelfSubjectAccessReview
 		if err := json.NewDecoder(r.Body).Decode(&review); err != nil {
@@ -53,22 +57,32 @@ func (s lookedAt) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func TestLook(t *testing.T) {
-	const whole = "v1.36.3 <nil>; node true [10.244.1.0/24] [192.0.2.1] <nil>; denied [] <nil>; services [10.96.0.0/12 fd00:10:96::/112] <nil>"
+	const whole = "v1.36.3 <nil>; node true [10.244.1.0/24] [192.0.2.1] <nil>; denied [] <nil>; services " +
+		"[10.96.0.0/12 fd00:10:96::/112] <nil>"
 	for name, c := range map[string]struct {
 		server lookedAt
 		want   string
 	}{
-		"all is well":                  {lookedAt{}, whole},
-		"no such Node":                 {lookedAt{noNode: true}, strings.Replace(whole, "true [10.244.1.0/24] [192.0.2.1]", "false [] []", 1)},
-		"an API server before 1.33":    {lookedAt{noCIDRs: true}, strings.Replace(whole, "[10.96.0.0/12 fd00:10:96::/112]", "[]", 1)},
-		"a right is missing":           {lookedAt{denies: "watch discovery.k8s.io/endpointslices"}, strings.Replace(whole, "denied []", "denied [watch endpointslices]", 1)},
-		"the Node may not be read":     {lookedAt{broken: "/api/v1/nodes"}, strings.Replace(whole, "true [10.244.1.0/24] [192.0.2.1] <nil>", "false [] [] kube: read the Node n1: no", 1)},
-		"rights may not be asked":      {lookedAt{broken: "/apis/authorization"}, strings.Replace(whole, "denied [] <nil>", "denied [] kube: ask for the right to list /services: no", 1)},
-		"it refuses to say what it is": {lookedAt{broken: "/version"}, " kube: http://HOST/version: 403 Forbidden; node false [] [] <nil>; denied [] <nil>; services [] <nil>"},
+		"all is well": {lookedAt{}, whole},
+		"no such Node": {lookedAt{noNode: true},
+			strings.Replace(whole, "true [10.244.1.0/24] [192.0.2.1]", "false [] []", 1)},
+		"an API server before 1.33": {lookedAt{noCIDRs: true},
+			strings.Replace(whole, "[10.96.0.0/12 fd00:10:96::/112]", "[]", 1)},
+		"a right is missing": {lookedAt{denies: "watch discovery.k8s.io/endpointslices"},
+			strings.Replace(whole, "denied []", "denied [watch endpointslices]", 1)},
+		"the Node may not be read": {lookedAt{broken: "/api/v1/nodes"},
+			strings.Replace(whole, "true [10.244.1.0/24] [192.0.2.1] <nil>", "false [] [] kube: read the Node n1: no",
+				1)},
+		"rights may not be asked": {lookedAt{broken: "/apis/authorization"},
+			strings.Replace(whole, "denied [] <nil>", "denied [] kube: ask for the right to list /services: no", 1)},
+		"it refuses to say what it is": {lookedAt{broken: "/version"},
+			" kube: http://HOST/version: 403 Forbidden; node false [] [] <nil>; denied [] <nil>; services [] <nil>"},
 	} {
 		server := httptest.NewServer(c.server)
-		l := Look(t.Context(), Config{Master: server.URL, NodeName: "n1", Log: slog.New(slog.DiscardHandler), ContentType: "application/json"})
-		got := fmt.Sprintf("%s %v; node %t %v %v %v; denied %v %v; services %v %v", l.Version, l.Err, l.Node, l.PodCIDRs, l.Addrs, l.NodeErr, l.Denied, l.DeniedErr, l.ServiceCIDRs, l.CIDRsErr)
+		l := Look(t.Context(), Config{Master: server.URL, NodeName: "n1", Log: slog.New(slog.DiscardHandler),
+			ContentType: "application/json"})
+		got := fmt.Sprintf("%s %v; node %t %v %v %v; denied %v %v; services %v %v", l.Version, l.Err, l.Node,
+			l.PodCIDRs, l.Addrs, l.NodeErr, l.Denied, l.DeniedErr, l.ServiceCIDRs, l.CIDRsErr)
 		if want := strings.ReplaceAll(c.want, "HOST", strings.TrimPrefix(server.URL, "http://")); got != want {
 			t.Errorf("%s:\ngot  %s\nwant %s", name, got, want)
 		}
@@ -79,13 +93,15 @@ func TestLook(t *testing.T) {
 func TestLookAtTheClock(t *testing.T) {
 	server := httptest.NewServer(lookedAt{late: time.Hour})
 	defer server.Close()
-	l := Look(t.Context(), Config{Master: server.URL, NodeName: "n1", Log: slog.New(slog.DiscardHandler), ContentType: "application/json"})
+	l := Look(t.Context(), Config{Master: server.URL, NodeName: "n1", Log: slog.New(slog.DiscardHandler),
+		ContentType: "application/json"})
 	if d := l.Ahead + time.Hour; d < -time.Minute || d > time.Minute {
 		t.Errorf("the server's clock is %s ahead", l.Ahead)
 	}
 }
 
-// A server that never answers keeps nobody waiting beyond the context, and one that is not there is named.
+// A server that never answers keeps nobody waiting beyond the context, and one that is not there is
+// named.
 func TestLookEnds(t *testing.T) {
 	hold := make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-hold }))
@@ -94,17 +110,20 @@ func TestLookEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	for _, url := range []string{server.URL, "http://127.0.0.1:9"} {
-		if l := Look(ctx, Config{Master: url, NodeName: "n1", Log: slog.New(slog.DiscardHandler)}); l.Err == nil || l.Host != url {
+		if l := Look(ctx, Config{Master: url, NodeName: "n1", Log: slog.New(slog.DiscardHandler)}); l.Err == nil ||
+			l.Host != url {
 			t.Errorf("%s: %+v", url, l)
 		}
 	}
 }
 
-// What a look asks for is what the source and the publisher ask for: each of their paths is in the list.
+// What a look asks for is what the source and the publisher ask for: each of their paths is in the
+// list.
 func TestRequests(t *testing.T) {
 	for _, r := range Requests {
 		verb, what, ok := strings.Cut(r, " ")
-		if !ok || !slices.Contains([]string{"get", "list", "watch", "create", "patch"}, verb) || !strings.Contains(what, "/") {
+		if !ok || !slices.Contains([]string{"get", "list", "watch", "create", "patch"}, verb) ||
+			!strings.Contains(what, "/") {
 			t.Errorf("%q", r)
 		}
 	}

@@ -22,8 +22,8 @@ import (
 	"kube-proxy/source/convert"
 )
 
-// bulk returns the i-th Service or its slice with ten endpoints, as a controller writes them; nil for other
-// resources.
+// bulk returns the i-th Service or its slice with ten endpoints, as a controller writes them; nil
+// for other resources.
 func bulk(i int, plural string) apiObject {
 	name := fmt.Sprintf("service-%06d", i)
 	namespace, uid := fmt.Sprintf("namespace-%03d", i%500), types.UID("1b4e28ba-2fa1-11d2-883f-0016d3cca427")
@@ -31,7 +31,8 @@ func bulk(i int, plural string) apiObject {
 	case "services":
 		svc := testService(name, 80)
 		svc.Namespace, svc.UID, svc.ResourceVersion = namespace, uid, "50"
-		svc.Annotations = map[string]string{"kubectl.kubernetes.io/last-applied-configuration": fmt.Sprintf("%0300d", i)}
+		svc.Annotations = map[string]string{"kubectl.kubernetes.io/last-applied-configuration": fmt.Sprintf("%0300d",
+			i)}
 		svc.Spec.Ports = []core.ServicePort{{Name: "http", Port: 80}}
 		svc.Spec.Selector = map[string]string{"app": name}
 		svc.Spec.ClusterIP = fmt.Sprintf("10.%d.%d.%d", 96+i>>16, i>>8&255, i&255)
@@ -83,8 +84,9 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// The source holds nothing beside the store: after the first lists the process has what a store of directly
-// converted objects has. And at no time does it hold all API objects. The API server is another process.
+// The source holds nothing beside the store: after the first lists the process has what a store of
+// directly converted objects has. And at no time does it hold all API objects. The API server is
+// another process.
 func TestMemory(t *testing.T) {
 	n := 5_000
 	if v := os.Getenv("KUBE_MEMORY_SERVICES"); v != "" {
@@ -138,7 +140,8 @@ func TestMemory(t *testing.T) {
 			if got := len(r.store.Names()); got != n {
 				t.Fatalf("%d services", got)
 			}
-			t.Logf("%d services in %v: compact %d KiB, held %d KiB, peak %d KiB", n, took.Round(time.Millisecond), compact>>10, held>>10, high>>10)
+			t.Logf("%d services in %v: compact %d KiB, held %d KiB, peak %d KiB", n, took.Round(time.Millisecond),
+				compact>>10, held>>10, high>>10)
 			if float64(held) > 1.15*float64(compact)+2<<20 {
 				t.Errorf("the source holds %d KiB, the store alone has %d KiB", held>>10, compact>>10)
 			}

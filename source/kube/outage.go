@@ -41,7 +41,8 @@ type outage struct {
 }
 
 func newOutage(log *slog.Logger, server string) *outage {
-	return &outage{log: log, server: server, repeat: time.Minute, failing: map[string]bool{}, reported: map[string]time.Time{}}
+	return &outage{log: log, server: server, repeat: time.Minute, failing: map[string]bool{},
+		reported: map[string]time.Time{}}
 }
 
 // turn returns when a resource may turn to the server: at once while it answers. While it does not,
@@ -160,7 +161,8 @@ func (o *outage) over(resource string) {
 	delete(o.failing, resource)
 	if len(o.failing) == 0 && o.open {
 		o.open = false
-		o.log.Info("the API server answers again", "server", o.server, "outage", time.Since(o.since).Round(time.Millisecond))
+		o.log.Info("the API server answers again", "server", o.server, "outage",
+			time.Since(o.since).Round(time.Millisecond))
 	}
 }
 

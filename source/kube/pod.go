@@ -37,7 +37,8 @@ func Pods(ctx context.Context, cfg Config, pod cluster.Name) (map[cluster.Name][
 	next := ""
 	for range maxSlicePages {
 		var page discovery.EndpointSliceList
-		err := clients[0].Get().Namespace(pod.Namespace).Resource("endpointslices").Param("limit", strconv.Itoa(slicesAtOnce)).Param("continue", next).
+		err := clients[0].Get().Namespace(pod.Namespace).Resource("endpointslices").Param("limit",
+			strconv.Itoa(slicesAtOnce)).Param("continue", next).
 			MaxRetries(0).Do(ctx).Into(&page)
 		if err != nil {
 			return nil, fmt.Errorf("kube: list EndpointSlices of %s: %w", scope(pod.Namespace), err)
@@ -51,9 +52,11 @@ func Pods(ctx context.Context, cfg Config, pod cluster.Name) (map[cluster.Name][
 	}
 	switch {
 	case pod.Namespace == "": // another of the name may be in those that were not read
-		return nil, fmt.Errorf("kube: the cluster has more than %d EndpointSlices, which is too many to look through: say in which namespace it is", slicesAtOnce*maxSlicePages)
+		return nil, fmt.Errorf("kube: the cluster has more than %d EndpointSlices, which is too many to look "+
+			"through: say in which namespace it is", slicesAtOnce*maxSlicePages)
 	case len(out) == 0:
-		return nil, fmt.Errorf("kube: %s has more than %d EndpointSlices, and the first do not name it", scope(pod.Namespace), slicesAtOnce*maxSlicePages)
+		return nil, fmt.Errorf("kube: %s has more than %d EndpointSlices, and the first do not name it",
+			scope(pod.Namespace), slicesAtOnce*maxSlicePages)
 	}
 	return out, nil
 }
@@ -74,7 +77,8 @@ func podAddrs(s *discovery.EndpointSlice, pod cluster.Name, out map[cluster.Name
 	pod.Namespace = s.Namespace
 	for i := range s.Endpoints {
 		ref := s.Endpoints[i].TargetRef
-		if ref == nil || ref.Kind != "Pod" || ref.Name != pod.Name || ref.Namespace != "" && ref.Namespace != pod.Namespace {
+		if ref == nil || ref.Kind != "Pod" || ref.Name != pod.Name || ref.Namespace != "" &&
+			ref.Namespace != pod.Namespace {
 			continue
 		}
 		for _, text := range s.Endpoints[i].Addresses {

@@ -57,7 +57,8 @@ func services() *resource {
 
 func endpointSlices() *resource {
 	return &resource{
-		plural: "endpointslices", kind: "EndpointSlice", version: discovery.SchemeGroupVersion, labels: convert.SliceSelector,
+		plural: "endpointslices", kind: "EndpointSlice", version: discovery.SchemeGroupVersion,
+		labels:  convert.SliceSelector,
 		typ:     reflect.TypeFor[discovery.EndpointSlice](),
 		convert: converter(convert.Slice),
 		set:     func(v any) cluster.Event { return cluster.SliceSet{Slice: v.(*cluster.Slice)} },

@@ -69,7 +69,8 @@ func New(cfg Config) (*Source, error) {
 		return nil, err
 	}
 	if _, _, ignored := cfg.content(); len(ignored) > 0 {
-		log.Warn("ignoring content types that kube-proxy cannot read", "ignored", ignored, "accepted", config.AcceptContentTypes)
+		log.Warn("ignoring content types that kube-proxy cannot read", "ignored", ignored, "accepted",
+			config.AcceptContentTypes)
 	}
 	from := "kubeconfig " + cfg.Kubeconfig
 	switch {
@@ -183,7 +184,8 @@ func (s *Source) follow(ctx context.Context, r *resource, sink func(cluster.Even
 		}
 		sink(cluster.CIDRsAbsent{})
 		if !reported {
-			s.log.Info("doing without a resource; what was known stays in force", "resource", r.plural, "err", context.Cause(attempt))
+			s.log.Info("doing without a resource; what was known stays in force", "resource", r.plural, "err",
+				context.Cause(attempt))
 			reported = true
 		}
 		select {

@@ -33,8 +33,9 @@ func testService(name string, port int32) *core.Service {
 
 func testSlice(service, name string, addrs ...string) *discovery.EndpointSlice {
 	s := &discovery.EndpointSlice{
-		TypeMeta:    metav1.TypeMeta{Kind: "EndpointSlice", APIVersion: "discovery.k8s.io/v1"},
-		ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: name, Labels: map[string]string{discovery.LabelServiceName: service}},
+		TypeMeta: metav1.TypeMeta{Kind: "EndpointSlice", APIVersion: "discovery.k8s.io/v1"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name,
+			Labels: map[string]string{discovery.LabelServiceName: service}},
 		AddressType: discovery.AddressTypeIPv4,
 		Ports:       []discovery.EndpointPort{{Name: new(""), Port: new(int32(8080))}},
 	}
@@ -206,7 +207,8 @@ func (r *rig) until(ok func() bool, message func() string) {
 	}
 }
 
-// Whatever the server supports, objects that exist, come, change, lose their selection and go are followed.
+// Whatever the server supports, objects that exist, come, change, lose their selection and go are
+// followed.
 func TestFollow(t *testing.T) {
 	t.Parallel()
 	for _, watchList := range []bool{true, false} {
@@ -252,8 +254,8 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// An API server that goes away and comes back: nothing is removed meanwhile, what changed is there within
-// seconds, and the log has one line for the beginning and one for the end.
+// An API server that goes away and comes back: nothing is removed meanwhile, what changed is there
+// within seconds, and the log has one line for the beginning and one for the end.
 func TestOutage(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -303,8 +305,9 @@ func TestDownAtStart(t *testing.T) {
 	r.wait("web:80")
 }
 
-// While the API server is away, client-go sleeps for seconds between two attempts, whatever becomes of the context: whoever
-// ends the process then does not wait for that, and hears nothing any more once Run has returned.
+// While the API server is away, client-go sleeps for seconds between two attempts, whatever becomes
+// of the context: whoever ends the process then does not wait for that, and hears nothing any more
+// once Run has returned.
 func TestEndsWhileDown(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -373,8 +376,8 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// An older copy of the data: the state becomes that of the copy, whether the server refuses versions of the
-// future or is silent about them.
+// An older copy of the data: the state becomes that of the copy, whether the server refuses
+// versions of the future or is silent about them.
 func TestOlderCopy(t *testing.T) {
 	t.Parallel()
 	for _, silent := range []bool{true, false} {
@@ -424,7 +427,8 @@ func TestInterruptedList(t *testing.T) {
 					t.Errorf("%d lists, %d services", r.listCount(), len(r.store.Names()))
 				}
 				r.api.set(func() { r.api.cut = 0 })
-				r.until(func() bool { return len(r.store.Names()) == 20 && r.store.Synced() }, func() string { return "no list" })
+				r.until(func() bool { return len(r.store.Names()) == 20 && r.store.Synced() },
+					func() string { return "no list" })
 			})
 		}
 	}
@@ -446,7 +450,8 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// The errors of credentials: one clear message, nothing removed, and all is well when they are mended.
+// The errors of credentials: one clear message, nothing removed, and all is well when they are
+// mended.
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -493,7 +498,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// SV-03: ServiceCIDRs may be absent or forbidden. One line tells; the API is asked again much later.
+// SV-03: ServiceCIDRs may be absent or forbidden. One line tells; the API is asked again much
+// later.
 func TestNoCIDRs(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -526,11 +532,13 @@ func TestNoCIDRs(t *testing.T) {
 			}
 			r.api.set(func() { r.api.answer = nil })
 			r.wait("web:80 cidr:10.96.0.0/16")
-			// An API server that has just started forbids everything for a moment. What was known stays.
+			// An API server that has just started forbids everything for a moment. What was known
+			// stays.
 			r.api.down()
 			r.api.set(func() { r.api.answer = refuse })
 			r.api.up()
-			r.until(func() bool { return len(r.log.Lines("doing without a resource")) == 2 }, func() string { return "not told again" })
+			r.until(func() bool { return len(r.log.Lines("doing without a resource")) == 2 },
+				func() string { return "not told again" })
 			r.wait("web:80 cidr:10.96.0.0/16")
 			r.api.set(func() { r.api.answer = nil })
 			r.api.put(testCIDR("10.97.0.0/16"))
@@ -568,9 +576,14 @@ func TestProblemsOnce(t *testing.T) {
 	r.mu.Lock()
 	reported := slices.Clone(r.problems)
 	r.mu.Unlock()
-	if len(reported) != 1 || reported[0].Reason != convert.ReasonIncorrectIPVersion || reported[0].Name.Name != "web-1" {
+	if len(reported) != 1 || reported[0].Reason != convert.ReasonIncorrectIPVersion ||
+		reported[0].Name.Name != "web-1" {
 		t.Errorf("told %v", reported)
 	}
 	r.api.put(testSlice("web", "web-1", "10.1.0.5", "fd00::6"))
-	r.until(func() bool { r.mu.Lock(); defer r.mu.Unlock(); return len(r.problems) == 2 }, func() string { return "a change was not told" })
+	r.until(func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return len(r.problems) == 2
+	}, func() string { return "a change was not told" })
 }

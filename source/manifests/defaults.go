@@ -47,7 +47,8 @@ func service(s *core.Service) (*cluster.Service, []convert.Problem) {
 		found = append(found, portName(fmt.Sprintf("spec.ports[%d].name", i), p.Name)...)
 	}
 	if spec.ClusterIP == "" && spec.Type != core.ServiceTypeExternalName && convert.ServiceSelected(s.Labels) {
-		found = append(found, convert.Problem{Field: "spec.clusterIP", What: "is missing, and nothing allocates one here",
+		found = append(found, convert.Problem{Field: "spec.clusterIP",
+			What: "is missing, and nothing allocates one here",
 			Then: "the Service is not proxied"})
 	}
 	out, more := convert.Service(s)
@@ -82,7 +83,8 @@ func portName(field, name string) []convert.Problem {
 func validateNames(o id, k kindOf) []convert.Problem {
 	found := invalid("metadata.name", o.name.Name, k.name(o.name.Name))
 	if k.namespaced {
-		found = append(found, invalid("metadata.namespace", o.name.Namespace, validation.IsDNS1123Label(o.name.Namespace))...)
+		found = append(found, invalid("metadata.namespace", o.name.Namespace,
+			validation.IsDNS1123Label(o.name.Namespace))...)
 	}
 	return found
 }
@@ -91,5 +93,6 @@ func invalid(field, value string, why []string) []convert.Problem {
 	if len(why) == 0 {
 		return nil
 	}
-	return []convert.Problem{{Field: field, Value: value, What: "is not a valid name: " + strings.Join(why, "; "), Refused: true}}
+	return []convert.Problem{{Field: field, Value: value, What: "is not a valid name: " + strings.Join(why, "; "),
+		Refused: true}}
 }

@@ -20,8 +20,8 @@ type fault struct {
 	what         string
 }
 
-// checker compares a YAML tree with the Go type that it should fill. Decoders of YAML or JSON name neither
-// the line nor the whole path of a wrong field; the tree has both.
+// checker compares a YAML tree with the Go type that it should fill. Decoders of YAML or JSON name
+// neither the line nor the whole path of a wrong field; the tree has both.
 type checker struct {
 	faults []fault
 	// budget bounds the nodes that are visited: with aliases a small text can be an endless tree.
@@ -100,7 +100,8 @@ func (c *checker) checkStruct(n *yaml.Node, t reflect.Type, field string) {
 	for _, p := range pairs {
 		ft, known := fields[p.key.Value]
 		if !known {
-			c.faults = appendFault(c.faults, fault{line: p.key.Line, field: join(field, p.key.Value), what: "is an unknown field"})
+			c.faults = appendFault(c.faults, fault{line: p.key.Line, field: join(field, p.key.Value),
+				what: "is an unknown field"})
 			continue
 		}
 		c.check(p.value, ft, join(field, p.key.Value))

@@ -61,7 +61,8 @@ type id struct {
 	name cluster.Name
 }
 
-// object is one object of a file: a *cluster.Service, *cluster.Slice, *cluster.Node or *cluster.ServiceCIDR.
+// object is one object of a file: a *cluster.Service, *cluster.Slice, *cluster.Node or
+// *cluster.ServiceCIDR.
 type object struct {
 	id
 	file  string
@@ -98,7 +99,8 @@ func parse(name string, data []byte) *file {
 			f.malformed = true
 			line, what := yamlError(err)
 			line = syntaxLine(data, line)
-			f.problems = append(f.problems, convert.Problem{File: name, Line: line, What: "is not YAML: " + what, Then: thenNewFile})
+			f.problems = append(f.problems, convert.Problem{File: name, Line: line, What: "is not YAML: " + what,
+				Then: thenNewFile})
 			return f
 		}
 		if doc.Kind == yaml.DocumentNode && len(doc.Content) == 1 {
@@ -182,7 +184,8 @@ func (f *file) document(n *yaml.Node, kind string, budget *int) {
 		return
 	}
 	if n.Kind != yaml.MappingNode {
-		f.malformation(n.Line, convert.Problem{What: "is not an object: a mapping with apiVersion, kind and metadata is expected"})
+		f.malformation(n.Line, convert.Problem{What: "is not an object: a mapping with apiVersion, kind and metadata " +
+			"is expected"})
 		return
 	}
 	apiVersion, ownKind := scalar(n, "apiVersion"), scalar(n, "kind")
@@ -204,7 +207,8 @@ func (f *file) document(n *yaml.Node, kind string, budget *int) {
 	k, known := kinds[ownKind]
 	for _, like := range nearest.Of(ownKind, maps.Keys(kinds)) {
 		if !known && (apiVersion == "" || group == kinds[like].group) {
-			f.malformation(lineOf(n, "kind"), convert.Problem{Field: "kind", Value: ownKind, What: "is unknown: did you mean " + like + "?"})
+			f.malformation(lineOf(n, "kind"), convert.Problem{Field: "kind", Value: ownKind,
+				What: "is unknown: did you mean " + like + "?"})
 			return
 		}
 	}
@@ -241,18 +245,21 @@ type kindOf struct {
 	namespaced bool
 	// name validates metadata.name.
 	name func(string) []string
-	// convert fills in defaults and converts; nil without an error means that the object has no effect.
+	// convert fills in defaults and converts; nil without an error means that the object has no
+	// effect.
 	convert func(any) (any, []convert.Problem)
 }
 
 var kinds = map[string]kindOf{
 	"Service": {"", func() any { return new(core.Service) }, true, validation.IsDNS1123Label,
 		func(o any) (any, []convert.Problem) { return service(o.(*core.Service)) }},
-	"EndpointSlice": {"discovery.k8s.io", func() any { return new(discovery.EndpointSlice) }, true, validation.IsDNS1123Subdomain,
+	"EndpointSlice": {"discovery.k8s.io", func() any { return new(discovery.EndpointSlice) }, true,
+		validation.IsDNS1123Subdomain,
 		func(o any) (any, []convert.Problem) { return slice(o.(*discovery.EndpointSlice)) }},
 	"Node": {"", func() any { return new(core.Node) }, false, validation.IsDNS1123Subdomain,
 		func(o any) (any, []convert.Problem) { return convert.Node(o.(*core.Node)) }},
-	"ServiceCIDR": {"networking.k8s.io", func() any { return new(networking.ServiceCIDR) }, false, validation.IsDNS1123Subdomain,
+	"ServiceCIDR": {"networking.k8s.io", func() any { return new(networking.ServiceCIDR) }, false,
+		validation.IsDNS1123Subdomain,
 		func(o any) (any, []convert.Problem) { return convert.ServiceCIDR(o.(*networking.ServiceCIDR)) }},
 }
 
@@ -260,7 +267,8 @@ var kinds = map[string]kindOf{
 func (f *file) object(n *yaml.Node, kind string, k kindOf, budget *int) {
 	o := object{id: identify(n, kind, k), file: f.name, line: n.Line}
 	if o.name.Name == "" {
-		f.malformation(lineOf(n, "metadata.name"), convert.Problem{Kind: kind, Field: "metadata.name", What: "is missing or not a text"})
+		f.malformation(lineOf(n, "metadata.name"), convert.Problem{Kind: kind, Field: "metadata.name",
+			What: "is missing or not a text"})
 		return
 	}
 	api := k.new()
@@ -318,8 +326,8 @@ func identify(n *yaml.Node, kind string, k kindOf) id {
 	return out
 }
 
-// firstCounts drops the second copy of an object, and the copies of refused objects: an object that is
-// written once well and once badly is in doubt as a whole.
+// firstCounts drops the second copy of an object, and the copies of refused objects: an object that
+// is written once well and once badly is in doubt as a whole.
 func (f *file) firstCounts() {
 	at := map[id]int{}
 	keep := f.objects[:0]

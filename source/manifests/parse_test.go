@@ -61,7 +61,8 @@ func names(o Objects) string {
 		out = append(out, fmt.Sprintf("Service %v %v", s.Name, s.Ports))
 	}
 	for _, s := range o.Slices {
-		out = append(out, fmt.Sprintf("EndpointSlice %v of %v: %d ports, %d endpoints", s.Name, s.Service, len(s.Ports), s.Endpoints.Len()))
+		out = append(out, fmt.Sprintf("EndpointSlice %v of %v: %d ports, %d endpoints", s.Name, s.Service, len(s.Ports),
+			s.Endpoints.Len()))
 	}
 	for _, n := range o.Nodes {
 		out = append(out, "Node "+n.Name)
@@ -113,10 +114,11 @@ spec: {clusterIP: 10.96.0.8, sessionAffinity: ClientIP, ports: [{port: 53, proto
 			Ports:           []cluster.ServicePort{{Protocol: cluster.UDP, Port: 53}},
 		}},
 		Slices: []*cluster.Slice{{
-			Name:      cluster.Name{Namespace: "shop", Name: "web-1"},
-			Service:   cluster.Name{Namespace: "shop", Name: "web"},
-			Ports:     []cluster.SlicePort{{Protocol: cluster.TCP, Port: 8080}},
-			Endpoints: cluster.EndpointsOf(cluster.Endpoint{Addr: netip.MustParseAddr("10.1.0.5"), Ready: true, Serving: true}),
+			Name:    cluster.Name{Namespace: "shop", Name: "web-1"},
+			Service: cluster.Name{Namespace: "shop", Name: "web"},
+			Ports:   []cluster.SlicePort{{Protocol: cluster.TCP, Port: 8080}},
+			Endpoints: cluster.EndpointsOf(cluster.Endpoint{Addr: netip.MustParseAddr("10.1.0.5"), Ready: true,
+				Serving: true}),
 		}},
 	}
 	if !reflect.DeepEqual(objects, want) {
@@ -124,16 +126,25 @@ spec: {clusterIP: 10.96.0.8, sessionAffinity: ClientIP, ports: [{port: 53, proto
 	}
 }
 
-// JSON, "kind: List", typed lists without the kind of their items, anchors and merge keys are all read.
+// JSON, "kind: List", typed lists without the kind of their items, anchors and merge keys are all
+// read.
 func TestForms(t *testing.T) {
 	for _, c := range []struct{ name, text string }{
-		{"json", `{"apiVersion":"v1","kind":"Service","metadata":{"name":"web","namespace":"shop"},"spec":{"clusterIP":"10.96.0.7","ports":[{"port":80}]}}`},
-		{"json tabs", "{\n\t\"apiVersion\": \"v1\",\n\t\"kind\": \"Service\",\n\t\"metadata\": {\"name\": \"web\", \"namespace\": \"shop\"},\n\t\"spec\": {\"clusterIP\": \"10.96.0.7\", \"ports\": [{\"port\": 80}]}\n}\n"},
-		{"List", "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: Service\n  metadata: {name: web, namespace: shop}\n  spec: {clusterIP: 10.96.0.7, ports: [{port: 80}]}\n"},
-		{"ServiceList", "apiVersion: v1\nkind: ServiceList\nitems:\n- metadata: {name: web, namespace: shop}\n  spec: {clusterIP: 10.96.0.7, ports: [{port: 80}]}\n"},
-		{"comments", "# nothing\n---\n---\n# web\napiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\nspec: {clusterIP: 10.96.0.7, ports: [{port: 80}]}\n---\n"},
-		{"merge", "apiVersion: v1\nkind: Service\nmetadata: &m {namespace: shop, name: web}\nspec:\n  clusterIP: 10.96.0.7\n  ports:\n  - <<: &p {port: 80, protocol: UDP}\n    protocol: TCP\n"},
-		{"crlf", "apiVersion: v1\r\nkind: Service\r\nmetadata: {name: web, namespace: shop}\r\nspec: {clusterIP: 10.96.0.7, ports: [{port: 80}]}\r\n"},
+		{"json", `{"apiVersion":"v1","kind":"Service","metadata":{"name":"web","namespace":"shop"},` +
+			`"spec":{"clusterIP":"10.96.0.7","ports":[{"port":80}]}}`},
+		{"json tabs", "{\n\t\"apiVersion\": \"v1\",\n\t\"kind\": \"Service\",\n" +
+			"\t\"metadata\": {\"name\": \"web\", \"namespace\": \"shop\"},\n" +
+			"\t\"spec\": {\"clusterIP\": \"10.96.0.7\", \"ports\": [{\"port\": 80}]}\n}\n"},
+		{"List", "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: Service\n" +
+			"  metadata: {name: web, namespace: shop}\n  spec: {clusterIP: 10.96.0.7, ports: [{port: 80}]}\n"},
+		{"ServiceList", "apiVersion: v1\nkind: ServiceList\nitems:\n- metadata: {name: web, namespace: shop}\n" +
+			"  spec: {clusterIP: 10.96.0.7, ports: [{port: 80}]}\n"},
+		{"comments", "# nothing\n---\n---\n# web\napiVersion: v1\nkind: Service\n" +
+			"metadata: {name: web, namespace: shop}\nspec: {clusterIP: 10.96.0.7, ports: [{port: 80}]}\n---\n"},
+		{"merge", "apiVersion: v1\nkind: Service\nmetadata: &m {namespace: shop, name: web}\nspec:\n" +
+			"  clusterIP: 10.96.0.7\n  ports:\n  - <<: &p {port: 80, protocol: UDP}\n    protocol: TCP\n"},
+		{"crlf", "apiVersion: v1\r\nkind: Service\r\nmetadata: {name: web, namespace: shop}\r\n" +
+			"spec: {clusterIP: 10.96.0.7, ports: [{port: 80}]}\r\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			objects, problems := Parse("f", []byte(c.text))
@@ -146,8 +157,10 @@ func TestForms(t *testing.T) {
 
 // Objects of other kinds and groups are left alone without a problem.
 func TestOtherKinds(t *testing.T) {
-	f := parse("f", []byte("kind: ConfigMap\napiVersion: v1\nmetadata: {name: x}\n---\n{kind: Service, apiVersion: serving.knative.dev/v1, metadata: {name: x}, spec: {template: 1}}\n"))
-	if len(f.problems)+len(f.objects) > 0 || !slices.Equal(f.other, []string{"v1 ConfigMap", "serving.knative.dev/v1 Service"}) {
+	f := parse("f", []byte("kind: ConfigMap\napiVersion: v1\nmetadata: {name: x}\n---\n"+
+		"{kind: Service, apiVersion: serving.knative.dev/v1, metadata: {name: x}, spec: {template: 1}}\n"))
+	if len(f.problems)+len(f.objects) > 0 ||
+		!slices.Equal(f.other, []string{"v1 ConfigMap", "serving.knative.dev/v1 Service"}) {
 		t.Errorf("got %+v", f)
 	}
 }
@@ -155,8 +168,11 @@ func TestOtherKinds(t *testing.T) {
 // TN-85: a misspelled kind is not another kind: the problem names the kind that was meant.
 func TestMisspelledKind(t *testing.T) {
 	for text, want := range map[string]string{
-		"kind: Serivce\napiVersion: v1\nmetadata: {name: x}\n":                                           `f:1: kind: "Serivce" is unknown: did you mean Service?`,
-		"apiVersion: discovery.k8s.io/v1\nkind: EndpointSlices\nmetadata: {name: x}\n":                   `f:2: kind: "EndpointSlices" is unknown: did you mean EndpointSlice?`,
+		"kind: Serivce\napiVersion: v1\nmetadata: {name: x}\n": `f:1: kind: "Serivce" is unknown: ` +
+			`did you mean Service?`,
+		"apiVersion: discovery.k8s.io/v1\nkind: " +
+			"EndpointSlices\nmetadata: {name: x}\n": `f:2: kind: "EndpointSlices" is unknown: did you mean ` +
+			`EndpointSlice?`,
 		"apiVersion: serving.knative.dev/v1\nkind: Services\nmetadata: {name: x}\n":                      "",
 		"apiVersion: rbac.authorization.k8s.io/v1\nkind: Role\nmetadata: {name: x}\n":                    "",
 		"apiVersion: v1\nkind: ServiceAccount\nmetadata: {name: x}\n---\nkind: Secret\napiVersion: v1\n": "",
@@ -174,7 +190,10 @@ func TestMisspelledKind(t *testing.T) {
 
 // SV-01: an object for another proxy is ignored without a problem.
 func TestNotSelected(t *testing.T) {
-	objects, problems := Parse("f", []byte(strings.ReplaceAll(web, "namespace: shop", "namespace: shop, labels: {service.kubernetes.io/service-proxy-name: other}")))
+	objects,
+		problems := Parse("f",
+		[]byte(strings.ReplaceAll(web, "namespace: shop", "namespace: shop, labels: "+
+			"{service.kubernetes.io/service-proxy-name: other}")))
 	if len(objects.Services)+len(problems) > 0 {
 		t.Errorf("got %v, %v", objects, problems)
 	}

@@ -68,7 +68,8 @@ func New(cfg Config) (*Source, error) {
 		now: map[id]object{}, clashes: map[convert.Problem]bool{}}, nil
 }
 
-// Connected reports whether the folder could be read the last time. It may be called from any goroutine.
+// Connected reports whether the folder could be read the last time. It may be called from any
+// goroutine.
 func (s *Source) Connected() bool { return !s.lost.Load() }
 
 // tryFolder returns why a folder cannot be read, now and probably later.

@@ -104,7 +104,9 @@ func (r *rig) state() string {
 
 func (r *rig) wait(want string) {
 	r.t.Helper()
-	r.until(func() bool { return r.state() == want }, func() string { return fmt.Sprintf("state %q, want %q; told %v", r.state(), want, r.problems()) })
+	r.until(func() bool { return r.state() == want }, func() string {
+		return fmt.Sprintf("state %q, want %q; told %v", r.state(), want, r.problems())
+	})
 }
 
 func (r *rig) waitReported(part string) {
@@ -135,7 +137,8 @@ func (r *rig) require(least int) {
 }
 
 func svc(name string, port int) string {
-	return fmt.Sprintf("---\napiVersion: v1\nkind: Service\nmetadata: {name: %s, namespace: shop}\nspec: {clusterIP: 10.96.0.1, ports: [{port: %d}]}\n", name, port)
+	return fmt.Sprintf("---\napiVersion: v1\nkind: Service\nmetadata: {name: %s, namespace: shop}\n"+
+		"spec: {clusterIP: 10.96.0.1, ports: [{port: %d}]}\n", name, port)
 }
 
 // A folder is watched: files are added, changed, moved, broken, repaired and deleted.
@@ -283,8 +286,8 @@ func TestFolderGoes(t *testing.T) {
 	r.write("a.yaml", svc("web", 2))
 	r.wait("shop/web:2")
 	time.Sleep(reread) // by now there are notices of the new folder
-	// Without notices a change is seen at the next look, and one that follows such a look takes until the next: no two are quick. With
-	// notices all are, but where the machine is busy.
+	// Without notices a change is seen at the next look, and one that follows such a look takes
+	// until the next: no two are quick. With notices all are, but where the machine is busy.
 	quick := 0
 	for port := 3; quick < 2; port++ {
 		if port > 12 {
@@ -341,7 +344,8 @@ func TestBatch(t *testing.T) {
 // A folder that does not exist, or is a file, is an error; an empty one is not.
 func TestNewErrors(t *testing.T) {
 	dir := t.TempDir()
-	if _, err := New(Config{Dir: filepath.Join(dir, "no")}); err == nil || !strings.Contains(err.Error(), "/no: no such file") {
+	if _, err := New(Config{Dir: filepath.Join(dir, "no")}); err == nil ||
+		!strings.Contains(err.Error(), "/no: no such file") {
 		t.Errorf("missing folder: %v", err)
 	}
 	path := filepath.Join(dir, "file")
@@ -379,7 +383,8 @@ func TestNoFiles(t *testing.T) {
 	r.wait("shop/web:1")
 	r.waitReported("gone.yaml: cannot be read: no such file or directory; the file is left out")
 	r.waitReported("loop.yaml: cannot be read: too many levels of symbolic links; the file is left out")
-	r.waitReported("sub.yaml: cannot be read: it is a folder, and folders below this one are not read; the file is left out")
+	r.waitReported("sub.yaml: cannot be read: it is a folder, and folders below this one are not read; the file is " +
+		"left out")
 	r.write("b.yaml", svc("web2", 1))
 	r.wait("shop/web2:1 shop/web:1")
 	time.Sleep(reread + reread/4)
@@ -395,8 +400,9 @@ func TestNoFiles(t *testing.T) {
 // Load reads any file system, in the order of names, and only the files that are manifests.
 func TestLoad(t *testing.T) {
 	objects, problems, err := Load(fstest.MapFS{
-		"b.yaml":       {Data: []byte(svc("b", 1))},
-		"a.json":       {Data: []byte(`{"kind":"Service","apiVersion":"v1","metadata":{"name":"a"},"spec":{"clusterIP":"10.96.0.2","ports":[{"port":2}]}}`)},
+		"b.yaml": {Data: []byte(svc("b", 1))},
+		"a.json": {Data: []byte(`{"kind":"Service","apiVersion":"v1","metadata":{"name":"a"},` +
+			`"spec":{"clusterIP":"10.96.0.2","ports":[{"port":2}]}}`)},
 		".hidden.yaml": {Data: []byte("{[")},
 		"readme.md":    {Data: []byte("{[")},
 		"sub/c.yaml":   {Data: []byte(svc("c", 1))},
@@ -413,12 +419,15 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// The zone of an endpoint is for people, and no difference between two slices (cluster.TestZoneMakesNothingDirty): it is followed all the same.
+// The zone of an endpoint is for people, and no difference between two slices
+// (cluster.TestZoneMakesNothingDirty): it is followed all the same.
 func TestZoneIsFollowed(t *testing.T) {
 	r := newRig(t)
 	in := func(zone string) string {
-		return svc("web", 80) + "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {namespace: shop, name: web-1, labels: {kubernetes.io/service-name: web}}\n" +
-			"addressType: IPv4\nports: [{port: 80}]\nendpoints:\n- {addresses: [10.1.0.1], nodeName: n1, zone: " + zone + "}\n"
+		return svc("web", 80) + "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n" +
+			"metadata: {namespace: shop, name: web-1, labels: {kubernetes.io/service-name: web}}\n" +
+			"addressType: IPv4\nports: [{port: 80}]\nendpoints:\n- {addresses: [10.1.0.1], nodeName: n1, zone: " +
+			zone + "}\n"
 	}
 	zones := func() (zones []string) {
 		for _, s := range r.store.View(cluster.Name{Namespace: "shop", Name: "web"}).Slices {
@@ -432,6 +441,8 @@ func TestZoneIsFollowed(t *testing.T) {
 	r.start()
 	for _, zone := range []string{"x", "y"} {
 		r.write("a.yaml", in(zone))
-		r.until(func() bool { return slices.Equal(zones(), []string{zone}) }, func() string { return fmt.Sprintf("zones %q, want %q", zones(), zone) })
+		r.until(func() bool { return slices.Equal(zones(), []string{zone}) }, func() string {
+			return fmt.Sprintf("zones %q, want %q", zones(), zone)
+		})
 	}
 }

@@ -12,6 +12,6 @@
 // has the old file or the new one. The checksum finds damage; only the permissions keep out who
 // means harm.
 //
-// [Manager] decides when to write. It runs beside everything else: a disk that is full, slow or gone
-// delays only the next file.
+// [Manager] decides when to write. It runs beside everything else: a disk that is full, slow or
+// gone delays only the next file.
 package snapshot

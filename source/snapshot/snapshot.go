@@ -69,8 +69,8 @@ func (s *Snapshot) Events() cluster.Batch {
 		cluster.ServicesListed{Services: s.services})
 }
 
-// A file is the magic text, the format number, the origin, the facts, the entries and the SHA-256 of
-// all that.
+// A file is the magic text, the format number, the origin, the facts, the entries and the SHA-256
+// of all that.
 const magic = "kube-proxy snapshot\n"
 
 const headSize = len(magic) + 4

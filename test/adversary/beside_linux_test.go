@@ -41,12 +41,19 @@ func (s *bystander) newBeside() *beside {
 	b := &beside{
 		metrics: status.NewMetrics(status.MetricsConfig{Modes: modes, Mode: "nftables", Version: "v1.37.0",
 			Changes:       func() (uint64, uint64) { c := s.store.Changes(); return c.Services, c.Slices },
-			EventsDropped: func() uint64 { return 0 }, Connected: func() bool { return true }, Snapshot: func() status.Snapshot { return status.Snapshot{} },
+			EventsDropped: func() uint64 { return 0 }, Connected: func() bool { return true },
+			Snapshot: func() status.Snapshot {
+				return status.Snapshot{}
+			},
 			Conntrack: func() (uint64, uint64, bool) { return 0, 0, false }, Refused: func(string) int { return 0 },
 			NotOK: func(int, func(string, string, string, int)) {}}),
 		traffic: traffic.New(traffic.Config{Counter: busy{s, new(uint64)}, Query: s.engine.Query, Services: ownSeries}),
-		inspector: inspect.New(inspect.Config{Store: s.store, Offline: true, Changes: s.ring, Families: []inspect.Family{{
-			Family: s.family, Query: s.engine.Query, Stats: s.engine.Stats, Settings: func(cluster.Name) policy.Settings { return s.settings }}}}),
+		inspector: inspect.New(inspect.Config{Store: s.store, Offline: true, Changes: s.ring,
+			Families: []inspect.Family{{
+				Family: s.family, Query: s.engine.Query, Stats: s.engine.Stats,
+				Settings: func(cluster.Name) policy.Settings {
+					return s.settings
+				}}}}),
 	}
 	b.metrics.AddFamily(s.family.String(), s.engine.Stats, func(emit mode.Emit) {
 		if err := b.traffic.Each(s.t.Context(), func(ns, name string, t mode.Traffic) {
@@ -92,7 +99,10 @@ func newObservers(t *testing.T, f lb.Family) []*observer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	watcher, err := sockets.New(sockets.Config{Collides: func(sockets.Collision) {}, Local: func() ([]netip.Addr, error) { return nodeAddrs, nil }})
+	watcher, err := sockets.New(sockets.Config{Collides: func(sockets.Collision) {},
+		Local: func() ([]netip.Addr, error) {
+			return nodeAddrs, nil
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +115,8 @@ func newObservers(t *testing.T, f lb.Family) []*observer {
 	return []*observer{
 		{name: "conntrack", Observer: cleaner},
 		{name: "sockets", Observer: watcher.Observer(f)},
-		{name: "health", Observer: health.NewServices(health.ServicesConfig{Log: slog.New(slog.DiscardHandler)}).Observer(f)},
+		{name: "health", Observer: health.NewServices(health.ServicesConfig{Log: slog.New(slog.DiscardHandler)}).
+			Observer(f)},
 	}
 }
 
@@ -143,7 +154,8 @@ func (s *bystander) ask() (a asked) {
 	name := honestName(aside).String()
 	a.service = needs(func() (any, error) { return i.Service(name) })
 	a.trace = needs(func() (any, error) {
-		return i.Trace(s.t.Context(), inspect.TraceQuery{From: "10.1.3.3", To: clusterIPs(1 + aside)[0].String() + ":80"})
+		return i.Trace(s.t.Context(), inspect.TraceQuery{From: "10.1.3.3", To: clusterIPs(1 + aside)[0].String() +
+			":80"})
 	})
 	a.state = needs(func() (any, error) { return i.Status(), nil })
 	return a
@@ -165,7 +177,8 @@ func (s *bystander) answers() {
 		{"admin API", "bytes of an answer", was.answer, is.answer, was.answer + was.answer/2 + 200},
 	} {
 		if x.is > x.most {
-			s.errorf("%s: %q with %d Services changed at once: %d %s about a stranger's Service, and %d without the tenant; want at most %d",
+			s.errorf("%s: %q with %d Services changed at once: %d %s about a stranger's Service, and %d without the "+
+				"tenant; want at most %d",
 				x.stage, s.shape.Name, s.n, x.is, x.unit, x.was, x.most)
 		}
 	}
@@ -176,7 +189,8 @@ func (s *bystander) answers() {
 func (s *bystander) remembered(since uint64) {
 	entries, _ := s.ring.After(since)
 	if !slices.ContainsFunc(entries, func(e changes.Entry) bool { return e.Service == honestName(aside) }) {
-		s.errorf("changes: %q with %d Services changed at once: the stranger's change was pushed out by %d others", s.shape.Name, s.n, len(entries))
+		s.errorf("changes: %q with %d Services changed at once: the stranger's change was pushed out by %d others",
+			s.shape.Name, s.n, len(entries))
 	}
 	s.lost = map[string]int{}
 	lines := s.log.lines.Load()
@@ -187,6 +201,7 @@ func (s *bystander) remembered(since uint64) {
 	s.do(cluster.ServiceSet{Service: older}, cluster.ServiceSet{Service: contested})
 	s.settle()
 	if s.lost[honestName(aside).String()] == 0 || s.log.lines.Load() == lines {
-		s.errorf("events: %q with %d Services changed at once: no report to the stranger that his Service lost an address", s.shape.Name, s.n)
+		s.errorf("events: %q with %d Services changed at once: no report to the stranger that his Service lost an "+
+			"address", s.shape.Name, s.n)
 	}
 }

@@ -48,7 +48,8 @@ func TestStrangerBesideAFullNamespace(t *testing.T) {
 	}
 }
 
-func besideAFullNamespace(t *testing.T, full bool, weigh func(lb.Size) int, newPlane func(lb.Family) (engine.Plane, error)) {
+func besideAFullNamespace(t *testing.T, full bool, weigh func(lb.Size) int, newPlane func(lb.Family) (engine.Plane,
+	error)) {
 	limit, endpoints := 1<<22, 66_000
 	if !full {
 		limit, endpoints = limit/128, endpoints/128
@@ -92,10 +93,12 @@ func besideAFullNamespace(t *testing.T, full bool, weigh func(lb.Size) int, newP
 		}
 	}
 	n.mu.Unlock()
-	t.Logf("%d endpoints and ports of %d Services are served; %d bytes of kernel memory and %d of heap, %d and %d for each object of the limit; %d changes of strangers, none waited for more than %d writes",
+	t.Logf("%d endpoints and ports of %d Services are served; %d bytes of kernel memory and %d of heap, %d and %d "+
+		"for each object of the limit; %d changes of strangers, none waited for more than %d writes",
 		used, len(served)-neighbours, kernel, heap, kernel/limit, heap/limit, changes, most)
 	if len(served)-neighbours >= 100 || used < limit/64 {
-		t.Errorf("%d Services with %d endpoints and ports are served of a limit of %d objects", len(served)-neighbours, used, limit)
+		t.Errorf("%d Services with %d endpoints and ports are served of a limit of %d objects", len(served)-neighbours,
+			used, limit)
 	}
 	if full && (kernel > kernelPerObject*limit || heap > heapPerObject*limit) { // a few MiB are noise
 		t.Errorf("%d bytes of kernel memory and %d of heap", kernel, heap)
@@ -104,7 +107,8 @@ func besideAFullNamespace(t *testing.T, full bool, weigh func(lb.Size) int, newP
 	runtime.KeepAlive(events)
 }
 
-// fullNamespace is a tenant's 100 Services: of one port and so many endpoints, of 256 ports and a 256th of them, with and without affinity.
+// fullNamespace is a tenant's 100 Services: of one port and so many endpoints, of 256 ports and a
+// 256th of them, with and without affinity.
 func fullNamespace(endpoints int) (events []cluster.Event) {
 	var all []cluster.Endpoint
 	for i := range endpoints {
@@ -112,20 +116,24 @@ func fullNamespace(endpoints int) (events []cluster.Event) {
 	}
 	for i := range 100 {
 		name := cluster.Name{Namespace: "tenant", Name: fmt.Sprintf("s%d", i)}
-		s := &cluster.Service{Name: name, Created: 1 << 41, ClusterIPs: []netip.Addr{v4(10, 98, 0, 1+i)}, AffinitySeconds: int32(i/2%2) * 10800}
+		s := &cluster.Service{Name: name, Created: 1 << 41, ClusterIPs: []netip.Addr{v4(10, 98, 0, 1+i)},
+			AffinitySeconds: int32(i/2%2) * 10800}
 		ports, mine := 1, all
 		if i%2 == 1 {
 			ports, mine = 256, all[:endpoints/256]
 		}
 		var named []cluster.SlicePort
 		for p := range ports {
-			s.Ports = append(s.Ports, cluster.ServicePort{Name: fmt.Sprint("p", p), Protocol: cluster.TCP, Port: uint16(1000 + p)})
-			named = append(named, cluster.SlicePort{Name: fmt.Sprint("p", p), Protocol: cluster.TCP, Port: uint16(8000 + p)})
+			s.Ports = append(s.Ports, cluster.ServicePort{Name: fmt.Sprint("p", p), Protocol: cluster.TCP,
+				Port: uint16(1000 + p)})
+			named = append(named, cluster.SlicePort{Name: fmt.Sprint("p", p), Protocol: cluster.TCP,
+				Port: uint16(8000 + p)})
 		}
 		events = append(events, cluster.ServiceSet{Service: s})
 		for k := 0; k < len(mine); k += 1000 {
 			events = append(events, cluster.SliceSet{Slice: &cluster.Slice{
-				Name: cluster.Name{Namespace: "tenant", Name: fmt.Sprintf("s%d-%d", i, k)}, Service: name, Ports: named, Endpoints: cluster.EndpointsOf(mine[k:min(k+1000, len(mine))]...),
+				Name: cluster.Name{Namespace: "tenant", Name: fmt.Sprintf("s%d-%d", i, k)}, Service: name, Ports: named,
+				Endpoints: cluster.EndpointsOf(mine[k:min(k+1000, len(mine))]...),
 			}})
 		}
 	}

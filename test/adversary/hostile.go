@@ -58,7 +58,8 @@ func large(name string, n, ports, slices, endpoints int) (out Shape) {
 			sl.Name.Name = fmt.Sprintf("s%d-%d", i, k)
 			sl.Ports = nil
 			for p := range ports {
-				sl.Ports = append(sl.Ports, cluster.SlicePort{Name: s.Ports[p].Name, Protocol: cluster.UDP, Port: uint16(8000 + p)})
+				sl.Ports = append(sl.Ports, cluster.SlicePort{Name: s.Ports[p].Name, Protocol: cluster.UDP,
+					Port: uint16(8000 + p)})
 			}
 			sl.Endpoints = sl.Endpoints.Edited(func(n int, e *cluster.Endpoint) {
 				e.Addr = oddAddr(100, 64, (i*slices+k)*endpoints+n)
@@ -80,8 +81,9 @@ func emptySlices(name string, n, ports int) (out Shape) {
 	for i := range n {
 		out.Services = append(out.Services, oddService(i, 1))
 		for k := range 100 {
-			out.Slices = append(out.Slices, &cluster.Slice{Name: cluster.Name{Namespace: "odd", Name: fmt.Sprintf("s%d-%d", i, k)},
-				Service: oddName(i), Ports: many})
+			out.Slices = append(out.Slices,
+				&cluster.Slice{Name: cluster.Name{Namespace: "odd", Name: fmt.Sprintf("s%d-%d", i, k)},
+					Service: oddName(i), Ports: many})
 		}
 	}
 	return out

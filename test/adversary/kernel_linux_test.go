@@ -136,7 +136,8 @@ func (n *node) begin(newPlane func(lb.Family) (engine.Plane, error)) {
 	n.store = cluster.NewStore(netlab.Node1)
 	n.run(newPlane)
 	n.fold(cluster.NodeSet{Node: &cluster.Node{Name: netlab.Node1, Addrs: []netip.Addr{n.addr(netlab.Node1)}}},
-		cluster.CIDRsListed{CIDRs: []*cluster.ServiceCIDR{{Name: "kubernetes", Prefixes: []netip.Prefix{netlab.Service4, netlab.Service6}}}},
+		cluster.CIDRsListed{CIDRs: []*cluster.ServiceCIDR{
+			{Name: "kubernetes", Prefixes: []netip.Prefix{netlab.Service4, netlab.Service6}}}},
 		cluster.ServicesListed{}, cluster.SlicesListed{})
 	for i := range neighbours {
 		n.fold(cluster.ServiceSet{Service: n.service(i)})
@@ -161,7 +162,8 @@ func (n *node) run(newPlane func(lb.Family) (engine.Plane, error)) {
 			}
 			cfg := engine.Config{
 				Family: n.family, Plane: p, Store: n.store, Observers: []engine.Observer{n},
-				Settings: policy.Settings{Family: n.family, ClusterCIDRs: []netip.Prefix{netlab.Cluster4, netlab.Cluster6},
+				Settings: policy.Settings{Family: n.family, ClusterCIDRs: []netip.Prefix{netlab.Cluster4,
+					netlab.Cluster6},
 					NodePortAddrs: policy.NodePortAddrs{Primary: true}},
 				Log: slog.New(slog.DiscardHandler),
 			}
@@ -205,7 +207,8 @@ func (n *node) clusterIPsOf(i int) func(int) []netip.Addr {
 
 func (n *node) service(i int) *cluster.Service {
 	return &cluster.Service{
-		Name: cluster.Name{Namespace: fmt.Sprint("honest", i), Name: "web"}, Created: 1 << 41, Type: cluster.TypeNodePort,
+		Name: cluster.Name{Namespace: fmt.Sprint("honest", i), Name: "web"}, Created: 1 << 41,
+		Type:       cluster.TypeNodePort,
 		ClusterIPs: []netip.Addr{n.vip(i)}, AffinitySeconds: int32(i%2) * 10800,
 		Ports: []cluster.ServicePort{{Name: "http", Protocol: cluster.TCP, Port: 80, NodePort: uint16(31000 + i)}},
 	}
@@ -213,8 +216,10 @@ func (n *node) service(i int) *cluster.Service {
 
 func (n *node) victims() adversary.Victims {
 	v := adversary.Victims{
-		Special: adversary.Special(), Node: []netip.Addr{n.addr(netlab.Node1), n.addr(netlab.Node2)}, NodeName: netlab.Node1,
-		Free: []netip.Addr{n.vip(5000), n.vip(5001)}, Ports: []uint16{80, serving, 53}, NodePorts: []uint16{30080, 30081},
+		Special: adversary.Special(), Node: []netip.Addr{n.addr(netlab.Node1), n.addr(netlab.Node2)},
+		NodeName: netlab.Node1,
+		Free:     []netip.Addr{n.vip(5000), n.vip(5001)}, Ports: []uint16{80, serving, 53},
+		NodePorts: []uint16{30080, 30081},
 	}
 	for i := range neighbours {
 		v.ClusterIPs = append(v.ClusterIPs, n.vip(i))
@@ -281,7 +286,8 @@ func (n *node) slice(i int) *cluster.Slice {
 	}
 	for _, k := range n.rnd.Perm(5)[:1+n.rnd.IntN(2)] {
 		h, _ := netlab.HostByName(fmt.Sprint("pod", k+1))
-		s.Endpoints = s.Endpoints.With(cluster.Endpoint{Addr: n.addr(h.Name), Where: cluster.At(h.Node, ""), Ready: true, Serving: true})
+		s.Endpoints = s.Endpoints.With(cluster.Endpoint{Addr: n.addr(h.Name), Where: cluster.At(h.Node, ""),
+			Ready: true, Serving: true})
 	}
 	return s
 }
@@ -295,7 +301,8 @@ func backends(row *lb.Frontend) (out []netip.AddrPort) {
 	return out
 }
 
-// probe sends to the honest, at their cluster IPs and NodePorts, and past all Services, at the same time.
+// probe sends to the honest, at their cluster IPs and NodePorts, and past all Services, at the same
+// time.
 func (n *node) probe() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -328,8 +335,10 @@ func (n *node) probe() {
 		for _, host := range []string{"pod1", "pod3", netlab.Node1, netlab.Client} {
 			send(host, n.addr(host), netip.AddrPortFrom(n.vip(i), 80), answers)
 		}
-		if row := n.rows[lb.Key{Port: uint16(31000 + i), Proto: lb.TCP}]; row != nil && strings.HasPrefix(row.Service, fmt.Sprintf("honest%d/", i)) {
-			send(netlab.Client, n.addr(netlab.Client), netip.AddrPortFrom(n.addr(netlab.Node1), uint16(31000+i)), answers)
+		if row := n.rows[lb.Key{Port: uint16(31000 + i), Proto: lb.TCP}]; row != nil && strings.HasPrefix(row.Service,
+			fmt.Sprintf("honest%d/", i)) {
+			send(netlab.Client, n.addr(netlab.Client), netip.AddrPortFrom(n.addr(netlab.Node1), uint16(31000+i)),
+				answers)
 		}
 	}
 	for _, way := range n.strangers() {
@@ -340,7 +349,8 @@ func (n *node) probe() {
 			}
 			send(way.host, way.from, to, func(a netlab.Reply, local netip.Addr, err error) error {
 				if err == nil && (a.At != to || a.Seen.Addr() != local) {
-					err = errors.New("is for no Service, and " + a.Server + " answered at " + a.At.String() + " and saw " + a.Seen.String())
+					err = errors.New("is for no Service, and " + a.Server + " answered at " + a.At.String() +
+						" and saw " + a.Seen.String())
 				}
 				return err
 			})
@@ -356,7 +366,8 @@ type stranger struct {
 }
 
 func (n *node) strangers() (out []stranger) {
-	for _, way := range [][2]string{{"pod1", "pod2"}, {"pod2", "pod4"}, {netlab.Node1, netlab.Node1}, {netlab.Node1, "pod5"}, {netlab.Client, "pod3"}} {
+	for _, way := range [][2]string{{"pod1", "pod2"}, {"pod2", "pod4"}, {netlab.Node1, netlab.Node1},
+		{netlab.Node1, "pod5"}, {netlab.Client, "pod3"}} {
 		out = append(out, stranger{way[0], n.addr(way[0]), n.addr(way[1])})
 	}
 	own := netip.AddrFrom4([4]byte{127, 0, 0, 1})

@@ -44,9 +44,11 @@ func TestTenants(t *testing.T) {
 					}
 				}
 				if last > least+least/2+1<<20 {
-					t.Errorf("the first tenants left %d KiB behind, and %d generations %d KiB", least>>10, generations, last>>10)
+					t.Errorf("the first tenants left %d KiB behind, and %d generations %d KiB", least>>10, generations,
+						last>>10)
 				}
-				t.Logf("%d tenants, %d events, %d packets, %d lines of log, heap %d and %d KiB", generations*tenants, w.events, asked,
+				t.Logf("%d tenants, %d events, %d packets, %d lines of log, heap %d and %d KiB", generations*tenants,
+					w.events, asked,
 					w.log.lines.Load(), least>>10, last>>10)
 			})
 		})
@@ -81,7 +83,8 @@ func (w *world) generation(seed uint64, first, n int, alone cost) (asked int) {
 	// Log lines about tenants are proportional to their own actions, not to the effects on others,
 	// and have a limit. A new process reports again what it finds, conflicts and provisional owners
 	// up to a limit for each namespace (TN-02).
-	if most := int64(w.events)/2 + 200 + int64(w.starts-1)*2*ratelimit.Burst*int64(n); lines > most || bytes > 1000*most {
+	if most := int64(w.events)/2 + 200 + int64(w.starts-1)*2*ratelimit.Burst*int64(n); lines > most ||
+		bytes > 1000*most {
 		w.errorf("%d lines, %d bytes of log after %d events and %d starts", lines, bytes, w.events, w.starts)
 	}
 	for _, tn := range tenants {
@@ -173,7 +176,8 @@ type cost struct{ resolved, visited, offered, changes, applies, ops, lines uint6
 
 func (w *world) spent() cost {
 	s := w.engine.Stats()
-	return cost{s.Resolved, s.Visited, s.Offered, s.Changes, s.Applies, uint64(w.plane.Counts().Ops), uint64(w.log.lines.Load())}
+	return cost{s.Resolved, s.Visited, s.Offered, s.Changes, s.Applies, uint64(w.plane.Counts().Ops),
+		uint64(w.log.lines.Load())}
 }
 
 // change changes an endpoint of an honest Service, in its nth form, and returns the cost.
@@ -185,7 +189,8 @@ func (w *world) change(n int) cost {
 		w.errorf("a change of another tenant waits")
 	}
 	is := w.spent()
-	return cost{is.resolved - was.resolved, is.visited - was.visited, is.offered - was.offered, is.changes - was.changes,
+	return cost{is.resolved - was.resolved, is.visited - was.visited, is.offered - was.offered,
+		is.changes - was.changes,
 		is.applies - was.applies, is.ops - was.ops, is.lines - was.lines}
 }
 
@@ -204,6 +209,7 @@ func heap() uint64 {
 }
 
 func (c cost) String() string {
-	return fmt.Sprintf("%d resolved, %d rows visited, %d offered, %d changed in %d writes of %d operations, %d lines logged",
+	return fmt.Sprintf("%d resolved, %d rows visited, %d offered, %d changed in %d writes of %d operations, %d lines "+
+		"logged",
 		c.resolved, c.visited, c.offered, c.changes, c.applies, c.ops, c.lines)
 }

@@ -20,8 +20,10 @@ func serviceObject(s *cluster.Service) *core.Service {
 		o.CreationTimestamp = metav1.NewTime(time.Unix(s.Created, 0))
 	}
 	spec := &o.Spec
-	spec.Type = map[cluster.ServiceType]core.ServiceType{cluster.TypeClusterIP: core.ServiceTypeClusterIP, cluster.TypeNodePort: core.ServiceTypeNodePort,
-		cluster.TypeLoadBalancer: core.ServiceTypeLoadBalancer, cluster.TypeExternalName: core.ServiceTypeExternalName}[s.Type]
+	spec.Type = map[cluster.ServiceType]core.ServiceType{cluster.TypeClusterIP: core.ServiceTypeClusterIP,
+		cluster.TypeNodePort:     core.ServiceTypeNodePort,
+		cluster.TypeLoadBalancer: core.ServiceTypeLoadBalancer,
+		cluster.TypeExternalName: core.ServiceTypeExternalName}[s.Type]
 	for _, a := range s.ClusterIPs {
 		family := core.IPv4Protocol
 		if a.Is6() {
@@ -46,23 +48,27 @@ func serviceObject(s *cluster.Service) *core.Service {
 	spec.InternalTrafficPolicy = new(core.ServiceInternalTrafficPolicy(policies[s.InternalPolicy]))
 	if s.AffinitySeconds != 0 {
 		spec.SessionAffinity = core.ServiceAffinityClientIP
-		spec.SessionAffinityConfig = &core.SessionAffinityConfig{ClientIP: &core.ClientIPConfig{TimeoutSeconds: new(s.AffinitySeconds)}}
+		spec.SessionAffinityConfig = &core.SessionAffinityConfig{
+			ClientIP: &core.ClientIPConfig{TimeoutSeconds: new(s.AffinitySeconds)}}
 	}
 	spec.HealthCheckNodePort = int32(s.HealthCheckNodePort)
 	for _, p := range s.Ports {
-		spec.Ports = append(spec.Ports, core.ServicePort{Name: p.Name, Protocol: protocolName(p.Protocol), Port: int32(p.Port), NodePort: int32(p.NodePort)})
+		spec.Ports = append(spec.Ports, core.ServicePort{Name: p.Name, Protocol: protocolName(p.Protocol),
+			Port: int32(p.Port), NodePort: int32(p.NodePort)})
 	}
 	return o
 }
 
 func protocolName(p cluster.Protocol) core.Protocol {
-	return map[cluster.Protocol]core.Protocol{cluster.TCP: core.ProtocolTCP, cluster.UDP: core.ProtocolUDP, cluster.SCTP: core.ProtocolSCTP}[p]
+	return map[cluster.Protocol]core.Protocol{cluster.TCP: core.ProtocolTCP, cluster.UDP: core.ProtocolUDP,
+		cluster.SCTP: core.ProtocolSCTP}[p]
 }
 
 // sliceObject is the API object of a slice. A port 0 has no number.
 func sliceObject(s *cluster.Slice) *discovery.EndpointSlice {
 	o := &discovery.EndpointSlice{AddressType: discovery.AddressTypeIPv4, ObjectMeta: metav1.ObjectMeta{
-		Namespace: s.Name.Namespace, Name: s.Name.Name, Labels: map[string]string{discovery.LabelServiceName: s.Service.Name}}}
+		Namespace: s.Name.Namespace, Name: s.Name.Name,
+		Labels: map[string]string{discovery.LabelServiceName: s.Service.Name}}}
 	if s.IPv6 {
 		o.AddressType = discovery.AddressTypeIPv6
 	}
@@ -78,7 +84,8 @@ func sliceObject(s *cluster.Slice) *discovery.EndpointSlice {
 		if node := e.Place().Node; node != "" {
 			out.NodeName = new(node)
 		}
-		out.Conditions = discovery.EndpointConditions{Ready: new(e.Ready), Serving: new(e.Serving), Terminating: new(e.Terminating)}
+		out.Conditions = discovery.EndpointConditions{Ready: new(e.Ready), Serving: new(e.Serving),
+			Terminating: new(e.Terminating)}
 		o.Endpoints = append(o.Endpoints, out)
 	}
 	return o

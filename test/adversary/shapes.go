@@ -31,7 +31,8 @@ func (s Shape) Events() []cluster.Event {
 	return out
 }
 
-// Odd returns the adversarial workloads of IPv4, divided by scale: at 1 they are as large as their names say.
+// Odd returns the adversarial workloads of IPv4, divided by scale: at 1 they are as large as their
+// names say.
 func Odd(scale int) []Shape {
 	return []Shape{
 		ports("10,000 ports", 10_000/scale, 3, 0),
@@ -53,9 +54,11 @@ func oddAddr(a, b byte, i int) netip.Addr {
 }
 
 func oddService(i, ports int) *cluster.Service {
-	s := &cluster.Service{Name: oddName(i), Created: int64(100_000 - i), ClusterIPs: []netip.Addr{oddAddr(10, 100, i+1)}}
+	s := &cluster.Service{Name: oddName(i), Created: int64(100_000 - i),
+		ClusterIPs: []netip.Addr{oddAddr(10, 100, i+1)}}
 	for p := range ports {
-		s.Ports = append(s.Ports, cluster.ServicePort{Name: fmt.Sprint("p", p), Protocol: cluster.TCP, Port: uint16(1 + p)})
+		s.Ports = append(s.Ports, cluster.ServicePort{Name: fmt.Sprint("p", p), Protocol: cluster.TCP,
+			Port: uint16(1 + p)})
 	}
 	return s
 }
@@ -70,13 +73,16 @@ const (
 func oddSlices(i, ports, endpoints int) (out []*cluster.Slice) {
 	for p := 0; p < ports; p += slicePorts {
 		for e := 0; e < endpoints; e += sliceEndpoints {
-			s := &cluster.Slice{Name: cluster.Name{Namespace: "odd", Name: fmt.Sprintf("s%d-%d-%d", i, p, e)}, Service: oddName(i)}
+			s := &cluster.Slice{Name: cluster.Name{Namespace: "odd", Name: fmt.Sprintf("s%d-%d-%d", i, p, e)},
+				Service: oddName(i)}
 			for k := p; k < min(p+slicePorts, ports); k++ {
-				s.Ports = append(s.Ports, cluster.SlicePort{Name: fmt.Sprint("p", k), Protocol: cluster.TCP, Port: 8080})
+				s.Ports = append(s.Ports, cluster.SlicePort{Name: fmt.Sprint("p", k), Protocol: cluster.TCP,
+					Port: 8080})
 			}
 			var all []cluster.Endpoint
 			for k := e; k < min(e+sliceEndpoints, endpoints); k++ {
-				all = append(all, cluster.Endpoint{Addr: oddAddr(100, 64, i<<4+k), Where: cluster.At("elsewhere", ""), Ready: true, Serving: true})
+				all = append(all, cluster.Endpoint{Addr: oddAddr(100, 64, i<<4+k), Where: cluster.At("elsewhere", ""),
+					Ready: true, Serving: true})
 			}
 			s.Endpoints = cluster.EndpointsOf(all...)
 			out = append(out, s)

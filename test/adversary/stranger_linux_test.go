@@ -24,7 +24,8 @@ import (
 // large runs the tests of strangers with shapes of full size; `make release-check` does.
 var large = flag.Bool("large", false, "run the tests of strangers at full size")
 
-// sizes are how many of a tenant's Services change at once, and by how much their shapes are divided.
+// sizes are how many of a tenant's Services change at once, and by how much their shapes are
+// divided.
 func sizes(t *testing.T) (numbers []int, scale int) {
 	numbers, scale = []int{1, 10, 100}, 20
 	if *large {
@@ -126,7 +127,8 @@ type bystander struct {
 }
 
 func newBystander(t *testing.T, shape adversary.Shape, n int, observers []*observer) *bystander {
-	s := &bystander{world: emptyWorld(t, lb.IPv4, 1), shape: shape, n: min(n, len(shape.Services)), ring: changes.New(0), observers: observers}
+	s := &bystander{world: emptyWorld(t, lb.IPv4, 1), shape: shape, n: min(n, len(shape.Services)),
+		ring: changes.New(0), observers: observers}
 	s.plane.Slow(0, maxBatchWeight)
 	resolve := s.resolve
 	s.resolve = func(v cluster.View) []*lb.Frontend {
@@ -235,7 +237,8 @@ func allocations(f func()) int64 {
 func (s *bystander) Applied(changes []lb.Change) {
 	s.done.reported += int64(len(changes))
 	for _, c := range changes {
-		if s.await != nil && c.New != nil && c.New.Service == honestName(aside).String()+":http" && leadsTo(c.New, s.await) {
+		if s.await != nil && c.New != nil && c.New.Service == honestName(aside).String()+":http" &&
+			leadsTo(c.New, s.await) {
 			s.await, s.then = nil, s.effort()
 		}
 	}
@@ -243,7 +246,9 @@ func (s *bystander) Applied(changes []lb.Change) {
 
 func leadsTo(f *lb.Frontend, sl *cluster.Slice) bool {
 	set := f.Set(lb.Cluster)
-	return set != nil && slices.ContainsFunc(slices.Collect(set.Backends.All()), func(b lb.Backend) bool { return b.Addr.Addr() == sl.Endpoints.At(2).Addr })
+	return set != nil && slices.ContainsFunc(slices.Collect(set.Backends.All()), func(b lb.Backend) bool {
+		return b.Addr.Addr() == sl.Endpoints.At(2).Addr
+	})
 }
 
 func (s *bystander) effort() effort {
@@ -271,9 +276,11 @@ func (s *bystander) waits() {
 	for _, x := range []struct {
 		stage       string
 		took, alone int64
-	}{{"source", sent.source, s.alone.delivery.source}, {"store", sent.store, s.alone.delivery.store}, {"inbox", sent.inbox, s.alone.delivery.inbox}} {
+	}{{"source", sent.source, s.alone.delivery.source}, {"store", sent.store, s.alone.delivery.store},
+		{"inbox", sent.inbox, s.alone.delivery.inbox}} {
 		if x.took > x.alone+100 { // interned names are created again after a garbage collection
-			s.errorf("%s: %q with %d Services changed at once: %d allocations for a stranger's event, and %d without the tenant", x.stage, s.shape.Name, s.n, x.took, x.alone)
+			s.errorf("%s: %q with %d Services changed at once: %d allocations for a stranger's event, and %d without "+
+				"the tenant", x.stage, s.shape.Name, s.n, x.took, x.alone)
 		}
 	}
 	release()
@@ -288,12 +295,14 @@ func (s *bystander) waits() {
 			did -= 6 * x.of(&s.heaviest) // a turn resolves at least one Service, and a write follows each
 		}
 		if did > x.most {
-			s.errorf("%s: %q with %d Services changed at once: %d %s between a stranger's event and his frontend, want at most %d",
+			s.errorf("%s: %q with %d Services changed at once: %d %s between a stranger's event and his frontend, "+
+				"want at most %d",
 				x.stage, s.shape.Name, s.n, did, x.unit, x.most)
 		}
 	}
 	if lines := s.log.lines.Load() - quiet; lines > maxLines {
-		s.errorf("log: %q with %d Services changed %d times: %d lines, want at most %d", s.shape.Name, s.n, s.round, lines, maxLines)
+		s.errorf("log: %q with %d Services changed %d times: %d lines, want at most %d", s.shape.Name, s.n, s.round,
+			lines, maxLines)
 	}
 	s.answers()
 	s.remembered(seq)

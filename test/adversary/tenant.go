@@ -27,7 +27,8 @@ type Victims struct {
 // Special returns addresses that no Service may have: it would take a node's traffic to itself, or
 // that of its neighbours.
 func Special() []netip.Addr {
-	return addrs("0.0.0.0", "0.1.2.3", "127.0.0.1", "127.255.255.254", "169.254.169.254", "224.0.0.1", "239.255.255.250", "255.255.255.255",
+	return addrs("0.0.0.0", "0.1.2.3", "127.0.0.1", "127.255.255.254", "169.254.169.254", "224.0.0.1",
+		"239.255.255.250", "255.255.255.255",
 		"::", "::1", "fe80::1", "ff02::1", "ff0e::fb", "::ffff:10.96.0.1", "::10.96.0.1")
 }
 
@@ -43,7 +44,8 @@ func addrs(texts ...string) []netip.Addr {
 type Tenant struct {
 	// Namespace is where the tenant has all rights.
 	Namespace string
-	// ClusterIP returns the addresses that the API server gives the tenant's Service of that number.
+	// ClusterIP returns the addresses that the API server gives the tenant's Service of that
+	// number.
 	ClusterIP func(i int) []netip.Addr
 
 	rnd     *rand.Rand
@@ -115,7 +117,8 @@ func (t *Tenant) addr() netip.Addr {
 	case 6: // an address of the Internet that all tenants claim
 		return pick(t, addrs("192.0.2.7", "198.51.100.7", "2001:db8::7"))
 	}
-	return netip.AddrFrom4([4]byte{byte(t.rnd.IntN(256)), byte(t.rnd.IntN(256)), byte(t.rnd.IntN(256)), byte(t.rnd.IntN(256))})
+	return netip.AddrFrom4([4]byte{byte(t.rnd.IntN(256)), byte(t.rnd.IntN(256)), byte(t.rnd.IntN(256)),
+		byte(t.rnd.IntN(256))})
 }
 
 func (t *Tenant) addrs(most int) (out []netip.Addr) {
@@ -172,7 +175,8 @@ func (t *Tenant) Service(i int) *cluster.Service {
 		s.SourceRanges = append(s.SourceRanges, t.prefix())
 	}
 	for p := range 1 + t.rnd.IntN(6) {
-		s.Ports = append(s.Ports, cluster.ServicePort{Name: t.portName(p), Protocol: pick(t, protocols), Port: t.port(), NodePort: t.nodePort()})
+		s.Ports = append(s.Ports, cluster.ServicePort{Name: t.portName(p), Protocol: pick(t, protocols), Port: t.port(),
+			NodePort: t.nodePort()})
 	}
 	return s
 }
@@ -202,7 +206,8 @@ func (t *Tenant) Slice(i, k int) *cluster.Slice {
 		s.Service = t.name(t.rnd.IntN(2 * services))
 	}
 	for p := range 1 + t.rnd.IntN(6) {
-		s.Ports = append(s.Ports, cluster.SlicePort{Name: t.portName(p), Protocol: pick(t, protocols), Port: pick(t, append([]uint16{0}, t.victims.Targets...))})
+		s.Ports = append(s.Ports, cluster.SlicePort{Name: t.portName(p), Protocol: pick(t, protocols),
+			Port: pick(t, append([]uint16{0}, t.victims.Targets...))})
 	}
 	n := t.rnd.IntN(6)
 	if t.one(50) {
@@ -216,7 +221,8 @@ func (t *Tenant) Slice(i, k int) *cluster.Slice {
 	return s
 }
 
-// endpoint is a pod of another tenant, the node, or a special address; now and then without a node's name.
+// endpoint is a pod of another tenant, the node, or a special address; now and then without a
+// node's name.
 func (t *Tenant) endpoint(six bool) cluster.Endpoint {
 	e := cluster.Endpoint{Ready: !t.one(5), Serving: !t.one(3), Terminating: t.one(4)}
 	for range 20 {
@@ -232,7 +238,8 @@ func (t *Tenant) endpoint(six bool) cluster.Endpoint {
 		e.Where = cluster.At(t.victims.NodeName, "<script>")
 	}
 	if t.one(4) {
-		e.Hints = &cluster.Hints{Zones: []string{pick(t, []string{"", "a", strings.Repeat("z", 63)})}, Nodes: []string{t.victims.NodeName}}
+		e.Hints = &cluster.Hints{Zones: []string{pick(t, []string{"", "a", strings.Repeat("z", 63)})},
+			Nodes: []string{t.victims.NodeName}}
 	}
 	return e
 }

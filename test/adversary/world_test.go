@@ -80,8 +80,10 @@ func newWorld(t *testing.T, f lb.Family, seed uint64) *world {
 func emptyWorld(t *testing.T, f lb.Family, seed uint64) *world {
 	w := &world{
 		t: t, family: f, rnd: rand.New(rand.NewPCG(seed, 88)),
-		settings: policy.Settings{Family: f, ClusterCIDRs: prefixes("10.1.0.0/16", "fd00:1::/32"), NodePortAddrs: policy.NodePortAddrs{Primary: true}},
-		services: map[cluster.Name]*cluster.Service{}, slices: map[cluster.Name]*cluster.Slice{}, ever: map[string]map[netip.Addr]bool{},
+		settings: policy.Settings{Family: f, ClusterCIDRs: prefixes("10.1.0.0/16", "fd00:1::/32"),
+			NodePortAddrs: policy.NodePortAddrs{Primary: true}},
+		services: map[cluster.Name]*cluster.Service{}, slices: map[cluster.Name]*cluster.Slice{},
+		ever:  map[string]map[netip.Addr]bool{},
 		plane: fake.New(f),
 	}
 	w.resolve = func(v cluster.View) []*lb.Frontend { return policy.Resolve(v, w.settings) }
@@ -92,7 +94,8 @@ func emptyWorld(t *testing.T, f lb.Family, seed uint64) *world {
 // settleDown brings the honest.
 func (w *world) settleDown() {
 	for i := range honest {
-		w.do(cluster.ServiceSet{Service: honestService(i)}, cluster.SliceSet{Slice: honestSlice(i, 0, false)}, cluster.SliceSet{Slice: honestSlice(i, 0, true)})
+		w.do(cluster.ServiceSet{Service: honestService(i)}, cluster.SliceSet{Slice: honestSlice(i, 0, false)},
+			cluster.SliceSet{Slice: honestSlice(i, 0, true)})
 	}
 	w.settle()
 }
@@ -129,7 +132,8 @@ func (w *world) start() {
 	w.t.Cleanup(w.stop)
 	w.fold(
 		cluster.NodeSet{Node: &cluster.Node{Name: nodeName, Addrs: nodeAddrs}},
-		cluster.CIDRsListed{CIDRs: []*cluster.ServiceCIDR{{Name: "kubernetes", Prefixes: prefixes("10.96.0.0/12", "fd00:96::/108")}}},
+		cluster.CIDRsListed{
+			CIDRs: []*cluster.ServiceCIDR{{Name: "kubernetes", Prefixes: prefixes("10.96.0.0/12", "fd00:96::/108")}}},
 		cluster.ServicesListed{Services: slices.Collect(maps.Values(w.services))},
 		cluster.SlicesListed{Slices: slices.Collect(maps.Values(w.slices))},
 	)
@@ -250,11 +254,14 @@ func honestService(i int) *cluster.Service {
 // honestSlice is the slice of an honest Service in its nth form.
 func honestSlice(i, n int, six bool) *cluster.Slice {
 	s := &cluster.Slice{
-		Name: cluster.Name{Namespace: honestName(i).Namespace, Name: fmt.Sprint("web-", six)}, Service: honestName(i), IPv6: six,
-		Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}, {Name: "dns", Protocol: cluster.UDP, Port: 5353}},
+		Name: cluster.Name{Namespace: honestName(i).Namespace, Name: fmt.Sprint("web-", six)}, Service: honestName(i),
+		IPv6: six,
+		Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080},
+			{Name: "dns", Protocol: cluster.UDP, Port: 5353}},
 	}
 	for k := range 3 {
-		s.Endpoints = s.Endpoints.With(cluster.Endpoint{Addr: podAddr(i, k+n, six), Where: cluster.At(nodeName, ""), Ready: true, Serving: true})
+		s.Endpoints = s.Endpoints.With(cluster.Endpoint{Addr: podAddr(i, k+n, six), Where: cluster.At(nodeName, ""),
+			Ready: true, Serving: true})
 	}
 	return s
 }
@@ -263,7 +270,8 @@ func honestSlice(i, n int, six bool) *cluster.Slice {
 func victims() adversary.Victims {
 	v := adversary.Victims{
 		Node: nodeAddrs, NodeName: nodeName, Free: slices.Concat(clusterIPs(60000), clusterIPs(60001)),
-		Ports: []uint16{80, 53, 443}, Special: adversary.Special(), NodePorts: []uint16{30080, 30081, 30443}, Targets: []uint16{8080, 5353, 9090},
+		Ports: []uint16{80, 53, 443}, Special: adversary.Special(), NodePorts: []uint16{30080, 30081, 30443},
+		Targets: []uint16{8080, 5353, 9090},
 	}
 	for i := range honest {
 		if i == aside {
@@ -280,7 +288,9 @@ func victims() adversary.Victims {
 
 // tenant returns a tenant, the nth of the cluster.
 func tenant(seed uint64, n int) *adversary.Tenant {
-	return adversary.New(fmt.Sprintf("tenant%d", n), seed, victims(), func(i int) []netip.Addr { return clusterIPs(1000 + n<<3 + i) })
+	return adversary.New(fmt.Sprintf("tenant%d", n), seed, victims(), func(i int) []netip.Addr {
+		return clusterIPs(1000 + n<<3 + i)
+	})
 }
 
 // belong checks an invariant, even while the plane is half written: a frontend leads only to
@@ -319,7 +329,8 @@ func (w *world) packets() (asked int) {
 	if w.family == lb.IPv6 {
 		at = 1
 	}
-	sources := []netip.Addr{podAddr(3, 1, w.family == lb.IPv6), nodeAddrs[at], []netip.Addr{v4(203, 0, 113, 5), v6(0x203, 5)}[at]}
+	sources := []netip.Addr{podAddr(3, 1, w.family == lb.IPv6), nodeAddrs[at],
+		[]netip.Addr{v4(203, 0, 113, 5), v6(0x203, 5)}[at]}
 	keys := map[lb.Key]bool{}
 	for k := range o.Keys {
 		keys[k] = true

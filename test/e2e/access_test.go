@@ -36,14 +36,16 @@ func badAccesses() []badAccess {
 		{name: "no-permission", user: controlplane.NobodyUser, message: `forbidden|\b403\b`, perResource: true},
 		{name: "other-host", user: proxy, message: `certificate is valid for`,
 			spoil: func(c *api.Config) {
-				c.Clusters["e2e"].Server = strings.Replace(c.Clusters["e2e"].Server, testbed.APIAddr.String(), testbed.OtherAPIAddr.String(), 1)
+				c.Clusters["e2e"].Server = strings.Replace(c.Clusters["e2e"].Server, testbed.APIAddr.String(),
+					testbed.OtherAPIAddr.String(), 1)
 			}},
 		{name: "unknown-authority", user: proxy, message: `unknown authority`,
 			spoil: func(c *api.Config) { c.Clusters["e2e"].CertificateAuthorityData = nil }},
 		{name: "nobody-listens", user: proxy, message: `connection refused`,
 			spoil: func(c *api.Config) { c.Clusters["e2e"].Server = "https://" + testbed.APIAddr.String() + ":1" }},
 		{name: "no-such-file", file: "/does/not/exist.kubeconfig", message: `/does/not/exist\.kubeconfig`, ends: true},
-		{name: "no-server", user: proxy, message: `no-server\.kubeconfig.*server|server.*no-server\.kubeconfig`, ends: true,
+		{name: "no-server", user: proxy, message: `no-server\.kubeconfig.*server|server.*no-server\.kubeconfig`,
+			ends:  true,
 			spoil: func(c *api.Config) { c.Clusters["e2e"].Server = "" }},
 		{name: "no-yaml", file: "garbage", message: `no-yaml\.kubeconfig`, ends: true},
 	}
@@ -108,7 +110,8 @@ func (c badAccess) check(t *testing.T, p *testbed.Proxy) {
 	message := regexp.MustCompile("(?i)" + c.message)
 	said := func() (lines []string) {
 		for line := range strings.Lines(p.Log()) {
-			// At this verbosity the log begins with the values of all flags (FL-05), the file's name among them.
+			// At this verbosity the log begins with the values of all flags (FL-05), the file's
+			// name among them.
 			if message.MatchString(line) && !strings.Contains(line, `] "FLAG: `) {
 				lines = append(lines, line)
 			}
@@ -172,7 +175,8 @@ func TestPermissionComesLater(t *testing.T) {
 	_, err = bindings.Create(t.Context(), &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "later"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:node-proxier"},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: controlplane.NobodyUser}},
+		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind,
+			Name: controlplane.NobodyUser}},
 	}, metav1.CreateOptions{})
 	must(t, err)
 	start := time.Now()
@@ -181,7 +185,8 @@ func TestPermissionComesLater(t *testing.T) {
 	if bed.Mode != testbed.NFTables {
 		return // there the service network has no rules (SV-62)
 	}
-	// An API server that is starting refuses everything for a moment, so this must not wait long either.
+	// An API server that is starting refuses everything for a moment, so this must not wait long
+	// either.
 	awaitRule(t, "service-network", "10.96.0.0/12 drop")
 	t.Logf("the service network is known %v after the permission was given", time.Since(start).Round(time.Millisecond))
 	must(t, bindings.Delete(t.Context(), "later", metav1.DeleteOptions{}))

@@ -87,7 +87,8 @@ func combinations(t *testing.T) []map[string]any {
 		var joined []map[string]any
 		for _, set := range sets {
 			for _, example := range examples {
-				joined = append(joined, chartutil.CoalesceTables(map[string]any{name: copyOf(t, example)}, copyOf(t, set).(map[string]any)))
+				joined = append(joined, chartutil.CoalesceTables(map[string]any{name: copyOf(t, example)},
+					copyOf(t, set).(map[string]any)))
 			}
 		}
 		sets = joined
@@ -126,12 +127,14 @@ func TestChart(t *testing.T) {
 				text, _ := json.Marshal(values)
 				t.Fatalf("values %s: %v", text, err)
 			}
-			if data, ok, _ := unstructured.NestedString(object.Object, "data", "config.conf"); ok && server.first(data) {
+			if data, ok, _ := unstructured.NestedString(object.Object, "data", "config.conf"); ok &&
+				server.first(data) {
 				modes[loadConfig(t, data)]++
 			}
 		}
 	}
-	t.Logf("%d combinations, %d distinct objects, in %v", len(sets), len(server.taken), time.Since(start).Round(time.Millisecond))
+	t.Logf("%d combinations, %d distinct objects, in %v", len(sets), len(server.taken),
+		time.Since(start).Round(time.Millisecond))
 	for _, mode := range []string{"", "nftables", "iptables", "ipvs", "userspace"} {
 		if modes[mode] == 0 {
 			t.Errorf("no example has the mode %q", mode)
@@ -186,12 +189,17 @@ var chartKinds = map[string]schema.GroupVersionResource{
 	"v1 ConfigMap":      {Version: "v1", Resource: "configmaps"},
 	"v1 Service":        {Version: "v1", Resource: "services"},
 	"v1 ServiceAccount": {Version: "v1", Resource: "serviceaccounts"},
-	"rbac.authorization.k8s.io/v1 ClusterRole":        {Group: rbacv1.GroupName, Version: "v1", Resource: "clusterroles"},
-	"rbac.authorization.k8s.io/v1 ClusterRoleBinding": {Group: rbacv1.GroupName, Version: "v1", Resource: "clusterrolebindings"},
-	"rbac.authorization.k8s.io/v1 Role":               {Group: rbacv1.GroupName, Version: "v1", Resource: "roles"},
-	"rbac.authorization.k8s.io/v1 RoleBinding":        {Group: rbacv1.GroupName, Version: "v1", Resource: "rolebindings"},
-	"monitoring.coreos.com/v1 ServiceMonitor":         {Group: "monitoring.coreos.com", Version: "v1", Resource: "servicemonitors"},
-	"monitoring.coreos.com/v1 PrometheusRule":         {Group: "monitoring.coreos.com", Version: "v1", Resource: "prometheusrules"},
+	"rbac.authorization.k8s.io/v1 ClusterRole": {Group: rbacv1.GroupName, Version: "v1",
+		Resource: "clusterroles"},
+	"rbac.authorization.k8s.io/v1 ClusterRoleBinding": {Group: rbacv1.GroupName, Version: "v1",
+		Resource: "clusterrolebindings"},
+	"rbac.authorization.k8s.io/v1 Role": {Group: rbacv1.GroupName, Version: "v1", Resource: "roles"},
+	"rbac.authorization.k8s.io/v1 RoleBinding": {Group: rbacv1.GroupName, Version: "v1",
+		Resource: "rolebindings"},
+	"monitoring.coreos.com/v1 ServiceMonitor": {Group: "monitoring.coreos.com", Version: "v1",
+		Resource: "servicemonitors"},
+	"monitoring.coreos.com/v1 PrometheusRule": {Group: "monitoring.coreos.com", Version: "v1",
+		Resource: "prometheusrules"},
 }
 
 // take applies the object to the API server, as a dry run with strict validation.
@@ -207,8 +215,10 @@ func (d *dryRun) take(t *testing.T, object *unstructured.Unstructured) error {
 		return fmt.Errorf("%s %s: a kind that the test does not know", object.GetKind(), object.GetName())
 	}
 	force := true
-	_, err = d.client.Resource(where).Namespace(object.GetNamespace()).Patch(t.Context(), object.GetName(), types.ApplyPatchType, text,
-		metav1.PatchOptions{FieldManager: "test", Force: &force, DryRun: []string{metav1.DryRunAll}, FieldValidation: metav1.FieldValidationStrict})
+	_, err = d.client.Resource(where).Namespace(object.GetNamespace()).Patch(t.Context(), object.GetName(),
+		types.ApplyPatchType, text,
+		metav1.PatchOptions{FieldManager: "test", Force: &force, DryRun: []string{metav1.DryRunAll},
+			FieldValidation: metav1.FieldValidationStrict})
 	if err != nil {
 		err = fmt.Errorf("%s %s: %w", object.GetKind(), object.GetName(), err)
 	}
@@ -223,13 +233,16 @@ func monitoring(t *testing.T, client dynamic.Interface) {
 	must(t, err)
 	objects, err := helmchart.Decode(string(text))
 	must(t, err)
-	definitions := client.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
+	definitions := client.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1",
+		Resource: "customresourcedefinitions"})
 	for _, object := range objects {
-		if _, err := definitions.Create(t.Context(), object, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+		if _, err := definitions.Create(t.Context(), object, metav1.CreateOptions{}); err != nil &&
+			!apierrors.IsAlreadyExists(err) {
 			t.Fatal(err)
 		}
 	}
-	for _, kind := range []string{"monitoring.coreos.com/v1 ServiceMonitor", "monitoring.coreos.com/v1 PrometheusRule"} {
+	for _, kind := range []string{"monitoring.coreos.com/v1 ServiceMonitor",
+		"monitoring.coreos.com/v1 PrometheusRule"} {
 		for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
 			_, err := client.Resource(chartKinds[kind]).List(t.Context(), metav1.ListOptions{})
 			if err == nil {
@@ -287,10 +300,13 @@ func TestChartBadValues(t *testing.T) {
 		{good + "config: {mode: kernelspace}", `config\.mode: kernelspace is for Windows`},
 		{good + "image: kube-proxy:v1", `/image.*object`},
 		{good + "image: {digest: abc}", `/image/digest`},
-		{good + "config: {clusterCIDR: 10.0.0.1}", `config\.clusterCIDR: "10\.0\.0\.1" is no CIDR: want the pod network, such as`},
+		{good + "config: {clusterCIDR: 10.0.0.1}", `config\.clusterCIDR: "10\.0\.0\.1" is no CIDR: want the pod ` +
+			`network, such as`},
 		{good + "config: {clusterCIDR: '10.244.0.0/16,fd00::1'}", `config\.clusterCIDR: "fd00::1" is no CIDR`},
-		{good + "image: {tag: v1-minimal}\nconfig: {mode: ipvs}", `config\.mode: ipvs: the image v1-minimal has no programs of iptables.*without -minimal`},
-		{good + "image: {tag: v1-minimal}\nconfig: {mode: iptables}", `config\.mode: iptables: the image v1-minimal has no programs`},
+		{good + "image: {tag: v1-minimal}\nconfig: {mode: ipvs}",
+			`config\.mode: ipvs: the image v1-minimal has no programs of iptables.*without -minimal`},
+		{good + "image: {tag: v1-minimal}\nconfig: {mode: iptables}",
+			`config\.mode: iptables: the image v1-minimal has no programs`},
 		{good + "image: {repository: images.example/kube-proxy}", `image\.tag: missing: .*make image.*image\.digest`},
 		{good + "prometheusRule: {enabled: true, runbooks: docs/runbooks.md}", `/prometheusRule/runbooks`},
 		{good + "tolerations: {operator: Exists}", `/tolerations.*array`},
@@ -298,13 +314,16 @@ func TestChartBadValues(t *testing.T) {
 		{good + "extraCapabilities: [ALL]", `/extraCapabilities/0`},
 		{good + "resources: {requests: {memory: lots}}", `/resources/requests/memory`},
 		{good + "updateStrategy: {rollingUpdate: {maxSurge: 1}}", `/updateStrategy/rollingUpdate.*maxSurge`},
-		{good + "config: {mode: userspace}\nupdateStrategy: {rollingUpdate: {maxSurge: 1, maxUnavailable: 0}}", `/updateStrategy/rollingUpdate.*maxSurge`},
+		{good + "config: {mode: userspace}\nupdateStrategy: {rollingUpdate: {maxSurge: 1, maxUnavailable: 0}}",
+			`/updateStrategy/rollingUpdate.*maxSurge`},
 		{good + "init: false", `/init.*object`},
 		{good + "serviceMonitor: {enabled: true}", `config\.metricsBindAddress`},
 		{good + "serviceMonitor: {enabled: true}\nconfig: {bindAddress: '::'}", `config\.metricsBindAddress`},
 		{good + "serviceMonitor: {enabled: true}\nconfig: {metricsBindAddress: none}", `config\.metricsBindAddress`},
-		{good + "config: {snapshot: /var/lib/snapshot}", `config\.snapshot: /var/lib/snapshot: want a directory in one that only`},
-		{good + "config: {snapshot: /var/lib/kube-proxy/snapshot}", `config\.snapshot: /var/lib/kube-proxy/snapshot: want`},
+		{good + "config: {snapshot: /var/lib/snapshot}", `config\.snapshot: /var/lib/snapshot: want a directory in ` +
+			`one that only`},
+		{good + "config: {snapshot: /var/lib/kube-proxy/snapshot}",
+			`config\.snapshot: /var/lib/kube-proxy/snapshot: want`},
 		{good + "config: {healthzBindAddress: none}", `config\.healthzBindAddress: none`},
 		{"apiServer: {host: 'https://172.18.0.10:6443'}", `/apiServer/host`},
 		{"apiServer: {host: a, port: '6443'}", `/apiServer/port.*integer`},
@@ -313,7 +332,8 @@ func TestChartBadValues(t *testing.T) {
 		{"apiServer: {kubeconfig: {hostPath: relative}}", `/apiServer/kubeconfig/hostPath`},
 		{good + "config: {clientConnection: {kubeconfig: /b}}", `config\.clientConnection\.kubeconfig`},
 		{good + "config: {apiVersion: kubeproxy.config.k8s.io/v1alpha2}", `/config/apiVersion`},
-		{"apiServer: {kubeconfig: {secret: a}}\nconfig: {clientConnection: {kubeconfig: /b}}", `config\.clientConnection\.kubeconfig`},
+		{"apiServer: {kubeconfig: {secret: a}}\nconfig: {clientConnection: {kubeconfig: /b}}",
+			`config\.clientConnection\.kubeconfig`},
 	} {
 		_, _, err := helmchart.Render(release, parse(t, c.values))
 		switch {
@@ -323,7 +343,8 @@ func TestChartBadValues(t *testing.T) {
 			t.Errorf("%q: no match of %q in\n%v", c.values, c.want, err)
 		}
 	}
-	if _, _, err := helmchart.Render(helmchart.Release{Name: "a", Namespace: "b", Kubernetes: "v1.28.0"}, parse(t, good)); err == nil {
+	if _, _, err := helmchart.Render(helmchart.Release{Name: "a", Namespace: "b", Kubernetes: "v1.28.0"},
+		parse(t, good)); err == nil {
 		t.Error("a cluster is taken that does not know what the chart says")
 	}
 }
@@ -332,7 +353,8 @@ func TestChartBadValues(t *testing.T) {
 // or is rejected.
 func TestChartStrings(t *testing.T) {
 	where := func(text string) (found int, typed []string) {
-		objects, _, err := helmchart.Render(helmchart.Release{Name: "12", Namespace: "34", Kubernetes: release.Kubernetes}, parse(t, text))
+		objects, _, err := helmchart.Render(helmchart.Release{Name: "12", Namespace: "34",
+			Kubernetes: release.Kubernetes}, parse(t, text))
 		if err != nil {
 			t.Errorf("%q: %v", text, err)
 		}
@@ -364,16 +386,22 @@ func TestChartStrings(t *testing.T) {
 	}
 	const host = "apiServer: {host: 172.18.0.10}\n"
 	for _, text := range []string{
-		host + "fullnameOverride: '123'", host + "imagePullSecrets: ['123']", host + "priorityClassName: '123'", host + "serviceAccount: {name: '123'}",
-		host + "serviceAccount: {create: false, name: '123'}", host + "image: {repository: registry.example:5000/a/123, tag: '1'}", "apiServer: {kubeconfig: {secret: '123'}}",
-		"apiServer: {kubeconfig: {configMap: '123'}}", "apiServer: {kubeconfig: {hostPath: '/a #123'}}", "apiServer: {kubeconfig: {hostPath: '/a: 123'}}",
-		host + "podLabels: {a: '123'}\nserviceMonitor: {enabled: true, labels: {a: '123'}}\nprometheusRule: {enabled: true}\ndashboard: {enabled: true}\nconfig: {metricsBindAddress: '0.0.0.0:10249'}",
+		host + "fullnameOverride: '123'", host + "imagePullSecrets: ['123']", host + "priorityClassName: '123'", host +
+			"serviceAccount: {name: '123'}",
+		host + "serviceAccount: {create: false, name: '123'}", host +
+			"image: {repository: registry.example:5000/a/123, tag: '1'}", "apiServer: {kubeconfig: {secret: '123'}}",
+		"apiServer: {kubeconfig: {configMap: '123'}}", "apiServer: {kubeconfig: {hostPath: '/a #123'}}",
+		"apiServer: {kubeconfig: {hostPath: '/a: 123'}}",
+		host + "podLabels: {a: '123'}\nserviceMonitor: {enabled: true, labels: {a: '123'}}\n" +
+			"prometheusRule: {enabled: true}\ndashboard: {enabled: true}\n" +
+			"config: {metricsBindAddress: '0.0.0.0:10249'}",
 	} {
 		if found, typed := where(text); found == 0 || len(typed) > 0 {
 			t.Errorf("%q: %d fields have it, and no strings are %q", text, found, typed)
 		}
 	}
-	if _, _, err := helmchart.Render(release, parse(t, host+"image: {repository: 'a #b'}")); err == nil || !strings.Contains(err.Error(), "/image/repository") {
+	if _, _, err := helmchart.Render(release, parse(t, host+"image: {repository: 'a #b'}")); err == nil ||
+		!strings.Contains(err.Error(), "/image/repository") {
 		t.Errorf("a name that is none of an image: %v", err)
 	}
 }
@@ -440,8 +468,8 @@ func TestChartSnapshot(t *testing.T) {
 	t.Error("the directory is not mounted")
 }
 
-// In mode ebpf the container has the node's BPF file system, cgroups and network namespaces, and the rights to load programs; in no
-// other mode it has any of these.
+// In mode ebpf the container has the node's BPF file system, cgroups and network namespaces, and
+// the rights to load programs; in no other mode it has any of these.
 func TestChartEBPF(t *testing.T) {
 	own := map[string]string{"bpffs": "/sys/fs/bpf", "cgroup": "/sys/fs/cgroup", "netns": "/run/netns"}
 	rights := []corev1.Capability{"NET_ADMIN", "BPF", "PERFMON", "SYS_ADMIN", "SYS_RESOURCE"}
@@ -463,29 +491,40 @@ func TestChartEBPF(t *testing.T) {
 				}
 			}
 			has := pod.Containers[0].SecurityContext.Capabilities.Add
-			if mounted["bpffs"] != wanted || mounted["cgroup"] != wanted || mounted["netns"] != wanted || slices.Equal(has, rights) != wanted {
+			if mounted["bpffs"] != wanted || mounted["cgroup"] != wanted || mounted["netns"] != wanted ||
+				slices.Equal(has, rights) != wanted {
 				t.Errorf("mode %s: mounts %v, capabilities %v", mode, mounted, has)
 			}
 		}
 	}
 }
 
-// Windows nodes get a DaemonSet of HostProcess containers, whose files are below the folder of the container, and their own configuration.
+// Windows nodes get a DaemonSet of HostProcess containers, whose files are below the folder of the
+// container, and their own configuration.
 func TestChartWindows(t *testing.T) {
 	const windows = "config: {clusterCIDR: 10.244.0.0/16}\nwindows:\n  enabled: true\n"
 	for _, c := range []struct{ values, config, argument, volumes, refused string }{
-		{values: "apiServer: {host: a}\n" + windows, config: "clusterCIDR: 10.244.0.0/16\nkind: KubeProxyConfiguration\nmode: kernelspace\n",
+		{values: "apiServer: {host: a}\n" + windows, config: "clusterCIDR: 10.244.0.0/16\nkind: " +
+			"KubeProxyConfiguration\nmode: kernelspace\n",
 			argument: "%CONTAINER_SANDBOX_MOUNT_POINT%/var/lib/kube-proxy/kube-proxy.yaml", volumes: "config"},
-		{values: "apiServer: {kubeconfig: {secret: b}}\n" + windows + "  config: {mode: userspace, clusterCIDR: 10.1.0.0/16}\n",
-			config:   "clientConnection:\n  kubeconfig: /etc/kube-proxy/kubeconfig.conf\nclusterCIDR: 10.1.0.0/16\nkind: KubeProxyConfiguration\nmode: userspace\n",
-			argument: "%CONTAINER_SANDBOX_MOUNT_POINT%/var/lib/kube-proxy/kube-proxy.yaml", volumes: "config kubeconfig"},
-		{values: "apiServer: {kubeconfig: {hostPath: /etc/k}}\n" + windows + "  config: {winkernel: {networkName: cbr0}, clientConnection: {kubeconfig: 'C:\\k\\config'}}\n",
+		{values: "apiServer: {kubeconfig: {secret: b}}\n" + windows +
+			"  config: {mode: userspace, clusterCIDR: 10.1.0.0/16}\n",
+			config: "clientConnection:\n  kubeconfig: /etc/kube-proxy/kubeconfig.conf\nclusterCIDR: 10.1.0.0/16\n" +
+				"kind: KubeProxyConfiguration\nmode: userspace\n",
+			argument: "%CONTAINER_SANDBOX_MOUNT_POINT%/var/lib/kube-proxy/kube-proxy.yaml",
+			volumes:  "config kubeconfig"},
+		{values: "apiServer: {kubeconfig: {hostPath: /etc/k}}\n" + windows +
+			"  config: {winkernel: {networkName: cbr0}, clientConnection: {kubeconfig: 'C:\\k\\config'}}\n",
 			config:   "winkernel:\n  networkName: cbr0\n",
 			argument: "%CONTAINER_SANDBOX_MOUNT_POINT%/var/lib/kube-proxy/kube-proxy.yaml", volumes: "config"},
-		{values: "apiServer: {host: a}\n" + windows + "  configFile: 'C:\\k\\kube-proxy.yaml'\n", argument: `C:\k\kube-proxy.yaml`},
-		{values: "apiServer: {kubeconfig: {hostPath: /etc/k}}\n" + windows, refused: `windows\.config\.clientConnection\.kubeconfig: missing`},
-		{values: "apiServer: {host: a}\n" + windows + "  config: {clientConnection: {kubeconfig: 'C:\\k\\config'}}\n", refused: `windows\.config\.clientConnection\.kubeconfig: apiServer already`},
-		{values: "apiServer: {host: a}\n" + windows + "  config: {mode: nftables}\n", refused: `windows\.config\.mode: nftables`},
+		{values: "apiServer: {host: a}\n" + windows + "  configFile: 'C:\\k\\kube-proxy.yaml'\n",
+			argument: `C:\k\kube-proxy.yaml`},
+		{values: "apiServer: {kubeconfig: {hostPath: /etc/k}}\n" + windows,
+			refused: `windows\.config\.clientConnection\.kubeconfig: missing`},
+		{values: "apiServer: {host: a}\n" + windows + "  config: {clientConnection: {kubeconfig: 'C:\\k\\config'}}\n",
+			refused: `windows\.config\.clientConnection\.kubeconfig: apiServer already`},
+		{values: "apiServer: {host: a}\n" + windows + "  config: {mode: nftables}\n",
+			refused: `windows\.config\.mode: nftables`},
 		{values: "apiServer: {host: a}\n" + windows + "  configFile: k.yaml\n", refused: `/windows/configFile`},
 	} {
 		objects, _, err := helmchart.Render(release, parse(t, c.values))
@@ -510,7 +549,8 @@ func TestChartWindows(t *testing.T) {
 			t.Errorf("%s: the configuration is\n%s", c.values, config)
 		}
 		pod := set.Spec.Template.Spec
-		if w := pod.SecurityContext.WindowsOptions; !*w.HostProcess || *w.RunAsUserName != `NT AUTHORITY\SYSTEM` || !pod.HostNetwork || pod.OS.Name != corev1.Windows || pod.NodeSelector["kubernetes.io/os"] != "windows" {
+		if w := pod.SecurityContext.WindowsOptions; !*w.HostProcess || *w.RunAsUserName != `NT AUTHORITY\SYSTEM` ||
+			!pod.HostNetwork || pod.OS.Name != corev1.Windows || pod.NodeSelector["kubernetes.io/os"] != "windows" {
 			t.Errorf("%s: the pods are %+v", c.values, pod)
 		}
 		var volumes []string
@@ -520,7 +560,8 @@ func TestChartWindows(t *testing.T) {
 				t.Errorf("%s: %s is not mounted", c.values, v.Name)
 			}
 		}
-		if got := strings.Join(volumes, " "); got != c.volumes || pod.Containers[0].Args[0] != "--config="+c.argument || pod.Containers[0].Command[0] != "%CONTAINER_SANDBOX_MOUNT_POINT%/kube-proxy/kube-proxy.exe" {
+		if got := strings.Join(volumes, " "); got != c.volumes || pod.Containers[0].Args[0] != "--config="+c.argument ||
+			pod.Containers[0].Command[0] != "%CONTAINER_SANDBOX_MOUNT_POINT%/kube-proxy/kube-proxy.exe" {
 			t.Errorf("%s: volumes %q, %q %q", c.values, got, pod.Containers[0].Command, pod.Containers[0].Args)
 		}
 	}
@@ -530,7 +571,8 @@ func TestChartWindows(t *testing.T) {
 func TestChartLint(t *testing.T) {
 	folder, err := helmchart.Folder()
 	must(t, err)
-	for _, message := range lint.All(folder, parse(t, "apiServer: {host: 172.18.0.10}"), release.Namespace, true).Messages {
+	for _, message := range lint.All(folder, parse(t, "apiServer: {host: 172.18.0.10}"), release.Namespace, true).
+		Messages {
 		if message.Severity > support.InfoSev {
 			t.Error(message)
 		}
@@ -542,7 +584,8 @@ func TestChartMetrics(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "metrics.md"))
 	must(t, err)
 	asked := map[string]bool{}
-	for _, object := range render(t, parse(t, "apiServer: {host: a}\nprometheusRule: {enabled: true}\ndashboard: {enabled: true}")) {
+	for _, object := range render(t,
+		parse(t, "apiServer: {host: a}\nprometheusRule: {enabled: true}\ndashboard: {enabled: true}")) {
 		text, err := object.MarshalJSON()
 		must(t, err)
 		for _, name := range regexp.MustCompile(`kubeproxy_[a-z_]+`).FindAllString(string(text), -1) {
@@ -571,7 +614,8 @@ func TestChartRunbooks(t *testing.T) {
 	const values = "apiServer: {host: a}\nprometheusRule: {enabled: true"
 	for _, c := range []struct{ values, annotation, where string }{
 		{values + "}", "runbook", "docs/runbooks.md#kubeproxy"},
-		{values + ", runbooks: 'https://docs.example/kube-proxy/runbooks.md'}", "runbook_url", "https://docs.example/kube-proxy/runbooks.md#kubeproxy"},
+		{values + ", runbooks: 'https://docs.example/kube-proxy/runbooks.md'}", "runbook_url",
+			"https://docs.example/kube-proxy/runbooks.md#kubeproxy"},
 	} {
 		alerts := 0
 		for _, object := range render(t, parse(t, c.values)) {

@@ -69,8 +69,8 @@ func command(t *testing.T, name string, args ...string) string {
 	return out
 }
 
-// The node gets another address: NodePorts follow while the process runs (PR-06). In nftables mode they answer on the node's
-// primary address only.
+// The node gets another address: NodePorts follow while the process runs (PR-06). In nftables mode
+// they answer on the node's primary address only.
 func TestNodeAddressChange(t *testing.T) {
 	begin(t)
 	inMode(t, testbed.NFTables)

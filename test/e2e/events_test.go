@@ -24,7 +24,8 @@ import (
 // deleteEvents makes room for events of this test.
 func deleteEvents(t *testing.T) {
 	t.Helper()
-	must(t, bed.API.Client.EventsV1().Events("default").DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}))
+	must(t, bed.API.Client.EventsV1().Events("default").DeleteCollection(t.Context(), metav1.DeleteOptions{},
+		metav1.ListOptions{}))
 }
 
 // awaitEvent waits for an event of the reason about the object of that name, and checks the
@@ -45,7 +46,8 @@ func awaitEvent(t *testing.T, reason, name string) *eventsv1.Event {
 			for _, e := range list.Items {
 				all = append(all, e.Reason+" of "+e.Regarding.Name+": "+e.Note)
 			}
-			t.Fatalf("no event %s of %s after %v, but %d others:\n%s", reason, name, patience, len(all), strings.Join(all, "\n"))
+			t.Fatalf("no event %s of %s after %v, but %d others:\n%s", reason, name, patience, len(all),
+				strings.Join(all, "\n"))
 		}
 	}
 }
@@ -59,15 +61,19 @@ func checkEvent(t *testing.T, e *eventsv1.Event) {
 	}
 	entry := event.Catalogue()[i]
 	if e.Action != entry.Action || e.Type != string(entry.Type) || e.Regarding.Kind != entry.Regards {
-		t.Errorf("%s: action %s, type %s, regards a %s; want %s, %s, %s", e.Reason, e.Action, e.Type, e.Regarding.Kind, entry.Action, entry.Type, entry.Regards)
+		t.Errorf("%s: action %s, type %s, regards a %s; want %s, %s, %s", e.Reason, e.Action, e.Type, e.Regarding.Kind,
+			entry.Action, entry.Type, entry.Regards)
 	}
-	if e.ReportingController != "kube-proxy" || !strings.HasPrefix(e.ReportingInstance, "kube-proxy") || e.EventTime.IsZero() {
-		t.Errorf("%s: reporting controller %q, instance %q, time %v", e.Reason, e.ReportingController, e.ReportingInstance, e.EventTime)
+	if e.ReportingController != "kube-proxy" || !strings.HasPrefix(e.ReportingInstance, "kube-proxy") ||
+		e.EventTime.IsZero() {
+		t.Errorf("%s: reporting controller %q, instance %q, time %v", e.Reason, e.ReportingController,
+			e.ReportingInstance, e.EventTime)
 	}
 	if e.Regarding.Kind == event.KindNode && string(e.Regarding.UID) != e.Regarding.Name {
 		t.Errorf("%s: regards Node %s with uid %q; want its name (EV-01)", e.Reason, e.Regarding.Name, e.Regarding.UID)
 	}
-	t.Logf("%s %s %s, of %s %s/%s: %s", e.Type, e.Action, e.Reason, e.Regarding.Kind, e.Regarding.Namespace, e.Regarding.Name, e.Note)
+	t.Logf("%s %s %s, of %s %s/%s: %s", e.Type, e.Action, e.Reason, e.Regarding.Kind, e.Regarding.Namespace,
+		e.Regarding.Name, e.Note)
 }
 
 // Each start is reported (EV-01).
@@ -101,7 +107,8 @@ func TestEventModeFromAnnotation(t *testing.T) {
 	addr := web(t, "web", "pod1")
 	annotate := func(value string) {
 		patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%s}}}`, mode.Annotation, value)
-		_, err := bed.API.Client.CoreV1().Nodes().Patch(context.Background(), netlab.Node1, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+		_, err := bed.API.Client.CoreV1().Nodes().Patch(context.Background(), netlab.Node1, types.MergePatchType,
+			[]byte(patch), metav1.PatchOptions{})
 		must(t, err)
 	}
 	annotate(`"userspace"`)
@@ -147,7 +154,8 @@ func TestEventContestedKey(t *testing.T) {
 	must(t, bed.API.Create(t.Context(), younger, slice("younger", "pod2")))
 	startProxy(t)
 	await(t, netlab.Client, netip.AddrPortFrom(external, 80), "pod1")
-	if e := awaitEvent(t, "KubeProxyContestedKey", "younger"); !strings.Contains(e.Note, "default/older") || e.Regarding.UID != younger.UID {
+	if e := awaitEvent(t, "KubeProxyContestedKey", "younger"); !strings.Contains(e.Note, "default/older") ||
+		e.Regarding.UID != younger.UID {
 		t.Errorf("uid %q, want %q; note %q, want it to name default/older", e.Regarding.UID, younger.UID, e.Note)
 	}
 }

@@ -42,7 +42,8 @@ func TestExampleDaemonSet(t *testing.T) {
 	serving := &pod.Containers[0]
 	p := startContainer(t, serving)
 	await(t, "pod3", addr, "pod1")
-	for what, probe := range map[string]*corev1.Probe{"readiness": serving.ReadinessProbe, "liveness": serving.LivenessProbe} {
+	for what, probe := range map[string]*corev1.Probe{"readiness": serving.ReadinessProbe,
+		"liveness": serving.LivenessProbe} {
 		get := probe.HTTPGet
 		for _, port := range serving.Ports {
 			if port.Name == get.Port.StrVal {

@@ -25,8 +25,8 @@ type flapping struct {
 	refused int
 }
 
-// startFlapping creates n services and moves them from pod to pod, one write after the other. A write that fails (the API
-// server may be down) is tried again with the next pod.
+// startFlapping creates n services and moves them from pod to pod, one write after the other. A
+// write that fails (the API server may be down) is tried again with the next pod.
 func startFlapping(t *testing.T, prefix string, n int) *flapping {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -74,5 +74,6 @@ func (f *flapping) stopAndCheck(t *testing.T) {
 		}
 		await(t, netlab.Node1, f.addrs[i], f.pod[name])
 	}
-	t.Logf("%d services flapped: %d writes, %d of them failed; each is answered by its last endpoint", len(f.names), f.writes, f.refused)
+	t.Logf("%d services flapped: %d writes, %d of them failed; each is answered by its last endpoint", len(f.names),
+		f.writes, f.refused)
 }

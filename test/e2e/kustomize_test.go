@@ -32,10 +32,12 @@ func TestKustomize(t *testing.T) {
 	}
 	for _, c := range []struct{ folder, values string }{
 		{"base", unset},
-		{"example", "apiServer: {host: 172.18.0.10}\nconfig: {clusterCIDR: 10.244.0.0/16}\nimage: {repository: images.example/kube-proxy, tag: v1}"},
+		{"example", "apiServer: {host: 172.18.0.10}\nconfig: {clusterCIDR: 10.244.0.0/16}\n" +
+			"image: {repository: images.example/kube-proxy, tag: v1}"},
 	} {
 		want := byName(render(t, parse(t, c.values)))
-		built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), filepath.Join(folder, c.folder))
+		built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(),
+			filepath.Join(folder, c.folder))
 		must(t, err)
 		text, err := built.AsYaml()
 		must(t, err)
@@ -49,7 +51,8 @@ func TestKustomize(t *testing.T) {
 			if !reflect.DeepEqual(got[name], object) {
 				a, _ := yaml.Marshal(got[name])
 				b, _ := yaml.Marshal(object)
-				t.Errorf("%s: %s is\n%s\nthe chart makes\n%s\nto write the base anew: go test . -run TestKustomize -update", c.folder, name, a, b)
+				t.Errorf("%s: %s is\n%s\nthe chart makes\n%s\nto write the base anew: go test . -run TestKustomize "+
+					"-update", c.folder, name, a, b)
 			}
 		}
 	}
@@ -70,7 +73,8 @@ func TestKustomizeBeside(t *testing.T) {
 		values string
 		kinds  []string
 	}{
-		"monitoring": {"serviceMonitor: {enabled: true}\nprometheusRule: {enabled: true}\ndashboard: {enabled: true}\nconfig: {metricsBindAddress: '0.0.0.0:10249'}",
+		"monitoring": {"serviceMonitor: {enabled: true}\nprometheusRule: {enabled: true}\n" +
+			"dashboard: {enabled: true}\nconfig: {metricsBindAddress: '0.0.0.0:10249'}",
 			[]string{"Service", "ServiceMonitor", "PrometheusRule", "ConfigMap"}},
 		"windows": {"windows: {enabled: true}", []string{"DaemonSet", "ConfigMap"}},
 	} {

@@ -29,7 +29,8 @@ const patience = 20 * time.Second
 // brief is how long a test waits for an answer that must not arrive.
 const brief = 100 * time.Millisecond
 
-// bed is shared by all tests, because a control plane takes seconds to start. Each test begins with begin.
+// bed is shared by all tests, because a control plane takes seconds to start. Each test begins with
+// begin.
 var bed *testbed.Bed
 
 func TestMain(m *testing.M) {
@@ -63,7 +64,8 @@ func begin(t *testing.T) {
 	must(t, bed.CleanNode(t.Context()))
 }
 
-// startProxy starts a proxy that ends with the test, which then shows the end of its log if it failed.
+// startProxy starts a proxy that ends with the test, which then shows the end of its log if it
+// failed.
 func startProxy(t *testing.T, args ...string) *testbed.Proxy {
 	t.Helper()
 	p, err := bed.StartProxy(args...)
@@ -180,7 +182,8 @@ func sameRulesFor(t *testing.T, period time.Duration) {
 	t.Logf("no rule changed in %v", period)
 }
 
-// settledRules returns the proxy's rules when they have not changed for a second: on a busy machine changes take long on their way.
+// settledRules returns the proxy's rules when they have not changed for a second: on a busy machine
+// changes take long on their way.
 func settledRules(t *testing.T) string {
 	t.Helper()
 	rules, deadline := ruleset(t), time.Now().Add(patience)

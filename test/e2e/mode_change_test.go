@@ -49,7 +49,8 @@ func TestModeChange(t *testing.T) {
 		marker(t, "marker-"+string(rune('a'+i)))
 		served := time.Since(start)
 		awaitGone(t, step.gone)
-		t.Logf("%s: a new service answers after %v, the other mode's rules are gone after %v", step.name, served.Round(time.Millisecond), time.Since(start).Round(time.Millisecond))
+		t.Logf("%s: a new service answers after %v, the other mode's rules are gone after %v", step.name,
+			served.Round(time.Millisecond), time.Since(start).Round(time.Millisecond))
 		await(t, "pod3", steady, "pod1", "pod4")
 		await(t, netlab.Client, nodePort, "pod2")
 		if t.Failed() {

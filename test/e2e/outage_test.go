@@ -80,7 +80,8 @@ func watchList(t *testing.T) error {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	watch, err := bed.API.Client.CoreV1().Services("").Watch(ctx, metav1.ListOptions{
-		SendInitialEvents: &initial, AllowWatchBookmarks: true, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan,
+		SendInitialEvents: &initial, AllowWatchBookmarks: true,
+		ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan,
 	})
 	if err != nil {
 		return err
@@ -93,7 +94,8 @@ func watchList(t *testing.T) error {
 		if event.Type != apiwatch.Bookmark {
 			continue
 		}
-		if o, err := meta.Accessor(event.Object); err == nil && o.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true" {
+		if o, err := meta.Accessor(event.Object); err == nil &&
+			o.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true" {
 			return nil
 		}
 	}
@@ -149,14 +151,15 @@ func TestOlderCopy(t *testing.T) {
 	await(t, "pod3", changed, "pod1")
 	await(t, "pod3", deleted, "pod2")
 	awaitSilence(t, "pod3", late)
-	t.Logf("%v after the older copy was up: the change is undone, the deleted service is back, the later one is gone", time.Since(start).Round(time.Millisecond))
+	t.Logf("%v after the older copy was up: the change is undone, the deleted service is back, the later one is gone",
+		time.Since(start).Round(time.Millisecond))
 	t.Logf("a new service answers after %v", marker(t, "marker"))
 	stopTraffic()
 	await(t, netlab.Client, steady, "pod1", "pod4")
 }
 
-// A proxy that does not read for a while (stopped by a signal, as a starved machine would) loses its watches. It catches up
-// with everything that happened, deletions included.
+// A proxy that does not read for a while (stopped by a signal, as a starved machine would) loses
+// its watches. It catches up with everything that happened, deletions included.
 func TestFrozenProxy(t *testing.T) { inModes(t, bothModes, testFrozenProxy) }
 
 func testFrozenProxy(t *testing.T) {

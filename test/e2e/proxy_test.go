@@ -11,7 +11,9 @@ import (
 // A regular restart of a proxy has no effect on clients: no connection of a loop fails, an open one
 // lives on, and changes in between are in force after its first sync.
 func TestProxyRestart(t *testing.T) {
-	inModes(t, bothModes, func(t *testing.T) { testRestart(t, func(p *testbed.Proxy) error { return p.StopInOrder() }) })
+	inModes(t, bothModes, func(t *testing.T) {
+		testRestart(t, func(p *testbed.Proxy) error { return p.StopInOrder() })
+	})
 }
 
 // The same if it is killed, here in the middle of changes.
@@ -36,7 +38,8 @@ func testRestart(t *testing.T, end func(*testbed.Proxy) error) {
 		start := time.Now()
 		p = startProxy(t)
 		await(t, "pod3", moving, pod)
-		t.Logf("round %d: the change made meanwhile is in %v after the start", round, time.Since(start).Round(time.Millisecond))
+		t.Logf("round %d: the change made meanwhile is in %v after the start", round,
+			time.Since(start).Round(time.Millisecond))
 	}
 	flapping.stopAndCheck(t)
 	marker(t, "marker")

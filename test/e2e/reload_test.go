@@ -20,13 +20,15 @@ var clusterCIDR = "clusterCIDR: " + netlab.Cluster4.String() + "," + netlab.Clus
 
 // configuration is a file for a proxy in the mode of the bed.
 func configuration(more string) string {
-	return fmt.Sprintf("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: %s\nhostnameOverride: %s\n"+
+	return fmt.Sprintf("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: %s\n"+
+		"hostnameOverride: %s\n"+
 		"clientConnection: {kubeconfig: %s}\n%s", bed.Mode.Name, netlab.Node1, bed.Kubeconfig(), more)
 }
 
 // quick is a block of the running mode with a short interval between writes, and more settings.
 func quick(more ...string) string {
-	return fmt.Sprintf("%s: {%s}\n", bed.Mode.Name, strings.Join(append([]string{"minSyncPeriod: 10ms"}, more...), ", "))
+	return fmt.Sprintf("%s: {%s}\n", bed.Mode.Name, strings.Join(append([]string{"minSyncPeriod: 10ms"}, more...),
+		", "))
 }
 
 const verbose = "logging: {verbosity: 2}\n"
@@ -191,7 +193,8 @@ func checkMinSyncPeriod(t *testing.T, p *configured) {
 		return took
 	}
 	const period = 700 * time.Millisecond
-	p.change(t, clusterCIDR+verbose+fmt.Sprintf("%s: {minSyncPeriod: %v, syncPeriod: 20s}\n", bed.Mode.Name, period), "minSyncPeriod", "syncPeriod")
+	p.change(t, clusterCIDR+verbose+fmt.Sprintf("%s: {minSyncPeriod: %v, syncPeriod: 20s}\n", bed.Mode.Name, period),
+		"minSyncPeriod", "syncPeriod")
 	if took := maxBatchWeight(1); took < 2*period {
 		t.Errorf("3 changes took %v with a minSyncPeriod of %v", took, period)
 	}
@@ -218,7 +221,8 @@ func TestReloadInvalid(t *testing.T) {
 	before := ruleset(t)
 
 	for _, bad := range []struct{ name, text, message string }{
-		{"values", configuration("clusterCIDR: 10.3.0.0/99\nnodePortAddresses: [nonsense]\n"), `10\.3\.0\.0/99.*nonsense`},
+		{"values", configuration("clusterCIDR: 10.3.0.0/99\nnodePortAddresses: [nonsense]\n"),
+			`10\.3\.0\.0/99.*nonsense`},
 		{"kind", "apiVersion: v1\nkind: ConfigMap\n", `ConfigMap`},
 		{"empty", "", `keeping the previous settings`},
 	} {

@@ -93,12 +93,14 @@ func checkMany(t *testing.T, addrs []netip.AddrPort) {
 		}
 		return nil
 	}))
-	t.Logf("%d services answer, %d deleted ones are silent; asked in %v", len(owner), len(gone), time.Since(start).Round(time.Millisecond))
+	t.Logf("%d services answer, %d deleted ones are silent; asked in %v", len(owner), len(gone),
+		time.Since(start).Round(time.Millisecond))
 }
 
 // tidying is the removal of parts that services share, once none uses them any longer: a start does
 // that, a change need not.
-var tidying = regexp.MustCompile(`^delete (chain |rule |element ip6? kube-proxy (filter-classes|nat-classes|cluster-shapes|local-shapes) )`)
+var tidying = regexp.MustCompile(`^delete (chain |rule |element ip6? kube-proxy ` +
+	`(filter-classes|nat-classes|cluster-shapes|local-shapes) )`)
 
 // checkNothingChanges restarts the proxy on the rules in the kernel: the new process computes
 // exactly those, so it writes nothing except tidying.
@@ -139,7 +141,8 @@ func checkFreshStart(t *testing.T, settled string, addrs []netip.AddrPort) {
 		return
 	}
 	lines := strings.Split(fresh, "\n")
-	t.Logf("the kernel held after all changes what it holds after a fresh start, %d elements, such as\n%s", len(lines), lines[len(lines)/3])
+	t.Logf("the kernel held after all changes what it holds after a fresh start, %d elements, such as\n%s", len(lines),
+		lines[len(lines)/3])
 }
 
 // meaning is testbed's Meaning of rules that must not be empty.

@@ -92,10 +92,12 @@ func testHealth(t *testing.T) {
 			Status       map[string]struct{ Healthy bool }
 		}
 		must(t, json.Unmarshal([]byte(answer.Body), &said))
-		if !said.Healthy || !said.Status["IPv4"].Healthy || !said.Status["IPv6"].Healthy || (said.NodeEligible != nil) != (path == "/healthz") || time.Since(said.LastUpdated) > time.Minute {
+		if !said.Healthy || !said.Status["IPv4"].Healthy || !said.Status["IPv6"].Healthy ||
+			(said.NodeEligible != nil) != (path == "/healthz") || time.Since(said.LastUpdated) > time.Minute {
 			t.Errorf("%s: %s", path, answer.Body)
 		}
-		if answer.Header.Get("Content-Type") != "application/json" || answer.Header.Get("X-Content-Type-Options") != "nosniff" {
+		if answer.Header.Get("Content-Type") != "application/json" ||
+			answer.Header.Get("X-Content-Type-Options") != "nosniff" {
 			t.Errorf("%s has the headers %v", path, answer.Header)
 		}
 		t.Logf("%s: %s", path, answer.Body)
@@ -108,14 +110,16 @@ func testHealth(t *testing.T) {
 	awaitNobody(t, netlab.Client, local)
 }
 
-// checkServiceHealth moves the endpoints of the service "local" away and back, and deletes and creates another service.
+// checkServiceHealth moves the endpoints of the service "local" away and back, and deletes and
+// creates another service.
 func checkServiceHealth(t *testing.T, local netip.AddrPort) {
 	t.Helper()
 	says := func(code, n int) {
 		t.Helper()
 		for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 			answer := awaitCode(t, netlab.Client, local, "/anything", code)
-			want := fmt.Sprintf("{\n\t\"service\": {\n\t\t\"namespace\": \"default\",\n\t\t\"name\": \"local\"\n\t},\n\t\"localEndpoints\": %d,\n\t\"serviceProxyHealthy\": true\n}", n)
+			want := fmt.Sprintf("{\n\t\"service\": {\n\t\t\"namespace\": \"default\",\n\t\t\"name\": \"local\"\n"+
+				"\t},\n\t\"localEndpoints\": %d,\n\t\"serviceProxyHealthy\": true\n}", n)
 			if answer.Body == want && answer.Header.Get("X-Load-Balancing-Endpoint-Weight") == strconv.Itoa(n) {
 				return
 			}
@@ -179,7 +183,8 @@ func testMetrics(t *testing.T) {
 		t.Errorf("/healthz of the metrics server is %q", body)
 	}
 	for path, part := range map[string]string{
-		"/configz": `"kubeproxy.config.k8s.io"`, "/flagz": "hostname-override=node1", "/statusz": "kube-proxy", "/metrics/slis": "kubernetes_healthcheck",
+		"/configz": `"kubeproxy.config.k8s.io"`, "/flagz": "hostname-override=node1", "/statusz": "kube-proxy",
+		"/metrics/slis": "kubernetes_healthcheck",
 	} {
 		if body := get(path).Body; !strings.Contains(body, part) {
 			t.Errorf("%s does not have %q:\n%s", path, part, body)
@@ -193,7 +198,8 @@ func testMetrics(t *testing.T) {
 	awaitCode(t, netlab.Client, healthPort, "/livez", 200)
 	changed := slice("web", "pod4")
 	// As of a slow controller; events before the start of the process do not count.
-	changed.Annotations = map[string]string{"endpoints.kubernetes.io/last-change-trigger-time": time.Now().UTC().Format(time.RFC3339Nano)}
+	changed.Annotations = map[string]string{"endpoints.kubernetes.io/last-change-trigger-time": time.Now().UTC().
+		Format(time.RFC3339Nano)}
 	time.Sleep(600 * time.Millisecond)
 	must(t, bed.API.Update(t.Context(), changed))
 	await(t, "pod3", addr, "pod4")
@@ -275,7 +281,8 @@ func awaitMetric(t *testing.T, what, name string, want float64) {
 	}
 }
 
-// checkMetricNames compares names and types with the list that was written by hand from the specification.
+// checkMetricNames compares names and types with the list that was written by hand from the
+// specification.
 func checkMetricNames(t *testing.T) {
 	t.Helper()
 	body := awaitCode(t, netlab.Node1, metricsPort, "/metrics", 200).Body
@@ -328,7 +335,8 @@ func TestPortsOccupied(t *testing.T) {
 			case <-time.After(patience):
 				t.Fatalf("with hard fail the process goes on:\n%s", hard.LogTail(10))
 			}
-			if code := hard.ExitCode(); code != 1 || !strings.Contains(hard.LogTail(1), strconv.Itoa(int(c.port.Port()))) {
+			if code := hard.ExitCode(); code != 1 || !strings.Contains(hard.LogTail(1),
+				strconv.Itoa(int(c.port.Port()))) {
 				t.Errorf("status %d, want 1; the last line of the log is %s", code, hard.LogTail(1))
 			}
 			awaitEvent(t, c.reason, netlab.Node1)
@@ -370,7 +378,8 @@ func TestNodePortInUse(t *testing.T) {
 	defer program.Close()
 	startProxy(t)
 	await(t, netlab.Client, nodePort, "pod2")
-	if e := awaitEvent(t, "KubeProxyNodePortInUse", "port"); !strings.Contains(e.Note, strconv.Itoa(int(nodePort.Port()))) {
+	if e := awaitEvent(t, "KubeProxyNodePortInUse", "port"); !strings.Contains(e.Note,
+		strconv.Itoa(int(nodePort.Port()))) {
 		t.Errorf("the event does not name the port %d: %s", nodePort.Port(), e.Note)
 	}
 }
@@ -384,7 +393,8 @@ func TestReloadBindAddresses(t *testing.T) {
 	stop := traffic(t, "pod3", steady)
 	awaitCode(t, netlab.Client, healthPort, "/healthz", 200)
 	awaitCode(t, netlab.Node1, metricsPort, "/healthz", 200)
-	p.change(t, clusterCIDR+verbose+quick()+"healthzBindAddress: 172.18.0.2:20256\nmetricsBindAddress: 0.0.0.0:20249\n", "healthzBindAddress", "metricsBindAddress")
+	p.change(t, clusterCIDR+verbose+quick()+"healthzBindAddress: 172.18.0.2:20256\nmetricsBindAddress: 0.0.0.0:20249\n",
+		"healthzBindAddress", "metricsBindAddress")
 	awaitCode(t, netlab.Client, netip.AddrPortFrom(node1Addr(), 20256), "/healthz", 200)
 	awaitCode(t, netlab.Client, netip.AddrPortFrom(node1Addr(), 20249), "/proxyMode", 200)
 	awaitNobody(t, netlab.Client, healthPort)

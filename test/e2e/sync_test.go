@@ -34,8 +34,8 @@ func familySlice(service string, six bool, pods ...string) *discoveryv1.Endpoint
 	return controlplane.Slice(service, testbed.PodPort, testbed.NodeOf, addrs...)
 }
 
-// Services that exist before the proxy starts are served after its first sync: both families, a NodePort, and the service of
-// the API server itself (SV-01, SV-05, SV-10).
+// Services that exist before the proxy starts are served after its first sync: both families, a
+// NodePort, and the service of the API server itself (SV-01, SV-05, SV-10).
 func TestFirstSync(t *testing.T) { inModes(t, allModes, testFirstSync) }
 
 func testFirstSync(t *testing.T) {
@@ -89,7 +89,8 @@ func askAPIServer(t *testing.T, host, address string) {
 	t.Logf("from %s the API server answers at the service address %s", host, address)
 }
 
-// A changed endpoint reaches the kernel: the next connection arrives at the new pod, while one that was open keeps its own.
+// A changed endpoint reaches the kernel: the next connection arrives at the new pod, while one that
+// was open keeps its own.
 func TestChange(t *testing.T) { inModes(t, allModes, testChange) }
 
 func testChange(t *testing.T) {
@@ -110,7 +111,8 @@ func testChange(t *testing.T) {
 		took = append(took, time.Since(start))
 	}
 	slices.Sort(took)
-	t.Logf("API write until the new endpoint answers: p50 %v, p90 %v, longest %v of %d", took[len(took)/2], took[len(took)*9/10], took[len(took)-1], len(took))
+	t.Logf("API write until the new endpoint answers: p50 %v, p90 %v, longest %v of %d", took[len(took)/2],
+		took[len(took)*9/10], took[len(took)-1], len(took))
 	works(t, open, "still there")
 	t.Logf("a connection opened before the changes still reaches %s", open.First().Server)
 }

@@ -24,7 +24,8 @@ var rights = map[string]struct {
 	when  string
 	asked bool
 }{
-	"list /services":                        {"an API server without streaming lists; the UID of a Service that an event is about", false},
+	"list /services": {"an API server without streaming lists; the UID of a Service that an " +
+		"event is about", false},
 	"watch /services":                       {"always", true},
 	"list discovery.k8s.io/endpointslices":  {"as Services", false},
 	"watch discovery.k8s.io/endpointslices": {"always", true},
@@ -48,7 +49,8 @@ func TestOnlyNodeProxierRights(t *testing.T) {
 			t.Errorf("the role system:node-proxier does not grant %s", what)
 		}
 	}
-	for _, what := range []string{"get /services", "list /pods", "update /nodes", "list /secrets", "delete events.k8s.io/events"} {
+	for _, what := range []string{"get /services", "list /pods", "update /nodes", "list /secrets",
+		"delete events.k8s.io/events"} {
 		if mayProxy(t, what) {
 			t.Errorf("the proxy of these tests may %s, which no real proxy may", what)
 		}
@@ -84,8 +86,8 @@ func TestOnlyNodeProxierRights(t *testing.T) {
 		}
 	}
 	for what, event := range refused {
-		// An API server that has just started has not read its roles yet and refuses everything. A proxy that is refused a watch
-		// tries a list, so the two count as one.
+		// An API server that has just started has not read its roles yet and refuses everything. A
+		// proxy that is refused a watch tries a list, so the two count as one.
 		_, resource, _ := strings.Cut(what, " ")
 		if allowed[what] == "" && allowed["watch "+resource] == "" {
 			t.Errorf("%s is never allowed: %s", what, event)
@@ -95,7 +97,8 @@ func TestOnlyNodeProxierRights(t *testing.T) {
 	}
 }
 
-// onlyBuiltInRole fails the test if the proxy's user has a role that a new API server would not give it, or the role another rule.
+// onlyBuiltInRole fails the test if the proxy's user has a role that a new API server would not
+// give it, or the role another rule.
 func onlyBuiltInRole(t *testing.T) {
 	t.Helper()
 	rbac := bed.API.Client.RbacV1()
@@ -144,18 +147,20 @@ func mayProxy(t *testing.T, what string) bool {
 	t.Helper()
 	verb, rest, _ := strings.Cut(what, " ")
 	group, resource, _ := strings.Cut(rest, "/")
-	review, err := bed.API.Client.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{
-		Spec: authorizationv1.SubjectAccessReviewSpec{
-			User: controlplane.ProxyUser, Groups: []string{"system:authenticated"},
-			ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: verb, Group: group, Resource: resource, Namespace: "default"},
-		},
-	}, metav1.CreateOptions{})
+	review, err := bed.API.Client.AuthorizationV1().SubjectAccessReviews().Create(t.Context(),
+		&authorizationv1.SubjectAccessReview{
+			Spec: authorizationv1.SubjectAccessReviewSpec{
+				User: controlplane.ProxyUser, Groups: []string{"system:authenticated"},
+				ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: verb, Group: group, Resource: resource,
+					Namespace: "default"},
+			},
+		}, metav1.CreateOptions{})
 	must(t, err)
 	return review.Status.Allowed
 }
 
-// auditedRequests reads the audit log: verbs and resources that were allowed, with the reason, and that were refused, with the
-// request.
+// auditedRequests reads the audit log: verbs and resources that were allowed, with the reason, and
+// that were refused, with the request.
 func auditedRequests(t *testing.T) (allowed, refused map[string]string) {
 	t.Helper()
 	log, err := os.Open(bed.API.AuditLog())

@@ -21,10 +21,13 @@ func TestCheck(t *testing.T) {
 		name, node string
 		args, want []string
 	}{
-		{"a node of the cluster", netlab.Node1, nil, []string{"api-server ok: http…is v1.", "rights ok", "clock ok API server", "node ok: the Node \"" + netlab.Node1 + "\" exists", "address-conflict ok"}},
-		{"a name that no Node has", "nobody", nil, []string{"api-server ok", "node error: there is no Node \"nobody\""}},
+		{"a node of the cluster", netlab.Node1, nil, []string{"api-server ok: http…is v1.", "rights ok",
+			"clock ok API server", "node ok: the Node \"" + netlab.Node1 + "\" exists", "address-conflict ok"}},
+		{"a name that no Node has", "nobody", nil,
+			[]string{"api-server ok", "node error: there is no Node \"nobody\""}},
 	} {
-		p, err := bed.StartProxyExactly(slices.Concat([]string{"check", "-o=json", "--kubeconfig", bed.Kubeconfig(), "--hostname-override", c.node, "--proxy-mode=nftables",
+		p, err := bed.StartProxyExactly(slices.Concat([]string{"check", "-o=json", "--kubeconfig", bed.Kubeconfig(),
+			"--hostname-override", c.node, "--proxy-mode=nftables",
 			"--cluster-cidr", netlab.Cluster4.String() + "," + netlab.Cluster6.String()}, c.args)...)
 		must(t, err)
 		code := p.ExitCode()
@@ -37,11 +40,14 @@ func TestCheck(t *testing.T) {
 		}
 		var lines []string
 		for _, f := range report.Findings {
-			lines = append(lines, strings.TrimSuffix(fmt.Sprintf("%s %s %s", f.ID, f.Severity, f.About), " ")+": "+f.Seen)
+			lines = append(lines, strings.TrimSuffix(fmt.Sprintf("%s %s %s", f.ID, f.Severity, f.About), " ")+": "+
+				f.Seen)
 		}
 		for _, want := range c.want {
 			begins, has, _ := strings.Cut(want, "…")
-			if !slices.ContainsFunc(lines, func(l string) bool { return strings.HasPrefix(l, begins) && strings.Contains(l, has) }) {
+			if !slices.ContainsFunc(lines, func(l string) bool {
+				return strings.HasPrefix(l, begins) && strings.Contains(l, has)
+			}) {
 				t.Errorf("%s: no finding %q among\n%s", c.name, want, strings.Join(lines, "\n"))
 			}
 		}

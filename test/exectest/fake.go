@@ -28,7 +28,8 @@ func (f *Fake) LookPath(name string) (string, error) {
 	return "/sbin/" + name, nil
 }
 
-// Run notes the run and answers with Do. A context that is over is an error, as of a program that was killed.
+// Run notes the run and answers with Do. A context that is over is an error, as of a program that
+// was killed.
 func (f *Fake) Run(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error) {
 	f.mu.Lock()
 	f.runs = append(f.runs, strings.Join(append([]string{name}, args...), " "))

@@ -42,8 +42,8 @@ type Faulty struct {
 	calls int
 }
 
-// NewFaulty returns a plane that acts like target until a method makes it fail. The same seed gives the same
-// failures.
+// NewFaulty returns a plane that acts like target until a method makes it fail. The same seed gives
+// the same failures.
 func NewFaulty(target Target, seed uint64) *Faulty {
 	return &Faulty{target: target, rand: rand.New(rand.NewPCG(seed, seed))}
 }
@@ -63,7 +63,8 @@ func (f *Faulty) FailNext(errs ...error) {
 	f.next = append(f.next, errs...)
 }
 
-// Refuse makes each Apply fail that has a change for one of the keys, and each Reset leave them out.
+// Refuse makes each Apply fail that has a change for one of the keys, and each Reset leave them
+// out.
 func (f *Faulty) Refuse(keys ...lb.Key) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -209,7 +210,8 @@ func (f *Faulty) lose(err error) {
 	}
 }
 
-// Reset resets the target, or a random part of it and fails. Keys that are refused are left for later.
+// Reset resets the target, or a random part of it and fails. Keys that are refused are left for
+// later.
 func (f *Faulty) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error) {
 	err := f.verdict()
 	if err == nil {

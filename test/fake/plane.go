@@ -18,8 +18,8 @@ type Counts struct {
 	Ops                                       int // writes: frontends, and the backend sets of added ones
 }
 
-// Plane is a plane in memory, for one family. Make one with [New]. Its methods may be called from any
-// goroutine, so that tests can look while an engine works.
+// Plane is a plane in memory, for one family. Make one with [New]. Its methods may be called from
+// any goroutine, so that tests can look while an engine works.
 type Plane struct {
 	family lb.Family
 	drift  chan struct{}
@@ -77,7 +77,8 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.Apply
 	}
 	for _, c := range changes {
 		was := p.kernel.rows[c.Key]
-		res.Written = res.Written || (was != nil && !was.Accepts() || c.New != nil && !c.New.Accepts()) && !onlyPreserves(was, c.New)
+		res.Written = res.Written || (was != nil && !was.Accepts() || c.New != nil && !c.New.Accepts()) &&
+			!onlyPreserves(was, c.New)
 		p.set(c.Key, c.New)
 	}
 	return res, nil
@@ -180,8 +181,8 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, e
 	return plane.ResetResult{Later: later, Dropped: dropped}, nil
 }
 
-// ResetPartly does the part of a Reset that concerns the chosen keys and leaves the plane as after a failed
-// Reset: a mixture. [Faulty] uses it.
+// ResetPartly does the part of a Reset that concerns the chosen keys and leaves the plane as after
+// a failed Reset: a mixture. [Faulty] uses it.
 func (p *Plane) ResetPartly(want *lb.Table, chosen func(lb.Key) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -68,7 +68,8 @@ func (f *Fake) checkAddrs(e hns.Endpoint) ([]netip.Addr, *hns.Error) {
 		case a.Is6() && !f.facts.Features.IPv6DualStack:
 			return nil, bad(hns.CodeInvalidAddress, "address %s: this version has no IPv6", a)
 		}
-		if others := f.at[place{e.HostComputeNetwork, a}]; len(others) > 0 && !f.facts.DuplicateAddress { // the documents name no code
+		// the documents name no code
+		if others := f.at[place{e.HostComputeNetwork, a}]; len(others) > 0 && !f.facts.DuplicateAddress {
 			return nil, bad(hns.CodeAlreadyExists, "endpoint %s has %s", others[0], a)
 		}
 		addrs = append(addrs, a)
@@ -78,7 +79,8 @@ func (f *Fake) checkAddrs(e hns.Endpoint) ([]netip.Addr, *hns.Error) {
 
 // usable reports whether an endpoint or a frontend may have the address.
 func usable(a netip.Addr) bool {
-	return a.IsValid() && a.Zone() == "" && !a.Is4In6() && !a.IsUnspecified() && !a.IsLoopback() && !a.IsMulticast() && !a.IsLinkLocalUnicast() &&
+	return a.IsValid() && a.Zone() == "" && !a.Is4In6() && !a.IsUnspecified() && !a.IsLoopback() && !a.IsMulticast() &&
+		!a.IsLinkLocalUnicast() &&
 		a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
 }
 
@@ -194,7 +196,9 @@ func (f *Fake) checkSource(vip string, network hns.Network, six bool) *hns.Error
 	if err != nil || !usable(a) || a.Is6() != six {
 		return bad(hns.CodeInvalidPolicy, "SourceVIP %q", vip)
 	}
-	local := slices.ContainsFunc(f.at[place{network.ID, a}], func(id string) bool { return f.endpoints[id].Flags&hns.RemoteEndpoint == 0 })
+	local := slices.ContainsFunc(f.at[place{network.ID, a}], func(id string) bool {
+		return f.endpoints[id].Flags&hns.RemoteEndpoint == 0
+	})
 	if network.Type == hns.Overlay && f.facts.SourceVIPEndpoint && vip != network.ManagementIP && !local {
 		return bad(hns.CodeInvalidPolicy, "SourceVIP %s is of no endpoint of this node", vip)
 	}

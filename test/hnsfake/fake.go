@@ -47,7 +47,8 @@ type Count struct {
 }
 
 // Everything are the features of the newest HNS, 15.5 and later.
-var Everything = hns.Features{V2: true, DSR: true, SessionAffinity: true, IPv6DualStack: true, ModifyLoadbalancer: true, RemoteSubnet: true}
+var Everything = hns.Features{V2: true, DSR: true, SessionAffinity: true, IPv6DualStack: true, ModifyLoadbalancer: true,
+	RemoteSubnet: true}
 
 // Fake is an in-memory HNS, see [New]. It is safe for concurrent use.
 //

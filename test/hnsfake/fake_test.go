@@ -39,14 +39,17 @@ func setUp(t *testing.T, kind hns.NetworkType, f hns.Features) *stage {
 }
 
 func (s *stage) elsewhere(addr string) hns.Endpoint {
-	return hns.Endpoint{HostComputeNetwork: s.network, Flags: hns.RemoteEndpoint, MacAddress: "02-11-0A-01-02-0E", SchemaVersion: hns.Version2,
+	return hns.Endpoint{HostComputeNetwork: s.network, Flags: hns.RemoteEndpoint, MacAddress: "02-11-0A-01-02-0E",
+		SchemaVersion:    hns.Version2,
 		IPConfigurations: []hns.IPConfig{{IPAddress: addr}},
-		Policies:         []hns.Policy{{Type: hns.PolicyProviderAddress, Settings: []byte(`{"ProviderAddress":"172.18.0.3"}`)}}}
+		Policies: []hns.Policy{
+			{Type: hns.PolicyProviderAddress, Settings: []byte(`{"ProviderAddress":"172.18.0.3"}`)}}}
 }
 
 func (s *stage) balancer(endpoints ...string) hns.LoadBalancer {
-	return hns.LoadBalancer{HostComputeEndpoints: endpoints, FrontendVIPs: []string{vip.String()}, SchemaVersion: hns.Version2,
-		PortMappings: []hns.PortMapping{{Protocol: 6, InternalPort: 8080, ExternalPort: 80}}}
+	return hns.LoadBalancer{HostComputeEndpoints: endpoints, FrontendVIPs: []string{vip.String()},
+		SchemaVersion: hns.Version2,
+		PortMappings:  []hns.PortMapping{{Protocol: 6, InternalPort: 8080, ExternalPort: 80}}}
 }
 
 func (s *stage) create(l hns.LoadBalancer) hns.LoadBalancer {
@@ -101,8 +104,11 @@ func TestOneLoadBalancerForAKey(t *testing.T) {
 	node.FrontendVIPs = nil
 	s.create(node)
 	for what, change := range map[string]func(*hns.LoadBalancer){
-		"again":             func(*hns.LoadBalancer) {},
-		"with other flags":  func(l *hns.LoadBalancer) { l.Flags = hns.FlagDSR; l.PortMappings[0].Flags = hns.MappingILB },
+		"again": func(*hns.LoadBalancer) {},
+		"with other flags": func(l *hns.LoadBalancer) {
+			l.Flags = hns.FlagDSR
+			l.PortMappings[0].Flags = hns.MappingILB
+		},
 		"with another port": func(l *hns.LoadBalancer) { l.PortMappings[0].InternalPort = 8081 },
 		"among others":      func(l *hns.LoadBalancer) { l.FrontendVIPs = []string{"10.96.0.11", vip.String()} },
 		"of the node":       func(l *hns.LoadBalancer) { l.FrontendVIPs = nil },
@@ -125,7 +131,8 @@ func TestOneLoadBalancerForAKey(t *testing.T) {
 func TestCaseOfIDs(t *testing.T) {
 	s := setUp(t, hns.L2Bridge, Everything)
 	l := s.create(s.balancer(strings.ToLower(s.pod)))
-	if l.ID != strings.ToUpper(l.ID) || l.HostComputeEndpoints[0] != strings.ToLower(s.pod) || s.pod == strings.ToLower(s.pod) {
+	if l.ID != strings.ToUpper(l.ID) || l.HostComputeEndpoints[0] != strings.ToLower(s.pod) ||
+		s.pod == strings.ToLower(s.pod) {
 		t.Errorf("%s has %s", l.ID, l.HostComputeEndpoints[0])
 	}
 	refused(t, "delete an endpoint in use", s.DeleteEndpoint(ctx, strings.ToLower(s.pod)), hns.ErrInUse)
@@ -186,10 +193,12 @@ func TestRefusedEndpoints(t *testing.T) {
 		"two of a family": func(e *hns.Endpoint) {
 			e.IPConfigurations = append(e.IPConfigurations, hns.IPConfig{IPAddress: "10.1.2.16"})
 		},
-		"no hardware address":    func(e *hns.Endpoint) { e.MacAddress = "" },
-		"MAC with colons":        func(e *hns.Endpoint) { e.MacAddress = "02:11:0A:01:02:0E" },
-		"no provider address":    func(e *hns.Endpoint) { e.Policies = nil },
-		"text for a provider":    func(e *hns.Endpoint) { e.Policies[0].Settings = []byte(`{"ProviderAddress":"node2"}`) },
+		"no hardware address": func(e *hns.Endpoint) { e.MacAddress = "" },
+		"MAC with colons":     func(e *hns.Endpoint) { e.MacAddress = "02:11:0A:01:02:0E" },
+		"no provider address": func(e *hns.Endpoint) { e.Policies = nil },
+		"text for a provider": func(e *hns.Endpoint) {
+			e.Policies[0].Settings = []byte(`{"ProviderAddress":"node2"}`)
+		},
 		"provider without value": func(e *hns.Endpoint) { e.Policies[0].Settings = nil },
 	} {
 		e := s.elsewhere("10.1.2.15")
@@ -223,20 +232,25 @@ func TestRefusedLoadBalancers(t *testing.T) {
 		"IPv6 without its flag":  func(l *hns.LoadBalancer) { l.FrontendVIPs = []string{"fd00:10:96::10"} },
 		"its flag without IPv6":  func(l *hns.LoadBalancer) { l.Flags = hns.FlagIPv6 },
 		"both families": func(l *hns.LoadBalancer) {
-			l.FrontendVIPs, l.Flags, l.HostComputeEndpoints = []string{"10.96.0.10", "fd00:10:96::10"}, hns.FlagIPv6, []string{six}
+			l.FrontendVIPs, l.Flags, l.HostComputeEndpoints = []string{"10.96.0.10", "fd00:10:96::10"}, hns.FlagIPv6,
+				[]string{six}
 		},
-		"IPv6 to an endpoint without": func(l *hns.LoadBalancer) { l.FrontendVIPs, l.Flags = []string{"fd00:10:96::10"}, hns.FlagIPv6 },
-		"an unknown flag":             func(l *hns.LoadBalancer) { l.Flags = 4 },
-		"no port":                     func(l *hns.LoadBalancer) { l.PortMappings = nil },
-		"two ports":                   func(l *hns.LoadBalancer) { l.PortMappings = append(l.PortMappings, l.PortMappings[0]) },
-		"source of another family":    func(l *hns.LoadBalancer) { l.SourceVIP = "fd00:10:1:1::12" },
-		"SCTP":                        mapping(func(m *hns.PortMapping) { m.Protocol = 132 }),
-		"internal port 0":             mapping(func(m *hns.PortMapping) { m.InternalPort = 0 }),
-		"external port 0":             mapping(func(m *hns.PortMapping) { m.ExternalPort = 0 }),
-		"a mapping's unknown flag":    mapping(func(m *hns.PortMapping) { m.Flags = 32 }),
-		"a multiplexer without DSR":   mapping(func(m *hns.PortMapping) { m.Flags = hns.MappingUseMux }),
-		"preserved without DSR":       mapping(func(m *hns.PortMapping) { m.Flags = hns.MappingPreserveDIP }),
-		"an unknown distribution":     mapping(func(m *hns.PortMapping) { m.DistributionType = 3 }),
+		"IPv6 to an endpoint without": func(l *hns.LoadBalancer) {
+			l.FrontendVIPs, l.Flags = []string{"fd00:10:96::10"}, hns.FlagIPv6
+		},
+		"an unknown flag": func(l *hns.LoadBalancer) { l.Flags = 4 },
+		"no port":         func(l *hns.LoadBalancer) { l.PortMappings = nil },
+		"two ports": func(l *hns.LoadBalancer) {
+			l.PortMappings = append(l.PortMappings, l.PortMappings[0])
+		},
+		"source of another family":  func(l *hns.LoadBalancer) { l.SourceVIP = "fd00:10:1:1::12" },
+		"SCTP":                      mapping(func(m *hns.PortMapping) { m.Protocol = 132 }),
+		"internal port 0":           mapping(func(m *hns.PortMapping) { m.InternalPort = 0 }),
+		"external port 0":           mapping(func(m *hns.PortMapping) { m.ExternalPort = 0 }),
+		"a mapping's unknown flag":  mapping(func(m *hns.PortMapping) { m.Flags = 32 }),
+		"a multiplexer without DSR": mapping(func(m *hns.PortMapping) { m.Flags = hns.MappingUseMux }),
+		"preserved without DSR":     mapping(func(m *hns.PortMapping) { m.Flags = hns.MappingPreserveDIP }),
+		"an unknown distribution":   mapping(func(m *hns.PortMapping) { m.DistributionType = 3 }),
 	}
 	for what, change := range cases {
 		l := s.balancer(s.pod)
@@ -326,7 +340,9 @@ func TestFeatures(t *testing.T) {
 // calls are those of hns.HNS, each with an object in the stage.
 var calls = map[string]func(context.Context, *stage, hns.LoadBalancer) error{
 	"Features": func(ctx context.Context, s *stage, _ hns.LoadBalancer) error { return second(s.Features(ctx)) },
-	"Networks": func(ctx context.Context, s *stage, _ hns.LoadBalancer) error { return second(s.Networks(ctx, "cbr0")) },
+	"Networks": func(ctx context.Context, s *stage, _ hns.LoadBalancer) error {
+		return second(s.Networks(ctx, "cbr0"))
+	},
 	"Endpoints": func(ctx context.Context, s *stage, _ hns.LoadBalancer) error {
 		return second(s.Endpoints(ctx, s.network))
 	},
@@ -336,8 +352,12 @@ var calls = map[string]func(context.Context, *stage, hns.LoadBalancer) error{
 	"CreateEndpoint": func(ctx context.Context, s *stage, _ hns.LoadBalancer) error {
 		return second(s.CreateEndpoint(ctx, s.elsewhere("10.1.2.15")))
 	},
-	"DeleteEndpoint": func(ctx context.Context, s *stage, _ hns.LoadBalancer) error { return s.DeleteEndpoint(ctx, s.remote) },
-	"LoadBalancers":  func(ctx context.Context, s *stage, _ hns.LoadBalancer) error { return second(s.LoadBalancers(ctx)) },
+	"DeleteEndpoint": func(ctx context.Context, s *stage, _ hns.LoadBalancer) error {
+		return s.DeleteEndpoint(ctx, s.remote)
+	},
+	"LoadBalancers": func(ctx context.Context, s *stage, _ hns.LoadBalancer) error {
+		return second(s.LoadBalancers(ctx))
+	},
 	"CreateLoadBalancer": func(ctx context.Context, s *stage, l hns.LoadBalancer) error {
 		l.ID, l.FrontendVIPs = "", nil
 		return second(s.CreateLoadBalancer(ctx, l))
@@ -346,7 +366,9 @@ var calls = map[string]func(context.Context, *stage, hns.LoadBalancer) error{
 		l.HostComputeEndpoints = []string{s.pod, s.remote}
 		return second(s.ModifyLoadBalancer(ctx, l))
 	},
-	"DeleteLoadBalancer": func(ctx context.Context, s *stage, l hns.LoadBalancer) error { return s.DeleteLoadBalancer(ctx, l.ID) },
+	"DeleteLoadBalancer": func(ctx context.Context, s *stage, l hns.LoadBalancer) error {
+		return s.DeleteLoadBalancer(ctx, l.ID)
+	},
 }
 
 func second[T any](_ T, err error) error { return err }
@@ -425,7 +447,8 @@ func TestLate(t *testing.T) {
 	s.FailWith(nil)
 	s.create(s.balancer(s.remote))
 	s.CatchUp()
-	if got, err := s.LoadBalancers(ctx); err != nil || len(got) != 1 || got[0].HostComputeEndpoints[0] != strings.ToLower(s.remote) {
+	if got, err := s.LoadBalancers(ctx); err != nil || len(got) != 1 ||
+		got[0].HostComputeEndpoints[0] != strings.ToLower(s.remote) {
 		t.Errorf("after one that came before it: %+v, %v", got, err)
 	}
 }
@@ -472,7 +495,8 @@ func TestCounts(t *testing.T) {
 	if got := c["CreateLoadBalancer"]; got.Calls != 1 || got.Bytes != 2*size(l)-size(l.ID)-len(`"ID":,`) {
 		t.Errorf("create: %+v, the answer has %d bytes", got, size(l))
 	}
-	if got := c["DeleteLoadBalancer"]; got != (Count{Calls: 1, Bytes: len(`"no such"`)}) || len(c) != 2 || len(s.Counts()) != 0 {
+	if got := c["DeleteLoadBalancer"]; got != (Count{Calls: 1, Bytes: len(`"no such"`)}) || len(c) != 2 ||
+		len(s.Counts()) != 0 {
 		t.Errorf("delete: %+v of %v", got, c)
 	}
 }
@@ -589,7 +613,8 @@ func TestResolveOverlay(t *testing.T) {
 		l := s.balancer(made.ID)
 		l.SourceVIP = "10.1.1.11"
 		s.create(l)
-		if got := s.State().Resolve(Packet{From: Pod, To: netip.AddrPortFrom(vip, 80), Proto: 6}); (len(got.Backends) == 1) != c.arrives {
+		if got := s.State().Resolve(Packet{From: Pod, To: netip.AddrPortFrom(vip, 80),
+			Proto: 6}); (len(got.Backends) == 1) != c.arrives {
 			t.Errorf("%s: %+v, arrives: %t", what, got, c.arrives)
 		}
 	}

@@ -28,7 +28,8 @@ type State struct {
 func (f *Fake) State() *State {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s := &State{facts: f.facts, services: f.services, endpoints: map[string]*endpoint{}, balancers: map[string]*hns.LoadBalancer{}, keys: maps.Clone(f.keys)}
+	s := &State{facts: f.facts, services: f.services, endpoints: map[string]*endpoint{},
+		balancers: map[string]*hns.LoadBalancer{}, keys: maps.Clone(f.keys)}
 	for _, id := range slices.Sorted(maps.Keys(f.networks)) {
 		s.Networks = append(s.Networks, f.networks[id])
 	}
@@ -59,7 +60,8 @@ func (f *Fake) Own() string {
 			for _, p := range e.Policies {
 				settings = append(settings, p.Type+" "+string(p.Settings))
 			}
-			lines = append(lines, fmt.Sprintf("endpoint %s flags %d mac %s policies %s", describe(e), e.Flags, e.MacAddress, strings.Join(settings, ",")))
+			lines = append(lines, fmt.Sprintf("endpoint %s flags %d mac %s policies %s", describe(e), e.Flags,
+				e.MacAddress, strings.Join(settings, ",")))
 		}
 	}
 	for _, l := range s.LoadBalancers {
@@ -145,7 +147,8 @@ func (s *State) Resolve(p Packet) Verdict {
 	m := l.PortMappings[0]
 	local := m.Flags&hns.MappingLocalRoutedVIP != 0
 	switch {
-	case p.From == Host && !local && (!key.Addr.IsValid() || !s.facts.HostReachesVIP), p.From == Pod && !local && !key.Addr.IsValid(),
+	case p.From == Host && !local && (!key.Addr.IsValid() || !s.facts.HostReachesVIP), p.From == Pod && !local &&
+		!key.Addr.IsValid(),
 		p.From == Outside && m.Flags&hns.MappingILB != 0:
 		return Verdict{}
 	case p.From == Pod && key.Addr.IsValid() && !s.known(l, key.Addr):
@@ -171,7 +174,8 @@ func (s *State) network(e *endpoint) hns.Network {
 // known reports whether pods can send packets to a load balancer's address.
 func (s *State) known(l *hns.LoadBalancer, vip netip.Addr) bool {
 	n := s.network(s.endpoints[l.HostComputeEndpoints[0]])
-	if n.Type != hns.Overlay || !s.facts.VIPEndpoint || !slices.ContainsFunc(s.services, func(p netip.Prefix) bool { return p.Contains(vip) }) {
+	if n.Type != hns.Overlay || !s.facts.VIPEndpoint ||
+		!slices.ContainsFunc(s.services, func(p netip.Prefix) bool { return p.Contains(vip) }) {
 		return true
 	}
 	return slices.ContainsFunc(s.Endpoints, func(e hns.Endpoint) bool {

@@ -115,7 +115,8 @@ func Assumed(build string) Facts {
 func assumedLines(build string) ([]Line, error) {
 	f, err := assumed.Open("assumed-" + build + ".jsonl")
 	if err != nil {
-		return nil, fmt.Errorf("no assumptions about build %q of Windows: want one of %s", build, strings.Join(Builds, ", "))
+		return nil, fmt.Errorf("no assumptions about build %q of Windows: want one of %s", build,
+			strings.Join(Builds, ", "))
 	}
 	defer f.Close()
 	return Read(f)

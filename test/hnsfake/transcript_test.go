@@ -39,7 +39,8 @@ func TestFactsOf(t *testing.T) {
 		t.Fatal(err)
 	}
 	before, err := FactsOf(Facts{}, lines)
-	if err != nil || before.Build != "10.0.17763" || before.DeletesFail != 5 || before.Features.ModifyLoadbalancer || !before.Features.DSR {
+	if err != nil || before.Build != "10.0.17763" || before.DeletesFail != 5 || before.Features.ModifyLoadbalancer ||
+		!before.Features.DSR {
 		t.Fatalf("%+v, %v", before, err)
 	}
 	after, err := FactsOf(before, []Line{

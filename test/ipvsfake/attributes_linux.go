@@ -13,20 +13,25 @@ var order = netlink.Order
 const (
 	attrService, attrDest, attrDaemon, attrTCP, attrTCPFin, attrUDP = 1, 2, 3, 4, 5, 6
 
-	svcAF, svcProtocol, svcAddr, svcPort, svcMark, svcScheduler, svcFlags, svcTimeout, svcNetmask = 1, 2, 3, 4, 5, 6, 7, 8, 9
-	svcStats, svcStats64                                                                          = 10, 12
+	svcAF, svcProtocol, svcAddr, svcPort, svcMark, svcScheduler, svcFlags, svcTimeout, svcNetmask = 1, 2, 3, 4, 5, 6, 7,
+		8, 9
+	svcStats, svcStats64 = 10, 12
 
-	destAddr, destPort, destForwarding, destWeight, destUpper, destLower, destActive, destInactive, destPersistent = 1, 2, 3, 4, 5, 6, 7, 8, 9
-	destStats, destFamily, destStats64                                                                             = 10, 11, 12
+	destAddr, destPort, destForwarding, destWeight, destUpper, destLower, destActive, destInactive, destPersistent = 1,
+		2, 3, 4, 5, 6, 7, 8, 9
+	destStats, destFamily, destStats64 = 10,
+		11, 12
 
 	flagHashed = 2 // IP_VS_SVC_F_HASHED
 )
 
 // The lengths of values, as our encoder writes them and the kernel's policies require; 0 is any.
 var (
-	cmdLengths  = []int{attrService: 0, attrDest: 0, attrDaemon: 0, attrTCP: 4, attrTCPFin: 4, attrUDP: 4}
-	svcLengths  = []int{svcAF: 2, svcProtocol: 2, svcAddr: 0, svcPort: 2, svcMark: 4, svcScheduler: 0, svcFlags: 8, svcTimeout: 4, svcNetmask: 4}
-	destLengths = []int{destAddr: 0, destPort: 2, destForwarding: 4, destWeight: 4, destUpper: 4, destLower: 4, destFamily: 2}
+	cmdLengths = []int{attrService: 0, attrDest: 0, attrDaemon: 0, attrTCP: 4, attrTCPFin: 4, attrUDP: 4}
+	svcLengths = []int{svcAF: 2, svcProtocol: 2, svcAddr: 0, svcPort: 2, svcMark: 4, svcScheduler: 0, svcFlags: 8,
+		svcTimeout: 4, svcNetmask: 4}
+	destLengths = []int{destAddr: 0, destPort: 2, destForwarding: 4, destWeight: 4, destUpper: 4, destLower: 4,
+		destFamily: 2}
 )
 
 // parse returns the attributes by type; nil for missing ones. It refuses wrong lengths, unknown

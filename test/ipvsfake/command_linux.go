@@ -30,7 +30,8 @@ func (k *Kernel) serviceKey(attr []byte) (key, [][]byte, error) {
 		return key{}, nil, unix.EINVAL
 	}
 	a, err := parse(attr, svcLengths)
-	if err != nil || a[svcAF] == nil || a[svcMark] == nil && (a[svcPort] == nil || a[svcProtocol] == nil || a[svcAddr] == nil) {
+	if err != nil || a[svcAF] == nil || a[svcMark] == nil && (a[svcPort] == nil || a[svcProtocol] == nil ||
+		a[svcAddr] == nil) {
 		return key{}, nil, unix.EINVAL
 	}
 	at := key{family: u16(a[svcAF])}
@@ -163,14 +164,16 @@ func readDestination(attr []byte, whole bool) (*destination, error) {
 	if a[destFamily] == nil {
 		return nil, unix.EINVAL // the kernel would use the service's, and ours is always set
 	}
-	d := &destination{name: name{family: u16(a[destFamily]), addr: filled(a[destAddr]), port: uint16(a[destPort][0])<<8 | uint16(a[destPort][1])}}
+	d := &destination{name: name{family: u16(a[destFamily]), addr: filled(a[destAddr]),
+		port: uint16(a[destPort][0])<<8 | uint16(a[destPort][1])}}
 	if !whole {
 		return d, nil
 	}
 	if a[destForwarding] == nil || a[destWeight] == nil || a[destUpper] == nil || a[destLower] == nil {
 		return nil, unix.EINVAL
 	}
-	d.forwarding, d.weight, d.upper, d.lower = u32(a[destForwarding])&forwardMask, u32(a[destWeight]), u32(a[destUpper]), u32(a[destLower])
+	d.forwarding, d.weight, d.upper, d.lower = u32(a[destForwarding])&forwardMask, u32(a[destWeight]),
+		u32(a[destUpper]), u32(a[destLower])
 	return d, nil
 }
 
@@ -194,7 +197,10 @@ func (k *Kernel) changeDestination(cmd Command, s *service, attr []byte) error {
 		if was != nil {
 			return unix.EEXIST
 		}
-		if at := slices.IndexFunc(k.trash, func(o *destination) bool { return o.of.key == s.key && o.name == d.name }); at >= 0 {
+		if at := slices.IndexFunc(k.trash, func(o *destination) bool {
+			return o.of.key == s.key &&
+				o.name == d.name
+		}); at >= 0 {
 			d.conns = k.trash[at].conns
 			if k.trash[at].of == s {
 				d.stats = k.trash[at].stats
@@ -223,7 +229,8 @@ func (k *Kernel) changeDestination(cmd Command, s *service, attr []byte) error {
 }
 
 // broadcast are the addresses of broadcast where there is loopback.
-var broadcast = map[netip.Addr]bool{netip.AddrFrom4([4]byte{255, 255, 255, 255}): true, netip.AddrFrom4([4]byte{127, 255, 255, 255}): true}
+var broadcast = map[netip.Addr]bool{netip.AddrFrom4([4]byte{255, 255, 255, 255}): true,
+	netip.AddrFrom4([4]byte{127, 255, 255, 255}): true}
 
 // reachable reports whether ip_vs_new_dest takes an address, on a machine with only loopback.
 func reachable(family uint16, a netip.Addr) bool {

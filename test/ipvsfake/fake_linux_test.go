@@ -22,21 +22,26 @@ func connect(t *testing.T, k *ipvsfake.Kernel) *ipvs.Conn {
 }
 
 var (
-	web = ipvs.Service{ServiceID: ipvs.ByAddr(netip.MustParseAddrPort("10.96.0.10:80"), unix.IPPROTO_TCP), Scheduler: "sh",
-		Flags: ipvs.Persistent | ipvs.Sched1 | ipvs.Sched2, Timeout: 10800, Netmask: 0xffffff00}
-	dns  = ipvs.Service{ServiceID: ipvs.ByAddr(netip.MustParseAddrPort("[fd00::a]:53"), unix.IPPROTO_UDP), Scheduler: "rr", Flags: ipvs.OnePacket, Netmask: 128}
-	mark = ipvs.Service{ServiceID: ipvs.ByMark(ipvs.IPv6, 7), Scheduler: "wrr", Flags: ipvs.Persistent, Timeout: 60, Netmask: 64}
-	one  = ipvs.Destination{Addr: netip.MustParseAddrPort("10.1.0.1:8080"), Weight: 1}
-	two  = ipvs.Destination{Addr: netip.MustParseAddrPort("10.1.0.2:8080"), Weight: 0, Forwarding: ipvs.Route}
-	six  = ipvs.Destination{Addr: netip.MustParseAddrPort("[fd00:1::1]:8443"), Weight: 2}
+	web = ipvs.Service{ServiceID: ipvs.ByAddr(netip.MustParseAddrPort("10.96.0.10:80"), unix.IPPROTO_TCP),
+		Scheduler: "sh",
+		Flags:     ipvs.Persistent | ipvs.Sched1 | ipvs.Sched2, Timeout: 10800, Netmask: 0xffffff00}
+	dns = ipvs.Service{ServiceID: ipvs.ByAddr(netip.MustParseAddrPort("[fd00::a]:53"), unix.IPPROTO_UDP),
+		Scheduler: "rr", Flags: ipvs.OnePacket, Netmask: 128}
+	mark = ipvs.Service{ServiceID: ipvs.ByMark(ipvs.IPv6, 7), Scheduler: "wrr", Flags: ipvs.Persistent, Timeout: 60,
+		Netmask: 64}
+	one = ipvs.Destination{Addr: netip.MustParseAddrPort("10.1.0.1:8080"), Weight: 1}
+	two = ipvs.Destination{Addr: netip.MustParseAddrPort("10.1.0.2:8080"), Weight: 0, Forwarding: ipvs.Route}
+	six = ipvs.Destination{Addr: netip.MustParseAddrPort("[fd00:1::1]:8443"), Weight: 2}
 )
 
 func filled(t *testing.T) (*ipvsfake.Kernel, *ipvs.Conn) {
 	t.Helper()
 	k := ipvsfake.New(ipvsfake.Config{})
 	c := connect(t, k)
-	if err := c.Do(t.Context(), []ipvs.Op{{Verb: ipvs.NewService, Service: web}, {Verb: ipvs.NewService, Service: dns}, {Verb: ipvs.NewService, Service: mark},
-		{Verb: ipvs.NewDestination, Service: web, Destination: two}, {Verb: ipvs.NewDestination, Service: web, Destination: one}, {Verb: ipvs.NewDestination, Service: mark, Destination: six}}, nil); err != nil {
+	if err := c.Do(t.Context(), []ipvs.Op{{Verb: ipvs.NewService, Service: web}, {Verb: ipvs.NewService, Service: dns},
+		{Verb: ipvs.NewService, Service: mark},
+		{Verb: ipvs.NewDestination, Service: web, Destination: two}, {Verb: ipvs.NewDestination, Service: web,
+			Destination: one}, {Verb: ipvs.NewDestination, Service: mark, Destination: six}}, nil); err != nil {
 		t.Fatal(err)
 	}
 	return k, c
@@ -67,15 +72,18 @@ func counted(t *testing.T, c *ipvs.Conn, id ipvs.ServiceID) ipvs.Stats {
 	return s.Stats
 }
 
-// Connections are listed, and outlive their destination, as TestKernelCountsConnections of netlink/ipvs shows of the kernel.
+// Connections are listed, and outlive their destination, as TestKernelCountsConnections of
+// netlink/ipvs shows of the kernel.
 func TestConnections(t *testing.T) {
 	k, c := filled(t)
 	stats := ipvs.Stats{Conns: 5, InPackets: 1 << 33, OutPackets: 3, InBytes: 1 << 40, OutBytes: 4}
 	conns := ipvsfake.Conns{Active: 1, Inactive: 2, Persistent: 3}
-	if err := errors.Join(k.SetConns(web.ServiceID, one.Addr, conns), k.SetStats(web.ServiceID, one.Addr, stats), k.SetServiceStats(web.ServiceID, stats)); err != nil {
+	if err := errors.Join(k.SetConns(web.ServiceID, one.Addr, conns), k.SetStats(web.ServiceID, one.Addr, stats),
+		k.SetServiceStats(web.ServiceID, stats)); err != nil {
 		t.Fatal(err)
 	}
-	if err := k.SetConns(web.ServiceID, six.Addr, conns); err == nil || !strings.Contains(err.Error(), "[fd00:1::1]:8443") {
+	if err := k.SetConns(web.ServiceID, six.Addr, conns); err == nil ||
+		!strings.Contains(err.Error(), "[fd00:1::1]:8443") {
 		t.Errorf("a destination that is not there: %v", err)
 	}
 	look := func() (got ipvs.DestinationState) {
@@ -107,12 +115,14 @@ func TestConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := counted(t, c, web.ServiceID); got != stats {
-		t.Errorf("with another scheduler, and a destination that was removed meanwhile, the service counts %+v, want %+v", got, stats)
+		t.Errorf("with another scheduler, and a destination that was removed meanwhile, the service counts %+v, want "+
+			"%+v", got, stats)
 	}
 	if err := k.SetServiceStats(ipvs.ByMark(ipvs.IPv4, 99), stats); err == nil {
 		t.Error("a service that is not there has counters")
 	}
-	if err := c.Do(t.Context(), []ipvs.Op{{Verb: ipvs.DelService, Service: web}, {Verb: ipvs.NewService, Service: web}, add}, nil); err != nil {
+	if err := c.Do(t.Context(), []ipvs.Op{{Verb: ipvs.DelService, Service: web}, {Verb: ipvs.NewService, Service: web},
+		add}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if got := counted(t, c, web.ServiceID); got != (ipvs.Stats{}) {
@@ -138,7 +148,9 @@ func TestBefore(t *testing.T) {
 		return nil
 	}
 	err := c.Do(t.Context(), []ipvs.Op{{Verb: ipvs.DelDestination, Service: web, Destination: one}}, nil)
-	if !errors.Is(err, unix.ENOENT) || len(noticed) != 2 || noticed[0].Command != ipvsfake.DelDest || !noticed[0].Command.Writes() || noticed[0].Service != web.ServiceID || noticed[0].Destination != one.Addr || noticed[1].N != noticed[0].N+1 {
+	if !errors.Is(err, unix.ENOENT) || len(noticed) != 2 || noticed[0].Command != ipvsfake.DelDest ||
+		!noticed[0].Command.Writes() || noticed[0].Service != web.ServiceID || noticed[0].Destination != one.Addr ||
+		noticed[1].N != noticed[0].N+1 {
 		t.Errorf("%v; heard %+v", err, noticed)
 	}
 }

@@ -174,7 +174,8 @@ func (k *Kernel) State() []VirtualServer {
 		all = append(all, v)
 	}
 	slices.SortFunc(all, func(a, b VirtualServer) int {
-		return cmp.Or(cmp.Compare(a.Mark, b.Mark), cmp.Compare(a.Family, b.Family), a.Addr.Compare(b.Addr), cmp.Compare(a.Proto, b.Proto))
+		return cmp.Or(cmp.Compare(a.Mark, b.Mark), cmp.Compare(a.Family, b.Family), a.Addr.Compare(b.Addr),
+			cmp.Compare(a.Proto, b.Proto))
 	})
 	return all
 }

@@ -28,9 +28,12 @@ var (
 // expected lists results of operations that must occur at least once; otherwise the operations are
 // useless.
 var expected = []string{
-	"1: <nil>", "1: file exists", "1: no such file or directory", "1: invalid argument", "2: <nil>", "2: no such process", "2: no such file or directory",
-	"3: <nil>", "3: no such process", "4: <nil>", "4: file exists", "4: no such process", "4: invalid argument", "4: numerical result out of range",
-	"5: <nil>", "5: no such process", "5: no such file or directory", "6: <nil>", "6: no such process", "6: no such file or directory",
+	"1: <nil>", "1: file exists", "1: no such file or directory", "1: invalid argument", "2: <nil>",
+	"2: no such process", "2: no such file or directory",
+	"3: <nil>", "3: no such process", "4: <nil>", "4: file exists", "4: no such process", "4: invalid argument",
+	"4: numerical result out of range",
+	"5: <nil>", "5: no such process", "5: no such file or directory", "6: <nil>", "6: no such process",
+	"6: no such file or directory",
 	"timeouts: <nil>", "timeouts: invalid argument",
 }
 
@@ -72,7 +75,8 @@ func TestFakeIsLikeTheKernel(t *testing.T) {
 			}
 		}
 		if wrong != "" {
-			t.Fatalf("operation %d of seed %d: %s: the kernel: %s\nthe operations before:\n%s", n, *seed, what, wrong, strings.Join(last[max(0, len(last)-100):], "\n"))
+			t.Fatalf("operation %d of seed %d: %s: the kernel: %s\nthe operations before:\n%s", n, *seed, what, wrong,
+				strings.Join(last[max(0, len(last)-100):], "\n"))
 		}
 	}
 	for _, want := range expected {
@@ -91,7 +95,8 @@ func loadable(t *testing.T, c *ipvs.Conn) (names []string) {
 		if strings.HasPrefix(name, "lblc") {
 			continue
 		}
-		err := c.Do(t.Context(), []ipvs.Op{{Verb: ipvs.NewService, Service: s}, {Verb: ipvs.DelService, Service: s}}, nil)
+		err := c.Do(t.Context(), []ipvs.Op{{Verb: ipvs.NewService, Service: s}, {Verb: ipvs.DelService, Service: s}},
+			nil)
 		switch {
 		case err == nil:
 			names = append(names, name)
@@ -156,10 +161,13 @@ func (g *generator) step() (what string, ask func(*ipvs.Conn) error) {
 			return time.Duration(pick(g, 0, 1, 60, 900, 86400, 8589934, 8589935, 1<<31-1)) * time.Second
 		}
 		to := ipvs.Timeouts{TCP: seconds(), TCPFin: seconds(), UDP: seconds()}
-		return fmt.Sprintf("timeouts %+v", to), func(c *ipvs.Conn) error { return c.SetTimeouts(context.Background(), to) }
+		return fmt.Sprintf("timeouts %+v", to), func(c *ipvs.Conn) error {
+			return c.SetTimeouts(context.Background(), to)
+		}
 	}
 	op := ipvs.Op{Verb: pick(g, ipvs.NewService, ipvs.NewService, ipvs.SetService, ipvs.DelService, ipvs.NewDestination,
-		ipvs.NewDestination, ipvs.NewDestination, ipvs.SetDestination, ipvs.DelDestination), Service: g.service(), Destination: g.destination()}
+		ipvs.NewDestination, ipvs.NewDestination, ipvs.SetDestination, ipvs.DelDestination), Service: g.service(),
+		Destination: g.destination()}
 	if g.IntN(4) > 0 && len(g.made) > 0 && (op.Verb != ipvs.NewService || g.IntN(8) == 0) {
 		was := g.made[g.IntN(len(g.made))]
 		op.Service.ServiceID = was.Service.ServiceID
@@ -174,12 +182,15 @@ func (g *generator) step() (what string, ask func(*ipvs.Conn) error) {
 		g.made = append(g.made, op)
 	}
 	g.made = g.made[max(0, len(g.made)-30):]
-	return fmt.Sprintf("%d %v %+v", op.Verb, op.Service, op.Destination), func(c *ipvs.Conn) error { return c.Do(context.Background(), []ipvs.Op{op}, nil) }
+	return fmt.Sprintf("%d %v %+v", op.Verb, op.Service, op.Destination), func(c *ipvs.Conn) error {
+		return c.Do(context.Background(), []ipvs.Op{op}, nil)
+	}
 }
 
 func (g *generator) service() ipvs.Service {
 	six := g.IntN(3) == 0
-	s := ipvs.Service{Scheduler: pick(g, "rr", "rr", "rr", "wrr", "sh", "mh"), Flags: ipvs.Flags(pick(g, 0, 1, 5, 0x38, g.Uint32())) &^ 2,
+	s := ipvs.Service{Scheduler: pick(g, "rr", "rr", "rr", "wrr", "sh", "mh"),
+		Flags:   ipvs.Flags(pick(g, 0, 1, 5, 0x38, g.Uint32())) &^ 2,
 		Timeout: pick(g, 0, 300, 10800, 86400, 17179869, 17179870, 1<<31, g.Uint32())}
 	switch family := ipvs.IPv4; {
 	case g.IntN(3) == 0:
@@ -193,13 +204,16 @@ func (g *generator) service() ipvs.Service {
 			a = netip.AddrFrom16([16]byte{0xfd, 15: byte(g.IntN(3))})
 		}
 		if g.IntN(20) == 0 {
-			a = pick(g, netip.IPv4Unspecified(), netip.MustParseAddr("224.0.0.1"), netip.IPv6Unspecified(), netip.MustParseAddr("ff02::1"))
+			a = pick(g, netip.IPv4Unspecified(), netip.MustParseAddr("224.0.0.1"), netip.IPv6Unspecified(),
+				netip.MustParseAddr("ff02::1"))
 		}
-		s.ServiceID = ipvs.ByAddr(netip.AddrPortFrom(a, pick[uint16](g, 80, 80, 0, 21, 65535)), pick[uint8](g, 6, 6, 6, 17, 132, 0))
+		s.ServiceID = ipvs.ByAddr(netip.AddrPortFrom(a, pick[uint16](g, 80, 80, 0, 21, 65535)),
+			pick[uint8](g, 6, 6, 6, 17, 132, 0))
 	}
 	switch g.IntN(60) {
 	case 0:
-		s.Scheduler = pick(g, "none", "lc", "wlc", "dh", "sed", "nq", "fo", "ovf", "twos") // lblc and lblcr may not be loaded by this: docs/adr/0046
+		// lblc and lblcr may not be loaded by this: docs/adr/0046
+		s.Scheduler = pick(g, "none", "lc", "wlc", "dh", "sed", "nq", "fo", "ovf", "twos")
 	case 1:
 		s.Scheduler = pick(g, "sip", "no-scheduler-15", "ftp")
 	}
@@ -210,14 +224,17 @@ func (g *generator) service() ipvs.Service {
 }
 
 func (g *generator) destination() ipvs.Destination {
-	d := ipvs.Destination{Forwarding: pick(g, ipvs.Masq, ipvs.Masq, ipvs.Local, ipvs.Tunnel, ipvs.Tunnel, ipvs.Route, ipvs.Bypass),
-		Weight: pick[int32](g, 1, 1, 0, 100, 65536, 1<<31-1, -1), Upper: pick[uint32](g, 0, 0, 10, 65535), Lower: pick[uint32](g, 0, 0, 9, 11)}
+	d := ipvs.Destination{Forwarding: pick(g, ipvs.Masq, ipvs.Masq, ipvs.Local, ipvs.Tunnel, ipvs.Tunnel, ipvs.Route,
+		ipvs.Bypass),
+		Weight: pick[int32](g, 1, 1, 0, 100, 65536, 1<<31-1, -1), Upper: pick[uint32](g, 0, 0, 10, 65535),
+		Lower: pick[uint32](g, 0, 0, 9, 11)}
 	a := netip.AddrFrom4([4]byte{10, 1, 0, byte(g.IntN(4))})
 	if g.IntN(3) == 0 {
 		a = netip.AddrFrom16([16]byte{0: 0xfd, 3: 1, 15: byte(g.IntN(4))})
 	}
 	if g.IntN(10) == 0 {
-		a = netip.MustParseAddr(pick(g, "0.0.0.0", "0.0.0.1", "224.0.0.1", "239.1.1.1", "240.0.0.1", "255.255.255.255", "127.0.0.1", "127.255.255.255", "::", "::1",
+		a = netip.MustParseAddr(pick(g, "0.0.0.0", "0.0.0.1", "224.0.0.1", "239.1.1.1", "240.0.0.1", "255.255.255.255",
+			"127.0.0.1", "127.255.255.255", "::", "::1",
 			"fe80::", "ff02::", "::10.1.0.1", "fec0::"))
 	}
 	d.Addr = netip.AddrPortFrom(a, pick[uint16](g, 8080, 8080, 0, 65535))

@@ -104,19 +104,22 @@ func (d *destination) addrPort() netip.AddrPort {
 }
 
 func (s *service) state() ipvs.Service {
-	mask := ipvs.Service{ServiceID: s.id(), Scheduler: s.scheduler, Flags: ipvs.Flags(s.flags &^ flagHashed), Timeout: s.timeout()}
+	mask := ipvs.Service{ServiceID: s.id(), Scheduler: s.scheduler, Flags: ipvs.Flags(s.flags &^ flagHashed),
+		Timeout: s.timeout()}
 	if s.family == uint16(ipvs.IPv6) {
 		mask.Netmask = order.Uint32(s.netmask[:])
 	} else {
-		mask.Netmask = uint32(s.netmask[0])<<24 | uint32(s.netmask[1])<<16 | uint32(s.netmask[2])<<8 | uint32(s.netmask[3])
+		mask.Netmask = uint32(s.netmask[0])<<24 | uint32(s.netmask[1])<<16 | uint32(s.netmask[2])<<8 |
+			uint32(s.netmask[3])
 	}
 	return mask
 }
 
 func (d *destination) state() ipvs.DestinationState {
 	return ipvs.DestinationState{
-		Destination: ipvs.Destination{Addr: d.addrPort(), Forwarding: ipvs.Forwarding(d.forwarding), Weight: int32(d.weight), Upper: d.upper, Lower: d.lower},
-		Active:      d.conns.Active, Inactive: d.conns.Inactive, Persistent: d.conns.Persistent, Stats: d.stats,
+		Destination: ipvs.Destination{Addr: d.addrPort(), Forwarding: ipvs.Forwarding(d.forwarding),
+			Weight: int32(d.weight), Upper: d.upper, Lower: d.lower},
+		Active: d.conns.Active, Inactive: d.conns.Inactive, Persistent: d.conns.Persistent, Stats: d.stats,
 	}
 }
 

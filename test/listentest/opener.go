@@ -1,4 +1,5 @@
-// Package listentest opens TCP listeners without the network, for tests with fake time: it never waits.
+// Package listentest opens TCP listeners without the network, for tests with fake time: it never
+// waits.
 package listentest
 
 import (
@@ -13,8 +14,8 @@ import (
 	"time"
 )
 
-// Opener opens listeners, and fails on request. Like the system it refuses listeners that conflict. The zero
-// Opener is ready to use, from several goroutines.
+// Opener opens listeners, and fails on request. Like the system it refuses listeners that conflict.
+// The zero Opener is ready to use, from several goroutines.
 type Opener struct {
 	mu     sync.Mutex
 	err    error

@@ -13,7 +13,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-var withPrometheus = flag.Bool("prometheus", false, "test with Debian's Prometheus and promtool, which have to be installed")
+var withPrometheus = flag.Bool("prometheus", false, "test with Debian's Prometheus and promtool, which have to be "+
+	"installed")
 
 func needPrometheus(t *testing.T) {
 	t.Helper()
@@ -27,8 +28,9 @@ func needPrometheus(t *testing.T) {
 	}
 }
 
-// fault is made up: series of one sample a minute, as promtool writes them. At quiet the alert is silent still, or pending; at fires it fires,
-// once for each of labels. An alert that never should has no fires.
+// fault is made up: series of one sample a minute, as promtool writes them. At quiet the alert is
+// silent still, or pending; at fires it fires, once for each of labels. An alert that never should
+// has no fires.
 type fault struct {
 	alert        string
 	series       []string
@@ -66,22 +68,31 @@ const (
 // server is up.
 func healthy() []string {
 	return []string{
-		series("up", "1x200"), series("process_start_time_seconds", "5x200"), series("process_start_time_seconds", "5x50 3005x150", "instance", "n2"),
+		series("up", "1x200"), series("process_start_time_seconds", "5x200"), series("process_start_time_seconds",
+			"5x50 3005x150", "instance", "n2"),
 		series(lastOf, "0+60x200", "ip_family", "IPv4"), series(queuedOf, "0+60x200", "ip_family", "IPv4"),
 		series(lastOf, "7x200", "ip_family", "IPv6"), series(queuedOf, "6x200", "ip_family", "IPv6"), // no change
 		series("kubeproxy_source_connected", "1x30 0x5 1x165"),
 		series("kubeproxy_network_programming_duration_seconds_bucket", "0+60x200", "ip_family", "IPv4", "le", "1"),
 		series("kubeproxy_network_programming_duration_seconds_bucket", "0+60x200", "ip_family", "IPv4", "le", "+Inf"),
-		series("kubeproxy_rows_failing", "0x40 3x5 0x155", "ip_family", "IPv4"), series("kubeproxy_services_unresolved", "0x200", "ip_family", "IPv4"),
-		series("kubeproxy_audit_mended_objects_total", "0x40 5x160", "ip_family", "IPv4"), series("kubeproxy_panics_total", "0x200", "ip_family", "IPv4"),
-		series("kubeproxy_mode_info", "1x200", "mode", "nftables", "asked", "nftables"), series("kubeproxy_mode_info", "1x200", "mode", "iptables", "reason", "no nf_tables", "instance", "n2"),
-		series("kubeproxy_contested_keys", "0x40 1x5 0x155", "ip_family", "IPv4"), series("kubeproxy_services_refused_addresses", "0x200", "ip_family", "IPv4"),
-		series("kubeproxy_sync_proxy_rules_no_local_endpoints_total", "0x200", "ip_family", "IPv4", "traffic_policy", "internal"),
-		series("kubeproxy_sync_proxy_rules_no_local_endpoints_total", "9x200", "ip_family", "IPv4", "traffic_policy", "external"),
+		series("kubeproxy_rows_failing", "0x40 3x5 0x155", "ip_family", "IPv4"), series("kubeproxy_services_unresolved",
+			"0x200", "ip_family", "IPv4"),
+		series("kubeproxy_audit_mended_objects_total", "0x40 5x160", "ip_family", "IPv4"),
+		series("kubeproxy_panics_total", "0x200", "ip_family", "IPv4"),
+		series("kubeproxy_mode_info", "1x200", "mode", "nftables", "asked", "nftables"),
+		series("kubeproxy_mode_info", "1x200", "mode", "iptables", "reason", "no nf_tables", "instance", "n2"),
+		series("kubeproxy_contested_keys", "0x40 1x5 0x155", "ip_family", "IPv4"),
+		series("kubeproxy_services_refused_addresses", "0x200", "ip_family", "IPv4"),
+		series("kubeproxy_sync_proxy_rules_no_local_endpoints_total", "0x200", "ip_family", "IPv4", "traffic_policy",
+			"internal"),
+		series("kubeproxy_sync_proxy_rules_no_local_endpoints_total", "9x200", "ip_family", "IPv4", "traffic_policy",
+			"external"),
 		series("kubeproxy_conntrack_entries", "1000x200"), series("kubeproxy_conntrack_entries_limit", "262144x200"),
-		series("kubeproxy_session_affinity_entries", "1000x200", "ip_family", "IPv4"), series("kubeproxy_session_affinity_entries_limit", "1048576x200", "ip_family", "IPv4"),
+		series("kubeproxy_session_affinity_entries", "1000x200", "ip_family", "IPv4"),
+		series("kubeproxy_session_affinity_entries_limit", "1048576x200", "ip_family", "IPv4"),
 		series("process_open_fds", "50x200"), series("process_max_fds", "1024x200"),
-		series("process_resident_memory_bytes", fmt.Sprint(gib, "x200")), series("process_resident_memory_bytes", fmt.Sprint(gib, "x200"), "instance", "n2"),
+		series("process_resident_memory_bytes", fmt.Sprint(gib, "x200")), series("process_resident_memory_bytes",
+			fmt.Sprint(gib, "x200"), "instance", "n2"),
 		series("kubeproxy_userspace_refused_connections_total", "0+1x200", "ip_family", "IPv4", "protocol", "TCP"),
 		series("kubeproxy_userspace_connections_total", "0+100x200", "ip_family", "IPv4", "protocol", "TCP"),
 		series("kubeproxy_userspace_descriptor_shortages_total", "0x200", "ip_family", "IPv4", "protocol", "TCP"),
@@ -97,36 +108,59 @@ func faultsOf() []fault {
 	return []fault{
 		{"KubeProxyAllDown", []string{series("up", "1x5 0x60")}, "10m", "12m", one(map[string]string{})},
 		{"KubeProxyAllDown", []string{`up{job="node"} 1x60`}, "4m", "6m", one(map[string]string{})},
-		{"KubeProxyDown", []string{series("up", "1x5 0x60"), series("up", "1x60", "instance", "n2")}, "15m", "17m", one(node("n1"))},
+		{"KubeProxyDown", []string{series("up", "1x5 0x60"), series("up", "1x60", "instance", "n2")}, "15m", "17m",
+			one(node("n1"))},
 		{"KubeProxyRestarts", []string{series("process_start_time_seconds", "0+60x60")}, "3m", "10m", one(node("n1"))},
 		// The kernel refuses from the fifth minute on, while changes keep arriving; and a case
 		// without changes after the refused one.
-		{"KubeProxyRulesStale", []string{series(lastOf, "0+60x5 300x60", "ip_family", v4), series(queuedOf, "0+60x60", "ip_family", v4)}, "9m", "12m", one(node("n1", "ip_family", v4))},
-		{"KubeProxyRulesStale", []string{series(lastOf, "0+60x5 300x60", "ip_family", v4), series(queuedOf, "0+60x5 301x60", "ip_family", v4)}, "9m", "12m", one(node("n1", "ip_family", v4))},
-		{"KubeProxyRulesStale", []string{series(lastOf, "0x60", "ip_family", v4), series(queuedOf, "1x60", "ip_family", v4)}, "5m", "7m", one(node("n1", "ip_family", v4))},
-		{"KubeProxySourceDisconnected", []string{series("kubeproxy_source_connected", "1x5 0x60")}, "15m", "17m", one(node("n1"))},
-		{"KubeProxySlowProgramming", []string{bucket("1", "0x60"), bucket("30", "0+1x60"), bucket("60", "0+60x60"), bucket("+Inf", "0+60x60")}, "14m", "20m", one(node("n1", "ip_family", v4))},
-		{"KubeProxyRowsRefused", []string{series("kubeproxy_rows_failing", "0x5 1x60", "ip_family", v4)}, "15m", "17m", one(node("n1", "ip_family", v4))},
-		{"KubeProxyRowsRefused", []string{series("kubeproxy_services_unresolved", "0x5 1x60", "ip_family", v4)}, "15m", "17m", one(node("n1", "ip_family", v4))},
-		{"KubeProxyDrift", []string{series("kubeproxy_audit_mended_objects_total", "0+1x120", "ip_family", v4)}, "55m", "65m", one(node("n1", "ip_family", v4))},
-		{"KubeProxyPanics", []string{series("kubeproxy_panics_total", "0x5 1x60", "ip_family", v4)}, "5m", "7m", one(node("n1", "ip_family", v4))},
-		{"KubeProxyModeFallback", []string{series("kubeproxy_mode_info", "1x60", "mode", "iptables", "asked", "nftables", "reason", "no nf_tables")}, "14m", "16m",
-			one(node("n1", "mode", "iptables", "asked", "nftables", "reason", "no nf_tables"))},
-		{"KubeProxyContestedKeys", []string{series("kubeproxy_contested_keys", "2x60", "ip_family", v4), series("kubeproxy_contested_keys", "2x60", "ip_family", v4, "instance", "n2")}, "14m", "16m",
-			one(map[string]string{"job": "kube-proxy", "ip_family": v4})},
-		{"KubeProxyAddressesRefused", []string{series("kubeproxy_services_refused_addresses", "2x60", "ip_family", v4)}, "14m", "16m", one(map[string]string{"job": "kube-proxy", "ip_family": v4})},
-		{"KubeProxyNoLocalEndpoints", []string{series("kubeproxy_sync_proxy_rules_no_local_endpoints_total", "1x60", "ip_family", v4, "traffic_policy", "internal")}, "14m", "16m",
-			one(node("n1", "ip_family", v4, "traffic_policy", "internal"))},
-		{"KubeProxyConntrackNearlyFull", []string{series("kubeproxy_conntrack_entries", "10x5 95x60"), series("kubeproxy_conntrack_entries_limit", "100x70")}, "10m", "12m", one(node("n1"))},
-		{"KubeProxyAffinityNearlyFull", []string{series("kubeproxy_session_affinity_entries", "95x60", "ip_family", v4), series("kubeproxy_session_affinity_entries_limit", "100x60", "ip_family", v4)}, "14m", "16m",
+		{"KubeProxyRulesStale", []string{series(lastOf, "0+60x5 300x60", "ip_family", v4),
+			series(queuedOf, "0+60x60", "ip_family", v4)}, "9m", "12m", one(node("n1", "ip_family", v4))},
+		{"KubeProxyRulesStale", []string{series(lastOf, "0+60x5 300x60", "ip_family", v4),
+			series(queuedOf, "0+60x5 301x60", "ip_family", v4)}, "9m", "12m", one(node("n1", "ip_family", v4))},
+		{"KubeProxyRulesStale", []string{series(lastOf, "0x60", "ip_family", v4), series(queuedOf, "1x60", "ip_family",
+			v4)}, "5m", "7m", one(node("n1", "ip_family", v4))},
+		{"KubeProxySourceDisconnected", []string{series("kubeproxy_source_connected", "1x5 0x60")}, "15m", "17m",
+			one(node("n1"))},
+		{"KubeProxySlowProgramming", []string{bucket("1", "0x60"), bucket("30", "0+1x60"), bucket("60", "0+60x60"),
+			bucket("+Inf", "0+60x60")}, "14m", "20m", one(node("n1", "ip_family", v4))},
+		{"KubeProxyRowsRefused", []string{series("kubeproxy_rows_failing", "0x5 1x60", "ip_family", v4)}, "15m", "17m",
 			one(node("n1", "ip_family", v4))},
-		{"KubeProxyDescriptorsNearlyGone", []string{series("process_open_fds", "90x60"), series("process_max_fds", "100x60")}, "9m", "11m", one(node("n1"))},
-		{"KubeProxyMemory", []string{series("process_resident_memory_bytes", fmt.Sprint(gib, "x60")), series("process_resident_memory_bytes", fmt.Sprint(gib/8, "x60"), "instance", "n2"),
-			series("process_resident_memory_bytes", fmt.Sprint(gib/8, "x60"), "instance", "n3")}, "29m", "31m", one(node("n1"))},
-		{"KubeProxyMemory", []string{series("process_resident_memory_bytes", fmt.Sprint(5*gib, "x60"))}, "29m", "31m", one(node("n1"))},
-		{"KubeProxyUserspaceRefuses", []string{series("kubeproxy_userspace_refused_connections_total", "0+10x60", "ip_family", v4, "protocol", "TCP"),
-			series("kubeproxy_userspace_connections_total", "0+100x60", "ip_family", v4, "protocol", "TCP")}, "9m", "12m", one(node("n1"))},
-		{"KubeProxyUserspaceShortage", []string{series("kubeproxy_userspace_descriptor_shortages_total", "0+1x60", "ip_family", v4, "protocol", "TCP")}, "4m", "8m", one(node("n1"))},
+		{"KubeProxyRowsRefused", []string{series("kubeproxy_services_unresolved", "0x5 1x60", "ip_family", v4)}, "15m",
+			"17m", one(node("n1", "ip_family", v4))},
+		{"KubeProxyDrift", []string{series("kubeproxy_audit_mended_objects_total", "0+1x120", "ip_family", v4)}, "55m",
+			"65m", one(node("n1", "ip_family", v4))},
+		{"KubeProxyPanics", []string{series("kubeproxy_panics_total", "0x5 1x60", "ip_family", v4)}, "5m", "7m",
+			one(node("n1", "ip_family", v4))},
+		{"KubeProxyModeFallback", []string{series("kubeproxy_mode_info", "1x60", "mode", "iptables", "asked",
+			"nftables", "reason", "no nf_tables")}, "14m", "16m",
+			one(node("n1", "mode", "iptables", "asked", "nftables", "reason", "no nf_tables"))},
+		{"KubeProxyContestedKeys", []string{series("kubeproxy_contested_keys", "2x60", "ip_family", v4),
+			series("kubeproxy_contested_keys", "2x60", "ip_family", v4, "instance", "n2")}, "14m", "16m",
+			one(map[string]string{"job": "kube-proxy", "ip_family": v4})},
+		{"KubeProxyAddressesRefused", []string{series("kubeproxy_services_refused_addresses", "2x60", "ip_family", v4)},
+			"14m", "16m", one(map[string]string{"job": "kube-proxy", "ip_family": v4})},
+		{"KubeProxyNoLocalEndpoints", []string{series("kubeproxy_sync_proxy_rules_no_local_endpoints_total", "1x60",
+			"ip_family", v4, "traffic_policy", "internal")}, "14m", "16m",
+			one(node("n1", "ip_family", v4, "traffic_policy", "internal"))},
+		{"KubeProxyConntrackNearlyFull", []string{series("kubeproxy_conntrack_entries", "10x5 95x60"),
+			series("kubeproxy_conntrack_entries_limit", "100x70")}, "10m", "12m", one(node("n1"))},
+		{"KubeProxyAffinityNearlyFull", []string{series("kubeproxy_session_affinity_entries", "95x60", "ip_family", v4),
+			series("kubeproxy_session_affinity_entries_limit", "100x60", "ip_family", v4)}, "14m", "16m",
+			one(node("n1", "ip_family", v4))},
+		{"KubeProxyDescriptorsNearlyGone", []string{series("process_open_fds", "90x60"),
+			series("process_max_fds", "100x60")}, "9m", "11m", one(node("n1"))},
+		{"KubeProxyMemory", []string{series("process_resident_memory_bytes", fmt.Sprint(gib, "x60")),
+			series("process_resident_memory_bytes", fmt.Sprint(gib/8, "x60"), "instance", "n2"),
+			series("process_resident_memory_bytes", fmt.Sprint(gib/8, "x60"), "instance", "n3")}, "29m", "31m",
+			one(node("n1"))},
+		{"KubeProxyMemory", []string{series("process_resident_memory_bytes", fmt.Sprint(5*gib, "x60"))}, "29m", "31m",
+			one(node("n1"))},
+		{"KubeProxyUserspaceRefuses", []string{series("kubeproxy_userspace_refused_connections_total", "0+10x60",
+			"ip_family", v4, "protocol", "TCP"),
+			series("kubeproxy_userspace_connections_total", "0+100x60", "ip_family", v4, "protocol", "TCP")}, "9m",
+			"12m", one(node("n1"))},
+		{"KubeProxyUserspaceShortage", []string{series("kubeproxy_userspace_descriptor_shortages_total", "0+1x60",
+			"ip_family", v4, "protocol", "TCP")}, "4m", "8m", one(node("n1"))},
 	}
 }
 
@@ -202,7 +236,8 @@ func TestAlertsFire(t *testing.T) {
 		dir := t.TempDir()
 		rules, err := yaml.Marshal(file)
 		must(t, err)
-		tests, err := yaml.Marshal(map[string]any{"rule_files": []string{"rules.yaml"}, "evaluation_interval": "1m", "tests": cases})
+		tests, err := yaml.Marshal(map[string]any{"rule_files": []string{"rules.yaml"}, "evaluation_interval": "1m",
+			"tests": cases})
 		must(t, err)
 		must(t, os.WriteFile(filepath.Join(dir, "rules.yaml"), rules, 0o644))
 		must(t, os.WriteFile(filepath.Join(dir, "tests.yaml"), tests, 0o644))

@@ -40,7 +40,8 @@ const patience = 90 * time.Second
 // start runs a proxy that watches a folder, or an unreachable API server if dir is "".
 func (l *lab) start(host, mode, dir string) *netlab.Cmd {
 	l.t.Helper()
-	args := []string{"--proxy-mode=" + mode, "--metrics-bind-address=0.0.0.0:10249", "--healthz-bind-address=0.0.0.0:10256", "--hostname-override=" + host,
+	args := []string{"--proxy-mode=" + mode, "--metrics-bind-address=0.0.0.0:10249",
+		"--healthz-bind-address=0.0.0.0:10256", "--hostname-override=" + host,
 		"--admin-socket=", "--conntrack-max-per-core=0", "--cluster-cidr=10.1.0.0/16"}
 	if mode == "nftables" {
 		args = append(args, "--service-metrics=100")
@@ -124,11 +125,13 @@ func (l *lab) eventually(what string, missing func() []string) {
 	}
 }
 
-// Every query of the dashboard has an answer, and alerts fire, where proxies in three modes meet real faults.
+// Every query of the dashboard has an answer, and alerts fire, where proxies in three modes meet
+// real faults.
 func TestWithPrometheus(t *testing.T) {
 	needPrometheus(t)
 	l := &lab{TestLab: netlab.ForTest(t, netlab.Options{}), t: t, program: filepath.Join(t.TempDir(), "kube-proxy")}
-	if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", l.program, "../../cmd/kube-proxy").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", l.program, "../../cmd/kube-proxy").
+		CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	l.Serve(netlab.TCP, 8080, "pod2", "pod4")
@@ -136,7 +139,8 @@ func TestWithPrometheus(t *testing.T) {
 	targets := []string{}
 	for _, p := range proxies {
 		dirs[p.host] = t.TempDir()
-		write(t, dirs[p.host], "node", "kind: Node\nmetadata: {name: "+p.host+"}\nstatus: {addresses: [{type: InternalIP, address: "+p.address+"}]}\n")
+		write(t, dirs[p.host], "node", "kind: Node\nmetadata: {name: "+p.host+
+			"}\nstatus: {addresses: [{type: InternalIP, address: "+p.address+"}]}\n")
 		write(t, dirs[p.host], "web", web(""))
 		write(t, dirs[p.host], "lonely", lonely)
 		running[p.host] = l.start(p.host, p.mode, dirs[p.host])
@@ -157,16 +161,19 @@ func TestWithPrometheus(t *testing.T) {
 	must(t, err)
 	must(t, os.WriteFile(filepath.Join(dir, "rules.yaml"), rules, 0o644))
 	config, err := yaml.Marshal(map[string]any{
-		"global":         map[string]any{"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
-		"rule_files":     []string{"rules.yaml"},
-		"scrape_configs": []any{map[string]any{"job_name": "kube-proxy", "static_configs": []any{map[string]any{"targets": targets}}}},
+		"global":     map[string]any{"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+		"rule_files": []string{"rules.yaml"},
+		"scrape_configs": []any{map[string]any{"job_name": "kube-proxy",
+			"static_configs": []any{map[string]any{"targets": targets}}}},
 	})
 	must(t, err)
 	must(t, os.WriteFile(filepath.Join(dir, "prometheus.yaml"), config, 0o644))
-	if out, err := exec.Command("promtool", "check", "config", filepath.Join(dir, "prometheus.yaml")).CombinedOutput(); err != nil {
+	if out, err := exec.Command("promtool", "check", "config", filepath.Join(dir, "prometheus.yaml")).
+		CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	l.run("client", "prometheus", "--config.file="+filepath.Join(dir, "prometheus.yaml"), "--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address=127.0.0.1:9090")
+	l.run("client", "prometheus", "--config.file="+filepath.Join(dir, "prometheus.yaml"), "--storage.tsdb.path="+
+		filepath.Join(dir, "data"), "--web.listen-address=127.0.0.1:9090")
 
 	l.eventually("the proxies are scraped", func() []string {
 		n, err := l.samples(`kubeproxy_mode_info and on (instance) up == 1`)
@@ -195,7 +202,8 @@ func TestWithPrometheus(t *testing.T) {
 			}
 			_, _ = l.Command("pod2", "curl", "-s", "-m", "1", "http://10.96.0.10/").Output()
 			_, _ = l.Command("pod1", "curl", "-s", "-m", "1", "http://10.96.0.10/").Output()
-			_, _ = l.Command("pod1", "curl", "-s", "-m", "1", "http://10.96.0.12/").Output() // whose endpoint is not there
+			// whose endpoint is not there
+			_, _ = l.Command("pod1", "curl", "-s", "-m", "1", "http://10.96.0.12/").Output()
 		}
 	}()
 	defer func() { close(stop); <-done }()
@@ -205,7 +213,8 @@ func TestWithPrometheus(t *testing.T) {
 		missing := map[string]string{} // queries
 		for _, p := range readDashboard(t).all() {
 			for _, q := range p.Targets {
-				expr := strings.NewReplacer("$cluster", ".*", "$job", "kube-proxy", "$instance", ".*", "$__rate_interval", "15s").Replace(q.Expr)
+				expr := strings.NewReplacer("$cluster", ".*", "$job", "kube-proxy", "$instance", ".*",
+					"$__rate_interval", "15s").Replace(q.Expr)
 				missing[expr] = p.Title
 			}
 		}
@@ -284,14 +293,16 @@ func TestWithPrometheus(t *testing.T) {
 		expect("what tenants did", "KubeProxyContestedKeys", "KubeProxyAddressesRefused", "KubeProxyNoLocalEndpoints")
 		l.refusedRows(dirs["node2"], expect, firing)
 		for range 3 {
-			if out, err := l.Command("node1", "nft", "flush", "map", "ip", "kube-proxy", "cluster-sets").CombinedOutput(); err != nil {
+			if out, err := l.Command("node1", "nft", "flush", "map", "ip", "kube-proxy", "cluster-sets").
+				CombinedOutput(); err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
 		}
 		expect("another program empties a map", "KubeProxyDrift")
 		must(t, os.RemoveAll(dirs["node2"]))
 		l.eventually("a folder goes", func() []string {
-			if n, err := l.samples(`kubeproxy_source_connected{instance="172.18.0.3:10249"} == 0`); err != nil || n != 1 {
+			if n, err := l.samples(`kubeproxy_source_connected{instance="172.18.0.3:10249"} == 0`); err != nil ||
+				n != 1 {
 				return []string{fmt.Sprint(n, err)}
 			}
 			return nil
@@ -330,7 +341,8 @@ func (l *lab) refusedRows(dir string, expect func(about string, want ...string),
 			must(l.t, iptables("-D PREROUTING -j "+to))
 		}
 		if deep++; deep == 20 {
-			l.t.Fatal("this kernel takes chains of any depth: another fault is needed (iptables-nft, which the proxy uses here, has a limit of 16)")
+			l.t.Fatal("this kernel takes chains of any depth: another fault is needed (iptables-nft, which the proxy " +
+				"uses here, has a limit of 16)")
 		}
 	}
 	write(l.t, dir, "deep", longWay)
@@ -341,7 +353,8 @@ func (l *lab) refusedRows(dir string, expect func(about string, want ...string),
 			if !strings.Contains(q.Expr, "kubeproxy_rows_failing") {
 				continue
 			}
-			expr := strings.NewReplacer("$cluster", ".*", "$job", "kube-proxy", "$instance", "172.18.0.3:10249").Replace(q.Expr)
+			expr := strings.NewReplacer("$cluster", ".*", "$job", "kube-proxy", "$instance", "172.18.0.3:10249").
+				Replace(q.Expr)
 			shows["("+expr+") == 2"] = p.Title // the NodePort and the load balancer's address, and not the cluster IP
 		}
 	}
@@ -360,7 +373,8 @@ func (l *lab) refusedRows(dir string, expect func(about string, want ...string),
 		l.t.Errorf("rows fail on other nodes too: %d, %v", n, err)
 	}
 	for _, address := range []string{"10.96.0.10:80", "10.96.0.40:80"} { // others are served
-		if _, err := l.Dial("pod4", netlab.TCP, netip.MustParseAddrPort(address), netlab.DialOptions{Timeout: patience}); err != nil {
+		if _, err := l.Dial("pod4", netlab.TCP, netip.MustParseAddrPort(address),
+			netlab.DialOptions{Timeout: patience}); err != nil {
 			l.t.Errorf("%s: %v", address, err)
 		}
 	}
@@ -379,7 +393,8 @@ metadata: {name: lonely, namespace: shop}
 spec: {clusterIP: 10.96.0.44, ports: [{port: 80}]}
 `
 
-// longWay is a Service whose NodePort and load balancer's address go through more chains than its cluster IP does.
+// longWay is a Service whose NodePort and load balancer's address go through more chains than its
+// cluster IP does.
 const longWay = `kind: Service
 metadata: {name: deep, namespace: shop}
 spec: {type: LoadBalancer, clusterIP: 10.96.0.40, ports: [{port: 80, nodePort: 30040}]}
@@ -423,7 +438,8 @@ func write(t *testing.T, dir, name, text string) {
 	}
 }
 
-// web is a Service with endpoints on two nodes, that changed at a time, and one whose endpoint is not there.
+// web is a Service with endpoints on two nodes, that changed at a time, and one whose endpoint is
+// not there.
 func web(changed string, more ...bool) string {
 	annotations := ""
 	if changed != "" {

@@ -152,14 +152,16 @@ func (d dashboard) all() (all []panel) {
 	return all
 }
 
-// firstScreen is how many lines of the grid, of 38 pixels each with their gaps, a screen of 900 pixels shows.
+// firstScreen is how many lines of the grid, of 38 pixels each with their gaps, a screen of 900
+// pixels shows.
 const firstScreen = 22
 
 // unfolded reports panels that are neither on the first screen nor folded.
 func (d dashboard) unfolded(t *testing.T) {
 	for _, p := range d.Panels {
 		if p.GridPos.Y+p.GridPos.H > firstScreen && !p.Collapsed {
-			t.Errorf("panel %q ends at line %d: it is below the first screen, and not folded", p.Title, p.GridPos.Y+p.GridPos.H)
+			t.Errorf("panel %q ends at line %d: it is below the first screen, and not folded", p.Title, p.GridPos.Y+
+				p.GridPos.H)
 		}
 	}
 }
@@ -248,15 +250,17 @@ func faults(expr string, labels map[string][]string) (wrong, names []string) {
 func TestFaults(t *testing.T) {
 	labels := metricLabels(t)
 	for expr, want := range map[string]string{
-		`kubeproxy_rows_failing > 0`:                                       "",
-		`sum by (ip_family) (kubeproxy_rows_failing{job="a"})`:             "",
-		`kubeproxy_rows_failed > 0`:                                        "no metric kubeproxy_rows_failed",
-		`kubeproxy_rows_failing{family="IPv4"}`:                            "kubeproxy_rows_failing has no label family",
+		`kubeproxy_rows_failing > 0`:                           "",
+		`sum by (ip_family) (kubeproxy_rows_failing{job="a"})`: "",
+		`kubeproxy_rows_failed > 0`:                            "no metric kubeproxy_rows_failed",
+		`kubeproxy_rows_failing{family="IPv4"}`: "kubeproxy_rows_failing has " +
+			"no label family",
 		`sum by (node) (kubeproxy_rows_failing)`:                           "no metric of it has the label node",
 		`sum by (le) (kubeproxy_network_programming_duration_seconds_sum)`: "no metric of it has the label le",
 		`vector(1)`: "it asks for nothing",
 	} {
-		if wrong, _ := faults(expr, labels); strings.Join(wrong, "; ") != want && !(want != "" && slices.Contains(wrong, want)) {
+		if wrong, _ := faults(expr, labels); strings.Join(wrong, "; ") != want &&
+			!(want != "" && slices.Contains(wrong, want)) {
 			t.Errorf("%s: %q, want %q", expr, wrong, want)
 		}
 	}
@@ -285,8 +289,10 @@ func TestAlerts(t *testing.T) {
 		if !slices.Contains([]string{"critical", "warning", "info"}, a.Labels["severity"]) || len(a.Labels) != 1 {
 			t.Errorf("%s: labels %v", a.Alert, a.Labels)
 		}
-		if want := "docs/runbooks.md#" + strings.ToLower(a.Alert); a.Annotations["runbook"] != want || !headings[a.Alert] {
-			t.Errorf("%s: its runbook is %q, want %q with a heading there: %t", a.Alert, a.Annotations["runbook"], want, headings[a.Alert])
+		if want := "docs/runbooks.md#" + strings.ToLower(a.Alert); a.Annotations["runbook"] != want ||
+			!headings[a.Alert] {
+			t.Errorf("%s: its runbook is %q, want %q with a heading there: %t", a.Alert, a.Annotations["runbook"], want,
+				headings[a.Alert])
 		}
 		if a.Annotations["summary"] == "" || len(a.Annotations) != 2 {
 			t.Errorf("%s: annotations %v", a.Alert, a.Annotations)
@@ -359,8 +365,10 @@ func TestDashboard(t *testing.T) {
 			}
 			continue
 		}
-		if !slices.Contains([]string{"stat", "timeseries"}, p.Type) || p.Description == "" || p.Datasource == nil || *p.Datasource != (source{"prometheus", "${datasource}"}) || len(p.Targets) == 0 {
-			t.Errorf("panel %q of type %q, data source %v, description %q, %d queries", p.Title, p.Type, p.Datasource, p.Description, len(p.Targets))
+		if !slices.Contains([]string{"stat", "timeseries"}, p.Type) || p.Description == "" || p.Datasource == nil ||
+			*p.Datasource != (source{"prometheus", "${datasource}"}) || len(p.Targets) == 0 {
+			t.Errorf("panel %q of type %q, data source %v, description %q, %d queries", p.Title, p.Type, p.Datasource,
+				p.Description, len(p.Targets))
 		}
 		refs := map[string]bool{}
 		for _, q := range p.Targets {

@@ -88,12 +88,15 @@ var unserved = map[string][]string{
 
 func (w world) serves(a netip.Addr, use string) bool {
 	lent := use == "external" || use == "load balancer"
-	return Serves(w.Settings, a, use) && !(lent && slices.ContainsFunc(w.Service.Ports, func(p cluster.ServicePort) bool { // TN-66
-		return p.Protocol == cluster.TCP && slices.Contains(w.Node.APIServers, netip.AddrPortFrom(a, p.Port))
-	}))
+	// TN-66
+	return Serves(w.Settings, a, use) &&
+		!(lent && slices.ContainsFunc(w.Service.Ports, func(p cluster.ServicePort) bool {
+			return p.Protocol == cluster.TCP && slices.Contains(w.Node.APIServers, netip.AddrPortFrom(a, p.Port))
+		}))
 }
 
-// Serves reports whether an address is served as "cluster IP", "load balancer", "external" or "endpoint" (SV-26, SV-13).
+// Serves reports whether an address is served as "cluster IP", "load balancer", "external" or
+// "endpoint" (SV-26, SV-13).
 func Serves(s policy.Settings, a netip.Addr, use string) bool {
 	if !a.IsValid() || a.Zone() != "" || a.Is4() != (s.Family == lb.IPv4) {
 		return false
@@ -148,7 +151,8 @@ func same(a, b lb.Route) bool { a.From, b.From = 0, 0; return a.Equal(b) }
 func (w world) outcome(from lb.From, kind lb.Kind, p cluster.ServicePort) lb.Route {
 	r := lb.Route{From: from, Do: lb.Balance}
 	cluster_, local := w.set(lb.Cluster, p), w.set(lb.Local, p)
-	internal, external := w.Service.InternalPolicy == cluster.PolicyLocal, w.Service.ExternalPolicy == cluster.PolicyLocal
+	internal, external := w.Service.InternalPolicy == cluster.PolicyLocal,
+		w.Service.ExternalPolicy == cluster.PolicyLocal
 	switch {
 	case cluster_ == nil: // SV-50, SV-41
 		r.Do = lb.Reject
@@ -291,7 +295,8 @@ func (w world) set(scope lb.Scope, p cluster.ServicePort) *lb.BackendSet {
 		}
 		for at, e := range all {
 			if which(e) {
-				chosen = append(chosen, lb.Backend{Addr: at, Local: e.local, Unplaced: e.unplaced && !e.local, Draining: !e.ready})
+				chosen = append(chosen, lb.Backend{Addr: at, Local: e.local, Unplaced: e.unplaced && !e.local,
+					Draining: !e.ready})
 			}
 		}
 	}
@@ -308,11 +313,12 @@ func (w world) set(scope lb.Scope, p cluster.ServicePort) *lb.BackendSet {
 		return nil
 	}
 	slices.SortFunc(chosen, lb.Backend.Compare)
-	return &lb.BackendSet{ID: lb.SetID{Service: w.serviceName(p), Proto: lb.Proto(p.Protocol), Scope: scope}, Backends: lb.BackendsOf(chosen...)}
+	return &lb.BackendSet{ID: lb.SetID{Service: w.serviceName(p), Proto: lb.Proto(p.Protocol), Scope: scope},
+		Backends: lb.BackendsOf(chosen...)}
 }
 
-// readyHere is HT-13: how many addresses on this node have a port of the Service that is ready and not on its
-// way out.
+// readyHere is HT-13: how many addresses on this node have a port of the Service that is ready and
+// not on its way out.
 func (w world) readyHere() int {
 	found := map[netip.Addr]bool{}
 	for _, p := range w.Service.Ports {

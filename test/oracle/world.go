@@ -62,11 +62,12 @@ func New(facts cluster.Facts, s policy.Settings, views []cluster.View) *World {
 	return w
 }
 
-// before is SV-24: a cluster IP beats a load balancer's address, that beats an external IP; then the older Service
-// has the key, then the first by name.
+// before is SV-24: a cluster IP beats a load balancer's address, that beats an external IP; then
+// the older Service has the key, then the first by name.
 func (c claim) before(o claim) bool {
 	rank := map[lb.Kind]int{lb.ClusterIP: 0, lb.LoadBalancer: 1, lb.ExternalIP: 2, lb.NodePort: 3, lb.HealthCheck: 3}
-	return cmp.Or(cmp.Compare(rank[c.row.Kind], rank[o.row.Kind]), cmp.Compare(c.created, o.created), cmp.Compare(c.name, o.name)) < 0
+	return cmp.Or(cmp.Compare(rank[c.row.Kind], rank[o.row.Kind]), cmp.Compare(c.created, o.created),
+		cmp.Compare(c.name, o.name)) < 0
 }
 
 // Keys calls yield with the key of each frontend in force.

@@ -294,8 +294,9 @@ func (b *browser) cdp(command string, params map[string]any, value any) {
 	b.do("POST", b.session+"/goog/cdp/execute", map[string]any{"cmd": command, "params": params}, value)
 }
 
-// clean wants that nothing went wrong in the page: a script that failed, a file that is missing, what the content security policy refused.
-// Answers that the test asks for with a code of errors are named.
+// clean wants that nothing went wrong in the page: a script that failed, a file that is missing,
+// what the content security policy refused. Answers that the test asks for with a code of errors
+// are named.
 func (b *browser) clean(expected ...string) {
 	b.t.Helper()
 	var log []struct{ Level, Message, Source string }

@@ -18,8 +18,8 @@ import (
 	"kube-proxy/policy"
 )
 
-// hostile shows Services whose names the API server would refuse, as a proxy that lost its guard might be told of them: they stay text,
-// in what the server writes and in what scripts make of it.
+// hostile shows Services whose names the API server would refuse, as a proxy that lost its guard
+// might be told of them: they stay text, in what the server writes and in what scripts make of it.
 func hostile(t *testing.T, n *node, b *browser) {
 	names := []string{"<script>window.owned=1</script>", `"><img src=x onerror="window.owned=1">`,
 		"javascript&colon;window.owned=1", "web\u202egnp.exe", "bell\a\x1b[31m", strings.Repeat("x", 253)}
@@ -86,7 +86,8 @@ func hostile(t *testing.T, n *node, b *browser) {
 		if wide := script[bool](b, "return document.documentElement.scrollWidth > innerWidth"); wide {
 			t.Errorf("%.20s: long names make the page wider than the window: %q", b.text("h1"),
 				script[[]string](b,
-					"return [...document.querySelectorAll('main *')].filter(e => e.getBoundingClientRect().right > innerWidth).map(e => e.outerHTML.slice(0, 80))"))
+					"return [...document.querySelectorAll('main *')].filter(e => e.getBoundingClientRect().right > "+
+						"innerWidth).map(e => e.outerHTML.slice(0, 80))"))
 		}
 		zones += int(script[float64](b, "return document.querySelectorAll('svg.picture text.zone').length"))
 	}

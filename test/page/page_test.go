@@ -44,17 +44,21 @@ func newNode(t *testing.T) *node {
 	}
 	socket := filepath.Join(t.TempDir(), "admin.sock")
 	n.write("node",
-		"kind: Node\nmetadata: {name: node1, labels: {topology.kubernetes.io/zone: zone-a}}\nspec: {podCIDRs: [10.1.0.0/24]}\nstatus: {addresses: [{type: InternalIP, address: 172.18.0.2}]}\n")
+		"kind: Node\nmetadata: {name: node1, labels: {topology.kubernetes.io/zone: zone-a}}\n"+
+			"spec: {podCIDRs: [10.1.0.0/24]}\nstatus: {addresses: [{type: InternalIP, address: 172.18.0.2}]}\n")
 	teams := []string{"shop", "blog", "auth", "payments", "search", "media", "mail", "billing", "data", "kube-system"}
 	var text strings.Builder
 	for k := range services {
 		team := teams[k%len(teams)]
 		ready := k%1999 != 7
 		fmt.Fprintf(&text,
-			"---\nkind: Service\nmetadata: {name: svc-%05d, namespace: %s}\nspec: {clusterIP: 10.%d.%d.%d, ports: [{name: http, port: 80}]}\n", k, team, 96+k>>16, k>>8&255, k&255)
+			"---\nkind: Service\nmetadata: {name: svc-%05d, namespace: %s}\n"+
+				"spec: {clusterIP: 10.%d.%d.%d, ports: [{name: http, port: 80}]}\n", k, team, 96+k>>16, k>>8&255, k&255)
 		fmt.Fprintf(&text,
-			"---\nkind: EndpointSlice\nmetadata: {name: svc-%05d-1, namespace: %s, labels: {kubernetes.io/service-name: svc-%05d}}\naddressType: IPv4\n"+
-				"ports: [{name: http, port: 8080}]\nendpoints: [{addresses: [100.64.%d.%d], nodeName: node%d, conditions: {ready: %v}}]\n", k, team, k, k>>8&255, k&255, 1+k%5, ready)
+			"---\nkind: EndpointSlice\nmetadata: {name: svc-%05d-1, namespace: %s, labels: "+
+				"{kubernetes.io/service-name: svc-%05d}}\naddressType: IPv4\n"+
+				"ports: [{name: http, port: 8080}]\nendpoints: [{addresses: [100.64.%d.%d], nodeName: node%d, "+
+				"conditions: {ready: %v}}]\n", k, team, k, k>>8&255, k&255, 1+k%5, ready)
 	}
 	n.write("bulk", text.String())
 	n.web(3, 0)
@@ -89,12 +93,14 @@ func (n *node) write(name, text string) {
 	}
 }
 
-// web writes Service shop/web with so many ready endpoints on three nodes, in a slice that was changed so many times.
+// web writes Service shop/web with so many ready endpoints on three nodes, in a slice that was
+// changed so many times.
 func (n *node) web(ready, times int) {
 	n.t.Helper()
 	text := `kind: Service
 metadata: {name: web, namespace: shop, creationTimestamp: "2026-11-20T10:00:00Z"}
-spec: {type: LoadBalancer, clusterIP: 10.111.0.1, externalTrafficPolicy: Local, healthCheckNodePort: 32100, sessionAffinity: ClientIP, ports: [{name: http, port: 80, nodePort: 30080}]}
+spec: {type: LoadBalancer, clusterIP: 10.111.0.1, externalTrafficPolicy: Local, healthCheckNodePort: 32100,
+  sessionAffinity: ClientIP, ports: [{name: http, port: 80, nodePort: 30080}]}
 status: {loadBalancer: {ingress: [{ip: 192.0.2.7}]}}
 ---
 kind: EndpointSlice
@@ -106,10 +112,12 @@ endpoints:
 - {addresses: [100.64.201.9], nodeName: node2, zone: zone-b, conditions: {ready: false, serving: false}}
 `
 	if ready > 0 { // else it would serve, as the last one
-		text += "- {addresses: [100.64.202.9], nodeName: node3, zone: zone-b, conditions: {ready: false, serving: true, terminating: true}}\n"
+		text += "- {addresses: [100.64.202.9], nodeName: node3, zone: zone-b, conditions: {ready: false, serving: " +
+			"true, terminating: true}}\n"
 	}
 	for k := range ready {
-		text += fmt.Sprintf("- {addresses: [100.64.20%d.%d], nodeName: node%d, zone: zone-%c, conditions: {ready: true}}\n", k, 1+times, k+1, 'a'+min(k, 1))
+		text += fmt.Sprintf("- {addresses: [100.64.20%d.%d], nodeName: node%d, zone: zone-%c, conditions: {ready: "+
+			"true}}\n", k, 1+times, k+1, 'a'+min(k, 1))
 	}
 	n.write("web", text)
 }
@@ -117,7 +125,8 @@ endpoints:
 // The page in a browser, step by step, as an operator goes through it (KC-09, KC-10, KC-12, KC-13).
 func TestPage(t *testing.T) {
 	if !*chromium {
-		t.Skip("Chromium is not among what every test may use: make test-status starts this with -chromium, and package ui proves what is answered")
+		t.Skip("Chromium is not among what every test may use: make test-status starts this with -chromium, and " +
+			"package ui proves what is answered")
 	}
 	n := newNode(t)
 	b := newBrowser(t, n.place, n.page)
@@ -150,7 +159,8 @@ func TestPage(t *testing.T) {
 // paint is when something was seen, in milliseconds since the page was asked for.
 const paint = "const p = performance.getEntriesByName('first-contentful-paint')[0]; return p ? p.startTime : 0"
 
-// painted returns the shortest time to the first paint of some loads of each page, by turns: what else the machine does falls on all.
+// painted returns the shortest time to the first paint of some loads of each page, by turns: what
+// else the machine does falls on all.
 func painted(b *browser, pages ...string) []float64 {
 	best := make([]float64, len(pages))
 	for range 5 {
@@ -166,21 +176,24 @@ func painted(b *browser, pages ...string) []float64 {
 	return best
 }
 
-// The table is seen nearly as soon as a page with two letters: on a machine that shows that one after 32 ms, within the 300 ms that are asked
-// for, and on a slow one in proportion. All that is sent for 10,000 Services is less than a megabyte.
+// The table is seen nearly as soon as a page with two letters: on a machine that shows that one
+// after 32 ms, within the 300 ms that are asked for, and on a slow one in proportion. All that is
+// sent for 10,000 Services is less than a megabyte.
 func firstPaint(t *testing.T, b *browser) {
 	both := painted(b, "http://localhost:10249/healthz", b.page)
 	empty, full := both[0], both[1]
 	b.clean("favicon.ico")
 	until(t, "the list is there", func() bool { return b.text("#live") == "live" })
 	sent := script[float64](b,
-		"return [...performance.getEntriesByType('navigation'), ...performance.getEntriesByType('resource')].reduce((sum, e) => sum + e.transferSize, 0)")
+		"return [...performance.getEntriesByType('navigation'), "+
+			"...performance.getEntriesByType('resource')].reduce((sum, e) => sum + e.transferSize, 0)")
 	files := script[float64](b,
 		"return performance.getEntriesByType('resource').filter(e => !e.name.startsWith(location.origin)).length")
 	t.Logf("first paint after %.0f ms, that of a page with two letters after %.0f ms; %.0f bytes were sent", full,
 		empty, sent)
 	if full > 8*empty+20 {
-		t.Errorf("first paint after %.0f ms, that of a page with two letters after %.0f ms: want 8 times that and 20 ms at most", full, empty)
+		t.Errorf("first paint after %.0f ms, that of a page with two letters after %.0f ms: want 8 times that and 20 "+
+			"ms at most", full, empty)
 	}
 	if sent < 10_000 || sent > 1<<20 {
 		t.Errorf("%.0f bytes were sent", sent)
@@ -192,7 +205,8 @@ func firstPaint(t *testing.T, b *browser) {
 	noteCosts(t, full, empty, sent)
 }
 
-// noteCosts writes to docs/page.md, with -pictures, what was measured. The page must have the rows that it writes anyway.
+// noteCosts writes to docs/page.md, with -pictures, what was measured. The page must have the rows
+// that it writes anyway.
 func noteCosts(t *testing.T, full, empty, sent float64) {
 	const file = "../../docs/page.md"
 	text, err := os.ReadFile(file)
@@ -344,7 +358,8 @@ func service(t *testing.T, b *browser) {
 		t.Errorf("the picture is described by %q", says)
 	}
 	order := script[[]string](b,
-		"return [...document.querySelectorAll('svg.picture text.zone, svg.picture text.group')].map(e => e.textContent)")
+		"return [...document.querySelectorAll('svg.picture text.zone, "+
+			"svg.picture text.group')].map(e => e.textContent)")
 	if want := []string{"zone-a (here): 1 of 1 in use", "node1 (this node)", "zone-b: 2 of 4 in use", "node2",
 		"node3"}; !slices.Equal(order, want) {
 		t.Errorf("the picture has its endpoints by %q, want %q", order, want)
@@ -362,7 +377,8 @@ func service(t *testing.T, b *browser) {
 	b.do("POST", b.session+"/window/rect", map[string]int{"width": 1280, "height": 800}, nil)
 }
 
-// What changes is seen without a touch, in the list and on the page of the Service; a hidden page is not told.
+// What changes is seen without a touch, in the list and on the page of the Service; a hidden page
+// is not told.
 func live(t *testing.T, n *node, b *browser) {
 	b.load(b.page + "?q=shop/web")
 	until(t, "the list is there", func() bool { return b.text("#live") == "live" })
@@ -405,7 +421,8 @@ func changesAndPlot(t *testing.T, n *node, b *browser) {
 	keep(t, "page-changes.png", b.screenshot())
 }
 
-// KC-09: the form asks about the whole node. It shows what "kube-proxy trace" prints, and a firewall that drops the packet first.
+// KC-09: the form asks about the whole node. It shows what "kube-proxy trace" prints, and a
+// firewall that drops the packet first.
 func trace(t *testing.T, n *node, b *browser) {
 	b.load(b.page + "trace")
 	b.click("#from")
@@ -426,7 +443,8 @@ func trace(t *testing.T, n *node, b *browser) {
 	}
 	b.clean()
 	n.run("nft",
-		"add table inet firewall; add chain inet firewall forward { type filter hook forward priority 0; }; add rule inet firewall forward ip daddr 100.64.0.0/10 drop")
+		"add table inet firewall; add chain inet firewall forward { type filter hook forward priority 0; }; add rule "+
+			"inet firewall forward ip daddr 100.64.0.0/10 drop")
 	b.load(b.page + "trace?from=10.1.0.9&to=10.111.0.1:80&in=lan")
 	n.run("nft", "delete table inet firewall")
 	if got := b.text("h2.verdict.wrong"); got != "Dropped on this node" {
@@ -464,19 +482,24 @@ func facts(t *testing.T, b *browser) {
 const ratios = `
 const lin = (c) => (c /= 255) <= .03928 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4;
 const canvas = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
-const rgba = (s) => { canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = s; canvas.fillRect(0, 0, 1, 1); return canvas.getImageData(0, 0, 1, 1).data; };
+const rgba = (s) => { canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = s; canvas.fillRect(0, 0, 1, 1);
+  return canvas.getImageData(0, 0, 1, 1).data; };
 const lum = (c) => .2126 * lin(c[0]) + .7152 * lin(c[1]) + .0722 * lin(c[2]);
-const ground = (e) => { for (; e; e = e.parentElement) { const c = rgba(getComputedStyle(e).backgroundColor); if (c[3] === 255) return c; } return [255, 255, 255, 255]; };
+const ground = (e) => { for (; e; e = e.parentElement) { const c = rgba(getComputedStyle(e).backgroundColor);
+  if (c[3] === 255) return c; } return [255, 255, 255, 255]; };
 const bad = []; let looked = 0;
 for (const e of document.querySelectorAll('body *')) {
-  if (![...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim()) || !e.checkVisibility() || e.closest('.unseen, title, desc')) continue;
+  if (![...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim()) || !e.checkVisibility() ||
+    e.closest('.unseen, title, desc')) continue;
   const style = getComputedStyle(e);
   const front = rgba(e instanceof SVGElement ? style.fill : style.color);
   let back = ground(e);
-  if (e instanceof SVGElement) { const r = e.parentElement.querySelector('rect'); const c = r && rgba(getComputedStyle(r).fill); if (c && c[3] === 255) back = c; }
+  if (e instanceof SVGElement) { const r = e.parentElement.querySelector('rect'); const c = r &&
+    rgba(getComputedStyle(r).fill); if (c && c[3] === 255) back = c; }
   const [a, b] = [lum(front), lum(back)].sort((x, y) => y - x);
   looked++;
-  if ((a + .05) / (b + .05) < 4.5) bad.push(((a + .05) / (b + .05)).toFixed(2) + ' ' + e.tagName + '.' + e.className + ' ' + e.textContent.trim().slice(0, 40));
+  if ((a + .05) / (b + .05) < 4.5) bad.push(
+    ((a + .05) / (b + .05)).toFixed(2) + ' ' + e.tagName + '.' + e.className + ' ' + e.textContent.trim().slice(0, 40));
 }
 return looked < 20 ? ['only ' + looked + ' texts'] : [...new Set(bad)].slice(0, 20);`
 
@@ -510,7 +533,8 @@ type axNode struct {
 	Role, Name, Description struct{ Value string }
 }
 
-// accessible: a screen reader finds landmarks, headings, a table whose rows are counted, and a name for everything that can be pressed.
+// accessible: a screen reader finds landmarks, headings, a table whose rows are counted, and a name
+// for everything that can be pressed.
 func accessible(t *testing.T, b *browser) {
 	for path, want := range map[string][]string{
 		"": {"banner", "navigation:Pages", "main", "contentinfo", "search", "heading:Services",
@@ -599,7 +623,8 @@ func withoutScripts(t *testing.T, b *browser) {
 	b.clean()
 }
 
-// manyPages: 16 pages follow the changes, and the next are told so; the proxy serves on, in bounded memory.
+// manyPages: 16 pages follow the changes, and the next are told so; the proxy serves on, in bounded
+// memory.
 func manyPages(t *testing.T, n *node, b *browser) {
 	b.load("about:blank") // its own page is one of them
 	before := n.memory()

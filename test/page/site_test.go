@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// The search of the documentation site lists the sections with all words of the query, from any page.
-// On a phone the text comes before the navigation.
+// The search of the documentation site lists the sections with all words of the query, from any
+// page. On a phone the text comes before the navigation.
 func TestSite(t *testing.T) {
 	if !*chromium {
 		t.Skip("needs Chromium: make test-status runs it, and tools/site proves the files")
@@ -50,7 +50,8 @@ func TestSite(t *testing.T) {
 		"mobile": true}, nil)
 	b.load(b.page + "/operate.html")
 	if !script[bool](b,
-		"return document.querySelector('h1').getBoundingClientRect().top < document.querySelector('.site').getBoundingClientRect().top") {
+		"return document.querySelector('h1').getBoundingClientRect().top < "+
+			"document.querySelector('.site').getBoundingClientRect().top") {
 		t.Error("on a phone the navigation stands above the text")
 	}
 	if script[bool](b, "return document.documentElement.scrollWidth > 390") {

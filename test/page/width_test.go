@@ -41,15 +41,16 @@ return [...document.querySelectorAll('#services tbody tr:not(.space)')].filter(r
     return r.left < 0 || r.right > innerWidth || in_.scrollHeight > in_.clientHeight + 1 || in_.scrollWidth > in_.clientWidth + 1 })
   .map(c => c.textContent)`
 
-// KC-10: names that the API allows are shown whole, so that the part that differs is; State, Ready and connections are seen at any width.
-// What needs a look is first.
+// KC-10: names that the API allows are shown whole, so that the part that differs is; State, Ready
+// and connections are seen at any width. What needs a look is first.
 func widths(t *testing.T, n *node, b *browser) {
 	side := strings.Repeat("frontend-of-the-shop-", 3)[:62]
 	names := []string{"a" + side, "b" + side, side + "a", side + "b", side[:30] + "a" + side[30:], side[:30] + "b" +
 		side[30:], "short"}
 	text := ""
 	for k, name := range names {
-		text += fmt.Sprintf("---\nkind: Service\nmetadata: {name: %s, namespace: %s}\nspec: {clusterIP: 10.112.0.%d, ports: [{port: 80}]}\n", name, "z"+side, k)
+		text += fmt.Sprintf("---\nkind: Service\nmetadata: {name: %s, namespace: %s}\n"+
+			"spec: {clusterIP: 10.112.0.%d, ports: [{port: 80}]}\n", name, "z"+side, k)
 	}
 	n.write("long", text)
 	defer func() {
@@ -68,7 +69,9 @@ func widths(t *testing.T, n *node, b *browser) {
 		}
 		listed(b, "")
 		if first := script[[]string](b,
-			"return [...document.querySelectorAll('#services tbody tr:not(.space)')].slice(0, 12).map(r => r.className)"); strings.Join(first, " ") != strings.Repeat("note ", 11)+"note" {
+			"return [...document.querySelectorAll('#services tbody "+
+				"tr:not(.space)')].slice(0, 12).map(r => r.className)"); strings.Join(first, " ") != strings.Repeat(
+			"note ", 11)+"note" {
 			t.Errorf("%d pixels: the first rows are %q", width, first)
 		}
 		for _, what := range []string{"state", "ready", "conn"} {
@@ -89,8 +92,8 @@ func widths(t *testing.T, n *node, b *browser) {
 	b.clean()
 }
 
-// KC-12: beside each Service stands what it carries: real connections per second. While no page is there
-// nothing is counted.
+// KC-12: beside each Service stands what it carries: real connections per second. While no page is
+// there nothing is counted.
 func traffic(t *testing.T, n *node, b *browser) {
 	n.write("busy", `kind: Service
 metadata: {name: busy, namespace: shop}
@@ -143,7 +146,8 @@ endpoints: [{addresses: [100.64.210.1], nodeName: node1, conditions: {ready: tru
 	defer func() { close(end); <-ended }()
 	listed(b, "?q=shop/busy")
 	cell := func(of, kind string) string {
-		return script[string](b, `const a = [...document.querySelectorAll('#services a')].find(a => a.textContent === arguments[0]);
+		return script[string](b,
+			`const a = [...document.querySelectorAll('#services a')].find(a => a.textContent === arguments[0]);
 			return a ? a.closest('tr').querySelector(arguments[1]).textContent : ''`, of, kind)
 	}
 	until(t, "connections are seen", func() bool {
@@ -172,7 +176,8 @@ func (b *browser) stop(css string) {
 	for range 60 {
 		b.press(keyTab)
 		if script[bool](b, "return document.activeElement.matches(arguments[0])", css) {
-			if script[bool](b, `const e = document.activeElement, r = e.getBoundingClientRect(), s = getComputedStyle(e);
+			if script[bool](b,
+				`const e = document.activeElement, r = e.getBoundingClientRect(), s = getComputedStyle(e);
 				return r.width > 0 && r.bottom > 0 && r.top < innerHeight && s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) > 0`) {
 				return
 			}
@@ -239,7 +244,8 @@ func keyboard(t *testing.T, b *browser) {
 	b.clean()
 }
 
-// audit wants that axe-core finds nothing to complain of, on any page, at both widths, in light and in dark.
+// audit wants that axe-core finds nothing to complain of, on any page, at both widths, in light and
+// in dark.
 func audit(t *testing.T, b *browser) {
 	source, err := os.ReadFile(*axe)
 	if err != nil {

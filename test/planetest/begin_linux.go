@@ -32,7 +32,8 @@ func (r *run) begin(p scenario.Packet) (sent bool, err error) {
 	from, to := netip.AddrPortFrom(shots[0].Local, r.lab.nextPort()), shots[0].To
 	ended := make(chan attempt, 1)
 	go func() {
-		c, err := r.lab.lab.Open(p.From, protos[shots[0].Proto], to, netlab.DialOptions{Timeout: r.s.patience, Local: from})
+		c, err := r.lab.lab.Open(p.From, protos[shots[0].Proto], to, netlab.DialOptions{Timeout: r.s.patience,
+			Local: from})
 		ended <- attempt{c, err}
 	}()
 	r.mu.Lock()
@@ -47,8 +48,8 @@ func (r *run) begin(p scenario.Packet) (sent bool, err error) {
 	return true, errors.New("the connection ended before node1 tracked it")
 }
 
-// reaches waits for a connection that was begun before, and keeps it open. sent is false if it was not for
-// this family.
+// reaches waits for a connection that was begun before, and keeps it open. sent is false if it was
+// not for this family.
 func (r *run) reaches(p scenario.Packet) (sent bool, err error) {
 	r.mu.Lock()
 	ended := r.begun[p.Conn]

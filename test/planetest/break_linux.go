@@ -38,13 +38,15 @@ func BreakTable(table string) func(lb.Family, *rand.Rand) (string, error) {
 				what := map[string]any{"family": family, "table": table, "name": v["name"]}
 				switch kind {
 				case "rule":
-					verb("delete", kind, map[string]any{"family": family, "table": table, "chain": v["chain"], "handle": v["handle"]})
+					verb("delete", kind, map[string]any{"family": family, "table": table, "chain": v["chain"],
+						"handle": v["handle"]})
 				case "chain":
 					verb("flush", kind, what)
 				case "map", "set":
 					elems, _ := v["elem"].([]any)
 					for _, e := range elems {
-						verb("delete", "element", map[string]any{"family": family, "table": table, "name": v["name"], "elem": []any{e}})
+						verb("delete", "element", map[string]any{"family": family, "table": table, "name": v["name"],
+							"elem": []any{e}})
 					}
 				}
 			}

@@ -32,9 +32,11 @@ func churnStory() string {
 	noise := service("shop", "noise", 3, []string{"{name: a, port: 1}", "{name: b, port: 2, protocol: UDP}"}) +
 		churnSlices("noise", []string{"pod1"})
 	var b strings.Builder
-	b.WriteString("Endpoints and other Services come and go: no connection to a Service that has an endpoint ever fails.\n\n" +
+	b.WriteString("Endpoints and other Services come and go: no connection to a Service that has an endpoint ever " +
+		"fails.\n\n" +
 		"Rows: SV-36\n\n-- cluster.yaml --\n")
-	b.WriteString(service("shop", "web", 1, []string{"{name: http, port: 80, nodePort: 30080}", "{name: dns, port: 53, protocol: UDP}"}))
+	b.WriteString(service("shop", "web", 1, []string{"{name: http, port: 80, nodePort: 30080}",
+		"{name: dns, port: 53, protocol: UDP}"}))
 	b.WriteString(still + web(1) + "-- packets --\nopen still: pod1 -> shop/still:http : pod2\n")
 	for _, to := range []string{"client -> shop/web:http", "pod3 -> shop/web:http", "node1 -> shop/web:http",
 		"client -> nodeport(shop/web):http", "pod3 -> shop/web:dns"} {
@@ -52,7 +54,8 @@ func churnStory() string {
 }
 
 func churnSlices(name string, pods []string) string {
-	ports := []string{"{name: http, port: 8080}", "{name: dns, port: 8080, protocol: UDP}", "{name: a, port: 8080}", "{name: b, port: 8081, protocol: UDP}"}
+	ports := []string{"{name: http, port: 8080}", "{name: dns, port: 8080, protocol: UDP}", "{name: a, port: 8080}",
+		"{name: b, port: 8081, protocol: UDP}"}
 	var eps4, eps6 []string
 	for _, p := range pods {
 		h, _ := netlab.HostByName(p)
@@ -98,7 +101,8 @@ func (s *suite) tryChurn() (reported, failures []string, err error) {
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
-				failures = append(failures, fmt.Sprintf("%v, after %d moves and %d connections: %v", f, moves, made, err))
+				failures = append(failures, fmt.Sprintf("%v, after %d moves and %d connections: %v", f, moves, made,
+					err))
 			}
 			failures = append(failures, r.failures...)
 			reported = append(reported, fmt.Sprintf("%v: %d connections under %d moves", f, made, moves))
@@ -118,7 +122,8 @@ func (r *run) churn() (made int64, moves int, err error) {
 	if err := r.onNode(r.start); err != nil {
 		return 0, 0, err
 	}
-	w := &walk{family: r.family, states: states, rnd: rand.New(rand.NewPCG(1, uint64(r.family))), plane: r.plane, at: map[string]lb.Owner{}}
+	w := &walk{family: r.family, states: states, rnd: rand.New(rand.NewPCG(1, uint64(r.family))), plane: r.plane,
+		at: map[string]lb.Owner{}}
 	w.table.Node = states[0].node
 	err = r.onNode(func() error {
 		if _, err := ResetAll(context.Background(), w.plane, &w.table); err != nil {

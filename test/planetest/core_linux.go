@@ -37,7 +37,8 @@ func Core(t *testing.T, cfg Config, forms func(lb.Family, *lb.Table) ([]string, 
 
 // missingForms counts the forms of all scenarios, and returns those that no scenario of the core
 // has.
-func missingForms(all, core []*scenario.Scenario, f lb.Family, forms func(lb.Family, *lb.Table) ([]string, error)) (n int, missing []string, _ error) {
+func missingForms(all, core []*scenario.Scenario, f lb.Family, forms func(lb.Family, *lb.Table) ([]string,
+	error)) (n int, missing []string, _ error) {
 	found := map[string][]string{} // by form: the scenarios that have it
 	for _, sc := range all {
 		if err := formsOf(sc, f, forms, found); err != nil {
@@ -63,14 +64,16 @@ func (c Config) core(all []*scenario.Scenario) (core []*scenario.Scenario, other
 		}
 	}
 	if len(core) != len(c.Core) {
-		return nil, nil, fmt.Errorf("Config.Core of %s has %d names, and %d scenarios have one of them", c.Mode, len(c.Core), len(core))
+		return nil, nil, fmt.Errorf("Config.Core of %s has %d names, and %d scenarios have one of them", c.Mode,
+			len(c.Core), len(core))
 	}
 	slices.Sort(others)
 	return core, others, nil
 }
 
 // formsOf adds the forms of all states of a scenario.
-func formsOf(sc *scenario.Scenario, f lb.Family, forms func(lb.Family, *lb.Table) ([]string, error), found map[string][]string) error {
+func formsOf(sc *scenario.Scenario, f lb.Family, forms func(lb.Family, *lb.Table) ([]string, error),
+	found map[string][]string) error {
 	for r := sc.Replay(f); ; {
 		step, ok, err := r.Next()
 		if err != nil || !ok {

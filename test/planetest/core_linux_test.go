@@ -43,7 +43,8 @@ func TestMissingForms(t *testing.T) {
 			t.Errorf("core %v: of %d forms are missing %q: %v", c.core, n, missing, err)
 		}
 	}
-	if _, _, err := (Config{Mode: "m", Core: []string{"many", "few"}}).core(all); err == nil || !strings.Contains(err.Error(), "m has 2 names") {
+	if _, _, err := (Config{Mode: "m", Core: []string{"many", "few"}}).core(all); err == nil ||
+		!strings.Contains(err.Error(), "m has 2 names") {
 		t.Errorf("a name that is no scenario's: %v", err)
 	}
 }

@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// Dump returns the plane's state as text. The plane offers it by a method Dump() string or
-// Dump() (string, error): all that decides about packets, in a canonical order, without numbers that depend on
-// how the state was reached.
+// Dump returns the plane's state as text. The plane offers it by a method Dump() string or Dump()
+// (string, error): all that decides about packets, in a canonical order, without numbers that
+// depend on how the state was reached.
 func Dump(p any) (string, error) {
 	switch d := p.(type) {
 	case interface{ Dump() string }:

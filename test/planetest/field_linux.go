@@ -91,8 +91,8 @@ func newField(opts netlab.Options) (*field, error) {
 	return f, nil
 }
 
-// partPorts limits the ephemeral ports of node1, for example of a proxy that connects to backends, to
-// ones that are neither reserved for clients ([field.nextPort]) nor NodePorts.
+// partPorts limits the ephemeral ports of node1, for example of a proxy that connects to backends,
+// to ones that are neither reserved for clients ([field.nextPort]) nor NodePorts.
 func (f *field) partPorts() error {
 	return f.lab.LocalPorts(netlab.Node1, 10000, 29999)
 }
@@ -122,7 +122,9 @@ func (f *field) listen() error {
 // expect makes the sink answer the next packets, if they reach it.
 func (f *field) expect(shots []scenario.Shot) error {
 	for _, s := range shots {
-		bait := slices.ContainsFunc(netlab.ServiceRanges(), func(p netip.Prefix) bool { return p.Contains(s.To.Addr()) })
+		bait := slices.ContainsFunc(netlab.ServiceRanges(), func(p netip.Prefix) bool {
+			return p.Contains(s.To.Addr())
+		})
 		if !bait || s.Proto == 0 || s.Proto == lb.SCTP && f.noSCTP {
 			continue
 		}
@@ -152,7 +154,8 @@ func (f *field) calibrate() (err error) {
 	return err
 }
 
-// nextPort returns a source port that was not used lately, so that no flow is taken for an older one.
+// nextPort returns a source port that was not used lately, so that no flow is taken for an older
+// one.
 func (f *field) nextPort() uint16 { return uint16(33000 + f.port.Add(1)%32000) }
 
 // prepare forgets all flows and gives node1 its extra addresses and host ports.
@@ -191,7 +194,8 @@ func (f *field) lead(ports []scenario.HostPort) error {
 		if p.To.Addr().Is6() {
 			family, ip = "ipv6", "ip6"
 		}
-		rules += fmt.Sprintf("meta nfproto %s fib daddr type local tcp dport %d dnat %s to %s;", family, p.Port, ip, p.To)
+		rules += fmt.Sprintf("meta nfproto %s fib daddr type local tcp dport %d dnat %s to %s;", family, p.Port, ip,
+			p.To)
 	}
 	nft := f.lab.Command(netlab.Node1, "nft", "-f", "-")
 	nft.Stdin = strings.NewReader(fmt.Sprintf(`table inet hostports; delete table inet hostports; table inet hostports {

@@ -54,14 +54,16 @@ func slice(ns, service, name string, six bool, ports, endpoints []string) string
 	if six {
 		family = "IPv6"
 	}
-	return fmt.Sprintf("---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {namespace: %s, name: %s, "+
-		"labels: {kubernetes.io/service-name: %s}}\naddressType: %s\nports: [%s]\nendpoints: [%s]\n",
+	return fmt.Sprintf(
+		"---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {namespace: %s, name: %s, "+
+			"labels: {kubernetes.io/service-name: %s}}\naddressType: %s\nports: [%s]\nendpoints: [%s]\n",
 		ns, name, service, family, strings.Join(ports, ", "), strings.Join(endpoints, ", "))
 }
 
 var (
 	pods4 = []string{"{addresses: [10.1.1.11], nodeName: node1}", "{addresses: [10.1.2.14], nodeName: node2}"}
-	pods6 = []string{`{addresses: ["fd00:10:1:1::11"], nodeName: node1}`, `{addresses: ["fd00:10:1:2::14"], nodeName: node2}`}
+	pods6 = []string{`{addresses: ["fd00:10:1:1::11"], nodeName: node1}`,
+		`{addresses: ["fd00:10:1:2::14"], nodeName: node2}`}
 )
 
 func thousandPorts() string {
@@ -83,7 +85,8 @@ func thousandPorts() string {
 		fmt.Fprintf(&b, "pod3 -> shop/web:p%d : pod1:%d, pod4:%d from same\n", i, port, port)
 	}
 	b.WriteString("pod3 -> shop/web:2000 : refused\n")
-	b.WriteString("-- step gone/delete --\nService shop/web\n-- step gone/packets --\npod3 -> 10.97.0.1|[fd00:10:96::1:1]:1000 : dropped\n")
+	b.WriteString("-- step gone/delete --\nService shop/web\n-- step gone/packets --\n" +
+		"pod3 -> 10.97.0.1|[fd00:10:96::1:1]:1000 : dropped\n")
 	return b.String()
 }
 
@@ -134,7 +137,8 @@ func longestNames() string {
 // manyServices has as many Services as a small cluster, with different numbers of endpoints.
 func manyServices() string {
 	var b strings.Builder
-	b.WriteString("Three hundred Services. Every third changes and every seventh is deleted.\n\nRows: SV-12\n\n-- cluster.yaml --\n")
+	b.WriteString("Three hundred Services. Every third changes and every seventh is deleted.\n\nRows: SV-12\n\n" +
+		"-- cluster.yaml --\n")
 	port := []string{"{name: http, port: 8080}"}
 	name := func(i int) string { return fmt.Sprintf("web-%d", i) }
 	put := func(i, eps int) {
@@ -151,12 +155,14 @@ func manyServices() string {
 	for i := 0; i < 300; i += 3 {
 		put(i, 1+i%2)
 	}
-	b.WriteString("-- step changes/packets --\npod3 -> shop/web-0:http : pod1 from same\npod3 -> shop/web-297:http : pod1, pod4 from same\n" +
+	b.WriteString("-- step changes/packets --\npod3 -> shop/web-0:http : pod1 from same\n" +
+		"pod3 -> shop/web-297:http : pod1, pod4 from same\n" +
 		"pod3 -> shop/web-1:http : pod1 from same\n")
 	b.WriteString("-- step deletions/delete --\n")
 	for i := 0; i < 300; i += 7 {
 		fmt.Fprintf(&b, "Service shop/%s\n", name(i))
 	}
-	b.WriteString("-- step deletions/packets --\npod3 -> 10.97.0.0|[fd00:10:96::1:0]:80 : dropped\npod3 -> shop/web-1:http : pod1 from same\n")
+	b.WriteString("-- step deletions/packets --\npod3 -> 10.97.0.0|[fd00:10:96::1:0]:80 : dropped\n" +
+		"pod3 -> shop/web-1:http : pod1 from same\n")
 	return b.String()
 }

@@ -30,8 +30,8 @@ const historySteps = 36
 // backend as long as that exists, except after damage. A packet for no Service must reach its
 // destination unchanged.
 //
-// A round is one batch of sockets. Each client connects to each Service in half of the rounds: affinities
-// that rest while backends come and go are the most fragile ones.
+// A round is one batch of sockets. Each client connects to each Service in half of the rounds:
+// affinities that rest while backends come and go are the most fragile ones.
 //
 // With [Config.Break] History also breaks single rules or elements. Trace and Differences must then
 // report each packet with another outcome.
@@ -74,8 +74,8 @@ type history struct {
 	recent []string                     // the last events, for a failure
 
 	restarts, resets, drifts, takeovers, changes, probes, kept int
-	// Counters of sabotage: things broken and repaired, packets that met something else, packets that trace
-	// named, differences.
+	// Counters of sabotage: things broken and repaired, packets that met something else, packets
+	// that trace named, differences.
 	broken, repaired, felt, named, found int
 }
 
@@ -86,9 +86,11 @@ func newHistory(cfg Config, f lb.Family, seed uint64) *history {
 }
 
 func (h *history) reported() string {
-	return fmt.Sprintf("%d steps: %d changes of Services, %d restarts, %d resets, %d drifts, %d take-overs; %d packets, %d affinities kept; "+
+	return fmt.Sprintf("%d steps: %d changes of Services, %d restarts, %d resets, %d drifts, %d take-overs; %d "+
+		"packets, %d affinities kept; "+
 		"%d things broken, %d repaired, %d packets met something else, %d were named, %d differences",
-		h.steps, h.changes, h.restarts, h.resets, h.drifts, h.takeovers, h.probes, h.kept, h.broken, h.repaired, h.felt, h.named, h.found)
+		h.steps, h.changes, h.restarts, h.resets, h.drifts, h.takeovers, h.probes, h.kept, h.broken, h.repaired, h.felt,
+		h.named, h.found)
 }
 
 // run runs the history in its own lab.
@@ -147,7 +149,8 @@ func (h *history) failed(err error) error {
 	if e := h.onNode(func() error { var e error; text, e = Dump(h.plane); return e }); e != nil {
 		text = e.Error()
 	}
-	return fmt.Errorf("%w\nwhat happened: %s\ntable:\n%s\nplane:\n%s", err, strings.Join(h.recent, " "), h.table.String(), text)
+	return fmt.Errorf("%w\nwhat happened: %s\ntable:\n%s\nplane:\n%s", err, strings.Join(h.recent, " "),
+		h.table.String(), text)
 }
 
 func (h *history) onNode(f func() error) error { return h.lab.lab.Do(netlab.Node1, f) }

@@ -26,7 +26,8 @@ func (p misled) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, e
 	if err != nil || p.script == "" {
 		return res, err
 	}
-	if out, err := exec.Command("nft", "add table inet mutant; delete table inet mutant; "+p.script).CombinedOutput(); err != nil {
+	if out, err := exec.Command("nft", "add table inet mutant; delete table inet mutant; "+p.script).
+		CombinedOutput(); err != nil {
 		return res, fmt.Errorf("nft %s: %w: %s", p.script, err, out)
 	}
 	return res, nil
@@ -48,7 +49,8 @@ func TestHistoryFinds(t *testing.T) {
 	needRoot(t)
 	hosts := func(f lb.Family) (pod2, v, s1 string) {
 		w := &town{family: f}
-		return hostAddr("pod2", w.six()).String(), map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[f], w.addr("10.97.0.2", "fd00:10:96::2:2").String()
+		return hostAddr("pod2", w.six()).String(), map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[f],
+			w.addr("10.97.0.2", "fd00:10:96::2:2").String()
 	}
 	for _, c := range []struct {
 		name string
@@ -63,14 +65,16 @@ func TestHistoryFinds(t *testing.T) {
 				// The ports of clients of s1 now belong to a pod of s2.
 				pod2, ip, s1 := hosts(f)
 				from, to := (&town{family: f}).outsider(0), (&town{family: f}).outsider(5)
-				return mutant{}, beside("prerouting", "%s saddr %s-%s %[1]s daddr %[4]s tcp dport 80 dnat %[1]s to %[5]s",
-					ip, from, to, s1, netip.AddrPortFrom(netip.MustParseAddr(pod2), townPort+2))
+				return mutant{},
+					beside("prerouting", "%s saddr %s-%s %[1]s daddr %[4]s tcp dport 80 dnat %[1]s to %[5]s",
+						ip, from, to, s1, netip.AddrPortFrom(netip.MustParseAddr(pod2), townPort+2))
 			}},
 		{name: "leaks the clients of one Service to another", want: "which is no backend",
 			first: func(f lb.Family) (mutant, string) {
 				return mutant{set: func(s lb.BackendSet) lb.BackendSet {
 					if s.ID.Service == "town/s1:p" {
-						all := append(backendsOf(s), lb.Backend{Addr: netip.AddrPortFrom(s.Backends.At(0).Addr.Addr(), townPort+2)})
+						all := append(backendsOf(s),
+							lb.Backend{Addr: netip.AddrPortFrom(s.Backends.At(0).Addr.Addr(), townPort+2)})
 						slices.SortFunc(all, lb.Backend.Compare)
 						s.Backends = lb.BackendsOf(all...)
 					}
@@ -85,13 +89,15 @@ func TestHistoryFinds(t *testing.T) {
 		{name: "translates strangers", want: "answered at",
 			first: func(f lb.Family) (mutant, string) {
 				pod2, ip, _ := hosts(f)
-				return mutant{}, beside("prerouting", "%s daddr %s dnat %[1]s to %[3]s", ip, pod2, hostAddr("pod3", f == lb.IPv6))
+				return mutant{}, beside("prerouting", "%s daddr %s dnat %[1]s to %[3]s", ip, pod2,
+					hostAddr("pod3", f == lb.IPv6))
 			}},
 		{name: "forgets its clients at a restart", want: "which is still there, and now",
 			restarted: func(lb.Family) (mutant, string) {
 				return mutant{row: func(g lb.Frontend) *lb.Frontend { g.Affinity = 0; return &g }}, ""
 			}},
-		{name: "forgets its clients at a restart, whom endpoints remember", want: "which is still there, and now", byEndpoint: true,
+		{name: "forgets its clients at a restart, whom endpoints remember", want: "which is still there, and now",
+			byEndpoint: true,
 			restarted: func(lb.Family) (mutant, string) {
 				return mutant{row: func(g lb.Frontend) *lb.Frontend { g.Affinity = 0; return &g }}, ""
 			}},
@@ -122,7 +128,8 @@ func TestHistoryFinds(t *testing.T) {
 				}}
 				if c.idle {
 					cfg.Drift = func(f lb.Family, _ *rand.Rand) error {
-						return exec.Command("nft", "flush", "chain", map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[f], nftables.TableName, "nat-frontends").Run()
+						return exec.Command("nft", "flush", "chain", map[lb.Family]string{lb.IPv4: "ip",
+							lb.IPv6: "ip6"}[f], nftables.TableName, "nat-frontends").Run()
 					}
 				}
 				for seed := range uint64(4) {

@@ -28,12 +28,15 @@ func Memory(t *testing.T, scale, heapFactor, kernelFactor int, fresh func(testin
 		}
 		t.Run(shape.Name, func(t *testing.T) {
 			heap, kernel := footprint(t, shape, fresh(t))
-			t.Logf("%d bytes of objects: %d of heap (%d each), %d of the kernel (%d each)", objects, heap, heap/objects, kernel, kernel/objects)
+			t.Logf("%d bytes of objects: %d of heap (%d each), %d of the kernel (%d each)", objects, heap, heap/objects,
+				kernel, kernel/objects)
 			if most := heapFactor*objects + 1<<20; heap > most {
-				t.Errorf("%q: %d bytes of heap for %d bytes of API objects, want at most %d", shape.Name, heap, objects, most)
+				t.Errorf("%q: %d bytes of heap for %d bytes of API objects, want at most %d", shape.Name, heap, objects,
+					most)
 			}
 			if most := kernelFactor*objects + 1<<20; kernel > most {
-				t.Errorf("%q: %d bytes of kernel memory for %d bytes of API objects, want at most %d", shape.Name, kernel, objects, most)
+				t.Errorf("%q: %d bytes of kernel memory for %d bytes of API objects, want at most %d", shape.Name,
+					kernel, objects, most)
 			}
 		})
 	}
@@ -43,7 +46,8 @@ func Memory(t *testing.T, scale, heapFactor, kernelFactor int, fresh func(testin
 func footprint(t *testing.T, shape adversary.Shape, k Kernel) (heap, kernel int) {
 	w := World{Family: lb.IPv4}
 	n := w.Node()
-	settings := policy.Settings{Family: w.Family, ClusterCIDRs: n.Pods.Prefixes, NodePortAddrs: policy.NodePortAddrs{Primary: true}}
+	settings := policy.Settings{Family: w.Family, ClusterCIDRs: n.Pods.Prefixes, NodePortAddrs: policy.NodePortAddrs{
+		Primary: true}}
 	machine := liveHeap()
 	p, err := k.New(w.Family)
 	if err != nil {

@@ -7,8 +7,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// Model answers in place of a kernel that the tests do not have: it keeps the writes of planes, and predicts
-// the outcome of connections. Its results prove something about the model alone.
+// Model answers in place of a kernel that the tests do not have: it keeps the writes of planes, and
+// predicts the outcome of connections. Its results prove something about the model alone.
 type Model interface {
 	// New makes a plane that writes to the model, on top of the state of the previous one.
 	New() (Plane, error)
@@ -73,11 +73,13 @@ const (
 
 // modelledNotes are the explanations in docs/conformance.md.
 var modelledNotes = map[Modelled]string{
-	ModelledSilence:   "HNS neither rejects nor drops. Such a packet goes on unchanged.",
-	ModelledNode:      "Without DSR backends see the node's address or the source VIP, not the client's.",
-	ModelledClient:    "With DSR backends see the client where other modes masquerade.",
-	ModelledAffinity:  "HNS chooses by the client's address: a client keeps its backend while the backends stay the same.",
-	ModelledSplit:     "HNS has one load balancer for an address and port: the node and its pods are treated as outside clients.",
+	ModelledSilence: "HNS neither rejects nor drops. Such a packet goes on unchanged.",
+	ModelledNode:    "Without DSR backends see the node's address or the source VIP, not the client's.",
+	ModelledClient:  "With DSR backends see the client where other modes masquerade.",
+	ModelledAffinity: "HNS chooses by the client's address: a client keeps its backend while the backends stay the " +
+		"same.",
+	ModelledSplit: "HNS has one load balancer for an address and port: the node and its pods are treated as " +
+		"outside clients.",
 	ModelledRanges:    "HNS has no source ranges: an address with source ranges is not served.",
 	ModelledSCTP:      "HNS does not translate SCTP.",
 	ModelledPorts:     "A load balancer of HNS has one backend port: only endpoints with the most common port serve.",
@@ -91,8 +93,10 @@ func (p *page) modelled() {
 	if !slices.ContainsFunc(p.results, func(r Results) bool { return r.Model }) {
 		return
 	}
-	p.line("A mode with a name in brackets is a model: no packets were sent. The plane wrote each table to a fake in memory, and a")
-	p.line("resolver looked up each packet as the real system's documentation says ([ADR 0043](adr/0043-services-in-hns.md)).")
+	p.line("A mode with a name in brackets is a model: no packets were sent. The plane wrote each table to a fake in " +
+		"memory, and a")
+	p.line("resolver looked up each packet as the real system's documentation says ([ADR " +
+		"0043](adr/0043-services-in-hns.md)).")
 	p.line("It proves what is written, not that Windows executes it.")
 	p.line("")
 }

@@ -53,7 +53,8 @@ func (s *suite) checkOtherwise(t *testing.T) {
 	for how, want := range s.Otherwise {
 		want = slices.Sorted(slices.Values(want))
 		if !slices.Equal(seen[how], want) {
-			t.Errorf("%s: otherwise (%s) are\n%s\nand may be\n%s", s.Mode, how, strings.Join(seen[how], " "), strings.Join(want, " "))
+			t.Errorf("%s: otherwise (%s) are\n%s\nand may be\n%s", s.Mode, how, strings.Join(seen[how], " "),
+				strings.Join(want, " "))
 		}
 	}
 }
@@ -126,7 +127,8 @@ func (r *run) ask(p scenario.Packet) (asked bool, err error) {
 // address and port, nor the NodePort.
 func (r *run) stray(s scenario.Shot, m Meeting) error {
 	var routes []lb.Route
-	for _, k := range []lb.Key{s.Key, {Addr: s.To.Addr(), Port: s.To.Port(), Proto: s.Proto}, {Port: s.To.Port(), Proto: s.Proto}} {
+	for _, k := range []lb.Key{s.Key, {Addr: s.To.Addr(), Port: s.To.Port(), Proto: s.Proto},
+		{Port: s.To.Port(), Proto: s.Proto}} {
 		if row := r.table.Get(k); row != nil {
 			routes = append(routes, row.Routes...)
 		}
@@ -154,7 +156,8 @@ func (r *run) goesOn(p scenario.Packet, c modelled) error {
 		now = r.table.Get(c.row.Key)
 	}
 	if !lives && now != nil && balances(now) && now.Affinity == c.row.Affinity && !r.s.Recreates {
-		return fmt.Errorf("connection %s by %q to %s has ended, though its load balancer could be changed in place", p.Conn, c.By, c.backend)
+		return fmt.Errorf("connection %s by %q to %s has ended, though its load balancer could be changed in place",
+			p.Conn, c.By, c.backend)
 	}
 	r.modelledSo(ModelledFlows)
 	return nil
@@ -172,7 +175,8 @@ type outcome struct {
 	hosts            map[string]uint16 // the hosts that answered, and at which port
 	refused, dropped bool              // of some of the connections
 	once             bool              // the line makes one connection
-	sticky           bool              // each connection that is translated is one of a client that stays with its backend
+	// each connection that is translated is one of a client that stays with its backend
+	sticky bool
 }
 
 // arrives adds the host that answers a connection.
@@ -191,7 +195,8 @@ func (r *run) arrives(o *outcome, from string, s scenario.Shot, m Meeting) {
 			host = from
 		}
 		switch {
-		case m.By == "" && host == "" && slices.ContainsFunc(netlab.ServiceRanges(), func(p netip.Prefix) bool { return p.Contains(a.Addr()) }):
+		case m.By == "" && host == "" && slices.ContainsFunc(netlab.ServiceRanges(),
+			func(p netip.Prefix) bool { return p.Contains(a.Addr()) }):
 			o.hosts[netlab.Sink] = a.Port()
 		case host == "":
 			o.dropped = true
@@ -334,7 +339,8 @@ func split(row *lb.Frontend) bool {
 	})
 }
 
-// within reports whether the backends that the model names are some of the set's, all of one port; leadsTo, whether they are all of it.
+// within reports whether the backends that the model names are some of the set's, all of one port;
+// leadsTo, whether they are all of it.
 func within(m Meeting, set *lb.BackendSet) bool {
 	return !slices.ContainsFunc(m.Backends, func(a netip.AddrPort) bool {
 		return a.Port() != m.Backends[0].Port() || !set.Backends.Has(a)

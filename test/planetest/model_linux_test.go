@@ -75,7 +75,8 @@ func (m *rows) Meets(c Connection) Meeting {
 		case route.Do != lb.Balance:
 			return Meeting{}
 		}
-		got := Meeting{By: "row", Sticky: row.Affinity > 0 && m.flaw != unsteady, Kept: !route.Masq && m.flaw != masquerades}
+		got := Meeting{By: "row", Sticky: row.Affinity > 0 && m.flaw != unsteady, Kept: !route.Masq &&
+			m.flaw != masquerades}
 		for b := range route.To.Backends.All() {
 			if m.flaw == wrongPort {
 				b.Addr = netip.AddrPortFrom(b.Addr.Addr(), b.Addr.Port()+1)
@@ -95,8 +96,10 @@ func (m *rows) Lives(Meeting, netip.AddrPort) bool { return m.flaw != forgets }
 // A model that follows the frontends passes, and the lines find each flaw of one that does not.
 func TestModelIsProven(t *testing.T) {
 	all := (&Config{Model: func(lb.Family, scenario.Settings) (Model, error) { return nil, nil }}).load(t)
-	scenarios := []string{"clusterip", "nodeport", "external-policy-local", "source-ranges", "session-affinity", "session-affinity-switch",
-		"established-connections", "udp", "type-change", "port-change", "scale-to-zero-and-back", "same-port-different-protocols", "multiple-slices"}
+	scenarios := []string{"clusterip", "nodeport", "external-policy-local", "source-ranges", "session-affinity",
+		"session-affinity-switch",
+		"established-connections", "udp", "type-change", "port-change", "scale-to-zero-and-back",
+		"same-port-different-protocols", "multiple-slices"}
 	for flaw, found := range map[string]string{
 		"":           "",
 		missesOne:    "is not reached",
@@ -109,9 +112,10 @@ func TestModelIsProven(t *testing.T) {
 		outsideIsPod: "may answer",
 		nothingThere: "may answer",
 	} {
-		s := &suite{Config: Config{Mode: "rows", KeepsSources: true, Model: func(f lb.Family, _ scenario.Settings) (Model, error) {
-			return &rows{family: f, flaw: flaw, gone: map[lb.Key]*lb.Frontend{}}, nil
-		}}}
+		s := &suite{Config: Config{Mode: "rows", KeepsSources: true,
+			Model: func(f lb.Family, _ scenario.Settings) (Model, error) {
+				return &rows{family: f, flaw: flaw, gone: map[lb.Key]*lb.Frontend{}}, nil
+			}}}
 		var text string
 		for _, name := range scenarios {
 			i := slices.IndexFunc(all, func(s *scenario.Scenario) bool { return s.Name == name })
@@ -124,12 +128,14 @@ func TestModelIsProven(t *testing.T) {
 			}
 			text += strings.Join(failures, "\n")
 			// The model masquerades no hairpins.
-			if flaw == "" && slices.ContainsFunc(result.Modelled, func(how Modelled) bool { return how != ModelledSilence && how != ModelledClient }) {
+			if flaw == "" && slices.ContainsFunc(result.Modelled,
+				func(how Modelled) bool { return how != ModelledSilence && how != ModelledClient }) {
 				t.Errorf("%s: a model that is right shows %q", name, result.Modelled)
 			}
 		}
 		for _, f := range families {
-			if found == "" && text != "" || found != "" && (!strings.Contains(text, found) || !strings.Contains(text, ", "+f.String())) {
+			if found == "" && text != "" || found != "" && (!strings.Contains(text, found) ||
+				!strings.Contains(text, ", "+f.String())) {
 				t.Errorf("%q, %s: want a failure that says %q:\n%s", flaw, f, found, text)
 			}
 		}
@@ -145,16 +151,21 @@ func TestModelHasNoExcuse(t *testing.T) {
 		return len(p.Want.Backends) > 0 && p.Want.Backends[0].Host != netlab.Sink
 	}
 	for flaw, excused := range map[string][]string{
-		missesOne:    {"external-ip-of-api-server", "no-traffic-for-strangers"}, // whose lines are about packets that no Service has
-		wrongPort:    {"external-ip-of-api-server", "no-traffic-for-strangers"},
-		nothingThere: {"external-ip-of-api-server", "no-traffic-for-strangers", "nodeport-addresses-ranges", "sctp", "source-ranges-local-policy", "source-ranges-node"},
+		// whose lines are about packets that no Service has
+		missesOne: {"external-ip-of-api-server", "no-traffic-for-strangers"},
+		wrongPort: {"external-ip-of-api-server", "no-traffic-for-strangers"},
+		nothingThere: {"external-ip-of-api-server", "no-traffic-for-strangers", "nodeport-addresses-ranges", "sctp",
+			"source-ranges-local-policy", "source-ranges-node"},
 	} {
 		s := &suite{Config: Config{Mode: "rows", Model: func(f lb.Family, _ scenario.Settings) (Model, error) {
 			return &rows{family: f, flaw: flaw}, nil
 		}}}
 		var passed []string
 		for _, sc := range all {
-			if !slices.ContainsFunc(sc.States, func(st *scenario.State) bool { return slices.ContainsFunc(st.Packets, answered) }) {
+			if !slices.ContainsFunc(sc.States, func(st *scenario.State) bool {
+				return slices.ContainsFunc(st.Packets,
+					answered)
+			}) {
 				continue
 			}
 			if _, failures, err := s.try(sc); err != nil {

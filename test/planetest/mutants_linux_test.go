@@ -109,11 +109,25 @@ func TestMutantsAreFound(t *testing.T) {
 		m              mutant
 	}{
 		{"never masquerades", "clusterip", mutant{row: eachRoute(func(r *lb.Route) { r.Masq = false })}},
-		{"always masquerades", "external-policy-local", mutant{row: eachRoute(func(r *lb.Route) { r.Masq = r.Do == lb.Balance })}},
-		{"no affinity", "session-affinity", mutant{row: func(g lb.Frontend) *lb.Frontend { g.Affinity = 0; return &g }}},
-		{"affinity for all", "nodeport", mutant{row: func(g lb.Frontend) *lb.Frontend { g.Affinity = time.Hour; return &g }}},
-		{"affinity without end", "session-affinity-timeout", mutant{row: func(g lb.Frontend) *lb.Frontend { g.Affinity = time.Hour; return &g }}},
-		{"no source ranges", "source-ranges", mutant{row: func(g lb.Frontend) *lb.Frontend { g.Sources = nil; return &g }}},
+		{"always masquerades", "external-policy-local", mutant{row: eachRoute(func(r *lb.Route) {
+			r.Masq = r.Do == lb.Balance
+		})}},
+		{"no affinity", "session-affinity", mutant{row: func(g lb.Frontend) *lb.Frontend {
+			g.Affinity = 0
+			return &g
+		}}},
+		{"affinity for all", "nodeport", mutant{row: func(g lb.Frontend) *lb.Frontend {
+			g.Affinity = time.Hour
+			return &g
+		}}},
+		{"affinity without end", "session-affinity-timeout", mutant{row: func(g lb.Frontend) *lb.Frontend {
+			g.Affinity = time.Hour
+			return &g
+		}}},
+		{"no source ranges", "source-ranges", mutant{row: func(g lb.Frontend) *lb.Frontend {
+			g.Sources = nil
+			return &g
+		}}},
 		{"pods are like others", "external-policy-local", mutant{row: without(lb.Pods)}},
 		{"the node is like others", "external-policy-local-none-local", mutant{row: without(lb.Host)}},
 		{"drops for rejects", "no-endpoints", mutant{row: eachRoute(func(r *lb.Route) {
@@ -152,11 +166,19 @@ func TestMutantsAreFound(t *testing.T) {
 			}
 			return n
 		}}},
-		{"no service network", "unallocated-address", mutant{node: func(n lb.Node) lb.Node { n.ServiceCIDRs = nil; return n }}},
-		{"cluster IPs like others", "unknown-port", mutant{row: func(g lb.Frontend) *lb.Frontend { g.Kind = lb.LoadBalancer; return &g }}},
+		{"no service network", "unallocated-address", mutant{node: func(n lb.Node) lb.Node {
+			n.ServiceCIDRs = nil
+			return n
+		}}},
+		{"cluster IPs like others", "unknown-port", mutant{row: func(g lb.Frontend) *lb.Frontend {
+			g.Kind = lb.LoadBalancer
+			return &g
+		}}},
 		{"no detector", "detect-node-cidr", mutant{node: func(n lb.Node) lb.Node { n.Pods = lb.Detector{}; return n }}},
 		{"forgets deletions", "external-name", mutant{forget: func(c lb.Change) bool { return c.New == nil }}},
-		{"forgets changes", "scale-to-zero-and-back", mutant{forget: func(c lb.Change) bool { return c.Old != nil && c.New != nil }}},
+		{"forgets changes", "scale-to-zero-and-back", mutant{forget: func(c lb.Change) bool {
+			return c.Old != nil && c.New != nil
+		}}},
 		{"no NodePorts", "nodeport-same-port-tcp-and-udp", mutant{row: func(g lb.Frontend) *lb.Frontend {
 			if g.Kind == lb.NodePort {
 				return nil
@@ -246,7 +268,9 @@ func TestHolesAreFound(t *testing.T) {
 			t.Fatal(err)
 		}
 		missed = slices.DeleteFunc(missed, func(f lb.Family) bool {
-			return slices.ContainsFunc(failures, func(text string) bool { return strings.HasPrefix(text, f.String()+", after") })
+			return slices.ContainsFunc(failures, func(text string) bool {
+				return strings.HasPrefix(text, f.String()+", after")
+			})
 		})
 	}
 }

@@ -42,7 +42,8 @@ func TestNothingFails(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	for _, name := range []string{"clusterip", "nodeport", "hairpin", "no-endpoints", "external-policy-local", "source-ranges",
+	for _, name := range []string{"clusterip", "nodeport", "hairpin", "no-endpoints", "external-policy-local",
+		"source-ranges",
 		"session-affinity-survives-changes", "established-connections", "udp", "detect-bridge", "unknown-port"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -9,20 +9,25 @@ import (
 	"kube-proxy/test/scenario"
 )
 
-// Page returns docs/conformance.md: the recorded results of each mode and kernel. It depends on its input alone.
-// A nil release means that none has passed.
+// Page returns docs/conformance.md: the recorded results of each mode and kernel. It depends on its
+// input alone. A nil release means that none has passed.
 func Page(scenarios []*scenario.Scenario, results []Results, release *Release) string {
 	p := &page{results: results}
 	p.line("# Conformance")
 	p.line("")
-	p.line("<!-- Made by `go test ./test/planetest -run TestPage -update` from test/planetest/testdata/results. Do not edit. -->")
+	p.line("<!-- Made by `go test ./test/planetest -run TestPage -update` from test/planetest/testdata/results. Do " +
+		"not edit. -->")
 	p.line("")
-	p.line("Each [scenario](../test/testdata/scenarios) sends real packets through each mode, on each kernel, in IPv4 and IPv6.")
-	p.line("`kube-proxy trace` must name the verdict, backends and source of each packet, from the table and from the kernel.")
+	p.line("Each [scenario](../test/testdata/scenarios) sends real packets through each mode, on each kernel, in " +
+		"IPv4 and IPv6.")
+	p.line("`kube-proxy trace` must name the verdict, backends and source of each packet, from the table and from " +
+		"the kernel.")
 	p.line("After each step the kernel must equal the table.")
 	p.line("")
-	p.line("Kernels other than the machine's are emulated. There the kernel's answer is compared for at least %d packets of a", maxAsked)
-	p.line("state, one in generated scenarios; `make test-kernels FULL=1` compares all. Pings have the table's answer only.")
+	p.line("Kernels other than the machine's are emulated. There the kernel's answer is compared for at least %d "+
+		"packets of a", maxAsked)
+	p.line("state, one in generated scenarios; `make test-kernels FULL=1` compares all. Pings have the table's " +
+		"answer only.")
 	p.line("")
 	p.when(release)
 	p.summary()
@@ -43,8 +48,10 @@ func (p *page) line(format string, args ...any) { fmt.Fprintf(&p.b, format+"\n",
 
 // when describes which runs prove what.
 func (p *page) when(release *Release) {
-	p.line("CI runs all scenarios on its own kernel, and on the others each mode's core scenarios, which have every form of rule.")
-	p.line("`make release-check` runs all scenarios on all kernels, all tests with the race detector, and all fuzz targets.")
+	p.line("CI runs all scenarios on its own kernel, and on the others each mode's core scenarios, which have every " +
+		"form of rule.")
+	p.line("`make release-check` runs all scenarios on all kernels, all tests with the race detector, and all fuzz " +
+		"targets.")
 	if release == nil {
 		p.line("It has not passed yet.")
 	} else {
@@ -72,7 +79,8 @@ func (p *page) summary() {
 		for _, more := range []struct {
 			n    int
 			what string
-		}{{count[Fails], "fail"}, {differ, "differ by intent"}, {count[NotApplicable] + count[NeedsSCTP], "not applicable"},
+		}{{count[Fails], "fail"}, {differ, "differ by intent"}, {count[NotApplicable] + count[NeedsSCTP],
+			"not applicable"},
 			{sctp, "lines without SCTP"}} {
 			if more.n > 0 {
 				text += fmt.Sprintf(", %d %s", more.n, more.what)
@@ -93,8 +101,10 @@ func (p *page) summary() {
 func (p *page) table(scenarios []*scenario.Scenario) {
 	p.line("## Differences by mode")
 	p.line("")
-	p.line("Scenarios that are not listed pass on all kernels on which they ran. ✓ passes, with notes; ✗ fails; – differs by")
-	p.line("intent or is not applicable; ≈ differs as its notes say; ? was not run. Where kernels differ, each is named.")
+	p.line("Scenarios that are not listed pass on all kernels on which they ran. ✓ passes, with notes; ✗ fails; – " +
+		"differs by")
+	p.line("intent or is not applicable; ≈ differs as its notes say; ? was not run. Where kernels differ, each is " +
+		"named.")
 	names := map[string]string{} // with links
 	for _, s := range scenarios {
 		names[s.Name] = fmt.Sprintf("[%s](../test/testdata/scenarios/%[1]s.txtar)", s.Name)
@@ -125,8 +135,8 @@ func (p *page) table(scenarios []*scenario.Scenario) {
 	p.line("")
 }
 
-// maxAsked limits the queries to the plane about packets of a state in emulation, except in complete runs:
-// lines about affinity send hundreds of packets that differ in the client.
+// maxAsked limits the queries to the plane about packets of a state in emulation, except in
+// complete runs: lines about affinity send hundreds of packets that differ in the client.
 const maxAsked = 8
 
 // generatedPrefix begins the names of scenarios that have no file.

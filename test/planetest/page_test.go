@@ -14,7 +14,8 @@ import (
 
 var (
 	update  = flag.Bool("update", false, "write docs/conformance.md")
-	release = flag.String("release", "", "note that make release-check passed for this commit, on the kernels that the arguments name")
+	release = flag.String("release", "", "note that make release-check passed for this commit, on the kernels that "+
+		"the arguments name")
 )
 
 // One mark represents all kernels of a mode if they agree; otherwise each kernel is named.
@@ -78,7 +79,8 @@ func TestPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	if string(got) != want {
-		t.Errorf("docs/conformance.md is stale: go test ./test/planetest -run TestPage -update\n%s", difference(want, string(got)))
+		t.Errorf("docs/conformance.md is stale: go test ./test/planetest -run TestPage -update\n%s",
+			difference(want, string(got)))
 	}
 	for _, r := range results {
 		for name, c := range r.Cases {
@@ -100,7 +102,8 @@ func TestPageCells(t *testing.T) {
 	sctp.SCTP = 2
 	before := both(Passes, Passes)
 	before.Seen = &Seen{"2026-11-02", "older"}
-	got := Page([]*scenario.Scenario{sc("good"), sc("bad"), sc("half"), sc("differs"), sc("sctp"), sc("new"), sc("before"), sc("large")}, []Results{{
+	got := Page([]*scenario.Scenario{sc("good"), sc("bad"), sc("half"), sc("differs"), sc("sctp"), sc("new"),
+		sc("before"), sc("large")}, []Results{{
 		Mode: "m", Kernel: "6.1",
 		Cases: map[string]Result{
 			"good": both(Passes, Passes), "bad": both(Fails, Fails), "half": both(Passes, NotApplicable),
@@ -111,7 +114,8 @@ func TestPageCells(t *testing.T) {
 	}}, nil)
 	for _, want := range []string{
 		"It has not passed yet",
-		"- m, 6.1: 8 pass, 3 fail, 1 differ by intent, 1 not applicable, 2 lines without SCTP; complete on 2026-11-03 at abc\n",
+		"- m, 6.1: 8 pass, 3 fail, 1 differ by intent, 1 not applicable, 2 lines without SCTP; complete on " +
+			"2026-11-03 at abc\n",
 		"- ?: [new](../test/testdata/scenarios/new.txtar)\n",
 		"- ? <sup>2</sup>: [large](../test/testdata/scenarios/large.txtar)\n",
 		"- v4 ✓ v6 –: [half](../test/testdata/scenarios/half.txtar)\n",
@@ -220,9 +224,12 @@ func TestMerge(t *testing.T) {
 		run, want map[string]Result
 	}{
 		"some": {false, map[string]Result{"again": is(Passes, nil), "large": {Left: "too large"}},
-			map[string]Result{"again": is(Passes, &now), "odd": is(Passes, &odd), "large": is(Passes, nil), "gone": is(Passes, nil)}},
-		"all": {true, map[string]Result{"again": is(Passes, nil), "odd": is(Passes, nil), "large": {Left: "too large"}, "new": is(Passes, nil)},
-			map[string]Result{"again": is(Passes, nil), "odd": is(Passes, nil), "large": is(Passes, &old), "new": is(Passes, nil)}},
+			map[string]Result{"again": is(Passes, &now), "odd": is(Passes, &odd), "large": is(Passes, nil),
+				"gone": is(Passes, nil)}},
+		"all": {true, map[string]Result{"again": is(Passes, nil), "odd": is(Passes, nil), "large": {Left: "too large"},
+			"new": is(Passes, nil)},
+			map[string]Result{"again": is(Passes, nil), "odd": is(Passes, nil), "large": is(Passes, &old),
+				"new": is(Passes, nil)}},
 	} {
 		r := Results{Mode: "iptables", Kernel: "6.1", Cases: c.run}
 		r.merge(known, now, c.all)
@@ -241,7 +248,8 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// A release check counts only with complete runs of its commit, in all modes and on all kernels that it names.
+// A release check counts only with complete runs of its commit, in all modes and on all kernels
+// that it names.
 func TestNewRelease(t *testing.T) {
 	now := Seen{"2026-11-03", "abc"}
 	results := func(last *Seen) []Results {
@@ -262,7 +270,8 @@ func TestNewRelease(t *testing.T) {
 	if again, err := ReadRelease(file); err != nil || !reflect.DeepEqual(r, again) {
 		t.Errorf("wrote %v, read %v: %v", r, again, err)
 	}
-	if text := Page(nil, nil, r); !strings.Contains(text, "It passed last on 2026-11-03 at abc, on kernels 5.10, 6.1.\n") {
+	if text := Page(nil, nil, r); !strings.Contains(text,
+		"It passed last on 2026-11-03 at abc, on kernels 5.10, 6.1.\n") {
 		t.Error(text)
 	}
 	for _, last := range []*Seen{nil, {"2026-11-03", "older"}} {

@@ -37,7 +37,8 @@ func ResetAll(ctx context.Context, p Plane, want *lb.Table) (plane.ResetResult, 
 			used += max(1, weight(row))
 		}
 		if err := ApplyAll(ctx, p, piece); err != nil {
-			return res, fmt.Errorf("apply %d of %d rows that a reset left for later: %w", len(piece), len(res.Later), err)
+			return res, fmt.Errorf("apply %d of %d rows that a reset left for later: %w", len(piece), len(res.Later),
+				err)
 		}
 		later = later[len(piece):]
 	}
@@ -61,7 +62,9 @@ func ApplyAll(ctx context.Context, p plane.Plane, changes []lb.Change, each ...f
 		if calls == 500 {
 			return fmt.Errorf("after %d calls %d changes are left for later", calls, len(res.Later))
 		}
-		changes = slices.DeleteFunc(slices.Clone(changes), func(c lb.Change) bool { return !slices.Contains(res.Later, c.Key) })
+		changes = slices.DeleteFunc(slices.Clone(changes), func(c lb.Change) bool {
+			return !slices.Contains(res.Later, c.Key)
+		})
 	}
 }
 

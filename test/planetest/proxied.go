@@ -7,14 +7,16 @@ type Proxied string
 
 // The differences.
 const (
-	// ProxiedAddress: backends see an address of the node as the source, where other modes keep the client's.
+	// ProxiedAddress: backends see an address of the node as the source, where other modes keep the
+	// client's.
 	ProxiedAddress Proxied = "address"
 	// ProxiedRestart: the connections of a plane end with it; sessions of UDP continue, and may
 	// reach another backend.
 	ProxiedRestart Proxied = "restart"
 	// ProxiedAffinity: affinities are lost when the plane ends.
 	ProxiedAffinity Proxied = "affinity"
-	// ProxiedReset: a connection that no backend answers is refused after it was accepted: by a reset.
+	// ProxiedReset: a connection that no backend answers is refused after it was accepted: by a
+	// reset.
 	ProxiedReset Proxied = "reset"
 	// ProxiedRetry: a backend that does not answer is hidden: each connection meets one that does.
 	ProxiedRetry Proxied = "retry"

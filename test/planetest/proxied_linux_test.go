@@ -67,7 +67,8 @@ func newEnder(f lb.Family, flaw string) (Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &ender{Plane: p, ns: ns, self: hostAddr(netlab.Node1, f == lb.IPv6), flaw: flaw, sets: map[lb.SetID]*listening{}}, nil
+	return &ender{Plane: p, ns: ns, self: hostAddr(netlab.Node1, f == lb.IPv6), flaw: flaw,
+		sets: map[lb.SetID]*listening{}}, nil
 }
 
 func (e *ender) Apply(ctx context.Context, changes []lb.Change) (plane.ApplyResult, error) {
@@ -274,7 +275,9 @@ func TestProxiedIsProven(t *testing.T) {
 			if i < 0 {
 				t.Fatalf("there is no scenario %s", c.scenario)
 			}
-			s := &suite{Config: Config{Mode: "ender", New: c.new, Proxied: true, Trace: func(lb.Family) trace.Mode { return trace.Mode{Terminates: true} }}, labs: labs, patience: 3 * time.Second}
+			s := &suite{Config: Config{Mode: "ender", New: c.new, Proxied: true, Trace: func(lb.Family) trace.Mode {
+				return trace.Mode{Terminates: true}
+			}}, labs: labs, patience: 3 * time.Second}
 			result, failures, err := s.try(all[i])
 			if err != nil {
 				t.Fatal(err)

@@ -36,7 +36,8 @@ func PutOff(t testing.TB, lab *netlab.TestLab, fam lb.Family) (next func()) {
 	}
 	nft(fmt.Sprintf("table %s others {\n counter begun { }\n chain short {\n%s }\n chain long {\n%s }\n"+
 		" chain output { type nat hook output priority -101; tcp dport 80 counter name begun jump long; }\n}\n",
-		family, strings.Repeat("meta mark 0x12345678 counter\n", rules), strings.Repeat("jump short\n", steps)), "-f", "-")
+		family, strings.Repeat("meta mark 0x12345678 counter\n", rules), strings.Repeat("jump short\n", steps)), "-f",
+		"-")
 	seen := 0
 	return func() {
 		t.Helper()

@@ -68,7 +68,8 @@ type Result struct {
 	Seen *Seen `json:"seen,omitempty"`
 }
 
-// Release is the last time that all was proven: all scenarios in all modes and on all kernels, and all other tests.
+// Release is the last time that all was proven: all scenarios in all modes and on all kernels, and
+// all other tests.
 type Release struct {
 	Seen    Seen     `json:"seen"`
 	Kernels []string `json:"kernels"`
@@ -89,8 +90,8 @@ func ReadRelease(file string) (*Release, error) {
 	return &r, nil
 }
 
-// NewRelease returns the check of a commit that passed. It is an error if a complete run of a mode is missing on one of
-// the kernels, or is of another commit.
+// NewRelease returns the check of a commit that passed. It is an error if a complete run of a mode
+// is missing on one of the kernels, or is of another commit.
 func NewRelease(s Seen, kernels []string, results []Results) (*Release, error) {
 	modes := map[string]bool{}
 	complete := map[[2]string]string{} // by mode and kernel: the commit of the complete run
@@ -106,7 +107,8 @@ func NewRelease(s Seen, kernels []string, results []Results) (*Release, error) {
 	for mode := range modes {
 		for _, k := range kernels {
 			if c := complete[[2]string{mode, k}]; c != s.Commit {
-				return nil, fmt.Errorf("mode %s has no complete run of %s on kernel %s, the last is of %q", mode, s.Commit, k, c)
+				return nil, fmt.Errorf("mode %s has no complete run of %s on kernel %s, the last is of %q", mode,
+					s.Commit, k, c)
 			}
 		}
 	}

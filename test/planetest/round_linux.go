@@ -37,22 +37,26 @@ func (h *history) forgetGone() {
 	for v, m := range h.met {
 		row := h.table.Get(m.key)
 		route := routeOf(row, v.from.class)
-		if row == nil || row.Affinity == 0 || row.Service != v.service || route == nil || route.To == nil || route.To.ID != m.set ||
+		if row == nil || row.Affinity == 0 || row.Service != v.service || route == nil || route.To == nil ||
+			route.To.ID != m.set ||
 			!hasBackend(route.To, m.backend) {
 			delete(h.met, v)
 		}
 	}
 }
 
-// forgetEndpoints forgets the clients of endpoints that no set with affinity of the service port has. The
-// kernel's rules are current when it runs. An endpoint that left and returned between two rounds may never
-// have left the kernel.
+// forgetEndpoints forgets the clients of endpoints that no set with affinity of the service port
+// has. The kernel's rules are current when it runs. An endpoint that left and returned between two
+// rounds may never have left the kernel.
 func (h *history) forgetEndpoints() {
 	for v, known := range h.known {
 		h.known[v] = slices.DeleteFunc(known, func(a netip.AddrPort) bool {
 			for _, row := range h.table.Sorted() {
 				if row.Service == v.service && row.Key.Proto == v.proto && row.Affinity > 0 &&
-					slices.ContainsFunc(row.Routes, func(r lb.Route) bool { return r.To != nil && hasBackend(r.To, a) }) {
+					slices.ContainsFunc(row.Routes, func(r lb.Route) bool {
+						return r.To != nil &&
+							hasBackend(r.To, a)
+					}) {
 					return false
 				}
 			}
@@ -117,8 +121,10 @@ func (c caller) addr(six bool) netip.Addr {
 // strangers returns packets for no Service: between pods, from the node to itself, from others to
 // both.
 func (h *history) strangers() (all []*call) {
-	for i, way := range [][2]string{{"pod1", "pod2"}, {"pod1", "pod4"}, {"pod3", netlab.Node1}, {netlab.Node1, netlab.Node1},
-		{netlab.Node1, "pod1"}, {netlab.Node1, "pod5"}, {netlab.Client, "pod3"}, {netlab.Client, netlab.Node1}, {netlab.Node2, "pod1"}} {
+	for i, way := range [][2]string{{"pod1", "pod2"}, {"pod1", "pod4"}, {"pod3", netlab.Node1},
+		{netlab.Node1, netlab.Node1},
+		{netlab.Node1, "pod1"}, {netlab.Node1, "pod5"}, {netlab.Client, "pod3"}, {netlab.Client, netlab.Node1},
+		{netlab.Node2, "pod1"}} {
 		n := (i + h.rnd.IntN(townServices)) % townServices
 		to := netip.AddrPortFrom(hostAddr(way[1], h.six()), uint16(townPort+n))
 		shot := scenario.Shot{Local: hostAddr(way[0], h.six()), To: to, Proto: lb.Proto(protoOf(n))}
@@ -168,7 +174,8 @@ func (c *call) visitor() visitor {
 
 // asks returns an empty inquiry for the table.
 func (h *history) asks() *run {
-	return &run{s: &suite{Config: h.cfg, patience: h.patience}, sc: &scenario.Scenario{}, lab: h.lab, family: h.family, table: &h.table,
+	return &run{s: &suite{Config: h.cfg, patience: h.patience}, sc: &scenario.Scenario{}, lab: h.lab, family: h.family,
+		table: &h.table,
 		ports: townPorts()}
 }
 
@@ -232,7 +239,8 @@ func (h *history) checkSame(c *call) error {
 	h.met[v] = meeting{route.To.ID, c.met.At, c.row.Key}
 	if again && last.set == route.To.ID {
 		if last.backend != c.met.At && !slices.Contains(h.known[v], c.met.At) {
-			return fmt.Errorf("%s met %s before, which is still there, and now %s", c.row.Service, last.backend, c.met.At)
+			return fmt.Errorf("%s met %s before, which is still there, and now %s", c.row.Service, last.backend,
+				c.met.At)
 		}
 		h.kept++
 	}

@@ -19,8 +19,8 @@ import (
 	"kube-proxy/trace"
 )
 
-// patience is the time limit for an expected answer. A busy machine that emulates another one may need
-// seconds for it.
+// patience is the time limit for an expected answer. A busy machine that emulates another one may
+// need seconds for it.
 const patience = 30 * time.Second
 
 // Config describes the plane to test.
@@ -29,8 +29,8 @@ type Config struct {
 	Mode string
 	// Variant: the plane is a variant for tests, whose results are not recorded.
 	Variant bool
-	// New makes a plane. Run calls it, and all methods of the plane, on a thread in the node's network
-	// namespace.
+	// New makes a plane. Run calls it, and all methods of the plane, on a thread in the node's
+	// network namespace.
 	New func(f lb.Family) (Plane, error)
 	// Differs has the intended differences of this mode, by row of docs/behaviour.md, with the
 	// reason. Run skips the scenarios that prove such a row; the page shows the reason.
@@ -44,8 +44,9 @@ type Config struct {
 	// mode: see [ProxiedAddress] and the other constants. Run does not skip the scenarios of
 	// Differs.
 	Proxied bool
-	// Model, if not nil, makes the model that answers in place of a kernel, for one scenario and family.
-	// Run then does not call New, and needs no root. Stands names what the model represents ("HNS as assumed").
+	// Model, if not nil, makes the model that answers in place of a kernel, for one scenario and
+	// family. Run then does not call New, and needs no root. Stands names what the model represents
+	// ("HNS as assumed").
 	Model  func(lb.Family, scenario.Settings) (Model, error)
 	Stands string
 	// Otherwise has the scenarios that must show a difference of the model: these and no others. A
@@ -58,8 +59,8 @@ type Config struct {
 	// AffinityByAddress: each address of a Service has its own affinity. If a client's kind of
 	// source has its own route, a change of backends may end the affinity.
 	AffinityByAddress bool
-	// AffinityByEndpoint: each endpoint of a service port remembers its clients, for all sets that have it. A
-	// client that two sets sent to two endpoints may meet either once a set has both.
+	// AffinityByEndpoint: each endpoint of a service port remembers its clients, for all sets that
+	// have it. A client that two sets sent to two endpoints may meet either once a set has both.
 	AffinityByEndpoint bool
 	// Holds: the node has the service addresses. Lines then expect, and so prove, that it answers
 	// pings and refuses packets to their ports without a frontend. Run does not skip the scenarios
@@ -68,25 +69,25 @@ type Config struct {
 	// Sockets: the plane serves the sockets of node1 and its pods, which are in a separate cgroup.
 	// Endpoints may see these clients' own addresses where lines expect the node's.
 	Sockets bool
-	// Forget, if not nil, deletes connections of the scenario before that conntrack does not have. Run calls
-	// it in the node's namespace.
+	// Forget, if not nil, deletes connections of the scenario before that conntrack does not have.
+	// Run calls it in the node's namespace.
 	Forget func() error
-	// DiffersIn has single scenarios from which this mode differs by intent, with the reason. Run skips
-	// them; the page shows the reason.
+	// DiffersIn has single scenarios from which this mode differs by intent, with the reason. Run
+	// skips them; the page shows the reason.
 	DiffersIn map[string]string
-	// Trace describes the mode to [trace.Ask], as package mode does for the settings of New. Nil is the zero
-	// trace.Mode.
+	// Trace describes the mode to [trace.Ask], as package mode does for the settings of New. Nil is
+	// the zero trace.Mode.
 	Trace func(lb.Family) trace.Mode
-	// Core has the scenarios for emulated kernels, where all would take too long. With PLANETEST_CORE=1 Run
-	// takes these alone. [Core] proves that they suffice.
+	// Core has the scenarios for emulated kernels, where all would take too long. With
+	// PLANETEST_CORE=1 Run takes these alone. [Core] proves that they suffice.
 	Core []string
 	// TooLarge has the scenarios that Run skips in emulation, with PLANETEST_VM=1, and the reason.
 	TooLarge map[string]string
-	// Dir is the folder of scenarios. "" is test/testdata/scenarios, with the generated scenarios and the
-	// churn of endpoints.
+	// Dir is the folder of scenarios. "" is test/testdata/scenarios, with the generated scenarios
+	// and the churn of endpoints.
 	Dir string
-	// Drift, if not nil, damages the kernel state of a family's plane, as a program with the same rights could.
-	// [History] calls it, and Break and TakeOver, in the node's namespace.
+	// Drift, if not nil, damages the kernel state of a family's plane, as a program with the same
+	// rights could. [History] calls it, and Break and TakeOver, in the node's namespace.
 	Drift func(lb.Family, *rand.Rand) error
 	// Break, if not nil, breaks one small part of that state, and returns a description.
 	Break func(lb.Family, *rand.Rand) (what string, err error)
@@ -125,7 +126,8 @@ func Run(t *testing.T, cfg Config) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Logf("%s: %d of %d scenarios (PLANETEST_CORE), not: %s", cfg.Mode, len(core), len(all), strings.Join(others, " "))
+		t.Logf("%s: %d of %d scenarios (PLANETEST_CORE), not: %s", cfg.Mode, len(core), len(all),
+			strings.Join(others, " "))
 		all = core
 	}
 	t.Run("scenarios", func(t *testing.T) {
@@ -232,8 +234,8 @@ func (s *suite) scenario(t *testing.T, sc *scenario.Scenario) {
 // maxStretch is how much longer than written a scenario's affinities last at most.
 const maxStretch = 16
 
-// try plays a scenario and returns its failures. If a client affinity may have expired on a slow machine,
-// it plays the scenario again with longer affinities and waits.
+// try plays a scenario and returns its failures. If a client affinity may have expired on a slow
+// machine, it plays the scenario again with longer affinities and waits.
 func (s *suite) try(sc *scenario.Scenario) (Result, []string, error) {
 	for stretch := 1; ; stretch *= 4 {
 		result, failures, lapsed, err := s.play(sc, stretch)
@@ -243,8 +245,8 @@ func (s *suite) try(sc *scenario.Scenario) (Result, []string, error) {
 	}
 }
 
-// play plays a scenario in both families at once, with affinities stretched by a factor. It returns the
-// failures, and whether an expired affinity may have caused one of them.
+// play plays a scenario in both families at once, with affinities stretched by a factor. It returns
+// the failures, and whether an expired affinity may have caused one of them.
 func (s *suite) play(sc *scenario.Scenario, stretch int) (_ Result, failures []string, lapsed bool, _ error) {
 	if s.Model != nil {
 		return s.putToModel(sc)
@@ -320,7 +322,8 @@ type run struct {
 }
 
 func (s *suite) newRun(sc *scenario.Scenario, lab *field, f lb.Family) *run {
-	return &run{s: s, sc: sc, lab: lab, family: f, replay: sc.Replay(f), conns: map[string]*netlab.Conn{}, begun: map[string]chan attempt{}, asked: map[string]modelled{},
+	return &run{s: s, sc: sc, lab: lab, family: f, replay: sc.Replay(f), conns: map[string]*netlab.Conn{},
+		begun: map[string]chan attempt{}, asked: map[string]modelled{},
 		stretch: 1, affine: map[client]time.Time{}}
 }
 

@@ -44,7 +44,10 @@ func (h *history) sabotage(i int) error {
 	h.broken++
 	h.note("broken: %s", how)
 	var found []trace.Difference
-	if err := h.onNode(func() (err error) { found, err = differences(context.Background(), look, &h.table); return err }); err != nil {
+	if err := h.onNode(func() (err error) {
+		found, err = differences(context.Background(), look, &h.table)
+		return err
+	}); err != nil {
 		return fmt.Errorf("differences after %s: %w", how, err)
 	}
 	h.found += len(found)
@@ -151,7 +154,8 @@ func (h *history) again(look Tracer, unnamed []*call) error {
 			}
 			k, err := look.TracePacket(context.Background(), packet)
 			if err != nil || len(trace.Compare(f.answer, k)) == 0 {
-				return fmt.Errorf("%s\nand the plane, which reads the kernel, does not say so: %v, %s %v\n%s", other, err, k.Verdict,
+				return fmt.Errorf("%s\nand the plane, which reads the kernel, does not say so: %v, %s %v\n%s", other,
+					err, k.Verdict,
 					k.Backends, strings.Join(k.Way, "\n"))
 			}
 		}

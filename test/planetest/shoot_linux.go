@@ -91,7 +91,8 @@ func (r *run) send(p scenario.Packet) (sent bool, err error) {
 		case proto == lb.UDP && r.family == lb.IPv6:
 			p.Want = scenario.Outcome{Verdict: scenario.Dropped} // the sink answers from its own address
 		default:
-			p.Want = scenario.Outcome{Backends: []scenario.Backend{{Host: netlab.Sink, From: scenario.Origin{Host: scenario.Same}}}}
+			p.Want = scenario.Outcome{
+				Backends: []scenario.Backend{{Host: netlab.Sink, From: scenario.Origin{Host: scenario.Same}}}}
 		}
 	}
 	if err := r.lab.expect(shots); err != nil {
@@ -130,13 +131,16 @@ func passes(p scenario.Packet) bool {
 	return len(p.Want.Backends) == 1 && p.Want.Backends[0].Host == netlab.Sink
 }
 
-// unserved reports whether all shots go to ports without endpoints at service addresses of the table.
+// unserved reports whether all shots go to ports without endpoints at service addresses of the
+// table.
 func (r *run) unserved(shots []scenario.Shot) bool {
 	for _, s := range shots {
 		held, serves := false, false
 		for f := range r.table.All() {
 			held = held || f.Key.Addr == s.To.Addr()
-			serves = serves || f.Key == s.Key && slices.ContainsFunc(f.Routes, func(to lb.Route) bool { return to.Do == lb.Balance })
+			serves = serves || f.Key == s.Key && slices.ContainsFunc(f.Routes, func(to lb.Route) bool {
+				return to.Do == lb.Balance
+			})
 		}
 		if !held || serves || s.Proto == 0 || r.lab.owner(s.To.Addr()) == netlab.Node1 { // there a program may answer
 			return false
@@ -158,8 +162,8 @@ func (r *run) strange(shots []scenario.Shot) bool {
 	return true
 }
 
-// spread connects until every backend has answered. The chance that a fair choice misses one of them in that
-// many connections is below one in a billion.
+// spread connects until every backend has answered. The chance that a fair choice misses one of
+// them in that many connections is below one in a billion.
 func (v *volley) spread() error {
 	k := len(v.p.Want.Backends)
 	least, most := max(4*k, len(v.shots)), 20*k+20+len(v.shots)
@@ -177,7 +181,8 @@ func (v *volley) spread() error {
 	return fmt.Errorf("not all backends answered in %d connections", v.n)
 }
 
-// mixed connects until every backend has answered, and one connection met an endpoint that does not.
+// mixed connects until every backend has answered, and one connection met an endpoint that does
+// not.
 func (v *volley) mixed() error {
 	want, timeout := netlab.ErrRefused, v.r.s.patience
 	if v.p.Want.Or == scenario.Dropped {
@@ -200,7 +205,8 @@ func (v *volley) mixed() error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%d of %d connections met the endpoint that does not answer, and not all others answered", failed, v.n)
+	return fmt.Errorf("%d of %d connections met the endpoint that does not answer, and not all others answered", failed,
+		v.n)
 }
 
 // evenly makes fifty connections for each backend and, unless their shares are clearly equal, a
@@ -232,7 +238,8 @@ func (v *volley) unfair(share, off int) error {
 	return nil
 }
 
-// stickyTries is how many connections must meet the same backend; of three at random they would once in 2,187.
+// stickyTries is how many connections must meet the same backend; of three at random they would
+// once in 2,187.
 const stickyTries = 8
 
 func (v *volley) sticky() error {
@@ -265,8 +272,9 @@ type client struct {
 	to   lb.Key
 }
 
-// affinityOver notes a client's connection, from begin until now. It reports whether the affinity of the
-// connection before may have expired: since that one began, at least its duration has passed.
+// affinityOver notes a client's connection, from begin until now. It reports whether the affinity
+// of the connection before may have expired: since that one began, at least its duration has
+// passed.
 func (r *run) affinityOver(c client, begin time.Time) bool {
 	row := r.table.Get(c.to)
 	if row == nil || row.Affinity == 0 {
@@ -288,7 +296,8 @@ func (v *volley) dial(shot scenario.Shot, timeout time.Duration) (*netlab.Conn, 
 func (v *volley) shoot(shot scenario.Shot, timeout time.Duration) (c *netlab.Conn, err error) {
 	for range 100 {
 		local := netip.AddrPortFrom(shot.Local, v.r.lab.nextPort())
-		c, err = v.r.lab.lab.Open(v.p.From, protos[shot.Proto], shot.To, netlab.DialOptions{Timeout: timeout, Local: local})
+		c, err = v.r.lab.lab.Open(v.p.From, protos[shot.Proto], shot.To, netlab.DialOptions{Timeout: timeout,
+			Local: local})
 		if !errors.Is(err, unix.EADDRINUSE) {
 			break
 		}
@@ -333,8 +342,8 @@ func (v *volley) checkSource(want scenario.Origin, a netlab.Reply, local netip.A
 	return nil
 }
 
-// silentTries is how many connections must be refused or dropped; a route that does so only sometimes would be
-// found by more runs.
+// silentTries is how many connections must be refused or dropped; a route that does so only
+// sometimes would be found by more runs.
 const silentTries = 3
 
 // silent makes connections that must not be answered, at the same time.
@@ -413,7 +422,8 @@ func (r *run) reuse(p scenario.Packet) (sent bool, err error) {
 		return true, fmt.Errorf("connection %s: %w", p.Conn, err)
 	}
 	if after.Server != before.Server {
-		return true, fmt.Errorf("connection %s was answered by %s before and is by %s now", p.Conn, before.Server, after.Server)
+		return true, fmt.Errorf("connection %s was answered by %s before and is by %s now", p.Conn, before.Server,
+			after.Server)
 	}
 	return true, nil
 }
@@ -421,8 +431,8 @@ func (r *run) reuse(p scenario.Packet) (sent bool, err error) {
 // resend is when a client sends again that got no answer.
 const resend = 200 * time.Millisecond
 
-// moves has a client send without a pause until the backend that the line names answers. Sessions and
-// flows that a datagram renews never expire meanwhile.
+// moves has a client send without a pause until the backend that the line names answers. Sessions
+// and flows that a datagram renews never expire meanwhile.
 func (r *run) moves(p scenario.Packet, c *netlab.Conn) error {
 	want := p.Want.Backends[0].Host
 	c.SetTimeout(resend) // an answer may be lost while the kernel forgets the flow
@@ -434,7 +444,8 @@ func (r *run) moves(p scenario.Packet, c *netlab.Conn) error {
 		case time.Since(begun) > r.s.patience && err != nil:
 			return fmt.Errorf("connection %s: datagram %d: %w", p.Conn, n, err)
 		case time.Since(begun) > r.s.patience:
-			return fmt.Errorf("connection %s: datagram %d was still answered by %s, not by %s", p.Conn, n, got.Server, want)
+			return fmt.Errorf("connection %s: datagram %d was still answered by %s, not by %s", p.Conn, n, got.Server,
+				want)
 		}
 	}
 }

@@ -31,7 +31,8 @@ func affine(t *testing.T) *scenario.Scenario {
 	web := strings.Replace(service("shop", "web", 1, ports), "spec:\n",
 		"spec:\n  sessionAffinity: ClientIP\n  sessionAffinityConfig: {clientIP: {timeoutSeconds: 1}}\n", 1)
 	slices := func(n int) string {
-		return slice("shop", "web", "web-v4", false, targets, pods4[:n]) + slice("shop", "web", "web-v6", true, targets, pods6[:n])
+		return slice("shop", "web", "web-v4", false, targets, pods4[:n]) + slice("shop", "web", "web-v6", true, targets,
+			pods6[:n])
 	}
 	text := "A client stays.\n\nRows: SV-18\n\n-- cluster.yaml --\n" + web + slices(1) +
 		"-- packets --\npod3 -> shop/web:* : pod1 from same\n" +

@@ -87,11 +87,14 @@ type neighbours struct {
 const honestOnes = 4
 
 func newNeighbours(t *testing.T, f lb.Family, fresh func(testing.TB) Kernel) *neighbours {
-	n := &neighbours{T: t, World: World{Family: f}, store: cluster.NewStore("node1"), seed: maphash.MakeSeed(), fresh: fresh, kernel: fresh(t)}
+	n := &neighbours{T: t, World: World{Family: f}, store: cluster.NewStore("node1"), seed: maphash.MakeSeed(),
+		fresh: fresh, kernel: fresh(t)}
 	node := n.Node()
-	n.settings = policy.Settings{Family: f, ClusterCIDRs: node.Pods.Prefixes, NodePortAddrs: policy.NodePortAddrs{Primary: true}}
+	n.settings = policy.Settings{Family: f, ClusterCIDRs: node.Pods.Prefixes, NodePortAddrs: policy.NodePortAddrs{
+		Primary: true}}
 	n.victims = adversary.Victims{Special: adversary.Special(), Node: []netip.Addr{n.Addr(192, 1)}, NodeName: "node1",
-		Free: []netip.Addr{n.Addr(10, 9000), n.Addr(10, 9001)}, Ports: []uint16{80, 8080, 53, 31000, 31001}, NodePorts: []uint16{30080, 30081}, Targets: []uint16{80, 8080}}
+		Free: []netip.Addr{n.Addr(10, 9000), n.Addr(10, 9001)}, Ports: []uint16{80, 8080, 53, 31000, 31001},
+		NodePorts: []uint16{30080, 30081}, Targets: []uint16{80, 8080}}
 	n.store.Fold(cluster.NodeSet{Node: &cluster.Node{Name: "node1", Addrs: n.victims.Node}})
 	n.store.Fold(cluster.CIDRsListed{CIDRs: []*cluster.ServiceCIDR{{Name: "kubernetes", Prefixes: node.ServiceCIDRs}}})
 	n.table = &lb.Table{Family: f, Node: policy.ResolveNode(n.store.Facts(), n.settings)}
@@ -118,16 +121,19 @@ func (n *neighbours) honest(i int) []cluster.Event {
 		Name: name, Created: 1, Type: cluster.TypeLoadBalancer, ClusterIPs: []netip.Addr{n.Addr(10, 1+i)},
 		LoadBalancerIPs: []netip.Addr{n.Addr(198, 1+i)}, ExternalIPs: []netip.Addr{n.Addr(203, 1+i)},
 		ExternalPolicy: cluster.TrafficPolicy(i % 2), AffinitySeconds: int32(i/2) * 10800,
-		Ports: []cluster.ServicePort{{Name: "http", Protocol: cluster.TCP, Port: 80, NodePort: uint16(31000 + i)}, {Name: "dns", Protocol: cluster.UDP, Port: 53, NodePort: uint16(31100 + i)}},
+		Ports: []cluster.ServicePort{{Name: "http", Protocol: cluster.TCP, Port: 80, NodePort: uint16(31000 + i)},
+			{Name: "dns", Protocol: cluster.UDP, Port: 53, NodePort: uint16(31100 + i)}},
 	}
 	if i == 3 {
 		s.SourceRanges = []netip.Prefix{netip.PrefixFrom(n.Addr(203, 0), s.ClusterIPs[0].BitLen()-8)}
 	}
 	sl := &cluster.Slice{Name: name, Service: name, IPv6: n.Family == lb.IPv6,
-		Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}, {Name: "dns", Protocol: cluster.UDP, Port: 53}}}
+		Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080},
+			{Name: "dns", Protocol: cluster.UDP, Port: 53}}}
 	for k := range 3 {
 		pod := n.Addr(100, 10*i+k+1)
-		sl.Endpoints = sl.Endpoints.With(cluster.Endpoint{Addr: pod, Where: cluster.At(fmt.Sprint("node", k), ""), Ready: true, Serving: true})
+		sl.Endpoints = sl.Endpoints.With(cluster.Endpoint{Addr: pod, Where: cluster.At(fmt.Sprint("node", k), ""),
+			Ready: true, Serving: true})
 		n.victims.Pods = append(n.victims.Pods, pod)
 	}
 	n.victims.ClusterIPs = slices.Concat(n.victims.ClusterIPs, s.ClusterIPs, s.LoadBalancerIPs, s.ExternalIPs)
@@ -138,7 +144,9 @@ func (n *neighbours) honest(i int) []cluster.Event {
 func (n *neighbours) tenant(seed uint64) *adversary.Tenant {
 	n.tenants++
 	first := 100 * n.tenants
-	return adversary.New(fmt.Sprint("tenant", n.tenants), seed, n.victims, func(i int) []netip.Addr { return []netip.Addr{n.Addr(10, first+i)} })
+	return adversary.New(fmt.Sprint("tenant", n.tenants), seed, n.victims, func(i int) []netip.Addr {
+		return []netip.Addr{n.Addr(10, first+i)}
+	})
 }
 
 // replace brings events into the table. Later Services are younger, as in the API server.
@@ -192,7 +200,8 @@ func (n *neighbours) acts(namespace, does string, events ...cluster.Event) {
 		case precedes(now, rows[k]) && after[k] == "":
 			taken = append(taken, lb.Change{Key: k, Old: rows[k]})
 		default:
-			n.errorf("%s %s: it changes a row of another, against SV-24: %s, and before %s", namespace, does, now, rows[k])
+			n.errorf("%s %s: it changes a row of another, against SV-24: %s, and before %s", namespace, does, now,
+				rows[k])
 		}
 		if n.claimed(k) {
 			claimed = append(claimed, n.nodePort(k))
@@ -201,7 +210,8 @@ func (n *neighbours) acts(namespace, does string, events ...cluster.Event) {
 	n.known = n.answers(n.some(after), nil)
 	for at, now := range n.known {
 		if was, asked := was[at]; asked && now != was && before[at.key] == after[at.key] && !frees(at.key) {
-			n.errorf("%s %s: packets %s, which %s has, meet %s, and before %s", namespace, does, at, before[at.key], now, was)
+			n.errorf("%s %s: packets %s, which %s has, meet %s, and before %s", namespace, does, at, before[at.key],
+				now, was)
 		}
 	}
 	if does == "goes" {
@@ -223,7 +233,8 @@ func (n *neighbours) acts(namespace, does string, events ...cluster.Event) {
 // with priority (SV-24).
 func precedes(now, was *lb.Frontend) bool {
 	order := []lb.Kind{lb.ClusterIP, lb.LoadBalancer, lb.ExternalIP}
-	return now != nil && slices.Contains(order, now.Kind) && slices.Index(order, now.Kind) < slices.Index(order, was.Kind)
+	return now != nil && slices.Contains(order, now.Kind) && slices.Index(order, now.Kind) < slices.Index(order,
+		was.Kind)
 }
 
 // missing are the lines that was has more often than is, and the difference.
@@ -259,7 +270,8 @@ func (n *neighbours) allowed(rows map[lb.Key]*lb.Frontend, taken []lb.Change) (l
 // nodePort matches the entries for a NodePort at the node's own addresses, in a kernel with an
 // entry for each address.
 func (n *neighbours) nodePort(k lb.Key) *regexp.Regexp {
-	return regexp.MustCompile(fmt.Sprintf(`\b%s\]?(,%s)?:%d\b`, regexp.QuoteMeta(n.victims.Node[0].String()), k.Proto, k.Port))
+	return regexp.MustCompile(fmt.Sprintf(`\b%s\]?(,%s)?:%d\b`, regexp.QuoteMeta(n.victims.Node[0].String()), k.Proto,
+		k.Port))
 }
 
 // frees reports whether a namespace to be removed had an address that a key of others needs: as a
@@ -310,7 +322,8 @@ func (n *neighbours) apply(p Plane, changes []lb.Change) {
 			continue
 		}
 		for i := range piece {
-			if err := ApplyAll(n.Context(), p, piece[i:i+1]); err != nil && piece[i].New != nil && strings.HasPrefix(piece[i].New.Service, "honest") {
+			if err := ApplyAll(n.Context(), p, piece[i:i+1]); err != nil && piece[i].New != nil &&
+				strings.HasPrefix(piece[i].New.Service, "honest") {
 				n.errorf("refused: %v", err)
 			}
 		}
@@ -382,7 +395,8 @@ func (n *neighbours) answers(keys map[lb.Key]string, known map[question]string) 
 			out[at] = is
 			continue
 		}
-		is, err := look.TracePacket(n.Context(), trace.Packet{From: netip.AddrPortFrom(at.from, 0), Host: at.from == node, To: to, Here: k.IsNodePort(), Proto: k.Proto})
+		is, err := look.TracePacket(n.Context(), trace.Packet{From: netip.AddrPortFrom(at.from, 0),
+			Host: at.from == node, To: to, Here: k.IsNodePort(), Proto: k.Proto})
 		if err != nil {
 			n.Fatalf("follow a packet %s: %v", at, err)
 		}
@@ -396,7 +410,8 @@ func (n *neighbours) answers(keys map[lb.Key]string, known map[question]string) 
 	return out
 }
 
-// claimed reports whether a Service claims the node's address, and so the port of a NodePort there (SV-65).
+// claimed reports whether a Service claims the node's address, and so the port of a NodePort there
+// (SV-65).
 func (n *neighbours) claimed(k lb.Key) bool {
 	return k.IsNodePort() && n.table.Get(lb.Key{Addr: n.victims.Node[0], Port: k.Port, Proto: k.Proto}) != nil
 }

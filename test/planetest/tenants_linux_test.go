@@ -56,7 +56,8 @@ func (p *listing) Differences(context.Context, *lb.Table, func(trace.Difference)
 func TestTenantsFindsLosses(t *testing.T) {
 	w := World{Family: lb.IPv4}
 	free := []netip.Addr{w.Addr(10, 9000)}
-	balanced, external := cluster.Service{Type: cluster.TypeLoadBalancer, LoadBalancerIPs: free}, cluster.Service{ExternalIPs: free}
+	balanced, external := cluster.Service{Type: cluster.TypeLoadBalancer, LoadBalancerIPs: free},
+		cluster.Service{ExternalIPs: free}
 	comes := func(n *neighbours, namespace string, host int, s cluster.Service) {
 		s.Name, s.ClusterIPs = cluster.Name{Namespace: namespace, Name: "web"}, []netip.Addr{w.Addr(10, host)}
 		s.Ports = []cluster.ServicePort{{Protocol: cluster.TCP, Port: 80}}
@@ -78,7 +79,8 @@ func TestTenantsFindsLosses(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			n := newNeighbours(t, w.Family, func(testing.TB) Kernel {
 				return Kernel{New: func(lb.Family) (Plane, error) {
-					return &listing{rows: map[lb.Key]*lb.Frontend{}, loses: lb.Key{Addr: c.loses, Port: 80, Proto: lb.TCP}}, nil
+					return &listing{rows: map[lb.Key]*lb.Frontend{}, loses: lb.Key{Addr: c.loses, Port: 80,
+						Proto: lb.TCP}}, nil
 				}}
 			})
 			comes(n, "first", 100, external)

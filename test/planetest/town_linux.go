@@ -57,8 +57,9 @@ func (w *town) facts() cluster.Facts {
 	h, _ := netlab.HostByName(netlab.Node1)
 	return cluster.Facts{
 		NodeName: h.Name,
-		Node:     &cluster.Node{Name: h.Name, Addrs: []netip.Addr{h.V4, h.V6}, PodCIDRs: []netip.Prefix{netlab.Node1Pods4, netlab.Node1Pods6}},
-		CIDRs:    []netip.Prefix{netlab.Service4, netlab.Service6},
+		Node: &cluster.Node{Name: h.Name, Addrs: []netip.Addr{h.V4, h.V6},
+			PodCIDRs: []netip.Prefix{netlab.Node1Pods4, netlab.Node1Pods6}},
+		CIDRs: []netip.Prefix{netlab.Service4, netlab.Service6},
 	}
 }
 
@@ -97,7 +98,8 @@ func (w *town) reform(i int) (lb.Owner, []*lb.Frontend) {
 	}
 	if w.rnd.IntN(3) == 0 { // all claim the same address, and the next Service's cluster IP
 		s.ExternalIPs = []netip.Addr{w.addr("198.51.100.7", "2001:db8:51::7"),
-			w.addr(fmt.Sprintf("10.97.0.%d", (i+1)%townServices+1), fmt.Sprintf("fd00:10:96::2:%x", (i+1)%townServices+1))}
+			w.addr(fmt.Sprintf("10.97.0.%d", (i+1)%townServices+1), fmt.Sprintf("fd00:10:96::2:%x", (i+1)%townServices+
+				1))}
 	}
 	facts := w.facts()
 	v := cluster.View{Name: name, Service: s, Slices: []*cluster.Slice{w.slice(i, name)}, Node: facts}
@@ -162,7 +164,8 @@ func (w *town) settle(lab *field) error {
 			if err != nil {
 				return err
 			}
-			return h.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(prefix), Gw: client.Addr(w.six()).AsSlice(),
+			return h.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(prefix),
+				Gw:    client.Addr(w.six()).AsSlice(),
 				Table: unix.RT_TABLE_MAIN})
 		})
 		if err != nil {

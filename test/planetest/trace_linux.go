@@ -67,7 +67,9 @@ func (a *inquired) add(packets, followed, states int, took time.Duration) {
 }
 
 func (a *inquired) String() string {
-	return fmt.Sprintf("trace was asked about %d packets in %d states, the plane about %d (in emulation about 8 of each state, but in a complete run, and one of generated scenarios); %v in all", a.packets, a.states, a.followed, a.took.Round(time.Millisecond))
+	return fmt.Sprintf("trace was asked about %d packets in %d states, the plane about %d (in emulation about 8 of "+
+		"each state, but in a complete run, and one of generated scenarios); %v in all", a.packets, a.states,
+		a.followed, a.took.Round(time.Millisecond))
 }
 
 // how describes the mode to trace.
@@ -91,7 +93,8 @@ func (r *run) way(from string, shot scenario.Shot, local netip.Addr) trace.Packe
 			local = to
 		}
 	}
-	p := trace.Packet{From: netip.AddrPortFrom(local, 0), Host: from == netlab.Node1, To: shot.To, Here: here, Proto: shot.Proto}
+	p := trace.Packet{From: netip.AddrPortFrom(local, 0), Host: from == netlab.Node1, To: shot.To, Here: here,
+		Proto: shot.Proto}
 	switch h, _ := netlab.HostByName(from); {
 	case from == netlab.Node1:
 	case h.Pod() && h.Node == netlab.Node1 && r.sc.Settings.Policy.DetectLocal == policy.BridgeInterface:
@@ -153,7 +156,8 @@ func (v *volley) sentAll() {
 	defer q.mu.Unlock()
 	for _, shot := range v.shots {
 		for _, packet := range q.order {
-			if f := q.met[packet]; f.from == v.p.From && packet.To == shot.To && packet.Proto == shot.Proto && (!shot.Local.IsValid() || packet.From.Addr() == shot.Local) {
+			if f := q.met[packet]; f.from == v.p.From && packet.To == shot.To && packet.Proto == shot.Proto &&
+				(!shot.Local.IsValid() || packet.From.Addr() == shot.Local) {
 				line.packets = append(line.packets, packet)
 			}
 		}
@@ -185,7 +189,8 @@ func (r *run) inquire() {
 				finding = unlike(ctx, look, packet, f)
 			}
 			if finding != "" {
-				r.failf("  %s.txtar:%d: %s\n%s%s", r.sc.Name, f.line.Line, f.line.Text, indent(finding), indent(f.answer.Text(packet)))
+				r.failf("  %s.txtar:%d: %s\n%s%s", r.sc.Name, f.line.Line, f.line.Text, indent(finding),
+					indent(f.answer.Text(packet)))
 			}
 		}
 		if !looks || few && r.compared {
@@ -215,7 +220,8 @@ func (r *run) askFew() bool {
 	return os.Getenv("PLANETEST_VM") != "" && strings.HasPrefix(r.sc.Name, generatedPrefix)
 }
 
-// unlike describes how the kernel's answer for a packet differs from the table's; "" if it does not.
+// unlike describes how the kernel's answer for a packet differs from the table's; "" if it does
+// not.
 func unlike(ctx context.Context, look Tracer, packet trace.Packet, f *fate) string {
 	k, err := look.TracePacket(ctx, packet)
 	if err != nil {
@@ -225,7 +231,8 @@ func unlike(ctx context.Context, look Tracer, packet trace.Packet, f *fate) stri
 	if len(findings) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%s arrived as the table says, and the plane reads from the kernel otherwise: %s\nits way there:\n%s",
+	return fmt.Sprintf("%s arrived as the table says, and the plane reads from the kernel otherwise: %s\n"+
+		"its way there:\n%s",
 		packet, strings.Join(findings, " "), indent(strings.Join(k.Way, "\n")))
 }
 
@@ -257,8 +264,8 @@ func (r *run) otherFate(packet trace.Packet, f *fate) string {
 	return ""
 }
 
-// otherPass is otherFate of a packet that passes unchanged: the owner of the address answers, or refuses
-// without a listener.
+// otherPass is otherFate of a packet that passes unchanged: the owner of the address answers, or
+// refuses without a listener.
 func (r *run) otherPass(packet trace.Packet, f *fate, fail func(string, ...any) string) string {
 	to := packet.To
 	owner := r.hasAddress(to.Addr())
@@ -286,7 +293,8 @@ func (r *run) otherPass(packet trace.Packet, f *fate, fail func(string, ...any) 
 	return ""
 }
 
-// hasAddress names the host that has the address. In modes with Holds the node has the service addresses.
+// hasAddress names the host that has the address. In modes with Holds the node has the service
+// addresses.
 func (r *run) hasAddress(a netip.Addr) string {
 	if owner := r.lab.owner(a); owner != "" || !r.s.Holds {
 		return owner
@@ -299,8 +307,8 @@ func (r *run) hasAddress(a netip.Addr) string {
 	return ""
 }
 
-// otherBackend is otherFate of a packet that a backend answers. A refusal or silence is allowed only if one
-// of the backends does not answer.
+// otherBackend is otherFate of a packet that a backend answers. A refusal or silence is allowed
+// only if one of the backends does not answer.
 func (r *run) otherBackend(f *fate, fail func(string, ...any) string) string {
 	for a := range f.answers {
 		i := slices.IndexFunc(f.answer.Backends, func(b trace.Backend) bool { return b.Address == a.at })
@@ -317,7 +325,8 @@ func (r *run) otherBackend(f *fate, fail func(string, ...any) string) string {
 			return fail("%s saw %s and not %s, and trace says that it is not masqueraded", a.server, a.seen, a.local)
 		}
 	}
-	if f.refused+f.silent > 0 && !slices.ContainsFunc(f.answer.Backends, func(b trace.Backend) bool { return !r.alive(b.Address) }) {
+	if f.refused+f.silent > 0 && !slices.ContainsFunc(f.answer.Backends,
+		func(b trace.Backend) bool { return !r.alive(b.Address) }) {
 		return fail("it was refused %d times, and %d times there was silence", f.refused, f.silent)
 	}
 	return ""
@@ -352,6 +361,7 @@ func (r *run) allNamed(line sentLine) {
 		}
 	}
 	if names := slices.Sorted(maps.Keys(named)); len(line.packets) > 0 && !slices.Equal(names, line.servers) {
-		r.failf("  %s.txtar:%d: %s\n    trace names the backends %v, and %v answered", r.sc.Name, line.line.Line, line.line.Text, names, line.servers)
+		r.failf("  %s.txtar:%d: %s\n    trace names the backends %v, and %v answered", r.sc.Name, line.line.Line,
+			line.line.Text, names, line.servers)
 	}
 }

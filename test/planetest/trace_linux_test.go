@@ -36,9 +36,12 @@ func TestWrongAnswersAreFound(t *testing.T) {
 			if i < 0 {
 				t.Fatalf("there is no scenario %s", c.scenario)
 			}
-			s := &suite{labs: labs, patience: 300 * time.Millisecond, Config: Config{Mode: "nftables", Trace: func(lb.Family) trace.Mode { return c.how }, New: func(f lb.Family) (Plane, error) {
-				return nftables.New(nftables.Config{Family: f})
-			}}}
+			s := &suite{labs: labs, patience: 300 * time.Millisecond,
+				Config: Config{Mode: "nftables", Trace: func(lb.Family) trace.Mode {
+					return c.how
+				}, New: func(f lb.Family) (Plane, error) {
+					return nftables.New(nftables.Config{Family: f})
+				}}}
 			_, failures, err := s.try(all[i])
 			if err != nil {
 				t.Fatal(err)
@@ -47,7 +50,8 @@ func TestWrongAnswersAreFound(t *testing.T) {
 				if !slices.ContainsFunc(failures, func(text string) bool {
 					return strings.Contains(text, ", "+f.String()) && strings.Contains(text, "trace says of ")
 				}) {
-					t.Errorf("%s passes in %s, with a trace of mode %+v: %s", c.scenario, f, c.how, strings.Join(failures, "\n"))
+					t.Errorf("%s passes in %s, with a trace of mode %+v: %s", c.scenario, f, c.how,
+						strings.Join(failures, "\n"))
 				}
 			}
 		})

@@ -41,7 +41,9 @@ func otherMeeting(a trace.Answer, m Meeting) string {
 		named = append(named, b.Address)
 	}
 	same := func(x, y []netip.AddrPort) bool {
-		return len(x) == len(y) && !slices.ContainsFunc(x, func(b netip.AddrPort) bool { return !slices.Contains(y, b) })
+		return len(x) == len(y) && !slices.ContainsFunc(x, func(b netip.AddrPort) bool {
+			return !slices.Contains(y, b)
+		})
 	}
 	switch translated := m.By != ""; {
 	case translated && len(m.Backends) == 0 && a.Verdict == trace.Drop:
@@ -51,7 +53,8 @@ func otherMeeting(a trace.Answer, m Meeting) string {
 	case translated && !same(named, m.Backends):
 		return fmt.Sprintf("trace names the backends %v; but the model has %v", named, m.Backends)
 	case translated && a.Masquerade == m.Kept:
-		return fmt.Sprintf("trace says: masqueraded %t; but backends see the client's own address: %t", a.Masquerade, m.Kept)
+		return fmt.Sprintf("trace says: masqueraded %t; but backends see the client's own address: %t", a.Masquerade,
+			m.Kept)
 	case translated && a.AffinitySeconds > 0 && !m.Sticky:
 		return "trace says that the client stays with its backend; but it does not"
 	}

@@ -33,7 +33,8 @@ func Transitions(t *testing.T, cfg Config) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			w := &walk{cfg: cfg, family: f, states: states, rnd: rand.New(rand.NewPCG(seed, 0)), moves: movesPerState * len(states)}
+			w := &walk{cfg: cfg, family: f, states: states, rnd: rand.New(rand.NewPCG(seed, 0)),
+				moves: movesPerState * len(states)}
 			if testing.Short() {
 				w.moves /= movesPerState
 			}
@@ -72,7 +73,8 @@ func statesOf(all []*scenario.Scenario, f lb.Family) ([]state, error) {
 			if !ok {
 				break
 			}
-			p := state{name: strings.TrimSuffix(sc.Name+"/"+step.State.Name, "/"), node: step.Table.Node, services: map[string]asked{}}
+			p := state{name: strings.TrimSuffix(sc.Name+"/"+step.State.Name, "/"), node: step.Table.Node,
+				services: map[string]asked{}}
 			for owner, fronts := range r.Services() {
 				p.services[owner.Name] = asked{owner, fronts}
 			}
@@ -120,14 +122,16 @@ func (w *walk) walk() error {
 		w.recent = w.recent[max(0, len(w.recent)-12):]
 		w.moved++
 		if err := w.move(to); err != nil {
-			return fmt.Errorf("move %d to %s: %w\nthe last moves: %s", w.moved, to.name, err, strings.Join(w.recent, " → "))
+			return fmt.Errorf("move %d to %s: %w\nthe last moves: %s", w.moved, to.name, err,
+				strings.Join(w.recent, " → "))
 		}
 		if w.moved%8 != 0 && w.moved != w.moves {
 			continue
 		}
 		w.compared++
 		if err := w.compare(); err != nil {
-			return fmt.Errorf("after move %d to %s: %w\nthe last moves: %s", w.moved, to.name, err, strings.Join(w.recent, " → "))
+			return fmt.Errorf("after move %d to %s: %w\nthe last moves: %s", w.moved, to.name, err,
+				strings.Join(w.recent, " → "))
 		}
 	}
 	return nil

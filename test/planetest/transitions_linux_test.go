@@ -22,7 +22,9 @@ func TestTransitionsOfFake(t *testing.T) {
 type forgetful struct{ *fake.Plane }
 
 func (p forgetful) Apply(ctx context.Context, changes []lb.Change) (plane.ApplyResult, error) {
-	kept := slices.DeleteFunc(slices.Clone(changes), func(c lb.Change) bool { return c.New == nil && c.Key.Port == 9000 })
+	kept := slices.DeleteFunc(slices.Clone(changes), func(c lb.Change) bool {
+		return c.New == nil && c.Key.Port == 9000
+	})
 	return p.Plane.Apply(ctx, kept)
 }
 

@@ -22,7 +22,8 @@ func HideTables(t testing.TB, f lb.Family) {
 			chain = words[1]
 		case len(words) > 3 && words[0] == "type" && words[2] == "hook":
 			for _, verb := range []string{"insert", "add"} {
-				nft(t, verb, "rule", nftFamily(f), table, chain, "ct", "state", "new", "limit", "rate", "10/second", "accept")
+				nft(t, verb, "rule", nftFamily(f), table, chain, "ct", "state", "new", "limit", "rate", "10/second",
+					"accept")
 			}
 		}
 	}

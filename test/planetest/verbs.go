@@ -36,15 +36,16 @@ type Kernel struct {
 	FirstKeeps bool
 	// Reported: Drift has a value after Damage. Otherwise only audits find the damage.
 	Reported bool
-	// Bytes estimates the kernel memory of the family's objects: their number times the measured size of one.
-	// [Memory] calls it; nil elsewhere.
+	// Bytes estimates the kernel memory of the family's objects: their number times the measured
+	// size of one. [Memory] calls it; nil elsewhere.
 	Bytes func(lb.Family) (int, error)
 	// Faults are the failures during a [Walk].
 	Faults Faults
 }
 
-// Verbs proves each verb of engine.Plane, in both families: its result and its effect on packets, which [Dump]
-// shows. Every state must be that of a fresh plane with the same table, however it was reached.
+// Verbs proves each verb of engine.Plane, in both families: its result and its effect on packets,
+// which [Dump] shows. Every state must be that of a fresh plane with the same table, however it was
+// reached.
 //
 // fresh gives the calling goroutine an empty kernel, such as a new network namespace.
 func Verbs(t *testing.T, fresh func(testing.TB) Kernel) {
@@ -321,8 +322,9 @@ func (v *verbs) apply() {
 }
 
 func healthCheck(endpoints int) []*lb.Frontend {
-	return []*lb.Frontend{{Key: lb.Key{Port: 32100, Proto: lb.TCP}, Service: "ns/svc-20", Kind: lb.HealthCheck, LocalEndpoints: endpoints,
-		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}}
+	return []*lb.Frontend{{Key: lb.Key{Port: 32100, Proto: lb.TCP}, Service: "ns/svc-20", Kind: lb.HealthCheck,
+		LocalEndpoints: endpoints,
+		Routes:         []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}}
 }
 
 // preserving returns the frontends of a Service with the annotation preserve-destination.

@@ -17,11 +17,11 @@ import (
 	"kube-proxy/test/seedtest"
 )
 
-// Faults are the failures of a [Kernel] during a [Walk]. Without any, a Walk still restarts planes and
-// calls Damage.
+// Faults are the failures of a [Kernel] during a [Walk]. Without any, a Walk still restarts planes
+// and calls Damage.
 type Faults struct {
-	// Begin makes calls to the kernel fail at random, or other programs interfere with them, until End. One
-	// verb runs between the two.
+	// Begin makes calls to the kernel fail at random, or other programs interfere with them, until
+	// End. One verb runs between the two.
 	Begin func(*rand.Rand)
 	End   func()
 	// Flaky: some calls fail at any time.
@@ -30,7 +30,8 @@ type Faults struct {
 	Events []func(*rand.Rand) string
 	// Calm undoes the effects of Events, before planes are compared with fresh ones.
 	Calm func()
-	// Check inspects state that Dump does not show, for a plane that holds the table. It may call Fatal.
+	// Check inspects state that Dump does not show, for a plane that holds the table. It may call
+	// Fatal.
 	Check func(testing.TB, Plane, *lb.Table)
 	// Local reports which endpoints are on this node. Nil: as in [World].
 	Local func(netip.Addr) bool
@@ -53,10 +54,12 @@ func Walks(t *testing.T, n, steps int, fresh func(testing.TB) Kernel) {
 // ([Kernel.Faults]). After an error the walk acts like the engine: it applies the changes again, or
 // calls Reset if the plane requests it.
 //
-// Without a fault no verb may fail and no audit may find anything. From time to time all faults end, and
-// soon each plane must hold the state of a fresh one. Walk returns the number of failed calls and repairs.
+// Without a fault no verb may fail and no audit may find anything. From time to time all faults
+// end, and soon each plane must hold the state of a fresh one. Walk returns the number of failed
+// calls and repairs.
 func Walk(t testing.TB, seed uint64, steps int, slow bool, fresh func(testing.TB) Kernel) (troubles int) {
-	w := &walker{TB: t, Kernel: fresh(t), fresh: fresh, rnd: rand.New(rand.NewPCG(seed, 1)), create: Kernel.newPlane, endpoints: 6}
+	w := &walker{TB: t, Kernel: fresh(t), fresh: fresh, rnd: rand.New(rand.NewPCG(seed, 1)), create: Kernel.newPlane,
+		endpoints: 6}
 	w.disturbed = w.Faults.Flaky
 	if slow {
 		w.create, w.endpoints = Kernel.newSlow, 90
@@ -421,8 +424,8 @@ func (w *walker) freshDumps() (all []string) {
 	return all
 }
 
-// steadyDump dumps a plane until two dumps are equal: a listing misses elements while the kernel grows a
-// hash table.
+// steadyDump dumps a plane until two dumps are equal: a listing misses elements while the kernel
+// grows a hash table.
 func steadyDump(p Plane) (text string, err error) {
 	for last := "none"; err == nil && text != last; {
 		last = text

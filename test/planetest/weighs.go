@@ -19,7 +19,8 @@ type Weighing struct {
 	Weigh  func(lb.Size) int
 	// Count returns how many objects the plane writes for a table.
 	Count func(*testing.T, *lb.Table) int
-	// Within is how many times the objects of a Service its weight may be, on a node that has all its endpoints.
+	// Within is how many times the objects of a Service its weight may be, on a node that has all
+	// its endpoints.
 	Within int
 	// Costly is the limit of a namespace for the costliest Services.
 	Costly int
@@ -46,7 +47,8 @@ func (w Weighing) view(ns string, i int, s cluster.Service, endpoints int) clust
 	}
 	var all []cluster.Endpoint
 	for e := range endpoints {
-		all = append(all, cluster.Endpoint{Addr: world.Addr(100, i<<12+e), Where: cluster.At("here", ""), Ready: true, Serving: true})
+		all = append(all, cluster.Endpoint{Addr: world.Addr(100, i<<12+e), Where: cluster.At("here", ""), Ready: true,
+			Serving: true})
 	}
 	sl.Endpoints = cluster.EndpointsOf(all...)
 	v.Slices = []*cluster.Slice{sl}
@@ -60,7 +62,8 @@ func servicePorts(first, n int) (all []cluster.ServicePort) {
 		if i%2 == 1 {
 			proto = cluster.UDP
 		}
-		all = append(all, cluster.ServicePort{Name: fmt.Sprint("p", i), Protocol: proto, Port: uint16(first + i), NodePort: uint16(20_000 + first + i)})
+		all = append(all, cluster.ServicePort{Name: fmt.Sprint("p", i), Protocol: proto, Port: uint16(first + i),
+			NodePort: uint16(20_000 + first + i)})
 	}
 	return all
 }
@@ -74,7 +77,8 @@ func (w Weighing) addrs(net byte, first, n int) (all []netip.Addr) {
 
 // settings returns those of a namespace with that limit.
 func (w Weighing) settings(limit int) policy.Settings {
-	return policy.Settings{Family: w.Family, ClusterCIDRs: []netip.Prefix{World{Family: w.Family}.Node().Pods.Prefixes[0]}, Weigh: w.Weigh, MaxObjects: limit}
+	return policy.Settings{Family: w.Family, ClusterCIDRs: []netip.Prefix{
+		World{Family: w.Family}.Node().Pods.Prefixes[0]}, Weigh: w.Weigh, MaxObjects: limit}
 }
 
 // table is an empty table of a node that has as many addresses as Weigh assumes.
@@ -97,7 +101,8 @@ func (w Weighing) random(t *testing.T) {
 		table.Replace(lb.Owner{Name: v.Name.String()}, policy.Resolve(v, s))
 		objects, weight := w.Count(t, table)-none, policy.Objects(v, s)
 		if objects > weight {
-			t.Fatalf("a Service has %d objects and weighs %d: %+v, %d endpoints", objects, weight, v.Service, v.Slices[0].Endpoints.Len())
+			t.Fatalf("a Service has %d objects and weighs %d: %+v, %d endpoints", objects, weight, v.Service,
+				v.Slices[0].Endpoints.Len())
 		}
 		sum, weights = sum+objects, weights+weight
 	}
@@ -109,8 +114,10 @@ func (w Weighing) random(t *testing.T) {
 
 func (w Weighing) randomView(rnd *rand.Rand, i int) cluster.View {
 	s := cluster.Service{
-		Type:  []cluster.ServiceType{cluster.TypeClusterIP, cluster.TypeNodePort, cluster.TypeLoadBalancer}[rnd.IntN(3)],
-		Ports: servicePorts([]int{21, 80}[rnd.IntN(2)], 1+rnd.IntN(6)), ExternalIPs: w.addrs(203, 0, rnd.IntN(6)), LoadBalancerIPs: w.addrs(198, 0, rnd.IntN(6)),
+		Type: []cluster.ServiceType{cluster.TypeClusterIP, cluster.TypeNodePort,
+			cluster.TypeLoadBalancer}[rnd.IntN(3)],
+		Ports: servicePorts([]int{21, 80}[rnd.IntN(2)], 1+rnd.IntN(6)), ExternalIPs: w.addrs(203, 0, rnd.IntN(6)),
+		LoadBalancerIPs: w.addrs(198, 0, rnd.IntN(6)),
 	}
 	policies := []cluster.TrafficPolicy{cluster.PolicyCluster, cluster.PolicyLocal}
 	s.InternalPolicy, s.ExternalPolicy = policies[rnd.IntN(2)], policies[rnd.IntN(2)]
@@ -131,16 +138,20 @@ var costly = map[string]func(w Weighing, i int) (cluster.Service, int){
 		return cluster.Service{Type: cluster.TypeClusterIP, Ports: servicePorts(80, 1)}, 4000
 	},
 	"endpoints and addresses": func(w Weighing, i int) (cluster.Service, int) {
-		return cluster.Service{Type: cluster.TypeLoadBalancer, Ports: servicePorts(80+i, 1), ExternalIPs: w.addrs(203, i<<10, 1000)}, 500
+		return cluster.Service{Type: cluster.TypeLoadBalancer, Ports: servicePorts(80+i, 1),
+			ExternalIPs: w.addrs(203, i<<10, 1000)}, 500
 	},
 	"ports and addresses": func(w Weighing, i int) (cluster.Service, int) {
-		return cluster.Service{Type: cluster.TypeLoadBalancer, Ports: servicePorts(80+i*20, 20), LoadBalancerIPs: w.addrs(198, i<<10, 1000), ExternalPolicy: cluster.PolicyLocal}, 20
+		return cluster.Service{Type: cluster.TypeLoadBalancer, Ports: servicePorts(80+i*20, 20),
+			LoadBalancerIPs: w.addrs(198, i<<10, 1000), ExternalPolicy: cluster.PolicyLocal}, 20
 	},
 	"affinity": func(w Weighing, i int) (cluster.Service, int) {
-		return cluster.Service{Type: cluster.TypeNodePort, Ports: servicePorts(21+i*20, 20), ExternalIPs: w.addrs(203, i<<10, 1000), AffinitySeconds: 10, ExternalPolicy: cluster.PolicyLocal}, 20
+		return cluster.Service{Type: cluster.TypeNodePort, Ports: servicePorts(21+i*20, 20),
+			ExternalIPs: w.addrs(203, i<<10, 1000), AffinitySeconds: 10, ExternalPolicy: cluster.PolicyLocal}, 20
 	},
 	"source ranges": func(w Weighing, i int) (cluster.Service, int) {
-		s := cluster.Service{Type: cluster.TypeLoadBalancer, Ports: servicePorts(80+i*4, 4), LoadBalancerIPs: w.addrs(198, i<<10, 1000)}
+		s := cluster.Service{Type: cluster.TypeLoadBalancer, Ports: servicePorts(80+i*4, 4),
+			LoadBalancerIPs: w.addrs(198, i<<10, 1000)}
 		for _, a := range w.addrs(172, 0, 100) {
 			s.SourceRanges = append(s.SourceRanges, netip.PrefixFrom(a, a.BitLen()))
 		}
@@ -158,7 +169,8 @@ func (w Weighing) namespace(t *testing.T, make func(w Weighing, i int) (cluster.
 		s, endpoints := make(w, i)
 		views = append(views, w.view("costly", i, s, endpoints))
 	}
-	views = append(views, w.view("stranger", services, cluster.Service{Type: cluster.TypeNodePort, Ports: servicePorts(9000, 1)}, 3))
+	views = append(views, w.view("stranger", services, cluster.Service{Type: cluster.TypeNodePort,
+		Ports: servicePorts(9000, 1)}, 3))
 	for _, v := range views {
 		budget.Weigh(v)
 	}

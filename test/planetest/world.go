@@ -8,12 +8,12 @@ import (
 	"kube-proxy/lb"
 )
 
-// World makes tables without a scenario: addresses and names follow from numbers, so that a test may have as many Services
-// as it likes. Everything is TCP.
+// World makes tables without a scenario: addresses and names follow from numbers, so that a test
+// may have as many Services as it likes. Everything is TCP.
 type World struct{ Family lb.Family }
 
-// Addr is address i, below 1<<24, of a network: 10 has the cluster IPs, 100 the pods, 192 the node, 198 load balancers and
-// 203 external IPs.
+// Addr is address i, below 1<<24, of a network: 10 has the cluster IPs, 100 the pods, 192 the node,
+// 198 load balancers and 203 external IPs.
 func (w World) Addr(net byte, i int) netip.Addr {
 	if w.Family == lb.IPv6 {
 		return netip.AddrFrom16([16]byte{0: 0xfd, 1: net, 13: byte(i >> 16), 14: byte(i >> 8), 15: byte(i)})
@@ -51,7 +51,8 @@ func (w World) Set(service string, scope lb.Scope, first, n int) *lb.BackendSet 
 // ClusterIP is Service i with n backends from pod first on. It rejects without any.
 func (w World) ClusterIP(i, first, n int) (lb.Owner, []*lb.Frontend) {
 	name := fmt.Sprintf("ns/svc-%d", i)
-	f := &lb.Frontend{Key: lb.Key{Addr: w.Addr(10, i+1), Port: 80, Proto: lb.TCP}, Service: name + ":http", Kind: lb.ClusterIP}
+	f := &lb.Frontend{Key: lb.Key{Addr: w.Addr(10, i+1), Port: 80, Proto: lb.TCP}, Service: name + ":http",
+		Kind: lb.ClusterIP}
 	if n == 0 {
 		f.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}
 	} else {
@@ -69,14 +70,17 @@ func (w World) Full(i, first, n, local int, sticky time.Duration) (lb.Owner, []*
 		return o, fronts
 	}
 	cluster := fronts[0].Set(lb.Cluster)
-	outside := []lb.Route{{From: lb.Pods, Do: lb.Balance, To: cluster}, {From: lb.Host, Do: lb.Balance, Masq: true, To: cluster}}
+	outside := []lb.Route{{From: lb.Pods, Do: lb.Balance, To: cluster}, {From: lb.Host, Do: lb.Balance, Masq: true,
+		To: cluster}}
 	if local > 0 {
-		outside = append(outside, lb.Route{From: lb.Anywhere, Do: lb.Balance, To: w.Set(fronts[0].Service, lb.Local, first, local)})
+		outside = append(outside, lb.Route{From: lb.Anywhere, Do: lb.Balance, To: w.Set(fronts[0].Service, lb.Local,
+			first, local)})
 	} else {
 		outside = append(outside, lb.Route{From: lb.Anywhere, Do: lb.Drop})
 	}
 	front := func(a netip.Addr, port int, kind lb.Kind, sources ...netip.Prefix) *lb.Frontend {
-		return &lb.Frontend{Key: lb.Key{Addr: a, Port: uint16(port), Proto: lb.TCP}, Service: fronts[0].Service, Kind: kind, Routes: outside, Sources: sources}
+		return &lb.Frontend{Key: lb.Key{Addr: a, Port: uint16(port), Proto: lb.TCP}, Service: fronts[0].Service,
+			Kind: kind, Routes: outside, Sources: sources}
 	}
 	balancer := w.Addr(198, i+1)
 	fronts = append(fronts, front(netip.Addr{}, 30000+i, lb.NodePort), front(w.Addr(203, i+1), 80, lb.ExternalIP),
@@ -96,14 +100,15 @@ func (w World) Table(n, backends int) *lb.Table {
 	return t
 }
 
-// Shop is a table of one Service, "shop/web:http", in a netlab: a cluster IP and a NodePort of node1, to port 8080 of pod1
-// (local) and pod4.
+// Shop is a table of one Service, "shop/web:http", in a netlab: a cluster IP and a NodePort of
+// node1, to port 8080 of pod1 (local) and pod4.
 func Shop(family lb.Family) (table *lb.Table, clusterIP, nodePort netip.AddrPort) {
 	clusterIP, nodePort = netip.MustParseAddrPort("10.96.0.10:80"), netip.MustParseAddrPort("172.18.0.2:30080")
 	pods, services := netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("10.96.0.0/12")
 	backends := []string{"10.1.1.11:8080", "10.1.2.14:8080"}
 	if family == lb.IPv6 {
-		clusterIP, nodePort = netip.MustParseAddrPort("[fd00:10:96::10]:80"), netip.MustParseAddrPort("[fd00:18::2]:30080")
+		clusterIP, nodePort = netip.MustParseAddrPort("[fd00:10:96::10]:80"),
+			netip.MustParseAddrPort("[fd00:18::2]:30080")
 		pods, services = netip.MustParsePrefix("fd00:10:1::/48"), netip.MustParsePrefix("fd00:10:96::/108")
 		backends = []string{"[fd00:10:1:1::11]:8080", "[fd00:10:1:2::14]:8080"}
 	}
@@ -111,14 +116,16 @@ func Shop(family lb.Family) (table *lb.Table, clusterIP, nodePort netip.AddrPort
 	for i, b := range backends {
 		to = append(to, lb.Backend{Addr: netip.MustParseAddrPort(b), Local: i == 0})
 	}
-	set := &lb.BackendSet{ID: lb.SetID{Service: "shop/web:http", Proto: lb.TCP, Scope: lb.Cluster}, Backends: lb.BackendsOf(to...)}
+	set := &lb.BackendSet{ID: lb.SetID{Service: "shop/web:http", Proto: lb.TCP, Scope: lb.Cluster},
+		Backends: lb.BackendsOf(to...)}
 	table = &lb.Table{Node: lb.Node{
 		NodePorts:    single(nodePort.Addr()),
 		Pods:         lb.Detector{Prefixes: []netip.Prefix{pods}},
 		ServiceCIDRs: []netip.Prefix{services},
 	}}
 	table.Replace(lb.Owner{Name: "shop/web"}, []*lb.Frontend{
-		{Key: lb.Key{Addr: clusterIP.Addr(), Port: clusterIP.Port(), Proto: lb.TCP}, Service: "shop/web:http", Kind: lb.ClusterIP,
+		{Key: lb.Key{Addr: clusterIP.Addr(), Port: clusterIP.Port(), Proto: lb.TCP}, Service: "shop/web:http",
+			Kind:   lb.ClusterIP,
 			Routes: balanced(set)},
 		{Key: lb.Key{Port: nodePort.Port(), Proto: lb.TCP}, Service: "shop/web:http", Kind: lb.NodePort,
 			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: set}}},
@@ -128,7 +135,8 @@ func Shop(family lb.Family) (table *lb.Table, clusterIP, nodePort netip.AddrPort
 
 // balanced spreads over a set, and masquerades all but pods.
 func balanced(set *lb.BackendSet) []lb.Route {
-	return []lb.Route{{From: lb.Pods, Do: lb.Balance, To: set}, {From: lb.Anywhere, Do: lb.Balance, Masq: true, To: set}}
+	return []lb.Route{{From: lb.Pods, Do: lb.Balance, To: set}, {From: lb.Anywhere, Do: lb.Balance, Masq: true,
+		To: set}}
 }
 
 func single(a netip.Addr) []netip.Prefix { return []netip.Prefix{netip.PrefixFrom(a, a.BitLen())} }

@@ -48,7 +48,9 @@ func TestAsked(t *testing.T) {
 				if *update {
 					a.Files[1+i].Data = []byte(got)
 				} else if got != string(f.Data) {
-					t.Errorf("%s: the answer differs (if that is meant: go test ./test/scenario -run Asked -update)\n%s", f.Name, diff(string(f.Data), got))
+					t.Errorf(
+						"%s: the answer differs (if that is meant: go test ./test/scenario -run Asked -update)\n%s",
+						f.Name, diff(string(f.Data), got))
 				}
 			}
 			if *update {

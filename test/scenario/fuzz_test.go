@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// FuzzParse: every error of any text names the file and a line of it, and a text without errors has a first
-// state.
+// FuzzParse: every error of any text names the file and a line of it, and a text without errors has
+// a first state.
 func FuzzParse(f *testing.F) {
 	dir, err := Dir()
 	if err != nil {
@@ -37,7 +37,8 @@ func FuzzParse(f *testing.F) {
 		for _, e := range err.(interface{ Unwrap() []error }).Unwrap() {
 			var line int
 			where, ok := strings.CutPrefix(e.Error(), "s.txtar:")
-			if _, scanErr := fmt.Sscanf(where, "%d:", &line); !ok || scanErr != nil || line < 1 || line > strings.Count(text, "\n")+3 {
+			if _, scanErr := fmt.Sscanf(where, "%d:", &line); !ok || scanErr != nil || line < 1 ||
+				line > strings.Count(text, "\n")+3 {
 				t.Errorf("%q names no line of the file", e)
 			}
 		}

@@ -43,7 +43,8 @@ type Packet struct {
 	Line int    // in the scenario file
 	Text string // as in the file
 	Verb Verb
-	// Family restricts the line to one family; 0 means every family that the target has an address of.
+	// Family restricts the line to one family; 0 means every family that the target has an address
+	// of.
 	Family lb.Family
 	Conn   string        // the connection's name, for all verbs but Send and Then
 	Wait   time.Duration // for Then
@@ -54,7 +55,8 @@ type Packet struct {
 	Want Outcome
 }
 
-// Addrs is an address, or its IPv4 and IPv6 forms: "192.0.2.1|2001:db8::1", or one that a Service has.
+// Addrs is an address, or its IPv4 and IPv6 forms: "192.0.2.1|2001:db8::1", or one that a Service
+// has.
 type Addrs struct {
 	V4, V6 netip.Addr
 	// Of names the Service and AddrKind which of its addresses is meant; "" for literal addresses.
@@ -344,8 +346,8 @@ func parseAddrs(s string) (Addrs, error) {
 	return a, nil
 }
 
-// parseOutcome reads refused, dropped, or a list of backends: with "one of" before and "sticky" behind, or with
-// "evenly", "or refused" or "or dropped" behind.
+// parseOutcome reads refused, dropped, or a list of backends: with "one of" before and "sticky"
+// behind, or with "evenly", "or refused" or "or dropped" behind.
 func parseOutcome(s string) (Outcome, error) {
 	switch s {
 	case "refused":

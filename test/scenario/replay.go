@@ -30,7 +30,8 @@ type Step struct {
 	Events []cluster.Event
 	// Problems are the problems reported to users, in order.
 	Problems []string
-	// Refused are the addresses that are not served of the Services that the changes concern, a line each.
+	// Refused are the addresses that are not served of the Services that the changes concern, a
+	// line each.
 	Refused []string
 	// Changes lead from the frontends of the previous state to those of this one; each key occurs
 	// once.

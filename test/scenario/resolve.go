@@ -115,8 +115,8 @@ func (r *Replay) nodePorts(t Target, base Shot, hostAddr func(string, bool) neti
 	return shots, nil
 }
 
-// ports returns the ports of the target's Service that it means; a number that the Service does not have, or
-// has in another protocol, is itself.
+// ports returns the ports of the target's Service that it means; a number that the Service does not
+// have, or has in another protocol, is itself.
 func (r *Replay) ports(t Target) ([]cluster.ServicePort, error) {
 	var all []cluster.ServicePort
 	if svc := r.lastService(t.Addr.Of); svc != nil {

@@ -24,7 +24,8 @@ type Scenario struct {
 	Name string
 	// Story is the text at the top, without the line of row ids.
 	Story string
-	// Rows are the ids of docs/behaviour.md that the scenario proves, as "SV-52", in the file's order.
+	// Rows are the ids of docs/behaviour.md that the scenario proves, as "SV-52", in the file's
+	// order.
 	Rows     []string
 	Settings Settings
 	// States are the first state and one for each step, in the file's order; never empty.
@@ -55,8 +56,8 @@ type State struct {
 	readErr  error
 }
 
-// Events returns the events of the state's changes, in order, and the reported faults. The text is parsed
-// once, however often the scenario is replayed; callers must not change the result.
+// Events returns the events of the state's changes, in order, and the reported faults. The text is
+// parsed once, however often the scenario is replayed; callers must not change the result.
 func (st *State) Events() (events []cluster.Event, problems []string, err error) {
 	st.read.Do(func() {
 		for _, c := range st.Changes {
@@ -148,8 +149,8 @@ func LoadDir(dir string) ([]*Scenario, error) {
 	return all, errors.Join(errs...)
 }
 
-// LabFile is the file of the scenarios folder that describes the lab itself: this node and the service
-// network.
+// LabFile is the file of the scenarios folder that describes the lab itself: this node and the
+// service network.
 const LabFile = "lab.yaml"
 
 // Parse reads one scenario. lab is YAML that is applied before the scenario's own. Errors begin
@@ -273,7 +274,8 @@ func (p *parser) section(line int, name, data string) {
 	case "packets":
 		p.packets(p.state(step), line, data)
 	default:
-		p.errorf(line, "section %q is unknown: want settings, or cluster.yaml, delete, problems, refused, refused6, table, table6 "+
+		p.errorf(line, "section %q is unknown: want settings, or cluster.yaml, delete, problems, refused, refused6, "+
+			"table, table6 "+
 			"or packets, alone or after step NAME/, or step NAME/restart", name)
 	}
 }

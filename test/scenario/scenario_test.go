@@ -40,7 +40,8 @@ func TestParsePacket(t *testing.T) {
 			From: "pod1", To: Target{Addr: Addrs{Of: "a/b", Kind: NodePortAddr}, Port: "*", At: dual},
 			Want: Outcome{Verdict: Refused},
 		},
-		"v4 pod1 -> 192.0.2.9|[2001:db8::9]:53/sctp : pod1:8081, pod2 from node1, pod3, pod4 from 192.0.2.9|2001:db8::9": {
+		"v4 pod1 -> 192.0.2.9|[2001:db8::9]:53/sctp : pod1:8081, pod2 from " +
+			"node1, pod3, pod4 from 192.0.2.9|2001:db8::9": {
 			Family: lb.IPv4, From: "pod1", To: Target{Addr: dual, Port: "53", Proto: lb.SCTP},
 			Want: Outcome{Backends: []Backend{
 				{Host: "pod1", Port: 8081, From: Origin{Host: "node1"}}, {Host: "pod2", From: Origin{Host: "node1"}},
@@ -55,7 +56,8 @@ func TestParsePacket(t *testing.T) {
 			Want: Outcome{Sticky: true, Backends: []Backend{{Host: "pod1"}, {Host: "pod2"}}},
 		},
 		"begin a1: pod1 -> shop/web:http : dropped": {
-			Verb: Begin, Conn: "a1", From: "pod1", To: Target{Addr: Addrs{Of: "shop/web"}, Port: "http"}, Want: Outcome{Verdict: Dropped},
+			Verb: Begin, Conn: "a1", From: "pod1", To: Target{Addr: Addrs{Of: "shop/web"}, Port: "http"},
+			Want: Outcome{Verdict: Dropped},
 		},
 		"pod1 -> shop/web:http : pod1, pod2 evenly": {
 			From: "pod1", To: Target{Addr: Addrs{Of: "shop/web"}, Port: "http"},
@@ -209,7 +211,8 @@ host-ports: 8091=10.1.1.11:8081, 8091=[fd00:10:1:1::11]:8081
 		},
 		NodeHolds: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32")},
 		HostPorts: []HostPort{
-			{8091, netip.MustParseAddrPort("10.1.1.11:8081")}, {8091, netip.MustParseAddrPort("[fd00:10:1:1::11]:8081")},
+			{8091, netip.MustParseAddrPort("10.1.1.11:8081")},
+			{8091, netip.MustParseAddrPort("[fd00:10:1:1::11]:8081")},
 		},
 	}
 	if !reflect.DeepEqual(s.Settings, want) {
@@ -224,7 +227,8 @@ host-ports: 8091=10.1.1.11:8081, 8091=[fd00:10:1:1::11]:8081
 // previous one.
 func TestEventsOfChanges(t *testing.T) {
 	yaml := small[strings.Index(small, "apiVersion"):]
-	labelled := strings.Replace(yaml, "name: web", "name: web, labels: {service.kubernetes.io/service-proxy-name: x}", 1)
+	labelled := strings.Replace(yaml, "name: web", "name: web, labels: {service.kubernetes.io/service-proxy-name: x}",
+		1)
 	faulty := strings.Replace(yaml, "port: 80", "port: 99999", 1)
 	name := cluster.Name{Namespace: "shop", Name: "web"}
 
@@ -243,7 +247,8 @@ func TestEventsOfChanges(t *testing.T) {
 
 // A stretched replay has longer affinities and is otherwise unchanged.
 func TestStretch(t *testing.T) {
-	sticky := strings.Replace(small, "spec:", "spec:\n  sessionAffinity: ClientIP\n  sessionAffinityConfig: {clientIP: {timeoutSeconds: 2}}", 1) + `---
+	sticky := strings.Replace(small, "spec:", "spec:\n  sessionAffinity: ClientIP\n  sessionAffinityConfig: "+
+		"{clientIP: {timeoutSeconds: 2}}", 1) + `---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
 metadata: {namespace: shop, name: web, labels: {kubernetes.io/service-name: web}}

@@ -18,7 +18,8 @@ type Settings struct {
 	Policy policy.Settings
 	// NodeHolds are extra addresses that node1 has in the lab.
 	NodeHolds []netip.Prefix
-	// HostPorts are ports of node1 that another program translates, as a CNI plugin does for hostPort.
+	// HostPorts are ports of node1 that another program translates, as a CNI plugin does for
+	// hostPort.
 	HostPorts []HostPort
 }
 
@@ -90,8 +91,9 @@ func (s *Settings) set(name, value string) error {
 	case "host-ports":
 		s.HostPorts, err = parseHostPorts(value)
 	default:
-		err = fmt.Errorf("unknown: want node, masquerade-all, allow-service-external-ips, external-ip-cidrs, detect-local-mode, cluster-cidr, " +
-			"pod-bridge-interface, pod-interface-name-prefix, nodeport-addresses, node-holds or host-ports")
+		err = fmt.Errorf("unknown: want node, masquerade-all, allow-service-external-ips, external-ip-cidrs, " +
+			"detect-local-mode, cluster-cidr, pod-bridge-interface, pod-interface-name-prefix, nodeport-addresses, " +
+			"node-holds or host-ports")
 	}
 	return err
 }

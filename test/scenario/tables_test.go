@@ -78,7 +78,8 @@ func replay(t *testing.T, s *Scenario, f lb.Family, got map[string]string, targe
 			got[prefix+strings.Replace(families[f], "table", "refused", 1)] = strings.Join(step.Refused, "\n") + "\n"
 		}
 		if fresh := r.Fresh().String(); fresh != text {
-			t.Errorf("%s: %v: changes lead to another table than a fresh start\n--- changes\n%s--- fresh\n%s", prefix, f, text, fresh)
+			t.Errorf("%s: %v: changes lead to another table than a fresh start\n--- changes\n%s--- fresh\n%s", prefix,
+				f, text, fresh)
 		}
 		parsed, err := tables.Parse(text)
 		if err != nil {

@@ -59,7 +59,8 @@ func (m *Machine) fill() error {
 	if err != nil {
 		return err
 	}
-	links := map[string]string{filepath.Join(m.prefix, "dosdevices", "c:"): "../drive_c", filepath.Join(m.prefix, "dosdevices", "z:"): "/"}
+	links := map[string]string{filepath.Join(m.prefix, "dosdevices", "c:"): "../drive_c",
+		filepath.Join(m.prefix, "dosdevices", "z:"): "/"}
 	for _, e := range all {
 		if strings.HasSuffix(e.Name(), ".sys") {
 			links[filepath.Join(system, "drivers", e.Name())] = filepath.Join(libraries, e.Name())
@@ -71,19 +72,21 @@ func (m *Machine) fill() error {
 			return err
 		}
 	}
-	// Wine 8 lacks a library that every program of Go needs since 1.22, and another has its only function under another name.
+	// Wine 8 lacks a library that every program of Go needs since 1.22, and another has its only
+	// function under another name.
 	const random = "bcryptprimitives.dll"
 	if links[filepath.Join(system, random)] == "" {
-		if err := os.WriteFile(filepath.Join(system, random), library(random, "ProcessPrng", "advapi32.SystemFunction036"), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(system, random),
+			library(random, "ProcessPrng", "advapi32.SystemFunction036"), 0o644); err != nil {
 			return err
 		}
 	}
 	return os.WriteFile(filepath.Join(m.prefix, ".update-timestamp"), []byte("disable\n"), 0o644)
 }
 
-// Boot starts the machine in a network namespace. It runs until the test ends; without Boot it would end with
-// its last program, services and drivers included. A driver reports its interfaces and addresses. start starts
-// a command in the namespace.
+// Boot starts the machine in a network namespace. It runs until the test ends; without Boot it
+// would end with its last program, services and drivers included. A driver reports its interfaces
+// and addresses. start starts a command in the namespace.
 func (m *Machine) Boot(t TB, start func(*exec.Cmd) error) {
 	t.Helper()
 	if err := m.boot(t, start); err != nil {
@@ -112,7 +115,8 @@ func (m *Machine) boot(t TB, start func(*exec.Cmd) error) error {
 		return fmt.Errorf("await the greeting of cmd.exe: %w", err)
 	}
 	for _, args := range [][]string{
-		{"create", "nsiproxy", "type=", "kernel", "start=", "system", "binPath=", `C:\windows\system32\drivers\nsiproxy.sys`}, {"start", "nsiproxy"},
+		{"create", "nsiproxy", "type=", "kernel", "start=", "system", "binPath=",
+			`C:\windows\system32\drivers\nsiproxy.sys`}, {"start", "nsiproxy"},
 	} {
 		c := m.Command("sc.exe", args...)
 		err := start(c)

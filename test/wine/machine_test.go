@@ -21,7 +21,8 @@ func TestMachine(t *testing.T) {
 	}
 }
 
-// The library is one that a reader of such files takes, and a program of Go runs with it (cmd/kube-proxy.TestWindows…).
+// The library is one that a reader of such files takes, and a program of Go runs with it
+// (cmd/kube-proxy.TestWindows…).
 func TestLibrary(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "one.dll")
 	if err := os.WriteFile(name, library("one.dll", "Function", "other.Function"), 0o644); err != nil {
@@ -41,7 +42,8 @@ func TestLibrary(t *testing.T) {
 		t.Fatal(err)
 	}
 	exports := h.DataDirectory[pe.IMAGE_DIRECTORY_ENTRY_EXPORT]
-	if exports.VirtualAddress != f.Sections[0].VirtualAddress || !strings.HasSuffix(string(data[:exports.Size]), "\x00one.dll\x00Function\x00other.Function\x00"[1:]) {
+	if exports.VirtualAddress != f.Sections[0].VirtualAddress || !strings.HasSuffix(string(data[:exports.Size]),
+		"\x00one.dll\x00Function\x00other.Function\x00"[1:]) {
 		t.Errorf("exports %+v: %q", exports, data[:exports.Size])
 	}
 }

@@ -24,7 +24,8 @@ func Adapt(exe string) error {
 		return err
 	}
 	if n, m := bytes.Count(program, netReset), bytes.Count(program, connReset); n != 1 || m != 1 {
-		return fmt.Errorf("adapt %s to Wine: %w: it has the options of sockets %d and %d times", exe, errors.ErrUnsupported, m, n)
+		return fmt.Errorf("adapt %s to Wine: %w: it has the options of sockets %d and %d times", exe,
+			errors.ErrUnsupported, m, n)
 	}
 	return os.WriteFile(exe, bytes.Replace(program, netReset, connReset, 1), 0o755)
 }

@@ -16,7 +16,8 @@ func ebpfJobs(o options) []job {
 	}
 }
 
-// ebpfRows compare with a direct connection, and with the packet path, measured by turns in the same run.
+// ebpfRows compare with a direct connection, and with the packet path, measured by turns in the
+// same run.
 func ebpfRows(f figures) (all []row) {
 	value := func(name, unit string) float64 {
 		if values := f.get(inEBPF, name, unit); len(values) > 0 {
@@ -37,8 +38,10 @@ func ebpfRows(f figures) (all []row) {
 		if len(f.get(inEBPF, name, "ebpf/direct")) == 0 {
 			continue
 		}
-		all = append(all, newRow("ebpf: "+r.work+", pod to pod through a cluster IP against direct", number(10_000), "–",
-			fmt.Sprintf("mode nftables %s; direct %s", amount(value(name, "nftables/direct"), "×"), amount(value(name, "direct-µs"), "µs")),
+		all = append(all, newRow("ebpf: "+r.work+", pod to pod through a cluster IP against direct", number(10_000),
+			"–",
+			fmt.Sprintf("mode nftables %s; direct %s", amount(value(name, "nftables/direct"), "×"),
+				amount(value(name, "direct-µs"), "µs")),
 			limit{"", r.most, "×", value(name, "ebpf/direct")}))
 	}
 	sizes := f.sizes(inEBPF, "Tables", "")
@@ -48,12 +51,14 @@ func ebpfRows(f figures) (all []row) {
 			"mode nftables "+amount(at(n, "change-nftables-µs"), "µs"),
 			limit{"", 50, "µs", at(n, "change-more-µs")}, limit{"", 4, "writes", at(n, "writes/change")}))
 	}
-	all = append(all, growthRow("ebpf: one endpoint changes, in the plane", sizes, func(n int) float64 { return at(n, "change-more-µs") })...)
+	all = append(all, growthRow("ebpf: one endpoint changes, in the plane", sizes,
+		func(n int) float64 { return at(n, "change-more-µs") })...)
 	for _, n := range sizes {
 		upstream := map[int]string{10_000: "17 s in mode nftables"}
 		all = append(all, newRow("ebpf: first sync, CPU", number(n), scale(upstream, n),
 			fmt.Sprintf("%s in all, of that mode nftables %s; %s of the kernel's memory",
-				amount(at(n, "first-ms"), "ms"), amount(at(n, "first-nftables-ms"), "ms"), amount(at(n, "kernel-MiB"), "MiB")),
+				amount(at(n, "first-ms"), "ms"), amount(at(n, "first-nftables-ms"), "ms"),
+				amount(at(n, "kernel-MiB"), "MiB")),
 			limit{"", bySize(n, 1500, 1500, 8000), "ms", at(n, "first-cpu-ms")}))
 	}
 	return all

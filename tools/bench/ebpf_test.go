@@ -5,14 +5,17 @@ import (
 	"testing"
 )
 
-// Sockets are judged by ratios of one run, a change by its writes and by what it adds, the first sync by its CPU time.
+// Sockets are judged by ratios of one run, a change by its writes and by what it adds, the first
+// sync by its CPU time.
 func TestEBPFRows(t *testing.T) {
 	f := figures{}
 	for name, values := range map[string]map[string]float64{
-		"Sockets/connect":      {"ebpf/direct": 1.04, "nftables/direct": 1.03, "direct-µs": 24},
-		"Sockets/udp-echo":     {"ebpf/direct": 1.2, "nftables/direct": 1.1, "direct-µs": 20},
-		"Tables/services=100":  {"change-more-µs": 15, "change-nftables-µs": 20, "writes/change": 3, "first-ms": 90, "first-nftables-ms": 9, "first-cpu-ms": 80, "kernel-MiB": 0.25},
-		"Tables/services=1000": {"change-more-µs": 60, "change-nftables-µs": 20, "writes/change": 5, "first-ms": 2000, "first-nftables-ms": 9, "first-cpu-ms": 1800, "kernel-MiB": 3},
+		"Sockets/connect":  {"ebpf/direct": 1.04, "nftables/direct": 1.03, "direct-µs": 24},
+		"Sockets/udp-echo": {"ebpf/direct": 1.2, "nftables/direct": 1.1, "direct-µs": 20},
+		"Tables/services=100": {"change-more-µs": 15, "change-nftables-µs": 20, "writes/change": 3, "first-ms": 90,
+			"first-nftables-ms": 9, "first-cpu-ms": 80, "kernel-MiB": 0.25},
+		"Tables/services=1000": {"change-more-µs": 60, "change-nftables-µs": 20, "writes/change": 5, "first-ms": 2000,
+			"first-nftables-ms": 9, "first-cpu-ms": 1800, "kernel-MiB": 3},
 	} {
 		f.add(inEBPF, line{name, values})
 	}

@@ -84,7 +84,8 @@ func (f figures) sizes(pkg, name, after string) []int {
 // machine can only add to it. values must not be empty.
 func least(values []float64) float64 { return slices.Min(values) }
 
-// median is the middle value, of an even number the mean of the two in the middle. There must be one.
+// median is the middle value, of an even number the mean of the two in the middle. There must be
+// one.
 func median(values []float64) float64 {
 	s := slices.Sorted(slices.Values(values))
 	n := len(s)

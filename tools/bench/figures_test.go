@@ -8,8 +8,11 @@ import (
 
 func TestParseLine(t *testing.T) {
 	for text, want := range map[string]*line{
-		"BenchmarkEndpointChange/services=100-2         	    2000	     18842 ns/op	         2.000 rows/op	    1848 B/op	      20 allocs/op": {
-			"EndpointChange/services=100", map[string]float64{"ns/op": 18842, "rows/op": 2, "B/op": 1848, "allocs/op": 20}},
+		"BenchmarkEndpointChange/services=100-2         	    2000	     18842 " +
+			"ns/op	         2.000 rows/op	    1848 " +
+			"B/op	      20 allocs/op": {
+			"EndpointChange/services=100", map[string]float64{"ns/op": 18842, "rows/op": 2, "B/op": 1848,
+				"allocs/op": 20}},
 		"BenchmarkAPIServer/services=5000/new-16 300 28758105 ns/op 1.400 cpu-ms/op 0.5e-3 p50-ms": {
 			"APIServer/services=5000/new", map[string]float64{"ns/op": 28758105, "cpu-ms/op": 1.4, "p50-ms": 0.0005}},
 		"BenchmarkOneProcessor 1 5 ns/op": {"OneProcessor", map[string]float64{"ns/op": 5}},
@@ -33,7 +36,8 @@ func TestParseLine(t *testing.T) {
 
 func TestSizes(t *testing.T) {
 	f := figures{}
-	for _, name := range []string{"A/services=1000", "A/services=200", "AB/services=5", "A/services=7/start", "A/services=30/stop"} {
+	for _, name := range []string{"A/services=1000", "A/services=200", "AB/services=5", "A/services=7/start",
+		"A/services=30/stop"} {
 		f.add("./p", line{name, map[string]float64{"ns/op": 1, "B/op": 1}})
 	}
 	f.add("./q", line{"A/services=3", map[string]float64{"ns/op": 1}})

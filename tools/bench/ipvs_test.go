@@ -10,8 +10,10 @@ import (
 func TestIPVSRows(t *testing.T) {
 	f := figures{}
 	for name, values := range map[string]map[string]float64{
-		"IPVS/services=100":   {"messages/op": 2, "sent-B/op": 200, "cpu-µs/op": 400, "messages/service": 13, "sent-B/service": 900, "sync-cpu-ms": 90, "first-µs": 1000, "last-µs": 1050},
-		"IPVS/services=10000": {"messages/op": 5, "sent-B/op": 200, "cpu-µs/op": 800, "messages/service": 13, "sent-B/service": 900, "sync-cpu-ms": 9000, "first-µs": 1000, "last-µs": 1200},
+		"IPVS/services=100": {"messages/op": 2, "sent-B/op": 200, "cpu-µs/op": 400, "messages/service": 13,
+			"sent-B/service": 900, "sync-cpu-ms": 90, "first-µs": 1000, "last-µs": 1050},
+		"IPVS/services=10000": {"messages/op": 5, "sent-B/op": 200, "cpu-µs/op": 800, "messages/service": 13,
+			"sent-B/service": 900, "sync-cpu-ms": 9000, "first-µs": 1000, "last-µs": 1200},
 	} {
 		f.add(inIPVS, line{name, values})
 	}

@@ -60,7 +60,8 @@ func (j job) command() string {
 }
 
 func (j job) goArgs() []string {
-	args := []string{"test", j.pkg, "-run", "^$", "-bench", j.pattern, "-benchtime", fmt.Sprintf("%dx", j.times), "-benchmem", "-timeout", "60m"}
+	args := []string{"test", j.pkg, "-run", "^$", "-bench", j.pattern, "-benchtime", fmt.Sprintf("%dx", j.times),
+		"-benchmem", "-timeout", "60m"}
 	if j.vm != "" {
 		args = append(args, "-exec", "$PWD/test/vm/vmrun --timeout 1800 --kernel "+j.vm+" --")
 	}
@@ -135,9 +136,12 @@ func nftablesJobs(o options) []job {
 	var jobs []job
 	if o.only == "" {
 		jobs = []job{
-			{pkg: inPolicy, pattern: "^BenchmarkEndpointChange$/^services=(" + pure + ")$", times: 5 * times, rounds: rounds},
-			{pkg: inNftables, pattern: "^BenchmarkEndpointRender$/^services=(" + pure + ")$", times: times, rounds: rounds},
-			{pkg: inNftables, pattern: "^BenchmarkEndpointIntoKernel$/^services=(" + kernel + ")$", times: times, rounds: rounds},
+			{pkg: inPolicy, pattern: "^BenchmarkEndpointChange$/^services=(" + pure + ")$", times: 5 * times,
+				rounds: rounds},
+			{pkg: inNftables, pattern: "^BenchmarkEndpointRender$/^services=(" + pure + ")$", times: times,
+				rounds: rounds},
+			{pkg: inNftables, pattern: "^BenchmarkEndpointIntoKernel$/^services=(" + kernel + ")$", times: times,
+				rounds: rounds},
 		}
 	}
 	if !o.api {
@@ -151,7 +155,8 @@ func nftablesJobs(o options) []job {
 		jobs = append(jobs, apiJobs(o, "APIServer", size, starts, changes)...)
 	}
 	if o.huge {
-		// One start a round, each in a new namespace: the nft program would need minutes to empty the old one.
+		// One start a round, each in a new namespace: the nft program would need minutes to empty
+		// the old one.
 		more := apiJobs(o, "StandIn", 100_000, 1, 500)
 		if o.only == "" || o.only == "start" {
 			more[0].rounds = rounds
@@ -166,14 +171,16 @@ func apiJobs(o options, name string, services, starts, changes int) (jobs []job)
 	args := []string{"-services", fmt.Sprint(services), "-keep"}
 	pattern := "^Benchmark" + name + "$/^services=/"
 	if o.only == "" || o.only == "start" {
-		jobs = append(jobs, job{dir: "test/e2e", pkg: inMeasure, pattern: pattern + "^start$", times: starts, rounds: 1, args: args})
+		jobs = append(jobs, job{dir: "test/e2e", pkg: inMeasure, pattern: pattern + "^start$", times: starts, rounds: 1,
+			args: args})
 	}
 	rest := "(change|new|connect)"
 	if o.only != "" {
 		rest = o.only
 	}
 	if rest != "start" {
-		jobs = append(jobs, job{dir: "test/e2e", pkg: inMeasure, pattern: pattern + "^" + rest + "$", times: changes, rounds: 1, args: args})
+		jobs = append(jobs, job{dir: "test/e2e", pkg: inMeasure, pattern: pattern + "^" + rest + "$", times: changes,
+			rounds: 1, args: args})
 	}
 	return jobs
 }
@@ -185,8 +192,9 @@ func peerJob(o options, name string, services int) job {
 		operation = "^" + o.only + "$"
 	}
 	return job{
-		dir: "test/e2e", pkg: inMeasure, pattern: "^BenchmarkPeer" + name + "$/^services=/" + operation, times: 20, rounds: 1,
-		args: []string{"-services", fmt.Sprint(services), "-keep", "-once"}, env: []string{"PEER=" + o.peer},
+		dir: "test/e2e", pkg: inMeasure, pattern: "^BenchmarkPeer" + name + "$/^services=/" + operation, times: 20,
+		rounds: 1,
+		args:   []string{"-services", fmt.Sprint(services), "-keep", "-once"}, env: []string{"PEER=" + o.peer},
 	}
 }
 
@@ -207,7 +215,8 @@ func measure(ctx context.Context, root string, jobs []job, progress io.Writer) (
 			if round >= j.rounds {
 				continue
 			}
-			fmt.Fprintf(progress, "%5.0f s, load %s: round %d of %d: %s\n", time.Since(begin).Seconds(), loadAverage(), round+1, j.rounds, j.command())
+			fmt.Fprintf(progress, "%5.0f s, load %s: round %d of %d: %s\n", time.Since(begin).Seconds(), loadAverage(),
+				round+1, j.rounds, j.command())
 			if err := j.run(ctx, root, f, progress); err != nil {
 				return nil, fmt.Errorf("%s: %w", j.command(), err)
 			}

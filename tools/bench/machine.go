@@ -29,7 +29,8 @@ func (f facts) String() string {
 func factsNow(ctx context.Context, root string) facts {
 	return facts{
 		date: time.Now().UTC().Format(time.DateOnly), kernel: firstLine("/proc/sys/kernel/osrelease"),
-		cpu: cpuModel(), cpus: runtime.NumCPU(), goVer: runtime.Version(), commit: commit(ctx, root), load: loadAverage(),
+		cpu: cpuModel(), cpus: runtime.NumCPU(), goVer: runtime.Version(), commit: commit(ctx, root),
+		load: loadAverage(),
 	}
 }
 

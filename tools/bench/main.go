@@ -77,13 +77,18 @@ var operations = []string{"start", "change", "new", "connect"}
 
 func parse(args []string) (o options, err error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
-	flags.BoolVar(&o.quick, "quick", false, "small clusters and few repetitions: says that all can be measured, and little about speed")
+	flags.BoolVar(&o.quick, "quick", false, "small clusters and few repetitions: says that all can be measured, and "+
+		"little about speed")
 	flags.BoolVar(&o.api, "api", true, "measure with an API server too")
 	flags.BoolVar(&o.huge, "100k", true, "100,000 services too, at a stand-in for the API server; not with -quick")
-	size := flags.String("size", "", "numbers of services at the API server, separated by commas; otherwise 5000 and, in nftables mode, 10000")
-	mode := flags.String("mode", strings.Join(modes, ","), "modes, and trace for the command of that name, separated by commas")
-	flags.StringVar(&o.only, "only", "", "one of start, change, new, connect; nothing without an API server is measured then")
-	flags.StringVar(&o.out, "out", "", "also write the tables into this `FILE`, docs/performance.md, which keeps what else it has")
+	size := flags.String("size", "", "numbers of services at the API server, separated by commas; otherwise 5000 "+
+		"and, in nftables mode, 10000")
+	mode := flags.String("mode", strings.Join(modes, ","), "modes, and trace for the command of that name, separated "+
+		"by commas")
+	flags.StringVar(&o.only, "only", "", "one of start, change, new, connect; nothing without an API server is "+
+		"measured then")
+	flags.StringVar(&o.out, "out", "", "also write the tables into this `FILE`, docs/performance.md, which keeps "+
+		"what else it has")
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}
@@ -111,7 +116,8 @@ func parse(args []string) (o options, err error) {
 		return o, fmt.Errorf("-only %s: want one of %s", o.only, strings.Join(operations, ", "))
 	}
 	if o.out != "" && o.only != "" {
-		return o, fmt.Errorf("-out %s -only %s: the page would lose the other rows of its part: leave one of them out", o.out, o.only)
+		return o, fmt.Errorf("-out %s -only %s: the page would lose the other rows of its part: leave one of them out",
+			o.out, o.only)
 	}
 	if o.peer = os.Getenv("PEER"); o.peer != "" {
 		if o.peer, err = filepath.Abs(o.peer); err != nil {

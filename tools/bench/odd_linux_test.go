@@ -26,8 +26,8 @@ import (
 // oddScale divides the adversarial workloads.
 var oddScale = flag.Int("scale", 1, "divide the adversarial workloads by this")
 
-// BenchmarkOdd measures one tenant's adversarial workloads from an event to the kernel: each at a start, and
-// then a change of another tenant's Service. It needs root.
+// BenchmarkOdd measures one tenant's adversarial workloads from an event to the kernel: each at a
+// start, and then a change of another tenant's Service. It needs root.
 func BenchmarkOdd(b *testing.B) {
 	if os.Geteuid() != 0 {
 		b.Skip("network namespaces need root")
@@ -43,13 +43,14 @@ func BenchmarkOdd(b *testing.B) {
 		}},
 	} {
 		for _, shape := range adversary.Odd(*oddScale) {
-			b.Run(mode.name+"/"+strings.ReplaceAll(strings.ReplaceAll(shape.Name, ",", ""), " ", "-"), func(b *testing.B) {
-				for b.Loop() {
-					if err := netlab.Isolated(0, func() error { return odd(b, shape, mode.new) }); err != nil {
-						b.Fatal(err)
+			b.Run(mode.name+"/"+strings.ReplaceAll(strings.ReplaceAll(shape.Name, ",", ""), " ", "-"),
+				func(b *testing.B) {
+					for b.Loop() {
+						if err := netlab.Isolated(0, func() error { return odd(b, shape, mode.new) }); err != nil {
+							b.Fatal(err)
+						}
 					}
-				}
-			})
+				})
 		}
 	}
 }
@@ -66,14 +67,17 @@ func odd(b *testing.B, shape adversary.Shape, newPlane func() (engine.Plane, err
 	store := cluster.NewStore("node1")
 	e := engine.New(engine.Config{
 		Family: lb.IPv4, Plane: p, Store: store, Log: slog.New(slog.DiscardHandler),
-		Settings: policy.Settings{Family: lb.IPv4, ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("100.64.0.0/10")}},
+		Settings: policy.Settings{Family: lb.IPv4, ClusterCIDRs: []netip.Prefix{
+			netip.MustParsePrefix("100.64.0.0/10")}},
 	})
 	name := cluster.Name{Namespace: "other", Name: "web"}
 	other := &cluster.Service{Name: name, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
 		Ports: []cluster.ServicePort{{Name: "http", Protocol: cluster.TCP, Port: 80}}}
 	slice := func(n byte) *cluster.Slice {
-		return &cluster.Slice{Name: name, Service: name, Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}},
-			Endpoints: cluster.EndpointsOf(cluster.Endpoint{Addr: netip.AddrFrom4([4]byte{100, 127, 0, n}), Ready: true, Serving: true})}
+		return &cluster.Slice{Name: name, Service: name,
+			Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}},
+			Endpoints: cluster.EndpointsOf(cluster.Endpoint{Addr: netip.AddrFrom4([4]byte{100, 127, 0, n}), Ready: true,
+				Serving: true})}
 	}
 	const changes = 10
 	ctx, cancel := context.WithCancel(context.Background())

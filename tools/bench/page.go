@@ -53,7 +53,8 @@ func (p page) judgement() string {
 			missed++
 		}
 	}
-	s := fmt.Sprintf("%d of %d rows reach their goal; load average %s at the end.", len(p.rows)-missed, len(p.rows), p.loadAfter)
+	s := fmt.Sprintf("%d of %d rows reach their goal; load average %s at the end.", len(p.rows)-missed, len(p.rows),
+		p.loadAfter)
 	if p.quick {
 		s += " With -quick the figures come from few repetitions."
 	}
@@ -66,14 +67,15 @@ func partBegin(mode string) string { return "<!-- bench: " + mode + " -->\n" }
 
 func partEnd(mode string) string { return "<!-- end of bench: " + mode + " -->\n" }
 
-// into returns the text of the page with new parts for the measured modes. A page without a place for one
-// of them is an error.
+// into returns the text of the page with new parts for the measured modes. A page without a place
+// for one of them is an error.
 func (p page) into(text string, measured []string) (string, error) {
 	for _, mode := range measured {
 		before, rest, found := strings.Cut(text, partBegin(mode))
 		_, after, ends := strings.Cut(rest, partEnd(mode))
 		if !found || !ends {
-			return "", fmt.Errorf("it has no part for mode %s, which begins and ends with the lines\n%s%s", mode, partBegin(mode), partEnd(mode))
+			return "", fmt.Errorf("it has no part for mode %s, which begins and ends with the lines\n%s%s", mode,
+				partBegin(mode), partEnd(mode))
 		}
 		text = before + partBegin(mode) + p.of(mode).markdown() + partEnd(mode) + after
 	}

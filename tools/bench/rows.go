@@ -64,7 +64,8 @@ func newRow(work, services, upstream, more string, limits ...bound) row {
 // rows is the table of all results.
 func rows(f figures) []row {
 	var all []row
-	for _, add := range []func(figures) []row{pureRows, kernelRows, changeRows, newServiceRows, startRows, cpuRows, memoryRows, tablesRows, userspaceRows, ipvsRows, ebpfRows, traceRows} {
+	for _, add := range []func(figures) []row{pureRows, kernelRows, changeRows, newServiceRows, startRows, cpuRows,
+		memoryRows, tablesRows, userspaceRows, ipvsRows, ebpfRows, traceRows} {
 		all = append(all, add(f)...)
 	}
 	return all
@@ -79,7 +80,8 @@ func growthRow(work string, sizes []int, value func(size int) float64) []row {
 		return nil
 	}
 	first, last := sizes[0], sizes[len(sizes)-1]
-	return []row{newRow(work, number(last)+" against "+number(first), "–", "", limit{"", maxGrowth, "×", value(last) / value(first)})}
+	return []row{newRow(work, number(last)+" against "+number(first), "–", "",
+		limit{"", maxGrowth, "×", value(last) / value(first)})}
 }
 
 // pureRows adds up the halves of the path to the kernel. Both benchmarks replace the frontend in
@@ -88,11 +90,13 @@ func pureRows(f figures) (all []row) {
 	const work = "one endpoint changes: policy, table, rendering"
 	both := func(size int, unit string) float64 {
 		name := fmt.Sprintf("/services=%d", size)
-		return least(f.get(inPolicy, "EndpointChange"+name, unit)) + least(f.get(inNftables, "EndpointRender"+name, unit))
+		return least(f.get(inPolicy, "EndpointChange"+name, unit)) +
+			least(f.get(inNftables, "EndpointRender"+name, unit))
 	}
 	sizes := f.sizes(inPolicy, "EndpointChange", "")
 	for _, n := range sizes {
-		all = append(all, newRow(work, number(n), "–", "", limit{"", 20, "µs", both(n, "ns/op") / 1000}, limit{"", 4, "KB", both(n, "B/op") / 1000}))
+		all = append(all, newRow(work, number(n), "–", "", limit{"", 20, "µs", both(n, "ns/op") / 1000},
+			limit{"", 4, "KB", both(n, "B/op") / 1000}))
 	}
 	return append(all, growthRow(work, sizes, func(size int) float64 { return both(size, "ns/op") })...)
 }
@@ -142,7 +146,8 @@ func (a at) limit(name, operation, unit string, most float64) limit {
 	return limit{name, most, "ms", a.value(operation, unit)}
 }
 
-// writePart is how much of a time from an API write on the API server took, until it answered the writer.
+// writePart is how much of a time from an API write on the API server took, until it answered the
+// writer.
 func (a at) writePart(operation string) string {
 	return fmt.Sprintf("API server: p50 %s, p99 %s",
 		amount(a.value(operation, "write-p50-ms"), "ms"), amount(a.value(operation, "write-p99-ms"), "ms"))
@@ -151,7 +156,8 @@ func (a at) writePart(operation string) string {
 func changeRows(f figures) []row {
 	upstream := map[int]string{5000: "p50 1.46 s", 10_000: "p50 3.98 s"}
 	return apiRows(f, "change", func(a at) row {
-		return newRow("API write → a connection reaches the changed endpoint", a.where, scale(upstream, a.services), a.writePart("change"),
+		return newRow("API write → a connection reaches the changed endpoint", a.where, scale(upstream, a.services),
+			a.writePart("change"),
 			a.limit("p50", "change", "p50-ms", 40), a.limit("p99", "change", "p99-ms", 100))
 	})
 }
@@ -159,7 +165,8 @@ func changeRows(f figures) []row {
 func newServiceRows(f figures) []row {
 	upstream := map[int]string{5000: "p50 3.1 s", 10_000: "p50 8.1 s"}
 	return apiRows(f, "new", func(a at) row {
-		return newRow("API write of a new service and its slice → it answers", a.where, scale(upstream, a.services), a.writePart("new"),
+		return newRow("API write of a new service and its slice → it answers", a.where, scale(upstream, a.services),
+			a.writePart("new"),
 			a.limit("p50", "new", "p50-ms", 50), a.limit("p99", "new", "p99-ms", 120))
 	})
 }
@@ -167,7 +174,8 @@ func newServiceRows(f figures) []row {
 func startRows(f figures) []row {
 	upstream := map[int]string{5000: "3.9 s", 10_000: "17 s", 100_000: "others: 16 min 44 s with 44,000"}
 	return apiRows(f, "start", func(a at) row {
-		more := fmt.Sprintf("longest %s; %s of CPU", amount(a.value("start", "max-ms"), "ms"), amount(a.value("start", "cpu-ms/op"), "ms"))
+		more := fmt.Sprintf("longest %s; %s of CPU", amount(a.value("start", "max-ms"), "ms"),
+			amount(a.value("start", "cpu-ms/op"), "ms"))
 		return newRow("process start → the last service answers", a.where, scale(upstream, a.services), more,
 			a.limit("", "start", "p50-ms", bySize(a.services, 1500, 3000, 20_000)))
 	})

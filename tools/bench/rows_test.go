@@ -17,7 +17,8 @@ func measured() figures {
 			f.add(inNftables, line{"EndpointRender" + name, map[string]float64{"ns/op": ns * slowdown, "B/op": 2500}})
 		}
 		for n, ns := range map[int]float64{1000: 50_000, 10_000: 60_000, 100_000: 90_000} {
-			f.add(inNftables, line{fmt.Sprintf("EndpointIntoKernel/services=%d", n), map[string]float64{"ns/op": ns * slowdown}})
+			f.add(inNftables, line{fmt.Sprintf("EndpointIntoKernel/services=%d", n),
+				map[string]float64{"ns/op": ns * slowdown}})
 		}
 	}
 	for n, peak := range map[int]float64{5000: 60, 10_000: 131} {
@@ -25,10 +26,13 @@ func measured() figures {
 			f.add(inMeasure, line{fmt.Sprintf("APIServer/services=%d/%s", n, operation), values})
 		}
 		api("start", map[string]float64{"p50-ms": 1400, "max-ms": 3100, "cpu-ms/op": 700, "peak-MiB": 50})
-		api("change", map[string]float64{"p50-ms": 4.8, "p99-ms": 101, "write-p50-ms": 3.5, "write-p99-ms": 80, "cpu-ms/op": 0.6, "peak-MiB": peak})
-		api("new", map[string]float64{"p50-ms": 20, "p99-ms": 60, "write-p50-ms": 18, "write-p99-ms": 55, "cpu-ms/op": 1, "peak-MiB": 52})
+		api("change", map[string]float64{"p50-ms": 4.8, "p99-ms": 101, "write-p50-ms": 3.5, "write-p99-ms": 80,
+			"cpu-ms/op": 0.6, "peak-MiB": peak})
+		api("new", map[string]float64{"p50-ms": 20, "p99-ms": 60, "write-p50-ms": 18, "write-p99-ms": 55,
+			"cpu-ms/op": 1, "peak-MiB": 52})
 	}
-	f.add(inMeasure, line{"StandIn/services=100000/start", map[string]float64{"p50-ms": 15_000, "max-ms": 16_000, "cpu-ms/op": 9000, "peak-MiB": 650}})
+	f.add(inMeasure, line{"StandIn/services=100000/start", map[string]float64{"p50-ms": 15_000, "max-ms": 16_000,
+		"cpu-ms/op": 9000, "peak-MiB": 650}})
 	return f
 }
 
@@ -81,9 +85,12 @@ func TestTablesRows(t *testing.T) {
 		api := func(operation string, values map[string]float64) {
 			f.add(inMeasure, line{fmt.Sprintf("%s/services=5000/%s", prefix, operation), values})
 		}
-		api("start", map[string]float64{"p50-ms": 6500 / faster, "max-ms": 7100, "cpu-ms/op": 5000, "peak-MiB": 80 / faster})
-		api("change", map[string]float64{"p50-ms": 81 / faster, "p99-ms": 101, "write-p50-ms": 3.5, "write-p99-ms": 80, "cpu-ms/op": 60 / faster, "peak-MiB": 91})
-		api("new", map[string]float64{"p50-ms": 100 / faster, "p99-ms": 160, "write-p50-ms": 18, "write-p99-ms": 55, "cpu-ms/op": 1, "peak-MiB": 52})
+		api("start", map[string]float64{"p50-ms": 6500 / faster, "max-ms": 7100, "cpu-ms/op": 5000,
+			"peak-MiB": 80 / faster})
+		api("change", map[string]float64{"p50-ms": 81 / faster, "p99-ms": 101, "write-p50-ms": 3.5, "write-p99-ms": 80,
+			"cpu-ms/op": 60 / faster, "peak-MiB": 91})
+		api("new", map[string]float64{"p50-ms": 100 / faster, "p99-ms": 160, "write-p50-ms": 18, "write-p99-ms": 55,
+			"cpu-ms/op": 1, "peak-MiB": 52})
 		api("connect", map[string]float64{"first-us": 25, "last-us": 26, "ratio": 1.04 / faster})
 	}
 	add("IPTables", 1)
@@ -126,8 +133,10 @@ func TestAmount(t *testing.T) {
 		unit string
 		want string
 	}{
-		{0.1234, "ms", "123 µs"}, {0.00512, "ms", "5.1 µs"}, {3.97, "ms", "4 ms"}, {12.34, "ms", "12 ms"}, {1460, "ms", "1.46 s"},
-		{20_000, "ms", "20 s"}, {1.499, "×", "1.5 ×"}, {1.23, "×", "1.23 ×"}, {3.95, "KB", "4 KB"}, {52.9, "MiB", "53 MiB"},
+		{0.1234, "ms", "123 µs"}, {0.00512, "ms", "5.1 µs"}, {3.97, "ms", "4 ms"}, {12.34, "ms", "12 ms"},
+		{1460, "ms", "1.46 s"},
+		{20_000, "ms", "20 s"}, {1.499, "×", "1.5 ×"}, {1.23, "×", "1.23 ×"}, {3.95, "KB", "4 KB"},
+		{52.9, "MiB", "53 MiB"},
 	} {
 		if got := amount(c.v, c.unit); got != c.want {
 			t.Errorf("%v %s: %q, want %q", c.v, c.unit, got, c.want)
@@ -142,9 +151,11 @@ func TestAmount(t *testing.T) {
 
 func TestPage(t *testing.T) {
 	p := page{machine: facts{commit: "abc", load: "0.5"}, loadAfter: "2.5", rows: rows(measured()),
-		jobs: plan(options{api: true, huge: true, sizes: []int{5000}, few: []int{5000}, modes: modes, peer: "/upstream"})}
+		jobs: plan(options{api: true, huge: true, sizes: []int{5000}, few: []int{5000}, modes: modes,
+			peer: "/upstream"})}
 	for _, text := range []string{p.text(), p.markdown()} {
-		for _, want := range []string{"commit abc", "load average 0.5 at the start", "13 of 20 rows reach their goal", "2.5 at the end", "p50 4.8 ms"} {
+		for _, want := range []string{"commit abc", "load average 0.5 at the start", "13 of 20 rows reach their goal",
+			"2.5 at the end", "p50 4.8 ms"} {
 			if !strings.Contains(text, want) {
 				t.Errorf("no %q in\n%s", want, text)
 			}
@@ -155,11 +166,14 @@ func TestPage(t *testing.T) {
 		commands += fmt.Sprintf("%d × %s\n", j.rounds, j.command())
 	}
 	for _, want := range []string{
-		"\n3 × go test ./policy -run '^$' -bench '^BenchmarkEndpointChange$/^services=(100|10000|100000)$' -benchtime 10000x ",
-		"\n1 × cd test/e2e && KUBE_PROXY=$OLDPWD/bin/kube-proxy go test ./measure -run '^$' -bench '^BenchmarkAPIServer$/^services=/^start$' ",
+		"\n3 × go test ./policy -run '^$' -bench '^BenchmarkEndpointChange$/^services=(100|10000|100000)$' " +
+			"-benchtime 10000x ",
+		"\n1 × cd test/e2e && KUBE_PROXY=$OLDPWD/bin/kube-proxy go test ./measure -run '^$' -bench " +
+			"'^BenchmarkAPIServer$/^services=/^start$' ",
 		" -bench '^BenchmarkStandIn$/^services=/^start$' -benchtime 1x ", " -args -services 100000 -keep\n",
 		" -bench '^BenchmarkIPTables$/^services=/^(change|new|connect)$' -benchtime 200x ",
-		" PEER=/upstream go test ./measure -run '^$' -bench '^BenchmarkPeerIPTablesLegacy$/^services=/^' -benchtime 20x ", " -keep -once\n",
+		" PEER=/upstream go test ./measure -run '^$' -bench '^BenchmarkPeerIPTablesLegacy$/^services=/^' -benchtime " +
+			"20x ", " -keep -once\n",
 	} {
 		if !strings.Contains(commands, want) {
 			t.Errorf("no %q in\n%s", want, commands)
@@ -176,7 +190,8 @@ func TestPageParts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := page{machine: facts{commit: "abc"}, rows: rows(measured()), jobs: plan(options{api: true, sizes: []int{5000}, few: []int{5000}, modes: modes})}
+	p := page{machine: facts{commit: "abc"}, rows: rows(measured()),
+		jobs: plan(options{api: true, sizes: []int{5000}, few: []int{5000}, modes: modes})}
 	for _, mode := range modes {
 		after, err := p.into(string(before), []string{mode})
 		if err != nil {
@@ -192,14 +207,16 @@ func TestPageParts(t *testing.T) {
 		if newHead != head || newTail != tail {
 			t.Errorf("%s: what is not of the mode has changed", mode)
 		}
-		if !strings.Contains(part, "commit abc") || len(p.of(mode).jobs) == 0 || strings.Contains(part, "one endpoint changes: policy") != (mode == "nftables") {
+		if !strings.Contains(part, "commit abc") || len(p.of(mode).jobs) == 0 ||
+			strings.Contains(part, "one endpoint changes: policy") != (mode == "nftables") {
 			t.Errorf("%s: the part is\n%s", mode, part)
 		}
 		if !strings.Contains(was, "Not measured yet") && !strings.Contains(was, ", commit ") {
 			t.Errorf("%s: docs/performance.md does not say of which commit the part is", mode)
 		}
 	}
-	if _, err := p.into("# A page\n", []string{"ipvs"}); err == nil || !strings.Contains(err.Error(), "no part for mode ipvs") {
+	if _, err := p.into("# A page\n", []string{"ipvs"}); err == nil ||
+		!strings.Contains(err.Error(), "no part for mode ipvs") {
 		t.Errorf("a page without places: %v", err)
 	}
 }
@@ -211,7 +228,8 @@ func TestParse(t *testing.T) {
 	}{
 		{"", "{false true true [5000 10000] [5000] [nftables iptables iptables-legacy userspace ipvs ebpf trace]   }"},
 		{"-quick", "{true true false [500] [500] "},
-		{"-quick -size 70,7 -out x.md", "{true true false [7 70] [7 70] [nftables iptables iptables-legacy userspace ipvs ebpf trace]   x.md}"},
+		{"-quick -size 70,7 -out x.md", "{true true false [7 70] [7 70] [nftables iptables iptables-legacy userspace " +
+			"ipvs ebpf trace]   x.md}"},
 		{"-100k=false -size 100000,5,5", "{false true false [5 100000] [5 100000] "},
 		{"-api=false", "{false false false [5000 10000] "},
 		{"-mode iptables -only new", "[iptables] new  }"},

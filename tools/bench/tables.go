@@ -15,8 +15,10 @@ type tables struct {
 type known struct{ start, change, create, connect, cpu, memory string }
 
 var backends = []tables{
-	{"IPTables", "iptables-nft", 7000, true, known{"6 min 27 s", "p50 470 ms", "p50 1.03 s", "walks 5,000 rules", "740 ms", "257 MiB"}},
-	{"IPTablesLegacy", "iptables-legacy", 4000, false, known{"500 ms for the restore alone", "–", "–", "walks 5,000 rules", "–", "–"}},
+	{"IPTables", "iptables-nft", 7000, true, known{"6 min 27 s", "p50 470 ms", "p50 1.03 s", "walks 5,000 rules",
+		"740 ms", "257 MiB"}},
+	{"IPTablesLegacy", "iptables-legacy", 4000, false, known{"500 ms for the restore alone", "–", "–",
+		"walks 5,000 rules", "–", "–"}},
 }
 
 // tablesRows returns the results of iptables mode; those of a peer in the same run replace the
@@ -67,28 +69,36 @@ func (b tables) row(f figures, operation string, n int) row {
 		p50, p99 := ours.value(operation, "p50-ms"), amount(ours.value(operation, "p99-ms"), "ms")
 		up := upstream(known, "p50 ", operation, "p50-ms", "ms")
 		if !b.judged {
-			return newRow(work, number(n), up, fmt.Sprintf("p50 %s (p99 %s; %s)", amount(p50, "ms"), p99, ours.writePart(operation)))
+			return newRow(work, number(n), up, fmt.Sprintf("p50 %s (p99 %s; %s)", amount(p50, "ms"), p99,
+				ours.writePart(operation)))
 		}
-		return newRow(work, number(n), up, fmt.Sprintf("p99 %s; %s", p99, ours.writePart(operation)), limit{"p50", most, "ms", p50})
+		return newRow(work, number(n), up, fmt.Sprintf("p99 %s; %s", p99, ours.writePart(operation)),
+			limit{"p50", most, "ms", p50})
 	}
 	switch work := b.name + ": "; operation {
 	case "start":
-		more := fmt.Sprintf("longest %s; %s of CPU", amount(ours.value("start", "max-ms"), "ms"), amount(ours.value("start", "cpu-ms/op"), "ms"))
-		return newRow(work+"process start → the last service answers", number(n), upstream(k.start, "", "start", "p50-ms", "ms"), more,
+		more := fmt.Sprintf("longest %s; %s of CPU", amount(ours.value("start", "max-ms"), "ms"),
+			amount(ours.value("start", "cpu-ms/op"), "ms"))
+		return newRow(work+"process start → the last service answers", number(n),
+			upstream(k.start, "", "start", "p50-ms", "ms"), more,
 			ours.limit("", "start", "p50-ms", b.start))
 	case "change":
 		return change(work+"API write → a connection reaches the changed endpoint", "change", k.change, 80)
 	case "new":
 		return change(work+"API write of a new service and its slice → it answers", "new", k.create, 120)
 	case "connect":
-		more := fmt.Sprintf("%s, %s", amount(ours.value("connect", "first-us"), "µs"), amount(ours.value("connect", "last-us"), "µs"))
-		return newRow(work+"connection set-up, the last service against the first", number(n), upstream(k.connect, "", "connect", "ratio", "×"), more,
+		more := fmt.Sprintf("%s, %s", amount(ours.value("connect", "first-us"), "µs"),
+			amount(ours.value("connect", "last-us"), "µs"))
+		return newRow(work+"connection set-up, the last service against the first", number(n),
+			upstream(k.connect, "", "connect", "ratio", "×"), more,
 			limit{"", 1.1, "×", ours.value("connect", "ratio")})
 	case "cpu":
-		return newRow(work+"CPU per change, children included", number(n), upstream(k.cpu, "", "change", "cpu-ms/op", "ms"), "",
+		return newRow(work+"CPU per change, children included", number(n), upstream(k.cpu, "", "change", "cpu-ms/op",
+			"ms"), "",
 			ours.limit("", "change", "cpu-ms/op", 80))
 	default:
 		peak := max(ours.value("start", "peak-MiB"), ours.value("change", "peak-MiB"), ours.value("new", "peak-MiB"))
-		return newRow(work+"peak memory, resident", number(n), upstream(k.memory, "", "start", "peak-MiB", "MiB"), "", limit{"", 90, "MiB", peak})
+		return newRow(work+"peak memory, resident", number(n), upstream(k.memory, "", "start", "peak-MiB", "MiB"), "",
+			limit{"", 90, "MiB", peak})
 	}
 }

@@ -40,23 +40,30 @@ func userspaceRows(f figures) (all []row) {
 			floor{r.least, value(name, "ratio")}))
 	}
 	if killed := "Userspace/killed"; len(f.get(inProgram, killed, "failed")) > 0 {
-		all = append(all, newRow("userspace: a backend is killed under 200 connections a second: clients that see it", "1", "–",
-			fmt.Sprintf("of %.0f connections; p99 %s", value(killed, "connections"), amount(value(killed, "p99-ms"), "ms")),
+		all = append(all, newRow("userspace: a backend is killed under 200 connections a second: clients that see it",
+			"1", "–",
+			fmt.Sprintf("of %.0f connections; p99 %s", value(killed, "connections"),
+				amount(value(killed, "p99-ms"), "ms")),
 			limit{"", 0, "failed", value(killed, "failed")}))
 	}
 	sizes := f.sizes(inProgram, "UserspaceChange", "")
 	change := func(n int) float64 { return value(fmt.Sprintf("UserspaceChange/services=%d", n), "ns/op") / 1e6 }
 	for _, n := range sizes {
-		all = append(all, newRow("userspace: one endpoint changes, in the plane", number(n), "–", "", limit{"", 1, "ms", change(n)}))
+		all = append(all, newRow("userspace: one endpoint changes, in the plane", number(n), "–", "",
+			limit{"", 1, "ms", change(n)}))
 	}
 	all = append(all, growthRow("userspace: one endpoint changes, in the plane", sizes, change)...)
 	if tcp := "Userspace/memory-tcp"; len(f.get(inProgram, tcp, "MiB")) > 0 {
-		all = append(all, newRow("userspace: resident memory with "+number(int(value(tcp, "connections")))+" open connections of TCP", "1", "–",
-			fmt.Sprintf("%s, %s each, %s each", amount(value(tcp, "MiB"), "MiB"), amount(value(tcp, "KiB/conn"), "KiB"), amount(value(tcp, "files/conn"), "descriptors"))))
+		all = append(all, newRow("userspace: resident memory with "+number(int(value(tcp, "connections")))+
+			" open connections of TCP", "1", "–",
+			fmt.Sprintf("%s, %s each, %s each", amount(value(tcp, "MiB"), "MiB"), amount(value(tcp, "KiB/conn"), "KiB"),
+				amount(value(tcp, "files/conn"), "descriptors"))))
 	}
 	if udp := "Userspace/memory-udp"; len(f.get(inProgram, udp, "MiB")) > 0 {
-		all = append(all, newRow("userspace: resident memory with "+number(int(value(udp, "sessions")))+" sessions of UDP", "1", "–",
-			fmt.Sprintf("%s, %s each, %s in all", amount(value(udp, "MiB"), "MiB"), amount(value(udp, "B/session"), "bytes"), amount(value(udp, "files"), "descriptors"))))
+		all = append(all, newRow("userspace: resident memory with "+number(int(value(udp, "sessions")))+
+			" sessions of UDP", "1", "–",
+			fmt.Sprintf("%s, %s each, %s in all", amount(value(udp, "MiB"), "MiB"),
+				amount(value(udp, "B/session"), "bytes"), amount(value(udp, "files"), "descriptors"))))
 	}
 	return all
 }

@@ -43,7 +43,8 @@ func (d *demo) first(ctx context.Context) (wrong int, err error) {
 	d.out.printf("\n")
 	d.out.lines(d.layout.table(entries))
 	wrong = verdict(entries)
-	d.out.printf("\n%d connections; %d of %d rows are as %s says they must be\n", sent, len(entries)-wrong, len(entries),
+	d.out.printf("\n%d connections; %d of %d rows are as %s says they must be\n", sent, len(entries)-wrong,
+		len(entries),
 		packetsFile)
 	return wrong, nil
 }
@@ -55,7 +56,8 @@ func (d *demo) invite() {
 	d.out.printf("\n%s\n\n", d.layout.paint(bold, "kube-proxy goes on serving. In another terminal, try:"))
 	for _, try := range []struct{ what, command string }{
 		{"take a pod out of the shop, and put it back",
-			"sed -i /pod4/d " + d.dir + "/web.yaml\ncp " + filepath.Join(d.options.shop, "web.yaml") + " " + d.dir + "/"},
+			"sed -i /pod4/d " + d.dir + "/web.yaml\ncp " + filepath.Join(d.options.shop, "web.yaml") + " " + d.dir +
+				"/"},
 		{"ask as a customer outside, again and again",
 			in("client") + "curl http://192.0.2.30:8000/"},
 		{"ask kube-proxy what becomes of a packet of that customer, and why",
@@ -68,5 +70,6 @@ func (d *demo) invite() {
 		d.out.printf("  %s\n", strings.ReplaceAll(try.command, "\n", "\n  "))
 	}
 	d.out.printf("\nkube-proxy follows the files in %s; %s there has the packets.\n", d.dir, packetsFile)
-	d.out.printf("Rows that change are printed below, with %s where they are not as it says any more. Ctrl-C takes everything away.\n\n", differs)
+	d.out.printf("Rows that change are printed below, with %s where they are not as it says any more. Ctrl-C takes "+
+		"everything away.\n\n", differs)
 }

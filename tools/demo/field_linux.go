@@ -20,8 +20,8 @@ var (
 
 // field is the lab with responders in every pod.
 //
-// The sink, the target of default routes, has all service addresses and answers as "sink". It shows whether
-// node1 lets a packet pass or drops it.
+// The sink, the target of default routes, has all service addresses and answers as "sink". It shows
+// whether node1 lets a packet pass or drops it.
 type field struct {
 	lab *netlab.Lab
 	// silence is the time without an answer after which a packet counts as dropped.
@@ -38,7 +38,8 @@ func newField(lab string, s *shop) (*field, error) {
 	f := &field{lab: l}
 	// A proxy that connects to backends gets no port reserved for clients.
 	apart := func() error { return f.lab.LocalPorts(netlab.Node1, 10000, 29999) }
-	for _, step := range []func() error{apart, f.openPods, f.lab.BaitSink, func() error { return f.listenSink(s) }, f.calibrate} {
+	for _, step := range []func() error{apart, f.openPods, f.lab.BaitSink, func() error { return f.listenSink(s) },
+		f.calibrate} {
 		if err := step(); err != nil {
 			return nil, errors.Join(err, f.close())
 		}
@@ -110,7 +111,8 @@ func (f *field) calibrate() (err error) {
 	return err
 }
 
-// nextPort returns a source port that was not used lately, so that no flow is taken for an older one.
+// nextPort returns a source port that was not used lately, so that no flow is taken for an older
+// one.
 func (f *field) nextPort() uint16 { return uint16(33000 + f.port.Add(1)%32000) }
 
 var protos = map[lb.Proto]netlab.Proto{lb.TCP: netlab.TCP, lb.UDP: netlab.UDP, lb.SCTP: netlab.SCTP}

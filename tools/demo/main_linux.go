@@ -49,7 +49,8 @@ func main() {
 		os.Exit(2)
 	}
 	// SIGPIPE: a closed standard output must not keep us from taking the lab away.
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP,
+		syscall.SIGPIPE)
 	out := newPrinter(os.Stdout)
 	err := run(ctx, out, o)
 	stop()

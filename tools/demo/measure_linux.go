@@ -112,6 +112,7 @@ func (f *field) connect(r row, patience time.Duration) (answer, error) {
 		return answer{}, err
 	}
 	reply := c.First()
-	a := answer{server: reply.Server, port: reply.At.Port(), seen: reply.Seen.Addr().Unmap(), local: c.Local().Addr().Unmap()}
+	a := answer{server: reply.Server, port: reply.At.Port(), seen: reply.Seen.Addr().Unmap(),
+		local: c.Local().Addr().Unmap()}
 	return a, c.Close()
 }

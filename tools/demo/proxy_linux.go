@@ -112,7 +112,8 @@ func (p *proxy) stop() error {
 	select {
 	case <-p.exited:
 	case <-time.After(5 * time.Second):
-		return errors.Join(errors.New("kube-proxy did not stop 5s after SIGTERM; its log:\n"+p.log.String()), p.cmd.Close())
+		return errors.Join(errors.New("kube-proxy did not stop 5s after SIGTERM; its log:\n"+p.log.String()),
+			p.cmd.Close())
 	}
 	if p.result != nil {
 		return fmt.Errorf("kube-proxy did not stop as it should: %w; its log:\n%s", p.result, p.log)

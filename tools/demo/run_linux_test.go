@@ -51,7 +51,8 @@ func startIn(ctx context.Context, t *testing.T, binary, shop, name string, once 
 		t.Fatal(err)
 	}
 	s := &started{output: file.Name(), done: make(chan error, 1)}
-	s.options = options{once: once, proxy: binary, shop: shop, lab: fmt.Sprintf("demotest%d", os.Getpid()), connections: 60, mode: mode}
+	s.options = options{once: once, proxy: binary, shop: shop, lab: fmt.Sprintf("demotest%d", os.Getpid()),
+		connections: 60, mode: mode}
 	go func() {
 		s.done <- run(ctx, newPrinter(file), s.options)
 		file.Close()
@@ -128,7 +129,8 @@ func testOnce(t *testing.T, binary, m string) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, text)
 	}
-	if !strings.Contains(text, "48 of 48 rows are as") || strings.Contains(text, notAsSaid) || !strings.Contains(text, m+" mode") {
+	if !strings.Contains(text, "48 of 48 rows are as") || strings.Contains(text, notAsSaid) ||
+		!strings.Contains(text, m+" mode") {
 		t.Errorf("output:\n%s", text)
 	}
 	s.leftNothing(t)
@@ -144,7 +146,8 @@ func testOnceWrong(t *testing.T, binary string) {
 	if err := <-s.done; err == nil || err.Error() != "4 of 48 rows are not as shop.txtar says" {
 		t.Errorf("error %v", err)
 	}
-	for _, want := range []string{"says: pod2 from node1; but pod5 answered", "says: refused; but 3 of 3 connections were without an answer"} {
+	for _, want := range []string{"says: pod2 from node1; but pod5 answered",
+		"says: refused; but 3 of 3 connections were without an answer"} {
 		if n := strings.Count(s.text(t), want); n != 2 {
 			t.Errorf("%d rows with %q, want 2:\n%s", n, want, s.text(t))
 		}
@@ -161,7 +164,8 @@ func testWatch(t *testing.T, binary string) {
 	// The demo's proxy has a separate admin socket: the default one is for the machine's
 	// kube-proxy.
 	command := strings.Fields(s.wait(t, `(?m)^  (\S+ trace .* --admin-socket=\S+)$`))
-	if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil || !strings.HasPrefix(string(out), "node node1\n") || !strings.Contains(string(out), "as the table says") {
+	if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil ||
+		!strings.HasPrefix(string(out), "node node1\n") || !strings.Contains(string(out), "as the table says") {
 		t.Errorf("%q: %v:\n%s", command, err, out)
 	}
 
@@ -175,7 +179,9 @@ func testWatch(t *testing.T, binary string) {
 		t.Errorf("%q: %v, %v", command, a, err)
 	}
 
-	rewrite(t, dir, "web.yaml", func(text string) string { return regexp.MustCompile(`(?m)^.*pod4\n`).ReplaceAllString(text, "") })
+	rewrite(t, dir, "web.yaml", func(text string) string {
+		return regexp.MustCompile(`(?m)^.*pod4\n`).ReplaceAllString(text, "")
+	})
 	s.wait(t, `(?s)≠ ClusterIP +10\.96\.0\.10:80/tcp +pod3 +pod1 \d+%  pod2 \d+% +pod3 10.*8 rows changed`)
 
 	rewrite(t, dir, "closed.yaml", func(text string) string { return text + "\n : - x" })
@@ -195,7 +201,8 @@ func TestProxyThatDies(t *testing.T) {
 		t.Skip("needs root")
 	}
 	dir := t.TempDir()
-	o := options{once: true, proxy: filepath.Join(dir, "dies"), shop: example, lab: fmt.Sprintf("demotest%d", os.Getpid()), mode: nftables.Mode()}
+	o := options{once: true, proxy: filepath.Join(dir, "dies"), shop: example,
+		lab: fmt.Sprintf("demotest%d", os.Getpid()), mode: nftables.Mode()}
 	if err := os.WriteFile(o.proxy, []byte("#!/bin/sh\necho the reason >&2\nexit 3\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}

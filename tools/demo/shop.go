@@ -56,7 +56,8 @@ func copyShop(from, to string) error {
 	return nil
 }
 
-// loadShop reads the manifests and the packets of a folder, and finds the meaning of each line of packets.
+// loadShop reads the manifests and the packets of a folder, and finds the meaning of each line of
+// packets.
 func loadShop(dir string) (*shop, error) {
 	packets, err := os.ReadFile(filepath.Join(dir, packetsFile))
 	if err != nil {
@@ -96,8 +97,9 @@ func loadShop(dir string) (*shop, error) {
 	return s, nil
 }
 
-// inMode returns the shop as it must be in a mode. Where a packet to an unknown address or port passes untouched (SV-62,
-// SV-63), the sink gets it. Where connections end at the proxy, backends see the node.
+// inMode returns the shop as it must be in a mode. Where a packet to an unknown address or port
+// passes untouched (SV-62, SV-63), the sink gets it. Where connections end at the proxy, backends
+// see the node.
 func (s *shop) inMode(m mode.Mode) *shop {
 	if m.Terminates {
 		for i := range s.rows {
@@ -140,7 +142,8 @@ func rowsOf(p scenario.Packet, views []view, group string) (rows []row, err erro
 			return nil, err
 		}
 		for i, shot := range shots {
-			rows = append(rows, row{group: group, text: p.Text, family: v.family, index: i, kind: kindOf(p.To), from: p.From,
+			rows = append(rows, row{group: group, text: p.Text, family: v.family, index: i, kind: kindOf(p.To),
+				from: p.From,
 				shot: shot, want: p.Want, unknown: v.table.Get(shot.Key) == nil})
 		}
 	}

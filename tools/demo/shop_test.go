@@ -26,7 +26,8 @@ func testShop(t *testing.T) (dir string, s *shop) {
 	return dir, s
 }
 
-// The example shows every kind of address, of both families, by TCP and UDP, from everywhere, with every end.
+// The example shows every kind of address, of both families, by TCP and UDP, from everywhere, with
+// every end.
 func TestExampleIsComplete(t *testing.T) {
 	_, s := testShop(t)
 	has := map[any]bool{}

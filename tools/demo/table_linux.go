@@ -18,7 +18,8 @@ type entry struct {
 const columns = 5
 
 func (e entry) cells() [columns]string {
-	return [columns]string{e.kind, e.shot.To.String() + "/" + e.shot.Proto.String(), e.from, e.tally.who(), e.tally.sources()}
+	return [columns]string{e.kind, e.shot.To.String() + "/" + e.shot.Proto.String(), e.from, e.tally.who(),
+		e.tally.sources()}
 }
 
 // Colours of a terminal.
@@ -102,7 +103,8 @@ func (l *layout) rows(entries []entry) []string {
 			lines = append(lines, l.note(dim, "before: "+e.tally.comparedTo(*e.before)))
 		} else if len(wrong) > 0 {
 			_, want, _ := strings.Cut(e.text, " : ")
-			lines = append(lines, l.note(red, packetsFile+" says: "+strings.TrimSpace(want)+"; but "+strings.Join(wrong, ", ")))
+			lines = append(lines, l.note(red, packetsFile+" says: "+strings.TrimSpace(want)+"; but "+
+				strings.Join(wrong, ", ")))
 		}
 		if e.tally.met(sink) {
 			lines = append(lines, l.note(dim, "node1 let it pass: the sink is where its default route leads"))

@@ -15,9 +15,11 @@ func TestTable(t *testing.T) {
 	well.add(from("pod1", pod3Addr), nil)
 	badly.add(answer{}, netlab.ErrRefused)
 	passed.add(from(sink, pod3Addr), nil)
-	r := row{group: "shop/web: the shop", text: "pod3 -> shop/web:http : pod1 from same", kind: "ClusterIP", from: "pod3",
+	r := row{group: "shop/web: the shop", text: "pod3 -> shop/web:http : pod1 from same", kind: "ClusterIP",
+		from: "pod3",
 		shot: scenario.Shot{To: netip.MustParseAddrPort("10.96.0.10:80"), Proto: lb.TCP},
-		want: scenario.Outcome{Backends: []scenario.Backend{{Host: "pod1", From: scenario.Origin{Host: scenario.Same}}}}}
+		want: scenario.Outcome{
+			Backends: []scenario.Backend{{Host: "pod1", From: scenario.Origin{Host: scenario.Same}}}}}
 	other := r
 	other.group, other.kind, other.shot.To = "the rest", "NodePort", netip.MustParseAddrPort("[fd00:18::2]:30080")
 	var l layout
@@ -44,8 +46,10 @@ the rest
 // Later rows use the columns of earlier ones.
 func TestColumnsStay(t *testing.T) {
 	var l layout
-	long := row{kind: "ClusterIP", from: "client", shot: scenario.Shot{To: netip.MustParseAddrPort("[2001:db8:51::40]:443"), Proto: lb.TCP}}
-	short := row{kind: "NodePort", from: "pod3", shot: scenario.Shot{To: netip.MustParseAddrPort("10.0.0.1:80"), Proto: lb.TCP}}
+	long := row{kind: "ClusterIP", from: "client",
+		shot: scenario.Shot{To: netip.MustParseAddrPort("[2001:db8:51::40]:443"), Proto: lb.TCP}}
+	short := row{kind: "NodePort", from: "pod3", shot: scenario.Shot{To: netip.MustParseAddrPort("10.0.0.1:80"),
+		Proto: lb.TCP}}
 	first := l.table([]entry{{row: long}, {row: short}})
 	later := l.rows([]entry{{row: short}})
 	column := func(lines []string) int {
@@ -63,10 +67,13 @@ func TestColumnsStay(t *testing.T) {
 
 func TestComplaint(t *testing.T) {
 	for line, want := range map[string]string{
-		`I1123 14:05:12.833831    5365 run.go:9] "Starting kube-proxy" pid=1`:                    "",
-		`W1123 14:05:12.833831    5365 run.go:9] "web.yaml:3: \"x\" is bad"`:                     `"web.yaml:3: \"x\" is bad"`,
-		`E1123 14:05:12.833831    5365 run.go:9] "cannot write" family="IPv4" error="no memory"`: `"cannot write" family="IPv4" error="no memory"`,
-		`panic: runtime error: invalid memory address or nil pointer dereference`:                "panic: runtime error: invalid memory address or nil pointer dereference",
+		`I1123 14:05:12.833831    5365 run.go:9] "Starting kube-proxy" pid=1`: "",
+		`W1123 14:05:12.833831    5365 run.go:9] ` +
+			`"web.yaml:3: \"x\" is bad"`: `"web.yaml:3: \"x\" is bad"`,
+		`E1123 14:05:12.833831    5365 run.go:9] "cannot write" ` +
+			`family="IPv4" error="no memory"`: `"cannot write" family="IPv4" error="no memory"`,
+		`panic: runtime error: invalid memory address ` +
+			`or nil pointer dereference`: "panic: runtime error: invalid memory address or nil pointer dereference",
 		`goroutine 1 [running]:`: "",
 	} {
 		if got := complaint(line); got != want {

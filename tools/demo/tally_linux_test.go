@@ -40,7 +40,8 @@ func TestWhoAndSources(t *testing.T) {
 	if got, want := refused.who(), "refused"; got != want {
 		t.Errorf("who of a refusal: %q, want %q", got, want)
 	}
-	if got, want := refused.comparedTo(ta), "pod1 50%  pod2 25%  refused 25%, which saw node1 172.18.0.2, pod3 10.1.1.13"; got != want {
+	if got, want := refused.comparedTo(ta), "pod1 50%  pod2 25%  refused 25%, which saw node1 172.18.0.2, pod3 "+
+		"10.1.1.13"; got != want {
 		t.Errorf("before: %q, want %q", got, want)
 	}
 }
@@ -48,7 +49,8 @@ func TestWhoAndSources(t *testing.T) {
 func TestCheck(t *testing.T) {
 	outcome := func(text string) scenario.Outcome {
 		t.Helper()
-		s, err := scenario.Parse("x.txtar", []byte("x\nRows: SV-12\n-- packets --\npod3 -> 10.0.0.1:80 : "+text+"\n"), "---\n")
+		s, err := scenario.Parse("x.txtar", []byte("x\nRows: SV-12\n-- packets --\npod3 -> 10.0.0.1:80 : "+text+"\n"),
+			"---\n")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -36,7 +36,8 @@ type archive struct {
 // fetch returns the file of a package, from the cache or downloaded. It never returns a file
 // without the lock's SHA-256.
 func (a archive) fetch(ctx context.Context, p pin) (string, error) {
-	file := filepath.Join(a.cache, fmt.Sprintf("%s_%s_%s_%s.deb", p.Name, strings.ReplaceAll(p.Version, ":", "%3a"), p.Arch, p.SHA256[:12]))
+	file := filepath.Join(a.cache, fmt.Sprintf("%s_%s_%s_%s.deb", p.Name, strings.ReplaceAll(p.Version, ":", "%3a"),
+		p.Arch, p.SHA256[:12]))
 	have, err := digestOf(file)
 	if err == nil && have == p.SHA256 {
 		return file, nil
@@ -69,13 +70,16 @@ func (a archive) download(ctx context.Context, p pin, file string) error {
 		strings.TrimSuffix(mirror, "/")+"/"+p.Path, partial, "SHA256:"+p.SHA256)
 	switch {
 	case err != nil && strings.Contains(said, "404  Not Found"): // 404 alone may be a part of the URL
-		return fmt.Errorf("%s of this machine's apt sources has it no more: `make image-lock` pins what Debian has now, "+
+		return fmt.Errorf("%s of this machine's apt sources has it no more: `make image-lock` pins what Debian has "+
+			"now, "+
 			"and DEBIAN=URI takes another mirror, such as a snapshot of %s: %w", p.Archive, suite, err)
 	case strings.Contains(said, "Hash Sum mismatch"), strings.Contains(said, "unexpected size"):
-		return fmt.Errorf("it is not what %s pins (SHA-256 %s): a mirror that is broken or lies, or a lock that was edited; "+
+		return fmt.Errorf("it is not what %s pins (SHA-256 %s): a mirror that is broken or lies, or a lock that was "+
+			"edited; "+
 			"`make image-lock` asks Debian's signed index: %w", lockFile, p.SHA256, err)
 	case err != nil:
-		return fmt.Errorf("it is not in %s, and the mirror cannot be reached; later builds need no network: %w", a.cache, err)
+		return fmt.Errorf("it is not in %s, and the mirror cannot be reached; later builds need no network: %w",
+			a.cache, err)
 	}
 	have, err := digestOf(partial)
 	if err != nil {
@@ -87,7 +91,8 @@ func (a archive) download(ctx context.Context, p pin, file string) error {
 	return os.Rename(partial, file)
 }
 
-// mirror returns the address of an archive: of the command line, else of this machine's apt sources.
+// mirror returns the address of an archive: of the command line, else of this machine's apt
+// sources.
 func (a archive) mirror(ctx context.Context, name string) (string, error) {
 	if uri := a.mirrors[name]; uri != "" {
 		return uri, nil
@@ -119,7 +124,8 @@ func (a archive) resolve(ctx context.Context, now time.Time) (lock, error) {
 			return lock{}, err
 		}
 		release := map[string]string{"debian": suite, "debian-security": suite + "-security"}[name]
-		fmt.Fprintf(&sources, "deb [arch=%s signed-by=%s] %s %s main\n", strings.Join(architectures, ","), keyring, uri, release)
+		fmt.Fprintf(&sources, "deb [arch=%s signed-by=%s] %s %s main\n", strings.Join(architectures, ","), keyring, uri,
+			release)
 	}
 	for _, d := range []string{"lists/partial", "cache/archives/partial"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
@@ -131,14 +137,17 @@ func (a archive) resolve(ctx context.Context, now time.Time) (lock, error) {
 			return lock{}, err
 		}
 	}
-	options := []string{"-qq", "-o", "Dir::Etc::sourcelist=" + dir + "/sources.list", "-o", "Dir::Etc::sourceparts=-", "-o", "Dir::State::lists=" + dir + "/lists",
-		"-o", "Dir::State::status=" + dir + "/status", "-o", "Dir::Cache=" + dir + "/cache", "-o", "APT::Sandbox::User=root"}
+	options := []string{"-qq", "-o", "Dir::Etc::sourcelist=" + dir + "/sources.list", "-o", "Dir::Etc::sourceparts=-",
+		"-o", "Dir::State::lists=" + dir + "/lists",
+		"-o", "Dir::State::status=" + dir + "/status", "-o", "Dir::Cache=" + dir + "/cache", "-o",
+		"APT::Sandbox::User=root"}
 	if _, err := output(ctx, "apt-get", append(options, "update")...); err != nil {
 		return lock{}, fmt.Errorf("read Debian's index: %w", err)
 	}
 	l := lock{head: head{Suite: suite, Time: now.UTC().Truncate(time.Second)}}
 	for _, arch := range architectures {
-		args := append(options, "-o", "APT::Architecture="+arch, "-o", "APT::Architectures::="+arch, "show", "--no-all-versions")
+		args := append(options, "-o", "APT::Architecture="+arch, "-o", "APT::Architectures::="+arch, "show",
+			"--no-all-versions")
 		said, err := output(ctx, "apt-cache", append(args, packages...)...)
 		if err != nil {
 			return lock{}, fmt.Errorf("ask Debian's index for the packages of %s: %w", arch, err)
@@ -161,7 +170,8 @@ func (a archive) resolve(ctx context.Context, now time.Time) (lock, error) {
 
 // pinOf makes a pin of a paragraph of an index.
 func pinOf(arch string, f map[string]string) (pin, error) {
-	p := pin{Arch: arch, Name: f["Package"], Version: f["Version"], SHA256: f["SHA256"], Archive: "debian", Path: f["Filename"]}
+	p := pin{Arch: arch, Name: f["Package"], Version: f["Version"], SHA256: f["SHA256"], Archive: "debian",
+		Path: f["Filename"]}
 	if strings.HasPrefix(p.Path, "pool/updates/") {
 		p.Archive = "debian-security"
 	}
@@ -205,9 +215,11 @@ func output(ctx context.Context, name string, args ...string) (said string, err 
 	err = cmd.Run()
 	switch {
 	case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist):
-		return "", fmt.Errorf("%s is missing: the packages of Debian are read with apt and dpkg-deb, which Debian and Ubuntu have: %w", name, err)
+		return "", fmt.Errorf("%s is missing: the packages of Debian are read with apt and dpkg-deb, which Debian "+
+			"and Ubuntu have: %w", name, err)
 	case err != nil:
-		return stdout.String() + stderr.String(), fmt.Errorf("%s: %w: %s", path.Base(name), err, strings.TrimSpace(stderr.String()))
+		return stdout.String() + stderr.String(), fmt.Errorf("%s: %w: %s", path.Base(name), err,
+			strings.TrimSpace(stderr.String()))
 	}
 	return stdout.String(), nil
 }

@@ -31,7 +31,8 @@ func TestBadArguments(t *testing.T) {
 	}{
 		{"a word too much", []string{"now"}, "", `argument "now" is not known: run`},
 		{"an unknown flag", []string{"-platform", "s390x"}, "", "flag provided but not defined: -platform"},
-		{"a name with a tag", []string{"-name", "kube-proxy:v1"}, "", `name "kube-proxy:v1": want one such as kube-proxy or`},
+		{"a name with a tag", []string{"-name", "kube-proxy:v1"}, "",
+			`name "kube-proxy:v1": want one such as kube-proxy or`},
 		{"a name in capitals", []string{"-name", "Registry/Kube"}, "", "without a tag"},
 		{"a tag with a blank", []string{"-tag", "v1 beta"}, "", `tag "v1 beta": want letters, digits`},
 		{"a folder in its place", []string{"-o", folder}, "", "it is a folder: remove it, or name a file with -o"},
@@ -47,7 +48,8 @@ func TestBadArguments(t *testing.T) {
 	}
 	t.Run("not in the repository", func(t *testing.T) {
 		t.Chdir(t.TempDir())
-		if err := run(t.Context(), nil, io.Discard); err == nil || !strings.Contains(err.Error(), "run this in the root of the repository") {
+		if err := run(t.Context(), nil, io.Discard); err == nil ||
+			!strings.Contains(err.Error(), "run this in the root of the repository") {
 			t.Errorf("error %v", err)
 		}
 	})
@@ -57,7 +59,8 @@ func TestBadArguments(t *testing.T) {
 func TestBadMirrors(t *testing.T) {
 	t.Setenv("no_proxy", "127.0.0.1")
 	const content = "a package"
-	p := pin{Arch: "amd64", Name: "iptables", Version: "1:2-3", SHA256: sha256Of([]byte(content)), Archive: "debian", Path: "pool/iptables.deb"}
+	p := pin{Arch: "amd64", Name: "iptables", Version: "1:2-3", SHA256: sha256Of([]byte(content)), Archive: "debian",
+		Path: "pool/iptables.deb"}
 	asked := 0
 	serve := func(status int, body string) string {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -71,7 +74,8 @@ func TestBadMirrors(t *testing.T) {
 	gone := httptest.NewServer(nil)
 	gone.Close()
 	noSources := filepath.Join(t.TempDir(), "apt.conf")
-	if err := os.WriteFile(noSources, []byte("Dir::Etc::sourcelist \"/dev/null\";\nDir::Etc::sourceparts \"/dev/null\";\n"), 0o644); err != nil {
+	if err := os.WriteFile(noSources,
+		[]byte("Dir::Etc::sourcelist \"/dev/null\";\nDir::Etc::sourceparts \"/dev/null\";\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	occupied := filepath.Join(t.TempDir(), "cache")
@@ -83,10 +87,14 @@ func TestBadMirrors(t *testing.T) {
 		aptConfig           string
 		want                string
 	}{
-		{"a package that is gone", serve(http.StatusNotFound, ""), t.TempDir(), "", "has it no more: `make image-lock` pins what Debian has now, and DEBIAN=URI takes another mirror"},
-		{"another package of that name", serve(http.StatusOK, "not what it was"), t.TempDir(), "", "it is not what tools/image/debian.lock pins"},
-		{"a mirror that is down", gone.URL, t.TempDir(), "", "the mirror cannot be reached; later builds need no network"},
-		{"an apt without sources", "", t.TempDir(), noSources, "this machine's apt sources have no archive that ends in /debian: name one with DEBIAN=URI"},
+		{"a package that is gone", serve(http.StatusNotFound, ""), t.TempDir(), "",
+			"has it no more: `make image-lock` pins what Debian has now, and DEBIAN=URI takes another mirror"},
+		{"another package of that name", serve(http.StatusOK, "not what it was"), t.TempDir(), "",
+			"it is not what tools/image/debian.lock pins"},
+		{"a mirror that is down", gone.URL, t.TempDir(), "", "the mirror cannot be reached; later builds need no " +
+			"network"},
+		{"an apt without sources", "", t.TempDir(), noSources, "this machine's apt sources have no archive that ends " +
+			"in /debian: name one with DEBIAN=URI"},
 		{"a cache that is a file", serve(http.StatusOK, content), occupied, "", "not a directory"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -95,7 +103,8 @@ func TestBadMirrors(t *testing.T) {
 			}
 			a := archive{cache: c.cache, mirrors: map[string]string{"debian": c.mirror}}
 			_, err := a.fetch(t.Context(), p)
-			if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "package iptables 1:2-3 (amd64)") {
+			if err == nil || !strings.Contains(err.Error(), c.want) ||
+				!strings.Contains(err.Error(), "package iptables 1:2-3 (amd64)") {
 				t.Errorf("error %v, want %q", err, c.want)
 			}
 			if left, _ := os.ReadDir(c.cache); len(left) > 0 {
@@ -157,7 +166,8 @@ func TestFullDisk(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := (made{index: index}).save(out, time.Unix(0, 0)); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "write "+out) {
+	if err := (made{index: index}).save(out, time.Unix(0, 0)); !errors.Is(err, unix.ENOSPC) ||
+		!strings.Contains(err.Error(), "write "+out) {
 		t.Errorf("error %v", err)
 	}
 	if have, err := os.ReadDir(dir); err != nil || len(have) != 1 {

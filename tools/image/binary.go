@@ -63,10 +63,14 @@ func compile(ctx context.Context, dir string, on v1.Platform) (program, error) {
 		mod := goModule{path: m.Path, version: m.Version, licence: licenceOf(p.texts, licenceDir(m.Path)+"/")}
 		p.modules = append(p.modules, mod)
 	}
-	p.modules = append(p.modules, goModule{path: "stdlib", version: strings.TrimPrefix(strings.Fields(info.GoVersion)[0], "go"), licence: licenceOf(p.texts, licenceDir("stdlib")+"/")})
+	p.modules = append(p.modules,
+		goModule{path: "stdlib", version: strings.TrimPrefix(strings.Fields(info.GoVersion)[0], "go"),
+			licence: licenceOf(p.texts, licenceDir("stdlib")+"/")})
 	for _, m := range p.modules {
-		if !slices.ContainsFunc(sortedKeys(p.texts), func(name string) bool { return strings.HasPrefix(name, licenceDir(m.path)+"/") }) {
-			return program{}, fmt.Errorf("module %s %s has no licence beside its code: it may not be passed on", m.path, m.version)
+		if !slices.ContainsFunc(sortedKeys(p.texts),
+			func(name string) bool { return strings.HasPrefix(name, licenceDir(m.path)+"/") }) {
+			return program{}, fmt.Errorf("module %s %s has no licence beside its code: it may not be passed on", m.path,
+				m.version)
 		}
 	}
 	return p, nil
@@ -75,7 +79,8 @@ func compile(ctx context.Context, dir string, on v1.Platform) (program, error) {
 // goCommand runs go for a platform of the image, with the same settings on every machine.
 func goCommand(ctx context.Context, on v1.Platform, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+on.OS, "GOARCH="+on.Architecture, "GOAMD64=v1", "GOARM64=v8.0", "GOFIPS140=off", "GOFLAGS=-mod=readonly")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+on.OS, "GOARCH="+on.Architecture, "GOAMD64=v1",
+		"GOARM64=v8.0", "GOFIPS140=off", "GOFLAGS=-mod=readonly")
 	return cmd
 }
 
@@ -90,7 +95,8 @@ var licenceName = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|patents)([
 // licenceTexts returns the licences of Go and of all packages in the binary: those in the folder of
 // each, and in its parents up to the module's.
 func licenceTexts(ctx context.Context, on v1.Platform) (map[string][]byte, error) {
-	cmd := goCommand(ctx, on, "list", "-deps", "-f", "{{with .Module}}{{if not .Main}}{{.Path}}\t{{.Dir}}{{end}}{{end}}\t{{.Dir}}", "./cmd/kube-proxy")
+	cmd := goCommand(ctx, on, "list", "-deps", "-f", "{{with .Module}}{{if not "+
+		".Main}}{{.Path}}\t{{.Dir}}{{end}}{{end}}\t{{.Dir}}", "./cmd/kube-proxy")
 	said, err := cmd.Output()
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		return nil, fmt.Errorf("go list: %w: %s", err, strings.TrimSpace(string(exit.Stderr)))
@@ -102,7 +108,8 @@ func licenceTexts(ctx context.Context, on v1.Platform) (map[string][]byte, error
 		return nil, fmt.Errorf("go env GOROOT: %w", err)
 	}
 	texts := map[string][]byte{}
-	lines := append(strings.Split(string(said), "\n"), fmt.Sprintf("stdlib\t%[1]s\t%[1]s", strings.TrimSpace(string(root))))
+	lines := append(strings.Split(string(said), "\n"), fmt.Sprintf("stdlib\t%[1]s\t%[1]s",
+		strings.TrimSpace(string(root))))
 	seen := map[string]bool{}
 	for _, line := range lines {
 		f := strings.Split(line, "\t")

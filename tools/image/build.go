@@ -18,7 +18,8 @@ import (
 )
 
 // platforms are those of the image.
-var platforms = []v1.Platform{{OS: "linux", Architecture: "amd64"}, {OS: "linux", Architecture: "arm64"}, {OS: "windows", Architecture: "amd64"}}
+var platforms = []v1.Platform{{OS: "linux", Architecture: "amd64"}, {OS: "linux", Architecture: "arm64"},
+	{OS: "windows", Architecture: "amd64"}}
 
 // content is the content of the image for one platform.
 type content struct {
@@ -103,7 +104,8 @@ type made struct {
 	reported []string
 }
 
-// assemble makes both tags. That for Windows is the same in both: no mode needs another program there.
+// assemble makes both tags. That for Windows is the same in both: no mode needs another program
+// there.
 func assemble(o options, commit string, when time.Time, contents []*content) (made, error) {
 	var m made
 	b := newBill(o.name+":"+o.tag, when)
@@ -154,7 +156,8 @@ func assemble(o options, commit string, when time.Time, contents []*content) (ma
 				}
 				size += n
 			}
-			m.reported = append(m.reported, fmt.Sprintf("  %s:%s %s: %.1f MiB", o.name, t.tag, c.platform, float64(size)/(1<<20)))
+			m.reported = append(m.reported, fmt.Sprintf("  %s:%s %s: %.1f MiB", o.name, t.tag, c.platform,
+				float64(size)/(1<<20)))
 		}
 		index := mutate.Annotations(indexOf(images...), labels).(v1.ImageIndex)
 		digest, err := index.Digest()

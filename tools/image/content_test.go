@@ -31,14 +31,17 @@ func TestImage(t *testing.T) {
 	for tag := range r.tags() {
 		for _, arch := range architectures {
 			p := r.platform(tag, arch)
-			t.Logf("%s%s linux/%s: %.1f MiB", r.tags()[""].Annotations["org.opencontainers.image.ref.name"], tag, arch, float64(p.size)/(1<<20))
+			t.Logf("%s%s linux/%s: %.1f MiB", r.tags()[""].Annotations["org.opencontainers.image.ref.name"], tag, arch,
+				float64(p.size)/(1<<20))
 			if p.size > maxSize {
 				t.Errorf("tag %q for %s: %d bytes compressed, want at most %d", tag, arch, p.size, maxSize)
 			}
 			if size, most := float64(p.size)/(1<<20), reported[tag][arch]; size > most || size < most-sizeMargin {
-				t.Errorf("docs/image.md says that tag %q for %s has at most %v MiB; it has %.1f, so the page should say %.0f", tag, arch, most, size, math.Ceil(size+0.5))
+				t.Errorf("docs/image.md says that tag %q for %s has at most %v MiB; it has %.1f, so the page should "+
+					"say %.0f", tag, arch, most, size, math.Ceil(size+0.5))
 			}
-			if p.config.Architecture != arch || p.config.OS != "linux" || len(p.config.RootFS.DiffIDs) != len(p.manifest.Layers) {
+			if p.config.Architecture != arch || p.config.OS != "linux" ||
+				len(p.config.RootFS.DiffIDs) != len(p.manifest.Layers) {
 				t.Errorf("tag %q for %s: configuration %+v", tag, arch, p.config)
 			}
 			if got := p.config.Config.Entrypoint; len(got) != 1 || got[0] != "/usr/local/bin/kube-proxy" {
@@ -53,7 +56,8 @@ func TestImage(t *testing.T) {
 				continue
 			}
 			for name := range p.files {
-				if strings.HasPrefix(name, "lib") || strings.HasPrefix(name, "usr/lib") || strings.HasPrefix(name, "usr/sbin") {
+				if strings.HasPrefix(name, "lib") || strings.HasPrefix(name, "usr/lib") ||
+					strings.HasPrefix(name, "usr/sbin") {
 					t.Errorf("the image with the binary alone has /%s", name)
 				}
 			}
@@ -70,8 +74,10 @@ func TestWindowsImage(t *testing.T) {
 		if err != nil || program.Machine != pe.IMAGE_FILE_MACHINE_AMD64 {
 			t.Fatalf("tag %q: the program is for no Windows on amd64: %v", tag, err)
 		}
-		if got := p.config.Config; len(p.manifest.Layers) != 1 || !slices.Equal(got.Entrypoint, []string{windowsProgram}) || len(got.Env) > 0 || p.config.OSVersion != "" {
-			t.Errorf("tag %q: %d layers, entry point %q, environment %q, version of Windows %q", tag, len(p.manifest.Layers), got.Entrypoint, got.Env, p.config.OSVersion)
+		if got := p.config.Config; len(p.manifest.Layers) != 1 ||
+			!slices.Equal(got.Entrypoint, []string{windowsProgram}) || len(got.Env) > 0 || p.config.OSVersion != "" {
+			t.Errorf("tag %q: %d layers, entry point %q, environment %q, version of Windows %q", tag,
+				len(p.manifest.Layers), got.Entrypoint, got.Env, p.config.OSVersion)
 		}
 		for _, name := range []string{"copyright", "licences/stdlib/LICENSE", "licences/k8s.io/client-go/LICENSE"} {
 			if len(p.files["Files/"+windowsDocs+name].body) == 0 {
@@ -97,7 +103,8 @@ func reportedSizes(t *testing.T) map[string]map[string]float64 {
 		t.Fatal(err)
 	}
 	reported := map[string]map[string]float64{}
-	for _, row := range regexp.MustCompile("(?m)^\\| `localhost/kube-proxy:TAG([a-z-]*)` .*\\| at most (\\d+) / (\\d+) MiB \\|$").FindAllStringSubmatch(string(page), -1) {
+	for _, row := range regexp.MustCompile("(?m)^\\| `localhost/kube-proxy:TAG([a-z-]*)` .*\\| at most (\\d+) / "+
+		"(\\d+) MiB \\|$").FindAllStringSubmatch(string(page), -1) {
 		reported[row[1]] = map[string]float64{}
 		for k, arch := range []string{"amd64", "arm64"} {
 			if reported[row[1]][arch], err = strconv.ParseFloat(row[2+k], 64); err != nil {
@@ -127,9 +134,11 @@ func checkLabels(t *testing.T, p readPlatform) {
 // root owns all files.
 func checkFiles(t *testing.T, p readPlatform) {
 	t.Helper()
-	may := map[string]bool{binaryPath: true, "usr/sbin/xtables-nft-multi": true, "usr/sbin/xtables-legacy-multi": true, "usr/sbin/ipset": true}
+	may := map[string]bool{binaryPath: true, "usr/sbin/xtables-nft-multi": true, "usr/sbin/xtables-legacy-multi": true,
+		"usr/sbin/ipset": true}
 	for _, h := range p.headers {
-		if h.Uid != 0 || h.Gid != 0 || h.Mode&0o7000 != 0 || h.Mode&0o022 != 0 && h.Typeflag != '2' || len(h.PAXRecords) > 0 && h.PAXRecords["path"] == "" {
+		if h.Uid != 0 || h.Gid != 0 || h.Mode&0o7000 != 0 || h.Mode&0o022 != 0 && h.Typeflag != '2' ||
+			len(h.PAXRecords) > 0 && h.PAXRecords["path"] == "" {
 			t.Errorf("/%s: owner %d:%d, mode %o, %v", h.Name, h.Uid, h.Gid, h.Mode, h.PAXRecords)
 		}
 	}
@@ -145,7 +154,8 @@ func checkFiles(t *testing.T, p readPlatform) {
 			}
 		}
 	}
-	for _, name := range []string{"etc/passwd", "etc/group", "usr/share/doc/kube-proxy/copyright", licenceDir("stdlib") + "/LICENSE", licenceDir("k8s.io/client-go") + "/LICENSE"} {
+	for _, name := range []string{"etc/passwd", "etc/group", "usr/share/doc/kube-proxy/copyright",
+		licenceDir("stdlib") + "/LICENSE", licenceDir("k8s.io/client-go") + "/LICENSE"} {
 		if len(p.files[name].body) == 0 {
 			t.Errorf("/%s is missing", name)
 		}
@@ -205,7 +215,8 @@ func checkBinary(t *testing.T, p readPlatform, arch string) {
 	if settings["GOARCH"] != arch || settings["-trimpath"] != "true" || settings["CGO_ENABLED"] != "0" {
 		t.Errorf("built with %v", settings)
 	}
-	if bytes.Contains(p.files[binaryPath].body, []byte("/cmd/kube-proxy/main.go")) && !bytes.Contains(p.files[binaryPath].body, []byte("kube-proxy/cmd/kube-proxy/main.go")) {
+	if bytes.Contains(p.files[binaryPath].body, []byte("/cmd/kube-proxy/main.go")) &&
+		!bytes.Contains(p.files[binaryPath].body, []byte("kube-proxy/cmd/kube-proxy/main.go")) {
 		t.Error("it has paths of the machine that built it")
 	}
 }
@@ -213,7 +224,8 @@ func checkBinary(t *testing.T, p readPlatform, arch string) {
 // The programs for modes iptables and ipvs, and the extensions that their rules name.
 func checkIPTables(t *testing.T, p readPlatform) {
 	t.Helper()
-	names := []string{"usr/sbin/ipset", "etc/os-release", "var/lib/dpkg/status.d/iptables", "usr/share/doc/libc6/copyright"}
+	names := []string{"usr/sbin/ipset", "etc/os-release", "var/lib/dpkg/status.d/iptables",
+		"usr/share/doc/libc6/copyright"}
 	for _, family := range []string{"iptables", "ip6tables"} {
 		for _, backend := range []string{"-nft", "-legacy"} {
 			for _, suffix := range []string{"", "-restore", "-save"} {
@@ -221,8 +233,10 @@ func checkIPTables(t *testing.T, p readPlatform) {
 			}
 		}
 	}
-	for _, extension := range []string{"libxt_comment", "libxt_conntrack", "libxt_addrtype", "libxt_mark", "libxt_statistic", "libxt_recent", "libxt_set", "libxt_standard",
-		"libxt_nfacct", "libxt_multiport", "libxt_sctp", "libxt_tcp", "libxt_udp", "libipt_REJECT", "libip6t_REJECT", "libxt_MASQUERADE", "libxt_DNAT", "libxt_REDIRECT"} {
+	for _, extension := range []string{"libxt_comment", "libxt_conntrack", "libxt_addrtype", "libxt_mark",
+		"libxt_statistic", "libxt_recent", "libxt_set", "libxt_standard",
+		"libxt_nfacct", "libxt_multiport", "libxt_sctp", "libxt_tcp", "libxt_udp", "libipt_REJECT", "libip6t_REJECT",
+		"libxt_MASQUERADE", "libxt_DNAT", "libxt_REDIRECT"} {
 		names = append(names, "usr/lib/"+triplets[p.config.Architecture]+"/xtables/"+extension+".so")
 	}
 	for _, name := range names {

@@ -18,7 +18,8 @@ import (
 // package is an error.
 var packages = []string{
 	"base-files", "iptables", "ipset",
-	"libc6", "libip4tc2", "libip6tc2", "libipset13t64", "libmnl0", "libnetfilter-conntrack3", "libnfnetlink0", "libnftnl11", "libxtables12",
+	"libc6", "libip4tc2", "libip6tc2", "libipset13t64", "libmnl0", "libnetfilter-conntrack3", "libnfnetlink0",
+	"libnftnl11", "libxtables12",
 }
 
 // wanted are patterns of the files that the image uses of the packages. Libraries are added
@@ -32,8 +33,9 @@ var wanted = slices.Concat([]string{
 	"usr/share/common-licenses/*",
 }, iptablesPrograms())
 
-// iptablesPrograms are the names under which modes iptables and ipvs look for both back ends. The plain names, which are of one
-// of the back ends, are left out: the proxy detects the node's back end.
+// iptablesPrograms are the names under which modes iptables and ipvs look for both back ends. The
+// plain names, which are of one of the back ends, are left out: the proxy detects the node's back
+// end.
 func iptablesPrograms() (names []string) {
 	for _, family := range []string{"iptables", "ip6tables"} {
 		for _, backend := range []string{"nft", "legacy"} {
@@ -109,7 +111,8 @@ func debianTree(ctx context.Context, a archive, l lock, arch string) (tree, []de
 	var pkgs []debianPackage
 	for _, name := range slices.Sorted(maps.Keys(found)) {
 		if !used[name] {
-			return nil, nil, fmt.Errorf("packages for %s: nothing of %s is used: take it from packages in image/debian.go", arch, name)
+			return nil, nil, fmt.Errorf("packages for %s: nothing of %s is used: take it from packages in "+
+				"image/debian.go", arch, name)
 		}
 		doc := "usr/share/doc/" + name + "/copyright"
 		if err := t.take(all, doc); err != nil {

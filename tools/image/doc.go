@@ -1,5 +1,5 @@
-// Command image makes bin/kube-proxy-image.tar, a container image for linux/amd64 and linux/arm64, without a daemon and without
-// a container:
+// Command image makes bin/kube-proxy-image.tar, a container image for linux/amd64 and linux/arm64,
+// without a daemon and without a container:
 //
 //	debian.lock ──▶ .deb files ──▶ programs, what they link to, licences ─┐
 //	(versions, SHA-256)   (cache)                                         ├─▶ layers ─▶ OCI layout, SBOM

@@ -54,7 +54,8 @@ func classify(text string) string {
 	if has("Permission is hereby granted, free of charge, to any person obtaining a copy") {
 		ids = append(ids, "MIT")
 	}
-	if has("Permission to use, copy, modify, and") && has("distribute this software for any purpose with or without fee") {
+	if has("Permission to use, copy, modify, and") &&
+		has("distribute this software for any purpose with or without fee") {
 		ids = append(ids, "ISC")
 	}
 	if has("Mozilla Public License") && has("2.0") {
@@ -72,11 +73,14 @@ func classify(text string) string {
 
 // debianNames are names of licences in Debian's copyright files, as SPDX calls them.
 var debianNames = map[string]string{
-	"gpl": "GPL-1.0-or-later", "gpl-1": "GPL-1.0-only", "gpl-1+": "GPL-1.0-or-later", "gpl-2": "GPL-2.0-only", "gpl-2+": "GPL-2.0-or-later",
+	"gpl": "GPL-1.0-or-later", "gpl-1": "GPL-1.0-only", "gpl-1+": "GPL-1.0-or-later", "gpl-2": "GPL-2.0-only",
+	"gpl-2+":  "GPL-2.0-or-later",
 	"gpl-2.0": "GPL-2.0-only", "gpl-2.0+": "GPL-2.0-or-later", "gpl-3": "GPL-3.0-only", "gpl-3+": "GPL-3.0-or-later",
-	"lgpl-2": "LGPL-2.0-only", "lgpl-2+": "LGPL-2.0-or-later", "lgpl-2.1": "LGPL-2.1-only", "lgpl-2.1+": "LGPL-2.1-or-later",
-	"lgpl-3": "LGPL-3.0-only", "lgpl-3+": "LGPL-3.0-or-later",
-	"artistic-2": "Artistic-2.0", "artistic-2.0": "Artistic-2.0", "expat": "MIT", "mit": "MIT", "isc": "ISC", "apache-2.0": "Apache-2.0",
+	"lgpl-2": "LGPL-2.0-only", "lgpl-2+": "LGPL-2.0-or-later", "lgpl-2.1": "LGPL-2.1-only",
+	"lgpl-2.1+": "LGPL-2.1-or-later",
+	"lgpl-3":    "LGPL-3.0-only", "lgpl-3+": "LGPL-3.0-or-later",
+	"artistic-2": "Artistic-2.0", "artistic-2.0": "Artistic-2.0", "expat": "MIT", "mit": "MIT", "isc": "ISC",
+	"apache-2.0":   "Apache-2.0",
 	"bsd-2-clause": "BSD-2-Clause", "bsd-3-clause": "BSD-3-Clause",
 }
 

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// The lock of the repository pins every package for both architectures, and is written as it is read.
+// The lock of the repository pins every package for both architectures, and is written as it is
+// read.
 func TestLockFile(t *testing.T) {
 	text, err := os.ReadFile("debian.lock")
 	if err != nil {

@@ -39,10 +39,12 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	o := options{archive: archive{mirrors: map[string]string{}}}
 	flags := flag.NewFlagSet("image [lock]", flag.ContinueOnError)
 	flags.StringVar(&o.out, "o", "bin/kube-proxy-image.tar", "the archive to write")
-	flags.StringVar(&o.name, "name", "localhost/kube-proxy", "the `name` of the image, such as registry.example/kube-proxy")
+	flags.StringVar(&o.name, "name", "localhost/kube-proxy", "the `name` of the image, such as "+
+		"registry.example/kube-proxy")
 	flags.StringVar(&o.tag, "tag", "", "its `tag`; the commit if empty")
 	flags.StringVar(&o.archive.cache, "cache", "", "the `folder` that keeps packages of Debian")
-	debian := flags.String("debian", "", "the `address` of Debian's archive, such as a snapshot of it; this machine's apt sources if empty")
+	debian := flags.String("debian", "", "the `address` of Debian's archive, such as a snapshot of it; this "+
+		"machine's apt sources if empty")
 	security := flags.String("debian-security", "", "the `address` of Debian's security archive")
 	lockOnly := len(args) > 0 && args[0] == "lock"
 	if lockOnly {
@@ -81,15 +83,17 @@ func writeLock(ctx context.Context, a archive, stdout io.Writer) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(stdout, "wrote %s: %d packages of %s; read the difference, run make test-image, commit\n", lockFile, len(l.pins), l.Suite)
+	fmt.Fprintf(stdout, "wrote %s: %d packages of %s; read the difference, run make test-image, commit\n", lockFile,
+		len(l.pins), l.Suite)
 	return nil
 }
 
 var (
 	// imageName and imageTag are the patterns of the distribution specification, and a registry
 	// with a port.
-	imageName = regexp.MustCompile(`^[a-z0-9.-]+(:[0-9]+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)+$|^[a-z0-9]+([._-]+[a-z0-9]+)*$`)
-	imageTag  = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,110}$`)
+	imageName = regexp.MustCompile(
+		`^[a-z0-9.-]+(:[0-9]+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)+$|^[a-z0-9]+([._-]+[a-z0-9]+)*$`)
+	imageTag = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,110}$`)
 )
 
 // minimal is the suffix of the tag with only the binary.
@@ -114,7 +118,8 @@ func build(ctx context.Context, o options, stdout io.Writer) error {
 	case err != nil:
 		return err
 	case !imageName.MatchString(o.name):
-		return fmt.Errorf("name %q: want one such as kube-proxy or registry.example:5000/team/kube-proxy, without a tag", o.name)
+		return fmt.Errorf(
+			"name %q: want one such as kube-proxy or registry.example:5000/team/kube-proxy, without a tag", o.name)
 	case !imageTag.MatchString(o.tag):
 		return fmt.Errorf("tag %q: want letters, digits, dots, dashes and underscores, at most 111", o.tag)
 	}
@@ -144,21 +149,24 @@ func build(ctx context.Context, o options, stdout io.Writer) error {
 	if err := made.save(o.out, when); err != nil {
 		return err
 	}
-	fmt.Fprintf(stdout, "%s in %s, with its bill of materials %s\n", o.out, time.Since(began).Round(100*time.Millisecond), billFile(o.out))
+	fmt.Fprintf(stdout, "%s in %s, with its bill of materials %s\n", o.out,
+		time.Since(began).Round(100*time.Millisecond), billFile(o.out))
 	for _, line := range made.reported {
 		fmt.Fprintln(stdout, line)
 	}
 	return nil
 }
 
-// sourceDate is the time that all files of ours carry: SOURCE_DATE_EPOCH if it is set, else the commit's, in seconds since 1970.
+// sourceDate is the time that all files of ours carry: SOURCE_DATE_EPOCH if it is set, else the
+// commit's, in seconds since 1970.
 func sourceDate(epoch, commit string) (time.Time, error) {
 	text := epoch
 	if text == "" {
 		text = commit
 	}
 	if text == "" {
-		return time.Time{}, errors.New("no time for the files of the image: git does not know that of the commit: set SOURCE_DATE_EPOCH")
+		return time.Time{}, errors.New("no time for the files of the image: git does not know that of the commit: " +
+			"set SOURCE_DATE_EPOCH")
 	}
 	seconds, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || seconds < 0 {

@@ -19,7 +19,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// layer makes a layer of files. Equal trees and times make equal bytes: names are in order, owners are root, and the time is when.
+// layer makes a layer of files. Equal trees and times make equal bytes: names are in order, owners
+// are root, and the time is when.
 func (t tree) layer(when time.Time) (v1.Layer, error) {
 	var plain bytes.Buffer
 	w := tar.NewWriter(&plain)
@@ -43,7 +44,8 @@ func (t tree) layer(when time.Time) (v1.Layer, error) {
 		return nil, err
 	}
 	open := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(plain.Bytes())), nil }
-	return tarball.LayerFromOpener(open, tarball.WithCompressionLevel(gzip.BestCompression), tarball.WithCompressedCaching, tarball.WithMediaType(types.OCILayer))
+	return tarball.LayerFromOpener(open, tarball.WithCompressionLevel(gzip.BestCompression),
+		tarball.WithCompressedCaching, tarball.WithMediaType(types.OCILayer))
 }
 
 // part is one layer of an image, with its creator.
@@ -57,7 +59,8 @@ func newImage(p v1.Platform, created time.Time, config v1.Config, parts []part) 
 	img := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
 	for _, part := range parts {
 		var err error
-		img, err = mutate.Append(img, mutate.Addendum{Layer: part.layer, MediaType: types.OCILayer, History: v1.History{Created: v1.Time{Time: created}, CreatedBy: part.by}})
+		img, err = mutate.Append(img, mutate.Addendum{Layer: part.layer, MediaType: types.OCILayer,
+			History: v1.History{Created: v1.Time{Time: created}, CreatedBy: part.by}})
 		if err != nil {
 			return nil, fmt.Errorf("add a layer for %s: %w", p, err)
 		}
@@ -87,7 +90,8 @@ func tagged(name string, index v1.ImageIndex) mutate.IndexAddendum {
 	}}}
 }
 
-// writeArchive writes an OCI image layout as an archive, by way of a folder in dir; equal images and times make equal bytes.
+// writeArchive writes an OCI image layout as an archive, by way of a folder in dir; equal images
+// and times make equal bytes.
 func writeArchive(out io.Writer, index v1.ImageIndex, dir string, when time.Time) error {
 	dir, err := os.MkdirTemp(dir, ".layout-")
 	if err != nil {
@@ -107,7 +111,8 @@ func writeArchive(out io.Writer, index v1.ImageIndex, dir string, when time.Time
 		if err != nil {
 			return err
 		}
-		if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o644, ModTime: when, Typeflag: tar.TypeReg, Size: int64(len(body))}); err != nil {
+		if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o644, ModTime: when, Typeflag: tar.TypeReg,
+			Size: int64(len(body))}); err != nil {
 			return err
 		}
 		_, err = w.Write(body)

@@ -70,13 +70,15 @@ func standIn(text string, args []string) int {
 func (c container) serve(args []string) error {
 	if c.Kubelet != "" {
 		for _, family := range []string{"iptables", "ip6tables"} {
-			if out, err := exec.Command(family+"-"+c.Kubelet, "-t", "mangle", "-N", "KUBE-IPTABLES-HINT").CombinedOutput(); err != nil {
+			if out, err := exec.Command(family+"-"+c.Kubelet, "-t", "mangle", "-N", "KUBE-IPTABLES-HINT").
+				CombinedOutput(); err != nil {
 				return fmt.Errorf("stand in for a kubelet: %w: %s", err, out)
 			}
 		}
 	}
 	if c.Sets {
-		for _, command := range []string{"ipset create theirs hash:ip", "iptables-nft -A INPUT -m set --match-set theirs src -j ACCEPT"} {
+		for _, command := range []string{"ipset create theirs hash:ip",
+			"iptables-nft -A INPUT -m set --match-set theirs src -j ACCEPT"} {
 			words := strings.Fields(command)
 			if out, err := exec.Command(words[0], words[1:]...).CombinedOutput(); err != nil {
 				return fmt.Errorf("%s: %w: %s", command, err, out)
@@ -102,7 +104,8 @@ func (c container) serve(args []string) error {
 		}
 	}
 	err := c.run("main", args, false)
-	for _, save := range []string{"iptables-nft-save", "ip6tables-nft-save", "iptables-legacy-save", "ip6tables-legacy-save"} {
+	for _, save := range []string{"iptables-nft-save", "ip6tables-nft-save", "iptables-legacy-save",
+		"ip6tables-legacy-save"} {
 		out, e := exec.Command(save).Output()
 		err = errors.Join(err, e, os.WriteFile(filepath.Join(c.Dir, save), out, 0o644))
 	}
@@ -150,18 +153,25 @@ func (c container) spec(args []string, privileged bool) map[string]any {
 	type object = map[string]any
 	mounts := []object{
 		{"destination": "/proc", "type": "proc", "source": "proc", "options": []string{"nosuid", "noexec", "nodev"}},
-		{"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
-		{"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": []string{"nosuid", "noexec", "nodev", "mode=1777", "size=65536k"}},
-		{"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": []string{"nosuid", "noexec", "nodev", map[bool]string{true: "rw", false: "ro"}[privileged]}},
+		{"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": []string{"nosuid", "strictatime",
+			"mode=755", "size=65536k"}},
+		{"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": []string{"nosuid", "noexec", "nodev",
+			"mode=1777", "size=65536k"}},
+		{"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": []string{"nosuid", "noexec", "nodev",
+			map[bool]string{true: "rw", false: "ro"}[privileged]}},
 		// As in the chart for the admin socket, for any user.
-		{"destination": "/run/kube-proxy", "type": "tmpfs", "source": "tmpfs", "options": []string{"nosuid", "noexec", "nodev", "mode=777", "size=1m"}},
+		{"destination": "/run/kube-proxy", "type": "tmpfs", "source": "tmpfs", "options": []string{"nosuid", "noexec",
+			"nodev", "mode=777", "size=1m"}},
 		// As kubeadm's DaemonSet mounts them.
-		{"destination": "/lib/modules", "type": "bind", "source": filepath.Join(c.Dir, "modules"), "options": []string{"rbind", "ro"}},
-		{"destination": "/run/xtables.lock", "type": "bind", "source": filepath.Join(c.Dir, "xtables.lock"), "options": []string{"rbind", "rw"}},
+		{"destination": "/lib/modules", "type": "bind", "source": filepath.Join(c.Dir, "modules"),
+			"options": []string{"rbind", "ro"}},
+		{"destination": "/run/xtables.lock", "type": "bind", "source": filepath.Join(c.Dir, "xtables.lock"),
+			"options": []string{"rbind", "rw"}},
 	}
 	for i, a := range args {
 		if a == "--manifests" {
-			mounts = append(mounts, object{"destination": args[i+1], "type": "bind", "source": filepath.Join(c.Dir, "manifests"), "options": []string{"rbind", "ro"}})
+			mounts = append(mounts, object{"destination": args[i+1], "type": "bind",
+				"source": filepath.Join(c.Dir, "manifests"), "options": []string{"rbind", "ro"}})
 		}
 	}
 	capabilities := object{"bounding": c.Capabilities, "effective": c.Capabilities, "permitted": c.Capabilities}
@@ -170,7 +180,9 @@ func (c container) spec(args []string, privileged bool) map[string]any {
 	}
 	linux := object{"namespaces": []object{{"type": "pid"}, {"type": "ipc"}, {"type": "uts"}, {"type": "mount"}}}
 	if !privileged {
-		linux["maskedPaths"] = []string{"/proc/acpi", "/proc/asound", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/sys/firmware", "/proc/scsi"}
+		linux["maskedPaths"] = []string{"/proc/acpi", "/proc/asound", "/proc/kcore", "/proc/keys",
+			"/proc/latency_stats", "/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/sys/firmware",
+			"/proc/scsi"}
 		linux["readonlyPaths"] = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 	}
 	if c.Seccomp != nil {
@@ -180,14 +192,16 @@ func (c container) spec(args []string, privileged bool) map[string]any {
 		"ociVersion": "1.0.2", "hostname": "node1", "mounts": mounts, "linux": linux,
 		"root": object{"path": filepath.Join(c.Dir, "rootfs"), "readonly": true},
 		"process": object{
-			"user": object{"uid": c.UID, "gid": c.UID}, "cwd": "/", "env": c.Config.Env, "args": append(c.Config.Entrypoint, args...),
+			"user": object{"uid": c.UID, "gid": c.UID}, "cwd": "/", "env": c.Config.Env,
+			"args":         append(c.Config.Entrypoint, args...),
 			"capabilities": capabilities, "noNewPrivileges": !privileged,
 		},
 	}
 }
 
 // everyCapability lists those of a privileged container, as far as this machine has them.
-var everyCapability = []string{"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_SYS_ADMIN", "CAP_SYS_MODULE"}
+var everyCapability = []string{"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_KILL", "CAP_SETGID", "CAP_SETUID",
+	"CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_SYS_ADMIN", "CAP_SYS_MODULE"}
 
 // The image serves the shop of `make run` to all hosts of the lab, in both families, as a container
 // of a node: read-only, without privilege escalation, with containerd's seccomp filter, and with
@@ -207,10 +221,13 @@ func TestServes(t *testing.T) {
 		{"nftables, not root", minimal, "nftables", "", container{Capabilities: netAdmin, UID: 65532, Ambient: true}},
 		{"userspace, not root", minimal, "userspace", "", container{Capabilities: netAdmin, UID: 65532, Ambient: true}},
 		{"iptables, nft", "", "iptables", "iptables-nft-save", container{Capabilities: netAdmin, Kubelet: "nft"}},
-		{"iptables, nft, beside ipsets", "", "iptables", "iptables-nft-save", container{Capabilities: []string{"CAP_NET_ADMIN", "CAP_NET_RAW"}, Kubelet: "nft", Sets: true}},
-		{"iptables, nft, not root", "", "iptables", "iptables-nft-save", container{Capabilities: netAdmin, UID: 65532, Ambient: true, Kubelet: "nft"}},
+		{"iptables, nft, beside ipsets", "", "iptables", "iptables-nft-save",
+			container{Capabilities: []string{"CAP_NET_ADMIN", "CAP_NET_RAW"}, Kubelet: "nft", Sets: true}},
+		{"iptables, nft, not root", "", "iptables", "iptables-nft-save", container{Capabilities: netAdmin, UID: 65532,
+			Ambient: true, Kubelet: "nft"}},
 		{"ipvs", "", "ipvs", "iptables-nft-save", container{Capabilities: []string{"CAP_NET_ADMIN", "CAP_NET_RAW"}}},
-		{"iptables, legacy", "", "iptables", "iptables-legacy-save", container{Capabilities: []string{"CAP_NET_ADMIN", "CAP_NET_RAW"}, Kubelet: "legacy"}},
+		{"iptables, legacy", "", "iptables", "iptables-legacy-save",
+			container{Capabilities: []string{"CAP_NET_ADMIN", "CAP_NET_RAW"}, Kubelet: "legacy"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.mode == "ipvs" && kernel.LoadIPVS() != nil {
@@ -234,8 +251,10 @@ func TestServes(t *testing.T) {
 // expected returns true for warnings of every start in this lab: a container cannot set its
 // oom_score_adj, and others about fields missing in the shop's manifests and the command line.
 func expected(line string) bool {
-	return strings.Contains(line, "oom_score_adj") || strings.Contains(line, "healthCheckNodePort: is missing") || strings.Contains(line, "--nodeport-addresses is not set") ||
-		strings.Contains(line, "mode ipvs is deprecated upstream") || strings.Contains(line, "Mode has a security impact")
+	return strings.Contains(line, "oom_score_adj") || strings.Contains(line, "healthCheckNodePort: is missing") ||
+		strings.Contains(line, "--nodeport-addresses is not set") ||
+		strings.Contains(line, "mode ipvs is deprecated upstream") ||
+		strings.Contains(line, "Mode has a security impact")
 }
 
 // A container that lacks a requirement reports it, with a remedy.
@@ -245,11 +264,16 @@ func (l containerLab) testServesNot(t *testing.T) {
 		want            string
 		container
 	}{
-		{"no capability", minimal, "nftables", "nf_tables needs root, or the capability NET_ADMIN", container{Init: true, Capabilities: []string{}}},
-		{"not root, as a kubelet does it", minimal, "nftables", "nf_tables needs root, or the capability NET_ADMIN", container{Init: true, Capabilities: []string{"CAP_NET_ADMIN"}, UID: 65532}},
-		{"sysctls not set before", minimal, "nftables", "read-only file system; set it outside of this container, or run the container privileged", container{Capabilities: []string{"CAP_NET_ADMIN"}}},
-		{"NET_ADMIN alone beside ipsets", "", "iptables", "run as root with CAP_NET_ADMIN and CAP_NET_RAW", container{Init: true, Capabilities: []string{"CAP_NET_ADMIN"}, Sets: true}},
-		{"no iptables in the image", minimal, "iptables", "install iptables, or use --proxy-mode nftables", container{Init: true, Capabilities: []string{"CAP_NET_ADMIN"}}},
+		{"no capability", minimal, "nftables", "nf_tables needs root, or the capability NET_ADMIN",
+			container{Init: true, Capabilities: []string{}}},
+		{"not root, as a kubelet does it", minimal, "nftables", "nf_tables needs root, or the capability NET_ADMIN",
+			container{Init: true, Capabilities: []string{"CAP_NET_ADMIN"}, UID: 65532}},
+		{"sysctls not set before", minimal, "nftables", "read-only file system; set it outside of this container, or " +
+			"run the container privileged", container{Capabilities: []string{"CAP_NET_ADMIN"}}},
+		{"NET_ADMIN alone beside ipsets", "", "iptables", "run as root with CAP_NET_ADMIN and CAP_NET_RAW",
+			container{Init: true, Capabilities: []string{"CAP_NET_ADMIN"}, Sets: true}},
+		{"no iptables in the image", minimal, "iptables", "install iptables, or use --proxy-mode nftables",
+			container{Init: true, Capabilities: []string{"CAP_NET_ADMIN"}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			said, log, err := l.run(t, &c.container, c.tag, c.mode)
@@ -260,7 +284,8 @@ func (l containerLab) testServesNot(t *testing.T) {
 	}
 }
 
-var demoFlag = flag.String("demo", "", "the program of `make run`, which is the lab of the containers; built if not given")
+var demoFlag = flag.String("demo", "", "the program of `make run`, which is the lab of the containers; built if not "+
+	"given")
 
 // containerLab holds the common parts of a test's containers.
 type containerLab struct {
@@ -279,7 +304,8 @@ func newContainerLab(t *testing.T) containerLab {
 	l := containerLab{image: openImage(t, archive), containerd: startContainerd(t), demo: *demoFlag}
 	if l.demo == "" {
 		l.demo = filepath.Join(t.TempDir(), "demo")
-		if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", l.demo, "kube-proxy/tools/demo").CombinedOutput(); err != nil {
+		if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", l.demo, "kube-proxy/tools/demo").
+			CombinedOutput(); err != nil {
 			t.Fatalf("build the lab: %v\n%s", err, out)
 		}
 	}
@@ -303,7 +329,8 @@ func (l containerLab) run(t *testing.T, c *container, tag, mode string) (said, l
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(l.demo, "-once", "-connections", "60", "-mode", mode, "-kube-proxy", self, "-lab", fmt.Sprintf("image%d", os.Getpid()), "-shop", "../../docs/examples/shop")
+	cmd := exec.Command(l.demo, "-once", "-connections", "60", "-mode", mode, "-kube-proxy", self, "-lab",
+		fmt.Sprintf("image%d", os.Getpid()), "-shop", "../../docs/examples/shop")
 	cmd.Env = append(os.Environ(), asContainer+"="+string(text))
 	out, err := cmd.CombinedOutput()
 	b, _ := os.ReadFile(filepath.Join(c.Dir, "main", "log")) // missing if it did not start
@@ -320,10 +347,12 @@ func (l containerLab) testImported(t *testing.T) {
 				line = l
 			}
 		}
-		if !strings.Contains(line, top.Digest.String()) || !strings.Contains(line, "linux/amd64,linux/arm64,windows/amd64") {
+		if !strings.Contains(line, top.Digest.String()) ||
+			!strings.Contains(line, "linux/amd64,linux/arm64,windows/amd64") {
 			t.Errorf("containerd has %q, want %s for all platforms", line, top.Digest)
 		}
-		if said := l.containerd.ctr("run", "--rm", "--read-only", "--net-host", name, "version"+tag, "/usr/local/bin/kube-proxy", "--version"); !strings.HasPrefix(said, "Kubernetes v") {
+		if said := l.containerd.ctr("run", "--rm", "--read-only", "--net-host", name, "version"+tag,
+			"/usr/local/bin/kube-proxy", "--version"); !strings.HasPrefix(said, "Kubernetes v") {
 			t.Errorf("%s: --version says %q", name, said)
 		}
 	}
@@ -334,7 +363,8 @@ func (c container) unpack(t *testing.T, p readPlatform) {
 	t.Helper()
 	root := filepath.Join(c.Dir, "rootfs")
 	p.unpack(t, root)
-	// A runtime makes the places of mounts before it makes the root read-only; here they are made like the image's other files.
+	// A runtime makes the places of mounts before it makes the root read-only; here they are made
+	// like the image's other files.
 	for _, d := range []string{"proc", "sys", "dev", "run/kube-proxy", "tmp", "lib/modules"} {
 		if err := os.MkdirAll(filepath.Join(root, d), 0o755); err != nil {
 			t.Fatal(err)
@@ -353,7 +383,8 @@ func (c container) unpack(t *testing.T, p readPlatform) {
 	}
 	t.Cleanup(func() { // however it ended
 		for _, name := range []string{"init", "main"} {
-			exec.Command("runc", "--root", filepath.Join(c.Dir, "runc"), "delete", "--force", filepath.Base(c.Dir)+"-"+name).Run()
+			exec.Command("runc", "--root", filepath.Join(c.Dir, "runc"), "delete", "--force", filepath.Base(c.Dir)+"-"+
+				name).Run()
 		}
 	})
 }
@@ -382,8 +413,10 @@ func startContainerd(t *testing.T) daemon {
 	t.Helper()
 	dir := t.TempDir()
 	d := daemon{t, filepath.Join(dir, "sock")}
-	config := fmt.Sprintf("version = 2\nroot = %q\nstate = %q\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\", \"io.containerd.snapshotter.v1.devmapper\", \"io.containerd.snapshotter.v1.zfs\", "+
-		"\"io.containerd.snapshotter.v1.btrfs\"]\n[grpc]\naddress = %q\n[ttrpc]\naddress = %q\n", dir+"/root", dir+"/state", d.socket, d.socket+".ttrpc")
+	config := fmt.Sprintf("version = 2\nroot = %q\nstate = %q\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\", "+
+		"\"io.containerd.snapshotter.v1.devmapper\", \"io.containerd.snapshotter.v1.zfs\", "+
+		"\"io.containerd.snapshotter.v1.btrfs\"]\n[grpc]\naddress = %q\n[ttrpc]\naddress = %q\n", dir+"/root", dir+
+		"/state", d.socket, d.socket+".ttrpc")
 	if err := os.WriteFile(filepath.Join(dir, "config.toml"), []byte(config), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -410,7 +443,8 @@ func (d daemon) ctr(args ...string) string {
 	var stdout, stderr strings.Builder
 	cmd := exec.Command("ctr", append([]string{"--address", d.socket}, args...)...)
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	cmd.Env = append(os.Environ(), "CONTAINERD_SNAPSHOTTER=native") // plain folders, which are possible on every file system
+	// plain folders, which are possible on every file system
+	cmd.Env = append(os.Environ(), "CONTAINERD_SNAPSHOTTER=native")
 	if err := cmd.Run(); err != nil {
 		d.t.Fatalf("ctr %s: %v\n%s", strings.Join(args, " "), err, stderr.String())
 	}
@@ -456,7 +490,8 @@ func TestOtherArchitecture(t *testing.T) {
 			return cmd
 		},
 		"arm64": func(root string, args ...string) *exec.Cmd {
-			return exec.Command(emulator, append([]string{"-L", root, "-E", "LD_LIBRARY_PATH=", filepath.Join(root, args[0])}, args[1:]...)...)
+			return exec.Command(emulator,
+				append([]string{"-L", root, "-E", "LD_LIBRARY_PATH=", filepath.Join(root, args[0])}, args[1:]...)...)
 		},
 	}
 	shop, err := os.ReadDir("../../docs/examples/shop")
@@ -495,9 +530,11 @@ func TestOtherArchitecture(t *testing.T) {
 		if arch == "arm64" {
 			dir = filepath.Join(roots[arch], "shop")
 		}
-		cmd := commands[arch](roots[arch], "usr/local/bin/kube-proxy", "render", "--manifests", dir, "--proxy-mode", "iptables", "--hostname-override", "node1", "--cluster-cidr", "10.1.0.0/16,fd00:10:1::/48")
+		cmd := commands[arch](roots[arch], "usr/local/bin/kube-proxy", "render", "--manifests", dir, "--proxy-mode",
+			"iptables", "--hostname-override", "node1", "--cluster-cidr", "10.1.0.0/16,fd00:10:1::/48")
 		out, err := cmd.Output()
-		if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && strings.Contains(string(exit.Stderr), "healthCheckNodePort: is missing") {
+		if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && strings.Contains(string(exit.Stderr),
+			"healthCheckNodePort: is missing") {
 			err = nil // it reports that, and renders the rest
 		}
 		if err != nil {
@@ -517,7 +554,8 @@ func TestKernelLoads(t *testing.T) {
 	if line, err := os.ReadFile("/proc/cmdline"); err != nil || !bytes.Contains(line, []byte(" job=")) {
 		t.Skip("takes modules out of the kernel, so it runs in a VM: `make test-image` has it there")
 	}
-	unload := regexp.MustCompile(`(?m)^((?:ip_vs|nf|nft|xt|ipt|ip6t|ip_tables|ip6_tables|iptable|ip6table|ip_set|x_tables)\w*) `)
+	unload := regexp.MustCompile(
+		`(?m)^((?:ip_vs|nf|nft|xt|ipt|ip6t|ip_tables|ip6_tables|iptable|ip6table|ip_set|x_tables)\w*) `)
 	loaded := func() [][]byte {
 		text, err := os.ReadFile("/proc/modules")
 		if err != nil {
@@ -534,14 +572,17 @@ func TestKernelLoads(t *testing.T) {
 		t.Fatalf("modules stay: %s", left)
 	}
 	netlab.EnterForTest(t)
-	c := container{Dir: t.TempDir(), Config: r.platform("", runtime.GOARCH).config.Config, Capabilities: []string{"CAP_NET_ADMIN", "CAP_NET_RAW"}}
+	c := container{Dir: t.TempDir(), Config: r.platform("", runtime.GOARCH).config.Config,
+		Capabilities: []string{"CAP_NET_ADMIN", "CAP_NET_RAW"}}
 	c.unpack(t, r.platform("", runtime.GOARCH))
 	for i, step := range []struct {
 		command string
 		works   bool
 	}{
-		{"/usr/sbin/iptables-nft -t nat -A POSTROUTING -m comment --comment x -m statistic --mode random --probability 0.5 -j MASQUERADE", true},
-		{"/usr/sbin/ip6tables-nft -t filter -A INPUT -m conntrack --ctstate NEW -m addrtype --dst-type LOCAL -m recent --name x --set -j REJECT", true},
+		{"/usr/sbin/iptables-nft -t nat -A POSTROUTING -m comment --comment x -m statistic --mode random " +
+			"--probability 0.5 -j MASQUERADE", true},
+		{"/usr/sbin/ip6tables-nft -t filter -A INPUT -m conntrack --ctstate NEW -m addrtype --dst-type LOCAL -m " +
+			"recent --name x --set -j REJECT", true},
 		{"/usr/sbin/ipset create x hash:ip,port,ip", true},
 		{"/usr/sbin/iptables-legacy -t nat -S", false},
 		{"modprobe ip_tables", true}, // by the node
@@ -573,7 +614,8 @@ func TestReproducible(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := filepath.Join(t.TempDir(), "second.tar")
-	cmd := exec.Command("sh", "-c", `umask 077; go -C tools build -o "$PWD/bin/" ./image && exec bin/image -name "$1" -tag "$2" -o "$3"`, "sh", name, tag, second)
+	cmd := exec.Command("sh", "-c", `umask 077; go -C tools build -o "$PWD/bin/" ./image && exec bin/image -name `+
+		`"$1" -tag "$2" -o "$3"`, "sh", name, tag, second)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "TZ=Pacific/Kiritimati", "LC_ALL=C", "PWD="+dir)
 	if out, err := cmd.CombinedOutput(); err != nil {

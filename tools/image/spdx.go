@@ -69,7 +69,8 @@ type bill struct {
 }
 
 func newBill(name string, created time.Time) *bill {
-	return &bill{have: map[string]bool{}, doc: spdxDocument{SPDXVersion: "SPDX-2.3", DataLicense: "CC0-1.0", SPDXID: "SPDXRef-DOCUMENT", Name: name,
+	return &bill{have: map[string]bool{}, doc: spdxDocument{SPDXVersion: "SPDX-2.3", DataLicense: "CC0-1.0",
+		SPDXID: "SPDXRef-DOCUMENT", Name: name,
 		CreationInfo: spdxCreation{created.UTC().Format(time.RFC3339), []string{"Tool: kube-proxy-make-image"}}}}
 }
 
@@ -102,27 +103,38 @@ func sha256Of(body []byte) string {
 }
 
 // image adds an image for one platform and all that is in it.
-func (b *bill) image(name, tag string, on v1.Platform, digest v1.Hash, p program, pkgs []debianPackage, licences string) {
+func (b *bill) image(name, tag string, on v1.Platform, digest v1.Hash, p program, pkgs []debianPackage,
+	licences string) {
 	top := spdxID("image", tag, on.OS, on.Architecture)
 	short := name[strings.LastIndex(name, "/")+1:]
-	b.add(b.doc.SPDXID, "DESCRIBES", spdxPackage{SPDXID: top, Name: name, VersionInfo: tag, Purpose: "CONTAINER", LicenseDeclared: licences,
-		Checksums:    []spdxChecksum{{"SHA256", digest.Hex}},
-		ExternalRefs: []spdxRef{{"PACKAGE-MANAGER", "purl", fmt.Sprintf("pkg:oci/%s@%s?arch=%s&tag=%s", short, url.QueryEscape(digest.String()), on.Architecture, tag)}}})
+	b.add(b.doc.SPDXID, "DESCRIBES", spdxPackage{SPDXID: top, Name: name, VersionInfo: tag, Purpose: "CONTAINER",
+		LicenseDeclared: licences,
+		Checksums:       []spdxChecksum{{"SHA256", digest.Hex}},
+		ExternalRefs: []spdxRef{{"PACKAGE-MANAGER", "purl", fmt.Sprintf("pkg:oci/%s@%s?arch=%s&tag=%s", short,
+			url.QueryEscape(digest.String()), on.Architecture, tag)}}})
 	binary, path, docs := spdxID("binary", on.OS, on.Architecture), binaryPath, docFolder
 	if on.OS == "windows" {
 		path, docs = windowsProgram, windowsDocs
 	}
-	b.add(top, "CONTAINS", spdxPackage{SPDXID: binary, Name: "kube-proxy", VersionInfo: strings.TrimSuffix(tag, minimal), Purpose: "APPLICATION", LicenseDeclared: "Apache-2.0",
+	b.add(top, "CONTAINS", spdxPackage{SPDXID: binary, Name: "kube-proxy", VersionInfo: strings.TrimSuffix(tag,
+		minimal), Purpose: "APPLICATION", LicenseDeclared: "Apache-2.0",
 		Checksums: []spdxChecksum{{"SHA256", sha256Of(p.body)}}, Comment: "/" + path + ", built with " + p.golang})
 	for _, m := range p.modules {
-		b.add(binary, "STATIC_LINK", spdxPackage{SPDXID: spdxID("go", m.path, m.version), Name: m.path, VersionInfo: m.version, Purpose: "LIBRARY",
-			LicenseDeclared: m.licence, Comment: "licences: /" + docs + strings.TrimPrefix(licenceDir(m.path), docFolder), ExternalRefs: []spdxRef{{"PACKAGE-MANAGER", "purl", "pkg:golang/" + m.path + "@" + url.PathEscape(m.version)}}})
+		b.add(binary, "STATIC_LINK", spdxPackage{SPDXID: spdxID("go", m.path, m.version), Name: m.path,
+			VersionInfo: m.version, Purpose: "LIBRARY",
+			LicenseDeclared: m.licence, Comment: "licences: /" + docs + strings.TrimPrefix(licenceDir(m.path),
+				docFolder), ExternalRefs: []spdxRef{{"PACKAGE-MANAGER", "purl", "pkg:golang/" + m.path + "@" +
+				url.PathEscape(m.version)}}})
 	}
 	for _, d := range pkgs {
-		b.add(top, "CONTAINS", spdxPackage{SPDXID: spdxID("deb", d.Name, d.Arch), Name: d.Name, VersionInfo: d.Version, Supplier: "Organization: Debian", Purpose: "LIBRARY",
-			LicenseDeclared: d.licence, Comment: fmt.Sprintf("source: %s %s; licences: /usr/share/doc/%s/copyright, which names %s", d.source, d.sourceVersion, d.Name, strings.Join(d.licences, ", ")),
+		b.add(top, "CONTAINS", spdxPackage{SPDXID: spdxID("deb", d.Name, d.Arch), Name: d.Name, VersionInfo: d.Version,
+			Supplier: "Organization: Debian", Purpose: "LIBRARY",
+			LicenseDeclared: d.licence,
+			Comment: fmt.Sprintf("source: %s %s; licences: /usr/share/doc/%s/copyright, which names %s",
+				d.source, d.sourceVersion, d.Name, strings.Join(d.licences, ", ")),
 			Checksums: []spdxChecksum{{"SHA256", d.SHA256}}, ExternalRefs: []spdxRef{{"PACKAGE-MANAGER", "purl",
-				fmt.Sprintf("pkg:deb/debian/%s@%s?arch=%s&distro=%s&upstream=%s", d.Name, url.QueryEscape(d.Version), d.Arch, suite, url.QueryEscape(d.source+"@"+d.sourceVersion))}}})
+				fmt.Sprintf("pkg:deb/debian/%s@%s?arch=%s&distro=%s&upstream=%s", d.Name, url.QueryEscape(d.Version),
+					d.Arch, suite, url.QueryEscape(d.source+"@"+d.sourceVersion))}}})
 	}
 }
 

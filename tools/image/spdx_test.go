@@ -23,7 +23,8 @@ func spdxErrors(text []byte) (wrong []string) {
 	if err := json.Unmarshal(text, &loose); err != nil {
 		return []string{err.Error()}
 	}
-	for _, key := range []string{"spdxVersion", "dataLicense", "SPDXID", "name", "documentNamespace", "creationInfo", "packages", "relationships"} {
+	for _, key := range []string{"spdxVersion", "dataLicense", "SPDXID", "name", "documentNamespace", "creationInfo",
+		"packages", "relationships"} {
 		if loose[key] == nil {
 			add("document lacks", key)
 		}
@@ -37,10 +38,12 @@ func spdxErrors(text []byte) (wrong []string) {
 	if d.SPDXVersion != "SPDX-2.3" || d.DataLicense != "CC0-1.0" || d.SPDXID != "SPDXRef-DOCUMENT" {
 		add("head:", d.SPDXVersion, d.DataLicense, d.SPDXID)
 	}
-	if u, err := url.Parse(d.DocumentNamespace); err != nil || !u.IsAbs() || strings.Contains(d.DocumentNamespace, "#") {
+	if u, err := url.Parse(d.DocumentNamespace); err != nil || !u.IsAbs() || strings.Contains(d.DocumentNamespace,
+		"#") {
 		add("namespace", d.DocumentNamespace)
 	}
-	if _, err := time.Parse("2006-01-02T15:04:05Z", d.CreationInfo.Created); err != nil || len(d.CreationInfo.Creators) == 0 {
+	if _, err := time.Parse("2006-01-02T15:04:05Z", d.CreationInfo.Created); err != nil ||
+		len(d.CreationInfo.Creators) == 0 {
 		add("created", d.CreationInfo.Created)
 	}
 	for _, c := range d.CreationInfo.Creators {
@@ -71,12 +74,15 @@ func spdxErrors(text []byte) (wrong []string) {
 	return wrong
 }
 
-var knownLicences = []string{"Apache-2.0", "MIT", "ISC", "MPL-2.0", "BSD-2-Clause", "BSD-3-Clause", "GPL-1.0-or-later", "GPL-2.0-only", "GPL-2.0-or-later", "GPL-3.0-only",
-	"GPL-3.0-or-later", "LGPL-2.0-or-later", "LGPL-2.1-only", "LGPL-2.1-or-later", "LGPL-3.0-or-later", "Artistic-2.0", "GPL-1.0-only", "LGPL-2.0-only", "LGPL-3.0-only"}
+var knownLicences = []string{"Apache-2.0", "MIT", "ISC", "MPL-2.0", "BSD-2-Clause", "BSD-3-Clause", "GPL-1.0-or-later",
+	"GPL-2.0-only", "GPL-2.0-or-later", "GPL-3.0-only",
+	"GPL-3.0-or-later", "LGPL-2.0-or-later", "LGPL-2.1-only", "LGPL-2.1-or-later", "LGPL-3.0-or-later", "Artistic-2.0",
+	"GPL-1.0-only", "LGPL-2.0-only", "LGPL-3.0-only"}
 
 func packageErrors(p spdxPackage) (wrong []string) {
 	add := func(s ...string) { wrong = append(wrong, p.SPDXID+": "+strings.Join(s, " ")) }
-	if p.Name == "" || p.VersionInfo == "" || p.DownloadLocation == "" || p.CopyrightText == "" || p.LicenseConcluded == "" {
+	if p.Name == "" || p.VersionInfo == "" || p.DownloadLocation == "" || p.CopyrightText == "" ||
+		p.LicenseConcluded == "" {
 		add("a field is empty")
 	}
 	if p.FilesAnalyzed {
@@ -95,7 +101,8 @@ func packageErrors(p spdxPackage) (wrong []string) {
 		}
 	}
 	for _, r := range p.ExternalRefs {
-		if r.Category != "PACKAGE-MANAGER" || r.Type != "purl" || !regexp.MustCompile(`^pkg:(oci|deb|golang)/[^ ]+@[^ ]+$`).MatchString(r.Locator) {
+		if r.Category != "PACKAGE-MANAGER" || r.Type != "purl" ||
+			!regexp.MustCompile(`^pkg:(oci|deb|golang)/[^ ]+@[^ ]+$`).MatchString(r.Locator) {
 			add("reference", r.Category, r.Type, r.Locator)
 		}
 	}
@@ -108,9 +115,11 @@ func packageErrors(p spdxPackage) (wrong []string) {
 func testBill(t *testing.T) []byte {
 	t.Helper()
 	b := newBill("localhost/kube-proxy:v1", time.Unix(1700000000, 0))
-	p := program{body: []byte("elf"), golang: "go1.26", modules: []goModule{{"example.org/a_b", "v1.0.0", "MIT"}, {"stdlib", "1.26", ""}}}
+	p := program{body: []byte("elf"), golang: "go1.26", modules: []goModule{{"example.org/a_b", "v1.0.0", "MIT"},
+		{"stdlib", "1.26", ""}}}
 	digest := v1.Hash{Algorithm: "sha256", Hex: sha256Of([]byte("manifest"))}
-	deb := debianPackage{pin: pin{Arch: "amd64", Name: "iptables", Version: "1:2+3", SHA256: strings.Repeat("0", 64)}, source: "iptables", sourceVersion: "1:2", licence: "GPL-2.0-only"}
+	deb := debianPackage{pin: pin{Arch: "amd64", Name: "iptables", Version: "1:2+3", SHA256: strings.Repeat("0", 64)},
+		source: "iptables", sourceVersion: "1:2", licence: "GPL-2.0-only"}
 	b.image("localhost/kube-proxy", "v1", platforms[0], digest, p, []debianPackage{deb}, "MIT")
 	b.image("localhost/kube-proxy", "v1-minimal", platforms[0], digest, p, nil, "MIT")
 	text, err := b.text()
@@ -128,8 +137,10 @@ func TestBill(t *testing.T) {
 	if !bytes.Equal(testBill(t), []byte(good)) {
 		t.Error("made again it differs")
 	}
-	for _, c := range [][2]string{{"SPDX-2.3", "SPDX-2.2"}, {"urn:uuid:", "no uri "}, {`"2023-11-14T22:13:20Z"`, `"yesterday"`}, {"SPDXRef-binary-linux-amd64", "binary"},
-		{`"STATIC_LINK"`, `"LIKES"`}, {"GPL-2.0-only", "GPL"}, {"pkg:deb/", "deb:"}, {"SHA256", "CRC"}, {`"filesAnalyzed": false`, `"filesAnalysed": false`}} {
+	for _, c := range [][2]string{{"SPDX-2.3", "SPDX-2.2"}, {"urn:uuid:", "no uri "},
+		{`"2023-11-14T22:13:20Z"`, `"yesterday"`}, {"SPDXRef-binary-linux-amd64", "binary"},
+		{`"STATIC_LINK"`, `"LIKES"`}, {"GPL-2.0-only", "GPL"}, {"pkg:deb/", "deb:"}, {"SHA256", "CRC"},
+		{`"filesAnalyzed": false`, `"filesAnalysed": false`}} {
 		bad := strings.Replace(good, c[0], c[1], 1)
 		if bad == good || len(spdxErrors([]byte(bad))) == 0 {
 			t.Errorf("%q in place of %q is not noticed", c[1], c[0])
@@ -137,7 +148,8 @@ func TestBill(t *testing.T) {
 	}
 }
 
-// The bill of materials has the images by their digests, and each package and module that is in them.
+// The bill of materials has the images by their digests, and each package and module that is in
+// them.
 func TestBillOfImage(t *testing.T) {
 	archive := builtImage(t)
 	r := openImage(t, archive)

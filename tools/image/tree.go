@@ -21,9 +21,11 @@ type file struct {
 // tree is a part of the image's files, by their names without a slash in front.
 type tree map[string]file
 
-// add puts a file into the tree, and the folders that it is in. Two files of one name must be equal.
+// add puts a file into the tree, and the folders that it is in. Two files of one name must be
+// equal.
 func (t tree) add(name string, f file) error {
-	if have, ok := t[name]; ok && (have.link != f.link || have.dir != f.dir || have.mode != f.mode || !bytes.Equal(have.body, f.body)) {
+	if have, ok := t[name]; ok && (have.link != f.link || have.dir != f.dir || have.mode != f.mode ||
+		!bytes.Equal(have.body, f.body)) {
 		return fmt.Errorf("file /%s is there twice, and not the same", name)
 	}
 	t[name] = f
@@ -124,7 +126,8 @@ func (t tree) link(from tree, dir string) error {
 func (t tree) take(from tree, name string) error {
 	links, end := from.walk(name)
 	if end == "" {
-		return fmt.Errorf("no package of %s has it: add the one that has it to packages in image/debian.go, and `make image-lock`", lockFile)
+		return fmt.Errorf("no package of %s has it: add the one that has it to packages in image/debian.go, and "+
+			"`make image-lock`", lockFile)
 	}
 	for _, n := range append(links, end) {
 		if err := t.add(n, from[n]); err != nil {

@@ -44,10 +44,12 @@ func TestTreeConflicts(t *testing.T) {
 	if err := t1.add("usr/x", plain("2")); err == nil || !strings.Contains(err.Error(), "/usr/x is there twice") {
 		t.Errorf("another file of that name: %v", err)
 	}
-	if err := t1.add("usr/x/y", plain("3")); err == nil || !strings.Contains(err.Error(), "is in /usr/x, which is no folder") {
+	if err := t1.add("usr/x/y", plain("3")); err == nil ||
+		!strings.Contains(err.Error(), "is in /usr/x, which is no folder") {
 		t.Errorf("a file in a file: %v", err)
 	}
-	if err := (tree{}).take(t1, "usr/z"); err == nil || !strings.Contains(err.Error(), "add the one that has it to packages in image/debian.go") {
+	if err := (tree{}).take(t1, "usr/z"); err == nil ||
+		!strings.Contains(err.Error(), "add the one that has it to packages in image/debian.go") {
 		t.Errorf("a file that no package has: %v", err)
 	}
 }
@@ -81,10 +83,12 @@ func TestPack(t *testing.T) {
 
 // A package's owners, times and setuid bits do not get into the image, and no device does.
 func TestReadTar(t *testing.T) {
-	if _, err := readTar(strings.NewReader("no archive, but longer than a block of one is. " + strings.Repeat("x", 1000))); err == nil {
+	if _, err := readTar(strings.NewReader("no archive, but longer than a block of one is. " +
+		strings.Repeat("x", 1000))); err == nil {
 		t.Error("garbage is read")
 	}
-	files := tree{"dir/x": {mode: 0o755, body: []byte("x")}, "link": {link: "dir/x", mode: 0o777}, "dir": {dir: true, mode: 0o755}}
+	files := tree{"dir/x": {mode: 0o755, body: []byte("x")}, "link": {link: "dir/x", mode: 0o777},
+		"dir": {dir: true, mode: 0o755}}
 	p := readPlatform{files: tree{}}
 	l, err := files.layer(time.Unix(0, 0))
 	if err == nil {
@@ -93,7 +97,8 @@ func TestReadTar(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(p.files) != 3 || !bytes.Equal(p.files["dir/x"].body, []byte("x")) || p.files["link"].link != "dir/x" || !p.files["dir"].dir {
+	if len(p.files) != 3 || !bytes.Equal(p.files["dir/x"].body, []byte("x")) || p.files["link"].link != "dir/x" ||
+		!p.files["dir"].dir {
 		t.Errorf("read again: %v", p.files)
 	}
 }
@@ -102,7 +107,8 @@ func TestLicences(t *testing.T) {
 	for _, c := range []struct{ text, want string }{
 		{"Apache License\n   Version 2.0, January 2004", "Apache-2.0"},
 		{"Permission is hereby granted, free of charge, to any person\nobtaining a copy", "MIT"},
-		{"Redistribution and use in source and binary forms, with or without modification ... to endorse or promote products derived from this software", "BSD-3-Clause"},
+		{"Redistribution and use in source and binary forms, with or without modification ... to endorse or promote " +
+			"products derived from this software", "BSD-3-Clause"},
 		{"Redistribution and use in source and binary forms, with or without modification", "BSD-2-Clause"},
 		{"All rights reserved.", ""},
 	} {
@@ -111,7 +117,8 @@ func TestLicences(t *testing.T) {
 		}
 	}
 	for _, c := range []struct{ text, want, names string }{
-		{"Format: x\nFiles: *\nLicense: GPL-2+\n text\n\nFiles: y\nLicense: LGPL-2.1+ and Expat\n", "GPL-2.0-or-later AND LGPL-2.1-or-later AND MIT", "Expat, GPL-2+, LGPL-2.1+"},
+		{"Format: x\nFiles: *\nLicense: GPL-2+\n text\n\nFiles: y\nLicense: LGPL-2.1+ and Expat\n",
+			"GPL-2.0-or-later AND LGPL-2.1-or-later AND MIT", "Expat, GPL-2+, LGPL-2.1+"},
 		{"Format: x\nFiles: *\nLicense: GPL-2+ with exception of ours\n", "", "GPL-2+ with exception of ours"},
 		{"Format: x\nLicense: custom\nLicense: GPL-2\n", "", "GPL-2, custom"},
 		{"This package was debianized by hand.\nLicense: GPL-2\n", "", ""},

@@ -12,9 +12,11 @@ const windowsProgram = "kube-proxy/kube-proxy.exe"
 // windowsDocs has the licences there.
 const windowsDocs = "kube-proxy/"
 
-// windowsTree returns the one layer of the image for windows/amd64, which HostProcess containers run on every version of Windows Server:
-// this program, its licences and nothing of Windows. A layer of Windows has its files below Files/. The first layer of an image must have the five
-// hives of a registry, though a HostProcess container uses the node's; Windows Server 2025 refuses empty files in their place.
+// windowsTree returns the one layer of the image for windows/amd64, which HostProcess containers
+// run on every version of Windows Server: this program, its licences and nothing of Windows. A
+// layer of Windows has its files below Files/. The first layer of an image must have the five hives
+// of a registry, though a HostProcess container uses the node's; Windows Server 2025 refuses empty
+// files in their place.
 func windowsTree(program []byte, texts map[string][]byte) (tree, error) {
 	t := tree{}
 	if err := t.add("Files/"+windowsProgram, file{mode: 0o755, body: program}); err != nil {
@@ -26,7 +28,8 @@ func windowsTree(program []byte, texts map[string][]byte) (tree, error) {
 		}
 	}
 	for name, text := range texts {
-		if err := t.add("Files/"+windowsDocs+strings.TrimPrefix(name, docFolder), file{mode: 0o644, body: text}); err != nil {
+		if err := t.add("Files/"+windowsDocs+strings.TrimPrefix(name, docFolder),
+			file{mode: 0o644, body: text}); err != nil {
 			return nil, err
 		}
 	}
@@ -46,7 +49,8 @@ func hive(name string) []byte {
 		}
 	}
 	const none = 0xffffffff
-	// Offsets within the bin, which begins with a header of 32 bytes: the root key and its security.
+	// Offsets within the bin, which begins with a header of 32 bytes: the root key and its
+	// security.
 	const key, keySize, security, securitySize = 0x20, 0x58, 0x78, 0x38
 
 	copy(h, "regf")

@@ -19,8 +19,10 @@ func TestWindowsTree(t *testing.T) {
 			files = append(files, name)
 		}
 	}
-	want := []string{"Files/Windows/System32/config/DEFAULT", "Files/Windows/System32/config/SAM", "Files/Windows/System32/config/SECURITY",
-		"Files/Windows/System32/config/SOFTWARE", "Files/Windows/System32/config/SYSTEM", "Files/kube-proxy/copyright", "Files/kube-proxy/kube-proxy.exe"}
+	want := []string{"Files/Windows/System32/config/DEFAULT", "Files/Windows/System32/config/SAM",
+		"Files/Windows/System32/config/SECURITY",
+		"Files/Windows/System32/config/SOFTWARE", "Files/Windows/System32/config/SYSTEM", "Files/kube-proxy/copyright",
+		"Files/kube-proxy/kube-proxy.exe"}
 	if !slices.Equal(files, want) {
 		t.Errorf("%v, want %v", files, want)
 	}
@@ -33,7 +35,8 @@ func TestHive(t *testing.T) {
 	for at := 0; at < 512; at += 4 {
 		sum ^= binary.LittleEndian.Uint32(h[at:])
 	}
-	if len(h) != 2*page || sum != 0 || !bytes.HasPrefix(h, []byte("regf")) || !bytes.HasPrefix(h[page:], []byte("hbin")) {
+	if len(h) != 2*page || sum != 0 || !bytes.HasPrefix(h, []byte("regf")) ||
+		!bytes.HasPrefix(h[page:], []byte("hbin")) {
 		t.Fatalf("%d bytes, checksum off by %x", len(h), sum)
 	}
 	var kinds []string

@@ -100,7 +100,8 @@ func pack(ctx context.Context, out, on string) (archive, error) {
 	}
 	a.File = fmt.Sprintf("kubectl-svcproxy-%s-%s.tar.gz", a.OS, a.Arch)
 	program := filepath.Join(out, a.OS+"-"+a.Arch, a.Bin)
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", program, "./cmd/kubectl-svcproxy")
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", program,
+		"./cmd/kubectl-svcproxy")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+a.OS, "GOARCH="+a.Arch)
 	if said, err := cmd.CombinedOutput(); err != nil {
 		return a, fmt.Errorf("%w: %s", err, said)

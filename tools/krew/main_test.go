@@ -46,12 +46,15 @@ func TestManifest(t *testing.T) {
 	if err := yaml.UnmarshalStrict(text, &m); err != nil {
 		t.Fatalf("%v\n%s", err, text)
 	}
-	if m.APIVersion != "krew.googlecontainertools.github.com/v1alpha2" || m.Kind != "Plugin" || m.Metadata.Name != "svcproxy" ||
-		m.Spec.Version != config.Compatible || m.Spec.ShortDescription == "" || len(m.Spec.ShortDescription) > 80 || len(m.Spec.Platforms) != 1 {
+	if m.APIVersion != "krew.googlecontainertools.github.com/v1alpha2" || m.Kind != "Plugin" ||
+		m.Metadata.Name != "svcproxy" ||
+		m.Spec.Version != config.Compatible || m.Spec.ShortDescription == "" || len(m.Spec.ShortDescription) > 80 ||
+		len(m.Spec.Platforms) != 1 {
 		t.Fatalf("%s", text)
 	}
 	p := m.Spec.Platforms[0]
-	if p.Selector.MatchLabels["os"]+"/"+p.Selector.MatchLabels["arch"] != on || !strings.HasPrefix(p.URI, "https://example.org/v1/kubectl-svcproxy-") {
+	if p.Selector.MatchLabels["os"]+"/"+p.Selector.MatchLabels["arch"] != on ||
+		!strings.HasPrefix(p.URI, "https://example.org/v1/kubectl-svcproxy-") {
 		t.Errorf("%+v", p)
 	}
 	archive, err := os.ReadFile(filepath.Join(out, filepath.Base(p.URI)))

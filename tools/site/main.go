@@ -1,6 +1,6 @@
-// Command site turns the pages of docs into a static site. The list in docs/README.md is the order of
-// the pages. The site is plain files without links to other hosts: one page of HTML for each page of
-// Markdown, the pictures, and a search that runs in the browser.
+// Command site turns the pages of docs into a static site. The list in docs/README.md is the order
+// of the pages. The site is plain files without links to other hosts: one page of HTML for each
+// page of Markdown, the pictures, and a search that runs in the browser.
 package main
 
 import (
@@ -25,7 +25,8 @@ import (
 
 func main() {
 	out := flag.String("o", "bin/site", "the folder to write to")
-	source := flag.String("source", "", "the address at which the files of the repository can be read, for links to them; without it they are no links")
+	source := flag.String("source", "", "the address at which the files of the repository can be read, for links to "+
+		"them; without it they are no links")
 	flag.Parse()
 	if err := build(os.DirFS("docs"), *out, *source); err != nil {
 		fmt.Fprintln(os.Stderr, "site:", err)
@@ -92,7 +93,8 @@ func build(docs fs.FS, out, source string) error {
 			return fmt.Errorf("docs/%s: %w", p.File, err)
 		}
 		if err := write(filepath.Join(out, p.URL()), func(w *bytes.Buffer) error {
-			return layout.Execute(w, map[string]any{"Page": p, "Sections": sections, "First": first, "Style": template.CSS(style)})
+			return layout.Execute(w, map[string]any{"Page": p, "Sections": sections, "First": first,
+				"Style": template.CSS(style)})
 		}); err != nil {
 			return fmt.Errorf("docs/%s: %w", p.File, err)
 		}
@@ -109,7 +111,10 @@ func build(docs fs.FS, out, source string) error {
 		if err != nil {
 			return err
 		}
-		if err := write(filepath.Join(out, name), func(w *bytes.Buffer) error { w.Write(data); return nil }); err != nil {
+		if err := write(filepath.Join(out, name), func(w *bytes.Buffer) error {
+			w.Write(data)
+			return nil
+		}); err != nil {
 			return err
 		}
 	}
@@ -150,7 +155,8 @@ func order(docs fs.FS) (first *page, sections []section, err error) {
 	return &page{File: contents, Title: "Contents"}, sections, nil
 }
 
-var markdown = goldmark.New(goldmark.WithExtensions(extension.GFM), goldmark.WithParserOptions(parser.WithAutoHeadingID()))
+var markdown = goldmark.New(goldmark.WithExtensions(extension.GFM),
+	goldmark.WithParserOptions(parser.WithAutoHeadingID()))
 
 // read converts the page's text to HTML and adds its words to the search. Links between pages
 // become links between their HTML; links to other files of the repository lead to source, or become

@@ -10,8 +10,8 @@ import (
 	"github.com/yuin/goldmark/ast"
 )
 
-// search is the index of the site's search, which search.js reads: the sections of all pages, and for
-// each word the sections that contain it, in ascending order.
+// search is the index of the site's search, which search.js reads: the sections of all pages, and
+// for each word the sections that contain it, in ascending order.
 type search struct {
 	Sections [][3]string      `json:"sections"` // title of the page, heading, address
 	Words    map[string][]int `json:"words"`

@@ -44,8 +44,10 @@ func TestParse(t *testing.T) {
 	if !reflect.DeepEqual(e, want) {
 		t.Errorf("%+v, want %+v", e, want)
 	}
-	six := Entry{Orig: Tuple{netip.MustParseAddrPort("[2001:db8::1]:1"), netip.MustParseAddrPort("[2001:db8::2]:2"), tcp, true},
-		Reply:  Tuple{netip.MustParseAddrPort("[2001:db8::3]:3"), netip.MustParseAddrPort("[2001:db8::1]:1"), tcp, true},
+	six := Entry{Orig: Tuple{netip.MustParseAddrPort("[2001:db8::1]:1"), netip.MustParseAddrPort("[2001:db8::2]:2"),
+		tcp, true},
+		Reply: Tuple{netip.MustParseAddrPort("[2001:db8::3]:3"), netip.MustParseAddrPort("[2001:db8::1]:1"), tcp,
+			true},
 		Status: SeenReply | Assured | Confirmed, Timeout: 86400, Mark: 0x4000, State: 3}
 	ok := e.Parse(six.AppendNew(nil, 10)[headerLen-4:])
 	e.tuple = nil
@@ -81,7 +83,8 @@ func TestAppendDelete(t *testing.T) {
 	if !bytes.Equal(again.tuple, e.tuple) || !bytes.Equal(again.id, e.id) || !bytes.Equal(again.zone, e.zone) {
 		t.Errorf("the request names %+v, want %+v", again, e)
 	}
-	for name, e := range map[string]Entry{"nothing": {}, "no id": {tuple: e.tuple}, "no tuple": {id: e.id}, "an empty tuple": {tuple: e.tuple[:0], id: e.id}} {
+	for name, e := range map[string]Entry{"nothing": {}, "no id": {tuple: e.tuple}, "no tuple": {id: e.id},
+		"an empty tuple": {tuple: e.tuple[:0], id: e.id}} {
 		if b, ok := e.AppendDelete(nil, 2); ok || len(b) > 0 {
 			t.Errorf("an entry with %s: request %x", name, b)
 		}

@@ -55,7 +55,8 @@ func Open() (*Conn, error) {
 // New returns a connection over a transport, which Close closes; if New fails, the caller must
 // close it.
 func New(ctx context.Context, kernel netlink.Transport) (*Conn, error) {
-	c := &Conn{kernel: kernel, protocol: newest, types: map[typeOf]versions{}, bulk: netlink.Bulk{Piece: messagesAtOnce}}
+	c := &Conn{kernel: kernel, protocol: newest, types: map[typeOf]versions{},
+		bulk: netlink.Bulk{Piece: messagesAtOnce}}
 	var oldest, latest uint8
 	err := c.ask(ctx, cmdProtocol, 0, nil, func(attrs []byte) error {
 		latest = netlink.U8(netlink.Attribute(attrs, attrProtocol))
@@ -69,7 +70,8 @@ func New(ctx context.Context, kernel netlink.Transport) (*Conn, error) {
 	case err != nil:
 		return nil, fmt.Errorf("ipset: query the protocol version: %w", err)
 	case latest == 0 || oldest > newest:
-		return nil, fmt.Errorf("ipset: the kernel speaks versions %d to %d of the protocol, and this program version %d: %w", oldest, latest, newest, ErrUnsupported)
+		return nil, fmt.Errorf("ipset: the kernel speaks versions %d to %d of the protocol, and this program version "+
+			"%d: %w", oldest, latest, newest, ErrUnsupported)
 	}
 	c.protocol = min(latest, newest)
 	return c, nil
@@ -100,7 +102,8 @@ func begin(e *netlink.Encoder, protocol uint8, cmd, flags uint16) (at int) {
 
 // ask sends a request with the attributes that build appends, and calls f with the attributes of
 // each answer.
-func (c *Conn) ask(ctx context.Context, cmd, flags uint16, build func(*netlink.Encoder), f func(attrs []byte) error) error {
+func (c *Conn) ask(ctx context.Context, cmd, flags uint16, build func(*netlink.Encoder),
+	f func(attrs []byte) error) error {
 	e := &c.bulk.Out
 	e.B = e.B[:0]
 	at := begin(e, c.protocol, cmd, flags)
@@ -143,7 +146,8 @@ func (c *Conn) revision(ctx context.Context, s Set) (uint8, error) {
 			return nil
 		})
 		if errors.Is(err, unix.EEXIST) || errors.Is(err, errFindType) {
-			return 0, fmt.Errorf("the kernel has no ipsets of type %s, %s (the module ip_set_%s): %w", s.Type, s.family(), modules[s.Type], ErrUnsupported)
+			return 0, fmt.Errorf("the kernel has no ipsets of type %s, %s (the module ip_set_%s): %w", s.Type,
+				s.family(), modules[s.Type], ErrUnsupported)
 		}
 		if err != nil {
 			return 0, fmt.Errorf("query ipsets of type %s: %w", s.Type, explain(err))
@@ -152,7 +156,8 @@ func (c *Conn) revision(ctx context.Context, s Set) (uint8, error) {
 	}
 	want := revisions[s.Type]
 	if v.max < want && s.SkbInfo {
-		return 0, fmt.Errorf("the kernel has no marks in ipsets of type %s: it has revision %d, they came with %d: %w", s.Type, v.max, want, ErrUnsupported)
+		return 0, fmt.Errorf("the kernel has no marks in ipsets of type %s: it has revision %d, they came with %d: %w",
+			s.Type, v.max, want, ErrUnsupported)
 	}
 	return max(min(want, v.max), v.min), nil
 }
@@ -193,24 +198,25 @@ func (c *Conn) create(ctx context.Context, s Set, family Family) error {
 	if err != nil {
 		return fmt.Errorf("create ipset %s: %w", s.Name, err)
 	}
-	return c.command(ctx, cmdCreate, unix.NLM_F_CREATE|unix.NLM_F_EXCL, "create ipset "+s.String(), func(e *netlink.Encoder) {
-		e.Str(attrSetName, s.Name)
-		e.Str(attrTypeName, string(s.Type))
-		e.U8(attrRevision, revision)
-		e.U8(attrFamily, uint8(family))
-		data := e.Nest(attrData)
-		if s.Type == BitmapPort {
-			e.U16(attrPort|unix.NLA_F_NET_BYTEORDER, 0)
-			e.U16(attrPortTo|unix.NLA_F_NET_BYTEORDER, 65535)
-		} else {
-			e.U32(attrHashSize|unix.NLA_F_NET_BYTEORDER, hashSize)
-			e.U32(attrMaxElem|unix.NLA_F_NET_BYTEORDER, s.maxElem())
-		}
-		if s.SkbInfo {
-			e.U32(attrCADTFlags|unix.NLA_F_NET_BYTEORDER, flagWithSkbInfo)
-		}
-		e.EndNest(data)
-	})
+	return c.command(ctx, cmdCreate, unix.NLM_F_CREATE|unix.NLM_F_EXCL, "create ipset "+s.String(),
+		func(e *netlink.Encoder) {
+			e.Str(attrSetName, s.Name)
+			e.Str(attrTypeName, string(s.Type))
+			e.U8(attrRevision, revision)
+			e.U8(attrFamily, uint8(family))
+			data := e.Nest(attrData)
+			if s.Type == BitmapPort {
+				e.U16(attrPort|unix.NLA_F_NET_BYTEORDER, 0)
+				e.U16(attrPortTo|unix.NLA_F_NET_BYTEORDER, 65535)
+			} else {
+				e.U32(attrHashSize|unix.NLA_F_NET_BYTEORDER, hashSize)
+				e.U32(attrMaxElem|unix.NLA_F_NET_BYTEORDER, s.maxElem())
+			}
+			if s.SkbInfo {
+				e.U32(attrCADTFlags|unix.NLA_F_NET_BYTEORDER, flagWithSkbInfo)
+			}
+			e.EndNest(data)
+		})
 }
 
 // Ensure creates a set unless it exists. It replaces another set of that name. It replaces one of
@@ -252,7 +258,8 @@ func (c *Conn) Ensure(ctx context.Context, s Set) (created bool, err error) {
 
 func (c *Conn) other(have Header, want Set, differs string) error {
 	return fmt.Errorf("ipset %s has %s and must be %s; %d rules use it, so that it cannot be replaced: "+
-		"remove those (iptables-save | grep %s shows them), then run ipset destroy %s: %w", want.Name, differs, want, have.References, want.Name, want.Name, ErrOther)
+		"remove those (iptables-save | grep %s shows them), then run ipset destroy %s: %w", want.Name, differs, want,
+		have.References, want.Name, want.Name, ErrOther)
 }
 
 // sameKind reports whether the kernel can swap the sets while rules use them.
@@ -295,7 +302,9 @@ func (c *Conn) Destroy(ctx context.Context, name string) error {
 		return err
 	}
 	// Newer kernels report a missing set only with NLM_F_EXCL; older ones always do.
-	return c.command(ctx, cmdDestroy, unix.NLM_F_EXCL, "destroy ipset "+name, func(e *netlink.Encoder) { e.Str(attrSetName, name) })
+	return c.command(ctx, cmdDestroy, unix.NLM_F_EXCL, "destroy ipset "+name, func(e *netlink.Encoder) {
+		e.Str(attrSetName, name)
+	})
 }
 
 // Swap exchanges two sets of one type and family atomically, for rules too.

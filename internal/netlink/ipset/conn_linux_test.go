@@ -88,24 +88,33 @@ type content struct {
 
 // all has every type in every family, with every kind of member.
 var all = []content{
-	{Set{Name: "KUBE-IPVS-IPS", Type: HashIP, Family: IPv4}, []Member{{Addr: addr("10.96.0.1")}, {Addr: addr("10.96.0.2")}}},
+	{Set{Name: "KUBE-IPVS-IPS", Type: HashIP, Family: IPv4}, []Member{{Addr: addr("10.96.0.1")},
+		{Addr: addr("10.96.0.2")}}},
 	{Set{Name: "KUBE-6-IPVS-IPS", Type: HashIP, Family: IPv6}, []Member{{Addr: addr("fd00:10:96::1")}}},
 	{Set{Name: "KUBE-CLUSTER-IP", Type: HashIPPort, Family: IPv4}, []Member{
 		{Addr: addr("10.96.0.1"), Proto: tcp, Port: 443}, {Addr: addr("10.96.0.1"), Proto: udp, Port: 443},
 		{Addr: addr("10.96.0.1"), Proto: sctp, Port: 443}, {Addr: addr("255.255.255.255"), Proto: tcp, Port: 65535}}},
-	{Set{Name: "KUBE-6-CLUSTER-IP", Type: HashIPPort, Family: IPv6}, []Member{{Addr: addr("fd00:10:96::1"), Proto: sctp, Port: 7}, {Addr: addr("::1"), Proto: tcp, Port: 1}}},
+	{Set{Name: "KUBE-6-CLUSTER-IP", Type: HashIPPort, Family: IPv6},
+		[]Member{{Addr: addr("fd00:10:96::1"), Proto: sctp, Port: 7}, {Addr: addr("::1"), Proto: tcp, Port: 1}}},
 	{Set{Name: "KUBE-MARK-ANY", Type: HashIPPort, Family: IPv4, SkbInfo: true}, []Member{
-		{Addr: addr("10.96.0.1"), Proto: tcp, Port: 1, Mark: 0x80000700, Mask: 0xffffffff}, {Addr: addr("10.96.0.1"), Proto: tcp, Port: 2, Mark: 0x4000, Mask: 0x4000},
+		{Addr: addr("10.96.0.1"), Proto: tcp, Port: 1, Mark: 0x80000700, Mask: 0xffffffff},
+		{Addr: addr("10.96.0.1"), Proto: tcp, Port: 2, Mark: 0x4000, Mask: 0x4000},
 		{Addr: addr("10.96.0.1"), Proto: tcp, Port: 3}, {Addr: addr("10.96.0.1"), Proto: tcp, Port: 4, Mask: 0x4000}}},
-	{Set{Name: "KUBE-6-MARK-ANY", Type: HashIPPort, Family: IPv6, SkbInfo: true}, []Member{{Addr: addr("fd00::1"), Proto: udp, Port: 53, Mark: 1, Mask: 0xff}}},
+	{Set{Name: "KUBE-6-MARK-ANY", Type: HashIPPort, Family: IPv6, SkbInfo: true},
+		[]Member{{Addr: addr("fd00::1"), Proto: udp, Port: 53, Mark: 1, Mask: 0xff}}},
 	{Set{Name: "KUBE-LOOP-BACK", Type: HashIPPortIP, Family: IPv4}, []Member{
-		{Addr: addr("10.1.0.1"), Proto: tcp, Port: 8080, Net: prefix("10.1.0.1/32")}, {Addr: addr("10.1.0.1"), Proto: sctp, Port: 8080, Net: prefix("10.1.0.1/32")}}},
-	{Set{Name: "KUBE-6-LOOP-BACK", Type: HashIPPortIP, Family: IPv6}, []Member{{Addr: addr("fd00::1"), Proto: tcp, Port: 8080, Net: prefix("fd00::1/128")}}},
+		{Addr: addr("10.1.0.1"), Proto: tcp, Port: 8080, Net: prefix("10.1.0.1/32")},
+		{Addr: addr("10.1.0.1"), Proto: sctp, Port: 8080, Net: prefix("10.1.0.1/32")}}},
+	{Set{Name: "KUBE-6-LOOP-BACK", Type: HashIPPortIP, Family: IPv6},
+		[]Member{{Addr: addr("fd00::1"), Proto: tcp, Port: 8080, Net: prefix("fd00::1/128")}}},
 	{Set{Name: "KUBE-LOAD-BALANCER-SOURCE-CIDR", Type: HashIPPortNet, Family: IPv4}, []Member{
-		{Addr: addr("192.0.2.7"), Proto: tcp, Port: 80, Net: prefix("10.0.0.0/8")}, {Addr: addr("192.0.2.7"), Proto: tcp, Port: 80, Net: prefix("198.51.100.7/32")},
-		{Addr: addr("192.0.2.7"), Proto: tcp, Port: 81, Net: prefix("0.0.0.0/1")}, {Addr: addr("192.0.2.7"), Proto: tcp, Port: 81, Net: prefix("128.0.0.0/1")}}},
+		{Addr: addr("192.0.2.7"), Proto: tcp, Port: 80, Net: prefix("10.0.0.0/8")},
+		{Addr: addr("192.0.2.7"), Proto: tcp, Port: 80, Net: prefix("198.51.100.7/32")},
+		{Addr: addr("192.0.2.7"), Proto: tcp, Port: 81, Net: prefix("0.0.0.0/1")}, {Addr: addr("192.0.2.7"), Proto: tcp,
+			Port: 81, Net: prefix("128.0.0.0/1")}}},
 	{Set{Name: "KUBE-6-LOAD-BALANCER-SOURCE-CID", Type: HashIPPortNet, Family: IPv6}, []Member{
-		{Addr: addr("2001:db8::7"), Proto: tcp, Port: 80, Net: prefix("2001:db8:1::/48")}, {Addr: addr("2001:db8::7"), Proto: sctp, Port: 80, Net: prefix("8000::/1")}}},
+		{Addr: addr("2001:db8::7"), Proto: tcp, Port: 80, Net: prefix("2001:db8:1::/48")},
+		{Addr: addr("2001:db8::7"), Proto: sctp, Port: 80, Net: prefix("8000::/1")}}},
 	{Set{Name: "KUBE-NODE-PORT-TCP", Type: BitmapPort}, []Member{{Port: 30000}, {Port: 0}, {Port: 65535}}},
 	{Set{Name: "KUBE-NODE-PORT-UDP", Type: BitmapPort, SkbInfo: true}, []Member{{Port: 30000, Mark: 7, Mask: 15}}},
 }
@@ -228,14 +237,18 @@ func TestEnsure(t *testing.T) {
 		{"none", "", false, want, false, ""},
 		{"upstream's", "hash:ip,port family inet hashsize 1024 maxelem 65536", false, want, true, ""},
 		{"upstream's, which rules use", "hash:ip,port family inet maxelem 65536", true, want, true, ""},
-		{"without marks", "hash:ip,port family inet maxelem 65536", true, Set{Name: want.Name, Type: HashIPPort, Family: IPv4, SkbInfo: true}, true, ""},
-		{"with counters and comments, and more room", "hash:ip,port family inet maxelem 8000000 counters comment", true, want, true, ""},
+		{"without marks", "hash:ip,port family inet maxelem 65536", true, Set{Name: want.Name, Type: HashIPPort,
+			Family: IPv4, SkbInfo: true}, true, ""},
+		{"with counters and comments, and more room", "hash:ip,port family inet maxelem 8000000 counters comment", true,
+			want, true, ""},
 		{"another type", "hash:ip family inet", false, want, false, ""},
-		{"another type, which rules use", "hash:ip family inet", true, want, false, "has type hash:ip and must be KUBE-CLUSTER-IP hash:ip,port family inet"},
+		{"another type, which rules use", "hash:ip family inet", true, want, false,
+			"has type hash:ip and must be KUBE-CLUSTER-IP hash:ip,port family inet"},
 		{"a timeout", "hash:ip,port timeout 600", true, want, true, ""},
 		{"forceadd", "hash:ip,port forceadd", true, want, true, ""},
 		{"the other family", "hash:ip,port family inet6", false, want, false, ""},
-		{"a part of the ports", "bitmap:port range 30000-32767", true, Set{Name: want.Name, Type: BitmapPort}, true, ""},
+		{"a part of the ports", "bitmap:port range 30000-32767", true, Set{Name: want.Name, Type: BitmapPort}, true,
+			""},
 		{"the other family, which rules use", "hash:ip,port family inet6", true, want, false, "has family inet6"},
 		{"all ports", "bitmap:port range 0-65535", true, Set{Name: want.Name, Type: BitmapPort}, true, ""},
 	} {
@@ -259,7 +272,8 @@ func TestEnsure(t *testing.T) {
 			for i := range 2 {
 				made, err := c.Ensure(t.Context(), x.want)
 				if x.err != "" {
-					if !errors.Is(err, ErrOther) || !strings.Contains(err.Error(), x.err) || !strings.Contains(err.Error(), "ipset destroy") || made {
+					if !errors.Is(err, ErrOther) || !strings.Contains(err.Error(), x.err) ||
+						!strings.Contains(err.Error(), "ipset destroy") || made {
 						t.Errorf("%t, %v; want %q", made, err, x.err)
 					}
 					continue
@@ -284,7 +298,8 @@ func TestEnsure(t *testing.T) {
 func TestGrow(t *testing.T) {
 	c := open(t)
 	long := Set{Name: "KUBE-6-LOAD-BALANCER-SOURCE-CID", Type: HashIPPort, Family: IPv4, SkbInfo: true}
-	program(t, fmt.Sprintf("create %s hash:ip,port\ncreate %s hash:ip\ncreate user list:set\nadd user %[1]s\n", long.Name, Spare(long.Name)), "restore")
+	program(t, fmt.Sprintf("create %s hash:ip,port\ncreate %s hash:ip\ncreate user list:set\nadd user %[1]s\n",
+		long.Name, Spare(long.Name)), "restore")
 	var ops []Op
 	plain := long
 	plain.SkbInfo = false
@@ -314,8 +329,10 @@ func TestErrors(t *testing.T) {
 		"swap missing sets":             {c.Swap(ctx, "b", "c"), ErrNoSet},
 		"describe a missing set":        {only(c.Header(ctx, "b")), ErrNoSet},
 		"list members of a missing set": {only(c.Members(ctx, "b", func(Member) {})), ErrNoSet},
-		"add to a missing set":          {c.Do(ctx, []Op{{Set: &Set{Name: "b", Type: HashIP, Family: IPv4}, Member: Member{Addr: addr("10.0.0.1")}}}, nil), ErrNoSet},
-		"an unknown type":               {only(c.revision(ctx, Set{Name: "x", Type: "hash:nothing"})), ErrUnsupported},
+		"add to a missing set": {
+			c.Do(ctx, []Op{{Set: &Set{Name: "b", Type: HashIP, Family: IPv4}, Member: Member{Addr: addr("10.0.0.1")}}},
+				nil), ErrNoSet},
+		"an unknown type": {only(c.revision(ctx, Set{Name: "x", Type: "hash:nothing"})), ErrUnsupported},
 	} {
 		if !errors.Is(x.got, x.want) {
 			t.Errorf("%s: %v, want %v", what, x.got, x.want)
@@ -351,11 +368,13 @@ func TestRefusedMembers(t *testing.T) {
 	ports := Set{Name: "ports", Type: BitmapPort}
 	ops := []Op{
 		{Set: &few, Member: m(1)},
-		{Set: &few, Member: Member{Addr: addr("fd00::1"), Proto: tcp, Port: 1}},                             // the family
-		{Set: &few, Member: Member{Addr: addr("10.0.0.1")}},                                                 // no port
-		{Set: &few, Member: Member{Addr: addr("10.0.0.1"), Proto: 1, Port: 1}},                              // ICMP
-		{Set: &few, Member: Member{Addr: addr("10.0.0.1"), Proto: tcp, Port: 9, Mark: 1, Mask: 1}},          // no marks
-		{Set: &few, Member: Member{Addr: addr("10.0.0.1"), Proto: tcp, Port: 9, Net: prefix("10.0.0.0/8")}}, // no prefix
+		// the family
+		{Set: &few, Member: Member{Addr: addr("fd00::1"), Proto: tcp, Port: 1}},
+		{Set: &few, Member: Member{Addr: addr("10.0.0.1")}},                                        // no port
+		{Set: &few, Member: Member{Addr: addr("10.0.0.1"), Proto: 1, Port: 1}},                     // ICMP
+		{Set: &few, Member: Member{Addr: addr("10.0.0.1"), Proto: tcp, Port: 9, Mark: 1, Mask: 1}}, // no marks
+		// no prefix
+		{Set: &few, Member: Member{Addr: addr("10.0.0.1"), Proto: tcp, Port: 9, Net: prefix("10.0.0.0/8")}},
 		{Set: &few, Member: m(2)},
 		{Set: &taken, Member: m(3)}, // refused by the kernel
 		{Set: &taken, Member: m(4)},
@@ -392,11 +411,15 @@ func TestRefusedMembers(t *testing.T) {
 // A set with unexpected properties refuses all members, without one message for each.
 func TestRefusedByTheSet(t *testing.T) {
 	c := open(t)
-	if err := errors.Join(c.Create(t.Context(), Set{Name: "ports", Type: BitmapPort}), c.Create(t.Context(), Set{Name: "addresses", Type: HashIP, Family: IPv4}),
-		c.Create(t.Context(), Set{Name: "six", Type: HashIPPort, Family: IPv6}), c.Create(t.Context(), Set{Name: "no marks", Type: HashIPPort, Family: IPv4}), c.Create(t.Context(), Set{Name: "small", Type: HashIPPort, Family: IPv4, MaxElem: 10})); err != nil {
+	if err := errors.Join(c.Create(t.Context(), Set{Name: "ports", Type: BitmapPort}),
+		c.Create(t.Context(), Set{Name: "addresses", Type: HashIP, Family: IPv4}),
+		c.Create(t.Context(), Set{Name: "six", Type: HashIPPort, Family: IPv6}),
+		c.Create(t.Context(), Set{Name: "no marks", Type: HashIPPort, Family: IPv4}),
+		c.Create(t.Context(), Set{Name: "small", Type: HashIPPort, Family: IPv4, MaxElem: 10})); err != nil {
 		t.Fatal(err)
 	}
-	for name, there := range map[string]int{"ports": 0, "addresses": 0, "six": 0, "no marks": 0, "small": 10, "none": 0} {
+	for name, there := range map[string]int{"ports": 0, "addresses": 0, "six": 0, "no marks": 0, "small": 10,
+		"none": 0} {
 		before, failed := c.Counters(), 0
 		s := Set{Name: name, Type: HashIPPort, Family: IPv4, SkbInfo: true}
 		ops := many(&s, 10_000)
@@ -417,7 +440,8 @@ func TestRefusedByTheSet(t *testing.T) {
 func expect(t *testing.T, c *Conn, name string, want ...Member) {
 	t.Helper()
 	var got []Member
-	if _, err := c.Members(t.Context(), name, func(m Member) { got = append(got, m) }); err != nil || !maps.Equal(set(got), set(want)) {
+	if _, err := c.Members(t.Context(), name, func(m Member) { got = append(got, m) }); err != nil ||
+		!maps.Equal(set(got), set(want)) {
 		t.Errorf("%s has %v, %v; want %v", name, got, err, want)
 	}
 }
@@ -435,7 +459,8 @@ func TestMarks(t *testing.T) {
 		}
 		expect(t, c, s.Name, m)
 	}
-	if err := c.Do(t.Context(), []Op{{Set: &s, Member: Member{Addr: m.Addr, Proto: tcp, Port: 80, Mark: 9, Mask: 9}, Delete: true}}, nil); err != nil {
+	if err := c.Do(t.Context(), []Op{{Set: &s, Member: Member{Addr: m.Addr, Proto: tcp, Port: 80, Mark: 9, Mask: 9},
+		Delete: true}}, nil); err != nil {
 		t.Error(err)
 	}
 	expect(t, c, s.Name)
@@ -446,7 +471,9 @@ func TestSwap(t *testing.T) {
 	for i, name := range []string{"a", "b"} {
 		s := Set{Name: name, Type: HashIP, Family: IPv4}
 		must(t, c.Create(t.Context(), s))
-		must(t, c.Do(t.Context(), []Op{{Set: &s, Member: Member{Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)})}}}, nil))
+		must(t,
+			c.Do(t.Context(), []Op{{Set: &s, Member: Member{Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)})}}},
+				nil))
 	}
 	must(t, c.Swap(t.Context(), "a", "b"))
 	expect(t, c, "a", Member{Addr: addr("10.0.0.2")})
@@ -455,7 +482,9 @@ func TestSwap(t *testing.T) {
 
 func many(s *Set, n int) (ops []Op) {
 	for i := range n {
-		ops = append(ops, Op{Set: s, Member: Member{Addr: netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}).Next(), Proto: tcp, Port: 80}})
+		ops = append(ops,
+			Op{Set: s, Member: Member{Addr: netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}).Next(),
+				Proto: tcp, Port: 80}})
 	}
 	return ops
 }
@@ -471,7 +500,8 @@ func TestManyMembers(t *testing.T) {
 	before := c.Counters()
 	must(t, c.Do(t.Context(), ops[:10_000], nil))
 	after := c.Counters()
-	if m, sends, bytes := after.Messages-before.Messages, after.Sends-before.Sends, after.Bytes-before.Bytes; m > 15 || sends > 2 || bytes > 48*10_000 {
+	if m, sends, bytes := after.Messages-before.Messages, after.Sends-before.Sends, after.Bytes-before.Bytes; m > 15 ||
+		sends > 2 || bytes > 48*10_000 {
 		t.Errorf("10,000 members are %d messages of %d bytes in %d system calls", m, bytes, sends)
 	}
 	must(t, c.Do(t.Context(), ops, nil))
@@ -484,7 +514,8 @@ func TestManyMembers(t *testing.T) {
 	for range 10 {
 		must(t, c.Do(t.Context(), ops[:1], nil))
 	}
-	if after := c.Counters(); after.Messages-before.Messages != 10 || after.Sends-before.Sends != 10 || after.Bytes-before.Bytes > 1200 {
+	if after := c.Counters(); after.Messages-before.Messages != 10 || after.Sends-before.Sends != 10 ||
+		after.Bytes-before.Bytes > 1200 {
 		t.Errorf("a member that is one of %d: %+v, then %+v", n, before, after)
 	}
 	one := ops[:1]
@@ -528,11 +559,13 @@ func TestTransportFails(t *testing.T) {
 	for _, lose := range []bool{false, true} {
 		x.at, x.n, x.lose = 2, 0, lose
 		failed := 0
-		if err := c.Do(t.Context(), ops, func(int, error) { failed++ }); !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, netlink.ErrNoAnswer) {
+		if err := c.Do(t.Context(), ops, func(int, error) { failed++ }); !errors.Is(err, unix.ENOBUFS) &&
+			!errors.Is(err, netlink.ErrNoAnswer) {
 			t.Error(err)
 		}
 		h, err := c.Header(t.Context(), s.Name)
-		if err != nil || failed == 0 || failed == len(ops) || !lose && int(h.Members)+failed != len(ops) || lose && int(h.Members) != len(ops) {
+		if err != nil || failed == 0 || failed == len(ops) || !lose && int(h.Members)+failed != len(ops) || lose &&
+			int(h.Members) != len(ops) {
 			t.Errorf("%d members are there, and %d failed, %v", h.Members, failed, err)
 		}
 	}
@@ -552,8 +585,10 @@ func TestProtocol(t *testing.T) {
 		spoken         uint8
 		fails          error
 	}{
-		{6, 7, nil, 7, nil}, {0, 6, nil, 6, nil}, {6, 9, nil, 7, nil}, {8, 9, nil, 0, ErrUnsupported}, {0, 0, nil, 0, ErrUnsupported},
-		{0, 0, &netlink.Error{Errno: unix.EINVAL}, 0, ErrUnsupported}, {0, 0, &netlink.Error{Errno: unix.EPERM}, 0, unix.EPERM},
+		{6, 7, nil, 7, nil}, {0, 6, nil, 6, nil}, {6, 9, nil, 7, nil}, {8, 9, nil, 0, ErrUnsupported},
+		{0, 0, nil, 0, ErrUnsupported},
+		{0, 0, &netlink.Error{Errno: unix.EINVAL}, 0, ErrUnsupported}, {0, 0, &netlink.Error{Errno: unix.EPERM}, 0,
+			unix.EPERM},
 	} {
 		c, err := New(t.Context(), kernelThatSpeaks{oldest: x.oldest, latest: x.latest, err: x.err})
 		if !errors.Is(err, x.fails) || err == nil && c.protocol != x.spoken {
@@ -581,7 +616,8 @@ func (k kernelThatSpeaks) Do(_ context.Context, _ []byte, f func(netlink.Message
 }
 
 func TestNets(t *testing.T) {
-	for p, want := range map[string]string{"0.0.0.0/0": "[0.0.0.0/1 128.0.0.0/1]", "::/0": "[::/1 8000::/1]", "10.1.2.3/8": "[10.0.0.0/8]", "fd00::1/128": "[fd00::1/128]"} {
+	for p, want := range map[string]string{"0.0.0.0/0": "[0.0.0.0/1 128.0.0.0/1]", "::/0": "[::/1 8000::/1]",
+		"10.1.2.3/8": "[10.0.0.0/8]", "fd00::1/128": "[fd00::1/128]"} {
 		if got := fmt.Sprint(Nets(prefix(p))); got != want {
 			t.Errorf("%s: %s, want %s", p, got, want)
 		}
@@ -594,7 +630,8 @@ func FuzzAnswers(f *testing.F) {
 	e.Str(attrSetName, "a")
 	e.Str(attrTypeName, "hash:ip,port,net")
 	adt := e.Nest(attrADT)
-	appendMember(&e, &Member{Addr: addr("10.0.0.1"), Proto: tcp, Port: 80, Net: prefix("10.0.0.0/8"), Mark: 1, Mask: 3}, 1)
+	appendMember(&e, &Member{Addr: addr("10.0.0.1"), Proto: tcp, Port: 80, Net: prefix("10.0.0.0/8"), Mark: 1, Mask: 3},
+		1)
 	e.EndNest(adt)
 	f.Add(e.B)
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -87,7 +87,8 @@ const (
 )
 
 // ofMember are the errors that refer to one member, not to the set.
-var ofMember = map[unix.Errno]bool{errCIDR: true, errHashElem: true, errHashProto: true, errHashNoProto: true, errHashNoRange: true, errHashRange: true}
+var ofMember = map[unix.Errno]bool{errCIDR: true, errHashElem: true, errHashProto: true, errHashNoProto: true,
+	errHashNoRange: true, errHashRange: true}
 
 // explain replaces the kernel's numbers with text.
 func explain(err error) error {
@@ -134,7 +135,8 @@ var texts = map[unix.Errno]string{
 }
 
 // modules are the modules of the types.
-var modules = map[Type]string{HashIP: "hash_ip", HashIPPort: "hash_ipport", HashIPPortIP: "hash_ipportip", HashIPPortNet: "hash_ipportnet", BitmapPort: "bitmap_port"}
+var modules = map[Type]string{HashIP: "hash_ip", HashIPPort: "hash_ipport", HashIPPortIP: "hash_ipportip",
+	HashIPPortNet: "hash_ipportnet", BitmapPort: "bitmap_port"}
 
 // appendMember appends a member with the number of its line, which the kernel's error names.
 func appendMember(e *netlink.Encoder, m *Member, line uint32) {

@@ -101,7 +101,8 @@ func (c *operations) Done(i int, err error) {
 
 // ask sends a request with the attributes that build appends, and calls f with the body of each
 // answer.
-func (c *Conn) ask(ctx context.Context, cmd uint8, flags uint16, build func(*netlink.Encoder), f func(body []byte) error) error {
+func (c *Conn) ask(ctx context.Context, cmd uint8, flags uint16, build func(*netlink.Encoder),
+	f func(body []byte) error) error {
 	e := &c.bulk.Out
 	e.B = e.B[:0]
 	at := begin(e, c.family, flags, cmd)

@@ -83,7 +83,8 @@ func TestEachOperationFailsForItself(t *testing.T) {
 			}
 			delete(got, n)
 			for i, err := range got { // a service that was not created has no destinations
-				if all[n].Verb != ipvs.NewService || fault == ipvsfake.ErrLost || all[i].Service != all[n].Service || !errors.Is(err, unix.ESRCH) {
+				if all[n].Verb != ipvs.NewService || fault == ipvsfake.ErrLost || all[i].Service != all[n].Service ||
+					!errors.Is(err, unix.ESRCH) {
 					t.Errorf("%v at %v: %v", fault, all[n], err)
 				}
 			}
@@ -209,7 +210,8 @@ func (silent) Do(_ context.Context, request []byte, f func(netlink.Message) erro
 	m := netlink.Message{Type: 99}
 	switch {
 	case request[4] == unix.GENL_ID_CTRL:
-		m.Type, m.Body = unix.GENL_ID_CTRL, []byte{unix.CTRL_CMD_NEWFAMILY, 1, 0, 0, 6, 0, unix.CTRL_ATTR_FAMILY_ID, 0, 99, 0, 0, 0}
+		m.Type, m.Body = unix.GENL_ID_CTRL, []byte{unix.CTRL_CMD_NEWFAMILY, 1, 0, 0, 6, 0, unix.CTRL_ATTR_FAMILY_ID, 0,
+			99, 0, 0, 0}
 	default:
 		m.Body = []byte{14, 1, 0, 0} // IPVS_CMD_SET_INFO
 	}
@@ -264,7 +266,8 @@ func FuzzAnswers(f *testing.F) {
 		}
 		at.Transport = canned{typ: 99, body: body}
 		s, err := c.Service(t.Context(), sticky.ServiceID)
-		if err == nil && (s.Family != ipvs.IPv4 && s.Family != ipvs.IPv6 || s.Mark == 0 && ipvs.FamilyOf(s.Addr.Addr()) != s.Family) {
+		if err == nil && (s.Family != ipvs.IPv4 && s.Family != ipvs.IPv6 || s.Mark == 0 &&
+			ipvs.FamilyOf(s.Addr.Addr()) != s.Family) {
 			t.Errorf("%x is the service %+v", body, s)
 		}
 		c.Destinations(t.Context(), sticky.ServiceID, func(d ipvs.DestinationState) error {

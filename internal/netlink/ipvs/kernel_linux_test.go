@@ -43,13 +43,19 @@ func openKernel(t testing.TB) *ipvs.Conn {
 }
 
 var (
-	byAddr = ipvs.Service{ServiceID: ipvs.ByAddr(netip.MustParseAddrPort("10.96.0.10:53"), unix.IPPROTO_UDP), Scheduler: "rr", Netmask: 0xffffffff}
-	sticky = ipvs.Service{ServiceID: ipvs.ByAddr(netip.MustParseAddrPort("10.96.0.10:80"), unix.IPPROTO_TCP), Scheduler: "sh",
-		Flags: ipvs.Persistent | ipvs.Sched1 | ipvs.Sched2, Timeout: 10800, Netmask: 0xffffff00}
-	stream = ipvs.Service{ServiceID: ipvs.ByAddr(netip.MustParseAddrPort("10.96.0.10:80"), unix.IPPROTO_SCTP), Scheduler: "wlc", Netmask: 0xffffffff}
-	six    = ipvs.Service{ServiceID: ipvs.ByAddr(netip.MustParseAddrPort("[fd00:96::10]:443"), unix.IPPROTO_TCP), Scheduler: "wrr", Netmask: 128}
-	mark   = ipvs.Service{ServiceID: ipvs.ByMark(ipvs.IPv4, 0x4007), Scheduler: "mh", Flags: ipvs.Sched2, Timeout: 7, Netmask: 0xffffffff}
-	mark6  = ipvs.Service{ServiceID: ipvs.ByMark(ipvs.IPv6, 0x4007), Scheduler: "rr", Flags: ipvs.Persistent | ipvs.OnePacket, Timeout: 60, Netmask: 64}
+	byAddr = ipvs.Service{ServiceID: ipvs.ByAddr(netip.MustParseAddrPort("10.96.0.10:53"), unix.IPPROTO_UDP),
+		Scheduler: "rr", Netmask: 0xffffffff}
+	sticky = ipvs.Service{ServiceID: ipvs.ByAddr(netip.MustParseAddrPort("10.96.0.10:80"), unix.IPPROTO_TCP),
+		Scheduler: "sh",
+		Flags:     ipvs.Persistent | ipvs.Sched1 | ipvs.Sched2, Timeout: 10800, Netmask: 0xffffff00}
+	stream = ipvs.Service{ServiceID: ipvs.ByAddr(netip.MustParseAddrPort("10.96.0.10:80"), unix.IPPROTO_SCTP),
+		Scheduler: "wlc", Netmask: 0xffffffff}
+	six = ipvs.Service{ServiceID: ipvs.ByAddr(netip.MustParseAddrPort("[fd00:96::10]:443"), unix.IPPROTO_TCP),
+		Scheduler: "wrr", Netmask: 128}
+	mark = ipvs.Service{ServiceID: ipvs.ByMark(ipvs.IPv4, 0x4007), Scheduler: "mh", Flags: ipvs.Sched2, Timeout: 7,
+		Netmask: 0xffffffff}
+	mark6 = ipvs.Service{ServiceID: ipvs.ByMark(ipvs.IPv6, 0x4007), Scheduler: "rr", Flags: ipvs.Persistent |
+		ipvs.OnePacket, Timeout: 60, Netmask: 64}
 
 	samples = map[ipvs.Service][]ipvs.Destination{
 		byAddr: {},
@@ -153,7 +159,8 @@ func TestKernelHoldsWhatIsAsked(t *testing.T) {
 	}
 	for s, want := range samples {
 		i := slices.IndexFunc(theirs, func(o *moby.Service) bool {
-			return ipvs.Family(o.AddressFamily) == s.Family && o.FWMark == s.Mark && (s.Mark != 0 || o.Port == s.Addr.Port() && uint8(o.Protocol) == s.Proto)
+			return ipvs.Family(o.AddressFamily) == s.Family && o.FWMark == s.Mark &&
+				(s.Mark != 0 || o.Port == s.Addr.Port() && uint8(o.Protocol) == s.Proto)
 		})
 		if i < 0 {
 			t.Errorf("moby/ipvs does not list %v", s)
@@ -163,7 +170,8 @@ func TestKernelHoldsWhatIsAsked(t *testing.T) {
 		if s.Family == ipvs.IPv4 { // the other client reads it in the machine's byte order
 			mask = binary.NativeEndian.Uint32(binary.BigEndian.AppendUint32(nil, mask))
 		}
-		if o.SchedName != s.Scheduler || ipvs.Flags(o.Flags)&^2 != s.Flags || o.Timeout != s.Timeout || o.Netmask != mask {
+		if o.SchedName != s.Scheduler || ipvs.Flags(o.Flags)&^2 != s.Flags || o.Timeout != s.Timeout ||
+			o.Netmask != mask {
 			t.Errorf("of %+v moby/ipvs says %+v", s, o)
 		}
 		if s.Mark == 0 && o.Address.String() != s.Addr.Addr().String() {
@@ -176,19 +184,23 @@ func TestKernelHoldsWhatIsAsked(t *testing.T) {
 		for _, d := range ds {
 			at := netip.AddrPortFrom(netip.MustParseAddr(d.Address.String()), d.Port)
 			i := slices.IndexFunc(want, func(w ipvs.Destination) bool { return w.Addr == at })
-			if i < 0 || uint16(d.Weight) != uint16(want[i].Weight) || d.ConnectionFlags != uint32(want[i].Forwarding) || d.UpperThreshold != want[i].Upper || d.LowerThreshold != want[i].Lower {
+			if i < 0 || uint16(d.Weight) != uint16(want[i].Weight) || d.ConnectionFlags != uint32(want[i].Forwarding) ||
+				d.UpperThreshold != want[i].Upper || d.LowerThreshold != want[i].Lower {
 				t.Errorf("of %v moby/ipvs says %+v; want one of %+v", s, d, want)
 			}
 		}
 	}
 
 	empty(t, c)
-	made := &moby.Service{AddressFamily: unix.AF_INET, Address: byAddr.Addr.Addr().AsSlice(), Protocol: unix.IPPROTO_UDP, Port: 53, SchedName: "rr", Netmask: 0xffffffff}
-	dest := &moby.Destination{AddressFamily: unix.AF_INET, Address: netip.MustParseAddr("10.1.0.1").AsSlice(), Port: 8080, Weight: 1}
+	made := &moby.Service{AddressFamily: unix.AF_INET, Address: byAddr.Addr.Addr().AsSlice(),
+		Protocol: unix.IPPROTO_UDP, Port: 53, SchedName: "rr", Netmask: 0xffffffff}
+	dest := &moby.Destination{AddressFamily: unix.AF_INET, Address: netip.MustParseAddr("10.1.0.1").AsSlice(),
+		Port: 8080, Weight: 1}
 	if err := errors.Join(other.NewService(made), other.NewDestination(made, dest)); err != nil {
 		t.Fatal(err)
 	}
-	expect(t, c, map[ipvs.Service][]ipvs.Destination{byAddr: {{Addr: netip.MustParseAddrPort("10.1.0.1:8080"), Weight: 1}}})
+	expect(t, c, map[ipvs.Service][]ipvs.Destination{
+		byAddr: {{Addr: netip.MustParseAddrPort("10.1.0.1:8080"), Weight: 1}}})
 }
 
 // Each verb has its effect, and an error names its object.
@@ -215,20 +227,31 @@ func verbs(t *testing.T, c *ipvs.Conn) {
 	}{
 		{ipvs.Op{Verb: ipvs.SetService, Service: byAddr}, unix.ESRCH, "change virtual server UDP 10.96.0.10:53", nil},
 		{ipvs.Op{Verb: ipvs.DelService, Service: byAddr}, unix.ESRCH, "remove virtual server UDP 10.96.0.10:53", nil},
-		{ipvs.Op{Verb: ipvs.NewDestination, Service: byAddr, Destination: d}, unix.ESRCH, "add real server 10.1.0.1:8080 of virtual server UDP 10.96.0.10:53", nil},
+		{ipvs.Op{Verb: ipvs.NewDestination, Service: byAddr, Destination: d}, unix.ESRCH,
+			"add real server 10.1.0.1:8080 of virtual server UDP 10.96.0.10:53", nil},
 		{ipvs.Op{Verb: ipvs.NewService, Service: none}, unix.ENOENT, "with scheduler nothing", nil},
 		{ipvs.Op{Verb: ipvs.NewService, Service: bad}, unix.EINVAL, "[fd00:96::10]:443", nil},
 		{ipvs.Op{Verb: ipvs.NewService, Service: byAddr}, nil, "", map[ipvs.Service][]ipvs.Destination{byAddr: {}}},
-		{ipvs.Op{Verb: ipvs.NewService, Service: changed}, unix.EEXIST, "add virtual server", map[ipvs.Service][]ipvs.Destination{byAddr: {}}},
-		{ipvs.Op{Verb: ipvs.SetDestination, Service: byAddr, Destination: d}, unix.ENOENT, "change real server", map[ipvs.Service][]ipvs.Destination{byAddr: {}}},
-		{ipvs.Op{Verb: ipvs.NewDestination, Service: byAddr, Destination: d}, nil, "", map[ipvs.Service][]ipvs.Destination{byAddr: {d}}},
-		{ipvs.Op{Verb: ipvs.NewDestination, Service: byAddr, Destination: d}, unix.EEXIST, "add real server", map[ipvs.Service][]ipvs.Destination{byAddr: {d}}},
-		{ipvs.Op{Verb: ipvs.SetDestination, Service: byAddr, Destination: changedD}, nil, "", map[ipvs.Service][]ipvs.Destination{byAddr: {changedD}}},
-		{ipvs.Op{Verb: ipvs.SetService, Service: none}, unix.ENOENT, "nothing", map[ipvs.Service][]ipvs.Destination{byAddr: {changedD}}},
-		{ipvs.Op{Verb: ipvs.SetService, Service: changed}, nil, "", map[ipvs.Service][]ipvs.Destination{changed: {changedD}}},
-		{ipvs.Op{Verb: ipvs.DelDestination, Service: byAddr, Destination: d}, nil, "", map[ipvs.Service][]ipvs.Destination{changed: {}}},
-		{ipvs.Op{Verb: ipvs.DelDestination, Service: byAddr, Destination: d}, unix.ENOENT, "remove real server", map[ipvs.Service][]ipvs.Destination{changed: {}}},
-		{ipvs.Op{Verb: ipvs.NewDestination, Service: byAddr, Destination: d}, nil, "", map[ipvs.Service][]ipvs.Destination{changed: {d}}},
+		{ipvs.Op{Verb: ipvs.NewService, Service: changed}, unix.EEXIST, "add virtual server",
+			map[ipvs.Service][]ipvs.Destination{byAddr: {}}},
+		{ipvs.Op{Verb: ipvs.SetDestination, Service: byAddr, Destination: d}, unix.ENOENT, "change real server",
+			map[ipvs.Service][]ipvs.Destination{byAddr: {}}},
+		{ipvs.Op{Verb: ipvs.NewDestination, Service: byAddr, Destination: d}, nil, "",
+			map[ipvs.Service][]ipvs.Destination{byAddr: {d}}},
+		{ipvs.Op{Verb: ipvs.NewDestination, Service: byAddr, Destination: d}, unix.EEXIST, "add real server",
+			map[ipvs.Service][]ipvs.Destination{byAddr: {d}}},
+		{ipvs.Op{Verb: ipvs.SetDestination, Service: byAddr, Destination: changedD}, nil, "",
+			map[ipvs.Service][]ipvs.Destination{byAddr: {changedD}}},
+		{ipvs.Op{Verb: ipvs.SetService, Service: none}, unix.ENOENT, "nothing", map[ipvs.Service][]ipvs.Destination{
+			byAddr: {changedD}}},
+		{ipvs.Op{Verb: ipvs.SetService, Service: changed}, nil, "", map[ipvs.Service][]ipvs.Destination{
+			changed: {changedD}}},
+		{ipvs.Op{Verb: ipvs.DelDestination, Service: byAddr, Destination: d}, nil, "",
+			map[ipvs.Service][]ipvs.Destination{changed: {}}},
+		{ipvs.Op{Verb: ipvs.DelDestination, Service: byAddr, Destination: d}, unix.ENOENT, "remove real server",
+			map[ipvs.Service][]ipvs.Destination{changed: {}}},
+		{ipvs.Op{Verb: ipvs.NewDestination, Service: byAddr, Destination: d}, nil, "",
+			map[ipvs.Service][]ipvs.Destination{changed: {d}}},
 		{ipvs.Op{Verb: ipvs.DelService, Service: byAddr}, nil, "", nil},
 	} {
 		err := c.Do(t.Context(), []ipvs.Op{step.op}, nil)
@@ -242,10 +265,14 @@ func verbs(t *testing.T, c *ipvs.Conn) {
 	if s, err := c.Service(t.Context(), mark.ServiceID); err != nil || s.Service != mark {
 		t.Errorf("%+v, %v; want %+v", s, err, mark)
 	}
-	if _, err := c.Service(t.Context(), byAddr.ServiceID); !errors.Is(err, unix.ESRCH) || !strings.Contains(err.Error(), "UDP 10.96.0.10:53") {
+	if _, err := c.Service(t.Context(), byAddr.ServiceID); !errors.Is(err, unix.ESRCH) ||
+		!strings.Contains(err.Error(), "UDP 10.96.0.10:53") {
 		t.Errorf("a service that is not there: %v", err)
 	}
-	if err := c.Destinations(t.Context(), byAddr.ServiceID, func(ipvs.DestinationState) error { t.Error("called"); return nil }); err != nil {
+	if err := c.Destinations(t.Context(), byAddr.ServiceID, func(ipvs.DestinationState) error {
+		t.Error("called")
+		return nil
+	}); err != nil {
 		t.Errorf("destinations of a service that is not there: %v", err)
 	}
 	// The timeouts of connections; 0 keeps one.
@@ -274,19 +301,24 @@ func many(t *testing.T, c *ipvs.Conn, n int) {
 	batch := []ipvs.Op{{Verb: ipvs.NewService, Service: sticky}}
 	refused := map[int]error{}
 	for i := range n {
-		s, d := byAddr, ipvs.Destination{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{100, 64, byte(i >> 8), byte(i)}), 8080), Weight: 1}
-		s.ServiceID = ipvs.ByAddr(netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 97, byte(i >> 8), byte(i)}), 80), unix.IPPROTO_TCP)
+		s, d := byAddr,
+			ipvs.Destination{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{100, 64, byte(i >> 8), byte(i)}), 8080),
+				Weight: 1}
+		s.ServiceID = ipvs.ByAddr(netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 97, byte(i >> 8), byte(i)}), 80),
+			unix.IPPROTO_TCP)
 		want[s], want[sticky] = []ipvs.Destination{}, append(want[sticky], d)
 		if i%100 == 7 {
 			refused[len(batch)] = unix.ENOENT
 			batch = append(batch, ipvs.Op{Verb: ipvs.DelDestination, Service: sticky, Destination: d})
 		}
-		batch = append(batch, ipvs.Op{Verb: ipvs.NewService, Service: s}, ipvs.Op{Verb: ipvs.NewDestination, Service: sticky, Destination: d})
+		batch = append(batch, ipvs.Op{Verb: ipvs.NewService, Service: s}, ipvs.Op{Verb: ipvs.NewDestination,
+			Service: sticky, Destination: d})
 	}
 	before := c.Counters()
 	got := map[int]error{}
 	err := c.Do(t.Context(), batch, func(i int, err error) { got[i] = err })
-	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("and %d more of %d failed", len(refused)-1, len(batch))) {
+	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("and %d more of %d failed", len(refused)-1,
+		len(batch))) {
 		t.Errorf("the batch: %v", err)
 	}
 	if len(got) != len(refused) {
@@ -312,7 +344,10 @@ func many(t *testing.T, c *ipvs.Conn, n int) {
 		t.Errorf("%d services are listed, %v; want %d", seen, err, len(want))
 	}
 	var ds []ipvs.Destination
-	if err := c.Destinations(t.Context(), sticky.ServiceID, func(d ipvs.DestinationState) error { ds = append(ds, d.Destination); return nil }); err != nil {
+	if err := c.Destinations(t.Context(), sticky.ServiceID, func(d ipvs.DestinationState) error {
+		ds = append(ds, d.Destination)
+		return nil
+	}); err != nil {
 		t.Error(err)
 	}
 	slices.SortFunc(ds, func(a, b ipvs.Destination) int { return cmp.Or(a.Addr.Compare(b.Addr)) })
@@ -321,7 +356,8 @@ func many(t *testing.T, c *ipvs.Conn, n int) {
 	}
 	// An error of the callback ends the list, and the connection stays usable.
 	stop, calls := errors.New("enough"), 0
-	if err := c.Services(t.Context(), func(ipvs.ServiceState) error { calls++; return stop }); !errors.Is(err, stop) || calls != 1 {
+	if err := c.Services(t.Context(), func(ipvs.ServiceState) error { calls++; return stop }); !errors.Is(err, stop) ||
+		calls != 1 {
 		t.Errorf("%v after %d calls", err, calls)
 	}
 	if _, err := c.Timeouts(t.Context()); err != nil {
@@ -352,7 +388,8 @@ func TestKernelCountsConnections(t *testing.T) {
 	defer listener.Close()
 	service, d := sticky, ipvs.Destination{Addr: netip.MustParseAddrPort("10.1.0.1:8080"), Weight: 1}
 	service.Scheduler, service.Flags = "rr", ipvs.Persistent
-	do(t, c, ipvs.Op{Verb: ipvs.NewService, Service: service}, ipvs.Op{Verb: ipvs.NewDestination, Service: service, Destination: d})
+	do(t, c, ipvs.Op{Verb: ipvs.NewService, Service: service}, ipvs.Op{Verb: ipvs.NewDestination, Service: service,
+		Destination: d})
 	conn, err := net.DialTimeout("tcp", service.Addr.String(), 10*time.Second)
 	if err != nil {
 		t.Fatal(err)
@@ -360,7 +397,10 @@ func TestKernelCountsConnections(t *testing.T) {
 	defer conn.Close()
 	look := func() (got ipvs.DestinationState) {
 		t.Helper()
-		if err := c.Destinations(t.Context(), service.ServiceID, func(d ipvs.DestinationState) error { got = d; return nil }); err != nil {
+		if err := c.Destinations(t.Context(), service.ServiceID, func(d ipvs.DestinationState) error {
+			got = d
+			return nil
+		}); err != nil {
 			t.Fatal(err)
 		}
 		return got
@@ -370,7 +410,8 @@ func TestKernelCountsConnections(t *testing.T) {
 		// The kernel sums counters every two seconds; it counts connections at once.
 		<-time.After(100 * time.Millisecond)
 	}
-	if before.Active != 1 || before.Inactive != 0 || before.Persistent != 1 || before.Stats.Conns != 1 || before.Stats.InPackets < 2 || before.Stats.OutPackets < 1 || before.Stats.InBytes < 80 {
+	if before.Active != 1 || before.Inactive != 0 || before.Persistent != 1 || before.Stats.Conns != 1 ||
+		before.Stats.InPackets < 2 || before.Stats.OutPackets < 1 || before.Stats.InBytes < 80 {
 		t.Errorf("with a connection: %+v", before)
 	}
 	whole := func() (got ipvs.ServiceState) {
@@ -399,7 +440,8 @@ func TestKernelCountsConnections(t *testing.T) {
 		t.Errorf("with another scheduler it counts %+v", got)
 	}
 	do(t, c, ipvs.Op{Verb: ipvs.NewDestination, Service: service, Destination: d})
-	if after := look(); after.Active != before.Active || after.Persistent != before.Persistent || after.Weight != 3 || after.Stats.Conns != 1 {
+	if after := look(); after.Active != before.Active || after.Persistent != before.Persistent || after.Weight != 3 ||
+		after.Stats.Conns != 1 {
 		t.Errorf("removed and back: %+v, before %+v", after, before)
 	}
 	do(t, c, remove, ipvs.Op{Verb: ipvs.DelService, Service: service}, ipvs.Op{Verb: ipvs.NewService, Service: service},

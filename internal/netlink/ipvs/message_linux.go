@@ -268,7 +268,8 @@ func (d *decoder) destination(body []byte, family Family) (DestinationState, err
 	})
 	a, ok := address(family, addr)
 	if !ok {
-		return s, fmt.Errorf("the kernel lists a real server of the address family %d with an address of %d bytes", family, len(addr))
+		return s, fmt.Errorf("the kernel lists a real server of the address family %d with an address of %d bytes",
+			family, len(addr))
 	}
 	s.Addr = netip.AddrPortFrom(a, port)
 	return s, nil

@@ -80,8 +80,9 @@ type Flags uint32
 const (
 	Persistent Flags = 1 << 0 // a client stays with its destination for the service's Timeout
 	OnePacket  Flags = 1 << 2 // each datagram is scheduled separately
-	Sched1     Flags = 1 << 3 // sh and mh: fall back to another destination if the chosen one has weight 0 or is overloaded
-	Sched2     Flags = 1 << 4 // sh and mh: the source port counts too
+	// sh and mh: fall back to another destination if the chosen one has weight 0 or is overloaded
+	Sched1 Flags = 1 << 3
+	Sched2 Flags = 1 << 4 // sh and mh: the source port counts too
 
 	hashed Flags = 1 << 1
 )
@@ -100,7 +101,8 @@ type Service struct {
 // String returns all settings, as in "TCP 10.0.0.1:80 rr flags 0x1 timeout 10800 netmask
 // 0xffffffff".
 func (s Service) String() string {
-	return fmt.Sprintf("%s %s flags %#x timeout %d netmask %#x", s.ServiceID, s.Scheduler, uint32(s.Flags), s.Timeout, s.Netmask)
+	return fmt.Sprintf("%s %s flags %#x timeout %d netmask %#x", s.ServiceID, s.Scheduler, uint32(s.Flags), s.Timeout,
+		s.Netmask)
 }
 
 // Forwarding is the way in which packets reach a destination (IP_VS_CONN_F_…).
@@ -160,7 +162,8 @@ const (
 	DelDestination // only the address counts
 )
 
-var verbs = [...]string{NewService: "add", SetService: "change", DelService: "remove", NewDestination: "add", SetDestination: "change", DelDestination: "remove"}
+var verbs = [...]string{NewService: "add", SetService: "change", DelService: "remove", NewDestination: "add",
+	SetDestination: "change", DelDestination: "remove"}
 
 // Op is one operation. For an operation on a destination only the ServiceID of Service counts.
 type Op struct {

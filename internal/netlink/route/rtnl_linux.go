@@ -51,7 +51,8 @@ func ParseAddress(body []byte) (a Address, ok bool) {
 	if len(body) < unix.SizeofIfAddrmsg {
 		return a, false
 	}
-	a = Address{Bits: int(body[1]), Flags: uint32(body[2]), Scope: body[3], Index: int32(netlink.Order.Uint32(body[4:]))}
+	a = Address{Bits: int(body[1]), Flags: uint32(body[2]), Scope: body[3],
+		Index: int32(netlink.Order.Uint32(body[4:]))}
 	var local, peer []byte
 	netlink.Attributes(body[unix.SizeofIfAddrmsg:], func(typ uint16, v []byte) bool {
 		switch typ {
@@ -94,7 +95,8 @@ func AppendAddress(e *netlink.Encoder, typ, flags uint16, a Address) {
 
 // Addresses lists the addresses of a family, unix.AF_INET or unix.AF_INET6, or of both with 0.
 func Addresses(ctx context.Context, conn netlink.Asker, family byte) ([]Address, error) {
-	request := netlink.Request(unix.RTM_GETADDR, unix.NLM_F_DUMP, append([]byte{family}, make([]byte, unix.SizeofIfAddrmsg-1)...))
+	request := netlink.Request(unix.RTM_GETADDR, unix.NLM_F_DUMP,
+		append([]byte{family}, make([]byte, unix.SizeofIfAddrmsg-1)...))
 	all, err := netlink.Dump(ctx, conn, request, func(m netlink.Message) (Address, bool) {
 		a, ok := ParseAddress(m.Body)
 		return a, ok && m.Type == unix.RTM_NEWADDR && (family == 0 || m.Body[0] == family)
@@ -122,7 +124,8 @@ func ParseLink(body []byte) (l Link, ok bool) {
 	if len(body) < unix.SizeofIfInfomsg {
 		return l, false
 	}
-	l = Link{Type: netlink.Order.Uint16(body[2:]), Index: int32(netlink.Order.Uint32(body[4:])), Flags: netlink.Order.Uint32(body[8:])}
+	l = Link{Type: netlink.Order.Uint16(body[2:]), Index: int32(netlink.Order.Uint32(body[4:])),
+		Flags: netlink.Order.Uint32(body[8:])}
 	netlink.Attributes(body[unix.SizeofIfInfomsg:], func(typ uint16, v []byte) bool {
 		switch typ {
 		case unix.IFLA_IFNAME:
@@ -199,7 +202,8 @@ func ChangeLink(l Link, which uint32, attrs ...[]byte) []byte {
 	info := e.Nest(unix.IFLA_LINKINFO)
 	e.Str(unix.IFLA_INFO_KIND, l.Kind)
 	e.EndNest(info)
-	return netlink.Request(unix.RTM_NEWLINK, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL, append([][]byte{head, e.B}, attrs...)...)
+	return netlink.Request(unix.RTM_NEWLINK, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL,
+		append([][]byte{head, e.B}, attrs...)...)
 }
 
 // DeleteLink returns a request that deletes an interface.
@@ -224,7 +228,8 @@ type Entry struct {
 
 // Entries lists the main routing table of a family, unix.AF_INET or unix.AF_INET6.
 func Entries(ctx context.Context, conn netlink.Asker, family byte) (all []Entry, err error) {
-	request := netlink.Request(unix.RTM_GETROUTE, unix.NLM_F_DUMP, append([]byte{family}, make([]byte, unix.SizeofRtMsg-1)...))
+	request := netlink.Request(unix.RTM_GETROUTE, unix.NLM_F_DUMP,
+		append([]byte{family}, make([]byte, unix.SizeofRtMsg-1)...))
 	parts, err := netlink.Dump(ctx, conn, request, func(m netlink.Message) ([]Entry, bool) {
 		if len(m.Body) < unix.SizeofRtMsg || m.Body[0] != family {
 			return nil, false

@@ -26,21 +26,24 @@ func TestAddresses(t *testing.T) {
 			t.Fatal(err)
 		}
 		noticed := make(chan netlink.Message, 100)
-		go events.Listen(func(m netlink.Message) { m.Body = slices.Clone(m.Body); noticed <- m }, func() { t.Error("messages were lost") })
+		go events.Listen(func(m netlink.Message) { m.Body = slices.Clone(m.Body); noticed <- m },
+			func() { t.Error("messages were lost") })
 		defer conn.Close()
 		defer events.Close()
 		name := "br-" + ip[:4]
 		if l, err := FindLink(t.Context(), conn, name); err != nil || l.Index != 0 {
 			t.Fatalf("before: %+v, %v", l, err)
 		}
-		if err := conn.Do(t.Context(), ChangeLink(Link{Name: name, Kind: "bridge", Flags: unix.IFF_NOARP}, unix.IFF_NOARP), nil); err != nil {
+		if err := conn.Do(t.Context(), ChangeLink(Link{Name: name, Kind: "bridge", Flags: unix.IFF_NOARP},
+			unix.IFF_NOARP), nil); err != nil {
 			t.Fatal(err)
 		}
 		l, err := FindLink(t.Context(), conn, name)
 		if err != nil || l.Kind != "bridge" || l.Flags&unix.IFF_NOARP == 0 || l.Flags&unix.IFF_UP != 0 {
 			t.Fatalf("%+v, %v", l, err)
 		}
-		a := Address{Addr: netip.MustParseAddr(ip), Bits: 32, Index: l.Index, Scope: unix.RT_SCOPE_HOST, Flags: unix.IFA_F_NODAD | unix.IFA_F_NOPREFIXROUTE}
+		a := Address{Addr: netip.MustParseAddr(ip), Bits: 32, Index: l.Index, Scope: unix.RT_SCOPE_HOST,
+			Flags: unix.IFA_F_NODAD | unix.IFA_F_NOPREFIXROUTE}
 		want := a
 		want.Flags = want.Flags&^unix.IFA_F_NODAD | unix.IFA_F_PERMANENT // only IPv6 looks for duplicates
 		if family == unix.AF_INET6 {
@@ -55,15 +58,22 @@ func TestAddresses(t *testing.T) {
 		AppendAddress(&e, unix.RTM_NEWADDR, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL, a)
 		AppendAddress(&e, unix.RTM_NEWADDR, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL, a)
 		var outcomes [2]error
-		if err := conn.Each(t.Context(), e.B, func(i int, err error) { outcomes[i] = err }); err != nil || outcomes[0] != nil || !errors.Is(outcomes[1], unix.EEXIST) {
+		if err := conn.Each(t.Context(), e.B, func(i int, err error) { outcomes[i] = err }); err != nil ||
+			outcomes[0] != nil || !errors.Is(outcomes[1], unix.EEXIST) {
 			t.Fatalf("%v, %v", outcomes, err)
 		}
 		all, err := Addresses(t.Context(), conn, family)
 		if err != nil || len(all) != 1 || all[0] != want {
 			t.Errorf("listed %+v, %v\nwant %+v", all, err, want)
 		}
-		expectNotice(t, noticed, unix.RTM_NEWLINK, func(b []byte) bool { got, ok := ParseLink(b); return ok && got.Name == name })
-		expectNotice(t, noticed, unix.RTM_NEWADDR, func(b []byte) bool { got, ok := ParseAddress(b); return ok && got.Addr == a.Addr })
+		expectNotice(t, noticed, unix.RTM_NEWLINK, func(b []byte) bool {
+			got, ok := ParseLink(b)
+			return ok && got.Name == name
+		})
+		expectNotice(t, noticed, unix.RTM_NEWADDR, func(b []byte) bool {
+			got, ok := ParseAddress(b)
+			return ok && got.Addr == a.Addr
+		})
 		for end := time.Now().Add(10 * time.Second); ; {
 			if here, err := LeadsHere(t.Context(), conn, a.Addr); here {
 				break
@@ -74,8 +84,14 @@ func TestAddresses(t *testing.T) {
 		if err := conn.Do(t.Context(), DeleteLink(l.Index), nil); err != nil {
 			t.Error(err)
 		}
-		expectNotice(t, noticed, unix.RTM_DELADDR, func(b []byte) bool { got, ok := ParseAddress(b); return ok && got.Addr == a.Addr })
-		expectNotice(t, noticed, unix.RTM_DELLINK, func(b []byte) bool { got, ok := ParseLink(b); return ok && got.Index == l.Index })
+		expectNotice(t, noticed, unix.RTM_DELADDR, func(b []byte) bool {
+			got, ok := ParseAddress(b)
+			return ok && got.Addr == a.Addr
+		})
+		expectNotice(t, noticed, unix.RTM_DELLINK, func(b []byte) bool {
+			got, ok := ParseLink(b)
+			return ok && got.Index == l.Index
+		})
 	}
 }
 

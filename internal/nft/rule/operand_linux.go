@@ -42,15 +42,17 @@ const (
 
 // The parts of a packet and its connection that rules read.
 var (
-	PacketMark   = metadata("meta mark", expr.MetaKeyMARK)
-	L4Proto      = metadata("meta l4proto", expr.MetaKeyL4PROTO)
-	NFProto      = metadata("meta nfproto", expr.MetaKeyNFPROTO)
-	inputName    = metadata("iifname", expr.MetaKeyIIFNAME)
-	inputType    = metadata("iiftype", expr.MetaKeyIIFTYPE)
-	ctState      = connection("ct state", expr.CtKeySTATE)
-	ctStatus     = connection("ct status", expr.CtKeySTATUS)
-	ctDirection  = connection("ct direction", expr.CtKeyDIRECTION)
-	transparent  = single("socket transparent", func(to uint32) expr.Any { return &expr.Socket{Key: expr.SocketKeyTransparent, Register: to} })
+	PacketMark  = metadata("meta mark", expr.MetaKeyMARK)
+	L4Proto     = metadata("meta l4proto", expr.MetaKeyL4PROTO)
+	NFProto     = metadata("meta nfproto", expr.MetaKeyNFPROTO)
+	inputName   = metadata("iifname", expr.MetaKeyIIFNAME)
+	inputType   = metadata("iiftype", expr.MetaKeyIIFTYPE)
+	ctState     = connection("ct state", expr.CtKeySTATE)
+	ctStatus    = connection("ct status", expr.CtKeySTATUS)
+	ctDirection = connection("ct direction", expr.CtKeyDIRECTION)
+	transparent = single("socket transparent", func(to uint32) expr.Any {
+		return &expr.Socket{Key: expr.SocketKeyTransparent, Register: to}
+	})
 	DPort        = payload("th dport", expr.PayloadBaseTransportHeader, 2, 2)
 	OriginalPort = originally("ct original proto-dst", expr.CtKeyPROTODST)
 )
@@ -77,8 +79,12 @@ func (ip IP) OriginalDestination() Operand {
 
 // sourceType and destinationType read whether an address belongs to this machine.
 var (
-	sourceType      = single("fib saddr type", func(to uint32) expr.Any { return &expr.Fib{Register: to, ResultADDRTYPE: true, FlagSADDR: true} })
-	destinationType = single("fib daddr type", func(to uint32) expr.Any { return &expr.Fib{Register: to, ResultADDRTYPE: true, FlagDADDR: true} })
+	sourceType = single("fib saddr type", func(to uint32) expr.Any {
+		return &expr.Fib{Register: to, ResultADDRTYPE: true, FlagSADDR: true}
+	})
+	destinationType = single("fib daddr type", func(to uint32) expr.Any {
+		return &expr.Fib{Register: to, ResultADDRTYPE: true, FlagDADDR: true}
+	})
 )
 
 // Random returns a random number below n.
@@ -91,10 +97,12 @@ func Random(n uint32) Operand {
 // Hash returns a number below n that depends on the client's address and the seed.
 func (ip IP) Hash(n, seed uint32) Operand {
 	client := ip.Source()
-	return Operand{text: fmt.Sprintf("jhash %s mod %d seed 0x%x", client.text, n, seed), load: func(x []expr.Any, to uint32) []expr.Any {
-		return append(client.load(x, freshKey), &expr.Hash{SourceRegister: freshKey, DestRegister: to, Length: uint32(ip.AddrLen),
-			Modulus: n, Seed: seed, Type: expr.HashTypeJenkins})
-	}}
+	return Operand{text: fmt.Sprintf("jhash %s mod %d seed 0x%x", client.text, n, seed),
+		load: func(x []expr.Any, to uint32) []expr.Any {
+			return append(client.load(x, freshKey), &expr.Hash{SourceRegister: freshKey, DestRegister: to,
+				Length:  uint32(ip.AddrLen),
+				Modulus: n, Seed: seed, Type: expr.HashTypeJenkins})
+		}}
 }
 
 func single(text string, load func(to uint32) expr.Any) Operand {
@@ -141,11 +149,13 @@ func (o Operand) And(mask uint32) Operand {
 }
 
 func (o Operand) Or(bits uint32) Operand {
-	return o.bitwise(fmt.Sprintf("%s | 0x%08x", o.text, bits), wire.AppendNumber(nil, ^bits), wire.AppendNumber(nil, bits))
+	return o.bitwise(fmt.Sprintf("%s | 0x%08x", o.text, bits), wire.AppendNumber(nil, ^bits),
+		wire.AppendNumber(nil, bits))
 }
 
 func (o Operand) Xor(bits uint32) Operand {
-	return o.bitwise(fmt.Sprintf("%s ^ 0x%08x", o.text, bits), wire.AppendNumber(nil, ^uint32(0)), wire.AppendNumber(nil, bits))
+	return o.bitwise(fmt.Sprintf("%s ^ 0x%08x", o.text, bits), wire.AppendNumber(nil, ^uint32(0)),
+		wire.AppendNumber(nil, bits))
 }
 
 // FirstBits returns an address with only its first n bits.
@@ -163,7 +173,8 @@ func (o Operand) FirstBits(n int, ip IP) Operand {
 // bitwise returns the operand & mask ^ xor. It changes a variable in its register.
 func (o Operand) bitwise(text string, mask, xor []byte) Operand {
 	return Operand{text: text, reg: o.reg, load: func(x []expr.Any, to uint32) []expr.Any {
-		return append(o.loadTo(x, to), &expr.Bitwise{SourceRegister: to, DestRegister: to, Len: uint32(len(mask)), Mask: mask, Xor: xor})
+		return append(o.loadTo(x, to), &expr.Bitwise{SourceRegister: to, DestRegister: to, Len: uint32(len(mask)),
+			Mask: mask, Xor: xor})
 	}}
 }
 

@@ -197,7 +197,8 @@ func (ip IP) Leading(addresses *wire.Set, ports *wire.Set, key ...Operand) []Sta
 		return []Statement{inspectPort, ip.dnat(HasPorts.text+" dnat "+ip.Name()+" to :"+to, 0, port)}
 	}
 	inspectAddress, at := find(address, addresses, []Operand{NFProto})
-	return []Statement{inspectAddress, inspectPort, ip.dnat(HasPorts.text+" dnat "+ip.Name()+" to "+at+" : "+to, address, port)}
+	return []Statement{inspectAddress, inspectPort, ip.dnat(HasPorts.text+" dnat "+ip.Name()+" to "+at+" : "+to,
+		address, port)}
 }
 
 // Redirecting returns statements that redirect a packet to this node, to the port that a map has
@@ -220,7 +221,8 @@ func find(to uint32, set *wire.Set, key []Operand) (look Statement, text string)
 }
 
 func (ip IP) dnat(text string, addr, port uint32) Statement {
-	return Statement{text, []expr.Any{&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(ip.Proto), RegAddrMin: addr, RegProtoMin: port}}}
+	return Statement{text, []expr.Any{&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(ip.Proto), RegAddrMin: addr,
+		RegProtoMin: port}}}
 }
 
 // Remember makes a map that packets fill assign the client to the member for a time; Forget ends
@@ -238,8 +240,10 @@ func Forget(set *wire.Set, client Operand, seconds uint32) Statement {
 const dynsetDelete = 2
 
 func memory(verb string, op uint32, set *wire.Set, client Operand, seconds uint32) Statement {
-	return Statement{fmt.Sprintf("%s @%s { %s . %s timeout %ds : %s }", verb, set.Name, SetID.text, client.text, seconds, Member.text),
-		append(client.loadTo(nil, SetID.reg+1), &expr.Dynset{SrcRegKey: SetID.reg, SrcRegData: Member.reg, SetName: set.Name,
+	return Statement{fmt.Sprintf("%s @%s { %s . %s timeout %ds : %s }", verb, set.Name, SetID.text, client.text,
+		seconds, Member.text),
+		append(client.loadTo(nil, SetID.reg+1), &expr.Dynset{SrcRegKey: SetID.reg, SrcRegData: Member.reg,
+			SetName:   set.Name,
 			Operation: op, Timeout: time.Duration(seconds) * time.Second})}
 }
 
@@ -254,8 +258,10 @@ func Increment(set *wire.Set, kept time.Duration, key ...Operand) Statement {
 	if kept > 0 {
 		timeout = fmt.Sprintf("timeout %ds ", int(kept.Seconds()))
 	}
-	return Statement{fmt.Sprintf("update @%s { %s %scounter }", set.Name, text, timeout), append(x, &expr.Dynset{SrcRegKey: freshKey,
-		SetName: set.Name, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: kept, Exprs: []expr.Any{&expr.Counter{}}})}
+	return Statement{fmt.Sprintf("update @%s { %s %scounter }", set.Name, text, timeout),
+		append(x, &expr.Dynset{SrcRegKey: freshKey,
+			SetName: set.Name, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: kept,
+			Exprs: []expr.Any{&expr.Counter{}}})}
 }
 
 // Effects on the packet.
@@ -281,7 +287,8 @@ func (ip IP) Reject() Statement {
 	if ip.Family == lb.IPv6 {
 		icmp, code = "icmpv6", 4 // ICMPV6_PORT_UNREACH
 	}
-	return Statement{"reject with " + icmp + " port-unreachable", []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: code}}}
+	return Statement{"reject with " + icmp + " port-unreachable",
+		[]expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: code}}}
 }
 
 // The verdicts without a chain.

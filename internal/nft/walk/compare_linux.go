@@ -41,7 +41,8 @@ func CompareSets(t wire.Table, is *rule.Kept, sets []wire.Set, tell Tell) bool {
 
 // CompareChains compares the chains of a table with the wanted ones, rule by rule. optional reports
 // whether a wanted chain may be missing.
-func CompareChains(ctx context.Context, t wire.Table, is *rule.Kept, chains []rule.Chain, optional func(name string) bool, tell Tell) error {
+func CompareChains(ctx context.Context, t wire.Table, is *rule.Kept, chains []rule.Chain,
+	optional func(name string) bool, tell Tell) error {
 	rules := map[string][]Rule{}
 	err := wire.Undisturbed(ctx, func() error {
 		clear(rules)

@@ -62,10 +62,12 @@ func (w *walk) do(s Step, f *flow) bool {
 		if f.blindAt(s.from, len(s.mask)) {
 			return w.unknown(s, f)
 		}
-		in := bytes.Compare(f.at(s.from, len(s.mask)), []byte(s.mask)) >= 0 && bytes.Compare(f.at(s.from, len(s.xor)), []byte(s.xor)) <= 0
+		in := bytes.Compare(f.at(s.from, len(s.mask)), []byte(s.mask)) >= 0 && bytes.Compare(f.at(s.from, len(s.xor)),
+			[]byte(s.xor)) <= 0
 		return in == (s.key == unix.NFT_RANGE_EQ)
 	case "bitwise":
-		if s.key != 0 || len(s.mask) != int(s.length) || len(s.xor) != int(s.length) || f.blindAt(s.from, int(s.length)) {
+		if s.key != 0 || len(s.mask) != int(s.length) || len(s.xor) != int(s.length) ||
+			f.blindAt(s.from, int(s.length)) {
 			return w.blind(s, f)
 		}
 		v := bytes.Clone(f.at(s.from, int(s.length)))
@@ -194,7 +196,8 @@ func (w *walk) translate(f *flow, to netip.Addr, port int) bool {
 func draw(s Step, flows []flow) (on, broken []flow, err error) {
 	n := int(max(s.modulus, 1))
 	if n*len(flows) > maxWays {
-		return nil, nil, fmt.Errorf("a number of %d is drawn for %d ways of the packet: more than can be followed", n, len(flows))
+		return nil, nil, fmt.Errorf("a number of %d is drawn for %d ways of the packet: more than can be followed", n,
+			len(flows))
 	}
 	on = make([]flow, 0, n*len(flows))
 	for _, f := range flows {

@@ -27,7 +27,8 @@ type Rule struct {
 
 // RuleOf reads a rule from the body of a message about it.
 func RuleOf(body []byte) Rule {
-	r := Rule{Comment: wire.RuleComment(body), Steps: Steps(nlconn.Attribute(body, unix.NFTA_RULE_EXPRESSIONS)), Handle: nlconn.BE64(nlconn.Attribute(body, unix.NFTA_RULE_HANDLE))}
+	r := Rule{Comment: wire.RuleComment(body), Steps: Steps(nlconn.Attribute(body, unix.NFTA_RULE_EXPRESSIONS)),
+		Handle: nlconn.BE64(nlconn.Attribute(body, unix.NFTA_RULE_HANDLE))}
 	if slices.ContainsFunc(r.Steps, func(s Step) bool { return s.name == "match" || s.name == "target" }) {
 		r.body = bytes.Clone(body)
 	}
@@ -60,7 +61,8 @@ func (w *walk) readBases() error {
 		if !c.IsBase() {
 			continue
 		}
-		request := wire.Request(unix.NFT_MSG_GETCHAIN, 0, w.t.Family, unix.NFTA_CHAIN_TABLE, w.t.Name, unix.NFTA_CHAIN_NAME, name)
+		request := wire.Request(unix.NFT_MSG_GETCHAIN, 0, w.t.Family, unix.NFTA_CHAIN_TABLE, w.t.Name,
+			unix.NFTA_CHAIN_NAME, name)
 		err := w.sock.Ask(w.ctx, request, func(body []byte) {
 			h, accepts := wire.HookAndPolicy(body)
 			w.bases = append(w.bases, base{name, h, !accepts})
@@ -85,7 +87,8 @@ func (w *walk) rules(chain string) ([]Rule, error) {
 	if err := w.afford(chain); err != nil {
 		return nil, fmt.Errorf("rules of chain %s: %w", chain, err)
 	}
-	request := wire.Request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, w.t.Family, unix.NFTA_RULE_TABLE, w.t.Name, unix.NFTA_RULE_CHAIN, chain)
+	request := wire.Request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, w.t.Family, unix.NFTA_RULE_TABLE, w.t.Name,
+		unix.NFTA_RULE_CHAIN, chain)
 	err := wire.Undisturbed(w.ctx, func() error {
 		all = nil
 		return w.sock.Ask(w.ctx, request, func(body []byte) {
@@ -109,8 +112,11 @@ func (w *walk) afford(chain string) error {
 		return nil
 	}
 	uses := 0
-	request := wire.Request(unix.NFT_MSG_GETCHAIN, 0, w.t.Family, unix.NFTA_CHAIN_TABLE, w.t.Name, unix.NFTA_CHAIN_NAME, chain)
-	err := w.sock.Ask(w.ctx, request, func(body []byte) { uses = int(nlconn.BE32(nlconn.Attribute(body, unix.NFTA_CHAIN_USE))) })
+	request := wire.Request(unix.NFT_MSG_GETCHAIN, 0, w.t.Family, unix.NFTA_CHAIN_TABLE, w.t.Name, unix.NFTA_CHAIN_NAME,
+		chain)
+	err := w.sock.Ask(w.ctx, request, func(body []byte) {
+		uses = int(nlconn.BE32(nlconn.Attribute(body, unix.NFTA_CHAIN_USE)))
+	})
 	switch {
 	case err != nil && !errors.Is(err, unix.ENOENT):
 		return err
@@ -186,7 +192,8 @@ func (w *walk) keyLen(set string) (int, error) {
 		return n, nil
 	}
 	n := 0
-	err := w.sock.Ask(w.ctx, wire.Request(unix.NFT_MSG_GETSET, 0, w.t.Family, unix.NFTA_SET_TABLE, w.t.Name, unix.NFTA_SET_NAME, set), func(body []byte) {
+	err := w.sock.Ask(w.ctx, wire.Request(unix.NFT_MSG_GETSET, 0, w.t.Family, unix.NFTA_SET_TABLE, w.t.Name,
+		unix.NFTA_SET_NAME, set), func(body []byte) {
 		n = int(nlconn.BE32(nlconn.Attribute(body, unix.NFTA_SET_KEY_LEN)))
 	})
 	if err != nil && !errors.Is(err, unix.ENOENT) {

@@ -85,7 +85,8 @@ func (p place) rule() *follow.Rule {
 // as a match that fails. Others follow both ways, and mark one of them as doubtful.
 func (w *walk) unknown(s Step, f *flow) bool {
 	if w.node == nil {
-		w.say("a rule has the expression %s, which this program does not know, and takes for a match that fails", s.name)
+		w.say("a rule has the expression %s, which this program does not know, and takes for a match that fails",
+			s.name)
 		return false
 	}
 	if !f.unsure {

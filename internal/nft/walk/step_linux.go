@@ -69,12 +69,15 @@ func stepOf(name string, d []byte) Step {
 	value := func(n uint16) string { return string(nlconn.Attribute(attr(n), unix.NFTA_DATA_VALUE)) }
 	switch name {
 	case "payload":
-		s.to, s.from, s.key = register(attr(unix.NFTA_PAYLOAD_DREG)), register(attr(unix.NFTA_PAYLOAD_SREG)), num(unix.NFTA_PAYLOAD_BASE)
+		s.to, s.from, s.key = register(attr(unix.NFTA_PAYLOAD_DREG)), register(attr(unix.NFTA_PAYLOAD_SREG)),
+			num(unix.NFTA_PAYLOAD_BASE)
 		s.offset, s.length = num(unix.NFTA_PAYLOAD_OFFSET), num(unix.NFTA_PAYLOAD_LEN)
 	case "meta":
-		s.to, s.from, s.key = register(attr(unix.NFTA_META_DREG)), register(attr(unix.NFTA_META_SREG)), num(unix.NFTA_META_KEY)
+		s.to, s.from, s.key = register(attr(unix.NFTA_META_DREG)), register(attr(unix.NFTA_META_SREG)),
+			num(unix.NFTA_META_KEY)
 	case "ct":
-		s.to, s.from, s.key = register(attr(unix.NFTA_CT_DREG)), register(attr(unix.NFTA_CT_SREG)), num(unix.NFTA_CT_KEY)
+		s.to, s.from, s.key = register(attr(unix.NFTA_CT_DREG)), register(attr(unix.NFTA_CT_SREG)),
+			num(unix.NFTA_CT_KEY)
 		if dir := attr(unix.NFTA_CT_DIRECTION); len(dir) > 0 {
 			s.flags = 1 + uint32(dir[0])
 		}
@@ -88,7 +91,8 @@ func stepOf(name string, d []byte) Step {
 		s.from, s.key = register(attr(unix.NFTA_RANGE_SREG)), num(unix.NFTA_RANGE_OP)
 		s.mask, s.xor = value(unix.NFTA_RANGE_FROM_DATA), value(unix.NFTA_RANGE_TO_DATA)
 	case "bitwise":
-		s.to, s.from, s.length = register(attr(unix.NFTA_BITWISE_DREG)), register(attr(unix.NFTA_BITWISE_SREG)), num(unix.NFTA_BITWISE_LEN)
+		s.to, s.from, s.length = register(attr(unix.NFTA_BITWISE_DREG)), register(attr(unix.NFTA_BITWISE_SREG)),
+			num(unix.NFTA_BITWISE_LEN)
 		s.key, s.mask, s.xor = num(nftaBitwiseOp), value(unix.NFTA_BITWISE_MASK), value(unix.NFTA_BITWISE_XOR)
 	case "lookup":
 		s.from, s.set = register(attr(unix.NFTA_LOOKUP_SREG)), nlconn.CStr(attr(unix.NFTA_LOOKUP_SET))
@@ -100,11 +104,14 @@ func stepOf(name string, d []byte) Step {
 			s.verdict = wire.VerdictOf(attr(unix.NFTA_IMMEDIATE_DATA))
 		}
 	case "numgen":
-		s.to, s.modulus, s.offset = register(attr(unix.NFTA_NG_DREG)), num(unix.NFTA_NG_MODULUS), num(unix.NFTA_NG_OFFSET)
+		s.to, s.modulus, s.offset = register(attr(unix.NFTA_NG_DREG)), num(unix.NFTA_NG_MODULUS),
+			num(unix.NFTA_NG_OFFSET)
 		s.key = num(unix.NFTA_NG_TYPE)
 	case "hash":
-		s.to, s.from, s.length = register(attr(unix.NFTA_HASH_DREG)), register(attr(unix.NFTA_HASH_SREG)), num(unix.NFTA_HASH_LEN)
-		s.modulus, s.seed, s.offset, s.key = num(unix.NFTA_HASH_MODULUS), num(unix.NFTA_HASH_SEED), num(unix.NFTA_HASH_OFFSET), num(unix.NFTA_HASH_TYPE)
+		s.to, s.from, s.length = register(attr(unix.NFTA_HASH_DREG)), register(attr(unix.NFTA_HASH_SREG)),
+			num(unix.NFTA_HASH_LEN)
+		s.modulus, s.seed, s.offset, s.key = num(unix.NFTA_HASH_MODULUS), num(unix.NFTA_HASH_SEED),
+			num(unix.NFTA_HASH_OFFSET), num(unix.NFTA_HASH_TYPE)
 	case "dynset":
 		s.set, s.key = nlconn.CStr(attr(unix.NFTA_DYNSET_SET_NAME)), num(unix.NFTA_DYNSET_OP)
 		s.from, s.second = register(attr(unix.NFTA_DYNSET_SREG_KEY)), register(attr(unix.NFTA_DYNSET_SREG_DATA))

@@ -220,11 +220,14 @@ var metaWords = map[uint32]operand{
 	unix.NFT_META_MARK: {text: "meta mark", kind: markValue}, unix.NFT_META_L4PROTO: {text: "meta l4proto",
 		kind: protoValue},
 	unix.NFT_META_NFPROTO: {text: "meta nfproto",
-		kind: familyValue}, unix.NFT_META_PROTOCOL: {text: "meta protocol"}, unix.NFT_META_IIF: {text: "iif", kind: markValue},
+		kind: familyValue}, unix.NFT_META_PROTOCOL: {text: "meta protocol"},
+	unix.NFT_META_IIF: {text: "iif", kind: markValue},
 	unix.NFT_META_OIF: {text: "oif", kind: markValue}, unix.NFT_META_IIFNAME: {text: "iifname", kind: nameValue},
 	unix.NFT_META_OIFNAME: {text: "oifname",
-		kind: nameValue}, unix.NFT_META_IIFTYPE: {text: "iiftype"}, unix.NFT_META_OIFTYPE: {text: "oiftype"}, unix.NFT_META_SKUID: {text: "meta skuid", kind: markValue},
-	unix.NFT_META_PKTTYPE: {text: "meta pkttype"}, unix.NFT_META_NFTRACE: {text: "meta nftrace"}, unix.NFT_META_CGROUP: {text: "meta cgroup", kind: markValue},
+		kind: nameValue}, unix.NFT_META_IIFTYPE: {text: "iiftype"}, unix.NFT_META_OIFTYPE: {text: "oiftype"},
+	unix.NFT_META_SKUID:   {text: "meta skuid", kind: markValue},
+	unix.NFT_META_PKTTYPE: {text: "meta pkttype"}, unix.NFT_META_NFTRACE: {text: "meta nftrace"},
+	unix.NFT_META_CGROUP: {text: "meta cgroup", kind: markValue},
 }
 
 var ctWords = map[uint32]operand{

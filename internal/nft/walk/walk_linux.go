@@ -42,7 +42,8 @@ const maxWays = 1 << 17
 // Go walks, and returns the ways of the packet, and one line for each rule and element that it
 // meets. If the kernel has an affinity entry for this client, its way is included. Errors are read
 // errors.
-func Go(ctx context.Context, sock *wire.Socket, t Table, p trace.Packet) (all []follow.Flow, lines []string, err error) {
+func Go(ctx context.Context, sock *wire.Socket, t Table, p trace.Packet) (all []follow.Flow, lines []string,
+	err error) {
 	err = follow.Steady(ctx, func() (uint32, error) { return sock.Generation(ctx) }, func() error {
 		w := newWalk(ctx, sock, t, p)
 		err := w.whole()
@@ -82,8 +83,9 @@ type walk struct {
 }
 
 func newWalk(ctx context.Context, sock *wire.Socket, t Table, p trace.Packet) *walk {
-	return &walk{ctx: ctx, sock: sock, t: t, p: p, seen: seenOf(t.Family, p), chains: map[string][]Rule{}, elements: map[string]map[string]element{},
-		foreign: map[string]int{}}
+	return &walk{ctx: ctx, sock: sock, t: t, p: p, seen: seenOf(t.Family, p), chains: map[string][]Rule{},
+		elements: map[string]map[string]element{},
+		foreign:  map[string]int{}}
 }
 
 // say records a line, once.
@@ -243,7 +245,8 @@ func (w *walk) chain(name string) (follow.Chain, error) {
 func (c chain) Rules() int { return len(c.rules) }
 
 // kinds are the verdicts after which a packet continues elsewhere.
-var kinds = map[expr.VerdictKind]follow.Kind{expr.VerdictAccept: follow.End, expr.VerdictReturn: follow.Return, expr.VerdictJump: follow.Jump, expr.VerdictGoto: follow.Goto}
+var kinds = map[expr.VerdictKind]follow.Kind{expr.VerdictAccept: follow.End, expr.VerdictReturn: follow.Return,
+	expr.VerdictJump: follow.Jump, expr.VerdictGoto: follow.Goto}
 
 // Meet groups flows that have met a rule by their continuation.
 func (c chain) Meet(i int, flows []follow.Flow) (met []follow.Met, rest []follow.Flow, err error) {

@@ -21,11 +21,12 @@ func (t Table) Elements(ctx context.Context, set string, keys [][]byte, found fu
 	for len(keys) > 0 {
 		some, answered := keys[:min(len(keys), ElementsAtOnce)], 0
 		err := t.Ask(ctx, elementsRequest(t.Family, t.Name, set, some), func(body []byte) {
-			netlink.Attributes(netlink.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
-				answered++
-				found(el)
-				return true
-			})
+			netlink.Attributes(netlink.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS),
+				func(_ uint16, el []byte) bool {
+					answered++
+					found(el)
+					return true
+				})
 		})
 		switch {
 		case err == nil:

@@ -58,7 +58,8 @@ func Watch(own *Socket, family byte, table string,
 	if err != nil {
 		return nil, err
 	}
-	m := &Monitor{sock: s, family: family, table: table, noticed: noticed, ended: ended, missed: missed, done: make(chan struct{})}
+	m := &Monitor{sock: s, family: family, table: table, noticed: noticed, ended: ended, missed: missed,
+		done: make(chan struct{})}
 	if err = s.ignore(own.port); err == nil {
 		err = m.Listen(true)
 	}
@@ -103,7 +104,8 @@ func (m *Monitor) notice(msg netlink.Message) {
 			m.ended()
 		}
 	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE, unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET, unix.NFT_MSG_NEWCHAIN,
-		unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE, unix.NFT_MSG_NEWSETELEM, unix.NFT_MSG_DELSETELEM:
+		unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE, unix.NFT_MSG_NEWSETELEM,
+		unix.NFT_MSG_DELSETELEM:
 		// In all of them attribute 1 is the table.
 		if msg.Body[0] == m.family && netlink.CStr(netlink.Attribute(body, 1)) == m.table {
 			m.touched = true
@@ -143,8 +145,8 @@ func (m *Monitor) tell(who, what string) {
 	}
 }
 
-// ChangedBy is part of plane.Witness: the processes by their names and by their PIDs in the first PID
-// namespace, and the objects.
+// ChangedBy is part of plane.Witness: the processes by their names and by their PIDs in the first
+// PID namespace, and the objects.
 func (m *Monitor) ChangedBy() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()

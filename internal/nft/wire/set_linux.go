@@ -207,7 +207,8 @@ func (d *Set) userdata() []byte {
 // that [Transaction.AddSet] creates.
 func (d *Set) Matches(body []byte) bool {
 	is := func(attr uint16, want uint32) bool { return netlink.BE32(netlink.Attribute(body, attr)) == want }
-	if !is(unix.NFTA_SET_FLAGS, d.flags()) || !is(unix.NFTA_SET_KEY_TYPE, d.Key.nftType()) || !is(unix.NFTA_SET_KEY_LEN, uint32(d.KeyLen())) {
+	if !is(unix.NFTA_SET_FLAGS, d.flags()) || !is(unix.NFTA_SET_KEY_TYPE, d.Key.nftType()) ||
+		!is(unix.NFTA_SET_KEY_LEN, uint32(d.KeyLen())) {
 		return false
 	}
 	if d.Verdict {

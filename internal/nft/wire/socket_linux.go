@@ -13,7 +13,8 @@ import (
 	"kube-proxy/plane/selfwrites"
 )
 
-// Socket is a connection to the netfilter subsystem of the network namespace in which it was opened.
+// Socket is a connection to the netfilter subsystem of the network namespace in which it was
+// opened.
 type Socket struct {
 	*netlink.Conn
 	port uint32
@@ -59,8 +60,9 @@ func (s *Socket) send(ctx context.Context, bufs [][]byte, last uint32) error {
 	return s.Batch(ctx, bufs, last)
 }
 
-// Dump sends a request and calls f with the body of each message of the answer, without struct nfgenmsg.
-// f must not keep the body. It returns netlink.ErrInterrupted if the ruleset changed meanwhile.
+// Dump sends a request and calls f with the body of each message of the answer, without struct
+// nfgenmsg. f must not keep the body. It returns netlink.ErrInterrupted if the ruleset changed
+// meanwhile.
 func (s *Socket) Dump(ctx context.Context, request []byte, f func(body []byte) error) error {
 	s.Asked.Requests++
 	return s.Do(ctx, request, func(m netlink.Message) error {
@@ -122,9 +124,9 @@ func (s *Socket) ignore(pid uint32) error {
 	return nil
 }
 
-// unnoticedAbove is the transaction size in bytes from which it pays to save the kernel from writing
-// notifications (ownwrites.Ledger.WriteUnnoticed), though our monitors may then miss foreign changes
-// meanwhile.
+// unnoticedAbove is the transaction size in bytes from which it pays to save the kernel from
+// writing notifications (ownwrites.Ledger.WriteUnnoticed), though our monitors may then miss
+// foreign changes meanwhile.
 const unnoticedAbove = 256 << 10
 
 // Commit sends a transaction, if it has messages, and records the write in the ledger as ours. It

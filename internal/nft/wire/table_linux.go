@@ -34,7 +34,8 @@ func (t Table) list(ctx context.Context, typ, table uint16, f func(body []byte),
 // chains is in force.
 func (t Table) State(ctx context.Context) (there, dormant bool, err error) {
 	err = t.Ask(ctx, Request(unix.NFT_MSG_GETTABLE, 0, t.Family, unix.NFTA_TABLE_NAME, t.Name), func(body []byte) {
-		there, dormant = true, netlink.BE32(netlink.Attribute(body, unix.NFTA_TABLE_FLAGS))&unix.NFT_TABLE_F_DORMANT != 0
+		there, dormant = true,
+			netlink.BE32(netlink.Attribute(body, unix.NFTA_TABLE_FLAGS))&unix.NFT_TABLE_F_DORMANT != 0
 	})
 	if errors.Is(err, unix.ENOENT) {
 		err = nil
@@ -45,7 +46,8 @@ func (t Table) State(ctx context.Context) (there, dormant bool, err error) {
 // Title returns the table as nft names it: "table ip6 kube-proxy".
 func (t Table) Title() string { return "table " + familyNames[t.Family] + " " + t.Name }
 
-var familyNames = map[byte]string{unix.NFPROTO_INET: "inet", unix.NFPROTO_IPV4: "ip", unix.NFPROTO_ARP: "arp", unix.NFPROTO_NETDEV: "netdev",
+var familyNames = map[byte]string{unix.NFPROTO_INET: "inet", unix.NFPROTO_IPV4: "ip", unix.NFPROTO_ARP: "arp",
+	unix.NFPROTO_NETDEV: "netdev",
 	unix.NFPROTO_BRIDGE: "bridge", unix.NFPROTO_IPV6: "ip6"}
 
 // EachSet calls f for the sets, including the anonymous ones of rules.
@@ -71,7 +73,8 @@ func (t Table) EachRule(ctx context.Context, f func(chain string, body []byte)) 
 
 // EachElement calls f for the elements of a set.
 func (t Table) EachElement(ctx context.Context, set string, f func(el []byte)) error {
-	request := Request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, t.Family, unix.NFTA_SET_ELEM_LIST_TABLE, t.Name, unix.NFTA_SET_ELEM_LIST_SET, set)
+	request := Request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, t.Family, unix.NFTA_SET_ELEM_LIST_TABLE, t.Name,
+		unix.NFTA_SET_ELEM_LIST_SET, set)
 	return t.Ask(ctx, request, func(body []byte) {
 		netlink.Attributes(netlink.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
 			f(el)

@@ -120,7 +120,8 @@ type Hook struct {
 	Priority int32
 }
 
-var hookNames = map[uint32]string{unix.NF_INET_PRE_ROUTING: "prerouting", unix.NF_INET_LOCAL_IN: "input", unix.NF_INET_FORWARD: "forward",
+var hookNames = map[uint32]string{unix.NF_INET_PRE_ROUTING: "prerouting", unix.NF_INET_LOCAL_IN: "input",
+	unix.NF_INET_FORWARD:   "forward",
 	unix.NF_INET_LOCAL_OUT: "output", unix.NF_INET_POST_ROUTING: "postrouting"}
 
 // String formats the hook as nft does, without the policy: "type filter hook prerouting priority
@@ -181,7 +182,8 @@ func HookAndPolicy(body []byte) (h Hook, accepts bool) {
 // AddRule appends a rule to a chain, with expressions in the kernel's format.
 func (t *Transaction) AddRule(chain string, expressions []byte, comment string) {
 	e := &t.rules
-	at := t.begin(e, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, unix.NFTA_RULE_TABLE, "rule of chain "+chain)
+	at := t.begin(e, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, unix.NFTA_RULE_TABLE, "rule of chain "+
+		chain)
 	e.Str(unix.NFTA_RULE_CHAIN, chain)
 	e.Bytes(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, expressions)
 	e.Bytes(unix.NFTA_RULE_USERDATA, userdata.AppendString(nil, userdata.TypeComment, comment))

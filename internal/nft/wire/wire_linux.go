@@ -8,8 +8,8 @@ import (
 	"kube-proxy/internal/netlink"
 )
 
-// The message and attribute numbers below come from the kernel's include/uapi/linux/netfilter/nf_tables.h;
-// golang.org/x/sys/unix has them all.
+// The message and attribute numbers below come from the kernel's
+// include/uapi/linux/netfilter/nf_tables.h; golang.org/x/sys/unix has them all.
 
 // Header is the length of struct nfgenmsg, with which bodies begin.
 const Header = 4

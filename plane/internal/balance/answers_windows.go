@@ -3,5 +3,6 @@ package balance
 import "golang.org/x/sys/windows"
 
 // answers are the errors of connecting that come from the network.
-var answers = []error{windows.WSAECONNREFUSED, windows.WSAECONNRESET, windows.WSAETIMEDOUT, windows.WSAEHOSTUNREACH, windows.WSAENETUNREACH,
+var answers = []error{windows.WSAECONNREFUSED, windows.WSAECONNRESET, windows.WSAETIMEDOUT, windows.WSAEHOSTUNREACH,
+	windows.WSAENETUNREACH,
 	windows.WSAEHOSTDOWN}

@@ -26,11 +26,13 @@ func setOf(service string, numbers ...int) *lb.BackendSet {
 	for _, n := range numbers {
 		all = append(all, lb.Backend{Addr: backend(n)})
 	}
-	return &lb.BackendSet{ID: lb.SetID{Service: service, Proto: lb.TCP, Scope: lb.Cluster}, Backends: lb.BackendsOf(all...)}
+	return &lb.BackendSet{ID: lb.SetID{Service: service, Proto: lb.TCP, Scope: lb.Cluster},
+		Backends: lb.BackendsOf(all...)}
 }
 
 func client(i int) relay.Client {
-	return relay.Client{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{172, byte(i >> 16), byte(i >> 8), byte(i)}), 40000)}
+	return relay.Client{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{172, byte(i >> 16), byte(i >> 8), byte(i)}),
+		40000)}
 }
 
 // chooser is a Set or a Row.
@@ -82,7 +84,8 @@ func TestTurnsBeginAnywhere(t *testing.T) {
 	}
 }
 
-// A set that changes after each client is fair to those that stay: none is passed over, none favoured.
+// A set that changes after each client is fair to those that stay: none is passed over, none
+// favoured.
 func TestTurnsWhileOthersComeAndGo(t *testing.T) {
 	b := New(Config{})
 	got := map[netip.AddrPort]int{}
@@ -98,7 +101,8 @@ func TestTurnsWhileOthersComeAndGo(t *testing.T) {
 	}
 }
 
-// A client stays with its backend for as long as the affinity lasts after its last connection (SV-18).
+// A client stays with its backend for as long as the affinity lasts after its last connection
+// (SV-18).
 func TestAffinitySV18(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := New(Config{})
@@ -123,7 +127,8 @@ func TestAffinitySV18(t *testing.T) {
 	})
 }
 
-// Affinity outlasts changes of other backends, and ends with its own; it does not come back with it.
+// Affinity outlasts changes of other backends, and ends with its own; it does not come back with
+// it.
 func TestAffinityAndChanges(t *testing.T) {
 	b := New(Config{})
 	s := b.Set(setOf("ns/a", 1, 2, 3), time.Hour)
@@ -153,7 +158,8 @@ func TestAffinityAndChanges(t *testing.T) {
 	}
 }
 
-// A flood of one Service's clients takes no place from those of another: they stay with their backends, and new ones too.
+// A flood of one Service's clients takes no place from those of another: they stay with their
+// backends, and new ones too.
 func TestFloodOfClients(t *testing.T) {
 	b := New(Config{})
 	victim := b.Set(setOf("ns/victim", 1, 2, 3), time.Hour)
@@ -179,7 +185,8 @@ func TestFloodOfClients(t *testing.T) {
 	}
 }
 
-// Where all places are taken, clients stay with their backend nevertheless, and those who have a place keep it.
+// Where all places are taken, clients stay with their backend nevertheless, and those who have a
+// place keep it.
 func TestNoPlaceLeft(t *testing.T) {
 	b := New(Config{Places: 50})
 	s := b.Set(setOf("ns/a", 1, 2, 3), time.Hour)
@@ -202,7 +209,8 @@ func TestNoPlaceLeft(t *testing.T) {
 	}
 }
 
-// Places that are over are given up, also by Services that nobody asks any more, when others find none.
+// Places that are over are given up, also by Services that nobody asks any more, when others find
+// none.
 func TestPlacesAreGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := New(Config{Places: 2000})
@@ -249,12 +257,14 @@ func TestRetry(t *testing.T) {
 	}
 }
 
-// A backend that fails is tried last, for all Services that have it, for twice as long each time, up to a minute and a quarter.
+// A backend that fails is tried last, for all Services that have it, for twice as long each time,
+// up to a minute and a quarter.
 func TestBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := New(Config{})
 		one, two := b.Set(setOf("ns/a", 1, 2), 0), b.Set(setOf("ns/b", 1, 2, 3), 0)
-		for i, most := range []time.Duration{1250 * time.Millisecond, 2500 * time.Millisecond, 5 * time.Second, 10 * time.Second,
+		for i, most := range []time.Duration{1250 * time.Millisecond, 2500 * time.Millisecond, 5 * time.Second,
+			10 * time.Second,
 			20 * time.Second, 40 * time.Second, 75 * time.Second, 75 * time.Second} {
 			one.Dialled(client(0), backend(1), refused)
 			one.Dialled(client(1), backend(1), refused) // was under way at the same time
@@ -287,7 +297,8 @@ func TestBackoff(t *testing.T) {
 	})
 }
 
-// A client that was led to a backend and gave up changes nothing for others: the backend that has recovered keeps its turns (TN-41).
+// A client that was led to a backend and gave up changes nothing for others: the backend that has
+// recovered keeps its turns (TN-41).
 func TestClientsThatGiveUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(Config{}).Set(setOf("ns/a", 1, 2), 0)
@@ -316,7 +327,8 @@ func TestAllFail(t *testing.T) {
 	})
 }
 
-// A sticky client is led past its backend while that fails, and stays with the one that it met instead.
+// A sticky client is led past its backend while that fails, and stays with the one that it met
+// instead.
 func TestAffinityToOneThatFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(Config{}).Set(setOf("ns/a", 1, 2), time.Hour)
@@ -333,15 +345,18 @@ func TestAffinityToOneThatFails(t *testing.T) {
 	})
 }
 
-// What this node lacks, or what another protocol meets, puts no backend behind; and what is known of one ends when nobody has it.
+// What this node lacks, or what another protocol meets, puts no backend behind; and what is known
+// of one ends when nobody has it.
 func TestWhoIsToBlame(t *testing.T) {
 	for _, c := range []struct {
 		err  error
 		does bool
 	}{
-		{refused, true}, {syscall.ETIMEDOUT, true}, {syscall.EHOSTUNREACH, true}, {syscall.ECONNRESET, true}, {context.DeadlineExceeded, true},
+		{refused, true}, {syscall.ETIMEDOUT, true}, {syscall.EHOSTUNREACH, true}, {syscall.ECONNRESET, true},
+		{context.DeadlineExceeded, true},
 		{fmt.Errorf("dial: %w", os.ErrDeadlineExceeded), true},
-		{syscall.EADDRNOTAVAIL, false}, {syscall.EMFILE, false}, {syscall.ENFILE, false}, {syscall.ENOBUFS, false}, {syscall.ENOMEM, false},
+		{syscall.EADDRNOTAVAIL, false}, {syscall.EMFILE, false}, {syscall.ENFILE, false}, {syscall.ENOBUFS, false},
+		{syscall.ENOMEM, false},
 		{syscall.EPERM, false}, {context.Canceled, false}, {syscall.EAGAIN, false},
 	} {
 		b := New(Config{})
@@ -378,7 +393,8 @@ func TestLoops(t *testing.T) {
 	if n := count(t, b.Set(setOf("ns/a", 1, 2), 0), 10)[backend(1)]; n > 0 {
 		t.Errorf("%d clients were led to the proxy itself", n)
 	}
-	if _, answer := b.Set(setOf("ns/b", 1), time.Hour).Pick(client(0), nil); answer != relay.Refuse || b.Stats().Places != 0 {
+	if _, answer := b.Set(setOf("ns/b", 1), time.Hour).Pick(client(0), nil); answer != relay.Refuse ||
+		b.Stats().Places != 0 {
 		t.Errorf("where there is no other: answer %d, %d places", answer, b.Stats().Places)
 	}
 }
@@ -386,7 +402,8 @@ func TestLoops(t *testing.T) {
 // Sets change while many ask.
 func TestManyAsk(t *testing.T) {
 	b := New(Config{Places: 100})
-	sets := []*Set{b.Set(setOf("ns/a", 1, 2), 0), b.Set(setOf("ns/b", 1, 2), time.Hour), b.Set(setOf("ns/c", 1, 2), time.Nanosecond)}
+	sets := []*Set{b.Set(setOf("ns/a", 1, 2), 0), b.Set(setOf("ns/b", 1, 2), time.Hour),
+		b.Set(setOf("ns/c", 1, 2), time.Nanosecond)}
 	var all sync.WaitGroup
 	for g := range 4 {
 		all.Go(func() {

@@ -54,7 +54,8 @@ func (r *Row) to(client netip.Addr) route {
 		return route{do: lb.Drop}
 	}
 	for _, to := range r.routes {
-		if to.from == lb.Anywhere || to.from == lb.Pods && r.origins.Pod(client) || to.from == lb.Host && r.origins.Host(client) {
+		if to.from == lb.Anywhere || to.from == lb.Pods && r.origins.Pod(client) || to.from == lb.Host &&
+			r.origins.Host(client) {
 			return to
 		}
 	}

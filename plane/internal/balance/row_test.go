@@ -29,7 +29,8 @@ func TestRoutesCF33(t *testing.T) {
 	b.Set(pods, 0)
 	b.Set(host, 0)
 	row := b.Row(&lb.Frontend{Service: "ns/a", Routes: []lb.Route{
-		{From: lb.Pods, Do: lb.Balance, To: pods}, {From: lb.Host, Do: lb.Balance, To: host}, {From: lb.Anywhere, Do: lb.Drop},
+		{From: lb.Pods, Do: lb.Balance, To: pods}, {From: lb.Host, Do: lb.Balance, To: host},
+		{From: lb.Anywhere, Do: lb.Drop},
 	}}, o)
 	prefix := lb.Detector{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}}
 	for _, c := range []struct {
@@ -53,7 +54,8 @@ func TestRoutesCF33(t *testing.T) {
 	}
 }
 
-// The node reaches its own addresses from these, and yet is one client, which stays with one backend (SV-18).
+// The node reaches its own addresses from these, and yet is one client, which stays with one
+// backend (SV-18).
 func TestNodeIsOneClient(t *testing.T) {
 	b := New(Config{})
 	set := setOf("ns/a", 1, 2, 3)
@@ -70,7 +72,8 @@ func TestNodeIsOneClient(t *testing.T) {
 	}
 }
 
-// Source ranges leave others out whatever the routes say (SV-61), and a row that rejects refuses. Both hold no descriptor for the client.
+// Source ranges leave others out whatever the routes say (SV-61), and a row that rejects refuses.
+// Both hold no descriptor for the client.
 func TestSourcesSV61(t *testing.T) {
 	b := New(Config{})
 	set := setOf("ns/a", 1)
@@ -83,9 +86,11 @@ func TestSourcesSV61(t *testing.T) {
 		from string
 		want relay.Answer
 	}{
-		{open, "10.2.3.4", relay.Forward}, {open, "::ffff:10.2.3.4", relay.Forward}, {open, "11.0.0.1", relay.Refuse}, {closed, "10.2.3.4", relay.Refuse},
+		{open, "10.2.3.4", relay.Forward}, {open, "::ffff:10.2.3.4", relay.Forward}, {open, "11.0.0.1", relay.Refuse},
+		{closed, "10.2.3.4", relay.Refuse},
 	} {
-		if _, got := c.row.Pick(relay.Client{Addr: netip.AddrPortFrom(netip.MustParseAddr(c.from), 1)}, nil); got != c.want {
+		if _, got := c.row.Pick(relay.Client{Addr: netip.AddrPortFrom(netip.MustParseAddr(c.from), 1)},
+			nil); got != c.want {
 			t.Errorf("%s: answer %d, want %d", c.from, got, c.want)
 		}
 	}

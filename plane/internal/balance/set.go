@@ -19,8 +19,8 @@ const (
 	window = 64
 )
 
-// Set is a backend set, and but for Serves a [relay.Balancer] of listeners whose clients are all for
-// it.
+// Set is a backend set, and but for Serves a [relay.Balancer] of listeners whose clients are all
+// for it.
 type Set struct {
 	b  *Balance
 	id lb.SetID
@@ -170,7 +170,8 @@ func (s *Set) pick(client netip.Addr, tried []netip.AddrPort, now time.Time) (m 
 
 // stayWith returns the backend of a place if its clients stay with it.
 func (s *Set) stayWith(p place, tried []netip.AddrPort, now time.Time) *member {
-	if p.m == nil || p.m.gone || p.until <= now.UnixNano() || !s.worth(p.m, tried) || !p.m.health.good(now) && len(s.ring) > 1 {
+	if p.m == nil || p.m.gone || p.until <= now.UnixNano() || !s.worth(p.m, tried) || !p.m.health.good(now) &&
+		len(s.ring) > 1 {
 		return nil
 	}
 	return p.m

@@ -40,8 +40,8 @@ func (r Records) All() iter.Seq[[]byte] {
 	}
 }
 
-// Sorted returns the records in order, each once, in the memory of r. The kernel may show an element twice while it resizes a
-// hash table.
+// Sorted returns the records in order, each once, in the memory of r. The kernel may show an
+// element twice while it resizes a hash table.
 func (r Records) Sorted() Records {
 	if s := byBytes(r); !sort.IsSorted(s) {
 		sort.Sort(s)

@@ -78,7 +78,8 @@ func TestElements(t *testing.T) {
 			}
 		})
 		if !maps.Equal(kernel, wanted) || n != different {
-			t.Fatalf("seed %d: %d calls for %d differences, and then\ngot  %q\nwant %q", seed, n, different, kernel, wanted)
+			t.Fatalf("seed %d: %d calls for %d differences, and then\ngot  %q\nwant %q", seed, n, different, kernel,
+				wanted)
 		}
 	}
 }
@@ -140,8 +141,11 @@ func TestNamed(t *testing.T) {
 	want := map[string]int{"same": 1, "changed": 5, "new": 6, "also new": 7}
 	for range 20 {
 		var calls []string
-		n := Named(is, want, func(name string, had, has bool) { calls = append(calls, fmt.Sprintf("%s %t %t", name, had, has)) })
-		if want := []string{"also gone true false", "also new false true", "changed true true", "gone true false", "new false true"}; !slices.Equal(calls, want) || n != len(want) {
+		n := Named(is, want, func(name string, had, has bool) {
+			calls = append(calls, fmt.Sprintf("%s %t %t", name, had, has))
+		})
+		if want := []string{"also gone true false", "also new false true", "changed true true", "gone true false",
+			"new false true"}; !slices.Equal(calls, want) || n != len(want) {
 			t.Fatalf("%d calls %v, want %v", n, calls, want)
 		}
 	}

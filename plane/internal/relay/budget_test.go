@@ -34,8 +34,8 @@ func TestBudgetIsShared(t *testing.T) {
 	}
 }
 
-// A Service whose clients open as many connections as they can leaves room for the clients of others; its own wait, and have their
-// turn when others of its connections end.
+// A Service whose clients open as many connections as they can leaves room for the clients of
+// others; its own wait, and have their turn when others of its connections end.
 func TestTCPShare(t *testing.T) {
 	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
 		cfg.Descriptors = NewBudget(100)
@@ -62,7 +62,8 @@ func TestTCPShare(t *testing.T) {
 	})
 }
 
-// Whatever those of a group take, each by its own share, others find some, and in the group one that came late does.
+// Whatever those of a group take, each by its own share, others find some, and in the group one
+// that came late does.
 func TestBudgetOfGroups(t *testing.T) {
 	b := NewBudget(10_000)
 	group := &NewGroup().descriptors
@@ -94,7 +95,8 @@ func TestBudgetOfGroups(t *testing.T) {
 	for ; b.Take(&late, 2); n += 2 {
 	}
 	if n < 800 || group.Used() != greedy.Used()+n || b.Used() != group.Used() {
-		t.Errorf("beside a greedy one of its group another found %d; the group has %d, all have %d", n, group.Used(), b.Used())
+		t.Errorf("beside a greedy one of its group another found %d; the group has %d, all have %d", n, group.Used(),
+			b.Used())
 	}
 	for range n / 2 {
 		b.Give(&late, 2)
@@ -104,8 +106,8 @@ func TestBudgetOfGroups(t *testing.T) {
 	}
 }
 
-// One client that holds as many connections as it gets leaves source ports towards the endpoint to others, whatever listeners it uses (TN-44).
-// When its connections end nothing is remembered of it.
+// One client that holds as many connections as it gets leaves source ports towards the endpoint to
+// others, whatever listeners it uses (TN-44). When its connections end nothing is remembered of it.
 func TestTCPShareOfSourcePorts(t *testing.T) {
 	const path = "/proc/sys/net/ipv4/ip_local_port_range"
 	before, err := os.ReadFile(path)

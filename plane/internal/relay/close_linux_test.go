@@ -19,8 +19,9 @@ import (
 	"kube-proxy/lb"
 )
 
-// A child that was forked meanwhile has all descriptors until its exec. A listener that is closed takes no new clients all the same: they would
-// be taken by nobody, and be reset when the child lets go.
+// A child that was forked meanwhile has all descriptors until its exec. A listener that is closed
+// takes no new clients all the same: they would be taken by nobody, and be reset when the child
+// lets go.
 func TestTCPCloseBesideAFork(t *testing.T) {
 	r, err := New(Config{})
 	if err != nil {
@@ -62,8 +63,8 @@ func failAlways(call uint32, errno syscall.Errno) error {
 	return nil
 }
 
-// closesMeanwhile is a log handler that closes a listener while a loop logs that a system call failed. It returns when Close has, or waits for a
-// lock.
+// closesMeanwhile is a log handler that closes a listener while a loop logs that a system call
+// failed. It returns when Close has, or waits for a lock.
 type closesMeanwhile struct {
 	slog.Handler
 	once     *sync.Once
@@ -77,7 +78,8 @@ func (h closesMeanwhile) Handle(context.Context, slog.Record) error {
 			l.Close()
 			close(closed)
 		}()
-		for mu := &l.socket.(*listening).mu; mu.TryRLock(); runtime.Gosched() { // it fails as soon as somebody waits to write
+		// it fails as soon as somebody waits to write
+		for mu := &l.socket.(*listening).mu; mu.TryRLock(); runtime.Gosched() {
 			mu.RUnlock()
 			select {
 			case <-closed:
@@ -89,13 +91,16 @@ func (h closesMeanwhile) Handle(context.Context, slog.Record) error {
 	return nil
 }
 
-// Whatever system call fails, in the loops or in Close, while listeners come, have clients and go: Close returns, the relay ends, and no
-// descriptor stays counted (TN-42).
+// Whatever system call fails, in the loops or in Close, while listeners come, have clients and go:
+// Close returns, the relay ends, and no descriptor stays counted (TN-42).
 func TestTCPFailuresBesideClose(t *testing.T) {
 	for name, call := range map[string]uint32{
-		"epoll_ctl": unix.SYS_EPOLL_CTL, "accept4": unix.SYS_ACCEPT4, "socket": unix.SYS_SOCKET, "connect": unix.SYS_CONNECT,
-		"setsockopt": unix.SYS_SETSOCKOPT, "getsockopt": unix.SYS_GETSOCKOPT, "getsockname": unix.SYS_GETSOCKNAME, "splice": unix.SYS_SPLICE,
-		"pipe2": unix.SYS_PIPE2, "fcntl": unix.SYS_FCNTL, "recvfrom": unix.SYS_RECVFROM, "sendmsg": unix.SYS_SENDMSG, "shutdown": unix.SYS_SHUTDOWN,
+		"epoll_ctl": unix.SYS_EPOLL_CTL, "accept4": unix.SYS_ACCEPT4, "socket": unix.SYS_SOCKET,
+		"connect":    unix.SYS_CONNECT,
+		"setsockopt": unix.SYS_SETSOCKOPT, "getsockopt": unix.SYS_GETSOCKOPT, "getsockname": unix.SYS_GETSOCKNAME,
+		"splice": unix.SYS_SPLICE,
+		"pipe2":  unix.SYS_PIPE2, "fcntl": unix.SYS_FCNTL, "recvfrom": unix.SYS_RECVFROM, "sendmsg": unix.SYS_SENDMSG,
+		"shutdown": unix.SYS_SHUTDOWN,
 	} {
 		for _, where := range []string{"loops", "Close"} {
 			t.Run(name+"/"+where, func(t *testing.T) {

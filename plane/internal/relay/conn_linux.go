@@ -20,8 +20,8 @@ type conn struct {
 	ports *clientPorts
 	to    netip.AddrPort // the backend, also while it is dialled
 	ends  [2]end
-	// When a byte was moved last, and when the backend was last known to serve; both since the engine
-	// began.
+	// When a byte was moved last, and when the backend was last known to serve; both since the
+	// engine began.
 	active, served time.Duration
 	slot           uint32
 	queued         bool // in the loop's ready
@@ -147,7 +147,8 @@ func (l *loop) attempt(c *conn) {
 func (l *loop) connect(c *conn, to netip.AddrPort) error {
 	if c.ports = l.engine.relay.ports.take(c.from.proto, to, c.dial.client.Addr.Addr()); c.ports == nil {
 		if l.engine.crowded.Allow("") {
-			l.engine.relay.cfg.Log.Warn("Client holds its share of the source ports towards an endpoint, trying another endpoint",
+			l.engine.relay.cfg.Log.Warn("Client holds its share of the source ports towards an endpoint, trying "+
+				"another endpoint",
 				"client", c.dial.client.Addr.Addr(), "endpoint", to)
 		}
 		return errPorts
@@ -242,7 +243,8 @@ func (l *loop) connected(c *conn, events uint32) {
 // ended takes an event of one end.
 func (l *loop) ended(c *conn, which int32, events uint32) {
 	e := &c.ends[which]
-	e.readable = e.readable || c.from.proto == lb.SCTP || events&(unix.EPOLLIN|unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR|unix.EPOLLPRI) != 0
+	e.readable = e.readable || c.from.proto == lb.SCTP || events&(unix.EPOLLIN|unix.EPOLLRDHUP|unix.EPOLLHUP|
+		unix.EPOLLERR|unix.EPOLLPRI) != 0
 	e.writable = e.writable || events&unix.EPOLLOUT != 0
 	e.failed = e.failed || events&unix.EPOLLERR != 0
 	e.copies = e.copies || events&unix.EPOLLPRI != 0

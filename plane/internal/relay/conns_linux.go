@@ -97,7 +97,8 @@ func (e *conns) lightest(l *loop) *loop {
 // outOfDescriptors logs, at a limited rate, that clients have to wait.
 func (e *conns) outOfDescriptors(at netip.AddrPort, err error) {
 	if e.waiting.Allow("") {
-		e.relay.cfg.Log.Warn("no descriptor for another client; it has to wait: raise the limit of open files (ulimit -n, LimitNOFILE)",
+		e.relay.cfg.Log.Warn("no descriptor for another client; it has to wait: raise the limit of open files "+
+			"(ulimit -n, LimitNOFILE)",
 			"listener", at, "err", err)
 	}
 }
@@ -122,7 +123,8 @@ type listening struct {
 }
 
 func (e *conns) listen(l *Listener, at Listening) (socket, error) {
-	s := &listening{engine: e, owner: l, share: Share{group: &l.group.descriptors}, held: Share{group: &l.group.held}, id: e.lastID.Add(1), proto: at.Proto}
+	s := &listening{engine: e, owner: l, share: Share{group: &l.group.descriptors}, held: Share{group: &l.group.held},
+		id: e.lastID.Add(1), proto: at.Proto}
 	if err := e.relay.ns.run(func() (err error) {
 		s.fd, s.at, err = listenSocket(at, e.relay.cfg)
 		return err
@@ -220,7 +222,8 @@ const perConn = 2
 // passing reports whether an error of accept is only about a client that is gone.
 func passing(err error) bool {
 	switch err {
-	case unix.EINTR, unix.ECONNABORTED, unix.EPROTO, unix.ENETDOWN, unix.ENOPROTOOPT, unix.EHOSTDOWN, unix.ENONET, unix.EHOSTUNREACH,
+	case unix.EINTR, unix.ECONNABORTED, unix.EPROTO, unix.ENETDOWN, unix.ENOPROTOOPT, unix.EHOSTDOWN, unix.ENONET,
+		unix.EHOSTUNREACH,
 		unix.ENETUNREACH, unix.EOPNOTSUPP, unix.EPERM:
 		return true
 	}
@@ -229,7 +232,8 @@ func passing(err error) bool {
 
 // exhausted reports whether an error says that the process or the host has none left of something.
 func exhausted(err error) bool {
-	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.ENOMEM)
+	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOBUFS) ||
+		errors.Is(err, unix.ENOMEM)
 }
 
 // distinguish marks a listening socket for the guard of package redirect, with IP_TRANSPARENT. That
@@ -253,7 +257,8 @@ func newSocket(a netip.Addr, p lb.Proto) (int, error) {
 	case nil:
 		return fd, nil
 	case unix.EPROTONOSUPPORT, unix.ESOCKTNOSUPPORT, unix.EAFNOSUPPORT:
-		return -1, fmt.Errorf("the kernel has no %v for %v: %w (%w)", p, a, errors.ErrUnsupported, os.NewSyscallError("socket", err))
+		return -1, fmt.Errorf("the kernel has no %v for %v: %w (%w)", p, a, errors.ErrUnsupported,
+			os.NewSyscallError("socket", err))
 	}
 	return -1, os.NewSyscallError("socket", err)
 }

@@ -23,7 +23,8 @@ type Group struct {
 
 // NewGroup returns a group that has nothing.
 func NewGroup() *Group {
-	return &Group{descriptors: Share{greed: groupGreed}, sessions: Share{greed: groupGreed}, held: Share{greed: groupGreed}, table: rand.Uint32()}
+	return &Group{descriptors: Share{greed: groupGreed}, sessions: Share{greed: groupGreed},
+		held: Share{greed: groupGreed}, table: rand.Uint32()}
 }
 
 // Groups divides a Budget among namespaces: Services of one do not use up the descriptors or ports
@@ -43,7 +44,8 @@ func NewGroups(b *Budget, from string) *Groups {
 
 // ProcessGroups divides the process's limit of open files for listeners and their connections.
 func ProcessGroups() *Groups {
-	return NewGroups(NewBudget(0), "descriptors of listeners and connections; raise the limit of open files: ulimit -n, LimitNOFILE")
+	return NewGroups(NewBudget(0), "descriptors of listeners and connections; raise the limit of open files: ulimit "+
+		"-n, LimitNOFILE")
 }
 
 // Budget returns the budget that is divided.
@@ -67,7 +69,8 @@ func (g *Groups) Take(service string) (*Group, error) {
 		has = NewGroup()
 	}
 	if !g.budget.Take(&has.descriptors, 1) {
-		return nil, fmt.Errorf("%w: Services of namespace %s have %d, and all together %d of %d (%s)", ErrQuota, namespace,
+		return nil, fmt.Errorf("%w: Services of namespace %s have %d, and all together %d of %d (%s)", ErrQuota,
+			namespace,
 			has.descriptors.Used(), g.budget.Used(), g.budget.Max(), g.from)
 	}
 	has.listeners++

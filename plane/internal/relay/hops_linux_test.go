@@ -18,7 +18,8 @@ import (
 	"kube-proxy/test/seedtest"
 )
 
-// withHops dials with packets that may pass so many routers. It returns nil if the connection was reset before it looked.
+// withHops dials with packets that may pass so many routers. It returns nil if the connection was
+// reset before it looked.
 func withHops(t *testing.T, at netip.AddrPort, hops int) net.Conn {
 	t.Helper()
 	d := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) (err error) {
@@ -60,12 +61,15 @@ func withoutBackend(r *Relay) (n int) {
 	return n
 }
 
-// Whatever relays lead to, each other and backends that reset, refuse or say nothing, one client costs no more than one accepted
-// connection for each of its hops, and as many failed attempts for each of these as there are backends (TN-40).
+// Whatever relays lead to, each other and backends that reset, refuse or say nothing, one client
+// costs no more than one accepted connection for each of its hops, and as many failed attempts for
+// each of these as there are backends (TN-40).
 func TestRelaysOfRandomGraphs(t *testing.T) {
 	random := rand.New(rand.NewPCG(seedtest.Of(t), 40))
 	backends := []netip.AddrPort{
-		serve(t, echo), serve(t, func(c *net.TCPConn) { c.SetLinger(0) }), serve(t, func(c *net.TCPConn) { c.Read(make([]byte, 1)) }),
+		serve(t, echo), serve(t, func(c *net.TCPConn) { c.SetLinger(0) }), serve(t, func(c *net.TCPConn) {
+			c.Read(make([]byte, 1))
+		}),
 		netip.MustParseAddrPort("127.0.0.1:1"), netip.MustParseAddrPort("127.0.0.2:1"),
 	}
 	longest := uint64(0)
@@ -77,7 +81,8 @@ func TestRelaysOfRandomGraphs(t *testing.T) {
 	}
 }
 
-// costOfOneClient makes relays that lead to each other and to backends at random, connects once, and returns how many relays accepted it.
+// costOfOneClient makes relays that lead to each other and to backends at random, connects once,
+// and returns how many relays accepted it.
 func costOfOneClient(t *testing.T, random *rand.Rand, backends []netip.AddrPort) uint64 {
 	relays := make([]*Relay, 1+random.IntN(4))
 	listeners, leads := make([]*Listener, len(relays)), make([]*turns, len(relays))
@@ -120,15 +125,17 @@ func costOfOneClient(t *testing.T, random *rand.Rand, backends []netip.AddrPort)
 			leads[i].mu.Unlock()
 		}
 		if accepted > hops || failed > hops*5 {
-			t.Fatalf("%d relays: a client with %d hops was accepted %d times, and %d attempts failed", len(relays), hops, accepted, failed)
+			t.Fatalf("%d relays: a client with %d hops was accepted %d times, and %d attempts failed", len(relays),
+				hops, accepted, failed)
 		}
 		return busy == 0 && accepted == reached
 	})
 	return accepted
 }
 
-// Packets of a client that may pass few routers only do not arrive at an endpoint behind more. That says nothing of the endpoint (TN-41):
-// neither what the router answers, nor its silence. A client with enough hops proves that the endpoint is gone.
+// Packets of a client that may pass few routers only do not arrive at an endpoint behind more. That
+// says nothing of the endpoint (TN-41): neither what the router answers, nor its silence. A client
+// with enough hops proves that the endpoint is gone.
 func TestClientsTTL(t *testing.T) {
 	lab := netlab.ForTest(t, netlab.Options{NoClient: true})
 	lab.Serve(netlab.TCP, 8080, "pod4")
@@ -137,7 +144,8 @@ func TestClientsTTL(t *testing.T) {
 	for _, silent := range []bool{false, true} {
 		if silent {
 			lab.On(netlab.Node2, func() {
-				command(t, "nft", "table inet quiet { chain out { type filter hook output priority 0; icmp type time-exceeded drop; icmpv6 type time-exceeded drop; }; }")
+				command(t, "nft", "table inet quiet { chain out { type filter hook output priority 0; icmp type "+
+					"time-exceeded drop; icmpv6 type time-exceeded drop; }; }")
 			})
 		}
 		for _, six := range []bool{false, true} {
@@ -168,7 +176,8 @@ func TestClientsTTL(t *testing.T) {
 					t.Errorf("with 64 hops %d attempts failed, and the balancer was told %v", failed, reported)
 				}
 				lab.On(netlab.Node2, func() {
-					command(t, "nft", "table inet gone { chain forward { type filter hook forward priority 0; tcp dport 8080 drop; }; }")
+					command(t, "nft", "table inet gone { chain forward { type filter hook forward priority 0; tcp "+
+						"dport 8080 drop; }; }")
 				})
 				if failed, reported := dialledWith(64); failed != 1 || len(reported) != 1 || reported[0] == nil {
 					t.Errorf("gone: %d attempts failed, and the balancer was told %v", failed, reported)
@@ -179,7 +188,8 @@ func TestClientsTTL(t *testing.T) {
 	}
 }
 
-// The same of UDP (TN-41), where the endpoint is a port that another node translates: what the router answers then comes from the endpoint's address.
+// The same of UDP (TN-41), where the endpoint is a port that another node translates: what the
+// router answers then comes from the endpoint's address.
 func TestClientsTTLUDP(t *testing.T) {
 	lab := netlab.ForTest(t, netlab.Options{NoClient: true})
 	lab.Serve(netlab.UDP, 8080, "pod4")
@@ -189,7 +199,8 @@ func TestClientsTTLUDP(t *testing.T) {
 	for _, six := range []bool{false, true} {
 		family := map[bool]string{false: "ip", true: "ip6"}[six]
 		lab.On(netlab.Node2, func() {
-			command(t, "nft", fmt.Sprintf("table %s kp { chain pre { type nat hook prerouting priority dstnat; udp dport 30080 dnat to %v; }; }",
+			command(t, "nft", fmt.Sprintf("table %s kp { chain pre { type nat hook prerouting priority dstnat; udp "+
+				"dport 30080 dnat to %v; }; }",
 				family, netip.AddrPortFrom(pod4.Addr(six), 8080)))
 		})
 		b := to(netip.AddrPortFrom(node2.Addr(six), 30080))

@@ -59,8 +59,8 @@ func wasReset(t *testing.T, what string, c net.Conn) {
 	}
 }
 
-// A connection without a byte either way for the limit is reset at both ends and gives its source port back. A byte, in
-// whichever direction, begins the limit anew (TN-78).
+// A connection without a byte either way for the limit is reset at both ends and gives its source
+// port back. A byte, in whichever direction, begins the limit anew (TN-78).
 func TestTCPIdleTN78(t *testing.T) {
 	for _, limit := range []time.Duration{24 * time.Hour, 0} {
 		at, accepted := acceptAll(t)

@@ -232,11 +232,14 @@ func (l *loop) watch(s *listening) {
 	s.mu.RLock()
 	if !s.closed && !l.stopping {
 		l.listening[s.id] = s
-		err = l.control(unix.EPOLL_CTL_ADD, s.fd, unix.EPOLLIN|unix.EPOLLEXCLUSIVE, token{kind: tokenListening, id: s.id})
+		err = l.control(unix.EPOLL_CTL_ADD, s.fd, unix.EPOLLIN|unix.EPOLLEXCLUSIVE,
+			token{kind: tokenListening, id: s.id})
 	}
 	s.mu.RUnlock()
 	if err != nil {
-		l.pause(s, err) // ENOMEM, ENOSPC: there may be room later. It takes the lock, which must not be held twice beside a close
+		// ENOMEM, ENOSPC: there may be room later. It takes the lock, which must not be held twice
+		// beside a close
+		l.pause(s, err)
 	}
 }
 

@@ -14,8 +14,8 @@ import (
 // inside marks the process that is in a network namespace of its own.
 const inside = "RELAY_TEST_INSIDE"
 
-// TestMain runs all tests, with every goroutine that they start, in a network namespace of their own, and lets them open as many
-// files as the kernel allows.
+// TestMain runs all tests, with every goroutine that they start, in a network namespace of their
+// own, and lets them open as many files as the kernel allows.
 func TestMain(m *testing.M) {
 	if os.Getenv(inside) == "" {
 		os.Exit(runInside())

@@ -10,7 +10,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// What goes to backends carries the mark: by it the rules that lead packets to the proxy leave alone what it sends itself.
+// What goes to backends carries the mark: by it the rules that lead packets to the proxy leave
+// alone what it sends itself.
 func TestMark(t *testing.T) {
 	const mark = 1 << 14
 	r, err := New(Config{Mark: mark})
@@ -18,7 +19,8 @@ func TestMark(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(r.Close)
-	// An accepted socket takes the mark of the handshake, where the node says so; over lo it still has that of the sender.
+	// An accepted socket takes the mark of the handshake, where the node says so; over lo it still
+	// has that of the sender.
 	ln, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(loopback))
 	if err != nil {
 		t.Fatal(err)
@@ -44,7 +46,9 @@ func TestMark(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := 0
-	if err := raw.Control(func(fd uintptr) { got, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK) }); err != nil {
+	if err := raw.Control(func(fd uintptr) {
+		got, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK)
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if got != mark || err != nil {

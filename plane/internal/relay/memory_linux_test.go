@@ -14,8 +14,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// Ten thousand open connections take two descriptors each, no goroutine, no pipe, and a few hundred bytes. Where the process may
-// open fewer files there are as many as it may.
+// Ten thousand open connections take two descriptors each, no goroutine, no pipe, and a few hundred
+// bytes. Where the process may open fewer files there are as many as it may.
 func TestTCPManyOpen(t *testing.T) {
 	const connections, most = 10_000, 600 // bytes each
 	n := connections
@@ -47,7 +47,8 @@ func TestTCPManyOpen(t *testing.T) {
 	}
 	each := float64(after-before) / float64(n-100)
 	t.Logf("%d connections open: %.0f bytes of memory each, %.3f descriptors, %d pipes and %d goroutines more", n, each,
-		float64(more["socket"]-files["socket"])/float64(n-100), (more["pipe"]-files["pipe"])/2, runtime.NumGoroutine()-goroutines)
+		float64(more["socket"]-files["socket"])/float64(n-100), (more["pipe"]-files["pipe"])/2,
+		runtime.NumGoroutine()-goroutines)
 	if each > most {
 		t.Errorf("a connection takes %.0f bytes, want no more than %d", each, most)
 	}
@@ -62,8 +63,9 @@ func TestTCPManyOpen(t *testing.T) {
 	}
 }
 
-// Clients that never read, and backends that never read, have the kernel hold little for each, however much it would give one
-// connection: what it has for all sockets of the host is the others' too.
+// Clients that never read, and backends that never read, have the kernel hold little for each,
+// however much it would give one connection: what it has for all sockets of the host is the others'
+// too.
 func TestTCPStalledPeers(t *testing.T) {
 	const connections, most = 20, 3 << 20 // bytes each
 	for _, c := range []struct{ client, backend string }{{"stall", "flood"}, {"pour", "mute"}} {
@@ -76,7 +78,8 @@ func TestTCPStalledPeers(t *testing.T) {
 			}
 			client.do(t, c.client, l.Addr(), connections)
 			moved, still := uint64(0), 0
-			for deadline := time.Now().Add(time.Minute); still < 10; time.Sleep(50 * time.Millisecond) { // nothing moves any more
+			// nothing moves any more
+			for deadline := time.Now().Add(time.Minute); still < 10; time.Sleep(50 * time.Millisecond) {
 				s := r.Stats().TCP
 				if still++; moved != s.ToClients+s.ToBackends {
 					moved, still = s.ToClients+s.ToBackends, 0
@@ -86,7 +89,8 @@ func TestTCPStalledPeers(t *testing.T) {
 				}
 			}
 			held := heldByKernel(t)
-			t.Logf("%d connections, of which %d bytes were taken: the kernel holds %d kB for each", connections, moved, held/connections>>10)
+			t.Logf("%d connections, of which %d bytes were taken: the kernel holds %d kB for each", connections, moved,
+				held/connections>>10)
 			if moved < connections<<16 || held < connections<<16 {
 				t.Error("nothing is under way: the peers did not do what they should")
 			}
@@ -97,7 +101,8 @@ func TestTCPStalledPeers(t *testing.T) {
 	}
 }
 
-// heldByKernel is how much memory the kernel has given to the buffers of this process's sockets, in bytes.
+// heldByKernel is how much memory the kernel has given to the buffers of this process's sockets, in
+// bytes.
 func heldByKernel(t *testing.T) (sum int) {
 	files, err := os.ReadDir("/proc/self/fd")
 	if err != nil {

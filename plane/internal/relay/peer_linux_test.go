@@ -13,8 +13,9 @@ import (
 	"testing"
 )
 
-// A peer is another process, as clients and backends are: goroutines of the relay's own process would compete with its loops for
-// the threads of Go, which the kernel's scheduler knows nothing of.
+// A peer is another process, as clients and backends are: goroutines of the relay's own process
+// would compete with its loops for the threads of Go, which the kernel's scheduler knows nothing
+// of.
 
 // peerRole marks the process that is one.
 const peerRole = "RELAY_TEST_PEER"

@@ -52,7 +52,8 @@ func (p *portable) listen(l *Listener, at Listening) (socket, error) {
 	}
 	var ln net.Listener
 	if err := p.relay.ns.run(func() (err error) {
-		ln, err = (&net.ListenConfig{KeepAlive: -1}).Listen(context.Background(), network(at.Addr.Addr()), at.Addr.String())
+		ln, err = (&net.ListenConfig{KeepAlive: -1}).Listen(context.Background(), network(at.Addr.Addr()),
+			at.Addr.String())
 		return err
 	}); err != nil {
 		return nil, listenError(err)
@@ -205,9 +206,11 @@ func (c *portableConn) move(dst, src *net.TCPConn, count *atomic.Uint64) {
 // dial reaches a backend for the client, and reports whether it has.
 func (c *portableConn) dial() bool {
 	p, cfg := c.from.engine, c.from.engine.relay.cfg
-	who := Client{Addr: unmap(c.client.RemoteAddr().(*net.TCPAddr).AddrPort()), Local: unmap(c.client.LocalAddr().(*net.TCPAddr).AddrPort())}
+	who := Client{Addr: unmap(c.client.RemoteAddr().(*net.TCPAddr).AddrPort()),
+		Local: unmap(c.client.LocalAddr().(*net.TCPAddr).AddrPort())}
 	var tried []netip.AddrPort
-	for until := time.Now().Add(cfg.DialTotal); len(tried) < maxAttempts && c.ctx.Err() == nil && time.Now().Before(until); {
+	for until := time.Now().Add(cfg.DialTotal); len(tried) < maxAttempts && c.ctx.Err() == nil &&
+		time.Now().Before(until); {
 		backend, answer := c.from.owner.pick(who, tried)
 		if answer != Forward {
 			break
@@ -216,7 +219,8 @@ func (c *portableConn) dial() bool {
 			p.retried.Add(1)
 		}
 		err := c.attempt(backend)
-		if reset := errors.Is(err, syscall.ECONNRESET); reset || err == nil { // a refusal has another error: this came after the handshake
+		// a refusal has another error: this came after the handshake
+		if reset := errors.Is(err, syscall.ECONNRESET); reset || err == nil {
 			c.from.owner.dialled(who, backend, nil)
 			if reset {
 				break
@@ -238,7 +242,8 @@ func (c *portableConn) attempt(backend netip.AddrPort) error {
 	p, cfg := c.from.engine, c.from.engine.relay.cfg
 	c.backend = backend
 	p.relay.ports.give(c.ports)
-	if c.ports = p.relay.ports.take(lb.TCP, backend, unmap(c.client.RemoteAddr().(*net.TCPAddr).AddrPort()).Addr()); c.ports == nil {
+	if c.ports = p.relay.ports.take(lb.TCP, backend, unmap(c.client.RemoteAddr().(*net.TCPAddr).AddrPort()).
+		Addr()); c.ports == nil {
 		return errPorts
 	}
 	d := net.Dialer{Timeout: cfg.DialTimeout, KeepAliveConfig: net.KeepAliveConfig{

@@ -49,8 +49,8 @@ type Balancer interface {
 	// after which there is no other attempt. Attempts that prove nothing are not reported: the
 	// client or the backend left, descriptors ran out, or the client's TTL may be the cause.
 	Dialled(c Client, backend netip.AddrPort, err error)
-	// Serves reports whether clients that have the backend may keep it. If not, a session of UDP ends
-	// at the next datagram, and a connection after [Config.Grace].
+	// Serves reports whether clients that have the backend may keep it. If not, a session of UDP
+	// ends at the next datagram, and a connection after [Config.Grace].
 	Serves(backend netip.AddrPort) bool
 }
 
@@ -81,8 +81,8 @@ type Config struct {
 	// is reset, 0 for never; nil is never. It is called once a minute, so that it may change.
 	// Keep-alive probes do not count. Linux only.
 	TCPIdle func() time.Duration
-	// Grace is how long a connection may last after its backend stopped to serve, 0 for no limit. It
-	// ends up to an eighth later.
+	// Grace is how long a connection may last after its backend stopped to serve, 0 for no limit.
+	// It ends up to an eighth later.
 	Grace time.Duration
 	// UDPIdle is the silence after which a session of UDP ends, 0 for DefaultUDPIdle.
 	UDPIdle time.Duration
@@ -170,7 +170,8 @@ func New(cfg Config) (*Relay, error) {
 	if err != nil {
 		return nil, fmt.Errorf("relay: %w", err)
 	}
-	r := &Relay{cfg: cfg.withDefaults(), ns: ns, ports: newSourcePorts(EphemeralPorts()), listeners: map[*Listener]struct{}{}}
+	r := &Relay{cfg: cfg.withDefaults(), ns: ns, ports: newSourcePorts(EphemeralPorts()),
+		listeners: map[*Listener]struct{}{}}
 	r.udp = newUDP(r, newUDPBudget(maxSessionFiles(), EphemeralPorts()))
 	if r.conns, err = newConns(r); err != nil {
 		ns.close()

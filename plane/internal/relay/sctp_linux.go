@@ -93,7 +93,8 @@ func (c *conn) prepareSCTP(to netip.AddrPort) error {
 	fd := int(c.ends[backend].fd)
 	var s status
 	if s.of(c.ends[client].fd) == nil {
-		if err := setStreams(fd, initMsg{out: min(s.inStreams, maxStreams), in: min(s.outStreams, maxStreams)}); err != nil {
+		if err := setStreams(fd, initMsg{out: min(s.inStreams, maxStreams),
+			in: min(s.outStreams, maxStreams)}); err != nil {
 			return err
 		}
 	}
@@ -208,7 +209,8 @@ func (l *loop) hold(s *Share, src *end, m message) outcome {
 	}
 	if !l.engine.held.Take(s, int64(len(m.data))) {
 		if l.engine.full.Allow("") {
-			l.engine.relay.cfg.Log.Warn("Associations hold their share of the memory for messages, resetting one", "bytes", s.Used())
+			l.engine.relay.cfg.Log.Warn("Associations hold their share of the memory for messages, resetting one",
+				"bytes", s.Used())
 		}
 		return sourceFailed
 	}
@@ -232,7 +234,8 @@ func (l *loop) send(dst *end, m *message) error {
 	h.SetLen(unix.CmsgLen(int(unsafe.Sizeof(m.info))))
 	*(*sndInfo)(unsafe.Pointer(&control[unix.CmsgLen(0)])) = m.info
 	for {
-		n, err := unix.SendmsgN(int(dst.fd), m.data, control[:unix.CmsgSpace(int(unsafe.Sizeof(m.info)))], nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+		n, err := unix.SendmsgN(int(dst.fd), m.data, control[:unix.CmsgSpace(int(unsafe.Sizeof(m.info)))], nil,
+			unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 		if err == unix.EINTR {
 			continue
 		}
@@ -250,7 +253,8 @@ func infoOf(control []byte) sndInfo {
 		if err != nil {
 			break
 		}
-		if header.Level == unix.IPPROTO_SCTP && header.Type == cmsgRcvInfo && len(data) >= int(unsafe.Sizeof(rcvInfo{})) {
+		if header.Level == unix.IPPROTO_SCTP && header.Type == cmsgRcvInfo &&
+			len(data) >= int(unsafe.Sizeof(rcvInfo{})) {
 			got := *(*rcvInfo)(unsafe.Pointer(&data[0]))
 			return sndInfo{stream: got.stream, flags: got.flags & sctpUnordered, ppid: got.ppid}
 		}

@@ -58,7 +58,8 @@ func sctpSocket(t testing.TB) sctpPeer {
 		t.Fatal(err)
 	}
 	wait := unix.NsecToTimeval(int64(patience))
-	if err := errors.Join(tuneSCTP(fd), unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait)); err != nil {
+	if err := errors.Join(tuneSCTP(fd), unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO,
+		&wait)); err != nil {
 		t.Fatal(err)
 	}
 	return sctpPeer{t, fd}
@@ -163,7 +164,8 @@ func listenSCTP(t testing.TB, r *Relay, b Balancer) *Listener {
 	return l
 }
 
-// Messages arrive whole, in their order, on their stream, ordered or not, with the number that says what they are, both ways.
+// Messages arrive whole, in their order, on their stream, ordered or not, with the number that says
+// what they are, both ways.
 func TestSCTPMessages(t *testing.T) {
 	needsSCTP(t)
 	r := newRelay(t, Config{})
@@ -235,7 +237,8 @@ func TestSCTPBackPressure(t *testing.T) {
 	}
 }
 
-// An abort is passed on as one, a backend that refuses is not what the client sees, and with no other the client is aborted.
+// An abort is passed on as one, a backend that refuses is not what the client sees, and with no
+// other the client is aborted.
 func TestSCTPAbortAndRetry(t *testing.T) {
 	needsSCTP(t)
 	r := newRelay(t, Config{})
@@ -269,7 +272,8 @@ func TestSCTPAbortAndRetry(t *testing.T) {
 	}
 }
 
-// What associations hold of messages is bounded for all, for a listener and for a namespace, and is given back (TN-45).
+// What associations hold of messages is bounded for all, for a listener and for a namespace, and is
+// given back (TN-45).
 func TestSCTPHeldMessagesTN45(t *testing.T) {
 	const room = 90_000 // bytes
 	warned := &bytes.Buffer{}
@@ -316,8 +320,8 @@ func TestSCTPHeldMessagesTN45(t *testing.T) {
 	}
 }
 
-// Peers who do not read have the relay hold no more than its bound: associations beyond it are reset, those of another
-// namespace are served, and nothing is counted once all have ended (TN-45).
+// Peers who do not read have the relay hold no more than its bound: associations beyond it are
+// reset, those of another namespace are served, and nothing is counted once all have ended (TN-45).
 func TestSCTPStalledPeersTN45(t *testing.T) {
 	needsSCTP(t)
 	r := newRelay(t, Config{})

@@ -69,7 +69,8 @@ func swap(port uint16) uint16 {
 
 // getsockopt reads an option into size bytes at p, and sets size to how many it has.
 func getsockopt(fd, level, opt int, p unsafe.Pointer, size *uint32) error {
-	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(opt), uintptr(p), uintptr(unsafe.Pointer(size)), 0)
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(opt), uintptr(p),
+		uintptr(unsafe.Pointer(size)), 0)
 	if errno != 0 {
 		return errno
 	}

@@ -42,7 +42,8 @@ func withoutPipes(r *Relay) {
 	}
 }
 
-// Readers who do not read keep no more pipes than their listener's share; those of another still get some.
+// Readers who do not read keep no more pipes than their listener's share; those of another still
+// get some.
 func TestTCPSlowReaders(t *testing.T) {
 	r := newRelay(t, Config{Descriptors: NewBudget(400)})
 	stop := make(chan struct{})
@@ -154,14 +155,16 @@ func openFDs(t testing.TB) map[string]int {
 	return all
 }
 
-// A client that a rule has led here asked for the address that it sent to, not for that of the socket.
+// A client that a rule has led here asked for the address that it sent to, not for that of the
+// socket.
 func TestTCPOriginalDst(t *testing.T) {
 	if _, err := exec.LookPath("nft"); err != nil {
 		t.Skip("the rules of this test need the nft program: ", err)
 	}
 	r := newRelay(t, Config{})
 	for _, tc := range []struct{ family, listen, service string }{
-		{"ip", "127.0.0.1:0", "192.0.2.7:80"}, {"ip", "0.0.0.0:0", "192.0.2.8:80"}, {"ip6", "[::1]:0", "[2001:db8::7]:80"}, {"ip6", "[::]:0", "[2001:db8::8]:80"},
+		{"ip", "127.0.0.1:0", "192.0.2.7:80"}, {"ip", "0.0.0.0:0", "192.0.2.8:80"},
+		{"ip6", "[::1]:0", "[2001:db8::7]:80"}, {"ip6", "[::]:0", "[2001:db8::8]:80"},
 	} {
 		b := to(serve(t, echo))
 		l, err := r.Listen(Listening{lb.TCP, netip.MustParseAddrPort(tc.listen)}, b, nil)
@@ -170,12 +173,14 @@ func TestTCPOriginalDst(t *testing.T) {
 		}
 		service := netip.MustParseAddrPort(tc.service)
 		has(t, service.Addr())
-		run(t, "nft", fmt.Sprintf("add table %[1]s relay; add chain %[1]s relay out { type nat hook output priority -100; }; add rule %[1]s relay out %[1]s daddr %[2]s tcp dport %[3]d redirect to :%[4]d",
+		run(t, "nft", fmt.Sprintf("add table %[1]s relay; add chain %[1]s relay out { type nat hook output priority "+
+			"-100; }; add rule %[1]s relay out %[1]s daddr %[2]s tcp dport %[3]d redirect to :%[4]d",
 			tc.family, service.Addr(), service.Port(), l.Addr().Port()))
 		c := dial(t, service)
 		roundTrip(t, c)
 		b.mu.Lock()
-		if want := (Client{Addr: c.LocalAddr().(*net.TCPAddr).AddrPort(), Local: service}); len(b.clients) != 1 || b.clients[0] != want {
+		if want := (Client{Addr: c.LocalAddr().(*net.TCPAddr).AddrPort(), Local: service}); len(b.clients) != 1 ||
+			b.clients[0] != want {
 			t.Errorf("listening at %s: the balancer was told of %+v, want %+v", tc.listen, b.clients, want)
 		}
 		b.mu.Unlock()
@@ -190,7 +195,8 @@ func has(t *testing.T, a netip.Addr) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	addr := &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}, Flags: unix.IFA_F_NODAD}
+	addr := &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())},
+		Flags: unix.IFA_F_NODAD}
 	if err := netlink.AddrReplace(lo, addr); err != nil {
 		t.Fatal(err)
 	}

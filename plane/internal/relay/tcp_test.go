@@ -277,7 +277,8 @@ func TestTCPPortInUse(t *testing.T) {
 	})
 }
 
-// What a backend says after the client has ended its way still arrives, and what a client says after the backend has.
+// What a backend says after the client has ended its way still arrives, and what a client says
+// after the backend has.
 func TestTCPHalfClose(t *testing.T) {
 	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
 		r := start(cfg)
@@ -345,7 +346,8 @@ func TestTCPReset(t *testing.T) {
 	})
 }
 
-// unanswered returns an address where nobody answers, not even with a reset: of a listener whose queue is full.
+// unanswered returns an address where nobody answers, not even with a reset: of a listener whose
+// queue is full.
 func unanswered(t testing.TB) netip.AddrPort {
 	t.Helper()
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
@@ -353,7 +355,8 @@ func unanswered(t testing.TB) netip.AddrPort {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { syscall.Close(fd) })
-	if err := errors.Join(syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}), syscall.Listen(fd, 0)); err != nil {
+	if err := errors.Join(syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}),
+		syscall.Listen(fd, 0)); err != nil {
 		t.Fatal(err)
 	}
 	sa, err := syscall.Getsockname(fd)
@@ -370,7 +373,8 @@ func unanswered(t testing.TB) netip.AddrPort {
 	}
 }
 
-// A backend that does not answer costs the client DialTimeout, and after DialTotal no other attempt begins.
+// A backend that does not answer costs the client DialTimeout, and after DialTotal no other attempt
+// begins.
 func TestTCPBackendDoesNotAnswer(t *testing.T) {
 	silent := unanswered(t)
 	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
@@ -387,7 +391,11 @@ func TestTCPBackendDoesNotAnswer(t *testing.T) {
 			}
 		}
 		b.mu.Lock()
-		if n := slices.IndexFunc(b.dialled, func(err error) bool { var e net.Error; return errors.As(err, &e) && e.Timeout() }); n < 0 {
+		if n := slices.IndexFunc(b.dialled, func(err error) bool {
+			var e net.Error
+			return errors.As(err, &e) &&
+				e.Timeout()
+		}); n < 0 {
 			t.Errorf("the balancer was told %v", b.dialled)
 		}
 		b.mu.Unlock()
@@ -419,8 +427,8 @@ func TestTCPClientGoesWhileDialling(t *testing.T) {
 	})
 }
 
-// After the handshake there is no other attempt, whatever the backend does: its reset is the client's, and says nothing of the backend
-// (TN-40, TN-41).
+// After the handshake there is no other attempt, whatever the backend does: its reset is the
+// client's, and says nothing of the backend (TN-40, TN-41).
 func TestTCPResetAfterTheHandshake(t *testing.T) {
 	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
 		r := start(cfg)
@@ -431,13 +439,15 @@ func TestTCPResetAfterTheHandshake(t *testing.T) {
 			wantReset(t, l.Addr())
 		}
 		eventually(t, "no connection is open", func() bool { return r.Stats().TCP.Open == 0 })
-		if s := r.Stats().TCP; s.DialsFailed != 0 || s.Retried != 0 || len(b.reached) != clients || len(b.dialled) != clients {
+		if s := r.Stats().TCP; s.DialsFailed != 0 || s.Retried != 0 || len(b.reached) != clients ||
+			len(b.dialled) != clients {
 			t.Errorf("%+v; the balancer was told %v", s, b.dialled)
 		}
 	})
 }
 
-// Clients whom the balancer refuses, such as those outside a Service's source ranges, hold no descriptor (TN-43).
+// Clients whom the balancer refuses, such as those outside a Service's source ranges, hold no
+// descriptor (TN-43).
 func TestTCPRefusedClients(t *testing.T) {
 	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
 		cfg.Descriptors = NewBudget(20)
@@ -446,14 +456,16 @@ func TestTCPRefusedClients(t *testing.T) {
 		for range 50 {
 			wantReset(t, l.Addr())
 		}
-		eventually(t, "no descriptor is counted", func() bool { return cfg.Descriptors.Used() <= 2 }) // the portable listener takes those of its next client
+		// the portable listener takes those of its next client
+		eventually(t, "no descriptor is counted", func() bool { return cfg.Descriptors.Used() <= 2 })
 		if s := r.Stats().TCP; s.Refused != 50 || s.OutOfDescriptors != 0 {
 			t.Errorf("%+v", s)
 		}
 	})
 }
 
-// A connection to a backend that has left ends after its grace, unless the backend returns; those to others go on.
+// A connection to a backend that has left ends after its grace, unless the backend returns; those
+// to others go on.
 func TestTCPLeave(t *testing.T) {
 	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
 		cfg.Grace = 300 * time.Millisecond
@@ -496,8 +508,8 @@ func roundTrip(t testing.TB, c net.Conn) {
 	}
 }
 
-// A listener that closes leaves its connections open, those included that nobody has accepted yet. They still end when their backend has gone, and those of
-// other listeners to that backend do not.
+// A listener that closes leaves its connections open, those included that nobody has accepted yet.
+// They still end when their backend has gone, and those of other listeners to that backend do not.
 func TestTCPClose(t *testing.T) {
 	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
 		cfg.Grace = time.Millisecond
@@ -587,7 +599,8 @@ func TestTCPAddresses(t *testing.T) {
 			c := dial(t, asked)
 			roundTrip(t, c)
 			b.mu.Lock()
-			if want := (Client{Addr: c.LocalAddr().(*net.TCPAddr).AddrPort(), Local: asked}); len(b.clients) != 1 || b.clients[0] != want {
+			if want := (Client{Addr: c.LocalAddr().(*net.TCPAddr).AddrPort(), Local: asked}); len(b.clients) != 1 ||
+				b.clients[0] != want {
 				t.Errorf("listening at %s: the balancer was told of %+v, want %+v", tc.at, b.clients, want)
 			}
 			b.mu.Unlock()

@@ -50,7 +50,8 @@ type udpCounters struct {
 
 func (c *udpCounters) read() Sessions {
 	return Sessions{
-		Open: c.open.Load(), Opened: c.opened.Load(), Expired: c.expired.Load(), Evicted: c.evicted.Load(), Moved: c.moved.Load(),
+		Open: c.open.Load(), Opened: c.opened.Load(), Expired: c.expired.Load(), Evicted: c.evicted.Load(),
+		Moved:      c.moved.Load(),
 		ToBackends: Datagrams{c.toBackends.Load(), c.toBackendBytes.Load()},
 		ToClients:  Datagrams{c.toClients.Load(), c.toClientBytes.Load()},
 		Dropped: Dropped{NoBackend: c.noBackend.Load(), NoSocket: c.noSocket.Load(), Malformed: c.malformed.Load(),
@@ -129,7 +130,8 @@ type udpFront struct {
 }
 
 func newUDPFront(owner *Listener, at netip.AddrPort) *udpFront {
-	return &udpFront{owner: owner, at: at, share: Share{group: &owner.group.sessions}, sessions: map[udpKey]*udpSession{}}
+	return &udpFront{owner: owner, at: at, share: Share{group: &owner.group.sessions},
+		sessions: map[udpKey]*udpSession{}}
 }
 
 // udpGroup is the listeners of a group that have sessions.

@@ -158,7 +158,8 @@ func (s *udpSocket) reply(datagram []byte, of *udpSocket) error {
 	})
 }
 
-// newBackendSocket makes a socket that is connected to the backend of a session, with a random port.
+// newBackendSocket makes a socket that is connected to the backend of a session, with a random
+// port.
 func newBackendSocket(of *udpSession, r *Relay) (*udpSocket, error) {
 	fd, err := newUDPSocket(of.backend.Addr())
 	if err != nil {
@@ -299,7 +300,8 @@ func parseControl(b []byte) (r received) {
 }
 
 func isHops(hdr unix.Cmsghdr) bool {
-	return hdr.Level == unix.IPPROTO_IP && hdr.Type == unix.IP_TTL || hdr.Level == unix.IPPROTO_IPV6 && hdr.Type == unix.IPV6_HOPLIMIT
+	return hdr.Level == unix.IPPROTO_IP && hdr.Type == unix.IP_TTL || hdr.Level == unix.IPPROTO_IPV6 &&
+		hdr.Type == unix.IPV6_HOPLIMIT
 }
 
 // sourceControl is the control message that has a datagram sent from an address.
@@ -322,7 +324,8 @@ func unreachable(b []byte) (errno unix.Errno, by netip.Addr) {
 			return 0, by
 		}
 		b = rest
-		known := hdr.Level == unix.IPPROTO_IP && hdr.Type == unix.IP_RECVERR || hdr.Level == unix.IPPROTO_IPV6 && hdr.Type == unix.IPV6_RECVERR
+		known := hdr.Level == unix.IPPROTO_IP && hdr.Type == unix.IP_RECVERR || hdr.Level == unix.IPPROTO_IPV6 &&
+			hdr.Type == unix.IPV6_RECVERR
 		const size = 16 // struct sock_extended_err of linux/errqueue.h; behind it is who says so
 		if !known || len(data) < size {
 			continue
@@ -333,7 +336,8 @@ func unreachable(b []byte) (errno unix.Errno, by netip.Addr) {
 			continue // "time exceeded" is EHOSTUNREACH too, and the client's TTL can cause it
 		}
 		switch errno = unix.Errno(binary.NativeEndian.Uint32(data)); errno {
-		case unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENONET, unix.ENOPROTOOPT, unix.EACCES:
+		case unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENONET, unix.ENOPROTOOPT,
+			unix.EACCES:
 			return errno, offender(data[size:])
 		}
 	}

@@ -22,8 +22,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// A session whose backend has no such port goes to another with its next datagram, and the Balancer is told. With one
-// backend alone it is tried again, and serves as soon as it is back.
+// A session whose backend has no such port goes to another with its next datagram, and the Balancer
+// is told. With one backend alone it is tried again, and serves as soon as it is back.
 func TestUDPBackendDiesAndReturns(t *testing.T) {
 	for _, at := range []netip.AddrPort{loopback, loopback6} {
 		r := startUDP(t, Config{UDPIdle: time.Minute}, 0)
@@ -59,7 +59,8 @@ func TestUDPBackendDiesAndReturns(t *testing.T) {
 			return len(nobody.clients) > 2
 		})
 		nobody.mu.Lock()
-		if first := slices.IndexFunc(nobody.clients, func(c Client) bool { return c.Again }); len(nobody.clients) < 2 || first != 1 {
+		if first := slices.IndexFunc(nobody.clients, func(c Client) bool { return c.Again }); len(nobody.clients) < 2 ||
+			first != 1 {
 			t.Errorf("a session that is led again and again begins more than once: %+v", nobody.clients)
 		}
 		nobody.mu.Unlock()
@@ -145,8 +146,8 @@ func relayOn(t testing.TB, lab *netlab.TestLab, cfg Config) (*Relay, netlab.Host
 	return r, node
 }
 
-// Datagrams that a packet filter redirects are answered as if the service address did, of both families; those to a broadcast
-// address are not.
+// Datagrams that a packet filter redirects are answered as if the service address did, of both
+// families; those to a broadcast address are not.
 func TestUDPRedirected(t *testing.T) {
 	lab := netlab.ForTest(t, netlab.Options{NoNode2: true})
 	r, node := relayOn(t, lab, Config{})
@@ -160,13 +161,15 @@ func TestUDPRedirected(t *testing.T) {
 		lab.On("pod1", func() { backend = udpEcho(t, netip.AddrPortFrom(pod1.Addr(six), 0), nil) })
 		l := listenUDP(t, r, netip.AddrPortFrom(every, 0), to(boundAt(backend)))
 		lab.On(netlab.Node1, func() {
-			command(t, "nft", fmt.Sprintf(`table %s kp { chain pre { type nat hook prerouting priority dstnat; %s daddr %v udp dport 53 dnat to %v; }; }`,
+			command(t, "nft", fmt.Sprintf(`table %s kp { chain pre { type nat hook prerouting priority dstnat; %s `+
+				`daddr %v udp dport 53 dnat to %v; }; }`,
 				family, family, service, netip.AddrPortFrom(node.Addr(six), l.Addr().Port())))
 		})
 		for _, from := range []string{"pod3", netlab.Client} {
 			if from == netlab.Client {
 				lab.On(from, func() {
-					command(t, "ip", "route", "replace", netip.PrefixFrom(service, service.BitLen()).String(), "via", node.Addr(six).String())
+					command(t, "ip", "route", "replace", netip.PrefixFrom(service, service.BitLen()).String(), "via",
+						node.Addr(six).String())
 				})
 			}
 			var c *net.UDPConn
@@ -188,7 +191,8 @@ func TestUDPRedirected(t *testing.T) {
 			defer c.Close()
 			raw, _ := c.(*net.UDPConn).SyscallConn()
 			raw.Control(func(fd uintptr) { unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_BROADCAST, 1) })
-			if _, err := c.WriteTo([]byte("all"), &net.UDPAddr{IP: net.IPv4(172, 18, 0, 255), Port: int(l.Addr().Port())}); err != nil {
+			if _, err := c.WriteTo([]byte("all"), &net.UDPAddr{IP: net.IPv4(172, 18, 0, 255),
+				Port: int(l.Addr().Port())}); err != nil {
 				t.Fatal(err)
 			}
 		})
@@ -222,7 +226,8 @@ func sourceOf(client int) netip.Addr {
 func (m *many) ask(t testing.TB, client int) {
 	t.Helper()
 	for {
-		_, err := unix.SendmsgN(m.fd, binary.BigEndian.AppendUint64(nil, uint64(client)), sourceControl(sourceOf(client)), sockaddr(m.to), unix.MSG_DONTWAIT)
+		_, err := unix.SendmsgN(m.fd, binary.BigEndian.AppendUint64(nil, uint64(client)),
+			sourceControl(sourceOf(client)), sockaddr(m.to), unix.MSG_DONTWAIT)
 		if err == nil {
 			return
 		}
@@ -289,11 +294,13 @@ func overflows(t testing.TB) uint64 {
 	return n
 }
 
-// As many sessions as a relay may have, each answered, take the memory and the descriptors that docs/adr/0037 states, and all of it is
-// given back.
+// As many sessions as a relay may have, each answered, take the memory and the descriptors that
+// docs/adr/0037 states, and all of it is given back.
 func TestUDPManySessions(t *testing.T) {
 	const sessions, backends = 5000, 100
-	t.Run("what the runtime keeps for good", func(t *testing.T) { ask(t, dialUDP(t, boundAt(udpEcho(t, loopback, nil))), "", patience) })
+	t.Run("what the runtime keeps for good", func(t *testing.T) {
+		ask(t, dialUDP(t, boundAt(udpEcho(t, loopback, nil))), "", patience)
+	})
 	goroutines, descriptors := runtime.NumGoroutine(), openDescriptors(t)
 	t.Run("relay", func(t *testing.T) {
 		b := &round{}
@@ -319,7 +326,8 @@ func TestUDPManySessions(t *testing.T) {
 			t.Errorf("%d descriptors for %d sessions", files, sessions)
 		}
 		heap := (after.heap - before.heap) / sessions
-		t.Logf("%d sessions: %d bytes of heap each, %.1f MB resident", sessions, heap, float64(after.resident-before.resident)/1e6)
+		t.Logf("%d sessions: %d bytes of heap each, %.1f MB resident", sessions, heap,
+			float64(after.resident-before.resident)/1e6)
 		if heap > 1500 {
 			t.Errorf("a session takes %d bytes of heap", heap)
 		}
@@ -328,13 +336,15 @@ func TestUDPManySessions(t *testing.T) {
 			t.Errorf("%d sessions are left", n)
 		}
 	})
-	eventually(t, fmt.Sprintf("no more than %d goroutines and %d descriptors are left", goroutines, descriptors), func() bool {
-		return runtime.NumGoroutine() <= goroutines && openDescriptors(t) <= descriptors
-	})
+	eventually(t, fmt.Sprintf("no more than %d goroutines and %d descriptors are left", goroutines, descriptors),
+		func() bool {
+			return runtime.NumGoroutine() <= goroutines && openDescriptors(t) <= descriptors
+		})
 }
 
-// A flood of more clients than there is room for takes nothing from the Service beside, of its own namespace or another: none of its
-// datagrams is lost, nor its session, and the sum stays below the bound (TN-54).
+// A flood of more clients than there is room for takes nothing from the Service beside, of its own
+// namespace or another: none of its datagrams is lost, nor its session, and the sum stays below the
+// bound (TN-54).
 func TestUDPFloodBesideAServiceTN54(t *testing.T) {
 	const bound = 1 << 10
 	for name, group := range map[string]*Group{"of its namespace": NewGroup(), "of another": nil} {
@@ -349,7 +359,9 @@ func TestUDPFloodBesideAServiceTN54(t *testing.T) {
 			}
 			flooded := listen(to(boundAt(udpSocketAt(t, loopback)))) // never read
 			var seen sync.Map
-			polite := listen(to(boundAt(udpEcho(t, loopback, func(from netip.AddrPort, _ []byte) { seen.Store(from, true) }))))
+			polite := listen(to(boundAt(udpEcho(t, loopback, func(from netip.AddrPort, _ []byte) {
+				seen.Store(from, true)
+			}))))
 			c := dialUDP(t, polite.Addr())
 			done := make(chan struct{})
 			var flood sync.WaitGroup
@@ -389,7 +401,8 @@ func TestUDPFloodBesideAServiceTN54(t *testing.T) {
 	}
 }
 
-// Without a descriptor new sessions are dropped and counted, those that are open go on, and all is well when there are some again.
+// Without a descriptor new sessions are dropped and counted, those that are open go on, and all is
+// well when there are some again.
 func TestUDPOutOfDescriptors(t *testing.T) {
 	r := startUDP(t, Config{UDPIdle: time.Minute}, 0)
 	backend := boundAt(udpEcho(t, loopback, nil))
@@ -465,8 +478,8 @@ func FuzzUDPControl(f *testing.F) {
 	})
 }
 
-// A pod that claims for another that its port is closed moves one session at most: the Balancer, which would keep everybody away
-// from the other, is not told.
+// A pod that claims for another that its port is closed moves one session at most: the Balancer,
+// which would keep everybody away from the other, is not told.
 func TestUDPForgedRefusal(t *testing.T) {
 	lab := netlab.ForTest(t, netlab.Options{NoNode2: true, NoClient: true})
 	r, node := relayOn(t, lab, Config{UDPIdle: time.Minute})

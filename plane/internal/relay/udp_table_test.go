@@ -54,7 +54,8 @@ func frontOf(group *Group, b Balancer) *udpFront {
 }
 
 func clientKey(n int) udpKey {
-	return udpKey{netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)}), 1000), netip.MustParseAddr("10.96.0.10")}
+	return udpKey{netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)}), 1000),
+		netip.MustParseAddr("10.96.0.10")}
 }
 
 func (t *tableTest) send(f *udpFront, client int) {
@@ -73,7 +74,8 @@ func (t *tableTest) check(tb testing.TB) {
 			n := 0
 			for at := f.order.Front(); at != nil; at = at.Next() {
 				s := at.Value.(*udpSession)
-				if n++; f.sessions[s.key] != s || s.at != at || at.Next() != nil && at.Next().Value.(*udpSession).used.After(s.used) {
+				if n++; f.sessions[s.key] != s || s.at != at || at.Next() != nil && at.Next().Value.(*udpSession).
+					used.After(s.used) {
 					tb.Fatalf("session %v is at a wrong place", s.key)
 				}
 			}
@@ -86,8 +88,10 @@ func (t *tableTest) check(tb testing.TB) {
 			tb.Fatalf("a group with %d sessions has taken %d", sum, group.sessions.Used())
 		}
 	}
-	if open := int(t.count.open.Load()); listed != open || mapped != open || t.budget.Used() != int64(open) || t.sockets > open {
-		tb.Fatalf("%d sessions: %d in lists, %d in maps, %d taken, %d sockets", open, listed, mapped, t.budget.Used(), t.sockets)
+	if open := int(t.count.open.Load()); listed != open || mapped != open || t.budget.Used() != int64(open) ||
+		t.sockets > open {
+		tb.Fatalf("%d sessions: %d in lists, %d in maps, %d taken, %d sockets", open, listed, mapped, t.budget.Used(),
+			t.sockets)
 	}
 }
 
@@ -133,7 +137,8 @@ func TestUDPTableAtRandom(t *testing.T) {
 	}
 }
 
-// A session lasts while it is used, in either direction, and the idle time longer; at most an eighth more.
+// A session lasts while it is used, in either direction, and the idle time longer; at most an
+// eighth more.
 func TestUDPIdleCF45(t *testing.T) {
 	tab := newTableTest(1000)
 	f := frontOf(NewGroup(), to(netip.MustParseAddrPort("10.1.0.1:53")))
@@ -157,7 +162,8 @@ func TestUDPIdleCF45(t *testing.T) {
 	tab.check(t)
 }
 
-// A flood at one listener takes what nobody uses, and its own sessions, and none of another listener's of its namespace.
+// A flood at one listener takes what nobody uses, and its own sessions, and none of another
+// listener's of its namespace.
 func TestUDPFloodEvictsItsOwn(t *testing.T) {
 	tab := newTableTest(1000)
 	group, b := NewGroup(), to(netip.MustParseAddrPort("10.1.0.1:53"))
@@ -173,14 +179,16 @@ func TestUDPFloodEvictsItsOwn(t *testing.T) {
 			t.Fatalf("client %d of the listener beside has lost its session", client)
 		}
 	}
-	if n := len(flooded.sessions); n < 700 || n > 800 || !hasSession(flooded, 20_000-1) || hasSession(flooded, 20_000-n-1) {
+	if n := len(flooded.sessions); n < 700 || n > 800 || !hasSession(flooded, 20_000-1) ||
+		hasSession(flooded, 20_000-n-1) {
 		t.Errorf("the flooded listener has %d sessions, want the last four fifths", n)
 	}
 	tab.check(t)
 }
 
-// A tenant with many listeners of few sessions each takes no session of another's Service, which alone has more than any of his; and
-// another who comes later finds room, and gets as much as he has if both want all (TN-54).
+// A tenant with many listeners of few sessions each takes no session of another's Service, which
+// alone has more than any of his; and another who comes later finds room, and gets as much as he
+// has if both want all (TN-54).
 func TestUDPManyListenersOfOneTenantTN54(t *testing.T) {
 	const most = 2000
 	tab := newTableTest(most)
@@ -218,7 +226,8 @@ func TestUDPManyListenersOfOneTenantTN54(t *testing.T) {
 	tab.check(t)
 }
 
-// A backend that says its port is closed loses all its sessions, and the Balancer is told; if a router says so for it, one does.
+// A backend that says its port is closed loses all its sessions, and the Balancer is told; if a
+// router says so for it, one does.
 func TestUDPRefused(t *testing.T) {
 	for _, of := range []struct {
 		byBackend, byNode, reported bool
@@ -245,14 +254,16 @@ func TestUDPRefused(t *testing.T) {
 					lost++
 				}
 			})
-			if reported := len(b.dialled) == 1 && errors.Is(b.dialled[0], of.err); lost != of.lost || reported != of.reported || len(b.dialled) > 1 {
+			if reported := len(b.dialled) == 1 && errors.Is(b.dialled[0], of.err); lost != of.lost ||
+				reported != of.reported || len(b.dialled) > 1 {
 				t.Errorf("%d sessions are lost, want %d; the Balancer was told %v", lost, of.lost, b.dialled)
 			}
 		})
 	}
 }
 
-// Sessions take a part of what the process and the node have, and there is room for one however little that is.
+// Sessions take a part of what the process and the node have, and there is room for one however
+// little that is.
 func TestUDPLimits(t *testing.T) {
 	for _, of := range []struct{ files, ports, want int }{
 		{1 << 20, 28232, 7058}, {20_000, 28232, 2500}, {1024, 28232, 128}, {1 << 20, 100, 25}, {4, 2, 1},

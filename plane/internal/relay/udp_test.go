@@ -17,8 +17,9 @@ import (
 	"kube-proxy/lb"
 )
 
-// unhurried has sessions last as long as tests wait, unless a test is of when they end: a machine that is busy for longer than
-// DefaultUDPIdle between a datagram and its answer would lose the answer, as it must.
+// unhurried has sessions last as long as tests wait, unless a test is of when they end: a machine
+// that is busy for longer than DefaultUDPIdle between a datagram and its answer would lose the
+// answer, as it must.
 func unhurried(cfg Config) Config {
 	if cfg.UDPIdle == 0 {
 		cfg.UDPIdle = 2 * patience
@@ -57,7 +58,8 @@ func udpSocketAt(t testing.TB, at netip.AddrPort) *net.UDPConn {
 
 func boundAt(c *net.UDPConn) netip.AddrPort { return c.LocalAddr().(*net.UDPAddr).AddrPort() }
 
-// udpEcho runs a backend that sends each datagram back, and calls seen, unless that is nil, with who sent it.
+// udpEcho runs a backend that sends each datagram back, and calls seen, unless that is nil, with
+// who sent it.
 func udpEcho(t testing.TB, at netip.AddrPort, seen func(from netip.AddrPort, datagram []byte)) *net.UDPConn {
 	t.Helper()
 	c := udpSocketAt(t, at)
@@ -120,10 +122,13 @@ func ask(t testing.TB, c *net.UDPConn, datagram string, wait time.Duration) bool
 	}
 }
 
-// eventuallyAsk asks until there is an answer: UDP promises none, and a backend that begins to listen may miss some.
+// eventuallyAsk asks until there is an answer: UDP promises none, and a backend that begins to
+// listen may miss some.
 func eventuallyAsk(t testing.TB, c *net.UDPConn, datagram string) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("%q is answered", datagram), func() bool { return ask(t, c, datagram, 50*time.Millisecond) })
+	eventually(t, fmt.Sprintf("%q is answered", datagram), func() bool {
+		return ask(t, c, datagram, 50*time.Millisecond)
+	})
 }
 
 // drops asks nobody: what a client sends is dropped, for the reason that the counter has.
@@ -133,7 +138,9 @@ func drops(t testing.TB, r *Relay, c *net.UDPConn, counter func(Dropped) uint64)
 	if _, err := c.Write([]byte("lost")); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the datagram is dropped and counted", func() bool { return counter(r.Stats().UDP.Dropped) == before+1 })
+	eventually(t, "the datagram is dropped and counted", func() bool {
+		return counter(r.Stats().UDP.Dropped) == before+1
+	})
 }
 
 // sizes are the lengths of some datagrams: the shortest, the longest, and all between.
@@ -156,8 +163,8 @@ func sizes(rnd *rand.Rand) (n []int) {
 	return n
 }
 
-// Every datagram arrives, both ways, once, unchanged, and those of a client in their order, whatever the sizes, with many clients
-// and several backends.
+// Every datagram arrives, both ways, once, unchanged, and those of a client in their order,
+// whatever the sizes, with many clients and several backends.
 func TestUDPEveryDatagram(t *testing.T) {
 	for _, at := range []netip.AddrPort{loopback, loopback6} {
 		r := startUDP(t, Config{}, 0)
@@ -195,7 +202,8 @@ func TestUDPEveryDatagram(t *testing.T) {
 						c.SetReadDeadline(time.Now().Add(patience))
 						n, err := c.Read(buf)
 						if err != nil || !bytes.Equal(buf[:n], d) {
-							t.Errorf("client %d, round %d, datagram %d of %d: sent %d bytes, got %d that are not the same, or: %v", client, round, i, len(want), len(d), n, err)
+							t.Errorf("client %d, round %d, datagram %d of %d: sent %d bytes, got %d that are not the "+
+								"same, or: %v", client, round, i, len(want), len(d), n, err)
 							return
 						}
 						mu.Lock()
@@ -219,7 +227,8 @@ func TestUDPEveryDatagram(t *testing.T) {
 	}
 }
 
-// A session keeps its backend and its source port as long as it lasts, and ends when it is idle (CF-45).
+// A session keeps its backend and its source port as long as it lasts, and ends when it is idle
+// (CF-45).
 func TestUDPSession(t *testing.T) {
 	r := startUDP(t, Config{UDPIdle: 100 * time.Millisecond}, 0)
 	var mu sync.Mutex
@@ -256,7 +265,8 @@ func TestUDPSession(t *testing.T) {
 	if b.clients[0] != (Client{Addr: boundAt(c), Local: l.Addr()}) {
 		t.Errorf("the Balancer was asked for %v", b.clients[0])
 	}
-	if slices.ContainsFunc(b.dialled, func(err error) bool { return err != nil }) || len(b.dialled) > len(b.clients) || len(b.dialled) < len(b.clients)-lost {
+	if slices.ContainsFunc(b.dialled, func(err error) bool { return err != nil }) || len(b.dialled) > len(b.clients) ||
+		len(b.dialled) < len(b.clients)-lost {
 		t.Errorf("the Balancer was told %v", b.dialled)
 	}
 }
@@ -268,7 +278,8 @@ func (never) Pick(Client, []netip.AddrPort) (netip.AddrPort, Answer) { return ne
 func (never) Dialled(Client, netip.AddrPort, error)                  {}
 func (never) Serves(netip.AddrPort) bool                             { return false }
 
-// Datagrams for which there is no backend are dropped, and counted; they cost no session. One that comes later serves.
+// Datagrams for which there is no backend are dropped, and counted; they cost no session. One that
+// comes later serves.
 func TestUDPNoBackend(t *testing.T) {
 	r := startUDP(t, Config{}, 0)
 	l := listenUDP(t, r, loopback, never{})
@@ -283,8 +294,8 @@ func TestUDPNoBackend(t *testing.T) {
 	}
 }
 
-// A session to a backend that left ends at its next datagram, which goes to another; the other sessions stay. What comes from
-// the backend that left is nobody's.
+// A session to a backend that left ends at its next datagram, which goes to another; the other
+// sessions stay. What comes from the backend that left is nobody's.
 func TestUDPLeave(t *testing.T) {
 	r := startUDP(t, Config{UDPIdle: time.Minute}, 0)
 	ports := make(chan netip.AddrPort, 2)
@@ -351,7 +362,8 @@ func TestUDPCloseAndPortInUse(t *testing.T) {
 	}
 }
 
-// A stranger who guesses the port of a session reaches no client: the kernel takes what comes from its backend alone.
+// A stranger who guesses the port of a session reaches no client: the kernel takes what comes from
+// its backend alone.
 func TestUDPStranger(t *testing.T) {
 	r := startUDP(t, Config{UDPIdle: time.Minute}, 0)
 	ports := make(chan netip.AddrPort, 2)

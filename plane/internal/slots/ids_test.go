@@ -96,7 +96,8 @@ func set(name string, backends ...int) *lb.BackendSet {
 		all = append(all, lb.Backend{Addr: addr(b)})
 	}
 	slices.SortFunc(all, lb.Backend.Compare)
-	return &lb.BackendSet{ID: lb.SetID{Service: name, Proto: lb.TCP, Scope: lb.Cluster}, Backends: lb.BackendsOf(all...)}
+	return &lb.BackendSet{ID: lb.SetID{Service: name, Proto: lb.TCP, Scope: lb.Cluster},
+		Backends: lb.BackendsOf(all...)}
 }
 
 // Keys a to f refer to ids in the kernel, and to sets in the table; upper case marks allocated
@@ -109,15 +110,19 @@ func TestAdoptIDs(t *testing.T) {
 		common map[string]uint32 // sets → the id that has backends in common
 		want   map[string]uint32
 	}{
-		{story: "nothing changed", was: map[uint32]string{1: "Ab", 2: "Cd"}, is: map[string]string{"x": "Ab", "y": "Cd"},
+		{story: "nothing changed", was: map[uint32]string{1: "Ab", 2: "Cd"},
+			is:   map[string]string{"x": "Ab", "y": "Cd"},
 			want: map[string]uint32{"x": 1, "y": 2}},
 		{story: "a new set has none", was: map[uint32]string{1: "Ab"}, is: map[string]string{"x": "Ab", "y": "C"},
 			want: map[string]uint32{"x": 1}},
-		{story: "a key went to another Service", was: map[uint32]string{1: "Ab", 2: "C"}, is: map[string]string{"x": "A", "y": "Cb"},
+		{story: "a key went to another Service", was: map[uint32]string{1: "Ab", 2: "C"},
+			is:   map[string]string{"x": "A", "y": "Cb"},
 			want: map[string]uint32{"x": 1, "y": 2}},
-		{story: "a swap is seen by the allocated keys", was: map[uint32]string{1: "Ab", 2: "Cd"}, is: map[string]string{"x": "Ad", "y": "Cb"},
+		{story: "a swap is seen by the allocated keys", was: map[uint32]string{1: "Ab", 2: "Cd"},
+			is:     map[string]string{"x": "Ad", "y": "Cb"},
 			common: map[string]uint32{"x": 2, "y": 1}, want: map[string]uint32{"x": 1, "y": 2}},
-		{story: "a swap without such, by the backends", was: map[uint32]string{1: "abc", 2: "def"}, is: map[string]string{"x": "abf", "y": "dec"},
+		{story: "a swap without such, by the backends", was: map[uint32]string{1: "abc", 2: "def"},
+			is:     map[string]string{"x": "abf", "y": "dec"},
 			common: map[string]uint32{"x": 2, "y": 1}, want: map[string]uint32{"x": 2, "y": 1}},
 		{story: "one Service in two", was: map[uint32]string{1: "ab"}, is: map[string]string{"x": "a", "y": "b"},
 			common: map[string]uint32{"y": 1}, want: map[string]uint32{"y": 1}},

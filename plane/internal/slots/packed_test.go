@@ -16,7 +16,8 @@ func TestPacked(t *testing.T) {
 		rnd := rand.New(rand.NewPCG(seed, 9))
 		var r Packer
 		list := some(rnd, rnd.IntN(12), 20)
-		for _, slots := range [][]netip.AddrPort{First(list), shuffled(rnd, First(list)), First(some(rnd, rnd.IntN(12), 20)), nil} {
+		for _, slots := range [][]netip.AddrPort{First(list), shuffled(rnd, First(list)),
+			First(some(rnd, rnd.IntN(12), 20)), nil} {
 			p := r.Pack(slices.Clone(slots), list)
 			if got := p.Slots(list); !slices.Equal(got, slots) || p.Len() != len(slots) {
 				t.Fatalf("seed %d: packed %v of %v, unpacked %v", seed, slots, list, got)

@@ -87,10 +87,12 @@ func TestNextOfOneEndpoint(t *testing.T) {
 	all := some(rand.New(rand.NewPCG(1, 1)), 10, 10)
 	for i := range all.Len() {
 		without := sorted(slices.Delete(slices.Collect(all.All()), i, i+1))
-		if got := Next(First(all), all, without); !slices.Equal(got[:i], First(all)[:i]) || i < 9 && got[i] != all.At(9).Addr {
+		if got := Next(First(all), all, without); !slices.Equal(got[:i], First(all)[:i]) || i < 9 &&
+			got[i] != all.At(9).Addr {
 			t.Errorf("without %d: %v", i, got)
 		}
-		if got := Next(First(without), without, all); !slices.Equal(got[:9], First(without)) || got[9] != all.At(i).Addr {
+		if got := Next(First(without), without, all); !slices.Equal(got[:9], First(without)) ||
+			got[9] != all.At(i).Addr {
 			t.Errorf("with %d: %v", i, got)
 		}
 	}
@@ -149,7 +151,8 @@ func TestStep(t *testing.T) {
 					}
 				}
 				if changed > most || draw == 0 || draw > len(next) {
-					t.Fatalf("seed %d: %d slots changed of %d, %d of %d are drawn", seed, changed, most, draw, len(next))
+					t.Fatalf("seed %d: %d slots changed of %d, %d of %d are drawn", seed, changed, most, draw,
+						len(next))
 				}
 				for i, ap := range next[:draw] {
 					if (i >= drawn || have[i] != ap) && want[i] != ap {

@@ -71,7 +71,8 @@ type Addresses struct {
 }
 
 func newAddresses(f lb.Family, ip ipHelper, b book) *Addresses {
-	return &Addresses{family: f, ip: ip, book: b, drift: make(chan struct{}, 1), users: map[netip.Addr]map[lb.Key]bool{}}
+	return &Addresses{family: f, ip: ip, book: b, drift: make(chan struct{}, 1),
+		users: map[netip.Addr]map[lb.Key]bool{}}
 }
 
 // Name is part of [Redirector].

@@ -12,8 +12,8 @@ import (
 	"kube-proxy/plane"
 )
 
-// machine is a Windows machine's IP helper and registry, as strict as Microsoft's documents say: an address is at an interface
-// once, and what is not there cannot be taken away.
+// machine is a Windows machine's IP helper and registry, as strict as Microsoft's documents say: an
+// address is at an interface once, and what is not there cannot be taken away.
 type machine struct {
 	interfaceNow uint64
 	has          map[netip.Addr]unicast
@@ -24,7 +24,10 @@ type machine struct {
 }
 
 func newMachine(has ...unicast) *machine {
-	m := &machine{interfaceNow: 1, has: map[netip.Addr]unicast{}, volatile: map[netip.Addr]uint64{}, fail: func(string) error { return nil }}
+	m := &machine{interfaceNow: 1, has: map[netip.Addr]unicast{}, volatile: map[netip.Addr]uint64{},
+		fail: func(string) error {
+			return nil
+		}}
 	for _, u := range has {
 		m.has[u.addr] = u
 	}
@@ -117,7 +120,8 @@ func (m *machine) ours() (all []string) {
 
 func leads(addrs ...string) (all []Entry) {
 	for _, a := range addrs {
-		all = append(all, Entry{Key: lb.Key{Addr: netip.MustParseAddr(a), Proto: lb.TCP, Port: 80}, Routes: []Route{{From: lb.Anywhere, Port: 80}}})
+		all = append(all, Entry{Key: lb.Key{Addr: netip.MustParseAddr(a), Proto: lb.TCP, Port: 80},
+			Routes: []Route{{From: lb.Anywhere, Port: 80}}})
 	}
 	return all
 }
@@ -129,8 +133,8 @@ func has(t *testing.T, what string, got []string, want ...string) {
 	}
 }
 
-// Service addresses come and go on a Windows machine; what a process before left is adopted or removed, and what is another's stays,
-// though it has the address of a service.
+// Service addresses come and go on a Windows machine; what a process before left is adopted or
+// removed, and what is another's stays, though it has the address of a service.
 func TestWindowsAddresses(t *testing.T) {
 	ctx := t.Context()
 	admins := unicast{netip.MustParseAddr("10.96.0.9"), 7, 24, false}
@@ -140,7 +144,8 @@ func TestWindowsAddresses(t *testing.T) {
 		t.Fatal(err)
 	}
 	has(t, "after a reset", m.ours(), "10.96.0.1", "10.96.0.2")
-	if err := c.Apply(ctx, leads("10.96.0.3"), []lb.Key{leads("10.96.0.1")[0].Key, leads("10.96.0.9")[0].Key}); err != nil {
+	if err := c.Apply(ctx, leads("10.96.0.3"), []lb.Key{leads("10.96.0.1")[0].Key,
+		leads("10.96.0.9")[0].Key}); err != nil {
 		t.Fatal(err)
 	}
 	has(t, "after a change", m.ours(), "10.96.0.2", "10.96.0.3")
@@ -154,7 +159,9 @@ func TestWindowsAddresses(t *testing.T) {
 		t.Fatal(err)
 	}
 	has(t, "after a restart", m.ours(), "10.96.0.3", "10.96.0.4")
-	has(t, "writes of the restart", slices.DeleteFunc(m.calls, func(s string) bool { return s == "target " || s == "list " || s == "read " }),
+	has(t, "writes of the restart", slices.DeleteFunc(m.calls, func(s string) bool {
+		return s == "target " || s == "list " || s == "read "
+	}),
 		"write 10.96.0.4", "create 10.96.0.4", "delete 10.96.0.2", "strike 10.96.0.2")
 	if n, err := c.Audit(ctx, true); n != 0 || err != nil {
 		t.Errorf("an audit mended %d, %v", n, err)
@@ -165,12 +172,14 @@ func TestWindowsAddresses(t *testing.T) {
 func TestWindowsAddressesRemoved(t *testing.T) {
 	admins := unicast{netip.MustParseAddr("10.96.0.9"), 7, 24, false}
 	m := newMachine(admins)
-	if _, err := m.process().Reset(t.Context(), lb.Node{}, leads("10.96.0.1", "10.96.0.2", "10.96.0.3", "10.96.0.9")); err != nil {
+	if _, err := m.process().Reset(t.Context(), lb.Node{}, leads("10.96.0.1", "10.96.0.2", "10.96.0.3",
+		"10.96.0.9")); err != nil {
 		t.Fatal(err)
 	}
 	broken := errors.New("broken")
 	m.fail = func(call string) error {
-		if call == "delete" && slices.Contains(m.calls, "delete 10.96.0.2") && m.calls[len(m.calls)-1] == "delete 10.96.0.2" {
+		if call == "delete" && slices.Contains(m.calls, "delete 10.96.0.2") &&
+			m.calls[len(m.calls)-1] == "delete 10.96.0.2" {
 			return broken
 		}
 		return nil
@@ -209,7 +218,8 @@ func TestWindowsAddressesOfOneChange(t *testing.T) {
 	}
 }
 
-// An address that looks as ours would and that nobody has written down is not ours, nor is one that is written down and differs.
+// An address that looks as ours would and that nobody has written down is not ours, nor is one that
+// is written down and differs.
 func TestWindowsAddressesOfOthers(t *testing.T) {
 	like := unicast{netip.MustParseAddr("10.96.0.1"), 1, 32, true}
 	wider := unicast{netip.MustParseAddr("10.96.0.2"), 1, 24, true}
@@ -231,8 +241,8 @@ func TestWindowsAddressesOfOthers(t *testing.T) {
 	}
 }
 
-// A process may end between any two calls, and any call may fail: the next one leaves exactly what it wants, and no address of others
-// goes.
+// A process may end between any two calls, and any call may fail: the next one leaves exactly what
+// it wants, and no address of others goes.
 func TestWindowsAddressesAfterAnyFailure(t *testing.T) {
 	broken := errors.New("broken")
 	admins := unicast{netip.MustParseAddr("10.96.0.2"), 7, 24, false}
@@ -272,7 +282,8 @@ func TestWindowsAddressesAfterAnyFailure(t *testing.T) {
 		}
 		want = slices.DeleteFunc(want, func(a string) bool { return a == admins.addr.String() })
 		if got := m.ours(); !slices.Equal(got, want) || m.has[admins.addr] != admins || len(m.volatile) != len(want) {
-			t.Fatalf("seed %d: the machine has %v and %d written down, want %v; of the administrator %v", seed, got, len(m.volatile), want, m.has[admins.addr])
+			t.Fatalf("seed %d: the machine has %v and %d written down, want %v; of the administrator %v", seed, got,
+				len(m.volatile), want, m.has[admins.addr])
 		}
 	}
 }
@@ -297,9 +308,11 @@ func TestWindowsAddressesLater(t *testing.T) {
 	has(t, "the others", m.ours(), "10.96.0.2")
 }
 
-// The probe asks for what changes nothing, whatever addresses there are; an interface that is gone asks for a Reset.
+// The probe asks for what changes nothing, whatever addresses there are; an interface that is gone
+// asks for a Reset.
 func TestWindowsAddressesProbe(t *testing.T) {
-	m := newMachine(unicast{netip.MustParseAddr("192.0.2.0"), 1, 24, false}, unicast{netip.MustParseAddr("192.0.2.1"), 1, 24, false})
+	m := newMachine(unicast{netip.MustParseAddr("192.0.2.0"), 1, 24, false}, unicast{netip.MustParseAddr("192.0.2.1"),
+		1, 24, false})
 	c := m.process()
 	if _, err := c.Reset(t.Context(), lb.Node{}, nil); err != nil {
 		t.Fatal(err)
@@ -318,7 +331,8 @@ func TestWindowsAddressesProbe(t *testing.T) {
 	}
 }
 
-// Changes of others are heard of: an address of ours that went, and one of theirs that has come, which is not given then.
+// Changes of others are heard of: an address of ours that went, and one of theirs that has come,
+// which is not given then.
 func TestWindowsAddressesNoticed(t *testing.T) {
 	c := newMachine().process()
 	a, b := netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("10.96.0.2")

@@ -160,7 +160,8 @@ func call(proc *windows.LazyProc, row *windows.MibUnicastIpAddressRow) error {
 func rowOf(u unicast) *windows.MibUnicastIpAddressRow {
 	const forever, unchanged = 0xffffffff, 1 << 4 // IpPrefixOriginUnchanged
 	row := &windows.MibUnicastIpAddressRow{
-		InterfaceLuid: u.luid, PrefixOrigin: unchanged, SuffixOrigin: unchanged, ValidLifetime: forever, PreferredLifetime: forever,
+		InterfaceLuid: u.luid, PrefixOrigin: unchanged, SuffixOrigin: unchanged, ValidLifetime: forever,
+		PreferredLifetime:  forever,
 		OnLinkPrefixLength: u.bits, DadState: preferred,
 	}
 	if u.skip {

@@ -27,5 +27,6 @@ func Choose(cfg Config) (c Redirector, passed []error, err error) {
 		}
 		passed = append(passed, fmt.Errorf("redirect by %s: %w", w.name, err))
 	}
-	return nil, nil, fmt.Errorf("redirect packets to service addresses: nftables or iptables is needed: %w", errors.Join(passed...))
+	return nil, nil, fmt.Errorf("redirect packets to service addresses: nftables or iptables is needed: %w",
+		errors.Join(passed...))
 }

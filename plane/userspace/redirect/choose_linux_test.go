@@ -30,7 +30,8 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// TestChooseWithoutRights: who may not write rules may not redirect at all; the error says so of each way, and what to do.
+// TestChooseWithoutRights: who may not write rules may not redirect at all; the error says so of
+// each way, and what to do.
 func TestChooseWithoutRights(t *testing.T) {
 	for _, w := range worlds() {
 		err, failed := make(chan error), make(chan error)
@@ -56,7 +57,8 @@ func TestChooseWithoutRights(t *testing.T) {
 		if !errors.Is(e, plane.ErrUnsupported) {
 			t.Errorf("%s: %v", w.Family, e)
 		}
-		for _, want := range []string{"redirect by nftables", "redirect by iptables", "nftables or iptables is needed", "CAP_NET_ADMIN"} {
+		for _, want := range []string{"redirect by nftables", "redirect by iptables", "nftables or iptables is needed",
+			"CAP_NET_ADMIN"} {
 			if !strings.Contains(e.Error(), want) {
 				t.Errorf("the error does not have %q: %v", want, e)
 			}

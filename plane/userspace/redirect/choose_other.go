@@ -10,7 +10,8 @@ import (
 	"kube-proxy/mode"
 )
 
-// Choose has nothing to choose: other systems run the commands that ask a proxy elsewhere, and no proxy.
+// Choose has nothing to choose: other systems run the commands that ask a proxy elsewhere, and no
+// proxy.
 func Choose(Config) (c Redirector, passed []error, err error) {
 	return nil, nil, errors.ErrUnsupported
 }

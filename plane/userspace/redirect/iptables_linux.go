@@ -69,7 +69,8 @@ func layoutOf(cfg Config) xtables.Layout {
 func oursOfIPTables(table, name string) bool {
 	switch table {
 	case "nat":
-		return slices.ContainsFunc([]string{portals, portalsHost, nodePorts, "KUBE-NODEPORT-HOST"}, func(c string) bool { return c == name }) ||
+		return slices.ContainsFunc([]string{portals, portalsHost, nodePorts, "KUBE-NODEPORT-HOST"},
+			func(c string) bool { return c == name }) ||
 			strings.HasPrefix(name, "KUBE-PORTALS-") || strings.HasPrefix(name, "KUBE-NODEPORT-C-")
 	case "filter":
 		return name == guard || name == refusedPorts || strings.HasPrefix(name, "KUBE-NODEPORT-L-") ||
@@ -226,7 +227,8 @@ func (c *IPTables) frames() []xtables.Frame {
 	const led = "-m conntrack --ctstate DNAT -j RETURN"
 	f := make([]xtables.Frame, treeCount)
 	here := func(to string) []string {
-		return xtables.NodePortRules(c.cfg.Family, c.node.NodePorts, c.cfg.LocalhostNodePorts, "-m addrtype --dst-type LOCAL -j "+to)
+		return xtables.NodePortRules(c.cfg.Family, c.node.NodePorts, c.cfg.LocalhostNodePorts,
+			"-m addrtype --dst-type LOCAL -j "+to)
 	}
 	f[inPortals].Tail = here(nodePorts)
 	f[inGuard].Head = c.passGuard(led)
@@ -239,7 +241,8 @@ func (c *IPTables) frames() []xtables.Frame {
 // the proxy. That socket is transparent, which an unprivileged program cannot set. The kernel finds
 // no sockets of SCTP.
 func (c *IPTables) passGuard(led string) []string {
-	const answers, sctp, own = "-m conntrack --ctdir REPLY -j RETURN", "-p sctp ", "-m socket --transparent --nowildcard "
+	const answers, sctp, own = "-m conntrack --ctdir REPLY -j RETURN", "-p sctp ",
+		"-m socket --transparent --nowildcard "
 	if c.unguarded != nil {
 		return []string{led, answers}
 	}
@@ -363,7 +366,8 @@ func (c *IPTables) Reset(ctx context.Context, n lb.Node, want []Entry) (later []
 	for _, l := range known {
 		served[l.Key] = true
 	}
-	for _, keep := range []func(Entry) bool{func(l Entry) bool { return served[l.Key] }, func(Entry) bool { return false }} {
+	for _, keep := range []func(Entry) bool{func(l Entry) bool { return served[l.Key] },
+		func(Entry) bool { return false }} {
 		if !errors.Is(err, xtables.ErrRefused) {
 			break
 		}
@@ -465,7 +469,8 @@ func leadsIn(rules []xtables.ChainRule) map[lb.Key]Entry {
 		if k, port, from, ok := parseLead(r.Rule); ok {
 			l := leads[k]
 			l.Key = k
-			if !slices.ContainsFunc(l.Routes, func(r Route) bool { return r.From == from }) { // pods may be recognised in many ways
+			// pods may be recognised in many ways
+			if !slices.ContainsFunc(l.Routes, func(r Route) bool { return r.From == from }) {
 				l.Routes = append(l.Routes, Route{From: from, Port: port})
 			}
 			leads[k] = l

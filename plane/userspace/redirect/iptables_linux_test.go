@@ -33,14 +33,17 @@ func onlyIPTables(t *testing.T, backend string) {
 	t.Setenv("PATH", dir)
 }
 
-// TestIPTablesRefuses: of a row that this iptables does not take, the error says so, and the others lead on.
+// TestIPTablesRefuses: of a row that this iptables does not take, the error says so, and the others
+// lead on.
 func TestIPTablesRefuses(t *testing.T) {
 	for _, w := range worlds() {
 		t.Run(w.Family.String(), func(t *testing.T) {
 			b := &bench{TestLab: netlab.ForTest(t, netlab.Options{NoNode2: true}), t: t, world: w, kind: kinds()[1]}
 			b.start(Config{Family: w.Family})
 			b.Serve(netlab.TCP, 40001, netlab.Node1)
-			good, bad := cluster(b.key(w.vip, 80, lb.TCP), to(40001)), cluster(b.key(w.vip, 81, lb.Proto(99)), to(40002)) // no such match
+			// no such match
+			good, bad := cluster(b.key(w.vip, 80, lb.TCP), to(40001)), cluster(b.key(w.vip, 81, lb.Proto(99)),
+				to(40002))
 			b.reset(good)
 			b.On(netlab.Node1, func() {
 				if err := b.Apply(t.Context(), []Entry{bad}, nil); err == nil || errors.Is(err, plane.ErrStateLost) {
@@ -51,7 +54,8 @@ func TestIPTablesRefuses(t *testing.T) {
 			b.apply(nil, cluster(b.key(w.vip, 82, lb.TCP), to(40001)))
 			b.arrives("pod1", netlab.TCP, w.vip, 82)
 			b.On(netlab.Node1, func() {
-				if later, err := b.Reset(t.Context(), b.n(), []Entry{good, bad}); err != nil || len(later) != 1 || later[0] != bad.Key {
+				if later, err := b.Reset(t.Context(), b.n(), []Entry{good, bad}); err != nil || len(later) != 1 ||
+					later[0] != bad.Key {
 					t.Errorf("a Reset with a row that is refused: %v, %v", later, err)
 				}
 			})

@@ -38,18 +38,21 @@ func (c *NFTables) TracePacket(ctx context.Context, p trace.Packet) (trace.Kerne
 
 // renderer renders the rules for a node, of what never changes of the redirector.
 func (c *NFTables) renderer(n lb.Node) *ruleset {
-	return &ruleset{IP: c.ip, sets: schema(c.ip), mark: c.cfg.Mark, localhost: c.cfg.LocalhostNodePorts, sockets: c.rules.sockets, node: n}
+	return &ruleset{IP: c.ip, sets: schema(c.ip), mark: c.cfg.Mark, localhost: c.cfg.LocalhostNodePorts,
+		sockets: c.rules.sockets, node: n}
 }
 
 // Differences is part of [Tracer]: it compares the table with what a Reset would make of it.
-func (c *NFTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Entry], each func(trace.Difference) bool) error {
+func (c *NFTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Entry],
+	each func(trace.Difference) bool) error {
 	sock, err := wire.Open()
 	if err != nil {
 		return err
 	}
 	defer sock.Close()
 	d := mode.NewReporter(ctx, each)
-	if err := d.Done((&NFTables{ip: c.ip, rules: c.renderer(n), sock: sock, mon: &monitor{}}).compare(ctx, leads, d)); err != nil {
+	if err := d.Done((&NFTables{ip: c.ip, rules: c.renderer(n), sock: sock, mon: &monitor{}}).compare(ctx, leads,
+		d)); err != nil {
 		return fmt.Errorf("compare the table with the rows: %w", err)
 	}
 	return nil
@@ -119,7 +122,8 @@ func (c *IPTables) TracePacket(ctx context.Context, p trace.Packet) (trace.Kerne
 }
 
 // Differences is part of [Tracer]. It renders the rules with the address that is in use.
-func (c *IPTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Entry], each func(trace.Difference) bool) error {
+func (c *IPTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Entry],
+	each func(trace.Difference) bool) error {
 	want := &IPTables{cfg: c.cfg, unguarded: c.unguarded, node: n, address: c.addrs.current()}
 	rows := want.rowsOf(leads)
 	return c.keep.Differences(ctx, want.frames(), rows, mode.NewReporter(ctx, each))

@@ -48,7 +48,8 @@ func NewNFTables(cfg Config) (*NFTables, error) {
 		return nil, fmt.Errorf("%w: %w", err, plane.ErrUnsupported)
 	}
 	c.rules.sockets = true
-	if c.unguarded = c.able(context.Background()); c.unguarded != nil { // of all that we write, a kernel may lack nft_socket alone
+	// of all that we write, a kernel may lack nft_socket alone
+	if c.unguarded = c.able(context.Background()); c.unguarded != nil {
 		c.rules.sockets = false
 		err = c.able(context.Background())
 	}
@@ -72,8 +73,10 @@ func NewNFTables(cfg Config) (*NFTables, error) {
 // able checks that the kernel accepts everything that we write.
 func (c *NFTables) able(ctx context.Context) error {
 	rules := *c.rules
-	everything := netip.PrefixFrom(xtables.Loopback(c.ip.Family).Addr(), 1).Masked() // so that every kind of rule is there
-	rules.node = lb.Node{NodePorts: []netip.Prefix{everything}, ServiceCIDRs: []netip.Prefix{everything}, Pods: lb.Detector{Prefixes: []netip.Prefix{everything}}}
+	// so that every kind of rule is there
+	everything := netip.PrefixFrom(xtables.Loopback(c.ip.Family).Addr(), 1).Masked()
+	rules.node = lb.Node{NodePorts: []netip.Prefix{everything}, ServiceCIDRs: []netip.Prefix{everything},
+		Pods: lb.Detector{Prefixes: []netip.Prefix{everything}}}
 	t := rules.transaction(TableName + "-probe")
 	chains := rules.chains()
 	addTable(t, chains)
@@ -145,8 +148,8 @@ func (c *NFTables) leadsOf(snap *snapshot) []Entry {
 	return slices.SortedFunc(maps.Values(leads), func(a, b Entry) int { return a.Key.Compare(b.Key) })
 }
 
-// Reset is part of [Redirector]. It replaces a table of another version in the same transaction. What
-// others write while it reads, the monitor hears, and an audit mends.
+// Reset is part of [Redirector]. It replaces a table of another version in the same transaction.
+// What others write while it reads, the monitor hears, and an audit mends.
 func (c *NFTables) Reset(ctx context.Context, n lb.Node, want []Entry) (later []lb.Key, err error) {
 	c.mon.noticed.Store(false) // what others did so far, the reading shows
 	snap, err := c.read(ctx)
@@ -298,7 +301,8 @@ func (c *NFTables) audit(ctx context.Context, noticed bool) (int, error) {
 			return 0, err
 		}
 		if !snap.ours {
-			return 0, fmt.Errorf("another program removed or replaced table %s or a part of it: %w", TableName, plane.ErrStateLost)
+			return 0, fmt.Errorf("another program removed or replaced table %s or a part of it: %w", TableName,
+				plane.ErrStateLost)
 		}
 		t := c.rules.transaction(TableName)
 		n := c.repair(t, snap, c.st)
@@ -370,7 +374,9 @@ func (c *NFTables) readElements(ctx context.Context, s *snapshot) error {
 		if !s.There[i] {
 			continue
 		}
-		err := c.table().EachElement(ctx, d.Name, func(el []byte) { s.records[i].Bytes = d.Record(s.records[i].Bytes, el) })
+		err := c.table().EachElement(ctx, d.Name, func(el []byte) {
+			s.records[i].Bytes = d.Record(s.records[i].Bytes, el)
+		})
 		if err != nil && !(errors.Is(err, netlink.ErrInterrupted) && !c.mon.noticed.Load()) {
 			return err
 		}

@@ -34,8 +34,8 @@ func (w world) many(n int) []Entry {
 	return leads
 }
 
-// TestCostOfChange: what a change sends does not depend on how many rows there are. With iptables that is the chains of the tree on the way
-// to a row, of a few dozen rules each (ADR 0011).
+// TestCostOfChange: what a change sends does not depend on how many rows there are. With iptables
+// that is the chains of the tree on the way to a row, of a few dozen rules each (ADR 0011).
 func TestCostOfChange(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		sent := func() uint64 {
@@ -70,7 +70,8 @@ func (b *bench) awaitDrift() {
 	}
 }
 
-// TestNFTDrift: what others do to the table is noticed and mended exactly; what they do elsewhere is theirs.
+// TestNFTDrift: what others do to the table is noticed and mended exactly; what they do elsewhere
+// is theirs.
 func TestNFTDrift(t *testing.T) {
 	for _, w := range worlds() {
 		t.Run(w.Family.String(), func(t *testing.T) {
@@ -124,7 +125,8 @@ func TestNFTDrift(t *testing.T) {
 			})
 			b.reset(cluster(key, to(40001)))
 			b.arrives(netlab.Client, netlab.TCP, w.vip, 80)
-			if out := b.output("nft", "list", "ruleset"); !strings.Contains(out, "foreign") || !strings.Contains(out, "dnat") ||
+			if out := b.output("nft", "list", "ruleset"); !strings.Contains(out, "foreign") ||
+				!strings.Contains(out, "dnat") ||
 				!strings.Contains(out, ". tcp . 80 : 40001") || strings.Contains(out, "invalid") {
 				t.Errorf("nft lists:\n%s", out)
 			}
@@ -132,7 +134,8 @@ func TestNFTDrift(t *testing.T) {
 	}
 }
 
-// TestReaddress: where the address of the node goes that packets are led to, they are led to another.
+// TestReaddress: where the address of the node goes that packets are led to, they are led to
+// another.
 func TestReaddress(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		if b.Family == lb.IPv6 {
@@ -161,7 +164,8 @@ func TestReaddress(t *testing.T) {
 	})
 }
 
-// TestBusyNeighbour: who changes his own tables all the time keeps nobody from starting, and from audits.
+// TestBusyNeighbour: who changes his own tables all the time keeps nobody from starting, and from
+// audits.
 func TestBusyNeighbour(t *testing.T) {
 	netlab.EnterForTest(t)
 	w := worlds()[0]

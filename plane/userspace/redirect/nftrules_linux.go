@@ -62,7 +62,8 @@ func (r *ruleset) chains() []rule.Chain {
 		// pass here too.
 		guard = append(guard, toRefuse)
 	}
-	unknowns := []rule.Rule{r.New("a port that the service does not have", rule.In(r.set(sClusterIPs), r.Destination()), rule.Jump("refused"))}
+	unknowns := []rule.Rule{r.New("a port that the service does not have", rule.In(r.set(sClusterIPs), r.Destination()),
+		rule.Jump("refused"))}
 	for _, p := range r.node.ServiceCIDRs {
 		unknowns = append(unknowns, r.New("an address that no service has", r.InPrefix(r.Destination(), p), rule.Drop))
 	}
@@ -109,7 +110,8 @@ func (r *ruleset) bySource(what string) (rules []rule.Rule) {
 	for _, match := range r.FromPods(r.node.Pods) {
 		rules = append(rules, r.New("", match, rule.Jump(what+"-"+lb.Pods.String())))
 	}
-	return append(rules, r.New("", rule.SourceIsLocal, rule.Jump(what+"-"+lb.Host.String())), r.New("", rule.Jump(what+"-"+lb.Anywhere.String())))
+	return append(rules, r.New("", rule.SourceIsLocal, rule.Jump(what+"-"+lb.Host.String())),
+		r.New("", rule.Jump(what+"-"+lb.Anywhere.String())))
 }
 
 func chainName(what string, f lb.From, nodePort bool) string {
@@ -158,7 +160,8 @@ func (r *ruleset) lead(f lb.From, nodePort bool) rule.Chain {
 func (r *ruleset) sources() rule.Chain {
 	c := rule.Chain{Name: "sources"}
 	for n := r.AddrLen * 8; n > 0; n -= ranges.Stride {
-		c.Rules = append(c.Rules, r.New(fmt.Sprintf("a range of %d bits", n), rule.Find(rule.Number, r.set(sSourceLists), r.VIP()...),
+		c.Rules = append(c.Rules, r.New(fmt.Sprintf("a range of %d bits", n),
+			rule.Find(rule.Number, r.set(sSourceLists), r.VIP()...),
 			rule.In(r.set(sSourceRanges), rule.Number.Or(uint32(n)), r.Source().FirstBits(n, r.IP)), rule.GoBack))
 	}
 	c.Rules = append(c.Rules, r.New("in no range", rule.Drop))

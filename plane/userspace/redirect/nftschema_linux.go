@@ -48,15 +48,20 @@ func schema(ip rule.IP) (all [setCount]wire.Set) {
 			if np {
 				key, name = vip[1:], "nodeports-"
 			}
-			all[ports(from, np)] = wire.Set{Name: name + from.String(), Key: key, Data: wire.Fields{wire.OnlyPort}, Comment: "frontend -> port of the proxy"}
-			all[refusals(from, np)] = wire.Set{Name: "refused-" + name + from.String(), Key: key, Data: wire.Fields{wire.MarkField}, Comment: "frontend -> 2 reject, 3 drop"}
+			all[ports(from, np)] = wire.Set{Name: name + from.String(), Key: key, Data: wire.Fields{wire.OnlyPort},
+				Comment: "frontend -> port of the proxy"}
+			all[refusals(from, np)] = wire.Set{Name: "refused-" + name + from.String(), Key: key,
+				Data: wire.Fields{wire.MarkField}, Comment: "frontend -> 2 reject, 3 drop"}
 		}
 	}
-	all[sSourceLists] = wire.Set{Name: "source-lists", Key: vip, Data: wire.Fields{wire.MarkField}, Comment: "frontend -> list of those who may use it"}
-	all[sSourceRanges] = wire.Set{Name: "source-ranges", Key: wire.Fields{wire.MarkField, ip.Addr}, Comment: "list and length of the range, range"}
+	all[sSourceLists] = wire.Set{Name: "source-lists", Key: vip, Data: wire.Fields{wire.MarkField},
+		Comment: "frontend -> list of those who may use it"}
+	all[sSourceRanges] = wire.Set{Name: "source-ranges", Key: wire.Fields{wire.MarkField, ip.Addr},
+		Comment: "list and length of the range, range"}
 	all[sClusterIPs] = wire.Set{Name: "cluster-ips", Key: wire.Fields{ip.Addr}, Comment: "addresses of kind ClusterIP"}
 	all[sListeners] = wire.Set{Name: "listeners", Key: vip[1:], Comment: "ports of the proxy"}
-	all[sNodeAddresses] = wire.Set{Name: "node-addresses", Key: wire.Fields{wire.VersionField}, Data: wire.Fields{ip.Addr}, Comment: "where the proxy is reached"}
+	all[sNodeAddresses] = wire.Set{Name: "node-addresses", Key: wire.Fields{wire.VersionField},
+		Data: wire.Fields{ip.Addr}, Comment: "where the proxy is reached"}
 	return all
 }
 

@@ -154,7 +154,8 @@ func (l held) elements() iter.Seq[element] {
 func (l Entry) sharedElements() iter.Seq[element] {
 	return func(yield func(element) bool) {
 		var buf [40]byte
-		if l.Kind == lb.ClusterIP && !l.Key.IsNodePort() && !yield(element{sClusterIPs, string(append(buf[:0], l.Key.Addr.AsSlice()...))}) {
+		if l.Kind == lb.ClusterIP && !l.Key.IsNodePort() &&
+			!yield(element{sClusterIPs, string(append(buf[:0], l.Key.Addr.AsSlice()...))}) {
 			return
 		}
 		for _, r := range l.Routes {

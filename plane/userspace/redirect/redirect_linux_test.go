@@ -48,15 +48,18 @@ type world struct {
 func worlds() []world {
 	ip, p := netip.MustParseAddr, netip.MustParsePrefix
 	return []world{
-		{lb.IPv4, netlab.TCP, ip("10.96.0.10"), ip("10.96.0.11"), ip("10.96.7.7"), ip("172.18.0.2"), ip("172.18.0.100"), ip("10.1.1.11"),
+		{lb.IPv4, netlab.TCP, ip("10.96.0.10"), ip("10.96.0.11"), ip("10.96.7.7"), ip("172.18.0.2"), ip("172.18.0.100"),
+			ip("10.1.1.11"),
 			p("10.96.0.0/16"), p("10.1.0.0/16"), p("172.18.0.0/24")},
-		{lb.IPv6, netlab.TCP, ip("fd00:10:96::10"), ip("fd00:10:96::11"), ip("fd00:10:96::77"), ip("fd00:18::2"), ip("fd00:18::100"), ip("fd00:10:1:1::11"),
+		{lb.IPv6, netlab.TCP, ip("fd00:10:96::10"), ip("fd00:10:96::11"), ip("fd00:10:96::77"), ip("fd00:18::2"),
+			ip("fd00:18::100"), ip("fd00:10:1:1::11"),
 			p("fd00:10:96::/112"), p("fd00:10:1::/48"), p("fd00:18::/64")},
 	}
 }
 
 func (w world) n() lb.Node {
-	return lb.Node{NodePorts: []netip.Prefix{w.Family.Everywhere()}, ServiceCIDRs: []netip.Prefix{w.services}, Pods: lb.Detector{Prefixes: []netip.Prefix{w.pods}}}
+	return lb.Node{NodePorts: []netip.Prefix{w.Family.Everywhere()}, ServiceCIDRs: []netip.Prefix{w.services},
+		Pods: lb.Detector{Prefixes: []netip.Prefix{w.pods}}}
 }
 
 func (w world) key(a netip.Addr, port uint16, p lb.Proto) lb.Key {
@@ -162,8 +165,8 @@ func (b *bench) fails(from string, p netlab.Proto, at netip.Addr, port uint16, w
 
 var everybody = []string{"pod1", netlab.Node1, netlab.Client}
 
-// TestLeads (DP-40): packets to service addresses come to the port of the proxy, whoever sends them; pods' interfaces have no
-// address in this lab.
+// TestLeads (DP-40): packets to service addresses come to the port of the proxy, whoever sends
+// them; pods' interfaces have no address in this lab.
 func TestLeads(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		b.Serve(netlab.TCP, 40001, netlab.Node1)
@@ -203,13 +206,16 @@ func TestRefuses(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		b.Serve(netlab.TCP, 40001, netlab.Node1)
 		vip := func(port uint16) lb.Key { return b.key(b.vip, port, lb.TCP) }
-		restricted := Entry{Key: b.key(b.other, 80, lb.TCP), Kind: lb.LoadBalancer, Routes: to(40001), Sources: []netip.Prefix{netip.PrefixFrom(b.client, b.client.BitLen()-1).Masked()}}
+		restricted := Entry{Key: b.key(b.other, 80, lb.TCP), Kind: lb.LoadBalancer, Routes: to(40001),
+			Sources: []netip.Prefix{netip.PrefixFrom(b.client, b.client.BitLen()-1).Masked()}}
 		b.reset(cluster(vip(80), to(40001)), cluster(vip(81), do(lb.Reject)), cluster(vip(82), do(lb.Drop)),
 			cluster(b.key(b.vip, 81, lb.UDP), do(lb.Reject)),
 			cluster(vip(83), []Route{{From: lb.Pods, Port: 40001}, {From: lb.Anywhere, Do: lb.Drop}}),
-			cluster(vip(84), []Route{{From: lb.Pods, Do: lb.Reject}, {From: lb.Host, Port: 40001}, {From: lb.Anywhere, Do: lb.Drop}}),
+			cluster(vip(84), []Route{{From: lb.Pods, Do: lb.Reject}, {From: lb.Host, Port: 40001},
+				{From: lb.Anywhere, Do: lb.Drop}}),
 			Entry{Key: b.key(netip.Addr{}, 30081, lb.TCP), Kind: lb.NodePort, Routes: do(lb.Reject)},
-			Entry{Key: b.key(netip.Addr{}, 30082, lb.TCP), Kind: lb.NodePort, Routes: []Route{{From: lb.Host, Port: 40001}, {From: lb.Anywhere, Do: lb.Drop}}},
+			Entry{Key: b.key(netip.Addr{}, 30082, lb.TCP), Kind: lb.NodePort,
+				Routes: []Route{{From: lb.Host, Port: 40001}, {From: lb.Anywhere, Do: lb.Drop}}},
 			restricted)
 		for _, from := range everybody {
 			b.arrives(from, netlab.TCP, b.vip, 80)
@@ -244,8 +250,8 @@ func TestRefuses(t *testing.T) {
 	})
 }
 
-// A socket that is not transparent is no listener of the proxy, and clients who are led there are refused (TN-76). A kernel
-// without the match lets them through.
+// A socket that is not transparent is no listener of the proxy, and clients who are led there are
+// refused (TN-76). A kernel without the match lets them through.
 func TestIntruder(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		for _, p := range []netlab.Proto{netlab.TCP, netlab.UDP} {
@@ -277,8 +283,8 @@ func TestIntruder(t *testing.T) {
 	})
 }
 
-// TestGuard: nobody reaches the port of a listener who was not led there, as if nobody listened; and the node's other ports
-// answer as ever.
+// TestGuard: nobody reaches the port of a listener who was not led there, as if nobody listened;
+// and the node's other ports answer as ever.
 func TestGuard(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		b.Serve(netlab.TCP, 40001, netlab.Node1)
@@ -299,11 +305,13 @@ func TestGuard(t *testing.T) {
 	})
 }
 
-// TestKnown: a process finds the ports of the one before, and writes nothing where all is as it should be.
+// TestKnown: a process finds the ports of the one before, and writes nothing where all is as it
+// should be.
 func TestKnown(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		want := []Entry{cluster(b.key(b.vip, 80, lb.TCP), to(40001)),
-			cluster(b.key(b.vip, 84, lb.TCP), []Route{{From: lb.Pods, Do: lb.Reject}, {From: lb.Host, Port: 40002}, {From: lb.Anywhere, Do: lb.Drop}}),
+			cluster(b.key(b.vip, 84, lb.TCP), []Route{{From: lb.Pods, Do: lb.Reject}, {From: lb.Host, Port: 40002},
+				{From: lb.Anywhere, Do: lb.Drop}}),
 			{Key: b.key(netip.Addr{}, 30080, lb.TCP), Kind: lb.NodePort, Routes: to(40003)}}
 		b.reset(want...)
 		b.Close()

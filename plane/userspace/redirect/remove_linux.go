@@ -53,7 +53,8 @@ func removeTable(ctx context.Context, fam lb.Family) (bool, error) {
 	switch {
 	case err == nil:
 		return true, nil
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EINVAL),
+		errors.Is(err, unix.EOPNOTSUPP):
 		return false, nil // no table, no such family, or no nf_tables
 	}
 	return false, fmt.Errorf("remove table %s of %s: %w", TableName, fam, err)

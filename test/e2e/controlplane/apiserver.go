@@ -28,7 +28,8 @@ const (
 )
 
 // tokens are the bearer tokens of the users.
-var tokens = map[string]string{AdminUser: "token-of-admin", ProxyUser: "token-of-kube-proxy", NobodyUser: "token-of-nobody",
+var tokens = map[string]string{AdminUser: "token-of-admin", ProxyUser: "token-of-kube-proxy",
+	NobodyUser:  "token-of-nobody",
 	KubeletUser: "token-of-kubelet"}
 
 // auditPolicy records each request of the proxy, with the rule that allowed it, and nothing else.
@@ -62,7 +63,8 @@ func (c *ControlPlane) prepareAPIServer() error {
 	policyFile := filepath.Join(dir, "audit-policy.yaml")
 	files := map[string]string{
 		tokenFile: fmt.Sprintf("%s,%s,1,system:masters\n%s,%s,2\n%s,%s,3\n%s,%s,4,system:nodes\n",
-			tokens[AdminUser], AdminUser, tokens[ProxyUser], ProxyUser, tokens[NobodyUser], NobodyUser, tokens[KubeletUser], KubeletUser),
+			tokens[AdminUser], AdminUser, tokens[ProxyUser], ProxyUser, tokens[NobodyUser], NobodyUser,
+			tokens[KubeletUser], KubeletUser),
 		policyFile: auditPolicy,
 	}
 	for name, content := range files {
@@ -85,13 +87,16 @@ func (c *ControlPlane) prepareAPIServer() error {
 		"--audit-policy-file=" + policyFile,
 		"--audit-log-path=" + c.AuditLog(),
 		"--allow-privileged=true", // as clusters do; for docs/examples/daemonset.yaml
-		// Without this, a server that is stopped holds its watches open until the request timeout, a minute.
+		// Without this, a server that is stopped holds its watches open until the request timeout,
+		// a minute.
 		"--shutdown-watch-termination-grace-period=1s",
 	}
 	if c.config.Pods {
-		c.apiserverArgs = append(c.apiserverArgs, "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction")
+		c.apiserverArgs = append(c.apiserverArgs, "--authorization-mode=Node,RBAC",
+			"--enable-admission-plugins=NodeRestriction")
 	} else {
-		c.apiserverArgs = append(c.apiserverArgs, "--authorization-mode=RBAC", "--disable-admission-plugins=ServiceAccount")
+		c.apiserverArgs = append(c.apiserverArgs, "--authorization-mode=RBAC",
+			"--disable-admission-plugins=ServiceAccount")
 	}
 	return nil
 }
@@ -99,7 +104,8 @@ func (c *ControlPlane) prepareAPIServer() error {
 // AuditLog is the path of the audit log: one JSON object a line for each request of the proxy.
 func (c *ControlPlane) AuditLog() string { return filepath.Join(c.config.Dir, "audit.log") }
 
-// StartAPIServer starts the API server with the same addresses, certificates and users each time, and waits for /readyz.
+// StartAPIServer starts the API server with the same addresses, certificates and users each time,
+// and waits for /readyz.
 func (c *ControlPlane) StartAPIServer(ctx context.Context) error {
 	process, err := c.start("kube-apiserver", exec.Command(c.config.Programs.APIServer, c.apiserverArgs...))
 	if err != nil {

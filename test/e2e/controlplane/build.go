@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Root is the folder of this module, test/e2e: the nearest folder at or above the working directory, or its test/e2e, that
-// holds apiserver/go.mod.
+// Root is the folder of this module, test/e2e: the nearest folder at or above the working
+// directory, or its test/e2e, that holds apiserver/go.mod.
 func Root() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -72,7 +72,8 @@ func BuildForPods(ctx context.Context, logf func(format string, args ...any)) (*
 	if err != nil {
 		return nil, err
 	}
-	return &PodPrograms{ControllerManager: filepath.Join(bin, "kube-controller-manager"), Kubelet: filepath.Join(bin, "kubelet")}, nil
+	return &PodPrograms{ControllerManager: filepath.Join(bin, "kube-controller-manager"),
+		Kubelet: filepath.Join(bin, "kubelet")}, nil
 }
 
 // BuildKubeadm builds kubeadm, which prints the objects that it installs.
@@ -82,7 +83,8 @@ func BuildKubeadm(ctx context.Context, logf func(format string, args ...any)) (p
 }
 
 // build builds programs with a common stamp file and returns their folder.
-func build(ctx context.Context, logf func(format string, args ...any), stampName string, programs ...program) (bin string, err error) {
+func build(ctx context.Context, logf func(format string, args ...any), stampName string,
+	programs ...program) (bin string, err error) {
 	root, err := Root()
 	if err != nil {
 		return "", err
@@ -129,7 +131,8 @@ func exist(files ...string) bool {
 	return true
 }
 
-// lockBuild makes the bin folder if it is missing, and waits until no other process builds into it: `go test ./...` runs several.
+// lockBuild makes the bin folder if it is missing, and waits until no other process builds into it:
+// `go test ./...` runs several.
 func lockBuild(dir string) (unlock func(), err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("make folder for built programs: %w", err)

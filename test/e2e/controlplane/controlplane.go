@@ -1,12 +1,13 @@
-// Package controlplane runs a real etcd and a real kube-apiserver for tests and measurements: RBAC, TLS, tokens, dual stack,
-// no controllers, so that a test writes every EndpointSlice itself.
+// Package controlplane runs a real etcd and a real kube-apiserver for tests and measurements: RBAC,
+// TLS, tokens, dual stack, no controllers, so that a test writes every EndpointSlice itself.
 //
 //	Config.Netns                                      elsewhere, e.g. a lab's node
 //	  etcd 127.0.0.1 ◀── kube-apiserver Config.Addr ◀── kube-proxy --kubeconfig (Kubeconfig)
 //	                            ▲
 //	                            └── Client: this process, which dials from inside Netns
 //
-// Both can be stopped, killed, started again on the same data and, with Snapshot and Restore, put back in time.
+// Both can be stopped, killed, started again on the same data and, with Snapshot and Restore, put
+// back in time.
 package controlplane
 
 import (
@@ -32,7 +33,9 @@ const stopGrace = 20 * time.Second
 
 // Config configures a control plane. The zero value is valid except for Dir and Programs.
 type Config struct {
-	Dir      string     // existing, empty folder for data, certificates and logs; a memory file system makes writes fast
+	// existing, empty folder for data, certificates and logs; a memory file system makes writes
+	// fast
+	Dir      string
 	Programs Programs   // see Build; etcd 3.4 too will do, but an API server on it refuses to watch with initial events
 	Netns    string     // path of the network namespace to run in; "" is the caller's
 	Addr     netip.Addr // address of the API server, assigned in Netns; zero is 127.0.0.1

@@ -8,7 +8,8 @@ import (
 	"path/filepath"
 )
 
-// StartEtcd starts etcd on its data folder, which survives StopEtcd and KillEtcd, and waits until it answers.
+// StartEtcd starts etcd on its data folder, which survives StopEtcd and KillEtcd, and waits until
+// it answers.
 func (c *ControlPlane) StartEtcd(ctx context.Context) error {
 	client := fmt.Sprintf("http://127.0.0.1:%d", c.etcdPort)
 	peer := fmt.Sprintf("http://127.0.0.1:%d", c.peerPort)

@@ -21,7 +21,8 @@ func (c *ControlPlane) StartControllerManager(program string) error {
 	}
 	c.manager, err = c.start("kube-controller-manager", exec.Command(program,
 		"--kubeconfig="+kubeconfig,
-		"--controllers=daemonset-controller,garbage-collector-controller,root-ca-certificate-publisher-controller,serviceaccount-controller",
+		"--controllers=daemonset-controller,garbage-collector-controller,root-ca-certificate-publisher-controller,"+
+			"serviceaccount-controller",
 		"--root-ca-file="+authority,
 		"--leader-elect=false",
 		"--secure-port=0",

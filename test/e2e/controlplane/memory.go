@@ -10,8 +10,8 @@ import (
 // roomInMemory is the most that etcd, with its journals of 64 MiB, the programs and the logs need.
 const roomInMemory = 1 << 30
 
-// MakeDir makes a folder for a control plane: in memory, where no disk slows etcd down, if there is room; a container often has
-// 64 MiB of it.
+// MakeDir makes a folder for a control plane: in memory, where no disk slows etcd down, if there is
+// room; a container often has 64 MiB of it.
 func MakeDir(prefix string) (string, error) {
 	in := "/dev/shm"
 	var st unix.Statfs_t

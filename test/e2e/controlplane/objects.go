@@ -16,21 +16,23 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// writers is how many requests are in flight at once. The API server writes about 400 objects a second on two processors, and
-// more writers do not make it faster.
+// writers is how many requests are in flight at once. The API server writes about 400 objects a
+// second on two processors, and more writers do not make it faster.
 const writers = 16
 
 // Service is a ClusterIP service in namespace default with one TCP port called "p".
 func Service(name string, port int32) *corev1.Service {
 	return &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
-		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "p", Port: port, Protocol: corev1.ProtocolTCP}}},
+		Spec: corev1.ServiceSpec{
+			Ports: []corev1.ServicePort{{Name: "p", Port: port, Protocol: corev1.ProtocolTCP}}},
 	}
 }
 
 // Slice is the only slice of a Service: ready endpoints with the TCP port "p". All addresses are of
 // one family. nodeName may be nil; it returns the node of an address.
-func Slice(service string, port int32, nodeName func(netip.Addr) string, addrs ...netip.Addr) *discoveryv1.EndpointSlice {
+func Slice(service string, port int32, nodeName func(netip.Addr) string,
+	addrs ...netip.Addr) *discoveryv1.EndpointSlice {
 	name, tcp, ready := "p", corev1.ProtocolTCP, true
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
@@ -103,7 +105,8 @@ func (c *ControlPlane) ClusterIP(ctx context.Context, name string) (netip.Addr, 
 }
 
 // Create creates the slices of a service and then the service. It sets the ClusterIP in service.
-func (c *ControlPlane) Create(ctx context.Context, service *corev1.Service, slices ...*discoveryv1.EndpointSlice) error {
+func (c *ControlPlane) Create(ctx context.Context, service *corev1.Service,
+	slices ...*discoveryv1.EndpointSlice) error {
 	for _, slice := range slices {
 		if err := c.CreateSlice(ctx, slice); err != nil {
 			return err
@@ -121,7 +124,8 @@ func (c *ControlPlane) Create(ctx context.Context, service *corev1.Service, slic
 func (c *ControlPlane) Update(ctx context.Context, slice *discoveryv1.EndpointSlice) error {
 	slice = slice.DeepCopy()
 	slice.ResourceVersion = ""
-	if _, err := c.Client.DiscoveryV1().EndpointSlices(slice.Namespace).Update(ctx, slice, metav1.UpdateOptions{}); err != nil {
+	if _, err := c.Client.DiscoveryV1().EndpointSlices(slice.Namespace).Update(ctx, slice,
+		metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("update slice %s: %w", slice.Name, err)
 	}
 	return nil
@@ -163,7 +167,8 @@ func (c *ControlPlane) PutNode(ctx context.Context, node *corev1.Node) error {
 	return nil
 }
 
-// SetNodeAddress gives a Node another InternalIP. It works also when the context of a test has ended.
+// SetNodeAddress gives a Node another InternalIP. It works also when the context of a test has
+// ended.
 func (c *ControlPlane) SetNodeAddress(name string, addr netip.Addr) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -185,7 +190,9 @@ func (c *ControlPlane) Each(ctx context.Context, what string, n int, f func(ctx 
 	defer cancel(nil)
 	var next, done atomic.Int64
 	start := time.Now()
-	defer every(2*time.Second, func(since time.Duration) { c.config.Logf("%d of %d %s, %v", done.Load(), n, what, since) })()
+	defer every(2*time.Second, func(since time.Duration) {
+		c.config.Logf("%d of %d %s, %v", done.Load(), n, what, since)
+	})()
 	var group sync.WaitGroup
 	for range min(writers, n) {
 		group.Go(func() {
@@ -211,7 +218,8 @@ func (c *ControlPlane) Each(ctx context.Context, what string, n int, f func(ctx 
 
 // CreateSlice creates a slice alone.
 func (c *ControlPlane) CreateSlice(ctx context.Context, slice *discoveryv1.EndpointSlice) error {
-	if _, err := c.Client.DiscoveryV1().EndpointSlices(slice.Namespace).Create(ctx, slice, metav1.CreateOptions{}); err != nil {
+	if _, err := c.Client.DiscoveryV1().EndpointSlices(slice.Namespace).Create(ctx, slice,
+		metav1.CreateOptions{}); err != nil {
 		return fmt.Errorf("create slice %s: %w", slice.Name, err)
 	}
 	return nil

@@ -49,8 +49,10 @@ func newAuthority(name string) (*authority, error) {
 	return &authority{cert: cert, key: key, pem: encodeCert(der)}, nil
 }
 
-// writeServer writes NAME.crt and NAME.key into dir: a server certificate that is valid for the given addresses and names only.
-func (a *authority) writeServer(dir, name string, addrs []netip.Addr, dns []string) (certFile, keyFile string, err error) {
+// writeServer writes NAME.crt and NAME.key into dir: a server certificate that is valid for the
+// given addresses and names only.
+func (a *authority) writeServer(dir, name string, addrs []netip.Addr, dns []string) (certFile, keyFile string,
+	err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return "", "", fmt.Errorf("generate key of %s: %w", name, err)
@@ -94,7 +96,8 @@ func writeKey(dir, name string, key *ecdsa.PrivateKey) (string, error) {
 	return file, nil
 }
 
-// writeServiceAccountKeys writes the key pair with which the API server signs service-account tokens.
+// writeServiceAccountKeys writes the key pair with which the API server signs service-account
+// tokens.
 func writeServiceAccountKeys(dir string) (private, public string, err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -25,8 +25,8 @@ type Process struct {
 	err  error // of Wait; valid once done is closed
 }
 
-// StartProcess starts cmd inside the network namespace at the path namespace ("" is this process's) and waits for its end in the
-// background. name is for error messages.
+// StartProcess starts cmd inside the network namespace at the path namespace ("" is this process's)
+// and waits for its end in the background. name is for error messages.
 func StartProcess(name, namespace string, cmd *exec.Cmd) (*Process, error) {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -67,7 +67,8 @@ func (p *Process) Signal(signal os.Signal) error {
 	return nil
 }
 
-// Stop sends SIGTERM and waits up to grace; after that the process is killed and Stop returns an error.
+// Stop sends SIGTERM and waits up to grace; after that the process is killed and Stop returns an
+// error.
 func (p *Process) Stop(grace time.Duration) error {
 	if err := p.Signal(syscall.SIGTERM); err != nil {
 		return err
@@ -111,7 +112,8 @@ func launch(f func() error) error {
 	return <-result
 }
 
-// enter calls f on a thread that is inside the network namespace at the path namespace; "" is the caller's.
+// enter calls f on a thread that is inside the network namespace at the path namespace; "" is the
+// caller's.
 func enter(namespace string, f func() error) error {
 	if namespace == "" {
 		return f()
@@ -124,7 +126,8 @@ func enter(namespace string, f func() error) error {
 	return netlab.In(target, f)
 }
 
-// dial connects from inside the network namespace at a path. address must be an IP address and a port.
+// dial connects from inside the network namespace at a path. address must be an IP address and a
+// port.
 func dial(ctx context.Context, namespace, network, address string) (conn net.Conn, err error) {
 	err = enter(namespace, func() error {
 		conn, err = (&net.Dialer{}).DialContext(ctx, network, address)

@@ -57,8 +57,8 @@ func Parse(text string) (map[string]any, error) {
 	return values, err
 }
 
-// Render returns the objects that installing the chart with the values makes, in the order of their files, and its notes. Values
-// that the schema or a template refuses are an error that names them.
+// Render returns the objects that installing the chart with the values makes, in the order of their
+// files, and its notes. Values that the schema or a template refuses are an error that names them.
 func Render(release Release, values map[string]any) (objects []*unstructured.Unstructured, notes string, err error) {
 	loaded, err := Load()
 	if err != nil {
@@ -77,7 +77,8 @@ func Render(release Release, values map[string]any) (objects []*unstructured.Uns
 		capabilities.KubeVersion = *version
 	}
 	if !chartutil.IsCompatibleRange(loaded.Metadata.KubeVersion, capabilities.KubeVersion.String()) {
-		return nil, "", fmt.Errorf("the chart wants Kubernetes %s, and it is %s", loaded.Metadata.KubeVersion, capabilities.KubeVersion.String())
+		return nil, "", fmt.Errorf("the chart wants Kubernetes %s, and it is %s", loaded.Metadata.KubeVersion,
+			capabilities.KubeVersion.String())
 	}
 	all, err := chartutil.ToRenderValues(loaded, copied, chartutil.ReleaseOptions{
 		Name: release.Name, Namespace: release.Namespace, Revision: 1, IsInstall: true}, capabilities)

@@ -21,8 +21,8 @@ var (
 	once      = flag.Bool("once", false, "start once, whatever -benchtime says")
 )
 
-// BenchmarkAPIServer measures the real binary, or the one that KUBE_PROXY names, with a real API server that holds many
-// services. One operation is
+// BenchmarkAPIServer measures the real binary, or the one that KUBE_PROXY names, with a real API
+// server that holds many services. One operation is
 //
 //	start    the start of the process on an empty kernel, until the last of 20 services among the load answers
 //	restart  the same with the rules of the previous process, until a change made in between is in force
@@ -87,7 +87,9 @@ func benchmarkSize(b *testing.B, config Config) {
 	s.config.Logf = b.Logf
 	b.Run("start", func(b *testing.B) { benchmarkStart(b, s) })
 	b.Run("restart", func(b *testing.B) { benchmarkRestart(b, s) })
-	b.Run("change", func(b *testing.B) { benchmarkChanges(b, s, func() (Timing, error) { return s.Change(b.Context()) }) })
+	b.Run("change", func(b *testing.B) {
+		benchmarkChanges(b, s, func() (Timing, error) { return s.Change(b.Context()) })
+	})
 	b.Run("new", func(b *testing.B) { benchmarkChanges(b, s, func() (Timing, error) { return s.Create(b.Context()) }) })
 	b.Run("connect", func(b *testing.B) { benchmarkConnect(b, s) })
 }

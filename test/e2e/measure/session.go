@@ -45,7 +45,8 @@ type Session struct {
 // Open starts a test bed with Config.Services services. On error it leaves nothing running.
 func Open(ctx context.Context, config Config) (*Session, error) {
 	if config.Services < 1 || config.Endpoints < 1 {
-		return nil, fmt.Errorf("measure: %d services, %d endpoints: each must be at least 1", config.Services, config.Endpoints)
+		return nil, fmt.Errorf("measure: %d services, %d endpoints: each must be at least 1", config.Services,
+			config.Endpoints)
 	}
 	if config.Logf == nil {
 		config.Logf = func(string, ...any) {}
@@ -79,7 +80,8 @@ func (s *Session) prepare(ctx context.Context) error {
 	options := testbed.Options{Mode: s.config.Mode, Binary: s.config.Peer, NoAPI: s.config.StandIn, Logf: s.config.Logf}
 	if s.config.Peer != "" {
 		// Upstream's cannot live without settings of the host that a namespace may not change.
-		options.Args = []string{"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0"}
+		options.Args = []string{"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0",
+			"--conntrack-tcp-timeout-close-wait=0"}
 	}
 	if _, err := os.Stat(kept); err == nil && s.config.Keep && !s.config.StandIn {
 		options.Snapshot = kept
@@ -108,7 +110,8 @@ func (s *Session) prepare(ctx context.Context) error {
 	return s.buildProxy()
 }
 
-// buildProxy has the program built, which the first start does, and read into memory, before a start is timed.
+// buildProxy has the program built, which the first start does, and read into memory, before a
+// start is timed.
 func (s *Session) buildProxy() error {
 	p, err := s.bed.StartProxy("--version")
 	if err != nil {
@@ -128,7 +131,8 @@ func (s *Session) fill(ctx context.Context, kept string) error {
 			return err
 		}
 		s.config.Logf("%d of %d services are there", to, s.config.Services)
-		if err := s.bed.API.Create(ctx, controlplane.Service(probeName(i), 80), podSlice(probeName(i), "pod1")); err != nil {
+		if err := s.bed.API.Create(ctx, controlplane.Service(probeName(i), 80),
+			podSlice(probeName(i), "pod1")); err != nil {
 			return err
 		}
 	}
@@ -164,7 +168,8 @@ func (s *Session) fillStandIn() error {
 			addrs[j] = controlplane.LoadAddr(i, j, s.config.Endpoints)
 		}
 		name := controlplane.LoadName(i)
-		if err := s.putStandIn(controlplane.Service(name, 80), controlplane.Slice(name, 8080, nil, addrs...)); err != nil {
+		if err := s.putStandIn(controlplane.Service(name, 80), controlplane.Slice(name, 8080, nil,
+			addrs...)); err != nil {
 			return err
 		}
 		if at := i * probes / s.config.Services; (i+1)*probes/s.config.Services > at {
@@ -235,7 +240,8 @@ func (s *Session) stopProxy() error {
 	}
 	// Upstream's has no handler for the signal (PR-07).
 	if code := s.proxy.ExitCode(); code != 0 && s.config.Peer == "" {
-		return fmt.Errorf("kube-proxy ended with status %d after SIGTERM; the end of its log:\n%s", code, s.proxy.LogTail(10))
+		return fmt.Errorf("kube-proxy ended with status %d after SIGTERM; the end of its log:\n%s", code,
+			s.proxy.LogTail(10))
 	}
 	return nil
 }
@@ -255,8 +261,8 @@ func (s *Session) Start(ctx context.Context) (took time.Duration, err error) {
 	return time.Since(begin), nil
 }
 
-// Restart stops the proxy, changes the first probe and returns how long a new process needs until it serves the change. It
-// finds the rules of the old process in the kernel.
+// Restart stops the proxy, changes the first probe and returns how long a new process needs until
+// it serves the change. It finds the rules of the old process in the kernel.
 func (s *Session) Restart(ctx context.Context) (took time.Duration, err error) {
 	if err := s.stopProxy(); err != nil {
 		return 0, err
@@ -284,11 +290,13 @@ type Timing struct {
 
 // String is a line for a log; its time can be looked up in the log of the proxy.
 func (t Timing) String() string {
-	return fmt.Sprintf("%s: %v, its write %v, begun at %s", t.What, t.Took.Round(time.Microsecond), t.Write.Round(time.Microsecond),
+	return fmt.Sprintf("%s: %v, its write %v, begun at %s", t.What, t.Took.Round(time.Microsecond),
+		t.Write.Round(time.Microsecond),
 		t.Begin.UTC().Format("15:04:05.000"))
 }
 
-// Change updates the slice of a service in the middle of the load, and waits until the new endpoint is reached.
+// Change updates the slice of a service in the middle of the load, and waits until the new endpoint
+// is reached.
 func (s *Session) Change(ctx context.Context) (t Timing, err error) {
 	s.changed++
 	pod := fmt.Sprintf("pod%d", 1+s.changed%2)

@@ -64,10 +64,18 @@ func newStandIn(lab *netlab.Lab) (*standIn, error) {
 	}
 	s := &standIn{info: info, resources: map[string]*standInResource{}}
 	for plural, r := range map[string]*standInResource{
-		"services":       {kind: corev1.SchemeGroupVersion.WithKind("Service"), object: func() object { return &corev1.Service{} }},
-		"nodes":          {kind: corev1.SchemeGroupVersion.WithKind("Node"), object: func() object { return &corev1.Node{} }},
-		"endpointslices": {kind: discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), object: func() object { return &discoveryv1.EndpointSlice{} }},
-		"servicecidrs":   {kind: networkingv1.SchemeGroupVersion.WithKind("ServiceCIDR"), object: func() object { return &networkingv1.ServiceCIDR{} }},
+		"services": {kind: corev1.SchemeGroupVersion.WithKind("Service"), object: func() object {
+			return &corev1.Service{}
+		}},
+		"nodes": {kind: corev1.SchemeGroupVersion.WithKind("Node"), object: func() object {
+			return &corev1.Node{}
+		}},
+		"endpointslices": {kind: discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), object: func() object {
+			return &discoveryv1.EndpointSlice{}
+		}},
+		"servicecidrs": {kind: networkingv1.SchemeGroupVersion.WithKind("ServiceCIDR"), object: func() object {
+			return &networkingv1.ServiceCIDR{}
+		}},
 	} {
 		r.index, r.streams = map[string]int{}, map[chan frame]struct{}{}
 		s.resources[plural] = r

@@ -333,7 +333,8 @@ func (c *clusterBed) flushAgain(t *testing.T, host string) (stop func()) {
 	var done sync.WaitGroup
 	done.Go(func() {
 		for ctx.Err() == nil {
-			if _, err := c.Command(ctx, host, "nft", "flush", "table", "ip", "kube-proxy"); err != nil && ctx.Err() == nil {
+			if _, err := c.Command(ctx, host, "nft", "flush", "table", "ip", "kube-proxy"); err != nil &&
+				ctx.Err() == nil {
 				t.Errorf("flush the rules of %s: %v", host, err)
 				return
 			}

@@ -25,9 +25,12 @@ import (
 // old objects.
 func install(t *testing.T, old []*unstructured.Unstructured, more string) []*unstructured.Unstructured {
 	t.Helper()
-	values, err := helmchart.Parse(fmt.Sprintf("apiServer: {host: %s, port: %d}\nimage: {repository: %s, pullPolicy: Never, %s", testbed.APIAddr, testbed.APIPort, image, more))
+	values,
+		err := helmchart.Parse(fmt.Sprintf("apiServer: {host: %s, port: %d}\nimage: {repository: %s, pullPolicy: "+
+		"Never, %s", testbed.APIAddr, testbed.APIPort, image, more))
 	must(t, err)
-	objects, _, err := helmchart.Render(helmchart.Release{Name: "kube-proxy", Namespace: metav1.NamespaceSystem, Kubernetes: "v1.36.3"}, values)
+	objects, _, err := helmchart.Render(helmchart.Release{Name: "kube-proxy", Namespace: metav1.NamespaceSystem,
+		Kubernetes: "v1.36.3"}, values)
 	must(t, err)
 	apply(t, old, objects)
 	return objects
@@ -63,7 +66,8 @@ func TestChart(t *testing.T) {
 	})
 	for _, step := range steps {
 		if step.name == "userspace" {
-			// A mistake that only the proxy can see: it does not start, the rules stay, and the next values put it right.
+			// A mistake that only the proxy can see: it does not start, the rules stay, and the
+			// next values put it right.
 			objects = install(t, objects, steps[0].values[:len(steps[0].values)-1]+", nodePortAddresses: [nonsense]}")
 			refused(t, "nodePortAddresses")
 			stop()
@@ -103,7 +107,8 @@ func refused(t *testing.T, field string) {
 		must(t, err)
 		for _, pod := range list.Items {
 			for _, s := range pod.Status.InitContainerStatuses { // the first that reads it
-				if ended := s.LastTerminationState.Terminated; ended != nil && ended.ExitCode != 0 && strings.Contains(containerLogs(), field) {
+				if ended := s.LastTerminationState.Terminated; ended != nil && ended.ExitCode != 0 &&
+					strings.Contains(containerLogs(), field) {
 					return
 				}
 			}

@@ -49,7 +49,8 @@ func buildPause(ctx context.Context, dir string) (archive string, err error) {
 	if err != nil {
 		return "", err
 	}
-	manifest, err := json.Marshal([]map[string]any{{"Config": "config.json", "RepoTags": []string{pauseImage}, "Layers": []string{"layer.tar"}}})
+	manifest, err := json.Marshal([]map[string]any{{"Config": "config.json", "RepoTags": []string{pauseImage},
+		"Layers": []string{"layer.tar"}}})
 	if err != nil {
 		return "", err
 	}

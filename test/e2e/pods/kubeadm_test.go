@@ -24,9 +24,11 @@ func kubeadmWrites(t *testing.T, pods, api string) string {
 	t.Helper()
 	kubeadm, err := controlplane.BuildKubeadm(t.Context(), t.Logf)
 	must(t, err)
-	made, err := bed.Command(t.Context(), netlab.Node1, kubeadm, "init", "phase", "addon", "kube-proxy", "--print-manifest",
+	made, err := bed.Command(t.Context(), netlab.Node1, kubeadm, "init", "phase", "addon", "kube-proxy",
+		"--print-manifest",
 		"--kubernetes-version", "v1.36.3", "--pod-network-cidr", pods, "--control-plane-endpoint", api,
-		"--apiserver-advertise-address", netip.MustParseAddrPort(api).Addr().String(), "--kubeconfig", "none", "--image-repository", registry)
+		"--apiserver-advertise-address", netip.MustParseAddrPort(api).Addr().String(), "--kubeconfig", "none",
+		"--image-repository", registry)
 	must(t, err)
 	return made
 }
@@ -47,11 +49,13 @@ func TestKubeadmManifests(t *testing.T) {
 	}
 }
 
-// In a cluster of kubeadm, changing the image is enough: its ConfigMap, permissions, mounts and command line stay as they are.
+// In a cluster of kubeadm, changing the image is enough: its ConfigMap, permissions, mounts and
+// command line stay as they are.
 func TestKubeadm(t *testing.T) {
 	asLeft(t, testbed.IPTables)
 	addr := web(t)
-	made := kubeadmWrites(t, netlab.Cluster4.String()+","+netlab.Cluster6.String(), netip.AddrPortFrom(testbed.APIAddr, testbed.APIPort).String())
+	made := kubeadmWrites(t, netlab.Cluster4.String()+","+netlab.Cluster6.String(), netip.AddrPortFrom(testbed.APIAddr,
+		testbed.APIPort).String())
 	const theirs, ours = "image: " + registry + "/kube-proxy:v1.36.3\n", "image: " + image + ":e2e\n"
 	if strings.Count(made, theirs) != 1 {
 		t.Fatalf("kubeadm does not write one %q:\n%s", theirs, made)

@@ -49,8 +49,10 @@ until ctr --address "$DIR/containerd.sock" version >/dev/null 2>&1; do kill -0 $
 wait -n
 `
 
-// StartNode starts containerd and the kubelet and waits until containerd answers. The bed must have been made for pods.
-func StartNode(ctx context.Context, bed *testbed.Bed, kubelet string, logf func(format string, args ...any)) (*Node, error) {
+// StartNode starts containerd and the kubelet and waits until containerd answers. The bed must have
+// been made for pods.
+func StartNode(ctx context.Context, bed *testbed.Bed, kubelet string, logf func(format string, args ...any)) (*Node,
+	error) {
 	n := &Node{dir: filepath.Join(bed.Dir, "node"), cgroup: fmt.Sprintf("/kube-proxy-e2e-%d", os.Getpid()), logf: logf}
 	for _, folder := range []string{"", "manifests", "plugins"} {
 		if err := os.MkdirAll(filepath.Join(n.dir, folder), 0o755); err != nil {
@@ -71,8 +73,10 @@ func StartNode(ctx context.Context, bed *testbed.Bed, kubelet string, logf func(
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "bash", "-ec", machine)
-	cmd.Env = append(os.Environ(), "DIR="+n.dir, "CGROUP="+n.cgroup, "KUBELET="+kubelet, "KUBECONFIG="+kubeconfig, "NODE="+netlab.Node1)
+	cmd := exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "bash", "-ec",
+		machine)
+	cmd.Env = append(os.Environ(), "DIR="+n.dir, "CGROUP="+n.cgroup, "KUBELET="+kubelet, "KUBECONFIG="+kubeconfig,
+		"NODE="+netlab.Node1)
 	log, err := os.Create(filepath.Join(n.dir, "machine.log"))
 	if err != nil {
 		return nil, err
@@ -114,7 +118,8 @@ func (n *Node) awaitContainerd(ctx context.Context) error {
 
 // ctr runs a command of containerd's client, where the kubelet has its containers.
 func (n *Node) ctr(ctx context.Context, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, "ctr", append([]string{"--address", filepath.Join(n.dir, "containerd.sock"), "--namespace", "k8s.io"}, args...)...)
+	cmd := exec.CommandContext(ctx, "ctr", append([]string{"--address", filepath.Join(n.dir, "containerd.sock"),
+		"--namespace", "k8s.io"}, args...)...)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("ctr %s: %w\n%s", strings.Join(args, " "), err, out)

@@ -83,7 +83,8 @@ func run(m *testing.M) (code int, err error) {
 	return m.Run(), nil
 }
 
-// makeImage makes the image as `make image` does, unless KUBE_PROXY_IMAGE names an archive of it with the tags e2e and e2e-minimal.
+// makeImage makes the image as `make image` does, unless KUBE_PROXY_IMAGE names an archive of it
+// with the tags e2e and e2e-minimal.
 func makeImage(ctx context.Context, dir string, logf func(string, ...any)) (archive string, err error) {
 	if given := os.Getenv("KUBE_PROXY_IMAGE"); given != "" {
 		return filepath.Abs(given)
@@ -111,7 +112,8 @@ func schedule(ctx context.Context, logf func(string, ...any)) {
 			continue // the API server may be away
 		}
 		for _, pod := range list.Items {
-			err := pods.Bind(ctx, &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: pod.Name}, Target: corev1.ObjectReference{Kind: "Node", Name: nodeOf(&pod)}}, metav1.CreateOptions{})
+			err := pods.Bind(ctx, &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: pod.Name},
+				Target: corev1.ObjectReference{Kind: "Node", Name: nodeOf(&pod)}}, metav1.CreateOptions{})
 			if err != nil {
 				logf("bind %s: %v", pod.Name, err)
 			}
@@ -159,7 +161,8 @@ func apply(t *testing.T, old, objects []*unstructured.Unstructured) {
 		}
 		if !slices.ContainsFunc(objects, same) {
 			background := metav1.DeletePropagationBackground
-			must(t, at(o).Delete(context.Background(), o.GetName(), metav1.DeleteOptions{PropagationPolicy: &background}))
+			must(t, at(o).Delete(context.Background(), o.GetName(),
+				metav1.DeleteOptions{PropagationPolicy: &background}))
 		}
 	}
 }
@@ -193,12 +196,14 @@ func rolledOut(t *testing.T, name string) *corev1.Pod {
 	for deadline := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
 		set, err := client.AppsV1().DaemonSets(metav1.NamespaceSystem).Get(t.Context(), name, metav1.GetOptions{})
 		must(t, err)
-		list, err := client.CoreV1().Pods(metav1.NamespaceSystem).List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + netlab.Node1})
+		list, err := client.CoreV1().Pods(metav1.NamespaceSystem).List(t.Context(),
+			metav1.ListOptions{FieldSelector: "spec.nodeName=" + netlab.Node1})
 		must(t, err)
 		if len(list.Items) == 1 && set.Status.ObservedGeneration == set.Generation {
 			pod := &list.Items[0]
 			last = describe(pod)
-			if pod.DeletionTimestamp == nil && pod.Labels[appsv1.DefaultDaemonSetUniqueLabelKey] == currentHash(t, set) && isReady(pod) {
+			if pod.DeletionTimestamp == nil && pod.Labels[appsv1.DefaultDaemonSetUniqueLabelKey] == currentHash(t,
+				set) && isReady(pod) {
 				return pod
 			}
 		} else {
@@ -253,7 +258,8 @@ func describe(pod *corev1.Pod) string {
 func gone(t *testing.T) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
-		list, err := bed.API.Client.CoreV1().Pods(metav1.NamespaceSystem).List(context.Background(), metav1.ListOptions{})
+		list, err := bed.API.Client.CoreV1().Pods(metav1.NamespaceSystem).List(context.Background(),
+			metav1.ListOptions{})
 		must(t, err)
 		if len(list.Items) == 0 {
 			return

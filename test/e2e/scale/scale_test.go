@@ -91,7 +91,8 @@ func TestRollout(t *testing.T) {
 	for _, err := range r.Lost {
 		t.Errorf("a connection is lost: %v", err)
 	}
-	t.Logf("%d connections; a pod is in the kernel after %v (p99 %v), out of it after %v (p99 %v), used until %v after its end",
+	t.Logf("%d connections; a pod is in the kernel after %v (p99 %v), out of it after %v (p99 %v), used until %v "+
+		"after its end",
 		r.Connections, Of(r.First, 50), Of(r.First, 99), Of(r.Last, 50), Of(r.Last, 99), r.Late)
 }
 

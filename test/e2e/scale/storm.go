@@ -108,7 +108,8 @@ func (g Gust) String() string {
 	}
 	return fmt.Sprintf("%s, %d nodes: %d requests during, %d after (%v), %d dials, peak %d a second, "+
 		"in step after %v, the last after %v",
-		g.Population, g.Nodes, g.During, g.After, kinds, g.Dials, g.Peak, g.Median.Round(time.Millisecond), g.Longest.Round(time.Millisecond))
+		g.Population, g.Nodes, g.During, g.After, kinds, g.Dials, g.Peak, g.Median.Round(time.Millisecond),
+		g.Longest.Round(time.Millisecond))
 }
 
 // restart kills the API server and starts it again after the outage. Its new watch cache begins

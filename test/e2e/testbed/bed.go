@@ -1,4 +1,5 @@
-// Package testbed joins a netlab, a control plane on its LAN and the real kube-proxy binary in node1:
+// Package testbed joins a netlab, a control plane on its LAN and the real kube-proxy binary in
+// node1:
 //
 //	lab LAN ──┬── node1 172.18.0.2   kube-proxy, pods pod1 … pod3
 //	          ├── node2 172.18.0.3   pods pod4, pod5
@@ -216,7 +217,8 @@ func (b *Bed) addAPIHost() (err error) {
 
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = netlab.Uplink
-	if err := inside.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "api", PeerNamespace: netlink.NsFd(lan)}); err != nil {
+	if err := inside.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "api",
+		PeerNamespace: netlink.NsFd(lan)}); err != nil {
 		return fmt.Errorf("add veth: %w", err)
 	}
 	if err := plug(outside, "api", "br0"); err != nil {
@@ -243,8 +245,8 @@ func (b *Bed) addAPIHost() (err error) {
 	return b.routeToPods(inside, link)
 }
 
-// routeToPods lets the API server answer a pod of node1 that reaches it through a service address: the route to the pods is
-// node1, as in a cluster whose hosts know each other's pod ranges.
+// routeToPods lets the API server answer a pod of node1 that reaches it through a service address:
+// the route to the pods is node1, as in a cluster whose hosts know each other's pod ranges.
 func (b *Bed) routeToPods(handle *netlink.Handle, link netlink.Link) error {
 	node1, _ := netlab.HostByName(netlab.Node1)
 	pods := netlab.Node1Pods4

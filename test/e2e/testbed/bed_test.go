@@ -36,7 +36,8 @@ func TestBedWithoutProxy(t *testing.T) {
 	if err := bed.API.Create(t.Context(), service); err != nil {
 		t.Fatal(err)
 	}
-	if name, err := bed.Ask("pod3", netip.MustParseAddrPort(service.Spec.ClusterIP+":80"), 200*time.Millisecond); err == nil {
+	if name, err := bed.Ask("pod3", netip.MustParseAddrPort(service.Spec.ClusterIP+":80"),
+		200*time.Millisecond); err == nil {
 		t.Errorf("%s answers at a service address without a proxy", name)
 	}
 	if rules, err := bed.Meaning(t.Context()); err != nil || rules != "" {

@@ -13,7 +13,8 @@ import (
 // ConnectTimes connects from a host to each of the IPv4 addresses in turn, rounds times, and
 // returns the durations of the connect system call, by address. A connection is reset at once, so
 // that ports do not run out.
-func (b *Bed) ConnectTimes(ctx context.Context, host string, to []netip.AddrPort, rounds int) ([][]time.Duration, error) {
+func (b *Bed) ConnectTimes(ctx context.Context, host string, to []netip.AddrPort, rounds int) ([][]time.Duration,
+	error) {
 	took := make([][]time.Duration, len(to))
 	err := b.Lab.Do(host, func() error {
 		for range rounds {

@@ -43,7 +43,8 @@ func (b *Bed) Get(ctx context.Context, host string, server netip.AddrPort, path 
 	return &Answer{Code: response.StatusCode, Header: response.Header, Body: string(body)}, nil
 }
 
-// Occupy listens on a TCP port of a host, on all its addresses, as another program would that has it.
+// Occupy listens on a TCP port of a host, on all its addresses, as another program would that has
+// it.
 func (b *Bed) Occupy(host string, port uint16) (net.Listener, error) {
 	var l net.Listener
 	err := b.Lab.Do(host, func() (err error) {

@@ -41,7 +41,8 @@ func (b *Bed) elements(ctx context.Context, table string) (map[string][]element,
 	if err != nil || !strings.Contains(existing, "table "+table+"\n") {
 		return nil, err
 	}
-	out, err := b.Command(ctx, netlab.Node1, "nft", append([]string{"--json", "list", "table"}, strings.Fields(table)...)...)
+	out, err := b.Command(ctx, netlab.Node1, "nft", append([]string{"--json", "list", "table"},
+		strings.Fields(table)...)...)
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +70,8 @@ func (b *Bed) elements(ctx context.Context, table string) (map[string][]element,
 				if err := json.Unmarshal(raw, &pair); err != nil {
 					return nil, fmt.Errorf("read an element of map %s: %w", object.Map.Name, err)
 				}
-				sets[object.Map.Name] = append(sets[object.Map.Name], element{key: parts(pair[0]), data: parts(pair[1])})
+				sets[object.Map.Name] = append(sets[object.Map.Name],
+					element{key: parts(pair[0]), data: parts(pair[1])})
 			}
 		}
 	}
@@ -107,7 +109,8 @@ var setIDMaps = []string{"cluster-sets", "nodeport-cluster-sets", "local-sets", 
 
 // unseen sets are not compared: they follow from others, are filled by packets, describe the past,
 // or may keep unused entries.
-var unseen = []string{backendsMap, shapesMap, "members", "affinity", "reserved", "filter-classes", "nat-classes", "cluster-shapes", "local-shapes"}
+var unseen = []string{backendsMap, shapesMap, "members", "affinity", "reserved", "filter-classes", "nat-classes",
+	"cluster-shapes", "local-shapes"}
 
 func meaning(table string, sets map[string][]element) (lines []string) {
 	behind := map[string][]string{} // set id → backends
@@ -129,7 +132,8 @@ func meaning(table string, sets map[string][]element) (lines []string) {
 			if slices.Contains(setIDMaps, name) {
 				data = behind[e.data[0]]
 			}
-			lines = append(lines, fmt.Sprintf("%s %s: %s → %s", table, name, strings.Join(e.key, " "), strings.Join(data, ", ")))
+			lines = append(lines, fmt.Sprintf("%s %s: %s → %s", table, name, strings.Join(e.key, " "),
+				strings.Join(data, ", ")))
 		}
 	}
 	return lines

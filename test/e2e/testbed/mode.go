@@ -32,7 +32,8 @@ func (m Mode) String() string {
 // hint is the chain by which a kubelet shows which back end of iptables a node uses (DP-14).
 const hint = "KUBE-IPTABLES-HINT"
 
-// Prepare has the node look as a kubelet leaves it that uses the mode's back end of iptables, as StartProxy does.
+// Prepare has the node look as a kubelet leaves it that uses the mode's back end of iptables, as
+// StartProxy does.
 func (b *Bed) Prepare(ctx context.Context) error {
 	if b.Mode.Backend == "" {
 		return nil
@@ -68,7 +69,8 @@ func (b *Bed) iptablesRules(ctx context.Context) (string, error) {
 	return strings.Join(all, "\n"), nil
 }
 
-// kubeChains reads the output of iptables-save: a line for each chain and each rule that has to do with Kubernetes.
+// kubeChains reads the output of iptables-save: a line for each chain and each rule that has to do
+// with Kubernetes.
 func kubeChains(program, save string) []string {
 	type chain struct{ name, lines string }
 	var chains []chain
@@ -102,14 +104,15 @@ func kubeChains(program, save string) []string {
 	return lines
 }
 
-// cleanIPTables empties the tables of the legacy back end that the kernel has in node1. Those of the nft back end go with the
-// rest of nftables.
+// cleanIPTables empties the tables of the legacy back end that the kernel has in node1. Those of
+// the nft back end go with the rest of nftables.
 func (b *Bed) cleanIPTables(ctx context.Context) error {
 	for _, f := range []struct{ names, program string }{
 		{"/proc/self/net/ip_tables_names", "iptables-legacy"},
 		{"/proc/self/net/ip6_tables_names", "ip6tables-legacy"},
 	} {
-		// cat is a process in the namespace; the file may be missing where the module is not loaded.
+		// cat is a process in the namespace; the file may be missing where the module is not
+		// loaded.
 		names, err := b.Command(ctx, netlab.Node1, "sh", "-c", "if [ -e "+f.names+" ]; then cat "+f.names+"; fi")
 		if err != nil {
 			return err
@@ -149,7 +152,8 @@ func (b *Bed) Leftovers(ctx context.Context, mode string) ([]string, error) {
 				return nil, err
 			}
 			for line := range strings.Lines(out) {
-				if strings.Contains(line, "KUBE-") && !strings.Contains(line, hint) && !strings.Contains(line, "KUBE-FIREWALL") {
+				if strings.Contains(line, "KUBE-") && !strings.Contains(line, hint) &&
+					!strings.Contains(line, "KUBE-FIREWALL") {
 					left = append(left, program+": "+strings.TrimSpace(line))
 				}
 			}
@@ -165,7 +169,8 @@ func (b *Bed) Leftovers(ctx context.Context, mode string) ([]string, error) {
 func (b *Bed) FlushRules(ctx context.Context) error {
 	if b.Mode == NFTables {
 		for _, table := range tables {
-			if _, err := b.Command(ctx, netlab.Node1, "nft", append([]string{"flush", "table"}, strings.Fields(table)...)...); err != nil {
+			if _, err := b.Command(ctx, netlab.Node1, "nft", append([]string{"flush", "table"},
+				strings.Fields(table)...)...); err != nil {
 				return err
 			}
 		}

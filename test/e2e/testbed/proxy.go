@@ -14,7 +14,8 @@ import (
 	"kube-proxy/test/e2e/controlplane"
 )
 
-// buildProxy builds the product of this repository into dir and returns the path. KUBE_PROXY names another binary to test.
+// buildProxy builds the product of this repository into dir and returns the path. KUBE_PROXY names
+// another binary to test.
 func buildProxy(ctx context.Context, dir string) (string, error) {
 	if given := os.Getenv("KUBE_PROXY"); given != "" {
 		return filepath.Abs(given)
@@ -119,7 +120,8 @@ func (b *Bed) startOn(host string, by, args []string) (*Proxy, error) {
 	if err := os.WriteFile(connections, []byte("67108864\n"), 0o644); err != nil {
 		return nil, err
 	}
-	line := slices.Concat([]string{"unshare", "--mount", "sh", "-ec", showConntrackMax, connections}, by, []string{binary}, args)
+	line := slices.Concat([]string{"unshare", "--mount", "sh", "-ec", showConntrackMax, connections}, by,
+		[]string{binary}, args)
 	cmd := exec.Command(line[0], line[1:]...)
 	cmd.Stdout, cmd.Stderr = log, log
 	process, err := controlplane.StartProcess("kube-proxy", node, cmd)

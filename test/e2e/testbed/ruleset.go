@@ -38,7 +38,8 @@ func (b *Bed) Command(ctx context.Context, host, name string, args ...string) (s
 		return "", err
 	}
 	if code := process.ExitCode(); code != 0 {
-		return "", fmt.Errorf("%s %s in %s: status %d: %s", name, strings.Join(args, " "), host, code, strings.TrimSpace(stderr.String()))
+		return "", fmt.Errorf("%s %s in %s: status %d: %s", name, strings.Join(args, " "), host, code,
+			strings.TrimSpace(stderr.String()))
 	}
 	return out.String(), nil
 }
@@ -51,7 +52,8 @@ func (b *Bed) Ruleset(ctx context.Context) (string, error) {
 	}
 	var all strings.Builder
 	for _, table := range tables {
-		out, err := b.Command(ctx, netlab.Node1, "nft", append([]string{"--stateless", "list", "table"}, strings.Fields(table)...)...)
+		out, err := b.Command(ctx, netlab.Node1, "nft", append([]string{"--stateless", "list", "table"},
+			strings.Fields(table)...)...)
 		if err != nil {
 			return "", err
 		}

@@ -28,7 +28,8 @@ func (b *Bed) Ask(host string, to netip.AddrPort, limit time.Duration) (string, 
 
 // Await connects until the server is one of want, and returns the time that took, to a few
 // milliseconds while that is short.
-func (b *Bed) Await(ctx context.Context, host string, to netip.AddrPort, limit time.Duration, want ...string) (time.Duration, error) {
+func (b *Bed) Await(ctx context.Context, host string, to netip.AddrPort, limit time.Duration,
+	want ...string) (time.Duration, error) {
 	start := time.Now()
 	for {
 		// No server may answer at first. So each attempt is short, but the longer the wait, the
@@ -48,7 +49,8 @@ func (b *Bed) Await(ctx context.Context, host string, to netip.AddrPort, limit t
 	}
 }
 
-// StartTraffic starts a loop of short connections and a long one, with rests: the API server shares the processors.
+// StartTraffic starts a loop of short connections and a long one, with rests: the API server shares
+// the processors.
 func (b *Bed) StartTraffic(host string, to netip.AddrPort) (*netlab.Traffic, error) {
 	b.ways++
 	return b.Lab.StartTraffic(netlab.Way{From: host, To: to, Port: uint16(20000 + 2000*(b.ways%5)), Rest: 4})

@@ -108,7 +108,8 @@ func roll(ctx context.Context, name, program string, endpoints int, logf func(st
 	}
 	fmt.Printf("| %s | %d | %d | %d |", name, result.Nodes, result.Connections, len(result.Lost))
 	for _, d := range []time.Duration{
-		scale.Of(result.First, 50), scale.Of(result.First, 99), scale.Of(result.Last, 50), scale.Of(result.Last, 99), result.Late,
+		scale.Of(result.First, 50), scale.Of(result.First, 99), scale.Of(result.Last, 50), scale.Of(result.Last, 99),
+		result.Late,
 	} {
 		fmt.Printf(" %.0f ms |", ms(d))
 	}
