@@ -30,7 +30,7 @@ const imports = `
 	internal/addrs < cluster, lb;
 	# It obeys the configuration as it is.
 	config < logging;
-	NONE < config/option, plane/ownwrites, plane/internal/diff, internal/rollback;
+	NONE < config/option, plane/selfwrites, plane/internal/diff, internal/rollback;
 	internal/netlink, internal/nft/wire, internal/rollback, plane/internal/diff < plane/internal/ranges;
 	plane/internal/ranges < plane/nftables, plane/userspace/redirect;
 	lb < plane/internal/slots;
@@ -60,7 +60,7 @@ const imports = `
 	# What is asked of nf_tables is read from its answers.
 	internal/netlink < internal/xtables;
 	# The programs of iptables are run, and their language is known, in one place: chains of three modes are kept by them.
-	lb, plane, plane/ownwrites, mode, internal/kernel, internal/rollback < internal/xtables;
+	lb, plane, plane/selfwrites, mode, internal/kernel, internal/rollback < internal/xtables;
 	internal/xtables < plane/iptables, plane/ipvs, plane/userspace/redirect;
 	# Who follows a packet reads rules, whatever their language, and knows no writer. A rule may ask for the interface that a packet leaves
 	# through, and whether an address is the node's own.
@@ -75,7 +75,7 @@ const imports = `
 	internal/netlink/route < plane/userspace/redirect;
 	# The kernel says which addresses are the node's: endpoints there may be refused (TN-52).
 	internal/netlink, internal/netlink/route < plane/userspace;
-	lb, plane, plane/ownwrites < internal/nft/wire;
+	lb, plane, plane/selfwrites < internal/nft/wire;
 	lb, internal/nft/wire < internal/nft/rule;
 	internal/nft/rule < internal/nft/walk, plane/nftables, plane/userspace/redirect;
 	internal/nft/wire, internal/rollback, mode < plane/userspace/redirect;
@@ -90,13 +90,13 @@ const imports = `
 	# A mode is one value, which a plane's package gives and plane/all lists. What needs no plane knows the value alone.
 	# What a flag or a field is, config and the modes say in the same words.
 	config/option < mode, config, plane/nftables, plane/iptables, plane/ipvs, plane/userspace, plane/hns;
-	event, lb, plane, plane/ownwrites, trace < mode;
+	event, lb, plane, plane/selfwrites, trace < mode;
 	mode < config, status, internal/system, plane/cleanup;
-	lb, plane, plane/ownwrites, plane/internal/diff, internal/rollback, plane/internal/slots, internal/kernel, event, mode
+	lb, plane, plane/selfwrites, plane/internal/diff, internal/rollback, plane/internal/slots, internal/kernel, event, mode
 	< plane/nftables, plane/iptables, plane/ipvs, plane/userspace, plane/hns;
 	# What moves bytes knows no Services, what leads packets to it knows no bytes, and who is next knows neither.
 	lb, internal/ratelimit < plane/internal/relay;
-	lb, plane, plane/ownwrites, plane/internal/diff, internal/kernel, internal/netlink < plane/userspace/redirect;
+	lb, plane, plane/selfwrites, plane/internal/diff, internal/kernel, internal/netlink < plane/userspace/redirect;
 	lb, plane/internal/relay < plane/internal/balance;
 	plane/internal/relay, plane/internal/balance, plane/userspace/redirect < plane/userspace;
 	# What moves bytes serves the mode nftables on localhost as well; it follows rows and says what becomes of a packet there. Relay and
@@ -129,7 +129,7 @@ const imports = `
 	lb, plane/hns, cli/preflight, internal/netlab, debug/inspect, debug/api < cli/selftest;
 	engine, trace < status;
 	# It follows packets through the whole node, and knows no plane.
-	lb, trace, internal/hooks, internal/netlink, internal/netlink/route, internal/netlink/conntrack, internal/nft/wire, internal/nft/rule, internal/kernel, plane/ownwrites < debug/node;
+	lb, trace, internal/hooks, internal/netlink, internal/netlink/route, internal/netlink/conntrack, internal/nft/wire, internal/nft/rule, internal/kernel, plane/selfwrites < debug/node;
 	debug/node < debug/inspect, cli;
 	# What people ask is put together of what all others know; who carries questions and answers knows no more than that.
 	cluster, lb, policy, trace, mode, engine, debug/changes, debug/flows < debug/inspect;

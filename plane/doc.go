@@ -74,7 +74,7 @@
 //     plane/internal/diff;
 //   - stable numbers of backend sets and slots of backends: plane/internal/slots;
 //   - the rollback of its own state after a batch that the kernel refused: internal/rollback;
-//   - a ledger that distinguishes its own writes from foreign ones: plane/ownwrites;
+//   - a ledger that distinguishes its own writes from foreign ones: plane/selfwrites;
 //   - a search like the engine's for failing objects of its own: internal/bisect;
 //   - requests to the kernel that end when their context does: internal/netlink;
 //   - the choice of the mode, its fallbacks, render and --cleanup: package mode, and its callers;

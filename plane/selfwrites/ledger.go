@@ -1,4 +1,4 @@
-// Package ownwrites lets the planes of one process distinguish their own writes from foreign ones.
+// Package selfwrites lets the planes of one process distinguish their own writes from foreign ones.
 // A process has a plane for each IP family, and the kernel counts and reports the changes of both
 // together. Without the ledger, a plane would search for damage after each write of the other.
 //

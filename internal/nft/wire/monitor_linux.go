@@ -75,7 +75,7 @@ func Watch(own *Socket, family byte, table string,
 	return m, nil
 }
 
-// Listen starts or stops notifications of changes. With Missed it implements ownwrites.Listener.
+// Listen starts or stops notifications of changes. With Missed it implements selfwrites.Listener.
 func (m *Monitor) Listen(on bool) error { return m.sock.subscribe(on) }
 
 // Missed reports that the table may have changed without a notification.

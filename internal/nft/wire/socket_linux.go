@@ -125,7 +125,7 @@ func (s *Socket) ignore(pid uint32) error {
 }
 
 // unnoticedAbove is the transaction size in bytes from which it pays to save the kernel from
-// writing notifications (ownwrites.Ledger.WriteUnnoticed), though our monitors may then miss
+// writing notifications (selfwrites.Ledger.WriteUnnoticed), though our monitors may then miss
 // foreign changes meanwhile.
 const unnoticedAbove = 256 << 10
 
