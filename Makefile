@@ -61,7 +61,8 @@ test-status: deps ## the status page in a real Chromium, with axe-core, against 
 	  apt() { DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 "$$@" >/dev/null; }; \
 	  apt install -y --no-install-recommends chromium chromium-driver 2>/dev/null || { apt update; apt install -y --no-install-recommends chromium chromium-driver; }; }
 	@mkdir -p bin; echo '$(AXE_SUM)  bin/axe.min.js' | sha256sum --check --status 2>/dev/null || { echo 'fetching axe-core $(AXE)'; \
-	  command -v npm >/dev/null || { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends npm >/dev/null; }; \
+	  apt() { DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 "$$@" >/dev/null; }; \
+	  for p in nodejs npm; do command -v npm >/dev/null || apt install -y --no-install-recommends $$p 2>/dev/null || { apt update; apt install -y --no-install-recommends $$p; }; done; \
 	  (cd bin && npm pack --silent axe-core@$(AXE) >/dev/null && tar -xzf axe-core-$(AXE).tgz --strip-components=1 package/axe.min.js && rm axe-core-$(AXE).tgz); \
 	  echo '$(AXE_SUM)  bin/axe.min.js' | sha256sum --check --quiet; }
 	go test -count=1 -v -timeout 20m ./test/page -chromium -axe $(CURDIR)/bin/axe.min.js $(ARGS) | grep -v '^=== '
