@@ -129,7 +129,7 @@ unit: ## go test ./... here and in tools, with the tests that use this machine's
 
 e2e: ## a real etcd and kube-apiserver (test/e2e)
 	cd test/e2e && go run ./cmd/build
-	cd test/e2e && go test -v -timeout 15m ./... | grep -v '^=== '
+	cd test/e2e && go test -v -timeout 25m ./... | grep -v '^=== '
 
 scale: ## what many nodes cost an API server, and storms (docs/scale.md; ARGS='-nodes 10,50 -storms restart' go to the program)
 	cd test/e2e && go run ./cmd/build && go run ./cmd/scale $(ARGS)

@@ -138,7 +138,7 @@ func TestSelftestFails(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			lines, ok := selftestLines(t, "nftables", 2*time.Second, selftestProgram(t, c.script))
+			lines, ok := selftestLines(t, "nftables", 5*time.Second, selftestProgram(t, c.script))
 			got := withResult(lines, selftest.Failed)
 			for _, want := range c.failed {
 				if ok || !slices.Contains(got, want) {

@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -18,6 +19,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/policy"
+	"kube-proxy/trace"
 )
 
 // Hollow is a node whose proxy is an Inspector, with Services and without a kernel. With failing,
@@ -46,6 +48,10 @@ func Hollow(name string, failing bool) Run {
 			Key: key, Service: "shop/web:http", Err: "no space left on device", Since: now, Tries: 3,
 		}}
 	}
+	var tracer mode.Tracer
+	if failing {
+		tracer = damaged{}
+	}
 	ring := changes.New(0)
 	ring.Add(changes.Entry{
 		Kind: changes.Service, Family: lb.IPv4, Service: web, What: changes.ServiceChanged, Services: 1, Rows: 1,
@@ -57,7 +63,7 @@ func Hollow(name string, failing bool) Run {
 		Version: "v1.37.2", Started: now.Add(-time.Hour), Mode: mode.Mode{Name: "nftables"},
 		Asked: "nftables", Store: store, Changes: ring,
 		Families: []inspect.Family{{
-			Family: lb.IPv4, Stats: func() engine.Stats { return stats },
+			Family: lb.IPv4, Tracer: tracer, Stats: func() engine.Stats { return stats },
 			Settings: func(cluster.Name) policy.Settings { return settings },
 			Query:    func(f func(*lb.Table)) { mu.Lock(); defer mu.Unlock(); f(&table) },
 		}},
@@ -83,3 +89,17 @@ func Hollow(name string, failing bool) Run {
 
 // changed is when the Service of hollow nodes changed.
 var changed = time.Now().Add(-time.Minute)
+
+// damaged is a kernel that lacks an object. Packets cannot be followed there.
+type damaged struct{}
+
+// TracePacket returns an error.
+func (damaged) TracePacket(context.Context, trace.Packet) (trace.Kernel, error) {
+	return trace.Kernel{}, errors.New("a hollow node has no kernel")
+}
+
+// Differences reports the missing object.
+func (damaged) Differences(_ context.Context, _ *lb.Table, each func(trace.Difference) bool) error {
+	each(trace.Difference{Object: "map services", Want: "an element"})
+	return nil
+}
