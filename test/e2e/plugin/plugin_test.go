@@ -292,7 +292,8 @@ func TestCluster(t *testing.T) {
 		if code != 2 {
 			t.Errorf("exit code %d: %s", code, errOut)
 		}
-		if at, other := strings.Index(out, "\nnode hollow000\n"), strings.Index(out, "hollow001"); at < 0 || at > other {
+		if at, other := strings.Index(out, "\nnode hollow000\n"), strings.Index(out, "hollow001"); at < 0 ||
+			at > other {
 			t.Errorf("the node that differs is not first:\n%.3000s", out)
 		}
 		has(t, out, "map services", "3 nodes (client, node1, node2)\n  no difference; ")
