@@ -237,7 +237,8 @@ func TestRunFailures(t *testing.T) {
 	run(t, "", "iptables-nft", "-A", "FORWARD", "-m", "set", "--match-set", "KUBE-LOOP-BACK", "dst,dst,src", "-j",
 		"ACCEPT")
 	_, err := Run(t.Context(), all.Modes(), mode.Removal{})
-	if err == nil || !strings.Contains(err.Error(), "destroy ipset KUBE-LOOP-BACK: rules use it; they belong to other programs") {
+	if err == nil || !strings.Contains(err.Error(), "destroy ipset KUBE-LOOP-BACK: rules use it; they belong to "+
+		"other programs") {
 		t.Errorf("a set that others use: %v", err)
 	}
 	if now := state(t); strings.Contains(now, "KUBE-CLUSTER-IP") || strings.Contains(now, "table ip kube-proxy") ||
