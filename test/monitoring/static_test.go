@@ -180,7 +180,7 @@ func metricLabels(t *testing.T) map[string][]string {
 		"go_memstats_heap_inuse_bytes":  {},
 		"rest_client_requests_total":    {"code", "host", "method"},
 	}
-	row := regexp.MustCompile("(?m)^\\| `(kubeproxy_[a-z0-9_]+)` \\| ([a-z]+) \\| ([^|]*) \\|")
+	row := regexp.MustCompile("(?m)^- `(kubeproxy_[a-z0-9_]+)` \\(([a-z]+)([^)]*)\\): ")
 	code := regexp.MustCompile("`([a-z_]+)`")
 	page, err := os.ReadFile(metricsFile)
 	must(t, err)
@@ -190,6 +190,9 @@ func metricLabels(t *testing.T) map[string][]string {
 		for _, l := range code.FindAllStringSubmatch(m[3], -1) {
 			own = append(own, l[1])
 		}
+		if !strings.Contains(m[3], "*node*") {
+			own = append(own, "ip_family")
+		}
 		n++
 		if m[2] == "histogram" {
 			labels[m[1]+"_bucket"], labels[m[1]+"_sum"], labels[m[1]+"_count"] = append(own, "le"), own, own
@@ -198,7 +201,7 @@ func metricLabels(t *testing.T) map[string][]string {
 		labels[m[1]] = own
 	}
 	if n < 50 {
-		t.Fatalf("%d metrics in the table", n)
+		t.Fatalf("%d metrics on the page", n)
 	}
 	for name := range labels {
 		labels[name] = append(slices.Clone(labels[name]), "job", "instance")
