@@ -152,14 +152,18 @@ var cgroupHooks = map[bool]map[uint32]string{
 // cgroup names the programs of the root cgroup, or of that which the mode was given in its place:
 // they see the sockets of this node and of its pods.
 func (w *walk) cgroup() {
-	path, where := kernel.Cgroup2(), "the root cgroup"
+	path, err := kernel.Cgroup2(kernel.MountInfo)
+	where := "the root cgroup"
 	if own := w.programsOfMode(); own != nil {
-		path, where = own.Cgroup, "cgroup "+own.Cgroup
+		path, where, err = own.Cgroup, "cgroup "+own.Cgroup, nil
 	}
-	if path == "" {
-		return
+	if path == "" && err == nil {
+		return // no cgroup v2
 	}
-	f, err := os.Open(path)
+	var f *os.File
+	if err == nil {
+		f, err = os.Open(path)
+	}
 	if err != nil {
 		w.doubts = append(w.doubts, fmt.Sprintf("BPF programs of %s: cannot be listed: %v", where, err))
 		return

@@ -5,9 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"runtime"
-	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -128,18 +126,6 @@ func BPFAttached(target, typ uint32) (all []BPFProgram, err error) {
 		all = append(all, BPFProgram{id, name})
 	}
 	return all, nil
-}
-
-// Cgroup2 returns where the cgroup v2 hierarchy is mounted, "" if it is not.
-func Cgroup2() string {
-	mounts, _ := os.ReadFile("/proc/self/mountinfo")
-	for line := range strings.Lines(string(mounts)) {
-		before, after, _ := strings.Cut(line, " - ")
-		if fields := strings.Fields(before); strings.HasPrefix(after, "cgroup2 ") && len(fields) > 4 {
-			return fields[4]
-		}
-	}
-	return ""
 }
 
 func bpf(cmd uintptr, attr unsafe.Pointer, size uintptr) (uintptr, unix.Errno) {

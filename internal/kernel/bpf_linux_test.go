@@ -10,10 +10,11 @@ import (
 
 // TestBPFAttached finds a program that was attached to a cgroup, and no other one.
 func TestBPFAttached(t *testing.T) {
-	if os.Geteuid() != 0 || Cgroup2() == "" {
-		t.Skip("needs root and cgroup v2")
+	root, err := Cgroup2(MountInfo)
+	if os.Geteuid() != 0 || root == "" {
+		t.Skipf("needs root and cgroup v2 (%v)", err)
 	}
-	dir, err := os.MkdirTemp(Cgroup2(), "bpf-test")
+	dir, err := os.MkdirTemp(root, "bpf-test")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,20 +3,19 @@
 package ebpf
 
 import (
-	"bufio"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
+	linux "kube-proxy/internal/kernel"
 	"kube-proxy/plane"
 )
 
@@ -52,29 +51,11 @@ func isFS(path string, magic int64) (bool, error) {
 }
 
 // findCgroup returns the root of the cgroup v2 hierarchy, below which all sockets of the node are.
-// In a container its own hierarchy may be mounted beside the host's: the real root is the one
-// without cgroup.type.
-func findCgroup() (string, error) { return findCgroupIn("/proc/self/mountinfo") }
+func findCgroup() (string, error) { return findCgroupIn(linux.MountInfo) }
 
-func findCgroupIn(mounts string) (found string, err error) {
-	f, err := os.Open(mounts)
-	if err != nil {
-		return "", fmt.Errorf("find the cgroup v2 hierarchy: %w", err)
-	}
-	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		before, after, _ := strings.Cut(lines.Text(), " - ")
-		fields := strings.Fields(before)
-		if !strings.HasPrefix(after, "cgroup2 ") || len(fields) < 5 {
-			continue
-		}
-		if _, err := os.Stat(filepath.Join(fields[4], "cgroup.type")); errors.Is(err, os.ErrNotExist) {
-			return fields[4], nil
-		}
-		found = fields[4]
-	}
-	if found != "" {
-		return found, nil
+func findCgroupIn(mounts string) (string, error) {
+	if found, err := linux.Cgroup2(mounts); found != "" || err != nil {
+		return found, err
 	}
 	return "", fmt.Errorf("no cgroup v2 hierarchy is mounted (mount one: mount -t cgroup2 none /sys/fs/cgroup): %w",
 		plane.ErrUnsupported)
