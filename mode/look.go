@@ -22,7 +22,7 @@ type Tracer interface {
 	Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error
 }
 
-// Reporter reports differences for a Looker, until the receiver stops it.
+// Reporter reports differences for a Tracer, until the receiver stops it.
 type Reporter struct {
 	ctx  context.Context
 	each func(trace.Difference) bool

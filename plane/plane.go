@@ -15,8 +15,8 @@ type Plane interface {
 	// mixture; the table that was in force before keeps serving.
 	Reset(ctx context.Context, want *lb.Table) (ResetResult, error)
 	// Apply sets each change's key to its new frontend, or removes it. Applying twice does no harm.
-	// After an error any part of the changes may be in force. Of a single change that exceeds Pace,
-	// Apply may write a part, and leave the rest for later.
+	// After an error any part of the changes may be in force. Of a single change that exceeds
+	// MaxBatchWeight, Apply may write a part, and leave the rest for later.
 	Apply(ctx context.Context, changes []lb.Change) (ApplyResult, error)
 	// SetNode applies a change of [lb.Node] without a Reset.
 	SetNode(ctx context.Context, n lb.Node) error

@@ -6,7 +6,7 @@
 //	cluster.Store ─┐
 //	engine Query, Stats ─┤
 //	policy, trace ───────┼─▶ Inspector ─▶ admin socket, commands, page
-//	mode.Looker ─────────┤
+//	mode.Tracer ─────────┤
 //	changes, conntrack ──┘
 //
 // Queries do not hold up the engines: a query reads the desired table one Service at a time, so

@@ -3,9 +3,9 @@
 // no rules of its own.
 //
 // A user renders chains and gives a [Batch] of them to a [Writer], or lets a [Manager] maintain
-// them. A Keeper remembers a digest of each chain, writes those that differ, finds the rules of a
+// them. A Manager remembers a digest of each chain, writes those that differ, finds the rules of a
 // row by a tree (docs/adr/0011), and repairs changes of other programs. Mode iptables has too many
-// chains for a Keeper. It shares [Change], [Dispatcher] and the comparison of [Tool.Differences].
+// chains for a Manager. It shares [Change], [Dispatcher] and the comparison of [Tool.Differences].
 //
 // names.go has the names that other software knows, and those of older versions; [Remove] removes
 // all of them. The kernel's state is read from the programs and, chain by chain, from nf_tables

@@ -47,7 +47,7 @@ type held struct {
 	jumps, rules []ChainRule
 }
 
-// Layout is what a Keeper keeps whatever the rows are.
+// Layout is what a Manager keeps whatever the rows are.
 type Layout struct {
 	Family lb.Family
 	Trees  []Tree
@@ -75,7 +75,7 @@ type Tree struct {
 // ChainRule is a rule of a chain, which it names.
 type ChainRule struct{ Table, Chain, Rule string }
 
-// Rows is a change of what a Keeper keeps.
+// Rows is a change of what a Manager keeps.
 type Rows struct {
 	// Entries are, for each tree in their order, the rules of keys; none for a key that goes.
 	Entries []map[lb.Key][]string
@@ -101,7 +101,7 @@ func NewManager(l Layout) (*Manager, error) {
 
 func (k *Manager) isOurs(id ChainID) bool { return k.layout.Ours(id.Table.String(), id.Name) }
 
-// Close gives back what the Keeper holds of this process. The rules stay in force.
+// Close gives back what the Manager holds of this process. The rules stay in force.
 func (k *Manager) Close() error {
 	k.held.mu.Lock()
 	defer k.held.mu.Unlock()

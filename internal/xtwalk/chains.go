@@ -37,7 +37,7 @@ type Sets interface {
 	MarkOf(set, by string, p Packet) (value, mask uint32, err error)
 }
 
-// Chains holds the chains of a mode that uses a Keeper, as its Held returns them. A packet passes
+// Chains holds the chains of a mode that uses a Manager, as its Held returns them. A packet passes
 // them as it passes the kernel's in [Tracer.TracePacket]. But they have no rules of other programs,
 // and the Packet answers for the node's routes.
 type Chains struct {

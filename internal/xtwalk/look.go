@@ -20,7 +20,7 @@ type Tracer struct {
 	turn   chan struct{} // has room for the only packet followed at a time
 }
 
-// New returns a Looker for the back end of the programs.
+// New returns a Tracer for the back end of the programs.
 func New(t *xtables.Tool) *Tracer {
 	return &Tracer{family: t.Family, tool: t, turn: make(chan struct{}, 1)}
 }

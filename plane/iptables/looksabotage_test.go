@@ -109,9 +109,9 @@ func (v *vandal) meets(what string, service int, from trace.Packet, want answer)
 	}
 }
 
-// After any foreign change of the chains, Follow reports the kernel's new treatment of a packet,
-// and Differences names the change. Foreign rules are no difference, but may affect packets. After
-// a Reset nothing differs.
+// After any foreign change of the chains, TracePacket reports the kernel's new treatment of a
+// packet, and Differences names the change. Foreign rules are no difference, but may affect
+// packets. After a Reset nothing differs.
 func TestSabotageIsSeen(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		p := newPlane(t, cfg)

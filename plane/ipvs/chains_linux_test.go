@@ -91,7 +91,7 @@ func programOf(f lb.Family, b xtables.Backend) string {
 	return map[lb.Family]string{lb.IPv4: "iptables-", lb.IPv6: "ip6tables-"}[f] + string(b)
 }
 
-// Both back ends accept the chains, and print them as they were written. A second Keeper writes
+// Both back ends accept the chains, and print them as they were written. A second Manager writes
 // nothing, and an audit repairs nothing. A change of the node writes only the chains that depend on
 // it.
 func TestChainsInKernel(t *testing.T) {

@@ -303,8 +303,8 @@ func TestSabotageIsNamed(t *testing.T) {
 	}
 }
 
-// Follow reports the persistent backend of a client, if it has one. It reports that a real server
-// drains and gets no new client. A draining server is no difference.
+// TracePacket reports the persistent backend of a client, if it has one. It reports that a real
+// server drains and gets no new client. A draining server is no difference.
 func TestFollowAffinityAndDraining(t *testing.T) {
 	k, p, table, w := looked(t, lb.IPv4)
 	// Of World.Full(101, …), which has affinity.

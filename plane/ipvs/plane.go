@@ -42,8 +42,8 @@ type Config struct {
 	Chains Chains
 	// Counters lists counted connections; nil counts none. The plane does not close it.
 	Counters Counters
-	// View opens connections for Follow and Differences, in the network namespace of the calling
-	// thread. If it is nil, both fail.
+	// View opens connections for TracePacket and Differences, in the network namespace of the
+	// calling thread. If it is nil, both fail.
 	View func() (*View, error)
 }
 

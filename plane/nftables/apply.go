@@ -71,7 +71,8 @@ func (p *Plane) commit(ctx context.Context, t *wire.Transaction) error {
 }
 
 // Apply writes the changes in one transaction: all of them are in force, or none. For a set with
-// more backends than Pace it writes a part, and leaves the frontends that change the set for later.
+// more backends than MaxBatchWeight it writes a part, and leaves the frontends that change the set
+// for later.
 func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (plane.ApplyResult, error) {
 	if p.st == nil {
 		return plane.ApplyResult{}, fmt.Errorf("nftables %s: apply: %w", p.ip.Family, plane.ErrNotSetUp)

@@ -482,8 +482,8 @@ func listKey(list []byte, length uint32) []byte {
 	return wire.AppendNumber(nil, netlink.Order.Uint32(list)|length)
 }
 
-// The whole table may be missing or dormant. Follow and Differences report that, and work where the
-// other verbs fail.
+// The whole table may be missing or dormant. TracePacket and Differences report that, and work
+// where the other verbs fail.
 func TestSabotageOfTheTable(t *testing.T) {
 	l := newLooks(t, planetest.World{Family: lb.IPv4})
 	to := l.packets()["pod to cluster IP 0"]
@@ -620,7 +620,7 @@ func TestLookBesideApply(t *testing.T) {
 	<-done
 }
 
-// For a client in the affinity map, Follow returns its backend: with the kernel's hash of its
+// For a client in the affinity map, TracePacket returns its backend: with the kernel's hash of its
 // address, and without a hash.
 func TestFollowAffine(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {

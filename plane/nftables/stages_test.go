@@ -9,8 +9,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// A set with more backends than Pace is added, changed and removed in calls of bounded size, from
-// any state to any other. A fresh plane would hold the same (TN-30).
+// A set with more backends than MaxBatchWeight is added, changed and removed in calls of bounded
+// size, from any state to any other. A fresh plane would hold the same (TN-30).
 func TestLargeSetsInStages(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)

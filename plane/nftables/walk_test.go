@@ -81,7 +81,8 @@ func (s saboteur) act() {
 }
 
 // While planes write, another program damages their tables without pause. When it stops, they soon
-// hold the result of a fresh start, also with Services of more backends than Pace (TN-30).
+// hold the result of a fresh start, also with Services of more backends than MaxBatchWeight
+// (TN-30).
 func TestWalk(t *testing.T) {
 	planetest.Walks(t, 4, 50, func(t testing.TB) planetest.Kernel {
 		k := realKernel(t)

@@ -29,8 +29,8 @@ func (p *Plane) TraceMode(m trace.Mode) trace.Mode {
 }
 
 // TracePacket is part of mode.Tracer. The redirector returns the listener that the kernel leads the
-// packet to, and the listener its next backends. Follow holds no lock of the plane while it reads
-// the kernel.
+// packet to, and the listener its next backends. TracePacket holds no lock of the plane while it
+// reads the kernel.
 func (p *Plane) TracePacket(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
 	look, ok := p.redirect.(redirect.Tracer)
 	if !ok {

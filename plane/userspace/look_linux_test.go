@@ -18,8 +18,8 @@ import (
 
 var _ mode.Tracer = (*Plane)(nil)
 
-// What leads to the proxy may go, or the listener may: Follow says what becomes of packets then,
-// and Differences names what it is, in each way to redirect.
+// What leads to the proxy may go, or the listener may: TracePacket says what becomes of packets
+// then, and Differences names what it is, in each way to redirect.
 func TestLookSabotage(t *testing.T) {
 	for _, k := range kinds {
 		for _, c := range []struct {
@@ -87,7 +87,7 @@ func TestLookSabotage(t *testing.T) {
 	}
 }
 
-// inspectAtBackends has a backend fail, of which Follow says that it is tried last, and the
+// inspectAtBackends has a backend fail, of which TracePacket says that it is tried last, and the
 // listener go, which both name.
 func inspectAtBackends(t *testing.T, p *Plane, packet trace.Packet) {
 	t.Helper()

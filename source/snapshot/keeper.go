@@ -61,7 +61,7 @@ type Manager struct {
 	reported time.Time // when it was logged last
 }
 
-// NewManager returns a Keeper that has written nothing.
+// NewManager returns a Manager that has written nothing.
 func NewManager(cfg Config) *Manager {
 	return &Manager{cfg: cfg, changed: make(chan struct{}, 1)}
 }

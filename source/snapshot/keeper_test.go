@@ -56,7 +56,7 @@ func (d *disk) repair() {
 	d.err = nil
 }
 
-// run runs a Keeper on the disk while f does something, and then ends it.
+// run runs a Manager on the disk while f does something, and then ends it.
 func (d *disk) run(current func() bool, f func(*Manager)) string {
 	var log logtest.Buffer
 	k := NewManager(Config{Save: d.save, Current: current, MaxAge: 24 * time.Hour,

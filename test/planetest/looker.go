@@ -16,7 +16,7 @@ type Tracer interface {
 	Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error
 }
 
-// tracer returns the plane as a Looker, if it is one. A test's wrapper of a plane has a method
+// tracer returns the plane as a Tracer, if it is one. A test's wrapper of a plane has a method
 // Tracer, which may return nil.
 func tracer(p Plane) (Tracer, bool) {
 	if w, ok := p.(interface{ Tracer() Tracer }); ok {

@@ -149,9 +149,9 @@ func Run(t *testing.T, cfg Config) {
 		t.Logf("%s: NOT ASKED: trace does not know yet what this mode makes of the table", cfg.Mode)
 	}
 	if s.inquired.followed == 0 && !cfg.Variant {
-		t.Errorf("%s: the plane does not report the kernel state (mode.Looker)", cfg.Mode)
+		t.Errorf("%s: the plane does not report the kernel state (mode.Tracer)", cfg.Mode)
 	} else if s.inquired.followed == 0 {
-		t.Logf("%s: NOT ASKED: the plane does not report the kernel state yet (mode.Looker)", cfg.Mode)
+		t.Logf("%s: NOT ASKED: the plane does not report the kernel state yet (mode.Tracer)", cfg.Mode)
 	}
 	s.checkOtherwise(t)
 	s.report(t)

@@ -27,7 +27,7 @@ const moreSabotage = 20
 func (h *history) sabotage(i int) error {
 	look, ok := tracer(h.plane)
 	if !ok {
-		return errors.New("the plane does not report what the kernel holds (mode.Looker)")
+		return errors.New("the plane does not report what the kernel holds (mode.Tracer)")
 	}
 	h.forgetAll()
 	how, drift := "drift", i%3 == 0 && h.cfg.Drift != nil
