@@ -20,7 +20,7 @@
 // The other files repair faults: search.go (a frontend of a batch), probe.go (does the kernel take
 // writes?), reset.go (everything), audit.go (changes by other programs), node.go. Bookkeeping is in
 // programming.go (which changes are in force), observers.go (changes withheld from load balancers),
-// stats.go, nolocal.go and contests.go.
+// stats.go, nolocal.go and conflicts.go.
 //
 // # A key
 //

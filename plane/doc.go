@@ -10,7 +10,8 @@
 //	Probe    make a write that changes nothing: does the kernel accept writes at all?
 //	Drift    another program may have changed our objects
 //	Audit    compare the kernel with the applied state, and repair it
-//	MaxBatchWeight  the recommended maximum weight of an Apply, by lb.Weight, or by the plane itself ([Weigher])
+//	MaxBatchWeight
+//	         the recommended maximum weight of an Apply, by lb.Weight or the plane itself ([Weigher])
 //
 // Every plane follows these rules, which test/planetest proves:
 //
