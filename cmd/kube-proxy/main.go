@@ -29,8 +29,7 @@ func main() { run(all.Modes()) }
 
 // run is the program, with these modes.
 func run(modes mode.List) {
-	ctx, stop := signal.NotifyContext(context.Background(), ends()...)
-	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	ctx := untilSignal()
 	out, errOut := standard()
 	name, cmd := "kube-proxy", command(modes, out, errOut, os.Args[1:])
 	if cli.IsPlugin(os.Args[0]) {
@@ -39,6 +38,20 @@ func run(modes mode.List) {
 	if code := cli.Exit(errOut, name, cmd.ExecuteContext(ctx)); code != 0 {
 		os.Exit(code)
 	}
+}
+
+// untilSignal returns a context that the first signal ends. The default action of a signal is back
+// before that, so a second one ends the process at once (PR-07).
+func untilSignal() context.Context {
+	ctx, end := context.WithCancelCause(context.Background())
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, ends()...)
+	go func() {
+		s := <-signals
+		signal.Stop(signals)
+		end(fmt.Errorf("%v signal received", s))
+	}()
+	return ctx
 }
 
 // command is the program with this command line.
