@@ -21,17 +21,18 @@ const (
 	groupGreed = 8
 )
 
-// Share is the part of a budget that one user has. The zero Share is of one in no group.
+// Share is one user's part of a budget. The zero Share belongs to no group.
 type Share struct {
 	used  atomic.Int64
 	group *Share
 	greed int64 // 0 is greed
 }
 
-// Used is how much it is.
+// Used returns its size.
 func (s *Share) Used() int64 { return s.used.Load() }
 
-// add adds n, for the group as well, and reports whether it may have so much with so much free.
+// add adds n to the share and its group, and reports whether they may have the sum with so much
+// free.
 func (s *Share) add(n, free int64) (may bool) {
 	may = true
 	for ; s != nil; s = s.group {
@@ -55,7 +56,7 @@ func NewBudget(max int) *Budget {
 	return &Budget{max: int64(max)}
 }
 
-// Take takes n for one user, and reports whether it may have them.
+// Take takes n for one user, and reports whether the user's share allows it.
 func (b *Budget) Take(s *Share, n int64) bool {
 	used := b.used.Add(n)
 	if may := s.add(n, b.max-used); !may || used > b.max {
@@ -77,8 +78,8 @@ func (b *Budget) Give(s *Share, n int64) {
 	s.add(-n, 0)
 }
 
-// Used is how much all have.
+// Used returns the sum of all shares.
 func (b *Budget) Used() int64 { return b.used.Load() }
 
-// Max is how much there is.
+// Max returns the size of the budget.
 func (b *Budget) Max() int64 { return b.max }

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Of listeners that want all, each gets the same, and the last still finds some.
+// Greedy listeners each get the same share, and the last still gets some.
 func TestBudgetIsShared(t *testing.T) {
 	for _, tc := range []struct {
 		listeners int
@@ -35,7 +35,7 @@ func TestBudgetIsShared(t *testing.T) {
 }
 
 // A Service whose clients open as many connections as they can leaves room for the clients of
-// others; its own wait, and have their turn when others of its connections end.
+// others. Its own further clients wait until some of its connections end.
 func TestTCPShare(t *testing.T) {
 	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
 		cfg.Descriptors = NewBudget(100)
@@ -47,7 +47,8 @@ func TestTCPShare(t *testing.T) {
 			conns = append(conns, dial(t, greedy.Addr()))
 		}
 		eventually(t, "the greedy one waits", func() bool { return r.Stats().TCP.OutOfDescriptors > 0 })
-		// A loop has the descriptors of clients that it hands to another before that counts them.
+		// A loop holds the descriptors of clients that it hands to another loop, before that one
+		// counts them.
 		eventually(t, "some four fifths of 50 are open", func() bool { return r.Stats().TCP.Open >= 30 })
 		if n := r.Stats().TCP.Open; n > 41 {
 			t.Errorf("%d are open, want some four fifths of 50", n)
@@ -62,8 +63,8 @@ func TestTCPShare(t *testing.T) {
 	})
 }
 
-// Whatever those of a group take, each by its own share, others find some, and in the group one
-// that came late does.
+// However much the members of a group take, each by its own share, other groups and a late member
+// still get some.
 func TestBudgetOfGroups(t *testing.T) {
 	b := NewBudget(10_000)
 	group := &NewGroup().descriptors
@@ -106,8 +107,8 @@ func TestBudgetOfGroups(t *testing.T) {
 	}
 }
 
-// One client that holds as many connections as it gets leaves source ports towards the endpoint to
-// others, whatever listeners it uses (TN-44). When its connections end nothing is remembered of it.
+// One client that holds as many connections as it can leaves source ports towards the endpoint to
+// others, whichever listeners it uses (TN-44). Nothing is kept about it when its connections end.
 func TestTCPShareOfSourcePorts(t *testing.T) {
 	const path = "/proc/sys/net/ipv4/ip_local_port_range"
 	before, err := os.ReadFile(path)
@@ -117,7 +118,8 @@ func TestTCPShareOfSourcePorts(t *testing.T) {
 	t.Cleanup(func() { os.WriteFile(path, before, 0) })
 	first := 40000
 	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
-		// Another range for each: connections of the engine before keep their ports for a minute.
+		// Each engine has its own range: connections of the previous one keep their ports for a
+		// minute.
 		if err := os.WriteFile(path, fmt.Appendf(nil, "%d %d", first, first+199), 0); err != nil {
 			t.Fatal(err)
 		}

@@ -19,9 +19,9 @@ import (
 	"kube-proxy/lb"
 )
 
-// A child that was forked meanwhile has all descriptors until its exec. A listener that is closed
-// takes no new clients all the same: they would be taken by nobody, and be reset when the child
-// lets go.
+// A child that was forked meanwhile has all descriptors until its exec. A closed listener accepts
+// no new clients even then: no process would serve them, and they would be reset when the child
+// closes the descriptor.
 func TestTCPCloseBesideAFork(t *testing.T) {
 	r, err := New(Config{})
 	if err != nil {
@@ -38,7 +38,7 @@ func TestTCPCloseBesideAFork(t *testing.T) {
 	if c, err := net.DialTCP("tcp", nil, net.TCPAddrFromAddrPort(l.Addr())); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("after Close: %v, %v, want a refusal", c, err)
 	}
-	// Nor does the child keep the address from who listens there next.
+	// Nor does the child block the address for the next listener.
 	again, err := r.Listen(Listening{lb.TCP, l.Addr()}, to(serve(t, echo)), nil)
 	if err != nil {
 		t.Fatalf("listen there again: %v", err)
@@ -46,7 +46,8 @@ func TestTCPCloseBesideAFork(t *testing.T) {
 	roundTrip(t, dial(t, again.Addr()))
 }
 
-// failAlways has a system call fail on this thread from now on. The thread ends with its goroutine.
+// failAlways makes a system call fail on this thread from now on. The thread ends with its
+// goroutine.
 func failAlways(call uint32, errno syscall.Errno) error {
 	runtime.LockOSThread()
 	filter := []unix.SockFilter{
@@ -78,7 +79,7 @@ func (h closesMeanwhile) Handle(context.Context, slog.Record) error {
 			l.Close()
 			close(closed)
 		}()
-		// it fails as soon as somebody waits to write
+		// it fails as soon as a writer waits
 		for mu := &l.socket.(*listening).mu; mu.TryRLock(); runtime.Gosched() {
 			mu.RUnlock()
 			select {
@@ -91,8 +92,8 @@ func (h closesMeanwhile) Handle(context.Context, slog.Record) error {
 	return nil
 }
 
-// Whatever system call fails, in the loops or in Close, while listeners come, have clients and go:
-// Close returns, the relay ends, and no descriptor stays counted (TN-42).
+// Any system call may fail, in the loops or in Close, while listeners open, serve and close: Close
+// returns, the relay ends, and no descriptor stays counted (TN-42).
 func TestTCPFailuresBesideClose(t *testing.T) {
 	for name, call := range map[string]uint32{
 		"epoll_ctl": unix.SYS_EPOLL_CTL, "accept4": unix.SYS_ACCEPT4, "socket": unix.SYS_SOCKET,

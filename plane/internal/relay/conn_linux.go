@@ -12,8 +12,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// conn is one client, and its backend once that is reached. Ten thousand of them are idle most of
-// the time: rarely needed parts are behind a pointer.
+// conn is one client, and its backend once that is reached. Most of ten thousand conns are idle, so
+// rarely needed parts are behind a pointer.
 type conn struct {
 	from  *listening
 	dial  *dialling // while no backend is reached
@@ -37,17 +37,17 @@ const (
 // end is one socket of a connection, and the way from it to the other. It remembers what epoll
 // reported, because epoll reports only changes.
 type end struct {
-	pipe     *pipe    // of bytes that have been read from here, and not been taken by the other
-	held     *message // that was read from here, and is to be passed on
-	inPipe   int32    // how many they are
+	pipe     *pipe    // bytes read from here that the other end has not taken
+	held     *message // read from here, to be passed on
+	inPipe   int32    // number of these bytes
 	fd       int32
-	gen      int32 // one for each socket, so that events of one that is closed are told from those of the next
+	gen      int32 // differs for each socket, so that late events of a closed one are recognised
 	readable bool
 	writable bool
 	finished bool // nothing more comes from here
 	shut     bool // nothing more is sent to here
-	failed   bool // the kernel has an error to tell
-	copies   bool // has sent urgent bytes, at which splice would stop
+	failed   bool // the kernel has an error to report
+	copies   bool // has sent urgent bytes, which stop splice
 }
 
 // dialling is the search for a backend. It ends when a backend completes the handshake: from then
@@ -55,9 +55,9 @@ type end struct {
 // branch at each relay of a loop, and might repeat what the first backend did.
 type dialling struct {
 	client Client
-	hops   int // that the client's packets had left, 0 if unknown
+	hops   int // left to the client's packets, 0 if unknown
 	tried  []netip.AddrPort
-	until  time.Time // no other begins after this
+	until  time.Time // no attempt begins after this
 	timer  timer     // of this attempt
 }
 
@@ -99,7 +99,7 @@ func (l *loop) adopt(s *listening, fd int, sa unix.Sockaddr) {
 }
 
 // stranger reports whether a client came to the listener's own port, untranslated, where that is
-// not allowed. The kernel cannot tell for SCTP, whose sockets have no address in its lookup.
+// not allowed. It is false for SCTP, whose sockets have no address in the kernel's lookup.
 func (e *conns) stranger(s *listening, fd int, asked netip.AddrPort) bool {
 	direct := e.relay.cfg.Direct
 	if direct == nil || s.proto != lb.TCP || asked.Port() != s.at.Port() || direct(s.proto, asked.Port()) {
@@ -117,7 +117,7 @@ func (l *loop) register(c *conn, end int32) error {
 	return l.control(unix.EPOLL_CTL_ADD, int(e.fd), edges, token{kind: end, id: int32(c.slot), gen: e.gen})
 }
 
-// attempt tries backends until one does not fail at once.
+// attempt tries backends until an attempt does not fail at once.
 func (l *loop) attempt(c *conn) {
 	d, count := c.dial, l.counters(c.from)
 	for d.hops != 1 && len(d.tried) < maxAttempts && time.Now().Before(d.until) {
@@ -133,7 +133,7 @@ func (l *loop) attempt(c *conn) {
 		if err == nil {
 			return
 		}
-		if exhausted(err) { // no fault of the backend's
+		if exhausted(err) { // not the backend's fault
 			count.outOfDescriptors.Add(1)
 			l.engine.outOfDescriptors(c.from.at, err)
 			break
@@ -184,7 +184,7 @@ func (l *loop) connect(c *conn, to netip.AddrPort) error {
 	return nil
 }
 
-// failed ends a failed attempt. It reports it to the Balancer unless the client may be the cause.
+// failed ends a failed attempt, and reports it to the Balancer unless the client may be the cause.
 func (l *loop) failed(c *conn, err error) {
 	d := c.dial
 	d.timer.disarm()
@@ -222,12 +222,12 @@ func (l *loop) reached(c *conn) {
 	c.from.owner.dialled(d.client, c.to, nil)
 }
 
-// connected takes an event of the socket of an attempt.
+// connected handles an event of the socket of an attempt.
 func (l *loop) connected(c *conn, events uint32) {
 	switch {
 	case events&(unix.EPOLLERR|unix.EPOLLHUP) != 0:
 		switch err := socketError(c.ends[backend].fd); err {
-		case nil, unix.ECONNRESET, unix.EPIPE: // it completed the handshake, and has reset the connection since
+		case nil, unix.ECONNRESET, unix.EPIPE: // it completed the handshake and then reset the connection
 			l.reached(c)
 			l.close(c, true)
 		default:
@@ -240,7 +240,7 @@ func (l *loop) connected(c *conn, events uint32) {
 	}
 }
 
-// ended takes an event of one end.
+// ended handles an event of one end.
 func (l *loop) ended(c *conn, which int32, events uint32) {
 	e := &c.ends[which]
 	e.readable = e.readable || c.from.proto == lb.SCTP || events&(unix.EPOLLIN|unix.EPOLLRDHUP|unix.EPOLLHUP|
@@ -277,7 +277,7 @@ func (l *loop) serve(c *conn) {
 		case turnOver:
 			again = true
 		case targetFailed:
-			l.move(c, 1-from) // what it had sent before is the other's all the same
+			l.move(c, 1-from) // the other end gets the bytes sent before
 			l.close(c, true)
 			return
 		case sourceFailed:
@@ -286,7 +286,7 @@ func (l *loop) serve(c *conn) {
 		}
 	}
 	for i := range c.ends {
-		// The socket has an error that moving bytes did not meet: the other end has no room.
+		// The socket has an error that moving bytes did not report: the other end has no room.
 		if e := &c.ends[i]; e.failed {
 			e.failed = false
 			if socketError(e.fd) != nil {

@@ -16,7 +16,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// conns is the engine of TCP and SCTP: loops, each a thread with an epoll instance, which own the
+// conns is the engine of TCP and SCTP. Its loops, each a thread with an epoll instance, own the
 // connections that they accepted. A connection is two sockets and some hundred bytes; the kernel
 // holds the bytes in between.
 type conns struct {
@@ -63,7 +63,7 @@ func newConns(r *Relay) (connEngine, error) {
 
 func (e *conns) stats() (tcp, sctp Connections) { return e.tcp.read(), e.sctp.read() }
 
-// each has all loops do something, and does not wait for it.
+// each runs fn on all loops, without waiting.
 func (e *conns) each(fn func(*loop)) {
 	for _, l := range e.loops {
 		l.post(func() { fn(l) })
@@ -77,8 +77,8 @@ func (e *conns) stop() {
 	e.work.Wait()
 }
 
-// uneven is how many more connections than another a loop may have, plus a quarter of the other's,
-// before the other gets its clients.
+// uneven, plus a quarter of the other's connections, is how many more connections than another a
+// loop may have before the other gets its clients.
 const uneven = 16
 
 // lightest returns the loop for a client that l has accepted. It is l, which needs no waking,
@@ -103,14 +103,14 @@ func (e *conns) outOfDescriptors(at netip.AddrPort, err error) {
 	}
 }
 
-// errShare is why a client waits though the process has descriptors.
+// errShare says why a client waits although the process has descriptors.
 var errShare = errors.New("the listener has its share of the relay's descriptors")
 
 // listening is a socket of one listener. All loops wait for its clients; each client wakes one.
 type listening struct {
 	engine *conns
 	owner  *Listener
-	id     int32 // by which loops know it, never used again
+	id     int32 // its key in the loops, never reused
 	proto  lb.Proto
 	at     netip.AddrPort
 	share  Share // of descriptors
@@ -139,7 +139,7 @@ func (e *conns) listen(l *Listener, at Listening) (socket, error) {
 // (net.core.somaxconn).
 const backlog = 1 << 15
 
-// listenSocket makes a socket that listens, and returns where.
+// listenSocket makes a listening socket, and returns it with its address.
 func listenSocket(at Listening, cfg Config) (int, netip.AddrPort, error) {
 	fd, err := newSocket(at.Addr.Addr(), at.Proto)
 	if err != nil {
@@ -195,7 +195,7 @@ func (s *listening) close() {
 	if s.closed {
 		return
 	}
-	for range sweep { // who comes that fast means to keep us here
+	for range sweep { // clients that arrive faster would keep Close from returning
 		fd, sa, err := unix.Accept4(s.fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 		if err == nil {
 			s.engine.fds.force(&s.share, perConn)
@@ -216,10 +216,10 @@ func (s *listening) close() {
 	s.engine.each(func(l *loop) { delete(l.listening, s.id) })
 }
 
-// perConn is how many descriptors a connection has when nothing is under way.
+// perConn is the number of descriptors of a connection without bytes in transit.
 const perConn = 2
 
-// passing reports whether an error of accept is only about a client that is gone.
+// passing reports whether an error of accept only concerns a client that has gone.
 func passing(err error) bool {
 	switch err {
 	case unix.EINTR, unix.ECONNABORTED, unix.EPROTO, unix.ENETDOWN, unix.ENOPROTOOPT, unix.EHOSTDOWN, unix.ENONET,
@@ -230,15 +230,15 @@ func passing(err error) bool {
 	return false
 }
 
-// exhausted reports whether an error says that the process or the host has none left of something.
+// exhausted reports whether an error says that a resource of the process or the host is used up.
 func exhausted(err error) bool {
 	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOBUFS) ||
 		errors.Is(err, unix.ENOMEM)
 }
 
 // distinguish marks a listening socket for the guard of package redirect, with IP_TRANSPARENT. That
-// takes CAP_NET_ADMIN or CAP_NET_RAW. Without these the process cannot write rules either, and the
-// option is left out.
+// takes CAP_NET_ADMIN or CAP_NET_RAW. Without them the process cannot write rules either, so the
+// option is omitted.
 func distinguish(fd int, six bool) error {
 	name, level, option := "IP_TRANSPARENT", unix.SOL_IP, unix.IP_TRANSPARENT
 	if six {
@@ -272,7 +272,7 @@ func tune(fd int, p lb.Proto, cfg Config) error {
 	seconds := func(d time.Duration) int { return max(1, int(d/time.Second)) }
 	if err := setOptions(fd,
 		option{"TCP_NODELAY", unix.IPPROTO_TCP, unix.TCP_NODELAY, 1},
-		option{"SO_OOBINLINE", unix.SOL_SOCKET, unix.SO_OOBINLINE, 1}, // else an urgent byte were lost
+		option{"SO_OOBINLINE", unix.SOL_SOCKET, unix.SO_OOBINLINE, 1}, // else urgent bytes would be lost
 		option{"SO_KEEPALIVE", unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
 		option{"TCP_KEEPIDLE", unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, seconds(cfg.KeepAlive)},
 		option{"TCP_KEEPINTVL", unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, seconds(cfg.KeepAlive / keepAliveProbes)},
@@ -293,7 +293,7 @@ func tune(fd int, p lb.Proto, cfg Config) error {
 // default it would give a socket tcp_wmem and tcp_rmem, 4 MiB and up to 32 MiB, and soon exhaust
 // tcp_mem, the memory of the whole host. Then it resets arbitrary connections.
 const (
-	// maxUnsent is what waits in a socket's buffer though it may not yet be sent.
+	// maxUnsent limits the bytes in a socket's buffer that may not be sent yet.
 	maxUnsent = 256 << 10
 	// maxUnread is the receive buffer offered to a peer; the kernel adds as much for itself. It is
 	// a window of 100 MB/s at 10 ms.

@@ -12,8 +12,8 @@ import (
 	"kube-proxy/test/logtest"
 )
 
-// noFiles leaves the process with no descriptor to spare but n, until the test gives them back.
-// hold takes those that were freed since, as by earlier tests, and returns how many there were.
+// noFiles leaves the process with n free descriptors until the test returns the others. hold takes
+// those that were freed since, for example by earlier tests, and returns their number.
 func noFiles(t *testing.T, n int) (giveBack func(), hold func() int) {
 	t.Helper()
 	var before unix.Rlimit
@@ -57,8 +57,8 @@ func noFiles(t *testing.T, n int) (giveBack func(), hold func() int) {
 	return giveBack, takeAll
 }
 
-// Without a descriptor for them clients wait, and are served when there are some again. Connections
-// go on meanwhile, the loops rest, and the log does not fill.
+// Clients wait while no descriptor is free, and are served when some are. Meanwhile connections
+// continue, the loops do not spin, and the log does not grow.
 func TestTCPOutOfFiles(t *testing.T) {
 	var log logtest.Buffer
 	r := newRelay(t, Config{Log: slog.New(slog.NewTextHandler(&log, nil))})
@@ -95,8 +95,8 @@ func TestTCPOutOfFiles(t *testing.T) {
 	}
 }
 
-// A client that is accepted with the last descriptor, so that there is none for its backend, is
-// reset: it may try again.
+// A client that is accepted with the last descriptor, which leaves none for its backend, is reset:
+// it may try again.
 func TestTCPOutOfFilesForBackend(t *testing.T) {
 	r := newRelay(t, Config{})
 	b := to(serve(t, echo))

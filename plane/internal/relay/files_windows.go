@@ -8,12 +8,12 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// OpenFiles is how many sockets the process may have open. Windows has no such limit; this one
-// limits memory.
+// OpenFiles returns the number of sockets that the process may have open. Windows has no such
+// limit; this one limits memory.
 func OpenFiles() int { return 1 << 16 }
 
 // listenError makes the error of a port in use wrap the same one on every host. Windows has another
-// number for it, and reports a port that another process has exclusively as a lack of permission.
+// number for it, and reports a port that another process uses exclusively as a lack of permission.
 func listenError(err error) error {
 	if errors.Is(err, windows.WSAEADDRINUSE) || errors.Is(err, windows.WSAEACCES) {
 		return fmt.Errorf("%w (%w)", syscall.EADDRINUSE, err)

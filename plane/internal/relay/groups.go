@@ -9,7 +9,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// ErrQuota is wrapped by errors of a namespace that has its share.
+// ErrQuota is wrapped by errors of a namespace that has used up its share.
 var ErrQuota = errors.New("no listener for another Service of the namespace")
 
 // Group is the share of a namespace's listeners together.
@@ -18,10 +18,10 @@ type Group struct {
 	sessions    Share // of UDP
 	held        Share // bytes of messages that associations of SCTP hold
 	listeners   int
-	table       uint32 // whose sessions of UDP share one
+	table       uint32 // index of the UDP table for its sessions
 }
 
-// NewGroup returns a group that has nothing.
+// NewGroup returns an empty group.
 func NewGroup() *Group {
 	return &Group{descriptors: Share{greed: groupGreed}, sessions: Share{greed: groupGreed},
 		held: Share{greed: groupGreed}, table: rand.Uint32()}
@@ -51,7 +51,7 @@ func ProcessGroups() *Groups {
 // Budget returns the budget that is divided.
 func (g *Groups) Budget() *Budget { return g.budget }
 
-// Len returns how many namespaces have something.
+// Len returns the number of namespaces with a share.
 func (g *Groups) Len() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -17,7 +17,7 @@ import (
 // with less, a router on the way may have dropped the packet. No path in a cluster is that long.
 const fewHops = 32
 
-// wantHops has the kernel report how many hops the packets of clients have left.
+// wantHops enables reports of how many hops the packets of clients have left.
 func wantHops(a netip.Addr) option {
 	if a.Is6() {
 		return option{"IPV6_RECVHOPLIMIT", unix.IPPROTO_IPV6, unix.IPV6_RECVHOPLIMIT, 1}

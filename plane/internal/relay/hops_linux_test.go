@@ -18,8 +18,8 @@ import (
 	"kube-proxy/test/seedtest"
 )
 
-// withHops dials with packets that may pass so many routers. It returns nil if the connection was
-// reset before it looked.
+// withHops dials with packets that may pass so many routers. It returns nil if the connection is
+// already reset.
 func withHops(t *testing.T, at netip.AddrPort, hops int) net.Conn {
 	t.Helper()
 	d := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) (err error) {
@@ -43,7 +43,7 @@ func withHops(t *testing.T, at netip.AddrPort, hops int) net.Conn {
 	return c
 }
 
-// withoutBackend is how many clients of a relay have no backend yet.
+// withoutBackend returns how many clients of a relay have no backend yet.
 func withoutBackend(r *Relay) (n int) {
 	e, counts := r.conns.(*conns), make(chan int)
 	e.each(func(l *loop) {
@@ -61,9 +61,9 @@ func withoutBackend(r *Relay) (n int) {
 	return n
 }
 
-// Whatever relays lead to, each other and backends that reset, refuse or say nothing, one client
-// costs no more than one accepted connection for each of its hops, and as many failed attempts for
-// each of these as there are backends (TN-40).
+// Relays forward to each other and to backends that reset, refuse or stay silent. One client costs
+// at most one accepted connection for each of its hops, and for each of these one failed attempt
+// per backend (TN-40).
 func TestRelaysOfRandomGraphs(t *testing.T) {
 	random := rand.New(rand.NewPCG(seedtest.Of(t), 40))
 	backends := []netip.AddrPort{
@@ -133,9 +133,9 @@ func costOfOneClient(t *testing.T, random *rand.Rand, backends []netip.AddrPort)
 	return accepted
 }
 
-// Packets of a client that may pass few routers only do not arrive at an endpoint behind more. That
-// says nothing of the endpoint (TN-41): neither what the router answers, nor its silence. A client
-// with enough hops proves that the endpoint is gone.
+// Packets that may pass only a few routers do not reach an endpoint behind more of them. Neither
+// the router's answer nor its silence proves anything about the endpoint (TN-41). A client with
+// enough hops proves that the endpoint is gone.
 func TestClientsTTL(t *testing.T) {
 	lab := netlab.ForTest(t, netlab.Options{NoClient: true})
 	lab.Serve(netlab.TCP, 8080, "pod4")
@@ -170,17 +170,17 @@ func TestClientsTTL(t *testing.T) {
 					return r.Stats().TCP.DialsFailed - before, reported
 				}
 				if failed, reported := dialledWith(2); failed != 1 || len(reported) != 0 {
-					t.Errorf("with 2 hops %d attempts failed, and the balancer was told %v", failed, reported)
+					t.Errorf("with 2 hops %d attempts failed, and the balancer's reports are %v", failed, reported)
 				}
 				if failed, reported := dialledWith(64); failed != 0 || len(reported) != 1 || reported[0] != nil {
-					t.Errorf("with 64 hops %d attempts failed, and the balancer was told %v", failed, reported)
+					t.Errorf("with 64 hops %d attempts failed, and the balancer's reports are %v", failed, reported)
 				}
 				lab.On(netlab.Node2, func() {
 					command(t, "nft", "table inet gone { chain forward { type filter hook forward priority 0; tcp "+
 						"dport 8080 drop; }; }")
 				})
 				if failed, reported := dialledWith(64); failed != 1 || len(reported) != 1 || reported[0] == nil {
-					t.Errorf("gone: %d attempts failed, and the balancer was told %v", failed, reported)
+					t.Errorf("gone: %d attempts failed, and the balancer's reports are %v", failed, reported)
 				}
 				lab.On(netlab.Node2, func() { command(t, "nft", "delete table inet gone") })
 			})
@@ -188,8 +188,8 @@ func TestClientsTTL(t *testing.T) {
 	}
 }
 
-// The same of UDP (TN-41), where the endpoint is a port that another node translates: what the
-// router answers then comes from the endpoint's address.
+// The same for UDP (TN-41). The endpoint is a port that another node translates, so the router's
+// answer comes from the endpoint's address.
 func TestClientsTTLUDP(t *testing.T) {
 	lab := netlab.ForTest(t, netlab.Options{NoClient: true})
 	lab.Serve(netlab.UDP, 8080, "pod4")
@@ -220,7 +220,7 @@ func TestClientsTTLUDP(t *testing.T) {
 		})
 		b.mu.Lock()
 		if slices.ContainsFunc(b.dialled, func(err error) bool { return err != nil }) {
-			t.Errorf("IPv6 %v: the balancer was told %v", six, b.dialled)
+			t.Errorf("IPv6 %v: the balancer's reports are %v", six, b.dialled)
 		}
 		b.mu.Unlock()
 	}

@@ -9,13 +9,13 @@ import (
 // Keep-alive probes keep an idle connection while both peers exist, and with it two descriptors and
 // a source port. The limit is conntrack's for connections of the other modes.
 
-// idleLook is the interval of the search for connections past a limit, unless one is short.
+// idleLook is the interval of the search for connections past a limit, unless a limit is short.
 const idleLook = time.Minute
 
 // elapsed is the loop's time, since the engine began.
 func (l *loop) elapsed() time.Duration { return l.now.Sub(l.engine.began) }
 
-// watchLimits looks for connections past a limit later.
+// watchLimits schedules the next search for connections past a limit.
 func (l *loop) watchLimits() {
 	if l.limits.pending != nil {
 		return

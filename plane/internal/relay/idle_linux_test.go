@@ -13,7 +13,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// pass lets time pass for the connections of a relay, and has its loops look at them.
+// pass lets time pass for the connections of a relay, and makes its loops check them.
 func pass(r *Relay, d time.Duration) {
 	var all sync.WaitGroup
 	e := r.conns.(*conns)
@@ -60,7 +60,7 @@ func wasReset(t *testing.T, what string, c net.Conn) {
 }
 
 // A connection without a byte either way for the limit is reset at both ends and gives its source
-// port back. A byte, in whichever direction, begins the limit anew (TN-78).
+// port back. A byte in either direction restarts the limit (TN-78).
 func TestTCPIdleTN78(t *testing.T) {
 	for _, limit := range []time.Duration{24 * time.Hour, 0} {
 		at, accepted := acceptAll(t)

@@ -12,12 +12,13 @@ import (
 	"kube-proxy/lb"
 )
 
-// loop is a thread that serves connections. Only its thread touches what is not marked as shared.
+// loop is a thread that serves connections. Only its thread uses fields that are not marked as
+// shared.
 type loop struct {
 	relay  *Relay
 	engine *conns
 	epoll  int
-	wake   int // an eventfd, written when posted has something
+	wake   int // an eventfd, written when posted is not empty
 	now    time.Time
 
 	// Shared.
@@ -32,17 +33,17 @@ type loop struct {
 	conns  []*conn  // by slot
 	free   []uint32 // slots without a connection
 	gens   int32    // the last generation given to an end
-	ready  []*conn  // which have used up their turn, with more to move
-	limits timer    // when to look for connections past a limit; armed while there are some
+	ready  []*conn  // connections that used up their turn and have more to move
+	limits timer    // of the next search for connections past a limit; armed while connections exist
 	pipes  pipes
 	moved  int64 // bytes, ever
 	buf    []byte
 }
 
 const (
-	// copySize is how many bytes are copied at a time if they cannot be spliced.
+	// copySize is the number of bytes copied at a time if splice cannot move them.
 	copySize = 64 << 10
-	// batch is how many events are taken from the kernel at a time.
+	// batch is the number of events read from the kernel at a time.
 	batch = 256
 )
 
@@ -73,8 +74,8 @@ func (l *loop) begin(work *sync.WaitGroup) error {
 	return <-entered
 }
 
-// start runs the loop in the relay's namespace until it is stopped. It reports to entered when it
-// is there.
+// start runs the loop in the relay's namespace until it is stopped. It sends to entered once it is
+// there.
 func (l *loop) start(entered chan<- error) {
 	if err := l.relay.ns.run(func() error {
 		entered <- nil
@@ -90,13 +91,13 @@ func (l *loop) start(entered chan<- error) {
 	unix.Close(l.wake)
 	posted := l.posted
 	l.mu.Unlock()
-	for _, fn := range posted { // a client that another loop has accepted is to be closed
+	for _, fn := range posted { // clients that other loops accepted must be closed
 		fn()
 	}
 }
 
-// post makes the loop's thread call fn soon, and reports whether it will: not if the loop has
-// ended. Any goroutine may call it.
+// post makes the loop's thread call fn soon. It returns false if the loop has ended. Any goroutine
+// may call it.
 func (l *loop) post(fn func()) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -118,7 +119,7 @@ func (l *loop) run() {
 		}
 		n, err := unix.EpollWait(l.epoll, events, wait)
 		if err != nil && err != unix.EINTR {
-			panic(fmt.Sprintf("relay: epoll_wait: %v", err)) // the kernel has no reason that is not a mistake of ours
+			panic(fmt.Sprintf("relay: epoll_wait: %v", err)) // only a bug of ours makes it fail
 		}
 		l.now = time.Now()
 		for i := range max(n, 0) {
@@ -237,8 +238,8 @@ func (l *loop) watch(s *listening) {
 	}
 	s.mu.RUnlock()
 	if err != nil {
-		// ENOMEM, ENOSPC: there may be room later. It takes the lock, which must not be held twice
-		// beside a close
+		// ENOMEM, ENOSPC: there may be room later. pause takes the read lock, which must not be
+		// held twice while a close waits
 		l.pause(s, err)
 	}
 }
@@ -259,10 +260,10 @@ func (l *loop) pause(s *listening, err error) {
 	}}, acceptPause)
 }
 
-// accepts is how many clients are taken from one socket before others have their turn.
+// accepts is the number of clients accepted from one socket before other sockets have their turn.
 const accepts = 16
 
-// accept takes clients that wait at a socket.
+// accept accepts the clients that wait at a socket.
 func (l *loop) accept(s *listening) {
 	for range accepts {
 		if !l.engine.fds.Take(&s.share, perConn) {
@@ -292,7 +293,7 @@ func (l *loop) accept(s *listening) {
 	}
 }
 
-// counters returns those of a socket's protocol.
+// counters returns the counters of a socket's protocol.
 func (l *loop) counters(s *listening) *counters {
 	if s.proto == lb.SCTP {
 		return &l.engine.sctp

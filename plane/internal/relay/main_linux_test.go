@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 }
 
 func runInside() int {
-	// Who may not raise the limit has the one it has; the test that needs more says so.
+	// Without the right to raise the limit it stays; a test that needs more says so.
 	unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 65536, Max: 65536})
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Env = append(os.Environ(), inside+"=1")

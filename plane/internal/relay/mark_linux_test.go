@@ -10,8 +10,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// What goes to backends carries the mark: by it the rules that lead packets to the proxy leave
-// alone what it sends itself.
+// Packets to backends carry the mark, so that the rules do not redirect the proxy's own packets.
 func TestMark(t *testing.T) {
 	const mark = 1 << 14
 	r, err := New(Config{Mark: mark})
@@ -19,8 +18,8 @@ func TestMark(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(r.Close)
-	// An accepted socket takes the mark of the handshake, where the node says so; over lo it still
-	// has that of the sender.
+	// An accepted socket takes the mark of the handshake, if a sysctl of the node says so; over lo
+	// packets keep the mark of the sender.
 	ln, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(loopback))
 	if err != nil {
 		t.Fatal(err)
@@ -56,7 +55,7 @@ func TestMark(t *testing.T) {
 	}
 }
 
-// So do datagrams: the socket of a session has the mark.
+// The socket of a UDP session has the mark too.
 func TestMarkOfDatagrams(t *testing.T) {
 	const mark = 1 << 14
 	r := startUDP(t, Config{Mark: mark}, 0)

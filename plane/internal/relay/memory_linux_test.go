@@ -15,7 +15,7 @@ import (
 )
 
 // Ten thousand open connections take two descriptors each, no goroutine, no pipe, and a few hundred
-// bytes. Where the process may open fewer files there are as many as it may.
+// bytes. If the process may open fewer files, the test opens as many connections as that allows.
 func TestTCPManyOpen(t *testing.T) {
 	const connections, most = 10_000, 600 // bytes each
 	n := connections
@@ -32,7 +32,7 @@ func TestTCPManyOpen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	client.do(t, "hold", l.Addr(), 100) // what is made once has been made
+	client.do(t, "hold", l.Addr(), 100) // one-time allocations are done
 	before, files, goroutines := heapAndStacks(), openFDs(t), runtime.NumGoroutine()
 	client.do(t, "hold", l.Addr(), n-100)
 	after, more := heapAndStacks(), openFDs(t)
@@ -63,9 +63,8 @@ func TestTCPManyOpen(t *testing.T) {
 	}
 }
 
-// Clients that never read, and backends that never read, have the kernel hold little for each,
-// however much it would give one connection: what it has for all sockets of the host is the others'
-// too.
+// For clients and backends that never read, the kernel holds little, although it would give one
+// connection much: its memory for sockets is shared by the whole host.
 func TestTCPStalledPeers(t *testing.T) {
 	const connections, most = 20, 3 << 20 // bytes each
 	for _, c := range []struct{ client, backend string }{{"stall", "flood"}, {"pour", "mute"}} {
@@ -89,7 +88,7 @@ func TestTCPStalledPeers(t *testing.T) {
 				}
 			}
 			held := heldByKernel(t)
-			t.Logf("%d connections, of which %d bytes were taken: the kernel holds %d kB for each", connections, moved,
+			t.Logf("%d connections, %d bytes accepted: the kernel holds %d kB for each", connections, moved,
 				held/connections>>10)
 			if moved < connections<<16 || held < connections<<16 {
 				t.Error("nothing is under way: the peers did not do what they should")
@@ -101,8 +100,7 @@ func TestTCPStalledPeers(t *testing.T) {
 	}
 }
 
-// heldByKernel is how much memory the kernel has given to the buffers of this process's sockets, in
-// bytes.
+// heldByKernel returns the bytes of memory in the buffers of this process's sockets.
 func heldByKernel(t *testing.T) (sum int) {
 	files, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -121,7 +119,7 @@ func heldByKernel(t *testing.T) (sum int) {
 	return sum
 }
 
-// leadsTo is a Balancer that remembers nothing.
+// leadsTo is a Balancer without state.
 type leadsTo netip.AddrPort
 
 func (b leadsTo) Pick(Client, []netip.AddrPort) (netip.AddrPort, Answer) {
@@ -130,7 +128,7 @@ func (b leadsTo) Pick(Client, []netip.AddrPort) (netip.AddrPort, Answer) {
 func (leadsTo) Dialled(Client, netip.AddrPort, error) {}
 func (leadsTo) Serves(netip.AddrPort) bool            { return true }
 
-// heapAndStacks is what the program has on its heap and in its stacks, in bytes.
+// heapAndStacks returns the size of the program's heap and stacks in bytes.
 func heapAndStacks() uint64 {
 	runtime.GC()
 	runtime.GC()

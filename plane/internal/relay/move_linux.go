@@ -6,21 +6,21 @@ import (
 	"kube-proxy/lb"
 )
 
-// outcome is how it went to move what came from one end to the other.
+// outcome is the result of moving bytes from one end to the other.
 type outcome uint8
 
 const (
-	nothingLeft  outcome = iota // until epoll tells of a change
+	nothingLeft  outcome = iota // until epoll reports a change
 	turnOver                    // there is more, but others have their turn
-	sourceFailed                // what came before has been passed on, as far as there was room for it
+	sourceFailed                // earlier bytes have been passed on, as far as there was room
 	targetFailed
 )
 
-// turnBytes is how much one connection moves one way before others have their turn.
+// turnBytes is how much one connection moves in one direction before others have their turn.
 const turnBytes = 1 << 20
 
-// move moves bytes from one end to the other. It reads only if the other end can take some. What
-// that cannot take after all stays in the pipe, which limits the cost of a slow reader.
+// move moves bytes from one end to the other. It reads only if the other end can take some. Bytes
+// that the other end then refuses stay in the pipe, which limits the cost of a slow reader.
 func (l *loop) move(c *conn, from int) outcome {
 	if c.from.proto == lb.SCTP {
 		return l.moveMessages(c, from)
@@ -84,7 +84,7 @@ func (l *loop) moveBytes(s *Share, src, dst *end) outcome {
 func (e *end) finish() {
 	if !e.shut {
 		e.shut = true
-		unix.Shutdown(int(e.fd), unix.SHUT_WR) // an error is one that the socket tells too
+		unix.Shutdown(int(e.fd), unix.SHUT_WR) // the socket reports an error again
 	}
 }
 
@@ -110,8 +110,8 @@ func (l *loop) read(s *Share, src, dst *end) outcome {
 	return nothingLeft
 }
 
-// copy copies bytes through memory. It removes them from src only after dst has taken them, so that
-// it keeps none.
+// copy copies bytes through memory. It removes them from src only after dst has taken them, so it
+// buffers nothing.
 func (l *loop) copy(src, dst *end) outcome {
 	n, _, err := unix.Recvfrom(int(src.fd), l.buf, unix.MSG_PEEK|unix.MSG_DONTWAIT)
 	switch {

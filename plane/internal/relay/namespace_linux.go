@@ -16,7 +16,7 @@ type namespace struct {
 
 const threadNamespace = "/proc/thread-self/ns/net"
 
-// currentNamespace returns that of the calling thread.
+// currentNamespace returns the network namespace of the calling thread.
 func currentNamespace() (namespace, error) {
 	fd, err := unix.Open(threadNamespace, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// option is one of a socket.
+// option is a socket option.
 type option struct {
 	name              string
 	level, opt, value int
@@ -30,7 +30,7 @@ func familyOf(a netip.Addr) int {
 	return unix.AF_INET6
 }
 
-// mark returns the option that marks packets to backends; none without a mark.
+// mark returns the option that marks packets to backends; empty without a mark.
 func (r *Relay) mark() []option {
 	if r.cfg.Mark == 0 {
 		return nil

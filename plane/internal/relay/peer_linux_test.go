@@ -14,10 +14,9 @@ import (
 )
 
 // A peer is another process, as clients and backends are: goroutines of the relay's own process
-// would compete with its loops for the threads of Go, which the kernel's scheduler knows nothing
-// of.
+// would compete with its loops for Go's threads, invisibly to the kernel's scheduler.
 
-// peerRole marks the process that is one.
+// peerRole marks the process of a peer.
 const peerRole = "RELAY_TEST_PEER"
 
 // peer is a process on a host that has backends, and is a client on demand.
@@ -27,7 +26,7 @@ type peer struct {
 	backends map[string]netip.AddrPort
 }
 
-// startPeer starts one.
+// startPeer starts a peer.
 func startPeer(tb testing.TB) *peer {
 	tb.Helper()
 	cmd := exec.Command("/proc/self/exe")
@@ -63,7 +62,7 @@ func (p *peer) line(tb testing.TB) string {
 	return p.out.Text()
 }
 
-// do has the peer be a client n times.
+// do makes the peer run a client action n times.
 func (p *peer) do(tb testing.TB, what string, at netip.AddrPort, n int) {
 	tb.Helper()
 	fmt.Fprintln(p.in, what, at, n)
@@ -72,7 +71,7 @@ func (p *peer) do(tb testing.TB, what string, at netip.AddrPort, n int) {
 	}
 }
 
-// bePeer is what such a process does.
+// bePeer runs the process of a peer.
 func bePeer() int {
 	fmt.Println(backendOf(func(c net.Conn) {
 		buf := make([]byte, 1)
@@ -84,7 +83,7 @@ func bePeer() int {
 	fmt.Println(backendOf(pour))
 	fmt.Println(backendOf(func(net.Conn) { select {} })) // reads nothing
 	var held []net.Conn
-	defer func() { runtime.KeepAlive(held) }() // a connection that nobody knows is closed
+	defer func() { runtime.KeepAlive(held) }() // an unreferenced connection would be closed
 	for {
 		var what, at string
 		var n int
@@ -149,7 +148,7 @@ func backendOf(handle func(net.Conn)) net.Addr {
 	return ln.Addr()
 }
 
-// hold opens n connections, has a byte go through each, and keeps them.
+// hold opens n connections, sends a byte through each, and keeps them.
 func hold(at string, n int) (held []net.Conn, err error) {
 	for range n {
 		c, err := net.Dial("tcp", at)

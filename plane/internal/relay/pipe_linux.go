@@ -10,14 +10,14 @@ type pipe struct{ r, w int }
 // of slow readers, and no listener gets all of it.
 type pipes struct {
 	free   []*pipe
-	made   int // and not closed
+	made   int // open pipes
 	budget *Budget
 }
 
 const (
-	// sparePipes is how many pipes a loop keeps for later.
+	// sparePipes is the number of empty pipes that a loop keeps.
 	sparePipes = 16
-	// maxPipes is how many pipes are in use at a time, if an eighth of the descriptors suffices
+	// maxPipes is the number of pipes in use at a time, if an eighth of the descriptors suffices
 	// for them: with spliceBytes in each they hold 128 MiB.
 	maxPipes = 256
 	// pipeShare is the part of all descriptors that pipes may take: one in so many.
@@ -26,16 +26,16 @@ const (
 	// data takes the place of a page, however small it is. A stream took 0.3 ms of the processor
 	// for a megabyte, with 64 KiB 0.5 ms.
 	pipeSize = 1 << 20
-	// spliceBytes is how many bytes are read into a pipe at a time.
+	// spliceBytes is the number of bytes read into a pipe at a time.
 	spliceBytes = 512 << 10
 )
 
-// newPipeBudget bounds the pipes of a relay that has so many descriptors.
+// newPipeBudget bounds the pipes of a relay with so many descriptors.
 func newPipeBudget(descriptors int64) *Budget {
 	return &Budget{max: min(maxPipes, max(1, descriptors/pipeShare/2))}
 }
 
-// get returns an empty pipe, nil if there is none.
+// get returns an empty pipe, or nil without room for another.
 func (p *pipes) get(s *Share) *pipe {
 	if !p.budget.Take(s, 1) {
 		return nil
@@ -65,7 +65,7 @@ func (p *pipes) put(s *Share, pp *pipe) {
 	p.free = append(p.free, pp)
 }
 
-// drop closes a pipe with all that is in it.
+// drop closes a pipe, and discards its bytes.
 func (p *pipes) drop(s *Share, pp *pipe) {
 	p.budget.Give(s, 1)
 	p.close(pp)
@@ -84,8 +84,8 @@ func (p *pipes) closeFree() {
 	p.free = nil
 }
 
-// splice moves up to n bytes without waiting. The error is EAGAIN if there are none, or no room for
-// them.
+// splice moves up to n bytes without waiting. The error is EAGAIN if no byte is available, or no
+// room.
 func splice(from, to, n int) (int, error) {
 	for {
 		moved, err := unix.Splice(from, nil, to, nil, n, unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)

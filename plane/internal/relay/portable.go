@@ -227,7 +227,7 @@ func (c *portableConn) dial() bool {
 			}
 			return true
 		}
-		if c.ctx.Err() == nil { // else the client was given up
+		if c.ctx.Err() == nil { // else the client has gone, or the relay ends
 			p.dialsFailed.Add(1)
 			c.from.owner.dialled(who, backend, err)
 		}
@@ -258,7 +258,7 @@ func (c *portableConn) attempt(backend netip.AddrPort) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if c.ctx.Err() != nil { // too late to know of it
+	if c.ctx.Err() != nil { // the client or the relay has ended meanwhile
 		conn.Close()
 		return c.ctx.Err()
 	}

@@ -15,23 +15,23 @@ import (
 	"kube-proxy/lb"
 )
 
-// Client is who opens a connection, or begins a session.
+// Client is the peer that opens a connection or begins a session.
 type Client struct {
-	// Addr is where it comes from.
+	// Addr is its source address.
 	Addr netip.AddrPort
-	// Local is the address that it asked for: the original destination if the kernel remembers one
-	// (SO_ORIGINAL_DST), else that of the listener.
+	// Local is the address that it connected to: the original destination if the kernel remembers
+	// one (SO_ORIGINAL_DST), else that of the listener.
 	Local netip.AddrPort
-	// Again: it is a session of UDP that has begun before, whose backend could not be reached.
+	// Again marks a UDP session that has begun before and whose backend could not be reached.
 	Again bool
 }
 
-// Answer is what becomes of a new connection or session.
+// Answer decides about a new connection or session.
 type Answer uint8
 
 // The answers.
 const (
-	// Forward leads it to the backend.
+	// Forward connects it to the backend.
 	Forward Answer = iota + 1
 	// Refuse resets a connection. A datagram is dropped: a socket cannot refuse one.
 	Refuse
@@ -41,13 +41,14 @@ const (
 // time. It must not block, because a loop with thousands of connections waits for it, and must not
 // call the relay.
 type Balancer interface {
-	// Pick returns the backend for a new connection or session. tried are those that could not be
-	// reached for it, in the order of the attempts. If no other is worth an attempt, the answer is
-	// Refuse. tried is valid during the call.
+	// Pick returns the backend for a new connection or session. tried lists the backends that could
+	// not be reached for it, in the order of the attempts. If no other backend is worth an attempt,
+	// the answer is Refuse. tried is valid during the call.
 	Pick(c Client, tried []netip.AddrPort) (netip.AddrPort, Answer)
 	// Dialled reports how an attempt to reach the backend ended: nil for a completed handshake,
-	// after which there is no other attempt. Attempts that prove nothing are not reported: the
-	// client or the backend left, descriptors ran out, or the client's TTL may be the cause.
+	// after which there is no other attempt. It is not called for attempts that prove nothing about
+	// the backend: the client or the backend left, descriptors ran out, or the client's TTL may be
+	// the cause.
 	Dialled(c Client, backend netip.AddrPort, err error)
 	// Serves reports whether clients that have the backend may keep it. If not, a session of UDP
 	// ends at the next datagram, and a connection after [Config.Grace].
@@ -57,14 +58,15 @@ type Balancer interface {
 // Listening is one socket that clients reach.
 type Listening struct {
 	Proto lb.Proto
-	// Addr is where it listens. Port 0 asks for any, and is never what a listener answers.
+	// Addr is the address to listen at. Port 0 requests any free port; [Listener.Addr] never
+	// returns 0.
 	Addr netip.AddrPort
 }
 
-// ErrClosed is what Listen returns after Drain or Close.
+// ErrClosed is the error of Listen after Drain or Close.
 var ErrClosed = errors.New("the relay is closed")
 
-// Config is what a relay needs to know. The zero Config is usable.
+// Config configures a relay. The zero Config is usable.
 type Config struct {
 	// Log receives messages for the operator, at a rate that clients cannot raise; nil for none.
 	Log *slog.Logger
@@ -82,7 +84,7 @@ type Config struct {
 	// Keep-alive probes do not count. Linux only.
 	TCPIdle func() time.Duration
 	// Grace is how long a connection may last after its backend stopped to serve, 0 for no limit.
-	// It ends up to an eighth later.
+	// The relay may close it up to an eighth of Grace later.
 	Grace time.Duration
 	// UDPIdle is the silence after which a session of UDP ends, 0 for DefaultUDPIdle.
 	UDPIdle time.Duration
@@ -90,11 +92,11 @@ type Config struct {
 	// that conntrack has not translated are reset. Nil: all clients may. It must not block.
 	Direct func(p lb.Proto, port uint16) bool
 	// Mark is the packet mark (SO_MARK) of all packets to backends, including the handshake; 0 for
-	// none. By it the rules recognise the proxy's own packets. Only Linux has marks.
+	// none. The rules recognise the proxy's own packets by it. Only Linux has marks.
 	Mark uint32
 }
 
-// What the zero Config stands for.
+// Defaults of the zero Config.
 const (
 	DefaultDialTimeout = 2 * time.Second // one lost SYN is sent again after a second
 	DefaultDialTotal   = 10 * time.Second
@@ -211,15 +213,16 @@ func (r *Relay) Listen(at Listening, b Balancer, group *Group) (*Listener, error
 	return l, nil
 }
 
-// drainPoll is how often Drain looks whether connections are left.
+// drainPoll is the interval at which Drain checks for open connections.
 const drainPoll = 20 * time.Millisecond
 
 const (
 	// maxAttempts bounds how many backends are tried for one client.
 	maxAttempts = 32
-	// keepAliveProbes is how many questions a peer may leave without an answer.
+	// keepAliveProbes is the number of unanswered probes after which a peer counts as gone.
 	keepAliveProbes = 4
-	// acceptPause is how long a listener rests when there is no descriptor for its next client.
+	// acceptPause is how long a listener stops accepting when no descriptor is left for its next
+	// client.
 	acceptPause = 50 * time.Millisecond
 )
 
@@ -264,7 +267,7 @@ func (r *Relay) Close() {
 	r.ns.close()
 }
 
-// Stats returns what the relay holds, and has done since New.
+// Stats returns the relay's open connections and sessions, and its counts since New.
 func (r *Relay) Stats() Stats {
 	tcp, sctp := r.conns.stats()
 	return Stats{TCP: tcp, SCTP: sctp, UDP: r.udp.count.read()}
@@ -278,7 +281,7 @@ type Listener struct {
 	balancer atomic.Pointer[Balancer]
 }
 
-// Addr returns where it listens.
+// Addr returns the address at which it listens.
 func (l *Listener) Addr() netip.AddrPort { return l.socket.addr() }
 
 // SetBalancer replaces the Balancer.

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SCTP is served like TCP, except for the bytes: they come in messages, each with a stream and a
-// protocol number, and are passed on as such. splice knows no messages.
+// SCTP is served like TCP, except that data comes in messages, each with a stream and a protocol
+// number. The relay passes them on as messages; splice does not support them.
 
 // From include/uapi/linux/sctp.h.
 const (
@@ -27,7 +27,7 @@ const (
 // sndInfo is struct sctp_sndinfo.
 type sndInfo struct {
 	stream, flags uint16
-	ppid, context uint32 // ppid in the order of its sender, whatever that is
+	ppid, context uint32 // ppid in the byte order of its sender
 	assoc         int32
 }
 
@@ -41,7 +41,7 @@ type rcvInfo struct {
 // initMsg is struct sctp_initmsg.
 type initMsg struct{ out, in, attempts, timeout uint16 }
 
-// status is struct sctp_status, of which only the first part matters here.
+// status is the first part of struct sctp_status.
 type status struct {
 	assoc, state, rwnd    uint32
 	unacked, pending      uint16
@@ -49,7 +49,7 @@ type status struct {
 	_                     [256]byte
 }
 
-// of reads the status of a socket's association.
+// of fills in the status of a socket's association.
 func (s *status) of(fd int32) error {
 	size := uint32(unsafe.Sizeof(*s))
 	return getsockopt(int(fd), unix.IPPROTO_SCTP, sctpStatus, unsafe.Pointer(s), &size)
@@ -65,14 +65,14 @@ const (
 	// maxStreams is how many streams an association may have each way. Those that a peer may open
 	// cost memory of the kernel.
 	maxStreams = 256
-	// maxMessage is the size of the largest message, in bytes; who sends a larger one is reset.
+	// maxMessage is the size of the largest message, in bytes; a larger one resets the association.
 	maxMessage = 1 << 20
-	// maxHeld is how many bytes of messages a relay holds for all its associations; who needs more
-	// is reset. No listener gets all of it, and no group.
+	// maxHeld is the number of bytes of messages that a relay holds for all its associations; an
+	// association that needs more is reset. No listener or group gets all of it.
 	maxHeld = 64 << 20
 )
 
-// tuneSCTP sets what both sockets have. That peers are still there the kernel asks by heartbeats.
+// tuneSCTP sets the options of both sockets. The kernel detects vanished peers by heartbeats.
 func tuneSCTP(fd int) error {
 	if err := setOptions(fd, option{"SCTP_NODELAY", unix.IPPROTO_SCTP, sctpNoDelay, 1},
 		option{"SCTP_RECVRCVINFO", unix.IPPROTO_SCTP, sctpRecvRcvInfo, 1}); err != nil {
@@ -86,9 +86,9 @@ func setStreams(fd int, m initMsg) error {
 	return os.NewSyscallError("SCTP_INITMSG", unix.SetsockoptString(fd, unix.IPPROTO_SCTP, sctpInitMsg, string(raw[:])))
 }
 
-// prepareSCTP gives the socket to the backend the streams that the client has, and the address that
-// leads there: without one the backend were told of all addresses of the node, and might answer to
-// any.
+// prepareSCTP gives the backend's socket as many streams as the client has, and binds it to the
+// source address of the route. An unbound socket announces all addresses of the node to the
+// backend, which might answer to any of them.
 func (c *conn) prepareSCTP(to netip.AddrPort) error {
 	fd := int(c.ends[backend].fd)
 	var s status
@@ -105,7 +105,7 @@ func (c *conn) prepareSCTP(to netip.AddrPort) error {
 	return os.NewSyscallError("bind", unix.Bind(fd, sockaddr(netip.AddrPortFrom(from, 0))))
 }
 
-// sourceFor returns the node's address from which packets to another go.
+// sourceFor returns the node's source address for packets to another address.
 func sourceFor(to netip.AddrPort) (netip.Addr, error) {
 	fd, err := newUDPSocket(to.Addr())
 	if err != nil {
@@ -122,8 +122,8 @@ func sourceFor(to netip.AddrPort) (netip.Addr, error) {
 	return addrPort(sa).Addr(), nil
 }
 
-// message is one that has not been passed on: because parts of it are missing, or because there was
-// no room for it.
+// message is a message that has not been passed on, because parts of it are missing or because
+// there was no room for it.
 type message struct {
 	data  []byte
 	info  sndInfo
@@ -171,8 +171,8 @@ func (l *loop) receive(s *Share, src, dst *end) outcome {
 	switch {
 	case err == unix.EAGAIN:
 		src.readable = false
-		// Whose shutdown was answered is told so by no call but this: the association is not there
-		// any more.
+		// After an answered shutdown the association no longer exists, and only this call reports
+		// that.
 		src.finished = src.shut && !associated(src.fd)
 		return nothingLeft
 	case err == unix.EINTR:
@@ -181,7 +181,7 @@ func (l *loop) receive(s *Share, src, dst *end) outcome {
 		return sourceFailed
 	case n == 0:
 		src.finished = true
-		l.unhold(s, src) // the rest of it will not come
+		l.unhold(s, src) // the rest will not arrive
 		return nothingLeft
 	}
 	m := message{data: l.buf[:n], info: infoOf(control[:controlled]), whole: flags&unix.MSG_EOR != 0}
@@ -198,7 +198,7 @@ func (l *loop) receive(s *Share, src, dst *end) outcome {
 	return l.hold(s, src, m)
 }
 
-// hold keeps a message, or a part of one, in memory of its own: the loop's is for the next.
+// hold copies a message, or a part of one, because the next one overwrites the loop's buffer.
 func (l *loop) hold(s *Share, src *end, m message) outcome {
 	h := src.held
 	if h == nil {
@@ -218,7 +218,7 @@ func (l *loop) hold(s *Share, src *end, m message) outcome {
 	return nothingLeft
 }
 
-// unhold forgets the message that is held of an end.
+// unhold drops the held message of an end.
 func (l *loop) unhold(s *Share, e *end) {
 	if e.held != nil {
 		l.engine.held.Give(s, int64(len(e.held.data)))
@@ -246,7 +246,7 @@ func (l *loop) send(dst *end, m *message) error {
 	}
 }
 
-// infoOf returns how a message that came with such control data is to be sent.
+// infoOf returns the send parameters for a message that came with such control data.
 func infoOf(control []byte) sndInfo {
 	for len(control) >= unix.CmsgLen(0) {
 		header, data, rest, err := unix.ParseOneSocketControlMessage(control)

@@ -19,20 +19,21 @@ import (
 	"kube-proxy/lb"
 )
 
-// needsSCTP skips a test on a kernel without. test/vm/suites runs it on kernels that have it.
+// needsSCTP skips a test on a kernel without SCTP. test/vm/suites runs the test on kernels with
+// SCTP.
 func needsSCTP(t *testing.T) {
 	t.Helper()
 	fd, err := newSocket(loopback.Addr(), lb.SCTP)
 	if err != nil {
 		if os.Getenv("PLANETEST_VM") != "" {
-			t.Fatal(err) // there it must be
+			t.Fatal(err) // such a VM must have SCTP
 		}
 		t.Skipf("test/vm/suites proves it on kernels that have SCTP: %v", err)
 	}
 	unix.Close(fd)
 }
 
-// Without SCTP in the kernel the error of Listen says so; with it there is none.
+// Listen fails with a clear error exactly if the kernel lacks SCTP.
 func TestSCTPListen(t *testing.T) {
 	r := newRelay(t, Config{})
 	_, err := r.Listen(Listening{lb.SCTP, loopback}, to(), nil)
@@ -45,7 +46,7 @@ func TestSCTPListen(t *testing.T) {
 	}
 }
 
-// sctpPeer is one end of an association, whose calls wait.
+// sctpPeer is one end of an association. Its calls block.
 type sctpPeer struct {
 	t  testing.TB
 	fd int
@@ -85,7 +86,7 @@ func (p sctpPeer) notice() ([]byte, sndInfo, error) {
 		if err == unix.EINTR {
 			continue
 		}
-		if err == unix.ENOTCONN { // after a shutdown of ours: nothing more comes
+		if err == unix.ENOTCONN { // after our shutdown no more messages arrive
 			return nil, sndInfo{}, nil
 		}
 		if err != nil || n == 0 {
@@ -164,8 +165,8 @@ func listenSCTP(t testing.TB, r *Relay, b Balancer) *Listener {
 	return l
 }
 
-// Messages arrive whole, in their order, on their stream, ordered or not, with the number that says
-// what they are, both ways.
+// Messages arrive whole, in order, on their stream, ordered or unordered, with their protocol
+// number, in both directions.
 func TestSCTPMessages(t *testing.T) {
 	needsSCTP(t)
 	r := newRelay(t, Config{})
@@ -185,7 +186,7 @@ func TestSCTPMessages(t *testing.T) {
 			t.Fatalf("sent %d bytes as %+v: got %d as %+v, %v", size, info, len(got), how, err)
 		}
 	}
-	// Many small ones are not made one.
+	// Many small ones are not merged.
 	go func() {
 		for i := range 500 {
 			p.say(fmt.Append(nil, "message ", i), sndInfo{stream: 3})
@@ -206,7 +207,7 @@ func TestSCTPMessages(t *testing.T) {
 	}
 }
 
-// A reader who does not read makes the sender wait, and then gets everything.
+// A peer that does not read makes the sender wait, and then gets everything.
 func TestSCTPBackPressure(t *testing.T) {
 	needsSCTP(t)
 	r := newRelay(t, Config{})
@@ -227,7 +228,7 @@ func TestSCTPBackPressure(t *testing.T) {
 			sent, last = sent+1, time.Now()
 		}
 		if sent > 2000 {
-			t.Fatal("20 MB were taken of which nobody has read any")
+			t.Fatal("20 MB were accepted, and no peer has read")
 		}
 	}
 	close(stop)
@@ -237,8 +238,8 @@ func TestSCTPBackPressure(t *testing.T) {
 	}
 }
 
-// An abort is passed on as one, a backend that refuses is not what the client sees, and with no
-// other the client is aborted.
+// An abort is passed on as an abort. A client does not notice a backend that refuses; without
+// another backend the client is aborted.
 func TestSCTPAbortAndRetry(t *testing.T) {
 	needsSCTP(t)
 	r := newRelay(t, Config{})
@@ -267,13 +268,13 @@ func TestSCTPAbortAndRetry(t *testing.T) {
 	if err == nil {
 		_, _, err = p.notice()
 	}
-	if err != unix.ECONNRESET && err != unix.ECONNREFUSED { // the latter if the abort is there before connect looks
+	if err != unix.ECONNRESET && err != unix.ECONNREFUSED { // the latter if the abort arrives before connect returns
 		t.Errorf("no backend: got %v", err)
 	}
 }
 
-// What associations hold of messages is bounded for all, for a listener and for a namespace, and is
-// given back (TN-45).
+// The memory for messages is bounded for all associations, for a listener and for a namespace, and
+// is returned (TN-45).
 func TestSCTPHeldMessagesTN45(t *testing.T) {
 	const room = 90_000 // bytes
 	warned := &bytes.Buffer{}
@@ -320,8 +321,9 @@ func TestSCTPHeldMessagesTN45(t *testing.T) {
 	}
 }
 
-// Peers who do not read have the relay hold no more than its bound: associations beyond it are
-// reset, those of another namespace are served, and nothing is counted once all have ended (TN-45).
+// For peers that do not read, the relay holds no more than its bound: associations beyond it are
+// reset, those of another namespace are served, and nothing stays counted once all have ended
+// (TN-45).
 func TestSCTPStalledPeersTN45(t *testing.T) {
 	needsSCTP(t)
 	r := newRelay(t, Config{})
@@ -376,7 +378,7 @@ func TestSCTPStalledPeersTN45(t *testing.T) {
 	eventually(t, "no byte is counted any more", func() bool { return held.Used() == 0 })
 }
 
-// The structures are as large as those of the kernel.
+// The structures have the sizes of the kernel's.
 func TestSCTPStructures(t *testing.T) {
 	for _, tc := range []struct{ got, want uintptr }{
 		{unsafe.Sizeof(sndInfo{}), 16}, {unsafe.Sizeof(rcvInfo{}), 28}, {unsafe.Sizeof(initMsg{}), 8},

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sockaddr is an address as the kernel is told it.
+// sockaddr returns an address in the kernel's form.
 func sockaddr(a netip.AddrPort) unix.Sockaddr {
 	if a.Addr().Is4() {
 		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
@@ -36,8 +36,8 @@ func addrPort(sa unix.Sockaddr) netip.AddrPort {
 // (netfilter_ipv6/ip6_tables.h).
 const originalDst = 80
 
-// asked returns the address that a client asked for: that which conntrack remembers if the packets
-// were led here by a rule, else that of the socket. bound is where the listener is.
+// asked returns the address that a client connected to: the original destination in conntrack if a
+// rule redirected the packets, else that of the socket. bound is the listener's address.
 func asked(fd int, bound netip.AddrPort) netip.AddrPort {
 	if bound.Addr().Is4() {
 		var sa unix.RawSockaddrInet4
@@ -67,7 +67,7 @@ func swap(port uint16) uint16 {
 	return uint16(b[0])<<8 | uint16(b[1])
 }
 
-// getsockopt reads an option into size bytes at p, and sets size to how many it has.
+// getsockopt reads an option into size bytes at p, and sets size to its length.
 func getsockopt(fd, level, opt int, p unsafe.Pointer, size *uint32) error {
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(opt), uintptr(p),
 		uintptr(unsafe.Pointer(size)), 0)

@@ -8,12 +8,11 @@ import (
 	"kube-proxy/lb"
 )
 
-// errPorts is why a client is led to another backend though the node has ports left.
+// errPorts says why a client goes to another backend although the node has ports left.
 var errPorts = errors.New("the client has its share of the source ports towards the backend")
 
-// sourcePorts shares out the source ports towards each backend among clients: one client with many
-// idle connections leaves some for the others. It remembers the clients that have connections, and
-// no others.
+// sourcePorts divides the source ports towards each backend among clients: one client with many
+// idle connections leaves some for the others. It only keeps clients that have connections.
 type sourcePorts struct {
 	most int64 // towards one backend
 
@@ -21,8 +20,8 @@ type sourcePorts struct {
 	to map[portsKey]*portsTo
 }
 
-// portsKey is whose source ports are used up together: one backend's; for SCTP, whose sockets are
-// bound before they connect, all backends'.
+// portsKey identifies a set of source ports: that of one backend, or of all backends for SCTP,
+// whose sockets are bound before they connect.
 type portsKey struct {
 	proto   lb.Proto
 	backend netip.AddrPort
@@ -35,7 +34,7 @@ type portsTo struct {
 	clients map[netip.Addr]*clientPorts
 }
 
-// clientPorts is what one client has of them.
+// clientPorts is one client's part of them.
 type clientPorts struct {
 	Share
 	of     *portsTo
@@ -71,7 +70,7 @@ func (p *sourcePorts) take(proto lb.Proto, backend netip.AddrPort, client netip.
 	return c
 }
 
-// give gives back a port. nil is none.
+// give returns a port. It ignores nil.
 func (p *sourcePorts) give(c *clientPorts) {
 	if c == nil {
 		return

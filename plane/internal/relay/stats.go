@@ -2,32 +2,32 @@ package relay
 
 import "sync/atomic"
 
-// Stats is what a relay holds, and has done since it was made.
+// Stats are a relay's open connections and sessions, and its counts since its creation.
 type Stats struct {
 	TCP, SCTP Connections
 	UDP       Sessions
 }
 
-// Connections counts what became of clients that connect.
+// Connections counts clients that connect, by outcome.
 type Connections struct {
-	// Open is how many are open, those included for which a backend is being dialled.
+	// Open is the number of open connections, including those whose backend is being dialled.
 	Open int64
-	// Accepted is how many clients have connected.
+	// Accepted is the number of clients that have connected.
 	Accepted uint64
-	// Refused is how many of them were reset before they had a backend: the Balancer refused them,
-	// or none was reached.
+	// Refused is the number of clients that were reset before they had a backend: the Balancer
+	// refused them, or no backend was reached.
 	Refused uint64
-	// DialsFailed is how many attempts to reach a backend have failed, and Retried how many clients
-	// had another attempt.
+	// DialsFailed is the number of failed attempts to reach a backend, and Retried the number of
+	// clients with more than one attempt.
 	DialsFailed, Retried uint64
 	// ToBackends and ToClients are the bytes of user data that were passed on.
 	ToBackends, ToClients uint64
-	// OutOfDescriptors is how often a client had to wait or was refused for lack of a descriptor,
-	// of the process or in its listener's share.
+	// OutOfDescriptors counts clients that had to wait or were refused because the process or their
+	// listener's share had no descriptor left.
 	OutOfDescriptors uint64
 }
 
-// counters are Connections that many goroutines count.
+// counters are Connections for concurrent updates.
 type counters struct {
 	open                                    atomic.Int64
 	accepted, refused, dialsFailed, retried atomic.Uint64

@@ -30,7 +30,7 @@ func newRelay(t testing.TB, cfg Config) *Relay {
 	return r
 }
 
-// withoutPipes makes a relay copy all bytes, as it does when there is no descriptor for a pipe.
+// withoutPipes makes a relay copy all bytes, as without a free descriptor for a pipe.
 func withoutPipes(r *Relay) {
 	done := make(chan struct{})
 	r.conns.(*conns).each(func(l *loop) {
@@ -42,8 +42,8 @@ func withoutPipes(r *Relay) {
 	}
 }
 
-// Readers who do not read keep no more pipes than their listener's share; those of another still
-// get some.
+// Peers that do not read keep no more pipes than their listener's share; those of another listener
+// still get some.
 func TestTCPSlowReaders(t *testing.T) {
 	r := newRelay(t, Config{Descriptors: NewBudget(400)})
 	stop := make(chan struct{})
@@ -81,7 +81,7 @@ func TestTCPSlowReaders(t *testing.T) {
 	eventually(t, "no pipe is in use", func() bool { return pipes.used.Load() == 0 })
 }
 
-// Without pipes every byte arrives too, and nothing is kept in memory.
+// Without pipes every byte arrives too, and memory use does not grow.
 func TestTCPWithoutPipes(t *testing.T) {
 	r := newRelay(t, Config{})
 	withoutPipes(r)
@@ -99,7 +99,7 @@ func TestTCPWithoutPipes(t *testing.T) {
 	}
 }
 
-// Urgent bytes come where they were sent, and do not hold up what follows.
+// Urgent bytes arrive at their place in the stream, and do not delay the following bytes.
 func TestTCPUrgent(t *testing.T) {
 	r := newRelay(t, Config{})
 	c := dial(t, listen(t, r, to(serve(t, echo))).Addr())
@@ -137,7 +137,7 @@ func TestTCPUrgent(t *testing.T) {
 	}
 }
 
-// openFDs returns what the process has open, by what it is.
+// openFDs counts the process's open descriptors by kind.
 func openFDs(t testing.TB) map[string]int {
 	t.Helper()
 	names, err := os.ReadDir("/proc/self/fd")
@@ -155,8 +155,7 @@ func openFDs(t testing.TB) map[string]int {
 	return all
 }
 
-// A client that a rule has led here asked for the address that it sent to, not for that of the
-// socket.
+// For a redirected client, the local address is the one that it sent to, not that of the socket.
 func TestTCPOriginalDst(t *testing.T) {
 	if _, err := exec.LookPath("nft"); err != nil {
 		t.Skip("the rules of this test need the nft program: ", err)
@@ -181,14 +180,14 @@ func TestTCPOriginalDst(t *testing.T) {
 		b.mu.Lock()
 		if want := (Client{Addr: c.LocalAddr().(*net.TCPAddr).AddrPort(), Local: service}); len(b.clients) != 1 ||
 			b.clients[0] != want {
-			t.Errorf("listening at %s: the balancer was told of %+v, want %+v", tc.listen, b.clients, want)
+			t.Errorf("listening at %s: the balancer's clients are %+v, want %+v", tc.listen, b.clients, want)
 		}
 		b.mu.Unlock()
 	}
 	run(t, "nft", "flush ruleset")
 }
 
-// has gives the namespace of the tests an address.
+// has adds an address to the namespace of the tests.
 func has(t *testing.T, a netip.Addr) {
 	t.Helper()
 	lo, err := netlink.LinkByName("lo")

@@ -17,13 +17,13 @@ import (
 	"kube-proxy/lb"
 )
 
-// engines are what serves TCP: that of this host, and that of hosts with nothing better.
+// engines are the engines for TCP: the one of this host, and the portable one.
 var engines = map[string]func(*Relay) (connEngine, error){
 	"host":     newConns,
 	"portable": func(r *Relay) (connEngine, error) { return newPortable(r), nil },
 }
 
-// eachEngine runs a test with each of them.
+// eachEngine runs a test with each engine.
 func eachEngine(t *testing.T, test func(t *testing.T, cfg Config, start func(Config) *Relay)) {
 	for name, make := range engines {
 		t.Run(name, func(t *testing.T) {
@@ -50,7 +50,7 @@ func startWith(t testing.TB, cfg Config, make func(*Relay) (connEngine, error)) 
 	return r
 }
 
-// turns is a Balancer that leads to one backend after the other, those last that were tried.
+// turns is a Balancer that chooses the backends in turn, and tried ones last.
 type turns struct {
 	mu       sync.Mutex
 	backends []netip.AddrPort
@@ -58,7 +58,7 @@ type turns struct {
 	clients  []Client
 	dialled  []error
 	reached  []netip.AddrPort
-	gone     []netip.AddrPort // which do not serve
+	gone     []netip.AddrPort // backends that do not serve
 }
 
 func to(backends ...netip.AddrPort) *turns { return &turns{backends: backends} }
@@ -93,7 +93,7 @@ func (b *turns) Serves(backend netip.AddrPort) bool {
 	return !slices.Contains(b.gone, backend)
 }
 
-// leave says which backends do not serve.
+// leave sets the backends that do not serve.
 func (b *turns) leave(gone ...netip.AddrPort) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -125,7 +125,7 @@ func serve(t testing.TB, handle func(*net.TCPConn)) netip.AddrPort {
 	return ln.Addr().(*net.TCPAddr).AddrPort()
 }
 
-// echo sends back what it gets, and then the end.
+// echo returns every byte, and then ends the stream.
 func echo(c *net.TCPConn) {
 	io.Copy(c, c)
 	c.CloseWrite()
@@ -151,11 +151,11 @@ func dial(t testing.TB, at netip.AddrPort) *net.TCPConn {
 	return c
 }
 
-// wantReset connects, and fails the test if that is not reset.
+// wantReset connects, and fails the test if the connection is not reset.
 func wantReset(t testing.TB, at netip.AddrPort) {
 	t.Helper()
 	c, err := net.DialTCP("tcp", nil, net.TCPAddrFromAddrPort(at))
-	if err == nil { // else the reset was there before the client looked
+	if err == nil { // else the reset arrived before Dial returned
 		defer c.Close()
 		c.SetDeadline(time.Now().Add(patience))
 		_, err = c.Read(make([]byte, 1))
@@ -165,7 +165,7 @@ func wantReset(t testing.TB, at netip.AddrPort) {
 	}
 }
 
-// patience is how long a test waits for what must happen.
+// patience is how long a test waits for an expected event.
 const patience = 20 * time.Second
 
 // eventually waits until ok.
@@ -178,7 +178,8 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// Every byte arrives, both ways, whatever the chunks, and the end of one way leaves the other open.
+// Every byte arrives in both directions, whatever the chunks, and the end of one direction leaves
+// the other open.
 func TestTCPEveryByte(t *testing.T) {
 	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
 		r := start(cfg)
@@ -218,7 +219,7 @@ func TestTCPEveryByte(t *testing.T) {
 	})
 }
 
-// readSlowly reads all, in chunks and with pauses that follow from seed.
+// readSlowly reads everything, in chunks and with pauses derived from seed.
 func readSlowly(r io.Reader, seed int) (got []byte) {
 	random := rand.New(rand.NewPCG(2, uint64(seed)))
 	buf := make([]byte, 1<<17)
@@ -234,7 +235,7 @@ func readSlowly(r io.Reader, seed int) (got []byte) {
 	}
 }
 
-// A backend that refuses is not what the client sees, if there is another.
+// A client does not notice a backend that refuses, if another one serves.
 func TestTCPRetry(t *testing.T) {
 	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
 		r := start(cfg)
@@ -261,7 +262,7 @@ func TestTCPRetry(t *testing.T) {
 	})
 }
 
-// The error of a port in use says so.
+// The error for a port in use says so.
 func TestTCPPortInUse(t *testing.T) {
 	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
 		r := start(cfg)
@@ -277,8 +278,7 @@ func TestTCPPortInUse(t *testing.T) {
 	})
 }
 
-// What a backend says after the client has ended its way still arrives, and what a client says
-// after the backend has.
+// Bytes of a backend still arrive after the client has ended its direction, and the reverse.
 func TestTCPHalfClose(t *testing.T) {
 	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
 		r := start(cfg)
@@ -312,7 +312,7 @@ func TestTCPHalfClose(t *testing.T) {
 	})
 }
 
-// A reset of one side is a reset for the other, and not a clean end.
+// A reset of one side resets the other, instead of ending it cleanly.
 func TestTCPReset(t *testing.T) {
 	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
 		r := start(cfg)
@@ -346,8 +346,8 @@ func TestTCPReset(t *testing.T) {
 	})
 }
 
-// unanswered returns an address where nobody answers, not even with a reset: of a listener whose
-// queue is full.
+// unanswered returns an address without any answer, even a reset: that of a listener whose queue is
+// full.
 func unanswered(t testing.TB) netip.AddrPort {
 	t.Helper()
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
@@ -396,7 +396,7 @@ func TestTCPBackendDoesNotAnswer(t *testing.T) {
 			return errors.As(err, &e) &&
 				e.Timeout()
 		}); n < 0 {
-			t.Errorf("the balancer was told %v", b.dialled)
+			t.Errorf("the balancer's reports are %v", b.dialled)
 		}
 		b.mu.Unlock()
 
@@ -409,13 +409,13 @@ func TestTCPBackendDoesNotAnswer(t *testing.T) {
 	})
 }
 
-// A client that goes while its backend is being dialled is not held.
+// A client that leaves while its backend is being dialled is released.
 func TestTCPClientGoesWhileDialling(t *testing.T) {
 	silent := unanswered(t)
 	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
 		cfg.DialTimeout, cfg.DialTotal = 10*time.Minute, 10*time.Minute
 		if t.Name() == "TestTCPClientGoesWhileDialling/portable" {
-			cfg.DialTimeout = 100 * time.Millisecond // package net does not tell of a reset before something is read
+			cfg.DialTimeout = 100 * time.Millisecond // package net does not report a reset before a read
 		}
 		r := start(cfg)
 		l := listen(t, r, to(silent))
@@ -427,8 +427,8 @@ func TestTCPClientGoesWhileDialling(t *testing.T) {
 	})
 }
 
-// After the handshake there is no other attempt, whatever the backend does: its reset is the
-// client's, and says nothing of the backend (TN-40, TN-41).
+// After the handshake no other attempt begins, whatever the backend does. Its reset is passed to
+// the client, and proves nothing about the backend (TN-40, TN-41).
 func TestTCPResetAfterTheHandshake(t *testing.T) {
 	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
 		r := start(cfg)
@@ -441,12 +441,12 @@ func TestTCPResetAfterTheHandshake(t *testing.T) {
 		eventually(t, "no connection is open", func() bool { return r.Stats().TCP.Open == 0 })
 		if s := r.Stats().TCP; s.DialsFailed != 0 || s.Retried != 0 || len(b.reached) != clients ||
 			len(b.dialled) != clients {
-			t.Errorf("%+v; the balancer was told %v", s, b.dialled)
+			t.Errorf("%+v; the balancer's reports are %v", s, b.dialled)
 		}
 	})
 }
 
-// Clients whom the balancer refuses, such as those outside a Service's source ranges, hold no
+// Clients that the balancer refuses, such as those outside a Service's source ranges, hold no
 // descriptor (TN-43).
 func TestTCPRefusedClients(t *testing.T) {
 	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
@@ -456,7 +456,7 @@ func TestTCPRefusedClients(t *testing.T) {
 		for range 50 {
 			wantReset(t, l.Addr())
 		}
-		// the portable listener takes those of its next client
+		// the portable listener reserves those of its next client
 		eventually(t, "no descriptor is counted", func() bool { return cfg.Descriptors.Used() <= 2 })
 		if s := r.Stats().TCP; s.Refused != 50 || s.OutOfDescriptors != 0 {
 			t.Errorf("%+v", s)
@@ -465,7 +465,7 @@ func TestTCPRefusedClients(t *testing.T) {
 }
 
 // A connection to a backend that has left ends after its grace, unless the backend returns; those
-// to others go on.
+// to others continue.
 func TestTCPLeave(t *testing.T) {
 	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
 		cfg.Grace = 300 * time.Millisecond
@@ -508,8 +508,9 @@ func roundTrip(t testing.TB, c net.Conn) {
 	}
 }
 
-// A listener that closes leaves its connections open, those included that nobody has accepted yet.
-// They still end when their backend has gone, and those of other listeners to that backend do not.
+// A listener that closes leaves its connections open, including those that the relay has not
+// accepted yet. They still end when their backend has gone; those of other listeners to that
+// backend continue.
 func TestTCPClose(t *testing.T) {
 	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
 		cfg.Grace = time.Millisecond
@@ -534,7 +535,7 @@ func TestTCPClose(t *testing.T) {
 	})
 }
 
-// Drain waits for connections as long as it may, and then ends them.
+// Drain waits for connections until ctx ends, and then closes them.
 func TestTCPDrain(t *testing.T) {
 	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
 		r := start(cfg)
@@ -579,11 +580,12 @@ func TestTCPDrain(t *testing.T) {
 		c = dial(t, listen(t, r, to(backend)).Addr())
 		roundTrip(t, c)
 		c.Close()
-		r.Drain(t.Context()) // must not wait for ever: nothing is open
+		r.Drain(t.Context()) // must return: nothing is open
 	})
 }
 
-// IPv6 works, and a listener at an unspecified address knows what its clients asked for.
+// IPv6 works, and a listener at an unspecified address knows the address that a client connected
+// to.
 func TestTCPAddresses(t *testing.T) {
 	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
 		r := start(cfg)
@@ -601,7 +603,7 @@ func TestTCPAddresses(t *testing.T) {
 			b.mu.Lock()
 			if want := (Client{Addr: c.LocalAddr().(*net.TCPAddr).AddrPort(), Local: asked}); len(b.clients) != 1 ||
 				b.clients[0] != want {
-				t.Errorf("listening at %s: the balancer was told of %+v, want %+v", tc.at, b.clients, want)
+				t.Errorf("listening at %s: the balancer's clients are %+v, want %+v", tc.at, b.clients, want)
 			}
 			b.mu.Unlock()
 			if l.Addr().Addr() != netip.MustParseAddrPort(tc.at).Addr() {

@@ -11,17 +11,17 @@ import (
 	"time"
 )
 
-// Sessions counts datagrams and sessions. A session is what one client sends to one address of one
-// listener, and the replies.
+// Sessions counts datagrams and sessions. A session is all datagrams from one client to one address
+// of one listener, and the replies.
 type Sessions struct {
-	// Open is how many sessions there are.
+	// Open is the number of sessions.
 	Open int64
-	// Opened is how many have begun. Expired were idle, Evicted made room for another, Moved lost
-	// their backend.
+	// Opened counts sessions that began. Of these, Expired were idle, Evicted made room for
+	// another, and Moved lost their backend.
 	Opened, Expired, Evicted, Moved uint64
-	// ToBackends and ToClients were passed on.
+	// ToBackends and ToClients count datagrams that were passed on.
 	ToBackends, ToClients Datagrams
-	// Dropped were not.
+	// Dropped counts the others.
 	Dropped Dropped
 }
 
@@ -34,13 +34,13 @@ type Dropped struct {
 	NoBackend uint64
 	// NoSocket: there is no room for another session, or the host has no socket for it.
 	NoSocket uint64
-	// Malformed: sent to a multicast or broadcast address, or by a client without a hop left.
+	// Malformed: the datagram went to a multicast or broadcast address, or has no hop left.
 	Malformed uint64
 	// SendFailed: the kernel did not take it.
 	SendFailed uint64
 }
 
-// udpCounters are Sessions that many goroutines count.
+// udpCounters are Sessions for concurrent updates.
 type udpCounters struct {
 	open                                                 atomic.Int64
 	opened, expired, evicted, moved                      atomic.Uint64
@@ -73,7 +73,7 @@ const (
 	// udpFiles and udpPorts are the parts of the process's descriptors and of the node's ports that
 	// sessions may take: one in so many. Each session takes one of both.
 	udpFiles, udpPorts = 8, 4
-	// datagramSize holds the longest datagram there is.
+	// datagramSize is the size of the longest datagram.
 	datagramSize = 1 << 16
 	// udpBuffer is the size of a listener's buffer in each direction, including the kernel's
 	// overhead: at least a few hundred short datagrams.
@@ -85,20 +85,21 @@ func newUDPBudget(files, ports int) *Budget {
 	return &Budget{max: int64(max(1, min(files/udpFiles, ports/udpPorts)))}
 }
 
-// sessionSocket is a session's socket, connected to its backend, so that it receives from no other.
+// sessionSocket is a session's socket. It is connected to the backend, so it receives from no other
+// host.
 type sessionSocket interface {
 	// send sends a datagram with a TTL, 0 for the host's own. It does not wait.
 	send(datagram []byte, hops int) error
 	close()
 }
 
-// udpKey is what makes datagrams to one listener a session: who sends them, and to which address.
+// udpKey identifies a session of a listener: the client's address and the address that it sends to.
 type udpKey struct {
 	client netip.AddrPort
 	local  netip.Addr
 }
 
-// udpSession leads what one client sends to one backend.
+// udpSession forwards the datagrams of one client to one backend.
 type udpSession struct {
 	front    *udpFront
 	key      udpKey
@@ -106,7 +107,7 @@ type udpSession struct {
 	socket   sessionSocket
 	used     time.Time // last, in either direction
 	answered bool
-	lost     bool          // the backend cannot be reached: the next datagram goes to another
+	lost     bool          // the backend is unreachable: the next datagram goes to another
 	at       *list.Element // in the order of its front
 }
 
@@ -114,7 +115,7 @@ func (s *udpSession) client(again bool) Client {
 	return Client{Addr: s.key.client, Local: netip.AddrPortFrom(s.key.local, s.front.at.Port()), Again: again}
 }
 
-// dialled reports to the Balancer how it went to reach the backend.
+// dialled reports to the Balancer whether the backend was reached.
 func (s *udpSession) dialled(err error) { s.front.owner.dialled(s.client(false), s.backend, err) }
 
 // udpFront is the client side of sessions: a listener.
@@ -126,7 +127,7 @@ type udpFront struct {
 	closed   bool
 	share    Share
 	sessions map[udpKey]*udpSession
-	order    list.List // of sessions, that used last in front
+	order    list.List // of sessions, most recently used first
 }
 
 func newUDPFront(owner *Listener, at netip.AddrPort) *udpFront {
@@ -134,31 +135,31 @@ func newUDPFront(owner *Listener, at netip.AddrPort) *udpFront {
 		sessions: map[udpKey]*udpSession{}}
 }
 
-// udpGroup is the listeners of a group that have sessions.
+// udpGroup is the set of a group's listeners that have sessions.
 type udpGroup struct {
 	busy map[*udpFront]struct{}
-	most *udpFront // with most sessions, nil if that is not known
+	most *udpFront // the listener with most sessions, nil if unknown
 }
 
-// udpTable has the sessions of some listeners, and forwards datagrams through them. All listeners
+// udpTable holds the sessions of some listeners, and forwards datagrams through them. All listeners
 // of a group are in one table.
 type udpTable struct {
 	idle   time.Duration
 	budget *Budget      // of all tables of the relay
 	count  *udpCounters // of all
-	// dial gives a session its socket.
+	// dial makes the socket of a session.
 	dial func(*udpSession) error
 
 	mu      sync.Mutex // is held during all calls
 	groups  map[*Group]*udpGroup
-	tending *time.Timer // nil: there is no session
+	tending *time.Timer // nil without sessions
 }
 
 func newUDPTable(idle time.Duration, budget *Budget, count *udpCounters, dial func(*udpSession) error) *udpTable {
 	return &udpTable{idle: idle, budget: budget, count: count, dial: dial, groups: map[*Group]*udpGroup{}}
 }
 
-// forward sends a datagram of a client to its backend, or to another one if that cannot be reached.
+// forward sends a client's datagram to its backend, or to another one if that is unreachable.
 func (t *udpTable) forward(f *udpFront, k udpKey, datagram []byte, hops int, now time.Time) {
 	s := f.sessions[k]
 	if s != nil && !f.owner.serves(s.backend) {
@@ -181,7 +182,7 @@ func (t *udpTable) forward(f *udpFront, k udpKey, datagram []byte, hops int, now
 				return
 			}
 		}
-		if s.lost { // it was not reached
+		if s.lost { // the attempt failed
 			continue
 		}
 		err := s.socket.send(datagram, hops)
@@ -191,7 +192,7 @@ func (t *udpTable) forward(f *udpFront, k udpKey, datagram []byte, hops int, now
 			t.count.toBackendBytes.Add(uint64(len(datagram)))
 			t.use(s, now)
 			return
-		case s.lost: // as a datagram before has met
+		case s.lost: // an earlier datagram was refused
 		case isOurs(err):
 			t.count.sendFailed.Add(1)
 			return
@@ -248,8 +249,8 @@ func isOurs(err error) bool {
 	return tooLong(err)
 }
 
-// makeRoom takes the budget of one more session. If the group has its share, the oldest session of
-// its largest listener ends: one group never costs another a session.
+// makeRoom takes the budget of one more session. If the group has used up its share, the oldest
+// session of its largest listener ends, so one group never costs another a session.
 func (t *udpTable) makeRoom(f *udpFront) bool {
 	for !t.budget.Take(&f.share, 1) {
 		g := t.groups[f.owner.group]
@@ -317,13 +318,13 @@ func (t *udpTable) end(s *udpSession) {
 	}
 }
 
-// use notes that a session was used.
+// use records that a session was used.
 func (t *udpTable) use(s *udpSession, now time.Time) {
 	s.used = now
 	s.front.order.MoveToFront(s.at)
 }
 
-// oldest returns the session that was idle longest, nil if there is none.
+// oldest returns the least recently used session, or nil.
 func (f *udpFront) oldest() *udpSession {
 	if last := f.order.Back(); last != nil {
 		return last.Value.(*udpSession)
@@ -331,8 +332,8 @@ func (f *udpFront) oldest() *udpSession {
 	return nil
 }
 
-// answered notes a reply of the backend, and reports whether it is for the client. If the backend
-// does not serve any more, its address may have another owner: the session ends (SV-25).
+// answered records a reply of the backend, and reports whether to pass it on. If the backend no
+// longer serves, its address may have another owner, so the session ends (SV-25).
 func (t *udpTable) answered(s *udpSession, now time.Time) bool {
 	if !s.front.owner.serves(s.backend) {
 		t.end(s)
@@ -347,9 +348,9 @@ func (t *udpTable) answered(s *udpSession, now time.Time) bool {
 	return true
 }
 
-// refused notes that a backend cannot be reached. Any host may claim that. Only if the backend or
-// this node says so, the Balancer gets a report; and only if the backend says that its port is
-// closed, all its sessions move.
+// refused records that a backend cannot be reached. Any host may claim that: the Balancer gets a
+// report only if the backend or this node says so, and all sessions of the backend move only if the
+// backend itself says that its port is closed.
 func (t *udpTable) refused(s *udpSession, err error, byBackend, byNode bool) {
 	s.lost = true
 	if byBackend || byNode {
@@ -376,7 +377,7 @@ func (t *udpTable) each(fn func(*udpSession)) {
 	}
 }
 
-// granule is how much longer than the idle time a session may last.
+// granule is the precision of the idle time: a session may last that much longer.
 func (t *udpTable) granule() time.Duration { return max(t.idle/8, time.Millisecond) }
 
 // expire ends idle sessions.

@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// udpTables is how many tables an engine has. A flood of the groups of one costs the others nothing
-// but the processor.
+// udpTables is the number of tables of an engine. A flood in one table costs the others only CPU
+// time.
 const udpTables = 64
 
-// udpEngine serves UDP: each socket has a goroutine that reads it, which forwards what it has read.
+// udpEngine serves UDP: each socket has a goroutine that reads and forwards its datagrams.
 type udpEngine struct {
 	relay  *Relay
 	tables [udpTables]*udpTable
@@ -26,7 +26,7 @@ func newUDP(r *Relay, budget *Budget) *udpEngine {
 	return e
 }
 
-// stop waits for the end of all goroutines, whose listeners are closed.
+// stop waits for the goroutines of the listeners, which are closed.
 func (e *udpEngine) stop() { e.work.Wait() }
 
 func (e *udpEngine) listen(owner *Listener, at Listening) (socket, error) {
@@ -45,7 +45,7 @@ func (e *udpEngine) listen(owner *Listener, at Listening) (socket, error) {
 
 func (f *udpFront) addr() netip.AddrPort { return f.at }
 
-// close ends the sessions too: without the socket there is no way back to their clients.
+// close ends the sessions too: without the socket, no reply can reach their clients.
 func (f *udpFront) close() {
 	f.table.mu.Lock()
 	defer f.table.mu.Unlock()
@@ -59,7 +59,8 @@ func (f *udpFront) close() {
 // buffers are for a datagram each. A socket needs one only while it has something to read.
 var buffers = sync.Pool{New: func() any { return new([datagramSize]byte) }}
 
-// datagram is one that was read. What is known of its client the listeners' sockets alone tell.
+// datagram is a datagram that was read. Only listeners' sockets fill in the fields about the
+// client.
 type datagram struct {
 	buf    *[datagramSize]byte
 	n      int
@@ -71,14 +72,14 @@ func (d *datagram) bytes() []byte { return d.buf[:d.n] }
 
 func (d *datagram) free() { buffers.Put(d.buf) }
 
-// received is what the host reports about a datagram of a client.
+// received is the host's information about a client's datagram.
 type received struct {
-	local   netip.Addr // to which address of the host
+	local   netip.Addr // the address of the host that it was sent to
 	unicast bool
-	hops    int // as many routers may pass it on; 0 if that is not known
+	hops    int // number of routers that may still pass it on; 0 if unknown
 }
 
-// receive forwards what clients send.
+// receive forwards the datagrams of clients.
 func (f *udpFront) receive() {
 	for {
 		d, err := f.socket.fromClient()
@@ -86,7 +87,7 @@ func (f *udpFront) receive() {
 		case isClosed(err):
 			return
 		case err != nil:
-			time.Sleep(time.Millisecond) // a host out of memory is not asked all the time
+			time.Sleep(time.Millisecond) // do not spin while the host is out of memory
 		default:
 			f.table.take(f, &d)
 			d.free()
@@ -94,7 +95,7 @@ func (f *udpFront) receive() {
 	}
 }
 
-// take forwards a datagram that a listener has read.
+// take forwards one datagram that a listener has read.
 func (t *udpTable) take(f *udpFront, d *datagram) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -110,7 +111,7 @@ func (t *udpTable) take(f *udpFront, d *datagram) {
 	}
 }
 
-// dial gives a session its socket. The table's mu is held.
+// dial makes the socket of a session. The table's mu is held.
 func (e *udpEngine) dial(s *udpSession) error {
 	var socket *udpSocket
 	if err := e.relay.ns.run(func() (err error) {
@@ -124,7 +125,7 @@ func (e *udpEngine) dial(s *udpSession) error {
 	return nil
 }
 
-// reply passes on what a backend sends, until the session ends.
+// reply passes on the replies of a backend until the session ends.
 func (s *udpSession) reply(from *udpSocket) {
 	t := s.front.table
 	for {
@@ -153,7 +154,7 @@ func (s *udpSession) reply(from *udpSocket) {
 	}
 }
 
-// tendLater has idle sessions end in time. The mu is held.
+// tendLater schedules the end of idle sessions. The mu is held.
 func (t *udpTable) tendLater() {
 	if t.tending == nil && len(t.groups) > 0 {
 		t.tending = time.AfterFunc(t.granule(), t.tend)

@@ -61,13 +61,13 @@ func bindUDP(at netip.AddrPort) (int, error) {
 
 // udpSocket is the socket of a listener, or of a session. It never blocks a thread.
 type udpSocket struct {
-	file *os.File // with which the runtime waits
+	file *os.File // for the runtime's poller
 	raw  syscall.RawConn
 
 	session *udpSession
-	hops    int           // of what is sent, 0 for the node's own
-	client  unix.Sockaddr // to whom replies go
-	from    []byte        // by which control message from the right address
+	hops    int           // TTL of sent packets, 0 for the node's own
+	client  unix.Sockaddr // receiver of replies
+	from    []byte        // control message that sets their source address
 }
 
 func newUDPFile(fd int) (*udpSocket, error) {
@@ -113,7 +113,7 @@ func (s *udpSocket) do(fn func(fd int) error) error {
 // isClosed reports whether an error of reading says that the socket is closed.
 func isClosed(err error) bool { return errors.Is(err, os.ErrClosed) }
 
-// await waits until the socket has something, and reads it.
+// await waits until the socket is readable, and reads it.
 func (s *udpSocket) await(read func(fd int, buf []byte) (int, error)) (d datagram, err error) {
 	if closed := s.raw.Read(func(fd uintptr) bool {
 		d.buf = buffers.Get().(*[datagramSize]byte)
@@ -132,7 +132,7 @@ func (s *udpSocket) await(read func(fd int, buf []byte) (int, error)) (d datagra
 	return d, err
 }
 
-// fromClient waits for a datagram of a client.
+// fromClient waits for a client's datagram.
 func (s *udpSocket) fromClient() (datagram, error) {
 	var control [recvControlSize]byte
 	var controlled int
@@ -147,7 +147,7 @@ func (s *udpSocket) fromClient() (datagram, error) {
 	return d, err
 }
 
-// fromBackend waits for a datagram of the backend.
+// fromBackend waits for the backend's datagram.
 func (s *udpSocket) fromBackend() (datagram, error) { return s.await(unix.Read) }
 
 // reply sends a datagram to the client of a session.
@@ -173,7 +173,7 @@ func newBackendSocket(of *udpSession, r *Relay) (*udpSocket, error) {
 	if err == nil {
 		err = os.NewSyscallError("connect", unix.Connect(fd, sockaddr(of.backend)))
 	}
-	// The kernel gives a socket its port before it connects it. A datagram in between may be of
+	// The kernel gives a socket its port before it connects it. A datagram in between may come from
 	// another host.
 	for err == nil {
 		if _, e := unix.Read(fd, make([]byte, 1)); e != nil && e != unix.EINTR {
@@ -208,7 +208,7 @@ func (s *udpSocket) send(datagram []byte, hops int) error {
 		if err == nil || isOurs(err) {
 			return err
 		}
-		// It may be the error of an earlier datagram, which is reported once.
+		// It may be the error of an earlier datagram, which the kernel reports only once.
 		if s.readErrors(fd); s.session.lost {
 			return err
 		}
@@ -224,7 +224,7 @@ func write(fd int, datagram []byte) error {
 	}
 }
 
-// failed notes what the network reports after an error of reading.
+// failed records the network's error reports after a read has failed.
 func (s *udpSocket) failed() {
 	_ = s.do(func(fd int) error {
 		s.readErrors(fd)
@@ -232,10 +232,10 @@ func (s *udpSocket) failed() {
 	})
 }
 
-// maxErrors is how many errors are read at a time: more than the kernel keeps by default.
+// maxErrors is the number of errors read at a time: more than the kernel keeps by default.
 const maxErrors = 1024
 
-// readErrors reads what the network reports about datagrams that were sent to the backend.
+// readErrors reads the network's error reports about datagrams sent to the backend.
 func (s *udpSocket) readErrors(fd int) {
 	var control [512]byte
 	var payload [1]byte
@@ -252,12 +252,12 @@ func (s *udpSocket) readErrors(fd int) {
 			of.front.table.refused(of, why, by == of.backend.Addr().WithZone(""), of.front.owner.relay.ns.isLocal(by))
 		}
 	}
-	// An error that nothing in the queue explains would be reported for ever.
+	// Otherwise an error without an entry in the queue would be reported forever.
 	_, _ = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
 }
 
-// isLocal reports whether the node has an address. From elsewhere, the kernel drops packets from
-// such an address with IPv4; with IPv6 only forged ones have it.
+// isLocal reports whether the node has an address. With IPv4 the kernel drops packets from
+// elsewhere with such a source address; with IPv6 only forged packets have it.
 func (n namespace) isLocal(a netip.Addr) bool {
 	if !a.IsValid() || a.IsUnspecified() {
 		return false
@@ -272,10 +272,10 @@ func (n namespace) isLocal(a netip.Addr) bool {
 	}) == nil
 }
 
-// recvControlSize holds an address of either family and the hops that are left.
+// recvControlSize fits an address of either family and the hops left.
 const recvControlSize = 128
 
-// parseControl reads the control messages of a datagram. What it does not know it leaves out.
+// parseControl reads the control messages of a datagram, and skips unknown ones.
 func parseControl(b []byte) (r received) {
 	for len(b) >= unix.SizeofCmsghdr {
 		hdr, data, rest, err := unix.ParseOneSocketControlMessage(b)
@@ -304,7 +304,7 @@ func isHops(hdr unix.Cmsghdr) bool {
 		hdr.Type == unix.IPV6_HOPLIMIT
 }
 
-// sourceControl is the control message that has a datagram sent from an address.
+// sourceControl is the control message that sets the source address of a datagram.
 func sourceControl(a netip.Addr) []byte {
 	if a.Is4() {
 		return unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: a.As4()})
@@ -315,8 +315,8 @@ func sourceControl(a netip.Addr) []byte {
 // The types of "destination unreachable": RFC 792 and RFC 4443.
 const icmpUnreachable, icmp6Unreachable = 3, 1
 
-// unreachable reads the control messages of a network error: the error, and the host that reports
-// it. 0: the error does not mean that a backend is unreachable.
+// unreachable reads the control messages of a network error. It returns the error, and the host
+// that reports it; 0 if the error does not mean that a backend is unreachable.
 func unreachable(b []byte) (errno unix.Errno, by netip.Addr) {
 	for len(b) >= unix.SizeofCmsghdr {
 		hdr, data, rest, err := unix.ParseOneSocketControlMessage(b)
@@ -326,7 +326,7 @@ func unreachable(b []byte) (errno unix.Errno, by netip.Addr) {
 		b = rest
 		known := hdr.Level == unix.IPPROTO_IP && hdr.Type == unix.IP_RECVERR || hdr.Level == unix.IPPROTO_IPV6 &&
 			hdr.Type == unix.IPV6_RECVERR
-		const size = 16 // struct sock_extended_err of linux/errqueue.h; behind it is who says so
+		const size = 16 // struct sock_extended_err of linux/errqueue.h; the reporter's address follows
 		if !known || len(data) < size {
 			continue
 		}
@@ -355,7 +355,8 @@ func offender(b []byte) netip.Addr {
 	return netip.Addr{}
 }
 
-// EphemeralPorts is how many ports the node has for sockets that ask for none.
+// EphemeralPorts returns the number of ports that the node has for sockets without a requested
+// port.
 func EphemeralPorts() int {
 	const path = "/proc/sys/net/ipv4/ip_local_port_range"
 	var first, last int

@@ -22,8 +22,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// A session whose backend has no such port goes to another with its next datagram, and the Balancer
-// is told. With one backend alone it is tried again, and serves as soon as it is back.
+// A session whose backend has closed its port moves to another with its next datagram, and the
+// relay reports the backend. A single backend is tried again, and serves as soon as it is back.
 func TestUDPBackendDiesAndReturns(t *testing.T) {
 	for _, at := range []netip.AddrPort{loopback, loopback6} {
 		r := startUDP(t, Config{UDPIdle: time.Minute}, 0)
@@ -39,7 +39,7 @@ func TestUDPBackendDiesAndReturns(t *testing.T) {
 			defer b.mu.Unlock()
 			return slices.ContainsFunc(b.dialled, func(err error) bool { return errors.Is(err, unix.ECONNREFUSED) })
 		}
-		eventually(t, "the Balancer is told", refused)
+		eventually(t, "the Balancer gets the report", refused)
 		if !ask(t, c, "to the other", patience) {
 			t.Errorf("no answer from the other; %+v", r.Stats().UDP)
 		}
@@ -47,28 +47,28 @@ func TestUDPBackendDiesAndReturns(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 
-		nobody := to(deadAt)
-		alone := listenUDP(t, r, at, nobody)
+		gone := to(deadAt)
+		alone := listenUDP(t, r, at, gone)
 		c = dialUDP(t, alone.Addr())
-		eventually(t, "the client is led there again", func() bool {
-			if ask(t, c, "nobody", 20*time.Millisecond) {
-				t.Fatal("the dead answer")
+		eventually(t, "the client is sent there again", func() bool {
+			if ask(t, c, "to the dead one", 20*time.Millisecond) {
+				t.Fatal("a closed port answers")
 			}
-			nobody.mu.Lock()
-			defer nobody.mu.Unlock()
-			return len(nobody.clients) > 2
+			gone.mu.Lock()
+			defer gone.mu.Unlock()
+			return len(gone.clients) > 2
 		})
-		nobody.mu.Lock()
-		if first := slices.IndexFunc(nobody.clients, func(c Client) bool { return c.Again }); len(nobody.clients) < 2 ||
+		gone.mu.Lock()
+		if first := slices.IndexFunc(gone.clients, func(c Client) bool { return c.Again }); len(gone.clients) < 2 ||
 			first != 1 {
-			t.Errorf("a session that is led again and again begins more than once: %+v", nobody.clients)
+			t.Errorf("a session that is sent there repeatedly begins more than once: %+v", gone.clients)
 		}
-		nobody.mu.Unlock()
+		gone.mu.Unlock()
 		back := udpEcho(t, deadAt, nil)
-		if !ask(t, c, "somebody", patience) {
+		if !ask(t, c, "to the one that is back", patience) {
 			t.Errorf("no answer from the backend that is back; %+v", r.Stats().UDP)
 		}
-		// It dies under many clients: one refusal tells for all of them.
+		// It ends while it has many clients: one refusal moves all of them.
 		var clients []*net.UDPConn
 		for range 20 {
 			clients = append(clients, dialUDP(t, alone.Addr()))
@@ -91,7 +91,7 @@ func TestUDPBackendDiesAndReturns(t *testing.T) {
 	}
 }
 
-// A datagram to a backend to which there is no way goes to another at once.
+// A datagram to a backend without a route goes to another at once.
 func TestUDPNoWayToBackend(t *testing.T) {
 	r := startUDP(t, Config{}, 0)
 	nowhere := netip.MustParseAddrPort("203.0.113.1:53")
@@ -106,20 +106,20 @@ func TestUDPNoWayToBackend(t *testing.T) {
 	drops(t, r, dialUDP(t, only.Addr()), func(d Dropped) uint64 { return d.SendFailed })
 }
 
-// The answer comes from the address that was asked, which the Balancer is told.
+// The answer comes from the address that the client sent to; the Balancer gets that address too.
 func TestUDPAnswersFromTheAddressThatWasAsked(t *testing.T) {
 	r := startUDP(t, Config{}, 0)
 	b := to(boundAt(udpEcho(t, loopback, nil)))
 	l := listenUDP(t, r, netip.MustParseAddrPort("0.0.0.0:0"), b)
 	for i, asked := range []string{"127.0.0.1", "127.0.0.7", "127.9.9.9"} {
 		at := netip.AddrPortFrom(netip.MustParseAddr(asked), l.Addr().Port())
-		c := dialUDP(t, at) // takes answers from there alone
+		c := dialUDP(t, at) // takes answers only from there
 		if !ask(t, c, asked, patience) {
 			t.Fatalf("%s does not answer", asked)
 		}
 		b.mu.Lock()
 		if b.clients[i].Local != at {
-			t.Errorf("the Balancer was told %v for %v", b.clients[i].Local, at)
+			t.Errorf("the Balancer's clients have %v for %v", b.clients[i].Local, at)
 		}
 		b.mu.Unlock()
 	}
@@ -146,8 +146,8 @@ func relayOn(t testing.TB, lab *netlab.TestLab, cfg Config) (*Relay, netlab.Host
 	return r, node
 }
 
-// Datagrams that a packet filter redirects are answered as if the service address did, of both
-// families; those to a broadcast address are not.
+// Redirected datagrams are answered from the service address, in both families; those to a
+// broadcast address are not answered.
 func TestUDPRedirected(t *testing.T) {
 	lab := netlab.ForTest(t, netlab.Options{NoNode2: true})
 	r, node := relayOn(t, lab, Config{})
@@ -200,7 +200,7 @@ func TestUDPRedirected(t *testing.T) {
 	}
 }
 
-// many is a socket with as many clients as it likes: any source of 127.0.0.0/8.
+// many is a socket that sends as any client of 127.0.0.0/8.
 type many struct {
 	fd      int
 	to      netip.AddrPort
@@ -222,7 +222,7 @@ func sourceOf(client int) netip.Addr {
 	return netip.AddrFrom4([4]byte{127, byte(64 + client>>16), byte(client >> 8), byte(client)})
 }
 
-// ask sends a datagram of a client, which is its number.
+// ask sends a datagram of a client that contains the client's number.
 func (m *many) ask(t testing.TB, client int) {
 	t.Helper()
 	for {
@@ -237,7 +237,7 @@ func (m *many) ask(t testing.TB, client int) {
 	}
 }
 
-// answer waits for the answer to some client, which must have reached the client that asked.
+// answer waits for the next answer, and checks that it reached the client that asked.
 func (m *many) answer(t testing.TB, why func() string) (client int) {
 	t.Helper()
 	var buf [16]byte
@@ -257,7 +257,7 @@ func (m *many) answer(t testing.TB, why func() string) (client int) {
 	}
 }
 
-// processMemory is what the process has, in bytes: the heap of Go, and resident pages.
+// processMemory is the process's memory in bytes: Go's heap, and resident pages.
 type processMemory struct{ heap, resident int64 }
 
 func measure(t testing.TB) (m processMemory) {
@@ -294,11 +294,11 @@ func overflows(t testing.TB) uint64 {
 	return n
 }
 
-// As many sessions as a relay may have, each answered, take the memory and the descriptors that
-// docs/adr/0037 states, and all of it is given back.
+// The largest number of sessions, each answered, takes the memory and descriptors that
+// docs/adr/0037 states, and all of it is returned.
 func TestUDPManySessions(t *testing.T) {
 	const sessions, backends = 5000, 100
-	t.Run("what the runtime keeps for good", func(t *testing.T) {
+	t.Run("memory that the runtime keeps", func(t *testing.T) {
 		ask(t, dialUDP(t, boundAt(udpEcho(t, loopback, nil))), "", patience)
 	})
 	goroutines, descriptors := runtime.NumGoroutine(), openDescriptors(t)
@@ -342,8 +342,8 @@ func TestUDPManySessions(t *testing.T) {
 		})
 }
 
-// A flood of more clients than there is room for takes nothing from the Service beside, of its own
-// namespace or another: none of its datagrams is lost, nor its session, and the sum stays below the
+// A flood with more clients than the relay has room for takes nothing from another Service, in the
+// same namespace or not: that Service loses no datagram and no session, and the sum stays below the
 // bound (TN-54).
 func TestUDPFloodBesideAServiceTN54(t *testing.T) {
 	const bound = 1 << 10
@@ -379,7 +379,7 @@ func TestUDPFloodBesideAServiceTN54(t *testing.T) {
 			asked, lost, before := 0, uint64(0), overflows(t)
 			for full := false; !full || asked < 200; asked++ {
 				for !ask(t, c, fmt.Sprint(asked), patience/4) {
-					// The flood goes through the queue of a CPU too, which may be full.
+					// The flood also goes through a CPU's queue, which may be full.
 					if lost++; lost > overflows(t)-before {
 						t.Fatalf("datagram %d is lost; %+v", asked, r.Stats().UDP)
 					}
@@ -401,8 +401,8 @@ func TestUDPFloodBesideAServiceTN54(t *testing.T) {
 	}
 }
 
-// Without a descriptor new sessions are dropped and counted, those that are open go on, and all is
-// well when there are some again.
+// Without a free descriptor, new sessions are dropped and counted, and open ones continue. New ones
+// begin when descriptors are free again.
 func TestUDPOutOfDescriptors(t *testing.T) {
 	r := startUDP(t, Config{UDPIdle: time.Minute}, 0)
 	backend := boundAt(udpEcho(t, loopback, nil))
@@ -431,7 +431,7 @@ func TestUDPOutOfDescriptors(t *testing.T) {
 	eventuallyAsk(t, later, "later")
 }
 
-// Listeners come and go while clients send to them, from many goroutines.
+// Listeners open and close while clients send to them, from many goroutines.
 func TestUDPComeAndGo(t *testing.T) {
 	r := startUDP(t, Config{UDPIdle: 2 * time.Millisecond}, 0)
 	b := to(boundAt(udpEcho(t, loopback, nil)), boundAt(udpEcho(t, loopback, nil)))
@@ -467,7 +467,7 @@ func TestUDPComeAndGo(t *testing.T) {
 	eventually(t, "no session is left", func() bool { return r.Stats().UDP.Open == 0 })
 }
 
-// FuzzUDPControl reads what a kernel would never write: nothing panics.
+// FuzzUDPControl reads control messages that no kernel would write: nothing panics.
 func FuzzUDPControl(f *testing.F) {
 	f.Add(sourceControl(netip.MustParseAddr("10.1.2.3")))
 	f.Add(bytes.Repeat([]byte{0xff}, 40))
@@ -478,8 +478,8 @@ func FuzzUDPControl(f *testing.F) {
 	})
 }
 
-// A pod that claims for another that its port is closed moves one session at most: the Balancer,
-// which would keep everybody away from the other, is not told.
+// A pod that forges "port closed" for another pod moves at most one session. The Balancer, which
+// would keep all clients away from the other pod, gets no report.
 func TestUDPForgedRefusal(t *testing.T) {
 	lab := netlab.ForTest(t, netlab.Options{NoNode2: true, NoClient: true})
 	r, node := relayOn(t, lab, Config{UDPIdle: time.Minute})
@@ -530,23 +530,23 @@ func TestUDPForgedRefusal(t *testing.T) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if slices.ContainsFunc(b.dialled, func(err error) bool { return err != nil }) {
-		t.Errorf("the Balancer was told %v", b.dialled)
+		t.Errorf("the Balancer's reports are %v", b.dialled)
 	}
 }
 
-// What a host itself cannot reach it says itself, and the Balancer is told.
+// A host reports itself that it cannot reach a neighbour, and the Balancer gets the report.
 func TestUDPNoNeighbour(t *testing.T) {
 	lab := netlab.ForTest(t, netlab.Options{NoNode2: true})
 	r, node := relayOn(t, lab, Config{UDPIdle: time.Minute})
-	for i, nobody := range []netip.Addr{netip.MustParseAddr("172.18.0.77"), netip.MustParseAddr("fd00:18::77")} {
-		b := to(netip.AddrPortFrom(nobody, 53))
+	for i, absent := range []netip.Addr{netip.MustParseAddr("172.18.0.77"), netip.MustParseAddr("fd00:18::77")} {
+		b := to(netip.AddrPortFrom(absent, 53))
 		l := listenUDP(t, r, netip.AddrPortFrom(node.Addr(i == 1), 0), b)
 		var c *net.UDPConn
 		lab.On(netlab.Client, func() { c = dialUDP(t, l.Addr()) })
 		if _, err := c.Write([]byte("anybody?")); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the Balancer is told", func() bool {
+		eventually(t, "the Balancer gets the report", func() bool {
 			b.mu.Lock()
 			defer b.mu.Unlock()
 			return slices.ContainsFunc(b.dialled, func(err error) bool { return errors.Is(err, unix.EHOSTUNREACH) })

@@ -11,8 +11,9 @@ import (
 // maxSessionFiles bounds the descriptors of sessions: each has a buffer, 64 MB together.
 func maxSessionFiles() int { return min(OpenFiles(), udpFiles*1024) }
 
-// udpSocket is the socket of a listener, or of a session. A listener at every address answers from
-// that of the route to the client, so each address should have its own.
+// udpSocket is the socket of a listener, or of a session. A listener at the unspecified address
+// answers from the address of the route to the client, so each address should have its own
+// listener.
 type udpSocket struct {
 	*net.UDPConn
 	session *udpSession
@@ -72,5 +73,5 @@ func (s *udpSocket) send(datagram []byte, _ int) error {
 	return err
 }
 
-// failed notes an error of reading: the backend refuses.
+// failed records a read error: the backend refuses.
 func (s *udpSocket) failed() { s.session.lost = true }

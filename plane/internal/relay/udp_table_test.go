@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// round leads to one backend after the other, and remembers nothing.
+// round is a Balancer that chooses the backends in turn.
 type round struct {
 	backends []netip.AddrPort
 	next     atomic.Uint32
@@ -24,13 +24,13 @@ func (r *round) Pick(Client, []netip.AddrPort) (netip.AddrPort, Answer) {
 func (*round) Dialled(Client, netip.AddrPort, error) {}
 func (r *round) Serves(backend netip.AddrPort) bool  { return backend != r.gone }
 
-// fakeSession is the socket of a session that takes everything.
+// fakeSession is a session's socket that accepts every datagram.
 type fakeSession struct{ table *tableTest }
 
 func (s fakeSession) send([]byte, int) error { return nil }
 func (s fakeSession) close()                 { s.table.sockets-- }
 
-// tableTest is a table whose sockets are no sockets, and whose clients are numbers.
+// tableTest is a table with fake sockets and numbered clients.
 type tableTest struct {
 	*udpTable
 	now     time.Time
@@ -64,7 +64,7 @@ func (t *tableTest) send(f *udpFront, client int) {
 
 func hasSession(f *udpFront, client int) bool { return f.sessions[clientKey(client)] != nil }
 
-// check compares all places where a session is.
+// check compares all data structures that hold a session.
 func (t *tableTest) check(tb testing.TB) {
 	tb.Helper()
 	listed, mapped := 0, 0
@@ -95,7 +95,7 @@ func (t *tableTest) check(tb testing.TB) {
 	}
 }
 
-// Whatever happens, all places agree.
+// After random operations, all data structures agree.
 func TestUDPTableAtRandom(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	tab := newTableTest(60)
@@ -137,8 +137,8 @@ func TestUDPTableAtRandom(t *testing.T) {
 	}
 }
 
-// A session lasts while it is used, in either direction, and the idle time longer; at most an
-// eighth more.
+// A session lasts while it is used in either direction, and then the idle time, plus at most an
+// eighth.
 func TestUDPIdleCF45(t *testing.T) {
 	tab := newTableTest(1000)
 	f := frontOf(NewGroup(), to(netip.MustParseAddrPort("10.1.0.1:53")))
@@ -162,8 +162,8 @@ func TestUDPIdleCF45(t *testing.T) {
 	tab.check(t)
 }
 
-// A flood at one listener takes what nobody uses, and its own sessions, and none of another
-// listener's of its namespace.
+// A flood at one listener takes free room and its own sessions, and none of another listener in its
+// namespace.
 func TestUDPFloodEvictsItsOwn(t *testing.T) {
 	tab := newTableTest(1000)
 	group, b := NewGroup(), to(netip.MustParseAddrPort("10.1.0.1:53"))
@@ -186,9 +186,9 @@ func TestUDPFloodEvictsItsOwn(t *testing.T) {
 	tab.check(t)
 }
 
-// A tenant with many listeners of few sessions each takes no session of another's Service, which
-// alone has more than any of his; and another who comes later finds room, and gets as much as he
-// has if both want all (TN-54).
+// A tenant with many listeners of few sessions each takes no session of another tenant's Service,
+// although that one has more than any of these listeners. A tenant that comes later gets room, and
+// an equal part if both want everything (TN-54).
 func TestUDPManyListenersOfOneTenantTN54(t *testing.T) {
 	const most = 2000
 	tab := newTableTest(most)
@@ -226,8 +226,8 @@ func TestUDPManyListenersOfOneTenantTN54(t *testing.T) {
 	tab.check(t)
 }
 
-// A backend that says its port is closed loses all its sessions, and the Balancer is told; if a
-// router says so for it, one does.
+// A backend that reports its port closed loses all its sessions, and the Balancer gets the report;
+// if only a router reports it, one session moves.
 func TestUDPRefused(t *testing.T) {
 	for _, of := range []struct {
 		byBackend, byNode, reported bool
@@ -256,14 +256,14 @@ func TestUDPRefused(t *testing.T) {
 			})
 			if reported := len(b.dialled) == 1 && errors.Is(b.dialled[0], of.err); lost != of.lost ||
 				reported != of.reported || len(b.dialled) > 1 {
-				t.Errorf("%d sessions are lost, want %d; the Balancer was told %v", lost, of.lost, b.dialled)
+				t.Errorf("%d sessions are lost, want %d; the Balancer's reports are %v", lost, of.lost, b.dialled)
 			}
 		})
 	}
 }
 
-// Sessions take a part of what the process and the node have, and there is room for one however
-// little that is.
+// Sessions take a part of the process's descriptors and the node's ports, and at least one session
+// always fits.
 func TestUDPLimits(t *testing.T) {
 	for _, of := range []struct{ files, ports, want int }{
 		{1 << 20, 28232, 7058}, {20_000, 28232, 2500}, {1024, 28232, 128}, {1 << 20, 100, 25}, {4, 2, 1},

@@ -17,9 +17,9 @@ import (
 	"kube-proxy/lb"
 )
 
-// unhurried has sessions last as long as tests wait, unless a test is of when they end: a machine
-// that is busy for longer than DefaultUDPIdle between a datagram and its answer would lose the
-// answer, as it must.
+// unhurried makes sessions last as long as tests wait, except in tests of their end: on a machine
+// that is busy for longer than DefaultUDPIdle between a datagram and its answer, the answer would
+// be lost.
 func unhurried(cfg Config) Config {
 	if cfg.UDPIdle == 0 {
 		cfg.UDPIdle = 2 * patience
@@ -27,7 +27,7 @@ func unhurried(cfg Config) Config {
 	return cfg
 }
 
-// startUDP starts a relay, with at most so many sessions; 0 is as many as usual.
+// startUDP starts a relay with at most so many sessions; 0 means the default.
 func startUDP(t testing.TB, cfg Config, sessions int64) *Relay {
 	t.Helper()
 	r, err := New(unhurried(cfg))
@@ -58,8 +58,7 @@ func udpSocketAt(t testing.TB, at netip.AddrPort) *net.UDPConn {
 
 func boundAt(c *net.UDPConn) netip.AddrPort { return c.LocalAddr().(*net.UDPAddr).AddrPort() }
 
-// udpEcho runs a backend that sends each datagram back, and calls seen, unless that is nil, with
-// who sent it.
+// udpEcho runs a backend that returns each datagram, and calls seen, if not nil, with its source.
 func udpEcho(t testing.TB, at netip.AddrPort, seen func(from netip.AddrPort, datagram []byte)) *net.UDPConn {
 	t.Helper()
 	c := udpSocketAt(t, at)
@@ -103,7 +102,7 @@ func dialUDP(t testing.TB, to netip.AddrPort) *net.UDPConn {
 	return c
 }
 
-// ask sends a datagram, and returns whether it came back in time.
+// ask sends a datagram, and reports whether it came back in time.
 func ask(t testing.TB, c *net.UDPConn, datagram string, wait time.Duration) bool {
 	t.Helper()
 	if _, err := c.Write([]byte(datagram)); err != nil && !errors.Is(err, syscall.ECONNREFUSED) {
@@ -122,8 +121,8 @@ func ask(t testing.TB, c *net.UDPConn, datagram string, wait time.Duration) bool
 	}
 }
 
-// eventuallyAsk asks until there is an answer: UDP promises none, and a backend that begins to
-// listen may miss some.
+// eventuallyAsk repeats ask until an answer arrives: UDP guarantees none, and a backend that begins
+// to listen may miss datagrams.
 func eventuallyAsk(t testing.TB, c *net.UDPConn, datagram string) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("%q is answered", datagram), func() bool {
@@ -131,7 +130,7 @@ func eventuallyAsk(t testing.TB, c *net.UDPConn, datagram string) {
 	})
 }
 
-// drops asks nobody: what a client sends is dropped, for the reason that the counter has.
+// drops sends a datagram, and waits until it is dropped for the counter's reason.
 func drops(t testing.TB, r *Relay, c *net.UDPConn, counter func(Dropped) uint64) {
 	t.Helper()
 	before := counter(r.Stats().UDP.Dropped)
@@ -143,12 +142,12 @@ func drops(t testing.TB, r *Relay, c *net.UDPConn, counter func(Dropped) uint64)
 	})
 }
 
-// sizes are the lengths of some datagrams: the shortest, the longest, and all between.
+// sizes returns lengths of datagrams, from the shortest to the longest.
 func sizes(rnd *rand.Rand) (n []int) {
 	switch rnd.IntN(5) {
 	case 0:
 		return []int{0, 1, 65507, 0}
-	case 1: // all of a size, as a train
+	case 1: // equal sizes, which the kernel may batch
 		n = slices.Repeat([]int{1 + rnd.IntN(1400)}, 1+rnd.IntN(60))
 		return append(n, rnd.IntN(n[0]))
 	case 2:
@@ -163,8 +162,8 @@ func sizes(rnd *rand.Rand) (n []int) {
 	return n
 }
 
-// Every datagram arrives, both ways, once, unchanged, and those of a client in their order,
-// whatever the sizes, with many clients and several backends.
+// Every datagram of any size arrives once and unchanged, in both directions and in each client's
+// order, with many clients and several backends.
 func TestUDPEveryDatagram(t *testing.T) {
 	for _, at := range []netip.AddrPort{loopback, loopback6} {
 		r := startUDP(t, Config{}, 0)
@@ -243,7 +242,7 @@ func TestUDPSession(t *testing.T) {
 	c := dialUDP(t, l.Addr())
 	lost := 0
 	for i := range 200 {
-		// On a busy machine a session may be over before its answer comes.
+		// On a busy machine a session may end before its answer arrives.
 		for !ask(t, c, fmt.Sprint(i), patience/4) {
 			if lost++; lost > 3 || r.Stats().UDP.Opened < uint64(lost) {
 				t.Fatalf("no answer; %+v", r.Stats().UDP)
@@ -267,19 +266,19 @@ func TestUDPSession(t *testing.T) {
 	}
 	if slices.ContainsFunc(b.dialled, func(err error) bool { return err != nil }) || len(b.dialled) > len(b.clients) ||
 		len(b.dialled) < len(b.clients)-lost {
-		t.Errorf("the Balancer was told %v", b.dialled)
+		t.Errorf("the Balancer's reports are %v", b.dialled)
 	}
 }
 
-// never has no backend.
+// never is a Balancer without backends.
 type never struct{}
 
 func (never) Pick(Client, []netip.AddrPort) (netip.AddrPort, Answer) { return netip.AddrPort{}, Refuse }
 func (never) Dialled(Client, netip.AddrPort, error)                  {}
 func (never) Serves(netip.AddrPort) bool                             { return false }
 
-// Datagrams for which there is no backend are dropped, and counted; they cost no session. One that
-// comes later serves.
+// Datagrams without a backend are dropped and counted, and cost no session. A backend that appears
+// later serves.
 func TestUDPNoBackend(t *testing.T) {
 	r := startUDP(t, Config{}, 0)
 	l := listenUDP(t, r, loopback, never{})
@@ -295,7 +294,7 @@ func TestUDPNoBackend(t *testing.T) {
 }
 
 // A session to a backend that left ends at its next datagram, which goes to another; the other
-// sessions stay. What comes from the backend that left is nobody's.
+// sessions stay. Replies of the backend that left reach no client.
 func TestUDPLeave(t *testing.T) {
 	r := startUDP(t, Config{UDPIdle: time.Minute}, 0)
 	ports := make(chan netip.AddrPort, 2)
@@ -331,7 +330,8 @@ func TestUDPLeave(t *testing.T) {
 	}
 }
 
-// A port is taken once, said so, and free when Close returns. Sessions end with their listener.
+// A port can be bound once, a second attempt fails with a clear error, and it is free when Close
+// returns. Sessions end with their listener.
 func TestUDPCloseAndPortInUse(t *testing.T) {
 	r := startUDP(t, Config{UDPIdle: time.Minute}, 0)
 	b := to(boundAt(udpEcho(t, loopback, nil)))
@@ -362,8 +362,8 @@ func TestUDPCloseAndPortInUse(t *testing.T) {
 	}
 }
 
-// A stranger who guesses the port of a session reaches no client: the kernel takes what comes from
-// its backend alone.
+// A stranger that guesses the port of a session reaches no client: the kernel accepts datagrams
+// only from the session's backend.
 func TestUDPStranger(t *testing.T) {
 	r := startUDP(t, Config{UDPIdle: time.Minute}, 0)
 	ports := make(chan netip.AddrPort, 2)
