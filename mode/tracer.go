@@ -34,10 +34,10 @@ func NewReporter(ctx context.Context, each func(trace.Difference) bool) *Reporte
 	return &Reporter{ctx: ctx, each: each}
 }
 
-// Tell reports that an object, of a frontend if k is not zero, differs from the desired state; ""
+// Report reports that an object, of a frontend if k is not zero, differs from the desired state; ""
 // means that the object should not exist, or does not. After a failure it reports nothing, and
 // returns the same error.
-func (t *Reporter) Tell(k lb.Key, object, want, have string) error {
+func (t *Reporter) Report(k lb.Key, object, want, have string) error {
 	if t.err == nil {
 		t.err = t.ctx.Err()
 	}

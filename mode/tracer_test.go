@@ -16,7 +16,7 @@ func TestReporterEnds(t *testing.T) {
 	noticed := 0
 	enough := mode.NewReporter(t.Context(), func(trace.Difference) bool { noticed++; return noticed < 2 })
 	for i, want := range []bool{false, true, true} {
-		if err := enough.Tell(lb.Key{}, "set x", "there", ""); (err != nil) != want || enough.Err() != err {
+		if err := enough.Report(lb.Key{}, "set x", "there", ""); (err != nil) != want || enough.Err() != err {
 			t.Errorf("telling number %d: %v, %v", i, err, enough.Err())
 		}
 	}
@@ -26,7 +26,7 @@ func TestReporterEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	late := mode.NewReporter(ctx, func(trace.Difference) bool { t.Error("told"); return true })
-	if late.Tell(lb.Key{}, "set x", "there", "") == nil || !errors.Is(late.Done(nil), context.Canceled) {
+	if late.Report(lb.Key{}, "set x", "there", "") == nil || !errors.Is(late.Done(nil), context.Canceled) {
 		t.Errorf("%v", late.Err())
 	}
 	if broken := errors.New("broken"); mode.NewReporter(t.Context(), nil).Done(broken) != broken {

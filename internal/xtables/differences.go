@@ -13,30 +13,29 @@ import (
 	"kube-proxy/mode"
 )
 
-// Wanted is a chain as it should be.
+// Wanted is the desired state of a chain.
 type Wanted struct {
 	Chain
-	// Of names the owner of the chain for people; "" for none.
+	// Of is the display name of the chain's owner; "" for none.
 	Of string
-	// Key returns the key that a rule is for; nil if no rule has one.
+	// Key returns the frontend key of a rule; nil if no rule has one.
 	Key func(rule string) lb.Key
 }
 
 // Differences compares the kernel with the wanted chains and jumps, and reports each difference. It
-// ignores comments, and empty chains that are not wanted. ours reports whether a chain belongs to
-// the mode.
+// ignores comments, and unwanted empty chains. ours reports whether a chain belongs to the mode.
 func (t *Tool) Differences(ctx context.Context, jumps []Jump, want iter.Seq[Wanted], ours func(ChainID) bool,
-	tell *mode.Reporter) error {
+	reporter *mode.Reporter) error {
 	h, err := t.OpenHolding(ctx)
 	if err != nil {
 		return err
 	}
 	defer h.Close()
-	d := &differ{ctx: ctx, tool: t, holds: h, Reporter: tell, ours: ours, wanted: map[ChainID]bool{}}
-	return tell.Done(d.all(jumps, want))
+	d := &differ{ctx: ctx, tool: t, holds: h, Reporter: reporter, ours: ours, wanted: map[ChainID]bool{}}
+	return reporter.Done(d.all(jumps, want))
 }
 
-// differ compares the kernel with what is wanted.
+// differ compares the kernel with the wanted chains.
 type differ struct {
 	ctx   context.Context
 	tool  *Tool
@@ -44,7 +43,7 @@ type differ struct {
 	*mode.Reporter
 	ours   func(ChainID) bool
 	wanted map[ChainID]bool
-	// printed are the chains as iptables prints them; nil until they are needed.
+	// printed are the chains as iptables prints them; nil until needed.
 	printed map[ChainID]Digest
 }
 
@@ -60,7 +59,7 @@ func (d *differ) all(jumps []Jump, want iter.Seq[Wanted]) error {
 	return d.stale()
 }
 
-// chain reads a chain, nil if there is none.
+// chain reads a chain; nil if it does not exist.
 func (d *differ) chain(id ChainID) (*ChainState, error) {
 	if err := d.ctx.Err(); err != nil {
 		return nil, err
@@ -88,7 +87,7 @@ func (d *differ) jumps(all []Jump) error {
 		if have[j.From][WithoutComments(j.Rule)] {
 			continue
 		}
-		if err := d.Tell(lb.Key{}, "rule of "+j.From.words(), lines(j.From, j.Rule), ""); err != nil {
+		if err := d.Report(lb.Key{}, "rule of "+j.From.words(), lines(j.From, j.Rule), ""); err != nil {
 			return err
 		}
 	}
@@ -98,8 +97,8 @@ func (d *differ) jumps(all []Jump) error {
 // words names the chain for people.
 func (id ChainID) words() string { return "chain " + id.Name + " of table " + id.Table.String() }
 
-// lines are the arguments with which iptables makes rules of a chain, or the chain if there are
-// none.
+// lines returns the iptables arguments that make the rules of a chain, or the chain if it has no
+// rules.
 func lines(id ChainID, rules ...string) string {
 	if len(rules) == 0 {
 		return "-N " + id.Name
@@ -128,9 +127,9 @@ func (d *differ) compare(c Wanted) error {
 		if len(c.Rules) > 0 {
 			first = key(c.Rules[0])
 		}
-		return d.Tell(first, object, lines(c.ID, c.Rules...), "")
+		return d.Report(first, object, lines(c.ID, c.Rules...), "")
 	}
-	if c.ID == firewall { // shared: its rules, except one, which is a jump, are the kubelet's
+	if c.ID == firewall { // shared: all its rules except one jump are the kubelet's
 		return nil
 	}
 	missing, extra, same := unlike(c.Rules, have.texts())
@@ -143,7 +142,7 @@ func (d *differ) compare(c Wanted) error {
 		}
 	}
 	if len(missing) == 0 && len(extra) == 0 {
-		return d.Tell(key(c.Rules[0]), "order of the rules of "+object, lines(c.ID, c.Rules...),
+		return d.Report(key(c.Rules[0]), "order of the rules of "+object, lines(c.ID, c.Rules...),
 			lines(c.ID, have.texts()...))
 	}
 	for i := range max(len(missing), len(extra)) {
@@ -155,7 +154,7 @@ func (d *differ) compare(c Wanted) error {
 		if i < len(missing) {
 			want, k = lines(c.ID, missing[i]), key(missing[i])
 		}
-		if err := d.Tell(k, "rule of "+object, want, is); err != nil {
+		if err := d.Report(k, "rule of "+object, want, is); err != nil {
 			return err
 		}
 	}
@@ -172,7 +171,7 @@ func (c *ChainState) texts() (all []string) {
 	return all
 }
 
-// unlike returns the rules that only one side has. If there are none and same is false, the order
+// unlike returns the rules that only one side has. If it returns none and same is false, the order
 // differs.
 func unlike(want, have []string) (missing, extra []string, same bool) {
 	if slices.EqualFunc(want, have, func(a, b string) bool { return WithoutComments(a) == WithoutComments(b) }) {
@@ -212,7 +211,7 @@ func (d *differ) printedAlike(c Chain) (bool, error) {
 	return d.printed[c.ID].Bare == DigestOf(c.Rules).Bare, nil
 }
 
-// stale reports chains of ours that are not wanted and have rules.
+// stale reports unwanted chains of ours that have rules.
 func (d *differ) stale() error {
 	for t := range Tables {
 		names, err := d.holds.Names(t)
@@ -231,7 +230,7 @@ func (d *differ) stale() error {
 			if c == nil || len(c.Rules) == 0 {
 				continue
 			}
-			if err := d.Tell(lb.Key{}, id.words(), "", lines(id, c.texts()...)); err != nil {
+			if err := d.Report(lb.Key{}, id.words(), "", lines(id, c.texts()...)); err != nil {
 				return err
 			}
 		}

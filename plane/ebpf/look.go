@@ -204,11 +204,11 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 // compare tells how programs and tables differ from the desired table.
 func (p *Plane) compare(t *mode.Reporter, want *lb.Table) error {
 	if p.kernel == nil {
-		return t.Tell(lb.Key{}, "eBPF programs", "loaded", "")
+		return t.Report(lb.Key{}, "eBPF programs", "loaded", "")
 	}
 	for _, h := range hooks(p.cfg.Family) {
 		if l := p.kernel.links[h.name]; l == nil || !p.kernel.attached(l) {
-			if err := t.Tell(lb.Key{}, "program of "+h.name, "attached to "+p.kernel.cgroup, ""); err != nil {
+			if err := t.Report(lb.Key{}, "program of "+h.name, "attached to "+p.kernel.cgroup, ""); err != nil {
 				return err
 			}
 		}
@@ -235,14 +235,15 @@ func (p *Plane) compare(t *mode.Reporter, want *lb.Table) error {
 			if ok && wanted == held {
 				continue
 			}
-			if err := t.Tell(f.Key, fmt.Sprintf("eBPF frontend, for %s", classNames[class]), wanted, held); err != nil {
+			if err := t.Report(f.Key, fmt.Sprintf("eBPF frontend, for %s", classNames[class]), wanted,
+				held); err != nil {
 				return err
 			}
 		}
 	}
 	for k := range have.fronts {
 		object := fmt.Sprintf("eBPF frontend %s/%s", placeOf(k.Addr, k.Port), lb.Proto(k.Proto))
-		if err := t.Tell(lb.Key{}, object, "", "there"); err != nil {
+		if err := t.Report(lb.Key{}, object, "", "there"); err != nil {
 			return err
 		}
 	}

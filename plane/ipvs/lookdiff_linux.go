@@ -55,7 +55,7 @@ func (d *differ) chains(ctx context.Context, want *lb.Table) error {
 	}
 	for _, j := range chainJumps() {
 		if !slices.Contains(jumps, j) {
-			d.Tell(lb.Key{}, fmt.Sprintf("chain %s of table %s", j.Chain, j.Table), j.Rule, "")
+			d.Report(lb.Key{}, fmt.Sprintf("chain %s of table %s", j.Chain, j.Table), j.Rule, "")
 		}
 	}
 	have := map[chainName][]string{}
@@ -72,13 +72,13 @@ func (d *differ) chains(ctx context.Context, want *lb.Table) error {
 		if !slices.EqualFunc(shall[at], have[at], func(a, b string) bool {
 			return xtables.WithoutComments(a) == xtables.WithoutComments(b)
 		}) {
-			d.Tell(lb.Key{}, fmt.Sprintf("chain %s of table %s", at[1], at[0]), strings.Join(shall[at], "\n"),
+			d.Report(lb.Key{}, fmt.Sprintf("chain %s of table %s", at[1], at[0]), strings.Join(shall[at], "\n"),
 				strings.Join(have[at], "\n"))
 		}
 		delete(have, at)
 	}
 	for _, at := range slices.SortedFunc(maps.Keys(have), compareChains) {
-		d.Tell(lb.Key{}, fmt.Sprintf("chain %s of table %s", at[1], at[0]), "", strings.Join(have[at], "\n"))
+		d.Report(lb.Key{}, fmt.Sprintf("chain %s of table %s", at[1], at[0]), "", strings.Join(have[at], "\n"))
 	}
 	return nil
 }
@@ -101,13 +101,13 @@ func (d *differ) kinds(ctx context.Context, _ *lb.Table) error {
 			text = have.Set.String()
 		}
 		d.broken[s] = true
-		d.Tell(lb.Key{}, "ipset "+want.Name, want.String(), text)
+		d.Report(lb.Key{}, "ipset "+want.Name, want.String(), text)
 	}
 	_, err := d.view.Device.Addresses(ctx)
 	if errors.Is(err, ErrNoDevice) {
 		d.lost = true
 		d.cfg.Device = nowhere{d.cfg.Device}
-		d.Tell(lb.Key{}, "interface "+Device, "an interface of type "+DeviceType, "")
+		d.Report(lb.Key{}, "interface "+Device, "an interface of type "+DeviceType, "")
 		return nil
 	}
 	return err
@@ -158,7 +158,7 @@ func (d *differ) objects(ctx context.Context, want *lb.Table) error {
 			}
 			return m.wire(as).String()
 		}
-		d.Tell(l.touched.members[m], "member "+m.wire(mark{}).String()+" of ipset "+m.set.name(l.family),
+		d.Report(l.touched.members[m], "member "+m.wire(mark{}).String()+" of ipset "+m.set.name(l.family),
 			text(c.refs > 0, c.want), text(c.has, c.is))
 	}
 	if d.lost {
@@ -170,7 +170,7 @@ func (d *differ) objects(ctx context.Context, want *lb.Table) error {
 			if is.has {
 				want, have = "", a.String()
 			}
-			d.Tell(l.touched.addrs[a], "address "+a.String()+" of "+Device, want, have)
+			d.Report(l.touched.addrs[a], "address "+a.String()+" of "+Device, want, have)
 		}
 	}
 	return nil
@@ -199,12 +199,12 @@ func (d *differ) server(l *ledger, s *virtual) {
 	}
 	if s.refs == 0 {
 		if s.has && !s.leaving && s.id != probeID(l.family) {
-			d.Tell(key, name, "", save(true, s.is))
+			d.Report(key, name, "", save(true, s.is))
 		}
 		return
 	}
 	if !s.has || s.is != s.want {
-		d.Tell(key, name, save(true, s.want), save(s.has, s.is))
+		d.Report(key, name, save(true, s.want), save(s.has, s.is))
 	}
 	if !s.has {
 		return // its real servers are unknown
@@ -227,12 +227,12 @@ func (d *differ) server(l *ledger, s *virtual) {
 			if has {
 				have = text(b.Addr, is)
 			}
-			d.Tell(key, fmt.Sprintf("real server %s of %s", b.Addr, name), text(b.Addr, right), have)
+			d.Report(key, fmt.Sprintf("real server %s of %s", b.Addr, name), text(b.Addr, right), have)
 		}
 	}
 	for _, a := range sortedAddrs(s.dests) {
 		if is := s.dests[a]; !l.wants(s, a) && is.weight != 0 {
-			d.Tell(key, fmt.Sprintf("real server %s of %s", a, name), "", text(a, is))
+			d.Report(key, fmt.Sprintf("real server %s of %s", a, name), "", text(a, is))
 		}
 	}
 }

@@ -46,7 +46,7 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 
 // reportOf reports a difference that belongs to no frontend.
 func (d *differ) reportOf(object, want, have string) error {
-	return d.Tell(lb.Key{}, object, want, have)
+	return d.Report(lb.Key{}, object, want, have)
 }
 
 // differ compares a snapshot with the state that a plane would derive from it.
@@ -90,7 +90,7 @@ func (d *differ) compute() {
 	st, refused := d.plane.desired(d.snap, d.want, d.want.All())
 	for _, k := range refused.keys {
 		classes, _, _ := mapsOf(k)
-		d.tell(classes, wire.AppendKey(nil, k), wire.AppendNumber(nil, uint32(classOf(d.want.Get(k)))), nil)
+		d.element(classes, wire.AppendKey(nil, k), wire.AppendNumber(nil, uint32(classOf(d.want.Get(k)))), nil)
 	}
 	d.state, d.sets, d.lists = st, map[uint32]*set{}, map[uint32]*ranges.List{}
 	d.setRows, d.listRows, d.ipRows = map[uint32]lb.Key{}, map[uint32]lb.Key{}, map[netip.Addr]lb.Key{}
@@ -158,11 +158,11 @@ func (d *differ) compareElements() {
 		diff.Elements(d.snap.records[i], want[i], n, func(is, want []byte) {
 			switch {
 			case is == nil:
-				d.tell(i, want[:n], want[n:], nil)
+				d.element(i, want[:n], want[n:], nil)
 			case want == nil:
-				d.tell(i, is[:n], nil, is[n:])
+				d.element(i, is[:n], nil, is[n:])
 			default:
-				d.tell(i, is[:n], want[n:], is[n:])
+				d.element(i, is[:n], want[n:], is[n:])
 			}
 		})
 	}
@@ -176,8 +176,8 @@ func (d *differ) text(i setIndex, data []byte) string {
 	return d.layout.sets[i].DataText(data)
 }
 
-// tell reports that an element has other data; nil means no element.
-func (d *differ) tell(i setIndex, key, want, have []byte) {
+// element reports that an element has other data; nil means no element.
+func (d *differ) element(i setIndex, key, want, have []byte) {
 	def := &d.layout.sets[i]
 	wants, has := d.text(i, want), d.text(i, have)
 	k, _ := rowKey(i, key, d.AddrLen)
@@ -211,7 +211,7 @@ func (d *differ) tell(i setIndex, key, want, have []byte) {
 			has += d.owner(netlink.Order.Uint32(have))
 		}
 	}
-	d.Tell(k, def.ElementText(key), wants, has)
+	d.Report(k, def.ElementText(key), wants, has)
 }
 
 // restricted names the owner of a list number.

@@ -59,12 +59,12 @@ func (d *differ) compareVerdicts(i setIndex, have, may, must map[string]wire.Ver
 			text = want.String()
 		}
 		if !ok || want != have[key] {
-			d.Tell(lb.Key{}, d.layout.sets[i].ElementText([]byte(key)), text, have[key].String())
+			d.Report(lb.Key{}, d.layout.sets[i].ElementText([]byte(key)), text, have[key].String())
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(must)) {
 		if _, ok := have[key]; !ok {
-			d.Tell(lb.Key{}, d.layout.sets[i].ElementText([]byte(key)), must[key].String(), "")
+			d.Report(lb.Key{}, d.layout.sets[i].ElementText([]byte(key)), must[key].String(), "")
 		}
 	}
 }

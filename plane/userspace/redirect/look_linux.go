@@ -59,13 +59,13 @@ func (c *NFTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[En
 }
 
 func (c *NFTables) compare(ctx context.Context, leads iter.Seq[Entry], d *mode.Reporter) error {
-	tell := func(object, want, have string) error { return d.Tell(lb.Key{}, object, want, have) }
+	report := func(object, want, have string) error { return d.Report(lb.Key{}, object, want, have) }
 	snap, err := c.structure(ctx)
-	if err != nil || !walk.CompareSets(c.table(), &snap.Kept, c.rules.sets[:], tell) {
+	if err != nil || !walk.CompareSets(c.table(), &snap.Kept, c.rules.sets[:], report) {
 		return err
 	}
 	none := func(string) bool { return false }
-	if err := walk.CompareChains(ctx, c.table(), &snap.Kept, c.rules.chains(), none, tell); err != nil {
+	if err := walk.CompareChains(ctx, c.table(), &snap.Kept, c.rules.chains(), none, report); err != nil {
 		return err
 	}
 	if err := c.readElements(ctx, snap); err != nil {
@@ -102,7 +102,7 @@ func (c *NFTables) compare(ctx context.Context, leads iter.Seq[Entry], d *mode.R
 			if i <= sSourceLists {
 				k = wire.ParseKey(rec, addrLenOf(i, c.ip.AddrLen))
 			}
-			d.Tell(k, def.ElementText(rec[:n]), def.DataText(wants), def.DataText(has))
+			d.Report(k, def.ElementText(rec[:n]), def.DataText(wants), def.DataText(has))
 		})
 	}
 	return nil
