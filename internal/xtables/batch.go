@@ -20,14 +20,14 @@ type Batch struct {
 	handles []handled
 }
 
-// handled is a rule that nf_tables knows by a number.
+// handled is a rule that nf_tables identifies by a number.
 type handled struct {
 	from   ChainID
 	handle uint64
 }
 
-// transactions is how many transactions of nf_tables the batch makes: one for each table, and one
-// for the handles of each table.
+// transactions returns the number of nf_tables transactions that the batch makes: one for each
+// table, and one for the handles of each table.
 func (b *Batch) transactions() int {
 	handled := map[Table]bool{}
 	for _, h := range b.handles {
@@ -47,17 +47,17 @@ func (b *Batch) remove(j Jump, handles map[Jump][]uint64) {
 	s.Remove = append(s.Remove, j)
 }
 
-// Section is one table's part; all of it comes in force at once.
+// Section is the part of one table. It takes effect atomically.
 type Section struct {
 	Table  Table
 	Write  []Chain
 	Drop   []ChainID
 	Insert []Jump
 	Remove []Jump
-	at     map[string]int // where in write a chain is
+	at     map[string]int // index of a chain in write
 }
 
-// Put writes a chain, in place of what was noted for it before.
+// Put writes a chain, in place of an earlier Put or Delete of it.
 func (s *Section) Put(c Chain) {
 	if i, again := s.at[c.ID.Name]; again {
 		s.Write[i] = c
@@ -79,7 +79,7 @@ func (s *Section) Delete(id ChainID) {
 	s.Drop = append(s.Drop, id)
 }
 
-// Section returns the section of a table that comes after what is in the batch.
+// Section returns a section of a table after the batch's present sections.
 func (b *Batch) Section(t Table) *Section {
 	if n := len(b.Sections); n > 0 && b.Sections[n-1].Table == t {
 		return b.Sections[n-1]
@@ -100,11 +100,11 @@ func (b *Batch) Only(t Table) *Section {
 }
 
 // appendText writes the section. A declared chain is emptied. All are declared before the first
-// rule, so that rules may lead to any of them.
+// rule, so that rules may jump to any of them.
 //
-// They are declared backwards: the programs of both back ends keep the names in a sorted list and
-// search it from its beginning. In any other order the time grows with the square of the number of
-// chains.
+// They are declared in reverse order: the programs of both back ends keep the names in a sorted
+// list and search it from its beginning. In any other order the time grows with the square of the
+// number of chains.
 func (s *Section) appendText(out []byte) []byte {
 	out = s.Table.appendTable(out)
 	names := make([]string, 0, len(s.Write)+len(s.Drop))
@@ -169,7 +169,7 @@ func (s *Section) appendRules(out []byte) []byte {
 	return out
 }
 
-// Rules returns how many rules the section writes.
+// Rules returns the number of rules that the section writes.
 func (s *Section) Rules() int {
 	n := len(s.Insert)
 	for _, c := range s.Write {
@@ -178,7 +178,7 @@ func (s *Section) Rules() int {
 	return n
 }
 
-// Lines returns about how many lines the batch has.
+// Lines returns the approximate number of lines of the batch.
 func (b *Batch) Lines() (n int) {
 	for _, s := range b.Sections {
 		n += s.Rules() + len(s.Write) + 2*len(s.Drop) + len(s.Remove)
@@ -201,7 +201,7 @@ func partly(ctx context.Context, b *Batch, err error) bool {
 		len(b.handles) > 0 || len(b.Sections) > 1 && failedLine(err) > b.firstLines()
 }
 
-// wasKilled reports whether a signal ended the program, which may have been after its work.
+// wasKilled reports whether a signal ended the program, perhaps after its commit.
 func wasKilled(err error) bool {
 	var exit *exec.ExitError
 	return errors.As(err, &exit) && !exit.Exited()
@@ -228,8 +228,8 @@ func (b *Batch) firstLines() int {
 	return bytes.Count(b.Sections[0].appendText(nil), []byte("\n"))
 }
 
-// About how many lines a restore of a Reset has at most: few enough that the next one is rendered
-// while one runs. The legacy programs read and write the whole table each time. With them all is
+// Approximate number of lines of a Reset's restore: few enough that the next one is rendered while
+// one runs. The legacy programs read and write the whole table each time, so with them a Reset is
 // one restore, in pieces of PieceLines.
 const (
 	NFTLines   = 20_000

@@ -11,22 +11,22 @@ import (
 // Applied are the chains in the kernel as they were written.
 type Applied struct {
 	Digests map[ChainID]Digest
-	// Rules is how many rules the chains of each table have.
+	// Rules is the number of rules of each table's chains.
 	Rules [Raw + 1]int
-	// Log records how to undo a change; nil for a state that is built anew.
+	// Log records how to undo a change; nil for a state under construction.
 	Log *rollback.Log
 }
 
-// NewApplied returns no chains.
+// NewApplied returns an Applied without chains.
 func NewApplied() Applied { return Applied{Digests: map[ChainID]Digest{}} }
 
-// Note notes the digest of a chain that is written.
+// Note records the digest of a chain that is written.
 func (a *Applied) Note(id ChainID, d Digest) {
 	a.Rules[id.Table] += int(d.Rules) - int(a.Digests[id].Rules)
 	rollback.Put(a.Log, a.Digests, id, d)
 }
 
-// Forget notes that a chain is deleted.
+// Forget records that a chain is deleted.
 func (a *Applied) Forget(id ChainID) {
 	a.Rules[id.Table] -= int(a.Digests[id].Rules)
 	rollback.Delete(a.Log, a.Digests, id)
@@ -38,13 +38,13 @@ func (a *Applied) Has(c Chain) bool {
 	return known && is == DigestOf(c.Rules)
 }
 
-// Change collects one restore. Applied changes at once.
+// Change collects one restore. It changes Applied immediately.
 type Change struct {
 	Batch
 	*Applied
 }
 
-// Write writes those of the chains of a table that differ.
+// Write adds the chains of a table that differ.
 func (c *Change) Write(t Table, chains ...Chain) {
 	for _, chain := range chains {
 		if chain.ID.Table == t && !c.Has(chain) {
@@ -54,7 +54,8 @@ func (c *Change) Write(t Table, chains ...Chain) {
 	}
 }
 
-// Drop deletes those of the chains of a table that were written. No rule of ours may lead to them.
+// Drop deletes the given chains of a table, as far as they were written. No rule of ours may jump
+// to them.
 func (c *Change) Drop(t Table, ids ...ChainID) {
 	for _, id := range ids {
 		if _, known := c.Digests[id]; known && id.Table == t {
@@ -64,7 +65,7 @@ func (c *Change) Drop(t Table, ids ...ChainID) {
 	}
 }
 
-// Dispatch sets entries of a dispatcher; an entry without rules goes.
+// Dispatch sets entries of a dispatcher, and deletes entries without rules.
 func (c *Change) Dispatch(d *Dispatcher, entries []Entry) {
 	if len(entries) == 0 {
 		return

@@ -13,10 +13,10 @@ import (
 	"kube-proxy/internal/netlink"
 )
 
-// Counters are packets since the objects were created, perhaps by an earlier process. Both families
-// count into the same objects, so each plane reports the sum.
+// Counters count packets since the objects were created, perhaps by an earlier process. Both
+// families count into the same objects, so each plane reports the sum.
 type Counters struct {
-	// InvalidDropped are packets that conntrack could not place (DP-09, MT-16).
+	// InvalidDropped are packets in conntrack state INVALID (DP-09, MT-16).
 	InvalidDropped uint64
 	// LocalhostNodePorts are connections to NodePorts on 127.0.0.1 (SV-64, MT-17).
 	LocalhostNodePorts uint64
@@ -42,7 +42,7 @@ const (
 // Counting is the match that counts, as iptables-save prints it.
 func Counting(name string) string { return "-m nfacct --nfacct-name  " + name + " " }
 
-// askCounter asks for a counter, or for a change of it.
+// askCounter requests a counter, or a change of it.
 func askCounter(nf *kernel.Netfilter, typ, flags uint16, name string) ([][]byte, error) {
 	return nf.Ask(typ, flags, unix.AF_UNSPEC, func(e *netlink.Encoder) { e.Str(acctName, name) })
 }
@@ -59,7 +59,7 @@ func Packets(nf *kernel.Netfilter, name string) (n uint64, err error) {
 	return netlink.BE64(netlink.Attribute(bodies[0], acctPackets)), nil
 }
 
-// MakeCounters makes those that are not there.
+// MakeCounters creates missing counters.
 func MakeCounters(nf *kernel.Netfilter) error {
 	for _, name := range []string{InvalidDropped, LocalhostAccepted} {
 		_, err := askCounter(nf, acctNew, unix.NLM_F_CREATE|unix.NLM_F_ACK, name)

@@ -4,14 +4,14 @@ package xtables
 
 import "hash/maphash"
 
-// Digest stands for the content of a chain.
+// Digest identifies the content of a chain.
 type Digest struct {
-	sum   uint64 // 0 where comments were not to be read
+	sum   uint64 // 0 if comments could not be read
 	Bare  uint64 // without comments
 	Rules int32
 }
 
-// alike reports whether a chain that was read may be one that was written so.
+// alike reports whether a chain that was read may equal the written one.
 func (read Digest) alike(written Digest) bool {
 	return read.Rules == written.Rules && (read.sum == written.sum || read.sum == 0 && read.Bare == written.Bare)
 }
@@ -29,7 +29,7 @@ func DigestOf(rules []string) Digest {
 // Empty is the digest of a chain without rules.
 var Empty = DigestOf(nil)
 
-// Content is a chain while its rules are read.
+// Content collects the digest of a chain while its rules are read.
 type Content struct {
 	all, bare maphash.Hash
 	rules     int32
@@ -43,7 +43,7 @@ func NewContent() *Content {
 	return c
 }
 
-// Add adds a rule, which has its comments, or where nothing shows them has none.
+// Add adds a rule, without comments if its source does not show them.
 func (c *Content) Add(rule string, comments bool) {
 	c.all.WriteString(rule)
 	c.all.WriteByte('\n')

@@ -13,40 +13,40 @@ import (
 	"kube-proxy/lb"
 )
 
-// LeafSize is how many rows a chain holds before it becomes a node of a tree. The kernel walks a
-// few dozen rules about as fast as the levels of a tree.
+// LeafSize is the number of entries that a chain holds before it becomes a node of a tree. The
+// kernel walks a few dozen rules about as fast as the levels of a tree.
 const LeafSize = 32
 
-// A child with more than one of heavy parts of a node's rows has no chain: the node leads to that
-// child's children itself. Each level of a tree then has at most a quarter of the rows of the level
-// above, whatever addresses tenants choose. nf_tables refuses a rule from which a packet could jump
-// 16 times (NFT_JUMP_STACK_SIZE, EMLINK).
+// A child with more than 1/heavy of a node's entries has no chain: the node jumps to that child's
+// children itself. So each level of a tree has at most a quarter of the entries of the level above,
+// whatever addresses tenants choose. nf_tables refuses a rule from which a packet could jump 16
+// times (NFT_JUMP_STACK_SIZE, EMLINK).
 const heavy = 4
 
-// A Dispatcher is a chain that finds the rules of a row. With few rows it is a list, as upstream's.
-// With many it is a tree: the chain leads by the next four bits of the destination to sub-chains,
-// and so on. The bits are those of the address, then the protocol, then the port, so that an
-// address with a thousand ports is split too. A chain takes more bits at a time where most of its
-// rows share them (see heavy).
+// A Dispatcher is a chain that finds the rules of a frontend. With few frontends it is a list, as
+// upstream's. With many it is a tree: the chain jumps by the next four bits of the destination to
+// sub-chains, and so on. The bits are those of the address, then the protocol, then the port, so
+// that an address with a thousand ports is split too. A chain takes more bits at a time where most
+// of its entries share them (see heavy).
 //
-// The tree is a function of the rows alone. Rows are sorted, a chain of the tree is a range of
-// them, and where to split follows from the first and the last. So every order of changes makes the
-// tree of a fresh start.
+// The tree depends only on the entries. They are sorted, a chain of the tree is a range of them,
+// and the first and last of a range determine where it is split. So every order of changes makes
+// the tree of a fresh start.
 type Dispatcher struct {
 	Table  Table
 	Root   string
 	Prefix string // of sub-chains' names
-	// Head and tail are the first rules of the chain, if it has others, and the last.
+	// Head and tail are the first rules of the chain, if it has entries, and the last.
 	Head, Tail []string
 	Family     lb.Family
-	// Ports: keys have no address, as those of NodePorts.
+	// Ports is set if keys have no address, as for NodePorts.
 	Ports bool
 
 	entries []Entry // sorted by path
 	Nodes   map[string]*Node
 }
 
-// Fill makes a dispatcher without entries have these.
+// Fill sets the entries of an empty dispatcher.
 func (d *Dispatcher) Fill(entries []Entry) {
 	d.Nodes = map[string]*Node{"": {}}
 	d.Set(entries)
@@ -91,13 +91,13 @@ func protoOf(nibble byte) lb.Proto {
 	return lb.TCP
 }
 
-// Entry is one row.
+// Entry is one frontend.
 type Entry struct {
 	Path  string // nibbles, each a byte
 	Rules []string
 }
 
-// Node is a chain of the tree; its name in the map is the path that leads to it.
+// Node is a chain of the tree; its key in the map is its path.
 type Node struct {
 	Parent   string
 	Children []string // nil in a leaf
@@ -105,7 +105,7 @@ type Node struct {
 
 var protoNibble = map[lb.Proto]byte{lb.TCP: 0, lb.UDP: 1, lb.SCTP: 2}
 
-// PathOf is the way to a key.
+// PathOf returns the path of a key.
 func PathOf(k lb.Key) string {
 	var b []byte
 	if k.Addr.IsValid() {
@@ -124,7 +124,7 @@ func ComparePath(e Entry, p string) int { return cmp.Compare(e.Path, p) }
 
 // Set replaces entries, and returns how to undo that. An entry without rules is deleted.
 func (d *Dispatcher) Set(changes []Entry) (undo []Entry) {
-	if len(d.entries) == 0 && len(changes) > LeafSize { // the first rows: sorted at once
+	if len(d.entries) == 0 && len(changes) > LeafSize { // the first entries: sorted at once
 		for _, c := range changes {
 			undo = append(undo, Entry{Path: c.Path})
 			if len(c.Rules) > 0 {
@@ -152,7 +152,7 @@ func (d *Dispatcher) Set(changes []Entry) (undo []Entry) {
 }
 
 // Update updates the tree after the entries of these sorted paths were set. It returns the paths of
-// nodes to write, leaves first, and of nodes that are gone.
+// nodes to write, leaves first, and of deleted nodes.
 func (d *Dispatcher) Update(paths []string) (write, drop []string) {
 	if len(paths) == 0 {
 		return nil, nil
@@ -178,7 +178,7 @@ func (d *Dispatcher) Update(paths []string) (write, drop []string) {
 	return write, slices.DeleteFunc(slices.Compact(drop), func(p string) bool { return d.Nodes[p] != nil })
 }
 
-// visit brings one node up to date, whose entries are those from lo to hi.
+// visit updates one node, whose entries are those from lo to hi.
 func (d *Dispatcher) visit(at, parent string, lo, hi int, paths []string, write, candidates *[]string) {
 	old := d.Nodes[at]
 	now := &Node{Parent: parent}
@@ -203,7 +203,7 @@ func (d *Dispatcher) visit(at, parent string, lo, hi int, paths []string, write,
 	*write = append(*write, at)
 }
 
-// branch is a part of the entries, those from lo to hi: they share the path.
+// branch is the range of the entries from lo to hi, which share the path.
 type branch struct {
 	path   string
 	lo, hi int
@@ -236,7 +236,7 @@ func (d *Dispatcher) divide(lo, hi, most int, yield func(branch) bool) bool {
 	return true
 }
 
-// count returns how many entries from lo on begin with the prefix.
+// count returns the number of entries from lo on that begin with the prefix.
 func (d *Dispatcher) count(lo, hi int, prefix string) int {
 	n, _ := slices.BinarySearchFunc(d.entries[lo:hi], prefix, func(e Entry, p string) int {
 		if strings.HasPrefix(e.Path, p) {
@@ -247,7 +247,7 @@ func (d *Dispatcher) count(lo, hi int, prefix string) int {
 	return n
 }
 
-// within returns those of the sorted paths that begin with the prefix.
+// within returns the sorted paths that begin with the prefix.
 func within(paths []string, prefix string) []string {
 	lo, _ := slices.BinarySearch(paths, prefix)
 	hi := lo
@@ -306,7 +306,7 @@ func (d *Dispatcher) Wanted() iter.Seq[Wanted] {
 	}
 }
 
-// keyOf returns the key that a rule of a node is for, the zero Key for none.
+// keyOf returns the frontend key of a node's rule; the zero Key for none.
 func (d *Dispatcher) keyOf(at, rule string) lb.Key {
 	if d.Nodes[at].Children != nil {
 		return lb.Key{}
@@ -316,7 +316,7 @@ func (d *Dispatcher) keyOf(at, rule string) lb.Key {
 			return d.Key(e.Path)
 		}
 	}
-	if k, ok := MatchedKey(rule, func(string, string) {}); ok { // of an entry that is gone
+	if k, ok := MatchedKey(rule, func(string, string) {}); ok { // of a deleted entry
 		return k
 	}
 	return lb.Key{}
@@ -328,7 +328,7 @@ func (d *Dispatcher) RangeOf(at string) []Entry {
 	return d.entries[lo : lo+d.count(lo, len(d.entries), at)]
 }
 
-// LeafOf returns the leaf where a path's entry is.
+// LeafOf returns the leaf that holds a path's entry.
 func (d *Dispatcher) LeafOf(path string) string {
 	at := ""
 	for d.Nodes[at].Children != nil {

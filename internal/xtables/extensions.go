@@ -16,7 +16,7 @@ import (
 	"kube-proxy/plane"
 )
 
-// Extension is a match of the kernel's x_tables, or a target.
+// Extension is a match or a target of the kernel's x_tables.
 type Extension struct {
 	Name   string
 	Target bool
@@ -29,9 +29,9 @@ func (e Extension) String() string {
 	return "match " + e.Name
 }
 
-// Needed are the extensions that every Service needs. The nft back end has some of its own,
-// depending on the version, and asks the kernel for others. The match recent is not needed: without
-// it only rows with session affinity are refused.
+// Needed are the extensions that every Service needs. The nft back end implements some itself,
+// depending on the version, and needs others from the kernel. The match recent is not needed:
+// without it only Services with session affinity are refused.
 var Needed = map[Backend][]Extension{
 	NFT: {{"comment", false}, {"conntrack", false}, {"addrtype", false}, {"statistic", false}, {"DNAT", true},
 		{"MASQUERADE", true}},
@@ -40,16 +40,16 @@ var Needed = map[Backend][]Extension{
 		{"mark", false}, {"MARK", true}, {"tcp", false}, {"udp", false}, {"REJECT", true}},
 }
 
-// asker asks the kernel for an extension; the kernel may load its module. The error is the
+// asker queries the kernel for an extension; the kernel may load its module. The error is the
 // kernel's: ENOENT if the extension is missing.
 type asker func(Extension) error
 
-// lacking says what of the extensions the kernel lacks.
+// lacking names the extensions that the kernel lacks.
 func lacking(b Backend, all []Extension, ask asker) error {
 	for _, e := range all {
 		err := ask(e)
 		switch {
-		case err == nil, errors.Is(err, unix.EPROTONOSUPPORT): // it is there; iptables picks the revision itself
+		case err == nil, errors.Is(err, unix.EPROTONOSUPPORT): // it exists; iptables picks the revision itself
 		case errors.Is(err, unix.ENOENT):
 			return fmt.Errorf("this kernel has no %s for iptables of the %s back end: load the module xt_%s", e, b,
 				e.Name)
@@ -63,7 +63,7 @@ func lacking(b Backend, all []Extension, ask asker) error {
 	return nil
 }
 
-// askCompat asks nft_compat, as iptables-nft does.
+// askCompat queries nft_compat, as iptables-nft does.
 func askCompat(nf *kernel.Netfilter, f lb.Family) asker {
 	return func(e Extension) error {
 		const get, name, revision, typ = unix.NFNL_SUBSYS_NFT_COMPAT << 8, 1, 2, 3 // NFNL_MSG_COMPAT_GET, NFTA_COMPAT_*
@@ -80,7 +80,7 @@ func askCompat(nf *kernel.Netfilter, f lb.Family) asker {
 	}
 }
 
-// asker asks x_tables, as iptables-legacy does.
+// asker queries x_tables, as iptables-legacy does.
 func (t *tableInfo) asker() asker {
 	return func(e Extension) error {
 		option := uintptr(66) // IPT_SO_GET_REVISION_MATCH
@@ -105,8 +105,8 @@ func (t *tableInfo) asker() asker {
 	}
 }
 
-// Have reports whether the kernel has the matches and targets of another mode. It changes nothing.
-// The error names the missing one and wraps plane.ErrUnsupported.
+// Have checks that the kernel has the matches and targets of another mode. It changes nothing. The
+// error names the missing one and wraps plane.ErrUnsupported.
 func (t *Tool) Have(matches, targets []string) error {
 	ask, done, err := t.tables(context.Background())
 	if err != nil {

@@ -15,21 +15,21 @@ import (
 )
 
 // fingerprint is a cheap sign of the content of all tables. While it stays the same, no other
-// program has changed a rule. The zero fingerprint is never that of any content.
+// program has changed a rule. The zero fingerprint never occurs.
 type fingerprint [2 * Tables]uint32
 
-// fingerprinter takes the fingerprint of the network namespace in which it was made.
+// fingerprinter takes fingerprints of the network namespace in which it was made.
 type fingerprinter interface {
-	// own runs a change of ours that has so many transactions if it succeeds. before is the
-	// fingerprint of what is known; the answer is that of what is known then, zero if others may
-	// have come between.
+	// own runs a change of ours that makes so many transactions if it succeeds. before is the
+	// fingerprint of the known state; own returns that of the known state after the change, zero if
+	// other programs may have written meanwhile.
 	own(before fingerprint, transactions int, change func() error) (fingerprint, error)
 	now() (fingerprint, error)
 	close()
 }
 
-// newFingerprinter returns one for the network namespace of the calling thread, nil if the kernel
-// offers none.
+// newFingerprinter returns a fingerprinter for the network namespace of the calling thread, nil if
+// the kernel does not support one.
 func newFingerprinter(f lb.Family, b Backend, ours *selfwrites.Ledger) fingerprinter {
 	if b == Legacy {
 		if t, err := newTableInfo(f); err == nil {

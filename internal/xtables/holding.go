@@ -18,27 +18,28 @@ import (
 type Rule struct {
 	// Text is the rule as iptables -S prints it, without "-A CHAIN ".
 	Text string
-	// Unread: there is more to it than the text says, which has "…" there, or at its end "(not
-	// read: …)".
+	// Unread is set if the text is incomplete: it has "…" for the missing part, or "(not read: …)"
+	// at its end.
 	Unread bool
-	// Handle is nf_tables' number of the rule in its chain, 0 where there is none.
+	// Handle is nf_tables' number of the rule in its chain, 0 for the legacy back end.
 	Handle uint64
 }
 
 // ChainState is a chain as the kernel holds it.
 type ChainState struct {
 	Rules []Rule
-	// Hooked: packets begin here. Drops: those that come to the end of such a chain are dropped.
+	// Hooked is set for a built-in chain. Drops is set if its policy is DROP.
 	Hooked, Drops bool
 }
 
 // Holding reads chains of a family from the kernel.
 type Holding interface {
-	// Chain returns a chain, nil if there is none.
+	// Chain returns a chain; nil if it does not exist.
 	Chain(id ChainID) (*ChainState, error)
 	// Names returns the names of a table's chains.
 	Names(t Table) (map[string]bool, error)
-	// Generation is a number that changes with every change of any rule, or 0 where nothing tells.
+	// Generation is a number that changes with every change of any rule, or 0 without such a
+	// number.
 	Generation() (uint32, error)
 	Close()
 }
@@ -56,7 +57,7 @@ func (t *Tool) OpenHolding(ctx context.Context) (Holding, error) {
 	return &nftHolding{nf: nf, family: t.Family}, nil
 }
 
-// listing is what iptables-save printed.
+// listing is the parsed output of iptables-save.
 type listing struct {
 	names  map[Table]map[string]bool
 	chains map[ChainID]*ChainState
@@ -90,7 +91,7 @@ func (t *Tool) saved(ctx context.Context) (*listing, error) {
 func (l *listing) Chain(id ChainID) (*ChainState, error)  { return l.chains[id], nil }
 func (l *listing) Names(t Table) (map[string]bool, error) { return l.names[t], nil }
 
-// nothing tells of a rule that was exchanged for another
+// The kernel has no sign of a rule that was replaced by another.
 func (l *listing) Generation() (uint32, error) { return 0, nil }
 func (l *listing) Close()                      {}
 
@@ -99,7 +100,7 @@ func (l *listing) Close()                      {}
 type nftHolding struct {
 	nf     *kernel.Netfilter
 	family lb.Family
-	chains map[string]map[string]bool // names by table, once they were asked for
+	chains map[string]map[string]bool // names by table, once requested
 }
 
 func (h *nftHolding) Close() { h.nf.Close() }
@@ -146,7 +147,7 @@ func (h *nftHolding) Chain(id ChainID) (*ChainState, error) {
 	return c, nil
 }
 
-// base reads how a chain ends in which packets begin, and whether there is one.
+// base reads the policy of a built-in chain, and whether the chain exists.
 func (h *nftHolding) base(id ChainID, c *ChainState) (there bool, err error) {
 	const getChain = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETCHAIN
 	answers, err := h.nf.Ask(getChain, 0, nfproto(h.family), func(e *netlink.Encoder) {

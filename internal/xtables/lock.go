@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// xtablesLock is the file that all programs of the legacy back end lock (DP-14).
+// xtablesLock is the lock file of all programs of the legacy back end (DP-14).
 func xtablesLock() string { return cmp.Or(os.Getenv("XTABLES_LOCKFILE"), "/run/xtables.lock") }
 
 // lockWait is how long to wait for the lock, as long as the programs themselves do.
@@ -34,7 +34,7 @@ func lockXtables(ctx context.Context, path string) (unlock func(), err error) {
 			f.Close()
 			who := holders(path)
 			if who == "" {
-				who = "somebody"
+				who = "another program"
 			}
 			return nil, fmt.Errorf("take the lock %s: %s has held it for %v: %w", path, who, lockWait, err)
 		}

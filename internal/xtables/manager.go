@@ -20,8 +20,8 @@ import (
 )
 
 // Manager maintains the chains of a mode other than iptables. It remembers a digest of each chain,
-// writes those that differ in one restore, finds the rules of a row by a tree (docs/adr/0011), and
-// repairs changes of other programs. Its user renders the rules exactly as iptables-save prints
+// writes those that differ in one restore, finds the rules of a frontend by a tree (docs/adr/0011),
+// and repairs changes of other programs. Its user renders the rules exactly as iptables-save prints
 // them.
 //
 // Its methods must be called by one goroutine at a time, on a thread in the network namespace of
@@ -33,7 +33,7 @@ type Manager struct {
 	set     bool
 	trees   []*Dispatcher
 	applied Applied
-	fixed   map[ChainID][]string // chains that are no trees
+	fixed   map[ChainID][]string // chains other than trees
 
 	held held
 }
@@ -47,48 +47,46 @@ type held struct {
 	jumps, rules []ChainRule
 }
 
-// Layout is what a Manager keeps whatever the rows are.
+// Layout is what a Manager maintains independently of the frontends.
 type Layout struct {
 	Family lb.Family
 	Trees  []Tree
 	// Jumps are rules of built-in chains.
 	Jumps []ChainRule
-	// Ours reports whether a chain of a table is of the mode; those that nobody asks for any more
-	// are deleted.
+	// Ours reports whether a chain of a table belongs to the mode; unneeded ones are deleted.
 	Ours func(table, chain string) bool
-	// Writes is shared by the planes of this process in one network namespace. Nil means that there
-	// is no other.
+	// Writes is shared by the planes of this process in one network namespace. Nil means that this
+	// plane is the only one.
 	Writes *selfwrites.Ledger
-	// Backend is the variant of iptables; Auto takes the one that the node uses.
+	// Backend is the variant of iptables; Auto selects the one that the node uses.
 	Backend Backend
 }
 
-// Tree is a chain that finds rows by the destination; with many rows it has branches.
+// Tree is a chain that finds frontends by the destination; with many frontends it has branches.
 type Tree struct {
 	Table, Root string
 	// Prefix begins the names of branches.
 	Prefix string
-	// Ports: keys have no address, as those of NodePorts.
+	// Ports is set if keys have no address, as for NodePorts.
 	Ports bool
 }
 
-// ChainRule is a rule of a chain, which it names.
+// ChainRule is a rule with the name of its chain.
 type ChainRule struct{ Table, Chain, Rule string }
 
-// Rows is a change of what a Manager keeps.
+// Rows is a change of the entries and chains of a Manager.
 type Rows struct {
-	// Entries are, for each tree in their order, the rules of keys; none for a key that goes.
+	// Entries are the rules of keys, for each tree in order; no rules for a deleted key.
 	Entries []map[lb.Key][]string
-	// Chains are other chains, by table and name; nil for one that goes.
+	// Chains are other chains, by table and name; nil for a deleted one.
 	Chains map[[2]string][]string
 }
 
-// Frame is what the trees have besides rows, in their order: the first rules and the last of the
-// root.
+// Frame is the rules of a tree's root besides its entries: the first ones and the last ones.
 type Frame struct{ Head, Tail []string }
 
-// NewManager finds the programs. It changes nothing. Errors wrap plane.ErrUnsupported where there
-// is no usable iptables.
+// NewManager finds the programs. It changes nothing. Errors wrap plane.ErrUnsupported without a
+// usable iptables.
 func NewManager(l Layout) (*Manager, error) {
 	t, err := UsableTool(nil, l.Family, l.Backend)
 	if err != nil {
@@ -101,7 +99,7 @@ func NewManager(l Layout) (*Manager, error) {
 
 func (k *Manager) isOurs(id ChainID) bool { return k.layout.Ours(id.Table.String(), id.Name) }
 
-// Close gives back what the Manager holds of this process. The rules stay in force.
+// Close releases the Manager's resources in this process. The rules stay in force.
 func (k *Manager) Close() error {
 	k.held.mu.Lock()
 	defer k.held.mu.Unlock()
@@ -112,7 +110,7 @@ func (k *Manager) Close() error {
 	return k.Writer.Close()
 }
 
-// FullyRandom reports whether this iptables knows --random-fully.
+// FullyRandom reports whether this iptables supports --random-fully.
 func (t *Tool) FullyRandom() bool { return t.Version.AtLeast(Version{1, 6, 2}) }
 
 // Rules returns the rules of the mode's chains, as they are in the kernel.
@@ -124,7 +122,8 @@ func (k *Manager) Rules(ctx context.Context) ([]ChainRule, error) {
 // Held returns the jumps of the Layout that are in the kernel, in its order, and the rules of the
 // mode's chains. The caller must not change them. Held may be called by any goroutine at any time,
 // on a thread in the network namespace of the node. It runs programs only if the rules may have
-// changed: with the legacy back end always, because its kernel does not say so reliably.
+// changed: with the legacy back end always, because the kernel does not report its changes
+// reliably.
 func (k *Manager) Held(ctx context.Context) (jumps, rules []ChainRule, err error) {
 	h := &k.held
 	h.mu.Lock()
@@ -177,8 +176,8 @@ func (l *Layout) jumps() (all []Jump) {
 }
 
 // writeOrder is the order of tables in a restore, which the kernel takes one after the other. The
-// filter table comes first: it refuses what is not translated. Nat comes last: where its chains
-// translate no more, those of mangle must work already (mode ipvs after iptables).
+// filter table comes first: it refuses untranslated packets. Nat comes last: when its chains stop
+// translating, those of mangle must already work (mode ipvs after iptables).
 var writeOrder = [...]Table{Filter, Mangle, NAT, Raw}
 
 // ErrRefused means that iptables refused a restore, and that no part of it is in force.
@@ -203,7 +202,7 @@ func (k *Manager) Reset(ctx context.Context, frames []Frame, rows Rows) error {
 	return nil
 }
 
-// build returns the trees and the other chains of all rows.
+// build returns the trees and the other chains for all frontends.
 func (l *Layout) build(frames []Frame, rows Rows) (trees []*Dispatcher, fixed map[ChainID][]string) {
 	for i, t := range l.Trees {
 		table, _ := TableNamed(t.Table)
@@ -240,10 +239,10 @@ func wanted(trees []*Dispatcher, fixed map[ChainID][]string) iter.Seq[Wanted] {
 	}
 }
 
-// Differences reports the differences between the kernel and all rows. It may be called by any
-// goroutine at any time, on a thread in the network namespace of the node.
-func (k *Manager) Differences(ctx context.Context, frames []Frame, rows Rows, tell *mode.Reporter) error {
-	return k.Tool.Differences(ctx, k.layout.jumps(), wanted(k.layout.build(frames, rows)), k.isOurs, tell)
+// Differences reports the differences between the kernel and the desired state. It may be called by
+// any goroutine at any time, on a thread in the network namespace of the node.
+func (k *Manager) Differences(ctx context.Context, frames []Frame, rows Rows, reporter *mode.Reporter) error {
+	return k.Tool.Differences(ctx, k.layout.jumps(), wanted(k.layout.build(frames, rows)), k.isOurs, reporter)
 }
 
 // repair repairs the kernel and returns the number of differences.
@@ -257,7 +256,7 @@ func (k *Manager) repair(ctx context.Context, have *Snapshot) (n int, err error)
 		}
 	}
 	leads := map[Jump]bool{}
-	for _, j := range slices.Backward(k.layout.jumps()) { // each is put in front
+	for _, j := range slices.Backward(k.layout.jumps()) { // each is inserted at the front
 		if leads[j.Bare()] = true; !k.HasJump(j, have) {
 			n++
 			s := b.Only(j.From.Table)
@@ -285,11 +284,11 @@ func (k *Manager) repair(ctx context.Context, have *Snapshot) (n int, err error)
 	}
 	slices.SortFunc(stale, CompareID)
 	stuck, err := Sweep(ctx, nil, stale, NFTLines, func(b *Batch) error { return k.restore(ctx, b) })
-	return n + len(stale) - len(stuck), err // those that rules of others lead to stay, empty
+	return n + len(stale) - len(stuck), err // those that foreign rules jump to stay, empty
 }
 
-// restore hands a batch to iptables-restore. An error wraps ErrRefused if nothing of it is in
-// force, else plane.ErrStateLost.
+// restore hands a batch to iptables-restore. An error wraps ErrRefused if no part of the batch is
+// in force, else plane.ErrStateLost.
 func (k *Manager) restore(ctx context.Context, b *Batch) error {
 	err := k.Restore(ctx, b)
 	switch {
@@ -301,7 +300,7 @@ func (k *Manager) restore(ctx context.Context, b *Batch) error {
 	return err
 }
 
-// Apply writes the chains that a change of rows touches, in one restore.
+// Apply writes the chains that a change touches, in one restore.
 func (k *Manager) Apply(ctx context.Context, rows Rows) error {
 	if !k.set {
 		return fmt.Errorf("iptables: apply: %w", plane.ErrNotSetUp)
@@ -340,7 +339,7 @@ func (k *Manager) Apply(ctx context.Context, rows Rows) error {
 	return nil
 }
 
-// Probe writes a chain anew, as it is: it has rules, so that the kernel commits it.
+// Probe rewrites a chain without a change. The chain has rules, so that the kernel commits it.
 func (k *Manager) Probe(ctx context.Context) error {
 	if !k.set {
 		return fmt.Errorf("iptables: probe: %w", plane.ErrNotSetUp)

@@ -15,7 +15,7 @@ import (
 // deleted.
 const RouteLocalnet = "net.ipv4.conf.all.route_localnet"
 
-// BlockLocalnet is the rule of DP-10, which drops what others send to 127.0.0.0/8.
+// BlockLocalnet is the rule of DP-10. It drops packets of other hosts to 127.0.0.0/8.
 const BlockLocalnet = `! -s 127.0.0.0/8 -d 127.0.0.0/8 -m comment --comment "block incoming localnet connections" ` +
 	`-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP`
 
@@ -56,7 +56,7 @@ func NodePortRules(f lb.Family, prefixes []netip.Prefix, localhost bool, rest st
 	return rules
 }
 
-// CloseLocalnet ends that.
+// CloseLocalnet resets the sysctl.
 func CloseLocalnet() error {
 	_, err := kernel.SetSysctl(RouteLocalnet, "0")
 	return err

@@ -16,8 +16,8 @@ const (
 	Filter Table = iota
 	NAT
 	Mangle
-	Tables          // so many are those that the plane writes
-	Raw    = Tables // where older versions had a chain
+	Tables          // number of tables that the plane writes
+	Raw    = Tables // older versions had a chain there
 )
 
 var tableNames = [...]string{"filter", "nat", "mangle", "raw"}
@@ -36,7 +36,7 @@ type ChainID struct {
 	Name  string
 }
 
-// Chains that are there whatever the rows say. Other software looks for them by name (G3).
+// Permanent chains. Other software looks for them by name (G3).
 const (
 	Services          = "KUBE-SERVICES"          // nat, filter
 	ExternalServices  = "KUBE-EXTERNAL-SERVICES" // filter
@@ -51,7 +51,7 @@ const (
 	Canary            = "KUBE-PROXY-CANARY" // in each table (DP-13)
 )
 
-// The beginnings of the names of chains of one service port (DP-02).
+// Prefixes of the names of a service port's chains (DP-02).
 const (
 	ClusterChain  = "KUBE-SVC-"
 	LocalChain    = "KUBE-SVL-"
@@ -61,28 +61,27 @@ const (
 )
 
 // SourceList begins the names of chains of source ranges, of nat and of filter. A hash of the
-// ranges follows, so that rows with the same ranges share the chain. Upstream deletes those of nat,
-// as it does branches; those of filter lead nowhere.
+// ranges follows, so that frontends with the same ranges share the chain. Upstream deletes those of
+// nat, as it does branches; those of filter have no jumps to other chains.
 const SourceList = FirewallChain + "SRC-"
 
-// The beginnings of the names of the branches of nat's dispatchers. Upstream takes these for chains
-// of service ports, and deletes unknown ones, all at once. Under other names, branches would stay
-// behind when a node changes back to upstream, and lead to chains of service ports. These could not
-// be deleted then, and no restore of upstream's would succeed any more (G4). A suffix of DP-02 has
-// no hyphen.
+// Prefixes of the names of the branches of nat's dispatchers. Upstream takes these for chains of
+// service ports, and deletes unknown ones, all at once. Under other names, branches would stay when
+// a node changes back to upstream, and jump to chains of service ports. Upstream could not delete
+// these then, and all its restores would fail (G4). A suffix of DP-02 has no hyphen.
 const (
 	AddressBranch  = ClusterChain + "TO-"
 	NodePortBranch = ClusterChain + "NP-"
 )
 
-// Dynamic chains are recognised by the beginnings of their names. So leftovers of an earlier
-// process, ours or upstream's, can be distinguished from chains of other software.
+// The prefixes of their names identify dynamic chains. They distinguish leftovers of an earlier
+// process, ours or upstream's, from chains of other software.
 var dynamic = [Tables][]string{
 	Filter: {Services + "-", NodePorts + "-", "KUBE-EXTERNAL-", "KUBE-EXTNP-", "KUBE-PROXY-FW-", SourceList},
 	NAT:    {ClusterChain, LocalChain, ExternalChain, FirewallChain, EndpointChain, "KUBE-XLB-"},
 }
 
-// IsDynamic reports whether a chain of that name is added and deleted with rows.
+// IsDynamic reports whether a chain of that name is added and deleted with frontends.
 func IsDynamic(id ChainID) bool {
 	if id.Table == Filter && (id.Name == ExternalServices || id.Name == ExternalNodePorts) {
 		return false
@@ -90,13 +89,13 @@ func IsDynamic(id ChainID) bool {
 	return slices.ContainsFunc(dynamic[id.Table], func(p string) bool { return strings.HasPrefix(id.Name, p) })
 }
 
-// Kubelets are chains of mangle by which the kubelet can be known to be there (DP-14).
+// Kubelets are chains of mangle that show that a kubelet runs on the node (DP-14).
 var Kubelets = []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"}
 
-// isKubelets reports whether the chain shows that there is a kubelet.
+// isKubelets reports whether the chain shows that the node has a kubelet.
 func isKubelets(id ChainID) bool { return id.Table == Mangle && slices.Contains(Kubelets, id.Name) }
 
-// Hash is the part of a chain's name that stands for what it serves: 16 characters of
+// Hash returns the part of a chain's name that identifies what it serves: 16 characters of
 // base32(sha256(parts)), as upstream's (DP-02).
 func Hash(parts ...string) string {
 	h := sha256.New()
@@ -121,7 +120,7 @@ func Ours(id ChainID) bool {
 	return IsDynamic(id)
 }
 
-// Chain is a chain's content: rules without "-A NAME ", exactly as iptables-save prints them.
+// Chain is the content of a chain: rules without "-A NAME ", exactly as iptables-save prints them.
 type Chain struct {
 	ID    ChainID
 	Rules []string
@@ -133,10 +132,11 @@ type Jump struct {
 	Rule string
 }
 
-// Bare is the jump without comments.
+// Bare returns the jump without comments.
 func (j Jump) Bare() Jump { return Jump{j.From, WithoutComments(j.Rule)} }
 
-// guardOfIPVS keeps packets to addresses of kube-ipvs0 from programs of the node (PN-43).
+// guardOfIPVS is the chain that keeps packets to addresses of kube-ipvs0 from programs of the node
+// (PN-43).
 const guardOfIPVS = "KUBE-IPVS-FILTER"
 
 // IsGuard reports whether a chain protects the programs of the node while kube-ipvs0 has addresses
@@ -150,14 +150,14 @@ func Leftover(table, chain string) bool {
 	return ok && isLeftover(ChainID{t, chain})
 }
 
-// isLeftover reports whether a kube-proxy made the chain. Other software has chains that begin with
-// KUBE- as well.
+// isLeftover reports whether a kube-proxy made the chain. Other software also has chains with the
+// prefix KUBE-.
 func isLeftover(id ChainID) bool {
 	return id.Table < Tables && id.Name != NodeFirewall && Ours(id) || slices.Contains(otherModes[id.Table], id.Name)
 }
 
 // Chains of older versions and of mode ipvs (DP-33), beside those of the plane. Mode userspace has
-// its own removal. nat's KUBE-FIREWALL was ipvs'; the kubelet has its own in filter.
+// its own removal. KUBE-FIREWALL of nat was of mode ipvs; the kubelet has its own in filter.
 var otherModes = [...][]string{
 	NAT:    {"KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", NodeFirewall},
 	Filter: {"KUBE-NODE-PORT", "KUBE-SOURCE-RANGES-FIREWALL", guardOfIPVS, "KUBE-IPVS-OUT-FILTER"},
@@ -166,11 +166,11 @@ var otherModes = [...][]string{
 	Raw: {Canary},
 }
 
-// firewall is the chain that the kubelet has and kube-proxy makes where it has none.
+// firewall is a chain of the kubelet's; kube-proxy creates it if it is missing.
 var firewall = ChainID{Filter, NodeFirewall}
 
-// builtIn are the chains in which packets begin.
+// builtIn are the built-in chains.
 var builtIn = []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
 
-// IsBuiltIn reports whether packets may begin in chains of that name.
+// IsBuiltIn reports whether a name is that of a built-in chain.
 func IsBuiltIn(name string) bool { return slices.Contains(builtIn, name) }

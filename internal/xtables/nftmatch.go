@@ -12,18 +12,17 @@ import (
 	"kube-proxy/lb"
 )
 
-// Matches and targets that nf_tables does not have itself are held in the structures of
-// linux/netfilter/xt_*.h.
+// Matches and targets that nf_tables lacks are stored in the structures of linux/netfilter/xt_*.h.
 
 var native = binary.NativeEndian
 
-// revised is an extension of one revision, for which the structure is another.
+// revised is one revision of an extension. Each revision has its own structure.
 type revised struct {
 	name     string
 	revision uint8
 }
 
-// matchTexts has the least size of each known match's structure, and its reader. A reader returns
+// matchTexts has the minimum size of each known match's structure, and its reader. A reader returns
 // false for a structure with unknown content.
 var matchTexts = map[revised]struct {
 	size int
@@ -55,7 +54,7 @@ func (r *ruleText) match(name string, revision uint8, info []byte) {
 	}
 }
 
-// ports adds the two ranges that matches of protocols begin with, where they are not all ports.
+// ports adds the two port ranges at the start of a protocol match, unless they contain all ports.
 func (r *ruleText) ports(proto string, src, dst []byte, noSrc, noDst bool) {
 	for i, b := range [][]byte{src, dst} {
 		low, high, no := native.Uint16(b), native.Uint16(b[2:]), noSrc
@@ -73,7 +72,7 @@ func (r *ruleText) ports(proto string, src, dst []byte, noSrc, noDst bool) {
 
 func readTCP(r *ruleText, info []byte) bool {
 	option, mask, inverted := info[8], info[9], info[11]
-	if option != 0 || mask != 0 || inverted&^3 != 0 { // of flags and options
+	if option != 0 || mask != 0 || inverted&^3 != 0 { // flags and options
 		return false
 	}
 	r.ports("tcp", info, info[4:], inverted&1 != 0, inverted&2 != 0)
@@ -85,11 +84,11 @@ func readUDP(r *ruleText, info []byte) bool {
 	return true
 }
 
-// readSCTP reads struct xt_sctp_info. Its ranges are in reverse order, and count only if its flags
+// readSCTP reads struct xt_sctp_info. Its ranges are in reverse order, and valid only if its flags
 // say so.
 func readSCTP(r *ruleText, info []byte) bool {
 	flags, inverted := native.Uint32(info[284:]), native.Uint32(info[288:])
-	if flags&^3 != 0 { // of chunks
+	if flags&^3 != 0 { // chunk matches
 		return false
 	}
 	all := []byte{0, 0, 0xff, 0xff}
@@ -121,8 +120,8 @@ func readStatistic(r *ruleText, info []byte) bool {
 	return native.Uint16(info) == 0 // not nth
 }
 
-// readAddrtype reads whether addresses are this node's own; other types are unknown, and flags that
-// limit the match to an interface.
+// readAddrtype reads a match of the node's own addresses. Other types, and flags that limit the
+// match to an interface, are unknown.
 func readAddrtype(r *ruleText, info []byte) bool {
 	const local = 1 << 2 // of RTN_LOCAL
 	src, dst, inverted := native.Uint16(info), native.Uint16(info[2:]), native.Uint32(info[4:])
@@ -148,7 +147,7 @@ var ctStates = []struct {
 }{{1 << 0, "INVALID"}, {1 << 3, "NEW"}, {1 << 2, "RELATED"}, {1 << 1, "ESTABLISHED"}, {1 << 8, "UNTRACKED"},
 	{1 << 6, "SNAT"}, {1 << 7, "DNAT"}}
 
-// readConntrack reads the states alone, or the direction alone.
+// readConntrack reads a match of only the states, or only the direction.
 func readConntrack(r *ruleText, info []byte) bool {
 	const state, direction = 1, 1 << 12 // XT_CONNTRACK_*
 	switch flags, inverted := native.Uint16(info[146:]), native.Uint16(info[148:]); flags {
@@ -169,7 +168,7 @@ func readConntrack(r *ruleText, info []byte) bool {
 	return false
 }
 
-// readSocket reads the match of a transparent socket, bound to any address or not.
+// readSocket reads the match of a transparent socket, which may be bound to any address.
 func readSocket(r *ruleText, info []byte) bool {
 	const transparent, noWildcard = 1, 2
 	if info[0] != transparent|noWildcard {
@@ -179,7 +178,7 @@ func readSocket(r *ruleText, info []byte) bool {
 	return true
 }
 
-// readRecent reads what xt_recent remembers, or is to remember, of clients.
+// readRecent reads a match that looks up or adds clients in xt_recent.
 func readRecent(r *ruleText, info []byte) bool {
 	const check, set, update, reap = 1, 2, 4, 32
 	seconds, hits, what, inverted, side := native.Uint32(info), native.Uint32(info[4:]), info[8], info[9], info[210]
@@ -198,7 +197,7 @@ func readRecent(r *ruleText, info []byte) bool {
 	return true
 }
 
-// extension gives the rule a target of x_tables.
+// extension adds a target of x_tables to the rule.
 func (r *ruleText) extension(name string, revision uint8, info []byte) {
 	if read := targetTexts[revised{name, revision}]; read != nil {
 		if options, ok := read(r.family, info); ok {
@@ -209,7 +208,7 @@ func (r *ruleText) extension(name string, revision uint8, info []byte) {
 	r.target, r.short = "-j "+name+" …", true
 }
 
-// targetTexts return the options of targets that are understood.
+// targetTexts has the readers of known targets, which return the options.
 var targetTexts = map[revised]func(f lb.Family, info []byte) (options string, ok bool){
 	{"MARK", 2}: func(_ lb.Family, info []byte) (string, bool) {
 		if len(info) < 8 {
@@ -235,7 +234,7 @@ var targetTexts = map[revised]func(f lb.Family, info []byte) (options string, ok
 	{"MASQUERADE", 0}: masquerading,
 }
 
-// rejectNames are those of enum ipt_reject_with, and of ip6t_reject_with.
+// rejectNames are the names of enum ipt_reject_with and ip6t_reject_with.
 var rejectNames = map[lb.Family][]string{
 	lb.IPv4: {"icmp-net-unreachable", "icmp-host-unreachable", "icmp-proto-unreachable", "icmp-port-unreachable",
 		"echo-reply",
@@ -245,7 +244,7 @@ var rejectNames = map[lb.Family][]string{
 		"echo-reply", "tcp-reset", "icmp6-policy-fail", "icmp6-reject-route"},
 }
 
-// What struct nf_nat_range and its forebears say.
+// Flags of struct nf_nat_range and its predecessors.
 const (
 	natAddress     = 1
 	natPort        = 2
@@ -282,10 +281,10 @@ func masquerading(f lb.Family, info []byte) (options string, ok bool) {
 	case natRandomFully:
 		return " --random-fully", true
 	}
-	return "", false // of ports and the like
+	return "", false // port ranges and other flags
 }
 
-// nfAddr reads a union nf_inet_addr of a family.
+// nfAddr reads a union nf_inet_addr for a family.
 func nfAddr(f lb.Family, b []byte) netip.Addr {
 	size := 4
 	if f == lb.IPv6 {

@@ -23,15 +23,15 @@ type ruleText struct {
 	number                   uint8 // of the protocol, 0 for any
 	matches                  []match
 	target                   string
-	unread                   []string // what there are no words for
-	short                    bool     // a match or a target is named alone
-	loaded                   nftValue // what nf_tables' register holds; iptables uses one
+	unread                   []string // expressions without iptables syntax
+	short                    bool     // only the name of a match or target is known
+	loaded                   nftValue // the content of nf_tables' register; iptables uses one
 }
 
 // match is a match with its name, as iptables prints it.
 type match struct{ name, text string }
 
-// nftValue is something of a packet.
+// nftValue is a part of a packet, or of its metadata.
 type nftValue struct {
 	meta         bool
 	key          uint32 // of meta
@@ -41,7 +41,7 @@ type nftValue struct {
 }
 
 // ReadNFT translates the expressions of a rule of nf_tables back into the arguments of iptables.
-// body is that of a message about the rule.
+// body is the body of a netlink message about the rule.
 func ReadNFT(f lb.Family, body []byte) Rule {
 	r := &ruleText{family: f}
 	netlink.Attributes(netlink.Attribute(body, unix.NFTA_RULE_EXPRESSIONS), func(_ uint16, e []byte) bool {
@@ -70,7 +70,7 @@ func (r *ruleText) text() string {
 // has adds a match.
 func (r *ruleText) has(name, text string) { r.matches = append(r.matches, match{name, text}) }
 
-// to adds to the match of that name, if it is the last one, or begins it.
+// to appends to the match of that name if it is the last one, else it begins the match.
 func (r *ruleText) to(name, text string) {
 	if n := len(r.matches); n > 0 && r.matches[n-1].name == name {
 		r.matches[n-1].text += " " + text
@@ -230,7 +230,7 @@ func (r *ruleText) address(v nftValue, value []byte, no bool) bool {
 	return ok
 }
 
-// prefixOf returns the prefix of an address and a mask, false if the mask is none of a prefix.
+// prefixOf returns the prefix of an address and a mask, false if the mask is not contiguous.
 func prefixOf(addr, mask []byte) (netip.Prefix, bool) {
 	bits, ended := 0, false
 	for _, b := range mask {
@@ -271,7 +271,7 @@ func (r *ruleText) marked(mark, mask uint32, no bool) {
 	r.has("mark", text)
 }
 
-// quoted is a text as iptables prints it.
+// quoted returns a text as iptables prints it.
 func quoted(s string) string {
 	plain := func(r rune) bool {
 		return r == '_' || r == '-' || '0' <= r && r <= '9' || 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z'

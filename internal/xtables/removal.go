@@ -14,7 +14,7 @@ import (
 	"kube-proxy/plane"
 )
 
-// Both are the back ends of iptables.
+// Both lists the back ends of iptables.
 var Both = []Backend{NFT, Legacy}
 
 // RemoveBeside removes the leftovers of other modes in both back ends, next to a mode that keeps a
@@ -50,8 +50,8 @@ func RemoveModes(ctx context.Context, what mode.Removal) (r mode.Report, err err
 	return r, err
 }
 
-// RemoveKept removes the chains that a [Manager] has of a layout, and the rules that lead to them,
-// in both back ends. of names the mode.
+// RemoveKept removes the chains that a [Manager] maintains for a layout, and the rules that jump to
+// them, in both back ends. of names the mode.
 func RemoveKept(ctx context.Context, l Layout, of string) (r mode.Report, err error) {
 	for _, b := range Both {
 		cfg := RemoveConfig{Family: l.Family, Backend: b, KeepLocalnet: true, Ours: l.Ours}
@@ -60,8 +60,8 @@ func RemoveKept(ctx context.Context, l Layout, of string) (r mode.Report, err er
 	return r, err
 }
 
-// remove removes the rules of one back end and adds to the report. It runs the programs only where
-// there may be such rules.
+// remove removes the rules of one back end and adds to the report. It runs the programs only if
+// such rules may exist.
 func (cfg RemoveConfig) remove(ctx context.Context, of string, report *mode.Report) error {
 	if cfg.Backend == NFT {
 		switch some, err := cfg.hasChains(); {
@@ -89,8 +89,8 @@ func (cfg RemoveConfig) remove(ctx context.Context, of string, report *mode.Repo
 	return fmt.Errorf("there are chains of kube-proxy for %s, but no program to remove them: %w", cfg.Family, err)
 }
 
-// hasChains reports whether the nft back end has chains to remove. Where the rule of DP-10 may go,
-// KUBE-FIREWALL counts.
+// hasChains reports whether the nft back end has chains to remove. KUBE-FIREWALL counts if the rule
+// of DP-10 may be removed.
 func (cfg RemoveConfig) hasChains() (some bool, err error) {
 	l := newLeftovers(cfg)
 	such := func(c kernel.Chain) bool {

@@ -16,15 +16,15 @@ import (
 	"kube-proxy/lb"
 )
 
-// Removed says what became of the rules of modes that do not run, of one back end and family.
+// Removed is the result of a removal in one back end and family.
 type Removed struct {
-	// Chains is how many were deleted, Rules how many rules of chains of others.
+	// Chains is the number of deleted chains, Rules that of deleted rules in foreign chains.
 	Chains, Rules int
-	// Left has a sentence for each thing that stays though it is ours, and why.
+	// Left has a sentence for each object of ours that stays, with the reason.
 	Left []string
 }
 
-// RemoveConfig says from where to remove.
+// RemoveConfig configures a removal.
 type RemoveConfig struct {
 	// Family is the IP family, Backend the variant of iptables: not Auto.
 	Family  lb.Family
@@ -34,9 +34,9 @@ type RemoveConfig struct {
 	// are removed.
 	KeepLocalnet bool
 	// KeepGuard leaves the chain that [IsGuard] names, which mode ipvs removes after the addresses
-	// that it protects.
+	// that the chain protects.
 	KeepGuard bool
-	// Keep is the layout of the mode that runs, nil for none: its chains stay, and so do its jumps
+	// Keep is the layout of the running mode, nil for none: its chains stay, and so do its jumps
 	// from built-in chains.
 	Keep *Layout
 	// Ours reports which chains of a table to remove; nil for those of the modes iptables and ipvs,
@@ -50,14 +50,14 @@ type RemoveConfig struct {
 // iptables and ipvs (DP-15). The kubelet's chains stay: KUBE-MARK-DROP, KUBE-IPTABLES-HINT, its
 // canary, and KUBE-FIREWALL if the kubelet has any of them in mangle or other software uses that
 // chain. Kubelets before 1.28 write KUBE-MARK-MASQ and KUBE-POSTROUTING too; those are removed
-// unless a rule of other software leads to KUBE-MARK-MASQ, such as one of CNI plugins for host
+// unless a rule of other software jumps to KUBE-MARK-MASQ, such as one of CNI plugins for host
 // ports.
 //
-// Rules of other software that lead to our chains stay, and then so does the chain, empty. Without
-// rules to remove, Remove writes nothing and creates no table. Errors wrap plane.ErrUnsupported if
-// there is no such iptables, and name chains that the kernel still has.
+// Rules of other software that jump to our chains stay, and so does the chain, empty. Without rules
+// to remove, Remove writes nothing and creates no table. Errors wrap plane.ErrUnsupported if this
+// iptables is missing, and name chains that the kernel still has.
 func Remove(ctx context.Context, cfg RemoveConfig) (Removed, error) {
-	if cfg.Backend == Legacy && !legacyInUse(BaseName(cfg.Family)) { // to list its tables would make them
+	if cfg.Backend == Legacy && !legacyInUse(BaseName(cfg.Family)) { // listing its tables would create them
 		return Removed{}, nil
 	}
 	run := cfg.Runner
@@ -82,7 +82,7 @@ func (t *Tool) Remove(ctx context.Context, cfg RemoveConfig) (done Removed, err 
 		if err == nil {
 			err = t.verify(ctx, found)
 		}
-		if err == nil && (cfg.Keep != nil || cfg.Ours != nil) { // the mode that runs may count
+		if err == nil && (cfg.Keep != nil || cfg.Ours != nil) { // the running mode may use the counters
 			return done, nil
 		}
 		if err == nil {
@@ -95,8 +95,7 @@ func (t *Tool) Remove(ctx context.Context, cfg RemoveConfig) (done Removed, err 
 	return done, fmt.Errorf("iptables: remove rules of %s, %s: %w", cfg.Family, t.Program, err)
 }
 
-// verify looks in the kernel for chains that should be gone, and for rules in chains that should be
-// empty.
+// verify checks that the kernel has none of the deleted chains, and no rules in emptied ones.
 func (t *Tool) verify(ctx context.Context, found *leftovers) error {
 	if !t.Real() {
 		return nil
@@ -130,7 +129,7 @@ func (t *Tool) verify(ctx context.Context, found *leftovers) error {
 		len(remain), strings.Join(remain[:min(len(remain), 10)], ", "), see)
 }
 
-// mayStay reports whether a chain was reported to stay: in force, or without rules.
+// mayStay reports whether the report lists a chain as left, in force or without rules.
 func (l *leftovers) mayStay(id ChainID, h Holding) bool {
 	if empty, reported := l.stay[id]; !reported || !empty {
 		return reported
@@ -147,36 +146,36 @@ func (t *Tool) removeCounters() error {
 	}
 	nf, err := kernel.OpenNetfilter()
 	if err != nil {
-		return nil // where nothing can be asked, nothing was made
+		return nil // counters that cannot be read were not created
 	}
 	defer nf.Close()
 	return DropCounters(nf, 500*time.Millisecond)
 }
 
-// leftovers is what there is to remove.
+// leftovers are the rules and chains to remove.
 type leftovers struct {
-	// ours reports which chains are the modes' that are removed.
+	// ours reports whether a chain belongs to the removed modes.
 	ours func(table, chain string) bool
-	// entries are the rules that lead connections to translation, jumps all other rules that lead
-	// from foreign chains to ours.
+	// entries are the rules that send connections to translation, jumps all other jumps from
+	// foreign chains to ours.
 	entries, jumps []Jump
-	// handles are those of entries and jumps that iptables cannot delete.
+	// handles are the handles of entries and jumps that iptables cannot delete.
 	handles map[Jump][]uint64
-	// Chains are those of a kube-proxy; foreign has one rule of other software for each that such a
-	// rule leads to.
+	// Chains are those of a kube-proxy; foreign has one rule of other software for each chain that
+	// such rules jump to.
 	Chains  []ChainID
 	foreign map[ChainID]Jump
-	// builtIn are the chains that were listed, and whether packets begin there.
+	// builtIn has the listed chains, and whether they are built in.
 	builtIn map[ChainID]bool
-	// stay are chains that are reported to stay, and whether they are empty.
+	// stay has the chains that the report lists as left, and whether they are empty.
 	stay map[ChainID]bool
 	// blockLocalnet: the rule of DP-10 exists. kubelet: a kubelet exists, which writes that rule
 	// too, but only once.
 	blockLocalnet, kubelet bool
-	// guards: the rule of DP-10 belongs to the modes that are removed: none of them runs, and all
-	// of their chains go.
+	// guards: the rule of DP-10 belongs to the removed modes: none of them runs, and all of their
+	// chains are deleted.
 	guards bool
-	// toFirewall are rules of built-in chains that lead to KUBE-FIREWALL; inFirewall are its rules
+	// toFirewall are rules of built-in chains that jump to KUBE-FIREWALL; inFirewall are its rules
 	// except that of DP-10.
 	toFirewall, inFirewall []Jump
 	// keep and keepGuard are those of RemoveConfig.
@@ -194,26 +193,26 @@ func newLeftovers(cfg RemoveConfig) *leftovers {
 	return l
 }
 
-// is reports whether a chain is of the modes that are removed.
+// is reports whether a chain belongs to the removed modes.
 func (l *leftovers) is(id ChainID) bool { return l.ours(id.Table.String(), id.Name) }
 
-// goes reports whether a chain is to be removed.
+// goes reports whether to remove a chain.
 func (l *leftovers) goes(id ChainID) bool {
 	return l.is(id) && !l.guard(id) && (l.keep == nil || !l.keep.Ours(id.Table.String(), id.Name))
 }
 
-// guard reports whether a chain stays because it protects addresses that are still there.
+// guard reports whether a chain stays because it protects existing addresses.
 func (l *leftovers) guard(id ChainID) bool { return l.keepGuard && IsGuard(id.Table.String(), id.Name) }
 
-// kept reports whether a rule of a built-in chain that leads to a chain of kube-proxy stays,
-// however a program prints it.
+// kept reports whether a jump from a built-in chain to a chain of kube-proxy stays, however a
+// program prints it.
 func (l *leftovers) kept(from, to ChainID) bool {
 	return l.guard(to) || l.keep != nil && slices.ContainsFunc(l.keep.Jumps, func(j ChainRule) bool {
 		return j.Table == from.Table.String() && j.Chain == from.Name && target(j.Rule) == to.Name
 	})
 }
 
-// Read takes a line of what iptables-save prints.
+// Read handles a line of iptables-save.
 func (l *leftovers) Read(line SavedLine) {
 	t, known := TableNamed(line.Table)
 	if !known {
@@ -241,7 +240,7 @@ func (l *leftovers) Read(line SavedLine) {
 	l.rule(j)
 }
 
-// rule takes a rule of a chain of others.
+// rule handles a rule of a foreign chain.
 func (l *leftovers) rule(j Jump) {
 	to := ChainID{j.From.Table, target(j.Rule)}
 	switch {
@@ -268,7 +267,7 @@ func (l *leftovers) rule(j Jump) {
 }
 
 // keepBlock resets route_localnet if the rule that protects 127.0.0.1 exists. If it must not or
-// cannot do that, it returns the reason, and the rule must stay.
+// cannot, it returns the reason why the rule must stay.
 func (l *leftovers) keepBlock(cfg RemoveConfig) (why string) {
 	if cfg.Family != lb.IPv4 || !l.blockLocalnet {
 		return ""
@@ -288,9 +287,9 @@ func (l *leftovers) keepBlock(cfg RemoveConfig) (why string) {
 	return ""
 }
 
-// stays removes what must stay from the lists, and returns the reasons in left. keep is the reason
-// why the rule of DP-10 must stay, if it must. empty are the chains of ours that stay because rules
-// of other software lead to them.
+// stays removes from the lists everything that must stay, and returns the reasons in left. keep is
+// the reason why the rule of DP-10 must stay, "" if it need not. empty are the chains of ours that
+// stay because rules of other software jump to them.
 func (l *leftovers) stays(keep string, cfg RemoveConfig) (empty []ChainID, left []string) {
 	left = l.firewallStays(keep, cfg)
 	switch {
@@ -323,8 +322,8 @@ func (l *leftovers) stays(keep string, cfg RemoveConfig) (empty []ChainID, left 
 	return empty, left
 }
 
-// firewallStays lists KUBE-FIREWALL and the rules that lead to it for removal, unless a kubelet or
-// other software uses it. Then it returns the reason.
+// firewallStays lists KUBE-FIREWALL and the jumps to it for removal, unless a kubelet or other
+// software uses it. Then it returns the reason.
 func (l *leftovers) firewallStays(keep string, cfg RemoveConfig) (left []string) {
 	if _, there := l.builtIn[firewall]; !there || l.kubelet || cfg.KeepLocalnet || cfg.Keep != nil || cfg.Ours != nil {
 		return nil
@@ -332,7 +331,7 @@ func (l *leftovers) firewallStays(keep string, cfg RemoveConfig) (left []string)
 	why := ""
 	switch j, relied := l.foreign[firewall]; {
 	case keep != "":
-		return nil // stays reports the rule in it
+		return nil // stays reports its rule
 	case relied:
 		why = "a rule of others leads to it: -A " + j.From.Name + " " + j.Rule
 	case len(l.inFirewall) > 0:
@@ -347,9 +346,9 @@ func (l *leftovers) firewallStays(keep string, cfg RemoveConfig) (left []string)
 		"INPUT and OUTPUT that lead to it: %s", NodeFirewall, why)}
 }
 
-// take removes first the rules that lead new connections to translation, so that translated ones
-// are masqueraded and accepted until the end. Then it removes the other rules that lead to the
-// chains, and then the chains.
+// take first removes the rules that send new connections to translation, so that translated ones
+// are masqueraded and accepted until the end. Then it removes the other jumps to the chains, and
+// then the chains.
 func (t *Tool) take(ctx context.Context, found *leftovers, cfg RemoveConfig, done *Removed) error {
 	empty, left := found.stays(found.keepBlock(cfg), cfg)
 	for _, rules := range [][]Jump{found.entries, found.jumps} {
@@ -363,7 +362,7 @@ func (t *Tool) take(ctx context.Context, found *leftovers, cfg RemoveConfig, don
 		}
 		done.Rules += len(rules)
 		if t.Real() && len(rules) > 0 {
-			kernel.AwaitPackets() // some may have been translated, and not be masqueraded yet
+			kernel.AwaitPackets() // translated packets may not be masqueraded yet
 		}
 	}
 	done.Left = left

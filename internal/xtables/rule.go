@@ -49,7 +49,7 @@ func WithoutComments(rule string) string {
 	}
 }
 
-// target is the chain or the verdict that a rule leads to.
+// target returns the chain or the verdict that a rule jumps to.
 func target(rule string) string {
 	fields := Words(rule)
 	for i, f := range fields[:max(0, len(fields)-1)] {
@@ -92,7 +92,7 @@ func MatchedKey(rule string, each func(option, value string)) (k lb.Key, ok bool
 }
 
 // isJump reports whether the rule has the form of a jump from a built-in chain to ours, of any
-// version. A rule with another condition is of other software.
+// version. A rule with another condition belongs to other software.
 func isJump(rule string) bool {
 	var rest []string
 	fields := Words(rule)

@@ -19,7 +19,7 @@ import (
 
 // Runner runs programs.
 type Runner interface {
-	// LookPath returns where the program of that name is.
+	// LookPath returns the path of a program.
 	LookPath(name string) (string, error)
 	// Pipe runs a program. in writes its standard input while it runs, out reads its standard
 	// output, which has 16 MB with 5,000 services; either may be nil. An error of in ends the
@@ -55,7 +55,7 @@ func (s System) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.
 	}
 	errs := &shortText{}
 	cmd.Stderr = errs
-	// A program that is to end gets the chance to give back the lock.
+	// A signalled program gets time to release the lock.
 	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
 	cmd.WaitDelay = 2 * time.Second
 	stdin, err := cmd.StdinPipe()
@@ -68,7 +68,7 @@ func (s System) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.
 	}
 	widen(stdin)
 	widen(stdout)
-	if err := cmd.Start(); err != nil { // it is a child of this thread, and in its network namespace
+	if err := cmd.Start(); err != nil { // the child runs in the network namespace of this thread
 		return err
 	}
 	wrote := make(chan error, 1)
@@ -78,12 +78,12 @@ func (s System) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.
 			err = in(stdin)
 		}
 		if err != nil && cmd.Process != nil {
-			cmd.Process.Kill() // the end of its input would have it commit what it got so far
+			cmd.Process.Kill() // at the end of its input it would commit the part that it has read
 		}
 		stdin.Close()
 		wrote <- err
 	}()
-	// What it started may hold its output open for longer than it lives itself.
+	// Its child processes may hold its output open after it has ended.
 	ended := make(chan struct{})
 	defer close(ended)
 	defer context.AfterFunc(ctx, func() {
@@ -98,10 +98,10 @@ func (s System) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.
 	if out != nil {
 		readErr = out(stdout)
 	}
-	io.Copy(io.Discard, stdout) // so that it can end
+	io.Copy(io.Discard, stdout) // so that the program can end
 	writeErr := <-wrote
 	if err = cmd.Wait(); errors.Is(err, exec.ErrWaitDelay) && ctx.Err() == nil {
-		err = nil // it succeeded, all it printed is read, and what somebody else has open of its errors is not its own
+		err = nil // it succeeded and its output is read; only another process holds its stderr open
 	}
 	switch {
 	case err != nil:
@@ -133,7 +133,7 @@ func widen(pipe any) {
 	}
 }
 
-// shortText keeps the beginning of what is written to it.
+// shortText keeps the beginning of the text written to it.
 type shortText struct{ text []byte }
 
 func (t *shortText) Write(b []byte) (int, error) {
@@ -142,7 +142,7 @@ func (t *shortText) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// RunError is a program that failed.
+// RunError is the failure of a program.
 type RunError struct {
 	Name, Said string
 	Err        error

@@ -11,19 +11,19 @@ import (
 	"iter"
 )
 
-// savedKind is what a line of the output of iptables-save is about.
+// savedKind is the kind of a line of iptables-save.
 type savedKind uint8
 
 const (
-	SavedChain      savedKind = iota // a chain is there
+	SavedChain      savedKind = iota // a chain exists
 	SavedRule                        // a rule of a chain
-	savedUnlistable                  // a table is there, but has what iptables cannot print
+	savedUnlistable                  // a table exists, with rules that iptables cannot print
 )
 
 // SavedLine is a line of the output of iptables-save, or the lines of one rule.
 type SavedLine struct {
 	Kind  savedKind
-	Table string // whichever: others have tables that the plane does not have
+	Table string // any table: other software uses tables that the plane does not
 	// Chain is the name of the chain. Rest is its policy ("-" for a chain that is not built in), or
 	// the rule without "-A NAME ". Both are valid until the next line is read.
 	Chain, Rest []byte
@@ -32,7 +32,7 @@ type SavedLine struct {
 	Handle uint64
 }
 
-// longestRule is more than iptables-save prints of any rule.
+// longestRule exceeds the length of any rule that iptables-save prints.
 const longestRule = 64 << 10
 
 // ReadSaved reads the output of iptables-save. It ends at the first error, of the reader or of the
@@ -40,7 +40,7 @@ const longestRule = 64 << 10
 func ReadSaved(r io.Reader) iter.Seq2[SavedLine, error] {
 	return func(yield func(SavedLine, error) bool) {
 		in := bufio.NewReaderSize(r, longestRule)
-		table, open := "", false // the table, and whether its COMMIT is still to come
+		table, open := "", false // the table, and whether its COMMIT is missing
 		for n := 1; ; n++ {
 			line, lines, err := readRule(in)
 			if err == io.EOF && len(line) == 0 {
@@ -108,7 +108,7 @@ func readRule(in *bufio.Reader) (text []byte, lines int, err error) {
 	}
 }
 
-// opensQuote reports whether an odd number of quotes is in a part of a rule.
+// opensQuote reports whether a part of a rule has an odd number of quotes.
 func opensQuote(part []byte) bool {
 	odd := bytes.Count(part, []byte(`"`))%2 == 1
 	if bytes.IndexByte(part, '\\') < 0 {
@@ -126,7 +126,7 @@ func opensQuote(part []byte) bool {
 	return odd
 }
 
-// unlistableTable returns the table that iptables-save cannot print according to a comment.
+// unlistableTable returns the table that iptables-save cannot print, according to a comment line.
 func unlistableTable(comment []byte) (table string, ok bool) {
 	rest, ok := bytes.CutPrefix(comment, []byte("# Table `"))
 	if !ok {

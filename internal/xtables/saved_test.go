@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// readAll returns what ReadSaved says, a line each.
+// readAll returns the output of ReadSaved, one string a line.
 func readAll(text string) (lines []string, err error) {
 	for line, err := range ReadSaved(strings.NewReader(text)) {
 		if err != nil {
@@ -54,13 +54,13 @@ func TestReadSaved(t *testing.T) {
 			t.Errorf("%.40q: error %v, want one with %q", text, err, want)
 		}
 	}
-	for range ReadSaved(strings.NewReader(several)) { // whoever has seen enough may stop
+	for range ReadSaved(strings.NewReader(several)) { // the caller may stop early
 		break
 	}
 }
 
-// Whatever is read, what is understood of it is the same when it is printed again, and both readers
-// of rules take it or neither.
+// Any input that parses prints and parses to the same value again, and both readers of rules accept
+// it or neither does.
 func FuzzSaved(f *testing.F) {
 	f.Add("# Table `nat' is incompatible, use 'nft' tool.\n*nat\n:A - [0:0]\n-A A -m comment --comment \"x\n" +
 		"y\" -j B\nCOMMIT\n")
@@ -75,7 +75,7 @@ func FuzzSaved(f *testing.F) {
 				was = err.Error()
 				break
 			}
-			if line.Kind == savedUnlistable { // which is read from the kernel
+			if line.Kind == savedUnlistable { // then the rules come from the kernel
 				return
 			}
 			if line.Table != table || !opened {
@@ -140,14 +140,14 @@ func TestIsJump(t *testing.T) {
 	}
 }
 
-// The answers of kernels that are not at hand: without nft_compat, with newer revisions alone, and
-// one that does not answer.
+// The answers of other kernels: without nft_compat, with only newer revisions, and without any
+// answer.
 func TestLacking(t *testing.T) {
 	all := Needed[NFT]
 	for _, c := range []struct {
 		backend Backend
 		answer  error
-		want    string // "" if nothing is lacking
+		want    string // "" if no extension is missing
 	}{
 		{NFT, nil, ""},
 		{NFT, unix.EPROTONOSUPPORT, ""},
@@ -189,7 +189,7 @@ func TestSnapshotOfGarbage(t *testing.T) {
 	}
 }
 
-// prints is an iptables that prints a text, whatever it is asked.
+// prints is a fake iptables that always prints the same text.
 type prints string
 
 func (prints) LookPath(name string) (string, error) { return name, nil }

@@ -7,26 +7,26 @@ import (
 	"context"
 )
 
-// Snapshot is the kernel's state of a user's chains and of the rules that lead to them.
+// Snapshot is the kernel's state of a user's chains and of the rules that jump to them.
 type Snapshot struct {
 	Chains map[ChainID]Digest
-	// Jumps are the rules of other chains that lead to chains of a kube-proxy, and those of
+	// Jumps are the rules of other chains that jump to chains of a kube-proxy, and those of
 	// KUBE-FIREWALL, which the kubelet shares. The keys have no comments, the values are as
 	// printed.
 	Jumps map[Jump]Jump
-	// Kubelet: there are chains of the kubelet, so that rules of KUBE-FIREWALL are its own as well.
+	// Kubelet: the kubelet has chains here, so rules of KUBE-FIREWALL may be the kubelet's.
 	Kubelet bool
-	// handles are those of rules that iptables cannot delete.
+	// handles are the handles of rules that iptables cannot delete.
 	handles map[Jump][]uint64
 }
 
-// NewSnapshot returns one of nothing.
+// NewSnapshot returns an empty Snapshot.
 func NewSnapshot() *Snapshot {
 	return &Snapshot{Chains: map[ChainID]Digest{}, Jumps: map[Jump]Jump{}, handles: map[Jump][]uint64{}}
 }
 
-// Snapshot lists the rules and keeps those of chains that ours selects. each, if it is not nil,
-// gets their rules.
+// Snapshot lists the rules, and keeps the chains that ours selects. each, if not nil, gets their
+// rules.
 func (t *Tool) Snapshot(ctx context.Context, ours func(ChainID) bool, each func(ChainID, []byte)) (*Snapshot, error) {
 	s, contents := NewSnapshot(), map[ChainID]*Content{}
 	err := t.Lines(ctx, func(line SavedLine) {
@@ -56,7 +56,7 @@ func (t *Tool) Snapshot(ctx context.Context, ours func(ChainID) bool, each func(
 	return s, err
 }
 
-// AddJump takes a rule of a chain of others.
+// AddJump adds a rule of a foreign chain.
 func (s *Snapshot) AddJump(r Rule, from ChainID) {
 	j := Jump{from, r.Text}
 	if !bytes.Contains([]byte(r.Text), []byte("-j KUBE-")) && j.Bare() != BlockLocalnetJump.Bare() {

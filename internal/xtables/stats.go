@@ -7,23 +7,24 @@ import (
 	"sync"
 )
 
-// Stats count what the plane has done.
+// Stats count the plane's operations.
 type Stats struct {
 	Restores uint64 // runs of iptables-restore
 	Failures uint64 // of them (MT-09)
-	// PartialFailures is how many Applies failed; a failed Reset is not among them (MT-10).
+	// PartialFailures is the number of failed Applies, without failed Resets (MT-10).
 	PartialFailures uint64
 	Bytes           uint64 // handed to iptables-restore
 	Chains          uint64 // written
 	Saves           uint64 // runs of iptables-save
-	// Stuck are the chains that could not be deleted because rules of other software lead to them,
+	// Stuck are the chains that could not be deleted because rules of other software jump to them,
 	// each as "nat KUBE-SVC-…". They are empty. A returned slice does not change.
 	Stuck []string
-	// Unlike is how many chains, and rules in chains of others, iptables-save prints differently
-	// from how they were written. No program changed them, and audits do not repair them.
+	// Unlike is the number of chains, and of rules in foreign chains, that iptables-save prints
+	// differently from how they were written. No program changed them, and audits do not repair
+	// them.
 	Unlike int
-	// Owned is how many rules we have (MT-11), Last how many the last Apply or Reset wrote (MT-12).
-	// Both include our rules in chains of others.
+	// Owned is the number of our rules (MT-11), Last that of the rules in the last Apply or Reset
+	// (MT-12). Both include our rules in foreign chains.
 	Owned, Last Written
 }
 
@@ -45,7 +46,7 @@ func (w *Written) plus(o Written) {
 	w.NAT += o.NAT
 }
 
-// Counts has Stats, which may be read at any time from any goroutine.
+// Counts holds Stats. They may be read at any time from any goroutine.
 type Counts struct {
 	mu    sync.Mutex
 	stats Stats
@@ -65,7 +66,7 @@ func (c *Counts) Count(f func(*Stats)) {
 	f(&c.stats)
 }
 
-// Stuck notes that chains cannot be deleted.
+// Stuck records chains that cannot be deleted.
 func (c *Counts) Stuck(ids ...ChainID) {
 	c.Count(func(s *Stats) {
 		s.Stuck = slices.Clone(s.Stuck)

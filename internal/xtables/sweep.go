@@ -12,18 +12,17 @@ import (
 )
 
 // stuckChain is a chain that cannot be deleted, and the error: usually a rule of other software
-// leads to it.
+// jumps to it.
 type stuckChain struct {
 	ID  ChainID
 	err error
 }
 
 // Sweep empties chains, and deletes those of drop, at most so many in a restore. It returns the
-// chains that cannot be deleted; they stay, empty. An error means that nothing can be written at
-// all.
+// chains that cannot be deleted; they stay, empty. An error means that no write succeeds.
 func Sweep(ctx context.Context, empty, drop []ChainID, most int, restore func(*Batch) error) (stuck []stuckChain,
 	err error) {
-	// All are emptied before any is deleted, for they lead to each other.
+	// All are emptied before any is deleted, because they jump to each other.
 	for part := range slices.Chunk(slices.Concat(empty, drop), most) {
 		if err := restore(emptying(part)); err != nil {
 			return nil, err
@@ -39,7 +38,8 @@ func Sweep(ctx context.Context, empty, drop []ChainID, most int, restore func(*B
 	return stuck, nil
 }
 
-// deleteChains deletes empty chains, which are sorted by table. If one cannot be, the others are.
+// deleteChains deletes empty chains, which are sorted by table. If one cannot be deleted, the
+// others still are.
 func deleteChains(ctx context.Context, ids []ChainID, restore func(*Batch) error) (stuck []stuckChain, err error) {
 	for len(ids) > 0 {
 		known := len(stuck)
@@ -65,7 +65,7 @@ func deleteChains(ctx context.Context, ids []ChainID, restore func(*Batch) error
 			}
 		}
 		ids = s.Left()
-		if !s.Promising() && len(stuck) == known { // another search would come no further
+		if !s.Promising() && len(stuck) == known { // another search would not find more
 			for _, id := range ids {
 				stuck = append(stuck, stuckChain{id, err})
 			}
@@ -75,7 +75,7 @@ func deleteChains(ctx context.Context, ids []ChainID, restore func(*Batch) error
 	return stuck, nil
 }
 
-// emptying returns a batch that makes chains empty.
+// emptying returns a batch that empties chains.
 func emptying(ids []ChainID) *Batch {
 	b := &Batch{}
 	for _, id := range ids {

@@ -23,10 +23,10 @@ import (
 	"kube-proxy/plane"
 )
 
-// Backend is a variant of iptables: they do not see each other's rules.
+// Backend is a variant of iptables. Variants do not see each other's rules.
 type Backend string
 
-// The back ends. Auto takes the one that the node uses (DP-14).
+// The back ends. Auto selects the one that the node uses (DP-14).
 const (
 	Auto   Backend = ""
 	NFT    Backend = "nft"
@@ -67,14 +67,14 @@ func parseVersion(s string) (v Version, b Backend, err error) {
 type Tool struct {
 	Family  lb.Family
 	Run     Runner
-	Program string // "iptables-nft" or what stands for it
+	Program string // "iptables-nft" or its substitute
 	Backend Backend
 	Version Version
-	Wait    []string // arguments that make it wait for the lock
+	Wait    []string // arguments to wait for the lock
 	Needs   []Extension
 }
 
-// Real reports whether the programs are the system's, and so the kernel's state is theirs.
+// Real reports whether the programs are the system's, so that the kernel holds their state.
 func (t *Tool) Real() bool {
 	_, is := t.Run.(System)
 	return is
@@ -85,7 +85,7 @@ func (t *Tool) Real() bool {
 // its own to wait for the lock.
 const timeout = 2 * time.Minute
 
-// BaseName is what the names of a family's programs begin with.
+// BaseName returns the prefix of the names of a family's programs.
 func BaseName(f lb.Family) string {
 	if f == lb.IPv6 {
 		return "ip6tables"
@@ -117,7 +117,7 @@ func FindTool(run Runner, f lb.Family, b Backend) (*Tool, error) {
 		errors.Join(errs...), plane.ErrUnsupported)
 }
 
-// probe asks a program for its version.
+// probe reads the version of a program.
 func probe(run Runner, f lb.Family, program string) (*Tool, error) {
 	for _, name := range []string{program, program + "-restore", program + "-save"} {
 		if _, err := run.LookPath(name); err != nil {
@@ -145,8 +145,8 @@ func probe(run Runner, f lb.Family, program string) (*Tool, error) {
 	return t, nil
 }
 
-// UsableTool finds the programs of a back end that the kernel supports. With Auto, the other back
-// end is used if the one of the node is not usable. A nil Runner is the system's.
+// UsableTool finds the programs of a back end that the kernel supports. With Auto, it falls back to
+// the other back end if the node's is not usable. A nil Runner is the system's.
 func UsableTool(run Runner, f lb.Family, b Backend) (*Tool, error) {
 	if run == nil {
 		run = System{}
@@ -169,8 +169,8 @@ func UsableTool(run Runner, f lb.Family, b Backend) (*Tool, error) {
 }
 
 // Usable checks that the kernel has the tables and the extensions and grants access to them.
-// Otherwise that would show at the first write, too late to choose another mode. The error names
-// what is missing, and wraps plane.ErrUnsupported.
+// Otherwise the first write would fail, too late to choose another mode. The error names what is
+// missing, and wraps plane.ErrUnsupported.
 func (t *Tool) Usable(ctx context.Context) error {
 	ask, done, err := t.tables(ctx)
 	switch {
@@ -192,16 +192,16 @@ func (t *Tool) Usable(ctx context.Context) error {
 	}
 }
 
-// denied reports whether the kernel, or a program, refuses for want of rights.
+// denied reports whether the kernel or a program refuses for lack of privileges.
 func denied(err error) bool {
 	said := err.Error()
 	return errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) ||
 		strings.Contains(said, "Permission denied") || strings.Contains(said, "Operation not permitted") ||
-		// by a raw socket the extension set reads the names of sets, also to list a rule
+		// the extension set reads the names of sets by a raw socket, also to list a rule
 		strings.Contains(said, "Can't open socket to ipset")
 }
 
-// wants says which rights the programs need.
+// wants names the privileges that the programs need.
 func (t *Tool) wants() string {
 	return t.Program + " may not be used: run as root with CAP_NET_ADMIN and CAP_NET_RAW"
 }
@@ -218,7 +218,7 @@ func (t *Tool) tables(ctx context.Context) (ask asker, done func(), err error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	// A chain with rules that iptables cannot print is there, and can be written.
+	// A chain with rules that iptables cannot print exists, and can be written.
 	if _, err := Output(ctx, t.Run, t.Program, slices.Concat([]string{"-t", "nat"}, t.Wait,
 		[]string{"-S", "POSTROUTING"})...); err != nil && !strings.Contains(err.Error(), "is incompatible") {
 		return nil, nil, err
@@ -233,21 +233,20 @@ func (t *Tool) tables(ctx context.Context) (ask asker, done func(), err error) {
 	return askCompat(nf, t.Family), func() { nf.Close() }, nil
 }
 
-// Choose returns the back end that the node uses: that with the kubelet's hint, else that with more
-// rules (DP-14). Auto means unknown.
+// Choose returns the back end that the node uses: the one with the kubelet's hint, else the one
+// with more rules (DP-14). Auto means unknown.
 func Choose(run Runner, base string) Backend {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	rules := map[Backend]int{}
 	backends, enough := []Backend{NFT, Legacy}, math.MaxInt
-	if !legacyInUse(base) { // to list it would make its tables; and one rule of nft decides
+	if !legacyInUse(base) { // listing it would create its tables, and one rule of nft decides
 		backends, enough = backends[:1], 1
 	}
 	for _, b := range backends {
 		program := base + "-" + string(b)
-		// Not iptables-nft-save, which reads the rules of all tables, whatever it prints: 3 s with
-		// 5,000 services.
-		// fails where nft has made rules there that it cannot show
+		// Not iptables-nft-save: it always reads the rules of all tables, which takes 3 s with
+		// 5,000 services. fails if nft has added rules that it cannot show
 		out, err := Output(ctx, run, program, "-t", "mangle", "-S")
 		if err == nil && slices.ContainsFunc(Kubelets,
 			func(name string) bool { return bytes.Contains(out, []byte("-N "+name+"\n")) }) {
@@ -300,7 +299,7 @@ func legacyInUse(base string) bool {
 	return err == nil && len(bytes.TrimSpace(b)) > 0
 }
 
-// List has the output of iptables-save read.
+// List passes the lines of iptables-save to a function.
 func (t *Tool) List(ctx context.Context, read func(io.Reader) error) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -314,7 +313,7 @@ func (t *Tool) List(ctx context.Context, read func(io.Reader) error) error {
 	}
 }
 
-// restore runs iptables-restore on what write writes.
+// restore runs iptables-restore on the output of write.
 func (t *Tool) restore(ctx context.Context, write func(io.Writer) error) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -335,8 +334,8 @@ func (t *Tool) restore(ctx context.Context, write func(io.Writer) error) error {
 	return err
 }
 
-// restoreBatch runs iptables-restore on the text of a batch, if there is any, and deletes the rules
-// that have handles.
+// restoreBatch runs iptables-restore on the text of a batch, unless it is empty, and deletes the
+// rules that have handles.
 func (t *Tool) restoreBatch(ctx context.Context, text []byte, b *Batch) error {
 	if len(text) > 0 {
 		err := t.restore(ctx, func(w io.Writer) error {
@@ -351,12 +350,12 @@ func (t *Tool) restoreBatch(ctx context.Context, text []byte, b *Batch) error {
 }
 
 // Find finds the system's programs and the back end that the node uses, which takes seconds with
-// thousands of services. It changes nothing. Errors wrap plane.ErrUnsupported if there is no usable
+// thousands of services. It changes nothing. Errors wrap plane.ErrUnsupported without a usable
 // iptables.
 func Find(f lb.Family) (*Tool, error) { return UsableTool(nil, f, Auto) }
 
-// Modules are those that [Find] may make the kernel load, for the nft back end or, without its
-// program, the legacy one.
+// Modules returns the modules that [Find] may make the kernel load, for the nft back end or,
+// without its program, the legacy one.
 func Modules(f lb.Family) []string {
 	all := []string{"nfnetlink", "nf_tables", "nft_compat"}
 	if _, err := exec.LookPath(BaseName(f) + "-nft"); err != nil {

@@ -17,8 +17,8 @@ import (
 	"kube-proxy/plane/selfwrites"
 )
 
-// Writer runs and counts the restores of a user that has chains of one family. It notices whether
-// another program has changed rules since it listed them: nftables counts transactions, ours are
+// Writer runs and counts the restores of one family's chains for a user. It notices whether another
+// program has changed rules since it listed them: nftables counts transactions, ours are
 // subtracted, and the kernel returns the size of a legacy table.
 //
 // Its methods must be called by one goroutine at a time, on a thread in the network namespace of
@@ -26,17 +26,17 @@ import (
 type Writer struct {
 	*Tool
 	Counts
-	// ours reports whether a chain is of the user.
+	// ours reports whether a chain belongs to the user.
 	ours    func(ChainID) bool
-	changes fingerprinter // nil if nothing tells
-	seen    fingerprint   // with what was listed last, and what we did since
-	// ListedAt is when all rules were known last.
+	changes fingerprinter // nil if the kernel supports none
+	seen    fingerprint   // of the last listing and our writes since
+	// ListedAt is the time of the last complete listing.
 	ListedAt time.Time
 	prints   map[ChainID]printed
-	unread   map[Jump]bool // rules of chains of others that are printed otherwise than they were written
+	unread   map[Jump]bool // rules of foreign chains that are printed differently from how they were written
 }
 
-// printed is a chain as it was written, and as iptables-save prints that.
+// printed is a chain as it was written, and as iptables-save prints it.
 type printed struct{ written, as Digest }
 
 // NewWriter returns a Writer for the chains that ours selects. writes is shared by all Writers of
@@ -49,7 +49,7 @@ func NewWriter(t *Tool, ours func(ChainID) bool, writes *selfwrites.Ledger) *Wri
 	return w
 }
 
-// Close gives back what the Writer holds of this process. The rules stay in force.
+// Close releases the Writer's resources in this process. The rules stay in force.
 func (w *Writer) Close() error {
 	if w.changes != nil {
 		w.changes.close()
@@ -58,8 +58,8 @@ func (w *Writer) Close() error {
 	return nil
 }
 
-// Restore runs iptables-restore on a batch, unless that is empty. The error wraps
-// plane.ErrStateLost if a part may be in force.
+// Restore runs iptables-restore on a batch, unless it is empty. The error wraps plane.ErrStateLost
+// if a part may be in force.
 func (w *Writer) Restore(ctx context.Context, b *Batch) error {
 	if len(b.Sections)+len(b.handles) == 0 {
 		return nil
@@ -104,7 +104,7 @@ func (w *Writer) handOver(transactions int, change func(note func(*Section), cou
 	return err
 }
 
-// counted counts the bytes that are written to it.
+// counted counts the bytes written to it.
 type counted uint64
 
 func (c *counted) Write(b []byte) (int, error) {
@@ -113,7 +113,7 @@ func (c *counted) Write(b []byte) (int, error) {
 }
 
 // RestoreAll passes all batches to one iptables-restore, which reads while they are rendered.
-// declare names the chains of nat in them. After an error of iptables, nothing of nat is in force.
+// declare names the chains of nat in them. After an error of iptables, no part of nat is in force.
 func (w *Writer) RestoreAll(ctx context.Context, declare []string, batches <-chan *Batch) error {
 	first, ok := <-batches
 	if !ok {
@@ -126,7 +126,7 @@ func (w *Writer) RestoreAll(ctx context.Context, declare []string, batches <-cha
 	})
 }
 
-// stream writes batches one after the other, those of nat as one section.
+// stream writes batches in order, and all their parts of nat as one section.
 func stream(ctx context.Context, out io.Writer, note func(*Section), declare []string, first *Batch,
 	batches <-chan *Batch) error {
 	w := bufio.NewWriterSize(out, 64<<10)
@@ -139,7 +139,7 @@ func stream(ctx context.Context, out io.Writer, note func(*Section), declare []s
 	for _, c := range first.Only(NAT).Write {
 		declare = append(declare, c.ID.Name)
 	}
-	// Backwards, see [Section.appendText].
+	// In reverse order, see [Section.appendText].
 	slices.SortFunc(declare, func(a, b string) int { return cmp.Compare(b, a) })
 	text := appendDeclared(NAT.appendTable(nil), slices.Compact(declare))
 	var last []*Section
@@ -158,7 +158,7 @@ func stream(ctx context.Context, out io.Writer, note func(*Section), declare []s
 		}
 		text = text[:0]
 	}
-	if err := ctx.Err(); err != nil { // these may not have been all, and to commit would empty the chains of the others
+	if err := ctx.Err(); err != nil { // batches may be missing, and a commit would empty their chains
 		return err
 	}
 	w.WriteString(commit)
@@ -169,16 +169,16 @@ func stream(ctx context.Context, out io.Writer, note func(*Section), declare []s
 	return w.Flush()
 }
 
-// List lists all rules. Changes of other programs from now on will be noticed. each, if it is not
-// nil, gets the rules of our chains.
+// List lists all rules. The Writer notices later changes of other programs. each, if not nil, gets
+// the rules of our chains.
 func (w *Writer) List(ctx context.Context, each func(ChainID, []byte)) (*Snapshot, error) {
-	w.seen, w.ListedAt = w.look(), time.Now()
+	w.seen, w.ListedAt = w.current(), time.Now()
 	w.Count(func(s *Stats) { s.Saves++ })
 	return w.Tool.Snapshot(ctx, w.ours, each)
 }
 
-// look returns the fingerprint of all tables, zero if it is unknown.
-func (w *Writer) look() fingerprint {
+// current returns the fingerprint of all tables, zero if unknown.
+func (w *Writer) current() fingerprint {
 	if w.changes == nil {
 		return fingerprint{}
 	}
@@ -190,9 +190,9 @@ func (w *Writer) look() fingerprint {
 }
 
 // Begin starts to notice changes of other programs, for callers that read the rules without List.
-func (w *Writer) Begin() { w.seen = w.look() }
+func (w *Writer) Begin() { w.seen = w.current() }
 
-// Doubt has the next audit list all rules.
+// Doubt makes the next audit list all rules.
 func (w *Writer) Doubt() { w.seen, w.ListedAt = fingerprint{}, time.Time{} }
 
 // listPeriod is the time after which an audit lists all rules even without a sign of change.
@@ -202,32 +202,32 @@ const listPeriod = time.Hour
 // Due reports whether an audit must list the rules: if another program may have changed any, and
 // with full once an hour.
 func (w *Writer) Due(full bool) bool {
-	now := w.look()
+	now := w.current()
 	return full && time.Since(w.ListedAt) >= listPeriod || now == fingerprint{} || now != w.seen
 }
 
-// Holds reports whether a chain that is printed so may be one that was written so.
+// Holds reports whether a chain printed as is may equal the written one.
 func (w *Writer) Holds(id ChainID, written, is Digest) bool {
 	return is.alike(written) || w.prints[id] == printed{written, is}
 }
 
-// HasJump reports whether a rule of a chain of others is there.
+// HasJump reports whether a rule of a foreign chain exists.
 func (w *Writer) HasJump(j Jump, have *Snapshot) bool {
 	_, there := have.Jumps[j.Bare()]
 	return there || w.unread[j.Bare()]
 }
 
-// Learn lists what was just repaired, and remembers chains and rules that are printed as before. No
-// program changed them: this iptables prints them differently, and repairing them would never end.
-// It returns their number.
+// Learn lists the rules after a repair, and records chains and rules that are printed as before it.
+// No program changed them: this iptables prints them differently, and every audit would repair them
+// again. It returns their number.
 func (w *Writer) Learn(ctx context.Context, wanted map[ChainID]Digest, jumps []Jump, before *Snapshot) (n int,
 	err error) {
 	ours := w.seen
 	have, err := w.List(ctx, nil)
 	if err != nil {
-		return 0, fmt.Errorf("look at what was repaired: %w", err)
+		return 0, fmt.Errorf("list the repaired rules: %w", err)
 	}
-	if ours != w.seen || w.seen != w.look() { // others write meanwhile; the next time tells
+	if ours != w.seen || w.seen != w.current() { // other programs wrote meanwhile: learn next time
 		return 0, nil
 	}
 	for id, d := range wanted {
@@ -253,7 +253,7 @@ func (w *Writer) Learn(ctx context.Context, wanted map[ChainID]Digest, jumps []J
 	return n, nil
 }
 
-// MatchKey is the match of a destination, without that of the address where a key has none.
+// MatchKey returns the match of a destination; dst is empty for a key without address.
 func MatchKey(key lb.Key) (dst, ports string) {
 	if key.Addr.IsValid() {
 		dst = fmt.Sprintf("-d %s/%d ", key.Addr, key.Addr.BitLen())
