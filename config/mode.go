@@ -98,7 +98,7 @@ func everyAddress() []netip.Prefix {
 // any mode, or in some.
 func (o *Options) reportEffects(c *Config) {
 	other := map[string][]string{}
-	tell := func(name string, e *entry, isDefault bool) {
+	addReport := func(name string, e *entry, isDefault bool) {
 		switch {
 		case e.Gone != "" && isDefault:
 		case e.Gone != "":
@@ -114,13 +114,13 @@ func (o *Options) reportEffects(c *Config) {
 	}
 	for f := range o.table.flags() {
 		if o.changed(f.Flag) && !slices.Contains(o.reportedFlags, f.Flag) && (!o.loaded || f.Path == "") {
-			tell("--"+f.Flag, f.asFlag(o.modes), false)
+			addReport("--"+f.Flag, f.asFlag(o.modes), false)
 		}
 	}
 	for _, path := range o.inFile {
 		if f, ok := o.table.field(path); ok {
 			same := reflect.DeepEqual(o.defaults.at(f.Path).Interface(), o.file.at(f.Path).Interface())
-			tell(path, f, same)
+			addReport(path, f, same)
 		}
 	}
 	for _, m := range o.modes {

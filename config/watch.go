@@ -78,7 +78,7 @@ func Watch(ctx context.Context, file string, before []byte, changed func(content
 	} else {
 		defer w.Close()
 	}
-	hears := err == nil
+	inotify := err == nil
 	if file, err = filepath.Abs(file); err != nil {
 		return fmt.Errorf("watch the configuration file: %w", err)
 	}
@@ -86,7 +86,7 @@ func Watch(ctx context.Context, file string, before []byte, changed func(content
 	busy := 0 // consecutive reads of a file that is being written
 	// look returns the time until the next one.
 	look := func() time.Duration {
-		if hears {
+		if inotify {
 			follow(w, file)
 		}
 		content, err := readWhole(file)

@@ -68,14 +68,14 @@ func TestWatch(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			must(t, os.WriteFile(plain, []byte("one"), 0o600))
 			ctx, cancel := context.WithCancel(t.Context())
-			reportedFlags, ended := make(chan string, 100), make(chan error, 1)
+			reports, ended := make(chan string, 100), make(chan error, 1)
 			go func() {
 				ended <- Watch(ctx, tc.file, []byte("one"), func(content []byte, err error) {
 					if err != nil {
 						content = []byte("error")
 					}
-					reportedFlags <- string(content)
-				}, hears(t))
+					reports <- string(content)
+				}, mustWatch(t))
 			}()
 			time.Sleep(2 * settle) // the watch begins
 			for i, step := range tc.steps {
@@ -86,24 +86,24 @@ func TestWatch(t *testing.T) {
 				}
 				got := ""
 				select {
-				case got = <-reportedFlags:
+				case got = <-reports:
 				case <-time.After(wait):
 				}
 				if got != tc.want[i] {
-					t.Errorf("step %d: told of %q, want %q", i, got, tc.want[i])
+					t.Errorf("step %d: reported %q, want %q", i, got, tc.want[i])
 				}
 			}
 			cancel()
 			must(t, <-ended)
-			if len(reportedFlags) > 0 {
-				t.Errorf("told of %q too", <-reportedFlags)
+			if len(reports) > 0 {
+				t.Errorf("reported %q too", <-reports)
 			}
 		})
 	}
 }
 
-// hears fails the test if the kernel sends no notification of changes.
-func hears(t *testing.T) func(time.Duration, error) {
+// mustWatch fails the test if the kernel sends no notification of changes.
+func mustWatch(t *testing.T) func(time.Duration, error) {
 	return func(_ time.Duration, err error) { t.Errorf("no watch: %v", err) }
 }
 
@@ -122,9 +122,9 @@ func TestWatchBegins(t *testing.T) {
 	defer cancel()
 	got := ""
 	must(t, Watch(ctx, file, []byte("old"), func(content []byte, _ error) { got = string(content); cancel() },
-		hears(t)))
+		mustWatch(t)))
 	if got != "new" {
-		t.Errorf("told of %q", got)
+		t.Errorf("reported %q", got)
 	}
 }
 
@@ -139,7 +139,7 @@ func TestWatchSlowWriterTN80(t *testing.T) {
 	go func() {
 		ended <- Watch(ctx, file, []byte("before"), func(content []byte, err error) {
 			noticed <- fmt.Sprintf("%s %v", content, err)
-		}, hears(t))
+		}, mustWatch(t))
 	}()
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_TRUNC, 0)
 	must(t, err)
@@ -176,9 +176,9 @@ func TestWatchBusyFolder(t *testing.T) {
 	time.AfterFunc(2*settle, func() { _ = os.WriteFile(file, []byte("two"), 0o600) })
 	got := ""
 	must(t, Watch(ctx, file, []byte("one"), func(content []byte, _ error) { got = string(content); cancel() },
-		hears(t)))
+		mustWatch(t)))
 	if got != "two" {
-		t.Errorf("told of %q in %v", got, inspectAnyway/2)
+		t.Errorf("reported %q in %v", got, inspectAnyway/2)
 	}
 }
 
@@ -200,7 +200,7 @@ func TestWatchWithoutInotify(t *testing.T) {
 				time.AfterFunc(2*inspectAnyway, cancel)
 			}))
 		if got != "two" || !errors.Is(deaf, syscall.EMFILE) {
-			t.Errorf("told of %q, and of %v", got, deaf)
+			t.Errorf("reported %q, and of %v", got, deaf)
 		}
 	})
 }

@@ -292,11 +292,11 @@ func TestTellingIsFree(t *testing.T) {
 			turn()
 		})
 	}
-	nobody := allocs(nil)
-	if n := allocs(changes.New(0)); n != nobody {
-		t.Errorf("a change costs %v allocations with a Ring, %v without", n, nobody)
+	without := allocs(nil)
+	if n := allocs(changes.New(0)); n != without {
+		t.Errorf("a change costs %v allocations with a Ring, %v without", n, without)
 	}
-	t.Logf("%v allocations for each change", nobody)
+	t.Logf("%v allocations for each change", without)
 }
 
 // With ten readers that poll ten times a second, a change costs the process at most 10 µs more.

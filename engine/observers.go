@@ -7,7 +7,7 @@ import (
 )
 
 // observe reports accepted changes to the observers, without the withheld ones.
-func (e *Engine) observe(changes []lb.Change) { e.tell(e.withhold(changes)) }
+func (e *Engine) observe(changes []lb.Change) { e.report(e.withhold(changes)) }
 
 // withheld is a frontend of a health check that observers must not see yet.
 type withheld struct {
@@ -98,11 +98,11 @@ func (e *Engine) reportWithheld() {
 	if len(e.withheld) == 0 {
 		e.withheld = nil // a map that was large once keeps its size
 	}
-	e.tell(changes)
+	e.report(changes)
 }
 
-// tell reports changes to the observers.
-func (e *Engine) tell(changes []lb.Change) {
+// report reports changes to the observers.
+func (e *Engine) report(changes []lb.Change) {
 	if len(changes) == 0 {
 		return
 	}
@@ -120,9 +120,9 @@ func (e *Engine) reportNode() {
 	}
 }
 
-func (e *Engine) toObserver(tell func()) {
+func (e *Engine) toObserver(call func()) {
 	err := e.guard("observer", "", func() error {
-		tell()
+		call()
 		return nil
 	})
 	if err != nil && e.said.first("observer "+err.Error()) {

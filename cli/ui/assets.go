@@ -22,7 +22,7 @@ var layouts embed.FS
 
 // asset is a file that pages load.
 type asset struct {
-	kind, tag string // tag: by which a browser knows that it has it
+	kind, tag string // tag is the ETag
 	text      []byte
 }
 
@@ -35,7 +35,7 @@ func assets() map[string]asset {
 	all := map[string]asset{}
 	files, err := fs.ReadDir(static, "static")
 	if err != nil {
-		panic(fmt.Sprintf("ui: %v", err)) // they are part of the program
+		panic(fmt.Sprintf("ui: %v", err)) // the files are part of the program
 	}
 	for _, f := range files {
 		name := path.Join("static", f.Name())
@@ -52,7 +52,7 @@ func assets() map[string]asset {
 // serve sends the file, unless the browser has it.
 func (a asset) serve(w http.ResponseWriter, r *http.Request) {
 	head := w.Header()
-	head.Set("Cache-Control", "no-cache") // to be asked for anew: another version of the program may answer
+	head.Set("Cache-Control", "no-cache") // revalidate: another version of the program may answer
 	head.Set("ETag", a.tag)
 	if r.Header.Get("If-None-Match") == a.tag {
 		w.WriteHeader(http.StatusNotModified)

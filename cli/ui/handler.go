@@ -19,8 +19,8 @@ import (
 	"kube-proxy/debug/inspect"
 )
 
-// patience is how long the answer to one request may take.
-const patience = 20 * time.Second
+// timeout limits the time for the answer to one request.
+const timeout = 20 * time.Second
 
 // Handler serves the page. Make one with [New].
 type Handler struct {
@@ -28,13 +28,13 @@ type Handler struct {
 	token  string
 	list   list
 	meter  meter
-	open   chan struct{} // has a value for each page that is told of changes
+	open   chan struct{} // has a value for each page that follows changes
 	assets map[string]asset
 	pages  *template.Template
-	routes map[string]http.HandlerFunc // by what follows Path
+	routes map[string]http.HandlerFunc // by the path after Path
 }
 
-// New returns a Handler that shows what the proxy at this client answers.
+// New returns a Handler for the proxy at the other end of a client.
 func New(client *api.Client) *Handler {
 	h := &Handler{
 		client: client, token: rand.Text(), list: list{client: client}, meter: meter{client: client},
@@ -53,9 +53,9 @@ func New(client *api.Client) *Handler {
 	return h
 }
 
-// Path is where the page is, "/SECRET/". Every user of the machine can connect to a loopback
-// address: only a request that names the secret, of 130 random bits, is answered (TN-84). No other
-// page, whatever name it points here, can guess it or read it.
+// Path is the path of the page, "/SECRET/". Every user of the machine can connect to a loopback
+// address, so the Handler only answers requests with the secret of 130 random bits (TN-84). A page
+// of another site, even with a DNS name that points here, can neither guess nor read it.
 func (h *Handler) Path() string { return "/" + h.token + "/" }
 
 // ServeHTTP answers below [Handler.Path].
@@ -86,28 +86,28 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// contentPolicy is what pages may do: load what this package serves, and nothing else.
+// contentPolicy allows pages to load only resources of this package.
 const contentPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
 	"form-action 'self'; base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types " +
 	"'none'"
 
-// secure sets the headers that every answer has.
+// secure sets the headers of every response.
 func secure(h http.Header) {
 	h.Set("Content-Security-Policy", contentPolicy)
 	h.Set("X-Content-Type-Options", "nosniff")
-	h.Set("Referrer-Policy", "no-referrer") // the address is the secret
-	h.Set("X-Frame-Options", "DENY")        // for browsers that do not know frame-ancestors
+	h.Set("Referrer-Policy", "no-referrer") // the URL has the secret
+	h.Set("X-Frame-Options", "DENY")        // for browsers without frame-ancestors
 	h.Set("Cross-Origin-Opener-Policy", "same-origin")
 	h.Set("Cross-Origin-Resource-Policy", "same-origin")
 	h.Set("Permissions-Policy", "camera=(), geolocation=(), microphone=()")
 	h.Set("Cache-Control", "no-store")
 }
 
-// worthZipping is from how many bytes on an answer is compressed: it may come through ssh or
+// worthZipping is the minimum size in bytes of a compressed response: it may pass through ssh or
 // kubectl port-forward.
 const worthZipping = 1400
 
-// send answers with a body.
+// send writes a response with a body.
 func send(w http.ResponseWriter, r *http.Request, code int, kind string, body []byte) {
 	head := w.Header()
 	head.Set("Content-Type", kind)
@@ -119,11 +119,11 @@ func send(w http.ResponseWriter, r *http.Request, code int, kind string, body []
 	head.Set("Content-Length", fmt.Sprint(len(body)))
 	w.WriteHeader(code)
 	if r.Method != http.MethodHead {
-		w.Write(body) // nobody is left to tell of an error
+		w.Write(body) // after an error no client is left
 	}
 }
 
-// takesGzip reports whether the client says that it understands gzip.
+// takesGzip reports whether the client accepts gzip.
 func takesGzip(r *http.Request) bool {
 	for part := range strings.SplitSeq(r.Header.Get("Accept-Encoding"), ",") {
 		coding, params, _ := strings.Cut(strings.TrimSpace(part), ";")
@@ -136,20 +136,20 @@ func takesGzip(r *http.Request) bool {
 
 func compressed(b []byte) []byte {
 	var out bytes.Buffer
-	z, _ := gzip.NewWriterLevel(&out, gzip.BestSpeed) // the level is one that there is
+	z, _ := gzip.NewWriterLevel(&out, gzip.BestSpeed) // the level is valid
 	z.Write(b)                                        // a buffer takes everything
 	z.Close()
 	return out.Bytes()
 }
 
-// plain answers with a text.
+// plain writes a response with plain text.
 func plain(w http.ResponseWriter, code int, text string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(code)
-	io.WriteString(w, text) // nobody is left to tell of an error
+	io.WriteString(w, text) // after an error no client is left
 }
 
-// codeOf is the HTTP status of an error of a query string, or of the proxy.
+// codeOf returns the HTTP status for an error of a query string, or of the proxy.
 func codeOf(err error) int {
 	p := (*inspect.Problem)(nil)
 	switch {
@@ -163,13 +163,13 @@ func codeOf(err error) int {
 	return http.StatusBadRequest
 }
 
-// listing sends all Services at once.
+// listing sends all Services in one response.
 func (h *Handler) listing(w http.ResponseWriter, r *http.Request) {
 	if r.URL.RawQuery != "" {
 		plain(w, http.StatusBadRequest, "services.json takes no parameters\n")
 		return
 	}
-	ctx, end := context.WithTimeout(r.Context(), patience)
+	ctx, end := context.WithTimeout(r.Context(), timeout)
 	defer end()
 	all, rev, err := h.list.items(ctx)
 	if err != nil {

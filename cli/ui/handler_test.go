@@ -26,8 +26,8 @@ import (
 	"kube-proxy/trace"
 )
 
-// TN-84: every user of the machine can connect. Without the whole secret of the address nobody
-// learns anything, whatever he says he is; with it the page only shows.
+// TN-84: every user of the machine can connect. Without the whole secret of the URL, a client
+// learns nothing, whatever host name it uses; with it the page is read-only.
 func TestAddressIsSecret(t *testing.T) {
 	w := newWorld(t, cluster.Name{Namespace: "shop", Name: "web"})
 	if other := New(w.h.client); other.Path() == w.h.Path() || len(w.h.Path()) < 20 {
@@ -66,7 +66,7 @@ func TestAddressIsSecret(t *testing.T) {
 			}
 			if text := fmt.Sprint(a.Header(), a.Body); a.Code == 403 &&
 				(strings.Contains(text, "shop") || strings.Contains(text, strings.Trim(secret, "/"))) {
-				t.Errorf("%s %s: it tells what it must not: %s", c.method, c.path, text)
+				t.Errorf("%s %s: it reveals a secret: %s", c.method, c.path, text)
 			}
 			if c.method == "HEAD" && a.Body.Len() > 0 {
 				t.Error("HEAD has a body")
@@ -75,10 +75,10 @@ func TestAddressIsSecret(t *testing.T) {
 	}
 }
 
-// inline is what the content security policy would refuse in a page.
+// inline matches content that the content security policy would refuse in a page.
 var inline = regexp.MustCompile(`<script>|<script [^>]*>[^<]|\son[a-z]+=|\sstyle=|<style|javascript:|https?://`)
 
-// Every answer says what a browser may do with it, and no page needs more than that.
+// Every response limits what a browser may do with it, and no page needs more.
 func TestHeaders(t *testing.T) {
 	w := newWorld(t, many(3)...)
 	for _, path := range []string{"", "service?name=ns/svc-00001", "changes", "trace",
@@ -110,10 +110,10 @@ func TestHeaders(t *testing.T) {
 	}
 }
 
-// tag is an element of a page without its content.
+// tag matches an element of a page without its content.
 var tag = regexp.MustCompile(`<[^>]*>`)
 
-// What tenants write stays text, and what cannot be seen is spelled out.
+// Text of tenants stays text, and invisible characters are spelled out.
 func TestHostileNames(t *testing.T) {
 	evil := []cluster.Name{
 		{Namespace: "evil", Name: "<script>alert(1)</script>"},
@@ -137,7 +137,7 @@ func TestHostileNames(t *testing.T) {
 	for _, m := range link.FindAllStringSubmatch(w.get("", 200), -1) {
 		path := strings.ReplaceAll(m[1], "&amp;", "&")
 		paths = append(paths, path)
-		if !strings.Contains(path, "%ef%bf%bd") { // a name that is no UTF-8 is none in a URL
+		if !strings.Contains(path, "%ef%bf%bd") { // a name with invalid UTF-8 does not match in a URL
 			w.get(path, 200)
 		}
 	}
@@ -152,7 +152,7 @@ func TestHostileNames(t *testing.T) {
 				t.Errorf("%s has %q", path, bad)
 			}
 		}
-		// in attributes nobody sees it
+		// attributes are not displayed
 		if text := tag.ReplaceAllString(page, ""); strings.ContainsRune(text, '\u202e') {
 			t.Errorf("%s has marks that turn the text around", path)
 		}
@@ -162,7 +162,7 @@ func TestHostileNames(t *testing.T) {
 	has(t, w.get("", 200), "bad\uFFFD\uFFFDutf8")
 }
 
-// The table can be searched and turned over without scripts; what needs a look comes first.
+// The table can be searched and paged without scripts; problems come first.
 func TestTable(t *testing.T) {
 	w := newWorld(t, many(250)...)
 	w.service(cluster.Name{Namespace: "ns", Name: "svc-00200"}, 200, 0)
@@ -187,7 +187,7 @@ func TestTable(t *testing.T) {
 	has(t, w.get("?q=svc&show=all&page=2", 200), `href="?page=3&amp;q=svc"`)
 }
 
-// Garbage in the query string is told, with its name and what is wanted.
+// The error for an invalid query string names the parameter and the expected form.
 func TestBadQueryStrings(t *testing.T) {
 	w := newWorld(t, many(3)...)
 	for path, text := range map[string]string{
@@ -219,8 +219,8 @@ func TestBadQueryStrings(t *testing.T) {
 	w.get("nothing", 404)
 }
 
-// Ten thousand Services are less than a megabyte, compressed much less. They are asked for once;
-// then what changed is, however many there are.
+// Ten thousand Services take less than a megabyte, and much less compressed. They are queried once;
+// later queries only return changes, whatever the number of Services.
 func TestListing(t *testing.T) {
 	w := newWorld(t, many(10000)...)
 	ask := func(want int) {
@@ -252,7 +252,7 @@ func TestListing(t *testing.T) {
 	has(t, w.get("?q=new", 200), "1 of 10,000 Services")
 	has(t, w.get("?q=svc-00007", 200), "No Service has all of these words")
 	w.ring.Add(changes.Entry{Kind: changes.Reset})
-	w.h.list.due = time.Now().Add(time.Hour) // all were asked for a moment ago
+	w.h.list.due = time.Now().Add(time.Hour) // all were queried a moment ago
 	ask(0)
 	if rev := w.h.list.rev; rev >= w.inspector.Newest() {
 		t.Errorf("older rows are as of %d", rev)
@@ -260,12 +260,12 @@ func TestListing(t *testing.T) {
 	w.h.list.due = time.Now()
 	for names := w.inspector.Names(); !slices.ContainsFunc(names,
 		func(n cluster.Name) bool { return n.Name == "new" }); names = w.inspector.Names() {
-		time.Sleep(time.Millisecond) // names are read again for a hundredth of the time at most
+		time.Sleep(time.Millisecond) // names are read again at most 1 % of the time
 	}
 	ask(10000)
 }
 
-// A Service of 5,000 endpoints has a page that can be read, and a picture that can be seen.
+// The page and the picture of a Service with 5,000 endpoints stay readable.
 func TestBigService(t *testing.T) {
 	name := cluster.Name{Namespace: "shop", Name: "big"}
 	w := newWorld(t)
@@ -321,7 +321,7 @@ func TestPicturesByPortAndFamily(t *testing.T) {
 	}
 }
 
-// The question what becomes of a packet.
+// The trace of a packet.
 func TestTraceForm(t *testing.T) {
 	w := newWorld(t, cluster.Name{Namespace: "shop", Name: "web"})
 	page := w.get("trace?from=10.1.1.11&to=10.96.0.0:80&proto=tcp", 200)
@@ -335,8 +335,8 @@ func TestTraceForm(t *testing.T) {
 	has(t, bad, `value="nonsense"`)
 }
 
-// For a folder of objects the pages are there as for a proxy that runs, but nothing changes, and no
-// script follows.
+// For a folder of objects the pages are those of a running proxy, but nothing changes, and no
+// script follows changes.
 func TestOffline(t *testing.T) {
 	w := newWorld(t, cluster.Name{Namespace: "shop", Name: "web"})
 	w.h = New(api.Local(inspect.New(inspect.Config{Store: w.store, Offline: true, Mode: mode.Mode{Name: "nftables"},
@@ -353,7 +353,7 @@ func TestOffline(t *testing.T) {
 	has(t, w.get("changes", 503), "no changes offline")
 }
 
-// What is wrong stands on top of every page.
+// Problems stand on top of every page.
 func TestHead(t *testing.T) {
 	w := newWorld(t, many(2)...)
 	has(t, w.get("trace", 200), "2 Services, all rows in force")
@@ -388,7 +388,7 @@ func TestAssets(t *testing.T) {
 	}
 }
 
-// What cannot be seen is spelled out.
+// Invisible characters are spelled out.
 func TestVisible(t *testing.T) {
 	for in, want := range map[string]string{
 		"shop/web": "shop/web", "größe": "größe", "日本": "日本", "a\u202eb": `a\u{202e}b`, "a\u200bb": `a\u{200b}b`,
@@ -402,7 +402,7 @@ func TestVisible(t *testing.T) {
 	}
 }
 
-// FuzzQuery: no query string is too odd for an answer, and none is an error of ours.
+// FuzzQuery: every query string gets an answer, and none causes an internal error.
 func FuzzQuery(f *testing.F) {
 	for _, q := range []string{"", "q=a&page=1", "q=%00", "page=-1", "name=ns/svc-00001",
 		"from=10.0.0.1&to=10.96.0.1:80", "since=1", "%", ";;", "q=" + strings.Repeat("%41", 400)} {
@@ -423,7 +423,7 @@ func FuzzQuery(f *testing.F) {
 	})
 }
 
-// KC-10: State and Ready follow the name, which the row does not say twice.
+// KC-10: State and Ready follow the name, which the row does not repeat.
 func TestColumns(t *testing.T) {
 	name := cluster.Name{Namespace: "ns", Name: "web"}
 	w := newWorld(t, name)
@@ -442,7 +442,7 @@ func TestColumns(t *testing.T) {
 	}
 }
 
-// KC-14: where people look first, they find the command.
+// KC-14: README, manual and chart notes show the command.
 func TestCommandIsPrinted(t *testing.T) {
 	for file, command := range map[string]string{
 		"README.md": "kube-proxy ui ", "docs/operate.md": "kube-proxy ui",
@@ -455,8 +455,9 @@ func TestCommandIsPrinted(t *testing.T) {
 	}
 }
 
-// KC-09: the form asks about the whole node, with source port and interface. What stops the packet
-// there is the heading, above what the table says, and all is as "kube-proxy trace" prints it.
+// KC-09: the form traces through the whole node, with source port and interface. If the node stops
+// the packet, that is the heading, above the answer of the table, and everything is as "kube-proxy
+// trace" prints it.
 func TestTraceOfTheNode(t *testing.T) {
 	w := newWorld(t, many(1)...)
 	by := `table inet firewall, chain forward, rule 3 "drop <b>"`
@@ -490,7 +491,7 @@ func TestTraceOfTheNode(t *testing.T) {
 		has(t, page, `name="in" class="brief" maxlength="15" value="eth1"`)
 		if got, want := w.followed.Packet, (trace.Packet{From: netip.MustParseAddrPort("10.1.1.9:40000"), In: "eth1",
 			To: netip.MustParseAddrPort("10.96.0.0:80"), Proto: lb.TCP}); got != want {
-			t.Errorf("asked about %+v, want %+v", got, want)
+			t.Errorf("traced %+v, want %+v", got, want)
 		}
 	}
 	for says, rest := range map[string]trace.Node{
@@ -508,7 +509,7 @@ func TestTraceOfTheNode(t *testing.T) {
 	if got := w.followed.Packet.From.String(); got != "100.64.0.7:40000" {
 		t.Errorf("the Pod is at %s", got)
 	}
-	has(t, w.get("trace?from=shop/nobody&to=ns/svc-00000", 404), "shop/nobody")
+	has(t, w.get("trace?from=shop/absent&to=ns/svc-00000", 404), "shop/absent")
 	for _, port := range []string{"0", "x", "99999"} {
 		has(t, w.get("trace?from=10.1.1.9&to=ns/svc-00000&port="+port, 400), "want a number from 1 to 65535")
 	}

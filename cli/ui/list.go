@@ -15,32 +15,32 @@ import (
 	"kube-proxy/debug/inspect"
 )
 
-// listing is what the virtual list begins with.
+// listing is the initial content of the virtual list.
 type listing struct {
-	Rev      uint64  `json:"rev"` // the newest change that it has
+	Rev      uint64  `json:"rev"` // the newest change that it includes
 	Services [][]any `json:"services"`
 }
 
-// states are Services as the proxy has them: all, or those that changed.
+// states are Services in the form of the proxy's response: all, or those that changed.
 type states struct {
 	Services []inspect.Service `json:"services"`
 	inspect.Since
 }
 
-// list has all Services as rows. It asks for all once, and then for what changed since it was asked
-// last. If so much changes that all must be asked for again, it does so for a tenth of the time at
-// most, and has older rows meanwhile.
+// list caches all Services as table rows. It queries all of them once, and then only changes since
+// the last call. If there are so many changes that it must query all again, it spends at most a
+// tenth of the time on that, and returns older rows meanwhile.
 type list struct {
 	client *api.Client
 
 	mu  sync.Mutex
 	all map[string]item // by name
-	rev uint64          // the newest change that they have; 0: nothing is known yet
-	due time.Time       // all are not asked for again before
+	rev uint64          // the newest change that they include; 0 before the first query
+	due time.Time       // no query for all before this time
 }
 
-// items returns all Services, sorted by name, and the number of the newest change that they surely
-// have.
+// items returns all Services, sorted by name, and the number of the newest change that they
+// certainly include.
 func (l *list) items(ctx context.Context) ([]item, uint64, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -74,21 +74,21 @@ func (l *list) items(ctx context.Context) ([]item, uint64, error) {
 }
 
 const (
-	// perPage is how many rows a page of the table has.
+	// perPage is the number of rows on a page of the table.
 	perPage = 100
-	// maxQuery bounds what is searched for, in bytes.
+	// maxQuery limits the search text, in bytes.
 	maxQuery = 300
 )
 
-// listQuery is what the table of Services is asked for.
+// listQuery selects rows of the table of Services.
 type listQuery struct {
-	Words string // what rows must contain, each word somewhere
-	Show  string // "all", or "problems": those that are not fine
+	Words string // words that a row must contain, in any order
+	Show  string // "all", or "problems"
 	Page  int    // from 1
 }
 
-// badQuery is a query string that cannot be answered; its text says which parameter, its value, and
-// what is wanted.
+// badQuery is an invalid query string. Its text has the parameter, its value, and the expected
+// form.
 type badQuery struct{ text string }
 
 func (b badQuery) Error() string { return b.text }
@@ -160,8 +160,8 @@ func (q listQuery) link(page int) string {
 	return "?" + v.Encode()
 }
 
-// pick returns the Services that q asks for: what is not fine comes first, then by name.
-// static/list.js does the same.
+// pick returns the Services that q selects: problems first, then by name. static/list.js does the
+// same.
 func (q listQuery) pick(all []item) []item {
 	words := strings.Fields(strings.ToLower(q.Words))
 	var some []item

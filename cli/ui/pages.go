@@ -12,22 +12,22 @@ import (
 	"kube-proxy/debug/inspect"
 )
 
-// frame is what every page has around its content.
+// frame is the part of a page around its content.
 type frame struct {
 	Title, Tab string
 	Head       head
 	Status     inspect.Status
 	Now        time.Time
-	Live       bool   // changes are told
-	Rev        uint64 // the newest change that the page surely has
+	Live       bool   // the page follows changes
+	Rev        uint64 // the newest change that the page includes
 	Data       any
 	code       int // of HTTP
 }
 
-// page answers with a page, which content fills in once it is known how the proxy stands.
+// page writes a page. content fills it in after the status of the proxy is read.
 func (h *Handler) page(tab string, content func(*http.Request, *frame) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		ctx, end := context.WithTimeout(r.Context(), patience)
+		ctx, end := context.WithTimeout(r.Context(), timeout)
 		defer end()
 		name, f := tab, frame{Tab: tab, Head: head{alarm, "the proxy does not answer"}, Now: time.Now(), Live: true,
 			code: http.StatusOK}
@@ -48,7 +48,7 @@ func (h *Handler) page(tab string, content func(*http.Request, *frame) error) ht
 	}
 }
 
-// inWordsOf says what is wrong, and what may have been meant.
+// inWordsOf returns the text of an error, with a suggestion of what the user may have meant.
 func inWordsOf(err error) string {
 	text := err.Error()
 	if p := (*inspect.Problem)(nil); errors.As(err, &p) && len(p.Candidates) > 0 &&
@@ -110,10 +110,11 @@ type servicePage struct {
 	Changes      []change
 }
 
-// shownLines is how many endpoints, and rows, of a family the page of a Service lists.
+// shownLines is the number of endpoints, and of frontends, that the page of a Service lists for
+// each family.
 const shownLines = 500
 
-// lately is how many changes of a Service its page has.
+// lately is the number of changes on the page of a Service.
 const lately = 10
 
 // service is the page of one Service.
@@ -149,18 +150,18 @@ func (h *Handler) service(r *http.Request, f *frame) error {
 	return nil
 }
 
-// changesPage is what changed lately.
+// changesPage lists recent changes.
 type changesPage struct {
 	Plot    plot
 	Changes []change
 	Gone    uint64
-	More    int // that are remembered and not shown
+	More    int // remembered, but not shown
 }
 
-// shownChanges is how many changes the page lists.
+// shownChanges is the number of changes that the page lists.
 const shownChanges = 200
 
-// changes is the page with what changed lately.
+// changes is the page with recent changes.
 func (h *Handler) changes(r *http.Request, f *frame) error {
 	var reported inspect.Changes
 	_, err := parameters(r.URL.RawQuery)
@@ -174,14 +175,14 @@ func (h *Handler) changes(r *http.Request, f *frame) error {
 	return err
 }
 
-// tracePage is the question what happens to a packet.
+// tracePage is the form and the result of a trace.
 type tracePage struct {
 	From, Port, To, Proto, In string
 	Answer                    *inspect.TraceAnswer
 	Problem                   string
 }
 
-// trace is the page that answers what happens to a packet.
+// trace is the page that traces a packet.
 func (h *Handler) trace(r *http.Request, f *frame) error {
 	got, err := parameters(r.URL.RawQuery, "from", "port", "to", "proto", "in")
 	if err != nil {
@@ -198,7 +199,7 @@ func (h *Handler) trace(r *http.Request, f *frame) error {
 	return nil
 }
 
-// ask has p answered.
+// ask runs the query of p.
 func (h *Handler) ask(ctx context.Context, p *tracePage) (*inspect.TraceAnswer, error) {
 	switch {
 	case p.From == "":
@@ -219,7 +220,7 @@ func (h *Handler) ask(ctx context.Context, p *tracePage) (*inspect.TraceAnswer, 
 	return &a, nil
 }
 
-// nodePage is what is known of the node, of the mode, and whether the kernel holds what it should.
+// nodePage shows the node, the mode, and whether the kernel holds the desired state.
 type nodePage struct {
 	Compared bool
 	Diff     *inspect.Diff
@@ -227,8 +228,8 @@ type nodePage struct {
 	Took     time.Duration
 }
 
-// node is the page about node, mode and drift. The kernel is compared when that is asked for: it
-// costs something.
+// node is the page about node, mode and drift. It compares the kernel only on request, because that
+// has a cost.
 func (h *Handler) node(r *http.Request, f *frame) error {
 	got, err := parameters(r.URL.RawQuery, "compare")
 	if err == nil && got["compare"] != "" && got["compare"] != "now" {
@@ -249,7 +250,7 @@ func (h *Handler) node(r *http.Request, f *frame) error {
 	return nil
 }
 
-// traceLink asks about the address of a row, from a client outside; "" where no packet has it.
+// traceLink returns a link to the trace of a packet from the node to a frontend.
 func traceLink(key string) string {
 	if strings.HasPrefix(key, "nodeport:") {
 		return "trace?" + url.Values{"from": {"node"}, "to": {key}}.Encode()

@@ -9,7 +9,7 @@ import (
 	"kube-proxy/debug/inspect"
 )
 
-// The picture's measures.
+// Measures of the picture.
 const (
 	boxHeight, boxGap      = 34, 8
 	frontX, frontW         = 0, 270
@@ -17,13 +17,13 @@ const (
 	endX, endW             = 660, 330
 	groupHeight            = 26
 	pictureWidth           = endX + endW
-	shownFronts, shownEnds = 24, 60 // are drawn at most; tables have the rest
-	shownReasons           = 3      // why those of a zone that are not drawn get no connections
-	shownHints             = 5      // whom an endpoint is meant for
-	shownPictures          = 8      // of a Service, one for each port and family
+	shownFronts, shownEnds = 24, 60 // drawn at most; the tables have the rest
+	shownReasons           = 3      // listed for the endpoints of a zone that are not drawn
+	shownHints             = 5      // listed zones or nodes that an endpoint's hints name
+	shownPictures          = 8      // for a Service, one for each port and family
 )
 
-// picture shows the way from the service addresses of a port in a family over backend sets to
+// picture shows the paths from the service addresses of a port in a family over backend sets to
 // endpoints.
 type picture struct {
 	Of            string // the port and the family
@@ -31,19 +31,19 @@ type picture struct {
 	Boxes         []box
 	Groups        []mark2
 	Ways          []way
-	Says          string // the same in words
+	Says          string // description for screen readers
 	MoreFronts    int
 }
 
 // box is a service address, a set or an endpoint.
 type box struct {
 	X, Y, W, H int
-	Class      string // by which it is drawn
+	Class      string // of CSS
 	Text, Sub  string
-	Title      string // all of it
+	Title      string // the full text
 }
 
-// mark2 is a line of text: the heading of a zone or a node, or how many more there are.
+// mark2 is a line of text: the heading of a zone or a node, or the number of omitted endpoints.
 type mark2 struct {
 	X, Y  int
 	Class string
@@ -56,14 +56,15 @@ type way struct {
 	Path  string
 }
 
-// drawing is a picture in the making.
+// drawing is a picture under construction.
 type drawing struct {
 	picture
 	sets map[string]box // by the sets' names
-	ends int            // height of what stands on the right
+	ends int            // height of the right column
 }
 
-// pictures are those of a Service, port by port in each family, and how many more there would be.
+// pictures returns the pictures of a Service, port by port in each family, and the number of
+// omitted ones.
 func pictures(d *inspect.Detail) (all []picture, more int) {
 	for _, f := range d.Families {
 		for _, p := range f.Ports {
@@ -81,7 +82,7 @@ func pictures(d *inspect.Detail) (all []picture, more int) {
 	return all, more
 }
 
-// ofPort is what of a family belongs to one port.
+// ofPort returns the part of a family that belongs to one port.
 func ofPort(f inspect.DetailFamily, p inspect.DetailPort) inspect.DetailFamily {
 	f.MoreEndpoints = p.MoreEndpoints
 	f.Rows = slices.DeleteFunc(slices.Clone(f.Rows), func(r inspect.Row) bool {
@@ -93,7 +94,7 @@ func ofPort(f inspect.DetailFamily, p inspect.DetailPort) inspect.DetailFamily {
 	return f
 }
 
-// draw makes the picture of what d has.
+// draw makes the picture of d.
 func draw(d *inspect.Detail) picture {
 	w := drawing{sets: map[string]box{}}
 	w.Width = pictureWidth
@@ -110,7 +111,7 @@ func draw(d *inspect.Detail) picture {
 	return w.picture
 }
 
-// endpoints draws them on the right, by zone and node. All zones have their share of the room.
+// endpoints draws the endpoints on the right, by zone and node. Each zone gets a share of the room.
 func (w *drawing) endpoints(zones []zone, unnamed int) []placed {
 	var drawn []placed
 	withZones := named(zones)
@@ -167,7 +168,7 @@ func (w *drawing) heading(class, text string) {
 	w.ends += groupHeight
 }
 
-// endTitle is all that there is to say of an endpoint.
+// endTitle is the full description of an endpoint.
 func endTitle(e *inspect.Endpoint) string {
 	text := e.Address.String()
 	if e.Node != "" {
@@ -190,7 +191,7 @@ func endTitle(e *inspect.Endpoint) string {
 	return visible(text)
 }
 
-// endClass says how an endpoint stands.
+// endClass is the CSS class for the state of an endpoint.
 func endClass(e *inspect.Endpoint) string {
 	switch {
 	case len(balancing(e)) == 0:
@@ -206,7 +207,7 @@ func balancing(e *inspect.Endpoint) []string {
 	return slices.DeleteFunc(slices.Clone(e.In), func(s string) bool { return s == "serving" })
 }
 
-// endState says in a word how an endpoint stands.
+// endState is the state of an endpoint in one word.
 func endState(e inspect.Endpoint) string {
 	switch {
 	case e.Terminating && e.Serving:
@@ -219,7 +220,7 @@ func endState(e inspect.Endpoint) string {
 	return "ready"
 }
 
-// endSays says how an endpoint stands, and why.
+// endSays is the state of an endpoint with the reason.
 func endSays(e *inspect.Endpoint) string {
 	in := balancing(e)
 	switch {
@@ -235,7 +236,7 @@ func endSays(e *inspect.Endpoint) string {
 // setKey names a set of a service port.
 func setKey(service, protocol, scope string) string { return service + "/" + protocol + "/" + scope }
 
-// middle draws the sets that routes lead to, and those that endpoints are in.
+// middle draws the sets that routes or endpoints refer to.
 func (w *drawing) middle(d *inspect.Detail, ends []placed) {
 	size := map[string]int{}
 	for _, f := range d.Families {
@@ -266,7 +267,7 @@ func (w *drawing) middle(d *inspect.Detail, ends []placed) {
 	w.Height = max(w.Height, y-boxHeight)
 }
 
-// setName is a set's name without that of the Service.
+// setName is a set's name without the name of its Service.
 func setName(d *inspect.Detail, key string) string {
 	full := d.Namespace + "/" + d.Name
 	if len(key) > len(full) && key[:len(full)] == full {
@@ -275,7 +276,7 @@ func setName(d *inspect.Detail, key string) string {
 	return key
 }
 
-// fronts draws the service addresses on the left, with the ways to their sets.
+// fronts draws the service addresses on the left, with the lines to their sets.
 func (w *drawing) fronts(d *inspect.Detail) {
 	y := groupHeight
 	drawn := 0
@@ -327,7 +328,7 @@ func refusal2(do string, some bool) string {
 	return says
 }
 
-// kindWords is what people call the kind of a row.
+// kindWords is the display name of a frontend's kind.
 func kindWords(kind string) string {
 	words := map[string]string{"clusterip": "cluster IP", "externalip": "external IP", "loadbalancer": "load balancer",
 		"nodeport": "NodePort", "healthcheck": "health check"}
@@ -337,7 +338,7 @@ func kindWords(kind string) string {
 	return kind
 }
 
-// leads draws the ways from sets to endpoints.
+// leads draws the lines from sets to endpoints.
 func (w *drawing) leads(ends []placed) {
 	for k := range ends {
 		e := &ends[k]
@@ -353,14 +354,14 @@ func (w *drawing) leads(ends []placed) {
 	}
 }
 
-// between is the line from one box to the next.
+// between returns the line from one box to the next.
 func between(a, b box, class string) way {
 	x1, y1, x2, y2 := a.X+a.W, a.Y+a.H/2, b.X, b.Y+b.H/2
 	mid := (x1 + x2) / 2
 	return way{class, fmt.Sprintf("M%d %dC%d %d %d %d %d %d", x1, y1, mid, y1, mid, y2, x2, y2)}
 }
 
-// rowSays is what a row does, in words.
+// rowSays describes the routes of a frontend in words.
 func rowSays(r *inspect.Row) string {
 	text := ""
 	for _, to := range r.Routes {
@@ -393,7 +394,7 @@ func routeSays(to inspect.Route) string {
 	return from + ": " + refusal2(to.Do, false)
 }
 
-// inWords says what the picture shows, for who cannot see it.
+// inWords describes the picture for screen readers.
 func inWords(d *inspect.Detail) string {
 	rows, ends, in := 0, 0, 0
 	for _, f := range d.Families {
@@ -405,7 +406,7 @@ func inWords(d *inspect.Detail) string {
 			}
 		}
 	}
-	return fmt.Sprintf("From %s on the left over backend sets to %s on the right, of which %s new connections. The "+
+	return fmt.Sprintf("From %s on the left over backend sets to %s on the right; %s new connections. The "+
 		"tables below say the same.",
 		plural(rows, "service address", "service addresses"), plural(ends, "endpoint", "endpoints"),
 		plural(in, "gets", "get"))

@@ -9,7 +9,7 @@ import (
 	"kube-proxy/debug/inspect"
 )
 
-// placed is an endpoint where it is drawn.
+// placed is an endpoint with its position in the picture.
 type placed struct {
 	inspect.Endpoint
 	at box
@@ -17,15 +17,15 @@ type placed struct {
 
 // hosts are the endpoints of a node, in the order of ports and addresses.
 type hosts struct {
-	node string // "" where the API names none
-	here bool   // it is this node
+	node string // "" if the API names none
+	here bool   // the proxy's own node
 	ends []placed
 }
 
-// zone is the endpoints that run in one zone, node by node, this node first.
+// zone is the endpoints of one zone, node by node, this node first.
 type zone struct {
-	name string // "" where the API names none
-	here bool   // this node is in it
+	name string // "" if the API names none
+	here bool   // the proxy's own zone
 	mine bool   // it has endpoints on this node
 	host []hosts
 	tally
@@ -33,8 +33,8 @@ type zone struct {
 
 // tally counts endpoints.
 type tally struct {
-	all, in int            // in: they get connections
-	why     map[string]int // why the others do not
+	all, in int            // in: with new connections
+	why     map[string]int // reasons of the others
 }
 
 // add counts an endpoint.
@@ -49,7 +49,7 @@ func (t *tally) add(e *inspect.Endpoint) {
 	t.why[endSays(e)]++
 }
 
-// remove takes an endpoint out of the count.
+// remove uncounts an endpoint.
 func (t *tally) remove(e *inspect.Endpoint) {
 	if t.all--; len(balancing(e)) > 0 {
 		t.in--
@@ -61,8 +61,8 @@ func (t *tally) remove(e *inspect.Endpoint) {
 	}
 }
 
-// reasons are the most frequent of why endpoints get no connections, and how many each: "3 not
-// ready".
+// reasons returns the most frequent reasons why endpoints get no connections, with their counts: "3
+// not ready".
 func (t *tally) reasons(most int) (out []string) {
 	order := slices.SortedFunc(maps.Keys(t.why), func(a, b string) int {
 		return cmp.Or(cmp.Compare(t.why[b], t.why[a]), cmp.Compare(a, b))
@@ -73,11 +73,11 @@ func (t *tally) reasons(most int) (out []string) {
 	return out
 }
 
-// says is a count in words.
+// says returns a count in words.
 func (t *tally) says() string { return fmt.Sprintf("%s of %s in use", count(t.in), count(t.all)) }
 
-// zonesOf groups a Service's endpoints by zone and node: this node's first, then by name, those
-// without one last.
+// zonesOf groups a Service's endpoints by zone and node: this node's first, then by name, unnamed
+// ones last.
 func zonesOf(d *inspect.Detail) []zone {
 	type key struct{ zone, node string }
 	zones, nodes := map[string]*zone{}, map[key]*hosts{}
@@ -124,17 +124,17 @@ func btoi(b bool) int {
 	return 0
 }
 
-// byName orders names, no name last.
+// byName orders names, the empty one last.
 func byName(a, b string) int {
 	return cmp.Or(btoi(a == "")-btoi(b == ""), cmp.Compare(a, b))
 }
 
-// named reports whether a zone is known of any endpoint. If not, nobody needs to hear of zones.
+// named reports whether any endpoint has a known zone. If not, the page does not mention zones.
 func named(zones []zone) bool {
 	return slices.ContainsFunc(zones, func(z zone) bool { return z.name != "" })
 }
 
-// turns says how many endpoints of each zone are drawn: zones take turns.
+// turns returns the number of drawn endpoints of each zone: zones take turns.
 func turns(zones []zone, room int) []int {
 	out := make([]int, len(zones))
 	for took := true; took && room > 0; {
@@ -150,7 +150,7 @@ func turns(zones []zone, room int) []int {
 	return out
 }
 
-// zoneText heads a zone.
+// zoneText is the heading of a zone.
 func zoneText(z *zone) string {
 	switch {
 	case z.name == "":
@@ -161,7 +161,7 @@ func zoneText(z *zone) string {
 	return short(z.name, 26) + ": " + z.says()
 }
 
-// nodeText heads the endpoints of a node.
+// nodeText is the heading of a node's endpoints.
 func nodeText(h *hosts) string {
 	switch {
 	case h.node == "":

@@ -36,10 +36,10 @@ func (w *world) places(name cluster.Name, at ...string) {
 	w.store.Fold(cluster.ServiceSet{Service: s})
 	w.store.Fold(cluster.SliceSet{Slice: sl})
 	w.replace(name, policy.Resolve(w.store.View(name), w.settings))
-	w.tell(name)
+	w.notify(name)
 }
 
-// lines are the texts on the right of a picture, from top to bottom.
+// lines returns the texts on the right of a picture, from top to bottom.
 func (w *world) lines(name cluster.Name) (out []string) {
 	d, err := w.inspector.Service(name.String())
 	if err != nil {
@@ -64,8 +64,8 @@ func (w *world) lines(name cluster.Name) (out []string) {
 	return out
 }
 
-// The picture has a Service's endpoints by zone and node, this node's first, and why an endpoint
-// gets no connections. The tables below it say the same.
+// The picture groups a Service's endpoints by zone and node, this node's first, and says why an
+// endpoint gets no connections. The tables below it agree.
 func TestPlaces(t *testing.T) {
 	w, name := newWorld(t), cluster.Name{Namespace: "shop", Name: "web"}
 	for _, c := range []struct {
@@ -85,7 +85,7 @@ func TestPlaces(t *testing.T) {
 			[]string{"zone zone-a (here): 1 of 2 in use", "group node2", "100.64.0.0:8080 ready",
 				"100.64.0.1:8080 for other zones, by its topology hints",
 				"zone zone-b: 0 of 1 in use", "group node3", "100.64.0.2:8080 for other zones, by its topology hints"}},
-		{"nobody names a zone", []string{"/node2", "/node1"},
+		{"no endpoint has a zone", []string{"/node2", "/node1"},
 			[]string{"group node1 (this node)", "100.64.0.1:8080 ready", "group node2", "100.64.0.0:8080 ready"}},
 	} {
 		w.places(name, c.at...)
@@ -101,8 +101,8 @@ func TestPlaces(t *testing.T) {
 	has(t, w.get("service?name=shop/web", 200), `<bdi>zone-a</bdi> <span class="tag">here</span>`)
 }
 
-// 5,000 endpoints in three zones: each zone has its share of the picture, and the rest is counted
-// with why it is not in use. As many zones as endpoints are no more than a line.
+// 5,000 endpoints in three zones: each zone has its share of the picture, and a line counts the
+// others by their reasons. With as many zones as endpoints, each is one line.
 func TestManyPlaces(t *testing.T) {
 	w, name := newWorld(t), cluster.Name{Namespace: "shop", Name: "big"}
 	var at []string
@@ -137,7 +137,7 @@ func TestManyPlaces(t *testing.T) {
 	has(t, page, "and 4,940 more in 4,940 other zones")
 }
 
-// Names of zones are a tenant's, who may write EndpointSlices.
+// Tenants who may write EndpointSlices choose the names of zones.
 func TestHostileZones(t *testing.T) {
 	w, name := newWorld(t), cluster.Name{Namespace: "shop", Name: "web"}
 	w.places(name, "<script>alert(1)<|script>/node1", strings.Repeat("z", 63)+"/node2", "/node3", `"><b>/n`,

@@ -9,11 +9,11 @@ import (
 	"kube-proxy/debug/inspect"
 )
 
-// change is a change as pages list it.
+// change is a change as pages show it.
 type change struct {
 	inspect.Change
-	At       time.Time     // when it was in force
-	API, Own time.Duration // until then, from the API and since the proxy learned of it; negative where not known
+	At       time.Time     // when it came into force
+	API, Own time.Duration // latency since the API had the change and since the proxy received it; negative if unknown
 }
 
 // changesOf returns the changes that keep wants, the newest first.
@@ -39,14 +39,14 @@ func changesOf(reported inspect.Changes, keep func(*inspect.Change) bool) []chan
 	return all
 }
 
-// The plot's measures, in its own units.
+// Measures of the plot, in its own units.
 const (
 	plotWidth, plotHeight   = 1200, 320
 	plotLeft, plotRight     = 64, 40
 	plotTop, plotBottom     = 16, 36
-	plotPoints              = 600             // are drawn at most, the newest
+	plotPoints              = 600             // drawn at most, the newest
 	plotLeast, plotMost     = 1e-4, 100.0     // seconds, ends of the logarithmic axis
-	plotSpan                = 2 * time.Minute // is shown at least
+	plotSpan                = 2 * time.Minute // shown at least
 	plotInnerW, plotInnerH  = plotWidth - plotLeft - plotRight, plotHeight - plotTop - plotBottom
 	plotDecades             = 6 // from plotLeast to plotMost
 	timeMarks               = 5
@@ -56,7 +56,8 @@ const (
 // decades are the labels of the logarithmic axis.
 var decades = [plotDecades + 1]string{"0.1 ms", "1 ms", "10 ms", "100 ms", "1 s", "10 s", "100 s"}
 
-// plot shows how long changes took, each a point: when it was in force, and the time until then.
+// plot shows the latency of changes. Each point is a change: x is when it came into force, y its
+// latency.
 type plot struct {
 	Width, Height int
 	Points        []point
@@ -64,12 +65,12 @@ type plot struct {
 	Times         []mark
 	Left, Right   int
 	Bottom        int
-	Left2         int // where labels of latencies end
+	Left2         int // right end of the labels of latencies
 	API, Own      summary
 	Failed        int
 }
 
-// point is a change in the plot. API says that it is the time since the API had the change.
+// point is a change in the plot. API means that the latency is measured from the API.
 type point struct {
 	X, Y   float64
 	API    bool
@@ -82,13 +83,13 @@ type mark struct {
 	Says string
 }
 
-// summary says in numbers what the plot shows.
+// summary is the plot in numbers.
 type summary struct {
 	N              int
 	Half, Most, Of time.Duration // median, 99th percentile, maximum
 }
 
-// plotOf draws changes, which are sorted with the newest first.
+// plotOf draws changes, which are sorted newest first.
 func plotOf(all []change) plot {
 	p := plot{Width: plotWidth, Height: plotHeight, Left: plotLeft, Left2: plotLeft - 8, Right: plotWidth - plotRight,
 		Bottom: plotHeight - plotBottom}
@@ -144,7 +145,7 @@ func plotOf(all []change) plot {
 	return p
 }
 
-// height is where a latency is in the plot, from its top.
+// height returns the distance of a latency from the top of the plot.
 func height(seconds float64) float64 {
 	up := math.Log10(min(max(seconds, plotLeast), plotMost)/plotLeast) / plotDecades
 	return round(plotTop + plotInnerH*(1-up))

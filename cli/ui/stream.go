@@ -13,26 +13,26 @@ import (
 )
 
 const (
-	// pause is the least time between two messages to a page.
+	// pause is the minimum time between two messages to a page.
 	pause = 250 * time.Millisecond
-	// wait is how long one question waits for changes.
+	// wait is how long one query waits for changes.
 	wait = time.Minute
-	// maxPages is how many pages are told of changes at a time. Each has a question at the proxy,
-	// which leaves others theirs.
+	// maxPages is the number of pages that may follow changes at a time. Each has an open query at
+	// the proxy, which also needs room for other clients.
 	maxPages = 16
 )
 
-// delta is what changed.
+// delta is a set of changes.
 type delta struct {
 	Rev   uint64   `json:"rev"`
-	Some  [][]any  `json:"some,omitempty"`  // Services as they are now
-	Gone  []string `json:"gone,omitempty"`  // names of those that are not any more
-	Again bool     `json:"again,omitempty"` // so much that all is to be loaded again
+	Some  [][]any  `json:"some,omitempty"`  // changed Services
+	Gone  []string `json:"gone,omitempty"`  // names of deleted Services
+	Again bool     `json:"again,omitempty"` // too many changes: load everything again
 	Head  head     `json:"head"`
 }
 
-// events tells one page what changes, until it is closed or the proxy does not answer; then the
-// browser comes back.
+// events sends changes to one page until the page is closed or the proxy does not answer; then the
+// browser reconnects.
 func (h *Handler) events(w http.ResponseWriter, r *http.Request) {
 	select {
 	case h.open <- struct{}{}:
@@ -43,7 +43,7 @@ func (h *Handler) events(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	got, err := parameters(r.URL.RawQuery, "since")
-	after := cmp.Or(r.Header.Get("Last-Event-ID"), got["since"], "0") // the first where the browser has come back
+	after := cmp.Or(r.Header.Get("Last-Event-ID"), got["since"], "0") // Last-Event-ID is set if the browser reconnects
 	var d delta
 	if err == nil {
 		d, err = h.delta(r.Context(), after, 0)
@@ -53,16 +53,16 @@ func (h *Handler) events(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
-	tell := func(format string, args ...any) bool {
+	send := func(format string, args ...any) bool {
 		_, err := fmt.Fprintf(w, format, args...)
 		return err == nil && http.NewResponseController(w).Flush() == nil
 	}
-	if r.Method == http.MethodHead || !tell("retry: 2000\n: live\n\n") {
+	if r.Method == http.MethodHead || !send("retry: 2000\n: live\n\n") {
 		return
 	}
 	for ; err == nil; d, err = h.delta(r.Context(), after, wait) {
 		now := fmt.Sprint(d.Rev)
-		if text, _ := json.Marshal(d); now != after && !tell("id: %s\nevent: change\ndata: %s\n\n", now, text) {
+		if text, _ := json.Marshal(d); now != after && !send("id: %s\nevent: change\ndata: %s\n\n", now, text) {
 			return
 		}
 		after = now
@@ -74,7 +74,7 @@ func (h *Handler) events(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// delta asks what came after a change, and waits for something.
+// delta waits for changes after a given one.
 func (h *Handler) delta(ctx context.Context, after string, wait time.Duration) (delta, error) {
 	var s states
 	var now inspect.Status

@@ -22,13 +22,13 @@ import (
 	"kube-proxy/debug/inspect"
 )
 
-// openPage is a page that is told of changes.
+// openPage is a page that follows changes.
 type openPage struct {
 	t    *testing.T
 	body *bufio.Reader
 }
 
-// serve has the handler answer on a loopback address.
+// serve runs the handler on a loopback address.
 func serve(t *testing.T, h *Handler) *httptest.Server {
 	s := httptest.NewServer(h)
 	t.Cleanup(func() {
@@ -38,7 +38,7 @@ func serve(t *testing.T, h *Handler) *httptest.Server {
 	return s
 }
 
-// open opens a page that has all changes to since.
+// open opens a page that includes all changes up to since.
 func open(t *testing.T, s *httptest.Server, h *Handler, since uint64) *openPage {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), "GET", fmt.Sprintf("%s%sevents?since=%d", s.URL, h.Path(),
@@ -71,7 +71,7 @@ func (p *openPage) next() (d delta, ok bool) {
 	}
 }
 
-// A page is told what changes, from where it was loaded on.
+// A page gets all changes after those that it was loaded with.
 func TestLive(t *testing.T) {
 	w := newWorld(t, many(5)...)
 	s := serve(t, w.h)
@@ -88,24 +88,24 @@ func TestLive(t *testing.T) {
 		!strings.HasPrefix(d.Head.Text, "4 Services") {
 		t.Errorf("%+v", d)
 	}
-	// it was loaded before all that
+	// the page was loaded before these changes
 	if d, _ := open(t, s, w.h, rev).next(); d.Again || len(d.Gone) != 1 || d.Rev != rev+2 {
 		t.Errorf("a page that was loaded before: %+v", d)
 	}
 	w.ring.Add(changes.Entry{Kind: changes.Reset})
 	if d, _ := p.next(); !d.Again {
-		t.Errorf("all was written anew: %+v", d)
+		t.Errorf("everything was sent again: %+v", d)
 	}
 	for _, n := range many(501) {
-		w.tell(n)
+		w.notify(n)
 	}
 	if d, _ := p.next(); !d.Again || d.Some != nil {
 		t.Errorf("%d Services at once, again %v", len(d.Some), d.Again)
 	}
 }
 
-// As many pages follow the changes as leave the proxy some for others who ask; one more is told so,
-// until another is closed.
+// The number of pages that follow changes leaves room for other clients of the proxy. One more page
+// gets an error until another is closed.
 func TestManyPages(t *testing.T) {
 	w := newWorld(t, many(5)...)
 	s := serve(t, w.h)
@@ -126,7 +126,7 @@ func TestManyPages(t *testing.T) {
 	open(t, s, w.h, 0)
 }
 
-// until waits until what is true.
+// until waits for a condition.
 func until(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	for limit := time.Now().Add(20 * time.Second); !is(); time.Sleep(time.Millisecond) {
@@ -136,8 +136,8 @@ func until(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// While no page is open nothing runs, and what waited for one ends with it: this would not end if
-// the bubble had a goroutine left.
+// While no page is open nothing runs, and the goroutines of a page end with it: the synctest bubble
+// would not end while one is left.
 func TestIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, many(5)...)
@@ -145,7 +145,7 @@ func TestIdle(t *testing.T) {
 		synctest.Wait()
 		e := changes.Entry{Kind: changes.Service, Service: cluster.Name{Namespace: "ns", Name: "svc-00001"}}
 		least := 1.0
-		for range 10 { // what other tests leave behind may allocate meanwhile
+		for range 10 { // goroutines of other tests may allocate meanwhile
 			least = min(least, testing.AllocsPerRun(100, func() { w.ring.Add(e) }))
 		}
 		if least != 0 {
@@ -157,19 +157,19 @@ func TestIdle(t *testing.T) {
 			ended <- w.ask("GET", fmt.Sprintf("events?since=%d", w.inspector.Newest()),
 				func(r *http.Request) { *r = *r.WithContext(ctx) }).Body.String()
 		}()
-		time.Sleep(10 * wait) // it asks again and again
-		w.tell(e.Service)
+		time.Sleep(10 * wait) // it repeats the query
+		w.notify(e.Service)
 		time.Sleep(time.Second)
 		end()
 		if reported := <-ended; strings.Count(reported, "event: change") != 1 ||
 			!strings.Contains(reported, "ns/svc-00001") {
-			t.Errorf("the page was told %q", reported)
+			t.Errorf("the page got %q", reported)
 		}
 	})
 }
 
-// The page stays while the proxy goes and the next one comes: it says what is wrong, and then shows
-// all that the next one has.
+// The page survives a restart of the proxy: it reports the outage, and then shows the state of the
+// new process.
 func TestProxyRestarts(t *testing.T) {
 	at := filepath.Join(t.TempDir(), "a.sock")
 	begin := func(w *world) (end func()) {
@@ -188,7 +188,7 @@ func TestProxyRestarts(t *testing.T) {
 	p := open(t, s, before.h, rev)
 	end()
 	if d, ok := p.next(); ok {
-		t.Errorf("the proxy is gone, and a page is told %+v", d)
+		t.Errorf("the proxy is gone, and a page gets %+v", d)
 	}
 	for _, path := range []string{"", "service?name=shop/old", "changes", "node"} {
 		page := before.get(path, 503)
@@ -201,7 +201,7 @@ func TestProxyRestarts(t *testing.T) {
 	defer begin(after)()
 	until(t, "the page is there again", func() bool { return before.ask("GET", "", nil).Code == 200 })
 	if d, _ := open(t, s, before.h, rev).next(); !d.Again {
-		t.Errorf("a page of the proxy before is told %+v", d)
+		t.Errorf("a page of the previous proxy gets %+v", d)
 	}
 	until(t, "the list is that of the next proxy", func() bool {
 		page := before.get("", 200)
@@ -209,8 +209,8 @@ func TestProxyRestarts(t *testing.T) {
 	})
 }
 
-// KC-12: the traffic of a Service's ports is summed, and counters add what conntrack does not see.
-// Services that are not named carry nothing, unless more carry something than are named.
+// KC-12: the traffic of a Service's ports is summed, and counters add connections that conntrack
+// does not see. Services that are not listed have no traffic, unless the list is truncated.
 func TestRates(t *testing.T) {
 	top := inspect.Top{Services: []inspect.TopLine{{Service: "ns/a:http", PerSecond: 3.25},
 		{Service: "ns/a:https", PerSecond: 4},
@@ -233,14 +233,14 @@ func TestRates(t *testing.T) {
 	want(map[string][2]float64{"ns/a": {7.25, 1234}, "ns/b": {7, 0}, "ns/c": {.5, 99}}, false, true, "no counters")
 }
 
-// KC-12: however many pages ask, the proxy is asked once, and no more a while after the last page
-// is gone. Rates that are old are not shown.
+// KC-12: one query serves any number of pages, and ends some time after the last page is gone. Old
+// rates are not shown.
 func TestMeter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		asked, open := 0, 0
+		queries, open := 0, 0
 		m := meter{client: api.Over("a proxy", func(context.Context) (net.Conn, error) {
 			here, there := net.Pipe()
-			asked++
+			queries++
 			open++
 			go func() {
 				defer func() { there.Close(); open-- }()
@@ -270,16 +270,16 @@ func TestMeter(t *testing.T) {
 		}
 		time.Sleep(3 * linger)
 		synctest.Wait()
-		if asked != 1 || open != 0 || m.runs {
-			t.Errorf("the proxy was asked %d times, and %d questions are open", asked, open)
+		if queries != 1 || open != 0 || m.runs {
+			t.Errorf("the proxy got %d queries, and %d are open", queries, open)
 		}
 		if got := m.now(); got.Services != nil {
 			t.Errorf("old rates are sent: %v", got)
 		}
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if got := m.now().Services["ns/a"][0]; got != 1 || asked != 2 {
-			t.Errorf("asked anew it carries %v", got)
+		if got := m.now().Services["ns/a"][0]; got != 1 || queries != 2 {
+			t.Errorf("after the next query it carries %v", got)
 		}
 		time.Sleep(3 * linger)
 	})

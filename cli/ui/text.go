@@ -8,9 +8,9 @@ import (
 	"unicode/utf8"
 )
 
-// visible returns s with every character that cannot be seen, or that changes the order in which
-// others are shown, spelled out: control characters, marks of direction, zero-width ones, and bytes
-// that are no UTF-8. static/text.js does the same.
+// visible returns s with every invisible character, and every one that changes the display order,
+// spelled out: control characters, direction marks, zero-width characters, and invalid UTF-8.
+// static/text.js does the same.
 func visible(s string) string {
 	if strings.IndexFunc(s, hidden) < 0 && utf8.ValidString(s) {
 		return s
@@ -43,7 +43,7 @@ func short(s string, n int) string {
 	return string([]rune(s)[:n-1]) + "…"
 }
 
-// count writes a number as people read it: 10,000.
+// count formats a number with separators: 10,000.
 func count[N ~int | ~uint64 | ~int64](n N) string {
 	digits := fmt.Sprint(n)
 	for i := len(digits) - 3; i > 0 && digits[i-1] != '-'; i -= 3 {
@@ -52,7 +52,7 @@ func count[N ~int | ~uint64 | ~int64](n N) string {
 	return digits
 }
 
-// took writes a duration with three digits at most.
+// took formats a duration with at most three digits.
 func took(d time.Duration) string {
 	switch {
 	case d <= 0:
@@ -73,7 +73,7 @@ func took(d time.Duration) string {
 	return fmt.Sprintf("%d days", int(d.Hours()/24))
 }
 
-// plural writes "1 Service", "2 Services".
+// plural formats "1 Service", "2 Services".
 func plural(n int, one, more string) string {
 	if n == 1 {
 		return "1 " + one

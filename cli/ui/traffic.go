@@ -11,20 +11,20 @@ import (
 	"kube-proxy/debug/inspect"
 )
 
-// linger is how long traffic is counted after a page last asked, and for how long its rates are
+// linger is how long traffic is counted after a page's last request, and how long its rates are
 // sent.
 const linger = 6 * time.Second
 
 // rates are connections and bytes per second of Services now.
 type rates struct {
 	Services map[string][2]float64 `json:"services"` // by "ns/name"
-	Known    bool                  `json:"known"`    // other Services have none
+	Known    bool                  `json:"known"`    // other Services have no traffic
 	Counted  bool                  `json:"counted"`  // the mode counts bytes too
-	Note     string                `json:"note"`     // why nothing is known, or not all
+	Note     string                `json:"note"`     // why rates are unknown or incomplete
 	at       time.Time
 }
 
-// meter asks the proxy for traffic while pages want it. One query serves them all.
+// meter reads traffic from the proxy while pages show it. One query serves all pages.
 type meter struct {
 	client *api.Client
 
@@ -34,7 +34,7 @@ type meter struct {
 	last  rates
 }
 
-// now returns the last rates if they are fresh, and has them counted from now on.
+// now returns the last rates if they are fresh, and keeps the query running.
 func (m *meter) now() rates {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -48,7 +48,7 @@ func (m *meter) now() rates {
 	return m.last
 }
 
-// run takes in traffic until no page has asked for a while.
+// run reads traffic until linger has passed since the last request of a page.
 func (m *meter) run() {
 	err := m.client.Each(context.Background(), "top", nil, func(raw json.RawMessage) bool {
 		var t inspect.Top
@@ -65,8 +65,8 @@ func (m *meter) run() {
 	}
 }
 
-// rateOf sums the ports of each Service. Counters know connections that conntrack does not see as
-// the Service's, such as those of sockets in mode ebpf.
+// rateOf sums the ports of each Service. It adds counters of connections that conntrack does not
+// attribute to the Service, such as those of sockets in mode ebpf.
 func rateOf(t *inspect.Top) rates {
 	r := rates{Services: map[string][2]float64{}, Known: t.MoreRows == 0, Note: t.Note, at: time.Now()}
 	for _, s := range t.Services {
@@ -83,7 +83,7 @@ func rateOf(t *inspect.Top) rates {
 	return r
 }
 
-// traffic sends what Services carry now.
+// traffic sends the current rates of Services.
 func (h *Handler) traffic(w http.ResponseWriter, r *http.Request) {
 	text, _ := json.Marshal(h.meter.now()) // strings and numbers can always be written
 	send(w, r, http.StatusOK, "application/json", text)

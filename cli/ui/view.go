@@ -7,22 +7,23 @@ import (
 	"kube-proxy/debug/inspect"
 )
 
-// level says how much something needs the operator.
+// level is how urgently something needs the operator.
 type level uint8
 
 // The levels.
 const (
 	fine level = iota
-	// note: not served as somebody may expect, by what the Service or another one asks for.
+	// note: not served as users may expect, because of the configuration of the Service or another
+	// one.
 	note
-	// alarm: something that is asked for is not in force.
+	// alarm: the kernel lacks a part of the desired state.
 	alarm
 )
 
-// String returns the word that pages have for it.
+// String returns the word that pages use.
 func (l level) String() string { return [...]string{"fine", "note", "alarm"}[l] }
 
-// levelOf is how pages show a severity.
+// levelOf returns the level for a severity.
 func levelOf(s inspect.Severity) level {
 	switch s {
 	case inspect.Error:
@@ -33,29 +34,30 @@ func levelOf(s inspect.Severity) level {
 	return fine
 }
 
-// item is a Service as a row of the table.
+// item is the table row of a Service.
 type item struct {
 	Name      string // "ns/name"
 	Type      string
-	Addresses string // the first ones with the ports, and how many more
+	Addresses string // the first ones with ports, and the number of others
 	Policy    string // of traffic
 	Rows      int
 	Ready     int // endpoints
 	All       int
-	Here      int // ready ones on this node
+	Here      int // ready endpoints on this node
 	Level     level
-	Says      string // what is to be said of it, "" if nothing is
+	Says      string // remark, "" for none
 }
 
-// row is an item as pages get it, without names of fields: ten thousand are sent at once.
+// row is an item in the form that pages get, without field names: one response may have ten
+// thousand.
 func (i *item) row() []any {
 	return []any{i.Name, i.Type, i.Addresses, i.Policy, i.Rows, i.Ready, i.All, i.Here, i.Level, i.Says}
 }
 
-// shown is how many addresses, and ports, of a Service a row names.
+// shown is the number of addresses, and of ports, in a Service's table row.
 const shown = 2
 
-// itemOf makes a row of what is known of a Service.
+// itemOf makes the table row of a Service.
 func itemOf(s *inspect.Service) item {
 	i := item{
 		Name: s.Namespace + "/" + s.Name, Type: s.Type, Policy: policyOf(s), Rows: s.Rows,
@@ -75,7 +77,7 @@ func itemOf(s *inspect.Service) item {
 	return i
 }
 
-// firsts are the first of a list, and how many more it has.
+// firsts returns the first entries of a list, and the number of others.
 func firsts(list []string) []string {
 	if len(list) <= shown {
 		return list
@@ -83,8 +85,8 @@ func firsts(list []string) []string {
 	return append(list[:shown:shown], fmt.Sprintf("+%d", len(list)-shown))
 }
 
-// policyOf is the traffic policy, for clients outside too where it is another and there may be such
-// clients.
+// policyOf returns the internal traffic policy, and the external one if it differs and the type of
+// the Service has outside clients.
 func policyOf(s *inspect.Service) string {
 	if s.External == s.Internal || s.External == "" || s.Type != "NodePort" && s.Type != "LoadBalancer" {
 		return s.Internal
@@ -92,7 +94,7 @@ func policyOf(s *inspect.Service) string {
 	return s.Internal + ", outside " + s.External
 }
 
-// said is what is to be said of a Service that is not simply served.
+// said returns the remark about a Service that is not simply served.
 func said(s *inspect.Service) string {
 	if full := s.Namespace + "/" + s.Name; s.Why != "" { // the row begins with the name
 		return strings.NewReplacer(full+":", "", full+" ", "").Replace(s.Why)
@@ -100,13 +102,13 @@ func said(s *inspect.Service) string {
 	return strings.ReplaceAll(string(s.State), "-", " ")
 }
 
-// head is what the line on top of each page says of all.
+// head is the status line on top of each page.
 type head struct {
 	Level level  `json:"level"`
 	Text  string `json:"text"`
 }
 
-// headOf says in a line how the proxy stands: it is as bad as the worst finding.
+// headOf returns the status of the proxy in one line, with the level of the worst finding.
 func headOf(s inspect.Status) head {
 	h := head{levelOf(s.Severity), plural(s.Services, "Service", "Services") + ", all rows in force"}
 	var says []string
@@ -122,5 +124,5 @@ func headOf(s inspect.Status) head {
 	return h
 }
 
-// shownFindings is how many findings the line on top of a page has.
+// shownFindings is the number of findings in the status line.
 const shownFindings = 3

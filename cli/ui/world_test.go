@@ -24,24 +24,24 @@ import (
 	"kube-proxy/trace"
 )
 
-// world is what pages are about in tests: a Store, the table that its Services ask for, and an
-// Inspector of both.
+// world is the data of the pages in tests: a Store, the table of its Services, and an Inspector of
+// both.
 type world struct {
 	t         testing.TB
 	store     *cluster.Store
-	mu        sync.Mutex // of the table, as the engine has one
+	mu        sync.Mutex // protects the table, as in the engine
 	table     lb.Table
 	ring      *changes.Ring
 	settings  policy.Settings
 	stats     engine.Stats
-	looked    int           // how often, by the inspector
-	rest      *trace.Node   // what the rest of the node does; nil: nobody looks
+	looked    int           // number of reads by the inspector
+	rest      *trace.Node   // what the rest of the node does; nil without inspection
 	followed  node.Question // the last one
 	inspector *inspect.Inspector
 	h         *Handler
 }
 
-// newWorld has a node and these Services, each with an endpoint on this node.
+// newWorld returns a world with a node and these Services, each with an endpoint on this node.
 func newWorld(t testing.TB, names ...cluster.Name) *world {
 	w := &world{t: t, store: cluster.NewStore("node1"), ring: changes.New(0),
 		settings: policy.Settings{Family: lb.IPv4}}
@@ -84,7 +84,7 @@ func (w *world) query(f func(*lb.Table)) {
 	f(&w.table)
 }
 
-// service sets the Service of number k, at 10.96.x.y:80, with so many endpoints on this node.
+// service sets Service number k, at 10.96.x.y:80, with so many endpoints on this node.
 func (w *world) service(name cluster.Name, k, endpoints int) {
 	s := &cluster.Service{Name: name, ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, byte(k >> 8),
 		byte(k)})}, Ports: []cluster.ServicePort{{Name: "http", Protocol: cluster.TCP, Port: 80}}}
@@ -97,32 +97,32 @@ func (w *world) service(name cluster.Name, k, endpoints int) {
 	w.store.Fold(cluster.ServiceSet{Service: s})
 	w.store.Fold(cluster.SliceSet{Slice: slice})
 	w.replace(name, policy.Resolve(w.store.View(name), w.settings))
-	w.tell(name)
+	w.notify(name)
 }
 
-// gone removes a Service.
+// gone deletes a Service.
 func (w *world) gone(name cluster.Name) {
 	w.store.Fold(cluster.ServiceGone{Name: name})
 	w.replace(name, nil)
-	w.tell(name)
+	w.notify(name)
 }
 
-// replace sets the rows of a Service while nobody reads them.
+// replace sets the frontends of a Service under the lock.
 func (w *world) replace(name cluster.Name, rows []*lb.Frontend) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.table.Replace(lb.Owner{Name: name.String()}, rows)
 }
 
-// tell has the ring know that a Service changed.
-func (w *world) tell(name cluster.Name) {
+// notify adds a change of a Service to the ring.
+func (w *world) notify(name cluster.Name) {
 	now := time.Now()
 	w.ring.Add(changes.Entry{Kind: changes.Service, Family: lb.IPv4, Service: name, What: changes.ServiceChanged,
 		Services: 1, Rows: 1,
 		Learned: now.Add(-3 * time.Millisecond).UnixNano(), Done: now.UnixNano()})
 }
 
-// ask sends a request to what is below the page's address.
+// ask sends a request to a path below the page's address.
 func (w *world) ask(method, target string, change func(*http.Request)) *httptest.ResponseRecorder {
 	r := httptest.NewRequest(method, w.h.Path()+target, nil)
 	if change != nil {
@@ -133,7 +133,7 @@ func (w *world) ask(method, target string, change func(*http.Request)) *httptest
 	return a
 }
 
-// get asks for a page, and wants this answer.
+// get requests a page, and checks the status.
 func (w *world) get(target string, code int) string {
 	w.t.Helper()
 	a := w.ask("GET", target, nil)
@@ -143,7 +143,7 @@ func (w *world) get(target string, code int) string {
 	return a.Body.String()
 }
 
-// has complains where a page lacks a text.
+// has fails the test if a page lacks a text.
 func has(t testing.TB, page, text string) {
 	t.Helper()
 	if !strings.Contains(page, text) {
@@ -151,7 +151,7 @@ func has(t testing.TB, page, text string) {
 	}
 }
 
-// many are names of Services.
+// many returns names of Services.
 func many(n int) []cluster.Name {
 	all := make([]cluster.Name, n)
 	for k := range all {

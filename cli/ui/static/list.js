@@ -1,4 +1,4 @@
-// The table of Services as a list of ten thousand, of which only the rows that are seen are there.
+// The table of Services as a list of ten thousand. It only creates the visible rows.
 import { levels, number, rates, visible } from './text.js';
 
 const around = 12; // rows beyond those that are seen
