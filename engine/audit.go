@@ -62,7 +62,7 @@ func (e *Engine) audit(ctx context.Context, full bool) {
 	}
 }
 
-// repaired tells of what an audit mended.
+// repaired logs the repairs of an audit.
 func (e *Engine) repaired(w *Write, now time.Time) {
 	a := &e.audits
 	if n := a.repaired.add(w.Changes, now); n > 0 {

@@ -229,7 +229,7 @@ func TestLossStorm(t *testing.T) {
 		if n := r.engine.Stats().Resets - before; n < 800 || n > 901 {
 			t.Errorf("%d resets in 90 s", n)
 		}
-		if n := r.log.Count("writing everything anew"); n != 2 {
+		if n := r.log.Count("rewriting everything"); n != 2 {
 			t.Errorf("%d lines about it, want 2", n)
 		}
 		if n := r.log.Count("msg=reset"); n != 3 {

@@ -35,7 +35,7 @@ func (e *Engine) lose(w *Write, now time.Time) {
 		e.resets.why = w.Verb + ": " + w.Err.Error()
 	}
 	if n := e.resets.losses.add(1, now); n > 0 {
-		e.cfg.Log.Warn("kernel state unknown, writing everything anew", "times", n, "verb", w.Verb, "err", w.Err)
+		e.cfg.Log.Warn("kernel state unknown, rewriting everything", "times", n, "verb", w.Verb, "err", w.Err)
 	}
 }
 

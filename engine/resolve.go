@@ -291,7 +291,7 @@ func (e *Engine) rebuildTable(found *claims, now time.Time) {
 	e.tableMu.Lock()
 	e.table = &lb.Table{Family: old.Family, Node: old.Node}
 	e.tableMu.Unlock()
-	r.rebuild, e.resets.due, e.resets.why = false, true, "the table was made anew"
+	r.rebuild, e.resets.due, e.resets.why = false, true, "the table was rebuilt"
 	// Nothing is written before the Reset, so this change of pending only concerns observers.
 	names := e.cfg.Store.Names()
 	for _, name := range names {
