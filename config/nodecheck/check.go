@@ -147,13 +147,13 @@ func (c *checker) clusterCIDRs() {
 	switch {
 	case !byCluster:
 	case len(all) == 0:
-		c.add("CF-66", false, "%s is not set: the proxy cannot tell traffic of pods from other traffic",
+		c.add("CF-66", false, "%s is not set: the proxy cannot distinguish traffic of pods from other traffic",
 			c.Name("clusterCIDR"))
 	default:
 		for _, fam := range c.Families[1:] {
 			if c.uses(fam) && !has(all, fam) {
-				c.add("CF-66", false, "%s %s has no %s network: in %[3]s the proxy cannot tell traffic of pods from "+
-					"other traffic",
+				c.add("CF-66", false, "%s %s has no %s network: in %[3]s the proxy cannot distinguish traffic of pods "+
+					"from other traffic",
 					c.Name("clusterCIDR"), list(all), fam)
 			}
 		}
@@ -173,14 +173,14 @@ func (c *checker) podCIDRs() {
 	switch {
 	case !byNode:
 	case len(all) == 0:
-		c.add("CF-66", false, "the Node %q has no spec.podCIDRs, which %s NodeCIDR needs: the proxy cannot tell "+
-			"traffic of pods from other traffic",
+		c.add("CF-66", false, "the Node %q has no spec.podCIDRs, which %s NodeCIDR needs: the proxy cannot "+
+			"distinguish traffic of pods from other traffic",
 			c.facts.NodeName, c.Name("detectLocalMode"))
 	default:
 		for _, fam := range c.Families[1:] {
 			if c.uses(fam) && !has(all, fam) {
-				c.add("CF-66", false, "%s, none of %s: in %[2]s the proxy cannot tell traffic of pods from other "+
-					"traffic", what, fam)
+				c.add("CF-66", false, "%s, none of %s: in %[2]s the proxy cannot distinguish traffic of pods "+
+					"from other traffic", what, fam)
 			}
 		}
 	}

@@ -93,11 +93,11 @@ func TestCheck(t *testing.T) {
 				"192.0.2.0/24", "::/0")}
 		}}, "CF-65 nodePortAddresses: 0.0.0.0/0 makes 10.0.0.0/8,192.0.2.0/24 needless"},
 		{"CF-66 no cluster CIDR", []func(*setup, *facts){func(s *setup, _ *facts) { s.Settings.ClusterCIDRs = nil }},
-			"CF-66 clusterCIDR is not set: the proxy cannot tell traffic of pods from other traffic"},
+			"CF-66 clusterCIDR is not set: the proxy cannot distinguish traffic of pods from other traffic"},
 		{"CF-66 no cluster CIDR of a family", []func(*setup, *facts){func(s *setup, _ *facts) {
 			s.Settings.DetectLocal, s.Settings.ClusterCIDRs = policy.ClusterCIDR, prefixes("10.1.0.0/16")
-		}}, "CF-66 clusterCIDR 10.1.0.0/16 has no IPv6 network: in IPv6 the proxy cannot tell traffic of pods from " +
-			"other traffic"},
+		}}, "CF-66 clusterCIDR 10.1.0.0/16 has no IPv6 network: in IPv6 the proxy cannot distinguish traffic of pods " +
+			"from other traffic"},
 		{"CF-66 in a cluster without the family", []func(*setup, *facts){func(s *setup, f *facts) {
 			s.Settings.ClusterCIDRs, f.CIDRs = prefixes("10.1.0.0/16"), f.CIDRs[:1]
 			f.Node.Addrs, f.Node.PodCIDRs = f.Node.Addrs[:1], f.Node.PodCIDRs[:1]
@@ -106,11 +106,11 @@ func TestCheck(t *testing.T) {
 			s.Settings.DetectLocal, f.Node.PodCIDRs = policy.NodeCIDR, nil
 		}},
 			`CF-66 the Node "node-1" has no spec.podCIDRs, which detectLocalMode NodeCIDR needs: the proxy cannot ` +
-				`tell traffic of pods from other traffic`},
+				`distinguish traffic of pods from other traffic`},
 		{"CF-66 no pod CIDR of a family", []func(*setup, *facts){func(s *setup, f *facts) {
 			s.Settings.DetectLocal, f.Node.PodCIDRs = policy.NodeCIDR, prefixes("10.1.7.0/24")
-		}}, `CF-66 the Node "node-1" has spec.podCIDRs 10.1.7.0/24, none of IPv6: in IPv6 the proxy cannot tell ` +
-			`traffic of pods from other traffic`},
+		}}, `CF-66 the Node "node-1" has spec.podCIDRs 10.1.7.0/24, none of IPv6: in IPv6 the proxy cannot ` +
+			`distinguish traffic of pods from other traffic`},
 		{"CF-66 interfaces are of every family", []func(*setup, *facts){func(s *setup, f *facts) {
 			s.Settings.DetectLocal, s.Settings.PodInterface, s.Settings.ClusterCIDRs,
 				f.Node.PodCIDRs = policy.BridgeInterface, "cbr0", nil, nil
