@@ -22,7 +22,7 @@ type Monitor struct {
 	missed  func()
 	done    chan struct{}
 
-	touched bool // by the transaction that is being heard
+	touched bool // by the transaction that is being received
 	mu      sync.Mutex
 	story   story
 }
@@ -49,9 +49,10 @@ func add(all []string, text string, most int) []string {
 	return append(all, text)
 }
 
-// Watch starts to listen, in the network namespace of the calling thread, to everything except
-// writes of own. It calls heard with each message (NFT_MSG_*) about the table or its objects, ended
-// after the last one of a transaction, and missed when some were lost; all from one goroutine.
+// Watch starts to listen, in the network namespace of the calling thread, to all writes except
+// those of own. It calls noticed with each message (NFT_MSG_*) about the table or its objects,
+// ended after the last one of a transaction, and missed if messages were lost; all from one
+// goroutine.
 func Watch(own *Socket, family byte, table string,
 	noticed func(typ uint16, body []byte), ended, missed func()) (*Monitor, error) {
 	s, err := Open()
@@ -99,7 +100,7 @@ func (m *Monitor) notice(msg netlink.Message) {
 	case unix.NFT_MSG_NEWGEN:
 		if m.touched {
 			m.touched = false
-			m.tell(fmt.Sprintf("%s (PID %d)", netlink.CStr(netlink.Attribute(body, unix.NFTA_GEN_PROC_NAME)),
+			m.record(fmt.Sprintf("%s (PID %d)", netlink.CStr(netlink.Attribute(body, unix.NFTA_GEN_PROC_NAME)),
 				netlink.BE32(netlink.Attribute(body, unix.NFTA_GEN_PROC_PID))), "")
 			m.ended()
 		}
@@ -109,7 +110,7 @@ func (m *Monitor) notice(msg netlink.Message) {
 		// In all of them attribute 1 is the table.
 		if msg.Body[0] == m.family && netlink.CStr(netlink.Attribute(body, 1)) == m.table {
 			m.touched = true
-			m.tell("", objectOf(typ, body))
+			m.record("", objectOf(typ, body))
 			m.noticed(typ, body)
 		}
 	}
@@ -131,8 +132,8 @@ func objectOf(typ uint16, body []byte) string {
 	return "elements of set " + second
 }
 
-// tell adds to the story; "" is nothing.
-func (m *Monitor) tell(who, what string) {
+// record adds a writer or an object to the story; "" is none.
+func (m *Monitor) record(who, what string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
