@@ -23,11 +23,11 @@ type kind struct {
 	// untouched: packets to addresses and ports that no Service has pass as they came.
 	untouched bool
 	make      func(redirect.Config) (redirect.Redirector, error)
-	// damage changes what the redirector has in the kernel, as somebody with our rights could; wipe
-	// removes everything.
+	// damage changes the redirector's state in the kernel, as another privileged program could;
+	// wipe removes everything.
 	damage func(lb.Family, *rand.Rand) error
 	wipe   func(lb.Family) error
-	// reported: the redirector hears of what others do.
+	// reported: the redirector receives notifications of foreign changes.
 	reported bool
 }
 

@@ -74,7 +74,7 @@ func (c *counters) read() []mode.Count {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	all := make([]mode.Count, 0, len(c.of)+len(c.gone)+1)
-	tell := func(number uint64, port string, led uint64) {
+	add := func(number uint64, port string, led uint64) {
 		if led > 0 {
 			all = append(all, mode.Count{CounterID: mode.CounterID{N: number}, ServicePort: port,
 				Traffic: mode.Traffic{Connections: led}})
@@ -82,13 +82,13 @@ func (c *counters) read() []mode.Count {
 	}
 	for n := range c.of {
 		n.reported = n.led.Load()
-		tell(n.number, n.port, n.reported)
+		add(n.number, n.port, n.reported)
 	}
 	for _, n := range c.gone {
-		tell(n.number, n.port, n.led.Load())
+		add(n.number, n.port, n.led.Load())
 	}
 	c.gone = nil
-	tell(restNumber, "", c.rest)
+	add(restNumber, "", c.rest)
 	return all
 }
 

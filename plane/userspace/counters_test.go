@@ -24,8 +24,8 @@ func (m *machine) ask(n int) {
 	}
 }
 
-// A connection counts once for its service port, however many endpoints are tried; those that are
-// led nowhere do not. What was counted is told when its Service has gone, or has no endpoints.
+// A connection counts once for its service port, however many endpoints are tried; a refused one
+// does not count. Counts are still reported after their Service is deleted or has no endpoints.
 func TestCounters(t *testing.T) {
 	for _, own := range []bool{false, true} {
 		m := newMachine()
@@ -58,18 +58,18 @@ func TestCounters(t *testing.T) {
 		apply1(tab.Replace(lb.Owner{Name: lb.OwnerOf(one)}, []*lb.Frontend{&rejects}))
 		m.ask(1)
 		planetest.WantCounted(t, p, "one has no endpoints", map[string]uint64{one: 7, two: 8})
-		planetest.WantCounted(t, p, "which was told", map[string]uint64{two: 8})
+		planetest.WantCounted(t, p, "after that report", map[string]uint64{two: 8})
 		apply1(tab.Replace(lb.Owner{Name: lb.OwnerOf(one)}, other))
 		m.ask(2)
 		planetest.WantCounted(t, p, "it has some again", map[string]uint64{one: 2, two: 10})
 		m.ask(1)
 		apply1(tab.Replace(lb.Owner{Name: lb.OwnerOf(two)}, nil))
 		planetest.WantCounted(t, p, "the other goes", map[string]uint64{one: 3, two: 11})
-		planetest.WantCounted(t, p, "and was told", map[string]uint64{one: 3})
+		planetest.WantCounted(t, p, "after that report", map[string]uint64{one: 3})
 	}
 }
 
-// What nobody reads is bounded, and its sum is right all the same.
+// The number of unread counters is bounded, and their sum stays right.
 func TestUnreadCounters(t *testing.T) {
 	c := counters{on: true}
 	kept := c.open("shop/kept")

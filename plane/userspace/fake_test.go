@@ -27,8 +27,8 @@ type machine struct {
 	refuse func(redirect.Entry) bool // rows that the redirector refuses
 
 	socks   map[relay.Listening]*fakeListener
-	foreign map[relay.Listening]bool // programs of others
-	holes   []string                 // leads to where nobody listened
+	foreign map[relay.Listening]bool // listeners of other programs
+	holes   []string                 // redirects to ports without a listener
 	// prepared are the addresses of a machine that binds sockets only to those that it has; nil: it
 	// binds them to any.
 	prepared map[netip.Addr]bool
@@ -75,7 +75,7 @@ func (c ownRedirector) Prepare(a netip.Addr) error {
 	return nil
 }
 
-// look notes leads to ports where nobody listens.
+// look records redirects to ports without a listener.
 func (c *fakeRedirector) look() {
 	for k, l := range c.leads {
 		for _, r := range l.Routes {

@@ -197,8 +197,8 @@ func answer(fd, typ int) {
 	}
 }
 
-// Somebody removes all rules, the guard among them. A stranger who connects to a listener at once
-// is reset before a byte of his, or of an endpoint, was passed on (TN-77).
+// Another program removes all rules, including the guard. A stranger that connects to a listener
+// directly is reset before the proxy passes on a byte of the stranger or of an endpoint (TN-77).
 func TestRulesFlushedTN77(t *testing.T) {
 	eachListenerLab(t, kinds[:2], func(t *testing.T, l *listenerLab) {
 		ports, before := l.ports(), l.plane.relay.Stats().TCP

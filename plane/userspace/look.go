@@ -94,7 +94,7 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 		return fmt.Errorf("userspace: %w", errNoTracer)
 	}
 	enough := false
-	tell := func(d trace.Difference) bool {
+	report := func(d trace.Difference) bool {
 		enough = enough || !each(d)
 		return !enough
 	}
@@ -103,13 +103,13 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 			if f.Accepts() {
 				continue
 			}
-			l, leads := p.leadOf(f, tell)
+			l, leads := p.leadOf(f, report)
 			if enough || leads && !yield(l) {
 				return
 			}
 		}
 	}
-	if err := look.Differences(ctx, want.Node, leads, func(d trace.Difference) bool { return tell(d) }); err != nil {
+	if err := look.Differences(ctx, want.Node, leads, func(d trace.Difference) bool { return report(d) }); err != nil {
 		return fmt.Errorf("userspace: redirect by %s, %s: %w", p.redirect.Name(), p.cfg.Family, err)
 	}
 	return nil
@@ -117,7 +117,7 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 
 // leadOf returns the entry of a row, with the ports of this process. A row without listener is
 // reported, and has none.
-func (p *Plane) leadOf(f *lb.Frontend, tell func(trace.Difference) bool) (l redirect.Entry, leads bool) {
+func (p *Plane) leadOf(f *lb.Frontend, report func(trace.Difference) bool) (l redirect.Entry, leads bool) {
 	l = redirect.Entry{Key: f.Key, Kind: f.Kind, Sources: f.Sources}
 	for _, r := range f.Routes {
 		to := redirect.Route{From: r.From, Do: r.Do}
@@ -127,9 +127,9 @@ func (p *Plane) leadOf(f *lb.Frontend, tell func(trace.Difference) bool) (l redi
 			case d == nil && f.Key.Proto == lb.SCTP: // the kernel may have none, see behindRules
 				to.Do = lb.Reject
 			case d == nil:
-				tell(trace.Difference{Key: f.Key, Object: "listener for " + r.To.ID.String(), Want: "open"})
+				report(trace.Difference{Key: f.Key, Object: "listener for " + r.To.ID.String(), Want: "open"})
 				return l, false
-			case !holds(turns.Backends(), r.To, tell, f.Key):
+			case !holds(turns.Backends(), r.To, report, f.Key):
 				return l, false
 			default:
 				to.Do, to.Port = 0, d.port().number
@@ -142,12 +142,12 @@ func (p *Plane) leadOf(f *lb.Frontend, tell func(trace.Difference) bool) (l redi
 }
 
 // holds compares the backends of a listener's set, and reports whether to continue.
-func holds(have []netip.AddrPort, want *lb.BackendSet, tell func(trace.Difference) bool, k lb.Key) bool {
+func holds(have []netip.AddrPort, want *lb.BackendSet, report func(trace.Difference) bool, k lb.Key) bool {
 	same := len(have) == want.Backends.Len()
 	for i := 0; same && i < len(have); i++ {
 		same = want.Backends.Has(have[i])
 	}
-	return same || tell(trace.Difference{Key: k, Object: "backends of listener for " + want.ID.String(),
+	return same || report(trace.Difference{Key: k, Object: "backends of listener for " + want.ID.String(),
 		Want: fmt.Sprintf("%d backends", want.Backends.Len()), Have: fmt.Sprintf("%d backends, or others", len(have))})
 }
 

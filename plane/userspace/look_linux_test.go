@@ -87,8 +87,8 @@ func TestLookSabotage(t *testing.T) {
 	}
 }
 
-// inspectAtBackends has a backend fail, of which TracePacket says that it is tried last, and the
-// listener go, which both name.
+// inspectAtBackends makes a backend fail: TracePacket reports that it is tried last. Then it closes
+// the listener, which both methods report.
 func inspectAtBackends(t *testing.T, p *Plane, packet trace.Packet) {
 	t.Helper()
 	table, _, _ := planetest.Shop(lb.IPv4)

@@ -10,14 +10,14 @@ import (
 
 // notices are one-time messages to the operator.
 type notices struct {
-	redirect bool               // reported which redirect there is, and why
-	guard    bool               // told that the ports of listeners are not guarded
-	port     error              // the last that says that no port is left
-	ports    bool               // and it was told
-	lacking  map[lb.Proto]error // protocols that this host does not have; nil once it was told
+	redirect bool               // reported the kind of redirect, and the reason
+	guard    bool               // reported that the ports of listeners are not guarded
+	port     error              // the last error for lack of a port
+	ports    bool               // and it was reported
+	lacking  map[lb.Proto]error // protocols that this host lacks; nil once reported
 }
 
-// lacks notes that this host has no sockets of a protocol.
+// lacks records that this host has no sockets of a protocol.
 func (n *notices) lacks(p lb.Proto, err error) {
 	if n.lacking == nil {
 		n.lacking = map[lb.Proto]error{}
@@ -27,7 +27,7 @@ func (n *notices) lacks(p lb.Proto, err error) {
 	}
 }
 
-// noPort notes an error of opening a listener.
+// noPort records an error of opening a listener.
 func (n *notices) noPort(err error) {
 	if errors.Is(err, ErrNoPort) || errors.Is(err, relay.ErrQuota) {
 		n.port = err
@@ -36,30 +36,30 @@ func (n *notices) noPort(err error) {
 
 // Notices is part of mode.Plane.
 func (p *Plane) Notices() (all []mode.Notice) {
-	if len(p.cfg.Passed) > 0 && !p.tell.redirect {
-		p.tell.redirect = true
+	if len(p.cfg.Passed) > 0 && !p.notices.redirect {
+		p.notices.redirect = true
 		all = append(all, mode.Notice{Text: "packets to service addresses are redirected in another way than the " +
 			"best one, which this host does not have",
 			Args: []any{"by", p.redirect.Name(), "err", errors.Join(p.cfg.Passed...)}})
 	}
-	if err := p.redirect.Unguarded(); err != nil && !p.tell.guard {
-		p.tell.guard = true
+	if err := p.redirect.Unguarded(); err != nil && !p.notices.guard {
+		p.notices.guard = true
 		all = append(all, mode.Notice{Text: "While no proxy runs, a program of this node without privileges can " +
 			"listen in its place and answer clients of Services",
 			Args: []any{"err", err}})
 	}
-	if p.tell.port != nil && !p.tell.ports {
+	if p.notices.port != nil && !p.notices.ports {
 		all = append(all, mode.Notice{Text: "no port or listener is left; Services that need one are not served",
-			Args: []any{"err", p.tell.port}})
+			Args: []any{"err", p.notices.port}})
 	}
-	for proto, err := range p.tell.lacking {
+	for proto, err := range p.notices.lacking {
 		if err == nil {
 			continue
 		}
-		p.tell.lacking[proto] = nil
+		p.notices.lacking[proto] = nil
 		all = append(all, mode.Notice{Text: "this host cannot serve the protocol; Services of it are refused",
 			Args: []any{"protocol", proto, "err", err}})
 	}
-	p.tell.ports, p.tell.port = p.tell.port != nil, nil
+	p.notices.ports, p.notices.port = p.notices.port != nil, nil
 	return all
 }

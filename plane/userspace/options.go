@@ -20,7 +20,7 @@ type Options struct {
 		// their Service was removed; 0 for no bound: they go on until they end, as the kernel's do
 		// (PN-03, DP-53).
 		TerminationGracePeriod option.Duration `json:"terminationGracePeriod"`
-		// DrainTimeout is how long connections go on when the process is asked to end.
+		// DrainTimeout is how long connections continue after the process is signalled to end.
 		DrainTimeout option.Duration `json:"drainTimeout"`
 		// NodeEndpoints: endpoints at the node's own addresses get connections.
 		NodeEndpoints *bool `json:"nodeEndpoints"`

@@ -33,8 +33,8 @@ func TestPortRangeCF44(t *testing.T) {
 	}
 }
 
-// What is taken is a range of ports, or no range at all; all forms of it say the same. What is not
-// taken is told with the field and the value (CF-44).
+// An accepted value is a range of ports, or no range; all its forms mean the same. The error of any
+// other value has the field and the value (CF-44).
 func FuzzPortRange(f *testing.F) {
 	for _, s := range []string{"", "0", "0-0", "1-2", "1+2", "8080", "9-8", "65535+1", "1-65536", "-", "+", "a",
 		"1-2-3", "\xff"} {
@@ -50,7 +50,7 @@ func FuzzPortRange(f *testing.F) {
 		first, last, ok := portRange(s)
 		if !ok {
 			if reported != fmt.Sprintf("portRange: %q: want first-last", s) {
-				t.Errorf("%q is told as %q", s, reported)
+				t.Errorf("the error for %q is %q", s, reported)
 			}
 			return
 		}

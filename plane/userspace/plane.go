@@ -74,7 +74,7 @@ type Plane struct {
 	closeOwn       func() error // closes what origins ask
 
 	counters counters
-	tell     notices
+	notices  notices
 
 	closed bool
 	// ready: a Reset has succeeded, and the kernel's state was not lost since.

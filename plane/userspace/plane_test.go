@@ -38,7 +38,7 @@ func begin(t testing.TB, m *machine, cfg Config, want *lb.Table) *Plane {
 			t.Error(err)
 		}
 		if len(m.socks) > 0 || len(m.holes) > 0 {
-			t.Errorf("%d listeners are left; nobody listened: %v", len(m.socks), m.holes)
+			t.Errorf("%d listeners are left; redirects without listener: %v", len(m.socks), m.holes)
 		}
 	})
 	if _, err := planetest.ResetAll(context.Background(), p, want); err != nil {
@@ -178,8 +178,8 @@ func TestListenerForEachSet(t *testing.T) {
 	}
 }
 
-// A process takes the ports of the one before it, whatever came and went in between, and takes
-// another where somebody has its own.
+// A process takes over the ports of the previous one, whatever other processes opened in between,
+// and takes another port for one that another program has.
 func TestRestartKeepsPorts(t *testing.T) {
 	m := newMachine()
 	want := world.Table(20, 2)
@@ -208,7 +208,7 @@ func TestRestartKeepsPorts(t *testing.T) {
 		switch same := equalLeads(redirect.Entry{Routes: was}, redirect.Entry{Routes: l.Routes}); {
 		case !known || was[0].Port == 0:
 		case k == lost && (same || l.Routes[0].Port == 0):
-			t.Errorf("%s has %v, which somebody else has", k, l.Routes)
+			t.Errorf("%s has %v, which another program has", k, l.Routes)
 		case k != lost && !same && want.Get(k).Routes[0].Do == lb.Balance:
 			t.Errorf("%s had %v, and now %v", k, was, l.Routes)
 		default:
@@ -319,8 +319,8 @@ func TestWhoLeftDP50(t *testing.T) {
 	}
 }
 
-// NodePorts are at the addresses that the node has, also when those change; a loopback address
-// answers where it is asked for (SV-64, SV-65).
+// NodePorts are at the node's addresses, also after those change; a loopback address only answers
+// if so configured (SV-64, SV-65).
 func TestNodePortAddressesSV65(t *testing.T) {
 	m := newMachine()
 	m.own = true
@@ -337,14 +337,14 @@ func TestNodePortAddressesSV65(t *testing.T) {
 		}
 		for _, a := range addrs {
 			if m.socks[relay.Listening{Proto: lb.TCP, Addr: netip.AddrPortFrom(netip.MustParseAddr(a), 30080)}] == nil {
-				t.Errorf("nobody listens at %s", a)
+				t.Errorf("no listener at %s", a)
 			}
 		}
 	}
 	at("172.18.0.2", "127.0.0.1")
 	m.addrs = []netip.Addr{netip.MustParseAddr("172.18.0.2"), netip.MustParseAddr("172.18.0.3")}
 	if n, err := p.Audit(t.Context(), false); n != 1 || err != nil {
-		t.Errorf("mended %d, error %v", n, err)
+		t.Errorf("repaired %d, error %v", n, err)
 	}
 	at("172.18.0.2", "172.18.0.3")
 	if err := p.SetNode(t.Context(),

@@ -79,7 +79,7 @@ func (p *ports) take(service string, proto lb.Proto, prefer uint16, listen func(
 	p.wake()
 	q := p.quota(proto)
 	if _, err := q.Take(service); err != nil {
-		if p.last != 0 && q.Budget().Used() >= int64(p.size()) { // nobody has more than there are
+		if p.last != 0 && q.Budget().Used() >= int64(p.size()) { // all ports of the range are in use
 			return p.ofRange(proto, listen)
 		}
 		return err

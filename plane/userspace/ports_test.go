@@ -11,10 +11,10 @@ import (
 	"kube-proxy/lb"
 )
 
-// host has ports, some of which others use.
+// host has ports. Other programs use some of them.
 type host struct {
 	others map[uint16]bool
-	offers []uint16 // what it offers for 0, in this order
+	offers []uint16 // ports that it offers for 0, in this order
 	opened uint16
 	tries  int
 }
@@ -73,7 +73,8 @@ func TestPortsOfARangeCF44(t *testing.T) {
 	})
 }
 
-// Without a range the kernel says which; it is asked again where it offers one that rests.
+// Without a range the kernel chooses the port. If it offers one that rests, the request is
+// repeated.
 func TestAnyPort(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, h := newPorts(0, 0), &host{offers: []uint16{5, 5, 5, 6}}

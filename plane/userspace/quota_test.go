@@ -52,7 +52,8 @@ func TestQuotaOfANamespace(t *testing.T) {
 	}
 }
 
-// Neither does it take all ports of a protocol. Of a few it may have all, if nobody else wants one.
+// Nor does it take all ports of a protocol. It may have all of a few ports while no other namespace
+// needs one.
 func TestQuotaOfPorts(t *testing.T) {
 	take := func(p *ports, service string) error {
 		return p.take(service, lb.TCP, 0, func(n uint16) (uint16, error) { return n, nil }, func() {})

@@ -303,8 +303,8 @@ func (p *Plane) drop(s *service) {
 	}
 }
 
-// errTakes is in the errors of rows whose address may be another host's.
-var errTakes = errors.New("the address would be taken from whoever has it")
+// errTakes is wrapped by errors of frontends whose address may be another host's.
+var errTakes = errors.New("the node would take the address from its owner")
 
 // takes refuses an address that may not be the Service's, if the node would have to take it: all
 // packets to that address, at any port, would end here. Tenants choose external IPs, and only
@@ -324,7 +324,7 @@ func (p *Plane) takes(f *lb.Frontend) error {
 	}
 	if what == "" && f.Kind == lb.ExternalIP && !p.nodeHas[f.Key.Addr] && (p.cfg.ExternalIPsBounded == nil ||
 		!p.cfg.ExternalIPsBounded()) {
-		what = "that may be another host's, for nobody said which ones may be used: set --external-ip-cidrs"
+		what = "that may be another host's, because external IPs are not limited: set --external-ip-cidrs"
 	}
 	if what == "" {
 		return nil
@@ -371,7 +371,7 @@ func (p *Plane) behindRules(r *row, s *service, ports func(lb.From) uint16) erro
 			switch {
 			case errors.Is(err, errors.ErrUnsupported):
 				// it never will be served: clients are better off with an answer
-				p.tell.lacks(s.proto, err)
+				p.notices.lacks(s.proto, err)
 				to.Do = lb.Reject
 			case err != nil:
 				return err
@@ -396,7 +396,7 @@ func (p *Plane) atAddresses(r *row, s *service) error {
 	for k := range lb.Expand(r.f.Key, p.nodePorts) {
 		_, err := p.enter(r, s, doorway{at: netip.AddrPortFrom(k.Addr, k.Port)}, p.balance.Row(r.f, p.origins), 0)
 		if errors.Is(err, errors.ErrUnsupported) {
-			p.tell.lacks(s.proto, err)
+			p.notices.lacks(s.proto, err)
 			r.lead.Routes = []redirect.Route{{From: lb.Anywhere, Do: lb.Reject}}
 			return nil
 		}

@@ -16,8 +16,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// The verbs, over a redirector and sockets in memory, of either kind. Nothing leads to where nobody
-// listens, at any time.
+// The verbs, over a redirector and sockets in memory, of either kind. No rule ever redirects to a
+// port without a listener.
 func TestVerbsInMemory(t *testing.T) {
 	for _, own := range []bool{false, true} {
 		t.Run(fmt.Sprintf("own=%t", own), func(t *testing.T) {
@@ -26,8 +26,8 @@ func TestVerbsInMemory(t *testing.T) {
 	}
 }
 
-// Whatever the redirector refuses, whatever is lost, in the end the plane is what a fresh one is,
-// and holds no listener that nobody needs.
+// Whatever the redirector refuses or loses, the plane ends in the state of a fresh one, and holds
+// no unneeded listener.
 func TestWalk(t *testing.T) {
 	for _, own := range []bool{false, true} {
 		t.Run(fmt.Sprintf("own=%t", own), func(t *testing.T) {
@@ -78,7 +78,7 @@ func (k *memory) start(f lb.Family) (planetest.Plane, error) {
 		k.machines[f] = m
 		k.Cleanup(func() {
 			if len(m.holes) > 0 {
-				k.Errorf("nobody listened: %v", m.holes)
+				k.Errorf("redirects without listener: %v", m.holes)
 			}
 			if len(m.socks) > 0 {
 				k.Errorf("%d listeners are open after all planes are closed", len(m.socks))

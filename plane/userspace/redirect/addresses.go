@@ -41,8 +41,8 @@ type unicast struct {
 	skip bool
 }
 
-// book stores the addresses that were added and their interface, until the machine restarts, for
-// the next process: Windows does not tell who added an address.
+// book stores the added addresses and their interface for the next process, until the machine
+// restarts: Windows does not record which program added an address.
 type book interface {
 	read() (map[netip.Addr]uint64, error)
 	write(a netip.Addr, luid uint64) error
@@ -193,7 +193,7 @@ func (c *Addresses) add(a netip.Addr) (added bool, err error) {
 		c.at[a], c.given[a] = u, u
 		c.mu.Unlock()
 		return true, nil
-	case errors.Is(err, errAddressExists): // somebody was faster, whose it is
+	case errors.Is(err, errAddressExists): // another program was faster, and owns it
 		return false, c.book.strike(a)
 	case errors.Is(err, errNoInterface):
 		return false, errors.Join(fmt.Errorf("%w: %w", err, plane.ErrStateLost), c.book.strike(a))

@@ -18,7 +18,7 @@ type machine struct {
 	interfaceNow uint64
 	has          map[netip.Addr]unicast
 	volatile     map[netip.Addr]uint64
-	// fail is asked before each call, by its name.
+	// fail may return an error for a call, by its name.
 	fail  func(call string) error
 	calls []string
 }
@@ -164,7 +164,7 @@ func TestWindowsAddresses(t *testing.T) {
 	}),
 		"write 10.96.0.4", "create 10.96.0.4", "delete 10.96.0.2", "strike 10.96.0.2")
 	if n, err := c.Audit(ctx, true); n != 0 || err != nil {
-		t.Errorf("an audit mended %d, %v", n, err)
+		t.Errorf("an audit repaired %d, %v", n, err)
 	}
 }
 
@@ -218,8 +218,8 @@ func TestWindowsAddressesOfOneChange(t *testing.T) {
 	}
 }
 
-// An address that looks as ours would and that nobody has written down is not ours, nor is one that
-// is written down and differs.
+// An address in our form without an entry in the book is not ours, nor is one that differs from its
+// entry.
 func TestWindowsAddressesOfOthers(t *testing.T) {
 	like := unicast{netip.MustParseAddr("10.96.0.1"), 1, 32, true}
 	wider := unicast{netip.MustParseAddr("10.96.0.2"), 1, 24, true}
@@ -331,8 +331,8 @@ func TestWindowsAddressesProbe(t *testing.T) {
 	}
 }
 
-// Changes of others are heard of: an address of ours that went, and one of theirs that has come,
-// which is not given then.
+// Changes of other programs are noticed: an address of ours that was removed, and one of theirs
+// that was added and that we then do not add.
 func TestWindowsAddressesNoticed(t *testing.T) {
 	c := newMachine().process()
 	a, b := netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("10.96.0.2")

@@ -26,7 +26,7 @@ var (
 	deleteEntry  = iphlpapi.NewProc("DeleteUnicastIpAddressEntry")
 	advapi32     = windows.NewLazySystemDLL("advapi32.dll")
 	createKey    = advapi32.NewProc("RegCreateKeyExW")
-	bookVolatile = uintptr(1) // REG_OPTION_VOLATILE: gone when the machine starts anew, as the addresses are
+	bookVolatile = uintptr(1) // REG_OPTION_VOLATILE: a reboot deletes the key, like the addresses
 )
 
 // errAddressForbidden says what to do where this process may not.
@@ -130,7 +130,7 @@ func (h *helper) create(u unicast) error {
 
 func (h *helper) delete(u unicast) error { return call(deleteEntry, rowOf(u)) }
 
-// preferred is IpDadStatePreferred: nobody else has the address.
+// preferred is IpDadStatePreferred: no other host has the address.
 const preferred = 4
 
 // call calls a function of the IP helper that takes a row.

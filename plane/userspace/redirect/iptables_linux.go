@@ -26,8 +26,8 @@ const (
 	portals      = "KUBE-PORTALS-CONTAINER"  // nat: service addresses to listeners
 	portalsHost  = "KUBE-PORTALS-HOST"       // nat: the same for packets of this node, but for the proxy's own
 	nodePorts    = "KUBE-NODEPORT-CONTAINER" // nat: NodePorts to listeners
-	guard        = "KUBE-NODEPORT-NON-LOCAL" // filter: nobody reaches a listener who was not led there
-	refused      = "KUBE-PORTALS-REFUSED"    // filter: who is refused at a service address
+	guard        = "KUBE-NODEPORT-NON-LOCAL" // filter: only redirected packets reach a listener
+	refused      = "KUBE-PORTALS-REFUSED"    // filter: refuses packets to service addresses
 	refusedHost  = "KUBE-PORTALS-REFUSED-H"  // filter: the same for packets of this node, but for the proxy's own
 	refusedPorts = "KUBE-NODEPORT-REFUSED"   // filter: and at a NodePort
 	listPrefix   = "KUBE-PORTALS-SRC-"       // nat, filter: source ranges
@@ -390,7 +390,7 @@ func (c *IPTables) reset(ctx context.Context, want []Entry) error {
 	return c.keep.Reset(ctx, c.frames(), rows)
 }
 
-// rowsOf makes these entries all that there are, and returns what they need.
+// rowsOf replaces all entries by these, and returns their rules and chains.
 func (c *IPTables) rowsOf(want iter.Seq[Entry]) xtables.Rows {
 	c.leads, c.listeners, c.lists = map[lb.Key]Entry{}, map[lb.Key]int{}, map[string]int{}
 	rows := c.change(nil)

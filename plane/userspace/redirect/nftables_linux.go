@@ -149,9 +149,9 @@ func (c *NFTables) leadsOf(snap *snapshot) []Entry {
 }
 
 // Reset is part of [Redirector]. It replaces a table of another version in the same transaction.
-// What others write while it reads, the monitor hears, and an audit mends.
+// The monitor notices writes of other programs while it reads, and an audit repairs them.
 func (c *NFTables) Reset(ctx context.Context, n lb.Node, want []Entry) (later []lb.Key, err error) {
-	c.mon.noticed.Store(false) // what others did so far, the reading shows
+	c.mon.noticed.Store(false) // the read includes earlier foreign changes
 	snap, err := c.read(ctx)
 	if err != nil {
 		return nil, err
@@ -266,7 +266,7 @@ func (c *NFTables) SetNode(ctx context.Context, n lb.Node) error {
 	return nil
 }
 
-// Probe is part of [Redirector]: it writes the rules of one small chain anew, as they are.
+// Probe is part of [Redirector]: it rewrites the rules of one small chain without a change.
 func (c *NFTables) Probe(ctx context.Context) error {
 	t := c.rules.transaction(TableName)
 	for _, ch := range c.rules.chains() {

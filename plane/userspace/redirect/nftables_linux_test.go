@@ -60,18 +60,18 @@ func TestCostOfChange(t *testing.T) {
 	})
 }
 
-// awaitDrift waits until the redirector says that somebody else did something.
+// awaitDrift waits until the redirector reports a foreign change.
 func (b *bench) awaitDrift() {
 	b.t.Helper()
 	select {
 	case <-b.Drift():
 	case <-time.After(10 * time.Second):
-		b.t.Fatal("nobody noticed")
+		b.t.Fatal("no drift reported")
 	}
 }
 
-// TestNFTDrift: what others do to the table is noticed and mended exactly; what they do elsewhere
-// is theirs.
+// TestNFTDrift: foreign changes of the table are noticed and repaired exactly; those elsewhere are
+// ignored.
 func TestNFTDrift(t *testing.T) {
 	for _, w := range worlds() {
 		t.Run(w.Family.String(), func(t *testing.T) {
@@ -94,14 +94,14 @@ func TestNFTDrift(t *testing.T) {
 			nft("delete element %s %s services-anywhere { %s . tcp . 80 }", fam, TableName, w.vip)
 			b.awaitDrift()
 			if n := b.audit(false); n != 1 {
-				t.Errorf("%d things were mended, want 1", n)
+				t.Errorf("repaired %d, want 1", n)
 			}
 			b.arrives("pod1", netlab.TCP, w.vip, 80)
 			nft("add rule %s %s refused counter", fam, TableName)
 			nft("add element %s %s services-anywhere { %s . tcp . 82 : 40001 }", fam, TableName, w.vip)
 			b.awaitDrift()
 			if n := b.audit(false); n != 2 {
-				t.Errorf("%d things were mended, want 2", n)
+				t.Errorf("repaired %d, want 2", n)
 			}
 			if n := b.audit(true); n != 0 {
 				t.Errorf("%d things differ afterwards", n)
@@ -155,7 +155,7 @@ func TestReaddress(t *testing.T) {
 		b.output("ip", "addr", "del", first.String()+bits, "dev", "eth0")
 		b.awaitDrift()
 		if n := b.audit(false); n != 0 {
-			t.Errorf("another address of the node is %d mended", n)
+			t.Errorf("after another address of the node, an audit repaired %d", n)
 		}
 		b.arrives(netlab.Node1, netlab.TCP, b.vip, 80)
 		if n := b.audit(true); n != 0 {
@@ -164,8 +164,8 @@ func TestReaddress(t *testing.T) {
 	})
 }
 
-// TestBusyNeighbour: who changes his own tables all the time keeps nobody from starting, and from
-// audits.
+// TestBusyNeighbour: a program that changes its own tables all the time prevents neither the start
+// nor audits.
 func TestBusyNeighbour(t *testing.T) {
 	netlab.EnterForTest(t)
 	w := worlds()[0]
@@ -213,7 +213,7 @@ func TestBusyNeighbour(t *testing.T) {
 			t.Errorf("a Reset beside a busy neighbour: %v", err)
 		}
 		if n, err := c.Audit(t.Context(), true); n != 0 || err != nil {
-			t.Errorf("an audit beside a busy neighbour: %d mended, %v", n, err)
+			t.Errorf("an audit beside a busy neighbour: repaired %d, %v", n, err)
 		}
 		if known, err := c.Known(t.Context()); len(known) != len(want)-i || err != nil {
 			t.Errorf("%d are known, want %d, %v", len(known), len(want)-i, err)

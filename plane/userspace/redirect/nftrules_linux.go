@@ -31,10 +31,10 @@ func (r *ruleset) set(i setIndex) *wire.Set { return &r.sets[i] }
 
 // chains are all chains of the table.
 //
-//	prerouting, output, before translation   "refuse": who may not, or finds nobody; in the order of the row's routes
-//	prerouting, output, dstnat               "lead": to the port of the listener
-//	forward, output                          "unknown": what reached a service address untranslated (SV-62, SV-63)
-//	input                                    "guard": nobody reaches a listener who was not led there
+//	prerouting, output, before translation   "refuse": packets that a route rejects or drops, in its order
+//	prerouting, output, dstnat               "lead": redirect to the port of the listener
+//	forward, output                          "unknown": untranslated packets to service addresses (SV-62, SV-63)
+//	input                                    "guard": only redirected packets reach a listener
 func (r *ruleset) chains() []rule.Chain {
 	base := func(name, typ string, num uint32, priority int32, rules ...rule.Rule) rule.Chain {
 		return rule.Chain{Name: name, Hook: wire.Hook{Type: typ, Num: num, Priority: priority}, Rules: rules}
@@ -78,7 +78,7 @@ func (r *ruleset) chains() []rule.Chain {
 			r.New("no port of the proxy", rule.NotIn(r.set(sListeners), rule.NodePort...), rule.Accept),
 			r.New("", rule.Jump("guard"))),
 		{Name: "refused", Rules: []rule.Rule{r.New("", rule.OverTCP, rule.TCPReset), r.New("", r.Reject())}},
-		{Name: "guard", Rules: append(guard, r.New("a port like one where nobody listens", rule.Jump("refused")))},
+		{Name: "guard", Rules: append(guard, r.New("a port like a closed one", rule.Jump("refused")))},
 		{Name: "unknown", Rules: unknowns},
 		{Name: "refuse", Rules: refuses},
 		{Name: "lead", Rules: leads},

@@ -165,8 +165,8 @@ func (b *bench) fails(from string, p netlab.Proto, at netip.Addr, port uint16, w
 
 var everybody = []string{"pod1", netlab.Node1, netlab.Client}
 
-// TestLeads (DP-40): packets to service addresses come to the port of the proxy, whoever sends
-// them; pods' interfaces have no address in this lab.
+// TestLeads (DP-40): packets of all clients to service addresses arrive at the port of the proxy;
+// pods' interfaces have no address in this lab.
 func TestLeads(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		b.Serve(netlab.TCP, 40001, netlab.Node1)
@@ -283,8 +283,8 @@ func TestIntruder(t *testing.T) {
 	})
 }
 
-// TestGuard: nobody reaches the port of a listener who was not led there, as if nobody listened;
-// and the node's other ports answer as ever.
+// TestGuard: only redirected clients reach the port of a listener; to others it looks closed. The
+// node's other ports answer as before.
 func TestGuard(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		b.Serve(netlab.TCP, 40001, netlab.Node1)
