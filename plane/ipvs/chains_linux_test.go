@@ -271,7 +271,7 @@ func TestChainsUnshown(t *testing.T) {
 				}
 			}
 			if n, err := k.Audit(t.Context(), true); n != 0 || err != nil {
-				t.Errorf("where nobody changed anything, an audit repaired %d, %v", n, err)
+				t.Errorf("without a foreign change, an audit repaired %d, %v", n, err)
 			}
 			r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: f, Backend: xtables.NFT})
 			if left := planetest.Leading(t, f); err != nil || len(r.Left)+len(left) > 0 {

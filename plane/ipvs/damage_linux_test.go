@@ -105,9 +105,9 @@ func (d *damaged) state() string {
 	return strings.Join(all, "\n")
 }
 
-// mends makes the plane repair the changes that it noticed, or with full those that it finds, until
-// right returns no difference.
-func (d *damaged) mends(full bool, right func() string) {
+// repairs makes the plane repair the changes that it noticed, or with full those that it finds,
+// until right returns no difference.
+func (d *damaged) repairs(full bool, right func() string) {
 	d.t.Helper()
 	wrong := ""
 	for end := time.After(10 * time.Second); ; {
@@ -144,7 +144,7 @@ func TestDamage(t *testing.T) {
 				if d.state() == before {
 					t.Error("nothing was damaged")
 				}
-				d.mends(full, func() string { return difference(before, d.state()) })
+				d.repairs(full, func() string { return difference(before, d.state()) })
 			})
 		}
 	}
@@ -215,7 +215,7 @@ func TestServiceAddressElsewhere(t *testing.T) {
 			before, vip := d.state(), d.Addr(10, 1)
 			for range 2 {
 				d.foreign(unix.RTM_NEWADDR, d.other.Attrs().Index, vip, vip.BitLen())
-				d.mends(false, func() string {
+				d.repairs(false, func() string {
 					got := d.state() + "\n"
 					if strings.Contains(got, "address "+vip.String()+"\n") || strings.Contains(got, setIPs.name(f)+" "+
 						vip.String()+"\n") {
@@ -225,13 +225,13 @@ func TestServiceAddressElsewhere(t *testing.T) {
 				})
 				d.leads(vip, true)
 				d.foreign(unix.RTM_DELADDR, d.other.Attrs().Index, vip, vip.BitLen())
-				d.mends(false, func() string { return difference(before, d.state()) })
+				d.repairs(false, func() string { return difference(before, d.state()) })
 				d.leads(vip, true)
 			}
 			// Another interface has the address before the Service exists, and keeps it.
 			late := d.Addr(10, 501)
 			d.foreign(unix.RTM_NEWADDR, d.other.Attrs().Index, late, late.BitLen())
-			d.mends(false, func() string {
+			d.repairs(false, func() string {
 				if place, err := d.Place(t.Context()); err != nil || !place.Elsewhere[late] {
 					return fmt.Sprint(place, err)
 				}
@@ -273,7 +273,7 @@ func TestNewsOutliveAFailedAudit(t *testing.T) {
 	defer p.Close()
 	must(t, only(p.Reset(t.Context(), w.Table(3, 2))))
 	k.others = append(k.others, w.Addr(10, 1))
-	device.tell(false, true)
+	device.notice(false, true)
 	device.err = unix.ENOBUFS
 	if _, err := p.Audit(t.Context(), false); !errors.Is(err, unix.ENOBUFS) || !device.addrs[w.Addr(10, 1)] {
 		t.Fatalf("%v, %v", err, device.addrs)

@@ -126,8 +126,8 @@ func (b *deviceBench) leads(a netip.Addr, want bool) {
 	}
 }
 
-// hears waits for news of the expected kinds.
-func (b *deviceBench) hears(addresses, place bool) {
+// await waits for news of the expected kinds.
+func (b *deviceBench) await(addresses, place bool) {
 	b.t.Helper()
 	var a, p bool
 	for end := time.After(10 * time.Second); a != addresses || p != place; {
@@ -150,7 +150,7 @@ func (b *deviceBench) silent() {
 	}
 	for _, typ := range []uint16{unix.RTM_NEWADDR, unix.RTM_DELADDR} {
 		b.foreign(typ, b.other.Attrs().Index, mark, mark.BitLen())
-		b.hears(false, true)
+		b.await(false, true)
 		b.noted(mark, b.other.Attrs().Index, typ == unix.RTM_NEWADDR)
 	}
 }
@@ -249,12 +249,12 @@ func TestDeviceOthersWrite(t *testing.T) {
 		b.must(b.Add(ctx, all[:3], nil))
 		index := b.indexOf(Device)
 		b.foreign(unix.RTM_DELADDR, index, all[1], all[1].BitLen())
-		b.hears(true, false)
+		b.await(true, false)
 		b.has(all[0], all[2])
 		b.must(b.Add(ctx, all[1:2], nil))
 		b.has(all[:3]...)
 		b.foreign(unix.RTM_NEWADDR, index, all[3], all[3].BitLen()-8)
-		b.hears(true, false)
+		b.await(true, false)
 		b.has(all...)
 		b.must(b.Remove(ctx, all[3:], nil))
 		b.has(all[:3]...)
@@ -268,7 +268,7 @@ func TestDeviceOthersWrite(t *testing.T) {
 		b.has(all[:3]...)
 		b.must(netlink.LinkSetDown(link)) // which removes its IPv6 addresses
 		if b.family == lb.IPv6 {
-			b.hears(true, false)
+			b.await(true, false)
 			b.has()
 			b.must(b.Add(ctx, all[:3], nil))
 		}
@@ -276,7 +276,7 @@ func TestDeviceOthersWrite(t *testing.T) {
 		b.has(all[:3]...)
 
 		b.must(netlink.LinkDel(link))
-		b.hears(true, false)
+		b.await(true, false)
 		if _, err := b.Addresses(ctx); !errors.Is(err, ErrNoDevice) {
 			t.Errorf("addresses of a device that is gone: %v", err)
 		}
@@ -351,7 +351,7 @@ func TestDevicePlace(t *testing.T) {
 		every := b.family.Everywhere().String()
 		expect(every, nil, nil, loopback)
 		b.foreign(unix.RTM_NEWADDR, b.other.Attrs().Index, netip.MustParseAddr(node), 16)
-		b.hears(false, true)
+		b.await(false, true)
 		expect(every, []string{node}, []string{node}, loopback, node)
 		expect(nodes, []string{node}, []string{node}, loopback, node)
 		expect("192.0.2.0/24", nil, []string{node}, loopback, node)
@@ -359,7 +359,7 @@ func TestDevicePlace(t *testing.T) {
 		// it still arrive here.
 		vip := all[0].String()
 		b.foreign(unix.RTM_NEWADDR, b.other.Attrs().Index, all[0], all[0].BitLen())
-		b.hears(false, true)
+		b.await(false, true)
 		both := []string{vip, node}
 		slices.SortFunc(both, func(x, y string) int { return netip.MustParseAddr(x).Compare(netip.MustParseAddr(y)) })
 		expect(every, both, both, loopback, node, vip)
@@ -377,7 +377,7 @@ func TestDevicePlace(t *testing.T) {
 		expect(every, both, both, loopback, node, vip)
 		// The last interface with it is removed.
 		b.must(netlink.LinkDel(second))
-		b.hears(false, true)
+		b.await(false, true)
 		expect(every, []string{node}, []string{node}, loopback, node)
 		b.leads(all[0], false)
 		b.must(b.Add(ctx, all[:1], nil))
@@ -425,7 +425,7 @@ func TestDeviceLost(t *testing.T) {
 			}
 			b.mu.Unlock()
 		}
-		b.hears(true, true)
+		b.await(true, true)
 		b.has(all[:200]...)
 		if p, err := b.Place(ctx); err != nil || len(p.Own) != 200 {
 			t.Errorf("the node has %d addresses, %v; want 200", len(p.Own), err)

@@ -312,7 +312,7 @@ func TestDrainAtAddressOfAnotherDevice(t *testing.T) {
 			d := newDrainLab(t, lb.TCP)
 			device := func() {
 				d.others = append(d.others, d.web.Addr.Addr())
-				d.devs[lb.IPv4].tell(false, true)
+				d.devs[lb.IPv4].notice(false, true)
 				must(t, only(d.p.Audit(t.Context(), false)))
 			}
 			if !later {

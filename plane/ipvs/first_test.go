@@ -75,33 +75,33 @@ func TestFirstKeepsTheAddress(t *testing.T) {
 		for _, restart := range []func(){func() {}, d.restart} {
 			d.claim(kind, 9)
 			restart()
-			d.bound("nobody's", true, false)
+			d.bound("no endpoint's", true, false)
 			d.backend(1)
-			d.bound("lent, then a backend's", true, false)
+			d.bound("provisional, then a backend's", true, false)
 			restart()
-			d.bound("lent, then a backend's, later", true, false)
+			d.bound("provisional, then a backend's, later", true, false)
 			d.apply(d.ClusterIP(2, 5, 1))
-			d.bound("lent, then two backends'", true, false)
+			d.bound("provisional, then two backends'", true, false)
 			d.apply(lb.Owner{Name: "tenant/a"}, nil)
 			d.bound("only the backends'", false, true)
 			restart()
 			d.claim(kind, 0)
-			d.bound("a backend's, then lent", false, true)
+			d.bound("a backend's, then provisional", false, true)
 			restart()
-			d.bound("a backend's, then lent, later", false, true)
+			d.bound("a backend's, then provisional, later", false, true)
 			d.apply(lb.Owner{Name: "ns/svc-1"}, nil)
 			restart()
-			d.bound("another backend's, then lent", false, true)
+			d.bound("another backend's, then provisional", false, true)
 			d.apply(lb.Owner{Name: "ns/svc-2"}, nil)
-			d.bound("only lent", true, false)
+			d.bound("only provisional", true, false)
 			for _, n := range []lb.Node{d.with, d.without} {
 				if err := d.p.SetNode(d.Context(), n); err != nil {
 					d.Fatal(err)
 				}
-				d.bound("some pod's, by the node's prefixes, or nobody's", n.Pods.IsZero(), false)
+				d.bound("some pod's, by the node's prefixes, or no endpoint's", n.Pods.IsZero(), false)
 			}
 			d.apply(lb.Owner{Name: "tenant/a"}, nil)
-			d.bound("nobody's again", false, false)
+			d.bound("no endpoint's again", false, false)
 		}
 	}
 }
@@ -174,7 +174,7 @@ func TestAddressOfAnAPIServer(t *testing.T) {
 	}
 	for _, kind := range []lb.Kind{lb.ExternalIP, lb.LoadBalancer, lb.ClusterIP} {
 		d.claim(kind, 1)
-		d.bound("nobody's", true, false)
+		d.bound("no endpoint's", true, false)
 		set(node)
 		d.bound("an API server's", kind == lb.ClusterIP, false)
 		d.restart()

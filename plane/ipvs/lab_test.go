@@ -307,8 +307,8 @@ func (d *fakeDevice) News() (addresses, place bool) {
 
 func (d *fakeDevice) Notify(f func()) { d.notify = f }
 
-// tell reports to the plane that other programs changed addresses on kube-ipvs0, or elsewhere.
-func (d *fakeDevice) tell(addresses, place bool) {
+// notice reports to the plane that other programs changed addresses on kube-ipvs0, or elsewhere.
+func (d *fakeDevice) notice(addresses, place bool) {
 	d.news = [2]bool{d.news[0] || addresses, d.news[1] || place}
 	if d.notify != nil {
 		d.notify()
@@ -416,7 +416,7 @@ func (k *lab) harm(f lb.Family, rnd *rand.Rand, kind int) error {
 	case 6:
 		for a := range k.devs[f].addrs {
 			delete(k.devs[f].addrs, a)
-			k.devs[f].tell(true, false)
+			k.devs[f].notice(true, false)
 			return nil
 		}
 	case 7:

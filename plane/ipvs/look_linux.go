@@ -121,7 +121,7 @@ type way struct {
 // maxSaid is the maximum number of lines of a way.
 const maxSaid = 200
 
-func (w *way) tell(format string, args ...any) { w.line(fmt.Sprintf(format, args...)) }
+func (w *way) linef(format string, args ...any) { w.line(fmt.Sprintf(format, args...)) }
 
 func (w *way) line(text string) {
 	if len(w.Way) < maxSaid {
@@ -210,7 +210,7 @@ func (w *way) serve() (done bool, err error) {
 
 // balance makes a virtual server take the packet.
 func (w *way) balance(s ipvs.Service) error {
-	w.tell("%s", strings.TrimSpace(ipvs.SaveService(s)))
+	w.linef("%s", strings.TrimSpace(ipvs.SaveService(s)))
 	var persistent uint32
 	var sum int64
 	var all []ipvs.DestinationState
@@ -229,11 +229,11 @@ func (w *way) balance(s ipvs.Service) error {
 		line := strings.TrimSpace(ipvs.SaveDestination(s.ServiceID, d.Destination))
 		switch {
 		case d.Weight <= 0 && d.Active+d.Inactive > 0:
-			w.tell("%s: it drains, with %d connections", line, d.Active+d.Inactive)
+			w.linef("%s: it drains, with %d connections", line, d.Active+d.Inactive)
 		case d.Weight <= 0:
-			w.tell("%s: it takes no new connections", line)
+			w.linef("%s: it takes no new connections", line)
 		default:
-			w.tell("%s: %d connections", line, d.Active+d.Inactive)
+			w.linef("%s: %d connections", line, d.Active+d.Inactive)
 			share := weightOf(s.Scheduler, d.Weight)
 			sum += share
 			w.Backends = append(w.Backends, trace.Backend{Address: d.Addr, Share: float64(share)})
@@ -248,15 +248,15 @@ func (w *way) balance(s ipvs.Service) error {
 		w.Affine, err = w.view.Stays(w.ctx, s.ServiceID, w.From.Addr())
 		switch {
 		case errors.Is(err, errTooMany):
-			w.tell("persistence: %v", err)
+			w.linef("persistence: %v", err)
 		case err != nil:
 			return err
 		case w.Affine.IsValid():
-			w.tell("persistence: the client stays with %s", w.Affine)
+			w.linef("persistence: the client stays with %s", w.Affine)
 		}
 	}
 	if len(w.Backends) == 0 {
-		w.tell("no real server takes new connections: the client is refused")
+		w.linef("no real server takes new connections: the client is refused")
 		w.Verdict, w.Drains = trace.Reject, open > 0
 		return nil
 	}

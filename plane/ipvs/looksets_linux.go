@@ -24,7 +24,7 @@ func (w *way) Has(name, by string, p xtwalk.Packet) (bool, error) {
 	}
 	has, err := w.view.Sets.Has(w.ctx, name, m.wire(mark{}))
 	if errors.Is(err, ipset.ErrNoSet) { // removed since its rule was listed
-		w.tell("no ipset %s", name)
+		w.linef("no ipset %s", name)
 		return false, nil
 	}
 	return has, err
@@ -38,7 +38,7 @@ func (w *way) MarkOf(name, _ string, p xtwalk.Packet) (value, mask uint32, err e
 	_, err = w.view.Sets.Members(w.ctx, name, func(is ipset.Member) {
 		if have, as := memberOf(s, is); have == m {
 			value, mask = as.value, as.mask
-			w.tell("ipset %s %s", name, is)
+			w.linef("ipset %s %s", name, is)
 		}
 	})
 	return value, mask, err

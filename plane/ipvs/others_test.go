@@ -170,7 +170,7 @@ func TestAddressesOfOtherDevices(t *testing.T) {
 		has    bool
 	}{{"addresses come", append([]netip.Addr{vip, w.Addr(192, 99)}, was...), true}, {"addresses go", was, false}} {
 		k.others = step.others
-		k.devs[lb.IPv4].tell(false, true)
+		k.devs[lb.IPv4].notice(false, true)
 		select {
 		case <-p.Drift():
 		default:

@@ -56,7 +56,7 @@ func (k *lab) faults(t testing.TB) planetest.Faults {
 	place := func(others []netip.Addr) {
 		k.others = others
 		for _, d := range k.devs {
-			d.tell(false, true)
+			d.notice(false, true)
 		}
 	}
 	return planetest.Faults{
