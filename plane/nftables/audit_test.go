@@ -275,7 +275,7 @@ func TestAuditsOfALargeSet(t *testing.T) {
 		}
 		for range 30 {
 			if n := audit(); n != 0 {
-				t.Errorf("repaired %d where nobody changed anything", n)
+				t.Errorf("repaired %d without a foreign change", n)
 			}
 		}
 		runNFT(t, "flush map "+p.ip.Name()+" kube-proxy backends")

@@ -58,7 +58,7 @@ func TestRoundSize(t *testing.T) {
 		sizes[size] = true
 		if whole := wholeSize(size); size < n || whole > n || size-whole > n/8 || n <= exactSizes && size != n ||
 			roundSize(size) != size {
-			t.Fatalf("%d slots: size %d, of which %d are there for certain", n, size, whole)
+			t.Fatalf("%d slots: size %d, of these %d certainly exist", n, size, whole)
 		}
 	}
 	if n := len(sizes); n != exactSizes+8*16 {

@@ -69,12 +69,12 @@ func TestNotices(t *testing.T) {
 	for _, m := range Mode().Metrics {
 		names[m.Name] = m.Help != ""
 	}
-	var tells mode.Emit = func(metric string, _ float64, _ ...string) {
+	var emit mode.Emit = func(metric string, _ float64, _ ...string) {
 		if !names[metric] {
 			t.Errorf("the mode has no metric %s", metric)
 		}
 	}
-	if err := p.Measure(tells); err != nil {
+	if err := p.Measure(emit); err != nil {
 		t.Error(err)
 	}
 }

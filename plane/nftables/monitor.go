@@ -69,7 +69,7 @@ func (m *monitor) note(f func(*notes)) {
 	f(&m.notes)
 }
 
-// ended has somebody look at what a transaction did, now that all of it and its writer are known.
+// ended wakes the engine after a foreign transaction, when all of it and its writer are known.
 func (m *monitor) ended() {
 	if !m.silent() {
 		m.wake()

@@ -49,7 +49,7 @@ table arp kube-proxy { chain services { drop; }; }
 		t.Errorf("others had\n%s\nand have\n%s", before, after)
 	}
 	if _, err := Remove(t.Context(), lb.Family(0)); err == nil {
-		t.Error("a family that there is not")
+		t.Error("an unknown family is accepted")
 	}
 }
 

@@ -73,7 +73,7 @@ func TestSilentKernelWhenWriting(t *testing.T) {
 		runNFT(t, "add chain ip kube-proxy strange")
 		noticed(t, p)
 		if n := p.mon.take(); !n.structure || len(n.elements) > 0 || n.everything {
-			t.Errorf("after %s the monitor heard %+v, want the strange chain alone", write.what, n)
+			t.Errorf("after %s the monitor noticed %+v, want the strange chain alone", write.what, n)
 		}
 		runNFT(t, "delete chain ip kube-proxy strange")
 	}
