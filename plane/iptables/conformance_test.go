@@ -21,7 +21,7 @@ import (
 
 // differs names the intended differences of this mode (DP-26).
 var differs = map[string]string{
-	"SV-62": "a port that a Service does not have is not rejected: iptables looks at the ports that there are",
+	"SV-62": "a port that a Service does not have is not rejected: iptables only handles existing ports",
 	"SV-63": "an address of the service network that no Service has is not dropped",
 	"SV-66": "a ping of a cluster IP is not handled",
 }

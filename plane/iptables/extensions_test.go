@@ -81,7 +81,7 @@ func TestNeededIsWhatIsWritten(t *testing.T) {
 	}
 	for _, e := range xtables.Needed[xtables.Legacy] {
 		if !used[e] && e.Name != "udp" {
-			t.Errorf("the %s is asked for, and not used", e)
+			t.Errorf("the extension %s is required, and not used", e)
 		}
 		delete(used, e)
 	}

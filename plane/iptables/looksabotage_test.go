@@ -292,14 +292,14 @@ func TestSabotageIsSeen(t *testing.T) {
 // as long as the rule says (SV-18).
 func (v *vandal) remembered(pod trace.Packet, table *lb.Table) {
 	list := "/proc/thread-self/net/xt_recent/" + v.sep(sticky, 1)
-	tell := func(what string) {
+	write := func(what string) {
 		v.Helper()
 		if err := os.WriteFile(list, []byte(what+pod.From.Addr().String()), 0); err != nil {
 			v.Fatal(err)
 		}
 	}
 	v.meets("no client is in a list", sticky, pod, all(false))
-	tell("+")
+	write("+")
 	remembered := all(false)
 	remembered.affine, remembered.way = 2, "(the client is remembered, last seen 0 s ago)"
 	v.meets("remembered", sticky, pod, remembered)
@@ -309,6 +309,6 @@ func (v *vandal) remembered(pod trace.Packet, table *lb.Table) {
 	if d := planetest.Differences(v.T, v.Plane, table); len(d) > 0 {
 		v.Errorf("a client that is remembered is no difference: %+v", d)
 	}
-	tell("-")
+	write("-")
 	v.meets("forgotten", sticky, pod, all(false))
 }
