@@ -11,7 +11,7 @@ import (
 	"kube-proxy/plane/userspace"
 )
 
-// Modes returns all modes, those that are tried first where none is asked for before the others.
+// Modes returns all modes, in the order in which they are tried if none is selected.
 func Modes() mode.List {
 	return mode.List{
 		iptables.Mode(),

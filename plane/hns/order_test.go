@@ -41,7 +41,7 @@ func TestOrderDP46(t *testing.T) {
 		})
 	}
 	inPlace := []string{"CreateEndpoint", "ModifyLoadBalancer", "DeleteEndpoint"}
-	anew := []string{"CreateEndpoint", "DeleteLoadBalancer", "CreateLoadBalancer", "DeleteEndpoint"}
+	recreate := []string{"CreateEndpoint", "DeleteLoadBalancer", "CreateLoadBalancer", "DeleteEndpoint"}
 	for name, c := range map[string]struct {
 		features hns.Features
 		prepare  func(*windowsNode)
@@ -49,7 +49,7 @@ func TestOrderDP46(t *testing.T) {
 		lives    bool
 	}{
 		"in place":                   {hnsfake.Everything, nil, inPlace, true},
-		"delete and create":          {old, nil, anew, false},
+		"delete and create":          {old, nil, recreate, false},
 		"in place, which is refused": {hnsfake.Everything, lying, nil, false},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -112,7 +112,8 @@ func (b *Balance) joinAll(p lb.Proto, addrs []netip.AddrPort) []*member {
 	return all
 }
 
-// leave ends a set's interest in a backend. After the last one, a backend that returns starts anew.
+// leave ends a set's interest in a backend. After the last one, a backend that returns has no
+// history.
 func (b *Balance) leave(p lb.Proto, m *member) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -209,8 +209,8 @@ func TestNoPlaceLeft(t *testing.T) {
 	}
 }
 
-// Places that are over are given up, also by Services that nobody asks any more, when others find
-// none.
+// Expired places are released, also those of Services without further clients, when other Services
+// need places.
 func TestPlacesAreGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := New(Config{Places: 2000})
@@ -231,7 +231,7 @@ func TestPlacesAreGivenUp(t *testing.T) {
 	})
 }
 
-// Another attempt goes to another backend, until there is none.
+// Another attempt goes to another backend, until all were tried.
 func TestRetry(t *testing.T) {
 	for _, affinity := range []time.Duration{0, time.Hour} {
 		b := New(Config{})
@@ -345,8 +345,8 @@ func TestAffinityToOneThatFails(t *testing.T) {
 	})
 }
 
-// What this node lacks, or what another protocol meets, puts no backend behind; and what is known
-// of one ends when nobody has it.
+// A lack of resources on this node, or a failure in another protocol, does not demote a backend.
+// The state of a backend ends when no Service has it.
 func TestWhoIsToBlame(t *testing.T) {
 	for _, c := range []struct {
 		err  error
@@ -372,7 +372,7 @@ func TestWhoIsToBlame(t *testing.T) {
 	other, victim := b.Set(sctp, 0), b.Set(setOf("ns/b", 1, 2), 0)
 	other.Dialled(client(0), backend(1), refused)
 	if n := count(t, victim, 10)[backend(1)]; n != 5 {
-		t.Errorf("because nobody listens for SCTP, it got %d of 10 connections of TCP", n)
+		t.Errorf("after a refusal of SCTP, it got %d of 10 connections of TCP", n)
 	}
 	victim.Dialled(client(0), backend(1), refused)
 	b.Set(setOf("ns/b", 2), 0)
