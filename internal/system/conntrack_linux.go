@@ -75,11 +75,11 @@ func (j *job) conntrack(c Conntrack) {
 		}
 		// Where it cannot be set, a longer one does: no connection is forgotten too early.
 		j.set(sysctl{name: "net.netfilter.nf_conntrack_" + t.name, value: strconv.FormatInt(seconds(t.value), 10),
-			asks: t.asks + ", where 0 leaves what is there", more: true})
+			asks: t.asks + ", where 0 keeps the present value", more: true})
 	}
 	if c.TCPBeLiberal {
 		j.set(sysctl{name: "net.netfilter.nf_conntrack_tcp_be_liberal", value: "1",
-			asks: "--conntrack-tcp-be-liberal (conntrack.tcpBeLiberal), where false leaves what is there"})
+			asks: "--conntrack-tcp-be-liberal (conntrack.tcpBeLiberal), where false keeps the present value"})
 	}
 }
 
@@ -111,7 +111,7 @@ func (j *job) conntrackSize(c Conntrack) {
 	}
 	size = min(size, math.MaxInt32) // the kernel's own limit
 	j.set(sysctl{name: conntrackMax, value: strconv.Itoa(size), keepMore: true,
-		asks: asks + "; --conntrack-max-per-core 0 leaves what is there"})
+		asks: asks + "; --conntrack-max-per-core 0 keeps the present value"})
 	if !j.plans {
 		j.hashSize(size / 4)
 	}

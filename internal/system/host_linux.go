@@ -109,7 +109,7 @@ func (j *job) set(s sysctl) {
 	case err == nil:
 	case s.more && atLeast(have, s.value):
 		j.report.Kept = append(j.report.Kept,
-			fmt.Sprintf("sysctl %s stays %s, which suffices where %s is asked for: %v", s.name, have, s.value, err))
+			fmt.Sprintf("sysctl %s stays %s, which suffices for the requested %s: %v", s.name, have, s.value, err))
 	default:
 		j.errs = append(j.errs, fmt.Errorf("%w; asked for by %s", err, s.asks))
 	}
