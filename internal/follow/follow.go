@@ -118,7 +118,7 @@ type Chain interface {
 
 // Chains reads chains by name. Most is the limit of nested jumps.
 type Chains struct {
-	Read func(name string) (Chain, error) // nil if there is none
+	Read func(name string) (Chain, error) // nil for a missing chain
 	Most int
 }
 

@@ -72,20 +72,20 @@ func (c *ConnLimit) Bound(h *http.Server) {
 // join takes a connection in, and closes another if there are too many.
 func (c *ConnLimit) join(conn net.Conn) {
 	c.mu.Lock()
-	out, tell := c.crowdedOut(), 0
+	out, closed := c.crowdedOut(), 0
 	if c.members == nil {
 		c.members = map[net.Conn]*member{}
 	}
 	c.members[conn] = &member{&c.waiting, c.waiting.PushBack(conn)}
 	if c.closed > 0 && time.Since(c.reported) >= fullAgain {
-		tell, c.closed, c.reported = c.closed, 0, time.Now()
+		closed, c.closed, c.reported = c.closed, 0, time.Now()
 	}
 	c.mu.Unlock()
 	if out != nil {
 		_ = out.Close() // its server notices; no caller is left for an error
 	}
-	if tell > 0 && c.Full != nil {
-		c.Full(tell)
+	if closed > 0 && c.Full != nil {
+		c.Full(closed)
 	}
 }
 

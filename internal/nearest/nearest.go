@@ -1,5 +1,4 @@
-// Package nearest finds the name that somebody may have meant who misspelled one: of a flag, a
-// field, a kind, a Service.
+// Package nearest suggests a name for a misspelled one: of a flag, a field, a kind, a Service.
 package nearest
 
 import (

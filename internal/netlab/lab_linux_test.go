@@ -192,7 +192,7 @@ func TestUnreachable(t *testing.T) {
 func TestDoErrors(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, Options{NoNode2: true, NoClient: true})
-	for _, host := range []string{"pod4", Node2, Client, "nobody"} {
+	for _, host := range []string{"pod4", Node2, Client, "nohost"} {
 		if err := l.Do(host, func() error { return nil }); err == nil {
 			t.Errorf("Do(%q) succeeded", host)
 		}

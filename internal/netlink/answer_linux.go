@@ -280,7 +280,7 @@ type datagram struct {
 	n uint32 // bytes received
 }
 
-// receive takes one datagram; without wait it returns unix.EAGAIN if there is none.
+// receive takes one datagram; without wait it returns unix.EAGAIN if none has arrived.
 func (c *Conn) receive(wait bool) error {
 	if len(c.held) == 0 {
 		c.wait = wait

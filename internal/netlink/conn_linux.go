@@ -178,8 +178,8 @@ func (c *Conn) Close() error {
 	return c.sock.Close()
 }
 
-// ReadAtOnce has one system call read up to n datagrams, each of which takes 64 KiB. The kernel
-// answers some requests with a datagram for each object. Call it between requests.
+// ReadAtOnce makes one system call read up to n datagrams, with a buffer of 64 KiB for each. The
+// kernel answers some requests with a datagram for each object. Call it between requests.
 func (c *Conn) ReadAtOnce(n int) {
 	c.slots = make([]datagram, n)
 	for i := range c.slots {

@@ -213,7 +213,7 @@ func TestReadAtOnce(t *testing.T) {
 		}); err != nil || outcomes != 10 {
 			t.Errorf("%d at once: %d outcomes, %v; want 10", atOnce, outcomes, err)
 		}
-		if want := (10+atOnce-1)/atOnce + 1; calls != want { // one finds that there is nothing old
+		if want := (10+atOnce-1)/atOnce + 1; calls != want { // one call finds no old datagram
 			t.Errorf("%d at once: %d system calls, want %d", atOnce, calls, want)
 		}
 		batch(t, c, "a", "b", "c")

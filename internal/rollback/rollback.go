@@ -8,8 +8,8 @@ package rollback
 
 import "slices"
 
-// Log notes how things were. A nil Log notes nothing: a state that is built anew is thrown away as
-// a whole.
+// Log records previous values. A nil Log records nothing: a state under construction is discarded
+// as a whole.
 type Log struct{ undo []func() }
 
 // Undo makes everything as it was when the Log was empty.
@@ -32,7 +32,7 @@ func Delete[K comparable, V any](l *Log, m map[K]V, k K) {
 	delete(m, k)
 }
 
-// Entry notes m[k], or that there is none.
+// Entry records m[k], or its absence.
 func Entry[K comparable, V any](l *Log, m map[K]V, k K) {
 	if l == nil {
 		return

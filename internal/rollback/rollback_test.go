@@ -59,7 +59,7 @@ func TestUndo(t *testing.T) {
 	}
 }
 
-// A nil Log changes what it is told to, and costs nothing.
+// With a nil Log, changes take effect, and cost nothing.
 func TestNilLog(t *testing.T) {
 	m, v := map[int]int{}, 0
 	if n := testing.AllocsPerRun(10, func() { Put(nil, m, 1, 1); Value(nil, &v); Delete(nil, m, 1) }); n > 0 {

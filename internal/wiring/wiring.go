@@ -95,7 +95,7 @@ func Budget(m mode.Mode, plane mode.Settings, now func() policy.Settings) *engin
 	return engine.NewBudget(m.Weigh(plane), now)
 }
 
-// Host are the settings of the host. The pods' networks tell which families the cluster uses.
+// Host returns the settings of the host. The pods' networks show which families the cluster uses.
 func (c *Config) Host() system.Settings {
 	s := system.Settings{
 		Mode: c.Resolved.Mode, Asked: c.Plane(lb.IPv4),

@@ -26,7 +26,7 @@ func openFake(t testing.TB, k *ipvsfake.Kernel) *ipvs.Conn {
 
 // The fake passes the tests of the kernel too.
 func TestFake(t *testing.T) {
-	t.Run("holds what is asked", func(t *testing.T) {
+	t.Run("holds the requested services", func(t *testing.T) {
 		c := openFake(t, ipvsfake.New(ipvsfake.Config{}))
 		do(t, c, ops(samples)...)
 		expect(t, c, samples)
