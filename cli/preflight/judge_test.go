@@ -101,13 +101,13 @@ func TestJudge(t *testing.T) {
 			s.Modes[0].Among, f.Lacks.Value = "iptables", []string{"NET_RAW"}
 		}, "privileges error : this process lacks CAP_NET_RAW", ExitErrors},
 		{"no CAP_NET_RAW", func(_ *Setup, f *Facts) { f.Lacks.Value = []string{"NET_RAW"} }, "privileges info", ExitOK},
-		{"the first cannot run, nobody asked for it", func(_ *Setup, f *Facts) {
+		{"the first cannot run, and is not selected", func(_ *Setup, f *Facts) {
 			cannot(f, "first", broken)
 		}, "mode-asked info : the configuration selects no mode (the best that the host supports): it is second, " +
 			"after first (it is broken)", ExitOK},
 		{"no mode can run", func(_ *Setup, f *Facts) { cannot(f, "first", broken); cannot(f, "second", broken) },
 			"mode-asked error : ", ExitErrors},
-		{"one that gives way is asked for", func(s *Setup, f *Facts) {
+		{"a mode with a fallback is selected", func(s *Setup, f *Facts) {
 			s.Asked = "gives-way"
 			cannot(f, "gives-way", broken)
 		}, "mode-asked warning : the configuration selects gives-way; mode gives-way cannot run on this host, using " +
@@ -158,7 +158,7 @@ func TestJudge(t *testing.T) {
 		{"one strict uplink that is a veth, with the default route", func(_ *Setup, f *Facts) {
 			f.Links.Value[1].Type, f.Links.Value[1].RPFilter, f.Cluster = "veth", "1", nil
 		}, "rp-filter info : strict on eth0, the only uplink", ExitOK},
-		{"uplinks of which one is a veth with the node's address, the other a bridge of several default routes",
+		{"two uplinks, a veth with the node's address and a bridge of several default routes",
 			func(_ *Setup, f *Facts) {
 				f.Links.Value[1].Type, f.Links.Value[1].RPFilter, f.Routes.Value[0].Link = "veth", "1", 4
 				f.Links.Value = append(f.Links.Value, Link{Name: "br-ex", Type: "bridge", Index: 4, MTU: 1500, Up: true,
@@ -222,7 +222,7 @@ func TestJudge(t *testing.T) {
 		}, "address-conflict ok", ExitOK},
 		{"no right to watch", func(_ *Setup, f *Facts) { f.Cluster.Denied.Value = []string{"watch services"} },
 			"rights error watch services: not allowed", ExitErrors},
-		{"no right to tell", func(_ *Setup, f *Facts) { f.Cluster.Denied.Value = []string{"create events"} },
+		{"no right to create events", func(_ *Setup, f *Facts) { f.Cluster.Denied.Value = []string{"create events"} },
 			"rights warning create events", ExitWarnings},
 		{"no such Node", func(s *Setup, f *Facts) {
 			f.Cluster.Node.Value.Found, s.Hostname = false, "n1.example"
