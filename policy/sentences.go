@@ -35,7 +35,7 @@ func (c *portExplainer) why(p *cluster.ServicePort) {
 		c.say("%s here.", plural.Count(c.port.More, "more endpoint is not named", "more endpoints are not named"))
 	}
 	if !c.hasAny((*candidate).usable) {
-		c.nobody(p)
+		c.noEndpoint(p)
 		c.say("No endpoint serves it, so clients are refused at once, whatever the traffic policy.")
 		return
 	}
@@ -50,8 +50,8 @@ func (c *portExplainer) why(p *cluster.ServicePort) {
 	}
 }
 
-// nobody adds the reason why no endpoint serves the port.
-func (c *portExplainer) nobody(p *cluster.ServicePort) {
+// noEndpoint adds the reason why no endpoint serves the port.
+func (c *portExplainer) noEndpoint(p *cluster.ServicePort) {
 	all := len(c.entire.view.Slices)
 	switch {
 	case all == 0:
@@ -189,7 +189,7 @@ func (e *explainer) about() (out []string) {
 	}
 	for _, f := range e.rows {
 		if f.Kind == lb.HealthCheck {
-			say("Port %d tells load balancers whether to send to this node: %s here.", f.Key.Port,
+			say("Port %d reports to load balancers whether to send to this node: %s here.", f.Key.Port,
 				plural.Count(f.LocalEndpoints, "endpoint is ready", "endpoints are ready"))
 		}
 	}
