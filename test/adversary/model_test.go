@@ -134,7 +134,7 @@ func TestLeaksAreFound(t *testing.T) {
 					f.Routes[i].To = &lb.BackendSet{ID: r.To.ID, Backends: stolen.Backends}
 				}
 			}
-		}, "of which namespace honest3 knows nothing"},
+		}, "which is no address of namespace honest3"},
 		{"masquerades", func(f *lb.Frontend) {
 			for i, r := range f.Routes {
 				f.Routes[i].Masq = r.To != nil

@@ -308,7 +308,7 @@ func (w *world) belong() {
 			}
 			for b := range r.To.Backends.All() {
 				if !w.ever[ns][b.Addr.Addr()] {
-					w.errorf("%s of %s leads to %s, of which namespace %s knows nothing", k, row.Service, b.Addr, ns)
+					w.errorf("%s of %s leads to %s, which is no address of namespace %s", k, row.Service, b.Addr, ns)
 				}
 			}
 		}

@@ -151,6 +151,6 @@ func TestBefore(t *testing.T) {
 	if !errors.Is(err, unix.ENOENT) || len(noticed) != 2 || noticed[0].Command != ipvsfake.DelDest ||
 		!noticed[0].Command.Writes() || noticed[0].Service != web.ServiceID || noticed[0].Destination != one.Addr ||
 		noticed[1].N != noticed[0].N+1 {
-		t.Errorf("%v; heard %+v", err, noticed)
+		t.Errorf("%v; noticed %+v", err, noticed)
 	}
 }

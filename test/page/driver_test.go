@@ -136,7 +136,7 @@ type browser struct {
 // driverPort is where chromedriver listens.
 const driverPort = "9515"
 
-// element is the key by which WebDriver tells of an element.
+// element is WebDriver's key of an element reference.
 const element = "element-6066-11e4-a52e-4f735466cecf"
 
 func newBrowser(t *testing.T, p *place, page string) *browser {

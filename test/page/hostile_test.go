@@ -18,8 +18,8 @@ import (
 	"kube-proxy/policy"
 )
 
-// hostile shows Services whose names the API server would refuse, as a proxy that lost its guard
-// might be told of them: they stay text, in what the server writes and in what scripts make of it.
+// hostile shows Services whose names the API server would refuse, but which a proxy without that
+// guard could receive. They stay text, in the server's output and in the scripts'.
 func hostile(t *testing.T, n *node, b *browser) {
 	names := []string{"<script>window.owned=1</script>", `"><img src=x onerror="window.owned=1">`,
 		"javascript&colon;window.owned=1", "web\u202egnp.exe", "bell\a\x1b[31m", strings.Repeat("x", 253)}

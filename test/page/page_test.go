@@ -20,10 +20,10 @@ import (
 var (
 	chromium = flag.Bool("chromium", false, "test the status page in Chromium (make test-status)")
 	axe      = flag.String("axe", "", "the file axe.min.js of axe-core, which make test-status fetches")
-	pictures = flag.Bool("pictures", false, "write the screenshots in docs/pictures anew")
+	pictures = flag.Bool("pictures", false, "rewrite the screenshots in docs/pictures")
 )
 
-// services is how many Services there are, beside shop/web.
+// services is the number of Services besides shop/web.
 const services = 10_000
 
 // node is the proxy with its page.
@@ -176,9 +176,9 @@ func painted(b *browser, pages ...string) []float64 {
 	return best
 }
 
-// The table is seen nearly as soon as a page with two letters: on a machine that shows that one
-// after 32 ms, within the 300 ms that are asked for, and on a slow one in proportion. All that is
-// sent for 10,000 Services is less than a megabyte.
+// The table appears nearly as soon as a page with two letters: within the required 300 ms on a
+// machine that shows the small page after 32 ms, and in proportion on a slow one. The responses for
+// 10,000 Services take less than a megabyte.
 func firstPaint(t *testing.T, b *browser) {
 	both := painted(b, "http://localhost:10249/healthz", b.page)
 	empty, full := both[0], both[1]
@@ -332,7 +332,7 @@ func search(t *testing.T, b *browser) {
 	b.clean()
 	b.load(b.page + "?page=zero")
 	if text := b.text("[role=alert]"); text != "page=zero: want a number from 1" {
-		t.Errorf("a bad query string is told %q", text)
+		t.Errorf("the error for a bad query string is %q", text)
 	}
 	b.clean("400")
 }
@@ -354,7 +354,7 @@ func service(t *testing.T, b *browser) {
 	}
 	if says := script[string](b,
 		"return document.querySelector('svg.picture desc').textContent"); !strings.Contains(says,
-		"of which 3 get new connections") {
+		"; 3 get new connections") {
 		t.Errorf("the picture is described by %q", says)
 	}
 	order := script[[]string](b,
@@ -455,9 +455,9 @@ func trace(t *testing.T, n *node, b *browser) {
 		t.Errorf("the firewall is not named: %q", got)
 	}
 	b.clean()
-	b.load(b.page + "trace?from=nobody&to=10.111.0.1:80")
-	if text := b.text("[role=alert]"); !strings.Contains(text, "nobody") {
-		t.Errorf("a bad question is told %q", text)
+	b.load(b.page + "trace?from=absent&to=10.111.0.1:80")
+	if text := b.text("[role=alert]"); !strings.Contains(text, "absent") {
+		t.Errorf("the error for a bad query is %q", text)
 	}
 	b.clean("400")
 }
@@ -567,7 +567,7 @@ func accessible(t *testing.T, b *browser) {
 			}
 			role, name := n.Role.Value, n.Name.Value
 			has[role], has[role+":"+name] = true, true
-			if role == "image" && strings.Contains(n.Description.Value, "of which 3 get new connections") {
+			if role == "image" && strings.Contains(n.Description.Value, "; 3 get new connections") {
 				has["image described"] = true
 			}
 			if strings.Contains(strings.ToLower(role), "svg") || role == "img" { // as versions of Chromium call it
@@ -623,8 +623,8 @@ func withoutScripts(t *testing.T, b *browser) {
 	b.clean()
 }
 
-// manyPages: 16 pages follow the changes, and the next are told so; the proxy serves on, in bounded
-// memory.
+// manyPages: 16 pages follow the changes, and further ones get an error. The proxy continues, in
+// bounded memory.
 func manyPages(t *testing.T, n *node, b *browser) {
 	b.load("about:blank") // its own page is one of them
 	before := n.memory()
@@ -659,9 +659,9 @@ func manyPages(t *testing.T, n *node, b *browser) {
 		}
 	}
 	after := n.memory()
-	t.Logf("%d pages are told of changes; the proxy has %d KB, before %d KB", len(open), after, before)
+	t.Logf("%d pages follow changes; the proxy has %d KB, before %d KB", len(open), after, before)
 	if len(open) != 16 || after-before > 16<<10 {
-		t.Errorf("%d pages are told of changes, want 16; the proxy has %d KB, before %d KB", len(open), after, before)
+		t.Errorf("%d pages follow changes, want 16; the proxy has %d KB, before %d KB", len(open), after, before)
 	}
 	a, err := n.client().Get("http://localhost:10249/metrics")
 	if err != nil || a.StatusCode != 200 {

@@ -218,7 +218,7 @@ func keyboard(t *testing.T, b *browser) {
 			b.stop(field)
 		}
 		b.press(keyEnter)
-		until(t, "it is asked again", func() bool {
+		until(t, "the query is repeated", func() bool {
 			return script[bool](b, "return location.search.includes('port=') && document.readyState === 'complete'")
 		})
 		b.stop("pre.screen")
@@ -263,7 +263,7 @@ func audit(t *testing.T, b *browser) {
 	screens(b, func(width int, isDark bool) {
 		for _, path := range []string{"", "?show=problems", "?q=nothing-like-it", "service?name=shop/web",
 			"service?name=shop/none", "changes", "trace", "trace?from=10.1.0.9&to=10.111.0.1:80",
-			"trace?from=nobody&to=10.111.0.1:80", "node?compare=now"} {
+			"trace?from=absent&to=10.111.0.1:80", "node?compare=now"} {
 			if b.load(b.page + path); path == "" || path[0] == '?' {
 				until(t, "the list is there", func() bool { return b.text("#live") == "live" })
 			}
