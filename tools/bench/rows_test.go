@@ -212,7 +212,7 @@ func TestPageParts(t *testing.T) {
 			t.Errorf("%s: the part is\n%s", mode, part)
 		}
 		if !strings.Contains(was, "Not measured yet") && !strings.Contains(was, ", commit ") {
-			t.Errorf("%s: docs/performance.md does not say of which commit the part is", mode)
+			t.Errorf("%s: docs/performance.md does not name the commit of the part", mode)
 		}
 	}
 	if _, err := p.into("# A page\n", []string{"ipvs"}); err == nil ||

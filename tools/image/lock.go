@@ -57,7 +57,7 @@ func parseLock(text []byte) (l lock, err error) {
 		l.pins = l.pins[:len(l.pins)-1]
 		return l, nil
 	}
-	return lock{}, fmt.Errorf("%s: %w: `make image-lock` writes it anew", lockFile, err)
+	return lock{}, fmt.Errorf("%s: %w: run `make image-lock` to rewrite it", lockFile, err)
 }
 
 // of returns the pins of an architecture.

@@ -33,7 +33,7 @@ func TestLockFile(t *testing.T) {
 func TestLockErrors(t *testing.T) {
 	head := `{"suite":"trixie","time":"2026-11-22T00:00:00Z"}` + "\n"
 	for text, want := range map[string]string{
-		"":                                   "debian.lock: EOF: `make image-lock` writes it anew",
+		"":                                   "debian.lock: EOF: run `make image-lock` to rewrite it",
 		head:                                 "debian.lock: EOF",
 		`{"time":"yesterday"}`:               "parsing time",
 		head + `{"arch":"amd64","size":"1"}`: `unknown field "size"`,
