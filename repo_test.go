@@ -57,7 +57,7 @@ const imports = `
 	internal/nearest < config, debug/inspect, source/manifests, cli/migrate;
 	internal/netlink < internal/kernel, conntrack, internal/sockets, plane/nftables, test/nlconntest, internal/nft/wire, internal/nft/rule, internal/netlink/ipset, internal/netlink/ipvs, internal/netlink/route, internal/netlink/conntrack;
 	internal/netlink/ipvs, internal/netlink/ipset, internal/netlink/route, internal/netlink < plane/ipvs;
-	# What is asked of nf_tables is read from its answers.
+	# Answers of nf_tables are netlink messages.
 	internal/netlink < internal/xtables;
 	# The programs of iptables are run, and their language is known, in one place: chains of three modes are kept by them.
 	lb, plane, plane/selfwrites, mode, internal/kernel, internal/rollback < internal/xtables;
@@ -68,9 +68,9 @@ const imports = `
 	lb, trace, internal/follow, internal/xtables, internal/netlink/route, internal/netlink < internal/xtwalk;
 	internal/xtwalk < plane/iptables, plane/ipvs, plane/userspace/redirect;
 	internal/follow < internal/nft/walk, plane/nftables, plane/userspace/redirect;
-	# Planes say what the kernel makes of a packet, in the words in which the table's answer is told.
+	# Planes report how the kernel treats a packet, in the vocabulary of the table's answer.
 	trace < plane/nftables, plane/ebpf, plane/iptables, plane/ipvs, plane/userspace, plane/userspace/redirect, plane/hns, test/fake, test/planetest;
-	# IPVS in memory knows what IPVS is asked for, and nothing of who asks.
+	# IPVS in memory implements the requests of IPVS, and does not depend on its callers.
 	internal/netlink/ipvs, internal/netlink < test/ipvsfake;
 	internal/netlink/route < plane/userspace/redirect;
 	# The kernel says which addresses are the node's: endpoints there may be refused (TN-52).
@@ -81,7 +81,7 @@ const imports = `
 	internal/nft/wire, internal/rollback, mode < plane/userspace/redirect;
 	# Rules beside some that iptables cannot print are deleted by their handles.
 	internal/nft/wire < plane/nftables, internal/xtables;
-	# What the kernel's rules make of a packet is asked alike by all who have a table.
+	# All planes with a table trace packets through the kernel's rules alike.
 	internal/netlink, internal/nft/wire, trace < internal/nft/walk;
 	internal/nft/walk < plane/nftables, plane/userspace/redirect;
 	# The packet filter of the node is that of all programs, in the order of the kernel.
@@ -109,7 +109,7 @@ const imports = `
 	lb, plane < test/fake;
 	# Tests say tables as text.
 	lb < test/tables;
-	# HNS in memory knows what HNS is asked for, and nothing of who asks.
+	# HNS in memory implements the requests of HNS, and does not depend on its callers.
 	plane/hns < test/hnsfake;
 	mode, plane/nftables, plane/iptables, plane/ipvs, plane/userspace, plane/hns, plane/ebpf < plane/all;
 
