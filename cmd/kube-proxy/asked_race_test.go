@@ -87,7 +87,7 @@ func TestAskedUnderChanges(t *testing.T) {
 	}
 	_, events, _ := n.kubeProxy("events", "-o", "json")
 	code, diff, _ := n.kubeProxy("diff")
-	t.Logf("%d changes, %d questions, %d of which found something; events say %d bytes; diff at the end: %d",
+	t.Logf("%d changes, %d queries, %d with a result; events say %d bytes; diff at the end: %d",
 		changes.Load(), asked.Load(), found.Load(), len(events), code)
 	if !strings.Contains(events, "shop/s") {
 		t.Errorf("the events have no Service:\n%s", events)

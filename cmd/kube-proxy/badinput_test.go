@@ -92,7 +92,7 @@ func testBadInput(n *namespace, file string, c *txtar.Archive, g spoiler) {
 		}
 	}
 	if *update {
-		c.Files = slices.DeleteFunc(c.Files, func(f txtar.File) bool { _, anew := got[f.Name]; return anew })
+		c.Files = slices.DeleteFunc(c.Files, func(f txtar.File) bool { _, found := got[f.Name]; return found })
 		for _, name := range []string{"says", "serves", "exit"} {
 			if text, ok := got[name]; ok {
 				c.Files = append(c.Files, txtar.File{Name: name, Data: []byte(text)})

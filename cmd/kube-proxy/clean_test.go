@@ -115,12 +115,12 @@ func TestModeChangeAgain(t *testing.T) {
 			real, err := exec.LookPath(program)
 			do(t, err)
 			write(t, n.path("bin", program), []byte("#!/bin/sh\n[ -e "+locked+
-				" ] && { echo somebody holds the lock >&2; exit 4; }\nexec "+real+" \"$@\"\n"))
+				" ] && { echo another program holds the lock >&2; exit 4; }\nexec "+real+" \"$@\"\n"))
 			do(t, os.Chmod(n.path("bin", program), 0o755))
 		}
 	}
 	p = n.start(args("nftables"), env("PATH="+n.path("bin")+":/usr/bin:/bin"))
-	p.await(regexp.MustCompile(`E.*\] "Failed to remove all rules of another mode.*somebody holds the lock`))
+	p.await(regexp.MustCompile(`E.*\] "Failed to remove all rules of another mode.*another program holds the lock`))
 	do(t, os.Remove(locked))
 	p.await(regexp.MustCompile(`"Removed" .* chains of iptables \(nft, IPv4\)"`))
 	p.await(regexp.MustCompile(`"Removed" .* chains of iptables \(nft, IPv6\)"`))

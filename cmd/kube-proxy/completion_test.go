@@ -43,7 +43,7 @@ func TestCompletionByPlace(t *testing.T) {
 		{"why shop/web:|", []string{"shop/web:http"}},
 		{"why web:h|", []string{"web:http"}},
 		{"why shop/web:x|", nil},
-		{"why shop/nobody:|", nil},
+		{"why shop/absent:|", nil},
 		{"why shop/web |", nil},
 		{"diff |", nil},
 		{"trace |", []string{"node", "pod/"}},

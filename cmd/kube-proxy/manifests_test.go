@@ -46,8 +46,8 @@ type oldLine struct {
 	env  []string
 }
 
-// nobody is an address without an API server.
-const nobody = "127.0.0.1:9"
+// noServer is an address without an API server.
+const noServer = "127.0.0.1:9"
 
 var (
 	kubeconfigField = regexp.MustCompile(`(?m)(kubeconfig: )(/[^,}\s]+)`)
@@ -63,7 +63,7 @@ func (l *oldLine) into(t *testing.T, dir string) {
 	}
 	kubeconfig := func(path string) {
 		write(t, path, []byte("apiVersion: v1\nkind: Config\ncurrent-context: c\n"+
-			"clusters: [{name: k, cluster: {server: 'https://"+nobody+"'}}]\n"+
+			"clusters: [{name: k, cluster: {server: 'https://"+noServer+"'}}]\n"+
 			"users: [{name: u, user: {token: t}}]\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n"))
 	}
 	reachable := false
@@ -76,7 +76,7 @@ func (l *oldLine) into(t *testing.T, dir string) {
 			}
 		}
 		if m := masterFlag.FindStringSubmatch(arg); m != nil {
-			l.args[i] = m[1] + nobody
+			l.args[i] = m[1] + noServer
 			reachable = true
 		}
 	}

@@ -55,7 +55,7 @@ func TestNodeCIDR(t *testing.T) {
 			t.Parallel()
 			n := newNamespace(t)
 			cfg, err := loadConfig(all.Modes(), []string{"--proxy-mode=nftables", "--detect-local-mode=NodeCIDR",
-				"--hostname-override=n1", "--master=http://" + nobody,
+				"--hostname-override=n1", "--master=http://" + noServer,
 				"--healthz-bind-address=", "--metrics-bind-address=", "--conntrack-max-per-core=0"})
 			do(t, err)
 			var log logtest.Buffer

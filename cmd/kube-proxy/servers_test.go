@@ -55,7 +55,7 @@ func node(spec string) []byte {
 func TestHealthBeforeFirstSync(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)
-	n.start([]string{"--proxy-mode=nftables", "--hostname-override=n1", "--master=http://" + nobody})
+	n.start([]string{"--proxy-mode=nftables", "--hostname-override=n1", "--master=http://" + noServer})
 	for path, want := range map[string]struct {
 		code int
 		has  []string
