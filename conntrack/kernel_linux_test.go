@@ -111,13 +111,13 @@ func (ns namespace) talk(t *testing.T, to string) talk {
 
 // ask sends one packet and returns the name of the server that answers within the time, "" without
 // an answer.
-func (c talk) ask(t *testing.T, patience time.Duration) string {
+func (c talk) ask(t *testing.T, timeout time.Duration) string {
 	t.Helper()
 	if _, err := c.Write([]byte("who?")); err != nil && !errors.Is(err, unix.ECONNREFUSED) &&
 		!errors.Is(err, unix.EHOSTUNREACH) {
 		t.Fatalf("send to %v: %v", c.RemoteAddr(), err)
 	}
-	c.SetReadDeadline(time.Now().Add(patience))
+	c.SetReadDeadline(time.Now().Add(timeout))
 	b := make([]byte, 100)
 	n, err := c.Read(b)
 	if err != nil {
@@ -231,11 +231,11 @@ func expectFlows(t *testing.T, ns namespace, family lb.Family, want ...string) {
 
 func expectAnswer(t *testing.T, c talk, want string) {
 	t.Helper()
-	patience := 20 * time.Second // a busy machine is no failure
+	timeout := 20 * time.Second // a busy machine is no failure
 	if want == "" {
-		patience = 300 * time.Millisecond
+		timeout = 300 * time.Millisecond
 	}
-	if got := c.ask(t, patience); got != want {
+	if got := c.ask(t, timeout); got != want {
 		t.Errorf("%v answers as %q, want %q", c.RemoteAddr(), got, want)
 	}
 }

@@ -23,8 +23,8 @@ type State struct {
 // defaultSyncPeriod replaces an unknown period.
 const defaultSyncPeriod = 30 * time.Second
 
-// patience is how long a change may wait for the kernel (HT-04, CF-61).
-func (s *Server) patience() time.Duration {
+// timeout is how long a change may wait for the kernel (HT-04, CF-61).
+func (s *Server) timeout() time.Duration {
 	if period := s.cfg.SyncPeriod(); period > 0 {
 		return 2 * period
 	}
@@ -52,7 +52,7 @@ type familyReport struct {
 func (s *Server) look() report {
 	r := report{now: time.Now().UTC(), healthy: true, last: s.made, families: make(map[string]familyReport,
 		len(s.cfg.Families))}
-	patience := s.patience()
+	timeout := s.timeout()
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		ask := s.cfg.Families[f]
 		if ask == nil {
@@ -60,7 +60,7 @@ func (s *Server) look() report {
 		}
 		st := ask()
 		one := familyReport{LastUpdated: s.made, Healthy: st.QueuedSince.IsZero() ||
-			r.now.Sub(st.QueuedSince) < patience}
+			r.now.Sub(st.QueuedSince) < timeout}
 		if !st.LastSuccess.IsZero() {
 			one.LastUpdated = st.LastSuccess.UTC()
 		}
@@ -74,7 +74,7 @@ func (s *Server) look() report {
 		}
 	}
 	since, on := s.cfg.Waiting()
-	r.waiting, r.stalled = on, !since.IsZero() && r.now.Sub(since) >= patience
+	r.waiting, r.stalled = on, !since.IsZero() && r.now.Sub(since) >= timeout
 	return r
 }
 

@@ -72,14 +72,14 @@ func Look(ctx context.Context, s *Setup) *Facts {
 	for _, of := range abilities {
 		f.Abilities = append(f.Abilities, of...)
 	}
-	f.Changes = within(ctx, s.patience(), func(context.Context) ([]system.Change, error) { return changes(s, f) })
+	f.Changes = within(ctx, s.timeout(), func(context.Context) ([]system.Change, error) { return changes(s, f) })
 	return f
 }
 
 // look runs a probe in parallel with the others.
 func look[T any](ctx context.Context, s *Setup, all *sync.WaitGroup, at *Known[T],
 	probe func(context.Context) (T, error)) {
-	all.Go(func() { *at = within(ctx, s.patience(), probe) })
+	all.Go(func() { *at = within(ctx, s.timeout(), probe) })
 }
 
 // tryMode finds out whether a mode can serve each of the families.
@@ -94,7 +94,7 @@ func tryMode(ctx context.Context, s *Setup, of mode.Mode, m modules) (all []Abil
 			a.Loadable = m.loadable(a.Modules)
 			a.Unasked = fmt.Errorf("trying it would load %s", strings.Join(a.Modules, ", "))
 		default:
-			k := within(ctx, s.patience(), func(context.Context) (able error, err error) {
+			k := within(ctx, s.timeout(), func(context.Context) (able error, err error) {
 				err = inEmptyNamespace(func() { able = of.Able(s.with(fam)) })
 				return able, err
 			})

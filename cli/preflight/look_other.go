@@ -21,18 +21,18 @@ func Look(ctx context.Context, s *Setup) *Facts {
 			continue
 		}
 		for _, fam := range s.Families {
-			k := within(ctx, s.patience(), func(context.Context) (able error, err error) {
+			k := within(ctx, s.timeout(), func(context.Context) (able error, err error) {
 				return m.Able(s.with(fam)), nil
 			})
 			f.Abilities = append(f.Abilities, Ability{Mode: m.Name, Family: fam, Able: k.Value, Unasked: k.Err})
 		}
 	}
 	if m, err := choose(s, f); err == nil && m.Mode.Lacks != nil {
-		f.Waits = within(ctx, s.patience(), func(ctx context.Context) ([]error, error) {
+		f.Waits = within(ctx, s.timeout(), func(ctx context.Context) ([]error, error) {
 			return m.Mode.Lacks(ctx, s.with(s.Families[0])), nil
 		})
 	}
-	f.Links = within(ctx, s.patience(), func(context.Context) (all []Link, err error) {
+	f.Links = within(ctx, s.timeout(), func(context.Context) (all []Link, err error) {
 		list, err := net.Interfaces()
 		for _, i := range list {
 			l := Link{Name: i.Name, Index: i.Index, MTU: i.MTU, Up: i.Flags&net.FlagUp != 0}
@@ -46,7 +46,7 @@ func Look(ctx context.Context, s *Setup) *Facts {
 		}
 		return all, err
 	})
-	f.Firewall = within(ctx, s.patience(), firewall)
+	f.Firewall = within(ctx, s.timeout(), firewall)
 	f.Routes.Err, f.Sockets.Err = errElsewhere, errElsewhere
 	f.Cluster = s.cluster(ctx)
 	return f

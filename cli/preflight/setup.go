@@ -52,7 +52,7 @@ func (s *Setup) with(f lb.Family) mode.Settings {
 	return s.With(f)
 }
 
-func (s *Setup) patience() time.Duration {
+func (s *Setup) timeout() time.Duration {
 	if s.Timeout == 0 {
 		return 15 * time.Second
 	}
@@ -64,7 +64,7 @@ func (s *Setup) cluster(ctx context.Context) *Cluster {
 	if s.API == nil {
 		return nil
 	}
-	k := within(ctx, s.patience(), func(ctx context.Context) (*Cluster, error) { return s.API(ctx), nil })
+	k := within(ctx, s.timeout(), func(ctx context.Context) (*Cluster, error) { return s.API(ctx), nil })
 	if k.Value == nil {
 		return &Cluster{Version: known("", k.Err)}
 	}
@@ -73,8 +73,8 @@ func (s *Setup) cluster(ctx context.Context) *Cluster {
 
 // within returns the result of a probe, or that it timed out. An abandoned probe runs until it ends
 // by itself, or the process does.
-func within[T any](ctx context.Context, patience time.Duration, probe func(context.Context) (T, error)) Known[T] {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+func within[T any](ctx context.Context, timeout time.Duration, probe func(context.Context) (T, error)) Known[T] {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	answer := make(chan Known[T], 1)
 	go func() {
 		defer cancel()

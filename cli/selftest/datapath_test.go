@@ -100,10 +100,10 @@ func (w *wires) dial(from hnsfake.Source, client netip.Addr, address string) (ne
 }
 
 // onWires gives the test three echoes: a pod of this node, one of another, and another node.
-func onWires(t *testing.T, patience time.Duration, alter func(hnsfake.Verdict) hnsfake.Verdict) func(*hnsfake.Fake,
+func onWires(t *testing.T, timeout time.Duration, alter func(hnsfake.Verdict) hnsfake.Verdict) func(*hnsfake.Fake,
 	string, *Config) {
 	return func(f *hnsfake.Fake, network string, cfg *Config) {
-		cfg.Timeout = patience
+		cfg.Timeout = timeout
 		w := &wires{t: t, hns: f, servers: map[netip.AddrPort]string{}, here: map[netip.Addr]bool{},
 			clients: map[string]netip.Addr{}, alter: alter}
 		for _, at := range []string{"10.1.1.11:8080", "10.1.2.14:8080", "172.18.0.3:8080"} {

@@ -176,12 +176,12 @@ func (r *run) service(ctx context.Context) bool {
 	return true
 }
 
-// await is [Await] with the run's Patience.
+// await is [Await] with the run's Timeout.
 func (r *run) await(ctx context.Context, f func() error) error { return Await(ctx, r.Timeout, f) }
 
-// Await calls f until it succeeds, and returns its last error after patience.
-func Await(ctx context.Context, patience time.Duration, f func() error) error {
-	end := time.Now().Add(patience)
+// Await calls f until it succeeds, and returns its last error after timeout.
+func Await(ctx context.Context, timeout time.Duration, f func() error) error {
+	end := time.Now().Add(timeout)
 	for {
 		err := f()
 		if err == nil || ctx.Err() != nil || time.Now().After(end) {

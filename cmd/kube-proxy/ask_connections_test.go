@@ -31,7 +31,7 @@ func TestAskConnections(t *testing.T) {
 	}()
 	dial := func() *net.TCPConn {
 		var c net.Conn
-		n.Do(func() { c, err = net.DialTimeout("tcp", "10.96.0.1:80", patience) })
+		n.Do(func() { c, err = net.DialTimeout("tcp", "10.96.0.1:80", timeout) })
 		do(t, err)
 		return c.(*net.TCPConn)
 	}

@@ -85,7 +85,7 @@ func TestManyHealthCheckPorts(t *testing.T) {
 	n.code(healthURL+"/readyz", 200)
 	n.code(metricsURL+"/metrics", 200)
 	n.write("m/good.yaml", service("good", "10.96.0.1", 80, "10.0.0.77"))
-	for end := time.Now().Add(patience); !strings.Contains(n.command("nft", "list", "map", "ip", "kube-proxy",
+	for end := time.Now().Add(timeout); !strings.Contains(n.command("nft", "list", "map", "ip", "kube-proxy",
 		"backends"), "10.0.0.77"); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("the change is not in the kernel:\n%s", p.log())
@@ -105,12 +105,12 @@ func (n *namespace) crowd(url string, many int, says string) {
 	for i := range many {
 		var conn net.Conn
 		var err error
-		n.Do(func() { conn, err = net.DialTimeout("tcp", addr, patience) })
+		n.Do(func() { conn, err = net.DialTimeout("tcp", addr, timeout) })
 		if err != nil {
 			n.t.Fatalf("connection %d to %s: %v", i, addr, err)
 		}
 		n.t.Cleanup(func() { conn.Close() })
-		conn.SetWriteDeadline(time.Now().Add(patience))
+		conn.SetWriteDeadline(time.Now().Add(timeout))
 		conn.Write([]byte(says)) // the other end may have closed it already
 	}
 }

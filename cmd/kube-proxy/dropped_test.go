@@ -67,7 +67,7 @@ func TestFlowsOfADroppedService(t *testing.T) {
 				kept = append(kept, n.talk(t, to))
 			}
 			for _, c := range append(lost, kept...) {
-				if !answers(t, c, patience) {
+				if !answers(t, c, timeout) {
 					t.Fatalf("%s does not answer\n%s", c.RemoteAddr(), p.log())
 				}
 			}
@@ -77,7 +77,7 @@ func TestFlowsOfADroppedService(t *testing.T) {
 			p = n.start(args)
 			p.await(allWritten)
 			for _, c := range lost {
-				for end := time.Now().Add(patience / 4); answers(t, c, 2*time.Second); { // no late answer
+				for end := time.Now().Add(timeout / 4); answers(t, c, 2*time.Second); { // no late answer
 					if time.Now().After(end) {
 						t.Errorf("the flow to %s goes on\n%s", c.RemoteAddr(), p.log())
 						break
@@ -85,7 +85,7 @@ func TestFlowsOfADroppedService(t *testing.T) {
 				}
 			}
 			for _, c := range kept {
-				if !answers(t, c, patience) {
+				if !answers(t, c, timeout) {
 					t.Errorf("the flow to %s ended\n%s", c.RemoteAddr(), p.log())
 				}
 			}

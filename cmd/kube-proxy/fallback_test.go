@@ -64,7 +64,7 @@ func TestFallbackServes(t *testing.T) {
 					if from == "pod5" && to == labTarget {
 						continue // the other node has no proxy
 					}
-					if _, err := n.converse(from, to, 5000, patience, rnd); err != nil {
+					if _, err := n.converse(from, to, 5000, timeout, rnd); err != nil {
 						t.Errorf("%s → %s: %v", from, to, err)
 					}
 				}
@@ -113,7 +113,7 @@ func TestFallbackReported(t *testing.T) {
 	defer p.end(syscall.SIGKILL)
 	left := []string{"uses mode iptables, because mode ipvs is unavailable",
 		"uses mode userspace, because mode iptables is unavailable"}
-	for end := time.After(patience); len(left) > 0; {
+	for end := time.After(timeout); len(left) > 0; {
 		select {
 		case e := <-events:
 			left = slices.DeleteFunc(left, func(s string) bool {

@@ -48,7 +48,7 @@ func TestUserspaceFlowsOfANewService(t *testing.T) {
 	// New clients send from before the Service is served until well after.
 	var sockets []net.Conn
 	for k := 0; k < clients; k = reached() {
-		c, err := n.dial("pod3", "udp", labTarget, patience)
+		c, err := n.dial("pod3", "udp", labTarget, timeout)
 		do(t, err)
 		defer c.Close()
 		if len(sockets) > 20*clients {
@@ -63,7 +63,7 @@ func TestUserspaceFlowsOfANewService(t *testing.T) {
 	lost := 0
 	for id := range asked {
 		buf := make([]byte, 16)
-		sockets[id].SetReadDeadline(time.Now().Add(patience / 3))
+		sockets[id].SetReadDeadline(time.Now().Add(timeout / 3))
 		for {
 			k, err := sockets[id].Read(buf)
 			if err != nil {

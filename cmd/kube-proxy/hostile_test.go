@@ -45,7 +45,7 @@ func (b *neighbour) well(when string) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	for range 5 {
 		began := time.Now()
-		if _, err := b.n.converse("pod3", neighbourAt, 20_000, patience, rnd); err != nil {
+		if _, err := b.n.converse("pod3", neighbourAt, 20_000, timeout, rnd); err != nil {
 			page, _ := b.p.get("/metrics")
 			stat, _ := b.n.Command("pod3", "sh", "-c", "nstat -asz TcpExtTCPMemoryPressures TcpExtTCPAbortOnMemory; "+
 				"cat /proc/self/net/sockstat").Output()

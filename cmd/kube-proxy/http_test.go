@@ -21,7 +21,7 @@ type answer struct {
 
 // client talks to servers in the namespace, each time on a new connection.
 func (n *namespace) client() *http.Client {
-	return &http.Client{Timeout: patience, Transport: &http.Transport{
+	return &http.Client{Timeout: timeout, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
 			n.Do(func() { conn, err = new(net.Dialer).DialContext(ctx, network, addr) })
@@ -56,7 +56,7 @@ func (n *namespace) get(url string) answer {
 // until waits until the answer is as it should be.
 func (n *namespace) until(url, want string, is func(answer) bool) answer {
 	n.t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(timeout); ; time.Sleep(5 * time.Millisecond) {
 		a, err := n.ask(http.MethodGet, url, "")
 		if err == nil && is(a) {
 			return a
@@ -76,7 +76,7 @@ func (n *namespace) code(url string, code int) answer {
 // refused waits until no server listens.
 func (n *namespace) refused(addr string) {
 	n.t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(timeout); ; time.Sleep(5 * time.Millisecond) {
 		var conn net.Conn
 		var err error
 		n.Do(func() { conn, err = net.Dial("tcp", addr) })

@@ -101,7 +101,7 @@ func TestIPVSSettings(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	for _, from := range []string{"pod1", "pod3", netlab.Client, netlab.Node1} {
 		for _, to := range []netip.AddrPort{labTarget, endpoint(netlab.Node1, 30080)} {
-			if _, err := n.converse(from, to, 5000, patience, rnd); err != nil {
+			if _, err := n.converse(from, to, 5000, timeout, rnd); err != nil {
 				t.Errorf("%s → %s: %v", from, to, err)
 			}
 		}
@@ -110,13 +110,13 @@ func TestIPVSSettings(t *testing.T) {
 	l, err := n.listen(netlab.Node1, 2222)
 	do(t, err)
 	defer l.Close()
-	if c, err := n.dial("pod3", "tcp", endpoint(netlab.Node1, 2222), patience); err != nil {
+	if c, err := n.dial("pod3", "tcp", endpoint(netlab.Node1, 2222), timeout); err != nil {
 		t.Errorf("a program of the node is not reached at the node's address: %v", err)
 	} else {
 		c.Close()
 	}
 	for _, from := range []string{"pod3", netlab.Node1} {
-		if c, err := n.dial(from, "tcp", netip.MustParseAddrPort(labIP+":2222"), patience); !errors.Is(err,
+		if c, err := n.dial(from, "tcp", netip.MustParseAddrPort(labIP+":2222"), timeout); !errors.Is(err,
 			syscall.ECONNREFUSED) {
 			t.Errorf("%s → %s:2222: %v, %v; want that it is refused", from, labIP, c, err)
 		}
@@ -202,7 +202,7 @@ func TestIPVSSchedulerLacking(t *testing.T) {
 	p = n.serve()
 	p.await(regexp.MustCompile(`mode="ipvs" instead="iptables" err="ipvs: this kernel has no scheduler .*rr.*; it ` +
 		`has wrr, .*; select one with --ipvs-scheduler`))
-	if _, err := n.converse("pod3", labTarget, 1000, patience, rand.New(rand.NewPCG(1, 2))); err != nil {
+	if _, err := n.converse("pod3", labTarget, 1000, timeout, rand.New(rand.NewPCG(1, 2))); err != nil {
 		t.Error(err)
 	}
 	p.stop()
@@ -244,18 +244,18 @@ func TestIPVSRestart(t *testing.T) {
 	traffic := n.call([]string{"pod3", netlab.Client}, labTarget, endpoint(netlab.Node1, 30080))
 	traffic.progress(50)
 
-	open, err := n.dial("pod5", "tcp", endpoint(netlab.Node1, 30080), patience)
+	open, err := n.dial("pod5", "tcp", endpoint(netlab.Node1, 30080), timeout)
 	for i := 0; err == nil && !n.leads(open.LocalAddr().String(), one.at()); i++ { // until one goes to the first
 		if i > 20 {
 			t.Fatal("no connection leads to the first endpoint")
 		}
-		open, err = n.dial("pod5", "tcp", endpoint(netlab.Node1, 30080), patience)
+		open, err = n.dial("pod5", "tcp", endpoint(netlab.Node1, 30080), timeout)
 	}
 	do(t, err)
 	defer open.Close()
 	works := func(when string) {
 		t.Helper()
-		open.SetDeadline(time.Now().Add(patience))
+		open.SetDeadline(time.Now().Add(timeout))
 		if _, err := open.Write([]byte("still there?")); err != nil {
 			t.Errorf("%s: %v", when, err)
 		}

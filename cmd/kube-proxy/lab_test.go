@@ -145,7 +145,7 @@ func (n *nodeLab) serve(args ...string) *labProgram {
 // until calls what until it returns "".
 func until(t testing.TB, what func() string) {
 	t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(timeout); ; time.Sleep(5 * time.Millisecond) {
 		says := what()
 		if says == "" {
 			return

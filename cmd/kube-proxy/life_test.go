@@ -45,7 +45,7 @@ func TestMalformedLater(t *testing.T) {
 	n.write("m/other.yaml", service("other", "10.96.0.2", 80, "10.0.0.2"))
 	want := "frontend 10.96.0.1 . tcp . 80\nfrontend 10.96.0.2 . tcp . 80\nbackend 10.0.0.1 . 8080\n" +
 		"backend 10.0.0.2 . 8080\n"
-	for end := time.Now().Add(patience); n.serves() != want; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(timeout); n.serves() != want; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("the kernel has\n%swant:\n%s", n.serves(), want)
 		}
@@ -149,7 +149,7 @@ func TestNodeDoesNotCome(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- p.serve(ctx, src) }()
-		for end := time.Now().Add(patience); !allWritten.MatchString(log.String()); time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(timeout); !allWritten.MatchString(log.String()); time.Sleep(time.Millisecond) {
 			if time.Now().After(end) {
 				t.Fatalf("%s: nothing is written:\n%s", c.name, log.String())
 			}

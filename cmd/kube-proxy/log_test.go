@@ -129,7 +129,7 @@ func TestLogReload(t *testing.T) {
 		if len(wrote.FindAllString(p.log(), -1)) > before {
 			break
 		}
-		pause.For(t.Context(), patience/1000)
+		pause.For(t.Context(), timeout/1000)
 	}
 	if len(wrote.FindAllString(p.log(), -1)) == before {
 		t.Errorf("vmodule shows nothing:\n%s", p.log())

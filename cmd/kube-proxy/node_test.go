@@ -86,7 +86,7 @@ func TestNodeCIDR(t *testing.T) {
 					if err.Error() != c.fails {
 						t.Errorf("error %q, want %q", err, c.fails)
 					}
-				case <-time.After(patience):
+				case <-time.After(timeout):
 					t.Error("it waits for ever")
 				}
 				p.fold(podNode()) // an event that arrives while the process ends

@@ -130,7 +130,7 @@ func (n *nodeLab) spoofed(pod netip.AddrPort) func(source string, want bool) boo
 		send(source, text, netip.MustParseAddrPort("192.0.2.53:53"))
 		send("172.18.0.100", "behind it "+text, pod)
 		buf := make([]byte, 100)
-		_ = conn.SetReadDeadline(time.Now().Add(patience))
+		_ = conn.SetReadDeadline(time.Now().Add(timeout))
 		for {
 			k, from, err := conn.ReadFromUDPAddrPort(buf)
 			switch {

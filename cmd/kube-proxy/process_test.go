@@ -23,8 +23,8 @@ import (
 	"kube-proxy/test/logtest"
 )
 
-// patience is how long a thing may take that takes no time on a machine that is not busy.
-const patience = 3 * time.Minute // in emulation, on a busy machine, a start takes one
+// timeout is how long a thing may take that takes no time on a machine that is not busy.
+const timeout = 3 * time.Minute // in emulation, on a busy machine, a start takes one
 
 // seccomp installs a filter in all threads of this process.
 func seccomp(filter []unix.SockFilter) error {
@@ -194,7 +194,7 @@ var errorLine = regexp.MustCompile(`(?m)^E\d{4} `)
 // await waits for a text in the log.
 func (p *process) await(text *regexp.Regexp) {
 	p.t.Helper()
-	for end := time.Now().Add(patience); !text.MatchString(p.log()); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(timeout); !text.MatchString(p.log()); time.Sleep(2 * time.Millisecond) {
 		select {
 		case <-p.done:
 			if text.MatchString(p.log()) {
@@ -225,7 +225,7 @@ func (p *process) end(signal syscall.Signal) int {
 	}
 	select {
 	case <-p.done:
-	case <-time.After(patience):
+	case <-time.After(timeout):
 		p.cmd.Process.Signal(syscall.SIGQUIT) // to see where it hangs
 		<-p.done
 		p.t.Fatalf("does not end:\n%s", p.log())

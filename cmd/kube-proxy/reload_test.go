@@ -40,7 +40,7 @@ func (n *namespace) without(text string, command ...string) {
 
 func (n *namespace) settles(text string, want bool, command ...string) {
 	n.t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(timeout); ; time.Sleep(10 * time.Millisecond) {
 		out := n.command(command...)
 		if strings.Contains(out, text) == want {
 			return

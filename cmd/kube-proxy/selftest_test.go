@@ -38,11 +38,11 @@ func selftestProgram(t *testing.T, script string) string {
 }
 
 // selftestLines runs the self-test of a mode, and returns its lines.
-func selftestLines(t *testing.T, name string, patience time.Duration, program string) (lines []selftest.Line, ok bool) {
+func selftestLines(t *testing.T, name string, timeout time.Duration, program string) (lines []selftest.Line, ok bool) {
 	t.Helper()
 	m, _ := all.Modes().Find(name)
 	ok = selftest.Run(t.Context(), selftest.Config{Mode: name, Asked: name, Terminates: m.Terminates,
-		Sizes: []int{10, 100}, Timeout: patience, Program: program},
+		Sizes: []int{10, 100}, Timeout: timeout, Program: program},
 		func(l selftest.Line) { lines = append(lines, l) })
 	return lines, ok
 }
@@ -80,7 +80,7 @@ func TestSelftest(t *testing.T) {
 				}
 				return
 			}
-			lines, ok := selftestLines(t, m.Name, patience, selftestProgram(t, `exec "$@"`))
+			lines, ok := selftestLines(t, m.Name, timeout, selftestProgram(t, `exec "$@"`))
 			skipped := []string{"step", "step"}
 			if m.Terminates {
 				skipped = append(skipped, "client-address", "undisturbed")

@@ -160,7 +160,7 @@ func (n *snapshotLab) answered(s labService) {
 // problem returns the reason why a client does not reach the Service; "" if it does.
 func (n *snapshotLab) problem(s labService) string {
 	to := netip.MustParseAddrPort(s.ip + ":80")
-	if _, err := n.converse(netlab.Client, to, 100, patience, n.rnd); err != nil {
+	if _, err := n.converse(netlab.Client, to, 100, timeout, n.rnd); err != nil {
 		return fmt.Sprintf("Service %s: %v", s.name, err)
 	}
 	return ""
@@ -191,10 +191,10 @@ type steady struct{ net.Conn }
 
 func (n *snapshotLab) steady(s labService) steady {
 	n.t.Helper()
-	c, err := n.dial(netlab.Client, "tcp", netip.MustParseAddrPort(s.ip+":80"), patience)
+	c, err := n.dial(netlab.Client, "tcp", netip.MustParseAddrPort(s.ip+":80"), timeout)
 	do(n.t, err)
 	n.t.Cleanup(func() { c.Close() })
-	do(n.t, c.SetDeadline(time.Now().Add(patience)))
+	do(n.t, c.SetDeadline(time.Now().Add(timeout)))
 	_, err = io.ReadFull(c, make([]byte, len("pod1:8080\n")))
 	do(n.t, err)
 	return steady{c}
@@ -202,7 +202,7 @@ func (n *snapshotLab) steady(s labService) steady {
 
 func (c steady) lives(t *testing.T) {
 	t.Helper()
-	do(t, c.SetDeadline(time.Now().Add(patience)))
+	do(t, c.SetDeadline(time.Now().Add(timeout)))
 	_, err := c.Write([]byte("ping"))
 	if err == nil {
 		_, err = io.ReadFull(c, make([]byte, 4))

@@ -104,7 +104,7 @@ func TestStatesAgree(t *testing.T) {
 		n.write("m/"+s.name+".yaml", s.manifest(k+1))
 	}
 	last := situations[len(situations)-1].name
-	for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(timeout); ; time.Sleep(50 * time.Millisecond) {
 		if code, _, _ := n.kubeProxy("why", "shop/"+last); code == 0 {
 			break
 		} else if time.Now().After(end) {
@@ -197,7 +197,7 @@ func TestEventsNameEndpoints(t *testing.T) {
 	const want = "−10.0.0.8:8080 (n2, not ready)"
 	p.await(regexp.MustCompile(`Endpoints of a Service changed.*service="shop/web" endpoints="` +
 		regexp.QuoteMeta(want)))
-	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(timeout); ; time.Sleep(20 * time.Millisecond) {
 		_, out, _ := n.kubeProxy("events", "shop/web")
 		if strings.Contains(out, want) {
 			break

@@ -171,13 +171,13 @@ func middle(values []float64) float64 {
 
 // streamBytes counts the bytes received on one connection whose sender never pauses.
 func streamBytes(n *nodeLab, to netip.AddrPort, d time.Duration) (int64, error) {
-	conn, err := n.dial("pod3", "tcp", to, patience)
+	conn, err := n.dial("pod3", "tcp", to, timeout)
 	if err != nil {
 		return 0, err
 	}
 	c := conn.(*net.TCPConn)
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(patience))
+	c.SetDeadline(time.Now().Add(timeout))
 	chunk := make([]byte, 1<<20)
 	for end := time.Now().Add(d); time.Now().Before(end); {
 		if _, err := c.Write(chunk); err != nil {
@@ -346,12 +346,12 @@ func benchTCPMemory(b *testing.B) {
 	open := func(count int) (conns []net.Conn) {
 		err := n.Do("pod3", func() error {
 			for range count {
-				c, err := net.DialTimeout("tcp", labTarget.String(), patience)
+				c, err := net.DialTimeout("tcp", labTarget.String(), timeout)
 				if err != nil {
 					return fmt.Errorf("connection %d: %w", len(conns)+1, err)
 				}
 				conns = append(conns, c)
-				c.SetReadDeadline(time.Now().Add(patience))
+				c.SetReadDeadline(time.Now().Add(timeout))
 				if _, err := c.Read(make([]byte, 32)); err != nil {
 					return fmt.Errorf("connection %d: %w", len(conns), err)
 				}

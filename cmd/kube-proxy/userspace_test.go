@@ -58,7 +58,7 @@ func (c *callers) run(host string, to netip.AddrPort, rnd *rand.Rand) {
 		default:
 		}
 		began := time.Now()
-		if _, err := c.n.converse(host, to, 1+rnd.IntN(2000), patience, rnd); err != nil {
+		if _, err := c.n.converse(host, to, 1+rnd.IntN(2000), timeout, rnd); err != nil {
 			c.mu.Lock()
 			c.failed = append(c.failed, failure{began, time.Now(), fmt.Errorf("%s → %s: %w", host, to, err)})
 			c.mu.Unlock()
@@ -108,10 +108,10 @@ func TestUserspaceRestart(t *testing.T) {
 	traffic.progress(200)
 
 	// A connection that is open at SIGTERM is served to its end.
-	under, err := n.dial("pod3", "tcp", labTarget, patience)
+	under, err := n.dial("pod3", "tcp", labTarget, timeout)
 	do(t, err)
 	defer under.Close()
-	under.SetDeadline(time.Now().Add(patience))
+	under.SetDeadline(time.Now().Add(timeout))
 	hello := make([]byte, 16)
 	if _, err := under.Read(hello); err != nil {
 		t.Fatal(err)

@@ -72,7 +72,7 @@ func (n *windowsNode) runProgram(name string, args ...string) (out, errOut strin
 	c := n.machine.Command(name, args...)
 	c.Stdout, c.Stderr = &o, &e
 	do(n.t, n.begin(c))
-	end := time.AfterFunc(patience, func() { c.Process.Kill() })
+	end := time.AfterFunc(timeout, func() { c.Process.Kill() })
 	defer end.Stop()
 	_ = c.Wait() // the exit code has the result
 	return o.String(), e.String(), c.ProcessState.ExitCode()
@@ -264,7 +264,7 @@ func windowsService(n *windowsNode) {
 	}
 	await := func(what string, is func() bool) {
 		t.Helper()
-		for end := time.Now().Add(patience); !is(); time.Sleep(10 * time.Millisecond) {
+		for end := time.Now().Add(timeout); !is(); time.Sleep(10 * time.Millisecond) {
 			if time.Now().After(end) {
 				t.Fatalf("no %s; the log is\n%s\nand\n%s", what, text("good.log"), text("bad.log"))
 			}
@@ -346,10 +346,10 @@ func (n *windowsNode) echoes(network, at string, size int) {
 	got := make([]byte, size)
 	var conn net.Conn
 	var err error
-	n.Do(func() { conn, err = net.DialTimeout(network, at, patience) })
+	n.Do(func() { conn, err = net.DialTimeout(network, at, timeout) })
 	do(n.t, err)
 	defer conn.Close()
-	do(n.t, conn.SetDeadline(time.Now().Add(patience)))
+	do(n.t, conn.SetDeadline(time.Now().Add(timeout)))
 	go conn.Write(sent)
 	if _, err := io.ReadFull(conn, got); err != nil || !bytes.Equal(sent, got) {
 		n.t.Errorf("%s %s: %d bytes came back otherwise: %v", network, at, size, err)

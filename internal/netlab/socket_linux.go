@@ -131,7 +131,7 @@ func wantErrors(fd int, six, want bool) error {
 // repeatSoon makes an SCTP socket repeat unanswered packets after 200 ms instead of
 // 3 s, or 1 s once it has measured. In this lab an ICMP error is often there before
 // connect returns, and then only the answer to the second packet counts; and a lost
-// chunk should not use up a caller's patience.
+// chunk should not use up a caller's timeout.
 func repeatSoon(fd int) error {
 	// struct sctp_rtoinfo: association, initial, maximum, minimum; in ms, 0 = leave.
 	var info []byte

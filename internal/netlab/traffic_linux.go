@@ -87,9 +87,9 @@ func (t *Traffic) Open() error {
 	return nil
 }
 
-// patience is how long an answer may take: the hosts share the processors with all other programs,
+// timeout is how long an answer may take: the hosts share the processors with all other programs,
 // and losses are visible otherwise.
-const patience = 30 * time.Second
+const timeout = 30 * time.Second
 
 // More waits until each way has made some more requests, and has used each connection that lives,
 // however slow the machine is. It returns at once if a way has failed, which Stop reports.
@@ -101,7 +101,7 @@ func (t *Traffic) More() error {
 		}
 		for _, n := range counts {
 			more := n.Load() + max(3, int64(len(s.connections()))+1)
-			for end := time.Now().Add(2 * patience); n.Load() < more &&
+			for end := time.Now().Add(2 * timeout); n.Load() < more &&
 				s.failed.Load() == nil; time.Sleep(time.Millisecond) {
 				if time.Now().After(end) {
 					return fmt.Errorf("%s: only %d requests in all, and %d exchanges", s, s.requests.Load(),
@@ -131,7 +131,7 @@ func (t *Traffic) Stop() error {
 
 // open makes a connection, from the next of the way's ports.
 func (s *stream) open() (*Conn, error) {
-	opts := DialOptions{Timeout: patience}
+	opts := DialOptions{Timeout: timeout}
 	n := uint16(s.opened.Add(1) % 2000)
 	if s.Port == 0 {
 		return s.lab.Open(s.From, TCP, s.To, opts)

@@ -230,7 +230,7 @@ func (c *Conn) Listen(f func(Message), lost func()) {
 	}
 }
 
-// next returns the next message from the kernel. It waits until Patience has passed or the context
+// next returns the next message from the kernel. It waits until Timeout has passed or the context
 // ends.
 func (c *Conn) next(ctx context.Context) (Message, error) {
 	if len(c.unread) == 0 {

@@ -260,7 +260,7 @@ func TestCallerFails(t *testing.T) {
 	}
 }
 
-// The client waits for a silent kernel until Patience has passed, or the context ends. Patience is
+// The client waits for a silent kernel until Timeout has passed, or the context ends. Timeout is
 // an hour in the second case, to show that the context ends the wait.
 func TestNoAnswer(t *testing.T) {
 	for _, how := range []struct {
@@ -279,7 +279,7 @@ func TestNoAnswer(t *testing.T) {
 			before := port(t, c)
 			if err := c.Do(t.Context(), how.silence(t, c), nil); !errors.Is(err, ErrNoAnswer) ||
 				!errors.Is(err, os.ErrDeadlineExceeded) {
-				t.Errorf("the patience ends: %v", err)
+				t.Errorf("the timeout ends: %v", err)
 			}
 			expectFresh(t, c, before, 2)
 			c.Timeout, before = time.Hour, port(t, c) // so that the context ends the wait

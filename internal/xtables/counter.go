@@ -72,8 +72,8 @@ func MakeCounters(nf *kernel.Netfilter) error {
 
 // DropCounters deletes the counters that no rule uses. It retries until the timeout, because a rule
 // that was just deleted may use them for a moment.
-func DropCounters(nf *kernel.Netfilter, patience time.Duration) error {
-	deadline := time.Now().Add(patience)
+func DropCounters(nf *kernel.Netfilter, timeout time.Duration) error {
+	deadline := time.Now().Add(timeout)
 	var failed error
 	for _, name := range []string{InvalidDropped, LocalhostAccepted} {
 		for {

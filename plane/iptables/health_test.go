@@ -21,9 +21,9 @@ func TestHealthCheckPortIsOpenDP08(t *testing.T) {
 			lab := netlab.ForTest(t, netlab.Options{})
 			lab.Serve(netlab.TCP, 32100, "node1")
 			lab.Serve(netlab.TCP, 32101, "node1")
-			opens := func(port uint16, patience time.Duration) bool {
+			opens := func(port uint16, timeout time.Duration) bool {
 				to := netip.AddrPortFrom(netip.MustParseAddr("172.18.0.2"), port)
-				_, err := lab.Dial("client", netlab.TCP, to, netlab.DialOptions{Timeout: patience})
+				_, err := lab.Dial("client", netlab.TCP, to, netlab.DialOptions{Timeout: timeout})
 				return err == nil
 			}
 			// Timeouts for expected and unexpected replies.

@@ -49,8 +49,8 @@ func fromBefore(t *testing.T, fam lb.Family, from string, service netip.Addr) {
 	})
 	to := netip.AddrPortFrom(service, 80)
 	host, _ := netlab.HostByName(from)
-	dial := func(patience time.Duration) error {
-		_, err := lab.Dial(from, netlab.TCP, to, netlab.DialOptions{Timeout: patience,
+	dial := func(timeout time.Duration) error {
+		_, err := lab.Dial(from, netlab.TCP, to, netlab.DialOptions{Timeout: timeout,
 			Local: netip.AddrPortFrom(host.Addr(fam == lb.IPv6), 40001)})
 		return err
 	}

@@ -33,9 +33,9 @@ var proxies = []struct{ host, address, mode string }{
 	{"pod1", "10.1.1.11", "userspace"},
 }
 
-// patience is the time limit of Prometheus, which scrapes each second, for results that need a few
+// timeout is the time limit of Prometheus, which scrapes each second, for results that need a few
 // scrapes.
-const patience = 90 * time.Second
+const timeout = 90 * time.Second
 
 // start runs a proxy that watches a folder, or an unreachable API server if dir is "".
 func (l *lab) start(host, mode, dir string) *netlab.Cmd {
@@ -114,7 +114,7 @@ func (l *lab) samples(query string) (int, error) {
 // eventually polls until missing returns nothing.
 func (l *lab) eventually(what string, missing func() []string) {
 	l.t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(500 * time.Millisecond) {
+	for end := time.Now().Add(timeout); ; time.Sleep(500 * time.Millisecond) {
 		left := missing()
 		if len(left) == 0 {
 			return
@@ -374,7 +374,7 @@ func (l *lab) refusedRows(dir string, expect func(about string, want ...string),
 	}
 	for _, address := range []string{"10.96.0.10:80", "10.96.0.40:80"} { // others are served
 		if _, err := l.Dial("pod4", netlab.TCP, netip.MustParseAddrPort(address),
-			netlab.DialOptions{Timeout: patience}); err != nil {
+			netlab.DialOptions{Timeout: timeout}); err != nil {
 			l.t.Errorf("%s: %v", address, err)
 		}
 	}

@@ -25,7 +25,7 @@ func Silence(t testing.TB, c *netlink.Conn) {
 	}
 }
 
-// Check tests a user of a connection: a silent kernel blocks it for the patience and no longer, and
+// Check tests a user of a connection: a silent kernel blocks it for the timeout and no longer, and
 // not after its context has ended; and it recovers. prepare is called before each case.
 func Check(t *testing.T, c *netlink.Conn, prepare func(), ask func(context.Context) error) {
 	t.Helper()
@@ -41,7 +41,7 @@ func Check(t *testing.T, c *netlink.Conn, prepare func(), ask func(context.Conte
 	Silence(t, c)
 	c.Timeout = 20 * time.Millisecond
 	if err := ask(t.Context()); !errors.Is(err, netlink.ErrNoAnswer) || !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("the patience ends: %v", err)
+		t.Errorf("the timeout ends: %v", err)
 	}
 	recovers()
 	prepare()

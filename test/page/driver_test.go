@@ -21,8 +21,8 @@ import (
 	"kube-proxy/test/logtest"
 )
 
-// patience is how long a test waits for what normally takes a moment.
-const patience = 60 * time.Second
+// timeout is how long a test waits for what normally takes a moment.
+const timeout = 60 * time.Second
 
 // place is a network namespace in which the proxy and the browser run.
 type place struct {
@@ -105,7 +105,7 @@ func (p *place) listen(port string) net.Listener {
 
 // client asks ports there.
 func (p *place) client() *http.Client {
-	return &http.Client{Timeout: patience, Transport: &http.Transport{DialContext: func(_ context.Context, _,
+	return &http.Client{Timeout: timeout, Transport: &http.Transport{DialContext: func(_ context.Context, _,
 		addr string) (net.Conn, error) {
 		_, port, err := net.SplitHostPort(addr)
 		if err != nil {
@@ -118,9 +118,9 @@ func (p *place) client() *http.Client {
 // until waits until what is true.
 func until(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !is(); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(timeout); !is(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("not within %v: %s", patience, what)
+			t.Fatalf("not within %v: %s", timeout, what)
 		}
 	}
 }

@@ -32,7 +32,7 @@ func (r *run) begin(p scenario.Packet) (sent bool, err error) {
 	from, to := netip.AddrPortFrom(shots[0].Local, r.lab.nextPort()), shots[0].To
 	ended := make(chan attempt, 1)
 	go func() {
-		c, err := r.lab.lab.Open(p.From, protos[shots[0].Proto], to, netlab.DialOptions{Timeout: r.s.patience,
+		c, err := r.lab.lab.Open(p.From, protos[shots[0].Proto], to, netlab.DialOptions{Timeout: r.s.timeout,
 			Local: from})
 		ended <- attempt{c, err}
 	}()

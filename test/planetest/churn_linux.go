@@ -171,7 +171,7 @@ func (r *run) senders(made *int64) ([]func() error, error) {
 			continue
 		}
 		out = append(out, func() error {
-			c, err := v.dial(shots[0], r.s.patience)
+			c, err := v.dial(shots[0], r.s.timeout)
 			if err != nil {
 				return err
 			}

@@ -63,8 +63,8 @@ type history struct {
 	cfg    Config
 	family lb.Family
 	steps  int
-	// patience is how long an answer may take that is expected.
-	patience time.Duration
+	// timeout is how long an answer may take that is expected.
+	timeout time.Duration
 
 	lab    *field
 	plane  Plane
@@ -81,7 +81,7 @@ type history struct {
 
 func newHistory(cfg Config, f lb.Family, seed uint64) *history {
 	rnd := rand.New(rand.NewPCG(seed, uint64(f)))
-	return &history{town: town{family: f, rnd: rnd}, cfg: cfg, family: f, steps: historySteps, patience: patience,
+	return &history{town: town{family: f, rnd: rnd}, cfg: cfg, family: f, steps: historySteps, timeout: timeout,
 		met: map[visitor]meeting{}, known: map[visitor][]netip.AddrPort{}}
 }
 

@@ -135,7 +135,7 @@ func TestHistoryFinds(t *testing.T) {
 				for seed := range uint64(4) {
 					starts = 0
 					h := newHistory(cfg, f, seed)
-					h.patience = 2 * h.patience / 30
+					h.timeout = 2 * h.timeout / 30
 					err := h.run()
 					if err == nil {
 						continue

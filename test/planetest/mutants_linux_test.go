@@ -213,7 +213,7 @@ func found(t *testing.T, all []*scenario.Scenario, labs *pool, name string, m mu
 		mine.Plane, mine.sets = p, map[*lb.BackendSet]*lb.BackendSet{}
 		return &mine, nil
 	}
-	s := &suite{Config: Config{Mode: "mutant", New: newPlane}, labs: labs, patience: 300 * time.Millisecond}
+	s := &suite{Config: Config{Mode: "mutant", New: newPlane}, labs: labs, timeout: 300 * time.Millisecond}
 	_, failures, err := s.try(all[i])
 	if err != nil {
 		t.Fatal(err)
@@ -252,7 +252,7 @@ func TestHolesAreFound(t *testing.T) {
 		p, err := nftables.New(nftables.Config{Family: f})
 		return holey{p}, err
 	}
-	s := &suite{Config: Config{Mode: "holey", New: newPlane}, labs: &pool{}, patience: 300 * time.Millisecond}
+	s := &suite{Config: Config{Mode: "holey", New: newPlane}, labs: &pool{}, timeout: 300 * time.Millisecond}
 	defer func() {
 		if err := s.labs.close(); err != nil {
 			t.Error(err)

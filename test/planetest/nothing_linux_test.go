@@ -35,7 +35,7 @@ func TestNothingFails(t *testing.T) {
 	all := load(t, "")
 	s := &suite{
 		Config: Config{Mode: "nothing", New: func(lb.Family) (Plane, error) { return nothing{}, nil }},
-		labs:   &pool{}, patience: 300 * time.Millisecond,
+		labs:   &pool{}, timeout: 300 * time.Millisecond,
 	}
 	defer func() {
 		if err := s.labs.close(); err != nil {

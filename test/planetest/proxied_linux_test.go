@@ -277,7 +277,7 @@ func TestProxiedIsProven(t *testing.T) {
 			}
 			s := &suite{Config: Config{Mode: "ender", New: c.new, Proxied: true, Trace: func(lb.Family) trace.Mode {
 				return trace.Mode{Terminates: true}
-			}}, labs: labs, patience: 3 * time.Second}
+			}}, labs: labs, timeout: 3 * time.Second}
 			result, failures, err := s.try(all[i])
 			if err != nil {
 				t.Fatal(err)
@@ -312,7 +312,7 @@ func TestDeadEndpointIsMet(t *testing.T) {
 		{"the kernel", func(f lb.Family) (Plane, error) { return nftables.New(nftables.Config{Family: f}) }, false},
 		{"who hides it", func(f lb.Family) (Plane, error) { return newEnder(f, "") }, true},
 	} {
-		s := &suite{Config: Config{Mode: "dead", New: c.new}, labs: labs, patience: 3 * time.Second}
+		s := &suite{Config: Config{Mode: "dead", New: c.new}, labs: labs, timeout: 3 * time.Second}
 		_, failures, err := s.try(all[i])
 		if err != nil {
 			t.Fatal(err)

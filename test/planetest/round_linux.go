@@ -86,15 +86,15 @@ type call struct {
 	from caller
 	shot scenario.Shot
 	row  *lb.Frontend // nil: no Service
-	// patience is the time limit for an answer.
-	patience time.Duration
+	// timeout is the time limit for an answer.
+	timeout time.Duration
 	// met is the answer, if err is nil.
 	met netlab.Reply
 	err error
 }
 
 // calls returns those of each caller to each frontend.
-func (h *history) calls(callers []caller, patience time.Duration) (all []*call) {
+func (h *history) calls(callers []caller, timeout time.Duration) (all []*call) {
 	for _, row := range h.table.Sorted() {
 		if row.Kind == lb.HealthCheck {
 			continue
@@ -105,7 +105,7 @@ func (h *history) calls(callers []caller, patience time.Duration) (all []*call) 
 		}
 		for _, from := range callers {
 			shot := scenario.Shot{Local: from.addr(h.six()), To: to, Proto: row.Key.Proto, Key: row.Key}
-			all = append(all, &call{from: from, shot: shot, row: row, patience: patience})
+			all = append(all, &call{from: from, shot: shot, row: row, timeout: timeout})
 		}
 	}
 	return all
@@ -128,7 +128,7 @@ func (h *history) strangers() (all []*call) {
 		n := (i + h.rnd.IntN(townServices)) % townServices
 		to := netip.AddrPortFrom(hostAddr(way[1], h.six()), uint16(townPort+n))
 		shot := scenario.Shot{Local: hostAddr(way[0], h.six()), To: to, Proto: lb.Proto(protoOf(n))}
-		all = append(all, &call{from: caller{host: way[0]}, shot: shot, patience: h.patience})
+		all = append(all, &call{from: caller{host: way[0]}, shot: shot, timeout: h.timeout})
 	}
 	return all
 }
@@ -142,12 +142,12 @@ func (h *history) round() error {
 	next := map[visitor]int{}
 	listen := h.rnd.IntN(3) == 0
 	r := h.asks()
-	for _, c := range h.calls(h.callers(), h.patience) {
+	for _, c := range h.calls(h.callers(), h.timeout) {
 		if h.rnd.IntN(2) == 0 {
 			continue
 		}
 		if trace.Ask(&h.table, r.how(), r.way(c.from.host, c.shot, netip.Addr{})).Verdict == trace.Drop {
-			if c.patience = h.lab.silence; listen {
+			if c.timeout = h.lab.silence; listen {
 				waves[0] = append(waves[0], c)
 			}
 			continue
@@ -174,7 +174,7 @@ func (c *call) visitor() visitor {
 
 // asks returns an empty inquiry for the table.
 func (h *history) asks() *run {
-	return &run{s: &suite{Config: h.cfg, patience: h.patience}, sc: &scenario.Scenario{}, lab: h.lab, family: h.family,
+	return &run{s: &suite{Config: h.cfg, timeout: h.timeout}, sc: &scenario.Scenario{}, lab: h.lab, family: h.family,
 		table: &h.table,
 		ports: townPorts()}
 }
@@ -186,7 +186,7 @@ func (h *history) shoot(calls []*call) *run {
 	for _, c := range calls {
 		sending.Go(func() {
 			v := &volley{r: r, p: scenario.Packet{From: c.from.host}}
-			conn, err := v.shoot(c.shot, c.patience)
+			conn, err := v.shoot(c.shot, c.timeout)
 			if c.err = err; err == nil {
 				c.met, c.err = conn.First(), conn.Close()
 			}

@@ -19,9 +19,9 @@ import (
 	"kube-proxy/trace"
 )
 
-// patience is the time limit for an expected answer. A busy machine that emulates another one may
+// timeout is the time limit for an expected answer. A busy machine that emulates another one may
 // need seconds for it.
-const patience = 30 * time.Second
+const timeout = 30 * time.Second
 
 // Config describes the plane to test.
 type Config struct {
@@ -103,8 +103,8 @@ type suite struct {
 	Config
 	all  int // scenarios there are
 	labs *pool
-	// patience is the time limit for an expected answer.
-	patience time.Duration
+	// timeout is the time limit for an expected answer.
+	timeout  time.Duration
 	mu       sync.Mutex
 	results  Results
 	inquired inquired
@@ -118,7 +118,7 @@ func Run(t *testing.T, cfg Config) {
 		all = append(all, generated(t)...)
 	}
 	s := &suite{
-		Config: cfg, all: len(all), labs: &pool{}, patience: patience,
+		Config: cfg, all: len(all), labs: &pool{}, timeout: timeout,
 		results: Results{Mode: cfg.Mode, Kernel: cfg.kernel(t), Model: cfg.Model != nil},
 	}
 	if os.Getenv("PLANETEST_CORE") != "" && cfg.Core != nil {

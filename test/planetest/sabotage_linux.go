@@ -142,7 +142,7 @@ func (h *history) ask(look Tracer, differs bool) (named int, err error) {
 // that still has another outcome is an error.
 func (h *history) again(look Tracer, unnamed []*call) error {
 	for _, c := range unnamed {
-		c.patience = 5 * time.Second
+		c.timeout = 5 * time.Second
 	}
 	r := h.shoot(unnamed)
 	return h.onNode(func() error {

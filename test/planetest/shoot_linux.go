@@ -103,7 +103,7 @@ func (r *run) send(p scenario.Packet) (sent bool, err error) {
 	case p.Verb == scenario.Open:
 		err = v.open()
 	case p.To.ICMP && r.s.Holds && p.Want.Verdict == scenario.Refused:
-		err = v.try(shots[0], r.s.patience)
+		err = v.try(shots[0], r.s.timeout)
 	case p.Want.Verdict != scenario.Answered:
 		err = v.silent()
 	case p.Want.Sticky:
@@ -184,7 +184,7 @@ func (v *volley) spread() error {
 // mixed connects until every backend has answered, and one connection met an endpoint that does
 // not.
 func (v *volley) mixed() error {
-	want, timeout := netlab.ErrRefused, v.r.s.patience
+	want, timeout := netlab.ErrRefused, v.r.s.timeout
 	if v.p.Want.Or == scenario.Dropped {
 		want, timeout = netlab.ErrTimeout, v.r.lab.silence
 	}
@@ -257,7 +257,7 @@ func (v *volley) sticky() error {
 // connect makes one connection and checks the answer.
 func (v *volley) connect(shot scenario.Shot) error {
 	begin := time.Now()
-	c, err := v.dial(shot, v.r.s.patience)
+	c, err := v.dial(shot, v.r.s.timeout)
 	if err != nil {
 		return err
 	}
@@ -348,7 +348,7 @@ const silentTries = 3
 
 // silent makes connections that must not be answered, at the same time.
 func (v *volley) silent() error {
-	want, timeout := netlab.ErrRefused, v.r.s.patience
+	want, timeout := netlab.ErrRefused, v.r.s.timeout
 	if v.p.Want.Verdict == scenario.Dropped {
 		want, timeout = netlab.ErrTimeout, v.r.lab.silence
 	}
@@ -386,7 +386,7 @@ func (v *volley) try(shot scenario.Shot, timeout time.Duration) error {
 
 // open makes one connection and keeps it.
 func (v *volley) open() error {
-	c, err := v.dial(v.shots[0], v.r.s.patience)
+	c, err := v.dial(v.shots[0], v.r.s.timeout)
 	if err != nil {
 		return err
 	}
@@ -441,9 +441,9 @@ func (r *run) moves(p scenario.Packet, c *netlab.Conn) error {
 		switch {
 		case err == nil && got.Server == want:
 			return nil
-		case time.Since(begun) > r.s.patience && err != nil:
+		case time.Since(begun) > r.s.timeout && err != nil:
 			return fmt.Errorf("connection %s: datagram %d: %w", p.Conn, n, err)
-		case time.Since(begun) > r.s.patience:
+		case time.Since(begun) > r.s.timeout:
 			return fmt.Errorf("connection %s: datagram %d was still answered by %s, not by %s", p.Conn, n, got.Server,
 				want)
 		}

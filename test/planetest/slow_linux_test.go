@@ -72,7 +72,7 @@ func TestSlowMachine(t *testing.T) {
 				mine.Plane, mine.sets = p, map[*lb.BackendSet]*lb.BackendSet{}
 				return lame{&mine}, nil
 			}
-			s := &suite{Config: Config{Mode: "lame", New: newPlane}, labs: labs, patience: patience}
+			s := &suite{Config: Config{Mode: "lame", New: newPlane}, labs: labs, timeout: timeout}
 			_, failures, lapsed, err := s.play(affine(t), 1)
 			if err != nil || !lapsed || len(failures) == 0 {
 				t.Fatalf("as fast as written: %v, lapsed %v, failures: %q", err, lapsed, failures)

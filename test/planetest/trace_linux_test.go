@@ -36,7 +36,7 @@ func TestWrongAnswersAreFound(t *testing.T) {
 			if i < 0 {
 				t.Fatalf("there is no scenario %s", c.scenario)
 			}
-			s := &suite{labs: labs, patience: 300 * time.Millisecond,
+			s := &suite{labs: labs, timeout: 300 * time.Millisecond,
 				Config: Config{Mode: "nftables", Trace: func(lb.Family) trace.Mode {
 					return c.how
 				}, New: func(f lb.Family) (Plane, error) {

@@ -61,9 +61,9 @@ func (f *field) measure(ctx context.Context, rows []row, e effort) []tally {
 }
 
 func (f *field) measureRow(ctx context.Context, r row, e effort) tally {
-	patience := slowAnswer
+	timeout := slowAnswer
 	if e.quick || r.want.Verdict == scenario.Dropped {
-		patience = f.silence
+		timeout = f.silence
 	}
 	n, first := e.connections, scouts
 	if r.want.Sticky {
@@ -71,17 +71,17 @@ func (f *field) measureRow(ctx context.Context, r row, e effort) tally {
 		n, first = forSticky, 1
 	}
 	var t tally
-	f.volley(r, patience, first, &t)
+	f.volley(r, timeout, first, &t)
 	// If the row answers, a late answer counts.
-	patience = slowAnswer
+	timeout = slowAnswer
 	for t.answered() > 0 && t.sent() < n && t.silent < scouts && ctx.Err() == nil {
-		f.volley(r, patience, 1, &t)
+		f.volley(r, timeout, 1, &t)
 	}
 	return t
 }
 
 // volley makes n connections at the same time.
-func (f *field) volley(r row, patience time.Duration, n int, t *tally) {
+func (f *field) volley(r row, timeout time.Duration, n int, t *tally) {
 	type end struct {
 		a   answer
 		err error
@@ -89,7 +89,7 @@ func (f *field) volley(r row, patience time.Duration, n int, t *tally) {
 	ends := make(chan end, n)
 	for range n {
 		shoot := func() {
-			a, err := f.connect(r, patience)
+			a, err := f.connect(r, timeout)
 			ends <- end{a, err}
 		}
 		if n == 1 {
@@ -104,9 +104,9 @@ func (f *field) volley(r row, patience time.Duration, n int, t *tally) {
 	}
 }
 
-func (f *field) connect(r row, patience time.Duration) (answer, error) {
+func (f *field) connect(r row, timeout time.Duration) (answer, error) {
 	c, err := f.lab.Open(r.from, protos[r.shot.Proto], r.shot.To, netlab.DialOptions{
-		Timeout: patience, Local: netip.AddrPortFrom(r.shot.Local, f.nextPort()),
+		Timeout: timeout, Local: netip.AddrPortFrom(r.shot.Local, f.nextPort()),
 	})
 	if err != nil {
 		return answer{}, err

@@ -137,7 +137,7 @@ func TestTCPShareOfSourcePorts(t *testing.T) {
 				}
 				defer c.Close()
 				held = append(held, c)
-				c.SetDeadline(time.Now().Add(patience))
+				c.SetDeadline(time.Now().Add(timeout))
 				c.Write([]byte("x"))
 				if _, err := io.ReadFull(c, make([]byte, 1)); err == nil {
 					served++
@@ -154,7 +154,7 @@ func TestTCPShareOfSourcePorts(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer c.Close()
-			c.SetDeadline(time.Now().Add(patience))
+			c.SetDeadline(time.Now().Add(timeout))
 			roundTrip(t, c)
 			held = append(held, c)
 		}

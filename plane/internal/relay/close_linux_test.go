@@ -151,7 +151,7 @@ func TestTCPFailuresBesideClose(t *testing.T) {
 				}()
 				select {
 				case <-ended:
-				case <-time.After(patience):
+				case <-time.After(timeout):
 					buf := make([]byte, 1<<20)
 					t.Fatalf("it hangs:\n%s", buf[:runtime.Stack(buf, true)])
 				}

@@ -88,7 +88,7 @@ func TestTCPOutOfFiles(t *testing.T) {
 		t.Errorf("the loops looked %d times in %v, want no more than %d", n, time.Since(begun), most)
 	}
 	giveBack()
-	waiting.SetDeadline(time.Now().Add(patience))
+	waiting.SetDeadline(time.Now().Add(timeout))
 	roundTrip(t, waiting)
 	if text := log.String(); !strings.Contains(text, "ulimit -n") || strings.Count(text, "\n") > 60 {
 		t.Errorf("the log says\n%s", text)

@@ -159,7 +159,7 @@ func TestClientsTTL(t *testing.T) {
 					before := r.Stats().TCP.DialsFailed
 					lab.On("pod1", func() {
 						if c := withHops(t, l.Addr(), hops); c != nil {
-							c.SetDeadline(time.Now().Add(patience))
+							c.SetDeadline(time.Now().Add(timeout))
 							c.Write([]byte("x\n"))
 							c.Read(make([]byte, 1))
 						}

@@ -53,7 +53,7 @@ func acceptAll(t *testing.T) (netip.AddrPort, chan net.Conn) {
 
 func wasReset(t *testing.T, what string, c net.Conn) {
 	t.Helper()
-	c.SetReadDeadline(time.Now().Add(patience))
+	c.SetReadDeadline(time.Now().Add(timeout))
 	if n, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("%s read %d bytes, %v, want a reset", what, n, err)
 	}

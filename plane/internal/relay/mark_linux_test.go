@@ -60,7 +60,7 @@ func TestMarkOfDatagrams(t *testing.T) {
 	const mark = 1 << 14
 	r := startUDP(t, Config{Mark: mark}, 0)
 	l := listenUDP(t, r, loopback, to(boundAt(udpEcho(t, loopback, nil))))
-	if !ask(t, dialUDP(t, l.Addr()), "open", patience) {
+	if !ask(t, dialUDP(t, l.Addr()), "open", timeout) {
 		t.Fatal("no answer")
 	}
 	sessions := 0

@@ -58,7 +58,7 @@ func sctpSocket(t testing.TB) sctpPeer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wait := unix.NsecToTimeval(int64(patience))
+	wait := unix.NsecToTimeval(int64(timeout))
 	if err := errors.Join(tuneSCTP(fd), unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO,
 		&wait)); err != nil {
 		t.Fatal(err)

@@ -64,7 +64,7 @@ func TestTCPSlowReaders(t *testing.T) {
 				break
 			}
 		}
-		c.SetDeadline(time.Now().Add(patience))
+		c.SetDeadline(time.Now().Add(timeout))
 		c.CloseWrite()
 	}
 	pipes := r.conns.(*conns).pipes

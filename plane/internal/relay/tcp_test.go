@@ -146,7 +146,7 @@ func dial(t testing.TB, at netip.AddrPort) *net.TCPConn {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.SetDeadline(time.Now().Add(patience))
+	c.SetDeadline(time.Now().Add(timeout))
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -157,7 +157,7 @@ func wantReset(t testing.TB, at netip.AddrPort) {
 	c, err := net.DialTCP("tcp", nil, net.TCPAddrFromAddrPort(at))
 	if err == nil { // else the reset arrived before Dial returned
 		defer c.Close()
-		c.SetDeadline(time.Now().Add(patience))
+		c.SetDeadline(time.Now().Add(timeout))
 		_, err = c.Read(make([]byte, 1))
 	}
 	if !errors.Is(err, syscall.ECONNRESET) {
@@ -165,15 +165,15 @@ func wantReset(t testing.TB, at netip.AddrPort) {
 	}
 }
 
-// patience is how long a test waits for an expected event.
-const patience = 20 * time.Second
+// timeout is how long a test waits for an expected event.
+const timeout = 20 * time.Second
 
 // eventually waits until ok.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(timeout); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("still not so after %v: %s", patience, what)
+			t.Fatalf("still not so after %v: %s", timeout, what)
 		}
 	}
 }

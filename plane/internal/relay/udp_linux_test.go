@@ -40,7 +40,7 @@ func TestUDPBackendDiesAndReturns(t *testing.T) {
 			return slices.ContainsFunc(b.dialled, func(err error) bool { return errors.Is(err, unix.ECONNREFUSED) })
 		}
 		eventually(t, "the Balancer gets the report", refused)
-		if !ask(t, c, "to the other", patience) {
+		if !ask(t, c, "to the other", timeout) {
 			t.Errorf("no answer from the other; %+v", r.Stats().UDP)
 		}
 		if s := r.Stats().UDP; s.Moved != 1 || s.Open != 1 || s.Dropped != (Dropped{}) {
@@ -65,14 +65,14 @@ func TestUDPBackendDiesAndReturns(t *testing.T) {
 		}
 		gone.mu.Unlock()
 		back := udpEcho(t, deadAt, nil)
-		if !ask(t, c, "to the one that is back", patience) {
+		if !ask(t, c, "to the one that is back", timeout) {
 			t.Errorf("no answer from the backend that is back; %+v", r.Stats().UDP)
 		}
 		// It ends while it has many clients: one refusal moves all of them.
 		var clients []*net.UDPConn
 		for range 20 {
 			clients = append(clients, dialUDP(t, alone.Addr()))
-			if !ask(t, clients[len(clients)-1], "before", patience) {
+			if !ask(t, clients[len(clients)-1], "before", timeout) {
 				t.Fatal("no answer")
 			}
 		}
@@ -84,7 +84,7 @@ func TestUDPBackendDiesAndReturns(t *testing.T) {
 			return r.Stats().UDP.Moved > moved
 		})
 		for i, c := range clients[1:] {
-			if !ask(t, c, "after", patience) {
+			if !ask(t, c, "after", timeout) {
 				t.Fatalf("client %d: what it sent went to the dead backend; %+v", i, r.Stats().UDP)
 			}
 		}
@@ -98,7 +98,7 @@ func TestUDPNoWayToBackend(t *testing.T) {
 	b := to(boundAt(udpEcho(t, loopback, nil)), nowhere, netip.MustParseAddrPort("203.0.113.2:53"))
 	l := listenUDP(t, r, loopback, b)
 	for range 6 {
-		if c := dialUDP(t, l.Addr()); !ask(t, c, "at once", patience) {
+		if c := dialUDP(t, l.Addr()); !ask(t, c, "at once", timeout) {
 			t.Fatalf("no answer; %+v", r.Stats().UDP)
 		}
 	}
@@ -114,7 +114,7 @@ func TestUDPAnswersFromTheAddressThatWasAsked(t *testing.T) {
 	for i, asked := range []string{"127.0.0.1", "127.0.0.7", "127.9.9.9"} {
 		at := netip.AddrPortFrom(netip.MustParseAddr(asked), l.Addr().Port())
 		c := dialUDP(t, at) // takes answers only from there
-		if !ask(t, c, asked, patience) {
+		if !ask(t, c, asked, timeout) {
 			t.Fatalf("%s does not answer", asked)
 		}
 		b.mu.Lock()
@@ -175,7 +175,7 @@ func TestUDPRedirected(t *testing.T) {
 			var c *net.UDPConn
 			lab.On(from, func() { c = dialUDP(t, netip.AddrPortFrom(service, 53)) })
 			for i := range 5 {
-				if !ask(t, c, fmt.Sprint(i), patience) {
+				if !ask(t, c, fmt.Sprint(i), timeout) {
 					t.Fatalf("IPv6 %v: %s gets no answer; %+v", six, from, r.Stats().UDP)
 				}
 			}
@@ -241,7 +241,7 @@ func (m *many) ask(t testing.TB, client int) {
 func (m *many) answer(t testing.TB, why func() string) (client int) {
 	t.Helper()
 	var buf [16]byte
-	for end := time.Now().Add(patience); ; {
+	for end := time.Now().Add(timeout); ; {
 		n, controlled, _, _, err := unix.Recvmsg(m.fd, buf[:], m.control[:], unix.MSG_DONTWAIT)
 		if err == nil {
 			client = int(binary.BigEndian.Uint64(buf[:]))
@@ -299,7 +299,7 @@ func overflows(t testing.TB) uint64 {
 func TestUDPManySessions(t *testing.T) {
 	const sessions, backends = 5000, 100
 	t.Run("memory that the runtime keeps", func(t *testing.T) {
-		ask(t, dialUDP(t, boundAt(udpEcho(t, loopback, nil))), "", patience)
+		ask(t, dialUDP(t, boundAt(udpEcho(t, loopback, nil))), "", timeout)
 	})
 	goroutines, descriptors := runtime.NumGoroutine(), openDescriptors(t)
 	t.Run("relay", func(t *testing.T) {
@@ -378,7 +378,7 @@ func TestUDPFloodBesideAServiceTN54(t *testing.T) {
 			})
 			asked, lost, before := 0, uint64(0), overflows(t)
 			for full := false; !full || asked < 200; asked++ {
-				for !ask(t, c, fmt.Sprint(asked), patience/4) {
+				for !ask(t, c, fmt.Sprint(asked), timeout/4) {
 					// The flood also goes through a CPU's queue, which may be full.
 					if lost++; lost > overflows(t)-before {
 						t.Fatalf("datagram %d is lost; %+v", asked, r.Stats().UDP)
@@ -409,7 +409,7 @@ func TestUDPOutOfDescriptors(t *testing.T) {
 	l := listenUDP(t, r, loopback, to(backend))
 	six := listenUDP(t, r, loopback, to(boundAt(udpEcho(t, loopback6, nil))))
 	open, later := dialUDP(t, l.Addr()), dialUDP(t, six.Addr())
-	if !ask(t, open, "open", patience) {
+	if !ask(t, open, "open", timeout) {
 		t.Fatal("no answer")
 	}
 	var limit unix.Rlimit
@@ -422,7 +422,7 @@ func TestUDPOutOfDescriptors(t *testing.T) {
 		t.Fatal(err)
 	}
 	drops(t, r, later, func(d Dropped) uint64 { return d.NoSocket })
-	if !ask(t, open, "still open", patience) {
+	if !ask(t, open, "still open", timeout) {
 		t.Error("an open session gets no answer")
 	}
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -498,7 +498,7 @@ func TestUDPForgedRefusal(t *testing.T) {
 	l := listenUDP(t, r, netip.AddrPortFrom(node.V4, 0), b)
 	var c *net.UDPConn
 	lab.On("pod3", func() { c = dialUDP(t, l.Addr()) })
-	if !ask(t, c, "before", patience) {
+	if !ask(t, c, "before", timeout) {
 		t.Fatal("no answer")
 	}
 	mu.Lock()
@@ -526,7 +526,7 @@ func TestUDPForgedRefusal(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	eventually(t, "the session moves", func() bool { return ask(t, c, "after", patience) && r.Stats().UDP.Moved == 1 })
+	eventually(t, "the session moves", func() bool { return ask(t, c, "after", timeout) && r.Stats().UDP.Moved == 1 })
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if slices.ContainsFunc(b.dialled, func(err error) bool { return err != nil }) {

@@ -22,7 +22,7 @@ import (
 // be lost.
 func unhurried(cfg Config) Config {
 	if cfg.UDPIdle == 0 {
-		cfg.UDPIdle = 2 * patience
+		cfg.UDPIdle = 2 * timeout
 	}
 	return cfg
 }
@@ -198,7 +198,7 @@ func TestUDPEveryDatagram(t *testing.T) {
 						}
 					}
 					for i, d := range want {
-						c.SetReadDeadline(time.Now().Add(patience))
+						c.SetReadDeadline(time.Now().Add(timeout))
 						n, err := c.Read(buf)
 						if err != nil || !bytes.Equal(buf[:n], d) {
 							t.Errorf("client %d, round %d, datagram %d of %d: sent %d bytes, got %d that are not the "+
@@ -243,7 +243,7 @@ func TestUDPSession(t *testing.T) {
 	lost := 0
 	for i := range 200 {
 		// On a busy machine a session may end before its answer arrives.
-		for !ask(t, c, fmt.Sprint(i), patience/4) {
+		for !ask(t, c, fmt.Sprint(i), timeout/4) {
 			if lost++; lost > 3 || r.Stats().UDP.Opened < uint64(lost) {
 				t.Fatalf("no answer; %+v", r.Stats().UDP)
 			}
@@ -288,7 +288,7 @@ func TestUDPNoBackend(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	l.SetBalancer(to(boundAt(udpEcho(t, loopback, nil))))
-	if !ask(t, c, "now", patience) {
+	if !ask(t, c, "now", timeout) {
 		t.Error("no answer when there is a backend")
 	}
 }
@@ -302,17 +302,17 @@ func TestUDPLeave(t *testing.T) {
 	stays, leaves := boundAt(udpEcho(t, loopback, nil)), boundAt(leaving)
 	l := listenUDP(t, r, loopback, to(leaves))
 	c, silent := dialUDP(t, l.Addr()), dialUDP(t, l.Addr())
-	if !ask(t, c, "first", patience) || !ask(t, silent, "first", patience) {
+	if !ask(t, c, "first", timeout) || !ask(t, silent, "first", timeout) {
 		t.Fatal("no answer")
 	}
 	b := to(stays)
 	l.SetBalancer(b)
 	other := dialUDP(t, l.Addr())
-	if !ask(t, other, "other", patience) {
+	if !ask(t, other, "other", timeout) {
 		t.Fatal("no answer")
 	}
 	b.leave(leaves)
-	if !ask(t, c, "second", patience) {
+	if !ask(t, c, "second", timeout) {
 		t.Error("no answer from the backend that stays")
 	}
 	if s := r.Stats().UDP; s.Open != 3 || s.Opened != 4 {
@@ -337,7 +337,7 @@ func TestUDPCloseAndPortInUse(t *testing.T) {
 	b := to(boundAt(udpEcho(t, loopback, nil)))
 	l := listenUDP(t, r, loopback, b)
 	c := dialUDP(t, l.Addr())
-	if !ask(t, c, "open", patience) {
+	if !ask(t, c, "open", timeout) {
 		t.Fatal("no answer")
 	}
 	if _, err := r.Listen(Listening{lb.UDP, l.Addr()}, b, nil); !errors.Is(err, syscall.EADDRINUSE) {
@@ -349,7 +349,7 @@ func TestUDPCloseAndPortInUse(t *testing.T) {
 	}
 	l.Close()
 	again := listenUDP(t, r, l.Addr(), b)
-	if !ask(t, c, "again", patience) {
+	if !ask(t, c, "again", timeout) {
 		t.Error("no answer at a port that was given up and taken again")
 	}
 	again.Close()
@@ -370,13 +370,13 @@ func TestUDPStranger(t *testing.T) {
 	b := to(boundAt(udpEcho(t, loopback, func(from netip.AddrPort, _ []byte) { ports <- from })))
 	l := listenUDP(t, r, loopback, b)
 	c := dialUDP(t, l.Addr())
-	if !ask(t, c, "open", patience) {
+	if !ask(t, c, "open", timeout) {
 		t.Fatal("no answer")
 	}
 	stranger := dialUDP(t, <-ports)
 	refused := func() bool {
 		stranger.Write([]byte("I am your backend"))
-		stranger.SetReadDeadline(time.Now().Add(patience))
+		stranger.SetReadDeadline(time.Now().Add(timeout))
 		_, err := stranger.Read(make([]byte, 1))
 		return errors.Is(err, syscall.ECONNREFUSED)
 	}
