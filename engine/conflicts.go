@@ -31,8 +31,8 @@ type ProvisionalOwner struct {
 // conflicts for as many keys as there are, and a Service that loses them all has one fault. So
 // there is one message for each Service and change, and a limit for many Services.
 type claims struct {
-	conflicts []conflict // that began
-	lent      []lentKey  // added frontends
+	conflicts   []conflict       // that began
+	provisional []provisionalKey // added frontends
 }
 
 // conflict is a conflict that a change of the Service cause started.
@@ -51,9 +51,9 @@ func (c conflict) share() string {
 	return loser
 }
 
-// lentKey is a key of the service network with a provisional owner: it is not the Service's cluster
-// IP.
-type lentKey struct {
+// provisionalKey is a key of the service network with a provisional owner: it is not the Service's
+// cluster IP.
+type provisionalKey struct {
 	key   lb.Key
 	owner string
 }
@@ -64,8 +64,8 @@ func (c *claims) add(t *lb.Table, owner string, changes []lb.Change, conflicts [
 		c.conflicts = append(c.conflicts, conflict{began, owner})
 	}
 	for _, change := range changes {
-		if t.Node.Lends(change.New) && !t.Node.Lends(change.Old) {
-			c.lent = append(c.lent, lentKey{change.Key, owner})
+		if t.Node.IsProvisional(change.New) && !t.Node.IsProvisional(change.Old) {
+			c.provisional = append(c.provisional, provisionalKey{change.Key, owner})
 		}
 	}
 }
@@ -76,8 +76,8 @@ func (e *Engine) reportClaims(c claims) {
 	if len(c.conflicts) > 0 {
 		e.reportLosses(c.conflicts)
 	}
-	if len(c.lent) > 0 {
-		e.reportProvisionalOwners(c.lent)
+	if len(c.provisional) > 0 {
+		e.reportProvisionalOwners(c.provisional)
 	}
 }
 
@@ -106,11 +106,11 @@ func (e *Engine) reportLosses(began []conflict) {
 }
 
 // reportProvisionalOwners leaves out keys that the same turn gave to another Service.
-func (e *Engine) reportProvisionalOwners(lent []lentKey) {
+func (e *Engine) reportProvisionalOwners(provisional []provisionalKey) {
 	var provisionalOwners []ProvisionalOwner
-	for _, c := range lent {
+	for _, c := range provisional {
 		f := e.table.Get(c.key)
-		if _, lost := e.table.Lost(c.key, c.owner); !lost && e.table.Node.Lends(f) {
+		if _, lost := e.table.Lost(c.key, c.owner); !lost && e.table.Node.IsProvisional(f) {
 			provisionalOwners = append(provisionalOwners, ProvisionalOwner{Frontend: f, Owner: c.owner})
 		}
 	}

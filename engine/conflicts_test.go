@@ -11,9 +11,9 @@ import (
 	"kube-proxy/lb"
 )
 
-// crowd returns Services that all claim the same ports of one external address and have different
-// cluster IPs. The oldest has number first.
-func crowd(first, services, ports int) []*cluster.Service {
+// claimants returns Services that all claim the same ports of one external address and have
+// different cluster IPs. The oldest has number first.
+func claimants(first, services, ports int) []*cluster.Service {
 	out := make([]*cluster.Service, services)
 	for i := range out {
 		s := service(first + i)
@@ -36,14 +36,14 @@ func TestFloodOfConflicts(t *testing.T) {
 		r.start()
 		r.list()
 		const services, ports = 160, 100
-		flood := crowd(1000, services, ports)
+		flood := claimants(1000, services, ports)
 		for i := len(flood) - 1; i >= 0; i-- {
 			r.do(cluster.ServiceSet{Service: flood[i]})
 			r.run()
 		}
 		s := r.engine.Stats()
 		if s.Conflicts != (services-1)*ports || s.Contested != ports {
-			t.Errorf("%d contests counted, %d keys contested; want %d and %d", s.Conflicts, s.Contested,
+			t.Errorf("%d conflicts counted, on %d keys; want %d and %d", s.Conflicts, s.Contested,
 				(services-1)*ports, ports)
 		}
 		if len(reported) != ratelimit.Burst || reported[0].Keys != ports || reported[0].Key.Port != 1000 {
@@ -85,7 +85,7 @@ func TestConflictsCostNoOtherService(t *testing.T) {
 	measure := func(services, ports int) (all, others cost) {
 		bubble(t, nil, func(r *rig) {
 			r.start()
-			r.do(cluster.ServicesListed{Services: append(crowd(1000, services, ports), service(1))},
+			r.do(cluster.ServicesListed{Services: append(claimants(1000, services, ports), service(1))},
 				cluster.SlicesListed{Slices: []*cluster.Slice{slice(1, 1, 10)}})
 			r.run()
 			now := func() cost {
@@ -107,17 +107,17 @@ func TestConflictsCostNoOtherService(t *testing.T) {
 	}
 	_, few := measure(2, 2)
 	many, beside := measure(101, 1000) // 1,000 keys, 100,000 conflicts
-	crowded, besideOne := measure(11_000, 1)
+	oneKey, besideOne := measure(11_000, 1)
 	if few != beside || few != besideOne {
-		t.Errorf("a change of another Service costs %+v beside 2 contests, %+v beside 100,000, %+v beside a crowd of "+
-			"11,000 on one key", few, beside, besideOne)
+		t.Errorf("a change of another Service costs %+v beside 2 conflicts, %+v beside 100,000, %+v beside a key with "+
+			"11,000 claimants", few, beside, besideOne)
 	}
 	// The engine inspects a frontend when it arrives, as cluster IP and as external IP, and
 	// compares it a few times.
 	for _, c := range []struct {
 		cost
 		rows uint64
-	}{{many, 2 * 101 * 1000}, {crowded, 2 * 11_000}} {
+	}{{many, 2 * 101 * 1000}, {oneKey, 2 * 11_000}} {
 		if c.visited > 5*c.rows {
 			t.Errorf("%d rows were visited %d times", c.rows, c.visited)
 		}
@@ -131,7 +131,7 @@ func TestLoanOfTheServiceNetwork(t *testing.T) {
 	bubble(t, func(c *Config) { c.Lent = func(l ProvisionalOwner) { reported = append(reported, l) } }, func(r *rig) {
 		r.do(cluster.CIDRsListed{CIDRs: []*cluster.ServiceCIDR{
 			{Name: "k", Prefixes: []netip.Prefix{netip.MustParsePrefix("172.16.0.0/16")}}}})
-		squatter := crowd(1, 1, 3)[0]
+		squatter := claimants(1, 1, 3)[0]
 		squatter.ExternalIPs = []netip.Addr{svcIP(7), svcIP(6), netip.MustParseAddr("192.0.2.7")}
 		r.start()
 		r.do(cluster.ServiceSet{Service: squatter}, cluster.SliceSet{Slice: slice(1, 1, 1)})
@@ -145,9 +145,9 @@ func TestLoanOfTheServiceNetwork(t *testing.T) {
 		if r.log.Count(`service=shop/s1 key=172.16.0.6:1000/tcp as="external IP" keys=6`) != 1 {
 			t.Errorf("the log:\n%s", r.log)
 		}
-		owner := crowd(7, 1, 3)[0]
+		owner := claimants(7, 1, 3)[0]
 		owner.ExternalIPs = nil
-		late := crowd(2, 1, 3)[0] // arrives together with the owner of the address
+		late := claimants(2, 1, 3)[0] // arrives together with the owner of the address
 		late.ExternalIPs = []netip.Addr{svcIP(7)}
 		r.do(cluster.Batch{cluster.ServiceSet{Service: late}, cluster.ServiceSet{Service: owner},
 			cluster.SliceSet{Slice: slice(7, 1, 1)}})

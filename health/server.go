@@ -82,12 +82,12 @@ func newHTTP(what string, h http.Handler, log *slog.Logger) *http.Server {
 
 		DisableGeneralOptionsHandler: true, // any method (HT-10)
 	}
-	crowd := &listen.ConnLimit{Most: listen.OwnShare().Connections}
-	crowd.Full = func(closed int) {
-		log.Warn("Too many connections, closing the longest idle ones", "server", what, "most", crowd.Most, "closed",
+	limit := &listen.ConnLimit{Most: listen.OwnShare().Connections}
+	limit.Full = func(closed int) {
+		log.Warn("Too many connections, closing the longest idle ones", "server", what, "most", limit.Most, "closed",
 			closed)
 	}
-	crowd.Bound(s)
+	limit.Bound(s)
 	return s
 }
 

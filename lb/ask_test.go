@@ -46,7 +46,7 @@ func TestAskedOfTables(t *testing.T) {
 			for _, n := range []int{0, 1, 3, 100} {
 				first, total := table.FirstConflicts(k, n)
 				if total != len(all) || !slices.Equal(first, all[:min(n, len(all))]) {
-					t.Fatalf("step %d: the first %d contests of %s are %v of %d, want those of %v", step, n, k, first,
+					t.Fatalf("step %d: the first %d conflicts of %s are %v of %d, want those of %v", step, n, k, first,
 						total, all)
 				}
 			}

@@ -12,10 +12,10 @@ import (
 // beside other keys in conflict.
 func BenchmarkContested(b *testing.B) {
 	key := lb.Key{Addr: netip.MustParseAddr("192.0.2.7"), Port: 80, Proto: lb.TCP}
-	for _, crowd := range []int{0, 100, 10_000, 100_000} {
-		b.Run(fmt.Sprintf("claims=%d", crowd), func(b *testing.B) {
+	for _, claims := range []int{0, 100, 10_000, 100_000} {
+		b.Run(fmt.Sprintf("claims=%d", claims), func(b *testing.B) {
 			var table lb.Table
-			for i := range crowd {
+			for i := range claims {
 				o := lb.Owner{Name: fmt.Sprint("ns/", i), Created: int64(i)}
 				table.Replace(o, []*lb.Frontend{row(o, key)})
 			}

@@ -31,10 +31,10 @@ func (n Node) Equal(o Node) bool {
 		slices.Equal(n.APIServers, o.APIServers)
 }
 
-// Lends reports whether the frontend's address is of the service network but not a cluster IP. Its
-// Service is then only the provisional owner, until the address is assigned (SV-24). For a nil
-// frontend it returns false.
-func (n Node) Lends(f *Frontend) bool {
+// IsProvisional reports whether the frontend's address is of the service network but not a cluster
+// IP. Its Service is then only the provisional owner, until the address is assigned (SV-24). For a
+// nil frontend it returns false.
+func (n Node) IsProvisional(f *Frontend) bool {
 	return f != nil && (f.Kind == ExternalIP || f.Kind == LoadBalancer) &&
 		slices.ContainsFunc(n.ServiceCIDRs, func(p netip.Prefix) bool { return p.Contains(f.Key.Addr) })
 }

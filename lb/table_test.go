@@ -43,11 +43,11 @@ func TestContestSV24(t *testing.T) {
 				began += len(conflicts)
 			}
 			if began != 2 {
-				t.Errorf("%d contests were reported, want one for each Service but the first", began)
+				t.Errorf("%d conflicts were reported, want one for each Service but the first", began)
 			}
 			wantConflicts := []lb.Conflict{conflict(key, oldest, middle), conflict(key, oldest, middle2)}
 			if got := table.Conflicts(key); !slices.Equal(got, wantConflicts) {
-				t.Errorf("contests %v, want %v", got, wantConflicts)
+				t.Errorf("conflicts %v, want %v", got, wantConflicts)
 			}
 			// The losers get the key one after the other: by age, then by name.
 			for i, next := range []lb.Owner{middle, middle2} {
@@ -74,7 +74,7 @@ func TestLoserLeavesSilently(t *testing.T) {
 	changed := row(middle, key)
 	changed.Routes[0].Do = lb.Reject
 	if changes, conflicts := table.Replace(middle, []*lb.Frontend{changed}); len(changes)+len(conflicts) != 0 {
-		t.Errorf("a loser changed its mind: changes %v, contests %v, want none", changes, conflicts)
+		t.Errorf("a loser changed its mind: changes %v, conflicts %v, want none", changes, conflicts)
 	}
 	if changes, _ := table.Replace(middle2, nil); len(changes) != 0 {
 		t.Errorf("a loser went: changes %v, want none", changes)
@@ -135,11 +135,11 @@ func TestKindBeforeAgeSV24(t *testing.T) {
 		for _, c := range conflicts {
 			got, why = c.Loser.Name+" loses to "+c.Winner.Name, c.Why()
 			if lost, ok := table.Lost(key, c.Loser.Name); !ok || lost != c {
-				t.Errorf("%s: the table says %v of the contest %v", step.story, lost, c)
+				t.Errorf("%s: the table says %v of the conflict %v", step.story, lost, c)
 			}
 		}
 		if got != step.conflicts || len(conflicts) > 1 || why != step.why {
-			t.Errorf("%s: contests %v: %q which %s, want %q which %s", step.story, conflicts, got, why, step.conflicts,
+			t.Errorf("%s: conflicts %v: %q which %s, want %q which %s", step.story, conflicts, got, why, step.conflicts,
 				step.why)
 		}
 		if _, lost := table.Lost(key, step.winner); lost {
@@ -152,11 +152,11 @@ func TestKindBeforeAgeSV24(t *testing.T) {
 }
 
 // Many Services on one key cost each change of them a logarithm, and other keys nothing.
-func TestCrowdOnOneKey(t *testing.T) {
+func TestManyClaimsOnOneKey(t *testing.T) {
 	key, other := mustKey(t, "192.0.2.7:80/tcp"), mustKey(t, "192.0.2.8:80/tcp")
-	visited := func(crowd int) (others, one uint64) {
+	visited := func(claims int) (others, one uint64) {
 		var table lb.Table
-		for _, i := range rand.New(rand.NewPCG(1, 1)).Perm(crowd) {
+		for _, i := range rand.New(rand.NewPCG(1, 1)).Perm(claims) {
 			o := lb.Owner{Name: fmt.Sprint("ns/", i), Created: int64(i)}
 			table.Replace(o, []*lb.Frontend{row(o, key)})
 		}
@@ -166,7 +166,7 @@ func TestCrowdOnOneKey(t *testing.T) {
 			return table.Visited - before
 		}
 		others = count(middle, row(middle, other))
-		for _, o := range []lb.Owner{{Name: "ns/first", Created: -1}, {Name: "ns/amid", Created: int64(crowd / 2)}} {
+		for _, o := range []lb.Owner{{Name: "ns/first", Created: -1}, {Name: "ns/amid", Created: int64(claims / 2)}} {
 			one = max(one, count(o, row(o, key)), count(o))
 		}
 		return others, one
@@ -174,11 +174,11 @@ func TestCrowdOnOneKey(t *testing.T) {
 	fewOthers, few := visited(100)
 	manyOthers, many := visited(100_000)
 	if fewOthers != 1 || manyOthers != 1 {
-		t.Errorf("a Service beside crowds of 100 and 100,000 visits %d and %d rows, want its own", fewOthers,
-			manyOthers)
+		t.Errorf("a Service beside 100 and 100,000 claims on another key visits %d and %d frontends, want its own",
+			fewOthers, manyOthers)
 	}
 	if many > 3*few {
-		t.Errorf("to come to a crowd of 100 or leave it visits %d rows, with 100,000 %d", few, many)
+		t.Errorf("a claim on a key with 100 claims visits %d frontends, with 100,000 %d", few, many)
 	}
 }
 
@@ -196,7 +196,7 @@ func TestRecreatedService(t *testing.T) {
 		t.Errorf("changes %v, want one that gives %s to %s", changes, key, middle.Name)
 	}
 	if want := []lb.Conflict{conflict(key, middle, young)}; !slices.Equal(conflicts, want) {
-		t.Errorf("contests %v, want %v", conflicts, want)
+		t.Errorf("conflicts %v, want %v", conflicts, want)
 	}
 	// And back: an older one under the same name wins again.
 	changes, _ = table.Replace(oldest, []*lb.Frontend{row(oldest, key)})
@@ -223,7 +223,7 @@ func TestSameKeyTwice(t *testing.T) {
 			t.Errorf("n=%d: %d rows kept, want %d", n, len(owned), n+1)
 		}
 		if len(changes) != n+1 || len(conflicts) != 0 || table.Len() != n+1 || table.Get(key) != fronts[0] {
-			t.Errorf("n=%d: %d changes, contests %v, %d rows", n, len(changes), conflicts, table.Len())
+			t.Errorf("n=%d: %d changes, conflicts %v, %d rows", n, len(changes), conflicts, table.Len())
 		}
 	}
 }
@@ -350,7 +350,7 @@ func TestReplaceHealthCheck(t *testing.T) {
 	nodePort.Kind = lb.NodePort
 	changes, conflicts := table.Replace(middle, []*lb.Frontend{nodePort})
 	if len(changes) != 0 || len(conflicts) != 1 || conflicts[0].Winner != oldest {
-		t.Errorf("a younger NodePort: changes %v, contests %v, want the health check to win", changes, conflicts)
+		t.Errorf("a younger NodePort: changes %v, conflicts %v, want the health check to win", changes, conflicts)
 	}
 	if changes, _ := table.Replace(oldest, nil); len(changes) != 1 || !changes[0].Old.Accepts() ||
 		changes[0].New.Accepts() {
@@ -433,7 +433,7 @@ func FuzzTableReplace(f *testing.F) {
 			checkChanges(t, applied, changes)
 			for _, c := range conflicts {
 				if c.Winner != o && c.Loser != o || !slices.Contains(table.Conflicts(c.Key), c) {
-					t.Fatalf("Replace of %v reported the contest %v", o, c)
+					t.Fatalf("Replace of %v reported the conflict %v", o, c)
 				}
 			}
 			if !maps.Equal(applied, maps.Collect(keyed(&table))) {

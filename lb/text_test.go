@@ -144,7 +144,7 @@ func checkSameRows(t *testing.T, got, want *lb.Table) {
 			t.Fatalf("got row\n%swant\n%s", g, f)
 		}
 		if g, w := got.Conflicts(f.Key), want.Conflicts(f.Key); !slices.Equal(g, w) {
-			t.Fatalf("%s: got contests %v, want %v", f.Key, g, w)
+			t.Fatalf("%s: got conflicts %v, want %v", f.Key, g, w)
 		}
 	}
 }

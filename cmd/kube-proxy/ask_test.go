@@ -385,7 +385,7 @@ func TestAskCrowd(t *testing.T) {
 		return len(entries)
 	}
 	memory, open := resident(), files()
-	var crowd []net.Conn
+	var conns []net.Conn
 	for i := range 1000 {
 		var c net.Conn
 		var err error
@@ -394,7 +394,7 @@ func TestAskCrowd(t *testing.T) {
 			break // as many as the kernel keeps waiting
 		}
 		defer c.Close()
-		crowd = append(crowd, c)
+		conns = append(conns, c)
 		switch i % 3 {
 		case 0:
 			io.WriteString(c, "GET /v1/top HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -402,8 +402,8 @@ func TestAskCrowd(t *testing.T) {
 			io.WriteString(c, "GET /v1/table")
 		}
 	}
-	if len(crowd) < 100 {
-		t.Fatalf("%d could connect", len(crowd))
+	if len(conns) < 100 {
+		t.Fatalf("%d could connect", len(conns))
 	}
 	n.write("m/late.yaml", service("late", "10.96.0.7", 80, "10.0.0.7"))
 	until(t, func() string {
@@ -413,12 +413,12 @@ func TestAskCrowd(t *testing.T) {
 		return ""
 	})
 	if f := files(); f > open+80 { // 64 connections, and two sockets for each of four that have connections counted
-		t.Errorf("%d more descriptors for %d who connect", f-open, len(crowd))
+		t.Errorf("%d more descriptors for %d who connect", f-open, len(conns))
 	}
 	if m := resident(); m > memory+64<<20 {
-		t.Errorf("%d MiB more for %d who connect", (m-memory)>>20, len(crowd))
+		t.Errorf("%d MiB more for %d who connect", (m-memory)>>20, len(conns))
 	}
-	for _, c := range crowd {
+	for _, c := range conns {
 		c.Close()
 	}
 	until(t, func() string { _, _, errOut := n.kubeProxy("why", "shop/late"); return errOut })

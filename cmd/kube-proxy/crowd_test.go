@@ -38,7 +38,7 @@ func TestCrowd(t *testing.T) {
 				for _, says := range []string{"", "GET / HTTP/1.1\r\nHost: a\r\nX-Slow: ",
 					"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 999\r\n\r\n1",
 					"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"} {
-					n.crowd(url, fewFiles/2, says)
+					n.openMany(url, fewFiles/2, says)
 				}
 			}
 			for _, url := range asked {
@@ -97,9 +97,9 @@ func TestManyHealthCheckPorts(t *testing.T) {
 	p.stop()
 }
 
-// crowd opens connections to a server, sends says on each, and leaves them open until the test
+// openMany opens connections to a server, sends says on each, and leaves them open until the test
 // ends.
-func (n *namespace) crowd(url string, many int, says string) {
+func (n *namespace) openMany(url string, many int, says string) {
 	n.t.Helper()
 	addr, _, _ := strings.Cut(strings.TrimPrefix(url, "http://"), "/")
 	for i := range many {

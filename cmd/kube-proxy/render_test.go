@@ -119,7 +119,7 @@ func TestRenderProblems(t *testing.T) {
 			t.Errorf("%s: want no rule for 127.0.0.77, and %q:\n%s", mode, reported, p.log())
 		}
 		if strings.Contains(p.log(), "10.0.0.9") {
-			t.Errorf("%s: the loser of a contest is rendered:\n%s", mode, p.log())
+			t.Errorf("%s: the loser of a conflict is rendered:\n%s", mode, p.log())
 		}
 	}
 	for args, want := range map[string]string{

@@ -72,7 +72,7 @@ func (c *ConnLimit) Bound(h *http.Server) {
 // join takes a connection in, and closes another if there are too many.
 func (c *ConnLimit) join(conn net.Conn) {
 	c.mu.Lock()
-	out, closed := c.crowdedOut(), 0
+	out, closed := c.evict(), 0
 	if c.members == nil {
 		c.members = map[net.Conn]*member{}
 	}
@@ -89,8 +89,9 @@ func (c *ConnLimit) join(conn net.Conn) {
 	}
 }
 
-// crowdedOut takes out the connection that one more closes; nil if there is room. c.mu is held.
-func (c *ConnLimit) crowdedOut() net.Conn {
+// evict removes and returns the connection to close for one more; nil if there is room. c.mu is
+// held.
+func (c *ConnLimit) evict() net.Conn {
 	if len(c.members) < c.Most {
 		return nil
 	}

@@ -62,14 +62,14 @@ func (g *guest) open() bool {
 func TestCrowd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var reported []int
-		crowd := &ConnLimit{Most: 4, Full: func(closed int) { reported = append(reported, closed) }}
+		limit := &ConnLimit{Most: 4, Full: func(closed int) { reported = append(reported, closed) }}
 		hold := make(chan struct{})
 		h := &http.Server{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/slow" {
 				<-hold
 			}
 		})}
-		crowd.Bound(h)
+		limit.Bound(h)
 		l := &pipes{come: make(chan net.Conn), end: make(chan struct{})}
 		go h.Serve(l)
 		come := func() *guest {
@@ -121,8 +121,8 @@ func TestCrowd(t *testing.T) {
 		synctest.Wait()
 		h.Close()
 		synctest.Wait()
-		if len(crowd.members) > 0 || crowd.waiting.Len()+crowd.busy.Len() > 0 {
-			t.Errorf("%d connections are left after the end", len(crowd.members))
+		if len(limit.members) > 0 || limit.waiting.Len()+limit.busy.Len() > 0 {
+			t.Errorf("%d connections are left after the end", len(limit.members))
 		}
 	})
 }

@@ -39,10 +39,10 @@ type Bulk struct {
 	Out   Encoder // the present piece
 	Counters
 
-	ops     Operations
-	sent    []int // operations of the present piece
-	crowded bool  // an answer did not fit
-	settle  func(message int, err error)
+	ops      Operations
+	sent     []int // operations of the present piece
+	overflow bool  // an answer did not fit
+	settle   func(message int, err error)
 }
 
 // Do sends a message for each of n operations, and calls Done for each, in no order. The error of a
@@ -53,7 +53,7 @@ func (b *Bulk) Do(ctx context.Context, kernel Transport, n int, ops Operations) 
 	}
 	b.ops = ops
 	for next := 0; next < n; {
-		b.Out.B, b.sent, b.crowded = b.Out.B[:0], b.sent[:0], false
+		b.Out.B, b.sent, b.overflow = b.Out.B[:0], b.sent[:0], false
 		for ; next < n && len(b.sent) < b.Piece; next++ {
 			if err := ops.Append(&b.Out, next); err != nil {
 				ops.Done(next, err)
@@ -74,7 +74,7 @@ func (b *Bulk) Do(ctx context.Context, kernel Transport, n int, ops Operations) 
 			break
 		}
 		b.Sent(len(b.sent), len(b.Out.B))
-		if b.crowded {
+		if b.overflow {
 			b.Piece = max(1, b.Piece/2)
 		}
 	}
@@ -82,7 +82,7 @@ func (b *Bulk) Do(ctx context.Context, kernel Transport, n int, ops Operations) 
 }
 
 func (b *Bulk) settled(message int, err error) {
-	b.crowded = b.crowded || err != nil && errors.Is(err, unix.ENOBUFS) && errors.Is(err, ErrNoAnswer)
+	b.overflow = b.overflow || err != nil && errors.Is(err, unix.ENOBUFS) && errors.Is(err, ErrNoAnswer)
 	b.ops.Done(b.sent[message], err)
 }
 

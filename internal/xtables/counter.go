@@ -42,14 +42,14 @@ const (
 // Counting is the match that counts, as iptables-save prints it.
 func Counting(name string) string { return "-m nfacct --nfacct-name  " + name + " " }
 
-// askCounter requests a counter, or a change of it.
-func askCounter(nf *kernel.Netfilter, typ, flags uint16, name string) ([][]byte, error) {
+// requestCounter requests a counter, or a change of it.
+func requestCounter(nf *kernel.Netfilter, typ, flags uint16, name string) ([][]byte, error) {
 	return nf.Ask(typ, flags, unix.AF_UNSPEC, func(e *netlink.Encoder) { e.Str(acctName, name) })
 }
 
 // Packets reads a counter.
 func Packets(nf *kernel.Netfilter, name string) (n uint64, err error) {
-	bodies, err := askCounter(nf, acctGet, unix.NLM_F_ACK, name)
+	bodies, err := requestCounter(nf, acctGet, unix.NLM_F_ACK, name)
 	if err == nil && len(bodies) == 0 {
 		err = errors.New("an answer without packets")
 	}
@@ -62,7 +62,7 @@ func Packets(nf *kernel.Netfilter, name string) (n uint64, err error) {
 // MakeCounters creates missing counters.
 func MakeCounters(nf *kernel.Netfilter) error {
 	for _, name := range []string{InvalidDropped, LocalhostAccepted} {
-		_, err := askCounter(nf, acctNew, unix.NLM_F_CREATE|unix.NLM_F_ACK, name)
+		_, err := requestCounter(nf, acctNew, unix.NLM_F_CREATE|unix.NLM_F_ACK, name)
 		if err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("make the counter %s: %w", name, err)
 		}
@@ -77,7 +77,7 @@ func DropCounters(nf *kernel.Netfilter, timeout time.Duration) error {
 	var failed error
 	for _, name := range []string{InvalidDropped, LocalhostAccepted} {
 		for {
-			_, err := askCounter(nf, acctDelete, unix.NLM_F_ACK, name)
+			_, err := requestCounter(nf, acctDelete, unix.NLM_F_ACK, name)
 			if errors.Is(err, unix.EBUSY) && time.Now().Before(deadline) {
 				time.Sleep(10 * time.Millisecond)
 				continue

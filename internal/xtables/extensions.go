@@ -40,14 +40,14 @@ var Needed = map[Backend][]Extension{
 		{"mark", false}, {"MARK", true}, {"tcp", false}, {"udp", false}, {"REJECT", true}},
 }
 
-// asker queries the kernel for an extension; the kernel may load its module. The error is the
+// prober queries the kernel for an extension; the kernel may load its module. The error is the
 // kernel's: ENOENT if the extension is missing.
-type asker func(Extension) error
+type prober func(Extension) error
 
 // lacking names the extensions that the kernel lacks.
-func lacking(b Backend, all []Extension, ask asker) error {
+func lacking(b Backend, all []Extension, probe prober) error {
 	for _, e := range all {
-		err := ask(e)
+		err := probe(e)
 		switch {
 		case err == nil, errors.Is(err, unix.EPROTONOSUPPORT): // it exists; iptables picks the revision itself
 		case errors.Is(err, unix.ENOENT):
@@ -57,14 +57,14 @@ func lacking(b Backend, all []Extension, ask asker) error {
 			return errors.New("this kernel cannot use matches of iptables in nf_tables: load the module nft_compat " +
 				"(CONFIG_NFT_COMPAT)")
 		default:
-			return fmt.Errorf("ask the kernel for the %s: %w", e, err)
+			return fmt.Errorf("query the kernel for the %s: %w", e, err)
 		}
 	}
 	return nil
 }
 
-// askCompat queries nft_compat, as iptables-nft does.
-func askCompat(nf *kernel.Netfilter, f lb.Family) asker {
+// probeCompat queries nft_compat, as iptables-nft does.
+func probeCompat(nf *kernel.Netfilter, f lb.Family) prober {
 	return func(e Extension) error {
 		const get, name, revision, typ = unix.NFNL_SUBSYS_NFT_COMPAT << 8, 1, 2, 3 // NFNL_MSG_COMPAT_GET, NFTA_COMPAT_*
 		kind := uint32(0)
@@ -80,8 +80,8 @@ func askCompat(nf *kernel.Netfilter, f lb.Family) asker {
 	}
 }
 
-// asker queries x_tables, as iptables-legacy does.
-func (t *tableInfo) asker() asker {
+// prober queries x_tables, as iptables-legacy does.
+func (t *tableInfo) prober() prober {
 	return func(e Extension) error {
 		option := uintptr(66) // IPT_SO_GET_REVISION_MATCH
 		if t.level == unix.SOL_IPV6 {
@@ -108,7 +108,7 @@ func (t *tableInfo) asker() asker {
 // Have checks that the kernel has the matches and targets of another mode. It changes nothing. The
 // error names the missing one and wraps plane.ErrUnsupported.
 func (t *Tool) Have(matches, targets []string) error {
-	ask, done, err := t.tables(context.Background())
+	probe, done, err := t.tables(context.Background())
 	if err != nil {
 		return fmt.Errorf("iptables: look for extensions of %s: %w", t.Program, err)
 	}
@@ -120,7 +120,7 @@ func (t *Tool) Have(matches, targets []string) error {
 	for _, name := range targets {
 		all = append(all, Extension{name, true})
 	}
-	if err := lacking(t.Backend, all, ask); err != nil {
+	if err := lacking(t.Backend, all, probe); err != nil {
 		return fmt.Errorf("iptables: %w: %w", err, plane.ErrUnsupported)
 	}
 	return nil

@@ -155,8 +155,8 @@ func TestLacking(t *testing.T) {
 		{Legacy, unix.ENOENT, "no match statistic"},
 		{NFT, unix.EINVAL, "nft_compat"},
 		{NFT, unix.EOPNOTSUPP, "nft_compat"},
-		{NFT, unix.EPERM, "ask the kernel for the match statistic"},
-		{Legacy, unix.EINVAL, "ask the kernel for the match statistic"},
+		{NFT, unix.EPERM, "query the kernel for the match statistic"},
+		{Legacy, unix.EINVAL, "query the kernel for the match statistic"},
 	} {
 		err := lacking(c.backend, all, func(e Extension) error {
 			if e.Name == "statistic" {

@@ -172,11 +172,11 @@ func UsableTool(run Runner, f lb.Family, b Backend) (*Tool, error) {
 // Otherwise the first write would fail, too late to choose another mode. The error names what is
 // missing, and wraps plane.ErrUnsupported.
 func (t *Tool) Usable(ctx context.Context) error {
-	ask, done, err := t.tables(ctx)
+	probe, done, err := t.tables(ctx)
 	switch {
 	case err == nil:
 		defer done()
-		if err := lacking(t.Backend, t.Needs, ask); err != nil {
+		if err := lacking(t.Backend, t.Needs, probe); err != nil {
 			return fmt.Errorf("iptables: %w, or use --proxy-mode nftables: %w", err, plane.ErrUnsupported)
 		}
 		return nil
@@ -206,15 +206,15 @@ func (t *Tool) wants() string {
 	return t.Program + " may not be used: run as root with CAP_NET_ADMIN and CAP_NET_RAW"
 }
 
-// tables checks that the tables can be read, and returns the asker for extensions.
-func (t *Tool) tables(ctx context.Context) (ask asker, done func(), err error) {
+// tables checks that the tables can be read, and returns the prober for extensions.
+func (t *Tool) tables(ctx context.Context) (probe prober, done func(), err error) {
 	real := t.Real()
 	if real && t.Backend == Legacy { // no need to wait for the lock, or to copy a table
 		info, err := newTableInfo(t.Family)
 		if err != nil {
 			return nil, nil, err
 		}
-		return info.asker(), info.close, nil
+		return info.prober(), info.close, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -230,7 +230,7 @@ func (t *Tool) tables(ctx context.Context) (ask asker, done func(), err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	return askCompat(nf, t.Family), func() { nf.Close() }, nil
+	return probeCompat(nf, t.Family), func() { nf.Close() }, nil
 }
 
 // Choose returns the back end that the node uses: the one with the kubelet's hint, else the one

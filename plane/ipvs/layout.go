@@ -73,7 +73,7 @@ func bindingOf(row *lb.Frontend) binding {
 	}):
 		return unbound
 	}
-	return lent
+	return provisional
 }
 
 // byMark returns a virtual server by mark. The kernel translates no port for persistent ones, so

@@ -338,7 +338,7 @@ func (l *ledger) bind(key lb.Key, s *virtual, as binding) {
 	case is.refs == 0:
 		is.yields = false
 	case fresh:
-		is.yields = as == lent && l.yield(a, is)
+		is.yields = as == provisional && l.yield(a, is)
 	}
 	l.setAddress(a, is)
 	l.rebound(key, a, before)
@@ -370,7 +370,7 @@ func (l *ledger) yield(a netip.Addr, is address) bool {
 func (l *ledger) conflict(want *lb.Table) {
 	first, served := map[netip.Addr]lb.Owner{}, map[netip.Addr]bool{}
 	for row := range want.All() {
-		if bindingOf(row) != lent {
+		if bindingOf(row) != provisional {
 			continue
 		}
 		a, owner := row.Key.Addr, want.Owner(row.Key)

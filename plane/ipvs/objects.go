@@ -143,9 +143,9 @@ type binding uint8
 const (
 	// unbound: it is the node's own address, which serves NodePorts.
 	unbound binding = iota
-	// lent: tenants choose it, so the owner is provisional. It stays unbound if it was a backend's
-	// before, which the node could not reach any more.
-	lent
+	// provisional: tenants choose it, so the owner is provisional. It stays unbound if it was a
+	// backend's before, which the node could not reach any more.
+	provisional
 	// bound: it is a cluster IP.
 	bound
 )

@@ -184,7 +184,7 @@ func (l *ledger) found(id ipvs.ServiceID) *virtual {
 	l.servers[id] = s
 	if id.Mark == 0 {
 		if l.addrs[id.Addr.Addr()].has {
-			l.bind(lb.Key{}, s, lent)
+			l.bind(lb.Key{}, s, provisional)
 		}
 	} else if n, _, ok := l.mark.number(id.Mark); ok {
 		l.numbers.take(n)

@@ -207,7 +207,7 @@ func TestAnswerWithoutRoom(t *testing.T) {
 	if err := p.sock.SetReceiveBuffer(1); err != nil { // the minimum
 		t.Fatal(err)
 	}
-	stop := crowd(t, p.sock.Number())
+	stop := flood(t, p.sock.Number())
 	lost := 0
 	for deadline := time.Now().Add(time.Minute); lost == 0 && time.Now().Before(deadline); {
 		o, rows := w.ClusterIP(3, 50, 3)
@@ -232,8 +232,8 @@ func TestAnswerWithoutRoom(t *testing.T) {
 	isDump(t, p, want)
 }
 
-// crowd sends meaningless messages to a netlink socket until it is stopped.
-func crowd(t *testing.T, pid uint32) (stop func()) {
+// flood sends meaningless messages to a netlink socket until it is stopped.
+func flood(t *testing.T, pid uint32) (stop func()) {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
 	if err != nil {

@@ -87,10 +87,10 @@ var unserved = map[string][]string{
 }
 
 func (w world) serves(a netip.Addr, use string) bool {
-	lent := use == "external" || use == "load balancer"
+	provisional := use == "external" || use == "load balancer"
 	// TN-66
 	return Serves(w.Settings, a, use) &&
-		!(lent && slices.ContainsFunc(w.Service.Ports, func(p cluster.ServicePort) bool {
+		!(provisional && slices.ContainsFunc(w.Service.Ports, func(p cluster.ServicePort) bool {
 			return p.Protocol == cluster.TCP && slices.Contains(w.Node.APIServers, netip.AddrPortFrom(a, p.Port))
 		}))
 }

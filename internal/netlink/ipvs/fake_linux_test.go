@@ -128,13 +128,13 @@ func TestContextEndsABatch(t *testing.T) {
 	}
 }
 
-// crowded is a kernel connection whose buffer holds only a few answers.
-type crowded struct {
+// smallBuffer is a kernel connection whose buffer holds only a few answers.
+type smallBuffer struct {
 	*ipvsfake.Conn
 	room int
 }
 
-func (c crowded) Each(ctx context.Context, messages []byte, outcome func(int, error)) error {
+func (c smallBuffer) Each(ctx context.Context, messages []byte, outcome func(int, error)) error {
 	return c.Conn.Each(ctx, messages, func(i int, err error) {
 		if i >= c.room {
 			err = errors.Join(netlink.ErrNoAnswer, unix.ENOBUFS)
@@ -146,7 +146,7 @@ func (c crowded) Each(ctx context.Context, messages []byte, outcome func(int, er
 // If the buffer is smaller than requested, answers are lost once, and the next pieces are smaller.
 func TestLittleRoomForAnswers(t *testing.T) {
 	k := ipvsfake.New(ipvsfake.Config{})
-	c, err := ipvs.New(t.Context(), crowded{k.Connect(), 50})
+	c, err := ipvs.New(t.Context(), smallBuffer{k.Connect(), 50})
 	if err != nil {
 		t.Fatal(err)
 	}

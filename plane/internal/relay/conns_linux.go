@@ -33,7 +33,7 @@ type conns struct {
 	lastID atomic.Int32 // of a listening socket
 
 	waiting *ratelimit.Limiter // messages about clients that wait for a descriptor
-	crowded *ratelimit.Limiter // messages about clients with their share of source ports
+	shares  *ratelimit.Limiter // messages about clients with their share of source ports
 	full    *ratelimit.Limiter // messages about associations without room for a message
 }
 
@@ -42,7 +42,7 @@ const maxLoops = 16
 
 func newConns(r *Relay) (connEngine, error) {
 	e := &conns{relay: r, began: time.Now(), fds: r.cfg.Descriptors, waiting: ratelimit.New(r.cfg.Log, "no descriptor"),
-		crowded: ratelimit.New(r.cfg.Log, "share of source ports"), full: ratelimit.New(r.cfg.Log, "held messages"),
+		shares: ratelimit.New(r.cfg.Log, "share of source ports"), full: ratelimit.New(r.cfg.Log, "held messages"),
 		held: &Budget{max: maxHeld}}
 	e.pipes = newPipeBudget(e.fds.max)
 	for range min(runtime.GOMAXPROCS(0), maxLoops) {

@@ -13,21 +13,21 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// crowd is a plane with few numbers of marks left, and Services whose pods use another route than
-// others. Each has its own backend.
-type crowd struct {
+// fewMarks is a plane with few numbers of marks left, and Services whose pods use another route
+// than others. Each has its own backend.
+type fewMarks struct {
 	served
 }
 
-func newConnLimit(t testing.TB, left uint32) *crowd {
-	c := &crowd{newServed(t)}
+func newConnLimit(t testing.TB, left uint32) *fewMarks {
+	c := &fewMarks{newServed(t)}
 	c.restart()
 	c.p.l.numbers.last = c.p.l.mark.most() - left
 	return c
 }
 
 // set writes a Service whose pods reach n backends; n is 0 to remove it.
-func (c *crowd) set(i, n int) error {
+func (c *fewMarks) set(i, n int) error {
 	c.Helper()
 	name := fmt.Sprintf("ns/svc-%d:http", i)
 	fronts := []*lb.Frontend{{Key: lb.Key{Addr: c.Addr(12, i), Port: 80, Proto: lb.TCP}, Service: name,
@@ -44,7 +44,7 @@ func (c *crowd) set(i, n int) error {
 
 // reached returns the backends that the kernel chooses for the pods' packets to a Service; ok is
 // false if no virtual server has their mark.
-func (c *crowd) reached(i int) (backends []netip.AddrPort, ok bool) {
+func (c *fewMarks) reached(i int) (backends []netip.AddrPort, ok bool) {
 	c.Helper()
 	for m := range c.sets[setMarksPods.name(lb.IPv4)].members {
 		if m.Addr != c.Addr(12, i) {
@@ -66,7 +66,7 @@ func (c *crowd) reached(i int) (backends []netip.AddrPort, ok bool) {
 }
 
 // astray checks that pods reach the Services' own backends, or are refused if no number was left.
-func (c *crowd) astray(when string, refused map[int]bool, services ...int) {
+func (c *fewMarks) astray(when string, refused map[int]bool, services ...int) {
 	c.Helper()
 	for _, i := range services {
 		own := map[netip.AddrPort]bool{}
