@@ -10,8 +10,8 @@ import (
 	"kube-proxy/plane"
 )
 
-// findAddresses finds the node's addresses that answer NodePorts. Where rules redirect, the rules
-// match them.
+// findAddresses finds the node's addresses that answer NodePorts. It does nothing if rules
+// redirect, because they match these addresses.
 func (p *Plane) findAddresses() error {
 	if p.addresses == nil {
 		return nil
@@ -33,7 +33,7 @@ func (p *Plane) findAddresses() error {
 	return nil
 }
 
-// follow moves the listeners of NodePorts to the node's current addresses, and counts the rows
+// follow moves the listeners of NodePorts to the node's current addresses, and counts the frontends
 // whose listeners moved.
 func (p *Plane) follow(ctx context.Context) (moved int, err error) {
 	if p.addresses == nil {
@@ -44,7 +44,7 @@ func (p *Plane) follow(ctx context.Context) (moved int, err error) {
 		return 0, err
 	}
 	for _, r := range p.rows {
-		if err := p.takes(r.f); err != nil { // it was served, and the node had the address, or it might be used
+		if err := p.takes(r.f); err != nil { // allowed when it was applied
 			return 0, p.lost("look at addresses", fmt.Errorf("%w: %w", err, plane.ErrStateLost))
 		}
 	}
@@ -58,7 +58,7 @@ func (p *Plane) follow(ctx context.Context) (moved int, err error) {
 			moved++
 		}
 	}
-	if len(b.set)+len(b.remove) > 0 { // rows that an Apply before could not lead among them
+	if len(b.set)+len(b.remove) > 0 { // including rows that an earlier Apply could not redirect
 		err = p.lost("move the listeners of NodePorts", p.redirect.Apply(ctx, b.set, b.remove))
 	}
 	b.end(err == nil)

@@ -10,7 +10,8 @@ import (
 	"kube-proxy/plane/userspace/redirect"
 )
 
-// batch is a batch of changes: what they need is open already, what they release is not closed yet.
+// batch is a batch of changes. New listeners are already open, and released ones are not closed
+// yet.
 type batch struct {
 	p      *Plane
 	steps  []step
@@ -19,15 +20,15 @@ type batch struct {
 	failed []error
 }
 
-// step is one key from one row to another; nil for none.
+// step is the change of a key from one row to another; nil for none.
 type step struct {
 	key      lb.Key
 	old, new *row
 	writes   bool
 }
 
-// Apply sets each change's key to its new row, or removes it. A change of endpoints alone writes
-// nothing to the kernel.
+// Apply sets or deletes the key of each change. A change of only endpoints writes nothing to the
+// kernel.
 func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.ApplyResult, err error) {
 	if err := p.usable(ctx); err != nil {
 		return res, fmt.Errorf("userspace: apply %d changes: %w", len(changes), err)
@@ -38,7 +39,7 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.Apply
 	}
 	written := len(b.set)+len(b.remove) > 0
 	if written {
-		err = p.lost(fmt.Sprintf("lead to %d rows, and no more to %d", len(b.set), len(b.remove)),
+		err = p.lost(fmt.Sprintf("redirect %d frontends, and remove %d", len(b.set), len(b.remove)),
 			p.redirect.Apply(ctx, b.set, b.remove))
 	}
 	b.end(err == nil)
@@ -47,8 +48,8 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.Apply
 
 func noPorts(lb.From) uint16 { return 0 }
 
-// change gives a key another row, and reports whether it can be served. If not, only this row
-// fails: the old one stays, unless it would take an address of another host.
+// change replaces the row of a key, and reports whether it can be served. If not, only this key
+// fails: the old row stays, unless it would take an address of another host.
 func (b *batch) change(k lb.Key, f *lb.Frontend, ports func(lb.From) uint16) bool {
 	b.p.mu.Lock()
 	defer b.p.mu.Unlock()
@@ -73,26 +74,26 @@ func (b *batch) change(k lb.Key, f *lb.Frontend, ports func(lb.From) uint16) boo
 		}
 		return false
 	}
-	s := step{key: k, old: old, new: r, writes: old == nil || !old.reported || !equalLeads(old.lead, r.lead)}
+	s := step{key: k, old: old, new: r, writes: old == nil || !old.written || !equalLeads(old.lead, r.lead)}
 	if s.writes {
 		b.set = append(b.set, r.lead)
 	}
-	// The row is there from now on: a change that comes twice in a batch starts from it.
+	// A second change of the key in the batch starts from this row.
 	b.p.rows[k] = r
 	b.steps = append(b.steps, s)
 	return true
 }
 
-// end releases what is not needed any more. If the redirector failed, it keeps everything that the
-// kernel may still lead to.
-func (b *batch) end(reported bool) {
+// end releases unused listeners and sets. If the redirector failed, it keeps all that the kernel
+// may still redirect to.
+func (b *batch) end(written bool) {
 	b.p.mu.Lock()
 	defer b.p.mu.Unlock()
 	for _, s := range b.steps {
 		switch {
-		case reported || !s.writes:
+		case written || !s.writes:
 			if s.new != nil {
-				s.new.reported = true
+				s.new.written = true
 			} else {
 				delete(b.p.rows, s.key)
 			}
@@ -100,7 +101,7 @@ func (b *batch) end(reported bool) {
 				b.p.release(s.old)
 			}
 		case s.new == nil:
-			s.old.reported = false
+			s.old.written = false
 		case s.old != nil:
 			s.new.inherit(s.old)
 		}

@@ -17,10 +17,10 @@ import (
 	"kube-proxy/trace"
 )
 
-// kind is a way to redirect packets, by which the plane is proven.
+// kind is a redirector with which the plane is tested.
 type kind struct {
 	name string
-	// untouched: packets to addresses and ports that no Service has pass as they came.
+	// untouched: packets to addresses and ports without a Service pass unchanged.
 	untouched bool
 	make      func(redirect.Config) (redirect.Redirector, error)
 	// damage changes the redirector's state in the kernel, as another privileged program could;
@@ -38,16 +38,17 @@ var kinds = []kind{
 		damageIPTables, wipeIPTables, false},
 }
 
-// mark is that of the default masquerade bit.
+// mark is the packet mark of the default masquerade bit.
 const mark = 1 << 14
 
-// plane makes one whose packets are redirected in this way.
+// plane makes a plane with this redirector.
 func (k kind) plane(f lb.Family) (planetest.Plane, error) {
 	c, err := k.make(redirect.Config{Family: f, Mark: mark})
 	if err != nil {
 		return nil, err
 	}
-	// Where the kernel is emulated an answer may take longer than sessions rest by default (CF-45).
+	// On an emulated kernel an answer may take longer than the default idle time of sessions
+	// (CF-45).
 	p, err := New(Config{Family: f, Redirector: c, Mark: mark, UDPIdle: 10 * time.Second,
 		ExternalIPsBounded: func() bool { return true }, CountServices: f == lb.IPv6})
 	if err != nil {
@@ -56,14 +57,15 @@ func (k kind) plane(f lb.Family) (planetest.Plane, error) {
 	return p, nil
 }
 
-// traced is what trace must know of the mode with this redirector.
+// traced returns the mode with this redirector for trace.
 func (k kind) traced(f lb.Family) trace.Mode {
 	how := Mode().Trace(mode.Settings{Family: f})
 	how.PassesUnknown = k.untouched
 	return how
 }
 
-// config proves a kind. That one which hosts have is the mode's column of the conformance page.
+// config returns the suite's configuration for a kind. The default kind is the mode's column of the
+// conformance page.
 func (k kind) config() planetest.Config {
 	return planetest.Config{Mode: "userspace", Variant: k.name != kinds[0].name, New: k.plane, Proxied: true,
 		Untouched: k.untouched, Drift: k.damage, Trace: k.traced, Core: core}
@@ -75,7 +77,7 @@ func TestConformance(t *testing.T) { planetest.Run(t, kinds[0].config()) }
 // TestConformanceIPTables redirects by iptables instead.
 func TestConformanceIPTables(t *testing.T) { planetest.Run(t, kinds[1].config()) }
 
-// TestRandomTransitions walks at random between the states of all scenarios.
+// TestRandomTransitions makes random transitions between the states of all scenarios.
 func TestRandomTransitions(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) { planetest.Transitions(t, k.config()) })
@@ -89,13 +91,13 @@ func TestHistory(t *testing.T) {
 	}
 }
 
-// TestVerbs proves each verb by what the kernel holds after it.
+// TestVerbs checks the kernel's state after each verb.
 func TestVerbs(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
 			planetest.Verbs(t, func(t testing.TB) planetest.Kernel {
 				netlab.EnterForTest(t)
-				var last planetest.Plane // of the process before, which has ended when the next begins
+				var last planetest.Plane // of the previous process, which has ended when the next begins
 				next := func(f lb.Family) (p planetest.Plane, err error) {
 					if last != nil {
 						err = last.(*Plane).Close()
@@ -166,7 +168,7 @@ func iptables(f lb.Family) string {
 	return "iptables"
 }
 
-// damageIPTables empties a chain, or all, or takes a jump away.
+// damageIPTables empties one chain or all, or deletes a jump.
 func damageIPTables(f lb.Family, rnd *rand.Rand) error {
 	rules, err := run(iptables(f), "-t", "nat", "-S")
 	if err != nil {

@@ -9,9 +9,9 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// core are the scenarios that other kernels run: together they have all forms of leads that the
-// plane gives a redirector, and what depends on the kernel beside them: open connections, flows of
-// UDP, restarts, endpoints that do not answer.
+// core are the scenarios that other kernels run. Together they have all forms of entries that the
+// plane gives a redirector, and everything else that depends on the kernel: open connections, flows
+// of UDP, restarts, endpoints that do not answer.
 var core = []string{
 	"address-of-a-pod", "all-ways-in", "dead-endpoint", "detect-bridge", "detect-interface-prefix", "detect-none",
 	"detect-cluster-cidr-one-family", "established-connections", "established-udp-flow",
@@ -20,7 +20,7 @@ var core = []string{
 	"source-ranges-local-policy", "source-ranges-without-endpoints", "udp",
 }
 
-// TestCore proves that the scenarios for other kernels have the plane give all forms of leads.
+// TestCore checks that the scenarios for other kernels have all forms of entries.
 func TestCore(t *testing.T) {
 	planetest.Core(t, planetest.Config{Mode: "userspace", Core: core}, func(f lb.Family, table *lb.Table) ([]string,
 		error) {

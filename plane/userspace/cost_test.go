@@ -7,9 +7,9 @@ import (
 	"kube-proxy/lb"
 )
 
-// A change of one endpoint needs no more memory of its own in a large Service than in a small one,
-// but for the list of turns; and so costs a comparison of two lists, in tens of milliseconds, and
-// no table of all endpoints (TN-79).
+// A change of one endpoint allocates no more in a large Service than in a small one, except for the
+// list of turns. So it costs a comparison of two lists, not a table of all endpoints, which would
+// take tens of milliseconds (TN-79).
 func TestChangeOfOneEndpointTN79(t *testing.T) {
 	allocations := func(endpoints int) float64 {
 		m := newMachine()

@@ -14,21 +14,21 @@ type counters struct {
 	on bool
 
 	mu   sync.Mutex
-	last uint64 // the number that a counter got last
+	last uint64 // the number of the newest counter
 	of   map[*counter]struct{}
-	// gone are the counters of service ports without rows, until they have been read.
+	// gone are the counters of deleted service ports, until they have been read.
 	gone []*counter
-	// rest is the sum of unread counters that are gone, beyond maxGone.
+	// rest is the sum of unread counters of deleted service ports, beyond maxGone.
 	rest uint64
 }
 
-// maxGone is how many counters wait to be read.
+// maxGone is the number of such counters that wait to be read.
 const maxGone = 1 << 16
 
 // restNumber is the number of counters.rest.
 const restNumber = 1
 
-// counter is that of a service port.
+// counter counts for one service port.
 type counter struct {
 	number   uint64
 	port     string
@@ -52,7 +52,7 @@ func (c *counters) open(port string) *counter {
 	return n
 }
 
-// close gives up a counter; nil is none. Its count is reported once more.
+// close removes a counter; it ignores nil. Its count is reported once more.
 func (c *counters) close(n *counter) {
 	if n == nil {
 		return
@@ -69,7 +69,7 @@ func (c *counters) close(n *counter) {
 	}
 }
 
-// read returns what counters have.
+// read returns the values of the counters.
 func (c *counters) read() []mode.Count {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -97,7 +97,7 @@ var _ mode.TrafficCounter = (*Plane)(nil)
 // Counts is part of [mode.TrafficCounter].
 func (p *Plane) Counts() bool { return p.counters.on }
 
-// Traffic is part of [mode.TrafficCounter]. It reads memory of this process alone.
+// Traffic is part of [mode.TrafficCounter]. It only reads memory of this process.
 func (p *Plane) Traffic(_ context.Context, f func(mode.Count)) error {
 	for _, n := range p.counters.read() {
 		f(n)

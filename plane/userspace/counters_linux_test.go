@@ -11,8 +11,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// Real connections and sessions, to a cluster IP and to a NodePort, from pods, the node and
-// outside, count once each, in every way to redirect.
+// Real connections and sessions to a cluster IP and to a NodePort, from pods, the node and outside,
+// count once each, with every redirector.
 func TestCountersOfALab(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
@@ -60,7 +60,7 @@ func TestCountersOfALab(t *testing.T) {
 				dial("pod2", netlab.TCP, clusterIP)
 				dial("client", netlab.TCP, nodePort)
 				dial("node1", netlab.TCP, clusterIP)
-				dial("pod1", netlab.TCP, clusterIP) // at times its own backend
+				dial("pod1", netlab.TCP, clusterIP) // sometimes its own backend
 				dial("pod2", netlab.UDP, dns)
 			}
 			if _, err := l.Dial("pod2", netlab.TCP, netip.AddrPortFrom(none.Addr, none.Port),

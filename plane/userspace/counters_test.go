@@ -10,7 +10,7 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// ask has clients come to all listeners of the machine.
+// ask sends clients to all listeners of the machine.
 func (m *machine) ask(n int) {
 	for _, l := range m.socks {
 		for i := range n {

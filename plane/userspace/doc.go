@@ -5,29 +5,30 @@
 //	client ──▶ 10.96.0.10:80 ──redirect──▶ listener :37211 ──balance──▶ 10.1.2.14:8080
 //	                            (rules)     (relay)          (turns)
 //
-// This package has the rows. Three packages do the work, and do not know each other:
+// This package maps the table's frontends to listeners. Three packages do the work, independently
+// of each other:
 //
-//   - redirect leads packets to service addresses to a listener: by rules of nftables or iptables,
-//     or on Windows by the addresses themselves, added to an interface of the machine.
+//   - redirect redirects packets for service addresses to a listener: by rules of nftables or
+//     iptables, or on Windows by the addresses themselves, added to an interface of the machine.
 //   - relay moves bytes between clients and backends.
 //   - balance chooses the backends.
 //
 // # Listeners
 //
-// Where rules redirect, a listener serves one backend set. All addresses of a service port lead
+// If rules redirect, a listener serves one backend set. All addresses of a service port redirect
 // there, each kind of source to the listener of its route's set. The rules reject or drop what a
 // route rejects or drops. So a service port has one listener, or two with a policy Local, however
 // many addresses it has (docs/adr/0041).
 //
-// Where listeners are at service addresses (Windows), each address of each row has one, which
+// If listeners are at service addresses (Windows), each address of each frontend has one, which
 // distinguishes sources itself (balance.Row). A NodePort has one at each of the node's addresses
 // that answer NodePorts.
 //
 // # Cost of a change
 //
 // Endpoints are memory of this process: a change of them replaces one backend set, and Apply
-// reports that nothing was written. Rows are written only if they come, go, or lead elsewhere.
-// Listeners are opened before packets are led to them, and closed after.
+// reports that nothing was written. Frontends are only written when they are added, deleted, or
+// redirected elsewhere. A listener is open before the rules redirect to it, and closed after.
 //
 // # Open connections
 //

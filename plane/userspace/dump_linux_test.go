@@ -12,8 +12,8 @@ import (
 )
 
 // Dump returns everything that decides about packets: the rules or addresses in the kernel, and the
-// backends of the listeners. It names listeners instead of their ports, which differ between
-// processes.
+// backends of the listeners. It prints names of listeners in place of their ports, which differ
+// between processes.
 func (p *Plane) Dump() (string, error) {
 	var lines []string
 	for _, s := range p.services {
@@ -60,8 +60,8 @@ func (p *Plane) Dump() (string, error) {
 // elementsOf matches a set or map as nft lists it: its name, and its elements.
 var elementsOf = regexp.MustCompile(`(?s)\t(?:set|map) (\S+) \{[^}]*?elements = \{ ([^}]*) \}`)
 
-// dumpNFTables returns the table. Source lists are named by their ranges instead of their numbers,
-// which also depend on the order of changes.
+// dumpNFTables returns the table. It identifies source lists by their ranges, because their numbers
+// depend on the order of changes.
 func dumpNFTables(f lb.Family, name func(port) string) (string, error) {
 	text, err := run("nft", "-n", "list", "table", nftFamily(f), redirect.TableName)
 	if err != nil {
@@ -72,7 +72,7 @@ func dumpNFTables(f lb.Family, name func(port) string) (string, error) {
 		n, _ := strconv.ParseUint(number, 10, 16)
 		return name(port{lb.Proto(p), uint16(n)})
 	}
-	const lengthBits = 8 // of a mark of source-ranges: the prefix length, behind the number of the list
+	const lengthBits = 8 // of a mark of source-ranges: the prefix length, after the number of the list
 	number := func(mark string) uint64 {
 		n, _ := strconv.ParseUint(mark, 0, 32)
 		return n >> lengthBits

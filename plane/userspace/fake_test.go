@@ -16,24 +16,23 @@ import (
 	"kube-proxy/plane/userspace/redirect"
 )
 
-// machine stands for the kernel: what leads where, and who listens. One process after another uses
-// it.
+// machine stands for the kernel: its redirects and listeners. Successive processes use it.
 type machine struct {
 	leads  map[lb.Key]redirect.Entry
 	node   lb.Node
-	lost   bool // the redirector's rules went
+	lost   bool // the redirector's rules are deleted
 	own    bool
 	addrs  []netip.Addr
-	refuse func(redirect.Entry) bool // rows that the redirector refuses
+	refuse func(redirect.Entry) bool // entries that the redirector refuses
 
 	socks   map[relay.Listening]*fakeListener
 	foreign map[relay.Listening]bool // listeners of other programs
 	holes   []string                 // redirects to ports without a listener
-	// prepared are the addresses of a machine that binds sockets only to those that it has; nil: it
+	// prepared are the addresses of a machine that binds sockets only to its own addresses; nil: it
 	// binds them to any.
 	prepared map[netip.Addr]bool
-	files    int // how many listeners there may be; 0 for any number
-	calls    int // of the redirector that write
+	files    int // limit of listeners; 0 for none
+	calls    int // writes of the redirector
 }
 
 func newMachine() *machine {
@@ -41,7 +40,7 @@ func newMachine() *machine {
 		foreign: map[relay.Listening]bool{}}
 }
 
-// fakeRedirector is what one process has of the machine's redirect.
+// fakeRedirector is one process's redirector of the machine.
 type fakeRedirector struct {
 	*machine
 	f     lb.Family
@@ -59,7 +58,7 @@ func (c *fakeRedirector) Known(context.Context) ([]redirect.Entry, error) {
 	return slices.Collect(maps.Values(c.leads)), nil
 }
 
-// ownRedirector is that of a machine whose listeners are at the service addresses.
+// ownRedirector is the redirector of a machine whose listeners are at the service addresses.
 type ownRedirector struct{ *fakeRedirector }
 
 func (c ownRedirector) NodeAddresses() ([]netip.Addr, error) { return c.addrs, nil }
@@ -187,7 +186,7 @@ func (p *Plane) nameOf(at port) string {
 	return d.id().String()
 }
 
-// fakeRelay is the sockets of one process.
+// fakeRelay has the sockets of one process.
 type fakeRelay struct {
 	m    *machine
 	mine map[*fakeListener]bool
@@ -245,7 +244,7 @@ func (l *fakeListener) Close() {
 	delete(l.relay.mine, l)
 }
 
-// start makes the plane of a process on the machine.
+// start makes the plane of a new process on the machine.
 func (m *machine) start(cfg Config) (*Plane, error) {
 	c := &fakeRedirector{machine: m, f: cfg.Family, drift: make(chan struct{}, 1)}
 	if cfg.Redirector = c; m.own {

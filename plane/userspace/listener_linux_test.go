@@ -19,8 +19,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// listenerLab is a node whose plane leads TCP and UDP of one address, and a NodePort, to a server
-// in pod1.
+// listenerLab is a node whose plane forwards TCP and UDP of one address, and a NodePort, to a
+// server in pod1.
 type listenerLab struct {
 	*netlab.TestLab
 	t     *testing.T
@@ -60,7 +60,7 @@ func eachListenerLab(t *testing.T, kinds []kind, run func(t *testing.T, l *liste
 	}
 }
 
-// begin starts a plane, and checks that it serves everybody.
+// begin starts a plane, and checks that it serves all clients.
 func (l *listenerLab) begin() {
 	l.t.Helper()
 	l.On(netlab.Node1, func() {
@@ -82,7 +82,7 @@ func (l *listenerLab) begin() {
 	}
 }
 
-// dial expects an answer by pod1, or the error.
+// dial expects an answer of pod1, or the error.
 func (l *listenerLab) dial(from string, p netlab.Proto, to netip.AddrPort, want error) {
 	l.t.Helper()
 	r, err := l.Dial(from, p, to, netlab.DialOptions{})
@@ -91,7 +91,7 @@ func (l *listenerLab) dial(from string, p netlab.Proto, to netip.AddrPort, want 
 	}
 }
 
-// ports are those of the listeners.
+// ports returns the ports of the listeners.
 func (l *listenerLab) ports() (all []uint16) {
 	for _, at := range l.listeners() {
 		all = append(all, at.number)
@@ -108,9 +108,9 @@ func (l *listenerLab) listeners() (all []port) {
 	return all
 }
 
-const squatted = "KUBE_PROXY_TEST_SQUAT" // ports that the test's own program is to take
+const squatted = "KUBE_PROXY_TEST_SQUAT" // ports that the test's program takes
 
-// An unprivileged process takes the ports of the listeners while no proxy runs. The rules lead
+// An unprivileged process takes the ports of the listeners while no proxy runs. The rules redirect
 // clients there, and the guard refuses them (TN-76). The next proxy serves them again, on other
 // ports.
 func TestPortsOfListenersTN76(t *testing.T) {
@@ -149,7 +149,7 @@ func TestPortsOfListenersTN76(t *testing.T) {
 	})
 }
 
-// squat listens at ports as a program without privileges may, and answers.
+// squat listens at ports without privileges, and answers.
 func squat(t *testing.T, ports []string) {
 	if os.Getuid() == 0 {
 		t.Fatal("the program runs as root")
@@ -181,7 +181,7 @@ func squat(t *testing.T, ports []string) {
 		}
 	}
 	fmt.Println("listening")
-	select {} // until the test ends it
+	select {} // until the test kills it
 }
 
 func answer(fd, typ int) {
@@ -215,14 +215,13 @@ func TestRulesFlushedTN77(t *testing.T) {
 			}
 		}
 		after := l.plane.relay.Stats().TCP
-		if after.Accepted-before.Accepted != 3 || after.Refused-before.Refused != 3 { // a refused client had no backend
+		if after.Accepted-before.Accepted != 3 || after.Refused-before.Refused != 3 { // a refused client has no backend
 			t.Errorf("ports %v: %+v, before %+v", ports, after, before)
 		}
 	})
 }
 
-// A NodePort that is the port of its own listener needs no translation, and is served all the same
-// by nftables.
+// A NodePort that equals the port of its own listener needs no translation; nftables serves it too.
 func TestNodePortOfItsListener(t *testing.T) {
 	eachListenerLab(t, kinds[:1], func(t *testing.T, l *listenerLab) {
 		port := netip.AddrPort{}

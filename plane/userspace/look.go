@@ -14,9 +14,9 @@ import (
 )
 
 // errNoTracer means that the redirector's state cannot be read, as on Windows.
-var errNoTracer = errors.New("what redirects packets here cannot be asked")
+var errNoTracer = errors.New("the state of this redirector cannot be read")
 
-// TraceMode returns what [trace.Ask] must know of the mode with this redirector.
+// TraceMode returns the properties of the mode with this redirector for [trace.Ask].
 func (p *Plane) TraceMode(m trace.Mode) trace.Mode {
 	switch p.redirect.Name() {
 	case "iptables":
@@ -28,9 +28,9 @@ func (p *Plane) TraceMode(m trace.Mode) trace.Mode {
 	return m
 }
 
-// TracePacket is part of mode.Tracer. The redirector returns the listener that the kernel leads the
-// packet to, and the listener its next backends. TracePacket holds no lock of the plane while it
-// reads the kernel.
+// TracePacket is part of mode.Tracer. The redirector returns the listener to which the kernel
+// redirects the packet, and the listener's balancer returns its next backends. TracePacket holds no
+// lock of the plane while it reads the kernel.
 func (p *Plane) TracePacket(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
 	look, ok := p.redirect.(redirect.Tracer)
 	if !ok {
@@ -115,8 +115,8 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 	return nil
 }
 
-// leadOf returns the entry of a row, with the ports of this process. A row without listener is
-// reported, and has none.
+// leadOf returns the redirector's entry of a frontend, with the ports of this process. A frontend
+// without listener is reported, and has no entry.
 func (p *Plane) leadOf(f *lb.Frontend, report func(trace.Difference) bool) (l redirect.Entry, leads bool) {
 	l = redirect.Entry{Key: f.Key, Kind: f.Kind, Sources: f.Sources}
 	for _, r := range f.Routes {
@@ -151,7 +151,7 @@ func holds(have []netip.AddrPort, want *lb.BackendSet, report func(trace.Differe
 		Want: fmt.Sprintf("%d backends", want.Backends.Len()), Have: fmt.Sprintf("%d backends, or others", len(have))})
 }
 
-// doorOf returns the listener to which rules lead for a set, and what chooses there; nil for none.
+// doorOf returns the listener to which rules redirect for a set, and its balancer; nil for none.
 func (p *Plane) doorOf(id lb.SetID) (*door, *balance.Set) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
@@ -162,7 +162,7 @@ func (p *Plane) doorOf(id lb.SetID) (*door, *balance.Set) {
 	return s.doors[doorway{scope: id.Scope}], s.sets[id.Scope].turns
 }
 
-// doorAt returns the listener at a port to which rules lead, and what chooses there; nil for none.
+// doorAt returns the listener at a port to which rules redirect, and its balancer; nil for none.
 func (p *Plane) doorAt(at port) (*door, *balance.Set) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
@@ -176,7 +176,7 @@ func (p *Plane) doorAt(at port) (*door, *balance.Set) {
 	return nil, nil
 }
 
-// id names the set to which rules lead at a listener.
+// id returns the set that a listener behind rules serves.
 func (d *door) id() lb.SetID {
 	return lb.SetID{Service: d.of.name, Proto: d.proto, Scope: d.scope}
 }

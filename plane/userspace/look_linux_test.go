@@ -18,14 +18,14 @@ import (
 
 var _ mode.Tracer = (*Plane)(nil)
 
-// What leads to the proxy may go, or the listener may: TracePacket says what becomes of packets
-// then, and Differences names what it is, in each way to redirect.
+// If a redirect or a listener is missing, TracePacket returns what happens to packets, and
+// Differences names the object, with each redirector.
 func TestLookSabotage(t *testing.T) {
 	for _, k := range kinds {
 		for _, c := range []struct {
 			kind, do string // "" for each
 			becomes  trace.Verdict
-			object   string // of a difference, its begin
+			object   string // prefix of a difference's object
 		}{
 			{"", "", trace.Balance, ""},
 			{"nftables", "nft flush chain ip kube-proxy-userspace lead-anywhere", trace.Reject,

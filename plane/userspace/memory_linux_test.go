@@ -8,11 +8,11 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// What objects take of the kernel's memory: a listener with its socket and its place in epoll, and
-// a redirector of the packet filter, which has a few elements of 74 bytes.
+// Kernel memory of objects: a listener with its socket and its entry in epoll, and a redirect of
+// the packet filter, which has a few elements of 74 bytes.
 const listenerBytes, redirectBytes = 4096, 400
 
-// What one tenant writes takes heap and kernel memory in proportion to its bytes (TN-91).
+// One tenant's objects take heap and kernel memory in proportion to their bytes (TN-91).
 func TestMemoryOfTenants(t *testing.T) {
 	planetest.Memory(t, 8, 900, 400, func(t testing.TB) planetest.Kernel {
 		netlab.EnterForTest(t)

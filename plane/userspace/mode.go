@@ -15,7 +15,7 @@ import (
 	"kube-proxy/plane/userspace/redirect"
 )
 
-// The metrics of the mode that its planes measure.
+// Metrics of the mode's planes.
 const (
 	openConnections = "userspace_connections"
 	connections     = "userspace_connections_total"
@@ -110,20 +110,20 @@ func Mode() mode.Mode {
 	}
 }
 
-// modeHost is what this process knows of where it runs.
+// modeHost is the state of this process for the mode.
 type modeHost struct {
-	// redirectors are the names of those by which planes lead packets.
+	// redirectors are the names of the redirectors of the planes.
 	redirectors map[lb.Family]string
-	// descriptors are those of both families.
+	// descriptors limits the descriptors of both families.
 	descriptors func() *relay.Groups
 }
 
-// remove removes what leads packets to a proxy.
+// remove removes all rules and addresses that redirect packets to a proxy.
 func (modeHost) remove(ctx context.Context, what mode.Removal) (mode.Report, error) {
 	return redirect.Remove(ctx, what.Families, "")
 }
 
-// removeStale removes what a process before left that led packets in another way.
+// removeStale removes rules of a previous process with another redirector.
 func (h modeHost) removeStale(ctx context.Context, what mode.Removal) (all mode.Report, err error) {
 	for _, f := range what.Families {
 		name, runs := h.redirectors[f]
@@ -154,7 +154,7 @@ var (
 	_ mode.Answerer = (*Plane)(nil)
 )
 
-// able tries whether packets can be redirected in any way.
+// able checks that at least one redirector works.
 func able(s mode.Settings) error {
 	c, _, err := redirect.Choose(redirect.Config{Family: s.Family})
 	if err != nil {
@@ -163,8 +163,8 @@ func able(s mode.Settings) error {
 	return c.Close()
 }
 
-// redirectModules are those that the kernel may load while the first way to redirect is tried.
-// Another way is tried only if the first one is known to be unavailable.
+// redirectModules are the modules that the kernel may load while the first redirector is tried.
+// Another one is tried only if the first one is known to be unavailable.
 var redirectModules = []string{"nfnetlink", "nf_tables"}
 
 func (h modeHost) open(s mode.Settings) (mode.Plane, error) {

@@ -11,8 +11,8 @@ import (
 	"kube-proxy/plane/internal/relay"
 )
 
-// With NoNodeEndpoints an endpoint at an address that the kernel has for its own gets no
-// connection, whatever its slice says: no backend here is labelled local (TN-52).
+// With NoNodeEndpoints an endpoint at an address of the node gets no connection, whatever its slice
+// says: no backend here is labelled local (TN-52).
 func TestNodeEndpointsTN52(t *testing.T) {
 	netlab.EnterForTest(t)
 	for _, args := range [][]string{{"link", "set", "lo", "up"}, {"addr", "add", "192.0.2.1/32", "dev", "lo"}} {

@@ -11,26 +11,25 @@ import (
 // Options are the fields of the mode. Some were in the published type until upstream removed the
 // mode (CF-44, CF-45).
 type Options struct {
-	// PortRange are the ports of this node that proxied connections may arrive at; "" for any.
+	// PortRange has the ports of this node at which proxied connections may arrive; "" for any.
 	PortRange string `json:"portRange"`
 	// UDPIdleTimeout is how long an idle session of UDP is kept.
 	UDPIdleTimeout option.Duration `json:"udpIdleTimeout"`
 	Userspace      struct {
-		// TerminationGracePeriod is how long connections may go on at most after their endpoint or
-		// their Service was removed; 0 for no bound: they go on until they end, as the kernel's do
-		// (PN-03, DP-53).
+		// TerminationGracePeriod is how long connections may continue after their endpoint or their
+		// Service was removed; 0 for no limit, as in the modes of the kernel (PN-03, DP-53).
 		TerminationGracePeriod option.Duration `json:"terminationGracePeriod"`
 		// DrainTimeout is how long connections continue after the process is signalled to end.
 		DrainTimeout option.Duration `json:"drainTimeout"`
 		// NodeEndpoints: endpoints at the node's own addresses get connections.
 		NodeEndpoints *bool `json:"nodeEndpoints"`
 	} `json:"userspace"`
-	// UserspaceFallback: the mode runs where the one that was asked for cannot.
+	// UserspaceFallback: the mode replaces a selected mode that cannot run.
 	UserspaceFallback *bool `json:"userspaceFallback"`
 }
 
-// drainTimeout is enough for requests under way. Clients reopen longer connections in any case, and
-// while the process waits, no process accepts new ones.
+// drainTimeout suffices for requests in progress. Clients must reopen longer connections in any
+// case, and no process accepts new ones during the wait.
 const drainTimeout = 5 * time.Second
 
 // defaults are the default values.
@@ -75,7 +74,7 @@ func (o *Options) check(r *option.Report) {
 	}
 }
 
-// optionsOf returns the mode's values.
+// optionsOf returns the mode's options.
 func optionsOf(all option.Blocks) *Options { return option.Of(all, defaults()) }
 
 // portRange reads "a-b", "a+more", "a" and "" (flag --proxy-port-range); 0 and 0 are any.

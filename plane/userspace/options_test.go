@@ -7,7 +7,7 @@ import (
 	"kube-proxy/config/option"
 )
 
-// The three forms of --proxy-port-range, and what means any port (CF-44).
+// The three forms of --proxy-port-range, and the values that mean any port (CF-44).
 func TestPortRangeCF44(t *testing.T) {
 	for _, c := range []struct {
 		text        string

@@ -12,8 +12,8 @@ import (
 	"kube-proxy/internal/netlink/route"
 )
 
-// openOwn returns a function that asks the kernel whether an address is the node's, in the network
-// namespace of the calling thread.
+// openOwn returns a function that queries the kernel whether an address is the node's, in the
+// network namespace of the calling thread.
 func openOwn() (own func(netip.Addr) (bool, error), shut func() error, err error) {
 	conn, err := netlink.Open(netlink.Config{Protocol: unix.NETLINK_ROUTE})
 	if err != nil {

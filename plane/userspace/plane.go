@@ -17,13 +17,13 @@ import (
 	"kube-proxy/plane/userspace/redirect"
 )
 
-// Config says what a plane is made of.
+// Config configures a plane.
 type Config struct {
 	// Family is the IP family; required.
 	Family lb.Family
-	// Redirector leads packets to the listeners; required. The plane closes it.
+	// Redirector redirects packets to the listeners; required. The plane closes it.
 	Redirector redirect.Redirector
-	// Passed says why better redirectors than that are not used, for [Plane.Notices].
+	// Passed has the reasons why better redirectors are not used, for [Plane.Notices].
 	Passed []error
 	// Mark has the bits of the packet mark that all packets to backends carry; 0 for none.
 	Mark uint32
@@ -31,31 +31,32 @@ type Config struct {
 	FirstPort, LastPort uint16
 	// UDPIdle is how long an idle session of UDP is kept (CF-45).
 	UDPIdle time.Duration
-	// TCPIdle returns how long an idle connection of TCP is kept, 0 for ever; nil is for ever.
+	// TCPIdle returns how long an idle connection of TCP is kept, 0 for no limit; nil is no limit.
 	TCPIdle func() time.Duration
-	// Grace is how long connections may last after their endpoint left its Service, or their
-	// Service is gone; 0 for no limit.
+	// Grace is how long connections may last after their endpoint left its Service, or after their
+	// Service is deleted; 0 for no limit.
 	Grace time.Duration
 	// LocalhostNodePorts: NodePorts answer on 127.0.0.1, if one of [lb.Node.NodePorts] covers that
 	// (SV-64).
 	LocalhostNodePorts bool
 	// ExternalIPsBounded reports whether the administrator limits the external IPs of Services.
-	// Without a packet filter, external IPs that are not the node's are served only then. Nil: no.
+	// Without a packet filter, external IPs that are not the node's are served only if it does. Nil
+	// means false.
 	ExternalIPsBounded func() bool
 	// NoNodeEndpoints: endpoints at the node's own addresses get no connections. The kernel decides
 	// which addresses these are, because tenants write EndpointSlices.
 	NoNodeEndpoints bool
-	// CountServices has connections and sessions counted by service port.
+	// CountServices enables counts of connections and sessions by service port.
 	CountServices bool
-	// Descriptors limits those of listeners and connections, for all planes of the process that
-	// share it; nil for one of its own.
+	// Descriptors limits the descriptors of listeners and connections, for all planes of the
+	// process that share it; nil for a limit of its own.
 	Descriptors *relay.Groups
 	// Log receives the relay's messages; nil for none.
 	Log *slog.Logger
 }
 
-// maxBatchWeight is the most that an Apply should weigh: opening listeners takes most of its time,
-// about 30 µs for each.
+// maxBatchWeight is the maximum weight of an Apply. Opening listeners takes most of its time, about
+// 30 µs for each.
 const maxBatchWeight = 2000
 
 // Plane serves one family. One goroutine at a time may call its methods; another one may call
@@ -71,7 +72,7 @@ type Plane struct {
 	ports          *ports
 	maxBatchWeight int
 	own            ownAddresses
-	closeOwn       func() error // closes what origins ask
+	closeOwn       func() error // closes the source of ownAddresses
 
 	counters counters
 	notices  notices
@@ -81,7 +82,7 @@ type Plane struct {
 	ready bool
 	node  lb.Node
 
-	mu       sync.RWMutex // of rows and services, and of their doors and sets, which other goroutines read
+	mu       sync.RWMutex // protects rows and services, and their doors and sets, which other goroutines read
 	rows     map[lb.Key]*row
 	services map[serviceName]*service
 
@@ -154,7 +155,7 @@ func New(cfg Config) (*Plane, error) {
 	return p, nil
 }
 
-// newPlane makes a plane of its parts.
+// newPlane assembles a plane.
 func newPlane(cfg Config, r relayer, own func(netip.Addr) (bool, error)) (*Plane, error) {
 	if cfg.Family != lb.IPv4 && cfg.Family != lb.IPv6 {
 		return nil, fmt.Errorf("userspace: family %s: want IPv4 or IPv6", cfg.Family)
@@ -173,10 +174,10 @@ func newPlane(cfg Config, r relayer, own func(netip.Addr) (bool, error)) (*Plane
 }
 
 // avoids returns a function that reports whether a backend gets no connections (TN-52); nil if all
-// get some.
+// backends get connections.
 func (p *Plane) avoids() func(netip.AddrPort) bool {
 	switch {
-	case p.cfg.NoNodeEndpoints: // what the proxy listens at is the node's, too
+	case p.cfg.NoNodeEndpoints: // listeners' addresses are the node's, too
 		return func(a netip.AddrPort) bool { return p.origins.Host(a.Addr()) }
 	case p.addresses != nil:
 		return p.own.has
@@ -184,7 +185,7 @@ func (p *Plane) avoids() func(netip.AddrPort) bool {
 	return nil
 }
 
-// MaxBatchWeight is the most that an Apply should weigh.
+// MaxBatchWeight returns the maximum weight of an Apply.
 func (p *Plane) MaxBatchWeight() int { return p.maxBatchWeight }
 
 // Drift has a value when another program may have changed the rules or addresses that redirect.
@@ -193,7 +194,7 @@ func (p *Plane) Drift() <-chan struct{} { return p.redirect.Drift() }
 // ChangedBy is part of plane.Witness.
 func (p *Plane) ChangedBy() string { return plane.ChangedBy(p.redirect) }
 
-// Probe has the redirector make a write that changes nothing.
+// Probe makes the redirector write without a change.
 func (p *Plane) Probe(ctx context.Context) error {
 	if err := p.usable(ctx); err != nil {
 		return fmt.Errorf("userspace: probe: %w", err)
@@ -212,7 +213,7 @@ func (p *Plane) usable(ctx context.Context) error {
 	return nil
 }
 
-// lost wraps an error of the redirector, and notes when a Reset is needed.
+// lost wraps an error of the redirector, and records whether a Reset is needed.
 func (p *Plane) lost(doing string, err error) error {
 	if err == nil {
 		return nil
@@ -221,12 +222,12 @@ func (p *Plane) lost(doing string, err error) error {
 	return fmt.Errorf("userspace: %s: redirect by %s, %s: %w", doing, p.redirect.Name(), p.cfg.Family, err)
 }
 
-// StopAccepting closes the listeners: another process may listen on the ports now. After it, only
-// Drain, Close and Measure may be called.
+// StopAccepting closes the listeners, so that another process may listen on the ports. After it,
+// only Drain, Close and Measure may be called.
 func (p *Plane) StopAccepting() { p.relay.StopAccepting() }
 
 // Drain closes the listeners, and returns when the open connections or ctx have ended. It returns
-// how many connections it ended. After it, only Close and Measure may be called.
+// the number of connections that it ended. After it, only Close and Measure may be called.
 func (p *Plane) Drain(ctx context.Context) (left int) {
 	watched := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -252,7 +253,7 @@ func (p *Plane) Close() error {
 	return errors.Join(p.redirect.Close(), p.closeOwn())
 }
 
-// ownAddresses are those of the proxy's listeners, to which it must not connect itself.
+// ownAddresses returns the addresses of the proxy's listeners, to which it must not connect itself.
 type ownAddresses struct {
 	mu sync.RWMutex
 	at map[netip.AddrPort]int
@@ -275,8 +276,8 @@ func (o *ownAddresses) has(a netip.AddrPort) bool {
 	return o.at[a] > 0
 }
 
-// Answers reports whether the proxy listens for a row at a port. The address does not matter:
-// either listeners are bound to every address, or to that of the row.
+// Answers reports whether the proxy listens for a frontend at a port. The address does not matter:
+// listeners are bound either to every address, or to the frontend's.
 func (p *Plane) Answers(k lb.Key, from netip.AddrPort) bool {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
@@ -284,7 +285,7 @@ func (p *Plane) Answers(k lb.Key, from netip.AddrPort) bool {
 	return r != nil && slices.ContainsFunc(r.doors, func(d *door) bool { return d.port().number == from.Port() })
 }
 
-// anywhere is the address at which listeners are where rules redirect.
+// anywhere is the address of listeners if rules redirect.
 func (p *Plane) anywhere() netip.Addr {
 	if p.cfg.Family == lb.IPv6 {
 		return netip.IPv6Unspecified()

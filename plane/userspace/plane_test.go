@@ -22,7 +22,7 @@ import (
 
 var world = planetest.World{Family: lb.IPv4}
 
-// begin makes a plane on the machine that holds the table.
+// begin makes a plane on the machine, with the table applied.
 func begin(t testing.TB, m *machine, cfg Config, want *lb.Table) *Plane {
 	t.Helper()
 	cfg.Family = lb.IPv4
@@ -75,7 +75,7 @@ func ask(b relay.Balancer, n int) map[netip.AddrPort]bool {
 	return got
 }
 
-// front is a row that leads everybody to the backends 10.9.0.n of a service port.
+// front is a frontend that forwards all clients to the backends 10.9.0.n of a service port.
 func front(key, service string, affinity time.Duration, numbers ...int) *lb.Frontend {
 	k, err := tables.Key(key)
 	if err != nil {
@@ -106,7 +106,7 @@ func backend(n int) netip.AddrPort {
 
 func owner(name string) lb.Owner { return lb.Owner{Name: name} }
 
-// A change of endpoints asks the kernel for nothing, however many Services there are, and is in
+// A change of endpoints makes no request to the kernel, whatever the number of Services, and is in
 // force when Apply returns (DP-40).
 func TestEndpointsAreNoWriteDP40(t *testing.T) {
 	for _, own := range []bool{false, true} {
@@ -139,7 +139,7 @@ func TestEndpointsAreNoWriteDP40(t *testing.T) {
 }
 
 // All addresses of a service port share a listener, and those of a route share it whatever other
-// routes do; who is to be dropped is dropped by the rules (SV-51, SV-52).
+// routes do; the rules drop what routes drop (SV-51, SV-52).
 func TestListenerForEachSet(t *testing.T) {
 	m := newMachine()
 	cluster, local := setOf(lb.TCP, "ns/x:p", lb.Cluster, 1, 2), setOf(lb.TCP, "ns/x:p", lb.Local, 1)
@@ -221,8 +221,8 @@ func TestRestartKeepsPorts(t *testing.T) {
 	_ = p
 }
 
-// A range that is too small costs the rows for which nothing is left, which an error names with the
-// Service, the range and the flag; they are served when a port is free (CF-44).
+// With a too small range, only the frontends without a port fail. The error names the Service, the
+// range and the flag; they are served when a port is free (CF-44).
 func TestRangeExhaustedCF44(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
@@ -242,7 +242,7 @@ func TestRangeExhaustedCF44(t *testing.T) {
 		if _, led := m.leads[more[0].Key]; !led {
 			t.Error("a row that needs no port is not in force")
 		}
-		// the log says the family of all
+		// the log adds the family to each
 		if n := p.Notices(); len(n) != 1 || slices.Contains(n[0].Args, any("family")) {
 			t.Errorf("notices: %v", n)
 		}
@@ -251,7 +251,7 @@ func TestRangeExhaustedCF44(t *testing.T) {
 			t.Errorf("reset: later %v, error %v", res.Later, err)
 		}
 		if n := p.Notices(); len(n) != 0 {
-			t.Errorf("told again: %v", n)
+			t.Errorf("reported again: %v", n)
 		}
 		apply(t, p, []lb.Change{{Key: want.Owned("ns/s0")[0].Key}}, nil)
 		if _, err := p.Apply(t.Context(), changes); !errors.Is(err, ErrNoPort) ||
@@ -266,12 +266,12 @@ func TestRangeExhaustedCF44(t *testing.T) {
 func second[A, B any](a A, _ B) A { return a }
 
 // Clients may keep a backend while it serves in any set of its service port, or drains (DP-50,
-// SV-25), and until the Service is gone.
+// SV-25), and until the Service is deleted.
 func TestWhoLeftDP50(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		to     []int // routes
-		serve  []int // what serves besides; nil: the routes reach all
+		serve  []int // other serving backends; nil: the routes reach all
 		serves []int
 	}{
 		{"one leaves", []int{2, 3}, nil, []int{2, 3}},
@@ -358,8 +358,8 @@ func TestNodePortAddressesSV65(t *testing.T) {
 	at()
 }
 
-// Where a socket can only be bound to an address that the machine has, it has it first; one that it
-// cannot have costs its row alone.
+// If a socket can only be bound to an address of the machine, the address is added first; one that
+// cannot be added only affects its own frontend.
 func TestAddressesFirst(t *testing.T) {
 	m := newMachine()
 	m.own, m.prepared = true, map[netip.Addr]bool{}
@@ -378,8 +378,8 @@ func TestAddressesFirst(t *testing.T) {
 	}
 }
 
-// Where the node must have an address to serve it, a tenant's external address that is a pod's
-// costs that row, and no pod.
+// If the node must have an address to serve it, a tenant's external address that is a pod's only
+// affects that frontend, and no pod.
 func TestAddressesOfPods(t *testing.T) {
 	m := newMachine()
 	m.own = true
@@ -394,9 +394,9 @@ func TestAddressesOfPods(t *testing.T) {
 	}
 }
 
-// The plane knows from which port a row is answered, from the moment that its write has returned
-// until the row goes, also where the rows of another Service have the key then, and that flows made
-// by others are none of its own (DP-50).
+// The plane knows the port from which a frontend is answered, from the return of its write until
+// the frontend is deleted, also if another Service then has the key. It does not claim flows of
+// other programs (DP-50).
 func TestAnswers(t *testing.T) {
 	m := newMachine()
 	p := begin(t, m, Config{}, new(lb.Table))
@@ -431,10 +431,9 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// Where the node must have an address to serve it, a tenant's external IP that may be another
-// host's costs that row alone, unless the administrator said which ones may be used. What the node
-// has anyway is served, for as long as it has it; load balancers' addresses are not the tenant's to
-// choose.
+// If the node must have an address to serve it, a tenant's external IP that may be another host's
+// only affects that frontend, unless the administrator limits external IPs. The node's own
+// addresses are served while the node has them. Tenants do not choose load balancers' addresses.
 func TestAddressesOfOthers(t *testing.T) {
 	m, bounded := newMachine(), false
 	m.own = true
@@ -474,7 +473,7 @@ func TestAddressesOfOthers(t *testing.T) {
 		!strings.Contains(err.Error(), "--external-ip-cidrs") || len(m.leads) != 2 {
 		t.Errorf("error %v; led %v", err, m.leads)
 	}
-	// The address goes to another host, as one of keepalived does: this node must not keep it.
+	// The address moves to another host, as with keepalived: this node must not keep it.
 	m.addrs = m.addrs[:1]
 	if _, err := p.Audit(t.Context(), false); !errors.Is(err, plane.ErrStateLost) {
 		t.Errorf("the node lost an address that it serves: %v", err)
@@ -489,18 +488,18 @@ func TestAddressesOfOthers(t *testing.T) {
 	}
 	bounded = true
 	reset(balanced, own, server)
-	bounded = false // the list is taken away while the process runs
+	bounded = false // the list is removed while the process runs
 	_, err = p.Apply(t.Context(), []lb.Change{{Key: server.Key, New: server}})
 	if err == nil || len(m.leads) != 2 || len(m.socks) != 2 {
 		t.Errorf("error %v; led %v", err, m.leads)
 	}
-	// Pods get the network of what was served as a load balancer's.
+	// The network of pods now includes an address that was served as a load balancer's.
 	if err := p.SetNode(t.Context(),
 		lb.Node{Pods: lb.Detector{Prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}}); !errors.Is(err,
 		plane.ErrStateLost) {
 		t.Errorf("an address served is a pod's now: %v", err)
 	}
-	// An API server's address is not taken, whenever it becomes known: the node would cut itself
+	// An API server's address is not added, whenever it becomes known: the node would cut itself
 	// off (TN-66).
 	bounded = true
 	want.Node.APIServers = []netip.Addr{balanced.Key.Addr}
@@ -510,7 +509,7 @@ func TestAddressesOfOthers(t *testing.T) {
 	reset(server, own)
 }
 
-// BenchmarkEndpoint is the change of one endpoint, among so many Services.
+// BenchmarkEndpoint changes one endpoint among many Services.
 func BenchmarkEndpoint(b *testing.B) {
 	for _, services := range []int{100, 10_000} {
 		b.Run(fmt.Sprint(services), func(b *testing.B) {

@@ -15,21 +15,22 @@ const (
 	// portRest is how long a released port is not used for another listener: longer than the kernel
 	// remembers idle flows.
 	portRest = 3 * time.Minute
-	// portTries is how many ports of the kernel's choice are turned down because they rest.
+	// portTries is the number of resting ports of the kernel's choice that are declined.
 	portTries = 16
 )
 
-// ErrNoPort is wrapped by errors that say that no port of the range is free for a listener.
+// ErrNoPort is wrapped by errors for a listener for which no port of the range is free.
 var ErrNoPort = errors.New("no port is left")
 
-// ports gives listeners at all addresses their ports, for one family. It is pure but for the clock.
+// ports assigns ports to listeners at all addresses, for one family. It is pure except for the
+// clock.
 type ports struct {
 	first, last uint16 // both 0: any
 	next        map[lb.Proto]int
 	used        map[port]bool
-	promised    map[port]bool      // to those who prefer them; others take none of these
-	resting     map[port]time.Time // until when
-	queue       []resting          // in the order in which they end that
+	promised    map[port]bool      // reserved for listeners that prefer them
+	resting     map[port]time.Time // the end of the rest
+	queue       []resting          // in the order of their ends
 	quotas      map[lb.Proto]*relay.Groups
 }
 
@@ -39,8 +40,8 @@ type port struct {
 	number uint16
 }
 
-// resting is a port that a Service released. It counts for the Service until it has rested.
-// Otherwise a Service that comes and goes would soon have all ports rest.
+// resting is a port that a Service released. It counts for the Service until its rest ends.
+// Otherwise a Service that is created and deleted repeatedly would soon make all ports rest.
 type resting struct {
 	port
 	service string
@@ -60,7 +61,7 @@ func (p *ports) quota(proto lb.Proto) *relay.Groups {
 		q = relay.NewGroups(relay.NewBudget(max(1, relay.EphemeralPorts()/2)),
 			"half of net.ipv4.ip_local_port_range, for "+proto.String())
 	} else if q == nil {
-		// One more than there are, or a namespace alone would not get all of a few.
+		// One more than the range has, or a single namespace would not get all of a few ports.
 		q = relay.NewGroups(relay.NewBudget(p.size()+1), fmt.Sprintf("the ports %d-%d, --proxy-port-range, for %s",
 			p.first, p.last, proto))
 	}
@@ -68,7 +69,7 @@ func (p *ports) quota(proto lb.Proto) *relay.Groups {
 	return q
 }
 
-// size is how many ports the range has.
+// size returns the number of ports in the range.
 func (p *ports) size() int { return int(p.last) - int(p.first) + 1 }
 
 // take finds a port for a listener of a Service by trying to listen, first at prefer if that is not
@@ -163,7 +164,7 @@ func (p *ports) ofRange(proto lb.Proto, listen func(uint16) (uint16, error)) err
 		others, rest, portRest)
 }
 
-// give gives up a port of a Service. It rests.
+// give releases a port of a Service. The port then rests.
 func (p *ports) give(service string, proto lb.Proto, n uint16) {
 	at := port{proto, n}
 	if !p.used[at] {
@@ -174,7 +175,7 @@ func (p *ports) give(service string, proto lb.Proto, n uint16) {
 	p.queue = append(p.queue, resting{at, service})
 }
 
-// wake ends the rest of the ports that have rested.
+// wake frees the ports whose rest is over.
 func (p *ports) wake() {
 	now := time.Now()
 	for len(p.queue) > 0 && !now.Before(p.resting[p.queue[0].port]) {

@@ -45,8 +45,8 @@ func takes(t *testing.T, p *ports, h *host, prefer uint16) uint16 {
 	return h.opened
 }
 
-// Listeners have the ports of the range, each once; one that another program has is passed over,
-// and when none is left an error names the range and the flag (CF-44).
+// Listeners get the ports of the range, each once. A port of another program is skipped, and when
+// none is left an error names the range and the flag (CF-44).
 func TestPortsOfARangeCF44(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, h := newPorts(40000, 40004), &host{others: map[uint16]bool{40002: true}}
@@ -65,7 +65,7 @@ func TestPortsOfARangeCF44(t *testing.T) {
 		if err := p.take("ns/x:p", lb.TCP, 0, h.listen, h.refuse); err != nil {
 			t.Error(err)
 		}
-		// What others give up is found.
+		// Ports that other programs release are found.
 		h.others = nil
 		if n := takes(t, p, h, 0); n != 40002 {
 			t.Errorf("took %d, which is not the one that the other gave up", n)

@@ -12,9 +12,9 @@ import (
 	"kube-proxy/plane/internal/relay"
 )
 
-// Who may write Services in one namespace takes eight ninths of the listeners at most: Services of
-// others that come later are served, what is over is named and served when there is room, and
-// nothing that is given up is forgotten.
+// The Services of one namespace take at most eight ninths of the listeners: later Services of
+// others are served, the excess ones are reported and served when there is room, and all released
+// listeners are counted.
 func TestQuotaOfANamespace(t *testing.T) {
 	for _, own := range []bool{false, true} {
 		t.Run(fmt.Sprint("own addresses ", own), func(t *testing.T) {
@@ -80,8 +80,8 @@ func TestQuotaOfPorts(t *testing.T) {
 	}
 }
 
-// Ports that were given up, and rest, count for the namespace that had them: a Service that comes
-// and goes leaves ports for others, and has its own again when they have rested (TN-55).
+// Released ports that rest count for the namespace that had them: a Service that is created and
+// deleted repeatedly leaves ports for others, and gets its own again when they have rested (TN-55).
 func TestQuotaOfRestingPortsTN55(t *testing.T) {
 	for name, p := range map[string]*ports{"range": newPorts(1000, 1099), "any": newPorts(0, 0)} {
 		t.Run(name, func(t *testing.T) {

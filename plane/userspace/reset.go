@@ -11,9 +11,9 @@ import (
 	"kube-proxy/plane/userspace/redirect"
 )
 
-// Reset makes the kernel redirect exactly as the table says. Rows of the previous process keep its
-// ports, if those are free. New rows beyond the pace are left for later, and so are rows without a
-// listener.
+// Reset makes the kernel redirect exactly as the table says. Frontends of the previous process keep
+// its ports, if those are free. New frontends beyond the batch weight are left for later, and so
+// are frontends without a listener.
 func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResult, err error) {
 	if err := ctx.Err(); err != nil {
 		return res, fmt.Errorf("userspace: reset: %w", err)
@@ -40,7 +40,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 		}
 	}
 	var fresh []*lb.Frontend
-	for _, f := range want.Sorted() { // those with ports come before those who take any
+	for _, f := range want.Sorted() { // frontends with known ports come before those that take any
 		switch {
 		case f.Accepts():
 		case p.rows[f.Key] == nil && was[f.Key] == nil:
@@ -83,13 +83,13 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 		return plane.ResetResult{}, p.lost("reset", err)
 	}
 	for _, k := range later {
-		p.rows[k].reported = false
+		p.rows[k].written = false
 		res.Later = append(res.Later, k)
 	}
 	return res, nil
 }
 
-// portsOf returns the ports of the previous process by source, from the routes of a row.
+// portsOf returns the ports of the previous process by source, from the routes of an entry.
 func portsOf(routes []redirect.Route) func(lb.From) uint16 {
 	return func(from lb.From) uint16 {
 		for _, r := range routes {
@@ -101,7 +101,7 @@ func portsOf(routes []redirect.Route) func(lb.From) uint16 {
 	}
 }
 
-// leads returns the entries of all rows, except those that are removed.
+// leads returns the entries of all rows, except removed ones.
 func (b *batch) leads() []redirect.Entry {
 	goes := map[lb.Key]bool{}
 	for _, s := range b.steps {
@@ -117,8 +117,7 @@ func (b *batch) leads() []redirect.Entry {
 	return all
 }
 
-// SetNode takes a change of the node. Listeners at the addresses of NodePorts move to the current
-// ones.
+// SetNode applies a change of the node. Listeners of NodePorts move to the current addresses.
 func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 	if err := p.usable(ctx); err != nil {
 		return fmt.Errorf("userspace: set node: %w", err)
@@ -132,14 +131,14 @@ func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 	return err
 }
 
-// Audit has the redirector compare the kernel with the applied state, and repair it.
+// Audit makes the redirector compare the kernel with the applied state, and repair it.
 func (p *Plane) Audit(ctx context.Context, full bool) (repaired int, err error) {
 	if err := p.usable(ctx); err != nil {
 		return 0, fmt.Errorf("userspace: audit: %w", err)
 	}
 	moved, err := p.follow(ctx)
 	if !p.ready {
-		return 0, err // what is wanted may no longer be
+		return 0, err // the desired state may have changed
 	}
 	repaired, audit := p.redirect.Audit(ctx, full)
 	return repaired + moved, errors.Join(err, p.lost("audit", audit))

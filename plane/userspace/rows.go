@@ -13,14 +13,14 @@ import (
 	"kube-proxy/plane/userspace/redirect"
 )
 
-// row is what the plane knows of a row that it has applied.
+// row is a frontend that the plane has applied.
 type row struct {
 	f *lb.Frontend
-	// lead is the redirector's entry. told: the redirector has taken it; otherwise the kernel may
-	// have this one, an older one, or none.
-	lead     redirect.Entry
-	reported bool
-	// sets and doors are those that the row needs, each once for each reason.
+	// lead is the redirector's entry. If written is set, the redirector has accepted it; otherwise
+	// the kernel may have this one, an older one, or none.
+	lead    redirect.Entry
+	written bool
+	// sets and doors are those that the frontend needs, once for each reason.
 	sets  []*set
 	doors []*door
 }
@@ -31,18 +31,18 @@ type serviceName struct {
 	proto lb.Proto
 }
 
-// service is what serves one service port and protocol.
+// service serves one service port and protocol.
 type service struct {
 	serviceName
 	sets    map[lb.Scope]*set
-	serving *lb.BackendSet // of its row that was applied last
+	serving *lb.BackendSet // of its most recently applied frontend
 	doors   map[doorway]*door
-	counter *counter // nil: nothing is counted
+	counter *counter // nil without counts
 	// kept are the sets with all backends that clients may keep, for other goroutines.
 	kept atomic.Pointer[[]*lb.BackendSet]
 }
 
-// set is a backend set that rows need.
+// set is a backend set in use.
 type set struct {
 	of     *service
 	scope  lb.Scope
@@ -58,13 +58,14 @@ type doorway struct {
 	at    netip.AddrPort
 }
 
-// door is a listener that rows need.
+// door is a listener in use.
 type door struct {
 	proto lb.Proto
 	doorway
 	listener listener
-	// Where rules lead to the listener, of is its service port, and needed how often the rows of
-	// that need it. At a service address, claims are the rows that need it.
+	// If rules redirect to the listener, of is its service port, and needed the number of uses by
+	// frontends of that port. For a listener at a service address, claims are the frontends that
+	// use it.
 	of     *service
 	needed int
 	claims []claim
@@ -72,17 +73,17 @@ type door struct {
 
 func (d *door) port() port { return port{d.proto, d.listener.Addr().Port()} }
 
-// claim is a row that needs a listener. Several rows may claim one address: a NodePort and an
-// external address of the node, or for a moment two Services while a key moves.
+// claim is a frontend's use of a listener. Several frontends may claim one address: a NodePort and
+// an external address of the node, or briefly two Services while a key moves.
 type claim struct {
 	by      *row
 	of      *service
 	leads   chooser
-	precise bool // the row is for this address alone
+	precise bool // the frontend has only this address
 }
 
-// holder is the claim that serves clients: one for exactly this address before a NodePort's, and
-// the latest of them.
+// holder is the claim that serves clients: the latest one for exactly this address, else the latest
+// one of a NodePort.
 func (d *door) holder() claim {
 	best := d.claims[0]
 	for _, c := range d.claims[1:] {
@@ -105,13 +106,13 @@ func (s *service) keep() {
 	s.kept.Store(&all)
 }
 
-// chooser is a relay.Balancer without Serves: it chooses among the backends of one set or row.
+// chooser is a relay.Balancer without Serves: it chooses among the backends of one set or frontend.
 type chooser interface {
 	Pick(c relay.Client, tried []netip.AddrPort) (netip.AddrPort, relay.Answer)
 	Dialled(c relay.Client, backend netip.AddrPort, err error)
 }
 
-// leading is the relay.Balancer of a listener that leads to a service port.
+// leading is the relay.Balancer of a listener for a service port.
 type leading struct {
 	chooser
 	of *service
@@ -132,7 +133,7 @@ func (l leading) Serves(backend netip.AddrPort) bool {
 	return slices.ContainsFunc(*l.of.kept.Load(), func(s *lb.BackendSet) bool { return s.Backends.Has(backend) })
 }
 
-// service returns the service port of a row, and makes it if necessary.
+// service returns the service port of a frontend, and creates it if necessary.
 func (p *Plane) service(f *lb.Frontend) *service {
 	name := serviceName{f.Service, f.Key.Proto}
 	s := p.services[name]
@@ -145,7 +146,7 @@ func (p *Plane) service(f *lb.Frontend) *service {
 	return s
 }
 
-// need gives a row a set, with its current backends.
+// need adds a set, with its current backends, to a row.
 func (p *Plane) need(r *row, s *service, to *lb.BackendSet) *set {
 	of := s.sets[to.ID.Scope]
 	if of == nil {
@@ -158,7 +159,7 @@ func (p *Plane) need(r *row, s *service, to *lb.BackendSet) *set {
 	return of
 }
 
-// enter gives a row a listener, and opens it if necessary. prefer is the port in the previous
+// enter adds a listener to a row, and opens it if necessary. prefer is the port in the previous
 // process; 0 for none.
 func (p *Plane) enter(r *row, s *service, way doorway, b chooser, prefer uint16) (*door, error) {
 	d, c := s.doors[way], claim{by: r, of: s, leads: b, precise: !r.f.Key.IsNodePort()}
@@ -181,8 +182,8 @@ func (p *Plane) enter(r *row, s *service, way doorway, b chooser, prefer uint16)
 	return d, nil
 }
 
-// claim gives a listener other claims, and its balancer accordingly. Connections to another
-// Service's backends end as if that Service were removed.
+// claim replaces a listener's claims, and sets its balancer accordingly. Connections to another
+// Service's backends end as if that Service were deleted.
 func (d *door) claim(claims []claim) {
 	d.claims = claims
 	is := d.holder()
@@ -226,7 +227,7 @@ func (p *Plane) listen(d *door, b relay.Balancer, prefer uint16, namespace *rela
 	}, func() { d.listener.Close() })
 }
 
-// shut closes a listener that no row needs. Its connections continue.
+// shut closes an unused listener. Its connections continue.
 func (p *Plane) shut(d *door) {
 	d.listener.Close()
 	p.cfg.Descriptors.Give(d.of.name)
@@ -238,7 +239,7 @@ func (p *Plane) shut(d *door) {
 	}
 }
 
-// release releases everything that a row has.
+// release releases the sets and listeners of a row.
 func (p *Plane) release(r *row) {
 	for _, d := range r.doors {
 		if d.at.IsValid() {
@@ -270,7 +271,7 @@ func (p *Plane) unclaim(d *door, r *row) {
 		}
 	}
 	switch {
-	case len(others) == len(d.claims): // the row held it twice
+	case len(others) == len(d.claims): // the row claimed it twice
 	case len(others) == 0:
 		p.shut(d)
 		d.claims = nil
@@ -279,7 +280,7 @@ func (p *Plane) unclaim(d *door, r *row) {
 	}
 }
 
-// inherit takes over everything that another row of the same key has: the kernel may still lead
+// inherit takes over everything that another row of the same key has: the kernel may still redirect
 // there.
 func (r *row) inherit(old *row) {
 	for _, d := range old.doors {
@@ -293,7 +294,7 @@ func (r *row) inherit(old *row) {
 	old.sets, old.doors = nil, nil
 }
 
-// drop forgets a service port that no row needs.
+// drop deletes an unused service port.
 func (p *Plane) drop(s *service) {
 	if s != nil && len(s.doors)+len(s.sets) == 0 {
 		delete(p.services, s.serviceName)
@@ -306,7 +307,7 @@ func (p *Plane) drop(s *service) {
 // errTakes is wrapped by errors of frontends whose address may be another host's.
 var errTakes = errors.New("the node would take the address from its owner")
 
-// takes refuses an address that may not be the Service's, if the node would have to take it: all
+// takes refuses an address that may not be the Service's, if the node would have to add it: all
 // packets to that address, at any port, would end here. Tenants choose external IPs, and only
 // --external-ip-cidrs limits them.
 func (p *Plane) takes(f *lb.Frontend) error {
@@ -333,7 +334,7 @@ func (p *Plane) takes(f *lb.Frontend) error {
 		what, errTakes)
 }
 
-// make makes a row of f with everything that it needs, and its entry. ports are those of the
+// make makes the row of a frontend with its sets, listeners and entry. ports are those of the
 // previous process by source.
 func (p *Plane) make(f *lb.Frontend, ports func(lb.From) uint16) (*row, error) {
 	if err := p.takes(f); err != nil {
@@ -361,7 +362,7 @@ func (p *Plane) make(f *lb.Frontend, ports func(lb.From) uint16) (*row, error) {
 	return r, nil
 }
 
-// behindRules opens the listeners of a row's sets, to which rules lead.
+// behindRules opens the listeners of a row's sets, to which rules redirect.
 func (p *Plane) behindRules(r *row, s *service, ports func(lb.From) uint16) error {
 	for _, route := range r.f.Routes {
 		to := redirect.Route{From: route.From, Do: route.Do}
@@ -370,7 +371,7 @@ func (p *Plane) behindRules(r *row, s *service, ports func(lb.From) uint16) erro
 			d, err := p.enter(r, s, doorway{scope: scope}, s.sets[scope].turns, ports(route.From))
 			switch {
 			case errors.Is(err, errors.ErrUnsupported):
-				// it never will be served: clients are better off with an answer
+				// it will never be served, so clients get an answer
 				p.notices.lacks(s.proto, err)
 				to.Do = lb.Reject
 			case err != nil:

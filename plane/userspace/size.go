@@ -2,10 +2,10 @@ package userspace
 
 import "kube-proxy/lb"
 
-// What this process and the kernel keep for one, in objects of 128 bytes.
+// Memory of this process and the kernel for one of each, in objects of 128 bytes.
 const (
-	listenerObjects = 32 // its socket, descriptor and what reads it
-	leadObjects     = 24 // what leads packets of a frontend there: rules, elements, or the address
+	listenerObjects = 32 // its socket, descriptor and reader
+	leadObjects     = 24 // the redirect of a frontend: rules, elements, or the address
 	backendObjects  = 2
 )
 

@@ -8,8 +8,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// What a Service weighs is as many listeners, ways to them and backends as there are for it at
-// most, however packets come (TN-11).
+// The weight of a Service is at least that of its listeners, redirects and backends, with every
+// redirector (TN-11).
 func TestWeigh(t *testing.T) {
 	for _, own := range []bool{false, true} {
 		t.Run(fmt.Sprint("by addresses: ", own), func(t *testing.T) {

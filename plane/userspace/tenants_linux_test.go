@@ -10,13 +10,13 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// What one namespace writes leaves listeners of others, and what leads to them, alone (TN-01).
+// Writes of one namespace do not change listeners and redirects of others (TN-01).
 func TestTenants(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
 			planetest.Tenants(t, 1, func(t testing.TB) planetest.Kernel {
 				netlab.EnterForTest(t)
-				for _, f := range []lb.Family{lb.IPv4, lb.IPv6} { // else a claim of the node's address would bring it
+				for _, f := range []lb.Family{lb.IPv4, lb.IPv6} { // else a claim of the node's address would include it
 					a := planetest.World{Family: f}.Addr(192, 1)
 					if out, err := exec.Command("ip", "address", "add", netip.PrefixFrom(a, a.BitLen()).String(), "dev",
 						"lo").CombinedOutput(); err != nil {

@@ -56,7 +56,7 @@ func TestWalk(t *testing.T) {
 	}
 }
 
-// memory is a machine for each family, and the process that has it at present.
+// memory is a machine for each family, and its present process.
 type memory struct {
 	testing.TB
 	own      bool
@@ -68,7 +68,7 @@ func newMemory(t testing.TB, own bool) *memory {
 	return &memory{t, own, map[lb.Family]*machine{}, map[lb.Family]*Plane{}}
 }
 
-// start makes a plane, after the process before has ended.
+// start makes a plane, after the previous process has ended.
 func (k *memory) start(f lb.Family) (planetest.Plane, error) {
 	m := k.machines[f]
 	if m == nil {
@@ -94,7 +94,7 @@ func (k *memory) start(f lb.Family) (planetest.Plane, error) {
 	return p, err
 }
 
-// noOthers expects as many listeners as a fresh plane has.
+// noOthers checks that the plane has as many listeners as a fresh one.
 func (k *memory) noOthers(t testing.TB, want *lb.Table) {
 	t.Helper()
 	other := newMemory(t, k.own)
@@ -133,7 +133,7 @@ func (k *memory) kernel() planetest.Kernel {
 			m.leads[key] = redirect.Entry{Key: key}
 			select {
 			case k.last[f].redirect.(interface{ fake() *fakeRedirector }).fake().drift <- struct{}{}:
-			default: // told already
+			default: // reported already
 			}
 			return nil
 		},

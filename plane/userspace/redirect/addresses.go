@@ -12,7 +12,7 @@ import (
 	"kube-proxy/plane"
 )
 
-// What an ipHelper's writes may answer.
+// Errors of an ipHelper's writes.
 var (
 	errAddressExists = errors.New("the address is there already")
 	errNoAddress     = errors.New("the address is not there")
@@ -37,7 +37,7 @@ type unicast struct {
 	luid uint64
 	// bits is the length of the on-link prefix.
 	bits uint8
-	// skip: nothing of this node takes it for its source by itself.
+	// skip: the node does not choose it as a source address.
 	skip bool
 }
 
@@ -54,14 +54,14 @@ type book interface {
 // listener distinguishes sources.
 //
 // An address is ours if the book has it with its interface, and it has the form that we give: a
-// full prefix length, and never a source. It is stored in the book before it is added, and removed
-// from the book after it is removed.
+// full prefix length, and never a source. It enters the book before it is added, and leaves the
+// book after it is removed.
 type Addresses struct {
 	family lb.Family
 	ip     ipHelper
 	book   book
 	drift  chan struct{}
-	luid   uint64 // of the interface, 0 if that is not known
+	luid   uint64 // of the interface, 0 if unknown
 
 	mu    sync.Mutex
 	users map[netip.Addr]map[lb.Key]bool // keys that need an address
@@ -92,12 +92,12 @@ func (c *Addresses) Drift() <-chan struct{} { return c.drift }
 // Close is part of [Redirector].
 func (c *Addresses) Close() error { return c.ip.close() }
 
-// noticed takes a report of an address that came to or went from an interface. It signals drift if
-// our own writes do not explain it.
+// noticed handles a notification that an address was added or removed. It signals drift if our own
+// writes do not explain it.
 func (c *Addresses) noticed(u unicast, present bool) {
 	c.mu.Lock()
 	if present && c.at != nil {
-		if _, known := c.at[u.addr]; !known { // of one that is there, the interface alone is reported
+		if _, known := c.at[u.addr]; !known { // a removal is reported with the interface only
 			c.at[u.addr] = u
 		}
 	} else if was, ok := c.at[u.addr]; ok && was.luid == u.luid {
@@ -106,8 +106,8 @@ func (c *Addresses) noticed(u unicast, present bool) {
 	own, is := c.given[u.addr]
 	ours, wanted := is && own.luid == u.luid, len(c.users[u.addr]) > 0
 	c.mu.Unlock()
-	// Listeners of NodePorts follow the machine's own addresses. A stale address of ours may have
-	// been removed since; audits find those of others.
+	// Listeners of NodePorts follow the machine's own addresses. A stale address of ours may be
+	// removed meanwhile; audits find those of other programs.
 	if wanted && !present || !wanted && present && !ours && !u.addr.IsLinkLocalUnicast() && !u.addr.IsLoopback() {
 		select {
 		case c.drift <- struct{}{}:
@@ -161,8 +161,7 @@ func (c *Addresses) ready() (changed bool, err error) {
 	return changed, nil
 }
 
-// add adds an address to the machine, and reports whether it did: not if an interface has it
-// already.
+// add adds an address to the machine. It returns false if an interface has it already.
 func (c *Addresses) add(a netip.Addr) (added bool, err error) {
 	if c.luid == 0 {
 		if _, err := c.ready(); err != nil {
@@ -215,7 +214,7 @@ func (c *Addresses) give(a netip.Addr) (added bool, err error) {
 	return added, err
 }
 
-// take removes an address that is ours.
+// take removes an address of ours.
 func (c *Addresses) take(a netip.Addr) error {
 	c.mu.Lock()
 	u, ok := c.given[a]
@@ -251,7 +250,7 @@ func (c *Addresses) NodeAddresses() ([]netip.Addr, error) {
 	return all, nil
 }
 
-// removeAll removes all addresses that are ours, and counts them. It continues after a failure.
+// removeAll removes all our addresses, and counts them. It continues after a failure.
 func (c *Addresses) removeAll() (removed int, err error) {
 	ours, err := c.read()
 	errs := []error{err}
@@ -328,11 +327,11 @@ func (c *Addresses) repair(ours []netip.Addr, repaired *int) (failed map[netip.A
 			*repaired++
 		}
 	}
-	const most = 5 // that a line of the log may name
+	const most = 5 // addresses in a line of the log
 	return failed, errors.Join(errs[:min(len(errs), most)]...)
 }
 
-// need notes a key, and reports whether it is the first of its address.
+// need records a key, and reports whether it is the first of its address.
 func (c *Addresses) need(k lb.Key) bool {
 	if k.IsNodePort() {
 		return false
@@ -385,7 +384,7 @@ func (c *Addresses) Apply(_ context.Context, set []Entry, remove []lb.Key) error
 	return nil
 }
 
-// SetNode is part of [Redirector]: nothing here follows from the node.
+// SetNode is part of [Redirector]: this redirector does not depend on the node.
 func (c *Addresses) SetNode(context.Context, lb.Node) error { return nil }
 
 // Probe is part of [Redirector]. It removes an address of a documentation network that does not

@@ -12,8 +12,8 @@ import (
 	"kube-proxy/plane"
 )
 
-// machine is a Windows machine's IP helper and registry, as strict as Microsoft's documents say: an
-// address is at an interface once, and what is not there cannot be taken away.
+// machine is a Windows machine's IP helper and registry, as strict as in Microsoft's documents: an
+// address is at an interface once, and a missing one cannot be removed.
 type machine struct {
 	interfaceNow uint64
 	has          map[netip.Addr]unicast
@@ -102,12 +102,12 @@ func (m *machine) strike(a netip.Addr) error {
 	return nil
 }
 
-// process is a proxy that begins on the machine.
+// process starts a proxy on the machine.
 func (m *machine) process() *Addresses {
 	return newAddresses(lb.IPv4, m, m)
 }
 
-// ours are the addresses on the machine that a proxy made.
+// ours returns the addresses on the machine that a proxy added.
 func (m *machine) ours() (all []string) {
 	for a, u := range m.has {
 		if u.skip {
@@ -133,8 +133,8 @@ func has(t *testing.T, what string, got []string, want ...string) {
 	}
 }
 
-// Service addresses come and go on a Windows machine; what a process before left is adopted or
-// removed, and what is another's stays, though it has the address of a service.
+// Service addresses are added and removed on a Windows machine. Addresses of a previous process are
+// adopted or removed; those of other programs stay, even if they are addresses of Services.
 func TestWindowsAddresses(t *testing.T) {
 	ctx := t.Context()
 	admins := unicast{netip.MustParseAddr("10.96.0.9"), 7, 24, false}
@@ -168,7 +168,7 @@ func TestWindowsAddresses(t *testing.T) {
 	}
 }
 
-// A clean-up takes away what processes before gave, and nothing else, and counts it.
+// A clean-up removes exactly the addresses that previous processes added, and counts them.
 func TestWindowsAddressesRemoved(t *testing.T) {
 	admins := unicast{netip.MustParseAddr("10.96.0.9"), 7, 24, false}
 	m := newMachine(admins)
@@ -198,7 +198,7 @@ func TestWindowsAddressesRemoved(t *testing.T) {
 	}
 }
 
-// One change makes two calls, however many addresses there are.
+// One change makes two calls, whatever the number of addresses.
 func TestWindowsAddressesOfOneChange(t *testing.T) {
 	for _, n := range []int{100, 10_000} {
 		m := newMachine()
@@ -241,8 +241,8 @@ func TestWindowsAddressesOfOthers(t *testing.T) {
 	}
 }
 
-// A process may end between any two calls, and any call may fail: the next one leaves exactly what
-// it wants, and no address of others goes.
+// A process may end between any two calls, and any call may fail: the next process ends with
+// exactly its addresses, and removes none of other programs.
 func TestWindowsAddressesAfterAnyFailure(t *testing.T) {
 	broken := errors.New("broken")
 	admins := unicast{netip.MustParseAddr("10.96.0.2"), 7, 24, false}
@@ -288,7 +288,7 @@ func TestWindowsAddressesAfterAnyFailure(t *testing.T) {
 	}
 }
 
-// An address that the machine does not take costs its own row only.
+// An address that the machine refuses only affects its own entry.
 func TestWindowsAddressesLater(t *testing.T) {
 	m := newMachine()
 	c := m.process()
@@ -308,8 +308,7 @@ func TestWindowsAddressesLater(t *testing.T) {
 	has(t, "the others", m.ours(), "10.96.0.2")
 }
 
-// The probe asks for what changes nothing, whatever addresses there are; an interface that is gone
-// asks for a Reset.
+// The probe never changes anything, whatever addresses exist; a missing interface requires a Reset.
 func TestWindowsAddressesProbe(t *testing.T) {
 	m := newMachine(unicast{netip.MustParseAddr("192.0.2.0"), 1, 24, false}, unicast{netip.MustParseAddr("192.0.2.1"),
 		1, 24, false})

@@ -29,13 +29,13 @@ var (
 	bookVolatile = uintptr(1) // REG_OPTION_VOLATILE: a reboot deletes the key, like the addresses
 )
 
-// errAddressForbidden says what to do where this process may not.
+// errAddressForbidden names the missing privilege, and the remedy.
 var errAddressForbidden = errors.New("run as an administrator, or as the system")
 
-// bookKey is where addresses that were given are written down, one key for each family.
+// bookKey is the registry key that lists added addresses, one key for each family.
 const bookKey = `SOFTWARE\kube-proxy\service-addresses`
 
-// NewAddresses changes nothing. What this process may not do shows at the first Reset.
+// NewAddresses changes nothing. Missing privileges show at the first Reset.
 func NewAddresses(cfg Config) (*Addresses, error) {
 	b, err := openBook(cfg.Family)
 	if err != nil {
@@ -53,12 +53,12 @@ func NewAddresses(cfg Config) (*Addresses, error) {
 		}
 		return 0
 	})
-	// Without it, audits notice what others change.
+	// Without notifications, audits notice changes of other programs.
 	_ = windows.NotifyUnicastIpAddressChange(h.family, callback, nil, false, &h.notify)
 	return c, nil
 }
 
-// helper is the IP helper.
+// helper is the IP helper of Windows.
 type helper struct {
 	family uint16
 	notify windows.Handle
@@ -67,7 +67,7 @@ type helper struct {
 
 func (h *helper) close() error {
 	if h.notify != 0 {
-		_ = windows.CancelMibChangeNotify2(h.notify) // it returns when no callback runs any more
+		_ = windows.CancelMibChangeNotify2(h.notify) // it returns after the last callback
 	}
 	return h.book.key.Close()
 }
@@ -112,18 +112,18 @@ func (h *helper) list() ([]unicast, error) {
 	return all, nil
 }
 
-// create returns when the address can be used.
+// create adds an address, and returns when it can be used.
 func (h *helper) create(u unicast) error {
 	row := rowOf(u)
 	if err := call(createEntry, row); err != nil {
 		return err
 	}
 	for range 100 {
-		// It is given, whatever the answer: an error would have the book forget it.
+		// The address exists, whatever the answer: an error would remove it from the book.
 		if err := windows.GetUnicastIpAddressEntry(row); err != nil || row.DadState == preferred {
 			break
 		}
-		time.Sleep(10 * time.Millisecond) // its neighbours may have it, which an interface with neighbours asks
+		time.Sleep(10 * time.Millisecond) // an interface with neighbours first checks that none has the address
 	}
 	return nil
 }
@@ -220,7 +220,7 @@ func (b *keyBook) read() (map[netip.Addr]uint64, error) {
 	for _, name := range names {
 		a, err := netip.ParseAddr(name)
 		if err != nil {
-			continue // nothing that we wrote
+			continue // not our entry
 		}
 		if all[a], _, err = b.key.GetIntegerValue(name); err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// way is a way to redirect.
+// way is a kind of Redirector.
 type way struct {
 	name string
 	make func(Config) (Redirector, error)

@@ -13,7 +13,7 @@ import (
 	"kube-proxy/plane"
 )
 
-// TestChoose (DP-40): the best way that the host has, and what was in the way of the better ones.
+// TestChoose (DP-40): the best redirector of the host, and the reasons against better ones.
 func TestChoose(t *testing.T) {
 	for _, w := range worlds() {
 		t.Run(w.Family.String(), func(t *testing.T) {
@@ -30,12 +30,12 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// TestChooseWithoutRights: who may not write rules may not redirect at all; the error says so of
-// each way, and what to do.
+// TestChooseWithoutRights: without the privilege to write rules no redirector works. The error says
+// so for each, with the remedy.
 func TestChooseWithoutRights(t *testing.T) {
 	for _, w := range worlds() {
 		err, failed := make(chan error), make(chan error)
-		go func() { // its thread ends with it, for it gets no rights back
+		go func() { // its thread ends with it, because it cannot regain privileges
 			runtime.LockOSThread()
 			e := unix.Unshare(unix.CLONE_NEWNET)
 			for _, right := range []uintptr{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW} {

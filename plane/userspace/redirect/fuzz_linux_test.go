@@ -9,8 +9,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// FuzzParseLead: no rule makes the reader of rules stumble, and what it takes for a lead can be
-// one.
+// FuzzParseLead: no rule makes the parser panic, and a parsed redirect is a valid one.
 func FuzzParseLead(f *testing.F) {
 	f.Add("-d 10.96.0.10/32 -p tcp -m tcp --dport 80 -j DNAT --to-destination 172.18.0.2:40001")
 	f.Add(
@@ -28,7 +27,7 @@ func FuzzParseLead(f *testing.F) {
 	})
 }
 
-// TestParseLead: what is written is read.
+// TestParseLead: the parser reads the rules that the renderer writes.
 func TestParseLead(t *testing.T) {
 	for _, w := range worlds() {
 		for _, k := range []lb.Key{w.key(w.vip, 80, lb.TCP), w.key(netip.Addr{}, 30080, lb.UDP)} {
@@ -45,8 +44,7 @@ func TestParseLead(t *testing.T) {
 	}
 }
 
-// FuzzElements: no element of a set makes the reader of ours stumble, and a key is read as it was
-// written.
+// FuzzElements: no element of a set makes the reader panic, and a key is read as it was written.
 func FuzzElements(f *testing.F) {
 	f.Add([]byte{10, 96, 0, 10}, uint16(80), uint8(6))
 	f.Fuzz(func(t *testing.T, addr []byte, port uint16, proto uint8) {

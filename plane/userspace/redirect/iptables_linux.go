@@ -24,12 +24,12 @@ import (
 // Chains of iptables; the first four have upstream's names of this mode.
 const (
 	portals      = "KUBE-PORTALS-CONTAINER"  // nat: service addresses to listeners
-	portalsHost  = "KUBE-PORTALS-HOST"       // nat: the same for packets of this node, but for the proxy's own
+	portalsHost  = "KUBE-PORTALS-HOST"       // nat: the same for packets of this node, except the proxy's own
 	nodePorts    = "KUBE-NODEPORT-CONTAINER" // nat: NodePorts to listeners
 	guard        = "KUBE-NODEPORT-NON-LOCAL" // filter: only redirected packets reach a listener
 	refused      = "KUBE-PORTALS-REFUSED"    // filter: refuses packets to service addresses
-	refusedHost  = "KUBE-PORTALS-REFUSED-H"  // filter: the same for packets of this node, but for the proxy's own
-	refusedPorts = "KUBE-NODEPORT-REFUSED"   // filter: and at a NodePort
+	refusedHost  = "KUBE-PORTALS-REFUSED-H"  // filter: the same for packets of this node, except the proxy's own
+	refusedPorts = "KUBE-NODEPORT-REFUSED"   // filter: the same for NodePorts
 	listPrefix   = "KUBE-PORTALS-SRC-"       // nat, filter: source ranges
 )
 
@@ -79,8 +79,8 @@ func oursOfIPTables(table, name string) bool {
 	return false
 }
 
-// IPTables redirects by chains of iptables, for hosts without nftables. A row is a few rules of a
-// tree; a change writes the chains on the way to it. Ports and addresses without Service are
+// IPTables redirects by chains of iptables, for hosts without nftables. A frontend is a few rules
+// of a tree; a change writes the chains on the path to it. Ports and addresses without Service are
 // untouched, as in mode iptables (SV-62, SV-63).
 type IPTables struct {
 	cfg   Config
@@ -93,12 +93,12 @@ type IPTables struct {
 	node      lb.Node
 	address   netip.Addr
 	leads     map[lb.Key]Entry
-	listeners map[lb.Key]int // leads that need the port of a listener
-	lists     map[string]int // leads that need a list, by its chain
+	listeners map[lb.Key]int // number of entries that use the port of a listener
+	lists     map[string]int // number of entries that use a list, by its chain
 }
 
 // NewIPTables finds the programs, on a thread in the network namespace of the node. It changes
-// nothing. Errors wrap plane.ErrUnsupported if there is no usable iptables.
+// nothing. Errors wrap plane.ErrUnsupported without a usable iptables.
 func NewIPTables(cfg Config) (*IPTables, error) {
 	c := &IPTables{cfg: cfg, drift: make(chan struct{}, 1)}
 	var err error
@@ -128,8 +128,8 @@ func (c *IPTables) Close() error { return errors.Join(c.keep.Close(), c.addrs.cl
 
 // Rules.
 
-// source is a match of a kind of source, as it stands before -d and at the end. There is one for
-// each way in which pods are recognised.
+// source is a match of a kind of source: the parts before -d and at the end of the rule. Each way
+// to recognise pods has one.
 type source struct{ before, after string }
 
 func (c *IPTables) sources(f lb.From) []source {
@@ -192,7 +192,7 @@ func (c *IPTables) lead(l Entry) (nat, filter []string) {
 	return nat, filter
 }
 
-// reject refuses as a port without listener does.
+// reject refuses packets as a port without listener does.
 func (c *IPTables) reject(match string, p lb.Proto) []string {
 	with := "icmp-port-unreachable"
 	if c.cfg.Family == lb.IPv6 {
@@ -222,7 +222,7 @@ func list(sources []netip.Prefix) (nat, filter []string) {
 	return append(slices.Clone(nat), "-j ACCEPT"), append(slices.Clone(nat), "-j DROP")
 }
 
-// frames are what the trees have besides rows.
+// frames are the rules of the trees besides entries.
 func (c *IPTables) frames() []xtables.Frame {
 	const led = "-m conntrack --ctstate DNAT -j RETURN"
 	f := make([]xtables.Frame, treeCount)
@@ -232,14 +232,14 @@ func (c *IPTables) frames() []xtables.Frame {
 	}
 	f[inPortals].Tail = here(nodePorts)
 	f[inGuard].Head = c.passGuard(led)
-	// What the proxy sends to this node itself comes in again, by lo and with its mark.
+	// Packets of the proxy to this node itself come in again, by lo and with its mark.
 	f[inRefused] = xtables.Frame{Head: append(c.own("-i lo "), led), Tail: here(refusedPorts)}
 	return f
 }
 
-// passGuard are the rules that pass the guard: answers, and packets that were led to a socket of
-// the proxy. That socket is transparent, which an unprivileged program cannot set. The kernel finds
-// no sockets of SCTP.
+// passGuard are the rules that pass the guard: answers, and packets that were redirected to a
+// socket of the proxy. That socket is transparent, which an unprivileged program cannot set. The
+// kernel finds no sockets of SCTP.
 func (c *IPTables) passGuard(led string) []string {
 	const answers, sctp, own = "-m conntrack --ctdir REPLY -j RETURN", "-p sctp ",
 		"-m socket --transparent --nowildcard "
@@ -261,7 +261,7 @@ func (c *IPTables) own(match string) []string {
 type rowsChange struct {
 	*IPTables
 	xtables.Rows
-	log *rollback.Log // nil where everything is new
+	log *rollback.Log // nil for a state under construction
 }
 
 func (c *IPTables) change(log *rollback.Log) *rowsChange {
@@ -325,7 +325,7 @@ func (c *rowsChange) share(l Entry, by int) {
 	}
 }
 
-// count changes how many users something has, and returns the number.
+// count changes a number of users, and returns it.
 func count[K comparable](log *rollback.Log, users map[K]int, k K, by int) int {
 	n := users[k] + by
 	if n == 0 {
@@ -336,7 +336,7 @@ func count[K comparable](log *rollback.Log, users map[K]int, k K, by int) int {
 	return n
 }
 
-// listenersOf are the ports of a lead, as keys without an address.
+// listenersOf returns the ports of an entry, as keys without an address.
 func listenersOf(l Entry) (all []lb.Key) {
 	for _, r := range l.Routes {
 		if r.Port != 0 {
@@ -349,8 +349,8 @@ func listenersOf(l Entry) (all []lb.Key) {
 // Verbs.
 
 // Reset is part of [Redirector]. If iptables refuses it, Reset writes the entries of the previous
-// process, and leaves the others: one of them may be to blame, such as one of SCTP on a kernel
-// without.
+// process, and omits the others: one of them may be the cause, such as one of SCTP on a kernel
+// without SCTP.
 func (c *IPTables) Reset(ctx context.Context, n lb.Node, want []Entry) (later []lb.Key, err error) {
 	address, err := c.addrs.choose(ctx, n.NodePorts)
 	if err != nil {
@@ -420,7 +420,7 @@ func (c *IPTables) Apply(ctx context.Context, set []Entry, remove []lb.Key) erro
 	return err
 }
 
-// SetNode is part of [Redirector]. Nearly every rule follows from the node, or may.
+// SetNode is part of [Redirector]. Nearly every rule may depend on the node.
 func (c *IPTables) SetNode(ctx context.Context, n lb.Node) error {
 	address, err := c.addrs.choose(ctx, n.NodePorts)
 	if err != nil {
@@ -469,7 +469,7 @@ func leadsIn(rules []xtables.ChainRule) map[lb.Key]Entry {
 		if k, port, from, ok := parseLead(r.Rule); ok {
 			l := leads[k]
 			l.Key = k
-			// pods may be recognised in many ways
+			// there are many ways to recognise pods
 			if !slices.ContainsFunc(l.Routes, func(r Route) bool { return r.From == from }) {
 				l.Routes = append(l.Routes, Route{From: from, Port: port})
 			}
@@ -479,7 +479,7 @@ func leadsIn(rules []xtables.ChainRule) map[lb.Key]Entry {
 	return leads
 }
 
-// parseLead reads a rule that leads a key to a port.
+// parseLead parses a rule that redirects a key to a port.
 func parseLead(rule string) (k lb.Key, port uint16, from lb.From, ok bool) {
 	from = lb.Anywhere
 	k, ok = xtables.MatchedKey(rule, func(option, value string) {

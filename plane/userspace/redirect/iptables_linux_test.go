@@ -33,8 +33,8 @@ func onlyIPTables(t *testing.T, backend string) {
 	t.Setenv("PATH", dir)
 }
 
-// TestIPTablesRefuses: of a row that this iptables does not take, the error says so, and the others
-// lead on.
+// TestIPTablesRefuses: if this iptables refuses an entry, the error says so, and the others still
+// redirect.
 func TestIPTablesRefuses(t *testing.T) {
 	for _, w := range worlds() {
 		t.Run(w.Family.String(), func(t *testing.T) {
@@ -66,7 +66,8 @@ func TestIPTablesRefuses(t *testing.T) {
 	}
 }
 
-// TestRemoveUpstreamDP15: what upstream's userspace mode left goes, of both families and back ends.
+// TestRemoveUpstreamDP15: leftovers of upstream's userspace mode are removed, of both families and
+// back ends.
 func TestRemoveUpstreamDP15(t *testing.T) {
 	rules, err := os.ReadFile("testdata/upstream.rules")
 	if err != nil {

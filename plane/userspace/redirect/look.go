@@ -14,6 +14,6 @@ type Tracer interface {
 	// TracePacket follows a packet through the kernel. The listener is its only backend if it
 	// balances.
 	TracePacket(ctx context.Context, p trace.Packet) (trace.Kernel, error)
-	// Differences calls each for what differs from these leads until that returns false.
+	// Differences calls each for every difference from these entries, until it returns false.
 	Differences(ctx context.Context, n lb.Node, leads iter.Seq[Entry], each func(trace.Difference) bool) error
 }

@@ -15,7 +15,7 @@ import (
 	"kube-proxy/trace"
 )
 
-// Each redirector reads on a socket of its own, and nothing of what its other verbs change.
+// Each redirector reads on a socket of its own, and reads no state that its other verbs change.
 var _, _ Tracer = (*NFTables)(nil), (*IPTables)(nil)
 
 // TracePacket is part of [Tracer].
@@ -36,13 +36,13 @@ func (c *NFTables) TracePacket(ctx context.Context, p trace.Packet) (trace.Kerne
 	return k, nil
 }
 
-// renderer renders the rules for a node, of what never changes of the redirector.
+// renderer renders the rules for a node. It only uses constant fields of the redirector.
 func (c *NFTables) renderer(n lb.Node) *ruleset {
 	return &ruleset{IP: c.ip, sets: schema(c.ip), mark: c.cfg.Mark, localhost: c.cfg.LocalhostNodePorts,
 		sockets: c.rules.sockets, node: n}
 }
 
-// Differences is part of [Tracer]: it compares the table with what a Reset would make of it.
+// Differences is part of [Tracer]: it compares the table with the result of a Reset.
 func (c *NFTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Entry],
 	each func(trace.Difference) bool) error {
 	sock, err := wire.Open()
@@ -72,7 +72,7 @@ func (c *NFTables) compare(ctx context.Context, leads iter.Seq[Entry], d *mode.R
 		return err
 	}
 	st := stateOf(slices.Collect(leads), snap, c.ip.AddrLen)
-	owners := map[element]lb.Key{} // of elements that rows share, one row
+	owners := map[element]lb.Key{} // of shared elements: the key of one of their frontends
 	for _, l := range st.leads {
 		for e := range l.sharedElements() {
 			owners[e] = l.Key
@@ -108,7 +108,7 @@ func (c *NFTables) compare(ctx context.Context, leads iter.Seq[Entry], d *mode.R
 	return nil
 }
 
-// addrLenOf is the length of addresses in the keys of a set of rows.
+// addrLenOf returns the length of addresses in the keys of a set.
 func addrLenOf(i setIndex, n int) int {
 	if i < sSourceLists && (i-sPorts)%2 == 1 {
 		return 0
@@ -121,7 +121,7 @@ func (c *IPTables) TracePacket(ctx context.Context, p trace.Packet) (trace.Kerne
 	return c.look.TracePacket(ctx, p)
 }
 
-// Differences is part of [Tracer]. It renders the rules with the address that is in use.
+// Differences is part of [Tracer]. It renders the rules with the present address of the node.
 func (c *IPTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Entry],
 	each func(trace.Difference) bool) error {
 	want := &IPTables{cfg: c.cfg, unguarded: c.unguarded, node: n, address: c.addrs.current()}

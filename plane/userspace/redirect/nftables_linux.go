@@ -20,8 +20,8 @@ import (
 	"kube-proxy/plane/selfwrites"
 )
 
-// NFTables redirects by a table of its own in nftables. Its chains are always the same; rows are
-// elements of maps.
+// NFTables redirects by a table of its own in nftables. Its chains are always the same; frontends
+// are elements of maps.
 type NFTables struct {
 	ip    rule.IP
 	cfg   Config
@@ -48,7 +48,7 @@ func NewNFTables(cfg Config) (*NFTables, error) {
 		return nil, fmt.Errorf("%w: %w", err, plane.ErrUnsupported)
 	}
 	c.rules.sockets = true
-	// of all that we write, a kernel may lack nft_socket alone
+	// nft_socket is the only expression that a kernel may lack
 	if c.unguarded = c.able(context.Background()); c.unguarded != nil {
 		c.rules.sockets = false
 		err = c.able(context.Background())
@@ -70,10 +70,10 @@ func NewNFTables(cfg Config) (*NFTables, error) {
 	return c, nil
 }
 
-// able checks that the kernel accepts everything that we write.
+// able checks that the kernel accepts all our rules.
 func (c *NFTables) able(ctx context.Context) error {
 	rules := *c.rules
-	// so that every kind of rule is there
+	// to include every kind of rule
 	everything := netip.PrefixFrom(xtables.Loopback(c.ip.Family).Addr(), 1).Masked()
 	rules.node = lb.Node{NodePorts: []netip.Prefix{everything}, ServiceCIDRs: []netip.Prefix{everything},
 		Pods: lb.Detector{Prefixes: []netip.Prefix{everything}}}
@@ -86,7 +86,7 @@ func (c *NFTables) able(ctx context.Context) error {
 	return c.sock.Takes(ctx, t)
 }
 
-// addTable stages all that the table has besides rules and elements.
+// addTable stages the table with its chains and sets, without rules and elements.
 func addTable(t *wire.Transaction, chains []rule.Chain) {
 	t.AddTable()
 	t.AddSets()
@@ -122,7 +122,7 @@ func (c *NFTables) Known(ctx context.Context) ([]Entry, error) {
 	return c.leadsOf(snap), nil
 }
 
-// leadsOf says what the elements mean.
+// leadsOf converts elements to entries.
 func (c *NFTables) leadsOf(snap *snapshot) []Entry {
 	leads := map[lb.Key]Entry{}
 	for from := lb.Pods; from <= lb.Anywhere; from++ {
@@ -210,7 +210,7 @@ func (c *NFTables) repair(t *wire.Transaction, snap *snapshot, st *nftState) int
 	return n
 }
 
-// Apply is part of [Redirector]. It is one transaction, of elements alone.
+// Apply is part of [Redirector]. It is one transaction, which only has elements.
 func (c *NFTables) Apply(ctx context.Context, set []Entry, remove []lb.Key) error {
 	log := &rollback.Log{}
 	ch := c.st.change(log)
@@ -306,7 +306,7 @@ func (c *NFTables) audit(ctx context.Context, noticed bool) (int, error) {
 		}
 		t := c.rules.transaction(TableName)
 		n := c.repair(t, snap, c.st)
-		if n > 0 && again { // of a set that the kernel is just making larger a list may lack elements
+		if n > 0 && again { // the list of a set that the kernel is just resizing may lack elements
 			continue
 		}
 		if err := c.commit(ctx, t); err != nil {
@@ -323,10 +323,10 @@ func (c *NFTables) commit(ctx context.Context, t *wire.Transaction) error {
 	return err
 }
 
-// snapshot is what the kernel's table holds.
+// snapshot is the content of the kernel's table.
 type snapshot struct {
 	rule.Kept
-	ours    bool // it is in force and has our sets and chains, as we make them, and no others
+	ours    bool // it is in force with exactly our sets and chains
 	records [setCount]diff.Records
 }
 
@@ -353,7 +353,7 @@ func (c *NFTables) table() wire.Table {
 	return wire.Table{Socket: c.sock, Family: c.ip.Proto, Name: TableName}
 }
 
-// structure reads all but elements.
+// structure reads everything except elements.
 func (c *NFTables) structure(ctx context.Context) (*snapshot, error) {
 	is, err := rule.Read(ctx, c.table(), c.rules.sets[:])
 	s, chains := &snapshot{Kept: is}, c.rules.chains()

@@ -19,7 +19,7 @@ import (
 	"kube-proxy/plane/selfwrites"
 )
 
-// many are leads of n Services.
+// many returns entries of n Services.
 func (w world) many(n int) []Entry {
 	leads := make([]Entry, 0, n)
 	for i := range n {
@@ -34,8 +34,8 @@ func (w world) many(n int) []Entry {
 	return leads
 }
 
-// TestCostOfChange: what a change sends does not depend on how many rows there are. With iptables
-// that is the chains of the tree on the way to a row, of a few dozen rules each (ADR 0011).
+// TestCostOfChange: the messages of a change do not depend on the number of entries. With iptables
+// they are the chains of the tree on the path to an entry, of a few dozen rules each (ADR 0011).
 func TestCostOfChange(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		sent := func() uint64 {
@@ -134,8 +134,8 @@ func TestNFTDrift(t *testing.T) {
 	}
 }
 
-// TestReaddress: where the address of the node goes that packets are led to, they are led to
-// another.
+// TestReaddress: if the node loses the address to which packets are redirected, they are redirected
+// to another.
 func TestReaddress(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		if b.Family == lb.IPv6 {
@@ -149,7 +149,7 @@ func TestReaddress(t *testing.T) {
 		for len(b.Drift()) > 0 {
 			<-b.Drift()
 		}
-		b.output("ip", "addr", "add", "203.0.113.9/32", "dev", "vethpod1") // nothing to us
+		b.output("ip", "addr", "add", "203.0.113.9/32", "dev", "vethpod1") // irrelevant to us
 		b.output("sysctl", "-qw", "net.ipv4.conf.eth0.promote_secondaries=1")
 		bits := map[lb.Family]string{lb.IPv4: "/24", lb.IPv6: "/64"}[b.Family]
 		b.output("ip", "addr", "del", first.String()+bits, "dev", "eth0")

@@ -6,14 +6,15 @@ import (
 	"kube-proxy/internal/nft/wire"
 )
 
-// monitor notices changes of our table by other programs. It notes only that there was one: the
-// table is small to read, and no other program should change it.
+// monitor notices changes of our table by other programs. It only records that a change happened:
+// reading the table is cheap, and no other program should change it.
 type monitor struct {
 	*wire.Monitor
 	noticed atomic.Bool
 }
 
-// startMonitor listens in the network namespace of the calling thread. What own writes is ours.
+// startMonitor listens in the network namespace of the calling thread. Writes of own are not
+// reported.
 func startMonitor(proto byte, signal chan<- struct{}, own *wire.Socket) (m *monitor, err error) {
 	m = &monitor{}
 	missed := func() {

@@ -13,13 +13,13 @@ import (
 	"kube-proxy/plane/internal/ranges"
 )
 
-// ruleset renders the chains for one family and node. It is pure, and independent of rows.
+// ruleset renders the chains for one family and node. It is pure, and independent of frontends.
 type ruleset struct {
 	rule.IP
 	sets      [setCount]wire.Set
 	mark      uint32
 	localhost bool
-	sockets   bool // rules may look at the sockets that packets reach (nft_socket)
+	sockets   bool // rules may match the sockets of packets (nft_socket)
 	node      lb.Node
 }
 
@@ -41,7 +41,7 @@ func (r *ruleset) chains() []rule.Chain {
 	}
 	const dstnat, filter = -100, 0
 	own := r.New("the proxy's own connections", r.marked(), rule.Accept)
-	// What the proxy sends to this node itself comes by here too, with its mark.
+	// Packets of the proxy to this node itself pass here too, with its mark.
 	back := r.New("the proxy's own connections", rule.FromThisNode, r.marked(), rule.Accept)
 	refuse := r.New("", rule.NewConnection, rule.Jump("refuse"))
 	lead := r.New("", rule.Jump("lead"))
@@ -121,7 +121,7 @@ func chainName(what string, f lb.From, nodePort bool) string {
 	return what + "-" + f.String()
 }
 
-// keyOf is the key of a packet.
+// keyOf returns the expressions for the key of a packet.
 func (r *ruleset) keyOf(nodePort bool) []rule.Operand {
 	if nodePort {
 		return rule.NodePort
@@ -155,8 +155,8 @@ func (r *ruleset) lead(f lb.From, nodePort bool) rule.Chain {
 	return c
 }
 
-// sources drops packets from sources outside of the frontend's ranges. There is a rule for each
-// length of a range (docs/adr/0018).
+// sources drops packets from sources outside the frontend's ranges. Each length of a range has a
+// rule (docs/adr/0018).
 func (r *ruleset) sources() rule.Chain {
 	c := rule.Chain{Name: "sources"}
 	for n := r.AddrLen * 8; n > 0; n -= ranges.Stride {
@@ -168,13 +168,13 @@ func (r *ruleset) sources() rule.Chain {
 	return c
 }
 
-// marked matches what the proxy sends itself; nothing if its packets have no mark.
+// marked matches the proxy's own packets; nothing if they have no mark.
 func (r *ruleset) marked() rule.Statement { return rule.NotZero(rule.PacketMark.And(r.mark)) }
 
 // hereFor are the matches for packets to addresses of the node that answer NodePorts.
 func (r *ruleset) hereFor(p netip.Prefix) []rule.Statement {
 	here := []rule.Statement{r.InPrefix(r.Destination(), p), rule.DestinationIsLocal}
-	if !r.localhost || r.Family == lb.IPv6 { // else 127.0.0.1 too
+	if !r.localhost || r.Family == lb.IPv6 { // else 127.0.0.1 answers too
 		here = slices.Insert(here, 1, r.NotLoopback(r.Destination()))
 	}
 	return here

@@ -14,7 +14,7 @@ const TableName = "kube-proxy-userspace"
 type setIndex = int
 
 // For each kind of source, and for NodePorts and other keys: maps to the port of a listener, or to
-// a refusal. Then the sets that are the same for all.
+// a refusal. Then the sets that all of them share.
 const (
 	sPorts         setIndex = iota                       // six: see ports
 	sRefusals      setIndex = sPorts + 2*setIndex(froms) // six: see refusals
@@ -26,7 +26,7 @@ const (
 	setCount       setIndex = sSourceLists + 5
 )
 
-// froms is how many kinds of sources there are.
+// froms is the number of kinds of sources.
 const froms = int(lb.Anywhere)
 
 func ports(f lb.From, nodePort bool) setIndex    { return sPorts + place(f, nodePort) }

@@ -12,7 +12,7 @@ import (
 	"kube-proxy/plane/internal/ranges"
 )
 
-// element is one of a set, as a record.
+// element is an element of a set, as a record.
 type element struct {
 	set setIndex
 	rec string
@@ -21,14 +21,14 @@ type element struct {
 // nftState is the applied state.
 type nftState struct {
 	leads map[lb.Key]held
-	// shared counts the leads that need an element of a shared set.
+	// shared counts the entries that need an element of a shared set.
 	shared map[element]int32
 	lists  *ranges.Lists
-	// address is where the proxy is reached; not valid if the node has none.
+	// address is the node's address to redirect to; not valid if the node has none.
 	address netip.Addr
 }
 
-// held is a lead with the list of its sources.
+// held is an entry with the list of its sources.
 type held struct {
 	Entry
 	list *ranges.List
@@ -41,9 +41,9 @@ func newNFTState() *nftState {
 // change collects the elements that a batch removes and adds.
 type change struct {
 	st    *nftState
-	log   *rollback.Log // nil where the state is new
+	log   *rollback.Log // nil for a state under construction
 	lists *ranges.Change
-	swaps [][2]held // leads before and after
+	swaps [][2]held // old and new entries
 	del   map[element]bool
 	add   map[element]bool
 }
@@ -88,7 +88,7 @@ func (c *change) remove(k lb.Key) {
 	}
 }
 
-// swap counts the shared elements of a lead, and notes it for finish.
+// swap counts the shared elements of an entry, and queues it for finish.
 func (c *change) swap(was, now held) {
 	c.swaps = append(c.swaps, [2]held{was, now})
 	for e := range now.sharedElements() {
@@ -109,7 +109,7 @@ func (c *change) swap(was, now held) {
 	}
 }
 
-// finish stages the elements of leads and lists, now that the numbers of lists are known.
+// finish stages the elements of entries and lists, after the numbers of lists are known.
 func (c *change) finish() {
 	c.lists.Finish()
 	for _, s := range c.swaps {
@@ -130,7 +130,7 @@ func rangeElement(l *ranges.List, p netip.Prefix) element {
 	return element{sSourceRanges, string(l.AppendKey(nil, p))}
 }
 
-// elements are those that the lead has alone.
+// elements returns the elements that only this entry has.
 func (l held) elements() iter.Seq[element] {
 	return func(yield func(element) bool) {
 		var buf [40]byte
@@ -150,7 +150,7 @@ func (l held) elements() iter.Seq[element] {
 	}
 }
 
-// sharedElements are those that other leads may need as well.
+// sharedElements returns the elements that other entries may need as well.
 func (l Entry) sharedElements() iter.Seq[element] {
 	return func(yield func(element) bool) {
 		var buf [40]byte
@@ -166,7 +166,7 @@ func (l Entry) sharedElements() iter.Seq[element] {
 	}
 }
 
-// records is all that the state wants.
+// records returns all elements of the state.
 func (st *nftState) records(defs *[setCount]wire.Set, proto byte) (all [setCount]diff.Records) {
 	for i := range setCount {
 		all[i].Size = defs[i].RecordLen()
@@ -195,7 +195,7 @@ func addressElement(proto byte, a netip.Addr) element {
 	return element{sNodeAddresses, string(append([]byte{proto}, a.AsSlice()...))}
 }
 
-// stateOf returns the state of entries. Lists keep the numbers that the kernel has for their keys.
+// stateOf returns the state of entries. Lists keep their numbers in the kernel.
 func stateOf(leads []Entry, snap *snapshot, addrLen int) *nftState {
 	st := newNFTState()
 	want := make(map[lb.Key]Entry, len(leads))

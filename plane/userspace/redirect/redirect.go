@@ -1,4 +1,4 @@
-// Package redirect leads packets to service addresses to the sockets of the proxy: by rules of
+// Package redirect redirects packets for service addresses to the sockets of the proxy: by rules of
 // nftables or iptables, or on Windows by the addresses themselves, added to an interface of the
 // node (docs/adr/0041).
 package redirect
@@ -11,7 +11,7 @@ import (
 	"kube-proxy/plane/selfwrites"
 )
 
-// Entry is what happens to packets to a key.
+// Entry determines what happens to packets to a key.
 type Entry struct {
 	Key lb.Key
 	// Kind as in [lb.Frontend].
@@ -23,12 +23,12 @@ type Entry struct {
 	Routes []Route
 }
 
-// Route is what happens to packets from one kind of source.
+// Route determines what happens to packets from one kind of source.
 type Route struct {
 	From lb.From
-	// Port is that of the listener. 0: nothing listens, and Do says what happens instead.
+	// Port is the listener's. If it is 0, there is no listener, and Do determines what happens.
 	Port uint16
-	// Do is Reject or Drop where Port is 0, else 0.
+	// Do is Reject or Drop if Port is 0, else 0.
 	Do lb.Action
 }
 
@@ -44,7 +44,7 @@ func Shortest(routes []Route) []Route {
 	return routes
 }
 
-// Config says what to redirect, and how. It is what [Choose] and the constructors take.
+// Config configures a Redirector, for [Choose] and the constructors.
 type Config struct {
 	// Family is the IP family; required.
 	Family lb.Family
@@ -53,8 +53,8 @@ type Config struct {
 	// LocalhostNodePorts: NodePorts answer on 127.0.0.1, if one of [lb.Node.NodePorts] covers that
 	// (SV-64).
 	LocalhostNodePorts bool
-	// Writes is shared by the planes of this process in one network namespace; nil if there are no
-	// others.
+	// Writes is shared by the planes of this process in one network namespace; nil if this is the
+	// only one.
 	Writes *selfwrites.Ledger
 }
 
@@ -74,14 +74,14 @@ type Redirector interface {
 	// Known returns the entries of the previous process, so that its ports can be reused. Sources
 	// may be missing.
 	Known(ctx context.Context) ([]Entry, error)
-	// Reset redirects exactly these packets, except those of the keys that it returns, which were
+	// Reset redirects exactly these packets, except those of the returned keys, which the kernel
 	// refused. Apply can try them again.
 	Reset(ctx context.Context, n lb.Node, want []Entry) (later []lb.Key, err error)
 	// Apply sets and removes entries.
 	Apply(ctx context.Context, set []Entry, remove []lb.Key) error
-	// SetNode takes a change of the node.
+	// SetNode applies a change of the node.
 	SetNode(ctx context.Context, n lb.Node) error
-	// Probe makes a write that changes nothing.
+	// Probe makes a write without a change.
 	Probe(ctx context.Context) error
 	// Drift has a value when another program may have changed the rules or addresses.
 	Drift() <-chan struct{}
@@ -95,9 +95,9 @@ type Redirector interface {
 // node.
 type AtAddresses interface {
 	Redirector
-	// NodeAddresses returns the addresses of the node, without those that the Redirector added.
+	// NodeAddresses returns the addresses of the node, without the Redirector's.
 	NodeAddresses() ([]netip.Addr, error)
 	// Prepare adds an address to the node, so that a socket can be bound to it. The next audit
-	// removes an address without entry.
+	// removes an address without an entry.
 	Prepare(a netip.Addr) error
 }

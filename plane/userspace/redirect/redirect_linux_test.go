@@ -21,11 +21,11 @@ import (
 	"kube-proxy/plane"
 )
 
-// kind is a way to redirect by a packet filter.
+// kind is a redirector with a packet filter.
 type kind struct {
 	name string
 	make func(Config) (Redirector, error)
-	// unknown: it refuses ports and addresses that no Service has (SV-62, SV-63).
+	// unknown: it refuses ports and addresses without a Service (SV-62, SV-63).
 	unknown bool
 }
 
@@ -40,7 +40,7 @@ func kinds() []kind {
 type world struct {
 	lb.Family
 	proto                 netlab.Proto
-	vip, other, lonely    netip.Addr // service addresses; the last of no Service
+	vip, other, lonely    netip.Addr // service addresses; the last without a Service
 	node, client, pod     netip.Addr
 	services, pods, nodes netip.Prefix
 }
@@ -70,7 +70,7 @@ func to(port uint16) []Route            { return []Route{{From: lb.Anywhere, Por
 func do(a lb.Action) []Route            { return []Route{{From: lb.Anywhere, Do: a}} }
 func cluster(k lb.Key, r []Route) Entry { return Entry{Key: k, Kind: lb.ClusterIP, Routes: r} }
 
-// bench is a node with a redirector, and servers on ports of the node that stand for the proxy.
+// bench is a node with a redirector, and servers on ports of the node in place of the proxy.
 type bench struct {
 	*netlab.TestLab
 	t *testing.T
@@ -79,7 +79,7 @@ type bench struct {
 	Redirector
 }
 
-// each runs a test for each kind of redirector and family, in a lab of its own.
+// each runs a test for each kind of redirector and family, in its own lab.
 func each(t *testing.T, run func(t *testing.T, b *bench)) {
 	for _, k := range kinds() {
 		for _, w := range worlds() {
@@ -104,7 +104,7 @@ func (b *bench) start(cfg Config) {
 	})
 }
 
-// do runs a verb where the node is.
+// do runs a verb in the namespace of the node.
 func (b *bench) do(f func(context.Context) error) {
 	b.t.Helper()
 	b.On(netlab.Node1, func() {
@@ -130,7 +130,7 @@ func (b *bench) audit(full bool) (n int) {
 	return n
 }
 
-// Serve starts a responder whose socket is as those of the proxy are.
+// Serve starts a responder with a socket like the proxy's.
 func (b *bench) Serve(p netlab.Proto, port uint16, host string) {
 	b.t.Helper()
 	if _, err := b.Listen(host, p, port, netlab.ListenOptions{Transparent: true}); err != nil {
@@ -138,7 +138,7 @@ func (b *bench) Serve(p netlab.Proto, port uint16, host string) {
 	}
 }
 
-// arrives expects that a packet comes to the proxy's port.
+// arrives checks that a packet arrives at the proxy's port.
 func (b *bench) arrives(from string, p netlab.Proto, at netip.Addr, port uint16) netlab.Reply {
 	b.t.Helper()
 	r, err := b.Dial(from, p, netip.AddrPortFrom(at, port), netlab.DialOptions{})
@@ -191,7 +191,7 @@ func TestLeads(t *testing.T) {
 		} else {
 			b.fails(netlab.Node1, netlab.TCP, netip.IPv6Loopback(), 30080, netlab.ErrRefused)
 		}
-		// A change moves the key, a removal takes it away.
+		// A change moves the key, and a removal deletes it.
 		b.Serve(netlab.TCP, 40003, netlab.Node1)
 		b.apply([]lb.Key{b.key(netip.Addr{}, 30080, lb.TCP)}, cluster(b.key(b.vip, 80, lb.TCP), to(40003)))
 		if r := b.arrives("pod1", netlab.TCP, b.vip, 80); r.At.Port() != 40003 {
@@ -201,7 +201,7 @@ func TestLeads(t *testing.T) {
 	})
 }
 
-// TestRefuses: SV-50, SV-51, SV-61, SV-62, SV-63, and the routes of a row in their order.
+// TestRefuses: SV-50, SV-51, SV-61, SV-62, SV-63, and the routes of an entry in their order.
 func TestRefuses(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		b.Serve(netlab.TCP, 40001, netlab.Node1)
@@ -250,8 +250,8 @@ func TestRefuses(t *testing.T) {
 	})
 }
 
-// A socket that is not transparent is no listener of the proxy, and clients who are led there are
-// refused (TN-76). A kernel without the match lets them through.
+// A socket that is not transparent is not a listener of the proxy, and clients that are redirected
+// there are refused (TN-76). A kernel without the match lets them pass.
 func TestIntruder(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		for _, p := range []netlab.Proto{netlab.TCP, netlab.UDP} {
@@ -305,8 +305,8 @@ func TestGuard(t *testing.T) {
 	})
 }
 
-// TestKnown: a process finds the ports of the one before, and writes nothing where all is as it
-// should be.
+// TestKnown: a process finds the ports of the previous one, and writes nothing if the state is
+// right.
 func TestKnown(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		want := []Entry{cluster(b.key(b.vip, 80, lb.TCP), to(40001)),
@@ -337,12 +337,12 @@ func TestKnown(t *testing.T) {
 	})
 }
 
-// led are the routes of a lead that go to a port.
+// led returns the routes of an entry that go to a port.
 func led(l Entry) []Route {
 	return slices.DeleteFunc(slices.Clone(l.Routes), func(r Route) bool { return r.Port == 0 })
 }
 
-// TestOwnPackets: what carries the proxy's mark is led nowhere.
+// TestOwnPackets: packets with the proxy's mark are not redirected.
 func TestOwnPackets(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		b.Serve(netlab.TCP, 40001, netlab.Node1)

@@ -15,8 +15,8 @@ import (
 	"kube-proxy/plane/selfwrites"
 )
 
-// Remove removes the rules of previous processes, of all ways to redirect but the one named except;
-// "" is none. It works in the network namespace of the calling thread.
+// Remove removes the rules of previous processes, of all redirectors except the named one; ""
+// excepts none. It works in the network namespace of the calling thread.
 func Remove(ctx context.Context, families []lb.Family, except string) (report mode.Report, err error) {
 	var errs []error
 	for _, fam := range families {
@@ -36,7 +36,7 @@ func Remove(ctx context.Context, families []lb.Family, except string) (report mo
 	return report, errors.Join(errs...)
 }
 
-// removeTable deletes our table of nftables, and reports whether there was one. A kernel without
+// removeTable deletes our table of nftables, and reports whether it existed. A kernel without
 // nf_tables has none.
 func removeTable(ctx context.Context, fam lb.Family) (bool, error) {
 	s, err := wire.Open()

@@ -7,7 +7,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// TestRemove: nothing of any redirector is left, and what is of others is.
+// TestRemove: no object of any redirector is left, and those of other programs stay.
 func TestRemove(t *testing.T) {
 	for _, w := range worlds() {
 		t.Run(w.Family.String(), func(t *testing.T) {

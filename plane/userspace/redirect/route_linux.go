@@ -39,7 +39,7 @@ func watchAddresses(proto byte, signal chan<- struct{}) (*addressWatch, error) {
 	return w, nil
 }
 
-// notice signals drift if the chosen address went, or if there was none.
+// notice signals drift if the chosen address was removed, or if none was chosen.
 func (w *addressWatch) notice(m netlink.Message) {
 	a, ok := route.ParseAddress(m.Body)
 	w.mu.Lock()
@@ -63,7 +63,7 @@ func (w *addressWatch) choose(ctx context.Context, prefer []netip.Prefix) (netip
 	return w.chosen, nil
 }
 
-// current returns the address that was chosen last.
+// current returns the chosen address.
 func (w *addressWatch) current() netip.Addr {
 	w.mu.Lock()
 	defer w.mu.Unlock()
