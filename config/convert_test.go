@@ -140,7 +140,7 @@ func TestConvert(t *testing.T) {
 			}
 			if says := fmt.Sprint(got.Carried, got.Dropped, got.Unknown, " flags ", got.Flags,
 				strings.Join(got.Warnings, "\n")); !strings.Contains(says, c.says) {
-				t.Errorf("told %s\nwant %s", says, c.says)
+				t.Errorf("reported %s\nwant %s", says, c.says)
 			}
 		})
 	}

@@ -83,7 +83,7 @@ var idle = map[string]string{
 	"AllowExtTrafficLocalEndpoints":     "externalTrafficPolicy always counts",
 	"EndpointSlice":                     "EndpointSlices are always used",
 	"EndpointSliceProxying":             "EndpointSlices are always used",
-	"EndpointSliceTerminatingCondition": "terminating endpoints are always told from others",
+	"EndpointSliceTerminatingCondition": "terminating endpoints are always distinguished from others",
 	"IPv6DualStack":                     "both IP families are served wherever the machine has them",
 	"MixedProtocolLBService":            "a Service may always have ports of several protocols",
 	"SCTPSupport":                       "SCTP is always served",

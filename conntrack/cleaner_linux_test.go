@@ -128,7 +128,7 @@ func TestOnePassForABurst(t *testing.T) {
 			t.Errorf("flows that stay: %v", k.flows)
 		}
 		if want := []string{"2 in 1s", "1 in 1s"}; !slices.Equal(k.cleaned, want) { // MT-18
-			t.Errorf("told of passes that deleted %v, want %v", k.cleaned, want)
+			t.Errorf("reported passes that deleted %v, want %v", k.cleaned, want)
 		}
 		if !strings.Contains(log.String(), `msg="forgot stale flows" deleted=2 of=3`) {
 			t.Errorf("log:\n%s", log)

@@ -337,7 +337,7 @@ func TestStaleAtNodeAddresses(t *testing.T) {
 		known bool // the addresses of the machine are
 		want  verdicts
 	}{
-		{"before anybody has told", everywhere, []lb.Change{set(row(nodePort, service, lb.Cluster, podA))}, true,
+		{"before the addresses are known", everywhere, []lb.Change{set(row(nodePort, service, lb.Cluster, podA))}, true,
 			verdicts{stale: [][2]string{{at1, podB}, {at2, podB}, {at3, podB}}, fresh: [][2]string{{at1, podA}}}},
 		{"one address answers", only("192.0.2.1"), nil, true, // on the others, all translated flows were ours
 			verdicts{stale: [][2]string{{at1, podB}, {at2, podA}, {at3, podA}},

@@ -46,7 +46,7 @@ func (o *ringReported) want(t *testing.T, what string, want ...string) {
 		got = append(got, line)
 	}
 	if g, w := strings.Join(got, "\n"), strings.Join(want, "\n"); g != w {
-		t.Errorf("%s: told\n%s\nwant\n%s", what, g, w)
+		t.Errorf("%s: reported\n%s\nwant\n%s", what, g, w)
 	}
 }
 
@@ -116,14 +116,14 @@ func TestFailuresAreReported(t *testing.T) {
 		r.after(10 * time.Second)
 		entries, _ := o.After(o.seen)
 		if len(entries) != 2 || entries[0].Kind != changes.Service && entries[1].Kind != changes.Service {
-			t.Errorf("told %v", entries)
+			t.Errorf("reported %v", entries)
 		}
 		for _, e := range entries {
 			switch {
 			case e.Kind == changes.Failed && e.Service == svcName(1) && e.Key == svcKey(1) && e.Why != "":
 			case e.Kind == changes.Service && e.Service == svcName(2) && e.Failures == 1:
 			default:
-				t.Errorf("told %+v", e)
+				t.Errorf("reported %+v", e)
 			}
 		}
 		_, o.seen = o.After(0)
@@ -133,10 +133,10 @@ func TestFailuresAreReported(t *testing.T) {
 		r.after(time.Hour)
 		entries, o.seen = o.After(o.seen)
 		if len(entries) != 1 || entries[0].Service != svcName(1) || entries[0].Failures < 3 || entries[0].Rows != 1 {
-			t.Errorf("healed: told %+v", entries)
+			t.Errorf("healed: reported %+v", entries)
 		}
 		if api, learned := entries[0].Latency(); api < time.Hour || learned < time.Hour {
-			t.Errorf("healed after an hour: told %v, %v", api, learned)
+			t.Errorf("healed after an hour: reported %v, %v", api, learned)
 		}
 	})
 }
@@ -156,7 +156,7 @@ func TestListIsMarkedBeforeItIsWritten(t *testing.T) {
 		r.engine.ResolveAll()
 		r.run()
 		if s := r.engine.Stats(); !s.LastSynced.IsZero() {
-			t.Error("it writes what it was not told of")
+			t.Error("it writes before the list is complete")
 		}
 		r.engine.Mark(dirty)
 		r.run()
@@ -257,7 +257,7 @@ func TestDriftNodeAndConfigurationAreReported(t *testing.T) {
 		r.run()
 		entries, _ := o.After(o.seen)
 		if len(entries) != 1 || entries[0].Kind != changes.Node {
-			t.Errorf("the node has an address: told %+v", entries)
+			t.Errorf("the node has an address: reported %+v", entries)
 		}
 		_, o.seen = o.After(0)
 

@@ -47,7 +47,7 @@ func TestFloodOfConflicts(t *testing.T) {
 				(services-1)*ports, ports)
 		}
 		if len(reported) != ratelimit.Burst || reported[0].Keys != ports || reported[0].Key.Port != 1000 {
-			t.Errorf("told of %d Services, of the first %+v; want %d, each of %d keys at once", len(reported),
+			t.Errorf("reported %d Services, of the first %+v; want %d, each of %d keys at once", len(reported),
 				reported[:1], ratelimit.Burst, ports)
 		}
 		r.after(2 * ratelimit.ReportGap)
@@ -72,7 +72,7 @@ func TestFloodOfConflicts(t *testing.T) {
 			r.run()
 		}
 		if len(reported) != 2 || reported[0].Loser.Name != "stranger/s1" || reported[1].Loser.Name != "stranger/s2" {
-			t.Errorf("beside the flood, told %+v, want of the losses of stranger/s1 and stranger/s2", reported)
+			t.Errorf("beside the flood, reported %+v, want of the losses of stranger/s1 and stranger/s2", reported)
 		}
 		r.converged()
 	})
@@ -140,7 +140,7 @@ func TestLoanOfTheServiceNetwork(t *testing.T) {
 		r.run()
 		if len(reported) != 1 || reported[0].Owner != "shop/s1" || reported[0].Keys != 6 ||
 			reported[0].Key.String() != "172.16.0.6:1000/tcp" {
-			t.Fatalf("told %+v, want once, of six keys and the first of them", reported)
+			t.Fatalf("reported %+v, want once, of six keys and the first of them", reported)
 		}
 		if r.log.Count(`service=shop/s1 key=172.16.0.6:1000/tcp as="external IP" keys=6`) != 1 {
 			t.Errorf("the log:\n%s", r.log)
@@ -157,7 +157,7 @@ func TestLoanOfTheServiceNetwork(t *testing.T) {
 			t.Errorf("the owner came, and the row is\n%s", row)
 		}
 		if len(reported) != 1 || r.log.Count(`because="it has it as its cluster IP"`) != 2 {
-			t.Errorf("told %+v; the log:\n%s", reported, r.log)
+			t.Errorf("reported %+v; the log:\n%s", reported, r.log)
 		}
 		r.converged()
 		r.do(cluster.ServiceGone{Name: owner.Name})

@@ -359,7 +359,7 @@ func TestDroppedRowsAreReported(t *testing.T) {
 			}
 		}
 		if len(dropped) != 1 || dropped[0] != gone || len(o.changes) != 2 {
-			t.Errorf("told of %v", o.changes)
+			t.Errorf("reported %v", o.changes)
 		}
 	})
 }

@@ -168,7 +168,7 @@ func (m *model) Applied(changes []lb.Change) {
 	for _, c := range changes {
 		m.reported++
 		if !m.rows[c.Key].Equal(c.Old) {
-			m.errors = append(m.errors, fmt.Sprintf("%s: told of old row %v, but knew %v", c.Key, c.Old, m.rows[c.Key]))
+			m.errors = append(m.errors, fmt.Sprintf("%s: old row %v, but knew %v", c.Key, c.Old, m.rows[c.Key]))
 		}
 		if c.New == nil {
 			delete(m.rows, c.Key)

@@ -143,7 +143,7 @@ func (b *inbox) accepted(all, synced bool) {
 }
 
 // rest is called when the loop has nothing to write now. busy means that something waits for its
-// time; told, that this is only frontends that the kernel refuses while it accepts others, and
+// time; reported, that this is only frontends that the kernel refuses while it accepts others, and
 // Services without frontends because their policy fails; more, that Services are left to be
 // resolved.
 func (b *inbox) rest(busy, reported, more bool) {

@@ -31,7 +31,7 @@ func TestNodeChanges(t *testing.T) {
 		r.add(1)
 		r.run()
 		if c := r.plane.Counts(); c.SetNodes != 0 {
-			t.Errorf("%d SetNodes at the start: the Reset has told the plane", c.SetNodes)
+			t.Errorf("%d SetNodes at the start: the Reset includes the node", c.SetNodes)
 		}
 		r.do(cidr("172.16.0.0/12"))
 		r.run()
@@ -310,7 +310,7 @@ func TestNodeIsReported(t *testing.T) {
 			o.mu.Lock()
 			defer o.mu.Unlock()
 			if !slices.Equal(o.got, lines) {
-				t.Errorf("%s: told %q, want %q", what, o.got, lines)
+				t.Errorf("%s: reported %q, want %q", what, o.got, lines)
 			}
 			o.got = nil
 		}

@@ -241,7 +241,7 @@ func TestHealthCheckWaitsForLaterRows(t *testing.T) {
 		r.start()
 		r.run()
 		if reported < balanced || balanced < 2 {
-			t.Errorf("endpoints told after write %d, rows in force after write %d", reported, balanced)
+			t.Errorf("endpoints reported after write %d, rows in force after write %d", reported, balanced)
 		}
 		r.converged()
 	})

@@ -63,12 +63,12 @@ func TestOneRefusedRowHT04(t *testing.T) {
 			if w.Verb == "probe" {
 				probes++
 				if w.Err != nil || w.Changes != 0 {
-					t.Errorf("told of %+v", w)
+					t.Errorf("reported %+v", w)
 				}
 			}
 		}
 		if probes != 1 || r.plane.Counts().Probes != 1 {
-			t.Errorf("told of %d probes, the plane made %d", probes, r.plane.Counts().Probes)
+			t.Errorf("reported %d probes, the plane made %d", probes, r.plane.Counts().Probes)
 		}
 		r.heals()
 	})

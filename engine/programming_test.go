@@ -129,7 +129,7 @@ func TestProgrammedAfterFailures(t *testing.T) {
 		r.faulty.Heal()
 		r.after(time.Minute)
 		if n := len(l.took); n != maxTriggers {
-			t.Errorf("%d triggers were told of in the end, want %d", n, maxTriggers)
+			t.Errorf("%d triggers were reported in the end, want %d", n, maxTriggers)
 		}
 		r.converged()
 	})

@@ -35,25 +35,25 @@ func TestRetryHT15(t *testing.T) {
 		v4.Applied(set(check("shop/web", 32100, 1)))
 		pass(200 * time.Second)
 		if want := seconds(0, 1, 3, 7, 15, 31, 63, 123, 183); !slices.Equal(o.Tried(start), want) || reported != 1 {
-			t.Errorf("tried at %v, want %v; told %d times", o.Tried(start), want, reported)
+			t.Errorf("tried at %v, want %v; reported %d times", o.Tried(start), want, reported)
 		}
 		v4.Applied(set(check("shop/web", 32100, 2)))
 		synctest.Wait()
 		if n := len(o.Tried(start)); n != 10 || reported != 1 {
-			t.Errorf("a change made it %d tries, want 10; told %d times", n, reported)
+			t.Errorf("a change made it %d tries, want 10; reported %d times", n, reported)
 		}
 		v4.Applied(set(check("shop/next", 32100, 2))) // another Service, with the same trouble
 		synctest.Wait()
 		o.Refuse("", "")
 		pass(61 * time.Second)
 		if reported != 2 || fmt.Sprint(o.Did()) != "[open tcp 0.0.0.0:32100]" {
-			t.Errorf("told %d times, want 2: of each Service once", reported)
+			t.Errorf("reported %d times, want 2: of each Service once", reported)
 		}
 		o.Refuse("", "in use")
 		o.kill() // the socket breaks, and cannot be opened again
 		pass(61 * time.Second)
 		if n := len(o.Tried(start)); reported != 3 {
-			t.Errorf("after success, told %d times, want 3; %d tries", reported, n)
+			t.Errorf("after success, reported %d times, want 3; %d tries", reported, n)
 		}
 		v4.Applied(gone(32100))
 		synctest.Wait()
@@ -320,7 +320,7 @@ func TestManyPortsThatCannotListen(t *testing.T) {
 		v4.Applied(set(check("stranger/web", 32_000, 1)))
 		synctest.Wait()
 		if reported["tenant"] != ratelimit.Burst || reported["stranger"] != 1 {
-			t.Errorf("told of failures %v, want %d of the tenant's and the stranger's", reported, ratelimit.Burst)
+			t.Errorf("reported failures %v, want %d of the tenant's and the stranger's", reported, ratelimit.Burst)
 		}
 		cancel()
 		<-done

@@ -209,7 +209,7 @@ func TestPortChanges(t *testing.T) {
 		t.Errorf("the port that was another's says %s", body)
 	}
 	if len(d.reported) > 0 {
-		t.Errorf("told of a failure: %s", <-d.reported)
+		t.Errorf("reported a failure: %s", <-d.reported)
 	}
 }
 
@@ -373,7 +373,7 @@ func TestOccupiedHT15(t *testing.T) {
 	at := netip.AddrPortFrom(b, port)
 	if got, want := <-reported, fmt.Sprintf("shop/web 32100: listen tcp4 %s: bind: address already in use",
 		at); got != want {
-		t.Errorf("told %q, want %q", got, want)
+		t.Errorf("reported %q, want %q", got, want)
 	}
 	awaitPort(t, netip.AddrPortFrom(a, port), false)
 	v4.Applied(set(check("shop/web", port, 2))) // a change causes a retry, but no log line
@@ -386,7 +386,7 @@ func TestOccupiedHT15(t *testing.T) {
 	awaitPort(t, netip.AddrPortFrom(a, port), true)
 	awaitPort(t, at, true)
 	if len(reported) > 0 {
-		t.Errorf("told again: %s", <-reported)
+		t.Errorf("reported again: %s", <-reported)
 	}
 }
 
@@ -440,7 +440,7 @@ func TestThousandServices(t *testing.T) {
 		t.Errorf("%d bytes for each Service", each)
 	}
 	if len(d.reported) > 0 {
-		t.Errorf("told of a failure: %s", <-d.reported)
+		t.Errorf("reported a failure: %s", <-d.reported)
 	}
 	_, body := get(t, "GET", "http://"+d.at(20999).String())
 	if !strings.Contains(body, `"web-999"`) {

@@ -25,7 +25,7 @@ func TestReporterEnds(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	late := mode.NewReporter(ctx, func(trace.Difference) bool { t.Error("told"); return true })
+	late := mode.NewReporter(ctx, func(trace.Difference) bool { t.Error("reported"); return true })
 	if late.Report(lb.Key{}, "set x", "there", "") == nil || !errors.Is(late.Done(nil), context.Canceled) {
 		t.Errorf("%v", late.Err())
 	}

@@ -59,7 +59,7 @@ func TestAddressesSV26(t *testing.T) {
 				served = append(served, use.name)
 			}
 			if found != (len(refusals) == 0) {
-				t.Errorf("%s as %s: served %v, and told %v", a, use.name, found, refusals)
+				t.Errorf("%s as %s: served %v, and reported %v", a, use.name, found, refusals)
 			}
 			reported := a
 			if use.field == "endpoints" {
@@ -67,7 +67,7 @@ func TestAddressesSV26(t *testing.T) {
 			}
 			if len(refusals) > 0 && (refusals[0].Field != use.field || refusals[0].Addr != reported ||
 				refusals[0].More != 0) {
-				t.Errorf("%s as %s: told %v", a, use.name, refusals[0])
+				t.Errorf("%s as %s: reported %v", a, use.name, refusals[0])
 			}
 		}
 		if got := strings.Join(served, ", "); got != want {

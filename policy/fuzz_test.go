@@ -61,7 +61,7 @@ func checkRefused(t *testing.T, v cluster.View, s policy.Settings) {
 	}
 	if v.Service == nil || v.Service.Type == cluster.TypeExternalName {
 		if len(reported) > 0 {
-			t.Fatalf("told %v of a Service that has no addresses", reported)
+			t.Fatalf("reported %v of a Service that has no addresses", reported)
 		}
 		return
 	}
@@ -72,12 +72,12 @@ func checkRefused(t *testing.T, v cluster.View, s policy.Settings) {
 		r := reported[field]
 		if len(all) == 0 {
 			if r != (policy.Refusal{}) {
-				t.Fatalf("%s: told %v, all are served", field, r)
+				t.Fatalf("%s: reported %v, all are served", field, r)
 			}
 			return
 		}
 		if r.Addr != slices.MinFunc(all, netip.Addr.Compare) || r.More != len(all)-1 || r.Why == "" {
-			t.Fatalf("%s: told %+v, want the lowest of %v", field, r, all)
+			t.Fatalf("%s: reported %+v, want the lowest of %v", field, r, all)
 		}
 	}
 	want("spec.clusterIPs", "cluster IP", v.Service.ClusterIPs)

@@ -88,7 +88,7 @@ func TestLogEnd(t *testing.T) {
 		}
 		has(t, flags, text, want)
 		if want == "" && strings.Contains(text, "kube-proxy failed") {
-			t.Errorf("%s: told twice:\n%s", flags, text)
+			t.Errorf("%s: reported twice:\n%s", flags, text)
 		}
 	}
 }

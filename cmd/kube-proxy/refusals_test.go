@@ -46,7 +46,7 @@ func TestRefusalsSV26(t *testing.T) {
 		{web, nil, ""},
 	} {
 		if what, _ := reported.news(step.name, step.now); what != step.want {
-			t.Errorf("step %d: told %q, want %q", i, what, step.want)
+			t.Errorf("step %d: reported %q, want %q", i, what, step.want)
 		}
 	}
 	if len(reported) != 0 {

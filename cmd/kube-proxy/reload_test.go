@@ -133,7 +133,7 @@ func TestReloadExternalIPCIDRs(t *testing.T) {
 	}
 	p.stop()
 	if got := strings.Count(p.log(), refused); got != 2 {
-		t.Errorf("told %d times, want 2:\n%s", got, p.log())
+		t.Errorf("reported %d times, want 2:\n%s", got, p.log())
 	}
 }
 

@@ -297,7 +297,7 @@ func windowsService(n *windowsNode) {
 		})
 	})
 	if now := sc("query", "bad"); !strings.Contains(now, "RUNNING") {
-		t.Errorf("it has told that it has stopped: %s", now)
+		t.Errorf("it reports that it has stopped: %s", now)
 	}
 }
 

@@ -103,12 +103,12 @@ func TestCrowd(t *testing.T) {
 			}
 		}
 		if !slices.Equal(reported, []int{1}) {
-			t.Errorf("told of %v closed connections, want [1]: once a minute", reported)
+			t.Errorf("reported %v closed connections, want [1]: once a minute", reported)
 		}
 		time.Sleep(time.Minute)
 		guests := []*guest{come(), come(), come()}
 		if !slices.Equal(reported, []int{1, 3}) {
-			t.Errorf("told of %v closed connections, want [1 3]", reported)
+			t.Errorf("reported %v closed connections, want [1 3]", reported)
 		}
 		for _, g := range guests {
 			go g.ask("/slow")

@@ -48,7 +48,7 @@ func TestKeepCrashes(t *testing.T) {
 			t.Fatalf("%+v: exit code %d", run, code)
 		}
 		if reported := strings.Contains(string(out), "crashed before"); reported != run.reported {
-			t.Errorf("%+v: told %t", run, reported)
+			t.Errorf("%+v: reported %t", run, reported)
 		}
 		for name, want := range map[string]string{"now.log": run.now, "before.log": run.before} {
 			text, _ := os.ReadFile(filepath.Join(dir, name)) // none before the first crash

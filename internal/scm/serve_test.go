@@ -79,7 +79,7 @@ func TestServe(t *testing.T) {
 					return tc.last
 				}, func() { reloads++ })
 				if !slices.Equal(m.reported, tc.want) {
-					t.Errorf("told %v, want %v", m.reported, tc.want)
+					t.Errorf("reported %v, want %v", m.reported, tc.want)
 				}
 				if !errors.Is(err, tc.err) || !errors.Is(cause, tc.cause) || reloads != tc.reloads {
 					t.Errorf("error %v, cause %v, %d reloads; want %v, %v, %d", err, cause, reloads, tc.err, tc.cause,

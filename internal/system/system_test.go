@@ -175,7 +175,7 @@ var cases = []hostCase{
 		s.Conntrack.MaxPerCore = 1
 	}, files: usual + "sys/devices/system/cpu/online",
 		warnings: []string{"count the processors"}},
-	{name: "CF-38: failure is only told", host: "proc/self/oom_score_adj", files: usual + "proc/self/oom_score_adj",
+	{name: "CF-38: failure is only reported", host: "proc/self/oom_score_adj", files: usual + "proc/self/oom_score_adj",
 		warnings: []string{"oom_score_adj"}},
 
 	{name: "DP-30: ipvs", host: "proc/sys/net/ipv4/ip_forward 0", settings: func(s *Settings) { s.Mode = ipvs.Mode() },

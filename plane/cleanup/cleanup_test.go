@@ -166,7 +166,7 @@ func TestRunAll(t *testing.T) {
 		fmt.Sprintf("%d ipsets", 2*len(ipvs.SetNames(lb.IPv4))), "the nftables table kube-proxy of IPv4",
 		"the nftables table kube-proxy of IPv6"} {
 		if !strings.Contains(said, want) {
-			t.Errorf("not told: %s\ntold:\n%s", want, said)
+			t.Errorf("not reported: %s\nreported:\n%s", want, said)
 		}
 	}
 	var after []string

@@ -145,7 +145,7 @@ func TestForwardHealthChecksCF32(t *testing.T) {
 	table := forwarded()
 	reset(t, p, table)
 	if text := notices(p); !strings.Contains(text, "root_ep") {
-		t.Errorf("told without the endpoint: %q", text)
+		t.Errorf("reported without the endpoint: %q", text)
 	}
 	root := n.AddPod(n.network, "root_ep", netip.MustParseAddr("100.0.0.253"))
 	reset(t, p, table)

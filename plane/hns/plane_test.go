@@ -125,7 +125,7 @@ func TestNoManagementIP(t *testing.T) {
 	reset(t, p, table)
 	if text := notices(p); strings.Count(text, "\n") < 1 || !strings.Contains(text, "ManagementIP") ||
 		!strings.Contains(text, networkName) {
-		t.Errorf("told: %q", text)
+		t.Errorf("reported: %q", text)
 	}
 	if _, ok := n.balancerOf("10.0.0.2", 80); !ok {
 		t.Errorf("the cluster IP is not served:\n%s", n.Own())
@@ -191,7 +191,7 @@ func TestOverlayCF31(t *testing.T) {
 		}
 	}
 	if text := notices(p); !strings.Contains(text, "198.18.0.5") || strings.Count(text, "\n") != 1 {
-		t.Errorf("told: %s", text)
+		t.Errorf("reported: %s", text)
 	}
 	if l, _ := n.balancerOf("10.0.0.1", 80); l.SourceVIP != "192.0.0.1" || len(l.HostComputeEndpoints) != 4 {
 		t.Errorf("%+v", l)
@@ -434,7 +434,7 @@ func TestOldVersionDP45(t *testing.T) {
 		}
 	}
 	if strings.Count(text, "ns/svc-") != 3 || notices(p) != "" {
-		t.Errorf("told:\n%s", text)
+		t.Errorf("reported:\n%s", text)
 	}
 	if l, ok := n.balancerOf("10.0.0.1", 80); !ok || l.Flags != 0 ||
 		l.PortMappings[0].DistributionType != hns.PerConnection {
@@ -446,7 +446,7 @@ func TestOldVersionDP45(t *testing.T) {
 	changes, _ := table.Replace(world.Full(7, 300, 3, 2, time.Hour))
 	apply(t, p, changes, nil)
 	if text := notices(p); text != "" {
-		t.Errorf("told again:\n%s", text)
+		t.Errorf("reported again:\n%s", text)
 	}
 }
 

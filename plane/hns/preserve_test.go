@@ -72,7 +72,7 @@ func TestPreserveDestination(t *testing.T) {
 				}
 			}
 			if reported := strings.Contains(notices(p), "preserve-destination"); reported != c.says {
-				t.Errorf("told %t, want %t", reported, c.says)
+				t.Errorf("reported %t, want %t", reported, c.says)
 			}
 		})
 	}

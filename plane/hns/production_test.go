@@ -210,7 +210,7 @@ func TestFlagsWN10(t *testing.T) {
 			t.Errorf("%s: HNS was asked for %d load balancers that it refuses, want %d", build, refusals, want)
 		}
 		if reported := strings.Count(notices(p), "flag of load balancers"); reported != refusals {
-			t.Errorf("%s: told %d times", build, reported)
+			t.Errorf("%s: reported %d times", build, reported)
 		}
 		if repaired, err := p.Audit(t.Context(), true); repaired != 0 || err != nil {
 			t.Errorf("%s: an audit repaired %d, %v", build, repaired, err)
@@ -422,7 +422,7 @@ func TestForwardHealthzWN22(t *testing.T) {
 		}
 		if reported := strings.Count(notices(p), "does not forward a port"); reported != map[bool]int{
 			true: 1}[refused] {
-			t.Errorf("%s: told %d times", build, reported)
+			t.Errorf("%s: reported %d times", build, reported)
 		}
 		n.Counts()
 		if repaired, err := p.Audit(t.Context(), true); repaired != 0 || err != nil ||

@@ -201,7 +201,7 @@ func listenRaw(t *testing.T, lab *netlab.TestLab, who string) func() bool {
 // Without the match nfacct, everything else works as usual.
 func TestWithoutAccounting(t *testing.T) {
 	if strings.Contains(strings.Join((&renderer{family: lb.IPv4}).forward("0x4000/0x4000"), "\n"), "nfacct") {
-		t.Error("a renderer counts that was not told to")
+		t.Error("a renderer counts without being configured to")
 	}
 	p := newPlane(t, Config{Family: lb.IPv4, Backend: xtables.NFT, Runner: &blackHole{}})
 	reset(t, p, shopTable())

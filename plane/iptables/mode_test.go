@@ -49,7 +49,7 @@ func TestNotices(t *testing.T) {
 	notices()
 	if want := []string{"chains[nat KUBE-SVC-A]", "chains4", "chains[nat KUBE-SVC-A nat KUBE-SVC-B]"}; !slices.Equal(
 		reported, want) {
-		t.Errorf("told %q, want %q", reported, want)
+		t.Errorf("reported %q, want %q", reported, want)
 	}
 	got := measured()
 	for name, want := range map[string]float64{restoreFailures + "[]": 3, partialFailures + "[]": 2, rulesTotal +

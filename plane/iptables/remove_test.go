@@ -221,11 +221,11 @@ COMMIT
 				"chain filter KUBE-PROXY-FIREWALL stays, empty: a rule of others leads to it: -A FORWARD -i eth7",
 			} {
 				if !strings.Contains(left, want) {
-					t.Errorf("not told: %s\ntold: %s", want, left)
+					t.Errorf("not reported: %s\nreported: %s", want, left)
 				}
 			}
 			if len(r.Left) != 3 {
-				t.Errorf("told: %q", r.Left)
+				t.Errorf("reported: %q", r.Left)
 			}
 		}
 		var have []string

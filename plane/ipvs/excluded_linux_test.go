@@ -112,7 +112,7 @@ func TestIPVSServersOfOthersGoOn(t *testing.T) {
 		}
 		theirs("beside ours", more, late)
 		if got := fmt.Sprint(p.Notices()); !strings.Contains(got, "virtual servers of others") {
-			t.Errorf("told: %s", got)
+			t.Errorf("reported: %s", got)
 		}
 	})
 }

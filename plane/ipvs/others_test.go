@@ -89,7 +89,7 @@ func TestOthersVirtualServers(t *testing.T) {
 		reported = append(reported, n.Text)
 	}
 	if !strings.Contains(strings.Join(reported, "\n"), "virtual servers of others") {
-		t.Errorf("told: %q", reported)
+		t.Errorf("reported: %q", reported)
 	}
 	// A restart without other changes is no failure either.
 	if again, err := p.Reset(t.Context(), table); err != nil || len(again.Later) != 1 {
@@ -174,7 +174,7 @@ func TestAddressesOfOtherDevices(t *testing.T) {
 		select {
 		case <-p.Drift():
 		default:
-			t.Fatalf("%s: not told", step.what)
+			t.Fatalf("%s: not reported", step.what)
 		}
 		must(t, only(p.Audit(t.Context(), false)))
 		if bound := k.devs[lb.IPv4].addrs[vip]; bound == step.has {

@@ -149,8 +149,8 @@ func even(t *testing.T, got map[netip.Addr]int, set *lb.BackendSet, share int) {
 	}
 }
 
-// flows sends one packet of each of n flows to a destination without a receiver, and calls told for
-// each flow that has a backend. from returns the source address of flow i.
+// flows sends one packet of each of n flows to a destination without a receiver, and calls reported
+// for each flow that has a backend. from returns the source address of flow i.
 func flows(t *testing.T, key lb.Key, n int, from func(i int) net.IP, reported func(client, backend netip.Addr)) {
 	t.Helper()
 	to := netip.AddrPortFrom(key.Addr, key.Port)

@@ -36,7 +36,7 @@ func countedOf(t *testing.T, p *Plane) map[lb.Key]uint64 {
 	got := map[lb.Key]uint64{}
 	if err := p.Traffic(t.Context(), func(c mode.Count) {
 		if _, twice := got[c.Row]; twice || c.Bytes != 0 || c.N != 0 || c.ServicePort != "" {
-			t.Errorf("%+v, told twice: %t", c, twice)
+			t.Errorf("%+v, reported twice: %t", c, twice)
 		}
 		got[c.Row] = c.Connections
 	}); err != nil {

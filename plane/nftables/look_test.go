@@ -531,7 +531,7 @@ func TestSabotageOfTheTable(t *testing.T) {
 		reported++
 		return reported < 3
 	}); err != nil || reported != 3 {
-		t.Errorf("told %d times: %v", reported, err)
+		t.Errorf("reported %d times: %v", reported, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -42,7 +42,7 @@ func TestAffinityNearlyFull(t *testing.T) {
 	}
 	if len(reported) != 2 || !strings.Contains(reported[0], "IPv6 on node n1 is 80 % full; Services with the most "+
 		"clients: shop/web:http") || !strings.Contains(reported[1], "is 81 % full") {
-		t.Errorf("told %q", reported)
+		t.Errorf("reported %q", reported)
 	}
 	if len(logged) != 2 || !strings.Contains(logged[0], "nearly full") {
 		t.Errorf("logged %q", logged)
@@ -58,10 +58,10 @@ func TestNotices(t *testing.T) {
 	}
 	p.rules.hashes = false
 	if n := p.Notices(); len(n) != 1 || !strings.Contains(n[0].Text, "CONFIG_NFT_HASH") || n[0].Event != nil {
-		t.Errorf("told %+v", n)
+		t.Errorf("reported %+v", n)
 	}
 	if n := p.Notices(); len(n) != 0 {
-		t.Errorf("told again: %+v", n)
+		t.Errorf("reported again: %+v", n)
 	}
 	p.use = AffinityUse{Limit: 1}
 	p.Notices()

@@ -83,7 +83,7 @@ var stages = []struct {
 	{"plane", "changes offered", 4 * maxBatchWeight, func(e *effort) int64 { return e.offered }},
 	{"plane", "weight offered", 1 << 20, func(e *effort) int64 { return e.weight }},
 	{"plane", "kernel operations", 8 * maxBatchWeight, func(e *effort) int64 { return e.ops }},
-	{"observers", "changes told", 4 * maxBatchWeight, func(e *effort) int64 { return e.reported }},
+	{"observers", "changes reported", 4 * maxBatchWeight, func(e *effort) int64 { return e.reported }},
 	{"conntrack", "allocations", 40 * maxBatchWeight, func(e *effort) int64 { return e.observers[0] }},
 	{"sockets", "allocations", 40 * maxBatchWeight, func(e *effort) int64 { return e.observers[1] }},
 	{"health", "allocations", 40 * maxBatchWeight, func(e *effort) int64 { return e.observers[2] }},

@@ -377,8 +377,8 @@ func service(t *testing.T, b *browser) {
 	b.do("POST", b.session+"/window/rect", map[string]int{"width": 1280, "height": 800}, nil)
 }
 
-// What changes is seen without a touch, in the list and on the page of the Service; a hidden page
-// is not told.
+// Changes appear without user action, in the list and on the page of the Service; a hidden page
+// gets none.
 func live(t *testing.T, n *node, b *browser) {
 	b.load(b.page + "?q=shop/web")
 	until(t, "the list is there", func() bool { return b.text("#live") == "live" })
@@ -653,7 +653,7 @@ func manyPages(t *testing.T, n *node, b *browser) {
 		for buf := make([]byte, 4096); !strings.Contains(got.String(), "shop/web"); {
 			k, err := a.Body.Read(buf)
 			if err != nil {
-				t.Fatalf("a page is not told: %v", err)
+				t.Fatalf("a page gets no change: %v", err)
 			}
 			got.Write(buf[:k])
 		}

@@ -78,7 +78,7 @@ func (s *suite) churn(t *testing.T) {
 	t.Log(strings.Join(reported, "; "))
 }
 
-// tryChurn is churn in both families at once; told describes the amount of work.
+// tryChurn is churn in both families at once; reported describes the amount of work.
 func (s *suite) tryChurn() (reported, failures []string, err error) {
 	sc, err := scenario.Parse("churn.txtar", []byte(churnStory()), labYAML)
 	if err != nil {

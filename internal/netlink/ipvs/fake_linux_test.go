@@ -120,7 +120,7 @@ func TestContextEndsABatch(t *testing.T) {
 		}
 	})
 	if done := len(k.State()); !errors.Is(err, context.Canceled) || reported == 0 || done+reported != len(batch) {
-		t.Errorf("%d were done and %d told of, %v", done, reported, err)
+		t.Errorf("%d were done and %d reported, %v", done, reported, err)
 	}
 	c.Close()
 	if err := c.Do(t.Context(), batch[:1], nil); !errors.Is(err, os.ErrClosed) {
