@@ -70,7 +70,7 @@ type cited struct {
 	proofs []string
 }
 
-// faults compares the book with what is cited.
+// faults compares the specification with the citations.
 func faults(page string, rows map[string]*cited, built func(dir string) bool) []string {
 	var all []string
 	fault := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }

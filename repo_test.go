@@ -189,7 +189,7 @@ const modules = `
 // anywhere.
 var pure = []string{"cluster", "lb", "plane", "policy", "trace"}
 
-// badNames say nothing about what is inside.
+// badNames are package names that say nothing about the content.
 var badNames = []string{"util", "utils", "common", "helper", "helpers", "types", "manager", "managers", "misc"}
 
 const module = "kube-proxy"
@@ -579,8 +579,7 @@ func goFiles(t *testing.T) []goFile {
 	return all
 }
 
-// files returns the files of the tree that keep accepts; what is built and what git keeps is left
-// out.
+// files returns the files of the tree that keep accepts, without build output and git's own files.
 func files(t *testing.T, keep func(name string) bool) []string {
 	t.Helper()
 	var names []string

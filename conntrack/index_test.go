@@ -461,8 +461,8 @@ func TestHealthCheckIsNoFlow(t *testing.T) {
 	}
 }
 
-// Where flows end at a proxy of this machine, added and deleted endpoints make no flow stale; else
-// an answer under way would be lost. A frontend that is deleted, or moves to another Service, does:
+// If flows end at a proxy of this machine, added and deleted endpoints make no flow stale; else an
+// answer in transit would be lost. A frontend that is deleted, or moves to another Service, does:
 // its flows would miss the socket of the next one (DP-50, DP-51).
 func TestProxied(t *testing.T) {
 	var listens uint16 // the proxy's port for the frontend, if it has one

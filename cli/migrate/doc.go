@@ -3,12 +3,11 @@
 //
 //	ConfigMap, DaemonSet, Pod, file, command line ──Read──▶ Proxy ──Convert──▶ configuration, statements
 //
-// It knows bytes alone: it neither queries nor changes the node and the cluster. What the flags
-// and fields mean, the loader of package config says, as at a start, but without this machine's
-// name, files and environment. Fields that differ from the default are printed; before that they
-// are loaded again, strictly, and compared with the original meaning. Another mode keeps the
-// behaviour for clients as far as it can: masqueradeAll, the mark's bit and the periods move to its
-// block, and NodePorts stay on all addresses; a statement names the line to remove. The
-// configuration goes to stdout and the differences to stderr, so that "kube-proxy migrate FILE
-// >config.yaml" works.
+// It only works on bytes: it neither queries nor changes the node and the cluster. The loader of
+// package config interprets flags and fields as at a start, but without this machine's name, files
+// and environment. Fields that differ from the default are printed; before that they are loaded
+// again, strictly, and compared with the original meaning. Another mode keeps the behaviour for
+// clients as far as it can: masqueradeAll, the mark's bit and the periods move to its block, and
+// NodePorts stay on all addresses; a statement names the line to remove. The configuration goes to
+// stdout and the differences to stderr, so that "kube-proxy migrate FILE >config.yaml" works.
 package migrate

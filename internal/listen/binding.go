@@ -51,15 +51,15 @@ type Binding struct {
 	serving sync.WaitGroup
 }
 
-// listener is one that is served.
+// listener is a listener that is being served.
 type listener struct {
 	net.Listener
 	at     netip.AddrPort // as requested, but a port 0 is replaced by the system's choice
 	closed atomic.Bool    // by us
-	dead   atomic.Bool    // it has ended by itself
+	dead   atomic.Bool    // it ended without our close
 }
 
-// addr returns where l listens; not valid if nowhere, as a listener that broke or is nil.
+// addr returns the address of l; not valid if l broke or is nil.
 func (l *listener) addr() netip.AddrPort {
 	if l == nil || l.dead.Load() {
 		return netip.AddrPort{}

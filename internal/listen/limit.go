@@ -18,7 +18,7 @@ import (
 //
 // Set its fields, then use it with [ConnLimit.Bound].
 type ConnLimit struct {
-	// Most is how many connections there may be; usually it is [Share].Connections.
+	// Most is the maximum number of connections; usually it is [Share].Connections.
 	Most int
 	// Full is called when connections are closed early, with the number since the last call; at
 	// most once a minute.
@@ -69,7 +69,7 @@ func (c *ConnLimit) Bound(h *http.Server) {
 	})
 }
 
-// join takes a connection in, and closes another if there are too many.
+// join adds a connection, and closes another if there are too many.
 func (c *ConnLimit) join(conn net.Conn) {
 	c.mu.Lock()
 	out, closed := c.evict(), 0

@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// most is how many edits a misspelled name has at most.
+// most is the maximum number of edits of a misspelled name.
 const most = 2
 
-// Of returns the names that another may be a misspelling of, the nearest first: at most [most]
-// edits away and more alike than different, or the same in another block or namespace
-// ("conntrack.min", "shop/web"). A bare name is compared with the last part of the others. Capitals
-// do not matter. The cost follows the number of names that have about the same length.
+// Of returns the names that a misspelled name may mean, the nearest first: at most [most] edits
+// away and more alike than different, or the same in another block or namespace ("conntrack.min",
+// "shop/web"). A bare name is compared with the last part of the others. Capitals do not matter.
+// The cost is proportional to the number of names of about the same length.
 func Of(name string, known iter.Seq[string]) []string {
 	type candidate struct {
 		name  string
@@ -55,11 +55,11 @@ func DidYouMean(name string, known iter.Seq[string], prefix string) string {
 	return ""
 }
 
-// last is the part of a name behind its blocks or its namespace.
+// last returns the part of a name after its blocks or its namespace.
 func last(s string) string { return s[strings.LastIndexAny(s, "./")+1:] }
 
-// distance is how many letters have to be put in, left out, changed or swapped with the next. Names
-// are short: longer ones are far from any.
+// distance returns the number of letters to insert, delete, change or swap with the next. Long
+// names are far from any.
 func distance(a, b string) int {
 	const longest = 64
 	if len(a) > longest || len(b) > longest {

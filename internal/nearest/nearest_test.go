@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// A misspelled name leads to the names that may have been meant, the nearest first, and a name that
-// is like none leads to none (TN-85).
+// A misspelled name yields similar names, the nearest first, and a name like no other yields none
+// (TN-85).
 func TestOf(t *testing.T) {
 	known := strings.Fields("proxy-mode cluster-cidr v conntrack.min mode.conntrack shop/web shop/web2 blog/web " +
 		"shop/cart Node EndpointSlice ui")
@@ -32,8 +32,8 @@ func TestOf(t *testing.T) {
 	}
 }
 
-// The distance is right for each pair of words of three letters or less, by a definition that is
-// slow and plain.
+// The distance equals that of a slow and simple definition, for each pair of words of up to three
+// letters.
 func TestDistance(t *testing.T) {
 	words := []string{""}
 	for i := 0; len(words[i]) < 3; i++ {

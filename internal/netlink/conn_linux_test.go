@@ -223,7 +223,7 @@ func TestReadAtOnce(t *testing.T) {
 	}
 }
 
-// What the kernel says of a refusal, and where, is in the error.
+// The error has the kernel's text about a refusal, and its position.
 func TestRefusal(t *testing.T) {
 	c := netfilter(t)
 	err := c.Do(t.Context(), message(nftables|unix.NFT_MSG_GETCHAIN, 0, unix.NFPROTO_IPV4, 0, unix.NFTA_CHAIN_TABLE,

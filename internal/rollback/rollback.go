@@ -1,9 +1,9 @@
-// Package rollback takes back what a batch has changed in a plane's memory of the kernel, if the
+// Package rollback undoes the changes of a batch in a plane's copy of the kernel's state, if the
 // kernel refuses the batch.
 //
-// A plane makes the changes in its state at once, while it collects what to write: so later changes
-// of a batch find what earlier ones made. What the change of one endpoint costs to note is a few
-// closures, and nothing of what it does not touch.
+// A plane changes its state immediately, while it collects the writes, so later changes of a batch
+// see earlier ones. Recording the change of one endpoint costs a few closures, whatever the size of
+// the state.
 package rollback
 
 import "slices"
@@ -12,7 +12,7 @@ import "slices"
 // as a whole.
 type Log struct{ undo []func() }
 
-// Undo makes everything as it was when the Log was empty.
+// Undo restores all values from when the Log was empty.
 func (l *Log) Undo() {
 	for _, f := range slices.Backward(l.undo) {
 		f()
@@ -20,13 +20,13 @@ func (l *Log) Undo() {
 	l.undo = nil
 }
 
-// Put sets m[k], which Undo takes back.
+// Put sets m[k]; Undo reverts that.
 func Put[K comparable, V any](l *Log, m map[K]V, k K, v V) {
 	Entry(l, m, k)
 	m[k] = v
 }
 
-// Delete deletes m[k], which Undo takes back.
+// Delete deletes m[k]; Undo reverts that.
 func Delete[K comparable, V any](l *Log, m map[K]V, k K) {
 	Entry(l, m, k)
 	delete(m, k)
@@ -47,7 +47,7 @@ func Entry[K comparable, V any](l *Log, m map[K]V, k K) {
 	})
 }
 
-// Value notes *v.
+// Value records *v.
 func Value[T any](l *Log, v *T) {
 	if l == nil {
 		return
@@ -56,7 +56,7 @@ func Value[T any](l *Log, v *T) {
 	l.undo = append(l.undo, func() { *v = was })
 }
 
-// Func notes how to take back what is neither.
+// Func records a function that undoes any other change.
 func Func(l *Log, undo func()) {
 	if l != nil {
 		l.undo = append(l.undo, undo)

@@ -11,8 +11,7 @@ type thing struct {
 	n    int
 }
 
-// Whatever a batch does to maps and values, also to one several times, Undo makes all as it was;
-// and a Log can be used again.
+// Undo restores maps and values after any changes, also repeated ones, and a Log can be used again.
 func TestUndo(t *testing.T) {
 	for seed := range uint64(300) {
 		rnd := rand.New(rand.NewPCG(seed, 3))

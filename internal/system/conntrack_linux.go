@@ -73,7 +73,7 @@ func (j *job) conntrack(c Conntrack) {
 		if t.value <= 0 {
 			continue
 		}
-		// Where it cannot be set, a longer one does: no connection is forgotten too early.
+		// If it cannot be set, a longer one suffices: conntrack then drops no connection too early.
 		j.set(sysctl{name: "net.netfilter.nf_conntrack_" + t.name, value: strconv.FormatInt(seconds(t.value), 10),
 			asks: t.asks + ", where 0 keeps the present value", more: true})
 	}

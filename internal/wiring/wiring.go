@@ -13,8 +13,8 @@ import (
 	"kube-proxy/source/kube"
 )
 
-// WriterGroup is the number of the lock of who may write rules: "kp" in ASCII, which no known
-// program logs to.
+// WriterGroup is the number of the lock for writing rules: "kp" in ASCII, which no known program
+// logs to.
 const WriterGroup = 'k'<<8 | 'p'
 
 // Config is a configuration, and what it says for one mode.

@@ -21,7 +21,7 @@ import (
 	"kube-proxy/test/logtest"
 )
 
-// timeout is how long a test waits for what normally takes a moment.
+// timeout is how long a test waits for an expected event.
 const timeout = 60 * time.Second
 
 // place is a network namespace in which the proxy and the browser run.
@@ -44,7 +44,7 @@ func newPlace(t *testing.T) *place {
 	return p
 }
 
-// run runs a program there until it ends, and returns what it prints.
+// run runs a program there until it ends, and returns its output.
 func (p *place) run(name string, args ...string) string {
 	p.t.Helper()
 	var out []byte
@@ -56,7 +56,7 @@ func (p *place) run(name string, args ...string) string {
 	return string(out)
 }
 
-// program is what runs there.
+// program is a running program.
 type program struct {
 	*exec.Cmd
 	out logtest.Buffer
@@ -103,7 +103,7 @@ func (p *place) listen(port string) net.Listener {
 	return l
 }
 
-// client asks ports there.
+// client sends requests to ports there.
 func (p *place) client() *http.Client {
 	return &http.Client{Timeout: timeout, Transport: &http.Transport{DialContext: func(_ context.Context, _,
 		addr string) (net.Conn, error) {
@@ -115,7 +115,7 @@ func (p *place) client() *http.Client {
 	}}}
 }
 
-// until waits until what is true.
+// until waits for a condition; what describes it.
 func until(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	for end := time.Now().Add(timeout); !is(); time.Sleep(20 * time.Millisecond) {
@@ -130,10 +130,10 @@ type browser struct {
 	t       *testing.T
 	http    *http.Client
 	session string
-	page    string // where the status page is
+	page    string // URL of the status page
 }
 
-// driverPort is where chromedriver listens.
+// driverPort is the port of chromedriver.
 const driverPort = "9515"
 
 // element is WebDriver's key of an element reference.
@@ -166,7 +166,7 @@ func newBrowser(t *testing.T, p *place, page string) *browser {
 	return b
 }
 
-// do sends a command, and wants that it succeeds.
+// do sends a command, and fails the test if it fails.
 func (b *browser) do(method, path string, body, value any) {
 	b.t.Helper()
 	if err := b.try(method, path, body, value); err != nil {
@@ -224,7 +224,7 @@ func script[V any](b *browser, text string, args ...any) V {
 	return v
 }
 
-// later runs a script whose value comes later: it calls done.
+// later runs an asynchronous script, which calls done with its value.
 func later[V any](b *browser, text string) V {
 	b.t.Helper()
 	var v V
@@ -233,7 +233,7 @@ func later[V any](b *browser, text string) V {
 	return v
 }
 
-// width has the page shown as on a screen of that width, in CSS pixels; 0 for that of the window.
+// width sets the width of the screen, in CSS pixels; 0 for that of the window.
 func (b *browser) width(pixels int) {
 	b.t.Helper()
 	if pixels == 0 {
@@ -244,7 +244,7 @@ func (b *browser) width(pixels int) {
 		"mobile": pixels < 500}, nil)
 }
 
-// at returns the element that a selector of CSS finds.
+// at returns the element that a CSS selector finds.
 func (b *browser) at(css string) string {
 	b.t.Helper()
 	var found map[string]string
@@ -261,7 +261,7 @@ func (b *browser) click(css string) {
 	b.do("POST", b.session+"/element/"+b.at(css)+"/click", nil, nil)
 }
 
-// text is what an element shows; "" if it is not there.
+// text returns the text of an element; "" if it does not exist.
 func (b *browser) text(css string) string {
 	b.t.Helper()
 	return script[string](b, "const e = document.querySelector(arguments[0]); return e ? e.innerText : ''", css)
@@ -273,7 +273,7 @@ const (
 		"\ue015", "\ue013", "\ue00f", "\ue014"
 )
 
-// press presses keys one after the other, wherever the focus is.
+// press presses keys one after the other, at the focus.
 func (b *browser) press(keys string) {
 	b.t.Helper()
 	var actions []map[string]string
@@ -285,7 +285,7 @@ func (b *browser) press(keys string) {
 		"actions": actions}}}, nil)
 }
 
-// cdp sends a command of the Chrome DevTools Protocol, for what WebDriver cannot do.
+// cdp sends a command of the Chrome DevTools Protocol, for functions that WebDriver lacks.
 func (b *browser) cdp(command string, params map[string]any, value any) {
 	b.t.Helper()
 	if params == nil {
@@ -294,9 +294,8 @@ func (b *browser) cdp(command string, params map[string]any, value any) {
 	b.do("POST", b.session+"/goog/cdp/execute", map[string]any{"cmd": command, "params": params}, value)
 }
 
-// clean wants that nothing went wrong in the page: a script that failed, a file that is missing,
-// what the content security policy refused. Answers that the test asks for with a code of errors
-// are named.
+// clean fails the test if the page logged an error: a failed script, a missing file, a refusal of
+// the content security policy. It takes the error codes that the test expects.
 func (b *browser) clean(expected ...string) {
 	b.t.Helper()
 	var log []struct{ Level, Message, Source string }
@@ -314,7 +313,7 @@ lines:
 	}
 }
 
-// screenshot returns a PNG of what is seen.
+// screenshot returns a PNG of the visible part.
 func (b *browser) screenshot() []byte {
 	b.t.Helper()
 	var text string

@@ -100,5 +100,5 @@ func hostile(t *testing.T, n *node, b *browser) {
 		look(path)
 	}
 	b.load("about:blank")
-	b.clean("400", "404", "503") // what has a slash is a Pod, and this proxy finds none
+	b.clean("400", "404", "503") // a name with a slash is a Pod, and this proxy has none
 }

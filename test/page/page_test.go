@@ -30,9 +30,9 @@ const services = 10_000
 type node struct {
 	*place
 	proxy *program
-	ask   func(args ...string) string // what a command of kube-proxy prints
+	ask   func(args ...string) string // output of a command of kube-proxy
 	dir   string                      // of manifests
-	page  string                      // where it is
+	page  string                      // its URL
 }
 
 // newNode starts a proxy with 10,000 Services, and the page.
@@ -80,7 +80,7 @@ func newNode(t *testing.T) *node {
 	return n
 }
 
-// write writes a manifest at once.
+// write replaces a manifest atomically.
 func (n *node) write(name, text string) {
 	n.t.Helper()
 	part := filepath.Join(n.t.TempDir(), "part")
@@ -93,8 +93,8 @@ func (n *node) write(name, text string) {
 	}
 }
 
-// web writes Service shop/web with so many ready endpoints on three nodes, in a slice that was
-// changed so many times.
+// web writes Service shop/web with so many ready endpoints on three nodes. times is the number of
+// changes of the slice.
 func (n *node) web(ready, times int) {
 	n.t.Helper()
 	text := `kind: Service
@@ -111,7 +111,7 @@ ports: [{name: http, port: 8080}]
 endpoints:
 - {addresses: [100.64.201.9], nodeName: node2, zone: zone-b, conditions: {ready: false, serving: false}}
 `
-	if ready > 0 { // else it would serve, as the last one
+	if ready > 0 { // else the terminating endpoint would serve
 		text += "- {addresses: [100.64.202.9], nodeName: node3, zone: zone-b, conditions: {ready: false, serving: " +
 			"true, terminating: true}}\n"
 	}
@@ -122,7 +122,7 @@ endpoints:
 	n.write("web", text)
 }
 
-// The page in a browser, step by step, as an operator goes through it (KC-09, KC-10, KC-12, KC-13).
+// The page in a browser, in the steps of an operator (KC-09, KC-10, KC-12, KC-13).
 func TestPage(t *testing.T) {
 	if !*chromium {
 		t.Skip("Chromium is not among what every test may use: make test-status starts this with -chromium, and " +
@@ -156,11 +156,11 @@ func TestPage(t *testing.T) {
 	b.t, n.t = t, t
 }
 
-// paint is when something was seen, in milliseconds since the page was asked for.
+// paint is the time of a first paint, in milliseconds since the request.
 const paint = "const p = performance.getEntriesByName('first-contentful-paint')[0]; return p ? p.startTime : 0"
 
-// painted returns the shortest time to the first paint of some loads of each page, by turns: what
-// else the machine does falls on all.
+// painted returns the shortest time to the first paint in several loads of each page. It alternates
+// between the pages, so that other load of the machine affects all.
 func painted(b *browser, pages ...string) []float64 {
 	best := make([]float64, len(pages))
 	for range 5 {
@@ -205,8 +205,8 @@ func firstPaint(t *testing.T, b *browser) {
 	noteCosts(t, full, empty, sent)
 }
 
-// noteCosts writes to docs/page.md, with -pictures, what was measured. The page must have the rows
-// that it writes anyway.
+// noteCosts writes the figures to docs/page.md with -pictures. Without the flag it checks that the
+// page has these rows.
 func noteCosts(t *testing.T, full, empty, sent float64) {
 	const file = "../../docs/page.md"
 	text, err := os.ReadFile(file)
@@ -233,7 +233,7 @@ func noteCosts(t *testing.T, full, empty, sent float64) {
 	}
 }
 
-// The list has all Services, and only the rows that are seen; keys move in it.
+// The list has all Services, but only creates the visible rows; keys move in it.
 func list(t *testing.T, b *browser) {
 	b.load(b.page)
 	until(t, "the list is there", func() bool { return b.text("#live") == "live" })
@@ -275,13 +275,13 @@ func list(t *testing.T, b *browser) {
 	if r := rows(); r > 80 {
 		t.Errorf("%v rows are there after moving", r)
 	}
-	// It scrolls smoothly: a frame has only as much to do as is seen.
+	// It scrolls smoothly: the work of a frame is proportional to the visible rows.
 	worst := script[float64](b, `const box = document.getElementById('list'); let most = 0;
 		for (let i = 0; i < 200; i++) { box.scrollTop = i * 1700; box.dispatchEvent(new Event('scroll')); most = Math.max(most, document.querySelectorAll('#services tbody tr').length) } return most`)
 	if worst > 80 {
 		t.Errorf("%v rows while it scrolls", worst)
 	}
-	b.press(keyHome) // the row that had the focus was out of sight
+	b.press(keyHome) // the row with the focus was not visible
 	name := focus()
 	b.press(keyEnter)
 	until(t, "Enter opens "+name, func() bool { return b.text("h1") == name && name != "" })
@@ -296,7 +296,7 @@ func list(t *testing.T, b *browser) {
 	}
 }
 
-// dark has the page shown in dark colours, or in light ones.
+// dark selects dark or light colours.
 func dark(b *browser, on bool) {
 	b.t.Helper()
 	value := map[bool]string{true: "dark", false: "light"}[on]
@@ -304,7 +304,7 @@ func dark(b *browser, on bool) {
 		map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": value}}}, nil)
 }
 
-// What is typed is searched for at once; the address has it.
+// The search starts while the user types, and is part of the URL.
 func search(t *testing.T, b *browser) {
 	b.load(b.page)
 	until(t, "the list is there", func() bool { return b.text("#live") == "live" })
@@ -337,7 +337,7 @@ func search(t *testing.T, b *browser) {
 	b.clean("400")
 }
 
-// The picture of a Service has its addresses, sets and endpoints, and says the same in words.
+// The picture of a Service has its addresses, sets and endpoints, and a description in words.
 func service(t *testing.T, b *browser) {
 	b.load(b.page + "service?name=shop/web")
 	for _, text := range []string{"192.0.2.7:80/tcp", "nodeport:30080/tcp", "10.111.0.1:80/tcp", "http/tcp/cluster",
@@ -478,7 +478,7 @@ func facts(t *testing.T, b *browser) {
 	b.clean()
 }
 
-// ratios returns what text on the page has less contrast than 4.5 to 1 (WCAG 2.2, 1.4.3).
+// ratios returns the texts of the page with less contrast than 4.5 to 1 (WCAG 2.2, 1.4.3).
 const ratios = `
 const lin = (c) => (c /= 255) <= .03928 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4;
 const canvas = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
@@ -503,7 +503,7 @@ for (const e of document.querySelectorAll('body *')) {
 }
 return looked < 20 ? ['only ' + looked + ' texts'] : [...new Set(bad)].slice(0, 20);`
 
-// Everything can be read, in light and in dark.
+// All text has enough contrast, in light and in dark.
 func contrast(t *testing.T, b *browser) {
 	for _, on := range []bool{false, true} {
 		dark(b, on)
@@ -555,7 +555,7 @@ func accessible(t *testing.T, b *browser) {
 			until(t, "the list is there", func() bool { return b.text("#live") == "live" })
 		}
 		var tree struct{ Nodes []axNode }
-		until(t, "there is a tree", func() bool { // it is made beside the page
+		until(t, "there is a tree", func() bool { // it is built asynchronously
 			tree.Nodes = nil
 			b.cdp("Accessibility.getFullAXTree", nil, &tree)
 			return slices.ContainsFunc(tree.Nodes, func(n axNode) bool { return n.Role.Value == "contentinfo" })
@@ -570,7 +570,7 @@ func accessible(t *testing.T, b *browser) {
 			if role == "image" && strings.Contains(n.Description.Value, "; 3 get new connections") {
 				has["image described"] = true
 			}
-			if strings.Contains(strings.ToLower(role), "svg") || role == "img" { // as versions of Chromium call it
+			if strings.Contains(strings.ToLower(role), "svg") || role == "img" { // the name differs between versions of Chromium
 				has["image:"+name] = true
 			}
 			if slices.Contains([]string{"link", "button", "textbox", "searchbox", "combobox", "radio", "image",
@@ -599,13 +599,13 @@ func accessible(t *testing.T, b *browser) {
 	b.clean()
 }
 
-// Without scripts the table is there, page by page, and can be searched.
+// Without scripts the table is shown page by page, and can be searched.
 func withoutScripts(t *testing.T, b *browser) {
 	b.cdp("Emulation.setScriptExecutionDisabled", map[string]any{"value": true}, nil)
 	defer b.cdp("Emulation.setScriptExecutionDisabled", map[string]any{"value": false}, nil)
 	text := func(css string) string {
 		var s string
-		_ = b.try("GET", b.session+"/element/"+b.at(css)+"/text", nil, &s) // gone with its page: the caller looks again
+		_ = b.try("GET", b.session+"/element/"+b.at(css)+"/text", nil, &s) // the page is gone: the caller retries
 		return s
 	}
 	b.load(b.page)
@@ -675,7 +675,7 @@ func manyPages(t *testing.T, n *node, b *browser) {
 	b.clean("503")
 }
 
-// memory is what the proxy has of it, in KB.
+// memory returns the proxy's memory in KB.
 func (n *node) memory() int {
 	n.t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", n.proxy.Process.Pid))

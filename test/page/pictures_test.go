@@ -18,8 +18,7 @@ import (
 // maxBytes bounds a picture in docs/pictures.
 const maxBytes = 150_000
 
-// keep writes a screenshot to docs/pictures, with the 256 colours that it has most of: a page has
-// few.
+// keep writes a screenshot to docs/pictures with its 256 most frequent colours: a page has few.
 func keep(t *testing.T, name string, shot []byte) {
 	t.Helper()
 	full, err := png.Decode(bytes.NewReader(shot))
@@ -49,8 +48,8 @@ func keep(t *testing.T, name string, shot []byte) {
 	}
 }
 
-// reduce returns the picture with the 256 colours that it has most of; others become the nearest of
-// these.
+// reduce returns the picture with its 256 most frequent colours; other colours become the nearest
+// of these.
 func reduce(full image.Image) *image.Paletted {
 	b := full.Bounds()
 	at := func(x, y int) color.RGBA { return color.RGBAModel.Convert(full.At(x, y)).(color.RGBA) }

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// screens calls f for a wide screen and that of a phone, each in light and in dark.
+// screens calls f for a wide screen and a phone's, each in light and in dark.
 func screens(b *browser, f func(width int, isDark bool)) {
 	for _, width := range []int{1400, 390} {
 		b.width(width)
@@ -26,14 +26,14 @@ func screens(b *browser, f func(width int, isDark bool)) {
 	dark(b, false)
 }
 
-// listed opens the list, as far as a query string asks for.
+// listed opens the list with a query string.
 func listed(b *browser, query string) {
 	b.t.Helper()
 	b.load(b.page + query)
 	until(b.t, "the list is there", func() bool { return b.text("#live") == "live" })
 }
 
-// cut returns which cells of the rows that are seen are not shown whole.
+// cut returns the cells of visible rows that are truncated.
 const cut = `const box = document.getElementById('list').getBoundingClientRect();
 return [...document.querySelectorAll('#services tbody tr:not(.space)')].filter(r => r.getBoundingClientRect().bottom < box.bottom).flatMap(r => [...r.cells])
   .filter(c => c.matches(arguments[0]) && c.checkVisibility())
@@ -41,8 +41,8 @@ return [...document.querySelectorAll('#services tbody tr:not(.space)')].filter(r
     return r.left < 0 || r.right > innerWidth || in_.scrollHeight > in_.clientHeight + 1 || in_.scrollWidth > in_.clientWidth + 1 })
   .map(c => c.textContent)`
 
-// KC-10: names that the API allows are shown whole, so that the part that differs is; State, Ready
-// and connections are seen at any width. What needs a look is first.
+// KC-10: every name that the API allows is shown whole, so that names can be distinguished; State,
+// Ready and connections are visible at any width. Problems come first.
 func widths(t *testing.T, n *node, b *browser) {
 	side := strings.Repeat("frontend-of-the-shop-", 3)[:62]
 	names := []string{"a" + side, "b" + side, side + "a", side + "b", side[:30] + "a" + side[30:], side[:30] + "b" +
@@ -92,8 +92,8 @@ func widths(t *testing.T, n *node, b *browser) {
 	b.clean()
 }
 
-// KC-12: beside each Service stands what it carries: real connections per second. While no page is
-// there nothing is counted.
+// KC-12: each Service has its traffic beside it, in real connections per second. While no page is
+// open nothing is counted.
 func traffic(t *testing.T, n *node, b *browser) {
 	n.write("busy", `kind: Service
 metadata: {name: busy, namespace: shop}
@@ -166,7 +166,7 @@ endpoints: [{addresses: [100.64.210.1], nodeName: node1, conditions: {ready: tru
 	until(t, "the page of the Service has it", func() bool {
 		return strings.HasSuffix(b.text("#traffic"), " connections/s")
 	})
-	b.load("about:blank") // the Service goes
+	b.load("about:blank") // the Service is deleted
 	b.clean()
 }
 
@@ -188,7 +188,7 @@ func (b *browser) stop(css string) {
 	b.t.Fatalf("Tab does not come to %s", css)
 }
 
-// KC-13: all that the page offers can be done by keyboard alone, at both widths.
+// KC-13: every function of the page works with only the keyboard, at both widths.
 func keyboard(t *testing.T, b *browser) {
 	head := func(text string) {
 		t.Helper()
@@ -244,8 +244,8 @@ func keyboard(t *testing.T, b *browser) {
 	b.clean()
 }
 
-// audit wants that axe-core finds nothing to complain of, on any page, at both widths, in light and
-// in dark.
+// audit fails the test if axe-core reports a problem on any page, at both widths, in light and in
+// dark.
 func audit(t *testing.T, b *browser) {
 	source, err := os.ReadFile(*axe)
 	if err != nil {

@@ -118,7 +118,7 @@ func debianTree(ctx context.Context, a archive, l lock, arch string) (tree, []de
 		if err := t.take(all, doc); err != nil {
 			return nil, nil, fmt.Errorf("package %s: /%s: %w", name, doc, err)
 		}
-		// Where scanners look for packages in images without dpkg.
+		// Scanners look here for packages in images without dpkg.
 		if err := t.add("var/lib/dpkg/status.d/"+name, file{mode: 0o644, body: controls[name]}); err != nil {
 			return nil, nil, err
 		}

@@ -185,8 +185,8 @@ func TestFloodOfClients(t *testing.T) {
 	}
 }
 
-// Where all places are taken, clients stay with their backend nevertheless, and those who have a
-// place keep it.
+// When all places are taken, clients without a place still stay with their backend, and those with
+// a place keep it.
 func TestNoPlaceLeft(t *testing.T) {
 	b := New(Config{Places: 50})
 	s := b.Set(setOf("ns/a", 1, 2, 3), time.Hour)
@@ -247,7 +247,7 @@ func TestRetry(t *testing.T) {
 		if _, answer := s.Pick(client(0), tried); answer != relay.Refuse {
 			t.Errorf("after all were tried: answer %d", answer)
 		}
-		// The client stays with the one that it was led to last.
+		// The client stays with its most recent backend.
 		if a := pick(t, s, 0); affinity > 0 && a != tried[2] {
 			t.Errorf("connected to %s, and then led to %s", tried[2], a)
 		}
@@ -297,7 +297,7 @@ func TestBackoff(t *testing.T) {
 	})
 }
 
-// A client that was led to a backend and gave up changes nothing for others: the backend that has
+// A client that was sent to a backend and gave up changes nothing for others: the backend that has
 // recovered keeps its turns (TN-41).
 func TestClientsThatGiveUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -313,7 +313,7 @@ func TestClientsThatGiveUp(t *testing.T) {
 	})
 }
 
-// With all of them failing, clients are still led to one after the other.
+// With all of them failing, clients are still sent to one after the other.
 func TestAllFail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(Config{}).Set(setOf("ns/a", 1, 2, 3), 0)

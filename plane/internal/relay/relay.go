@@ -136,9 +136,9 @@ type connEngine interface {
 	// unknown protocol errors.ErrUnsupported.
 	listen(l *Listener, at Listening) (socket, error)
 	stats() (tcp, sctp Connections)
-	// stop ends what is open, and frees everything before it returns.
+	// stop ends all connections, and frees everything before it returns.
 	stop()
-	// end ends what is open. It does not wait.
+	// end ends all connections. It does not wait.
 	end()
 }
 
