@@ -66,7 +66,7 @@
 // The files, in the order of a change: state.go (changes of frontends), render.go, sources.go and
 // skeleton.go (content of chains, pure), apply.go and stages.go (chains to restores). The other
 // way: snapshot.go (the kernel's content), reset.go and load.go (all of it), audit.go and window.go
-// (changes of other programs). For queries: lookdiff.go (differences), accounting.go (counts) and
-// preview.go. Packages xtables and xtwalk have the programs, their language, and the walk of a
+// (changes of other programs). For queries: differences.go (differences), accounting.go (counts)
+// and preview.go. Packages xtables and xtwalk have the programs, their language, and the walk of a
 // packet.
 package iptables

@@ -59,7 +59,7 @@ func (p *Plane) Audit(ctx context.Context, full bool) (repaired int, err error) 
 		if repaired += n; err != nil {
 			return err
 		}
-		return p.look(ctx)
+		return p.drainDue(ctx)
 	}()
 	switch {
 	case err == nil:

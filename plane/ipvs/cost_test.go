@@ -104,7 +104,7 @@ func costsOfChanges(t *testing.T, f lb.Family, services int, counts bool) map[st
 	measure("an endpoint less", fronts(7, 21, 3))
 	measure("what drained goes", func() error {
 		hasten(p)
-		return p.look(context.Background())
+		return p.drainDue(context.Background())
 	})
 	if len(p.drains) > 0 {
 		for s := range p.drains {

@@ -67,8 +67,8 @@ func (p *Plane) wake(at time.Time) {
 	}
 }
 
-// look removes drained real servers of the virtual servers that are due.
-func (p *Plane) look(ctx context.Context) error {
+// drainDue removes drained real servers of the virtual servers that are due.
+func (p *Plane) drainDue(ctx context.Context) error {
 	now, counts := time.Now(), counting() // without counts, silence cannot be detected
 	p.alarmAt = time.Time{}
 	w := p.writer()

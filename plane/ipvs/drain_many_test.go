@@ -42,24 +42,24 @@ func TestManyDrainTogether(t *testing.T) {
 			must(t, only(p.Apply(context.Background(), changes)))
 			time.Sleep(11 * time.Millisecond)
 		}
-		begun, looks, most, all := time.Now(), 0, 0, 0
+		begun, checks, most, all := time.Now(), 0, 0, 0
 		for end := time.After(3 * time.Minute); ; {
 			select {
 			case <-p.Drift():
 				listed = 0
 				must(t, only(p.Audit(context.Background(), false)))
-				looks++
+				checks++
 				most, all = max(most, listed), all+listed
 				continue
 			case <-end:
 			}
 			break
 		}
-		if seconds := int(time.Since(begun)/time.Second) + 1; looks > seconds {
-			t.Errorf("%d looks in %d s", looks, seconds)
+		if seconds := int(time.Since(begun)/time.Second) + 1; checks > seconds {
+			t.Errorf("%d checks in %d s", checks, seconds)
 		}
 		if most > inspectStep+backends {
-			t.Errorf("a look lists %d real servers, want %d and one virtual server's at most", most, inspectStep)
+			t.Errorf("a check lists %d real servers, want %d and one virtual server's at most", most, inspectStep)
 		}
 		if want := 5 * services * backends; all < want {
 			t.Errorf("%d real servers were listed in 3 minutes, want %d at least", all, want)

@@ -132,7 +132,7 @@ func TestDrainWithoutConnections(t *testing.T) {
 		d := newDrainLab(t, lb.TCP)
 		d.apply(d.service(lb.TCP, 0, 1))
 		d.wait(firstLook+time.Second, nil)
-		d.want("after the first look", 1, -1, -1)
+		d.want("after the first check", 1, -1, -1)
 		d.wait(time.Minute, nil)
 		before := d.ipvs.Messages()
 		d.wait(time.Hour, nil)
@@ -158,7 +158,7 @@ func TestDrainPacketsUnderWay(t *testing.T) {
 		<-d.p.Drift()
 		must(t, only(d.p.Audit(t.Context(), false)))
 		if w := d.weights(); len(w) != 3 || w[d.pod(1)] != 0 {
-			t.Fatalf("a look at another real server ended what had just left: %v", w)
+			t.Fatalf("a check of another real server ended a connection that had just left: %v", w)
 		}
 		d.busy(0, 0, 0, 0)
 		d.wait(3*firstLook, nil)
@@ -234,7 +234,7 @@ func TestDrainBoundPN42(t *testing.T) {
 					}
 					d.wait(time.Second, nil)
 				}
-				d.want("after the bound and two looks", 1, 1, -1)
+				d.want("after the bound and two checks", 1, 1, -1)
 			})
 		})
 	}

@@ -105,7 +105,7 @@ type Plane struct {
 	notices   notices
 	stats     stats
 	counters  counters
-	looking   chan struct{} // has a value for each reader
+	tracing   chan struct{} // has a value for each reader
 
 	// step is the weight of new frontends that one Reset writes; it leaves the others for later.
 	// Tests change it.
@@ -136,7 +136,7 @@ func New(cfg Config) (*Plane, error) {
 	cfg.Scheduler = schedulerOf(cfg.Scheduler)
 	cfg.Sticky = cmp.Or(cfg.Sticky, "mh")
 	cfg.Idle = cmp.Or(cfg.Idle, silent)
-	p := &Plane{cfg: cfg, drift: make(chan struct{}, 1), step: step, looking: make(chan struct{}, looks)}
+	p := &Plane{cfg: cfg, drift: make(chan struct{}, 1), step: step, tracing: make(chan struct{}, maxTracers)}
 	p.counters.on = cfg.Counters != nil
 	for s := range setCount {
 		p.sets[s] = s.made(cfg.Family)

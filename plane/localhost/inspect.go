@@ -28,7 +28,7 @@ func (p *Proxy) TracePacket(packet trace.Packet, k trace.Kernel) trace.Kernel {
 		k.Verdict = trace.Reject
 	default:
 		first("listener %s/tcp of this process, for %s; to it the packet passes:", packet.To, d.service)
-		led(&k, d.turns.Look(at))
+		led(&k, d.turns.State(at))
 	}
 	return k
 }

@@ -279,7 +279,7 @@ func newShops(t *testing.T, fam lb.Family, change func(*Plane)) *shops {
 	lab.On(netlab.Node1, func() {
 		s.p = newPlane(t, fam)
 		change(s.p)
-		s.p.look = s.p.rules.layout
+		s.p.readLayout = s.p.rules.layout
 		reset(t, s.p, table)
 	})
 	return s
@@ -405,7 +405,7 @@ func TestAffinityWithoutHash(t *testing.T) {
 func withoutHash(p *Plane) {
 	p.rules.hashes = false
 	p.rules.sets = schema(p.ip, false)
-	p.look = p.rules.layout
+	p.readLayout = p.rules.layout
 }
 
 // scenarios returns a folder with the scenarios that match a pattern, and the number of files.

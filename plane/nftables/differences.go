@@ -27,7 +27,7 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 	sock, err := wire.Open()
 	if err == nil {
 		defer sock.Close()
-		rules := p.look.ruleset()
+		rules := p.readLayout.ruleset()
 		rules.node = want.Node
 		d := &differ{Reporter: mode.NewReporter(ctx, func(d trace.Difference) bool { more = each(d); return more }),
 			want:   want,

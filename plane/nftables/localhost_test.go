@@ -413,7 +413,7 @@ func TestLocalhostWithoutCounters(t *testing.T) {
 			t.Error(err)
 		}
 		l.plane.rejected, l.plane.rules.uncounted = nil, true
-		l.plane.look = l.plane.rules.layout
+		l.plane.readLayout = l.plane.rules.layout
 		reset(t, l.plane, l.table)
 		if listed := runNFT(t, "list", "table", "ip", TableName); strings.Contains(listed,
 			"update @localhost-rejected") {

@@ -46,19 +46,19 @@ type Config struct {
 // Plane holds one family's table in the kernel. Only one goroutine may call its methods at a time;
 // another may read [Plane.Drift].
 type Plane struct {
-	ip       rule.IP
-	rules    *ruleset
-	sock     *wire.Socket
-	mon      *monitor
-	early    *early // nil after the first Reset
-	ours     *selfwrites.Ledger
-	st       *state // nil before the first Reset
-	trust    trust
-	stats    Stats
-	use      AffinityUse
-	shown    atomic.Pointer[AffinityUse] // the values that Measure reports
-	reported reported
-	look     layout
+	ip         rule.IP
+	rules      *ruleset
+	sock       *wire.Socket
+	mon        *monitor
+	early      *early // nil after the first Reset
+	ours       *selfwrites.Ledger
+	st         *state // nil before the first Reset
+	trust      trust
+	stats      Stats
+	use        AffinityUse
+	shown      atomic.Pointer[AffinityUse] // the values that Measure reports
+	reported   reported
+	readLayout layout
 	// counters is nil without counting, and localhost and rejected are nil without localhost
 	// NodePorts.
 	counters, rejected *counters
@@ -117,8 +117,8 @@ func (p *Plane) open(cfg Config) error {
 	if err := p.openLocalhost(cfg); err != nil {
 		return err
 	}
-	p.look = p.rules.layout
-	mon, err := startMonitor(&p.look, p.sock)
+	p.readLayout = p.rules.layout
+	mon, err := startMonitor(&p.readLayout, p.sock)
 	if err != nil {
 		return fmt.Errorf("nftables: %w", err)
 	}

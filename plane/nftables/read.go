@@ -40,7 +40,7 @@ type reader struct {
 func (p *Plane) reader() reader { return p.readerBy(p.sock, p.mon.silent) }
 
 func (p *Plane) readerBy(s *wire.Socket, calm func() bool) reader {
-	return reader{wire.Table{Socket: s, Family: p.ip.Proto, Name: TableName}, &p.look, p.bigMap, calm}
+	return reader{wire.Table{Socket: s, Family: p.ip.Proto, Name: TableName}, &p.readLayout, p.bigMap, calm}
 }
 
 // readTable reads our table, with the elements of the sets that which selects, and the generation

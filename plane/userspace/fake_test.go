@@ -74,8 +74,8 @@ func (c ownRedirector) Prepare(a netip.Addr) error {
 	return nil
 }
 
-// look records redirects to ports without a listener.
-func (c *fakeRedirector) look() {
+// noteHoles records redirects to ports without a listener.
+func (c *fakeRedirector) noteHoles() {
 	for k, l := range c.leads {
 		for _, r := range l.Routes {
 			at := relay.Listening{Proto: k.Proto, Addr: netip.AddrPortFrom(netip.IPv4Unspecified(), r.Port)}
@@ -102,7 +102,7 @@ func (c *fakeRedirector) Reset(ctx context.Context, n lb.Node, want []redirect.E
 		c.want[l.Key] = l
 	}
 	c.leads = maps.Clone(c.want)
-	c.look()
+	c.noteHoles()
 	return nil, nil
 }
 
@@ -123,7 +123,7 @@ func (c *fakeRedirector) Apply(ctx context.Context, set []redirect.Entry, remove
 		delete(c.leads, k)
 		delete(c.want, k)
 	}
-	c.look()
+	c.noteHoles()
 	return nil
 }
 

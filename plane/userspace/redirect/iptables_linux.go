@@ -83,11 +83,11 @@ func oursOfIPTables(table, name string) bool {
 // of a tree; a change writes the chains on the path to it. Ports and addresses without Service are
 // untouched, as in mode iptables (SV-62, SV-63).
 type IPTables struct {
-	cfg   Config
-	keep  *xtables.Manager
-	look  *xtwalk.Tracer
-	addrs *addressWatch
-	drift chan struct{}
+	cfg    Config
+	keep   *xtables.Manager
+	tracer *xtwalk.Tracer
+	addrs  *addressWatch
+	drift  chan struct{}
 
 	unguarded error // see Unguarded
 	node      lb.Node
@@ -105,7 +105,7 @@ func NewIPTables(cfg Config) (*IPTables, error) {
 	if c.keep, err = xtables.NewManager(layoutOf(cfg)); err != nil {
 		return nil, err
 	}
-	c.look = xtwalk.New(c.keep.Tool)
+	c.tracer = xtwalk.New(c.keep.Tool)
 	c.unguarded = c.keep.Have([]string{"socket"}, nil)
 	if c.addrs, err = watchAddresses(rule.IPOf(cfg.Family).Proto, c.drift); err != nil {
 		c.keep.Close()

@@ -118,7 +118,7 @@ func addrLenOf(i setIndex, n int) int {
 
 // TracePacket is part of [Tracer].
 func (c *IPTables) TracePacket(ctx context.Context, p trace.Packet) (trace.Kernel, error) {
-	return c.look.TracePacket(ctx, p)
+	return c.tracer.TracePacket(ctx, p)
 }
 
 // Differences is part of [Tracer]. It renders the rules with the present address of the node.

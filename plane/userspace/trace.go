@@ -32,11 +32,11 @@ func (p *Plane) TraceMode(m trace.Mode) trace.Mode {
 // redirects the packet, and the listener's balancer returns its next backends. TracePacket holds no
 // lock of the plane while it reads the kernel.
 func (p *Plane) TracePacket(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
-	look, ok := p.redirect.(redirect.Tracer)
+	tracer, ok := p.redirect.(redirect.Tracer)
 	if !ok {
 		return trace.Kernel{}, fmt.Errorf("userspace: %w", errNoTracer)
 	}
-	k, err := look.TracePacket(ctx, packet)
+	k, err := tracer.TracePacket(ctx, packet)
 	if err != nil {
 		return trace.Kernel{}, fmt.Errorf("userspace: follow a packet to %s: %w", packet.To, err)
 	}
@@ -53,7 +53,7 @@ func (p *Plane) TracePacket(ctx context.Context, packet trace.Packet) (trace.Ker
 		return k, nil
 	}
 	k.Way = append(k.Way, fmt.Sprintf("listener :%d/%s of this process, for %s", at.Port(), packet.Proto, d.id()))
-	state := turns.Look(packet.From.Addr())
+	state := turns.State(packet.From.Addr())
 	if k.Verdict = trace.Reject; len(state.Turns) > 0 {
 		k.Verdict, k.Masquerade = trace.Balance, true
 		reportTurns(&k, state)
@@ -89,7 +89,7 @@ func reportTurns(k *trace.Kernel, state balance.State) {
 // Differences is part of mode.Tracer: it compares the redirector's state in the kernel and the
 // listeners of this process with the table.
 func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error {
-	look, ok := p.redirect.(redirect.Tracer)
+	tracer, ok := p.redirect.(redirect.Tracer)
 	if !ok {
 		return fmt.Errorf("userspace: %w", errNoTracer)
 	}
@@ -109,7 +109,7 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 			}
 		}
 	}
-	if err := look.Differences(ctx, want.Node, leads, func(d trace.Difference) bool { return report(d) }); err != nil {
+	if err := tracer.Differences(ctx, want.Node, leads, report); err != nil {
 		return fmt.Errorf("userspace: redirect by %s, %s: %w", p.redirect.Name(), p.cfg.Family, err)
 	}
 	return nil

@@ -19,9 +19,10 @@ func (l *layout) ruleset() *ruleset { return &ruleset{layout: *l} }
 // own socket, and evaluates them. So the answer describes the kernel, whatever this process
 // believes to be there.
 func (p *Plane) TracePacket(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
-	k, err := p.look.follow(ctx, packet)
+	k, err := p.readLayout.follow(ctx, packet)
 	if err != nil {
-		return trace.Kernel{}, fmt.Errorf("nftables %s: follow a packet to %s: %w", p.look.IP.Family, packet.To, err)
+		return trace.Kernel{}, fmt.Errorf("nftables %s: follow a packet to %s: %w", p.readLayout.IP.Family, packet.To,
+			err)
 	}
 	return p.localhost.TracePacket(packet, k), nil
 }

@@ -25,9 +25,9 @@ type Turn struct {
 	Failing time.Duration
 }
 
-// Look returns what the set would do with a client. It changes nothing, and blocks other clients
+// State returns how the set would treat a client. It changes nothing, and blocks other clients
 // while it copies the list.
-func (s *Set) Look(client netip.Addr) State {
+func (s *Set) State(client netip.Addr) State {
 	now := time.Now()
 	s.mu.Lock()
 	st := State{Affinity: s.affinity}

@@ -102,8 +102,8 @@ func inspectTable(w planetest.World) *lb.Table {
 	return table
 }
 
-// looked returns a lab with a plane that holds the table.
-func looked(t *testing.T, f lb.Family) (*lab, *Plane, *lb.Table, planetest.World) {
+// newTraced returns a lab with a plane that holds the table.
+func newTraced(t *testing.T, f lb.Family) (*lab, *Plane, *lb.Table, planetest.World) {
 	w := planetest.World{Family: f}
 	k := newLab(t)
 	p, table := k.plane(t, f), inspectTable(w)
@@ -267,7 +267,7 @@ func TestSabotageIsNamed(t *testing.T) {
 	for _, c := range sabotages {
 		for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 			t.Run(c.name+" "+f.String(), func(t *testing.T) {
-				k, p, table, w := looked(t, f)
+				k, p, table, w := newTraced(t, f)
 				named := func(set string) string {
 					if f == lb.IPv6 {
 						return "KUBE-6-" + set
@@ -306,7 +306,7 @@ func TestSabotageIsNamed(t *testing.T) {
 // TracePacket reports the persistent backend of a client, if it has one. It reports that a real
 // server drains and gets no new client. A draining server is no difference.
 func TestFollowAffinityAndDraining(t *testing.T) {
-	k, p, table, w := looked(t, lb.IPv4)
+	k, p, table, w := newTraced(t, lb.IPv4)
 	// Of World.Full(101, …), which has affinity.
 	id := ipvs.ByAddr(netip.AddrPortFrom(w.Addr(10, 102), 80), uint8(lb.TCP))
 	row := table.Get(keyOf(id))
@@ -349,7 +349,7 @@ func TestFollowAffinityAndDraining(t *testing.T) {
 		t.Errorf("while it drains: %+v", d)
 	}
 	if after := fmt.Sprint(k.ipvs, k.wrote); after != before {
-		t.Errorf("a look changed something: %s", difference(before, after))
+		t.Errorf("a trace changed something: %s", difference(before, after))
 	}
 	// The whole Service is removed, and its connections continue.
 	changes, _ = table.Replace(lb.Owner{Name: "ns/svc-0"}, nil)

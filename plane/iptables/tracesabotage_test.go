@@ -256,7 +256,7 @@ func TestSabotageIsSeen(t *testing.T) {
 			}, service: loose, from: pod, want: balance(map[int]float64{9: 1}), undo: func() {
 				v.remove("nat", "PREROUTING", "DNAT")
 			}},
-			{name: "others do not look", do: func() {
+			{name: "others do not match", do: func() {
 				v.iptables("-t", "nat", "-N", "THEIRS")
 				v.iptables("-t", "nat", "-I", "PREROUTING", "!", "-s", theirs.String(), "-j", "THEIRS")
 				v.iptables("-t", "nat", "-A", "THEIRS", "-j", "ACCEPT")

@@ -32,21 +32,21 @@ type View struct {
 	Close func() error
 }
 
-// ServerView is the part of ipvs.Conn that a look needs.
+// ServerView is the part of ipvs.Conn that a trace needs.
 type ServerView interface {
 	Servers
 	Service(ctx context.Context, id ipvs.ServiceID) (ipvs.ServiceState, error)
 }
 
-// SetView is the part of ipset.Conn that a look needs.
+// SetView is the part of ipset.Conn that a trace needs.
 type SetView interface {
 	Sets
 	Has(ctx context.Context, name string, m ipset.Member) (bool, error)
 	Header(ctx context.Context, name string) (ipset.Header, error)
 }
 
-// looks is the number of concurrent readers; others wait.
-const looks = 1
+// maxTracers is the number of concurrent readers; others wait.
+const maxTracers = 1
 
 // view waits for its turn, and opens a View.
 func (p *Plane) view(ctx context.Context) (*View, func(), error) {
@@ -54,18 +54,18 @@ func (p *Plane) view(ctx context.Context) (*View, func(), error) {
 		return nil, nil, errors.New("no connection to inspect the kernel")
 	}
 	select {
-	case p.looking <- struct{}{}:
+	case p.tracing <- struct{}{}:
 	case <-ctx.Done():
 		return nil, nil, ctx.Err()
 	}
 	v, err := p.cfg.View()
 	if err != nil {
-		<-p.looking
+		<-p.tracing
 		return nil, nil, err
 	}
 	return v, func() {
 		v.Close()
-		<-p.looking
+		<-p.tracing
 	}, nil
 }
 

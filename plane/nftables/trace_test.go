@@ -29,17 +29,17 @@ import (
 
 var _ mode.Tracer = (*Plane)(nil)
 
-// looks is a plane with a table that has every kind of frontend.
-type looks struct {
+// tracedPlane is a plane with a table that has every kind of frontend.
+type tracedPlane struct {
 	planetest.World
 	*Plane
 	t    *testing.T
 	want *lb.Table
 }
 
-func newLooks(t *testing.T, w planetest.World) *looks {
+func newTracedPlane(t *testing.T, w planetest.World) *tracedPlane {
 	inNetns(t)
-	l := &looks{w, newPlane(t, w.Family), t, &lb.Table{Node: w.Node()}}
+	l := &tracedPlane{w, newPlane(t, w.Family), t, &lb.Table{Node: w.Node()}}
 	l.want.Replace(w.Full(0, 0, 3, 1, 0))          // all kinds, with an external policy Local
 	l.want.Replace(w.Full(1, 10, 3, 0, 0))         // no local endpoint
 	l.want.Replace(w.Full(2, 20, 4, 2, time.Hour)) // session affinity
@@ -51,7 +51,7 @@ func newLooks(t *testing.T, w planetest.World) *looks {
 }
 
 // packets returns packets that distinguish the cases, by name.
-func (l *looks) packets() map[string]trace.Packet {
+func (l *tracedPlane) packets() map[string]trace.Packet {
 	all := map[string]trace.Packet{}
 	add := func(name string, from, to netip.Addr, port int, p trace.Packet) {
 		p.From, p.To, p.Proto = netip.AddrPortFrom(from, 0), netip.AddrPortFrom(to, uint16(port)), lb.TCP
@@ -77,7 +77,7 @@ func (l *looks) packets() map[string]trace.Packet {
 	return all
 }
 
-func (l *looks) follow(p trace.Packet) trace.Kernel {
+func (l *tracedPlane) follow(p trace.Packet) trace.Kernel {
 	l.t.Helper()
 	k, err := l.TracePacket(l.t.Context(), p)
 	if err != nil {
@@ -99,7 +99,7 @@ func answer(k trace.Kernel) string {
 }
 
 // balance returns the answer for a backend set.
-func (l *looks) balance(first, n int, masquerade bool) string {
+func (l *tracedPlane) balance(first, n int, masquerade bool) string {
 	k := trace.Kernel{Verdict: trace.Balance, Masquerade: masquerade}
 	for i := range n {
 		k.Backends = append(k.Backends, trace.Backend{Address: netip.AddrPortFrom(l.Addr(100, first+i), 8080),
@@ -108,12 +108,12 @@ func (l *looks) balance(first, n int, masquerade bool) string {
 	return answer(k)
 }
 
-func (l *looks) differences() []trace.Difference { return planetest.Differences(l.t, l, l.want) }
+func (l *tracedPlane) differences() []trace.Difference { return planetest.Differences(l.t, l, l.want) }
 
 // The kernel's table treats each kind of packet as trace reports, in nft's words.
 func TestFollow(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
-		l := newLooks(t, w)
+		l := newTracedPlane(t, w)
 		want := map[string]string{
 			"pod to cluster IP 0": l.balance(0, 3, false), "node to cluster IP 0": l.balance(0, 3, true),
 			"pod to cluster IP 1": l.balance(10, 3, false), "node to cluster IP 1": l.balance(10, 3, true),
@@ -157,7 +157,7 @@ func TestFollow(t *testing.T) {
 }
 
 // sabotage writes to the table as another program.
-func (l *looks) sabotage(what func(c *change)) {
+func (l *tracedPlane) sabotage(what func(c *change)) {
 	l.t.Helper()
 	s, err := wire.Open()
 	if err != nil {
@@ -172,7 +172,7 @@ func (l *looks) sabotage(what func(c *change)) {
 }
 
 // repair makes the plane repair the differences, after which nothing differs.
-func (l *looks) repair() {
+func (l *tracedPlane) repair() {
 	l.t.Helper()
 	reset(l.t, l.Plane, l.want)
 	if all := l.differences(); len(all) != 0 {
@@ -181,7 +181,7 @@ func (l *looks) repair() {
 }
 
 // named returns the difference of an object; it fails if there is no difference.
-func (l *looks) named(object string) trace.Difference {
+func (l *tracedPlane) named(object string) trace.Difference {
 	l.t.Helper()
 	all := l.differences()
 	i := slices.IndexFunc(all, func(d trace.Difference) bool { return d.Object == object })
@@ -193,7 +193,7 @@ func (l *looks) named(object string) trace.Difference {
 }
 
 // ways returns the answers for all packets.
-func (l *looks) ways() map[string]trace.Kernel {
+func (l *tracedPlane) ways() map[string]trace.Kernel {
 	all := map[string]trace.Kernel{}
 	for name, p := range l.packets() {
 		all[name] = l.follow(p)
@@ -204,7 +204,7 @@ func (l *looks) ways() map[string]trace.Kernel {
 // Differences names a deleted element of any map, and packets that met it meet no element.
 func TestSabotageOfElements(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
-		l := newLooks(t, w)
+		l := newTracedPlane(t, w)
 		packets, before := l.packets(), l.ways()
 		snap, _, err := l.readTable(t.Context(), allSets)
 		if err != nil {
@@ -221,15 +221,15 @@ func TestSabotageOfElements(t *testing.T) {
 				t.Errorf("%s was deleted: %+v", object, d)
 			}
 			text := l.rules.sets[i].Key.Text(key)
-			looked := 0
+			inspected := 0
 			for name, k := range before {
-				if looked == 3 || !slices.ContainsFunc(k.Way, func(line string) bool {
+				if inspected == 3 || !slices.ContainsFunc(k.Way, func(line string) bool {
 					return strings.HasPrefix(line, "element { "+text) &&
 						strings.HasSuffix(line, " "+l.rules.sets[i].Name)
 				}) {
 					continue
 				}
-				looked++
+				inspected++
 				met[i]++
 				is := l.follow(packets[name])
 				if !slices.ContainsFunc(is.Way, func(line string) bool {
@@ -276,7 +276,7 @@ func TestSabotageOfElements(t *testing.T) {
 // Differences names a chain without its rules and a missing chain, and the trace of packets that
 // met it says so.
 func TestSabotageOfChains(t *testing.T) {
-	l := newLooks(t, planetest.World{Family: lb.IPv4})
+	l := newTracedPlane(t, planetest.World{Family: lb.IPv4})
 	packets, before := l.packets(), l.ways()
 	chains, _ := l.newChange(l.st).structure()
 	met := 0
@@ -337,7 +337,7 @@ func TestSabotageOfChains(t *testing.T) {
 // A foreign object in the place of ours sends packets elsewhere, and Differences names it, even if
 // its comment claims to be ours.
 func TestSabotageByChange(t *testing.T) {
-	l := newLooks(t, planetest.World{Family: lb.IPv4})
+	l := newTracedPlane(t, planetest.World{Family: lb.IPv4})
 	packets := l.packets()
 	id := func(set lb.SetID) []byte { return wire.AppendNumber(nil, l.st.sets[set].id) }
 	set := func(i int, s lb.Scope) lb.SetID {
@@ -485,7 +485,7 @@ func listKey(list []byte, length uint32) []byte {
 // The whole table may be missing or dormant. TracePacket and Differences report that, and work
 // where the other verbs fail.
 func TestSabotageOfTheTable(t *testing.T) {
-	l := newLooks(t, planetest.World{Family: lb.IPv4})
+	l := newTracedPlane(t, planetest.World{Family: lb.IPv4})
 	to := l.packets()["pod to cluster IP 0"]
 	runNFT(t, "add", "table", "ip", TableName, "{ flags dormant; }")
 	if d := l.named("table ip " + TableName); d.Want != "in force" {
@@ -556,7 +556,7 @@ func TestFollowCost(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		all, _, err := walk.Go(t.Context(), sock, p.look.table(), trace.Packet{
+		all, _, err := walk.Go(t.Context(), sock, p.readLayout.table(), trace.Packet{
 			From: netip.AddrPortFrom(w.Addr(100, 1<<20), 0), To: netip.AddrPortFrom(w.Addr(10, n/2), 80),
 			Proto: lb.TCP})
 		if err != nil || len(all) != 3 {
@@ -577,7 +577,7 @@ func TestFollowCost(t *testing.T) {
 func TestLookBesideApply(t *testing.T) {
 	inNetns(t)
 	w := planetest.World{Family: lb.IPv4}
-	l := &looks{w, newPlane(t, w.Family), t, &lb.Table{Node: w.Node()}}
+	l := &tracedPlane{w, newPlane(t, w.Family), t, &lb.Table{Node: w.Node()}}
 	r := rand.New(rand.NewPCG(1, 2))
 	random := func(i int) (lb.Owner, []*lb.Frontend) {
 		n := r.IntN(5)
