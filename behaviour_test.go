@@ -24,7 +24,7 @@ const book = "docs/behaviour.md"
 // The specification and the tree agree: the page has each row that the tree cites, and each row of
 // the page is cited and proven by a test or a scenario, unless its package is not built yet.
 // The proofs end the row.
-func TestBehaviourBook(t *testing.T) {
+func TestSpecification(t *testing.T) {
 	content, err := os.ReadFile(book)
 	if err != nil {
 		t.Fatal(err)
@@ -42,7 +42,7 @@ func TestBehaviourBook(t *testing.T) {
 	want := strings.Split(withProofs(page, rows), "\n")
 	for i, line := range strings.Split(page, "\n") {
 		if line != want[i] {
-			t.Errorf("%s:%d: the proofs are stale (go test . -run TestBehaviourBook -update):\n%s\nwant\n%s",
+			t.Errorf("%s:%d: the proofs are stale (go test . -run TestSpecification -update):\n%s\nwant\n%s",
 				book, i+1, line, want[i])
 		}
 	}

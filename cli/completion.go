@@ -82,8 +82,8 @@ func (a queryCommand) completes(opts *config.Options, modes mode.List) cobra.Com
 	}
 }
 
-// completionPatience is how long a shell waits for the proxy that runs.
-const completionPatience = 3 * time.Second
+// completionTimeout is how long a shell waits for the proxy that runs.
+const completionTimeout = 3 * time.Second
 
 // services are the names of Services that begin so, or, behind a name and ":", its ports; none
 // without an answer.
@@ -92,7 +92,7 @@ func services(cmd *cobra.Command, opts *config.Options, modes mode.List, begun s
 	if err != nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), completionPatience)
+	ctx, cancel := context.WithTimeout(context.Background(), completionTimeout)
 	defer cancel()
 	if name, port, cut := strings.Cut(begun, ":"); cut {
 		var d inspect.Detail

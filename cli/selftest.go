@@ -44,8 +44,8 @@ func selftestHelp() string {
 		"It accepts all flags of kube-proxy, see kube-proxy --help. docs/windows.md describes the steps.\n"
 }
 
-// selftestPatience is the time that a change may take; selftestSizes are the sizes of step 6.
-const selftestPatience = 30 * time.Second
+// selftestTimeout is the time that a change may take; selftestSizes are the sizes of step 6.
+const selftestTimeout = 30 * time.Second
 
 var selftestSizes = []int{10, 100, 1000}
 
@@ -80,7 +80,7 @@ func (p *program) selftest() *cobra.Command {
 // selftestOf configures the test on this machine.
 func selftestOf(ctx context.Context, cfg *config.Config, modes mode.List, echo []string, echoVIP string,
 	disruptive bool) (selftest.Config, error) {
-	test := selftest.Config{Asked: cfg.Mode, Sizes: selftestSizes, Timeout: selftestPatience,
+	test := selftest.Config{Asked: cfg.Mode, Sizes: selftestSizes, Timeout: selftestTimeout,
 		Dial: new(net.Dialer).DialContext}
 	var err error
 	if test.EchoVIP, err = netip.ParseAddr(echoVIP); err != nil || !test.EchoVIP.Is4() {

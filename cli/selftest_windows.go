@@ -81,7 +81,7 @@ func control(ctx context.Context, s *mgr.Service, request svc.Cmd, want svc.Stat
 
 // state waits until a service is in a state, in another process than the old one.
 func state(ctx context.Context, s *mgr.Service, want svc.State, old uint32) error {
-	return selftest.Await(ctx, selftestPatience, func() error {
+	return selftest.Await(ctx, selftestTimeout, func() error {
 		now, err := s.Query()
 		if err == nil && (now.State != want || old != 0 && now.ProcessId == old) {
 			err = fmt.Errorf("the service %s is in state %d (process %d), want %d", s.Name, now.State, now.ProcessId,

@@ -126,7 +126,7 @@ func TestConflictsCostNoOtherService(t *testing.T) {
 
 // SV-24: a Service with an address of the service network that is not its cluster IP is the
 // provisional owner of the address. A warning is logged, unless the owner arrives at the same time.
-func TestLoanOfTheServiceNetwork(t *testing.T) {
+func TestProvisionalOwnerInServiceNetwork(t *testing.T) {
 	var reported []ProvisionalOwner
 	bubble(t, func(c *Config) { c.Lent = func(l ProvisionalOwner) { reported = append(reported, l) } }, func(r *rig) {
 		r.do(cluster.CIDRsListed{CIDRs: []*cluster.ServiceCIDR{

@@ -8,9 +8,9 @@ import (
 	"kube-proxy/lb"
 )
 
-// BenchmarkContested measures a Service that claims and releases a key: with others on its key, or
+// BenchmarkConflicts measures a Service that claims and releases a key: with others on its key, or
 // beside other keys in conflict.
-func BenchmarkContested(b *testing.B) {
+func BenchmarkConflicts(b *testing.B) {
 	key := lb.Key{Addr: netip.MustParseAddr("192.0.2.7"), Port: 80, Proto: lb.TCP}
 	for _, claims := range []int{0, 100, 10_000, 100_000} {
 		b.Run(fmt.Sprintf("claims=%d", claims), func(b *testing.B) {

@@ -29,7 +29,7 @@ func conflict(key lb.Key, winner, loser lb.Owner) lb.Conflict {
 	return lb.Conflict{Key: key, Winner: winner, Loser: loser, WinnerKind: lb.ExternalIP, LoserKind: lb.ExternalIP}
 }
 
-func TestContestSV24(t *testing.T) {
+func TestConflictSV24(t *testing.T) {
 	key := mustKey(t, "192.0.2.7:80/tcp")
 	for _, order := range [][]lb.Owner{
 		{oldest, middle, middle2}, {oldest, middle2, middle}, {middle, oldest, middle2},

@@ -169,9 +169,9 @@ func programs(ctx context.Context, s *Setup, m modules) (all []Program) {
 				all = append(all, p)
 				continue
 			}
-			k := within(ctx, programPatience, func(ctx context.Context) (string, error) {
+			k := within(ctx, programTimeout, func(ctx context.Context) (string, error) {
 				cmd := exec.CommandContext(ctx, path, "--version")
-				cmd.WaitDelay = programPatience
+				cmd.WaitDelay = programTimeout
 				var said head
 				cmd.Stdout, cmd.Stderr = &said, &said
 				err := cmd.Run()

@@ -25,8 +25,8 @@ import (
 // littleEndian is the order of this machine.
 var littleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
 
-// programPatience is how long a program may take to print its version.
-const programPatience = 5 * time.Second
+// programTimeout is how long a program may take to print its version.
+const programTimeout = 5 * time.Second
 
 // queryCommand opens a connection for a probe of interfaces and routes.
 func queryCommand[T any](ask func(conn *nlconn.Conn) (T, error)) (none T, err error) {

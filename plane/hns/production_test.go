@@ -325,7 +325,7 @@ func TestServer2019WN16(t *testing.T) {
 
 // With slow calls, as on Windows Server 2019 with many objects, a piece ends within some seconds of
 // the bubble's clock (kubernetes/kubernetes#109124, WN-18).
-func TestPaceFollowsLatencyWN18(t *testing.T) {
+func TestBatchWeightFollowsLatencyWN18(t *testing.T) {
 	for _, c := range []struct {
 		objectMillis float64
 		least, most  int // load balancers in a piece
