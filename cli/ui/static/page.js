@@ -1,4 +1,4 @@
-// What every page does where scripts run: it tells whether it is live, and shows what changes.
+// Behaviour of every page with scripts: it shows whether it is live, and what changes.
 import { levels, rates, visible } from './text.js';
 import { begin } from './list.js';
 
@@ -75,7 +75,7 @@ function open() {
   };
 }
 
-// traffic shows what Services carry, every other second while somebody sees it.
+// traffic shows the rates of Services, every other second while the page is visible.
 async function traffic() {
   const at = document.getElementById('traffic');
   if (document.hidden || !(list || at)) return;
@@ -87,7 +87,7 @@ async function traffic() {
   } catch { /* the line on top says that nothing answers */ }
 }
 
-// A page that nobody sees asks for nothing.
+// A hidden page sends no requests.
 document.addEventListener('visibilitychange', () => {
   if (!document.hidden) { open(); return; }
   if (source) source.close();
