@@ -56,7 +56,7 @@ site: ## write docs as HTML with a search to bin/site (SOURCE=... is the address
 # axe-core of Deque, as npm packs it, finds what keeps people from using the page.
 AXE := 4.14.1
 AXE_SUM := 29348999450cdf2849a8e70b7912fc2da85a849da39c0d0d5394f51d4a9ed95c
-test-status: deps ## the status page in a real Chromium, with axe-core, against a proxy with 10,000 Services (ARGS=-pictures: write docs/pictures anew); what CI runs last
+test-status: deps ## the status page in a real Chromium, with axe-core, against a proxy with 10,000 Services (ARGS=-pictures: rewrite docs/pictures); what CI runs last
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { echo 'installing chromium'; \
 	  apt() { DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 "$$@" >/dev/null; }; \
 	  apt install -y --no-install-recommends chromium chromium-driver 2>/dev/null || { apt update; apt install -y --no-install-recommends chromium chromium-driver; }; }
@@ -101,7 +101,7 @@ test-monitoring: deps ## alerts and dashboard by Debian's promtool and Prometheu
 	  apt install -y --no-install-recommends prometheus 2>/dev/null || { apt update; apt install -y --no-install-recommends prometheus; }; }
 	go test -count=1 -v -timeout 10m ./test/monitoring -prometheus | grep -v '^=== '
 
-image-lock: ## pin the packages of Debian in the image anew, with what Debian has now
+image-lock: ## pin the packages of Debian in the image to their present versions
 	@$(call tool,image) lock $(MIRRORS)
 
 # The API server mostly waits while unit tests and the VM compute.
@@ -161,7 +161,7 @@ fuzz: ## every fuzz target for FUZZTIME (30s)
 	  go -C "$$(dirname $$file)" test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) .; \
 	done
 
-generate: deps objects ## build the eBPF objects, and write docs/conformance.md anew, from complete runs on this machine's kernel and on the others
+generate: deps objects ## build the eBPF objects, and rewrite docs/conformance.md from complete runs on this machine's kernel and on the others
 	PLANETEST_RECORD=$(COMMIT) go test -count=1 -timeout 20m -run TestConformance ./plane/nftables ./plane/iptables ./plane/userspace ./plane/hns ./plane/ebpf
 	PLANETEST_RECORD=$(COMMIT) $(MAKE) test-kernels FULL=1
 	go test ./test/planetest -run TestPage -update

@@ -19,20 +19,20 @@ import (
 
 var update = flag.Bool("update", false, "write the proofs into docs/behaviour.md")
 
-const book = "docs/behaviour.md"
+const specification = "docs/behaviour.md"
 
 // The specification and the tree agree: the page has each row that the tree cites, and each row of
 // the page is cited and proven by a test or a scenario, unless its package is not built yet.
 // The proofs end the row.
 func TestSpecification(t *testing.T) {
-	content, err := os.ReadFile(book)
+	content, err := os.ReadFile(specification)
 	if err != nil {
 		t.Fatal(err)
 	}
 	page, rows := string(content), citations(t)
 	if *update {
 		page = withProofs(page, rows)
-		if err := os.WriteFile(book, []byte(page), 0o644); err != nil {
+		if err := os.WriteFile(specification, []byte(page), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -43,7 +43,7 @@ func TestSpecification(t *testing.T) {
 	for i, line := range strings.Split(page, "\n") {
 		if line != want[i] {
 			t.Errorf("%s:%d: the proofs are stale (go test . -run TestSpecification -update):\n%s\nwant\n%s",
-				book, i+1, line, want[i])
+				specification, i+1, line, want[i])
 		}
 	}
 }
@@ -58,8 +58,8 @@ func built(dir string) bool {
 }
 
 var (
-	// bookRow is a line of the book: **id** What must be so. *(source)* `proof` `proof`.
-	bookRow = regexp.MustCompile("^\\*\\*([^*]+)\\*\\* (.+\\.(?: \\*\\([^*]+\\)\\*)?)((?: `[^` ]+`)*)$")
+	// specRow is a line of the specification: **id** What must be so. *(source)* `proof` `proof`.
+	specRow = regexp.MustCompile("^\\*\\*([^*]+)\\*\\* (.+\\.(?: \\*\\([^*]+\\)\\*)?)((?: `[^` ]+`)*)$")
 	// notBuilt is in the text of a row that waits for a folder.
 	notBuilt = regexp.MustCompile("Not built yet: `([a-z0-9/]+)`")
 )
@@ -79,29 +79,29 @@ func faults(page string, rows map[string]*cited, built func(dir string) bool) []
 		if !strings.HasPrefix(line, "**") {
 			continue
 		}
-		cells := bookRow.FindStringSubmatch(line)
+		cells := specRow.FindStringSubmatch(line)
 		if cells == nil || !rowID.MatchString(cells[1]) {
-			fault("%s:%d: want **id** and a sentence, have %q", book, i+1, line)
+			fault("%s:%d: want **id** and a sentence, have %q", specification, i+1, line)
 			continue
 		}
 		id, wait := cells[1], notBuilt.FindStringSubmatch(cells[2])
 		if there[id] {
-			fault("%s:%d: %s is there twice", book, i+1, id)
+			fault("%s:%d: %s is there twice", specification, i+1, id)
 		}
 		there[id] = true
 		row, ok := rows[id]
 		switch {
 		case !ok:
-			fault("%s:%d: nothing cites %s", book, i+1, id)
+			fault("%s:%d: nothing cites %s", specification, i+1, id)
 		case wait != nil && built(wait[1]):
-			fault("%s:%d: %s waits for %s, which is there", book, i+1, id, wait[1])
+			fault("%s:%d: %s waits for %s, which is there", specification, i+1, id, wait[1])
 		case wait == nil && len(row.proofs) == 0:
-			fault("%s:%d: no test and no scenario proves %s", book, i+1, id)
+			fault("%s:%d: no test and no scenario proves %s", specification, i+1, id)
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(rows)) {
 		if !there[id] && rows[id].at != "" {
-			fault("%s cites %s, which %s has not", rows[id].at, id, book)
+			fault("%s cites %s, which %s has not", rows[id].at, id, specification)
 		}
 	}
 	return all
@@ -111,7 +111,7 @@ func faults(page string, rows map[string]*cited, built func(dir string) bool) []
 func withProofs(page string, rows map[string]*cited) string {
 	lines := strings.Split(page, "\n")
 	for i, line := range lines {
-		cells := bookRow.FindStringSubmatch(line)
+		cells := specRow.FindStringSubmatch(line)
 		if cells == nil || !rowID.MatchString(cells[1]) {
 			continue
 		}
@@ -236,10 +236,12 @@ func citations(t *testing.T) map[string]*cited {
 }
 
 // textFiles returns the content of all files that may cite a row, by name: all but binaries, the
-// book, and this test.
+// specification, and this test.
 func textFiles(t *testing.T) map[string]string {
 	texts := map[string]string{}
-	for _, name := range files(t, func(name string) bool { return name != book && name != "behaviour_test.go" }) {
+	for _, name := range files(t, func(name string) bool {
+		return name != specification && name != "behaviour_test.go"
+	}) {
 		content, err := os.ReadFile(name)
 		if err != nil {
 			t.Fatal(err)

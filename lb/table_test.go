@@ -445,7 +445,7 @@ func FuzzTableReplace(f *testing.F) {
 			fresh.Replace(o, fronts)
 		}
 		if slow := winnersSlow(last); !maps.Equal(slow, maps.Collect(winners(&table))) {
-			t.Fatalf("by the book %v win, in the table\n%s", slow, &table)
+			t.Fatalf("by the specification %v win, in the table\n%s", slow, &table)
 		}
 		checkSameRows(t, &table, &fresh)
 	})
