@@ -30,7 +30,7 @@ func (e *Engine) resolveNode(now time.Time) {
 		e.node.wait.fail(now)
 		e.stats.failed("resolve node: "+err.Error(), now)
 		if e.said.first("node " + err.Error()) {
-			e.cfg.Log.Error("node not resolved, what was known of it stays", "err", err)
+			e.cfg.Log.Error("node not resolved, keeping its previous state", "err", err)
 		}
 		return
 	}

@@ -113,7 +113,7 @@ func (e *Engine) loaded() {
 	w := Write{Verb: "load", Changes: r.load.rows, Took: time.Since(r.load.since)}
 	r.load = load{}
 	e.reportLoaded(w)
-	e.cfg.Log.Info("wrote what the reset left for later", "rows", w.Changes, "took", w.Took)
+	e.cfg.Log.Info("wrote the remainder of the reset", "rows", w.Changes, "took", w.Took)
 	e.written(w)
 	if e.pending.queue.len() == 0 { // else a write will report it
 		e.inbox.accepted(false, true)

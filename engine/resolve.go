@@ -277,7 +277,7 @@ func (e *Engine) reportRefused(service string, refused []lb.Refused) {
 	text := fmt.Sprintf("%d rows of service %s are malformed: %v", len(refused), service, refused[0].Err)
 	e.stats.failed(text, time.Now())
 	if e.said.first(text) && e.failures.Allow(nameOf(service).Namespace) {
-		e.cfg.Log.Error("malformed rows left out, what was in force for their keys stays", "service", service, "rows",
+		e.cfg.Log.Error("malformed rows left out, keeping the present rows of their keys", "service", service, "rows",
 			len(refused), "first", refused[0].Err)
 		e.reportFailed(nameOf(service), refused[0].Key, "left out", refused[0].Err)
 	}

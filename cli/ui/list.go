@@ -40,7 +40,7 @@ type list struct {
 }
 
 // items returns all Services, sorted by name, and the number of the newest change that they
-// certainly include.
+// include.
 func (l *list) items(ctx context.Context) ([]item, uint64, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -87,8 +87,7 @@ type listQuery struct {
 	Page  int    // from 1
 }
 
-// badQuery is an invalid query string. Its text has the parameter, its value, and the expected
-// form.
+// badQuery is an invalid query string. Its text has the parameter, value and expected form.
 type badQuery struct{ text string }
 
 func (b badQuery) Error() string { return b.text }
@@ -160,8 +159,7 @@ func (q listQuery) link(page int) string {
 	return "?" + v.Encode()
 }
 
-// pick returns the Services that q selects: problems first, then by name. static/list.js does the
-// same.
+// pick returns the Services that q selects: problems first, then by name, as in static/list.js.
 func (q listQuery) pick(all []item) []item {
 	words := strings.Fields(strings.ToLower(q.Words))
 	var some []item

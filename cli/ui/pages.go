@@ -110,8 +110,7 @@ type servicePage struct {
 	Changes      []change
 }
 
-// shownLines is the number of endpoints, and of frontends, that the page of a Service lists for
-// each family.
+// shownLines is the number of endpoints, and of frontends, per family on the page of a Service.
 const shownLines = 500
 
 // lately is the number of changes on the page of a Service.
@@ -228,8 +227,8 @@ type nodePage struct {
 	Took     time.Duration
 }
 
-// node is the page about node, mode and drift. It compares the kernel only on request, because that
-// has a cost.
+// node is the page about node, mode and drift. It compares the kernel only on request, to save
+// work.
 func (h *Handler) node(r *http.Request, f *frame) error {
 	got, err := parameters(r.URL.RawQuery, "compare")
 	if err == nil && got["compare"] != "" && got["compare"] != "now" {

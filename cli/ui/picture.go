@@ -23,8 +23,7 @@ const (
 	shownPictures          = 8      // for a Service, one for each port and family
 )
 
-// picture shows the paths from the service addresses of a port in a family over backend sets to
-// endpoints.
+// picture shows the paths from a port's service addresses over backend sets to endpoints.
 type picture struct {
 	Of            string // the port and the family
 	Width, Height int
@@ -63,8 +62,7 @@ type drawing struct {
 	ends int            // height of the right column
 }
 
-// pictures returns the pictures of a Service, port by port in each family, and the number of
-// omitted ones.
+// pictures returns the pictures of a Service, port by port in each family, and how many it omits.
 func pictures(d *inspect.Detail) (all []picture, more int) {
 	for _, f := range d.Families {
 		for _, p := range f.Ports {

@@ -61,8 +61,7 @@ func (t *tally) remove(e *inspect.Endpoint) {
 	}
 }
 
-// reasons returns the most frequent reasons why endpoints get no connections, with their counts: "3
-// not ready".
+// reasons returns the most frequent reasons against connections, with counts: "3 not ready".
 func (t *tally) reasons(most int) (out []string) {
 	order := slices.SortedFunc(maps.Keys(t.why), func(a, b string) int {
 		return cmp.Or(cmp.Compare(t.why[b], t.why[a]), cmp.Compare(a, b))

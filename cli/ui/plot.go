@@ -56,8 +56,7 @@ const (
 // decades are the labels of the logarithmic axis.
 var decades = [plotDecades + 1]string{"0.1 ms", "1 ms", "10 ms", "100 ms", "1 s", "10 s", "100 s"}
 
-// plot shows the latency of changes. Each point is a change: x is when it came into force, y its
-// latency.
+// plot shows the latency of changes: a point for each, x is when it came into force.
 type plot struct {
 	Width, Height int
 	Points        []point

@@ -11,8 +11,7 @@ import (
 	"kube-proxy/debug/inspect"
 )
 
-// linger is how long traffic is counted after a page's last request, and how long its rates are
-// sent.
+// linger is how long traffic is counted, and rates are sent, after a page's last request.
 const linger = 6 * time.Second
 
 // rates are connections and bytes per second of Services now.

@@ -13,8 +13,7 @@ type level uint8
 // The levels.
 const (
 	fine level = iota
-	// note: not served as users may expect, because of the configuration of the Service or another
-	// one.
+	// note: not served as users may expect, by the configuration of this or another Service.
 	note
 	// alarm: the kernel lacks a part of the desired state.
 	alarm
@@ -48,8 +47,7 @@ type item struct {
 	Says      string // remark, "" for none
 }
 
-// row is an item in the form that pages get, without field names: one response may have ten
-// thousand.
+// row is an item as pages get it, without field names: a response may have ten thousand.
 func (i *item) row() []any {
 	return []any{i.Name, i.Type, i.Addresses, i.Policy, i.Rows, i.Ready, i.All, i.Here, i.Level, i.Says}
 }

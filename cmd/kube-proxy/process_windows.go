@@ -43,7 +43,7 @@ func standard() (out, errOut io.Writer) {
 		name := strings.TrimSuffix(exe, ".exe") + ".crash"
 		switch crashed, err := scm.KeepCrashes(name+".log", name+".before.log"); {
 		case err != nil:
-			_ = l.Warning(1, fmt.Sprintf("what this service says of a panic will be lost: %v", err))
+			_ = l.Warning(1, fmt.Sprintf("a panic message of this service would be lost: %v", err))
 		case crashed:
 			_ = l.Error(1, fmt.Sprintf("the service has crashed before; %s.before.log says why", name))
 		}

@@ -84,7 +84,7 @@ func (n *Netfilter) Generation() (uint32, error) {
 		err = errors.New("an answer without it")
 	}
 	if err != nil {
-		return 0, fmt.Errorf("ask for the generation of nftables: %w", err)
+		return 0, fmt.Errorf("read the generation of nftables: %w", err)
 	}
 	return netlink.BE32(netlink.Attribute(bodies[0], unix.NFTA_GEN_ID)), nil
 }

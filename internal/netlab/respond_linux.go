@@ -212,7 +212,7 @@ func askDestination(fd int, six bool) error {
 		level, option = unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO
 	}
 	if err := unix.SetsockoptInt(fd, level, option, 1); err != nil {
-		return fmt.Errorf("ask for destination addresses: %w", err)
+		return fmt.Errorf("request destination addresses: %w", err)
 	}
 	return nil
 }

@@ -123,7 +123,7 @@ func wantErrors(fd int, six, want bool) error {
 		value = 1
 	}
 	if err := unix.SetsockoptInt(fd, level, option, value); err != nil {
-		return fmt.Errorf("ask for ICMP errors: %w", err)
+		return fmt.Errorf("request ICMP errors: %w", err)
 	}
 	return nil
 }

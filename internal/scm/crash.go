@@ -14,7 +14,7 @@ func KeepCrashes(name, before string) (crashed bool, err error) {
 	switch info, err := os.Stat(name); {
 	case err == nil && info.Size() > 0:
 		if err := os.Rename(name, before); err != nil {
-			return true, fmt.Errorf("keep what the process before said of its crash: %w", err)
+			return true, fmt.Errorf("save the crash report of the previous process: %w", err)
 		}
 		crashed = true
 	case err != nil && !errors.Is(err, fs.ErrNotExist):

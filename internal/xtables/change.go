@@ -54,8 +54,7 @@ func (c *Change) Write(t Table, chains ...Chain) {
 	}
 }
 
-// Drop deletes the given chains of a table, as far as they were written. No rule of ours may jump
-// to them.
+// Drop deletes those of the chains that were written. No rule of ours may jump to them.
 func (c *Change) Drop(t Table, ids ...ChainID) {
 	for _, id := range ids {
 		if _, known := c.Digests[id]; known && id.Table == t {

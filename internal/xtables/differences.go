@@ -97,8 +97,7 @@ func (d *differ) jumps(all []Jump) error {
 // words names the chain for people.
 func (id ChainID) words() string { return "chain " + id.Name + " of table " + id.Table.String() }
 
-// lines returns the iptables arguments that make the rules of a chain, or the chain if it has no
-// rules.
+// lines returns the iptables arguments for the rules of a chain, or for an empty chain.
 func lines(id ChainID, rules ...string) string {
 	if len(rules) == 0 {
 		return "-N " + id.Name
@@ -171,8 +170,7 @@ func (c *ChainState) texts() (all []string) {
 	return all
 }
 
-// unlike returns the rules that only one side has. If it returns none and same is false, the order
-// differs.
+// unlike returns the rules that only one side has. If none and same is false, the order differs.
 func unlike(want, have []string) (missing, extra []string, same bool) {
 	if slices.EqualFunc(want, have, func(a, b string) bool { return WithoutComments(a) == WithoutComments(b) }) {
 		return nil, nil, true

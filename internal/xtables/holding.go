@@ -18,8 +18,8 @@ import (
 type Rule struct {
 	// Text is the rule as iptables -S prints it, without "-A CHAIN ".
 	Text string
-	// Unread is set if the text is incomplete: it has "…" for the missing part, or "(not read: …)"
-	// at its end.
+	// Unread: the text is incomplete. It has "…" for the missing part, or "(not read: …)" at its
+	// end.
 	Unread bool
 	// Handle is nf_tables' number of the rule in its chain, 0 for the legacy back end.
 	Handle uint64
@@ -38,8 +38,7 @@ type Holding interface {
 	Chain(id ChainID) (*ChainState, error)
 	// Names returns the names of a table's chains.
 	Names(t Table) (map[string]bool, error)
-	// Generation is a number that changes with every change of any rule, or 0 without such a
-	// number.
+	// Generation is a number that changes with every change of a rule, 0 if unknown.
 	Generation() (uint32, error)
 	Close()
 }

@@ -135,8 +135,7 @@ type Jump struct {
 // Bare returns the jump without comments.
 func (j Jump) Bare() Jump { return Jump{j.From, WithoutComments(j.Rule)} }
 
-// guardOfIPVS is the chain that keeps packets to addresses of kube-ipvs0 from programs of the node
-// (PN-43).
+// guardOfIPVS keeps packets to addresses of kube-ipvs0 from programs of the node (PN-43).
 const guardOfIPVS = "KUBE-IPVS-FILTER"
 
 // IsGuard reports whether a chain protects the programs of the node while kube-ipvs0 has addresses

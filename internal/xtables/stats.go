@@ -19,9 +19,8 @@ type Stats struct {
 	// Stuck are the chains that could not be deleted because rules of other software jump to them,
 	// each as "nat KUBE-SVC-…". They are empty. A returned slice does not change.
 	Stuck []string
-	// Unlike is the number of chains, and of rules in foreign chains, that iptables-save prints
-	// differently from how they were written. No program changed them, and audits do not repair
-	// them.
+	// Unlike counts chains, and rules in foreign chains, that iptables-save prints differently from
+	// how they were written. No program changed them, and audits do not repair them.
 	Unlike int
 	// Owned is the number of our rules (MT-11), Last that of the rules in the last Apply or Reset
 	// (MT-12). Both include our rules in foreign chains.

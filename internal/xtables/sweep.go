@@ -38,8 +38,7 @@ func Sweep(ctx context.Context, empty, drop []ChainID, most int, restore func(*B
 	return stuck, nil
 }
 
-// deleteChains deletes empty chains, which are sorted by table. If one cannot be deleted, the
-// others still are.
+// deleteChains deletes empty chains, which are sorted by table. A failure does not stop the others.
 func deleteChains(ctx context.Context, ids []ChainID, restore func(*Batch) error) (stuck []stuckChain, err error) {
 	for len(ids) > 0 {
 		known := len(stuck)

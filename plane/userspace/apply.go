@@ -10,8 +10,7 @@ import (
 	"kube-proxy/plane/userspace/redirect"
 )
 
-// batch is a batch of changes. New listeners are already open, and released ones are not closed
-// yet.
+// batch is a batch of changes. New listeners are open, and released ones not closed yet.
 type batch struct {
 	p      *Plane
 	steps  []step
@@ -27,8 +26,7 @@ type step struct {
 	writes   bool
 }
 
-// Apply sets or deletes the key of each change. A change of only endpoints writes nothing to the
-// kernel.
+// Apply sets or deletes the key of each change. A change of only endpoints writes nothing.
 func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.ApplyResult, err error) {
 	if err := p.usable(ctx); err != nil {
 		return res, fmt.Errorf("userspace: apply %d changes: %w", len(changes), err)

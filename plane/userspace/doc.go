@@ -5,8 +5,7 @@
 //	client ──▶ 10.96.0.10:80 ──redirect──▶ listener :37211 ──balance──▶ 10.1.2.14:8080
 //	                            (rules)     (relay)          (turns)
 //
-// This package maps the table's frontends to listeners. Three packages do the work, independently
-// of each other:
+// This package maps the table's frontends to listeners. Three independent packages do the work:
 //
 //   - redirect redirects packets for service addresses to a listener: by rules of nftables or
 //     iptables, or on Windows by the addresses themselves, added to an interface of the machine.

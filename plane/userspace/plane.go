@@ -55,8 +55,8 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// maxBatchWeight is the maximum weight of an Apply. Opening listeners takes most of its time, about
-// 30 µs for each.
+// maxBatchWeight is the maximum weight of an Apply. Most of its time is for opening listeners,
+// about 30 µs each.
 const maxBatchWeight = 2000
 
 // Plane serves one family. One goroutine at a time may call its methods; another one may call

@@ -22,8 +22,7 @@ const (
 // ErrNoPort is wrapped by errors for a listener for which no port of the range is free.
 var ErrNoPort = errors.New("no port is left")
 
-// ports assigns ports to listeners at all addresses, for one family. It is pure except for the
-// clock.
+// ports assigns ports to listeners at all addresses of a family. It is pure except for the clock.
 type ports struct {
 	first, last uint16 // both 0: any
 	next        map[lb.Proto]int

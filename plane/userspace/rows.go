@@ -82,8 +82,8 @@ type claim struct {
 	precise bool // the frontend has only this address
 }
 
-// holder is the claim that serves clients: the latest one for exactly this address, else the latest
-// one of a NodePort.
+// holder is the claim that serves clients: the latest for only this address, else a NodePort's
+// latest.
 func (d *door) holder() claim {
 	best := d.claims[0]
 	for _, c := range d.claims[1:] {
@@ -280,8 +280,7 @@ func (p *Plane) unclaim(d *door, r *row) {
 	}
 }
 
-// inherit takes over everything that another row of the same key has: the kernel may still redirect
-// there.
+// inherit takes over everything of another row of the key: the kernel may still redirect there.
 func (r *row) inherit(old *row) {
 	for _, d := range old.doors {
 		for i := range d.claims {

@@ -112,8 +112,7 @@ func (b *Balance) joinAll(p lb.Proto, addrs []netip.AddrPort) []*member {
 	return all
 }
 
-// leave ends a set's interest in a backend. After the last one, a backend that returns has no
-// history.
+// leave ends a set's interest in a backend. After the last one, its history is dropped.
 func (b *Balance) leave(p lb.Proto, m *member) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -31,8 +31,7 @@ type Share struct {
 // Used returns its size.
 func (s *Share) Used() int64 { return s.used.Load() }
 
-// add adds n to the share and its group, and reports whether they may have the sum with so much
-// free.
+// add adds n to the share and its group, and reports whether the sum is allowed with so much free.
 func (s *Share) add(n, free int64) (may bool) {
 	may = true
 	for ; s != nil; s = s.group {

@@ -12,8 +12,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// loop is a thread that serves connections. Only its thread uses fields that are not marked as
-// shared.
+// loop is a thread that serves connections. Only its thread uses fields not marked as shared.
 type loop struct {
 	relay  *Relay
 	engine *conns
@@ -74,8 +73,7 @@ func (l *loop) begin(work *sync.WaitGroup) error {
 	return <-entered
 }
 
-// start runs the loop in the relay's namespace until it is stopped. It sends to entered once it is
-// there.
+// start runs the loop in the relay's namespace until it is stopped. It sends to entered once there.
 func (l *loop) start(entered chan<- error) {
 	if err := l.relay.ns.run(func() error {
 		entered <- nil
@@ -96,7 +94,7 @@ func (l *loop) start(entered chan<- error) {
 	}
 }
 
-// post makes the loop's thread call fn soon. It returns false if the loop has ended. Any goroutine
+// post makes the loop's thread call fn soon. It returns false after the loop's end. Any goroutine
 // may call it.
 func (l *loop) post(fn func()) bool {
 	l.mu.Lock()

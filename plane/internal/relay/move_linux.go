@@ -110,8 +110,8 @@ func (l *loop) read(s *Share, src, dst *end) outcome {
 	return nothingLeft
 }
 
-// copy copies bytes through memory. It removes them from src only after dst has taken them, so it
-// buffers nothing.
+// copy copies bytes through memory. It removes them from src after dst has taken them, so it
+// buffers none.
 func (l *loop) copy(src, dst *end) outcome {
 	n, _, err := unix.Recvfrom(int(src.fd), l.buf, unix.MSG_PEEK|unix.MSG_DONTWAIT)
 	switch {

@@ -84,8 +84,7 @@ func (p *pipes) closeFree() {
 	p.free = nil
 }
 
-// splice moves up to n bytes without waiting. The error is EAGAIN if no byte is available, or no
-// room.
+// splice moves up to n bytes without waiting. The error is EAGAIN without bytes or room.
 func splice(from, to, n int) (int, error) {
 	for {
 		moved, err := unix.Splice(from, nil, to, nil, n, unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)

@@ -58,8 +58,7 @@ type Balancer interface {
 // Listening is one socket that clients reach.
 type Listening struct {
 	Proto lb.Proto
-	// Addr is the address to listen at. Port 0 requests any free port; [Listener.Addr] never
-	// returns 0.
+	// Addr is the address to listen at. Port 0 requests any port; [Listener.Addr] returns it.
 	Addr netip.AddrPort
 }
 
@@ -221,8 +220,7 @@ const (
 	maxAttempts = 32
 	// keepAliveProbes is the number of unanswered probes after which a peer counts as gone.
 	keepAliveProbes = 4
-	// acceptPause is how long a listener stops accepting when no descriptor is left for its next
-	// client.
+	// acceptPause is how long a listener stops accepting when descriptors run out.
 	acceptPause = 50 * time.Millisecond
 )
 

@@ -171,8 +171,7 @@ func (l *loop) receive(s *Share, src, dst *end) outcome {
 	switch {
 	case err == unix.EAGAIN:
 		src.readable = false
-		// After an answered shutdown the association no longer exists, and only this call reports
-		// that.
+		// Only this call reports an association that ended by an answered shutdown.
 		src.finished = src.shut && !associated(src.fd)
 		return nothingLeft
 	case err == unix.EINTR:

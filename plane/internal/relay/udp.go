@@ -85,8 +85,7 @@ func newUDPBudget(files, ports int) *Budget {
 	return &Budget{max: int64(max(1, min(files/udpFiles, ports/udpPorts)))}
 }
 
-// sessionSocket is a session's socket. It is connected to the backend, so it receives from no other
-// host.
+// sessionSocket is a session's socket. It is connected, so it only receives from the backend.
 type sessionSocket interface {
 	// send sends a datagram with a TTL, 0 for the host's own. It does not wait.
 	send(datagram []byte, hops int) error

@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// udpTables is the number of tables of an engine. A flood in one table costs the others only CPU
-// time.
+// udpTables is the number of tables of an engine. A flood in one costs the others only CPU time.
 const udpTables = 64
 
 // udpEngine serves UDP: each socket has a goroutine that reads and forwards its datagrams.
@@ -59,8 +58,7 @@ func (f *udpFront) close() {
 // buffers are for a datagram each. A socket needs one only while it has something to read.
 var buffers = sync.Pool{New: func() any { return new([datagramSize]byte) }}
 
-// datagram is a datagram that was read. Only listeners' sockets fill in the fields about the
-// client.
+// datagram is a datagram that was read. Only listeners' sockets set the fields of the client.
 type datagram struct {
 	buf    *[datagramSize]byte
 	n      int

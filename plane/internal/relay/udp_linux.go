@@ -355,8 +355,7 @@ func offender(b []byte) netip.Addr {
 	return netip.Addr{}
 }
 
-// EphemeralPorts returns the number of ports that the node has for sockets without a requested
-// port.
+// EphemeralPorts returns the node's number of ports for sockets that request none.
 func EphemeralPorts() int {
 	const path = "/proc/sys/net/ipv4/ip_local_port_range"
 	var first, last int

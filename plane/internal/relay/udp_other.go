@@ -12,8 +12,7 @@ import (
 func maxSessionFiles() int { return min(OpenFiles(), udpFiles*1024) }
 
 // udpSocket is the socket of a listener, or of a session. A listener at the unspecified address
-// answers from the address of the route to the client, so each address should have its own
-// listener.
+// answers from that of the route to the client, so each address should have a listener.
 type udpSocket struct {
 	*net.UDPConn
 	session *udpSession

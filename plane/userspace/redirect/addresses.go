@@ -14,7 +14,7 @@ import (
 
 // Errors of an ipHelper's writes.
 var (
-	errAddressExists = errors.New("the address is there already")
+	errAddressExists = errors.New("the address exists already")
 	errNoAddress     = errors.New("the address is not there")
 	errNoInterface   = errors.New("the interface is not there")
 )
@@ -145,7 +145,7 @@ func (c *Addresses) read() (ours []netip.Addr, err error) {
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		return nil, fmt.Errorf("strike addresses that are gone: %w", err)
+		return nil, fmt.Errorf("strike stale addresses from the book: %w", err)
 	}
 	return ours, nil
 }

@@ -13,8 +13,7 @@ type monitor struct {
 	noticed atomic.Bool
 }
 
-// startMonitor listens in the network namespace of the calling thread. Writes of own are not
-// reported.
+// startMonitor listens in the network namespace of the calling thread. It ignores writes of own.
 func startMonitor(proto byte, signal chan<- struct{}, own *wire.Socket) (m *monitor, err error) {
 	m = &monitor{}
 	missed := func() {
