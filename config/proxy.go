@@ -45,7 +45,7 @@ func (o *Options) proxySection() option.Section {
 		{Path: "mode", Flag: "proxy-mode", Row: "CF-19", Restart: "the mode is chosen once", Once: true,
 			Help: modeHelp(o.modes)},
 		{At: &o.ConfigFile, Flag: "config",
-			Help: "`file` with a KubeProxyConfiguration, in YAML or JSON; flags that stand for its fields are then " +
+			Help: "`file` with a KubeProxyConfiguration, in YAML or JSON; flags that set the same fields are then " +
 				"ignored"},
 		{At: &o.WriteConfigTo, Flag: "write-config-to", Help: "write the configuration with all defaults to the " +
 			"`file`, and exit"},
@@ -62,24 +62,25 @@ func (o *Options) proxySection() option.Section {
 			Help: "`prefix` of the pods' interface names, for InterfaceNamePrefix"},
 		{Path: "nodePortAddresses", Flag: "nodeport-addresses", Row: "CF-37", Help: nodePortsHelp(o.modes)},
 		{Path: "externalIPCIDRs", Flag: "external-ip-cidrs", Row: "EXT",
-			Help: "`CIDRs`, comma-separated, that limit the spec.externalIPs to serve; default all, except loopback " +
-				"and similar addresses"},
+			Help: "`CIDRs`, comma-separated: only spec.externalIPs within them are served; default all, except " +
+				"loopback and similar addresses"},
 		{Path: "maxNamespaceObjects", Flag: "max-namespace-objects", Row: "EXT",
 			Help: "limit of objects for the Services of one namespace, for each IP family; one Service may have a " +
 				"quarter. An object takes about 128 bytes; docs/modes.md explains the count. 0 means no limit"},
 		{Path: "bindAddress", Flag: "bind-address", Row: "CF-13",
-			Help: "`IP` of this node, instead of its Node object's; 0.0.0.0 or :: means none; nothing listens on it"},
+			Help: "`IP` of this node, in place of its Node object's; 0.0.0.0 or :: means the Node object's; the proxy " +
+				"does not listen on it"},
 		{Path: "iptables.masqueradeAll", Flag: "masquerade-all"},
 		{Path: "featureGates", Flag: "feature-gates", Row: "CF-01", Restart: "gates are read at the start",
-			Help: "`name=bool,...` pairs of feature gates"},
+			Help: "`name=bool,...`: feature gates to turn on or off"},
 		{Path: "oomScoreAdj", Flag: "oom-score-adj", Row: "CF-38", Restart: "it is written once", Effect: onLinux,
 			Help: "oom_score_adj of this process, -1000 to 1000"},
 		{At: &o.Cleanup, Flag: "cleanup", Help: "remove the rules of all modes, and exit"},
 		{At: &o.InitOnly, Flag: "init-only", Effect: onLinux,
 			Help: "apply the kernel settings that need full privileges, and exit"},
 		{At: &o.Version, Flag: "version", Alone: "true",
-			Help: "print the version and exit; --version=raw prints build details; a version such as v1.36.0 is " +
-				"reported instead of ours"},
+			Help: "print the version and exit; --version=raw prints build details; --version=v1.36.0 runs " +
+				"and reports that version"},
 	}}
 }
 
@@ -104,7 +105,7 @@ func modeHelp(modes mode.List) string {
 		}
 	}
 	help := "`mode` of the data plane: " + strings.Join(names, ", ") +
-		"; nothing means the best that this host supports"
+		"; default the best that this host supports"
 	if unasked := modes.Names(func(m mode.Mode) bool { return m.Unasked != "" }); len(unasked) > 0 {
 		help += ", " + unasked[0] + " first"
 	}
@@ -115,7 +116,7 @@ func modeHelp(modes mode.List) string {
 func nodePortsHelp(modes mode.List) string {
 	primary := modes.Names(func(m mode.Mode) bool { return m.NodePortsPrimary })
 	return "`addresses` of this node that answer NodePorts: CIDRs, primary, localhost (if the mode supports it) or " +
-		"all; nothing means primary in " +
+		"all; default primary in " +
 		strings.Join(primary, " and ") + " mode, all in the others"
 }
 

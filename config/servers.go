@@ -43,20 +43,20 @@ func (o *Options) serversSection() option.Section {
 	o.servers.AdminSocket = new(DefaultAdminSocket)
 	return option.Section{Title: "Health and metrics", Order: 25, Values: o.servers, Fields: []option.Field{
 		{Path: "healthzBindAddress", Flag: "healthz-bind-address", Row: "CF-14",
-			Help: "`IP[:port]` of the health server; empty as a flag, or none in a file, disables it"},
+			Help: "`IP[:port]` of the health server; an empty flag, or the value none in a file, disables it"},
 		{Path: "metricsBindAddress", Flag: "metrics-bind-address", Row: "CF-15",
-			Help: "`IP[:port]` of the metrics server; empty as a flag, or none in a file, disables it"},
+			Help: "`IP[:port]` of the metrics server; an empty flag, or the value none in a file, disables it"},
 		{Path: "bindAddressHardFail", Flag: "bind-address-hard-fail", Row: "CF-16",
 			Restart: "it affects the start of the servers",
 			Help:    "exit if the health or metrics server cannot listen, instead of retrying"},
 		{Path: "enableProfiling", Flag: "profiling", Row: "CF-17",
 			Help: "serve profiles on the metrics server, below /debug"},
 		{Path: "adminSocket", Flag: "admin-socket", Row: "EXT",
-			Help: "`path` of the unix socket for queries such as kube-proxy trace, why, diff and ui, only for root; " +
+			Help: "`path` of the unix socket that answers kube-proxy trace, why, diff, ui and other queries, for root only; " +
 				"empty disables it. On Windows a named pipe for administrators, by default `" + adminPipe + "`"},
 		{Path: "serviceMetrics", Flag: "service-metrics", Row: "EXT", Restart: option.AtStart,
-			Help: "number of Services with their own connection metrics, 0 to 1000: the busiest ones; others are " +
-				"counted together; 0 disables counting"},
+			Help: "number of Services that have their own connection metrics, 0 to 1000: the busiest ones; the " +
+				"others share one series. 0 disables counting"},
 		{Path: "showHiddenMetricsForVersion", Flag: "show-hidden-metrics-for-version", Row: "CF-18",
 			Restart: "metrics are registered once",
 			Help: "show metrics that are hidden since the `version`; only the previous one is allowed: " +

@@ -26,18 +26,18 @@ func options() option.Section {
 		{Path: "winkernel.networkName", Flag: "network-name", Row: "CF-31", Restart: option.AtStart,
 			Help: "`name` of the HNS network"},
 		{Path: "winkernel.sourceVip", Flag: "source-vip", Row: "CF-31", Restart: option.AtStart,
-			Help: "`IP` that stands for clients in an overlay network"},
+			Help: "`IP` that replaces the client's address in an overlay network"},
 		{Path: "winkernel.enableDSR", Flag: "enable-dsr", Row: "CF-31", Restart: option.AtStart,
 			Help: "backends answer clients directly"},
 		{Path: "winkernel.rootHnsEndpointName", Flag: "root-hnsendpoint-name", Row: "CF-32", Restart: option.AtStart,
-			Help: "`name` of the node's own HNS endpoint; nothing means cbr0"},
+			Help: "`name` of the node's own HNS endpoint; default cbr0"},
 		{Path: "winkernel.forwardHealthCheckVip", Flag: "forward-healthcheck-vip", Row: "CF-32",
 			Restart: option.AtStart,
-			Help:    "health checks of load balancers reach the load balancer's address"},
+			Help:    "forward health checks at load balancers' addresses to the node's own HNS endpoint"},
 		{Path: "windowsIgnoreSourceRanges", Flag: "windows-ignore-source-ranges", Row: "EXT", Restart: option.AtStart,
 			Help: "serve load-balancer addresses of Services with loadBalancerSourceRanges to all clients, for " +
-				"clouds whose load balancers enforce the ranges themselves; without it this node does not serve " +
-				"them, because Windows cannot enforce ranges"},
+				"clouds whose load balancers enforce the ranges themselves; if false, this node does not serve " +
+				"those addresses, because Windows cannot enforce ranges"},
 	}}
 }
 

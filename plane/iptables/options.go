@@ -26,16 +26,15 @@ func options() option.Section {
 	v.SyncPeriod.Duration, v.MinSyncPeriod.Duration = 30*time.Second, time.Second
 	return option.Section{Title: "iptables", Order: 40, Values: values, Check: values.check, Fields: []option.Field{
 		{Path: "iptables.minSyncPeriod", Flag: "iptables-min-sync-period", Row: "CF-24",
-			Help: "least time between two writes to the kernel; as a flag it also holds for nftables"},
+			Help: "minimum time between two writes to the kernel; the flag applies to nftables too"},
 		{Path: "iptables.syncPeriod", Flag: "iptables-sync-period", Row: "CF-23",
-			Help: "time between two complete comparisons with the kernel; as a flag it also holds for nftables"},
+			Help: "time between two complete comparisons with the kernel; the flag applies to nftables too"},
 		{Path: "iptables.masqueradeBit", Flag: "iptables-masquerade-bit", Row: "CF-20",
 			Restart: "packets on their way carry it",
-			Help: "bit of the packet mark that requests masquerading, 0 to 31; as " +
-				"a flag it also holds for nftables"},
+			Help:    "bit of the packet mark that requests masquerading, 0 to 31; the flag applies to nftables too"},
 		// Its flag, --masquerade-all, belongs to all modes.
 		{Path: "iptables.masqueradeAll", Row: "CF-21",
-			Help: "masquerade every connection to a cluster IP; as a flag it also holds for nftables"},
+			Help: "masquerade every connection to a cluster IP; the flag applies to nftables too"},
 		{Path: "iptables.localhostNodePorts", Flag: "iptables-localhost-nodeports", Row: "CF-22",
 			Restart: "a setting of the kernel and the rules that guard it go together, made at the start",
 			Help:    "NodePorts answer on 127.0.0.1 too"},

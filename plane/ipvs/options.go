@@ -35,9 +35,9 @@ func options() option.Section {
 	v.IPVS.SyncPeriod.Duration = 30 * time.Second
 	return option.Section{Title: "ipvs", Order: 50, OnlyInMode: true, Values: v, Check: v.check, Fields: []option.Field{
 		{Path: "ipvs.scheduler", Flag: "ipvs-scheduler", Row: "CF-26", Restart: option.AtStart,
-			Help: "`name` of the kernel's scheduler; rr if not given"},
+			Help: "`name` of a scheduler of the kernel; default rr"},
 		{Path: "ipvs.minSyncPeriod", Flag: "ipvs-min-sync-period", Row: "CF-25",
-			Help: "least time between two writes to the kernel"},
+			Help: "minimum time between two writes to the kernel"},
 		{Path: "ipvs.syncPeriod", Flag: "ipvs-sync-period", Row: "CF-25",
 			Help: "time between two complete comparisons with the kernel"},
 		{Path: "ipvs.excludeCIDRs", Flag: "ipvs-exclude-cidrs", Row: "CF-27", Restart: option.AtStart,

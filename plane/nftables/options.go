@@ -29,11 +29,10 @@ func options() option.Section {
 	return option.Section{Title: "nftables", Order: 30, OnlyInMode: true, Values: v, Check: v.check,
 		Fields: []option.Field{
 			{Path: "nftables.minSyncPeriod", Flag: "nftables-min-sync-period", Row: "CF-30",
-				Help: "least time between two writes to the kernel; 0 by default, unlike upstream's 1s"},
+				Help: "minimum time between two writes to the kernel; upstream's default is 1s"},
 			{Path: "nftables.syncPeriod", Flag: "nftables-sync-period", Row: "CF-30",
-				Help: "time between two full comparisons of our table with the kernel, besides the watch for changes " +
-					"of " +
-					"others; 0 means some minutes"},
+				Help: "time between two full comparisons with the kernel, in addition to the watch for changes by other " +
+					"programs; 0 means 5m"},
 			{Path: "nftables.masqueradeBit", Flag: "nftables-masquerade-bit", Row: "CF-30",
 				Restart: "packets on their way carry it",
 				Help:    "bit of the packet mark that requests masquerading, 0 to 31"},

@@ -46,7 +46,7 @@ func options() option.Section {
 	v := defaults()
 	return option.Section{Title: "userspace", Order: 60, Values: v, Check: v.check, Fields: []option.Field{
 		{Path: "portRange", Flag: "proxy-port-range", Row: "CF-44", Restart: option.AtStart,
-			Help: "host `ports` to listen on: first-last, first+more, or one; nothing means any"},
+			Help: "host `ports` to listen on: first-last, first+more, or one; default any"},
 		{Path: "udpIdleTimeout", Flag: "udp-timeout", Row: "CF-45", Restart: option.AtStart,
 			Help: "how long an idle UDP flow is kept"},
 		{Path: "userspace.terminationGracePeriod", Flag: "userspace-termination-grace-period", Row: "EXT",
@@ -56,11 +56,11 @@ func options() option.Section {
 		{Path: "userspace.drainTimeout", Flag: "userspace-drain-timeout", Row: "EXT",
 			Help: "maximum time that open connections continue when the process stops"},
 		{Path: "userspace.nodeEndpoints", Flag: "userspace-node-endpoints", Row: "EXT", Restart: option.AtStart,
-			Help: "connect to endpoints at this node's own addresses; without it no Service bypasses " +
+			Help: "connect to endpoints at this node's own addresses; if false, no Service bypasses " +
 				"the node's firewall"},
 		{Path: "userspaceFallback", Flag: "userspace-fallback", Row: "EXT", Restart: "the data plane is chosen once",
 			Help: "run mode userspace if the configured mode cannot run here; " +
-				"without it the process ends with an error, unless userspace is configured"},
+				"if false, the process then exits with an error"},
 	}}
 }
 
