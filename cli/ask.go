@@ -134,13 +134,13 @@ func (a queryCommand) printFlags(cmd *cobra.Command, output *string, watch *bool
 }
 
 // askFlags are the flags with which a command on the node finds the proxy.
-var askFlags = "      --manifests DIR   answer for the objects in this folder, not for a running proxy\n" +
-	"      --admin-socket    socket of the proxy to ask, default " + config.AdminSocketOn(runtime.GOOS,
+var askFlags = "      --manifests DIR   answer from the objects in this folder, without a running proxy (not diff, events, top)\n" +
+	"      --admin-socket    socket of the proxy to query, default " + config.AdminSocketOn(runtime.GOOS,
 	config.DefaultAdminSocket) + "\n"
 
 func (a queryCommand) help(program, flags string) string {
-	usage, printing := " [-o json|yaml|wide] [--watch]", "\n  -o, --output string   json and yaml have stable fields "+
-		"for programs; wide shows more columns\n"+
+	usage, printing := " [-o json|yaml|wide] [--watch]", "\n  -o, --output string   json or yaml, with stable fields "+
+		"for programs; or wide, with more columns\n"+
 		"  -w, --watch           repeat until interrupted\n"
 	if a.serves {
 		usage, printing = "", ""
@@ -148,7 +148,7 @@ func (a queryCommand) help(program, flags string) string {
 	text := fmt.Sprintf("Usage: kube-proxy %s%s [flags]\n\n", strings.TrimSpace(a.name+" "+a.args), usage) +
 		wrapped(a.about) + a.more + printing
 	return strings.ReplaceAll(text, "kube-proxy "+a.name, program+" "+a.name) + flags + fmt.Sprintf(
-		"\nExit codes: 0 answered; 1 invalid query, such as an unknown Service; %d answered, and something is wrong;\n"+
+		"\nExit codes: 0 answered, no problem; 1 invalid query, such as an unknown Service; %d answered, with a problem;\n"+
 			"%d no proxy answered. docs/ask.md has examples.\n", ExitFound, ExitNotAsked)
 }
 

@@ -26,20 +26,18 @@ import (
 // checkHelp is the help of "kube-proxy check".
 func checkHelp() string {
 	return "Usage: kube-proxy check [-o text|json] [--problems] [--load-modules] [flags]\n\n" +
-		wrapped("Inspects this node for a proxy with the same flags, and reports what is in its way, "+
-			"why it matters and what to do. It "+
-			"changes nothing on the node. It loads no kernel module unless --load-modules is given; "+
-			"then it also tries modes that need one. "+
-			"Run it as root in the node's network namespace; "+
-			"it reports what it cannot find out. docs/check.md lists all kinds of findings.") + "\n" +
+		wrapped("Inspects this node for a proxy with the same flags, and reports what would hinder the proxy, why it "+
+			"matters and what to do. It changes nothing on the node. It loads kernel modules only with "+
+			"--load-modules, which also tries the modes that need one. Run it as root in the node's network "+
+			"namespace; without the necessary rights a finding is unknown. docs/check.md lists all kinds of findings.") + "\n" +
 		fmt.Sprintf("Exit codes: %d only ok and info; 1 invalid command line or configuration; "+
 			"%d an error among the findings;\n"+
 			"%d a warning or unknown, but no error.\n\n",
 			preflight.ExitOK, preflight.ExitErrors, preflight.ExitWarnings) +
 		"  -o, --output string   text, or json: {version, node, mode, runs, worst, exitCode, " +
 		"findings: [{id, severity, about, seen, why, remedy}]}\n" +
-		"      --problems        list errors, warnings and what is unknown alone; of json the findings\n" +
-		"      --load-modules    let the kernel load modules for the modes that need them, as the proxy would\n\n" +
+		"      --problems        list only errors, warnings and unknowns; with json, print only the findings\n" +
+		"      --load-modules    let the kernel load the modules that a mode needs, as the proxy would\n\n" +
 		"Accepts all flags of kube-proxy, see kube-proxy --help.\n"
 }
 
@@ -47,7 +45,7 @@ func checkHelp() string {
 func (p *program) check() *cobra.Command {
 	var load, problems bool
 	return p.command(command{
-		name: "check", short: "inspect this node: what is in the way of a proxy with these flags, and the remedy",
+		name: "check", short: "inspect this node: what would hinder a proxy with these flags, and the remedy",
 		help: checkHelp(), prints: true,
 		flags: func(fs *pflag.FlagSet) {
 			fs.BoolVar(&load, "load-modules", false, "")

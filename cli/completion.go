@@ -36,8 +36,8 @@ func completionCommand(root *cobra.Command, out io.Writer) *cobra.Command {
 	}
 	cmd.SetHelpFunc(func(*cobra.Command, []string) {
 		io.WriteString(out, "Usage: kube-proxy completion bash|zsh|fish\n\n"+
-			wrapped("Prints a script that completes commands, flags and the names of Services, which it asks the "+
-				"running proxy for.")+
+			wrapped("Prints a script that completes commands, flags and the names of Services, which the "+
+				"script gets from the running proxy.")+
 			"\n  bash    source <(kube-proxy completion bash), needs the package bash-completion\n"+
 			"  zsh     source <(kube-proxy completion zsh), after compinit\n"+
 			"  fish    kube-proxy completion fish | source\n")

@@ -15,7 +15,7 @@ func connectQuery() queryCommand {
 		short: "connect stdin and stdout to the admin socket; for kubectl svcproxy",
 		about: "Connects standard input and output to the admin socket of the proxy, until either side ends. " +
 			"kubectl svcproxy runs it in the proxy's container, " +
-			"with kubectl exec, and so asks the proxy of any node without access to the node. " +
+			"with kubectl exec, to query the proxy of any node without access to that node. " +
 			"docs/ask.md describes the requests.",
 		ask: func(ctx context.Context, q *queries, _ []string) error { return q.carry(ctx, os.Stdin) },
 	}

@@ -21,9 +21,9 @@ func diffQuery() queryCommand {
 	return queryCommand{
 		name: "diff", most: 0,
 		short: "differences between the kernel and the table",
-		about: "Compares the kernel with the desired table and lists the differences: what other programs changed, " +
-			"and what the kernel did not accept. Differences are checked again before they are reported, because a " +
-			"write in progress differs for a moment.",
+		about: "Compares the kernel with the desired table and lists the differences: changes by other programs, " +
+			"and writes that the kernel did not accept. Each difference is checked twice, because a write in progress " +
+			"looks like one.",
 		ask: func(ctx context.Context, q *queries, _ []string) error {
 			d, err := get(ctx, q, "diff", nil, func(d *inspect.Diff) {
 				q.head(d.Node)
@@ -73,9 +73,9 @@ func diffText(out io.Writer, d *inspect.Diff, most int) {
 	switch n := len(d.Differences) + d.More; {
 	case n > 0:
 		fmt.Fprintf(out, "\n%s; %s compared\n", plural.Count(n, "difference", "differences"),
-			plural.Count(d.Rows, "row", "rows"))
+			plural.Count(d.Rows, "frontend", "frontends"))
 	case d.Rows > 0 || len(d.Notes) == 0:
-		fmt.Fprintf(out, "no difference; %s compared\n", plural.Count(d.Rows, "row", "rows"))
+		fmt.Fprintf(out, "no difference; %s compared\n", plural.Count(d.Rows, "frontend", "frontends"))
 	}
 	for _, n := range d.Notes {
 		fmt.Fprintf(out, "note: %s\n", lb.Printable(n))
@@ -87,8 +87,8 @@ func eventsQuery() queryCommand {
 	return queryCommand{
 		name: "events", args: "[SERVICE]", most: 1, takes: oneService,
 		short: "recent changes and their latency",
-		about: "Prints the changes of the last minutes, oldest first: the object, when the change took effect here, " +
-			"and how long that took since the API had it and since this proxy learned of it.",
+		about: "Prints the changes of the last minutes, oldest first: the object, when the change took effect on this " +
+			"node, and the latency since the API server had the change and since this proxy received it.",
 		more:  "\n  kube-proxy events shop/web --watch\n",
 		merge: mergeEvents,
 		ask: func(ctx context.Context, q *queries, args []string) error {
@@ -146,7 +146,7 @@ func (q *queries) events(ctx context.Context, args []string, last *inspect.Chang
 func (q *queries) eventsText(changes []inspect.Change, head bool) {
 	var lines [][]string
 	if head {
-		lines = append(lines, []string{"IN FORCE", "OBJECT", "FAMILY", "ROWS", "SINCE API", "SINCE LEARNED", "WHAT"})
+		lines = append(lines, []string{"IN FORCE", "OBJECT", "FAMILY", "FRONTENDS", "SINCE API", "SINCE LEARNED", "WHAT"})
 	}
 	for _, c := range changes {
 		at := "-"
@@ -182,9 +182,9 @@ func topQuery() queryCommand {
 	return queryCommand{
 		name:  "top",
 		short: "Services by connections per second",
-		about: "Prints the Services with new connections in one second, busiest first; with --watch every second, " +
-			"with totals since the start. -o wide lists addresses separately. Connections are counted only while it " +
-			"runs; it says so if the kernel lost some.",
+		about: "Prints the Services with the most new connections in one second; with --watch every second, with totals " +
+			"since the command started. -o wide lists addresses separately. Connections are counted only while the " +
+			"command runs. It reports if the kernel lost some.",
 		merge: mergeTops,
 		ask:   func(ctx context.Context, q *queries, _ []string) error { return q.top(ctx, false) },
 		watch: func(ctx context.Context, q *queries, _ []string) error {

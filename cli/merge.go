@@ -343,7 +343,7 @@ func mergeStatus(out io.Writer, answers []nodeAnswer, wide bool) error {
 		nodes = append(nodes, node{answers[i].node, s})
 	}
 	slices.SortStableFunc(nodes, func(a, b node) int { return b.Severity.Compare(a.Severity) })
-	lines := [][]string{{"NODE", "STATE", "MODE", "VERSION", "UP", "SERVICES", "ROWS",
+	lines := [][]string{{"NODE", "STATE", "MODE", "VERSION", "UP", "SERVICES", "FRONTENDS",
 		"PENDING", "FAILING", "CONNTRACK", "LAST CHANGE"}}
 	shown := len(nodes)
 	if !wide && quiet > quietNodes {

@@ -21,12 +21,10 @@ import (
 func migrateHelp(modes mode.List) string {
 	return "Usage: kube-proxy migrate [--to MODE] [-o text|json] FILE...\n" +
 		"       kube-proxy migrate [--to MODE] [-o text|json] -- FLAG...\n\n" +
-		wrapped("Reads the configuration of another kube-proxy, or of Cilium in its place: ConfigMaps, "+
-			"KubeProxyConfigurations, "+
-			"DaemonSets, Pods and Lists of them in YAML or JSON, command lines, environment files and systemd units; "+
-			"- is stdin. Prints the equivalent "+
-			"configuration to stdout and the differences to stderr. Neither the "+
-			"node nor a cluster is read or changed.") + "\n" +
+		wrapped("Reads the configuration of another kube-proxy, or of Cilium as its replacement. A FILE contains "+
+			"ConfigMaps, KubeProxyConfigurations, DaemonSets, Pods or a List of them in YAML or JSON, a command line, "+
+			"an environment file or a systemd unit; - means stdin. Prints the equivalent configuration to stdout and "+
+			"the differences to stderr. It reads and changes neither the node nor a cluster.") + "\n" +
 		"  --to string           target mode: " + strings.Join(modesToRun(modes), ", ") + "; unchanged by default\n" +
 		"  -o, --output string   text, or json on stdout: {version, from, to, config, flags, statements: [{severity, " +
 		"about, differs, why, do}]}\n\n" +

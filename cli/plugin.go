@@ -80,9 +80,9 @@ func NewPlugin(out, errOut io.Writer, commandLine []string) *cobra.Command {
 func pluginHelp(commands []*cobra.Command) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "Usage: %s COMMAND [flags]\n\n", PluginName)
-	b.WriteString(wrapped("Asks the kube-proxy of one node or of all nodes, with your kubeconfig: " +
-		"it runs \"kube-proxy connect\" in the proxy's pod, as kubectl exec does, and merges the answers. " +
-		"A node that does not answer is a line of the result. It changes nothing."))
+	b.WriteString(wrapped("Queries the kube-proxy of one node or of all nodes, with your kubeconfig: " +
+		"it runs \"kube-proxy connect\" in each proxy's pod, as kubectl exec does, and merges the answers. " +
+		"The result names each node that does not answer. Nothing is changed."))
 	b.WriteString("\nCommands (each has its own --help):\n")
 	for _, c := range commands {
 		if !c.Hidden {
@@ -95,15 +95,15 @@ func pluginHelp(commands []*cobra.Command) string {
 // pluginFlags are the flags of all commands, and the rights that these need.
 const pluginFlags = `
 Flags of all commands:
-      --node string              ask this node alone; else trace asks the node of its Pod, ui the first, others all
-      --timeout duration         how long one node may take to answer, default 15s
+      --node string              query this node only; default: trace the node of its Pod, ui the first node, others all nodes
+      --timeout duration         timeout for the answer of one node, default 15s
       --proxy-namespace string   namespace of the proxy's pods, default kube-system
       --selector string          labels of the proxy's pods, default those of kubeadm and of the chart
   -n, --namespace string         namespace of Pods and Services that are named without one
       --kubeconfig, --context and the other connection flags of kubectl
 
-Rights: list pods and create pods/exec (before Kubernetes 1.35 also get pods/exec) in the proxy's
-namespace; for trace from a Pod, get pods in its namespace. docs/kubectl.md has the Role.
+Required permissions: list pods and create pods/exec (before Kubernetes 1.35 also get pods/exec) in the
+proxy's namespace; for trace from a Pod, get pods in its namespace. docs/kubectl.md has the Role.
 `
 
 func (p *plugin) command(a queryCommand) *cobra.Command {

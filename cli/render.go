@@ -31,10 +31,9 @@ func renderHelp(modes mode.List) string {
 		loads = append(loads, fmt.Sprintf("in mode %s %s %s", m.Name, what, m.Loader))
 	}
 	return "Usage: kube-proxy render --manifests DIR [flags]\n\n" +
-		wrapped("Prints what kube-proxy with the same flags would write to an empty kernel for the objects in DIR, "+
-			"and changes "+
-			"nothing: "+strings.Join(loads, ", ")+". Needs no privileges. An invalid file is reported on stderr; the "+
-			"rest is rendered, and the exit code is 1.") + "\n" +
+		wrapped("Prints what kube-proxy with the same flags would write to an empty kernel for the objects in DIR: "+
+			strings.Join(loads, "; ")+". Changes nothing, and needs no privileges. An invalid file is reported on "+
+			"stderr; the rest is rendered, and the exit code is 1.") + "\n" +
 		"Accepts all flags of kube-proxy, see kube-proxy --help; flags that do not affect rules are ignored.\n"
 }
 

@@ -26,22 +26,21 @@ import (
 // selftestHelp is the help of the command.
 func selftestHelp() string {
 	return "Usage: kube-proxy selftest [-o text|json] [--disruptive] [--echo ADDRESS:PORT,...] [flags]\n\n" +
-		wrapped("Proves in nine steps that the mode of these flags works on this machine: "+
+		wrapped("Proves in nine steps that the mode, with the given flags, works on this machine: "+
 			strings.Join(selftest.Titles[:], ", ")+". "+
 			"On Linux it runs this program in network namespaces of its own and sends packets through it; the node "+
 			"does not change. "+
 			"On Windows it calls the Host Networking Service (HNS) with documentation addresses: stop the node's "+
 			"kube-proxy first. "+
-			"Run it as root or administrator. A step that does not apply says why.") + "\n" +
+			"Run it as root or administrator. If a step does not apply, its result says why.") + "\n" +
 		fmt.Sprintf("Exit codes: 0 nothing failed; 1 invalid command line or configuration; %d a claim failed.\n\n",
 			ExitFound) +
 		"  -o, --output string   text, or json: one object per line, {step, name, value, result, text, source}\n" +
 		"      --disruptive      Windows: restart HNS (step 8)\n" +
 		"      --echo list       Windows: addresses of servers that run `agnhost netexec` (step 7)\n" +
-		"      --echo-vip ip     Windows: their load balancer's address, in an overlay network an unused one of the " +
-		"service network\n" +
-		"                        (198.51.100.1)\n\n" +
-		"It accepts all flags of kube-proxy, see kube-proxy --help. docs/windows.md describes the steps.\n"
+		"      --echo-vip ip     Windows: address for their load balancer, default 198.51.100.1; in an overlay network,\n" +
+		"                        an unused address of the service network\n\n" +
+		"Accepts all flags of kube-proxy, see kube-proxy --help. docs/windows.md describes the steps.\n"
 }
 
 // selftestTimeout is the time that a change may take; selftestSizes are the sizes of step 6.
@@ -55,7 +54,7 @@ func (p *program) selftest() *cobra.Command {
 	var echoVIP string
 	var disruptive bool
 	return p.command(command{
-		name: "selftest", short: "prove in nine steps that a mode works on this machine, with packets",
+		name: "selftest", short: "prove with packets, in nine steps, that a mode works on this machine",
 		help:   selftestHelp(),
 		prints: true,
 		flags: func(fs *pflag.FlagSet) {

@@ -19,9 +19,9 @@ import (
 func backendsQuery() queryCommand {
 	return queryCommand{
 		name: "backends", args: "SERVICE[:PORT]", least: 1, most: 1, takes: oneService,
-		short: "the endpoints of a Service: node, condition, sets, reasons",
-		about: "Prints the endpoints of a Service by port: node, conditions, the sets that contain each, " +
-			"and why others do not.",
+		short: "the endpoints of a Service: node, condition, use, and why some are excluded",
+		about: "Prints the endpoints of a Service by port: node, condition, the sets of backends that contain the " +
+			"endpoint (cluster: for all clients; local: for a traffic policy Local), and why the other sets exclude it.",
 		more: "\n  kube-proxy backends shop/web\n  kube-proxy backends web:http -o wide\n",
 		ask: func(ctx context.Context, q *queries, args []string) error {
 			_, err := get(ctx, q, "service", url.Values{"name": {args[0]}}, func(d *inspect.Detail) {
@@ -38,9 +38,9 @@ func whyQuery() queryCommand {
 	return queryCommand{
 		name: "why", args: "[SERVICE[:PORT]]", most: 1, takes: oneService,
 		short: "which Services need attention; why one has no backends, or excludes some",
-		about: "Explains the state of a Service on this node: missing backends, a skipped node, excluded endpoints, " +
-			"refused addresses, conflicts with other Services. " +
-			"Without a Service it lists those that need attention, the worst first, three of each namespace and state.",
+		about: "Explains the state of a Service on this node: why it has no backends, why load balancers skip the node, " +
+			"which endpoints are excluded, which addresses are refused or belong to another Service. Without a " +
+			"Service it lists those that need attention, the worst first, up to three for each namespace and state.",
 		more: "\n  kube-proxy why\n  kube-proxy why shop/web\n",
 		ask: func(ctx context.Context, q *queries, args []string) error {
 			if len(args) == 0 {
@@ -87,11 +87,11 @@ func inTheWay(ctx context.Context, q *queries, d *inspect.Detail, said string) e
 		fmt.Fprintf(q.out, "\n%s  see kube-proxy trace node %s\n", a.Rest.Lead(), lb.Printable(said))
 		return exitCode(ExitFound)
 	case a.Rest.Verdict == trace.Delivered:
-		fmt.Fprintf(q.out, "\nnothing in its way from this node to %s; "+
+		fmt.Fprintf(q.out, "\nnothing on this node stops its packets to %s; "+
 			"for a pod: kube-proxy trace pod/NAMESPACE/NAME %s\n",
 			lb.Printable(a.Packet.To), lb.Printable(said))
 	case a.Rest.Verdict == trace.Undecided:
-		fmt.Fprintf(q.out, "\nwhat is in its way on this node could not be evaluated completely: "+
+		fmt.Fprintf(q.out, "\nthe path on this node could not be evaluated completely: "+
 			"kube-proxy trace node %s\n", lb.Printable(said))
 	}
 	return nil

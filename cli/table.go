@@ -22,10 +22,10 @@ import (
 func tableQuery() queryCommand {
 	return queryCommand{
 		name: "table", args: "[FILTER]", most: 1, takes: oneService,
-		short: "the rows: each address and port, and its routes",
-		about: "Prints the rows of the desired table: what each address and port of a Service does with packets, by " +
-			"source. FILTER is an address, a CIDR, a namespace followed by a slash, or part of a key, a Service or a " +
-			"kind.",
+		short: "the frontends: each address and port of a Service, and its routes",
+		about: "Prints the frontends of the desired table: each address and port of a Service, and what happens to its " +
+			"packets, depending on their source. FILTER is an address, a CIDR, a namespace followed by a slash, or " +
+			"part of a key, a Service or a kind.",
 		more: "\n  kube-proxy table shop/\n  kube-proxy table 10.96.0.10\n  kube-proxy table nodeport\n",
 		ask: func(ctx context.Context, q *queries, args []string) error {
 			params := url.Values{}
@@ -38,7 +38,7 @@ func tableQuery() queryCommand {
 			}) {
 				q.head(a.Node)
 				if len(a.Rows) == 0 {
-					fmt.Fprintln(q.errOut, "kube-proxy: no row matches"+likeFilter(ctx, q, params.Get("filter")))
+					fmt.Fprintln(q.errOut, "kube-proxy: no frontend matches"+likeFilter(ctx, q, params.Get("filter")))
 				}
 				tableText(q.out, a.Rows, q.format == "wide")
 			})

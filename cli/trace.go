@@ -29,25 +29,22 @@ func traceQuery() queryCommand {
 	return queryCommand{
 		name: "trace", args: "SRC DST[:PORT][/PROTO]", least: 1, most: 3, source: true,
 		short: "what happens to a packet on this node, and why",
-		about: "Explains what happens to a packet from SRC to DST: which Service it meets, " +
-			"which backends answer with which probability, and why. Then it prints " +
-			"the kernel's answer, the open connections between the two, " +
-			"and the path of packet and reply through the rest of this node: conntrack, routes, " +
-			"other tables of the packet filter, neighbours, devices and sysctls. " +
-			"What stops the packet is printed first, " +
-			"with exit code 2, and so is a " +
-			"difference between table and kernel.",
+		about: "Explains what happens to a packet from SRC to DST: which Service it reaches, which backends answer " +
+			"with which probability, and why. Then it prints what the kernel does, the open connections between " +
+			"SRC and DST, and the path of packet and reply through the rest of this node: conntrack, routes, other " +
+			"tables of the packet filter, neighbours, devices and sysctls. If something stops the packet, or if " +
+			"table and kernel differ, that comes first, and the exit code is 2.",
 		more: "\nSRC is an address with or without a port, node for this node, " +
 			"or a Pod: NAMESPACE/NAME, or pod/NAME if the name is unique.\n" +
 			"DST is an address, a Service (NAMESPACE/NAME, a unique name, or its DNS name) or nodeport:PORT.\n" +
-			"An omitted port or protocol is the Service's only one.\n\n" +
+			"Port and protocol may be omitted if the Service has only one.\n\n" +
 			"  kube-proxy trace 10.1.1.11 10.96.0.10:80\n  kube-proxy trace shop/web-1 shop/cart:http\n" +
 			"  kube-proxy trace node nodeport:30080/tcp\n" +
 			"\n      --expect string   balance, reject, drop or pass: " +
-			"exit with code 2 if something else happens to the packet\n" +
-			"      --from string     \"pod\", with SRC the name of a Pod, or SRC itself: " +
-			"--from pod shop/web-1 DST, --from 10.1.1.11 DST\n" +
-			"      --live[=DURATION] follow a real packet by the kernel's own trace, for 1s or up to 30s, " +
+			"exit with code 2 if the outcome differs\n" +
+			"      --from string     SRC as a flag (--from 10.1.1.11 DST), or \"pod\" if SRC names a Pod " +
+			"(--from pod shop/web-1 DST)\n" +
+			"      --live[=DURATION] follow a real packet with the kernel's own trace, for 1s or up to 30s, " +
 			"and compare; needs root in\n" +
 			"                        the node's network namespace. If SRC is this node, " +
 			"the command sends a SYN or an empty datagram\n" +

@@ -356,7 +356,7 @@ func TestOffline(t *testing.T) {
 // Problems stand on top of every page.
 func TestHead(t *testing.T) {
 	w := newWorld(t, many(2)...)
-	has(t, w.get("trace", 200), "2 Services, all rows in force")
+	has(t, w.get("trace", 200), "2 Services, all frontends in force")
 	w.stats.Failing = []engine.Failing{{Key: lb.Key{Port: 80, Proto: lb.TCP}, Service: "ns/svc-00001:http",
 		Err: "no buffer space", Tries: 3}}
 	for _, path := range []string{"", "trace", "changes", "node"} {

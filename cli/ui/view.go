@@ -108,7 +108,7 @@ type head struct {
 
 // headOf returns the status of the proxy in one line, with the level of the worst finding.
 func headOf(s inspect.Status) head {
-	h := head{levelOf(s.Severity), plural(s.Services, "Service", "Services") + ", all rows in force"}
+	h := head{levelOf(s.Severity), plural(s.Services, "Service", "Services") + ", all frontends in force"}
 	var says []string
 	for _, f := range s.Findings[:min(len(s.Findings), shownFindings)] {
 		says = append(says, short(f.Text, 200))

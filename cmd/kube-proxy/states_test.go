@@ -95,7 +95,7 @@ func TestStatesAgree(t *testing.T) {
 	if code != 0 || !strings.Contains(out, "no problems") {
 		t.Errorf("status of a fine proxy: exit code %d:\n%s%s", code, out, errOut)
 	}
-	has(t, "the page of a fine proxy", n.code(url, 200).body, `class="head fine"`, "all rows in force")
+	has(t, "the page of a fine proxy", n.code(url, 200).body, `class="head fine"`, "all frontends in force")
 	if code, out, _ := n.kubeProxy("why"); code != 0 || !strings.Contains(out, "no Service needs attention") {
 		t.Errorf("why of a fine proxy: exit code %d:\n%s", code, out)
 	}
