@@ -56,7 +56,7 @@ func (e *Engine) audit(ctx context.Context, full bool) {
 			a.next = a.trouble.until
 		}
 		if a.trouble.news(err) {
-			e.cfg.Log.Error("audit failed, retrying", "full", full, "err", err)
+			e.cfg.Log.Error("Audit failed, retrying", "full", full, "err", err)
 			e.reportFailed(cluster.Name{}, lb.Key{}, "audit", err)
 		}
 	}
@@ -70,7 +70,7 @@ func (e *Engine) repaired(w *Write, now time.Time) {
 		if a.by != "" {
 			args = append(args, "by", a.by)
 		}
-		e.cfg.Log.Warn("repaired objects that others had changed", args...)
+		e.cfg.Log.Warn("Repaired objects that other programs had changed", args...)
 	}
 	if w.Changes > 0 {
 		e.reportRepaired(w, now)

@@ -65,7 +65,7 @@ func (e *Engine) guard(in, of string, f func() error) (err error) {
 			p := &panicked{v, debug.Stack()}
 			e.stats.update(func(s *Stats) { s.Panics++ })
 			if e.panics.first(p.Error()) {
-				e.cfg.Log.Error("panic caught", "in", in+of, "panic", v, "stack", string(p.stack))
+				e.cfg.Log.Error("Recovered from a panic", "in", in+of, "panic", v, "stack", string(p.stack))
 			}
 			err = p
 		}

@@ -240,14 +240,14 @@ func TestDriftNodeAndConfigurationAreReported(t *testing.T) {
 		_, o.seen = o.After(0)
 		r.plane.Steal(svcKey(1), true)
 		r.after(time.Second)
-		o.want(t, "another program removed a frontend", "node: repaired objects that others had changed: 1 object; "+
-			"rows 1")
+		o.want(t, "another program removed a frontend", "node: repaired objects that other programs had changed: 1 "+
+			"object; rows 1")
 		for range 50 {
 			r.plane.Steal(svcKey(1), true)
 			r.after(time.Second)
 		}
-		o.want(t, "fifty times", "node: repaired objects that others had changed: 51 objects, 51 times; rows 51, "+
-			"learned 50s")
+		o.want(t, "fifty times", "node: repaired objects that other programs had changed: 51 objects, 51 times; "+
+			"rows 51, learned 50s")
 
 		empty.Store(true)
 		r.engine.ResolveAll()

@@ -119,9 +119,9 @@ func New(cfg Config) *Engine {
 		resets:  resets{due: true},
 		started: time.Now().UnixNano(),
 	}
-	e.conflicts = ratelimit.New(cfg.Log, "service lost an address and port to another")
-	e.provisionalOwners = ratelimit.New(cfg.Log, "service has an address of the service network")
-	e.failures = ratelimit.New(cfg.Log, "row not written")
+	e.conflicts = ratelimit.New(cfg.Log, "Service lost an address and port to another Service")
+	e.provisionalOwners = ratelimit.New(cfg.Log, "Service uses an address of the service network")
+	e.failures = ratelimit.New(cfg.Log, "Failed to write a frontend")
 	e.minPeriod.Store(int64(cfg.MinSyncPeriod))
 	e.SetAuditPeriod(cfg.AuditPeriod)
 	return e

@@ -97,8 +97,9 @@ func (e *Engine) reportLosses(began []conflict) {
 			continue
 		}
 		l := Loss{c.Conflict, keys[c.Loser.Name]}
-		e.cfg.Log.Warn("service lost an address and port to another", "service", l.Loser.Name, "key", l.Key.String(),
-			"winner", l.Winner.Name, "because", "it "+l.Why(), "keys", l.Keys)
+		e.cfg.Log.Warn("Service lost an address and port to another Service", "service", l.Loser.Name, "key",
+			l.Key.String(),
+			"winner", l.Winner.Name, "reason", "it "+l.Why(), "keys", l.Keys)
 		if e.cfg.Contested != nil {
 			e.cfg.Contested(l)
 		}
@@ -120,8 +121,7 @@ func (e *Engine) reportProvisionalOwners(provisional []provisionalKey) {
 		if !e.provisionalOwners.Allow(nameOf(l.Owner).Namespace) {
 			continue
 		}
-		e.cfg.Log.Warn("service has an address of the service network that is not its cluster IP, until it is "+
-			"assigned as one",
+		e.cfg.Log.Warn("Service uses an address of the service network until another Service gets it as its cluster IP",
 			"service", l.Owner, "key", l.Key.String(), "as", l.Kind.Words(), "keys", l.Keys)
 		if e.cfg.Lent != nil {
 			e.cfg.Lent(l)

@@ -156,8 +156,8 @@ func TestProvisionalOwnerInServiceNetwork(t *testing.T) {
 			row.Service != "shop/s7:p0" {
 			t.Errorf("the owner came, and the row is\n%s", row)
 		}
-		if len(reported) != 1 || r.log.Count(`because="it has it as its cluster IP"`) != 2 {
-			t.Errorf("reported %+v; the log:\n%s", reported, r.log)
+		if len(reported) != 1 || r.log.Count(`reason="it has it as its cluster IP"`) != 2 {
+			t.Errorf("told %+v; the log:\n%s", reported, r.log)
 		}
 		r.converged()
 		r.do(cluster.ServiceGone{Name: owner.Name})

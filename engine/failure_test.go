@@ -87,7 +87,7 @@ func TestBadObject(t *testing.T) {
 		if n := s.Failing[0].Tries; n < 25 || n > 35 {
 			t.Errorf("%d tries in 10 minutes", n)
 		}
-		if n := r.log.Count("row not written"); n != 1 || r.log.Count("service=shop/s37:http") != 1 {
+		if n := r.log.Count("Failed to write a frontend"); n != 1 || r.log.Count("service=shop/s37:http") != 1 {
 			t.Errorf("%d log lines, want one:\n%s", n, r.log)
 		}
 		if s.Resets != 1 {
@@ -100,7 +100,7 @@ func TestBadObject(t *testing.T) {
 			t.Error("a good row waits for a bad one")
 		}
 		r.heals()
-		if r.log.Count("rows written after failures") != 1 {
+		if r.log.Count("Wrote frontends after failures") != 1 {
 			t.Errorf("no line about the success:\n%s", r.log)
 		}
 	})
@@ -265,7 +265,7 @@ func TestResetFails(t *testing.T) {
 		}
 		r.after(2 * time.Minute)
 		r.converged()
-		if n := r.log.Count("reset failed"); n != 1 {
+		if n := r.log.Count("Failed to rewrite everything"); n != 1 {
 			t.Errorf("%d lines, want 1:\n%s", n, r.log)
 		}
 		if s := r.engine.Stats(); s.Resets != 11 || s.Applies != 0 || s.Retries != 10 {
@@ -339,7 +339,7 @@ func TestPanicInPlane(t *testing.T) {
 		if s.Panics == 0 || s.Resets != 2 {
 			t.Errorf("after a panic: %+v", s)
 		}
-		if r.log.Count("panic caught") != 1 || r.log.Count("faulty.go") == 0 {
+		if r.log.Count("Recovered from a panic") != 1 || r.log.Count("faulty.go") == 0 {
 			t.Errorf("want one line with the stack:\n%s", r.log)
 		}
 		r.converged()
@@ -379,7 +379,7 @@ func TestPanicInPolicy(t *testing.T) {
 		if n := asked.Load(); n < 25 || n > 35 {
 			t.Errorf("asked %d times in 10 minutes", n)
 		}
-		if n := r.log.Count("service not resolved"); n != 1 {
+		if n := r.log.Count("Failed to resolve a Service"); n != 1 {
 			t.Errorf("%d lines, want 1", n)
 		}
 		sick.Store(false)
@@ -530,12 +530,13 @@ func TestFloodOfFailures(t *testing.T) {
 			r.after(time.Second)
 		}
 		regained := int(time.Since(start) / ratelimit.Gap)
-		if got := r.log.Count("writes fail, retrying them together"); got < ratelimit.Burst || got > ratelimit.Burst+
+		if got := r.log.Count("Failed to write changes, retrying them " +
+			"together"); got < ratelimit.Burst || got > ratelimit.Burst+
 			regained+1 {
 			t.Errorf("%d lines about %d failures, want %d and %d regained", got, times, ratelimit.Burst, regained)
 		}
 		r.after(2 * ratelimit.ReportGap)
-		if r.log.Count(`kind="row not written"`) == 0 {
+		if r.log.Count(`kind="Failed to write a frontend"`) == 0 {
 			t.Error("the log does not count what it suppressed")
 		}
 		r.converged()

@@ -40,7 +40,7 @@ func TestMalformedRows(t *testing.T) {
 			s.Failures != 0 {
 			t.Errorf("%+v", s)
 		}
-		if n := strings.Count(r.log.String(), "malformed rows"); n != 1 {
+		if n := strings.Count(r.log.String(), "malformed frontends"); n != 1 {
 			t.Errorf("%d lines about it, want one:\n%s", n, r.log)
 		}
 		if f := r.engine.table.Get(svcKey(1)); f == nil || f.Routes[0].To.Backends.At(0).Addr.Addr() != svcPod(1, 1) {

@@ -30,7 +30,7 @@ func (e *Engine) resolveNode(now time.Time) {
 		e.node.wait.fail(now)
 		e.stats.failed("resolve node: "+err.Error(), now)
 		if e.said.first("node " + err.Error()) {
-			e.cfg.Log.Error("node not resolved, keeping its previous state", "err", err)
+			e.cfg.Log.Error("Failed to resolve the Node, its last known state stays in force", "err", err)
 		}
 		return
 	}
@@ -57,7 +57,7 @@ func (e *Engine) setNode(ctx context.Context) {
 	case !e.resets.due:
 		n.trouble.fail(time.Now())
 		if n.trouble.news(err) {
-			e.cfg.Log.Error("node not written, retrying", "err", err)
+			e.cfg.Log.Error("Failed to write the settings of the Node, retrying", "err", err)
 			e.reportFailed(cluster.Name{}, lb.Key{}, "setnode", err)
 		}
 	}

@@ -102,7 +102,7 @@ func TestPanicInNode(t *testing.T) {
 		sick.Store(false)
 		r.after(lastDelay)
 		r.converged()
-		if n := r.log.Count("node not resolved"); n != 1 {
+		if n := r.log.Count("Failed to resolve the Node"); n != 1 {
 			t.Errorf("%d lines, want 1", n)
 		}
 	})
@@ -119,7 +119,7 @@ func TestAudit(t *testing.T) {
 		r.plane.Steal(svcKey(1), true)
 		r.run()
 		if s := r.engine.Stats(); s.Repaired != 1 || s.Audits != 1 ||
-			r.log.Count("repaired objects that others had changed") != 1 {
+			r.log.Count("Repaired objects that other programs had changed") != 1 {
 			t.Errorf("after signalled drift: %+v\n%s", s, r.log)
 		}
 		r.converged()
@@ -189,7 +189,7 @@ func TestAuditFails(t *testing.T) {
 		}
 		r.after(time.Second)
 		if s := r.engine.Stats(); s.Repaired != 1 || s.Resets != 1 || s.Audits != 3 ||
-			r.log.Count("audit failed") != 1 {
+			r.log.Count("Audit failed") != 1 {
 			t.Errorf("%+v\n%s", s, r.log)
 		}
 		r.converged()
@@ -208,7 +208,8 @@ func TestDriftLog(t *testing.T) {
 		if s := r.engine.Stats(); s.Repaired != 600 {
 			t.Errorf("repaired %d, want 600", s.Repaired)
 		}
-		if n := r.log.Count("repaired objects that others had changed"); n != 10 || r.log.Count("objects=60\n") != 9 ||
+		if n := r.log.Count("Repaired objects that other programs had " +
+			"changed"); n != 10 || r.log.Count("objects=60\n") != 9 ||
 			r.log.Count("objects=1\n") != 1 {
 			t.Errorf("%d lines in ten minutes, want 10:\n%s", n, r.log)
 		}
@@ -232,7 +233,7 @@ func TestLossStorm(t *testing.T) {
 		if n := r.log.Count("rewriting everything"); n != 2 {
 			t.Errorf("%d lines about it, want 2", n)
 		}
-		if n := r.log.Count("msg=reset"); n != 3 {
+		if n := r.log.Count("Compared and wrote all frontends"); n != 3 {
 			t.Errorf("%d lines about a reset, want that of the start and two more", n)
 		}
 		r.after(driftGap)

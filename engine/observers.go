@@ -126,6 +126,6 @@ func (e *Engine) toObserver(call func()) {
 		return nil
 	})
 	if err != nil && e.said.first("observer "+err.Error()) {
-		e.cfg.Log.Error("observer failed", "err", err)
+		e.cfg.Log.Error("Observer failed", "err", err)
 	}
 }

@@ -47,7 +47,7 @@ func (e *Engine) probe(ctx context.Context) {
 	e.writer.kernel = unknown
 	e.writer.credit.spend(time.Now())
 	if !e.resets.due && e.writer.probe.news(err) {
-		e.cfg.Log.Error("the kernel takes no write, not even one that changes nothing", "err", err)
+		e.cfg.Log.Error("The kernel accepts no write, not even one without changes", "err", err)
 		e.reportFailed(cluster.Name{}, lb.Key{}, "probe", err)
 	}
 }

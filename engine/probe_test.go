@@ -55,7 +55,7 @@ func TestOneRefusedRowHT04(t *testing.T) {
 		if n := s.Failing[0].Tries; n < 25 || n > 35 {
 			t.Errorf("%d tries in 10 minutes", n)
 		}
-		if n := r.log.Count("row not written"); n != 1 {
+		if n := r.log.Count("Failed to write a frontend"); n != 1 {
 			t.Errorf("%d lines, want 1:\n%s", n, r.log)
 		}
 		probes := 0
@@ -106,7 +106,7 @@ func TestAllRefusedHT04(t *testing.T) {
 		if s.Failures != s.Applies-before.Applies+s.Probes+s.Audits {
 			t.Errorf("the probes that failed are not among the failures: %+v", s)
 		}
-		if n := r.log.Count("the kernel takes no write"); n != 1 {
+		if n := r.log.Count("The kernel accepts no write"); n != 1 {
 			t.Errorf("%d lines about that, want 1:\n%s", n, r.log)
 		}
 		r.heals()

@@ -35,7 +35,7 @@ func (e *Engine) lose(w *Write, now time.Time) {
 		e.resets.why = w.Verb + ": " + w.Err.Error()
 	}
 	if n := e.resets.losses.add(1, now); n > 0 {
-		e.cfg.Log.Warn("kernel state unknown, rewriting everything", "times", n, "verb", w.Verb, "err", w.Err)
+		e.cfg.Log.Warn("Kernel state unknown, rewriting everything", "times", n, "verb", w.Verb, "err", w.Err)
 	}
 }
 
@@ -55,13 +55,14 @@ func (e *Engine) reset(ctx context.Context) {
 	if err != nil {
 		r.trouble.fail(end)
 		if r.trouble.news(err) {
-			e.cfg.Log.Error("reset failed, the rules in the kernel stay", "rows", e.table.Len(), "err", err)
+			e.cfg.Log.Error("Failed to rewrite everything, the rules in the kernel stay in force", "frontends",
+				e.table.Len(), "err", err)
 			e.reportFailed(cluster.Name{}, lb.Key{}, "reset", err)
 		}
 		return
 	}
 	if r.losses.n == 0 { // or there was no line about why, either
-		e.cfg.Log.Info("reset", "rows", w.Changes, "took", w.Took)
+		e.cfg.Log.Info("Compared and wrote all frontends", "frontends", w.Changes, "took", w.Took)
 	}
 	known := e.knownOf(res.Later)
 	changes := e.unreported(res)
@@ -113,7 +114,7 @@ func (e *Engine) loaded() {
 	w := Write{Verb: "load", Changes: r.load.rows, Took: time.Since(r.load.since)}
 	r.load = load{}
 	e.reportLoaded(w)
-	e.cfg.Log.Info("wrote the remainder of the reset", "rows", w.Changes, "took", w.Took)
+	e.cfg.Log.Info("Wrote the frontends that the reset had postponed", "frontends", w.Changes, "took", w.Took)
 	e.written(w)
 	if e.pending.queue.len() == 0 { // else a write will report it
 		e.inbox.accepted(false, true)

@@ -85,7 +85,7 @@ func (e *Engine) giveUp(s *search, err error) {
 		}
 	}
 	if len(left) > 0 && e.writer.together.news(err) && e.failures.Allow("") { // they may be of many namespaces
-		e.cfg.Log.Error("writes fail, retrying them together", "rows", len(left), "err", err)
+		e.cfg.Log.Error("Failed to write changes, retrying them together", "frontends", len(left), "err", err)
 		e.reportFailed(cluster.Name{}, lb.Key{}, "apply", err)
 	}
 }

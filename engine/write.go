@@ -109,7 +109,7 @@ func (e *Engine) accepted(changes []lb.Change, shows bool) {
 		e.noLocal.set(c.Key, c.New)
 	}
 	if first != nil && e.failures.Allow(nameOf(serviceOf(*first)).Namespace) {
-		e.cfg.Log.Info("rows written after failures", "rows", rows, "first", first.Key.String(), "service",
+		e.cfg.Log.Info("Wrote frontends after failures", "frontends", rows, "first", first.Key.String(), "service",
 			serviceOf(*first))
 	}
 	e.loaded()
@@ -146,7 +146,8 @@ func (e *Engine) rowFailed(c lb.Change, err error) {
 	p.logged = err.Error()
 	e.reportFailed(nameOf(serviceOf(c)), c.Key, "write", err)
 	if e.failures.Allow(nameOf(serviceOf(c)).Namespace) {
-		e.cfg.Log.Error("row not written, retrying it alone", "key", c.Key.String(), "service", serviceOf(c), "err",
+		e.cfg.Log.Error("Failed to write a frontend, retrying it alone", "key", c.Key.String(), "service",
+			serviceOf(c), "err",
 			err)
 	}
 }

@@ -164,7 +164,7 @@ func (w *world) report() {
 type panics struct{ w *world }
 
 func (p panics) Write(line []byte) (int, error) {
-	if bytes.Contains(line, []byte("panic caught")) {
+	if bytes.Contains(line, []byte("Recovered from a panic")) {
 		p.w.errorf("%s", line)
 	}
 	return len(line), nil
