@@ -40,7 +40,7 @@ const (
 )
 
 // noHealthCheck is the effect of an invalid healthCheckNodePort.
-const noHealthCheck = "load balancers are not told which nodes have endpoints"
+const noHealthCheck = "load balancers cannot learn which nodes have endpoints"
 
 // Service converts a Service. The result is nil if the Service is not for this proxy (SV-01).
 // Faulty fields are left out and reported.

@@ -68,10 +68,10 @@ func misbehave(t *testing.T, maxOthers int, reply func(b *badServer, w http.Resp
 	r.api.up()
 	r.wait("api:90 web:81→10.1.0.5 node:192.0.2.1")
 	r.noDips()
-	if len(r.log.Lines("is not followed")) > 0 {
+	if len(r.log.Lines("Cannot watch the API server")) > 0 {
 		r.waitLog("answers again")
 	}
-	if lines := r.log.Lines("is not followed"); len(lines) > 2 {
+	if lines := r.log.Lines("Cannot watch the API server"); len(lines) > 2 {
 		t.Errorf("%d lines of the log:\n%s", len(lines), strings.Join(lines, "\n"))
 	}
 	return r
@@ -135,13 +135,13 @@ func TestShortWatches(t *testing.T) {
 	r.start()
 	r.wait("web:80→10.1.0.5 node:192.0.2.1")
 	r.require(1)
-	r.waitLog("ends streams early")
+	r.waitLog("ends watches early")
 	for port := range int32(3) {
 		r.api.put(testService("web", 81+port))
 		r.wait(fmt.Sprintf("web:%d→10.1.0.5 node:192.0.2.1", 81+port))
 	}
 	r.noDips()
-	if lines := r.log.Lines("ends streams early"); len(lines) != 1 {
+	if lines := r.log.Lines("ends watches early"); len(lines) != 1 {
 		t.Errorf("log: %v", lines)
 	}
 }

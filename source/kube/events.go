@@ -140,7 +140,7 @@ func newPublisher(cfg Config, maxBatchWeight maxBatchWeight) (*Publisher, error)
 		clients: map[string]rest.Interface{event.KindService: clients[1], event.KindEndpointSlice: clients[2]},
 		wake:    make(chan struct{}, 1), series: map[event.Event]*series{}, reported: map[string]bool{},
 		paused: map[string]pause{},
-		held:   map[string]int{}, queues: map[string][]*series{}, drops: ratelimit.New(cfg.Log, "events were not sent"),
+		held:   map[string]int{}, queues: map[string][]*series{}, drops: ratelimit.New(cfg.Log, "Events were not sent"),
 	}, nil
 }
 
@@ -400,7 +400,7 @@ func (p *Publisher) close() {
 // reportDrops tells of events that are lost, which says little in each single case.
 func (p *Publisher) reportDrops() {
 	if dropped := p.Dropped(); dropped > p.reportedDrops && p.drops.Allow("") {
-		p.log.Warn("events were not sent", "dropped", dropped-p.reportedDrops, "server", p.server)
+		p.log.Warn("Events were not sent", "dropped", dropped-p.reportedDrops, "server", p.server)
 		p.reportedDrops = dropped
 	}
 }

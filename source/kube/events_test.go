@@ -286,7 +286,7 @@ func TestGivesUp(t *testing.T) {
 	s.set(func() { s.answer = nil })
 	r.Publish(event.IPVSDeprecated("n1"))
 	r.waitFor(s, `ipvs-deprecated Node n1 "n1" 1`)
-	r.until("the loss is told", func() bool { return len(r.log.Lines(`msg="events were not sent" dropped=2`)) == 1 })
+	r.until("the loss is told", func() bool { return len(r.log.Lines(`msg="Events were not sent" dropped=2`)) == 1 })
 }
 
 // 403: told once, and only if it lasts.
@@ -356,7 +356,7 @@ func TestRejected(t *testing.T) {
 			want = 1
 		}
 		if lines := r.log.Lines(""); len(lines) != want ||
-			len(r.log.Lines(`msg="events were not sent" dropped=1`)) != 1 {
+			len(r.log.Lines(`msg="Events were not sent" dropped=1`)) != 1 {
 			t.Errorf("%d: log %q", i, lines)
 		}
 	}

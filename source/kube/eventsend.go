@@ -167,7 +167,7 @@ func (p *Publisher) inspectUp(ctx context.Context, o event.Object) string {
 		err = json.Unmarshal(body, &list)
 	}
 	if err != nil {
-		p.log.Debug("the UID of an event's object is not known", "object", o.String(), "err", err)
+		p.log.Debug("Cannot get the UID of an event's object", "object", o.String(), "err", err)
 		return ""
 	}
 	for i := range list.Items {
@@ -187,7 +187,7 @@ func (p *Publisher) retry(s *series, err error) bool {
 	if err == nil {
 		return false
 	}
-	p.log.Debug("an event is not sent", "event", s.event.String(), "err", err)
+	p.log.Debug("Failed to send an event", "event", s.event.String(), "err", err)
 	switch {
 	case apierrors.HasStatusCause(err, core.NamespaceTerminatingCause):
 		return false
@@ -213,7 +213,7 @@ func (p *Publisher) retry(s *series, err error) bool {
 func (p *Publisher) reportOnce(sort, message string, err error) {
 	if !p.reported[sort] {
 		p.reported[sort] = true
-		p.log.Warn("events are dropped", "because", message, "server", p.server, "err", err)
+		p.log.Warn("Dropping events", "reason", message, "server", p.server, "err", err)
 	}
 }
 

@@ -169,7 +169,7 @@ func (l *Looked) rights(ctx context.Context, client rest.Interface) {
 		var answer authorization.SelfSubjectAccessReview
 		if err := client.Post().Resource("selfsubjectaccessreviews").MaxRetries(0).Body(review).Do(ctx).
 			Into(&answer); err != nil {
-			l.Denied, l.DeniedErr = nil, fmt.Errorf("kube: ask for the right to %s: %w", r, err)
+			l.Denied, l.DeniedErr = nil, fmt.Errorf("kube: check the right to %s: %w", r, err)
 			return
 		}
 		if !answer.Status.Allowed {

@@ -142,11 +142,11 @@ func (o *outage) failed(resource string, err error) {
 		return
 	}
 	o.reported[sort], o.open = now, true
-	args := []any{"because", why, "resource", resource, "server", o.server, "err", err}
+	args := []any{"reason", why, "resource", resource, "server", o.server, "err", err}
 	if lasted := now.Sub(o.since).Round(time.Second); lasted > 0 {
 		args = append(args, "for", lasted)
 	}
-	o.log.Error("the API server is not followed, what was known stays in force", args...)
+	o.log.Error("Cannot watch the API server, the last known state stays in force", args...)
 }
 
 func (o *outage) over(resource string) {
@@ -161,7 +161,7 @@ func (o *outage) over(resource string) {
 	delete(o.failing, resource)
 	if len(o.failing) == 0 && o.open {
 		o.open = false
-		o.log.Info("the API server answers again", "server", o.server, "outage",
+		o.log.Info("The API server answers again", "server", o.server, "outage",
 			time.Since(o.since).Round(time.Millisecond))
 	}
 }
@@ -182,12 +182,12 @@ func (o *outage) early(resource string) {
 		return
 	}
 	o.reported["early"] = now
-	o.log.Warn("the API server ends streams early, or a proxy before it does; changes arrive late",
+	o.log.Warn("The API server, or a proxy in front of it, ends watches early; changes arrive late",
 		"server", o.server, "resource", resource)
 }
 
 func (o *outage) older(resource string, theirs, ours uint64) {
-	o.log.Warn("the API server has an older copy of the data; listing it anew", "server", o.server,
+	o.log.Warn("The API server returned older data, listing again", "server", o.server,
 		"resource", resource, "version", theirs, "known", ours)
 }
 

@@ -69,7 +69,7 @@ func New(cfg Config) (*Source, error) {
 		return nil, err
 	}
 	if _, _, ignored := cfg.content(); len(ignored) > 0 {
-		log.Warn("ignoring content types that kube-proxy cannot read", "ignored", ignored, "accepted",
+		log.Warn("Ignoring content types that kube-proxy cannot read", "ignored", ignored, "accepted",
 			config.AcceptContentTypes)
 	}
 	from := "kubeconfig " + cfg.Kubeconfig
@@ -79,7 +79,7 @@ func New(cfg Config) (*Source, error) {
 	case cfg.Kubeconfig == "":
 		from = "the service account of this pod"
 	}
-	log.Info("following an API server", "server", config.Host, "from", from, "node", cfg.NodeName)
+	log.Info("Watching the API server", "server", config.Host, "from", from, "node", cfg.NodeName)
 	return s, nil
 }
 
@@ -184,7 +184,7 @@ func (s *Source) follow(ctx context.Context, r *resource, sink func(cluster.Even
 		}
 		sink(cluster.CIDRsAbsent{})
 		if !reported {
-			s.log.Info("doing without a resource; what was known stays in force", "resource", r.plural, "err",
+			s.log.Info("Cannot list a resource, its last known objects stay in force", "resource", r.plural, "err",
 				context.Cause(attempt))
 			reported = true
 		}

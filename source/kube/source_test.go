@@ -527,7 +527,7 @@ func TestNoCIDRs(t *testing.T) {
 			r.wait("web:80")
 			r.until(r.store.Synced, func() string { return "the absence is not told" })
 			r.until(func() bool { return r.api.asked("/servicecidrs") >= 4 }, func() string { return "no retries" })
-			if lines := r.log.Lines("doing without a resource"); len(lines) != 1 {
+			if lines := r.log.Lines("Cannot list a resource"); len(lines) != 1 {
 				t.Errorf("log: %v", lines)
 			}
 			r.api.set(func() { r.api.answer = nil })
@@ -537,7 +537,7 @@ func TestNoCIDRs(t *testing.T) {
 			r.api.down()
 			r.api.set(func() { r.api.answer = refuse })
 			r.api.up()
-			r.until(func() bool { return len(r.log.Lines("doing without a resource")) == 2 },
+			r.until(func() bool { return len(r.log.Lines("Cannot list a resource")) == 2 },
 				func() string { return "not told again" })
 			r.wait("web:80 cidr:10.96.0.0/16")
 			r.api.set(func() { r.api.answer = nil })

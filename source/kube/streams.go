@@ -30,7 +30,7 @@ func (s *streams) refused(err error) bool {
 		return false
 	}
 	if !s.no.Swap(true) {
-		s.log.Info("the API server has no streaming lists, using others, which take more of its memory", "because", err)
+		s.log.Info("The API server does not stream lists, using lists that take more of its memory", "reason", err)
 	}
 	return true
 }

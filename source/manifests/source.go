@@ -92,7 +92,7 @@ func (s *Source) Run(ctx context.Context, sink func(cluster.Event)) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
 		// The periodic reads remain.
-		s.log.Warn("cannot watch changed files; polling the folder", "every", reread, "err", err)
+		s.log.Warn("Cannot watch the manifest folder, polling it", "every", reread, "err", err)
 		watcher = &fsnotify.Watcher{}
 	} else {
 		defer watcher.Close()
@@ -119,7 +119,7 @@ func (s *Source) Run(ctx context.Context, sink func(cluster.Event)) error {
 			continue
 		case err := <-watcher.Errors:
 			// Mostly the kernel had to drop events. The next read finds all changes.
-			s.log.Debug("notices of changed files were lost", "dir", s.cfg.Dir, "err", err)
+			s.log.Debug("Lost notifications of changed files, reading the folder again", "dir", s.cfg.Dir, "err", err)
 			due = time.After(settle)
 			continue
 		case <-due:
@@ -128,10 +128,11 @@ func (s *Source) Run(ctx context.Context, sink func(cluster.Event)) error {
 		}
 		due = nil
 		if err := s.look(touched, sink); err != nil && !s.lost.Load() {
-			s.log.Error("cannot read the folder; what was known stays in force", "dir", s.cfg.Dir, "err", err)
+			s.log.Error("Cannot read the manifest folder, the last known state stays in force", "dir", s.cfg.Dir,
+				"err", err)
 			s.lost.Store(true)
 		} else if err == nil && s.lost.Load() {
-			s.log.Info("the folder can be read again", "dir", s.cfg.Dir)
+			s.log.Info("The manifest folder can be read again", "dir", s.cfg.Dir)
 			s.lost.Store(false)
 		}
 		touched = map[string]bool{}
@@ -151,7 +152,7 @@ func (s *Source) watch(w *fsnotify.Watcher, watched os.FileInfo) os.FileInfo {
 		err = w.Remove(s.cfg.Dir)
 	}
 	if err = errors.Join(err, w.Add(s.cfg.Dir)); err != nil {
-		s.log.Warn("cannot watch changed files; polling the folder", "dir", s.cfg.Dir, "every", reread, "err", err)
+		s.log.Warn("Cannot watch the manifest folder, polling it", "dir", s.cfg.Dir, "every", reread, "err", err)
 		return nil
 	}
 	return info
@@ -202,14 +203,14 @@ func (s *Source) sendAll(all []object, sink func(cluster.Event)) {
 	sink(cluster.CIDRsListed{CIDRs: list.CIDRs})
 	sink(cluster.SlicesListed{Slices: list.Slices})
 	sink(cluster.ServicesListed{Services: list.Services})
-	s.log.Info("read manifests", "dir", s.cfg.Dir, "files", len(s.folder.files), "services", len(list.Services),
+	s.log.Info("Read manifests", "dir", s.cfg.Dir, "files", len(s.folder.files), "services", len(list.Services),
 		"slices", len(list.Slices), "nodes", len(list.Nodes), "cidrs", len(list.CIDRs))
 	if len(s.folder.files) == 0 {
-		s.log.Warn("the folder has no manifests: files that end in .yaml, .yml or .json", "dir", s.cfg.Dir)
+		s.log.Warn("The folder has no manifests: files that end in .yaml, .yml or .json", "dir", s.cfg.Dir)
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.folder.files)) {
 		if other := s.folder.files[name].other; len(other) > 0 {
-			s.log.Debug("objects that do not concern the proxy", "file", name, "kinds", other)
+			s.log.Debug("Ignored objects of other kinds", "file", name, "kinds", other)
 		}
 	}
 }
@@ -234,7 +235,7 @@ func (s *Source) sendChanges(all []object, sink func(cluster.Event)) {
 	if len(batch) == 0 {
 		return
 	}
-	s.log.Info("manifests changed", "dir", s.cfg.Dir, "objects", len(batch))
+	s.log.Info("Manifests changed", "dir", s.cfg.Dir, "objects", len(batch))
 	sink(batch)
 }
 
