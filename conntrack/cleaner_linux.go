@@ -77,8 +77,8 @@ func newCleaner(cfg Config, k kernel, close func()) *Cleaner {
 		cfg.Log = slog.Default()
 	}
 	return &Cleaner{cfg: cfg, kernel: k, close: close, wake: make(chan struct{}, 1), index: newIndex(cfg.Proxied),
-		passes:   ratelimit.New(cfg.Log, "forgot stale flows"),
-		failures: ratelimit.New(cfg.Log, "stale flows stay for now")}
+		passes:   ratelimit.New(cfg.Log, "Deleted stale conntrack entries"),
+		failures: ratelimit.New(cfg.Log, "Failed to delete stale conntrack entries, retrying")}
 }
 
 // Applied takes note of changes that are in force. It does no I/O; its time follows the changes.
@@ -148,7 +148,7 @@ func (c *Cleaner) clean(ctx context.Context) (took time.Duration, failed bool) {
 	start := time.Now()
 	p, err := c.plan(ctx)
 	if failed = err != nil; failed && c.failures.Allow("") {
-		c.cfg.Log.Error("NodePorts keep their old flows for now", "err", err)
+		c.cfg.Log.Error("Failed to delete old conntrack entries of NodePorts, retrying", "err", err)
 	}
 	var n tally
 	var retry []lb.Key
@@ -178,11 +178,11 @@ func (c *Cleaner) clean(ctx context.Context) (took time.Duration, failed bool) {
 	if first != nil {
 		failed = true
 		if c.failures.Allow("") {
-			c.cfg.Log.Error("stale flows stay for now", "keys", len(retry), "err", first)
+			c.cfg.Log.Error("Failed to delete stale conntrack entries, retrying", "keys", len(retry), "err", first)
 		}
 	}
 	if n.deleted > 0 && c.passes.Allow("") {
-		c.cfg.Log.Info("forgot stale flows", "deleted", n.deleted, "of", n.seen, "took", took)
+		c.cfg.Log.Info("Deleted stale conntrack entries", "deleted", n.deleted, "of", n.seen, "took", took)
 	}
 	if c.cfg.Cleaned != nil && len(p.keys) > 0 {
 		c.cfg.Cleaned(took, n.deleted)

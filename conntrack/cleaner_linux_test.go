@@ -130,7 +130,7 @@ func TestOnePassForABurst(t *testing.T) {
 		if want := []string{"2 in 1s", "1 in 1s"}; !slices.Equal(k.cleaned, want) { // MT-18
 			t.Errorf("reported passes that deleted %v, want %v", k.cleaned, want)
 		}
-		if !strings.Contains(log.String(), `msg="forgot stale flows" deleted=2 of=3`) {
+		if !strings.Contains(log.String(), `msg="Deleted stale conntrack entries" deleted=2 of=3`) {
 			t.Errorf("log:\n%s", log)
 		}
 	})
@@ -238,8 +238,8 @@ func TestRetryNodePorts(t *testing.T) {
 // TN-07: a tenant who changes one UDP Service repeatedly causes a pass each time, and no line for
 // each.
 func TestFloodOfPasses(t *testing.T) {
-	for what, broken := range map[string]error{"forgot stale flows": nil,
-		"stale flows stay for now": errors.New("no memory")} {
+	for what, broken := range map[string]error{"Deleted stale conntrack entries": nil,
+		"Failed to delete stale conntrack entries, retrying": errors.New("no memory")} {
 		k := &fakeKernel{}
 		run(t, k, func(c *Cleaner, log *strings.Builder) {
 			const times = 1000

@@ -117,7 +117,7 @@ func (s *Server) Run(ctx context.Context) error {
 
 func (s *Server) failed(at netip.AddrPort, err error, again bool) {
 	if since, on := s.cfg.Waiting(); again && !since.IsZero() { // it has the address too
-		s.cfg.Log.Info("Health server cannot listen yet", "address", at.String(), "err", err, "because", on)
+		s.cfg.Log.Info("Health server cannot listen yet", "address", at.String(), "err", err, "reason", on)
 		return
 	}
 	s.cfg.Log.Error("Health server cannot listen", "address", at.String(), "err", err, "again", again)

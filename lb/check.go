@@ -35,7 +35,7 @@ func (c *check) row(family Family, f *Frontend) error {
 		err = c.rest(family, f)
 	}
 	if err != nil {
-		return fmt.Errorf("row %s of %q: %w", f.Key, f.Service, err)
+		return fmt.Errorf("frontend %s of %q: %w", f.Key, f.Service, err)
 	}
 	return nil
 }

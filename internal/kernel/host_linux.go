@@ -53,7 +53,7 @@ func countList(list string) (int, error) {
 func (t Tree) Running() (Version, error) {
 	b, err := os.ReadFile(t.proc("sys/kernel/osrelease"))
 	if err != nil {
-		return Version{}, fmt.Errorf("read the kernel's release: %w", err)
+		return Version{}, fmt.Errorf("read the kernel release: %w", err)
 	}
 	return ParseVersion(strings.TrimSpace(string(b)))
 }

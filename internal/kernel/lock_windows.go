@@ -30,7 +30,7 @@ func OpenLock(group uint16) (*Lock, error) {
 	}
 	sd, err := windows.SecurityDescriptorFromString(lockAccess)
 	if err != nil {
-		return nil, fmt.Errorf("set the owner of a mutex: %w", err)
+		return nil, fmt.Errorf("set the permissions of a mutex: %w", err)
 	}
 	return &Lock{name: name, access: &windows.SecurityAttributes{
 		Length: uint32(unsafe.Sizeof(windows.SecurityAttributes{})), SecurityDescriptor: sd}}, nil
@@ -48,19 +48,19 @@ func (l *Lock) Take() error {
 		return nil
 	}
 	if !errors.Is(err, windows.ERROR_ALREADY_EXISTS) {
-		return fmt.Errorf("make the mutex %s: %w", windows.UTF16PtrToString(l.name), err)
+		return fmt.Errorf("create the mutex %s: %w", windows.UTF16PtrToString(l.name), err)
 	}
 	defer windows.CloseHandle(h)
 	sd, err := windows.GetSecurityInfo(h, windows.SE_KERNEL_OBJECT, windows.OWNER_SECURITY_INFORMATION)
 	if err != nil {
-		return fmt.Errorf("read the owner of mutex %s: %w", windows.UTF16PtrToString(l.name), err)
+		return fmt.Errorf("read the owner of the mutex %s: %w", windows.UTF16PtrToString(l.name), err)
 	}
 	owner, _, err := sd.Owner()
 	if err != nil {
-		return fmt.Errorf("read the owner of mutex %s: %w", windows.UTF16PtrToString(l.name), err)
+		return fmt.Errorf("read the owner of the mutex %s: %w", windows.UTF16PtrToString(l.name), err)
 	}
 	if !owner.IsWellKnown(windows.WinBuiltinAdministratorsSid) && !owner.IsWellKnown(windows.WinLocalSystemSid) {
-		return fmt.Errorf("the mutex %s belongs to %s, neither the administrators nor the system",
+		return fmt.Errorf("the mutex %s belongs to %s, which is neither the administrators nor the system",
 			windows.UTF16PtrToString(l.name), owner)
 	}
 	return ErrHeld

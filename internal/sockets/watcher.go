@@ -528,6 +528,6 @@ func (w *Watcher) failed(what string, err error) {
 	}
 	if w.errs[what] != err.Error() {
 		w.errs[what] = err.Error()
-		w.cfg.Log.Warn("not known whether ports of Services are in use", "unlisted", what, "err", err)
+		w.cfg.Log.Warn("Cannot detect whether programs use ports of Services", "unlisted", what, "err", err)
 	}
 }

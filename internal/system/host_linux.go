@@ -111,7 +111,7 @@ func (j *job) set(s sysctl) {
 		j.report.Kept = append(j.report.Kept,
 			fmt.Sprintf("sysctl %s stays %s, which suffices for the requested %s: %v", s.name, have, s.value, err))
 	default:
-		j.errs = append(j.errs, fmt.Errorf("%w; asked for by %s", err, s.asks))
+		j.errs = append(j.errs, fmt.Errorf("%w; requested by %s", err, s.asks))
 	}
 }
 

@@ -62,7 +62,7 @@ func TestNetworkNamespace(t *testing.T) {
 
 		s.Conntrack.Min = 1 << 30
 		_, err = Host{}.InitOnly(s)
-		if err == nil || !strings.Contains(err.Error(), "asked for by --conntrack-min (conntrack.min)") {
+		if err == nil || !strings.Contains(err.Error(), "requested by --conntrack-min (conntrack.min)") {
 			t.Errorf("more than the machine allows: %v", err)
 		}
 	})

@@ -22,7 +22,7 @@ func (j *job) mode(s Settings, early bool) {
 	asks := fmt.Sprintf("--proxy-mode %s (mode)", s.Mode.Name)
 	if s.Mode.Load != nil && j.tree.Live() && !j.plans {
 		if err := s.Mode.Load(); err != nil {
-			j.errs = append(j.errs, fmt.Errorf("%w; asked for by %s", err, asks))
+			j.errs = append(j.errs, fmt.Errorf("%w; requested by %s", err, asks))
 			return
 		}
 	}
@@ -71,7 +71,6 @@ func (j *job) forwarding(s Settings) {
 			err = errors.New("it is 0")
 		}
 		j.warn("", "sysctl %s: %v: %s connections from pods and from other machines do not reach the endpoints of "+
-			"Services; "+
-			"set it to 1 when the node is set up", f.name, err, f.what)
+			"Services; set it to 1 when the node is set up", f.name, err, f.what)
 	}
 }

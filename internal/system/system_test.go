@@ -147,13 +147,13 @@ var cases = []hostCase{
 		readOnly: []string{"proc/sys/net/netfilter/nf_conntrack_max"},
 		files:    usual + "proc/sys/net/netfilter/nf_conntrack_max 65536",
 		errs: []string{"set sysctl net.netfilter.nf_conntrack_max from 65536 to 131072: ", "outside of this container",
-			"asked for by --conntrack-max-per-core (conntrack.maxPerCore); --conntrack-max-per-core 0 keeps"}},
+			"requested by --conntrack-max-per-core (conntrack.maxPerCore); --conntrack-max-per-core 0 leaves"}},
 	{name: "PR-10: the minimum is what asks", readOnly: []string{"proc/sys/net/netfilter/nf_conntrack_max"},
 		settings: func(s *Settings) {
 			s.Conntrack.MaxPerCore = 1
 		},
 		files: usual + "proc/sys/net/netfilter/nf_conntrack_max 65536",
-		errs:  []string{"from 65536 to 131072: ", "asked for by --conntrack-min (conntrack.min)"}},
+		errs:  []string{"from 65536 to 131072: ", "requested by --conntrack-min (conntrack.min)"}},
 	{name: "all faults are reported at once", readOnly: []string{"proc"}, settings: func(s *Settings) {
 		s.Mode, s.Conntrack.TCPBeLiberal = ipvs.Mode(), true
 	},

@@ -116,7 +116,7 @@ func (t *tableInfo) now() (fingerprint, error) {
 		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(t.fd), uintptr(t.level), getInfo,
 			uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
 		if errno != 0 {
-			return fingerprint{}, fmt.Errorf("read the size of table %s: %w", i, errno)
+			return fingerprint{}, fmt.Errorf("query the size of table %s: %w", i, errno)
 		}
 		out[2*i], out[2*i+1] = info.entries, info.size
 	}

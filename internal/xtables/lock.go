@@ -34,7 +34,7 @@ func lockXtables(ctx context.Context, path string) (unlock func(), err error) {
 			f.Close()
 			who := holders(path)
 			if who == "" {
-				who = "another program"
+				who = "another process"
 			}
 			return nil, fmt.Errorf("take the lock %s: %s has held it for %v: %w", path, who, lockWait, err)
 		}

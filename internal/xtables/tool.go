@@ -183,7 +183,7 @@ func (t *Tool) Usable(ctx context.Context) error {
 	case denied(err):
 		return fmt.Errorf("iptables: %s: %w: %w", t.wants(), err, plane.ErrUnsupported)
 	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("iptables: %s did not answer within %s: see what keeps it, or use --proxy-mode nftables: "+
+		return fmt.Errorf("iptables: %s did not answer within %s: find what blocks it, or use --proxy-mode nftables: "+
 			"%w: %w", t.Program, timeout, err, plane.ErrUnsupported)
 	default:
 		return fmt.Errorf("iptables: this kernel has no tables for %s, of the %s back end: load ip_tables or "+

@@ -225,7 +225,7 @@ func (w *Writer) Learn(ctx context.Context, wanted map[ChainID]Digest, jumps []J
 	ours := w.seen
 	have, err := w.List(ctx, nil)
 	if err != nil {
-		return 0, fmt.Errorf("list the repaired rules: %w", err)
+		return 0, fmt.Errorf("inspect the repaired objects: %w", err)
 	}
 	if ours != w.seen || w.seen != w.current() { // other programs wrote meanwhile: learn next time
 		return 0, nil

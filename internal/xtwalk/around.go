@@ -33,7 +33,7 @@ type surroundings struct {
 func inspectAround() (*surroundings, error) {
 	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE})
 	if err != nil {
-		return nil, fmt.Errorf("ask for routes: %w", err)
+		return nil, fmt.Errorf("query routes: %w", err)
 	}
 	return &surroundings{conn: conn, routes: map[netip.Addr]rtnl.Route{}, interfaces: map[int32]string{}}, nil
 }
@@ -46,7 +46,7 @@ func (s *surroundings) route(ctx context.Context, a netip.Addr) (rtnl.Route, err
 	}
 	way, err := rtnl.Lookup(ctx, s.conn, rtnl.Query{To: a})
 	if err != nil {
-		return rtnl.Route{}, fmt.Errorf("ask for the route to %s: %w", a, err)
+		return rtnl.Route{}, fmt.Errorf("query the route to %s: %w", a, err)
 	}
 	s.routes[a] = way
 	return way, nil

@@ -38,15 +38,15 @@ func options() option.Section {
 	v := newOptions()
 	return option.Section{Title: "ebpf", Order: 35, OnlyInMode: true, Values: v, Check: v.check, Fields: []option.Field{
 		{Path: "ebpf.socketLB", Flag: "ebpf-socket-lb", Row: "EB-01",
-			Help: "sockets that eBPF programs connect directly to endpoints: all, host (only the node's own), or off; " +
-				"packets of other sockets are translated"},
+			Help: "sockets that eBPF programs connect directly to endpoints: all, host (only the node's own), or " +
+				"off; packets of other sockets are translated"},
 		{Path: "ebpf.protectNodePorts", Flag: "ebpf-protect-nodeports", Row: "EB-02",
 			Help: "refuse bind() by programs of the node to the port of a NodePort"},
 		{Path: "ebpf.staleSockets", Flag: "ebpf-stale-sockets", Row: "EB-13", Restart: option.AtStart,
 			Help: "connected sockets that are closed when their endpoint is removed: udp, all (TCP too), or none"},
 		{Path: "ebpf.exempt", Flag: "ebpf-exempt", Row: "EB-14",
-			Help: "path patterns of network namespaces (files) and cgroups (folders) whose sockets eBPF programs do not " +
-				"connect; their packets are translated"},
+			Help: "path patterns of network namespaces (files) and cgroups (folders) whose sockets eBPF programs " +
+				"do not connect; their packets are translated"},
 		{Path: "ebpf.cgroup", Flag: "ebpf-cgroup", Row: "EB-03", Restart: option.AtStart,
 			Help: "folder of the cgroup v2 whose sockets are served; by default the root, which contains all cgroups"},
 		{Path: "ebpf.bpffs", Flag: "ebpf-bpffs", Row: "EB-04", Restart: option.AtStart,

@@ -253,8 +253,8 @@ func TestCheckScheduler(t *testing.T) {
 		{"", "rr", false, true, ""},
 		{"mh", "rr mh", false, true, ""},
 		{"mh", "rr sh", true, false, `no scheduler "mh" for IPVS (the module ip_vs_mh); it has rr, sh`},
-		{"", "wrr sh", false, false, `no scheduler "rr" for IPVS (the module ip_vs_rr); it has wrr, sh; select one ` +
-			`with --ipvs-scheduler`},
+		{"", "wrr sh", false, false, `no scheduler "rr" for IPVS (the module ip_vs_rr); it has wrr, sh: ` +
+			`choose one with --ipvs-scheduler`},
 		{"rr", "wrr", true, false, `no scheduler "rr"`},
 		{"mh", "", false, false, `no scheduler "mh" for IPVS (the module ip_vs_mh), and no other`},
 	} {

@@ -150,7 +150,7 @@ func setTimeouts(ctx context.Context, c *ipvs.Conn, s mode.Settings) error {
 	now := ipvs.Timeouts{TCP: cmp.Or(want.TCP, have.TCP), TCPFin: cmp.Or(want.TCPFin, have.TCPFin),
 		UDP: cmp.Or(want.UDP, have.UDP)}
 	if s.Log != nil && now != have {
-		s.Log.Info("set the timeouts of IPVS", "tcp", now.TCP, "tcpFin", now.TCPFin, "udp", now.UDP,
+		s.Log.Info("Set the IPVS timeouts", "tcp", now.TCP, "tcpFin", now.TCPFin, "udp", now.UDP,
 			"before", fmt.Sprintf("%s, %s, %s", have.TCP, have.TCPFin, have.UDP))
 	}
 	return nil

@@ -103,7 +103,7 @@ func checkScheduler(ctx context.Context, kernel doer, f lb.Family, asked string)
 	case len(others) == 0:
 		return fmt.Errorf("%s, and no other", lacks)
 	case asked == "":
-		return fmt.Errorf("%s; it has %s; select one with --ipvs-scheduler (ipvs.scheduler)", lacks,
+		return fmt.Errorf("%s; it has %s: choose one with --ipvs-scheduler (ipvs.scheduler)", lacks,
 			strings.Join(others, ", "))
 	default:
 		return fmt.Errorf("--ipvs-scheduler (ipvs.scheduler): %w: %s; it has %s", mode.ErrAsked, lacks,

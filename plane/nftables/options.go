@@ -31,8 +31,8 @@ func options() option.Section {
 			{Path: "nftables.minSyncPeriod", Flag: "nftables-min-sync-period", Row: "CF-30",
 				Help: "minimum time between two writes to the kernel; upstream's default is 1s"},
 			{Path: "nftables.syncPeriod", Flag: "nftables-sync-period", Row: "CF-30",
-				Help: "time between two full comparisons with the kernel, in addition to the watch for changes by other " +
-					"programs; 0 means 5m"},
+				Help: "time between two full comparisons with the kernel, in addition to the watch for changes by " +
+					"other programs; 0 means 5m"},
 			{Path: "nftables.masqueradeBit", Flag: "nftables-masquerade-bit", Row: "CF-30",
 				Restart: "packets on their way carry it",
 				Help:    "bit of the packet mark that requests masquerading, 0 to 31"},

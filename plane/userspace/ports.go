@@ -112,7 +112,7 @@ func (p *ports) any(proto lb.Proto, listen func(uint16) (uint16, error), refuse 
 		n, err := listen(0)
 		if err != nil {
 			if errors.Is(err, syscall.EADDRINUSE) {
-				err = fmt.Errorf("%w: the kernel has none of %s that is free (net.ipv4.ip_local_port_range): %w",
+				err = fmt.Errorf("%w: the kernel has no free port for %s (net.ipv4.ip_local_port_range): %w",
 					ErrNoPort, proto, err)
 			}
 			return err
@@ -124,7 +124,7 @@ func (p *ports) any(proto lb.Proto, listen func(uint16) (uint16, error), refuse 
 		}
 		refuse()
 	}
-	return fmt.Errorf("%w: the kernel offers those alone that were given up less than %v ago "+
+	return fmt.Errorf("%w: the kernel offers only ports that were released less than %v ago "+
 		"(net.ipv4.ip_local_port_range)", ErrNoPort, portRest)
 }
 

@@ -303,8 +303,8 @@ func (p *Plane) drop(s *service) {
 	}
 }
 
-// errTakes is wrapped by errors of frontends whose address may be another host's.
-var errTakes = errors.New("the node would take the address from its owner")
+// errTakes is in the errors of rows whose address may be another host's.
+var errTakes = errors.New("the address may belong to another host")
 
 // takes refuses an address that may not be the Service's, if the node would have to add it: all
 // packets to that address, at any port, would end here. Tenants choose external IPs, and only
@@ -324,7 +324,7 @@ func (p *Plane) takes(f *lb.Frontend) error {
 	}
 	if what == "" && f.Kind == lb.ExternalIP && !p.nodeHas[f.Key.Addr] && (p.cfg.ExternalIPsBounded == nil ||
 		!p.cfg.ExternalIPsBounded()) {
-		what = "that may be another host's, because external IPs are not limited: set --external-ip-cidrs"
+		what = "that may be another host's: set --external-ip-cidrs to the addresses that Services may use"
 	}
 	if what == "" {
 		return nil

@@ -14,7 +14,7 @@ import (
 )
 
 // errNoTracer means that the redirector's state cannot be read, as on Windows.
-var errNoTracer = errors.New("the state of this redirector cannot be read")
+var errNoTracer = errors.New("the redirecting rules cannot be inspected")
 
 // TraceMode returns the properties of the mode with this redirector for [trace.Ask].
 func (p *Plane) TraceMode(m trace.Mode) trace.Mode {

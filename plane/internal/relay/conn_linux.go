@@ -146,9 +146,8 @@ func (l *loop) attempt(c *conn) {
 // connect begins to reach a backend.
 func (l *loop) connect(c *conn, to netip.AddrPort) error {
 	if c.ports = l.engine.relay.ports.take(c.from.proto, to, c.dial.client.Addr.Addr()); c.ports == nil {
-		if l.engine.shares.Allow("") {
-			l.engine.relay.cfg.Log.Warn("Client holds its share of the source ports towards an endpoint, trying "+
-				"another endpoint",
+		if l.engine.crowded.Allow("") {
+			l.engine.relay.cfg.Log.Warn("Client uses its share of source ports to an endpoint, trying another endpoint",
 				"client", c.dial.client.Addr.Addr(), "endpoint", to)
 		}
 		return errPorts

@@ -41,8 +41,10 @@ type conns struct {
 const maxLoops = 16
 
 func newConns(r *Relay) (connEngine, error) {
-	e := &conns{relay: r, began: time.Now(), fds: r.cfg.Descriptors, waiting: ratelimit.New(r.cfg.Log, "no descriptor"),
-		shares: ratelimit.New(r.cfg.Log, "share of source ports"), full: ratelimit.New(r.cfg.Log, "held messages"),
+	e := &conns{relay: r, began: time.Now(), fds: r.cfg.Descriptors, waiting: ratelimit.New(r.cfg.Log, "No file "+
+		"descriptor"),
+		crowded: ratelimit.New(r.cfg.Log, "Client uses its share of source ports"), full: ratelimit.New(r.cfg.Log,
+			"SCTP associations fill their share of message memory"),
 		held: &Budget{max: maxHeld}}
 	e.pipes = newPipeBudget(e.fds.max)
 	for range min(runtime.GOMAXPROCS(0), maxLoops) {
@@ -97,7 +99,7 @@ func (e *conns) lightest(l *loop) *loop {
 // outOfDescriptors logs, at a limited rate, that clients have to wait.
 func (e *conns) outOfDescriptors(at netip.AddrPort, err error) {
 	if e.waiting.Allow("") {
-		e.relay.cfg.Log.Warn("no descriptor for another client; it has to wait: raise the limit of open files "+
+		e.relay.cfg.Log.Warn("No file descriptor for another client, which waits: raise the limit of open files "+
 			"(ulimit -n, LimitNOFILE)",
 			"listener", at, "err", err)
 	}

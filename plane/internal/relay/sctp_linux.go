@@ -208,7 +208,7 @@ func (l *loop) hold(s *Share, src *end, m message) outcome {
 	}
 	if !l.engine.held.Take(s, int64(len(m.data))) {
 		if l.engine.full.Allow("") {
-			l.engine.relay.cfg.Log.Warn("Associations hold their share of the memory for messages, resetting one",
+			l.engine.relay.cfg.Log.Warn("SCTP associations fill their share of message memory, resetting one",
 				"bytes", s.Used())
 		}
 		return sourceFailed
