@@ -28,19 +28,19 @@ func (c *portExplainer) why(p *cluster.ServicePort) {
 		c.say("The port has no number, so no client can use it.")
 		return
 	case len(c.port.Rows) == 0:
-		c.say("An earlier port of the Service has the same number and protocol, and only that one counts.")
+		c.say("An earlier port of the Service has the same number and protocol, and only that one is served.")
 		return
 	}
 	if c.port.More > 0 {
-		c.say("%s here.", plural.Count(c.port.More, "more endpoint is not named", "more endpoints are not named"))
+		c.say("%s here.", plural.Count(c.port.More, "more endpoint is not listed", "more endpoints are not listed"))
 	}
 	if !c.hasAny((*candidate).usable) {
-		c.noEndpoint(p)
-		c.say("No endpoint serves it, so clients are refused at once, whatever the traffic policy.")
+		c.nobody(p)
+		c.say("No endpoint serves it, so connections are rejected, whatever the traffic policy.")
 		return
 	}
 	if c.port.Cluster && c.cluster.draining {
-		c.say("No endpoint is ready: those that are terminating and still serve get the connections.")
+		c.say("No endpoint is ready, so terminating endpoints that still serve get the connections.")
 	}
 	if c.port.Cluster {
 		c.hints()
@@ -150,8 +150,8 @@ func (c *portExplainer) localOnly() {
 	switch {
 	case c.hasAny(c.local.takes):
 		if c.local.draining {
-			c.say("No endpoint on this node is ready: those here that are terminating and still serve get what only " +
-				"they may serve.")
+			c.say("No endpoint on this node is ready, so terminating ones that still serve get the connections of " +
+				"the policy Local.")
 		}
 		return
 	case c.view.Node.NodeName == "":
@@ -165,8 +165,8 @@ func (c *portExplainer) localOnly() {
 	}
 	if c.svc.ExternalPolicy == cluster.PolicyLocal && slices.ContainsFunc(c.port.Rows,
 		func(f *lb.Frontend) bool { return f.Kind != lb.ClusterIP }) {
-		c.say("The external traffic policy is Local: connections from outside of the cluster to this node are " +
-			"dropped, and load balancers that ask it leave it out.")
+		c.say("The external traffic policy is Local: connections from outside the cluster to this node are dropped, " +
+			"and load balancers with health checks skip the node.")
 	}
 }
 
@@ -185,11 +185,11 @@ func (e *explainer) about() (out []string) {
 		e.aboutSources(say)
 	}
 	if seconds := affinity(svc); seconds > 0 {
-		say("Clients stay with their backend for %s after their last new connection (session affinity).", seconds)
+		say("Session affinity: a client keeps its backend for %s after its last new connection.", seconds)
 	}
 	for _, f := range e.rows {
 		if f.Kind == lb.HealthCheck {
-			say("Port %d reports to load balancers whether to send to this node: %s here.", f.Key.Port,
+			say("Port %d answers the health checks of load balancers: %s here.", f.Key.Port,
 				plural.Count(f.LocalEndpoints, "endpoint is ready", "endpoints are ready"))
 		}
 	}
@@ -199,7 +199,8 @@ func (e *explainer) about() (out []string) {
 // aboutSources adds the allowed clients of the load-balancer addresses (SV-15, SV-16).
 func (e *explainer) aboutSources(say func(string, ...any)) {
 	if len(e.sources) == 0 {
-		say("loadBalancerSourceRanges exclude no client: they have no range of this family, or one of all addresses.")
+		say("loadBalancerSourceRanges exclude no client: they have no range of this family, or one that contains " +
+			"all addresses.")
 		return
 	}
 	var words []string
@@ -210,9 +211,10 @@ func (e *explainer) aboutSources(say func(string, ...any)) {
 		}
 		words = append(words, p.String())
 	}
-	say("The load balancer's addresses may be used from %s only (loadBalancerSourceRanges).", strings.Join(words, ", "))
+	say("Only clients in %s may use the load balancer's addresses (loadBalancerSourceRanges).",
+		strings.Join(words, ", "))
 	if e.nodeMay {
-		say("This node is within them, so each of these addresses may be used from itself too: a node that holds one " +
-			"has it as its source.")
+		say("This node is in these ranges, so packets whose source is one of these addresses are allowed too: a " +
+			"node that has such an address sends from it.")
 	}
 }

@@ -32,7 +32,7 @@ func Ask(t *lb.Table, how Mode, p Packet) Answer {
 	}
 	if q.Verdict == Drop && how.Unfiltered && !serves(q.Frontend) {
 		q.Verdict = Reject
-		q.say("Nothing drops packets here: it is refused.")
+		q.say("In this mode nothing drops packets, so it is rejected.")
 	}
 	return q.Answer
 }
@@ -74,7 +74,7 @@ func (q *question) nodePort() *lb.Frontend {
 	case row.Accepts() || q.how.Served != nil:
 		return row
 	case !contains(q.table.Node.NodePorts, to.Addr()):
-		q.say("%s has the NodePort %d/%s, but --nodeport-addresses chose %s, and %s is in none of them.",
+		q.say("%s has the NodePort %d/%s, but --nodeport-addresses selects %s, and %s is in none of them.",
 			row.Service, row.Key.Port, row.Key.Proto, prefixes(q.table.Node.NodePorts), to.Addr())
 		return nil
 	case to.Addr().IsLoopback() && !q.proxied() && !(q.how.Loopback && to.Addr().Is4()):
@@ -92,7 +92,7 @@ func (q *question) row(row *lb.Frontend) {
 	q.conflicts(row)
 	if row.Accepts() {
 		q.Verdict = Pass
-		q.say("This node itself answers there, to tell load balancers whether it has endpoints: %d.",
+		q.say("This node answers the health checks of load balancers there; endpoints on it: %d.",
 			row.LocalEndpoints)
 		return
 	}
@@ -122,11 +122,11 @@ func (q *question) localhost(row *lb.Frontend) {
 	switch {
 	case q.packet.Proto != lb.TCP:
 		q.Verdict = Reject
-		q.say("On localhost this mode serves TCP alone, so it is rejected.")
+		q.say("On localhost this mode serves only TCP, so the packet is rejected.")
 	case last.Do != lb.Balance:
 		q.Verdict, q.Route = Reject, last.From.String()
-		q.say("No endpoint that may serve it from outside the cluster is there, so the proxy does not listen, and " +
-			"clients are refused.")
+		q.say("No endpoint may serve clients from outside the cluster, so the proxy does not listen, and clients " +
+			"are rejected.")
 	default:
 		q.how.Terminates = true
 		q.take(row, last)
@@ -143,7 +143,7 @@ func (q *question) sources(row *lb.Frontend) (may bool) {
 		ranges, itself = slices.Delete(slices.Clone(ranges), i, i+1), true
 	}
 	from := q.packet.From.Addr()
-	switch text := "It may be used from " + prefixes(ranges) + " only (loadBalancerSourceRanges), and "; {
+	switch text := "loadBalancerSourceRanges allows only " + prefixes(ranges) + ", and "; {
 	case contains(ranges, from):
 		q.say("%s%s is among them.", text, from)
 	case itself && from == own.Addr():
@@ -166,7 +166,7 @@ func (q *question) served(row *lb.Frontend) *lb.Frontend {
 		q.say("%s", why)
 	}
 	if kept == nil {
-		q.say("Mode %s does not serve it: the packet goes on as it came.", q.how.Name)
+		q.say("Mode %s does not serve it: the packet continues unchanged.", q.how.Name)
 	}
 	return kept
 }
@@ -191,8 +191,8 @@ func (q *question) named(row *lb.Frontend) {
 	default:
 		q.say("%s is a port of the %s of %s.", row.Key, row.Kind.Words(), row.Service)
 	}
-	if q.table.Node.IsProvisional(row) {
-		q.say("The address is of the service network: %s has it until it is assigned to a Service as its cluster IP.",
+	if q.table.Node.Lends(row) {
+		q.say("The address is of the service network: %s uses it until a Service gets it as its cluster IP.",
 			lb.OwnerOf(row.Service))
 	}
 }
@@ -203,7 +203,7 @@ func (q *question) conflicts(row *lb.Frontend) {
 	q.Contesting = all
 	for _, c := range first {
 		q.Conflicts = append(q.Conflicts, Conflict{c.Loser.Name, c.LoserKind.String(), c.Why()})
-		q.say("%s wants %s too, as its %s, and has it not: %s %s.", c.Loser.Name, row.Key, c.LoserKind.Words(),
+		q.say("%s claims %s too, as its %s, but does not get it: %s %s.", c.Loser.Name, row.Key, c.LoserKind.Words(),
 			c.Winner.Name, c.Why())
 	}
 	if more := all - len(first); more > 0 {
@@ -219,8 +219,8 @@ func (q *question) route(row *lb.Frontend) lb.Route {
 				q.say("%s, so the route for %s decides.", why, r.From)
 			}
 			if row.Kind != lb.ClusterIP && r.From != lb.Anywhere {
-				q.say("It did not come through a load balancer that chose this node, so the traffic policy Local is " +
-					"not for it.")
+				q.say("It did not come through a load balancer that chose this node, so the traffic policy Local " +
+					"does not apply.")
 			}
 			return r
 		}
@@ -240,7 +240,7 @@ func (q *question) from(from lb.From) string {
 		}
 		return ""
 	}
-	return "No other route is for " + a.String()
+	return "No other route matches " + a.String()
 }
 
 // pods is from for pods.
@@ -258,8 +258,8 @@ func (q *question) pods() string {
 		}
 	}
 	if d.Interface+d.InterfacePrefix != "" && in == "" && !q.packet.Host {
-		q.say("Pods are told by the interface that packets come in through, which was not said: it is taken for none " +
-			"of a pod.")
+		q.say("Packets of pods are recognized by their incoming interface. Without --in this packet counts as one " +
+			"from elsewhere.")
 	}
 	return ""
 }
@@ -270,12 +270,12 @@ func (q *question) take(row *lb.Frontend, r lb.Route) {
 	switch r.Do {
 	case lb.Reject:
 		q.Verdict = Reject
-		q.say("No endpoint of the Service serves this port, so clients are refused at once.")
+		q.say("No endpoint of the Service serves this port, so connections are rejected.")
 		return
 	case lb.Balance:
 	default:
 		if q.Verdict = Drop; q.how.Served != nil {
-			q.say("There is none, so the packet is dropped.")
+			q.say("There is no such endpoint, so the packet is dropped.")
 			return
 		}
 		policy := "external"
@@ -290,7 +290,7 @@ func (q *question) take(row *lb.Frontend, r lb.Route) {
 	q.balance(r.To)
 	if row.Affinity > 0 {
 		q.AffinitySeconds = int(row.Affinity.Seconds())
-		q.say("A client stays with its backend for %s after its last new connection (session affinity).", row.Affinity)
+		q.say("Session affinity: a client keeps its backend for %s after its last new connection.", row.Affinity)
 	}
 }
 
@@ -307,7 +307,7 @@ func (q *question) balance(set *lb.BackendSet) {
 	}
 	where := ""
 	if set.ID.Scope == lb.Local {
-		where = " on this node, for the traffic policy is Local"
+		where = " on this node, because the traffic policy is Local"
 	}
 	if n == 1 {
 		q.say("It goes to the only backend%s.", where)
@@ -321,11 +321,12 @@ func (q *question) balance(set *lb.BackendSet) {
 	case q.how.Terminates:
 		q.say("The connection ends at the proxy, which opens another: the backend sees an address of this node.")
 	case q.Masquerade:
-		q.say("It is masqueraded: the backend sees an address of this node as the source, and answers through it.")
+		q.say("The packet is masqueraded: the backend sees an address of this node as its source, and replies " +
+			"through this node.")
 	default:
 		q.say("The backend sees the client's own address.")
 		if slices.ContainsFunc(q.Backends, func(b Backend) bool { return b.Hairpin }) {
-			q.say("The client is one of the backends: where it meets itself, it is masqueraded.")
+			q.say("The client is one of the backends: its connection to itself is masqueraded.")
 		}
 	}
 }
@@ -364,29 +365,33 @@ func (q *question) unknown() {
 	q.Verdict = Pass
 	switch {
 	case kind == 0 && network < 0:
-		q.say("No Service has %s: the proxy leaves it as it is.", what)
+		q.say("No Service has %s: the proxy does not change the packet.", what)
 	case held && ping:
 		q.say("%s is a service address, which this node has itself in mode %s: it answers pings.", to, q.how.Name)
 	case held:
 		q.Verdict = Reject
-		q.say("%s is a service address, which this node has itself in mode %s, but no Service has %s: it is refused.",
+		q.say("%s is a service address, which this node has itself in mode %s, but no Service has %s: the packet "+
+			"is rejected.",
 			to, q.how.Name, what)
 	case q.how.PassesUnknown:
-		q.say("%s is a service address, but no Service has %s: mode %s leaves it as it is.", to, what, q.how.Name)
+		q.say("%s is a service address, but no Service has %s: mode %s does not change the packet.", to, what,
+			q.how.Name)
 	case q.packet.Here:
 		q.say("%s is an address of this node, and no Service has %s: a server of the node may answer.", to, what)
 	case kind == lb.ClusterIP && ping:
 		q.Verdict = Reject
-		q.say("%s is a cluster IP, at which nobody answers pings: they are refused.", to)
+		q.say("%s is a cluster IP, which does not answer pings: they are rejected.", to)
 	case kind == lb.ClusterIP:
 		q.Verdict = Reject
-		q.say("%s is a cluster IP, but no Service has %s: it is refused.", to, what)
+		q.say("%s is a cluster IP, but no Service has %s: the packet is rejected.", to, what)
 	case network >= 0:
 		q.Verdict = Drop
-		q.say("%s is of the service network (%s), but no Service has %s: it is dropped, and does not leave the node.",
+		q.say("%s is of the service network (%s), but no Service has %s: the packet is dropped, and does not leave "+
+			"the node.",
 			to, q.table.Node.ServiceCIDRs[network], what)
 	default:
-		q.say("%s is the %s of a Service, but no Service has %s: the proxy leaves it as it is.", to, kind.Words(), what)
+		q.say("%s is the %s of a Service, but no Service has %s: the proxy does not change the packet.", to,
+			kind.Words(), what)
 	}
 }
 

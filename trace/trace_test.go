@@ -341,7 +341,7 @@ func TestInterfaces(t *testing.T) {
 		if a.Route != c.route {
 			t.Errorf("%s, through %q: route %s, want %s", c.node, c.in, a.Route, c.route)
 		}
-		if unsaid := strings.Contains(strings.Join(a.Why, " "), "was not said"); unsaid != (c.in == "") {
+		if unsaid := strings.Contains(strings.Join(a.Why, " "), "Without --in"); unsaid != (c.in == "") {
 			t.Errorf("%s, through %q: %v", c.node, c.in, a.Why)
 		}
 	}

@@ -111,7 +111,7 @@ func TestTheSameAgainIsOneEntry(t *testing.T) {
 		t.Errorf("merged to %+v", e)
 	}
 	if want :=
-		"repaired objects that others had changed: 2000 objects; nft (PID " +
+		"repaired objects that other programs had changed: 2000 objects; nft (PID " +
 			"999) changed the table, 1000 times"; e.Words() != want {
 		t.Errorf("words %q, want %q", e.Words(), want)
 	}

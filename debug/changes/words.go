@@ -50,7 +50,7 @@ func (e Entry) Words() string {
 	case Loaded:
 		s = "wrote the rest of it" + e.counted()
 	case Repaired:
-		s = "repaired objects that others had changed: " + plural.Count(e.Rows, "object", "objects")
+		s = "repaired objects that other programs had changed: " + plural.Count(e.Rows, "object", "objects")
 		if e.Why != "" {
 			s += "; " + e.Why
 		}

@@ -43,7 +43,7 @@ func Ask(ctx context.Context, q Question) (trace.Node, error) {
 func Follow(ctx context.Context, q Question, filter Filter) (trace.Node, error) {
 	conn, err := netlink.Open(netlink.Config{Protocol: unix.NETLINK_ROUTE})
 	if err != nil {
-		return trace.Node{}, fmt.Errorf("ask for routes: %w", err)
+		return trace.Node{}, fmt.Errorf("query routes: %w", err)
 	}
 	defer conn.Close()
 	family := byte(unix.AF_INET)
