@@ -21,7 +21,7 @@ func (o *Options) mode(gates map[string]bool) string {
 		strings.Join(
 			slices.Sorted(slices.Values(o.modes.Names(func(m mode.Mode) bool { return m.On(o.system) && !off(m) }))),
 			", ") +
-		", or nothing for the best that this host supports"
+		", or nothing for the default"
 	m, known := o.modes.Find(name)
 	switch {
 	case name == "":

@@ -68,8 +68,8 @@ func (o *Options) proxySection() option.Section {
 			Help: "limit of objects for the Services of one namespace, for each IP family; one Service may have a " +
 				"quarter. An object takes about 128 bytes; docs/modes.md explains the count. 0 means no limit"},
 		{Path: "bindAddress", Flag: "bind-address", Row: "CF-13",
-			Help: "`IP` of this node, in place of its Node object's; 0.0.0.0 or :: means the Node object's; the proxy " +
-				"does not listen on it"},
+			Help: "`IP` of this node, in place of its Node object's; 0.0.0.0 or :: means the Node object's; the " +
+				"proxy does not listen on it"},
 		{Path: "iptables.masqueradeAll", Flag: "masquerade-all"},
 		{Path: "featureGates", Flag: "feature-gates", Row: "CF-01", Restart: "gates are read at the start",
 			Help: "`name=bool,...`: feature gates to turn on or off"},
@@ -104,12 +104,9 @@ func modeHelp(modes mode.List) string {
 			names = append(names, m.Name)
 		}
 	}
-	help := "`mode` of the data plane: " + strings.Join(names, ", ") +
-		"; default the best that this host supports"
-	if unasked := modes.Names(func(m mode.Mode) bool { return m.Unasked != "" }); len(unasked) > 0 {
-		help += ", " + unasked[0] + " first"
-	}
-	return help
+	unasked := modes.Names(func(m mode.Mode) bool { return m.Unasked != "" })
+	return "`mode` of the data plane: " + strings.Join(names, ", ") +
+		"; default the first of " + strings.Join(unasked, ", ") + " that this host supports"
 }
 
 // nodePortsHelp is the help of the field nodePortAddresses.

@@ -32,7 +32,8 @@ func (o *Options) snapshotSection() option.Section {
 	const restart = "a snapshot serves the start"
 	return option.Section{Title: "Node and API server", Order: 21, Values: o.snapshot, Fields: []option.Field{
 		{Path: "snapshot", Flag: "snapshot", Row: "SN-01", Restart: restart, Effect: onLinux,
-			Help: "`directory` for a snapshot of Services and endpoints; after a reboot the node serves from it until " +
+			Help: "`directory` for a snapshot of Services and endpoints; after a reboot the node serves from it " +
+				"until " +
 				"the API server answers. Its parent must exist; the directory is created for root only (0700). " +
 				"Empty disables snapshots"},
 		{Path: "snapshotMaxAge", Flag: "snapshot-max-age", Row: "SN-02", Restart: restart, Effect: onLinux,

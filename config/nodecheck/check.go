@@ -70,8 +70,8 @@ func NoPodCIDRs(f cluster.Facts, waited time.Duration, name func(field string) s
 	if f.Node == nil {
 		missing = "is not known"
 	}
-	return fmt.Errorf("%s NodeCIDR: the Node %q %s after %s: is something in the cluster to give it some, such as "+
-		"--allocate-node-cidrs, and is %s right?",
+	return fmt.Errorf("%s NodeCIDR: the Node %q %s after %s: check that the cluster allocates them, such as with "+
+		"--allocate-node-cidrs, and check %s",
 		name("detectLocalMode"), f.NodeName, missing, waited, name("hostnameOverride"))
 }
 
@@ -152,8 +152,8 @@ func (c *checker) clusterCIDRs() {
 	default:
 		for _, fam := range c.Families[1:] {
 			if c.uses(fam) && !has(all, fam) {
-				c.add("CF-66", false, "%s %s has no %s network: in %[3]s the proxy cannot distinguish traffic of pods "+
-					"from other traffic",
+				c.add("CF-66", false, "%s %s has no %s network: in %[3]s the proxy cannot distinguish traffic of pods from "+
+					"other traffic",
 					c.Name("clusterCIDR"), list(all), fam)
 			}
 		}
@@ -173,14 +173,14 @@ func (c *checker) podCIDRs() {
 	switch {
 	case !byNode:
 	case len(all) == 0:
-		c.add("CF-66", false, "the Node %q has no spec.podCIDRs, which %s NodeCIDR needs: the proxy cannot "+
-			"distinguish traffic of pods from other traffic",
+		c.add("CF-66", false, "the Node %q has no spec.podCIDRs, which %s NodeCIDR needs: the proxy cannot distinguish "+
+			"traffic of pods from other traffic",
 			c.facts.NodeName, c.Name("detectLocalMode"))
 	default:
 		for _, fam := range c.Families[1:] {
 			if c.uses(fam) && !has(all, fam) {
-				c.add("CF-66", false, "%s, none of %s: in %[2]s the proxy cannot distinguish traffic of pods "+
-					"from other traffic", what, fam)
+				c.add("CF-66", false, "%s, none of %s: in %[2]s the proxy cannot distinguish traffic of pods from "+
+					"other traffic", what, fam)
 			}
 		}
 	}

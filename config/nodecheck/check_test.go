@@ -96,8 +96,8 @@ func TestCheck(t *testing.T) {
 			"CF-66 clusterCIDR is not set: the proxy cannot distinguish traffic of pods from other traffic"},
 		{"CF-66 no cluster CIDR of a family", []func(*setup, *facts){func(s *setup, _ *facts) {
 			s.Settings.DetectLocal, s.Settings.ClusterCIDRs = policy.ClusterCIDR, prefixes("10.1.0.0/16")
-		}}, "CF-66 clusterCIDR 10.1.0.0/16 has no IPv6 network: in IPv6 the proxy cannot distinguish traffic of pods " +
-			"from other traffic"},
+		}}, "CF-66 clusterCIDR 10.1.0.0/16 has no IPv6 network: in IPv6 the proxy cannot distinguish traffic of " +
+			"pods from other traffic"},
 		{"CF-66 in a cluster without the family", []func(*setup, *facts){func(s *setup, f *facts) {
 			s.Settings.ClusterCIDRs, f.CIDRs = prefixes("10.1.0.0/16"), f.CIDRs[:1]
 			f.Node.Addrs, f.Node.PodCIDRs = f.Node.Addrs[:1], f.Node.PodCIDRs[:1]
@@ -109,8 +109,8 @@ func TestCheck(t *testing.T) {
 				`distinguish traffic of pods from other traffic`},
 		{"CF-66 no pod CIDR of a family", []func(*setup, *facts){func(s *setup, f *facts) {
 			s.Settings.DetectLocal, f.Node.PodCIDRs = policy.NodeCIDR, prefixes("10.1.7.0/24")
-		}}, `CF-66 the Node "node-1" has spec.podCIDRs 10.1.7.0/24, none of IPv6: in IPv6 the proxy cannot ` +
-			`distinguish traffic of pods from other traffic`},
+		}}, `CF-66 the Node "node-1" has spec.podCIDRs 10.1.7.0/24, none of IPv6: in IPv6 the proxy cannot distinguish ` +
+			`traffic of pods from other traffic`},
 		{"CF-66 interfaces are of every family", []func(*setup, *facts){func(s *setup, f *facts) {
 			s.Settings.DetectLocal, s.Settings.PodInterface, s.Settings.ClusterCIDRs,
 				f.Node.PodCIDRs = policy.BridgeInterface, "cbr0", nil, nil
@@ -196,7 +196,7 @@ func TestNoPodCIDRs(t *testing.T) {
 		{Name: "n"}: `--detectLocalMode NodeCIDR: the Node "n" has no spec.podCIDRs after 5m0s: `,
 	} {
 		err := nodecheck.NoPodCIDRs(cluster.Facts{NodeName: "n", Node: node}, 5*time.Minute, name)
-		if !strings.HasPrefix(err.Error(), want) || !strings.HasSuffix(err.Error(), "is --hostnameOverride right?") {
+		if !strings.HasPrefix(err.Error(), want) || !strings.HasSuffix(err.Error(), "and check --hostnameOverride") {
 			t.Errorf("%v, want %s", err, want)
 		}
 	}
