@@ -29,7 +29,8 @@ func checkHelp() string {
 		wrapped("Inspects this node for a proxy with the same flags, and reports what would hinder the proxy, why it "+
 			"matters and what to do. It changes nothing on the node. It loads kernel modules only with "+
 			"--load-modules, which also tries the modes that need one. Run it as root in the node's network "+
-			"namespace; without the necessary rights a finding is unknown. docs/check.md lists all kinds of findings.") + "\n" +
+			"namespace; without the necessary rights a finding is unknown. docs/check.md lists all kinds of "+
+			"findings.") + "\n" +
 		fmt.Sprintf("Exit codes: %d only ok and info; 1 invalid command line or configuration; "+
 			"%d an error among the findings;\n"+
 			"%d a warning or unknown, but no error.\n\n",

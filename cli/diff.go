@@ -22,8 +22,8 @@ func diffQuery() queryCommand {
 		name: "diff", most: 0,
 		short: "differences between the kernel and the table",
 		about: "Compares the kernel with the desired table and lists the differences: changes by other programs, " +
-			"and writes that the kernel did not accept. Each difference is checked twice, because a write in progress " +
-			"looks like one.",
+			"and writes that the kernel did not accept. Each difference is checked twice, because a write in " +
+			"progress looks like one.",
 		ask: func(ctx context.Context, q *queries, _ []string) error {
 			d, err := get(ctx, q, "diff", nil, func(d *inspect.Diff) {
 				q.head(d.Node)
@@ -87,8 +87,8 @@ func eventsQuery() queryCommand {
 	return queryCommand{
 		name: "events", args: "[SERVICE]", most: 1, takes: oneService,
 		short: "recent changes and their latency",
-		about: "Prints the changes of the last minutes, oldest first: the object, when the change took effect on this " +
-			"node, and the latency since the API server had the change and since this proxy received it.",
+		about: "Prints the changes of the last minutes, oldest first: the object, when the change took effect on " +
+			"this node, and the latency since the API server had the change and since this proxy received it.",
 		more:  "\n  kube-proxy events shop/web --watch\n",
 		merge: mergeEvents,
 		ask: func(ctx context.Context, q *queries, args []string) error {
@@ -146,7 +146,8 @@ func (q *queries) events(ctx context.Context, args []string, last *inspect.Chang
 func (q *queries) eventsText(changes []inspect.Change, head bool) {
 	var lines [][]string
 	if head {
-		lines = append(lines, []string{"IN FORCE", "OBJECT", "FAMILY", "FRONTENDS", "SINCE API", "SINCE LEARNED", "WHAT"})
+		lines = append(lines, []string{"IN FORCE", "OBJECT", "FAMILY", "FRONTENDS", "SINCE API", "SINCE LEARNED",
+			"WHAT"})
 	}
 	for _, c := range changes {
 		at := "-"
@@ -182,7 +183,8 @@ func topQuery() queryCommand {
 	return queryCommand{
 		name:  "top",
 		short: "Services by connections per second",
-		about: "Prints the Services with the most new connections in one second; with --watch every second, with totals " +
+		about: "Prints the Services with the most new connections in one second; with --watch every second, with " +
+			"totals " +
 			"since the command started. -o wide lists addresses separately. Connections are counted only while the " +
 			"command runs. It reports if the kernel lost some.",
 		merge: mergeTops,

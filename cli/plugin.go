@@ -286,7 +286,7 @@ func (p *plugin) askAll(ctx context.Context, c *kubectl.Cluster, proxies []kubec
 func (p *plugin) askOne(ctx context.Context, client *api.Client, a queryCommand, args []string,
 	format string) nodeAnswer {
 	if ctx.Err() != nil {
-		return nodeAnswer{err: errors.New("not asked: interrupted")}
+		return nodeAnswer{err: errors.New("not queried: interrupted")}
 	}
 	limited, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()

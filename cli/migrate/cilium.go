@@ -69,9 +69,9 @@ var ciliumKeys = []ciliumKey{
 		why: "It needs Cilium's translation at sockets.",
 		do:  "node-local DNS caches: use internalTrafficPolicy: Local."},
 	{name: "enable-ipv4-egress-gateway", idle: off, sev: Missing, differs: "egress gateways need the replacement",
-		why: "Cilium's documentation says so.", do: "Keep the replacement, or another way out."},
+		why: "Cilium's documentation says so.", do: "Keep the replacement, or use another egress gateway."},
 	{name: "enable-egress-gateway", idle: off, sev: Missing, differs: "egress gateways need the replacement",
-		why: "Cilium's documentation says so.", do: "Keep the replacement, or another way out."},
+		why: "Cilium's documentation says so.", do: "Keep the replacement, or use another egress gateway."},
 	{name: "enable-gateway-api", idle: off, sev: Missing, differs: "Cilium's Gateway API needs its NodePorts",
 		why: "Cilium refuses it without the replacement.", do: "Keep the replacement, or use another implementation."},
 	{name: "enable-ingress-controller", idle: off, sev: Missing, differs: "Cilium's ingress controller needs its " +
@@ -86,7 +86,7 @@ var ciliumKeys = []ciliumKey{
 	{name: "node-port-range", idle: append([]string{"30000,32767"}, off...), sev: Same,
 		differs: "the range is the API server's", why: "A proxy serves the port that a Service has.", do: "Nothing."},
 	{name: "enable-bpf-masquerade", idle: off, sev: Same, differs: "masquerading of pods' packets to the world stays " +
-		"Cilium's", why: "A proxy masquerades traffic to Services alone.", do: "Cilium before 1.19 needs NodePort in " +
+		"Cilium's", why: "A proxy masquerades only traffic to Services.", do: "Cilium before 1.19 needs NodePort in " +
 		"BPF for it: set enable-bpf-masquerade to false where its agent refuses."},
 }
 

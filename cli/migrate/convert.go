@@ -115,7 +115,7 @@ var said = []struct {
 		"Nothing: the new configuration has the current name."},
 	{regexp.MustCompile(`^(.+?) is ignored: (.+)$`), "it is ignored", "$2.", "Remove it."},
 	{regexp.MustCompile(`^(ignored because --config is given): (.+)$`), "$2: ignored, because --config is given",
-		"With a file, flags that stand for its fields have no effect, as upstream.",
+		"With a file, flags that set the same fields have no effect, as upstream.",
 		"Remove them from the command line, or set the fields in the file."},
 	{regexp.MustCompile(`^without effect in mode (\S+): (.+)$`), "$2: without effect in mode $1",
 		"Only other modes read it, as upstream.", "Nothing: fields that the new mode does not read are omitted."},
@@ -195,7 +195,7 @@ func (c *converter) fields() {
 			c.add(Same, f, "it stays on the command line", "It differs between nodes, or Kubernetes, a shell or "+
 				"systemd fills it in.", "Keep it beside --config.")
 		case c.proxy.File != nil:
-			c.add(Same, f, "ignored, because --config is given", "With a file, flags that stand for its fields have "+
+			c.add(Same, f, "ignored, because --config is given", "With a file, flags that set the same fields have "+
 				"no effect, as upstream.", "Remove it from the command line.")
 		default:
 			c.add(Missing, f, "the new configuration lacks its value, and with --config the flag has no effect",
@@ -234,10 +234,10 @@ func (c *converter) between() {
 		return
 	}
 	if c.conv.To == "" {
-		c.add(Same, "mode", "no mode is configured, which selects the best that the node supports: "+
+		c.add(Same, "mode", "no mode is configured, so the node uses the first of these that it supports: "+
 			strings.Join(c.modes.Names(func(m mode.Mode) bool {
 				return m.Unasked == "linux"
-			}), ", ")+", in this order",
+			}), ", "),
 			"Upstream uses iptables, and exits if that cannot run; a later version will use nftables.",
 			"Configure a mode, so that all nodes have the same one: --to writes it.")
 	}

@@ -60,7 +60,7 @@ func page() string {
 		"## `-o json`\n\nAn object. Fields may be added. `id`, `severity` and `about` are stable; the sentences may " +
 		"change.\n\n" +
 		"- `version` of this format: 1\n- `node`: the node name of the proxy\n" +
-		"- `mode`: the configured mode; empty for the best that the host supports\n" +
+		"- `mode`: the configured mode; empty for the default\n" +
 		"- `runs`: the mode that would run; empty if none can, or if that could not be tried\n" +
 		"- `worst` severity\n- `exitCode`: as above\n- `findings`: in the order of this page, each with\n" +
 		"  - `id`: the kind, below\n" +

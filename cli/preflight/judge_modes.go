@@ -145,7 +145,7 @@ func oneLine(err error) string { return strings.Join(strings.Split(err.Error(), 
 func (j *judge) asked() {
 	asked := j.Asked
 	if asked == "" {
-		asked = "no mode (the best that the host supports)"
+		asked = "no mode (the default)"
 	}
 	c, err := choose(j.Setup, j.facts)
 	switch {

@@ -103,7 +103,7 @@ func TestJudge(t *testing.T) {
 		{"no CAP_NET_RAW", func(_ *Setup, f *Facts) { f.Lacks.Value = []string{"NET_RAW"} }, "privileges info", ExitOK},
 		{"the first cannot run, and is not selected", func(_ *Setup, f *Facts) {
 			cannot(f, "first", broken)
-		}, "mode-asked info : the configuration selects no mode (the best that the host supports): it is second, " +
+		}, "mode-asked info : the configuration selects no mode (the default): it is second, " +
 			"after first (it is broken)", ExitOK},
 		{"no mode can run", func(_ *Setup, f *Facts) { cannot(f, "first", broken); cannot(f, "second", broken) },
 			"mode-asked error : ", ExitErrors},
