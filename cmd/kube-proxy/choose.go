@@ -21,7 +21,7 @@ func (p *proxy) choose(ctx context.Context, primary lb.Family) error {
 	var err error
 	p.choice, err = p.modes.Choose(cfg.Mode, annotation, wiring.Probe(cfg.Config, primary))
 	if p.choice.Ignored != "" {
-		p.log.Warn("Ignoring the Node's mode annotation", "because", p.choice.Ignored)
+		p.log.Warn("Ignoring the Node's mode annotation", "reason", p.choice.Ignored)
 	}
 	if err != nil {
 		return err

@@ -61,7 +61,7 @@ const othersEnd = 10 * time.Second
 // lock, so that no other process writes meanwhile.
 func removeRules(ctx context.Context, modes mode.List, cfg *config.Config, log *slog.Logger) error {
 	waiting, cancel := context.WithTimeoutCause(ctx, othersEnd,
-		errors.New("another kube-proxy runs in this network namespace and would write them again: end it first"))
+		errors.New("another kube-proxy runs in this network namespace and would write them again: stop it first"))
 	defer cancel()
 	writer := newWriterLock(log)
 	if writer.wait(waiting) != nil {

@@ -187,7 +187,7 @@ func TestUserspaceDescriptors(t *testing.T) {
 		clients = append(clients, c)
 	}
 	t.Logf("the tenant has %d connections, the program %d descriptors", len(clients), p.files())
-	p.await(regexp.MustCompile(`no descriptor for another client; .* family="IPv4" `))
+	p.await(regexp.MustCompile(`No file descriptor for another client, .* family="IPv4" `))
 	if _, err := p.get("/metrics"); err != nil {
 		t.Errorf("the program answers no more: %v", err)
 	}

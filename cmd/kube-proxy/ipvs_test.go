@@ -201,8 +201,8 @@ func TestIPVSSchedulerLacking(t *testing.T) {
 	}
 	p = n.serve()
 	p.await(regexp.MustCompile(`mode="ipvs" instead="iptables" err="ipvs: this kernel has no scheduler .*rr.*; it ` +
-		`has wrr, .*; select one with --ipvs-scheduler`))
-	if _, err := n.converse("pod3", labTarget, 1000, timeout, rand.New(rand.NewPCG(1, 2))); err != nil {
+		`has wrr, .*: choose one with --ipvs-scheduler`))
+	if _, err := n.converse("pod3", labTarget, 1000, patience, rand.New(rand.NewPCG(1, 2))); err != nil {
 		t.Error(err)
 	}
 	p.stop()
@@ -332,7 +332,8 @@ func TestIPVSModeChanges(t *testing.T) {
 				p.await(regexp.MustCompile(`"Removed" what="[0-9]+ ipsets`))
 				n.nothingOfIPVS("")
 			} else {
-				p.await(regexp.MustCompile(map[string]string{"iptables": `"reset" family="IPv6"`,
+				p.await(regexp.MustCompile(map[string]string{"iptables": `"Compared and wrote all frontends" ` +
+					`family="IPv6"`,
 					"nftables":  `"Removed" what="the nftables table kube-proxy of IPv6`,
 					"userspace": `"Removed" what=.*userspace`}[other]))
 				for _, program := range []string{"iptables-save", "ip6tables-save"} {

@@ -136,7 +136,8 @@ func TestNodeDoesNotCome(t *testing.T) {
 			sink(cluster.SlicesListed{})
 			sink(cluster.CIDRsListed{})
 			time.Sleep(50 * time.Millisecond) // an API server that is slow: the wait does not begin yet
-			if s := log.String(); strings.Contains(s, "not known") || strings.Contains(s, "msg=reset") {
+			if s := log.String(); strings.Contains(s, "not known") || strings.Contains(s, "Compared and wrote all "+
+				"frontends") {
 				t.Errorf("%s: before Services are listed:\n%s", c.name, s)
 			}
 			if c.node {

@@ -83,14 +83,14 @@ func TestFamilyThatCannotBeServed(t *testing.T) {
 	args := usual("iptables")
 	onlyIPv4 := env("PATH=" + bin)
 	p := n.start(append(args, "--bind-address=2001:db8::1"), onlyIPv4)
-	p.await(regexp.MustCompile(`"reset" family="IPv6"`))
+	p.await(regexp.MustCompile(`"Compared and wrote all frontends" family="IPv6"`))
 	has(t, "log", p.log(), `instead="userspace"`, "no usable ip6tables", `stack="dual-stack" primary="IPv6"`)
 	if rules := n.rules(); strings.Contains(rules, "KUBE-SERVICES") {
 		t.Errorf("with IPv6 first there are rules of mode iptables:\n%s", rules)
 	}
 	p.stop()
 	p = n.start(args, onlyIPv4)
-	p.await(regexp.MustCompile(`"reset" family="IPv4"`))
+	p.await(regexp.MustCompile(`"Compared and wrote all frontends" family="IPv4"`))
 	has(t, "log", p.log(), `"Not serving the secondary IP family" family="IPv6"`, "no usable ip6tables",
 		`stack="single-stack" primary="IPv4"`)
 	if rules := n.rules(); !strings.Contains(rules, "-A KUBE-SERVICES -d 10.96.0.1/32") ||

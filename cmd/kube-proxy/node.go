@@ -71,7 +71,7 @@ func (p *proxy) watchNode(ctx context.Context, podCIDRsWait time.Duration, fail 
 				if f.Fatal && !begun {
 					fatals = append(fatals, errors.New(f.Text))
 				} else if !slices.Contains(before, f.Text) {
-					p.log.Warn("Configuration may be incomplete or incorrect", "because", f.Text)
+					p.log.Warn("Configuration may be incomplete or incorrect", "reason", f.Text)
 					if f.Row == "PN-71" {
 						p.publish(event.NodeNotFound(p.config().NodeName))
 					}

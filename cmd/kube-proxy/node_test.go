@@ -43,11 +43,11 @@ func TestNodeCIDR(t *testing.T) {
 		fails  string // "" if it serves
 	}{
 		{"no Node", nil, 50 * time.Millisecond,
-			`--detect-local-mode NodeCIDR: the Node "n1" is not known after 50ms: is something in the cluster to ` +
-				`give it some, such as --allocate-node-cidrs, and is --hostname-override right?`},
+			`--detect-local-mode NodeCIDR: the Node "n1" is not known after 50ms: check that the cluster ` +
+				`allocates them, such as with --allocate-node-cidrs, and check --hostname-override`},
 		{"no pod CIDRs", []cluster.Event{podNode()}, 50 * time.Millisecond,
-			`--detect-local-mode NodeCIDR: the Node "n1" has no spec.podCIDRs after 50ms: is something in the ` +
-				`cluster to give it some, such as --allocate-node-cidrs, and is --hostname-override right?`},
+			`--detect-local-mode NodeCIDR: the Node "n1" has no spec.podCIDRs after 50ms: check that the ` +
+				`cluster allocates them, such as with --allocate-node-cidrs, and check --hostname-override`},
 		{"pod CIDRs", []cluster.Event{podNode("10.1.0.0/24", "fd00:1::/64")}, time.Hour, ""},
 		{"pod CIDRs later", []cluster.Event{podNode(), podNode("10.1.0.0/24", "fd00:1::/64")}, time.Hour, ""},
 	} {
@@ -67,7 +67,7 @@ func TestNodeCIDR(t *testing.T) {
 			go func() { defer close(serving); p.runFamilies(ctx) }()
 			for _, ev := range append([]cluster.Event{cluster.ServicesListed{Services: objects.Services},
 				cluster.SlicesListed{Slices: objects.Slices}, cluster.CIDRsListed{}}, c.events...) {
-				if s := log.String(); strings.Contains(s, "msg=reset") {
+				if s := log.String(); strings.Contains(s, "Compared and wrote all frontends") {
 					t.Errorf("before %#v:\n%s", ev, s)
 				}
 				p.fold(ev)
@@ -91,7 +91,7 @@ func TestNodeCIDR(t *testing.T) {
 				}
 				p.fold(podNode()) // an event that arrives while the process ends
 				time.Sleep(5 * time.Millisecond)
-				if s := log.String(); strings.Contains(s, "msg=reset") {
+				if s := log.String(); strings.Contains(s, "Compared and wrote all frontends") {
 					t.Errorf("rules were written:\n%s", s)
 				}
 			} else {
@@ -138,7 +138,7 @@ func TestNodeName(t *testing.T) {
 				n.code("http://127.0.0.1:32000/", 200)
 			} else {
 				n.code("http://127.0.0.1:32000/", 503)
-				p.await(regexp.MustCompile(`W.*\] "Configuration may be incomplete or incorrect" because="there is ` +
+				p.await(regexp.MustCompile(`W.*\] "Configuration may be incomplete or incorrect" reason="there is ` +
 					`no Node.*n3`))
 			}
 			p.stop()

@@ -104,7 +104,7 @@ func TestHealthOddServiceIPTables(t *testing.T) {
 	if strings.Contains(metrics, "\nkubeproxy_write_proofs_total{ip_family=\"IPv4\"} 0\n") {
 		t.Errorf("no proof was made:\n%s", metrics)
 	}
-	has(t, "log", p.log(), "row not written", "10.96.7.7:80/tcp")
+	has(t, "log", p.log(), "Failed to write a frontend", "10.96.7.7:80/tcp")
 	if after := n.rules(); after != before {
 		t.Errorf("the rules were\n%s\nand are\n%s", before, after)
 	}

@@ -46,19 +46,20 @@ func TestSourceIsTheAddressItself(t *testing.T) {
 				trace, why            []string
 			}{
 				{"172.18.0.2/32", "192.0.2.53", "balance",
-					[]string{"It may be used from 172.18.0.2/32 only (loadBalancerSourceRanges), and from the " +
+					[]string{"loadBalancerSourceRanges allows only 172.18.0.2/32, and from the " +
 						"address itself: 192.0.2.53 is that."},
 					[]string{"may be used from 172.18.0.2/32 only (loadBalancerSourceRanges).",
-						"This node is within them, so each of these addresses may be used from itself too"}},
+						"This node is in these ranges, so packets whose source is one of these addresses are " +
+							"allowed too"}},
 				{"172.18.0.2/32", "192.0.2.54", "drop",
-					[]string{"It may be used from 172.18.0.2/32 only (loadBalancerSourceRanges), and from the " +
+					[]string{"loadBalancerSourceRanges allows only 172.18.0.2/32, and from the " +
 						"address itself: 192.0.2.54 is neither."}, nil},
 				{"203.0.113.0/24", "192.0.2.53", "drop",
-					[]string{"It may be used from 203.0.113.0/24 only (loadBalancerSourceRanges), and 192.0.2.53 is " +
+					[]string{"loadBalancerSourceRanges allows only 203.0.113.0/24, and 192.0.2.53 is " +
 						"in none of them."},
 					[]string{"may be used from 203.0.113.0/24 only (loadBalancerSourceRanges)."}},
 				{"203.0.113.0/24", "203.0.113.9", "balance",
-					[]string{"It may be used from 203.0.113.0/24 only (loadBalancerSourceRanges), and 203.0.113.9 is " +
+					[]string{"loadBalancerSourceRanges allows only 203.0.113.0/24, and 203.0.113.9 is " +
 						"among them."}, nil},
 			} {
 				n.apply("dns", within(c.ranges))

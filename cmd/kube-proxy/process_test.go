@@ -186,7 +186,7 @@ func usual(mode string, more ...string) []string {
 }
 
 // allWritten matches the log when both families' rules are written.
-var allWritten = regexp.MustCompile(`(?s)reset"? family=.*reset"? family=`)
+var allWritten = regexp.MustCompile(`(?s)all frontends"? family=.*all frontends"? family=`)
 
 // errorLine matches the header of an error in the log.
 var errorLine = regexp.MustCompile(`(?m)^E\d{4} `)

@@ -151,7 +151,7 @@ func (p *proxy) serve(ctx context.Context, src source) error {
 	running.Go(func() { p.watchNode(ctx, podCIDRsWait, failed.add) })
 	written := p.keepSnapshots(ctx)
 	<-ctx.Done()
-	p.log.Info("Stopping; the rules stay in force", "because", context.Cause(ctx))
+	p.log.Info("Stopping; the rules stay in force", "reason", context.Cause(ctx))
 	running.Wait()
 	select {
 	case <-written:

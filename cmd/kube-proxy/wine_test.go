@@ -280,7 +280,7 @@ func windowsService(n *windowsNode) {
 	sc("stop", "good")
 	await("service that has stopped", state("good", "STOPPED"))
 	await("word of the stop in the log", func() bool {
-		return strings.Contains(text("good.log"), `"Stopping; the rules stay in force" because="the service control `+
+		return strings.Contains(text("good.log"), `"Stopping; the rules stay in force" reason="the service control `+
 			`manager stops the service"`)
 	})
 

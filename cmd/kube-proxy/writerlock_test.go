@@ -41,7 +41,7 @@ func TestTwoProxies(t *testing.T) {
 
 	second := young.start(usual("nftables", "--bind-address-hard-fail"))
 	second.await(itWaits)
-	second.await(regexp.MustCompile(`"read manifests"`))
+	second.await(regexp.MustCompile(`"Read manifests"`))
 	second.await(regexp.MustCompile(`I.*\] "Health server cannot listen yet"`)) // the first has the address
 	// The answer of the first: a probe does not show that another waits, so DaemonSets use no surge
 	// (docs/operate.md).

@@ -69,8 +69,8 @@ func newNode(t *testing.T) *node {
 		"--service-metrics=50")
 	n.ask = func(args ...string) string { return n.run(binary, append(args, "--admin-socket="+socket)...) }
 	until(t, "all Services are written", func() bool {
-		return slices.ContainsFunc(n.proxy.out.Lines(`"reset" family="IPv4"`),
-			func(line string) bool { return strings.Contains(line, "rows=10") })
+		return slices.ContainsFunc(n.proxy.out.Lines(`"Compared and wrote all frontends" family="IPv4"`),
+			func(line string) bool { return strings.Contains(line, "frontends=10") })
 	})
 	ui := n.start(binary, "ui", "--admin-socket="+socket, "--listen=127.0.0.1:10300")
 	until(t, "the page is there", func() bool {
