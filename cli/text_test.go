@@ -13,9 +13,9 @@ import (
 func TestAskCountsWell(t *testing.T) {
 	one := inspect.Difference{Family: "IPv4", Object: "element", Want: "there"}
 	for want, d := range map[string]*inspect.Diff{
-		"1 difference; 1 frontend compared\n":         {Differences: []inspect.Difference{one}, Rows: 1},
+		"1 difference; 1 frontend compared\n":    {Differences: []inspect.Difference{one}, Rows: 1},
 		"2 differences; 2 frontends compared\n":  {Differences: []inspect.Difference{one}, More: 1, Rows: 2},
-		"no difference; 1 frontend compared\n":        {Rows: 1},
+		"no difference; 1 frontend compared\n":   {Rows: 1},
 		"no difference; 0 frontends compared\n":  {},
 		"no difference; 36 frontends compared\n": {Rows: 36},
 	} {
