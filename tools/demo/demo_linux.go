@@ -24,7 +24,7 @@ type demo struct {
 
 // first measures all rows and prints the table. It returns the number of unexpected results.
 func (d *demo) first(ctx context.Context) (wrong int, err error) {
-	step := d.out.step("packets", "real TCP and UDP connections for %d rows, both IP families", len(d.shop.rows))
+	step := d.out.step("packets", "real TCP and UDP connections for %d cases, both IP families", len(d.shop.rows))
 	tallies := d.field.measure(ctx, d.shop.rows, effort{connections: d.options.connections})
 	if err := ctx.Err(); err != nil {
 		return 0, err
@@ -43,9 +43,8 @@ func (d *demo) first(ctx context.Context) (wrong int, err error) {
 	d.out.printf("\n")
 	d.out.lines(d.layout.table(entries))
 	wrong = verdict(entries)
-	d.out.printf("\n%d connections; %d of %d rows are as %s says they must be\n", sent, len(entries)-wrong,
-		len(entries),
-		packetsFile)
+	d.out.printf("\n%d connections; %d of %d cases match %s\n", sent, len(entries)-wrong,
+		len(entries), packetsFile)
 	return wrong, nil
 }
 
@@ -53,14 +52,14 @@ func (d *demo) first(ctx context.Context) (wrong int, err error) {
 func (d *demo) invite() {
 	in := func(host string) string { return "ip netns exec kp-" + d.options.lab + "-" + host + " " }
 	customer, _ := netlab.HostByName(netlab.Client)
-	d.out.printf("\n%s\n\n", d.layout.paint(bold, "kube-proxy goes on serving. In another terminal, try:"))
+	d.out.printf("\n%s\n\n", d.layout.paint(bold, "kube-proxy keeps serving. In another terminal, try:"))
 	for _, try := range []struct{ what, command string }{
 		{"take a pod out of the shop, and put it back",
 			"sed -i /pod4/d " + d.dir + "/web.yaml\ncp " + filepath.Join(d.options.shop, "web.yaml") + " " + d.dir +
 				"/"},
-		{"ask as a customer outside, again and again",
+		{"connect as a client outside the cluster, repeatedly",
 			in("client") + "curl http://192.0.2.30:8000/"},
-		{"ask kube-proxy what becomes of a packet of that customer, and why",
+		{"show what happens to a packet of that client, and why",
 			d.options.proxy + " trace " + customer.V4.String() + " 192.0.2.30:8000 --admin-socket=" + socket(d.dir)},
 		{"see all of it in a browser", d.options.proxy + " ui --admin-socket=" + socket(d.dir)},
 		{"see what is in the kernel", in("node1") + d.options.mode.Show},

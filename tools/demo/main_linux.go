@@ -139,7 +139,7 @@ func run(ctx context.Context, out *printer, o options) (err error) {
 	}
 	if o.once {
 		if wrong > 0 {
-			return fmt.Errorf("%d of %d rows are not as %s says", wrong, len(d.now), packetsFile)
+			return fmt.Errorf("%d of %d cases do not match %s", wrong, len(d.now), packetsFile)
 		}
 		return nil
 	}

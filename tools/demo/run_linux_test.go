@@ -129,7 +129,7 @@ func testOnce(t *testing.T, binary, m string) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, text)
 	}
-	if !strings.Contains(text, "48 of 48 rows are as") || strings.Contains(text, notAsSaid) ||
+	if !strings.Contains(text, "48 of 48 cases match") || strings.Contains(text, notAsSaid) ||
 		!strings.Contains(text, m+" mode") {
 		t.Errorf("output:\n%s", text)
 	}
