@@ -19,9 +19,8 @@ func flagsPage(modes mode.List) string {
 	o.AddFlags(set)
 	var b strings.Builder
 	b.WriteString("# Flags\n\n<!-- Made by `go test ./config -run TestPages -update`. Do not edit. -->\n\n" +
-		"These flags set no field. [The configuration file](configuration.md) lists the others; with `--config` they " +
-		"are\n" +
-		"ignored, except " + winning(o) + ".\n`_` and `-` are equal in flag names.\n")
+		"These flags have no field in the configuration file. [Its page](configuration.md) lists the others; with\n" +
+		"`--config` those are ignored, except " + winning(o) + ".\n`_` and `-` are equal in flag names.\n")
 	var idle []*entry
 	for _, g := range o.table.groups() {
 		head := fmt.Sprintf("\n## %s\n\n", g)
@@ -79,12 +78,10 @@ func configurationPage(modes mode.List) string {
 		"fields cause a\n" +
 		"warning. Older field names are read, also those of `componentconfig/v1alpha1`. An absent field has its " +
 		"default, and so\n" +
-		"has a zero, unless the field's type distinguishes the two.\n\n" +
-		"In parentheses: the flag, the type, the default. A change takes effect in the running process, unless " +
-		"*restart*\n" +
-		"stands there: it ends the process, which must be restarted, if the running mode uses the field. Upstream " +
-		"lacks\n" +
-		"fields with *EXT*. [The specification](behaviour.md#configuration-file) has the rules of a field.\n")
+		"has a field with the value zero, unless its type distinguishes the two.\n\n" +
+		"In parentheses: the flag, the type, the default. The running process applies changes. If a field marked\n" +
+		"*restart* changes and the running mode uses it, the process exits, and must be started again. Upstream lacks\n" +
+		"fields marked *EXT*. [The specification](behaviour.md#configuration-file) has the rules of each field.\n")
 	by := map[string][]*entry{}
 	var where []string
 	for f := range o.table.fields() {

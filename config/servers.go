@@ -18,7 +18,7 @@ type Servers struct {
 	Profiling bool
 	// AdminSocket is the path of the socket for queries by operators; "" for none.
 	AdminSocket string
-	// ServiceMetrics is the number of Services with traffic metrics, 0 to MostServiceMetrics; 0
+	// ServiceMetrics is the number of Services with traffic metrics, 0 to MaxServiceMetrics; 0
 	// disables counting.
 	ServiceMetrics int
 	// ShowHiddenMetricsFor is "1.36", or "" for none.
@@ -71,7 +71,7 @@ func (o *Options) checkServers(r *option.Report) Servers {
 	f := o.file
 	s := Servers{HardFail: f.BindAddressHardFail, Profiling: f.EnableProfiling,
 		ShowHiddenMetricsFor: f.ShowHiddenMetricsForVersion, AdminSocket: o.adminSocket()}
-	s.ServiceMetrics = r.Within("serviceMetrics", o.servers.ServiceMetrics, 0, MostServiceMetrics)
+	s.ServiceMetrics = r.Within("serviceMetrics", o.servers.ServiceMetrics, 0, MaxServiceMetrics)
 	s.Healthz = o.server("healthzBindAddress", &f.HealthzBindAddress, healthzPort)
 	s.Metrics = o.server("metricsBindAddress", &f.MetricsBindAddress, metricsPort)
 	// One address for both is one server, as in v1.5.
@@ -86,9 +86,9 @@ func (o *Options) checkServers(r *option.Report) Servers {
 	return s
 }
 
-// MostServiceMetrics is the largest number of Services with their own metrics: a series for each,
+// MaxServiceMetrics is the largest number of Services with their own metrics: a series for each,
 // IP family and node.
-const MostServiceMetrics = 1000
+const MaxServiceMetrics = 1000
 
 // DefaultAdminSocket is the admin socket unless another is configured; the commands use this path.
 const DefaultAdminSocket = "/run/kube-proxy/admin.sock"

@@ -14,9 +14,8 @@ func MetricsPage(modes mode.List) string {
 	b.WriteString("# Metrics\n\n<!-- Made by `go test ./status -run TestPage -update`. Do not edit. -->\n\n" +
 		"`/metrics` on the metrics port (`--metrics-bind-address`, 127.0.0.1:10249) returns Prometheus text, or " +
 		"OpenMetrics if\n" +
-		"`Accept` requests it. All are ALPHA, as upstream's, and have the label `ip_family` unless *node* stands " +
-		"there.\n" +
-		"Upstream lacks those with *EXT*; [the specification](behaviour.md#metrics) has the others.\n")
+		"`Accept` requests it. All metrics are ALPHA, as in upstream, and have the label `ip_family`, except those\n" +
+		"marked *node*. Upstream lacks those marked *EXT*; [the specification](behaviour.md#metrics) has the others.\n")
 	by := map[string][]metric{}
 	var where []string
 	for _, x := range withModes(modes) {

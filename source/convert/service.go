@@ -36,7 +36,7 @@ const ServiceSelector = "!" + LabelProxyName + ",!" + LabelHeadless
 // The bounds of an affinity timeout in seconds, and its default (SV-18).
 const (
 	affinityDefault = 10800
-	affinityMost    = 86400
+	affinityMax     = 86400
 )
 
 // noHealthCheck is the effect of an invalid healthCheckNodePort.
@@ -234,12 +234,12 @@ func affinity(ps *problems, spec *core.ServiceSpec) int32 {
 	}
 	if c := spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
 		t := *c.ClientIP.TimeoutSeconds
-		if t >= 1 && t <= affinityMost {
+		if t >= 1 && t <= affinityMax {
 			return t
 		}
 		use := int32(affinityDefault)
-		if t > affinityMost {
-			use = affinityMost
+		if t > affinityMax {
+			use = affinityMax
 		}
 		ps.add(Problem{Field: "spec.sessionAffinityConfig.clientIP.timeoutSeconds", Value: strconv.Itoa(int(t)),
 			What: "is not in 1..86400", Then: fmt.Sprintf("%d is used", use)})
