@@ -80,7 +80,8 @@ func configurationPage(modes mode.List) string {
 		"default, and so\n" +
 		"has a field with the value zero, unless its type distinguishes the two.\n\n" +
 		"In parentheses: the flag, the type, the default. The running process applies changes. If a field marked\n" +
-		"*restart* changes and the running mode uses it, the process exits, and must be started again. Upstream lacks\n" +
+		"*restart* changes and the running mode uses it, the process exits, and must be started again. Upstream " +
+		"lacks\n" +
 		"fields marked *EXT*. [The specification](behaviour.md#configuration-file) has the rules of each field.\n")
 	by := map[string][]*entry{}
 	var where []string

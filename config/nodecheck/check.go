@@ -152,8 +152,8 @@ func (c *checker) clusterCIDRs() {
 	default:
 		for _, fam := range c.Families[1:] {
 			if c.uses(fam) && !has(all, fam) {
-				c.add("CF-66", false, "%s %s has no %s network: in %[3]s the proxy cannot distinguish traffic of pods from "+
-					"other traffic",
+				c.add("CF-66", false, "%s %s has no %s network: in %[3]s the proxy cannot distinguish traffic of "+
+					"pods from other traffic",
 					c.Name("clusterCIDR"), list(all), fam)
 			}
 		}
@@ -173,8 +173,8 @@ func (c *checker) podCIDRs() {
 	switch {
 	case !byNode:
 	case len(all) == 0:
-		c.add("CF-66", false, "the Node %q has no spec.podCIDRs, which %s NodeCIDR needs: the proxy cannot distinguish "+
-			"traffic of pods from other traffic",
+		c.add("CF-66", false, "the Node %q has no spec.podCIDRs, which %s NodeCIDR needs: the proxy cannot "+
+			"distinguish traffic of pods from other traffic",
 			c.facts.NodeName, c.Name("detectLocalMode"))
 	default:
 		for _, fam := range c.Families[1:] {

@@ -109,7 +109,8 @@ func TestCheck(t *testing.T) {
 				`distinguish traffic of pods from other traffic`},
 		{"CF-66 no pod CIDR of a family", []func(*setup, *facts){func(s *setup, f *facts) {
 			s.Settings.DetectLocal, f.Node.PodCIDRs = policy.NodeCIDR, prefixes("10.1.7.0/24")
-		}}, `CF-66 the Node "node-1" has spec.podCIDRs 10.1.7.0/24, none of IPv6: in IPv6 the proxy cannot distinguish ` +
+		}}, `CF-66 the Node "node-1" has spec.podCIDRs 10.1.7.0/24, none of IPv6: in IPv6 the proxy cannot ` +
+			`distinguish ` +
 			`traffic of pods from other traffic`},
 		{"CF-66 interfaces are of every family", []func(*setup, *facts){func(s *setup, f *facts) {
 			s.Settings.DetectLocal, s.Settings.PodInterface, s.Settings.ClusterCIDRs,

@@ -40,7 +40,8 @@ func TestNoStreamingLists(t *testing.T) {
 			if n := r.api.asked(initial); n > before {
 				t.Errorf("asked %d times more for streaming lists", n-before)
 			}
-			if said := r.log.Lines("does not stream lists"); len(said) != 1 || !strings.Contains(said[0], "level=INFO") {
+			if said := r.log.Lines("does not stream lists"); len(said) != 1 || !strings.Contains(said[0],
+				"level=INFO") {
 				t.Errorf("the log says of streaming lists: %q", said)
 			}
 			for _, line := range r.log.Lines("level=ERROR") {
