@@ -134,8 +134,7 @@ func (a queryCommand) printFlags(cmd *cobra.Command, output *string, watch *bool
 }
 
 // askFlags are the flags with which a command on the node finds the proxy.
-var askFlags = "      --manifests DIR   answer from the objects in this folder, without a running proxy (not diff, " +
-	"events, top)\n" +
+var askFlags = "      --manifests DIR   answer from objects in this folder, without a proxy (not diff, events, top)\n" +
 	"      --admin-socket    socket of the proxy to query, default " + config.AdminSocketOn(runtime.GOOS,
 	config.DefaultAdminSocket) + "\n"
 
@@ -149,8 +148,7 @@ func (a queryCommand) help(program, flags string) string {
 	text := fmt.Sprintf("Usage: kube-proxy %s%s [flags]\n\n", strings.TrimSpace(a.name+" "+a.args), usage) +
 		wrapped(a.about) + a.more + printing
 	return strings.ReplaceAll(text, "kube-proxy "+a.name, program+" "+a.name) + flags + fmt.Sprintf(
-		"\nExit codes: 0 answered, no problem; 1 invalid query, such as an unknown Service; %d answered, with a "+
-			"problem;\n"+
+		"\nExit codes: 0 answered, no problem; 1 invalid query, such as an unknown Service; %d answered, a problem;\n"+
 			"%d no proxy answered. docs/ask.md has examples.\n", ExitFound, ExitNotAsked)
 }
 

@@ -14,9 +14,8 @@ func connectQuery() queryCommand {
 		name: "connect", serves: true,
 		short: "connect stdin and stdout to the admin socket; for kubectl svcproxy",
 		about: "Connects standard input and output to the admin socket of the proxy, until either side ends. " +
-			"kubectl svcproxy runs it in the proxy's container, " +
-			"with kubectl exec, to query the proxy of any node without access to that node. " +
-			"docs/ask.md describes the requests.",
+			"kubectl svcproxy runs it in the proxy's container, with kubectl exec, to query the proxy of any node " +
+			"without access to that node. docs/ask.md describes the requests.",
 		ask: func(ctx context.Context, q *queries, _ []string) error { return q.carry(ctx, os.Stdin) },
 	}
 }

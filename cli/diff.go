@@ -22,8 +22,7 @@ func diffQuery() queryCommand {
 		name: "diff", most: 0,
 		short: "differences between the kernel and the table",
 		about: "Compares the kernel with the desired table and lists the differences: changes by other programs, " +
-			"and writes that the kernel did not accept. Each difference is checked twice, because a write in " +
-			"progress looks like one.",
+			"and writes that the kernel refused. Each difference is checked twice: a write in progress looks like one.",
 		ask: func(ctx context.Context, q *queries, _ []string) error {
 			d, err := get(ctx, q, "diff", nil, func(d *inspect.Diff) {
 				q.head(d.Node)
@@ -184,9 +183,8 @@ func topQuery() queryCommand {
 		name:  "top",
 		short: "Services by connections per second",
 		about: "Prints the Services with the most new connections in one second; with --watch every second, with " +
-			"totals " +
-			"since the command started. -o wide lists addresses separately. Connections are counted only while the " +
-			"command runs. It reports if the kernel lost some.",
+			"totals since the command started. -o wide lists addresses separately. Connections are counted only " +
+			"while the command runs. It reports if the kernel lost some.",
 		merge: mergeTops,
 		ask:   func(ctx context.Context, q *queries, _ []string) error { return q.top(ctx, false) },
 		watch: func(ctx context.Context, q *queries, _ []string) error {

@@ -21,8 +21,7 @@ func backendsQuery() queryCommand {
 		name: "backends", args: "SERVICE[:PORT]", least: 1, most: 1, takes: oneService,
 		short: "the endpoints of a Service: node, condition, use, and why some are excluded",
 		about: "Prints the endpoints of a Service by port: node, condition, the sets of backends that contain the " +
-			"endpoint (cluster: for all clients; local: for a traffic policy Local), and why the other sets " +
-			"exclude it.",
+			"endpoint (cluster: for all clients; local: for a policy Local), and why the others exclude it.",
 		more: "\n  kube-proxy backends shop/web\n  kube-proxy backends web:http -o wide\n",
 		ask: func(ctx context.Context, q *queries, args []string) error {
 			_, err := get(ctx, q, "service", url.Values{"name": {args[0]}}, func(d *inspect.Detail) {
@@ -40,8 +39,7 @@ func whyQuery() queryCommand {
 		name: "why", args: "[SERVICE[:PORT]]", most: 1, takes: oneService,
 		short: "which Services need attention; why one has no backends, or excludes some",
 		about: "Explains the state of a Service on this node: why it has no backends, why load balancers skip the " +
-			"node, " +
-			"which endpoints are excluded, which addresses are refused or belong to another Service. Without a " +
+			"node, which endpoints are excluded, which addresses are refused or belong to another Service. Without a " +
 			"Service it lists those that need attention, the worst first, up to three for each namespace and state.",
 		more: "\n  kube-proxy why\n  kube-proxy why shop/web\n",
 		ask: func(ctx context.Context, q *queries, args []string) error {

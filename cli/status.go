@@ -18,9 +18,8 @@ func statusQuery() queryCommand {
 		name:  "status",
 		short: "the state of this node's proxy, and what needs attention",
 		about: "Prints the mode, version and uptime; the frontends in force, pending, failing and in conflict; " +
-			"repaired " +
-			"drift; conntrack usage; and the last change with its latency. A list of problems follows, the worst " +
-			"first, each with the command to run next. With any problem the exit code is 2.",
+			"repaired drift; conntrack usage; and the last change with its latency. A list of problems follows, the " +
+			"worst first, each with the command to run next. With any problem the exit code is 2.",
 		more:  "\n  kube-proxy status --watch\n",
 		merge: mergeStatus,
 		ask: func(ctx context.Context, q *queries, _ []string) error {

@@ -24,9 +24,8 @@ func tableQuery() queryCommand {
 		name: "table", args: "[FILTER]", most: 1, takes: oneService,
 		short: "the frontends: each address and port of a Service, and its routes",
 		about: "Prints the frontends of the desired table: each address and port of a Service, and what happens to " +
-			"its " +
-			"packets, depending on their source. FILTER is an address, a CIDR, a namespace followed by a slash, or " +
-			"part of a key, a Service or a kind.",
+			"its packets, depending on their source. FILTER is an address, a CIDR, a namespace followed by a slash, " +
+			"or part of a key, a Service or a kind.",
 		more: "\n  kube-proxy table shop/\n  kube-proxy table 10.96.0.10\n  kube-proxy table nodeport\n",
 		ask: func(ctx context.Context, q *queries, args []string) error {
 			params := url.Values{}

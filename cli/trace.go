@@ -40,8 +40,7 @@ func traceQuery() queryCommand {
 			"Port and protocol may be omitted if the Service has only one.\n\n" +
 			"  kube-proxy trace 10.1.1.11 10.96.0.10:80\n  kube-proxy trace shop/web-1 shop/cart:http\n" +
 			"  kube-proxy trace node nodeport:30080/tcp\n" +
-			"\n      --expect string   balance, reject, drop or pass: " +
-			"exit with code 2 if the outcome differs\n" +
+			"\n      --expect string   balance, reject, drop or pass: exit with code 2 if the outcome differs\n" +
 			"      --from string     SRC as a flag (--from 10.1.1.11 DST), or \"pod\" if SRC names a Pod " +
 			"(--from pod shop/web-1 DST)\n" +
 			"      --live[=DURATION] follow a real packet with the kernel's own trace, for 1s or up to 30s, " +

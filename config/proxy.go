@@ -68,8 +68,7 @@ func (o *Options) proxySection() option.Section {
 			Help: "limit of objects for the Services of one namespace, for each IP family; one Service may have a " +
 				"quarter. An object takes about 128 bytes; docs/modes.md explains the count. 0 means no limit"},
 		{Path: "bindAddress", Flag: "bind-address", Row: "CF-13",
-			Help: "`IP` of this node, in place of its Node object's; 0.0.0.0 or :: means the Node object's; the " +
-				"proxy does not listen on it"},
+			Help: "`IP` of this node; 0.0.0.0 or :: means that of its Node object; the proxy does not listen on it"},
 		{Path: "iptables.masqueradeAll", Flag: "masquerade-all"},
 		{Path: "featureGates", Flag: "feature-gates", Row: "CF-01", Restart: "gates are read at the start",
 			Help: "`name=bool,...`: feature gates to turn on or off"},

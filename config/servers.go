@@ -53,8 +53,8 @@ func (o *Options) serversSection() option.Section {
 			Help: "serve profiles on the metrics server, below /debug"},
 		{Path: "adminSocket", Flag: "admin-socket", Row: "EXT",
 			Help: "`path` of the unix socket that answers kube-proxy trace, why, diff, ui and other queries, for " +
-				"root only; " +
-				"empty disables it. On Windows a named pipe for administrators, by default `" + adminPipe + "`"},
+				"root only; empty disables it. On Windows a named pipe for administrators, by default `" +
+				adminPipe + "`"},
 		{Path: "serviceMetrics", Flag: "service-metrics", Row: "EXT", Restart: option.AtStart,
 			Help: "number of Services that have their own connection metrics, 0 to 1000: the busiest ones; the " +
 				"others share one series. 0 disables counting"},

@@ -33,9 +33,8 @@ func (o *Options) snapshotSection() option.Section {
 	return option.Section{Title: "Node and API server", Order: 21, Values: o.snapshot, Fields: []option.Field{
 		{Path: "snapshot", Flag: "snapshot", Row: "SN-01", Restart: restart, Effect: onLinux,
 			Help: "`directory` for a snapshot of Services and endpoints; after a reboot the node serves from it " +
-				"until " +
-				"the API server answers. Its parent must exist; the directory is created for root only (0700). " +
-				"Empty disables snapshots"},
+				"until the API server answers. Its parent must exist; the directory is created for root only " +
+				"(0700). Empty disables snapshots"},
 		{Path: "snapshotMaxAge", Flag: "snapshot-max-age", Row: "SN-02", Restart: restart, Effect: onLinux,
 			Help: "age at which a snapshot is rejected, at least 1m"},
 		{Path: "snapshotReady", Flag: "snapshot-ready", Row: "SN-03", Restart: restart, Effect: onLinux,

@@ -55,8 +55,7 @@ func (e *Engine) reset(ctx context.Context) {
 	if err != nil {
 		r.trouble.fail(end)
 		if r.trouble.news(err) {
-			e.cfg.Log.Error("Failed to rewrite everything, the rules in the kernel stay in force", "frontends",
-				e.table.Len(), "err", err)
+			e.cfg.Log.Error("Failed to rewrite everything, keeping the rules", "frontends", e.table.Len(), "err", err)
 			e.reportFailed(cluster.Name{}, lb.Key{}, "reset", err)
 		}
 		return

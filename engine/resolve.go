@@ -241,8 +241,7 @@ func (e *Engine) unresolved(name cluster.Name, err error, now time.Time) {
 	e.resolver.unresolved.fail(name, now)
 	e.stats.failed("resolve service "+name.String()+": "+err.Error(), now)
 	if e.said.first("resolve "+name.String()+err.Error()) && e.failures.Allow(name.Namespace) {
-		e.cfg.Log.Error("Failed to resolve a Service, its frontends stay in force", "service", name.String(),
-			"err", err)
+		e.cfg.Log.Error("Failed to resolve a Service, keeping its frontends", "service", name.String(), "err", err)
 		e.reportFailed(name, lb.Key{}, "resolve", err)
 	}
 }
@@ -278,8 +277,7 @@ func (e *Engine) reportRefused(service string, refused []lb.Refused) {
 	text := fmt.Sprintf("%d rows of service %s are malformed: %v", len(refused), service, refused[0].Err)
 	e.stats.failed(text, time.Now())
 	if e.said.first(text) && e.failures.Allow(nameOf(service).Namespace) {
-		e.cfg.Log.Error("Left out malformed frontends, the previous ones stay in force", "service", service,
-			"frontends",
+		e.cfg.Log.Error("Left out malformed frontends, keeping the previous ones", "service", service, "frontends",
 			len(refused), "first", refused[0].Err)
 		e.reportFailed(nameOf(service), refused[0].Key, "left out", refused[0].Err)
 	}

@@ -147,8 +147,7 @@ func (e *Engine) rowFailed(c lb.Change, err error) {
 	e.reportFailed(nameOf(serviceOf(c)), c.Key, "write", err)
 	if e.failures.Allow(nameOf(serviceOf(c)).Namespace) {
 		e.cfg.Log.Error("Failed to write a frontend, retrying it alone", "key", c.Key.String(), "service",
-			serviceOf(c), "err",
-			err)
+			serviceOf(c), "err", err)
 	}
 }
 

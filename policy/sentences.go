@@ -199,8 +199,7 @@ func (e *explainer) about() (out []string) {
 // aboutSources adds the allowed clients of the load-balancer addresses (SV-15, SV-16).
 func (e *explainer) aboutSources(say func(string, ...any)) {
 	if len(e.sources) == 0 {
-		say("loadBalancerSourceRanges exclude no client: they have no range of this family, or one that contains " +
-			"all addresses.")
+		say("loadBalancerSourceRanges exclude no client: no range is of this family, or one has all addresses.")
 		return
 	}
 	var words []string

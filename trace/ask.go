@@ -365,17 +365,15 @@ func (q *question) unknown() {
 	q.Verdict = Pass
 	switch {
 	case kind == 0 && network < 0:
-		q.say("No Service has %s: the proxy does not change the packet.", what)
+		q.say("No Service has %s: the proxy lets the packet pass.", what)
 	case held && ping:
-		q.say("%s is a service address, which this node has itself in mode %s: it answers pings.", to, q.how.Name)
+		q.say("%s is a service address, which this node has in mode %s: it answers pings.", to, q.how.Name)
 	case held:
 		q.Verdict = Reject
-		q.say("%s is a service address, which this node has itself in mode %s, but no Service has %s: the packet "+
-			"is rejected.",
+		q.say("%s is a service address, which this node has in mode %s, but no Service has %s: the packet is rejected.",
 			to, q.how.Name, what)
 	case q.how.PassesUnknown:
-		q.say("%s is a service address, but no Service has %s: mode %s does not change the packet.", to, what,
-			q.how.Name)
+		q.say("%s is a service address, but no Service has %s: mode %s lets it pass.", to, what, q.how.Name)
 	case q.packet.Here:
 		q.say("%s is an address of this node, and no Service has %s: a server of the node may answer.", to, what)
 	case kind == lb.ClusterIP && ping:
@@ -386,12 +384,10 @@ func (q *question) unknown() {
 		q.say("%s is a cluster IP, but no Service has %s: the packet is rejected.", to, what)
 	case network >= 0:
 		q.Verdict = Drop
-		q.say("%s is of the service network (%s), but no Service has %s: the packet is dropped, and does not leave "+
-			"the node.",
+		q.say("%s is of the service network (%s), but no Service has %s: this node drops the packet.",
 			to, q.table.Node.ServiceCIDRs[network], what)
 	default:
-		q.say("%s is the %s of a Service, but no Service has %s: the proxy does not change the packet.", to,
-			kind.Words(), what)
+		q.say("%s is the %s of a Service, but no Service has %s: the proxy lets it pass.", to, kind.Words(), what)
 	}
 }
 

@@ -74,7 +74,7 @@ func TestLook(t *testing.T) {
 			strings.Replace(whole, "true [10.244.1.0/24] [192.0.2.1] <nil>", "false [] [] kube: read the Node n1: no",
 				1)},
 		"rights may not be asked": {lookedAt{broken: "/apis/authorization"},
-			strings.Replace(whole, "denied [] <nil>", "denied [] kube: ask for the right to list /services: no", 1)},
+			strings.Replace(whole, "denied [] <nil>", "denied [] kube: check the right to list /services: no", 1)},
 		"it refuses to say what it is": {lookedAt{broken: "/version"},
 			" kube: http://HOST/version: 403 Forbidden; node false [] [] <nil>; denied [] <nil>; services [] <nil>"},
 	} {

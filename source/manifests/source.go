@@ -128,8 +128,7 @@ func (s *Source) Run(ctx context.Context, sink func(cluster.Event)) error {
 		}
 		due = nil
 		if err := s.look(touched, sink); err != nil && !s.lost.Load() {
-			s.log.Error("Cannot read the manifest folder, the last known state stays in force", "dir", s.cfg.Dir,
-				"err", err)
+			s.log.Error("Cannot read the manifest folder, keeping the last known state", "dir", s.cfg.Dir, "err", err)
 			s.lost.Store(true)
 		} else if err == nil && s.lost.Load() {
 			s.log.Info("The manifest folder can be read again", "dir", s.cfg.Dir)

@@ -41,10 +41,8 @@ type conns struct {
 const maxLoops = 16
 
 func newConns(r *Relay) (connEngine, error) {
-	e := &conns{relay: r, began: time.Now(), fds: r.cfg.Descriptors, waiting: ratelimit.New(r.cfg.Log, "No file "+
-		"descriptor"),
-		crowded: ratelimit.New(r.cfg.Log, "Client uses its share of source ports"), full: ratelimit.New(r.cfg.Log,
-			"SCTP associations fill their share of message memory"),
+	e := &conns{relay: r, began: time.Now(), fds: r.cfg.Descriptors, waiting: ratelimit.New(r.cfg.Log, "Descriptors"),
+		crowded: ratelimit.New(r.cfg.Log, "Source ports"), full: ratelimit.New(r.cfg.Log, "SCTP message memory"),
 		held: &Budget{max: maxHeld}}
 	e.pipes = newPipeBudget(e.fds.max)
 	for range min(runtime.GOMAXPROCS(0), maxLoops) {
