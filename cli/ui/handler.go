@@ -69,7 +69,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		w.Header().Set("Allow", "GET, HEAD")
-		plain(w, http.StatusMethodNotAllowed, "the status page only shows: want GET or HEAD\n")
+		plain(w, http.StatusMethodNotAllowed, "the status page is read-only: want GET or HEAD\n")
 		return
 	}
 	a, static := h.assets[name]

@@ -183,7 +183,7 @@ func TestTable(t *testing.T) {
 		t.Errorf("%d rows, want 10", n)
 	}
 	has(t, w.get("?show=problems", 200), "1 of 250 Services")
-	has(t, w.get("?q=nothing-like-it", 200), "No Service has all of these words")
+	has(t, w.get("?q=nothing-like-it", 200), "No Service matches all of these words")
 	has(t, w.get("?q=svc&show=all&page=2", 200), `href="?page=3&amp;q=svc"`)
 }
 
@@ -250,7 +250,7 @@ func TestListing(t *testing.T) {
 	w.looked = 0
 	ask(1)
 	has(t, w.get("?q=new", 200), "1 of 10,000 Services")
-	has(t, w.get("?q=svc-00007", 200), "No Service has all of these words")
+	has(t, w.get("?q=svc-00007", 200), "No Service matches all of these words")
 	w.ring.Add(changes.Entry{Kind: changes.Reset})
 	w.h.list.due = time.Now().Add(time.Hour) // all were queried a moment ago
 	ask(0)

@@ -41,7 +41,7 @@ func (h *Handler) page(tab string, content func(*http.Request, *frame) error) ht
 		}
 		var b bytes.Buffer
 		if err := h.pages.ExecuteTemplate(&b, name+".html", f); err != nil {
-			plain(w, http.StatusInternalServerError, "the page cannot be made: "+err.Error()+"\n")
+			plain(w, http.StatusInternalServerError, "cannot render the page: "+err.Error()+"\n")
 			return
 		}
 		send(w, r, f.code, "text/html; charset=utf-8", b.Bytes())

@@ -375,7 +375,7 @@ func rowSays(r *inspect.Row) string {
 }
 
 func routeSays(to inspect.Route) string {
-	from := map[string]string{"pods": "pods of this node", "host": "this node", "anywhere": "everybody else"}[to.From]
+	from := map[string]string{"pods": "pods of this node", "host": "this node", "anywhere": "all others"}[to.From]
 	if from == "" {
 		from = to.From
 	}
@@ -404,8 +404,8 @@ func inWords(d *inspect.Detail) string {
 			}
 		}
 	}
-	return fmt.Sprintf("From %s on the left over backend sets to %s on the right; %s new connections. The "+
-		"tables below say the same.",
+	return fmt.Sprintf("From %s on the left over backend sets to %s on the right, of which %s new connections. The "+
+		"tables below have the same data.",
 		plural(rows, "service address", "service addresses"), plural(ends, "endpoint", "endpoints"),
 		plural(in, "gets", "get"))
 }

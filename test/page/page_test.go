@@ -322,7 +322,7 @@ func search(t *testing.T, b *browser) {
 	b.click("input[value=problems]")
 	until(t, "there is nothing", func() bool {
 		return strings.Contains(b.text("#services tbody"),
-			"No Service has all of these words")
+			"No Service matches all of these words")
 	})
 	b.load(b.page + "?show=problems")
 	until(t, "problems are found", func() bool {
@@ -468,7 +468,7 @@ func facts(t *testing.T, b *browser) {
 	b.click("button[name=compare]")
 	until(t, "the kernel is compared", func() bool {
 		return strings.Contains(b.text(".says"),
-			"rows are in the kernel")
+			"frontends in the kernel match")
 	})
 	for _, text := range []string{"172.18.0.2", "zone-a", "10.1.0.0/24", "Mode nftables", "10,00"} {
 		if has := b.text("main"); !strings.Contains(has, text) {
@@ -541,14 +541,14 @@ func accessible(t *testing.T, b *browser) {
 			"table", "searchbox:Search", "radio", "columnheader:Traffic policy", "columnheader:Conn/s",
 			"link:Skip to the content", "status:10,001 Services"},
 		"service?name=shop/web": {"heading:shop/web",
-			"image:The way from service addresses to endpoints, http (80/tcp), IPv4", "image described",
+			"image:Path from service addresses to endpoints, http (80/tcp), IPv4", "image described",
 			"heading:Endpoints, IPv4", "columnheader:Zone", "cell:zone-a here", "columnheader:Routes",
 			"columnheader:Why not", "region:Picture", "heading:http (80/tcp), IPv4"},
 		"changes": {"image:Latency of the last changes", "region:Last changes",
 			"columnheader:Since the API"},
 		"trace": {"textbox:From", "textbox:Source port", "textbox:To", "combobox:Protocol",
 			"textbox:Incoming interface", "button:Trace"},
-		"node": {"button:Compare now", "columnheader:IPv4", "rowheader:Rows in the table"},
+		"node": {"button:Compare now", "columnheader:IPv4", "rowheader:Frontends in the table"},
 	} {
 		b.load(b.page + path)
 		if path == "" {

@@ -132,43 +132,43 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "kube-proxy.check" -}}
 {{- $kubeconfigs := compact (list .Values.apiServer.kubeconfig.hostPath .Values.apiServer.kubeconfig.secret .Values.apiServer.kubeconfig.configMap) -}}
 {{- if not (or .Values.apiServer.host $kubeconfigs) -}}
-{{- fail "apiServer.host: missing: say by which name or address every node reaches the API server without any Service, or set one of apiServer.kubeconfig.hostPath, secret and configMap" -}}
+{{- fail "apiServer.host: missing: set the name or address at which every node reaches the API server without a Service, or set one of apiServer.kubeconfig.hostPath, secret and configMap" -}}
 {{- end -}}
 {{- if gt (len $kubeconfigs) 1 -}}
 {{- fail (printf "apiServer.kubeconfig: %s: only one of hostPath, secret and configMap may be set" (join ", " $kubeconfigs)) -}}
 {{- end -}}
 {{- if and .Values.apiServer.host $kubeconfigs -}}
-{{- fail "apiServer.host: it has no effect beside apiServer.kubeconfig, which names the API server: remove one of them" -}}
+{{- fail "apiServer.host: has no effect together with apiServer.kubeconfig, which names the API server: remove one of them" -}}
 {{- end -}}
 {{- if not (or .Values.image.tag .Values.image.digest) -}}
-{{- fail "image.tag: missing: say which image, by the tag that `make image` printed or you gave it, or by image.digest" -}}
+{{- fail "image.tag: missing: set the tag that `make image` printed or that you chose, or image.digest" -}}
 {{- end -}}
 {{- if get (get .Values.config "clientConnection" | default dict) "kubeconfig" -}}
-{{- fail "config.clientConnection.kubeconfig: the container does not have that file: remove it, and say by apiServer.kubeconfig where it is to come from, or by apiServer.host where the API server is" -}}
+{{- fail "config.clientConnection.kubeconfig: the container does not have that file: remove the field, and set apiServer.kubeconfig to the source of a kubeconfig, or apiServer.host" -}}
 {{- end -}}
 {{- if eq (get .Values.config "mode" | default "") "kernelspace" -}}
 {{- fail "config.mode: kernelspace is for Windows nodes: set windows.enabled, and see docs/windows.md" -}}
 {{- end -}}
 {{- if and (has (get .Values.config "mode" | default "") (list "iptables" "ipvs")) (hasSuffix "-minimal" .Values.image.tag) (not .Values.image.digest) -}}
-{{- fail (printf "config.mode: %s: the image %s has no programs of iptables, which this mode runs: take the tag without -minimal, or mode nftables" .Values.config.mode .Values.image.tag) -}}
+{{- fail (printf "config.mode: %s: the image %s has no programs of iptables, which this mode runs: use the tag without -minimal, or mode nftables" .Values.config.mode .Values.image.tag) -}}
 {{- end -}}
 {{- if has (get .Values.config "detectLocalMode" | default "ClusterCIDR") (list "ClusterCIDR") -}}
 {{- range splitList "," (get .Values.config "clusterCIDR" | default "") -}}
 {{- if not (or (regexMatch "^ *[0-9A-Fa-f.:]+/[0-9]+ *$" .) (empty $.Values.config.clusterCIDR)) -}}
-{{- fail (printf "config.clusterCIDR: %q is no CIDR: want the pod network, such as 10.244.0.0/16, or one of each IP family with a comma between" .) -}}
+{{- fail (printf "config.clusterCIDR: %q is no CIDR: want the pod network, such as 10.244.0.0/16, or one for each IP family, separated by a comma" .) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- with get .Values.config "snapshot" -}}
 {{- if or (not (regexMatch "^(/[^/]+){4,}$" .)) (eq (dir .) "/var/lib/kube-proxy") -}}
-{{- fail (printf "config.snapshot: %s: want a directory in one that only the proxy uses, such as /var/lib/kube-proxy-state/snapshot: the chart mounts the upper one from the node" .) -}}
+{{- fail (printf "config.snapshot: %s: want a directory whose parent only the proxy uses, such as /var/lib/kube-proxy-state/snapshot: the chart mounts the parent from the node" .) -}}
 {{- end -}}
 {{- end -}}
 {{- if eq (get .Values.config "healthzBindAddress" | default "") "none" -}}
-{{- fail "config.healthzBindAddress: none: a kubelet that cannot ask a proxy for its health never calls it ready, and no rollout goes on" -}}
+{{- fail "config.healthzBindAddress: none: without the health server pods are never ready, and rollouts stop" -}}
 {{- end -}}
 {{- if and .Values.serviceMonitor.enabled (regexMatch "^(none$|127\\.|\\[?::1\\]?|localhost)" (get (include "kube-proxy.metrics" . | fromJson) "host")) -}}
-{{- fail "config.metricsBindAddress: Prometheus cannot reach a loopback address or none, and serviceMonitor.enabled is true: set it to 0.0.0.0:10249, for instance" -}}
+{{- fail "config.metricsBindAddress: serviceMonitor.enabled is true, but Prometheus cannot reach a loopback address or none: set it, for example to 0.0.0.0:10249" -}}
 {{- end -}}
 {{- end }}
 
@@ -204,10 +204,10 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- define "kube-proxy.checkWindows" -}}
 {{- $kubeconfig := get (get .Values.windows.config "clientConnection" | default dict) "kubeconfig" -}}
 {{- if and .Values.apiServer.kubeconfig.hostPath (not $kubeconfig) (not .Values.windows.configFile) -}}
-{{- fail "windows.config.clientConnection.kubeconfig: missing: apiServer.kubeconfig.hostPath is a file of Linux nodes, say which one Windows nodes have" -}}
+{{- fail "windows.config.clientConnection.kubeconfig: missing: apiServer.kubeconfig.hostPath is a file of Linux nodes: set the file of Windows nodes" -}}
 {{- end -}}
 {{- if and $kubeconfig (not .Values.apiServer.kubeconfig.hostPath) -}}
-{{- fail "windows.config.clientConnection.kubeconfig: apiServer already says how to reach the API server: remove one of them" -}}
+{{- fail "windows.config.clientConnection.kubeconfig: apiServer already names the API server: remove one of them" -}}
 {{- end -}}
 {{- if not (has (get .Values.windows.config "mode" | default "kernelspace") (list "kernelspace" "userspace")) -}}
 {{- fail (printf "windows.config.mode: %s: Windows has the modes kernelspace and userspace" .Values.windows.config.mode) -}}

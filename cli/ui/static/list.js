@@ -117,7 +117,7 @@ export function begin() {
     rows.push(space(shown.length - past));
     if (shown.length === 0) {
       const tr = document.createElement('tr');
-      const td = cell('td', 'No Service has all of these words.', 'empty');
+      const td = cell('td', 'No Service matches all of these words.', 'empty');
       td.colSpan = 10;
       tr.append(td);
       rows.push(tr);
