@@ -17,8 +17,8 @@ type Traffic struct {
 	// Connections counts new connections, and flows of protocols without connections, that were
 	// sent to an endpoint.
 	Connections uint64
-	// Bytes counts those of the user's packets in both directions; 0 where the mode does not count
-	// them.
+	// Bytes counts those of packets in both directions, with IP headers; 0 where the mode does not
+	// count them.
 	Bytes uint64
 }
 

@@ -253,6 +253,11 @@ func tabled() []metric {
 			help: "New connections and flows to endpoints of a Service, for the Services with the most " +
 				"(--service-metrics); _others is the sum of the rest",
 			read: measured(mode.Metric{Name: mode.ServiceConnections, Labels: []string{"ip_family"}})},
+		{row: "EXT", name: mode.ServiceBytes, kind: counter, labels: []string{"ip_family", "namespace", "service"},
+			some: true,
+			help: "Bytes of packets to and from a Service, with IP headers, for the Services of " +
+				"service_connections_total",
+			read: measured(mode.Metric{Name: mode.ServiceBytes, Labels: []string{"ip_family"}})},
 		{row: "EXT", name: "source_connected", kind: gauge,
 			help: "1 while the proxy follows the API server or the manifest folder; 0 while it cannot and the last " +
 				"known state stays in force",

@@ -34,15 +34,20 @@ type counters struct {
 // counter belongs to one virtual server.
 type counter struct {
 	number uint64
-	port   string // the service port; "" before it had backends
-	base   uint64 // the kernel's count when we found it
-	conns  uint64 // beyond that
-	since  int    // the reading in progress, or the last one, when it was recorded
+	port   string       // the service port; "" before it had backends
+	base   mode.Traffic // the kernel's count when we found it
+	beyond mode.Traffic // what was counted since
+	since  int          // the reading in progress, or the last one, when it was recorded
 }
 
 // unknownCount is the base of a counter that another program created: the first reading replaces
 // it.
-const unknownCount = math.MaxUint64
+var unknownCount = mode.Traffic{Connections: math.MaxUint64, Bytes: math.MaxUint64}
+
+// trafficOf returns what the kernel counts, with the bytes of both directions and their IP headers.
+func trafficOf(s ipvs.Stats) mode.Traffic {
+	return mode.Traffic{Connections: s.Conns, Bytes: s.InBytes + s.OutBytes}
+}
 
 // follow records the new state of a virtual server.
 func (c *counters) follow(s *virtual) {
@@ -63,7 +68,7 @@ func (c *counters) follow(s *virtual) {
 		c.last++
 		is = &counter{number: c.last, base: s.found, since: c.reading}
 		if s.made {
-			is.base = 0
+			is.base = mode.Traffic{}
 		}
 		c.of[s.id] = is
 	}
@@ -109,8 +114,11 @@ func (c *counters) saw(s *ipvs.ServiceState) {
 	if is == nil || is.since == c.reading {
 		return
 	}
-	is.base = min(is.base, s.Stats.Conns) // less: another program recreated it
-	is.conns = s.Stats.Conns - is.base
+	now := trafficOf(s.Stats)
+	if now.Connections < is.base.Connections || now.Bytes < is.base.Bytes { // another program recreated it
+		is.base = now
+	}
+	is.beyond = mode.Traffic{Connections: now.Connections - is.base.Connections, Bytes: now.Bytes - is.base.Bytes}
 }
 
 // counts returns the last reading of each virtual server: one list may lack some (package
@@ -120,9 +128,8 @@ func (c *counters) counts() []mode.Count {
 	defer c.mu.Unlock()
 	all := make([]mode.Count, 0, len(c.of))
 	for _, is := range c.of {
-		if is.conns > 0 {
-			all = append(all, mode.Count{CounterID: mode.CounterID{N: is.number}, ServicePort: is.port,
-				Traffic: mode.Traffic{Connections: is.conns}})
+		if is.beyond != (mode.Traffic{}) {
+			all = append(all, mode.Count{CounterID: mode.CounterID{N: is.number}, ServicePort: is.port, Traffic: is.beyond})
 		}
 	}
 	return all
@@ -131,7 +138,7 @@ func (c *counters) counts() []mode.Count {
 // Counts implements [mode.TrafficCounter].
 func (p *Plane) Counts() bool { return p.counters.on }
 
-// Traffic implements [mode.TrafficCounter] with the connections to real servers, as of two seconds
+// Traffic implements [mode.TrafficCounter] with the traffic of virtual servers, as of two seconds
 // ago. The kernel also lists virtual servers of other programs and of the other family.
 func (p *Plane) Traffic(ctx context.Context, f func(mode.Count)) error {
 	if !p.counters.on {

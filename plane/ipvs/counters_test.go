@@ -96,6 +96,14 @@ func (k *lab) rowOf(f lb.Family, table *lb.Table, id ipvs.ServiceID, own []netip
 	return nil
 }
 
+// bytesOf returns the bytes that a plane counted, by service port.
+func bytesOf(t testing.TB, p *Plane) map[string]uint64 {
+	t.Helper()
+	all := map[string]uint64{}
+	must(t, p.Traffic(t.Context(), func(c mode.Count) { all[c.ServicePort] += c.Bytes }))
+	return all
+}
+
 func plus(sums ...map[string]uint64) map[string]uint64 {
 	all := map[string]uint64{}
 	for _, m := range sums {
@@ -181,6 +189,10 @@ func TestCountersGoOn(t *testing.T) {
 	do(w.ClusterIP(0, 7, 2))
 	connect(12)
 	planetest.WantCounted(t, p, "with some again", map[string]uint64{one: 12})
+	must(t, k.ipvs.SetServiceStats(id, ipvs.Stats{Conns: 12, InBytes: 400, OutBytes: 1 << 40}))
+	if got := bytesOf(t, p)[one]; got != 400+1<<40 {
+		t.Errorf("%d bytes counted, want those of both directions", got)
+	}
 
 	must(t, only(planetest.ResetAll(t.Context(), p, table)))
 	connect(13)

@@ -9,6 +9,7 @@ import (
 
 	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
+	"kube-proxy/mode"
 )
 
 // ledger has all objects of a plane twice: as frontends need them, and as the kernel has them. It
@@ -105,9 +106,9 @@ type virtual struct {
 	// leaving: no frontend needs it, and its real servers drain.
 	leaving bool
 	// made: it was created after the last [counters.follow]. Otherwise found is the kernel's
-	// connection count when it was found.
+	// count when it was found.
 	made  bool
-	found uint64
+	found mode.Traffic
 }
 
 // dest is a real server in the kernel. Its weight is 1, or 0 without new connections; it is unknown

@@ -82,6 +82,7 @@ func facts() mode.Mode {
 			{Row: "EXT", Name: messageBytes, Kind: mode.Counter, Labels: to,
 				Help: "Bytes of those messages"},
 			{Name: mode.ServiceConnections},
+			{Name: mode.ServiceBytes},
 			{Name: "conntrack_reconciler_sync_duration_seconds"},
 			{Name: "conntrack_reconciler_deleted_entries_total"},
 		},

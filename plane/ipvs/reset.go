@@ -163,7 +163,7 @@ func (p *Plane) readServers(ctx context.Context, l *ledger, foreign func(ipvs.Se
 			s = l.found(id)
 		}
 		if !s.has {
-			s.has, s.dests, s.found = true, map[netip.AddrPort]dest{}, is.Stats.Conns
+			s.has, s.dests, s.found = true, map[netip.AddrPort]dest{}, trafficOf(is.Stats)
 			l.touched.servers[s] = lb.Key{}
 		}
 		if s.is != is.Service {
