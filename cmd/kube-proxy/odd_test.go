@@ -88,7 +88,7 @@ func TestHealthOddServiceIPTables(t *testing.T) {
 	n := newNamespace(t)
 	path, sick := choosy(t)
 	n.write("m/good.yaml", good())
-	args := usual("iptables", "--iptables-sync-period=1s", "--iptables-min-sync-period=0")
+	args := usual("iptables", "--iptables-sync-period=3s", "--iptables-min-sync-period=0")
 	p := n.start(args, env("PATH="+path))
 	p.await(allWritten)
 	n.code(healthURL+"/healthz", 200)
@@ -97,7 +97,7 @@ func TestHealthOddServiceIPTables(t *testing.T) {
 	n.until(metricsURL+"/metrics", "a failing row", func(a answer) bool {
 		return strings.Contains(a.body, "\nkubeproxy_rows_failing{ip_family=\"IPv4\"} 1\n")
 	})
-	n.stays("one row is refused", 200, 5*time.Second)
+	n.stays("one row is refused", 200, 9*time.Second)
 	metrics := n.get(metricsURL + "/metrics").body
 	has(t, "/metrics", metrics, "\nkubeproxy_rows_failing{ip_family=\"IPv4\"} 1\n",
 		"\nkubeproxy_write_proofs_total{ip_family=\"IPv4\"} ")
@@ -111,10 +111,10 @@ func TestHealthOddServiceIPTables(t *testing.T) {
 	write(t, sick, nil)
 	n.write("m/other.yaml", service("other", "10.96.0.2", 80, "10.0.0.2"))
 	n.code(healthURL+"/healthz", 503)
-	n.stays("all is refused", 503, 2*time.Second)
+	n.stays("all is refused", 503, 4*time.Second)
 	do(t, os.Remove(sick))
 	n.code(healthURL+"/healthz", 200)
-	n.stays("one row is refused again", 200, 3*time.Second)
+	n.stays("one row is refused again", 200, 7*time.Second)
 	n.eventually("-A KUBE-SERVICES -d 10.96.0.2/32", "iptables-save", "-t", "nat")
 	p.stop()
 }
