@@ -35,7 +35,7 @@ func (c *portExplainer) why(p *cluster.ServicePort) {
 		c.say("%s here.", plural.Count(c.port.More, "more endpoint is not listed", "more endpoints are not listed"))
 	}
 	if !c.hasAny((*candidate).usable) {
-		c.nobody(p)
+		c.noEndpoint(p)
 		c.say("No endpoint serves it, so connections are rejected, whatever the traffic policy.")
 		return
 	}

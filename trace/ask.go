@@ -191,7 +191,7 @@ func (q *question) named(row *lb.Frontend) {
 	default:
 		q.say("%s is a port of the %s of %s.", row.Key, row.Kind.Words(), row.Service)
 	}
-	if q.table.Node.Lends(row) {
+	if q.table.Node.IsProvisional(row) {
 		q.say("The address is of the service network: %s uses it until a Service gets it as its cluster IP.",
 			lb.OwnerOf(row.Service))
 	}

@@ -202,7 +202,7 @@ func TestIPVSSchedulerLacking(t *testing.T) {
 	p = n.serve()
 	p.await(regexp.MustCompile(`mode="ipvs" instead="iptables" err="ipvs: this kernel has no scheduler .*rr.*; it ` +
 		`has wrr, .*: choose one with --ipvs-scheduler`))
-	if _, err := n.converse("pod3", labTarget, 1000, patience, rand.New(rand.NewPCG(1, 2))); err != nil {
+	if _, err := n.converse("pod3", labTarget, 1000, timeout, rand.New(rand.NewPCG(1, 2))); err != nil {
 		t.Error(err)
 	}
 	p.stop()

@@ -129,7 +129,8 @@ func (c *counters) counts() []mode.Count {
 	all := make([]mode.Count, 0, len(c.of))
 	for _, is := range c.of {
 		if is.beyond != (mode.Traffic{}) {
-			all = append(all, mode.Count{CounterID: mode.CounterID{N: is.number}, ServicePort: is.port, Traffic: is.beyond})
+			id := mode.CounterID{N: is.number}
+			all = append(all, mode.Count{CounterID: id, ServicePort: is.port, Traffic: is.beyond})
 		}
 	}
 	return all

@@ -511,7 +511,7 @@ func TestKernelCounters(t *testing.T) {
 				}
 				<-time.After(200 * time.Millisecond)
 			}
-			// A connection of TCP has at least three packets of 40 bytes, an exchange by UDP two of 28.
+			// A TCP connection has at least three packets of 40 bytes, a UDP exchange two of 28.
 			for port, bytes := range bytesOf(t, p.Plane) {
 				if bytes < want[port]*56 {
 					t.Errorf("process %d: %s has %d bytes in %d connections", round, port, bytes, want[port])

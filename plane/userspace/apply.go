@@ -64,7 +64,7 @@ func (b *batch) change(k lb.Key, f *lb.Frontend, ports func(lb.From) uint16) boo
 	}
 	r, err := b.p.make(f, ports)
 	if err != nil {
-		b.p.tell.noPort(err)
+		b.p.notices.noPort(err)
 		b.failed = append(b.failed, fmt.Errorf("userspace: frontend %s: %w", k, err))
 		if old != nil && errors.Is(err, errTakes) { // what was there would go on to take it
 			b.remove = append(b.remove, k)

@@ -42,7 +42,7 @@ const maxLoops = 16
 
 func newConns(r *Relay) (connEngine, error) {
 	e := &conns{relay: r, began: time.Now(), fds: r.cfg.Descriptors, waiting: ratelimit.New(r.cfg.Log, "Descriptors"),
-		crowded: ratelimit.New(r.cfg.Log, "Source ports"), full: ratelimit.New(r.cfg.Log, "SCTP message memory"),
+		shares: ratelimit.New(r.cfg.Log, "Source ports"), full: ratelimit.New(r.cfg.Log, "SCTP message memory"),
 		held: &Budget{max: maxHeld}}
 	e.pipes = newPipeBudget(e.fds.max)
 	for range min(runtime.GOMAXPROCS(0), maxLoops) {
