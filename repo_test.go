@@ -181,7 +181,8 @@ const modules = `
 	github.com/spf13 < config, cli, cli/kubectl, cmd/kube-proxy;
 	# The product has one netlink client, internal/netlink; labs are built with this one, and tests look at the kernel by it.
 	github.com/vishvananda < internal/netlab, test/planetest, plane/userspace, TESTS;
-	github.com/cilium/ebpf < plane/ebpf, plane/ebpf/bpf;
+	# Tests attach programs of others by it.
+	github.com/cilium/ebpf < plane/ebpf, plane/ebpf/bpf, TESTS;
 	github.com/google/nftables < plane/nftables, internal/nft/wire, internal/nft/rule, internal/nft/walk;
 `
 

@@ -23,9 +23,8 @@ import (
 	ipvswire "kube-proxy/internal/netlink/ipvs"
 )
 
-// newIPVSLab is a lab whose program runs in mode ipvs. A kernel without it skips the test; make
-// test-kernels runs it in VMs that have it.
-func newIPVSLab(t *testing.T) *nodeLab {
+// needIPVS skips a test if the kernel lacks IPVS; make test-kernels runs it in VMs that have it.
+func needIPVS(t *testing.T) {
 	t.Helper()
 	c, err := ipvswire.Open()
 	if errors.Is(err, ipvswire.ErrNoIPVS) {
@@ -33,6 +32,12 @@ func newIPVSLab(t *testing.T) *nodeLab {
 	}
 	do(t, err)
 	c.Close()
+}
+
+// newIPVSLab is a lab whose program runs in mode ipvs.
+func newIPVSLab(t *testing.T) *nodeLab {
+	t.Helper()
+	needIPVS(t)
 	n := newNodeLab(t)
 	n.mode = "ipvs"
 	return n

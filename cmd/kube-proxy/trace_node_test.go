@@ -416,21 +416,31 @@ func TestTraceNode(t *testing.T) {
 	for _, mode := range []string{"nftables", "iptables", "userspace", "ebpf"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel() // they mostly wait for packets that do not arrive
-			n := newTraceLab(t, mode)
-			p := n.serve(n.sockets(t)...)
-			defer p.stop()
-			rules := strings.Replace(mode, "ebpf", "nftables", 1) // what serves below
-			all := slices.Concat(nftFaults(), otherFaults(), familyFaults())
-			for _, f := range append(combinedFaults(), programFaults()...) {
-				f.modes = cmp.Or(f.modes, "nftables iptables")
-				all = append(all, f)
-			}
-			for _, f := range all {
-				if f.modes == "" || strings.Contains(f.modes, rules) {
-					t.Run(f.name, func(t *testing.T) { n.fault(t, f, mode) })
-				}
-			}
+			newTraceLab(t, mode).faults(t)
 		})
+	}
+}
+
+// TestTraceNodeIPVS is TestTraceNode for mode ipvs, on kernels that have it (NT-01, NT-03, NT-04).
+func TestTraceNodeIPVS(t *testing.T) {
+	needIPVS(t)
+	newTraceLab(t, "ipvs").faults(t)
+}
+
+// faults breaks the node in all ways that concern the mode.
+func (n *nodeLab) faults(t *testing.T) {
+	p := n.serve(n.sockets(t)...)
+	defer p.stop()
+	rules := strings.Replace(n.mode, "ebpf", "nftables", 1) // what serves below
+	all := slices.Concat(nftFaults(), otherFaults(), familyFaults())
+	for _, f := range append(combinedFaults(), programFaults()...) {
+		f.modes = cmp.Or(f.modes, "nftables iptables")
+		all = append(all, f)
+	}
+	for _, f := range all {
+		if f.modes == "" || rules == "ipvs" || strings.Contains(f.modes, rules) {
+			t.Run(f.name, func(t *testing.T) { n.fault(t, f, n.mode) })
+		}
 	}
 }
 

@@ -86,8 +86,8 @@ func (w *walk) programs(ctx context.Context, conn netlink.Asker) error {
 		parent      uint16
 		tcx, netkit uint32
 		name        string
-	}{{w.in, rtnl.FilterIngress, kernel.BPFTcxIngress, kernel.BPFNetkitPrimary, "ingress"},
-		{w.out, rtnl.FilterEgress, kernel.BPFTcxEgress, kernel.BPFNetkitPeer, "egress"}} {
+	}{{w.in, rtnl.FilterIngress, kernel.BPFTcxIngress, kernel.BPFNetkitPeer, "ingress"},
+		{w.out, rtnl.FilterEgress, kernel.BPFTcxEgress, kernel.BPFNetkitPrimary, "egress"}} {
 		for _, index := range w.withPorts(dir.links) {
 			l := w.link(index)
 			if l.XDP && dir.name == "ingress" {
@@ -101,11 +101,28 @@ func (w *walk) programs(ctx context.Context, conn netlink.Asker) error {
 				w.doubts = append(w.doubts, fmt.Sprintf("filter of tc on %s, %s: %s", l.Name, dir.name, f))
 			}
 			w.attached(uint32(index), dir.tcx, fmt.Sprintf("BPF program of tcx on %s, %s", l.Name, dir.name))
-			w.attached(uint32(index), dir.netkit, "BPF program of netkit on "+l.Name)
+			if l.Kind == "netkit" {
+				w.attached(uint32(index), dir.netkit, fmt.Sprintf("BPF program of netkit on %s, %s", l.Name, dir.name))
+			}
 		}
 	}
 	w.cgroup()
+	w.atHooks()
 	return nil
+}
+
+// atHooks names BPF programs at the hooks of netfilter. They are no doubt: the kernel does not
+// report whether they are of this network namespace.
+func (w *walk) atHooks() {
+	family := map[bool]uint32{false: unix.NFPROTO_IPV4, true: unix.NFPROTO_IPV6}[w.q.Packet.To.Addr().Is6()]
+	all, err := kernel.BPFAtHooks(family)
+	if err != nil {
+		w.doubts = append(w.doubts, fmt.Sprintf("BPF programs of netfilter: cannot be listed: %v", err))
+	}
+	for _, p := range all {
+		w.warn("Not evaluated: BPF program of netfilter at %s, priority %d: %s (of this or another network namespace).",
+			hooks.Hook(p.Hook), p.Priority, p.Name)
+	}
 }
 
 // withPorts adds to interfaces the ports of those that are bridges, each once.

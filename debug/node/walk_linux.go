@@ -67,7 +67,10 @@ func (w *walk) follow() {
 	orig := hooks.Tuple{From: p.From, To: p.To}
 	start := way{share: 1, Packet: hooks.Packet{Proto: p.Proto, From: p.From, To: p.To, Flow: hooks.Flow{Orig: orig}}}
 	if w.q.Backend.IsValid() {
-		start.Flow.State, start.Flow.Reverse = hooks.Established, hooks.Tuple{From: w.q.Backend, To: w.q.Sees}
+		start.Flow.State = hooks.Established
+		if !w.q.Mode.Holds { // IPVS itself translates its connections
+			start.Flow.Reverse = hooks.Tuple{From: w.q.Backend, To: w.q.Sees}
+		}
 	} else if s, full := w.conntrackFull(); full {
 		w.stop(start, s)
 		return
@@ -149,8 +152,26 @@ func (w *walk) receive(y way, in rtnl.Link) (all []way) {
 	return all
 }
 
-// arrive takes a packet to a socket of this node.
+// Priorities of IPVS at the hooks input and output (ip_vs_core.c).
+const (
+	ipvsInput  = 99
+	ipvsOutput = -98
+)
+
+// byIPVS reports whether IPVS takes a packet that is for this node.
+func (w *walk) byIPVS(y way) bool {
+	return w.q.Mode.Holds && !y.reply && !y.backend.IsValid() && y.To == w.q.Packet.To &&
+		w.q.Table.Verdict == trace.Balance && len(w.q.Table.Backends) > 0
+}
+
+// fromIPVS reports whether IPVS sends a packet to a backend.
+func (w *walk) fromIPVS(y way) bool { return w.q.Mode.Holds && !y.reply && y.backend.IsValid() }
+
+// arrive takes a packet to a socket of this node, or to IPVS.
 func (w *walk) arrive(y way) []way {
+	if w.byIPVS(y) {
+		y.Before = ipvsInput
+	}
 	all := w.hook(hooks.Input, y)
 	for i := range all {
 		all[i].here = true
@@ -203,9 +224,13 @@ func (w *walk) masqueraded(y way) []way {
 	return all
 }
 
-// send takes a packet of this node.
+// send takes a packet of this node. IPVS takes its own, and looks routes up without the mark.
 func (w *walk) send(y way) (all []way) {
-	r := w.lookup(rtnl.Query{To: y.To.Addr(), Mark: y.Mark})
+	mark := y.Mark
+	if w.fromIPVS(y) {
+		mark = 0
+	}
+	r := w.lookup(rtnl.Query{To: y.To.Addr(), Mark: mark})
 	if s := noRoute(r, y.To.Addr(), false, y.stage("route")); s.by != "" {
 		s.verdict = trace.Rejected // the program's call fails
 		w.stop(y, s)
@@ -213,13 +238,19 @@ func (w *walk) send(y way) (all []way) {
 	}
 	y.In, y.Out = "", w.link(r.Out).Name
 	y.note("route", "%s", routeText(r, w.link(r.Out)))
+	if w.byIPVS(y) {
+		y.Before = ipvsOutput
+	}
 	for _, after := range w.hook(hooks.Output, y) {
 		if r := w.rerouted(y, &after, r); r.Errno != 0 {
 			s := noRoute(r, after.To.Addr(), false, y.stage("route"))
-			if y.Proto != lb.UDP { // the kernel repeats the first packet
+			if y.Proto != lb.UDP || w.fromIPVS(y) { // the kernel repeats the first packet
 				s.verdict = trace.Dropped
 			}
 			w.stop(after, s)
+		} else if w.byIPVS(after) {
+			after.here = true
+			all = append(all, after)
 		} else if r.Here() {
 			all = append(all, w.loop(after)...)
 		} else {
@@ -229,9 +260,10 @@ func (w *walk) send(y way) (all []way) {
 	return all
 }
 
-// rerouted looks the route up again if the hook changed what it depends on.
+// rerouted looks the route up again if the hook changed what it depends on. The kernel does so for
+// all packets of IPVS, because their destination is not that of conntrack.
 func (w *walk) rerouted(before way, after *way, r rtnl.Route) rtnl.Route {
-	if before.To.Addr() == after.To.Addr() && before.Mark == after.Mark {
+	if before.To.Addr() == after.To.Addr() && before.Mark == after.Mark && (!w.fromIPVS(before) || after.Mark == 0) {
 		return r
 	}
 	r = w.lookup(rtnl.Query{To: after.To.Addr(), Mark: after.Mark})
@@ -273,7 +305,11 @@ func (w *walk) proxied(y way) (all []way) {
 		}
 		y.steps = back[0].steps
 	}
-	for _, b := range w.bounded(t.Backends) {
+	backends := w.bounded(t.Backends)
+	if m.Holds && w.q.Backend.IsValid() {
+		backends = []trace.Backend{{Address: w.q.Backend, Share: 1}}
+	}
+	for _, b := range backends {
 		z := y
 		z.here, z.To, z.backend, z.share, z.steps = false, b.Address, b.Address, y.share*b.Share, slices.Clone(y.steps)
 		z.Flow = hooks.Flow{Orig: y.Flow.Orig}

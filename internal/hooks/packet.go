@@ -36,7 +36,9 @@ type Packet struct {
 	// Port is the port of the bridge In that the packet came in through; "" if that is unknown.
 	Port string
 	Mark uint32
-	Flow Flow
+	// Before is the priority at which the packet leaves the hook, as IPVS takes it; 0 for none.
+	Before int32
+	Flow   Flow
 }
 
 // State is how conntrack sees a packet.

@@ -116,7 +116,8 @@ func (s stop) natPriority() int32 {
 
 // has reports whether a base chain is at the stop.
 func (s stop) has(b base, ip byte) bool {
-	if b.Num != s.num || s.device != "" && !slices.Contains(b.devices, s.device) {
+	if b.Num != s.num || s.device != "" && !slices.Contains(b.devices, s.device) ||
+		s.family == ip && s.Before != 0 && b.Priority >= s.Before {
 		return false
 	}
 	return b.family == s.family || s.family == ip && b.family == unix.NFPROTO_INET
@@ -125,7 +126,7 @@ func (s stop) has(b base, ip byte) bool {
 // chains takes flows through the base chains of a stop.
 func (s *Snapshot) chains(ctx context.Context, at stop, flows []follow.Flow) ([]follow.Flow, error) {
 	var nat []base
-	translated := at.family != s.proto() || at.hook == Forward
+	translated := at.family != s.proto() || at.hook == Forward || at.Before != 0 && at.Before < at.natPriority()
 	translate := func() (err error) {
 		if !translated {
 			translated = true
@@ -364,7 +365,7 @@ func (s *Snapshot) ways(p Packet, flows []follow.Flow) (all []Way) {
 		}
 		w := Way{Packet: p, Share: f.Share, Translated: f.Translated, Masqueraded: f.Masqueraded,
 			Verdict: f.Verdict}
-		w.To, w.Mark, w.Flow.Mark = f.To, f.Mark, f.ConnMark
+		w.To, w.Mark, w.Flow.Mark, w.Before = f.To, f.Mark, f.ConnMark, 0
 		if f.From.IsValid() {
 			w.From = f.From
 		}

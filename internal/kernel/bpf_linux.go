@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,26 +26,61 @@ const (
 // a moment.
 func BPFPrograms(ctx context.Context) (names []string, err error) {
 	seen := map[string]bool{}
-	id := uint32(0)
-	for range maxPrograms {
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		next := struct{ id, next, flags uint32 }{id: id}
-		if _, errno := bpf(unix.BPF_PROG_GET_NEXT_ID, unsafe.Pointer(&next), unsafe.Sizeof(next)); errno != 0 {
-			return names, bpfError(errno)
-		}
-		id = next.next
+	err = eachID(unix.BPF_PROG_GET_NEXT_ID, func(id uint32) error {
 		name, err := bpfName(id)
-		if err != nil {
-			return names, err
-		}
-		if !seen[name] {
+		if err == nil && !seen[name] {
 			seen[name] = true
 			names = append(names, name)
 		}
+		return cmp.Or(ctx.Err(), err)
+	})
+	return names, err
+}
+
+// BPFAtHook is a BPF program at a hook of netfilter, in one of the kernel's network namespaces.
+type BPFAtHook struct {
+	BPFProgram
+	Hook     uint32 // NF_INET_*
+	Priority int32
+}
+
+// BPFAtHooks returns the programs at the hooks of a family, NFPROTO_IPV4 or NFPROTO_IPV6. The
+// kernel does not report their network namespace.
+func BPFAtHooks(family uint32) (all []BPFAtHook, err error) {
+	err = eachID(unix.BPF_LINK_GET_NEXT_ID, func(id uint32) error {
+		var l struct { // struct bpf_link_info
+			typ, id, program, _ uint32
+			family, hook        uint32
+			priority            int32
+			_                   [9]uint32
+		}
+		err := bpfInfo(unix.BPF_LINK_GET_FD_BY_ID, id, unsafe.Pointer(&l), unsafe.Sizeof(l))
+		if err != nil || l.typ != unix.BPF_LINK_TYPE_NETFILTER || l.family != family {
+			return err
+		}
+		name, err := bpfName(l.program)
+		all = append(all, BPFAtHook{BPFProgram{l.program, name}, l.hook, l.priority})
+		return err
+	})
+	if errors.Is(err, unix.EINVAL) { // before Linux 5.8
+		return nil, nil
 	}
-	return names, nil
+	return all, err
+}
+
+// eachID calls f with the ids of programs or links, of maxPrograms at most.
+func eachID(command uintptr, f func(id uint32) error) error {
+	next := struct{ id, next, flags uint32 }{}
+	for range maxPrograms {
+		if _, errno := bpf(command, unsafe.Pointer(&next), unsafe.Sizeof(next)); errno != 0 {
+			return bpfError(errno)
+		}
+		next.id = next.next
+		if err := f(next.id); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // bpfError interprets the error at the end of the list.
@@ -59,25 +95,31 @@ func bpfError(errno unix.Errno) error {
 }
 
 func bpfName(id uint32) (string, error) {
+	var info [infoSize]byte
+	err := bpfInfo(unix.BPF_PROG_GET_FD_BY_ID, id, unsafe.Pointer(&info), infoSize)
+	name, _, _ := bytes.Cut(info[nameAt:nameAt+nameSize], []byte{0})
+	return string(name), err
+}
+
+// bpfInfo reads what the kernel reports of a program or link; nothing if it went meanwhile.
+func bpfInfo(command uintptr, id uint32, info unsafe.Pointer, size uintptr) error {
 	open := struct{ id, next, flags uint32 }{id: id}
-	fd, errno := bpf(unix.BPF_PROG_GET_FD_BY_ID, unsafe.Pointer(&open), unsafe.Sizeof(open))
+	fd, errno := bpf(command, unsafe.Pointer(&open), unsafe.Sizeof(open))
 	if errno != 0 {
-		return "", bpfError(errno) // ENOENT: it went meanwhile
+		return bpfError(errno)
 	}
 	defer unix.Close(int(fd))
-	var info [infoSize]byte
-	var pins runtime.Pinner // the kernel is given its address as a number
-	pins.Pin(&info)
+	var pins runtime.Pinner // the kernel gets its address as a number
+	pins.Pin(info)
 	defer pins.Unpin()
 	ask := struct {
 		fd, size uint32
 		info     uint64
-	}{uint32(fd), infoSize, uint64(uintptr(unsafe.Pointer(&info)))}
+	}{uint32(fd), uint32(size), uint64(uintptr(info))}
 	if _, errno := bpf(unix.BPF_OBJ_GET_INFO_BY_FD, unsafe.Pointer(&ask), unsafe.Sizeof(ask)); errno != 0 {
-		return "", bpfError(errno)
+		return bpfError(errno)
 	}
-	name, _, _ := bytes.Cut(info[nameAt:nameAt+nameSize], []byte{0})
-	return string(name), nil
+	return nil
 }
 
 // Types of attachment of linux/bpf.h (enum bpf_attach_type).
