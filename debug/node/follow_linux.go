@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -51,7 +52,7 @@ func Follow(ctx context.Context, q Question, filter Filter) (trace.Node, error) 
 		family = unix.AF_INET6
 	}
 	w := &walk{q: q}
-	w.sysctl = sysctl
+	w.sysctl, w.conntrack = sysctl, conntrack
 	w.route = func(q rtnl.Query) (rtnl.Route, error) { return rtnl.Lookup(ctx, conn, q) }
 	if w.links, err = rtnl.Links(ctx, conn); err != nil {
 		return trace.Node{}, err
@@ -77,6 +78,29 @@ func Follow(ctx context.Context, q Question, filter Filter) (trace.Node, error) 
 func sysctl(path string) string {
 	value, _ := os.ReadFile("/proc/sys/net/" + path)
 	return strings.TrimSpace(string(value))
+}
+
+// conntrack sums the counters of /proc/net/stat/nf_conntrack, one line of hexadecimal numbers for
+// each processor; 0 if the kernel has none.
+func conntrack() (dropped, evicted uint64) {
+	text, _ := os.ReadFile("/proc/thread-self/net/stat/nf_conntrack")
+	var names []string
+	for line := range strings.Lines(string(text)) {
+		fields := strings.Fields(line)
+		if names == nil {
+			names = fields
+			continue
+		}
+		for i, field := range fields[:min(len(fields), len(names))] {
+			switch n, _ := strconv.ParseUint(field, 16, 64); names[i] {
+			case "drop":
+				dropped += n
+			case "early_drop":
+				evicted += n
+			}
+		}
+	}
+	return dropped, evicted
 }
 
 // programs names what sees packets on this node and is not evaluated.

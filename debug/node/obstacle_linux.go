@@ -24,13 +24,25 @@ func (w *walk) either(link, name string) int {
 	return max(w.number("ipv4/conf/"+link+"/"+name), w.number("ipv4/conf/all/"+name))
 }
 
-// conntrackFull reports whether conntrack has no place for a new connection.
+// conntrackFull reports whether conntrack has no place for a new connection. The kernel makes one by
+// evicting connections without a reply, if it finds some; what it did so far is the best guess.
 func (w *walk) conntrackFull() (stop, bool) {
 	count, most := w.number("netfilter/nf_conntrack_count"), w.number("netfilter/nf_conntrack_max")
-	full := most > 0 && count >= most
-	return stop{verdict: trace.Dropped, stage: "conntrack",
-		by: fmt.Sprintf("the conntrack table is full (%d of %d)", count, most),
-		do: "sysctl -w net.netfilter.nf_conntrack_max=" + strconv.Itoa(2*most)}, full
+	s := stop{verdict: trace.Dropped, stage: "conntrack", by: fmt.Sprintf("the conntrack table is full (%d of %d)", count, most),
+		do: "sysctl -w net.netfilter.nf_conntrack_max=" + strconv.Itoa(2*most)}
+	if most == 0 || count < most {
+		return s, false
+	}
+	dropped, evicted := w.conntrack()
+	switch evicts := s.by + ": the kernel evicts connections that have no reply"; {
+	case dropped > 0:
+		return s, true
+	case evicted > 0:
+		w.warn("Now %s.", evicts)
+	default:
+		w.doubts = append(w.doubts, evicts+", if it finds some")
+	}
+	return s, false
 }
 
 // comesIn finds the interface through which the client's packets come in: the one that was asked

@@ -20,6 +20,9 @@ type facts struct {
 	pass       func(hooks.Hook, hooks.Packet) ([]hooks.Way, error)
 	// sysctl returns the value of a setting, by its path below net; "" if there is none.
 	sysctl func(path string) string
+	// conntrack returns how many packets conntrack has dropped, and how many connections it has
+	// evicted, because its table was full.
+	conntrack func() (dropped, evicted uint64)
 }
 
 // walk is one packet on its way. It collects where the ways end.

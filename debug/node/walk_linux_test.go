@@ -37,8 +37,9 @@ func world() facts {
 			}
 			return rtnl.Route{Type: unix.RTN_UNICAST, Out: 2, Source: netip.MustParseAddr("192.0.2.1")}, nil
 		},
-		pass:   func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) { return one(p), nil },
-		sysctl: func(path string) string { return map[string]string{"ipv4/ip_forward": "1"}[path] },
+		pass:      func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) { return one(p), nil },
+		sysctl:    func(path string) string { return map[string]string{"ipv4/ip_forward": "1"}[path] },
+		conntrack: func() (uint64, uint64) { return 0, 0 },
 	}
 }
 
@@ -114,6 +115,7 @@ func TestWalk(t *testing.T) {
 			}
 		}, trace.Dropped, "notrack", 1, nil},
 		{"a full table", func(w *walk) {
+			w.conntrack = func() (uint64, uint64) { return 1, 9 }
 			w.sysctl = func(path string) string {
 				return map[bool]string{true: "7"}[strings.HasPrefix(path, "netfilter/")]
 			}

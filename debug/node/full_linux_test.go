@@ -1,0 +1,96 @@
+package node
+
+import (
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/netlab"
+	nlconn "kube-proxy/internal/netlink"
+	ctwire "kube-proxy/internal/netlink/conntrack"
+	"kube-proxy/lb"
+	"kube-proxy/trace"
+)
+
+// TestConntrackFull fills the conntrack table of a node. With established connections, new ones are
+// dropped. With connections that have no reply, the kernel evicts those (NT-05).
+func TestConntrackFull(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	for _, c := range []struct {
+		name   string
+		status uint32
+		want   trace.NodeVerdict // of the real packet
+		says   string            // after the kernel dropped or evicted something
+	}{
+		{"established", ctwire.SeenReply | ctwire.Assured, trace.Dropped, "the conntrack table is full ("},
+		{"without replies", 0, trace.Delivered, "Now the conntrack table is full ("},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			lab := netlab.ForTest(t, netlab.Options{})
+			lab.Serve(netlab.TCP, 8080, "pod2")
+			// A rule with ct has the kernel track connections.
+			if out, err := lab.Command(netlab.Node1, "nft", "table ip t { chain c { type filter hook forward "+
+				"priority 0; ct state new accept; }; }").CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			from, _ := netlab.HostByName("pod1")
+			q := Question{Packet: trace.Packet{From: netip.AddrPortFrom(from.V4, 0), Proto: lb.TCP,
+				To: netip.MustParseAddrPort("10.1.1.12:8080")}, OnNode: onNode1}
+			for i, wants := range []struct {
+				verdict trace.NodeVerdict
+				says    string
+			}{{trace.Undecided, "if it finds some"}, {c.want, c.says}} {
+				lab.On(netlab.Node1, func() {
+					most, _ := strconv.Atoi(sysctl("netfilter/nf_conntrack_max"))
+					have, _ := strconv.Atoi(sysctl("netfilter/nf_conntrack_count"))
+					fill(t, i*most, most-have, c.status)
+					n, err := Follow(t.Context(), q, open{})
+					if says := n.By + strings.Join(slices.Concat(n.Warnings, n.NotEvaluated), ""); err != nil ||
+						n.Verdict != wants.verdict || !strings.Contains(says, wants.says) {
+						t.Errorf("%s, %q (%v); want %s, %q", n.Verdict, says, err, wants.verdict, wants.says)
+					}
+				})
+				_, err := lab.Dial("pod1", netlab.TCP, q.Packet.To, netlab.DialOptions{Timeout: 500 * time.Millisecond})
+				if real := outcome(err); real != c.want {
+					t.Errorf("the real packet is %s (%v), want %s", real, err, c.want)
+				}
+			}
+		})
+	}
+}
+
+// fill makes n conntrack entries, the first with that number, in the namespace of the calling thread.
+func fill(t *testing.T, first, n int, status uint32) {
+	t.Helper()
+	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_NETFILTER})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	var b []byte
+	to := netip.MustParseAddrPort("198.51.100.1:80")
+	for k := range n {
+		i := first + k
+		client := netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, byte(i >> 23), byte(i >> 15), byte(i >> 7)}), uint16(1024+i&127))
+		e := ctwire.Entry{Orig: ctwire.Tuple{From: client, To: to, Proto: unix.IPPROTO_UDP},
+			Reply: ctwire.Tuple{From: to, To: client, Proto: unix.IPPROTO_UDP}, Status: status, Timeout: 600}
+		if b = e.AppendNew(b, unix.AF_INET); k%200 != 199 && k != n-1 {
+			continue
+		}
+		failed := func(_ int, err error) {
+			if err != nil {
+				t.Fatalf("entry %d of %d: %v", k, n, err)
+			}
+		}
+		failed(0, conn.Each(t.Context(), b, failed))
+		b = b[:0]
+	}
+}
