@@ -119,6 +119,8 @@ func nftFaults() []nodeFault {
 			"", "", trace.Dropped, "rule 1", ""},
 		{"the reply alone, postrouting", "ip", "postrouting priority 300", "ip saddr 10.96.0.10 drop",
 			"", "", trace.Dropped, "rule 1", ""},
+		{"the client's next packets alone", "inet", "forward priority 0", "ct state established ct direction original drop",
+			"", "", trace.Dropped, "rule 1", ""},
 		{"a stranger", "inet", "forward priority 0", "ip saddr 10.1.1.13 drop", "", "", trace.Delivered, "", ""},
 		{"another port", "inet", "forward priority 0", "tcp dport 8081 drop", "", "", trace.Delivered, "", ""},
 		{"a set", "inet", "forward priority 0",
@@ -317,12 +319,36 @@ func combinedFaults() []nodeFault {
 		{name: "rp_filter and a route elsewhere", from: "client", expect: trace.Dropped, by: "rp_filter=1",
 			do:   "echo 1 >/proc/sys/net/ipv4/conf/eth0/rp_filter; ip route add 172.18.0.100/32 dev vethpod1",
 			undo: "ip route del 172.18.0.100/32 dev vethpod1; echo 0 >/proc/sys/net/ipv4/conf/eth0/rp_filter"},
+		{name: "rp_filter and a route back by mark", from: "client", expect: trace.Delivered, do: markedBack("1"),
+			undo: unmarked},
+		{name: "rp_filter and a mark that does not count", from: "client", expect: trace.Dropped, by: "rp_filter=1",
+			do: markedBack("0"), undo: unmarked},
+		{name: "rp_filter and a mark that leads elsewhere", from: "client", expect: trace.Dropped, by: "rp_filter=1",
+			do: swapped.Replace(markedBack("1")), undo: unmarked},
+		{name: "rp_filter and a mark that next packets lack", from: "client", expect: trace.Dropped, by: "rp_filter=1",
+			do: strings.Replace(swapped.Replace(markedBack("1")), "0x77/0xff", "0x77", 1), undo: unmarked, modes: "nftables"},
 		{name: "a filter of tc", expect: trace.Undecided, by: "filter of tc on vethpod1",
 			do: "tc qdisc add dev vethpod1 clsact; " +
 				"tc filter add dev vethpod1 ingress protocol ip u32 match u32 0 0 classid 1:1",
 			undo: "tc qdisc del dev vethpod1 clsact"},
 	}
 }
+
+// markedBack has a strict rp_filter on eth0, a mark of packets that come in there, and a route to
+// the client by that mark: src_valid_mark says whether the mark counts.
+func markedBack(counts string) string {
+	return `nft 'table ip firewall { chain c { type filter hook prerouting priority -150; ` +
+		`iifname { eth0, vethpod2 } meta mark set 0x77; }; }'; ip route add 172.18.0.100/32 dev vethpod1; ip route add 172.18.0.100/32 dev eth0 table 77; ` +
+		`ip rule add fwmark 0x77/0xff table 77 prio 5; echo 1 >/proc/sys/net/ipv4/conf/eth0/rp_filter; ` +
+		`echo ` + counts + ` >/proc/sys/net/ipv4/conf/eth0/src_valid_mark`
+}
+
+// swapped has the unmarked route lead back, and the marked one elsewhere.
+var swapped = strings.NewReplacer("dev vethpod1", "dev eth0", "dev eth0 table", "dev vethpod1 table")
+
+const unmarked = "nft delete table ip firewall; ip rule del prio 5; ip route flush table 77; " +
+	"ip route del 172.18.0.100/32; echo 0 >/proc/sys/net/ipv4/conf/eth0/rp_filter; " +
+	"echo 0 >/proc/sys/net/ipv4/conf/eth0/src_valid_mark"
 
 // restored has iptables-restore add rules, whose chains are of the table filter, and takes them
 // back.
@@ -483,12 +509,16 @@ func (n *nodeLab) fault(t *testing.T, f nodeFault, mode string) {
 	if mode == "nftables" && strings.Contains("drop in forward, reject in forward, one backend, nothing", f.name) {
 		n.expected(t, f)
 	}
-	a, text := n.traced(t, f)
+	var a inspect.TraceAnswer
+	var text func() string
+	until(t, func() string { // in emulation the time limit of the answer may pass
+		if a, text = n.traced(t, f); a.Rest == nil {
+			return "no answer of the node: " + strings.Join(a.Notes, "; ")
+		}
+		return ""
+	})
 	delivered, rejected, dropped := n.shoot(t, f)
 	rest := a.Rest
-	if rest == nil {
-		t.Fatalf("no answer of the node:\n%s", text())
-	}
 	reported := rest.By + strings.Join(rest.NotEvaluated, " ")
 	if mode == "nftables" && (rest.Verdict != f.expect || !strings.Contains(reported, f.by)) {
 		t.Errorf("%s by %q, want %s by %q:\n%s", rest.Verdict, rest.By, f.expect, f.by, text())

@@ -97,6 +97,28 @@ func failedNeighbour(link, addr string) func() error {
 	})
 }
 
+// asksNeighbour routes an address that no host has to a link, and sends a datagram to it.
+func asksNeighbour(link, addr string) func() error {
+	return onLink(link, func(l netlink.Link) error {
+		err := netlink.RouteAdd(&netlink.Route{Dst: prefix(addr + "/32"), LinkIndex: l.Attrs().Index})
+		c, dialed := net.Dial("udp", addr+":9")
+		if err = errors.Join(err, dialed); err != nil {
+			return err
+		}
+		defer c.Close()
+		_, err = c.Write([]byte("x"))
+		return err
+	})
+}
+
+// via routes a prefix to a next hop of a link.
+func via(to, gateway, link string) func() error {
+	return onLink(link, func(l netlink.Link) error {
+		return netlink.RouteReplace(&netlink.Route{Dst: prefix(to), LinkIndex: l.Attrs().Index,
+			Gw: net.ParseIP(gateway), Flags: int(netlink.FLAG_ONLINK)})
+	})
+}
+
 func ruleTo(rule func(*netlink.Rule)) func() error {
 	return func() error {
 		r := netlink.NewRule()
@@ -176,6 +198,14 @@ var faults = []fault{
 	{name: "neighbour failed", from: "pod1", to: "10.1.1.99",
 		break_: failedNeighbour("vethpod2", "10.1.1.99"),
 		want:   trace.Dropped, by: "neighbour 10.1.1.99 on vethpod2 is FAILED"},
+	{name: "neighbour incomplete", from: "pod1", to: "10.1.1.99", break_: asksNeighbour("vethpod2", "10.1.1.99"),
+		want: trace.Dropped, by: "neighbour 10.1.1.99 on vethpod2 is INCOMPLETE"},
+	{name: "next hop incomplete", from: "pod1", to: "pod4", want: trace.Dropped,
+		break_: both(asksNeighbour("vethpod2", "10.1.1.99"), via("10.1.2.14/32", "10.1.1.99", "vethpod2")),
+		by:     "neighbour 10.1.1.99 on vethpod2 is INCOMPLETE"},
+	{name: "next hop of the reply failed", from: "client", to: "pod2", in: "eth0", want: trace.Dropped,
+		break_: both(failedNeighbour("vethpod1", "10.1.1.99"), via("172.18.0.100/32", "10.1.1.99", "vethpod1")),
+		by:     "neighbour 10.1.1.99 on vethpod1 is FAILED"},
 	{name: "strict rp_filter", from: "client", to: "pod2", in: "eth0", want: trace.Dropped,
 		by: "rp_filter=1 (strict) of eth0: the route back to 172.18.0.100 leads through vethpod1",
 		break_: both(sysctls("ipv4/conf/eth0/rp_filter", "1"), onLink("vethpod1", func(l netlink.Link) error {

@@ -169,17 +169,21 @@ func (w *walk) directBridge(y way, bridge rtnl.Link) {
 	}
 }
 
-// answersARP warns where the node holds an address that another machine may announce: with
-// arp_ignore=0 it answers ARP for the addresses of all its interfaces.
+// answersARP warns where the node answers ARP for an address that another machine may announce, or
+// answers no request. With arp_ignore 1 and 2 it answers for the addresses of the interface alone.
 func (w *walk) answersARP(in rtnl.Link) {
 	f, to := w.q.Table.Frontend, w.q.Packet.To.Addr()
-	if f == nil || !w.q.Mode.Holds ||
-		f.Kind != lb.LoadBalancer && f.Kind != lb.ExternalIP || !to.Is4() || in.Name == "lo" {
+	if !to.Is4() || in.Flags&unix.IFF_NOARP != 0 || in.Name == "lo" {
 		return
 	}
-	if ignore := w.either(in.Name, "arp_ignore"); ignore == 0 {
-		w.warn("This node answers ARP for %s on %s (arp_ignore=0), and takes traffic of the node that announces the "+
-			"address: see --ipvs-strict-arp.", to, in.Name)
+	switch ignore := w.either(in.Name, "arp_ignore"); {
+	case ignore == 8:
+		w.warn("This node answers no ARP request on %s (arp_ignore=8): its neighbours cannot send to it.", in.Name)
+	case ignore == 1 || ignore == 2 || f == nil || !w.q.Mode.Holds ||
+		f.Kind != lb.LoadBalancer && f.Kind != lb.ExternalIP:
+	default:
+		w.warn("This node answers ARP for %s on %s (arp_ignore=%d), and takes traffic of the node that announces the "+
+			"address: see --ipvs-strict-arp.", to, in.Name, ignore)
 	}
 }
 

@@ -44,6 +44,7 @@ type way struct {
 	masq    bool
 	here    bool // a socket of this node receives it
 	reply   bool
+	later   bool // the client's next packets
 	steps   []trace.Step
 	doubts  []string
 }
@@ -81,8 +82,10 @@ func (w *walk) follow() {
 	for _, x := range w.connected(start) {
 		for _, y := range w.request(x) {
 			for _, z := range w.proxied(y) {
-				for _, done := range w.answered(z) {
-					w.ends = append(w.ends, end{way: done})
+				for _, answered := range w.answered(z) {
+					for _, done := range w.continued(answered) {
+						w.ends = append(w.ends, end{way: done})
+					}
 				}
 			}
 		}
@@ -352,6 +355,23 @@ func (w *walk) answered(y way) []way {
 	}
 }
 
+// continued takes the client's next packets to what answered: they meet no rules of nat, and may
+// have another mark. If they arrive, it keeps the steps of the first packet and the reply.
+func (w *walk) continued(y way) (all []way) {
+	m := w.q.Mode
+	if m.Holds || m.Terminates || m.LocalhostProxy && w.q.Packet.To.Addr().IsLoopback() || w.q.Backend.IsValid() {
+		return []way{y}
+	}
+	z := y
+	z.reply, z.later, z.here, z.Mark, z.From, z.To = false, true, false, 0, y.Flow.Orig.From, y.Flow.Orig.To
+	z.Flow = hooks.Flow{State: hooks.Established, Orig: y.Flow.Orig, Reverse: y.Flow.Reverse}
+	for _, z := range w.request(z) {
+		z.steps = y.steps
+		all = append(all, z)
+	}
+	return all
+}
+
 // bypasses reports whether the packet left through the interface it came in through, with its
 // source: another machine then replies to the client directly.
 func (w *walk) bypasses(y way) bool {
@@ -433,8 +453,11 @@ func changes(before hooks.Packet, x hooks.Way) string {
 
 // stage is the name of a stage of this way.
 func (y way) stage(name string) string {
-	if y.reply {
+	switch {
+	case y.reply:
 		return "reply: " + name
+	case y.later:
+		return "next packets: " + name
 	}
 	return name
 }
