@@ -45,6 +45,9 @@ var situations = []situation{
 	{"outside-none", outsideTo, httpPort, "", inspect.NoBackends, inspect.Warning, "have no endpoint"},
 	{"outside-ending", outsideTo, httpPort, strings.ReplaceAll(farEnding, "n2", "n1") + ", " + farReady,
 		inspect.Terminating, inspect.Info, "those here that are terminating"},
+	{"inside-none", insideTo, httpPort, "", inspect.NoBackends, inspect.Warning, "have no endpoint"},
+	{"inside-ending", insideTo, httpPort, strings.ReplaceAll(farEnding, "n2", "n1") + ", " + farReady,
+		inspect.Terminating, inspect.Warning, "those here that are terminating"},
 	// As the EndpointSlice controller writes a targetPort that names no port of the pods.
 	{"target", "", "[]", farReady, inspect.NoBackends, inspect.Warning,
 		"does targetPort of the port \"http\" name a port of the pods' containers?"},
@@ -184,7 +187,8 @@ func (n *namespace) statusSays(url string, bad int) {
 	}
 }
 
-// ST-04: events and the log at -v 2 name added and removed endpoints, with node and reason.
+// ST-04: events and the log at -v 2 name added and removed endpoints, with node and reason. ST-06:
+// status has the last change with its latency.
 func TestEventsNameEndpoints(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)
@@ -205,7 +209,9 @@ func TestEventsNameEndpoints(t *testing.T) {
 			t.Fatalf("events do not name the endpoint:\n%s", out)
 		}
 	}
-	if _, out, _ := n.kubeProxy("status"); !strings.Contains(out, want) {
-		t.Errorf("status: %s", out)
+	last := regexp.MustCompile(`(?m)^last change +shop/web: .*` + regexp.QuoteMeta(want) +
+		`.*; \d+s ago, in force [0-9.]+(µs|ms|s) after this proxy learned of it$`)
+	if _, out, _ := n.kubeProxy("status"); !last.MatchString(out) {
+		t.Errorf("status lacks %s:\n%s", last, out)
 	}
 }

@@ -634,3 +634,40 @@ func TestTraceBridge(t *testing.T) {
 		}
 	}
 }
+
+// TestWhyChecksTheNode has rules of another program on the way of packets to a Service whose
+// objects are in order: why says that nothing is in its way exactly if packets pass (ST-07).
+func TestWhyChecksTheNode(t *testing.T) {
+	n := newTraceLab(t, "nftables")
+	p := n.serve()
+	defer p.stop()
+	for _, c := range []struct {
+		hook, rule, says string
+		code             int
+		passes           bool
+	}{
+		{"output priority 0", "ip daddr 10.1.1.13 drop", "\nnothing in its way from this node to 10.96.0.10:80", 0, true},
+		{"output priority 0", "ip daddr 10.1.1.12 drop", "\nDROPPED on this node, not by kube-proxy: " +
+			`table inet firewall, chain c, rule 1 "ip daddr 10.1.1.12 drop"`, 2, false},
+		{"input priority 0", "ct direction reply tcp sport 8080 drop", "\nDROPPED on this node, not by kube-proxy: " +
+			`table inet firewall, chain c, rule 1`, 2, false},
+		{"output priority 0", "limit rate over 1000/second drop", "could not be evaluated completely", 0, true},
+	} {
+		t.Run(c.rule, func(t *testing.T) {
+			do, undo := nft("inet", c.hook, c.rule)
+			n.shell(t, do)
+			defer n.shell(t, undo)
+			why := n.program("why", "lab/one", "--admin-socket="+n.dir+"/admin.sock")
+			<-why.done
+			if code := why.cmd.ProcessState.ExitCode(); code != c.code || !strings.Contains(why.log(), c.says) ||
+				strings.Contains(why.log(), "nothing in its way") != (c.passes && !strings.Contains(c.rule, "limit")) {
+				t.Errorf("exit code %d, want %d and %q:\n%s", code, c.code, c.says, why.log())
+			}
+			_, err := n.Dial(netlab.Node1, netlab.TCP, netip.MustParseAddrPort(one),
+				netlab.DialOptions{Timeout: 500 * time.Millisecond})
+			if (err == nil) != c.passes {
+				t.Errorf("a connection of the node: %v", err)
+			}
+		})
+	}
+}
