@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -669,5 +671,38 @@ func TestWhyChecksTheNode(t *testing.T) {
 				t.Errorf("a connection of the node: %v", err)
 			}
 		})
+	}
+}
+
+// TestTraceBesideXtablesLock holds the lock of iptables, as a writer does: queries do not wait for
+// it, though rules of iptables-legacy are on the way (NT-09).
+func TestTraceBesideXtablesLock(t *testing.T) {
+	lock := filepath.Join(t.TempDir(), "xtables.lock")
+	t.Setenv("XTABLES_LOCKFILE", lock)
+	n := newTraceLab(t, "nftables")
+	p := n.serve()
+	defer p.stop()
+	n.shell(t, "iptables-legacy -w 10 -I FORWARD -p tcp --dport 8080 -j DROP")
+	held, err := os.OpenFile(lock, os.O_CREATE|os.O_RDWR, 0o600)
+	do(t, err)
+	defer held.Close()
+	do(t, unix.Flock(int(held.Fd()), unix.LOCK_EX))
+	if out, err := n.Command(netlab.Node1, "timeout", "0.3", "iptables-legacy", "-I", "FORWARD",
+		"-j", "DROP").CombinedOutput(); err == nil {
+		t.Fatalf("nothing holds the lock: %s", out)
+	}
+	a, text := n.traced(t, nodeFault{from: "pod1"})
+	if a.Rest == nil || a.Rest.Verdict != trace.Dropped || !strings.Contains(a.Rest.By, "iptables-legacy") {
+		t.Errorf("trace:\n%s", text())
+	}
+	for command, says := range map[string]string{"why": "nothing in its way from this node", "status": "frontends "} {
+		args := []string{command, "--admin-socket=" + n.dir + "/admin.sock"}
+		if command == "why" {
+			args = append(args, "lab/one")
+		}
+		q := n.program(args...)
+		if <-q.done; !strings.Contains(q.log(), says) {
+			t.Errorf("%s lacks %q:\n%s", command, says, q.log())
+		}
 	}
 }
