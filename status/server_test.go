@@ -27,15 +27,15 @@ var anyPort = netip.MustParseAddrPort("127.0.0.1:0")
 
 // serve runs a server until the test ends, and returns its URL. It calls the func with the server
 // before it runs.
-func serve(t *testing.T, cfg status.ServerConfig, tell func(*status.Server)) string {
+func serve(t *testing.T, cfg status.ServerConfig, with func(*status.Server)) string {
 	t.Helper()
 	if !cfg.Addr.IsValid() {
 		cfg.Addr = anyPort
 	}
 	cfg.HardFail = true
 	s := start(t, cfg)
-	if tell != nil {
-		tell(s)
+	if with != nil {
+		with(s)
 	}
 	return "http://" + waitFor(t, s, func(a net.Addr) bool { return a != nil }).String()
 }

@@ -222,7 +222,7 @@ func tabled() []metric {
 			help: "Conflicts in which a Service lost an address and port to another Service",
 			read: perStats(func(s *engine.Stats) uint64 { return s.Conflicts })},
 		{row: "EXT", name: "contested_keys", kind: gauge, labels: family,
-			help: "Addresses and ports claimed by several Services, of which one gets the traffic",
+			help: "Addresses and ports that several Services claim: one gets the traffic",
 			read: perStats(func(s *engine.Stats) uint64 { return uint64(s.Contested) })},
 		{row: "EXT", name: "services_refused_addresses", kind: gauge, labels: family,
 			help: "Services with addresses or endpoints that are not served because they are invalid, not allowed, " +

@@ -43,7 +43,7 @@ type Answer struct {
 	Conflicts  []Conflict `json:"conflicts,omitempty"`
 	Contesting int        `json:"contesting,omitempty"`
 
-	// Kernel is what the kernel says; nil where nobody asked it.
+	// Kernel is what the kernel says; nil if it was not read.
 	Kernel *Kernel `json:"kernel,omitempty"`
 	// Findings are how the two differ, a sentence each; see [Compare].
 	Findings []string `json:"findings,omitempty"`

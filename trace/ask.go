@@ -21,7 +21,7 @@ const maxConflicts = 5
 
 // Ask says what becomes of a packet where a mode keeps the table. Its cost follows the number of
 // backends of one row, and neither the size of the table nor the crowd on a contested key. It only
-// reads, and the answer shares nothing with the table but what nobody changes.
+// reads, and the answer shares only constant parts with the table.
 func Ask(t *lb.Table, how Mode, p Packet) Answer {
 	q := question{table: t, how: how, packet: p, Answer: Answer{Backends: []Backend{}, Why: []string{}}}
 	switch row := q.find(); {
@@ -135,7 +135,7 @@ func (q *question) localhost(row *lb.Frontend) {
 
 // sources says whether the packet may come from where it does. The row's own address among its
 // sources is no range that anybody wrote: it is there where this node is within the ranges (SV-16),
-// and lets in whoever has it as the source.
+// and admits packets with this source.
 func (q *question) sources(row *lb.Frontend) (may bool) {
 	own := netip.PrefixFrom(row.Key.Addr, row.Key.Addr.BitLen())
 	ranges, itself := row.Sources, false
@@ -339,7 +339,7 @@ func (q *question) hairpin(b lb.Backend) bool {
 }
 
 // isHere reports whether any Service says that an endpoint runs on this node, or not where: the
-// kernel does not ask of which Service it knows that.
+// kernel does not distinguish the Services.
 func (q *question) isHere(a netip.AddrPort) bool {
 	for f := range q.table.All() {
 		for _, r := range f.Routes {

@@ -11,12 +11,12 @@ import (
 
 // Compare says how the kernel's answer differs from the table's, a sentence each; none where it
 // does not. That is the finding: what the table wants is not in force. What the kernel remembers of
-// a client counts too, and so do shares, where the kernel tells them.
+// a client counts too, and so do shares, if the kernel reports them.
 func Compare(a Answer, k Kernel) []string {
 	var out []string
 	find := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
 	if a.Verdict == Pass && k.Verdict == Reject && k.Drains {
-		return nil // of what was there before
+		return nil // of an earlier state
 	}
 	if a.Verdict != k.Verdict {
 		find("By the table the packet is to %s, by the kernel's state it is to %s.", a.Verdict, k.Verdict)
@@ -59,7 +59,7 @@ func shares(bs []Backend) map[netip.AddrPort]float64 {
 	return out
 }
 
-// list tells of the backends that the other side has not.
+// list names the backends that the other side has not.
 func list(find func(string, ...any), bs []Backend, other map[netip.AddrPort]float64, one, many string) {
 	var names []string
 	n := 0

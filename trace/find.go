@@ -12,7 +12,7 @@ import (
 
 // Find says which address, port and protocol the target is in a table: what was left out is what
 // the Service has, where that is one thing. A Service has its namespace; node is an address of this
-// node at which NodePorts answer, not valid if there is none. An error says what to write instead.
+// node at which NodePorts answer, not valid without one. An error says what to write instead.
 //
 // Its cost follows the rows of the Service; for an address without a port, that of the rows.
 func (t Target) Find(table *lb.Table, node netip.Addr) (netip.AddrPort, lb.Proto, error) {
@@ -92,7 +92,7 @@ func (t Target) findService(table *lb.Table) (netip.AddrPort, lb.Proto, error) {
 	case t.Port != 0 && len(rows) > 0: // the same number in several protocols: TCP first
 		first := slices.MinFunc(rows, func(a, b *lb.Frontend) int { return a.Key.Compare(b.Key) })
 		return netip.AddrPortFrom(first.Key.Addr, t.Port), first.Key.Proto, nil
-	case t.Port != 0: // nobody's, which is a question too
+	case t.Port != 0: // of no Service: a valid query too
 		return netip.AddrPortFrom(all[0].Key.Addr, t.Port), t.proto(table, all[0].Key.Addr), nil
 	case len(rows) == 0:
 		return netip.AddrPort{}, 0, fmt.Errorf("the Service %s has no such port: it has %s", name, ports(all))

@@ -14,7 +14,7 @@ type Mode struct {
 	// that no row has, but where the address is its own besides ([Packet.Here]), or an API
 	// server's.
 	Holds bool
-	// Unfiltered: there is no packet filter, so that where a row leads nobody to backends, what
+	// Unfiltered: there is no packet filter, so if a row has no backends for a client, what
 	// others drop is refused.
 	Unfiltered bool
 	// Terminates: connections end at the proxy, which opens others to the backends: they see an

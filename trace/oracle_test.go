@@ -64,9 +64,9 @@ func TestScenarios(t *testing.T) {
 			strangers += replay(t, sc, f, asked)
 		}
 	}
-	t.Logf("asked: %v, of nobody's addresses and ports %d", asked, strangers)
+	t.Logf("queries: %v, for addresses and ports of no Service %d", asked, strangers)
 	if strangers < 40 {
-		t.Errorf("only %d packets are for addresses and ports that nobody has", strangers)
+		t.Errorf("only %d packets are for addresses and ports of no Service", strangers)
 	}
 	for _, v := range verdicts {
 		if asked[v] < 20 {

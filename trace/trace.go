@@ -31,11 +31,11 @@ type Verdict string
 const (
 	// Balance: one of the backends answers.
 	Balance Verdict = "balance"
-	// Reject: the client is told at once that nobody answers.
+	// Reject: the client gets an error at once.
 	Reject Verdict = "reject"
-	// Drop: the client is told nothing.
+	// Drop: the client gets no answer.
 	Drop Verdict = "drop"
-	// Pass: the proxy leaves the packet as it is; it goes on to whoever has the address.
+	// Pass: the proxy leaves the packet as it is; it goes on to the owner of the address.
 	Pass Verdict = "pass"
 )
 
@@ -78,7 +78,7 @@ type Programs struct {
 	IDs    []uint32
 }
 
-// Difference is something of which the kernel holds another state than the table asks for.
+// Difference is an object whose state in the kernel differs from the table.
 type Difference struct {
 	// Key is the row that it belongs to; the zero Key for what belongs to no row, such as a base
 	// chain.

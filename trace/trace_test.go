@@ -47,7 +47,7 @@ func table(t testing.TB, text string) *lb.Table {
 
 func ap(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
 
-// What people write, and which packet it means or what they are told.
+// What people write, and which packet or error it means.
 func TestParseAndFind(t *testing.T) {
 	tab := table(t, shop)
 	for _, c := range []struct{ dst, want string }{
@@ -55,7 +55,7 @@ func TestParseAndFind(t *testing.T) {
 		{"10.96.0.10:80/udp", "10.96.0.10:80/udp"},
 		{"10.96.0.10:80/UDP", "10.96.0.10:80/udp"},
 		{"10.96.0.10:53", "10.96.0.10:53/tcp"}, // TCP first
-		{"10.96.0.10:81", "10.96.0.10:81/tcp"}, // nobody's
+		{"10.96.0.10:81", "10.96.0.10:81/tcp"}, // of no Service
 		{"::ffff:10.96.0.10", "say which port"},
 		{"10.96.0.11", "10.96.0.11:80/tcp"},
 		{"10.96.0.10", "has the ports"},
@@ -219,7 +219,7 @@ func TestJSON(t *testing.T) {
 		len(is["findings"].([]any)) != 1 {
 		t.Errorf("%s", text)
 	}
-	// What is empty is an empty list, not null; and the answer of nobody is one too.
+	// What is empty is an empty list, not null; and so is an answer without a Service.
 	none, _ := json.Marshal(trace.Ask(table(t, shop), trace.Mode{}, trace.Packet{From: ap("10.1.1.9:0"),
 		To: ap("192.0.2.99:80"), Proto: lb.TCP}))
 	if !strings.HasPrefix(string(none), `{"service":"","verdict":"pass","backends":[],"masquerade":false,"why":["`) {
@@ -284,7 +284,7 @@ func TestModes(t *testing.T) {
 			t.Errorf("%s: %s, masquerade %t, want %s, %t: %v", c.name, a.Verdict, a.Masquerade, c.want, c.masq, a.Why)
 		}
 	}
-	// TN-66: an API server's address is held for nobody.
+	// TN-66: an API server's address is not held.
 	tab.Node.APIServers = []netip.Addr{netip.MustParseAddr("192.0.2.7")}
 	if a := trace.Ask(tab, trace.Mode{Holds: true}, trace.Packet{From: pod, To: ap("192.0.2.7:81"),
 		Proto: lb.TCP}); a.Verdict != trace.Pass {
@@ -296,7 +296,7 @@ func TestModes(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 	if a := trace.Ask(tab, trace.Mode{HairpinsByNode: true}, p); a.Backends[0].Hairpin {
-		t.Errorf("nobody says that it is on this node: %+v", a)
+		t.Errorf("no reason says that it is on this node: %+v", a)
 	}
 	// TN-68: the API does not say where it runs.
 	at := lb.Key{Addr: p.To.Addr(), Port: p.To.Port(), Proto: p.Proto}
@@ -304,7 +304,7 @@ func TestModes(t *testing.T) {
 	placed := tab.Get(at).Set(lb.Cluster).Backends
 	tab.Get(at).Set(lb.Cluster).Backends = places
 	if a := trace.Ask(tab, trace.Mode{HairpinsByNode: true}, p); !a.Backends[0].Hairpin {
-		t.Errorf("nobody says where it is: %+v", a)
+		t.Errorf("no reason says where it is: %+v", a)
 	}
 	tab.Get(at).Set(lb.Cluster).Backends = placed
 	// Another Service does, of the same address, port and protocol.
@@ -320,7 +320,7 @@ func TestModes(t *testing.T) {
 	}
 }
 
-// Pods that are told by the interface of their packets.
+// The interface of packets decides whether they are of pods.
 func TestInterfaces(t *testing.T) {
 	rows := strings.SplitN(shop, "\n", 2)[1]
 	p := trace.Packet{From: ap("192.168.7.7:0"), To: ap("10.96.0.10:80"), Proto: lb.TCP}
@@ -387,7 +387,7 @@ func TestCompare(t *testing.T) {
 			t.Errorf("%+v: %q, want %q", c.k, got, c.want)
 		}
 	}
-	// What is on the way out rejects what nobody has any more; it must not reject what somebody
+	// What is on the way out rejects what no Service has any more; it must not reject what one
 	// has.
 	gone := trace.Ask(table(t, shop), trace.Mode{}, trace.Packet{From: ap("10.1.1.9:0"), To: ap("172.18.0.22:30080"),
 		Proto: lb.TCP})
@@ -396,7 +396,7 @@ func TestCompare(t *testing.T) {
 		t.Errorf("%s, %q", gone.Verdict, got)
 	}
 	if got := trace.Compare(a, drains); got == nil {
-		t.Error("a Service that is there is rejected, and nobody says so")
+		t.Error("a Service that is there is rejected, without a reason")
 	}
 	// A backend that is its own client is masqueraded, which is no finding.
 	self := trace.Ask(table(t, shop), trace.Mode{}, trace.Packet{From: ap("10.1.1.11:0"), To: ap("10.96.0.10:80"),
@@ -454,7 +454,7 @@ func TestText(t *testing.T) {
 }
 
 // BenchmarkAsk is a question to tables of many Services: about one of them, about a port that
-// nobody has, an address that nobody has, and a contested key.
+// no Service has, an address without a Service, and a contested key.
 func BenchmarkAsk(b *testing.B) {
 	for _, n := range []int{100, 10_000, 100_000} {
 		tab := crowded(n)
@@ -471,7 +471,7 @@ func BenchmarkAsk(b *testing.B) {
 	}
 }
 
-// crowded is a table of n Services, all of which claim the same external IP.
+// crowded is a table of n Services that claim the same external IP.
 func crowded(n int) *lb.Table {
 	tab := &lb.Table{Node: lb.Node{ServiceCIDRs: prefixes("10.96.0.0/12"),
 		Pods: lb.Detector{Prefixes: prefixes("10.1.0.0/16")}}}
@@ -490,8 +490,8 @@ func crowded(n int) *lb.Table {
 	return tab
 }
 
-// A question costs as much in a table of 10,000 Services as in one of a hundred, of which all claim
-// the key that is asked for.
+// A question costs as much in a table of 10,000 Services as in one of a hundred, if all claim
+// the key of the query.
 func TestAskDoesNotGrow(t *testing.T) {
 	small, large := crowded(100), crowded(10_000)
 	for _, to := range []string{"10.96.0.5:80", "10.96.0.5:81", "10.111.255.255:80", "192.0.2.7:80"} {

@@ -89,7 +89,7 @@ func (p *proxy) newFamily(fam lb.Family) (*family, error) {
 		observers = append(observers, p.servers.sockets.Observer(fam))
 	}
 	observers = append(observers, &changes.Endpoints{Family: fam, Ring: p.changes, Store: p.store,
-		Tell: endpointLines(labelled)})
+		Report: endpointLines(labelled)})
 	t := cfg.Resolved.Tables
 	f.engine = engine.New(engine.Config{
 		Family: fam, Plane: plane, Store: p.store, Observers: observers,

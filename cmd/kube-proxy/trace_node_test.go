@@ -121,8 +121,8 @@ func nftFaults() []nodeFault {
 			"", "", trace.Dropped, "rule 1", ""},
 		{"the reply alone, postrouting", "ip", "postrouting priority 300", "ip saddr 10.96.0.10 drop",
 			"", "", trace.Dropped, "rule 1", ""},
-		{"the client's next packets alone", "inet", "forward priority 0", "ct state established ct direction original drop",
-			"", "", trace.Dropped, "rule 1", ""},
+		{"the client's next packets alone", "inet", "forward priority 0",
+			"ct state established ct direction original drop", "", "", trace.Dropped, "rule 1", ""},
 		{"a stranger", "inet", "forward priority 0", "ip saddr 10.1.1.13 drop", "", "", trace.Delivered, "", ""},
 		{"another port", "inet", "forward priority 0", "tcp dport 8081 drop", "", "", trace.Delivered, "", ""},
 		{"a set", "inet", "forward priority 0",
@@ -328,7 +328,8 @@ func combinedFaults() []nodeFault {
 		{name: "rp_filter and a mark that leads elsewhere", from: "client", expect: trace.Dropped, by: "rp_filter=1",
 			do: swapped.Replace(markedBack("1")), undo: unmarked},
 		{name: "rp_filter and a mark that next packets lack", from: "client", expect: trace.Dropped, by: "rp_filter=1",
-			do: strings.Replace(swapped.Replace(markedBack("1")), "0x77/0xff", "0x77", 1), undo: unmarked, modes: "nftables"},
+			do: strings.Replace(swapped.Replace(markedBack("1")), "0x77/0xff", "0x77", 1), undo: unmarked,
+			modes: "nftables"},
 		{name: "a filter of tc", expect: trace.Undecided, by: "filter of tc on vethpod1",
 			do: "tc qdisc add dev vethpod1 clsact; " +
 				"tc filter add dev vethpod1 ingress protocol ip u32 match u32 0 0 classid 1:1",
@@ -340,7 +341,8 @@ func combinedFaults() []nodeFault {
 // the client by that mark: src_valid_mark says whether the mark counts.
 func markedBack(counts string) string {
 	return `nft 'table ip firewall { chain c { type filter hook prerouting priority -150; ` +
-		`iifname { eth0, vethpod2 } meta mark set 0x77; }; }'; ip route add 172.18.0.100/32 dev vethpod1; ip route add 172.18.0.100/32 dev eth0 table 77; ` +
+		`iifname { eth0, vethpod2 } meta mark set 0x77; }; }'; ip route add 172.18.0.100/32 dev vethpod1; ` +
+		`ip route add 172.18.0.100/32 dev eth0 table 77; ` +
 		`ip rule add fwmark 0x77/0xff table 77 prio 5; echo 1 >/proc/sys/net/ipv4/conf/eth0/rp_filter; ` +
 		`echo ` + counts + ` >/proc/sys/net/ipv4/conf/eth0/src_valid_mark`
 }
@@ -648,7 +650,8 @@ func TestWhyChecksTheNode(t *testing.T) {
 		code             int
 		passes           bool
 	}{
-		{"output priority 0", "ip daddr 10.1.1.13 drop", "\nnothing in its way from this node to 10.96.0.10:80", 0, true},
+		{"output priority 0", "ip daddr 10.1.1.13 drop",
+			"\nnothing on this node stops its packets to 10.96.0.10:80", 0, true},
 		{"output priority 0", "ip daddr 10.1.1.12 drop", "\nDROPPED on this node, not by kube-proxy: " +
 			`table inet firewall, chain c, rule 1 "ip daddr 10.1.1.12 drop"`, 2, false},
 		{"input priority 0", "ct direction reply tcp sport 8080 drop", "\nDROPPED on this node, not by kube-proxy: " +
@@ -662,7 +665,7 @@ func TestWhyChecksTheNode(t *testing.T) {
 			why := n.program("why", "lab/one", "--admin-socket="+n.dir+"/admin.sock")
 			<-why.done
 			if code := why.cmd.ProcessState.ExitCode(); code != c.code || !strings.Contains(why.log(), c.says) ||
-				strings.Contains(why.log(), "nothing in its way") != (c.passes && !strings.Contains(c.rule, "limit")) {
+				strings.Contains(why.log(), "nothing on this node stops its packets") != (c.passes && !strings.Contains(c.rule, "limit")) {
 				t.Errorf("exit code %d, want %d and %q:\n%s", code, c.code, c.says, why.log())
 			}
 			_, err := n.Dial(netlab.Node1, netlab.TCP, netip.MustParseAddrPort(one),
@@ -695,7 +698,7 @@ func TestTraceBesideXtablesLock(t *testing.T) {
 	if a.Rest == nil || a.Rest.Verdict != trace.Dropped || !strings.Contains(a.Rest.By, "iptables-legacy") {
 		t.Errorf("trace:\n%s", text())
 	}
-	for command, says := range map[string]string{"why": "nothing in its way from this node", "status": "frontends "} {
+	for command, says := range map[string]string{"why": "nothing on this node stops its packets", "status": "frontends "} {
 		args := []string{command, "--admin-socket=" + n.dir + "/admin.sock"}
 		if command == "why" {
 			args = append(args, "lab/one")

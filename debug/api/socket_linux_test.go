@@ -437,7 +437,7 @@ func TestLongList(t *testing.T) {
 		}
 		var raw json.RawMessage
 		p := (*inspect.Problem)(nil)
-		if err := c.Get(t.Context(), "service", url.Values{"name": {"nobody"}}, &raw); !errors.As(err, &p) ||
+		if err := c.Get(t.Context(), "service", url.Values{"name": {"unknown"}}, &raw); !errors.As(err, &p) ||
 			p.Kind != inspect.Unknown {
 			t.Errorf("of an unknown Service: %v", err)
 		}

@@ -72,7 +72,7 @@ type Entry struct {
 	Learned int64
 	// Done is when it was in force, or failed.
 	Done int64
-	// Rows are the frontends written for it; of kind Mended the objects.
+	// Rows are the frontends written for it; of kind Repaired the objects.
 	Rows uint32
 	// Failures are the writes with it that failed before.
 	Failures uint32

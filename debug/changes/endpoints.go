@@ -13,13 +13,13 @@ import (
 )
 
 // Endpoints receives the changes that a plane accepted, and names the added and removed endpoints:
-// in the newest entry of the Service, and to Tell. It is an observer of an engine.
+// in the newest entry of the Service, and to Report. It is an observer of an engine.
 type Endpoints struct {
 	Family lb.Family
 	Ring   *Ring
 	Store  *cluster.Store
-	// Tell, if not nil, receives each text, from the engine's goroutine.
-	Tell func(service cluster.Name, text string)
+	// Report, if not nil, receives each text, from the engine's goroutine.
+	Report func(service cluster.Name, text string)
 }
 
 // Limits of the comparison and its text: a Service may have very many ports and endpoints.
@@ -54,8 +54,8 @@ func (o *Endpoints) Applied(changes []lb.Change) {
 		service := cluster.Name{Namespace: namespace, Name: name}
 		if text := d.text(o.Store, service); text != "" {
 			o.Ring.name(o.Family, service, text)
-			if o.Tell != nil {
-				o.Tell(service, text)
+			if o.Report != nil {
+				o.Report(service, text)
 			}
 		}
 	}

@@ -64,7 +64,8 @@ func TestEndpointsAreNamed(t *testing.T) {
 		entry := of("shop", "web")
 		ring.Add(entry)
 		ring.Add(of("shop", "other"))
-		o := Endpoints{Family: lb.IPv4, Ring: ring, Store: store, Tell: func(_ cluster.Name, s string) { reported = s }}
+		o := Endpoints{Family: lb.IPv4, Ring: ring, Store: store,
+			Report: func(_ cluster.Name, s string) { reported = s }}
 		o.Applied([]lb.Change{{Key: lb.Key{Port: 80, Proto: lb.TCP}, Old: c.old, New: c.new}})
 		entries, _ := ring.After(0)
 		if reported != c.want || entries[0].Endpoints != c.want || entries[1].Endpoints != "" {

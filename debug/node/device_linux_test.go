@@ -31,9 +31,9 @@ func TestSmallMTU(t *testing.T) {
 		warning string
 	}{
 		{"", false, ""},
-		{"vethpod2", false, "Packets of more than 1400 bytes do not fit from vethpod1 (MTU 1500) to vethpod2 (MTU 1400)"},
-		{"vethpod2", true, "Packets of more than 1400 bytes do not fit from vethpod1 (MTU 1500) to vethpod2 (MTU 1400)"},
-		{"vethpod1", false, "Packets of more than 1400 bytes do not fit from vethpod2 (MTU 1500) to vethpod1 (MTU 1400)"},
+		{"vethpod2", false, "do not fit from vethpod1 (MTU 1500) to vethpod2 (MTU 1400)"},
+		{"vethpod2", true, "do not fit from vethpod1 (MTU 1500) to vethpod2 (MTU 1400)"},
+		{"vethpod1", false, "do not fit from vethpod2 (MTU 1500) to vethpod1 (MTU 1400)"},
 	} {
 		t.Run(fmt.Sprintf("%s, six %v", c.device, c.six), func(t *testing.T) {
 			lab := netlab.ForTest(t, netlab.Options{})
@@ -50,7 +50,7 @@ func TestSmallMTU(t *testing.T) {
 					From: netip.AddrPortFrom(pod1.Addr(c.six), 0), To: netip.AddrPortFrom(pod2.Addr(c.six), 8080),
 				}, OnNode: onNode1}, open{})
 				if err != nil || n.Verdict != trace.Delivered || (len(n.Warnings) > 0) != (c.warning != "") ||
-					!strings.HasPrefix(strings.Join(n.Warnings, ""), c.warning) {
+					!strings.Contains(strings.Join(n.Warnings, ""), c.warning) {
 					t.Errorf("%s, %q (%v); want %q", n.Verdict, n.Warnings, err, c.warning)
 				}
 			})
@@ -60,7 +60,8 @@ func TestSmallMTU(t *testing.T) {
 			}
 			for size, fits := range map[int]bool{1300: true, 1420: c.device == ""} {
 				lab.On(from.Name, func() {
-					if err := sendWhole(to.Addr(c.six), size); fits != (err == nil) || !fits && !errors.Is(err, unix.EMSGSIZE) {
+					err := sendWhole(to.Addr(c.six), size)
+					if fits != (err == nil) || !fits && !errors.Is(err, unix.EMSGSIZE) {
 						t.Errorf("a datagram of %d bytes: %v", size, err)
 					}
 				})
@@ -82,7 +83,8 @@ func sendWhole(to netip.Addr, size int) error {
 		return err
 	}
 	defer unix.Close(fd)
-	if err := errors.Join(unix.SetsockoptInt(fd, level, discover, unix.IP_PMTUDISC_DO), unix.Connect(fd, sa)); err != nil {
+	err = errors.Join(unix.SetsockoptInt(fd, level, discover, unix.IP_PMTUDISC_DO), unix.Connect(fd, sa))
+	if err != nil {
 		return err
 	}
 	for range 6 {
@@ -136,7 +138,8 @@ func TestARP(t *testing.T) {
 			if warns != c.answers {
 				t.Errorf("warnings %q, want one: %v", n.Warnings, c.answers)
 			}
-			if none := strings.HasPrefix(strings.Join(n.Warnings, ""), "This node answers no ARP"); none != (c.eth0 == "8") {
+			none := strings.HasPrefix(strings.Join(n.Warnings, ""), "This node answers no ARP")
+			if none != (c.eth0 == "8") {
 				t.Errorf("warnings %q", n.Warnings)
 			}
 			lab.On("client", func() {
@@ -164,5 +167,7 @@ func answered(t *testing.T, addr string) bool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return slices.ContainsFunc(all, func(n netlink.Neigh) bool { return n.IP.String() == addr && n.HardwareAddr != nil })
+	return slices.ContainsFunc(all, func(n netlink.Neigh) bool {
+		return n.IP.String() == addr && n.HardwareAddr != nil
+	})
 }

@@ -74,7 +74,7 @@ func Follow(ctx context.Context, q Question, filter Filter) (trace.Node, error) 
 	return n, nil
 }
 
-// sysctl reads a setting below net of the thread's network namespace; "" if there is none.
+// sysctl reads a setting below net of the thread's network namespace; "" without one.
 func sysctl(path string) string {
 	value, _ := os.ReadFile("/proc/sys/net/" + path)
 	return strings.TrimSpace(string(value))

@@ -19,7 +19,7 @@ import (
 )
 
 // TestConntrackFull fills the conntrack table of a node. With established connections, new ones are
-// dropped. With connections that have no reply, the kernel evicts those (NT-05).
+// dropped. With connections that have no reply, the kernel evicts those (NT-11).
 func TestConntrackFull(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -67,7 +67,8 @@ func TestConntrackFull(t *testing.T) {
 	}
 }
 
-// fill makes n conntrack entries, the first with that number, in the namespace of the calling thread.
+// fill makes n conntrack entries in the namespace of the calling thread; first is the number of the
+// first one.
 func fill(t *testing.T, first, n int, status uint32) {
 	t.Helper()
 	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_NETFILTER})
@@ -79,7 +80,8 @@ func fill(t *testing.T, first, n int, status uint32) {
 	to := netip.MustParseAddrPort("198.51.100.1:80")
 	for k := range n {
 		i := first + k
-		client := netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, byte(i >> 23), byte(i >> 15), byte(i >> 7)}), uint16(1024+i&127))
+		addr := netip.AddrFrom4([4]byte{192, byte(i >> 23), byte(i >> 15), byte(i >> 7)})
+		client := netip.AddrPortFrom(addr, uint16(1024+i&127))
 		e := ctwire.Entry{Orig: ctwire.Tuple{From: client, To: to, Proto: unix.IPPROTO_UDP},
 			Reply: ctwire.Tuple{From: to, To: client, Proto: unix.IPPROTO_UDP}, Status: status, Timeout: 600}
 		if b = e.AppendNew(b, unix.AF_INET); k%200 != 199 && k != n-1 {

@@ -13,7 +13,7 @@ import (
 	"kube-proxy/trace"
 )
 
-// number returns the value of a sysctl; 0 if there is none.
+// number returns the value of a sysctl; 0 without one.
 func (w *walk) number(path string) int {
 	n, _ := strconv.Atoi(w.sysctl(path))
 	return n
@@ -24,12 +24,13 @@ func (w *walk) either(link, name string) int {
 	return max(w.number("ipv4/conf/"+link+"/"+name), w.number("ipv4/conf/all/"+name))
 }
 
-// conntrackFull reports whether conntrack has no place for a new connection. The kernel makes one by
-// evicting connections without a reply, if it finds some; what it did so far is the best guess.
+// conntrackFull reports whether conntrack has no place for a new connection. The kernel makes one
+// by evicting connections without a reply, if it finds some; what it did so far is the best guess.
 func (w *walk) conntrackFull() (stop, bool) {
 	count, most := w.number("netfilter/nf_conntrack_count"), w.number("netfilter/nf_conntrack_max")
-	s := stop{verdict: trace.Dropped, stage: "conntrack", by: fmt.Sprintf("the conntrack table is full (%d of %d)", count, most),
-		do: "sysctl -w net.netfilter.nf_conntrack_max=" + strconv.Itoa(2*most)}
+	s := stop{verdict: trace.Dropped, stage: "conntrack",
+		do: "sysctl -w net.netfilter.nf_conntrack_max=" + strconv.Itoa(2*most),
+		by: fmt.Sprintf("the conntrack table is full (%d of %d)", count, most)}
 	if most == 0 || count < most {
 		return s, false
 	}
@@ -198,7 +199,8 @@ func (w *walk) refused(r rtnl.Route, y way, in rtnl.Link) stop {
 	}
 	switch {
 	case to.Is6():
-		if r.Errno == 0 && !r.Here() && w.sysctl("ipv6/conf/all/forwarding") == "0" {
+		if r.Errno == 0 && !r.Here() && w.sysctl("ipv6/conf/all/forwarding") == "0" &&
+			w.number("ipv6/conf/"+in.Name+"/force_forwarding") == 0 { // Linux 6.17
 			return set("ipv6/conf/all/forwarding", "1")
 		}
 		return noRoute(r, to, true, s.stage)

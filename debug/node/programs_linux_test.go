@@ -65,7 +65,8 @@ func tcx(attach ebpf.AttachType) func(*testing.T, *netlab.TestLab, int) (link.Li
 
 func clsact(kind string, parent uint32) func(*testing.T, *netlab.TestLab, int) (link.Link, error) {
 	return func(t *testing.T, _ *netlab.TestLab, device int) (link.Link, error) {
-		at := netlink.QdiscAttrs{LinkIndex: device, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}
+		at := netlink.QdiscAttrs{LinkIndex: device, Handle: netlink.MakeHandle(0xffff, 0),
+			Parent: netlink.HANDLE_CLSACT}
 		err := netlink.QdiscAdd(&netlink.GenericQdisc{QdiscAttrs: at, QdiscType: kind})
 		return nil, errors.Join(err, netlink.FilterAdd(&netlink.BpfFilter{
 			FilterAttrs: netlink.FilterAttrs{LinkIndex: device, Parent: parent, Handle: 1, Protocol: unix.ETH_P_ALL},

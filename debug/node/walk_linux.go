@@ -18,7 +18,7 @@ type facts struct {
 	neighbours []rtnl.Neighbour
 	route      func(rtnl.Query) (rtnl.Route, error)
 	pass       func(hooks.Hook, hooks.Packet) ([]hooks.Way, error)
-	// sysctl returns the value of a setting, by its path below net; "" if there is none.
+	// sysctl returns the value of a setting, by its path below net; "" without one.
 	sysctl func(path string) string
 	// conntrack returns how many packets conntrack has dropped, and how many connections it has
 	// evicted, because its table was full.

@@ -178,7 +178,7 @@ func TestNumberedCounters(t *testing.T) {
 	r.want("several of one Service", map[string]uint64{"shop/a": 3, "shop/b": 3, rest: 0})
 	delete(r.counts, first)
 	r.count(third, "shop/a:http", 2000)
-	r.want("one that begins anew with more than the one before had", map[string]uint64{"shop/a": 2003, "shop/b": 3,
+	r.want("one that begins again with more than the one before had", map[string]uint64{"shop/a": 2003, "shop/b": 3,
 		rest: 0})
 	r.count(third, "shop/b:http", 5)
 	r.want("one that counts for another now", map[string]uint64{"shop/a": 2003, "shop/b": 8, rest: 0})

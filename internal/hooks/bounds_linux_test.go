@@ -12,7 +12,7 @@ import (
 	"kube-proxy/trace"
 )
 
-// foreign is a table of another program with so many rules in one chain, none of which matches.
+// foreign is a table of another program with so many rules in one chain. None matches.
 func foreign(n int) string {
 	var b strings.Builder
 	b.WriteString("table inet fw {\n\tchain f {\n\t\ttype filter hook forward priority 0\n")

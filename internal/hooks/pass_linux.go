@@ -75,8 +75,8 @@ func (s *Snapshot) Pass(ctx context.Context, h Hook, p Packet) ([]Way, error) {
 	return s.ways(p, flows), nil
 }
 
-// mayEnd has flows go on as they were, with a doubt for each that may have ended: nobody says which
-// port of a bridge the packet takes.
+// mayEnd has flows go on as they were, with a doubt for each that may have ended: the
+// packet's port of the bridge is not known.
 func mayEnd(before, after []follow.Flow) []follow.Flow {
 	all := slices.Clone(before)
 	for _, f := range after {

@@ -38,7 +38,7 @@ func TestRandom(t *testing.T) {
 				n, d := r.round(t, set, ends)
 				done, doubtful = done+n, doubtful+d
 			}
-			t.Logf("%d packets, of which %d met a rule that was not evaluated: %v", done, doubtful, ends)
+			t.Logf("%d packets; %d met a rule that was not evaluated: %v", done, doubtful, ends)
 			if doubtful > done/4 || ends["pass"] < done/20 || ends["drop"] < done/20 {
 				t.Errorf("the rule sets prove too little")
 			}

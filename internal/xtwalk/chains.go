@@ -42,14 +42,14 @@ type Sets interface {
 // and the Packet answers for the node's routes.
 type Chains struct {
 	sets   Sets
-	tell   func(line string)
+	report func(line string)
 	chains map[xtables.ChainID]*xtables.ChainState
 }
 
-// NewChains reads rules. It calls tell with a line for each rule that a packet matches, and for
+// NewChains reads rules. It calls report with a line for each rule that a packet matches, and for
 // each unknown one, which counts as not matching.
-func NewChains(rules []xtables.ChainRule, sets Sets, tell func(line string)) *Chains {
-	c := &Chains{sets, tell, map[xtables.ChainID]*xtables.ChainState{}}
+func NewChains(rules []xtables.ChainRule, sets Sets, report func(line string)) *Chains {
+	c := &Chains{sets, report, map[xtables.ChainID]*xtables.ChainState{}}
 	for _, r := range rules {
 		if t, known := xtables.TableNamed(r.Table); known {
 			id := xtables.ChainID{Table: t, Name: r.Chain}
@@ -73,7 +73,7 @@ func (c *Chains) Pass(ctx context.Context, table, chain string, p *Packet) (trac
 		return "", fmt.Errorf("there is no table %s of iptables", table)
 	}
 	w := newWalker(ctx, trace.Packet{From: p.From, To: p.To, Proto: p.Proto}, c, p)
-	w.tell, w.allOurs, w.sets = c.tell, true, c.sets
+	w.report, w.allOurs, w.sets = c.report, true, c.sets
 	on := w.base([]follow.Flow{{Share: 1, State: follow.State{To: p.To, Mark: p.Mark, Masqueraded: p.Masqueraded}}},
 		xtables.ChainID{Table: t, Name: chain})
 	if w.err != nil {

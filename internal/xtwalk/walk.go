@@ -44,8 +44,8 @@ type walker struct {
 	read   map[xtables.ChainID]*chain
 	// allOurs: no other program has rules.
 	allOurs bool
-	// tell receives each line at once; nil to keep them.
-	tell func(line string)
+	// report receives each line at once; nil to keep them.
+	report func(line string)
 
 	// conn is the packet's connection. any: rules that are not understood are followed both ways.
 	conn Conn
@@ -286,8 +286,8 @@ func (w *walker) say(id xtables.ChainID, text, note string) {
 	if note != "" {
 		line += " (" + note + ")"
 	}
-	if w.said.Say(line) && w.tell != nil {
-		w.tell(line)
+	if w.said.Say(line) && w.report != nil {
+		w.report(line)
 	}
 }
 

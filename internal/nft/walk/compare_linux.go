@@ -10,19 +10,19 @@ import (
 	"kube-proxy/internal/nft/wire"
 )
 
-// Tell reports an object that differs; "" is the state of a missing object.
-type Tell func(object, want, have string) error
+// Report reports an object that differs; "" is the state of a missing object.
+type Report func(object, want, have string) error
 
 // CompareSets reports the differences of a table and its sets. It returns whether the table exists,
 // so that the rest can be compared.
-func CompareSets(t wire.Table, is *rule.Kept, sets []wire.Set, tell Tell) bool {
+func CompareSets(t wire.Table, is *rule.Kept, sets []wire.Set, report Report) bool {
 	if !is.Present {
 		// The reporter remembers that the callback returned false.
-		_ = tell(t.Title(), wire.IsThere, "")
+		_ = report(t.Title(), wire.IsThere, "")
 		return false
 	}
 	if is.Dormant {
-		_ = tell(t.Title(), "in force", "dormant: none of its chains is in force")
+		_ = report(t.Title(), "in force", "dormant: none of its chains is in force")
 	}
 	for i, there := range is.There {
 		have := ""
@@ -30,11 +30,11 @@ func CompareSets(t wire.Table, is *rule.Kept, sets []wire.Set, tell Tell) bool {
 			have = "of other types"
 		}
 		if !there {
-			_ = tell(sets[i].String(), wire.IsThere, have)
+			_ = report(sets[i].String(), wire.IsThere, have)
 		}
 	}
 	for _, name := range is.Foreign {
-		_ = tell("set "+name, "", wire.IsThere)
+		_ = report("set "+name, "", wire.IsThere)
 	}
 	return true
 }
@@ -42,7 +42,7 @@ func CompareSets(t wire.Table, is *rule.Kept, sets []wire.Set, tell Tell) bool {
 // CompareChains compares the chains of a table with the wanted ones, rule by rule. optional reports
 // whether a wanted chain may be missing.
 func CompareChains(ctx context.Context, t wire.Table, is *rule.Kept, chains []rule.Chain,
-	optional func(name string) bool, tell Tell) error {
+	optional func(name string) bool, report Report) error {
 	rules := map[string][]Rule{}
 	err := wire.Undisturbed(ctx, func() error {
 		clear(rules)
@@ -58,29 +58,29 @@ func CompareChains(ctx context.Context, t wire.Table, is *rule.Kept, chains []ru
 		if !there && optional(c.Name) {
 			continue
 		}
-		if err := compareChain(c, there, k.Hook, rules[c.Name], tell); err != nil {
+		if err := compareChain(c, there, k.Hook, rules[c.Name], report); err != nil {
 			return err
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(foreign)) {
-		if err := tell("chain "+name, "", foreign[name].Hook.State()); err != nil {
+		if err := report("chain "+name, "", foreign[name].Hook.State()); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// compareChain compares a wanted chain with the kernel's, and calls tell for each difference until
+// compareChain compares a wanted chain with the kernel's. It calls report for each difference until
 // that fails. there says whether the kernel has the chain; hook and rules are its content. A rule
 // equals the wanted one if it does the same and its text is the same: any program can copy a
 // comment.
-func compareChain(c rule.Chain, there bool, hook wire.Hook, rules []Rule, tell Tell) error {
+func compareChain(c rule.Chain, there bool, hook wire.Hook, rules []Rule, report Report) error {
 	object := "chain " + c.Name
 	if !there {
-		return tell(object, c.Hook.State(), "")
+		return report(object, c.Hook.State(), "")
 	}
 	if hook != c.Hook {
-		if err := tell(object, c.Hook.State(), hook.State()); err != nil {
+		if err := report(object, c.Hook.State(), hook.State()); err != nil {
 			return err
 		}
 	}
@@ -101,7 +101,7 @@ func compareChain(c rule.Chain, there bool, hook wire.Hook, rules []Rule, tell T
 				is = "other expressions, " + is
 			}
 		}
-		if err := tell(fmt.Sprintf("rule %d of chain %s", i+1, c.Name), want, is); err != nil {
+		if err := report(fmt.Sprintf("rule %d of chain %s", i+1, c.Name), want, is); err != nil {
 			return err
 		}
 	}
