@@ -34,7 +34,7 @@ const imports = `
 	internal/netlink, internal/nft/wire, internal/rollback, plane/internal/diff < plane/internal/ranges;
 	plane/internal/ranges < plane/nftables, plane/userspace/redirect;
 	lb < plane/internal/slots;
-	NONE < internal/netlab, internal/kernel, test/exectest, test/logtest, test/cputest, test/seedtest, internal/ratelimit, internal/bisect, internal/pause, internal/plural, internal/nearest, internal/listen, test/listentest, internal/netlink, internal/scm, test/wine;
+	NONE < internal/thread, internal/netlab, internal/kernel, test/exectest, test/logtest, test/cputest, test/seedtest, internal/ratelimit, internal/bisect, internal/pause, internal/plural, internal/nearest, internal/listen, test/listentest, internal/netlink, internal/scm, test/wine;
 
 	cluster, lb < policy, debug/changes;
 	cluster, lb, policy < config/nodecheck;
@@ -55,6 +55,8 @@ const imports = `
 	internal/plural < debug/changes, debug/inspect, policy, trace;
 	# What a misspelled name may have meant is found in one way.
 	internal/nearest < config, debug/inspect, source/manifests, cli/migrate;
+	# Threads that change their namespaces end in one way.
+	internal/thread < internal/netlab, cli/preflight, plane/ebpf;
 	internal/netlink < internal/kernel, conntrack, internal/sockets, plane/nftables, test/nlconntest, internal/nft/wire, internal/nft/rule, internal/netlink/ipset, internal/netlink/ipvs, internal/netlink/route, internal/netlink/conntrack;
 	internal/netlink/ipvs, internal/netlink/ipset, internal/netlink/route, internal/netlink < plane/ipvs;
 	# Answers of nf_tables are netlink messages.

@@ -15,6 +15,7 @@ import (
 
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/system"
+	"kube-proxy/internal/thread"
 	"kube-proxy/mode"
 )
 
@@ -107,23 +108,15 @@ func tryMode(ctx context.Context, s *Setup, of mode.Mode, m modules) (all []Abil
 
 // inEmptyNamespace runs f on a separate thread in a new network namespace, which ends with it:
 // objects that the kernel creates for the test end too.
-func inEmptyNamespace(f func()) error {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		if unix.Gettid() == unix.Getpid() {
-			done <- inEmptyNamespace(f) // the main thread must not change; it is busy, so this is another
-			runtime.UnlockOSThread()
-			return
-		}
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			done <- fmt.Errorf("needs root, or CAP_SYS_ADMIN, for a temporary network namespace: %w", err)
+func inEmptyNamespace(f func()) (err error) {
+	thread.Own(func() {
+		if err = unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			err = fmt.Errorf("needs root, or CAP_SYS_ADMIN, for a temporary network namespace: %w", err)
 			return
 		}
 		f()
-		done <- nil
-	}()
-	return <-done
+	})
+	return err
 }
 
 // changes returns the sysctls that the mode would change.

@@ -14,6 +14,8 @@ import (
 
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/thread"
 )
 
 // cgroup is the lab's cgroup for the sockets of node1 and its pods. It is threaded: the hosts'
@@ -109,7 +111,7 @@ func (c *cgroup) thread(host string, ns netns.NsHandle) (chan func(), error) {
 		return t, nil
 	}
 	calls, begun := make(chan func()), make(chan error)
-	go ownThread(func() {
+	go thread.Own(func() {
 		err := netns.Set(ns)
 		if err == nil {
 			err = os.WriteFile(filepath.Join(c.path, "cgroup.threads"), []byte(strconv.Itoa(unix.Gettid())), 0)

@@ -3,10 +3,11 @@ package netlab
 import (
 	"errors"
 	"fmt"
-	"runtime"
 
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/thread"
 )
 
 // Isolated runs fn on a thread in new namespaces, which end with it: a network namespace, and those
@@ -14,7 +15,7 @@ import (
 // are not.
 func Isolated(more uintptr, fn func() error) error {
 	var err error
-	ownThread(func() {
+	thread.Own(func() {
 		// Threads share the root and the working directory; with a shared one the kernel gives no
 		// mount namespace.
 		if err = unix.Unshare(int(more) | unix.CLONE_NEWNET | unix.CLONE_FS); err != nil {
@@ -35,24 +36,6 @@ func In(ns netns.NsHandle, fn func() error) error {
 		}
 		return fn()
 	})
-}
-
-// ownThread runs fn on a thread that ends with it.
-func ownThread(fn func()) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		if unix.Gettid() == unix.Getpid() {
-			// The main thread does not end: Go parks it, and its namespaces would exist as long as
-			// the process.
-			ownThread(fn) // cannot be this one, which is taken
-			runtime.UnlockOSThread()
-			return
-		}
-		fn()
-	}()
-	<-done
 }
 
 // Namespace is a network namespace with only the link lo, which is down, and a thread in it. The

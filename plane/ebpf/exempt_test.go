@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -19,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/thread"
 )
 
 // eventually waits until f is true; it reports whether it was.
@@ -98,17 +98,14 @@ func (b *bench) passesIn(cgroup string) bool {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	done := make(chan error)
 	var passes bool
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		err := errors.Join(netns.Set(ns), os.WriteFile(cgroup+"/cgroup.threads", []byte(fmt.Sprint(unix.Gettid())), 0))
+	thread.Own(func() {
+		err = errors.Join(netns.Set(ns), os.WriteFile(cgroup+"/cgroup.threads", []byte(fmt.Sprint(unix.Gettid())), 0))
 		if err == nil {
 			passes, err = masqueraded(b.to("NODE:30080"))
 		}
-		done <- err
-	}()
-	if err := <-done; err != nil {
+	})
+	if err != nil {
 		b.t.Fatalf("connect in %s: %v", cgroup, err)
 	}
 	return passes

@@ -6,9 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"runtime"
 
 	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/thread"
 )
 
 // namespaceFiles are where network namespaces have files: those that CNI plugins name, then those
@@ -55,13 +56,9 @@ func namespaceOf(file string) (inode uint32, ok bool) {
 }
 
 // inNamespace calls f in a thread of its own, which ends with it.
-func inNamespace(file string, f func() error) error {
-	result := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread is in another namespace
-		result <- enter(file, f)
-	}()
-	return <-result
+func inNamespace(file string, f func() error) (err error) {
+	thread.Own(func() { err = enter(file, f) })
+	return err
 }
 
 func enter(file string, f func() error) error {

@@ -1,0 +1,3 @@
+// Package thread runs functions that change what belongs to a thread of the system, such as its
+// namespaces.
+package thread
