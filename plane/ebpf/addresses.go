@@ -93,13 +93,7 @@ func (a *addresses) write() error {
 			want[addrOf(is.Addr)] = true
 		}
 	}
-	var key [4]uint32
-	var value uint32
-	for at := a.m.Iterate(); at.Next(&key, &value); {
-		if !want[key] {
-			err = errors.Join(err, a.m.Delete(key))
-		}
-	}
+	err = prune(a.m, func(key [4]uint32, _ uint32) bool { return !want[key] })
 	for key := range want {
 		err = errors.Join(err, a.m.Put(key, uint32(1)))
 	}

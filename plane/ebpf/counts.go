@@ -50,15 +50,10 @@ func (c *counted) remove(number uint32) {
 func (c *counted) each(ctx context.Context, m *ebpf.Map, f func(mode.Count)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var number uint32
-	var cpus []uint64
-	var gone []uint32
-	at := m.Iterate()
-	for ctx.Err() == nil && at.Next(&number, &cpus) {
+	err := prune(m, func(number uint32, cpus []uint64) bool {
 		port, ok := c.ports[number]
-		if !ok {
-			gone = append(gone, number)
-			continue
+		if !ok || ctx.Err() != nil {
+			return !ok
 		}
 		total := uint64(0)
 		for _, n := range cpus {
@@ -66,13 +61,9 @@ func (c *counted) each(ctx context.Context, m *ebpf.Map, f func(mode.Count)) err
 		}
 		f(mode.Count{CounterID: mode.CounterID{N: uint64(number)}, ServicePort: port,
 			Traffic: mode.Traffic{Connections: total}})
-	}
-	err := errors.Join(ctx.Err(), at.Err())
-	for _, number := range gone {
-		if e := m.Delete(number); !errors.Is(e, ebpf.ErrKeyNotExist) {
-			err = errors.Join(err, e)
-		}
-	}
+		return false
+	})
+	err = errors.Join(ctx.Err(), err)
 	if err != nil {
 		return fmt.Errorf("read the counters of the eBPF programs: %w", err)
 	}

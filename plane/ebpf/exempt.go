@@ -198,25 +198,14 @@ func exempt(patterns []string) (netns, cgroups map[uint64]uint32, err error) {
 
 // hold makes a map have these elements.
 func hold(m *ebpf.Map, want map[uint64]uint32) (err error) {
-	var key uint64
-	var value uint32
-	var gone []uint64
 	have := map[uint64]bool{}
-	at := m.Iterate()
-	for at.Next(&key, &value) {
-		if have[key] = true; want[key] == 0 {
-			gone = append(gone, key)
-		}
-	}
-	err = at.Err()
+	err = prune(m, func(key uint64, _ uint32) bool {
+		have[key] = true
+		return want[key] == 0
+	})
 	for key := range want {
 		if !have[key] {
 			err = errors.Join(err, m.Put(key, uint32(1)))
-		}
-	}
-	for _, key := range gone {
-		if e := m.Delete(key); !errors.Is(e, ebpf.ErrKeyNotExist) {
-			err = errors.Join(err, e)
 		}
 	}
 	if err != nil {

@@ -153,3 +153,21 @@ func (p *Plane) Knows(fd int) (bool, error) {
 	}
 	return peer.Backend != 0, err
 }
+
+// SocketBytes is what the bound of sockets reckons with for each.
+const SocketBytes = socketBytes
+
+// SetMost changes how many sockets may have storage.
+func (p *Plane) SetMost(each, all int32) error {
+	return p.switches.change(func(s *bpf.LBSettings) { s.Most = [2]int32{each, all} })
+}
+
+// Kept returns how many elements the storage of sockets has, by network namespace; 0 is all.
+func (p *Plane) Kept() (map[uint64]int32, error) {
+	all := map[uint64]int32{}
+	err := prune(p.kernel.obj.Kept, func(netns uint64, n int32) bool {
+		all[netns] = n
+		return false
+	})
+	return all, err
+}

@@ -57,6 +57,7 @@ type hook struct {
 // addresses.
 func hooks(f lb.Family) []hook {
 	all := []hook{
+		{"sock_release", ebpf.AttachCgroupInetSockRelease, func(p *bpf.LBPrograms) *ebpf.Program { return p.SockRelease }},
 		{"recvmsg6", ebpf.AttachCGroupUDP6Recvmsg, func(p *bpf.LBPrograms) *ebpf.Program { return p.Recvmsg6 }},
 		{"getpeername6", ebpf.AttachCgroupInet6GetPeername, func(p *bpf.LBPrograms) *ebpf.Program {
 			return p.Getpeername6
@@ -81,7 +82,7 @@ func hooks(f lb.Family) []hook {
 
 // pinned are the maps that outlive the process.
 var pinned = []string{"config", "frontends", "sets", "slots", "backends", "addresses", "exempt_netns", "exempt_cgroups",
-	"affinity", "connected", "flows"}
+	"affinity", "connected", "flows", "kept"}
 
 // specOf returns the maps and programs of a family.
 func specOf(f lb.Family) (*ebpf.CollectionSpec, error) {
@@ -101,14 +102,18 @@ func specOf(f lb.Family) (*ebpf.CollectionSpec, error) {
 // hasRetval is an error if programs cannot set the error of a call (before Linux 5.18).
 func hasRetval() error { return features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval) }
 
-// load loads maps and programs. Maps pinned in the folder are used again; "" pins nothing.
-func load(f lb.Family, pins string) (obj bpf.LBObjects, err error) {
+// load loads maps and programs, with room for counters if they count. Maps pinned in the folder are
+// used again; "" pins nothing.
+func load(f lb.Family, pins string, counts bool) (obj bpf.LBObjects, err error) {
 	if err := raiseMemlock(); err != nil {
 		return obj, err
 	}
 	spec, err := specOf(f)
 	if err != nil {
 		return obj, err
+	}
+	if !counts {
+		spec.Maps["counters"].MaxEntries = 1 // the kernel allocates the buckets of all at once
 	}
 	if pins != "" {
 		for _, m := range pinned {
@@ -171,12 +176,12 @@ func sameLayout(m *ebpf.Map, spec *ebpf.MapSpec) bool {
 
 // open takes over what an earlier process pinned, or creates it. The programs that are attached
 // keep serving with the same maps.
-func open(f lb.Family, cgroup, pins string) (_ *kernel, err error) {
+func open(f lb.Family, cgroup, pins string, counts bool) (_ *kernel, err error) {
 	k := &kernel{family: f, cgroup: cgroup, pins: pins, links: map[string]link.Link{}}
 	if err := os.MkdirAll(pins, 0o700); err != nil {
 		return nil, fmt.Errorf("make the folder of pinned objects: %w", err)
 	}
-	if k.obj, err = load(f, pins); err != nil {
+	if k.obj, err = load(f, pins, counts); err != nil {
 		return nil, err
 	}
 	if err := k.openTables(); err != nil {
@@ -211,10 +216,24 @@ func (k *kernel) attach() (attached int, err error) {
 				return attached, err
 			}
 			attached++
+			if h.attach == ebpf.AttachCgroupInetSockRelease { // it has missed the ends of sockets
+				err = k.uncount()
+			}
+			if err != nil {
+				return attached, errors.Join(err, l.Close())
+			}
 		}
 		k.links[h.name] = l
 	}
 	return attached, nil
+}
+
+// uncount forgets how many sockets have storage: those of now are beyond the bound.
+func (k *kernel) uncount() error {
+	if err := prune(k.obj.Kept, func(uint64, int32) bool { return true }); err != nil {
+		return fmt.Errorf("reset the numbers of sockets: %w", err)
+	}
+	return nil
 }
 
 // adopt returns the pinned link of a hook with the program in it, or nil if that is missing or
@@ -347,21 +366,9 @@ func (k *kernel) expire() error {
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
 		return fmt.Errorf("read the clock: %w", err)
 	}
-	var netns uint64
-	var choices bpf.LBChoices
-	var gone []uint64
-	at := k.obj.Affinity.Iterate()
-	for at.Next(&netns, &choices) {
-		if !slices.ContainsFunc(choices.Of[:], func(c bpf.LBChoice) bool { return c.Until >= uint64(now.Nano()) }) {
-			gone = append(gone, netns)
-		}
-	}
-	err := at.Err()
-	for _, netns := range gone {
-		if e := k.obj.Affinity.Delete(netns); !errors.Is(e, ebpf.ErrKeyNotExist) {
-			err = errors.Join(err, e)
-		}
-	}
+	err := prune(k.obj.Affinity, func(_ uint64, choices bpf.LBChoices) bool {
+		return !slices.ContainsFunc(choices.Of[:], func(c bpf.LBChoice) bool { return c.Until >= uint64(now.Nano()) })
+	})
 	if err != nil {
 		return fmt.Errorf("delete the expired choices of clients: %w", err)
 	}

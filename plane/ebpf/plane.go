@@ -84,7 +84,8 @@ func New(cfg Config, packets PacketPath) (*Plane, error) {
 		return nil, fmt.Errorf("ebpf: %w", err)
 	}
 	p := &Plane{PacketPath: packets, cfg: cfg, cookie: node, said: map[string]bool{}}
-	p.switches.want = bpf.LBSettings{Node: node, Counts: flag(cfg.Count)}
+	limit, _, _ := cgroupMemory("/proc/self/cgroup", "/sys/fs/cgroup")
+	p.switches.want = bpf.LBSettings{Node: node, Counts: flag(cfg.Count), Most: most(limit)}
 	follow(&p.switches.want, cfg.Sockets, cfg.Guard)
 	if cfg.Count {
 		p.counted = &counted{ports: map[uint32]string{}}
@@ -180,7 +181,7 @@ func (p *Plane) open() error {
 	}
 	if p.kernel == nil {
 		pins := filepath.Join(p.cfg.Pins, strings.ToLower(p.cfg.Family.String()))
-		k, err := open(p.cfg.Family, p.cfg.Cgroup, pins)
+		k, err := open(p.cfg.Family, p.cfg.Cgroup, pins, p.cfg.Count)
 		if err != nil {
 			return err
 		}

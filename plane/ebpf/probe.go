@@ -53,7 +53,7 @@ func probe(f lb.Family, cgroup string) error {
 	if err := lacking(hookNeeds(f, cgroup)); err != nil {
 		return err
 	}
-	obj, err := load(f, "")
+	obj, err := load(f, "", false)
 	if err == nil {
 		return obj.Close()
 	}
@@ -182,6 +182,21 @@ func shortage(err error, bytes uint64) error {
 		return fmt.Errorf("%w (%s)", err, missing(bytes, lock.Cur, 0, "RLIMIT_MEMLOCK"))
 	}
 	return explain(err)
+}
+
+// socketBytes is about what the kernel allocates for the storage of an unconnected UDP socket;
+// others take half of that.
+const socketBytes = 768
+
+// most returns how many sockets may have storage: of a network namespace, and of all. The kernel
+// charges storage to the process that made the maps, so all take an eighth of its memory limit at
+// most, for each family.
+func most(limit uint64) [2]int32 {
+	all := int32(1 << 20)
+	if limit > 0 {
+		all = max(1024, int32(min(limit/8/socketBytes, 1<<20)))
+	}
+	return [2]int32{all / 16, all}
 }
 
 // memoryLimit says what the limit of this process is.

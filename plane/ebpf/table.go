@@ -183,3 +183,23 @@ func (t *table[K, V]) remove(gone map[K]struct{}) error {
 	t.used = max(0, t.used-len(gone))
 	return nil
 }
+
+// prune deletes the elements of a map for which gone is true.
+func prune[K, V any](m *ebpf.Map, gone func(K, V) bool) error {
+	var key K
+	var value V
+	var keys []K
+	at := m.Iterate()
+	for at.Next(&key, &value) {
+		if gone(key, value) {
+			keys = append(keys, key)
+		}
+	}
+	err := at.Err()
+	for _, key := range keys {
+		if e := m.Delete(key); !errors.Is(e, ebpf.ErrKeyNotExist) {
+			err = errors.Join(err, e)
+		}
+	}
+	return err
+}

@@ -9,22 +9,15 @@
 #define __inline static __always_inline
 #define MAPPED bpf_htonl(0xffff)
 
-static const __u32 only = 0;
-static const __u64 one = 1;
-static const struct choices none;
+static const struct choices none; /* zero, of any type */
+#define only none                 /* the only key of a map */
 
 __inline int same(const addr_t a, const addr_t b)
 {
 	return a[3] == b[3] && a[2] == b[2] && a[1] == b[1] && a[0] == b[0];
 }
 
-__inline void copy(addr_t to, const addr_t from)
-{
-	to[0] = from[0];
-	to[1] = from[1];
-	to[2] = from[2];
-	to[3] = from[3];
-}
+#define copy(to, from) __builtin_memcpy(to, from, sizeof(addr_t))
 
 __inline int is_zero(const addr_t a)
 {
@@ -45,11 +38,12 @@ __inline int is_loopback(const addr_t a)
 
 /* The address of a hook's context, which may be read only in these two ways. read6 reports whether the
  * address is of this instance's family. */
-__inline void read4(struct bpf_sock_addr *ctx, struct front *f)
+__inline int read4(struct bpf_sock_addr *ctx, struct front *f)
 {
 	f->addr[2] = MAPPED;
 	f->addr[3] = ctx->user_ip4;
 	f->port = ctx->user_port;
+	return 1;
 }
 
 __inline int read6(struct bpf_sock_addr *ctx, struct front *f)
@@ -119,6 +113,17 @@ __inline int class(const struct settings *cfg, __u64 netns)
 	if (netns == cfg->node)
 		return HOST;
 	return cfg->scope == SCOPE_HOST ? CLASSES : PODS;
+}
+
+/* element returns one of a map, which it makes if it is missing; 0 if there is no room. */
+__inline void *element(void *map, const void *key)
+{
+	void *is = bpf_map_lookup_elem(map, key);
+
+	if (is)
+		return is;
+	bpf_map_update_elem(map, key, &none, BPF_NOEXIST);
+	return bpf_map_lookup_elem(map, key);
 }
 
 /* find looks up an element of a growing table. */
@@ -222,15 +227,10 @@ __inline struct choice *choice_of(struct choices *all, __u32 set, __u64 now)
 /* remember returns the client's last backend, or draws one. */
 __inline int remember(const struct frontend *fe, __u32 set, __u64 netns, struct backend *b)
 {
-	struct choices *all = bpf_map_lookup_elem(&affinity, &netns);
+	struct choices *all = element(&affinity, &netns);
 	__u64 now = bpf_ktime_get_ns();
-	struct choice *c;
+	struct choice *c = all ? choice_of(all, set, now) : 0;
 
-	if (!all) {
-		bpf_map_update_elem(&affinity, &netns, &none, BPF_NOEXIST);
-		all = bpf_map_lookup_elem(&affinity, &netns);
-	}
-	c = all ? choice_of(all, set, now) : 0;
 	if (!c)
 		return 0;
 	if (c->set != set || c->until < now || !find_backend(set, c->backend, b))
@@ -264,15 +264,10 @@ __inline int choose(const struct frontend *fe, __u32 set, __u64 netns, struct ba
 
 __inline void count(const struct settings *cfg, __u32 set)
 {
-	__u64 *n;
+	__u64 *n = cfg->counts ? element(&counters, &set) : 0;
 
-	if (!cfg->counts)
-		return;
-	n = bpf_map_lookup_elem(&counters, &set);
 	if (n)
 		__sync_fetch_and_add(n, 1);
-	else
-		bpf_map_update_elem(&counters, &set, &one, BPF_NOEXIST);
 }
 
 /* refuse notes a call that fails. */
@@ -325,12 +320,26 @@ __inline __u32 lookup(struct bpf_sock_addr *ctx, const struct settings *cfg, con
 
 __inline void set_peer(struct peer *p, const struct front *to, const struct backend *b)
 {
+	*p = (struct peer){.port = to->port, .backend_port = b->port, .backend = b->backend, .set = b->set};
 	copy(p->addr, to->addr);
 	copy(p->backend_addr, b->addr);
-	p->port = to->port;
-	p->backend_port = b->port;
-	p->backend = b->backend;
-	p->set = b->set;
+}
+
+/* keep makes an element in the storage of a socket, or returns 0: then the packet path serves it. */
+__inline void *keep(void *storage, struct bpf_sock_addr *ctx, const struct settings *cfg)
+{
+	__u64 netns = bpf_get_netns_cookie(ctx);
+	__s32 *own = element(&kept, &netns), *all = element(&kept, &none);
+	void *is;
+
+	if (!own || !all || *own >= cfg->most[0] || *all >= cfg->most[1])
+		return 0;
+	is = bpf_sk_storage_get(storage, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (is) {
+		__sync_fetch_and_add(own, 1);
+		__sync_fetch_and_add(all, 1);
+	}
+	return is;
 }
 
 /* move makes a destination that of the backend. */
@@ -367,6 +376,14 @@ __inline struct peer *peer_of(struct bpf_sock *sk)
 	return p && p->backend ? p : 0;
 }
 
+/* undo makes an address the one that the socket sent to. */
+__inline int undo(struct front *from, const struct peer *p)
+{
+	copy(from->addr, p->addr);
+	from->port = p->port;
+	return 1;
+}
+
 /* answer replaces a backend's address by the one that the socket sent to. It reports whether it did. */
 __inline int answer(struct bpf_sock_addr *ctx, struct front *from)
 {
@@ -376,46 +393,29 @@ __inline int answer(struct bpf_sock_addr *ctx, struct front *from)
 	if (!ctx->sk)
 		return 0;
 	p = peer_of(ctx->sk);
-	if (p && is_from(p, from)) {
-		copy(from->addr, p->addr);
-		from->port = p->port;
-		return 1;
-	}
+	if (p && is_from(p, from))
+		return undo(from, p);
 	f = bpf_sk_storage_get(&flows, ctx->sk, 0, 0);
 	if (!f)
 		return 0;
 #pragma unroll
 	for (int i = 0; i < FLOWS; i++)
-		if (is_from(&f->peer[i], from)) {
-			copy(from->addr, f->peer[i].addr);
-			from->port = f->peer[i].port;
-			return 1;
-		}
+		if (is_from(&f->peer[i], from))
+			return undo(from, &f->peer[i]);
 	return 0;
 }
 
 /* HOOKS defines the programs of a hook for the sockets of IPv4 and of IPv6. act returns 1 if it has
  * replaced the address, 0 if that stays, and -1 if the call fails. */
-#define HOOKS(hook, act)                                                       \
-	SEC("cgroup/" #hook "4")                                               \
-	int hook##4(struct bpf_sock_addr *ctx)                                 \
+#define HOOK(hook, version, act)                                               \
+	SEC("cgroup/" #hook #version)                                          \
+	int hook##version(struct bpf_sock_addr *ctx)                           \
 	{                                                                      \
 		struct front at = {.proto = ctx->protocol};                    \
-		int did;                                                       \
-                                                                               \
-		read4(ctx, &at);                                               \
-		did = act(ctx, &at);                                           \
-		if (did > 0)                                                   \
-			write4(ctx, at.addr, at.port);                         \
-		return did < 0 ? REFUSE : PASS;                                \
-	}                                                                      \
-	SEC("cgroup/" #hook "6")                                               \
-	int hook##6(struct bpf_sock_addr *ctx)                                 \
-	{                                                                      \
-		struct front at = {.proto = ctx->protocol};                    \
-		int did = read6(ctx, &at) ? act(ctx, &at) : 0;                 \
+		int did = read##version(ctx, &at) ? act(ctx, &at) : 0;         \
                                                                                \
 		if (did > 0)                                                   \
-			write6(ctx, at.addr, at.port);                         \
+			write##version(ctx, at.addr, at.port);                 \
 		return did < 0 ? REFUSE : PASS;                                \
 	}
+#define HOOKS(hook, act) HOOK(hook, 4, act) HOOK(hook, 6, act)

@@ -23,7 +23,7 @@ __inline int to_backend(struct bpf_sock_addr *ctx, struct front *to)
 	if (!set || !choose(&fe, set, bpf_get_netns_cookie(ctx), &b))
 		return 0;
 	if (!p)
-		p = bpf_sk_storage_get(&connected, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+		p = keep(&connected, ctx, cfg);
 	if (!p)
 		return 0;
 	set_peer(p, to, &b);

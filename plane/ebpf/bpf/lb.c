@@ -8,6 +8,7 @@
 #include "recvmsg.c"
 #include "getpeername.c"
 #include "bind.c"
+#include "release.c"
 #include "ask.c"
 
 char licence[] SEC("license") = "Apache-2.0"; /* no helper asks for the GPL */

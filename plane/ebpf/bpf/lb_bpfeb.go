@@ -113,6 +113,7 @@ type LBSettings struct {
 	Counts  uint8
 	Exempts uint8
 	Pad     [3]uint8
+	Most    [2]int32
 }
 
 type LBSlot struct {
@@ -174,6 +175,7 @@ type LBProgramSpecs struct {
 	Recvmsg6     *ebpf.ProgramSpec `ebpf:"recvmsg6"`
 	Sendmsg4     *ebpf.ProgramSpec `ebpf:"sendmsg4"`
 	Sendmsg6     *ebpf.ProgramSpec `ebpf:"sendmsg6"`
+	SockRelease  *ebpf.ProgramSpec `ebpf:"sock_release"`
 }
 
 // LBMapSpecs contains maps before they are loaded into the kernel.
@@ -190,6 +192,7 @@ type LBMapSpecs struct {
 	ExemptNetns   *ebpf.MapSpec `ebpf:"exempt_netns"`
 	Flows         *ebpf.MapSpec `ebpf:"flows"`
 	Frontends     *ebpf.MapSpec `ebpf:"frontends"`
+	Kept          *ebpf.MapSpec `ebpf:"kept"`
 	Refusals      *ebpf.MapSpec `ebpf:"refusals"`
 	Refused       *ebpf.MapSpec `ebpf:"refused"`
 	Sampled       *ebpf.MapSpec `ebpf:"sampled"`
@@ -247,6 +250,7 @@ type LBMaps struct {
 	ExemptNetns   *ebpf.Map `ebpf:"exempt_netns"`
 	Flows         *ebpf.Map `ebpf:"flows"`
 	Frontends     *ebpf.Map `ebpf:"frontends"`
+	Kept          *ebpf.Map `ebpf:"kept"`
 	Refusals      *ebpf.Map `ebpf:"refusals"`
 	Refused       *ebpf.Map `ebpf:"refused"`
 	Sampled       *ebpf.Map `ebpf:"sampled"`
@@ -266,6 +270,7 @@ func (m *LBMaps) Close() error {
 		m.ExemptNetns,
 		m.Flows,
 		m.Frontends,
+		m.Kept,
 		m.Refusals,
 		m.Refused,
 		m.Sampled,
@@ -309,6 +314,7 @@ type LBPrograms struct {
 	Recvmsg6     *ebpf.Program `ebpf:"recvmsg6"`
 	Sendmsg4     *ebpf.Program `ebpf:"sendmsg4"`
 	Sendmsg6     *ebpf.Program `ebpf:"sendmsg6"`
+	SockRelease  *ebpf.Program `ebpf:"sock_release"`
 }
 
 func (p *LBPrograms) Close() error {
@@ -324,6 +330,7 @@ func (p *LBPrograms) Close() error {
 		p.Recvmsg6,
 		p.Sendmsg4,
 		p.Sendmsg6,
+		p.SockRelease,
 	)
 }
 

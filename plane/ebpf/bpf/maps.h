@@ -17,6 +17,7 @@ struct settings {
 	__u8 counts; /* connections are counted by set */
 	__u8 exempts; /* the map exempt has elements */
 	__u8 pad[3];
+	__s32 most[2]; /* sockets with storage: of a network namespace, and of all */
 };
 
 enum { SCOPE_ALL, SCOPE_HOST };
@@ -41,20 +42,9 @@ struct frontend {
 	__u16 pad;
 };
 
-struct set {
-	__u32 set;
-	__u32 count;
-};
-
-struct place {
-	__u32 set;
-	__u32 slot;
-};
-
-struct slot {
-	struct place place;
-	__u32 backend;
-};
+struct set { __u32 set; __u32 count; };
+struct place { __u32 set; __u32 slot; };
+struct slot { struct place place; __u32 backend; };
 
 struct backend {
 	__u32 backend;
@@ -88,9 +78,7 @@ struct peer {
 
 /* The destinations of an unconnected UDP socket. Further ones take the packet path. */
 #define FLOWS 8
-struct flows {
-	struct peer peer[FLOWS];
-};
+struct flows { struct peer peer[FLOWS]; };
 
 /* Why a call fails: index of refused. */
 enum { NO, REJECTS, DROPS, BIND, REASONS };
@@ -153,7 +141,7 @@ MAP(exempt_cgroups, HASH, BPF_F_NO_PREALLOC, 65536, __u64, __u32);
 MAP(affinity, HASH, BPF_F_NO_PREALLOC, 16384, __u64, struct choices);
 
 /* Connections by set. The plane deletes those of sets that are gone. */
-MAP(counters, PERCPU_HASH, BPF_F_NO_PREALLOC, 1048576, __u32, __u64);
+MAP(counters, PERCPU_HASH, BPF_F_NO_PREALLOC, 262144, __u32, __u64);
 
 /* How many calls were refused, and a sample of them: one a second of a network namespace. */
 MAP(refused, PERCPU_ARRAY, 0, REASONS, __u32, __u64);
@@ -166,6 +154,9 @@ struct {
 /* The destination of a connected socket, and those of an unconnected one. */
 MAP(connected, SK_STORAGE, BPF_F_NO_PREALLOC, 0, int, struct peer);
 MAP(flows, SK_STORAGE, BPF_F_NO_PREALLOC, 0, int, struct flows);
+
+/* How many elements the two have, by network namespace; 0 is all. The kernel charges them to the proxy. */
+MAP(kept, HASH, BPF_F_NO_PREALLOC, 16384, __u64, __s32);
 
 /* The IP family of this instance: 4 or 6. An IPv6 socket may have IPv4 addresses. */
 volatile const __u8 family = 4;

@@ -23,7 +23,9 @@ __inline int flow_to(struct bpf_sock_addr *ctx, struct front *to)
 	set = lookup(ctx, cfg, to, &fe);
 	if (!set || set == REFUSED)
 		return set ? -1 : 0;
-	f = bpf_sk_storage_get(&flows, ctx->sk, 0, cfg->on ? BPF_SK_STORAGE_GET_F_CREATE : 0);
+	f = bpf_sk_storage_get(&flows, ctx->sk, 0, 0);
+	if (!f && cfg->on)
+		f = keep(&flows, ctx, cfg);
 	if (!f)
 		return 0;
 #pragma unroll

@@ -5,20 +5,10 @@
 #include "balance.h"
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
-struct ns_common {
-	unsigned int inum;
-};
-struct net {
-	struct ns_common ns;
-};
-typedef struct {
-	struct net *net;
-} possible_net_t;
-struct in6_addr {
-	union {
-		addr_t u6_addr32;
-	} in6_u;
-};
+struct ns_common { unsigned int inum; };
+struct net { struct ns_common ns; };
+typedef struct { struct net *net; } possible_net_t;
+struct in6_addr { union { addr_t u6_addr32; } in6_u; };
 struct sock_common {
 	__be32 skc_daddr;
 	__be32 skc_rcv_saddr;
@@ -29,14 +19,9 @@ struct sock_common {
 	struct in6_addr skc_v6_daddr;
 	struct in6_addr skc_v6_rcv_saddr;
 };
-struct sock {
-	struct sock_common __sk_common;
-	__u16 sk_protocol;
-};
+struct sock { struct sock_common __sk_common; __u16 sk_protocol; };
 struct seq_file;
-struct bpf_iter_meta {
-	struct seq_file *seq;
-};
+struct bpf_iter_meta { struct seq_file *seq; };
 #pragma clang attribute pop
 
 struct bpf_iter__bpf_sk_storage_map {

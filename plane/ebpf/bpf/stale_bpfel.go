@@ -47,6 +47,7 @@ type StaleSettings struct {
 	Counts  uint8
 	Exempts uint8
 	Pad     [3]uint8
+	Most    [2]int32
 }
 
 type StaleStale struct {
@@ -121,6 +122,7 @@ type StaleMapSpecs struct {
 	ExemptNetns   *ebpf.MapSpec `ebpf:"exempt_netns"`
 	Flows         *ebpf.MapSpec `ebpf:"flows"`
 	Frontends     *ebpf.MapSpec `ebpf:"frontends"`
+	Kept          *ebpf.MapSpec `ebpf:"kept"`
 	Refusals      *ebpf.MapSpec `ebpf:"refusals"`
 	Refused       *ebpf.MapSpec `ebpf:"refused"`
 	Sampled       *ebpf.MapSpec `ebpf:"sampled"`
@@ -178,6 +180,7 @@ type StaleMaps struct {
 	ExemptNetns   *ebpf.Map `ebpf:"exempt_netns"`
 	Flows         *ebpf.Map `ebpf:"flows"`
 	Frontends     *ebpf.Map `ebpf:"frontends"`
+	Kept          *ebpf.Map `ebpf:"kept"`
 	Refusals      *ebpf.Map `ebpf:"refusals"`
 	Refused       *ebpf.Map `ebpf:"refused"`
 	Sampled       *ebpf.Map `ebpf:"sampled"`
@@ -197,6 +200,7 @@ func (m *StaleMaps) Close() error {
 		m.ExemptNetns,
 		m.Flows,
 		m.Frontends,
+		m.Kept,
 		m.Refusals,
 		m.Refused,
 		m.Sampled,

@@ -1,0 +1,177 @@
+//go:build linux
+
+package ebpf_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/plane/ebpf"
+)
+
+// memory is the hierarchy of memory cgroups whose threads may be apart.
+const memory = "/sys/fs/cgroup/memory"
+
+// memoryCgroup makes a memory cgroup that ends with the test.
+func memoryCgroup(t *testing.T, name string) (path string) {
+	t.Helper()
+	path = filepath.Join(memory, fmt.Sprintf("kp-%d-%s", os.Getpid(), name))
+	if err := os.Mkdir(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if !eventually(func() bool { return os.Remove(path) == nil }) {
+			t.Errorf("cannot remove %s", path)
+		}
+	})
+	return path
+}
+
+// within calls f while the thread is in a memory cgroup.
+func (b *bench) within(cgroup string, f func()) {
+	b.t.Helper()
+	text, err := os.ReadFile("/proc/thread-self/cgroup")
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	_, home, _ := strings.Cut(string(text), ":memory:")
+	home, _, _ = strings.Cut(home, "\n")
+	enter := func(path string) {
+		if err := os.WriteFile(path+"/tasks", []byte(strconv.Itoa(unix.Gettid())), 0); err != nil {
+			b.t.Error(err)
+		}
+	}
+	enter(cgroup)
+	defer enter(filepath.Join(memory, home))
+	f()
+}
+
+func kernelMemory(t *testing.T, cgroup string) float64 {
+	t.Helper()
+	text, err := os.ReadFile(cgroup + "/memory.kmem.usage_in_bytes")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := strconv.ParseFloat(strings.TrimSpace(string(text)), 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// TestSocketMemory: the kernel charges the storage of a tenant's sockets to the proxy, which made
+// the maps. A socket takes what the bound of its number reckons with at most (EB-24).
+func TestSocketMemory(t *testing.T) {
+	if _, err := os.Stat(memory + "/tasks"); errors.Is(err, os.ErrNotExist) {
+		t.Skip("the memory cgroups of this machine are of version 2, where a thread cannot be apart from its process")
+	}
+	const n = 4000
+	eachFamily(t, func(b *bench) {
+		proxy, tenant := memoryCgroup(b.t, "proxy"), memoryCgroup(b.t, "tenant")
+		b.On(netlab.Node1, func() {
+			pins := filepath.Join(b.planes.bpffs, filepath.Base(b.Cgroup(netlab.Node1)))
+			if err := errors.Join(b.plane.CloseKernel(), ebpf.Unpin(pins, b.f)); err != nil {
+				b.t.Fatal(err)
+			}
+			b.within(proxy, func() { b.reset(b.table) })
+		})
+		for kind, use := range map[string]func(fd int) error{
+			"connected":   func(fd int) error { return unix.Connect(fd, sockaddr(b.to("VIP:53"))) },
+			"unconnected": func(fd int) error { return unix.Sendto(fd, []byte("x"), 0, sockaddr(b.to("VIP:53"))) },
+		} {
+			before := kernelMemory(b.t, proxy)
+			var all []int
+			for range n {
+				all = append(all, b.socket("pod3", unix.SOCK_DGRAM, false))
+			}
+			b.On("pod3", func() {
+				b.within(tenant, func() {
+					for _, fd := range all {
+						if err := use(fd); err != nil {
+							b.t.Fatal(err)
+						}
+					}
+				})
+			})
+			each := (kernelMemory(b.t, proxy) - before) / n
+			b.t.Logf("a socket that is %s takes %.0f bytes of the proxy's memory", kind, each)
+			if each < 100 || each > ebpf.SocketBytes {
+				b.t.Errorf("want some of the proxy's memory, and %d bytes at most", ebpf.SocketBytes)
+			}
+		}
+	})
+}
+
+// TestTenantFillsStorage: the sockets of a tenant beyond the bound of its namespace take the packet
+// path, and find room when others close. Beyond the bound of all, other clients do too (EB-24).
+func TestTenantFillsStorage(t *testing.T) {
+	eachFamily(t, func(b *bench) {
+		if err := b.plane.SetMost(100, 150); err != nil {
+			b.t.Fatal(err)
+		}
+		open := func(host string, n int) (fds []int, known int) {
+			for i := range n {
+				kind, to := unix.SOCK_DGRAM, b.to("VIP:53")
+				if i%2 == 0 {
+					kind, to = unix.SOCK_STREAM, b.to("VIP:80")
+				}
+				fd := b.connected(host, kind, to, false)
+				fds = append(fds, fd)
+				if b.connectedInKernel(fd) {
+					known++
+				}
+			}
+			return fds, known
+		}
+		nothing, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		b.t.Cleanup(func() { unix.Close(nothing) })
+		end := func(fds []int) {
+			for _, fd := range fds { // whose number stays taken: it is closed when the test ends
+				if err := unix.Dup3(nothing, fd, unix.O_CLOEXEC); err != nil {
+					b.t.Error(err)
+				}
+			}
+		}
+		tenant, known := open("pod3", 160)
+		if known != 100 {
+			b.t.Errorf("the programs connected %d sockets of the tenant, want 100", known)
+		}
+		other, known := open("pod2", 60)
+		if known != 50 {
+			b.t.Errorf("the programs connected %d sockets of another client, want 50", known)
+		}
+		flows := b.socket("pod2", unix.SOCK_DGRAM, false)
+		if from, _, err := asks(flows, b.to("VIP:53")); err != nil || from != b.to("VIP:53") {
+			b.t.Errorf("a UDP socket beyond the bound: reply from %s, error %v", from, err)
+		}
+		end(tenant)
+		if _, known = open("pod3", 20); known != 20 {
+			b.t.Errorf("the programs connected %d of 20 sockets of the tenant after it had closed others", known)
+		}
+		end(other)
+		if n, err := b.plane.Kept(); err != nil || len(n) != 2 || n[0] != 20 {
+			b.t.Errorf("sockets by namespace: %v, error %v; want 20 of all, and those of the tenant", n, err)
+		}
+		// A detached program misses sockets that close.
+		if err := b.plane.Detach("sock_release"); err != nil {
+			b.t.Fatal(err)
+		}
+		if n, err := b.plane.AuditPrograms(); n == 0 || err != nil {
+			b.t.Errorf("repaired %d, error %v", n, err)
+		}
+		if n, err := b.plane.Kept(); err != nil || len(n) != 0 {
+			b.t.Errorf("sockets by namespace: %v, error %v; want none", n, err)
+		}
+	})
+}
