@@ -87,7 +87,7 @@ func TestTakeOverEBPF(t *testing.T) {
 		traffic.More() // both are in force
 		others(now{mode: "ebpf"})
 		traffic.More()
-		if pins, _ := filepath.Glob(opts.EBPF.BPFFS + "/kube-proxy/*/*/link_connect6"); len(pins) != 2 {
+		if pins, _ := filepath.Glob(opts.EBPF.BPFFS + "/kube-proxy/*/*/*/link_connect6"); len(pins) != 2 {
 			t.Fatalf("pinned links of connect6: %v", pins)
 		}
 		lab.On("node1", other.start)

@@ -32,6 +32,9 @@ func (p *Plane) CloseKernel() error {
 	return p.forget()
 }
 
+// Pins is the folder of what is pinned of all families.
+func (p *Plane) Pins() string { return p.cfg.Pins }
+
 // Unpin removes what is pinned of a family.
 func Unpin(pins string, f lb.Family) error {
 	return errors.Join(unpin(filepath.Join(pins, strings.ToLower(f.String())))...)
@@ -111,7 +114,11 @@ func (p *Plane) Settle(err error) { p.settle(err) }
 
 // Alone is the check of a start for programs of others.
 func Alone(f lb.Family, cgroup string) error {
-	all, err := neighbours(f, cgroup)
+	cookie, err := netnsCookie()
+	if err != nil {
+		return err
+	}
+	all, err := neighbours(f, cgroup, cookie)
 	return errors.Join(err, alone(all))
 }
 

@@ -28,6 +28,12 @@ const defaultBPFFS = "/sys/fs/bpf"
 // pinsBelow returns the folder of pinned objects in a BPF file system.
 func pinsBelow(bpffs string) string { return filepath.Join(bpffs, "kube-proxy", layout) }
 
+// pinsOf returns the folder of the proxy of a network namespace. The kernel never gives its cookie to
+// another one.
+func pinsOf(pins string, cookie uint64) string {
+	return filepath.Join(pins, fmt.Sprintf("netns-%d", cookie))
+}
+
 // mountBPFFS mounts the BPF file system where it is missing.
 func mountBPFFS(at string) error {
 	is, err := isFS(at, unix.BPF_FS_MAGIC)
@@ -104,9 +110,12 @@ func netnsCookie() (uint64, error) {
 	return cookie, nil
 }
 
+// cookieName is the name of the program of cookieByProgram.
+const cookieName = "kp_cookie"
+
 // cookieByProgram has a program at connect() read the cookie of a UDP socket's namespace. It is
 // attached to the root of cgroups for that one call, which it knows by an address and port that
-// nobody else uses.
+// no other program uses.
 func cookieByProgram(fd int) (cookie uint64, err error) {
 	cgroup, err := findCgroup()
 	if err != nil {
@@ -120,7 +129,7 @@ func cookieByProgram(fd int) (cookie uint64, err error) {
 	defer answer.Close()
 	to := &unix.SockaddrInet4{Port: 1 + rand.N(1<<16-1), Addr: [4]byte{127}}
 	binary.BigEndian.PutUint16(to.Addr[1:], uint16(rand.N(1<<16)))
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "kp_cookie", Type: ebpf.CGroupSockAddr,
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: cookieName, Type: ebpf.CGroupSockAddr,
 		AttachType: ebpf.AttachCGroupInet4Connect, License: "Apache-2.0", Instructions: cookieProgram(answer.FD(), to)})
 	if err != nil {
 		return 0, fmt.Errorf("load a program: %w", explain(err))

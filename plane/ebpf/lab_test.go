@@ -102,7 +102,7 @@ func (p *planes) at(f lb.Family, cgroup string) (*ebpf.Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg := ebpf.Config{Family: f, Cgroup: cgroup, Pins: filepath.Join(p.bpffs, filepath.Base(cgroup)),
+	cfg := ebpf.Config{Family: f, Cgroup: cgroup, Pins: p.bpffs,
 		Sockets: "all", Stale: "udp"}
 	if p.with != nil {
 		p.with(&cfg)

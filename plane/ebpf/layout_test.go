@@ -18,7 +18,7 @@ import (
 // it.
 func (b *bench) otherLayout(name string, spec *cebpf.MapSpec) {
 	b.t.Helper()
-	pin := filepath.Join(b.planes.bpffs, filepath.Base(b.Cgroup(netlab.Node1)), strings.ToLower(b.f.String()), name)
+	pin := filepath.Join(b.plane.Pins(), strings.ToLower(b.f.String()), name)
 	if err := os.Remove(pin); err != nil {
 		b.t.Fatal(err)
 	}

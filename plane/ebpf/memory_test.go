@@ -77,7 +77,7 @@ func TestSocketMemory(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		proxy, tenant := memoryCgroup(b.t, "proxy"), memoryCgroup(b.t, "tenant")
 		b.On(netlab.Node1, func() {
-			pins := filepath.Join(b.planes.bpffs, filepath.Base(b.Cgroup(netlab.Node1)))
+			pins := b.plane.Pins()
 			if err := errors.Join(b.plane.CloseKernel(), ebpf.Unpin(pins, b.f)); err != nil {
 				b.t.Fatal(err)
 			}

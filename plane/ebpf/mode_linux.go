@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"kube-proxy/mode"
 )
 
@@ -29,7 +31,7 @@ func Mode(packets mode.Mode) mode.Mode {
 // able tries what the mode needs of this host, and changes nothing. It names all that is missing.
 func able(s mode.Settings) error {
 	o := optionsOf(s.Blocks)
-	_, err := netnsCookie()
+	cookie, err := netnsCookie()
 	if _, e := os.Stat(o.bpffs()); e != nil {
 		err = errors.Join(err, fmt.Errorf("no place for the BPF file system (--ebpf-bpffs): %w", e))
 	}
@@ -40,7 +42,7 @@ func able(s mode.Settings) error {
 	if err = errors.Join(err, probe(s.Family, cgroup)); err != nil {
 		return err
 	}
-	all, err := neighbours(s.Family, cgroup)
+	all, err := neighbours(s.Family, cgroup, cookie)
 	if err != nil {
 		return err
 	}
@@ -88,7 +90,11 @@ func (o *Options) cgroup() (string, error) {
 
 // remove detaches the programs and removes the tables.
 func remove(what mode.Removal) (r mode.Report, err error) {
-	pins := pinsBelow(optionsOf(what.Blocks).bpffs())
+	cookie, err := netnsCookie()
+	if err != nil {
+		return r, fmt.Errorf("ebpf: %w", err)
+	}
+	pins := pinsOf(pinsBelow(optionsOf(what.Blocks).bpffs()), cookie)
 	for _, f := range what.Families {
 		folder := filepath.Join(pins, strings.ToLower(f.String()))
 		if _, e := os.Stat(folder); errors.Is(e, os.ErrNotExist) {
@@ -99,6 +105,9 @@ func remove(what mode.Removal) (r mode.Report, err error) {
 			continue
 		}
 		r.Removed = append(r.Removed, fmt.Sprintf("the eBPF programs and tables of %s", f))
+	}
+	if e := os.Remove(pins); e != nil && !errors.Is(e, os.ErrNotExist) && !errors.Is(e, unix.ENOTEMPTY) {
+		err = errors.Join(err, fmt.Errorf("remove the folder of pinned objects: %w", e))
 	}
 	return r, err
 }

@@ -3,6 +3,7 @@
 package ebpf
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -26,27 +27,27 @@ var translators = map[string]string{
 }
 
 // neighbour is a program of others at one of our hooks.
-type neighbour struct{ hook, name, cgroup string }
+type neighbour struct {
+	hook, name, cgroup string
+	whose              string // "" if it is not known to connect sockets
+}
 
 func (n neighbour) String() string { return fmt.Sprintf("%s at %s of %s", n.name, n.hook, n.cgroup) }
 
-// whose says who connects sockets by that program; "" if nobody is known to.
-func (n neighbour) whose() string {
+// whoseIs says who connects sockets by a program of that name; "" if it is not known.
+func whoseIs(name string) string {
 	for prefix, who := range translators {
-		if strings.HasPrefix(n.name, prefix) {
+		if strings.HasPrefix(name, prefix) {
 			return who
 		}
 	}
 	return ""
 }
 
-// neighbours lists the programs of others at our hooks, in a cgroup and in those below it. The
-// kernel runs the programs of all: those of a cgroup below do not replace ours.
-func neighbours(f lb.Family, cgroup string) (all []neighbour, err error) {
-	ours := map[string]bool{}
-	for _, h := range hooks(f) {
-		ours[h.name] = true
-	}
+// neighbours lists the programs of others at our hooks, in a cgroup, above it and in those below it.
+// The kernel runs the programs of all: those of a cgroup below do not replace ours. Programs of the
+// proxy of a network namespace with another cookie are of others too.
+func neighbours(f lb.Family, cgroup string, cookie uint64) (all []neighbour, err error) {
 	err = filepath.WalkDir(cgroup, func(path string, d fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil // it has gone meanwhile
@@ -55,7 +56,7 @@ func neighbours(f lb.Family, cgroup string) (all []neighbour, err error) {
 			return err
 		}
 		for _, h := range hooks(f) {
-			at, err := programsAt(path, h)
+			at, err := programsAt(path, h, path == cgroup)
 			if errors.Is(err, fs.ErrNotExist) {
 				return nil
 			}
@@ -63,8 +64,9 @@ func neighbours(f lb.Family, cgroup string) (all []neighbour, err error) {
 				return err
 			}
 			for _, p := range at.Programs {
-				if name := programName(p.ID); name != "" && !ours[name] {
-					all = append(all, neighbour{h.name, name, path})
+				n := neighbour{hook: h.name, cgroup: path}
+				if n.name, n.whose = look(p.ID, h.name, cookie); n.name != "" {
+					all = append(all, n)
 				}
 			}
 		}
@@ -76,30 +78,58 @@ func neighbours(f lb.Family, cgroup string) (all []neighbour, err error) {
 	return all, nil
 }
 
-// programName returns the name of a program; "" if it has gone.
-func programName(id ebpf.ProgramID) string {
+// look returns the name of a program at a hook, and who connects sockets by it. The name is "" if it
+// has gone, or is of the proxy of the network namespace with the cookie.
+func look(id ebpf.ProgramID, hook string, cookie uint64) (name, whose string) {
 	p, err := ebpf.NewProgramFromID(id)
 	if err != nil {
-		return ""
+		return "", ""
 	}
 	defer p.Close()
 	info, err := p.Info()
-	if err != nil {
-		return ""
+	switch {
+	case err != nil || info.Name == cookieName:
+		return "", ""
+	case info.Name == "":
+		return "a program without a name", ""
+	case info.Name != hook:
+		return info.Name, whoseIs(info.Name)
 	}
-	if info.Name == "" {
-		return "a program without a name"
+	node, ok := nodeOf(info)
+	if !ok || node == cookie || node == 0 { // 0: it is loading, and serves no socket
+		return "", ""
 	}
-	return info.Name
+	return hook, fmt.Sprintf("the kube-proxy of network namespace %d (kube-proxy --cleanup there; if that "+
+		"namespace is gone, remove its folder of the BPF file system)", node)
+}
+
+// nodeOf returns the cookie in the settings of one of our programs.
+func nodeOf(info *ebpf.ProgramInfo) (cookie uint64, ok bool) {
+	ids, _ := info.MapIDs()
+	for _, id := range ids {
+		m, err := ebpf.NewMapFromID(id)
+		if err != nil {
+			continue
+		}
+		settings, err := []byte(nil), error(nil)
+		if is, e := m.Info(); e == nil && is.Name == "config" {
+			settings, err = m.LookupBytes(uint32(0))
+		}
+		m.Close()
+		if err == nil && len(settings) >= 8 { // in every layout the cookie is first
+			return binary.NativeEndian.Uint64(settings), true
+		}
+	}
+	return 0, false
 }
 
 // alone is an error if another program connects sockets to endpoints: both would translate.
 func alone(all []neighbour) error {
 	for _, n := range all {
-		if who := n.whose(); who != "" {
+		if n.whose != "" {
 			return fmt.Errorf("the program %s connects sockets to endpoints too: turn that off in %s, or use mode "+
 				"nftables: %w",
-				n, who, plane.ErrUnsupported)
+				n, n.whose, plane.ErrUnsupported)
 		}
 	}
 	return nil

@@ -3,6 +3,7 @@
 package ebpf_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -92,13 +93,57 @@ func TestNeighbours(t *testing.T) {
 		if b.direct("pod3") {
 			b.t.Error("the programs serve beside Cilium's")
 		}
-		if err := ebpf.Alone(b.f, b.Cgroup(netlab.Node1)); err == nil ||
-			!strings.Contains(err.Error(), "turn that off in Cilium") {
-			b.t.Errorf("a start beside Cilium: %v", err)
-		}
+		b.On(netlab.Node1, func() {
+			if err := ebpf.Alone(b.f, b.Cgroup(netlab.Node1)); err == nil ||
+				!strings.Contains(err.Error(), "turn that off in Cilium") {
+				b.t.Errorf("a start beside Cilium: %v", err)
+			}
+		})
 		remove()
 		if got := audit(); got != "" || !b.direct("pod3") {
 			b.t.Errorf("after Cilium has gone: notices %q, and the programs do not serve", got)
 		}
+	})
+}
+
+// TestTwoProxies: proxies in two network namespaces of a host, with one BPF file system, keep their
+// tables and pins apart. One whose cgroup has programs of the other does not start (EB-25).
+func TestTwoProxies(t *testing.T) {
+	eachFamily(t, func(b *bench) {
+		other := newBench(b.t, b.f, nil)
+		other.planes = b.planes
+		other.Serve(netlab.TCP, 8080, "pod1", "pod2")
+		other.Serve(netlab.UDP, 8080, "pod1", "pod2")
+		other.On(netlab.Node1, func() { other.plane = other.newPlane() })
+		other.table = other.parse(strings.ReplaceAll(shop, "  pod1:8080", "  pod2:8080"))
+		other.On(netlab.Node1, func() { other.reset(other.table) })
+		b.noRules()
+		other.noRules()
+		serve := func(what string) {
+			b.t.Helper()
+			b.reaches("pod3", netlab.TCP, "VIP:80", "pod1")
+			if n, err := b.plane.AuditPrograms(); n != 0 || err != nil {
+				b.t.Errorf("%s, the first proxy repaired %d, error %v", what, n, err)
+			}
+		}
+		other.reaches("pod3", netlab.TCP, "VIP:80", "pod2")
+		serve("beside another one")
+		other.On(netlab.Node1, func() {
+			if err := ebpf.Alone(b.f, b.Cgroup(netlab.Node1)); err == nil ||
+				!strings.Contains(err.Error(), "turn that off in the kube-proxy of network namespace") {
+				b.t.Errorf("a start in the cgroup of another proxy: %v", err)
+			}
+			if err := ebpf.Alone(b.f, other.Cgroup(netlab.Node1)); err != nil {
+				b.t.Errorf("a start again: %v", err)
+			}
+			below := b.folder(filepath.Join(b.Cgroup(netlab.Node1), "below"))
+			if err := ebpf.Alone(b.f, below); err == nil {
+				b.t.Error("a start below the cgroup of another proxy")
+			}
+		})
+		if err := errors.Join(other.plane.Close(), ebpf.Unpin(other.plane.Pins(), b.f)); err != nil {
+			b.t.Error(err)
+		}
+		serve("after the other was removed")
 	})
 }

@@ -25,7 +25,8 @@ type Config struct {
 	Family lb.Family
 	// Cgroup is the cgroup whose sockets are balanced, with those below it.
 	Cgroup string
-	// Pins is the folder of pinned objects in a BPF file system. Each family has one below it.
+	// Pins is the folder of pinned objects in a BPF file system. Each network namespace has one below
+	// it, and in that each family.
 	Pins string
 	// Sockets says whose sockets are balanced: "all", "host" or "off".
 	Sockets string
@@ -84,6 +85,7 @@ func New(cfg Config, packets PacketPath) (*Plane, error) {
 		return nil, fmt.Errorf("ebpf: %w", err)
 	}
 	p := &Plane{PacketPath: packets, cfg: cfg, cookie: node, said: map[string]bool{}}
+	p.cfg.Pins = pinsOf(cfg.Pins, node)
 	limit, _, _ := cgroupMemory("/proc/self/cgroup", "/sys/fs/cgroup")
 	p.switches.want = bpf.LBSettings{Node: node, Counts: flag(cfg.Count), Most: most(limit)}
 	follow(&p.switches.want, cfg.Sockets, cfg.Guard)
@@ -224,7 +226,7 @@ func (p *Plane) off(text string, err error) {
 
 // look looks for programs of others at the hooks, and reports those that it has not seen before.
 func (p *Plane) look() error {
-	all, err := neighbours(p.cfg.Family, p.cfg.Cgroup)
+	all, err := neighbours(p.cfg.Family, p.cfg.Cgroup, p.cookie)
 	if err != nil {
 		return err
 	}

@@ -67,7 +67,7 @@ func probe(f lb.Family, cgroup string) error {
 func hookNeeds(f lb.Family, cgroup string) (all []need) {
 	for _, h := range hooks(f) {
 		all = append(all, need{"the cgroup hook " + h.name + " (CONFIG_CGROUP_BPF)", func() error {
-			_, err := programsAt(cgroup, h)
+			_, err := programsAt(cgroup, h, false)
 			if errors.Is(err, unix.EINVAL) {
 				return ebpf.ErrNotSupported
 			}
@@ -99,14 +99,15 @@ func programNeeds(f lb.Family) (all []need) {
 	return all
 }
 
-// programsAt lists the programs that are attached to a cgroup itself.
-func programsAt(cgroup string, h hook) (*link.QueryResult, error) {
+// programsAt lists the programs that are attached to a cgroup itself, or those above it too.
+func programsAt(cgroup string, h hook, above bool) (*link.QueryResult, error) {
 	dir, err := os.Open(cgroup)
 	if err != nil {
 		return nil, fmt.Errorf("list the programs of %s: %w", h.name, err)
 	}
 	defer dir.Close()
-	all, err := link.QueryPrograms(link.QueryOptions{Target: int(dir.Fd()), Attach: h.attach})
+	all, err := link.QueryPrograms(link.QueryOptions{Target: int(dir.Fd()), Attach: h.attach,
+		QueryFlags: uint32(flag(above)) * unix.BPF_F_QUERY_EFFECTIVE})
 	if err != nil {
 		return nil, fmt.Errorf("list the programs of %s at %s: %w", h.name, cgroup, err)
 	}

@@ -355,7 +355,7 @@ func TestRestart(t *testing.T) {
 // TestRemove: --cleanup detaches the programs and removes what is pinned, under traffic (EB-09).
 func TestRemove(t *testing.T) {
 	eachFamily(t, func(b *bench) {
-		pins := filepath.Join(b.planes.bpffs, filepath.Base(b.Cgroup(netlab.Node1)))
+		pins := b.plane.Pins()
 		if pinned, _ := filepath.Glob(pins + "/*/*"); len(pinned) < 15 {
 			b.t.Fatalf("only %d objects are pinned: %v", len(pinned), pinned)
 		}
@@ -404,7 +404,7 @@ func attached(t testing.TB, cgroup string) (n int) {
 func TestAudit(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		b.noRules()
-		pins := filepath.Join(b.planes.bpffs, filepath.Base(b.Cgroup(netlab.Node1)), strings.ToLower(b.f.String()))
+		pins := filepath.Join(b.plane.Pins(), strings.ToLower(b.f.String()))
 		for name, damage := range map[string]func() error{
 			"removed pin":     func() error { return os.Remove(filepath.Join(pins, "link_connect6")) },
 			"detached":        func() error { return b.plane.Detach("connect6") },
