@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -72,7 +71,20 @@ func (r *run) reaches(p scenario.Packet) (sent bool, err error) {
 
 // tracks reports whether node1 has a flow from the client's port to the address.
 func (f *field) tracks(family lb.Family, from uint16, to netip.AddrPort) (tracked bool, err error) {
-	err = f.inHost(netlab.Node1, func(h *netlink.Handle) error {
+	all, err := f.tracked(family)
+	return all[way{from, to}], err
+}
+
+// way is a client's port, and where its packets go.
+type way struct {
+	from uint16
+	to   netip.AddrPort
+}
+
+// tracked returns the flows of node1, as they began.
+func (f *field) tracked(family lb.Family) (map[way]bool, error) {
+	all := map[way]bool{}
+	err := f.inHost(netlab.Node1, func(h *netlink.Handle) error {
 		number := netlink.InetFamily(netlink.FAMILY_V4)
 		if family == lb.IPv6 {
 			number = netlink.FAMILY_V6
@@ -81,11 +93,11 @@ func (f *field) tracks(family lb.Family, from uint16, to netip.AddrPort) (tracke
 		if err != nil {
 			return fmt.Errorf("list the flows of node1: %w", err)
 		}
-		tracked = slices.ContainsFunc(flows, func(flow *netlink.ConntrackFlow) bool {
-			return flow.Forward.SrcPort == from && flow.Forward.DstPort == to.Port() &&
-				flow.Forward.DstIP.Equal(to.Addr().AsSlice())
-		})
+		for _, flow := range flows {
+			to, _ := netip.AddrFromSlice(flow.Forward.DstIP)
+			all[way{flow.Forward.SrcPort, netip.AddrPortFrom(to.Unmap(), flow.Forward.DstPort)}] = true
+		}
 		return nil
 	})
-	return tracked, err
+	return all, err
 }

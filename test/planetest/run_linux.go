@@ -67,7 +67,8 @@ type Config struct {
 	// of Differs.
 	Holds bool
 	// Sockets: the plane serves the sockets of node1 and its pods, which are in a separate cgroup.
-	// Endpoints may see these clients' own addresses where lines expect the node's.
+	// Endpoints may see these clients' own addresses where lines expect the node's. Conntrack must have
+	// no entry of a connection that the plane's programs make.
 	Sockets bool
 	// Forget, if not nil, deletes connections of the scenario before that conntrack does not have.
 	// Run calls it in the node's namespace.
@@ -152,6 +153,9 @@ func Run(t *testing.T, cfg Config) {
 		t.Errorf("%s: the plane does not report the kernel state (mode.Tracer)", cfg.Mode)
 	} else if s.inquired.followed == 0 {
 		t.Logf("%s: NOT ASKED: the plane does not report the kernel state yet (mode.Tracer)", cfg.Mode)
+	}
+	if cfg.Sockets && s.inquired.untracked == 0 {
+		t.Errorf("%s: conntrack was searched for no connection of a program", cfg.Mode)
 	}
 	s.checkOtherwise(t)
 	s.report(t)

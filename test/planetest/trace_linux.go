@@ -33,7 +33,9 @@ type fate struct {
 	line             scenario.Packet // the first that sent it
 	answers          map[answer]bool
 	refused, silent  int
-	from             string // the host that sent it
+	from             string   // the host that sent it
+	ports            []uint16 // of the client, with an answer
+	connected        bool     // the plane says that a program connects its socket
 	ping, led, asked bool
 	answer           trace.Answer // of trace, after the query
 }
@@ -57,19 +59,21 @@ type sentLine struct {
 type inquired struct {
 	mu                        sync.Mutex
 	packets, followed, states int
+	untracked                 int // connections of programs, all without an entry of conntrack
 	took                      time.Duration
 }
 
-func (a *inquired) add(packets, followed, states int, took time.Duration) {
+func (a *inquired) add(packets, followed, states, untracked int, took time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.packets, a.followed, a.states, a.took = a.packets+packets, a.followed+followed, a.states+states, a.took+took
+	a.untracked += untracked
 }
 
 func (a *inquired) String() string {
 	return fmt.Sprintf("trace was asked about %d packets in %d states, the plane about %d (in emulation about 8 of "+
-		"each state, but in a complete run, and one of generated scenarios); %v in all", a.packets, a.states,
-		a.followed, a.took.Round(time.Millisecond))
+		"each state, but in a complete run, and one of generated scenarios); %d connections of programs had no entry "+
+		"in conntrack; %v in all", a.packets, a.states, a.followed, a.untracked, a.took.Round(time.Millisecond))
 }
 
 // how describes the mode to trace.
@@ -138,6 +142,7 @@ func (r *run) saw(p scenario.Packet, shot scenario.Shot, c *netlab.Conn, err err
 	case err == nil:
 		a := c.First()
 		f.answers[answer{a.Server, a.At, a.Seen.Addr(), local}] = true
+		f.ports = append(f.ports, c.Local().Port())
 	case errors.Is(err, netlab.ErrRefused), errors.Is(err, netlab.ErrReset):
 		f.refused++
 	case errors.Is(err, netlab.ErrTimeout):
@@ -209,8 +214,36 @@ func (r *run) inquire() {
 	for _, line := range q.lines {
 		r.allNamed(line)
 	}
-	r.s.inquired.add(len(q.order), followed, 1, time.Since(begin))
+	untracked, err := r.untracked()
+	if err != nil {
+		r.failf("  %v", err)
+	}
+	r.s.inquired.add(len(q.order), followed, 1, untracked, time.Since(begin))
 	r.inquiry = inquiry{}
+}
+
+// untracked checks that conntrack has no entry of the connections that programs made, and returns
+// their number.
+func (r *run) untracked() (n int, err error) {
+	var all map[way]bool
+	for packet, f := range r.inquiry.met {
+		if !f.connected || len(f.ports) == 0 {
+			continue
+		}
+		if all == nil {
+			if all, err = r.lab.tracked(r.family); err != nil {
+				return n, err
+			}
+		}
+		for _, port := range f.ports {
+			n++
+			if all[way{port, packet.To}] {
+				r.failf("  %s.txtar:%d: %s\n    a program connects this socket, and conntrack has an entry from port %d\n",
+					r.sc.Name, f.line.Line, f.line.Text, port)
+			}
+		}
+	}
+	return n, nil
 }
 
 // askFew reports whether the plane is queried about one packet of a state, and for differences
@@ -227,6 +260,7 @@ func unlike(ctx context.Context, look Tracer, packet trace.Packet, f *fate) stri
 	if err != nil {
 		return fmt.Sprintf("the plane cannot follow %s: %v", packet, err)
 	}
+	f.connected = k.Connected
 	findings := trace.Compare(f.answer, k)
 	if len(findings) == 0 {
 		return ""

@@ -27,7 +27,7 @@ func (r *run) asks(p scenario.Packet, s scenario.Shot, m Meeting) error {
 		followed++
 		finding = unlike(context.Background(), look, packet, f)
 	}
-	r.s.inquired.add(1, followed, 0, time.Since(begin))
+	r.s.inquired.add(1, followed, 0, 0, time.Since(begin))
 	if finding != "" {
 		return fmt.Errorf("%s\n%s", finding, a.Text(packet))
 	}
@@ -64,7 +64,7 @@ func otherMeeting(a trace.Answer, m Meeting) string {
 // noDifferences checks that the model does not differ from the table.
 func (r *run) noDifferences(want *lb.Table) {
 	look, looks := tracer(r.plane)
-	r.s.inquired.add(0, 0, 1, 0)
+	r.s.inquired.add(0, 0, 1, 0, 0)
 	if !looks {
 		return
 	}
