@@ -46,6 +46,49 @@ func (b *bench) server(from, to string) string {
 	return r.Server
 }
 
+// TestAffinityAcrossSwitch: a client with affinity stays with one endpoint while the programs are
+// off, and is back at its first one when they are on again (EB-26).
+func TestAffinityAcrossSwitch(t *testing.T) {
+	eachFamily(t, func(b *bench) {
+		b.change(sticky(0))
+		stays := func(from string) string {
+			b.t.Helper()
+			first := b.server(from, "VIP:80")
+			for range 8 {
+				if got := b.server(from, "VIP:80"); got != first {
+					b.t.Errorf("%s: %s, then %s", from, first, got)
+				}
+			}
+			return first
+		}
+		clients := []string{"pod3", "pod1", netlab.Node1}
+		first, off := map[string]string{}, map[string]string{}
+		for _, c := range clients {
+			first[c] = stays(c)
+		}
+		for range 2 {
+			if err := b.plane.Switch("off"); err != nil {
+				b.t.Fatal(err)
+			}
+			for _, c := range clients {
+				if got := stays(c); off[c] != "" && got != off[c] {
+					b.t.Errorf("%s: the packet path served it by %s, and by %s after the programs were on", c, off[c], got)
+				} else {
+					off[c] = got
+				}
+			}
+			if err := b.plane.Switch("all"); err != nil {
+				b.t.Fatal(err)
+			}
+			for _, c := range clients {
+				if got := stays(c); got != first[c] {
+					b.t.Errorf("%s: %s, and %s after the programs were off", c, first[c], got)
+				}
+			}
+		}
+	})
+}
+
 // TestTenantFillsAffinity: a client that uses more Services with affinity than it has room for is
 // served by the packet path for those without room. Other clients find their room, for each has its
 // own (EB-23).
