@@ -107,7 +107,7 @@ const imports = `
 	plane/localhost, plane/internal/relay < plane/nftables;
 	# The programs are objects and types of C. Their plane follows the node's addresses by netlink.
 	NONE < plane/ebpf/bpf;
-	lb, plane, mode, config/option, internal/netlink, internal/netlink/route, internal/sockets, internal/kernel, plane/internal/slots, plane/ebpf/bpf < plane/ebpf;
+	lb, plane, mode, config/option, internal/netlink, internal/netlink/route, internal/sockets, internal/kernel, internal/ratelimit, plane/internal/slots, plane/ebpf/bpf < plane/ebpf;
 	lb, plane < test/fake;
 	# Tests say tables as text.
 	lb < test/tables;

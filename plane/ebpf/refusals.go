@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
 
+	"kube-proxy/internal/ratelimit"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/ebpf/bpf"
@@ -21,7 +22,8 @@ import (
 // reasons are what calls of programs fail for, in the order of the programs.
 var reasons = [...]string{1: "reject", 2: "drop", 3: "bind"}
 
-// witness logs a sample of the calls that are refused: one a second of a network namespace.
+// witness logs a sample of the calls that are refused: one a second of a network namespace, and few
+// to one destination, because a tenant may make many namespaces.
 type witness struct {
 	in   *ringbuf.Reader
 	done sync.WaitGroup
@@ -35,7 +37,7 @@ func newWitness(m *ebpf.Map, log *slog.Logger) (*witness, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read refusals: %w", err)
 	}
-	w := &witness{in: in}
+	w, few := &witness{in: in}, ratelimit.New(log, "Refused call")
 	w.done.Go(func() {
 		for {
 			r, err := in.Read()
@@ -50,7 +52,9 @@ func newWitness(m *ebpf.Map, log *slog.Logger) (*witness, error) {
 				log.Warn("Failed to read refused calls of programs", "err", err)
 				return
 			}
-			log.Info(refusedWords(is), refusedArgs(is)...)
+			if few.Allow(fmt.Sprintf("%s/%s", placeOf(is.Front.Addr, is.Front.Port), lb.Proto(is.Front.Proto))) {
+				log.Info(refusedWords(is), refusedArgs(is)...)
+			}
 		}
 	})
 	return w, nil

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -15,6 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/thread"
+	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/ebpf"
 )
@@ -102,6 +105,51 @@ func TestRefusals(t *testing.T) {
 			return true
 		}) {
 			b.t.Errorf("log lacks one of %q: %s", want, log)
+		}
+	})
+}
+
+// TestManyNamespaces: a tenant that calls a Service that refuses from many short network namespaces
+// makes few lines of the log, and a call to another Service is logged (EB-16).
+func TestManyNamespaces(t *testing.T) {
+	log := &lines{}
+	eachFamilyWith(t, func(c *ebpf.Config) { c.Log = slog.New(slog.NewTextHandler(log, nil)) }, func(b *bench) {
+		b.change(refusing + "VIP:83/tcp shop/other:http clusterip\n  anywhere reject\n")
+		call := func(to string) (err error) {
+			thread.Own(func() {
+				tid := []byte(strconv.Itoa(unix.Gettid()))
+				if err = os.WriteFile(b.Cgroup(netlab.Node1)+"/cgroup.threads", tid, 0); err != nil {
+					return
+				}
+				if err = unix.Unshare(unix.CLONE_NEWNET); err != nil {
+					return
+				}
+				family := map[lb.Family]int{lb.IPv4: unix.AF_INET, lb.IPv6: unix.AF_INET6}[b.f]
+				fd, e := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+				if err = e; err == nil {
+					err = errors.Join(unix.Connect(fd, sockaddr(b.to(to))), unix.Close(fd))
+				}
+			})
+			return err
+		}
+		if ebpf.HasRetval() != nil {
+			b.t.Skip("before Linux 5.18 the rules refuse, and an empty namespace has no route to them")
+		}
+		const n = 60
+		for range n {
+			if err := call("VIP:81"); !errors.Is(err, unix.ECONNREFUSED) {
+				b.t.Fatalf("a Service without endpoints: %v", err)
+			}
+		}
+		if err := call("VIP:83"); !errors.Is(err, unix.ECONNREFUSED) {
+			b.t.Fatalf("another Service without endpoints: %v", err)
+		}
+		about := func(to string) int { return strings.Count(log.String(), "to="+b.to(to).String()+" ") }
+		if !eventually(func() bool { return about("VIP:83") == 1 }) {
+			b.t.Errorf("a call to another Service is not in the log: %s", log)
+		}
+		if got := about("VIP:81"); got < 1 || got > n/2 {
+			b.t.Errorf("%d lines about %d calls", got, n)
 		}
 	})
 }
