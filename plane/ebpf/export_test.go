@@ -126,6 +126,7 @@ func Alone(f lb.Family, cgroup string) error {
 var (
 	NetnsCookie     = netnsCookie
 	CookieByProgram = cookieByProgram
+	OwnCookies      = ownCookies
 )
 
 // Choices is how many choices a client has room for.

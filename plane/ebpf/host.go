@@ -110,6 +110,22 @@ func netnsCookie() (uint64, error) {
 	return cookie, nil
 }
 
+// ownCookies returns the numbers of the thread's network namespace and of the process's: a check runs
+// on a thread in an empty one.
+func ownCookies() ([]uint64, error) {
+	cookie, err := netnsCookie()
+	if err != nil {
+		return nil, err
+	}
+	all := []uint64{cookie}
+	err = inNamespace("/proc/self/ns/net", func() error {
+		cookie, err := netnsCookie()
+		all = append(all, cookie)
+		return err
+	})
+	return all, err
+}
+
 // cookieName is the name of the program of cookieByProgram.
 const cookieName = "kp_cookie"
 

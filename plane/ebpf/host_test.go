@@ -3,6 +3,7 @@
 package ebpf_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -67,4 +68,26 @@ func TestOff(t *testing.T) {
 		b.noRules()
 		b.reaches("pod3", netlab.TCP, "VIP:80", "pod1")
 	})
+}
+
+// TestOwnCookies: a thread in another network namespace knows that of the process too (EB-25).
+func TestOwnCookies(t *testing.T) {
+	home, err := ebpf.NetnsCookie()
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = netlab.Isolated(0, func() error {
+		there, err := ebpf.NetnsCookie()
+		if err != nil {
+			return err
+		}
+		all, err := ebpf.OwnCookies()
+		if there == home || !slices.Equal(all, []uint64{there, home}) {
+			t.Errorf("cookies %v, want %d and %d", all, there, home)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
 }

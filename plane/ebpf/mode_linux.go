@@ -31,7 +31,7 @@ func Mode(packets mode.Mode) mode.Mode {
 // able tries what the mode needs of this host, and changes nothing. It names all that is missing.
 func able(s mode.Settings) error {
 	o := optionsOf(s.Blocks)
-	cookie, err := netnsCookie()
+	cookies, err := ownCookies()
 	if _, e := os.Stat(o.bpffs()); e != nil {
 		err = errors.Join(err, fmt.Errorf("no place for the BPF file system (--ebpf-bpffs): %w", e))
 	}
@@ -42,7 +42,7 @@ func able(s mode.Settings) error {
 	if err = errors.Join(err, probe(s.Family, cgroup)); err != nil {
 		return err
 	}
-	all, err := neighbours(s.Family, cgroup, cookie)
+	all, err := neighbours(s.Family, cgroup, cookies...)
 	if err != nil {
 		return err
 	}

@@ -45,9 +45,9 @@ func whoseIs(name string) string {
 }
 
 // neighbours lists the programs of others at our hooks, in a cgroup, above it and in those below it.
-// The kernel runs the programs of all: those of a cgroup below do not replace ours. Programs of the
-// proxy of a network namespace with another cookie are of others too.
-func neighbours(f lb.Family, cgroup string, cookie uint64) (all []neighbour, err error) {
+// The kernel runs the programs of all: those of a cgroup below do not replace ours. Programs of a
+// proxy whose network namespace has none of the cookies are of others too.
+func neighbours(f lb.Family, cgroup string, cookies ...uint64) (all []neighbour, err error) {
 	err = filepath.WalkDir(cgroup, func(path string, d fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil // it has gone meanwhile
@@ -65,7 +65,7 @@ func neighbours(f lb.Family, cgroup string, cookie uint64) (all []neighbour, err
 			}
 			for _, p := range at.Programs {
 				n := neighbour{hook: h.name, cgroup: path}
-				if n.name, n.whose = look(p.ID, h.name, cookie); n.name != "" {
+				if n.name, n.whose = look(p.ID, h.name, cookies); n.name != "" {
 					all = append(all, n)
 				}
 			}
@@ -79,8 +79,8 @@ func neighbours(f lb.Family, cgroup string, cookie uint64) (all []neighbour, err
 }
 
 // look returns the name of a program at a hook, and who connects sockets by it. The name is "" if it
-// has gone, or is of the proxy of the network namespace with the cookie.
-func look(id ebpf.ProgramID, hook string, cookie uint64) (name, whose string) {
+// has gone, or is of the proxy of a network namespace with one of the cookies.
+func look(id ebpf.ProgramID, hook string, cookies []uint64) (name, whose string) {
 	p, err := ebpf.NewProgramFromID(id)
 	if err != nil {
 		return "", ""
@@ -96,7 +96,7 @@ func look(id ebpf.ProgramID, hook string, cookie uint64) (name, whose string) {
 		return info.Name, whoseIs(info.Name)
 	}
 	node, ok := nodeOf(info)
-	if !ok || node == cookie || node == 0 { // 0: it is loading, and serves no socket
+	if !ok || node == 0 || slices.Contains(cookies, node) { // 0: it is loading, and serves no socket
 		return "", ""
 	}
 	return hook, fmt.Sprintf("the kube-proxy of network namespace %d (kube-proxy --cleanup there; if that "+
