@@ -64,8 +64,8 @@ func (s Connected) bytes(a netip.Addr) []byte {
 
 // CanDestroy is an error if the kernel ends no sockets.
 func CanDestroy(ctx context.Context) error {
-	nobody := netip.MustParseAddrPort("127.0.0.1:1") // which no UDP socket has as both ends
-	_, err := Destroy(ctx, []Connected{{Family: unix.AF_INET, Proto: lb.UDP, From: nobody, To: nobody}})
+	unused := netip.MustParseAddrPort("127.0.0.1:1") // which no UDP socket has as both ends
+	_, err := Destroy(ctx, []Connected{{Family: unix.AF_INET, Proto: lb.UDP, From: unused, To: unused}})
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return fmt.Errorf("sockets: the kernel ends no sockets (CONFIG_INET_DIAG_DESTROY): %w", err)
 	}

@@ -477,7 +477,7 @@ func (w *Watcher) compare(found map[state]uint32, looked map[port]struct{}) {
 		fresh = append(fresh, s)
 	}
 	w.suspects = suspects
-	w.tell(fresh)
+	w.report(fresh)
 }
 
 // keepEnded keeps an ended claim for the next look: its UDP socket is too young, or the sockets
@@ -491,9 +491,9 @@ func (w *Watcher) keepEnded(s state) {
 	}
 }
 
-// tell reports new collisions in the order of Services and keys. Those of one Service at the node's
-// own addresses are one report, since its author decides their number.
-func (w *Watcher) tell(fresh []state) {
+// report reports new collisions in the order of Services and keys. Those of one Service at the
+// node's own addresses are one report, since its author decides their number.
+func (w *Watcher) report(fresh []state) {
 	slices.SortFunc(fresh, func(a, b state) int {
 		return cmp.Or(cmp.Compare(lb.OwnerOf(a.service), lb.OwnerOf(b.service)), a.key().Compare(b.key()),
 			a.listener.Compare(b.listener))

@@ -42,7 +42,7 @@ func TestExempt(t *testing.T) {
 			b.t.Fatal(err)
 		}
 		if !b.direct("pod3") {
-			b.t.Fatal("a pod is exempt that nobody named")
+			b.t.Fatal("a pod is exempt without a pattern")
 		}
 		if err := os.Mkdir(folder, 0o700); err != nil {
 			b.t.Fatal(err)

@@ -128,7 +128,8 @@ func (o oracle) route(host bool, f *lb.Frontend) lb.Route {
 		return lb.Route{}
 	}
 	for _, r := range f.Routes {
-		if r.From == lb.Anywhere || r.From == lb.Host && host || r.From == lb.Pods && !host && !o.table.Node.Pods.IsZero() {
+		if r.From == lb.Anywhere || r.From == lb.Host && host ||
+			r.From == lb.Pods && !host && !o.table.Node.Pods.IsZero() {
 			if !host && r.Masq && f.Kind == lb.ClusterIP {
 				return lb.Route{}
 			}

@@ -28,8 +28,8 @@ const defaultBPFFS = "/sys/fs/bpf"
 // pinsBelow returns the folder of pinned objects in a BPF file system.
 func pinsBelow(bpffs string) string { return filepath.Join(bpffs, "kube-proxy", layout) }
 
-// pinsOf returns the folder of the proxy of a network namespace. The kernel never gives its cookie to
-// another one.
+// pinsOf returns the folder of the proxy of a network namespace. The kernel never gives its cookie
+// to another one.
 func pinsOf(pins string, cookie uint64) string {
 	return filepath.Join(pins, fmt.Sprintf("netns-%d", cookie))
 }
@@ -110,8 +110,8 @@ func netnsCookie() (uint64, error) {
 	return cookie, nil
 }
 
-// ownCookies returns the numbers of the thread's network namespace and of the process's: a check runs
-// on a thread in an empty one.
+// ownCookies returns the numbers of the thread's network namespace and of the process's: a check
+// runs on a thread in an empty one.
 func ownCookies() ([]uint64, error) {
 	cookie, err := netnsCookie()
 	if err != nil {

@@ -57,7 +57,9 @@ type hook struct {
 // addresses.
 func hooks(f lb.Family) []hook {
 	all := []hook{
-		{"sock_release", ebpf.AttachCgroupInetSockRelease, func(p *bpf.LBPrograms) *ebpf.Program { return p.SockRelease }},
+		{"sock_release", ebpf.AttachCgroupInetSockRelease, func(p *bpf.LBPrograms) *ebpf.Program {
+			return p.SockRelease
+		}},
 		{"recvmsg6", ebpf.AttachCGroupUDP6Recvmsg, func(p *bpf.LBPrograms) *ebpf.Program { return p.Recvmsg6 }},
 		{"getpeername6", ebpf.AttachCgroupInet6GetPeername, func(p *bpf.LBPrograms) *ebpf.Program {
 			return p.Getpeername6

@@ -42,7 +42,7 @@ func (b *bench) otherLayout(name string, spec *cebpf.MapSpec) {
 	m.Close()
 }
 
-// TestLayout: a new version replaces maps of another layout under traffic, of which nothing fails,
+// TestLayout: a new version replaces maps of another layout under traffic without a failure,
 // and leaves the others: open sockets keep their peer (EB-21).
 func TestLayout(t *testing.T) {
 	eachFamily(t, func(b *bench) {

@@ -201,7 +201,7 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 	return t.Done(p.compare(t, want))
 }
 
-// compare tells how programs and tables differ from the desired table.
+// compare reports how programs and tables differ from the desired table.
 func (p *Plane) compare(t *mode.Reporter, want *lb.Table) error {
 	if p.kernel == nil {
 		return t.Report(lb.Key{}, "eBPF programs", "loaded", "")

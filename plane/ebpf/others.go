@@ -44,9 +44,9 @@ func whoseIs(name string) string {
 	return ""
 }
 
-// neighbours lists the programs of others at our hooks, in a cgroup, above it and in those below it.
-// The kernel runs the programs of all: those of a cgroup below do not replace ours. Programs of a
-// proxy whose network namespace has none of the cookies are of others too.
+// neighbours lists the programs of others at our hooks, in a cgroup, above it and in those below
+// it. The kernel runs the programs of all: those of a cgroup below do not replace ours. Programs of
+// a proxy whose network namespace has none of the cookies are of others too.
 func neighbours(f lb.Family, cgroup string, cookies ...uint64) (all []neighbour, err error) {
 	err = filepath.WalkDir(cgroup, func(path string, d fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -78,8 +78,8 @@ func neighbours(f lb.Family, cgroup string, cookies ...uint64) (all []neighbour,
 	return all, nil
 }
 
-// look returns the name of a program at a hook, and who connects sockets by it. The name is "" if it
-// has gone, or is of the proxy of a network namespace with one of the cookies.
+// look returns the name of a program at a hook, and who connects sockets by it. The name is "" if
+// it has gone, or is of the proxy of a network namespace with one of the cookies.
 func look(id ebpf.ProgramID, hook string, cookies []uint64) (name, whose string) {
 	p, err := ebpf.NewProgramFromID(id)
 	if err != nil {

@@ -25,8 +25,8 @@ type Config struct {
 	Family lb.Family
 	// Cgroup is the cgroup whose sockets are balanced, with those below it.
 	Cgroup string
-	// Pins is the folder of pinned objects in a BPF file system. Each network namespace has one below
-	// it, and in that each family.
+	// Pins is the folder of pinned objects in a BPF file system. Each network namespace has one
+	// below it, and in that each family.
 	Pins string
 	// Sockets says whose sockets are balanced: "all", "host" or "off".
 	Sockets string

@@ -206,7 +206,7 @@ func memoryLimit() string {
 	if limit == 0 {
 		return "the node has no memory left for BPF maps"
 	}
-	return fmt.Sprintf("%s is %d KiB, of which %d KiB are in use", file, limit/1024, used/1024)
+	return fmt.Sprintf("%s is %d KiB, and %d KiB are in use", file, limit/1024, used/1024)
 }
 
 // missing says how much memory a map of that size lacks; limit 0 is none.
@@ -227,7 +227,7 @@ func missing(bytes, limit, used uint64, name string) string {
 }
 
 // cgroupMemory returns the tightest memory limit of the process's cgroups, its use, and its file.
-// It is 0 if there is none.
+// The limit is 0 without one.
 func cgroupMemory(proc, root string) (limit, used uint64, file string) {
 	text, err := os.ReadFile(proc)
 	if err != nil {

@@ -63,7 +63,7 @@ func TestRefusals(t *testing.T) {
 				b.t.Errorf("%s connects to a Service without endpoints: %v", from, err)
 			}
 			if ebpf.HasRetval() != nil {
-				continue // the rules answer datagrams, and sockets hear of it later or not at all
+				continue // the rules answer datagrams, and sockets notice it later or not at all
 			}
 			fd = b.socket(from, unix.SOCK_DGRAM, false)
 			if err := unix.Connect(fd, sockaddr(b.to("VIP:81"))); !errors.Is(err, unix.ECONNREFUSED) {

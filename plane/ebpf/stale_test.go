@@ -145,7 +145,7 @@ func TestStaleSockets(t *testing.T) {
 }
 
 // TestStaleAfterRestart: a new process ends sockets whose endpoint left while none ran, TCP
-// sockets too if it is asked (EB-13).
+// sockets too with Stale "all" (EB-13).
 func TestStaleAfterRestart(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		b.reaps()

@@ -22,7 +22,7 @@ type state struct {
 
 	numbers struct{ set, backend slots.Counter }
 	packer  slots.Packer
-	counted *counted // notes whose the sets are; nil for nobody
+	counted *counted // notes whose the sets are; nil without counting
 }
 
 type row struct {

@@ -72,7 +72,8 @@ func TestAffinityAcrossSwitch(t *testing.T) {
 			}
 			for _, c := range clients {
 				if got := stays(c); off[c] != "" && got != off[c] {
-					b.t.Errorf("%s: the packet path served it by %s, and by %s after the programs were on", c, off[c], got)
+					b.t.Errorf("%s: the packet path served it by %s, and by %s after the programs were on", c,
+						off[c], got)
 				} else {
 					off[c] = got
 				}

@@ -67,8 +67,8 @@ type Config struct {
 	// of Differs.
 	Holds bool
 	// Sockets: the plane serves the sockets of node1 and its pods, which are in a separate cgroup.
-	// Endpoints may see these clients' own addresses where lines expect the node's. Conntrack must have
-	// no entry of a connection that the plane's programs make.
+	// Endpoints may see these clients' own addresses where lines expect the node's. Conntrack must
+	// have no entry of a connection that the plane's programs make.
 	Sockets bool
 	// Forget, if not nil, deletes connections of the scenario before that conntrack does not have.
 	// Run calls it in the node's namespace.

@@ -238,8 +238,8 @@ func (r *run) untracked() (n int, err error) {
 		for _, port := range f.ports {
 			n++
 			if all[way{port, packet.To}] {
-				r.failf("  %s.txtar:%d: %s\n    a program connects this socket, and conntrack has an entry from port %d\n",
-					r.sc.Name, f.line.Line, f.line.Text, port)
+				r.failf("  %s.txtar:%d: %s\n    a program connects this socket, and conntrack has an entry from port "+
+					"%d\n", r.sc.Name, f.line.Line, f.line.Text, port)
 			}
 		}
 	}
