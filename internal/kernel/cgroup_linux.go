@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// MountInfo lists the mounts of this process.
-const MountInfo = "/proc/self/mountinfo"
+// MountInfo lists the mounts of the calling thread.
+const MountInfo = "/proc/thread-self/mountinfo"
 
 // Cgroup2 returns the root of the cgroup v2 hierarchy, by a list like [MountInfo]; "" if it is not
 // mounted. In a container its own hierarchy may be mounted beside the host's: the real root is the

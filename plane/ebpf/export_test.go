@@ -15,6 +15,7 @@ import (
 
 	"kube-proxy/config/option"
 	"kube-proxy/lb"
+	"kube-proxy/mode"
 	"kube-proxy/plane/ebpf/bpf"
 )
 
@@ -178,4 +179,11 @@ func (p *Plane) Kept() (map[uint64]int32, error) {
 		return false
 	})
 	return all, err
+}
+
+// Able is the check of a start, with these folders of the configuration.
+func Able(f lb.Family, bpffs, cgroup string) error {
+	o := newOptions()
+	o.EBPF.BPFFS, o.EBPF.Cgroup = bpffs, cgroup
+	return able(mode.Settings{Family: f, Blocks: option.Blocks{o}})
 }

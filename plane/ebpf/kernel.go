@@ -298,17 +298,22 @@ func (k *kernel) repin() (int, error) {
 }
 
 func (k *kernel) read() (s *snapshot, err error) {
+	return read(&k.fronts, &k.sets, &k.slots, &k.backends)
+}
+
+func read(fronts *table[bpf.LBFront, bpf.LBFrontend], sets *table[uint32, bpf.LBSet],
+	places *table[bpf.LBPlace, bpf.LBSlot], backends *table[uint32, bpf.LBBackend]) (s *snapshot, err error) {
 	s = &snapshot{}
-	if s.fronts, err = k.fronts.read(); err != nil {
+	if s.fronts, err = fronts.read(); err != nil {
 		return nil, err
 	}
-	if s.sets, err = k.sets.read(); err != nil {
+	if s.sets, err = sets.read(); err != nil {
 		return nil, err
 	}
-	if s.slots, err = k.slots.read(); err != nil {
+	if s.slots, err = places.read(); err != nil {
 		return nil, err
 	}
-	s.backends, err = k.backends.read()
+	s.backends, err = backends.read()
 	return s, err
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -15,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
 	"kube-proxy/plane/ebpf"
 )
 
@@ -146,4 +148,66 @@ func TestTwoProxies(t *testing.T) {
 		}
 		serve("after the other was removed")
 	})
+}
+
+// TestAble: `check` and a start name each thing that a node lacks, and what to do (EB-20).
+func TestAble(t *testing.T) {
+	b := newBench(t, lb.IPv4, nil)
+	lab := b.Cgroup(netlab.Node1)
+	bare := func(f func() error) func() error { // has no mount of cgroup v2
+		return func() error {
+			root, err := ebpf.FindCgroupIn("/proc/self/mountinfo")
+			if err == nil {
+				err = errors.Join(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+					unix.Unmount(root, unix.MNT_DETACH))
+			}
+			if err == nil {
+				err = f()
+			}
+			return err
+		}
+	}
+	container := func() error { // sees the hierarchy of its own cgroup namespace alone
+		own := t.TempDir()
+		tid := []byte(strconv.Itoa(unix.Gettid()))
+		err := os.WriteFile(lab+"/cgroup.threads", tid, 0)
+		if err == nil {
+			err = unix.Unshare(unix.CLONE_NEWCGROUP)
+		}
+		if err != nil {
+			return err
+		}
+		return bare(func() error {
+			if err := unix.Mount("none", own, "cgroup2", 0, ""); err != nil {
+				return err
+			}
+			return errors.Join(ebpf.Able(b.f, b.planes.bpffs, ""), unix.Unmount(own, 0))
+		})()
+	}
+	for name, tc := range map[string]struct {
+		able func() error
+		want []string
+	}{
+		"nothing": {func() error { return ebpf.Able(b.f, b.planes.bpffs, lab) }, nil},
+		"no place for bpffs, and another folder for the cgroup": {
+			func() error { return ebpf.Able(b.f, "/nowhere", t.TempDir()) },
+			[]string{"no place for the BPF file system (--ebpf-bpffs)", "/nowhere", "is no cgroup v2"}},
+		"no cgroup v2": {bare(func() error { return ebpf.Able(b.f, b.planes.bpffs, "") }),
+			[]string{"no cgroup v2 hierarchy is mounted (mount one"}},
+		"the root of cgroups is hidden": {container, []string{"that of a container", "--ebpf-cgroup"}},
+		"Cilium": {func() error {
+			defer b.stranger("cil_sock6_conne", lab)()
+			return ebpf.Able(b.f, b.planes.bpffs, lab)
+		}, []string{"cil_sock6_conne at connect6", "turn that off in Cilium"}},
+	} {
+		err := netlab.Isolated(unix.CLONE_NEWNS, tc.able)
+		if len(tc.want) == 0 && err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		for _, w := range tc.want {
+			if err == nil || !strings.Contains(err.Error(), w) {
+				t.Errorf("%s: error %v, want one with %q", name, err, w)
+			}
+		}
+	}
 }

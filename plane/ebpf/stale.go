@@ -233,20 +233,8 @@ func (t *reading) backendsOf(number uint32) (all []netip.AddrPort) {
 
 // all reads the tables.
 func (t *reading) all() (s *snapshot, err error) {
-	s = &snapshot{}
-	fronts := table[bpf.LBFront, bpf.LBFrontend]{name: "frontends", inner: t.fronts}
-	sets := table[uint32, bpf.LBSet]{name: "sets", inner: t.sets}
-	places := table[bpf.LBPlace, bpf.LBSlot]{name: "slots", inner: t.slots}
-	backends := table[uint32, bpf.LBBackend]{name: "backends", inner: t.backends}
-	if s.fronts, err = fronts.read(); err != nil {
-		return nil, err
-	}
-	if s.sets, err = sets.read(); err != nil {
-		return nil, err
-	}
-	if s.slots, err = places.read(); err != nil {
-		return nil, err
-	}
-	s.backends, err = backends.read()
-	return s, err
+	return read(&table[bpf.LBFront, bpf.LBFrontend]{name: "frontends", inner: t.fronts},
+		&table[uint32, bpf.LBSet]{name: "sets", inner: t.sets},
+		&table[bpf.LBPlace, bpf.LBSlot]{name: "slots", inner: t.slots},
+		&table[uint32, bpf.LBBackend]{name: "backends", inner: t.backends})
 }
