@@ -171,14 +171,14 @@ func (p *Plane) SetMost(each, all int32) error {
 	return p.switches.change(func(s *bpf.LBSettings) { s.Most = [2]int32{each, all} })
 }
 
-// Kept returns how many elements the storage of sockets has, by network namespace; 0 is all.
-func (p *Plane) Kept() (map[uint64]int32, error) {
-	all := map[uint64]int32{}
-	err := prune(p.kernel.obj.Kept, func(netns uint64, n int32) bool {
-		all[netns] = n
-		return false
-	})
-	return all, err
+// Kept returns how many elements the storage of sockets has, in all and by network namespace.
+func (p *Plane) Kept() (all int32, each map[uint64]int32, err error) {
+	each = map[uint64]int32{}
+	return all, each, errors.Join(p.kernel.obj.Kept.Lookup(uint32(0), &all),
+		prune(p.kernel.obj.KeptOf, func(netns uint64, n int32) bool {
+			each[netns] = n
+			return false
+		}))
 }
 
 // Able is the check of a start, with these folders of the configuration.

@@ -84,7 +84,7 @@ func hooks(f lb.Family) []hook {
 
 // pinned are the maps that outlive the process.
 var pinned = []string{"config", "frontends", "sets", "slots", "backends", "addresses", "exempt_netns", "exempt_cgroups",
-	"affinity", "connected", "flows", "kept"}
+	"affinity", "connected", "flows", "kept", "kept_of"}
 
 // specOf returns the maps and programs of a family.
 func specOf(f lb.Family) (*ebpf.CollectionSpec, error) {
@@ -232,7 +232,8 @@ func (k *kernel) attach() (attached int, err error) {
 
 // uncount forgets how many sockets have storage: those of now are beyond the bound.
 func (k *kernel) uncount() error {
-	if err := prune(k.obj.Kept, func(uint64, int32) bool { return true }); err != nil {
+	if err := errors.Join(prune(k.obj.KeptOf, func(uint64, int32) bool { return true }),
+		k.obj.Kept.Put(uint32(0), int32(0))); err != nil {
 		return fmt.Errorf("reset the numbers of sockets: %w", err)
 	}
 	return nil

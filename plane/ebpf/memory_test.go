@@ -160,8 +160,8 @@ func TestTenantFillsStorage(t *testing.T) {
 			b.t.Errorf("the programs connected %d of 20 sockets of the tenant after it had closed others", known)
 		}
 		end(other)
-		if n, err := b.plane.Kept(); err != nil || len(n) != 2 || n[0] != 20 {
-			b.t.Errorf("sockets by namespace: %v, error %v; want 20 of all, and those of the tenant", n, err)
+		if all, each, err := b.plane.Kept(); err != nil || all != 20 || len(each) != 2 {
+			b.t.Errorf("%d sockets, by namespace %v, error %v; want 20, and those of two clients", all, each, err)
 		}
 		// A detached program misses sockets that close.
 		if err := b.plane.Detach("sock_release"); err != nil {
@@ -170,8 +170,8 @@ func TestTenantFillsStorage(t *testing.T) {
 		if n, err := b.plane.AuditPrograms(); n == 0 || err != nil {
 			b.t.Errorf("repaired %d, error %v", n, err)
 		}
-		if n, err := b.plane.Kept(); err != nil || len(n) != 0 {
-			b.t.Errorf("sockets by namespace: %v, error %v; want none", n, err)
+		if all, each, err := b.plane.Kept(); err != nil || all != 0 || len(each) != 0 {
+			b.t.Errorf("%d sockets, by namespace %v, error %v; want none", all, each, err)
 		}
 	})
 }

@@ -329,7 +329,7 @@ __inline void set_peer(struct peer *p, const struct front *to, const struct back
 __inline void *keep(void *storage, struct bpf_sock_addr *ctx, const struct settings *cfg)
 {
 	__u64 netns = bpf_get_netns_cookie(ctx);
-	__s32 *own = element(&kept, &netns), *all = element(&kept, &none);
+	__s32 *own = element(&kept_of, &netns), *all = bpf_map_lookup_elem(&kept, &only);
 	void *is;
 
 	if (!own || !all || *own >= cfg->most[0] || *all >= cfg->most[1])

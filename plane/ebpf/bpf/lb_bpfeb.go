@@ -193,6 +193,7 @@ type LBMapSpecs struct {
 	Flows         *ebpf.MapSpec `ebpf:"flows"`
 	Frontends     *ebpf.MapSpec `ebpf:"frontends"`
 	Kept          *ebpf.MapSpec `ebpf:"kept"`
+	KeptOf        *ebpf.MapSpec `ebpf:"kept_of"`
 	Refusals      *ebpf.MapSpec `ebpf:"refusals"`
 	Refused       *ebpf.MapSpec `ebpf:"refused"`
 	Sampled       *ebpf.MapSpec `ebpf:"sampled"`
@@ -251,6 +252,7 @@ type LBMaps struct {
 	Flows         *ebpf.Map `ebpf:"flows"`
 	Frontends     *ebpf.Map `ebpf:"frontends"`
 	Kept          *ebpf.Map `ebpf:"kept"`
+	KeptOf        *ebpf.Map `ebpf:"kept_of"`
 	Refusals      *ebpf.Map `ebpf:"refusals"`
 	Refused       *ebpf.Map `ebpf:"refused"`
 	Sampled       *ebpf.Map `ebpf:"sampled"`
@@ -271,6 +273,7 @@ func (m *LBMaps) Close() error {
 		m.Flows,
 		m.Frontends,
 		m.Kept,
+		m.KeptOf,
 		m.Refusals,
 		m.Refused,
 		m.Sampled,

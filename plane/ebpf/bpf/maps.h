@@ -155,8 +155,9 @@ struct {
 MAP(connected, SK_STORAGE, BPF_F_NO_PREALLOC, 0, int, struct peer);
 MAP(flows, SK_STORAGE, BPF_F_NO_PREALLOC, 0, int, struct flows);
 
-/* How many elements the two have, by network namespace; 0 is all. The kernel charges them to the proxy. */
-MAP(kept, HASH, BPF_F_NO_PREALLOC, 16384, __u64, __s32);
+/* How many elements the two have, in all and by network namespace. The kernel charges them to the proxy. */
+MAP(kept, ARRAY, 0, 1, __u32, __s32);
+MAP(kept_of, LRU_HASH, 0, 8192, __u64, __s32);
 
 /* The IP family of this instance: 4 or 6. An IPv6 socket may have IPv4 addresses. */
 volatile const __u8 family = 4;

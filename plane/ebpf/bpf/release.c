@@ -2,24 +2,18 @@
 
 /* close() of a socket, with which its storage ends. */
 
-__inline void unkeep(__u64 netns, __s32 n)
-{
-	__s32 *is = bpf_map_lookup_elem(&kept, &netns);
-
-	if (is)
-		__sync_fetch_and_add(is, -n);
-	if (is && *is <= 0)
-		bpf_map_delete_elem(&kept, &netns);
-}
-
 SEC("cgroup/sock_release")
 int sock_release(struct bpf_sock *sk)
 {
 	__s32 n = !!bpf_sk_storage_get(&connected, sk, 0, 0) + !!bpf_sk_storage_get(&flows, sk, 0, 0);
+	__u64 netns = bpf_get_netns_cookie(sk);
+	__s32 *own, *all = bpf_map_lookup_elem(&kept, &only);
 
-	if (!n)
+	if (!n || !all)
 		return PASS;
-	unkeep(bpf_get_netns_cookie(sk), n);
-	unkeep(0, n);
+	__sync_fetch_and_add(all, -n);
+	own = bpf_map_lookup_elem(&kept_of, &netns);
+	if (own)
+		__sync_fetch_and_add(own, -n);
 	return PASS;
 }

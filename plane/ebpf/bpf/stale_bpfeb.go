@@ -123,6 +123,7 @@ type StaleMapSpecs struct {
 	Flows         *ebpf.MapSpec `ebpf:"flows"`
 	Frontends     *ebpf.MapSpec `ebpf:"frontends"`
 	Kept          *ebpf.MapSpec `ebpf:"kept"`
+	KeptOf        *ebpf.MapSpec `ebpf:"kept_of"`
 	Refusals      *ebpf.MapSpec `ebpf:"refusals"`
 	Refused       *ebpf.MapSpec `ebpf:"refused"`
 	Sampled       *ebpf.MapSpec `ebpf:"sampled"`
@@ -181,6 +182,7 @@ type StaleMaps struct {
 	Flows         *ebpf.Map `ebpf:"flows"`
 	Frontends     *ebpf.Map `ebpf:"frontends"`
 	Kept          *ebpf.Map `ebpf:"kept"`
+	KeptOf        *ebpf.Map `ebpf:"kept_of"`
 	Refusals      *ebpf.Map `ebpf:"refusals"`
 	Refused       *ebpf.Map `ebpf:"refused"`
 	Sampled       *ebpf.Map `ebpf:"sampled"`
@@ -201,6 +203,7 @@ func (m *StaleMaps) Close() error {
 		m.Flows,
 		m.Frontends,
 		m.Kept,
+		m.KeptOf,
 		m.Refusals,
 		m.Refused,
 		m.Sampled,
