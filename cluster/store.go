@@ -254,12 +254,24 @@ func (s *Store) Facts() Facts {
 }
 
 // Names returns the names of all services that have a Service object, in no order.
-func (s *Store) Names() []Name {
+func (s *Store) Names() []Name { return s.names(func(*Service) bool { return true }) }
+
+// NamesIn returns the names of the Services that have a cluster IP of the family, in no order.
+// Others are not served in it (SV-11).
+func (s *Store) NamesIn(ipv6 bool) []Name {
+	return s.names(func(svc *Service) bool { return svc.in(ipv6) })
+}
+
+func (s *Service) in(ipv6 bool) bool {
+	return slices.ContainsFunc(s.ClusterIPs, func(a netip.Addr) bool { return a.Is6() == ipv6 })
+}
+
+func (s *Store) names(which func(*Service) bool) []Name {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	names := make([]Name, 0, len(s.services))
 	for n, e := range s.services {
-		if e.service != nil {
+		if e.service != nil && which(e.service) {
 			names = append(names, n)
 		}
 	}
@@ -329,7 +341,8 @@ func (ev ServiceGone) foldInto(s *Store, d *Dirty) {
 }
 
 func (ev ServicesListed) foldInto(s *Store, d *Dirty) {
-	if !s.servicesListed {
+	first, before := !s.servicesListed, len(d.Services)
+	if first {
 		d.Services = slices.Grow(d.Services, len(ev.Services))
 	}
 	s.servicesListed = true
@@ -341,6 +354,15 @@ func (ev ServicesListed) foldInto(s *Store, d *Dirty) {
 	for n, e := range s.services {
 		if e.service != nil && !listed[n] {
 			ServiceGone{n}.foldInto(s, d)
+		}
+	}
+	if !first {
+		return
+	}
+	for i := range d.Services[before:] { // most Services of a start are of one family
+		ref := &d.Services[before+i]
+		if e := s.services[ref.Name]; e != nil && e.service != nil && len(e.service.ClusterIPs) > 0 {
+			ref.V4, ref.V6 = e.service.in(false), e.service.in(true)
 		}
 	}
 }

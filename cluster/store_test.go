@@ -103,6 +103,23 @@ func TestServiceGoesSV01(t *testing.T) {
 	wantDirty(t, "what is not there went", refs)
 }
 
+// A Service of the first list is dirty in the families of its addresses only (SV-11).
+func TestFirstListByFamilySV11(t *testing.T) {
+	four, six, none := service("four"), service("six"), service("none")
+	four.ClusterIPs, six.ClusterIPs, none.ClusterIPs = four.ClusterIPs[:1], six.ClusterIPs[1:], nil
+	list := cluster.ServicesListed{Services: []*cluster.Service{service("dual"), four, none, six}}
+	s := cluster.NewStore("node-1")
+	refs, _ := fold(s, list)
+	wantDirty(t, "the first list", refs, both("dual"), v4("four"), both("none"), v6("six"))
+	for ipv6, want := range map[bool][]cluster.Name{false: {name("dual"), name("four")}, true: {name("dual"), name("six")}} {
+		if got := slices.SortedFunc(slices.Values(s.NamesIn(ipv6)), compareNames); !slices.Equal(got, want) {
+			t.Errorf("IPv6 %v: %v, want %v", ipv6, got, want)
+		}
+	}
+	refs, _ = fold(s, cluster.ServicesListed{}, list)
+	wantDirty(t, "later lists", refs, both("dual"), both("four"), both("none"), both("six"))
+}
+
 func TestSliceWithoutServiceSV01(t *testing.T) {
 	s := cluster.NewStore("node-1")
 	refs, _ := fold(s, cluster.SliceSet{Slice: sliceOf("web-1", "web", "10.0.0.1")})

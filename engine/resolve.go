@@ -80,7 +80,7 @@ func (e *Engine) turn(d dirty, now time.Time) []cluster.Name {
 		return e.everything(d.all, now)
 	}
 	if d.all {
-		e.later(e.cfg.Store.Names())
+		e.later(e.names())
 	}
 	e.later(r.unresolved.due(now))
 	if r.dirty.len() == 0 && len(d.names) == 1 { // nearly always
@@ -109,7 +109,7 @@ func (e *Engine) everything(all bool, now time.Time) []cluster.Name {
 		names = append(names, name)
 	}
 	if all {
-		for _, name := range e.cfg.Store.Names() {
+		for _, name := range e.names() {
 			if _, marked := r.notices[name]; !marked {
 				names = append(names, name)
 			}
@@ -203,10 +203,13 @@ func (e *Engine) weighAll() {
 	if e.cfg.Budget == nil {
 		return
 	}
-	for _, name := range e.cfg.Store.Names() {
-		e.cfg.Budget.Weigh(e.cfg.Store.View(name)) // all are resolved now
+	for _, name := range e.names() {
+		e.cfg.Store.Look(name, func(v cluster.View) { e.cfg.Budget.Weigh(v) }) // all are resolved now
 	}
 }
+
+// names returns the names of all Services that have an address of the engine's family.
+func (e *Engine) names() []cluster.Name { return e.cfg.Store.NamesIn(e.cfg.Family == lb.IPv6) }
 
 // elsewhere reports whether the Service has no address of the engine's family, like a deleted one.
 func (e *Engine) elsewhere(v *cluster.View) bool {
@@ -293,7 +296,7 @@ func (e *Engine) rebuildTable(found *claims, now time.Time) {
 	e.tableMu.Unlock()
 	r.rebuild, e.resets.due, e.resets.why = false, true, "the table was rebuilt"
 	// Nothing is written before the Reset, so this change of pending only concerns observers.
-	names := e.cfg.Store.Names()
+	names := e.names()
 	for _, name := range names {
 		var owner lb.Owner
 		e.cfg.Store.Look(name, func(v cluster.View) { owner = ownerOf(v) })
