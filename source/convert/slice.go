@@ -54,8 +54,10 @@ func Slice(in *discovery.EndpointSlice) (*cluster.Slice, []Problem) {
 	} else {
 		out.Service.Name = strings.Clone(service)
 	}
-	if t, err := time.Parse(time.RFC3339Nano, in.Annotations[core.EndpointsLastChangeTriggerTime]); err == nil {
-		out.Trigger = t.UnixNano()
+	if at := in.Annotations[core.EndpointsLastChangeTriggerTime]; at != "" {
+		if t, err := time.Parse(time.RFC3339Nano, at); err == nil {
+			out.Trigger = t.UnixNano()
+		}
 	}
 	out.Ports = slicePorts(&ps, in.Ports)
 	out.Endpoints = endpoints(&ps, in.Endpoints, out.IPv6)
@@ -105,7 +107,8 @@ func slicePorts(ps *problems, in []discovery.EndpointPort) []cluster.SlicePort {
 // endpoints converts the endpoints whose first address has the slice's family (SV-31, SV-34), with
 // the defaults of absent conditions (SV-32).
 func endpoints(ps *problems, in []discovery.Endpoint, ipv6 bool) cluster.Endpoints {
-	out := make([]cluster.Endpoint, 0, len(in))
+	var few [16]cluster.Endpoint // more than most slices have, without garbage
+	out := few[:0]
 	for i := range in {
 		e := &in[i]
 		if len(e.Addresses) == 0 {

@@ -33,7 +33,8 @@ func newScheme() *runtime.Scheme {
 // Clients makes a client for each version of the API; they share connections.
 func Clients(config *rest.Config, versions ...schema.GroupVersion) ([]rest.Interface, error) {
 	config = rest.CopyConfig(config)
-	config.NegotiatedSerializer = negotiated{serializer.NewCodecFactory(newScheme()).WithoutConversion()}
+	config.NegotiatedSerializer = negotiated{serializer.NewCodecFactory(newScheme()).WithoutConversion(),
+		services(), endpointSlices()}
 	if config.UserAgent == "" {
 		config.UserAgent = rest.DefaultKubernetesUserAgent()
 	}

@@ -3,16 +3,16 @@
 //
 //	API server ──LIST or WATCH──▶ stream ──one object──▶ convert ──record──▶ Reflector ──▶ store ──event──▶ sink
 //
-// client-go's Reflector does the protocol: the streaming list where the server has it, else LIST,
-// then WATCH with bookmarks, relisting when the server has forgotten our version. Its store is ours
-// and stores nothing: it turns each call into an event. And what it handles are not API objects but
-// records, which hold the compact value and the little that a Reflector asks of an object. API
-// objects live for as long as it takes to convert them, one at a time, also in a LIST, which is
-// decoded while it arrives: a list of 100,000 slices never exists in memory as API objects.
+// client-go's Reflector follows the protocol: the streaming list if the server has it, else LIST,
+// then WATCH with bookmarks, and another list when the server has forgotten the version. Its store
+// stores nothing: it turns each call into an event. The Reflector handles records instead of API
+// objects; a record has the compact value and the few fields that a Reflector reads. The decoder
+// converts each API object at once, so a list of 100,000 slices never exists as API objects. All
+// objects of a list are one record, a [listing].
 //
-// Nothing is removed because something went wrong. A …Listed event is sent only for a list that was
-// complete; errors of any kind are logged ([outage]) and retried for ever. While the server is away
-// only the Node is tried; the others follow it.
+// Errors remove nothing. A …Listed event is sent only for a complete list; errors are logged
+// ([outage]) and retried forever. While the server is away, only the Node is requested; the others
+// follow it.
 //
-// The other way go events: a [Publisher] sends what the proxy has to tell the cluster.
+// A [Publisher] sends events in the opposite direction, to the cluster.
 package kube

@@ -2,7 +2,9 @@ package kube
 
 import (
 	"bytes"
+	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -10,6 +12,10 @@ import (
 	core "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"kube-proxy/cluster"
+	"kube-proxy/source/convert"
 )
 
 // encoded returns a list of services as a server sends it.
@@ -55,6 +61,39 @@ func TestDecodeList(t *testing.T) {
 	if _, _, err := decodeNames(strings.NewReader("<html>")); err == nil ||
 		!strings.HasPrefix(err.Error(), "kube: decode the list of services: ") {
 		t.Errorf("a web page: %v", err)
+	}
+}
+
+// A change that a stream reports before its initial events end counts after them. Several pages are
+// one list.
+func TestListing(t *testing.T) {
+	facts := cluster.NewStore("n1")
+	s := &store{resource: services(), reporter: convert.NewReporter(nil), sink: func(ev cluster.Event) { facts.Fold(ev) }}
+	var pages []any
+	for _, page := range []string{"+a +b +c", "", "+d ~a -b +e -e +e -c"} {
+		l := &listing{}
+		for _, event := range strings.Fields(page) {
+			what := map[byte]watch.EventType{'+': watch.Added, '~': watch.Modified, '-': watch.Deleted}[event[0]]
+			o := testService(event[1:], 80)
+			if what == watch.Modified {
+				o.Spec.Ports[0].Port = 81
+			}
+			l.take(what, s.resource.record(o))
+		}
+		pages = append(pages, &record{value: l})
+	}
+	for range 2 { // the second time, a list of what is known already
+		if err := s.Replace(pages, ""); err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, n := range facts.Names() {
+			got = append(got, fmt.Sprint(n.Name, facts.View(n).Service.Ports[0].Port))
+		}
+		slices.Sort(got)
+		if want := []string{"a81", "d80", "e80"}; !slices.Equal(got, want) {
+			t.Errorf("%v, want %v", got, want)
+		}
 	}
 }
 

@@ -178,12 +178,18 @@ func (l *listWatch) read(ctx context.Context, opts metav1.ListOptions) (*recordL
 		return nil, err
 	}
 	defer body.Close()
-	list := &recordList{}
+	objects := &listing{}
+	list := &recordList{Items: []runtime.Object{&record{value: objects}}}
 	list.ListMeta, err = decodeList(body, l.resource, func(o apiObject) {
-		list.Items = append(list.Items, l.resource.record(o, l.reporter))
+		rec := l.resource.record(o)
+		l.report(rec)
+		objects.take(watch.Added, rec)
 	})
 	return list, err
 }
+
+// report reports the problems of an object.
+func (l *listWatch) report(rec *record) { l.reporter.Report(rec.kind, rec.name, rec.problems) }
 
 func (l *listWatch) watch(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
 	initial := opts.SendInitialEvents != nil && *opts.SendInitialEvents
@@ -311,6 +317,7 @@ func (s *stream) pump(ctx context.Context) {
 	defer func() { s.ended(time.Since(s.begin)) }()
 	well := time.NewTimer(time.Second)
 	defer well.Stop()
+	objects, n := &listing{}, 0
 	for {
 		select {
 		case <-s.stopped:
@@ -341,6 +348,16 @@ func (s *stream) pump(ctx context.Context) {
 					return
 				}
 			}
+			switch {
+			case !s.initial:
+				objects = nil // the Reflector has them
+			case !s.again && out.Type != watch.Error && out.Type != watch.Bookmark:
+				objects.take(out.Type, out.Object.(*record))
+				if n++; n%1000 != 1 { // some events show the Reflector that the stream works
+					continue
+				}
+				out = watch.Event{Type: watch.Added, Object: &record{value: objects}}
+			}
 			if !s.pass(out) {
 				return
 			}
@@ -366,17 +383,17 @@ func (s *stream) convert(ctx context.Context, ev watch.Event) watch.Event {
 		}
 		return ev
 	}
-	object, err := s.resource.check(ev.Object)
+	rec, err := s.resource.check(ev.Object)
 	if err != nil {
 		s.failed(ctx, err)
 		status := apierrors.NewInternalError(err).Status()
 		return watch.Event{Type: watch.Error, Object: &status}
 	}
-	version := number(object.GetResourceVersion())
-	if version == 0 && (!s.initial || ev.Type == watch.Bookmark) { // the Reflector would ask for it for ever
+	version := number(rec.version)
+	if version == 0 && (!s.initial || ev.Type == watch.Bookmark) { // the Reflector would repeat it forever
 		s.set(&s.forget, true)
 		s.failed(ctx, fmt.Errorf("kube: watch %s: the API server sent resource version %q", s.resource.plural,
-			object.GetResourceVersion()))
+			rec.version))
 		status := apierrors.NewResourceExpired("no resource version").Status()
 		return watch.Event{Type: watch.Error, Object: &status}
 	}
@@ -384,19 +401,15 @@ func (s *stream) convert(ctx context.Context, ev watch.Event) watch.Event {
 		status := s.older(version, s.floor).Status()
 		return watch.Event{Type: watch.Error, Object: &status}
 	}
-	var rec *record
 	switch ev.Type {
 	case watch.Bookmark:
-		rec = &record{version: object.GetResourceVersion(), annotations: object.GetAnnotations()}
-		if s.initial && rec.annotations[metav1.InitialEventsAnnotationKey] == "true" {
+		if s.initial && rec.last {
 			s.initial, s.floor = false, version
 			s.complete(version, s.before)
 		}
 	case watch.Deleted:
-		rec = &record{version: object.GetResourceVersion()}
-		rec.name.Namespace, rec.name.Name = object.GetNamespace(), object.GetName()
 	default:
-		rec = s.resource.record(object, s.reporter)
+		s.report(rec)
 		s.found = true
 	}
 	if !s.initial {

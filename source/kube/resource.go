@@ -124,12 +124,12 @@ func typed[T any](values []any) []*T {
 // new returns an empty object.
 func (r *resource) new() apiObject { return reflect.New(r.typ).Interface().(apiObject) }
 
-// record converts an API object and tells what is wrong with it.
-func (r *resource) record(o apiObject, reporter *convert.Reporter) *record {
-	rec := &record{version: o.GetResourceVersion()}
-	value, problems := r.convert(o)
-	rec.value = value
-	switch v := value.(type) { // share the strings of the value
+// record converts an API object.
+func (r *resource) record(o apiObject) *record {
+	rec := &record{kind: r.kind, version: o.GetResourceVersion(),
+		last: o.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true"}
+	rec.value, rec.problems = r.convert(o)
+	switch v := rec.value.(type) { // share the strings of the value
 	case *cluster.Service:
 		rec.name = v.Name
 	case *cluster.Slice:
@@ -137,15 +137,22 @@ func (r *resource) record(o apiObject, reporter *convert.Reporter) *record {
 	default:
 		rec.name = cluster.Name{Namespace: o.GetNamespace(), Name: o.GetName()}
 	}
-	reporter.Report(r.kind, rec.name, problems)
 	return rec
 }
 
-// check fails if the object is of another kind than was asked for.
-func (r *resource) check(o runtime.Object) (apiObject, error) {
-	out, ok := o.(apiObject)
-	if !ok || reflect.TypeOf(o).Elem() != r.typ {
-		return nil, fmt.Errorf("kube: watch %s: the API server sent a %T", r.plural, o)
+// check returns the record of a stream's object. It fails if the object is of another kind than
+// was requested.
+func (r *resource) check(o runtime.Object) (*record, error) {
+	switch o := o.(type) {
+	case *record:
+		if o.kind == r.kind {
+			return o, nil
+		}
+		return nil, fmt.Errorf("kube: watch %s: the API server sent a %s", r.plural, o.kind)
+	case apiObject:
+		if reflect.TypeOf(o).Elem() == r.typ {
+			return r.record(o), nil
+		}
 	}
-	return out, nil
+	return nil, fmt.Errorf("kube: watch %s: the API server sent a %T", r.plural, o)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -224,24 +226,26 @@ func (s *store) gone(rec *record) {
 	s.sink(s.resource.gone(rec.name))
 }
 
-// Replace takes a complete list.
+// Replace takes a complete list, as listings: none if it is empty.
 func (s *store) Replace(list []any, _ string) error {
 	s.listed = true
-	s.reporter.Keep(s.resource.kind, func(yield func(cluster.Name) bool) {
-		for _, obj := range list {
-			if !yield(obj.(*record).name) {
-				return
-			}
-		}
-	})
-	values := make([]any, 0, len(list))
+	var all listing
 	for _, obj := range list {
-		if v := obj.(*record).value; v != nil {
-			values = append(values, v)
-		}
+		l := obj.(*record).value.(*listing)
+		all.values = append(all.values, l.values...)
+		all.faulty = append(all.faulty, l.faulty...)
+		all.later = append(all.later, l.later...)
 	}
-	for _, ev := range s.resource.listed(values) {
+	s.reporter.Keep(s.resource.kind, slices.Values(all.faulty))
+	for _, ev := range s.resource.listed(all.values) {
 		s.sink(ev)
+	}
+	for _, ev := range all.later {
+		if ev.Type == watch.Deleted {
+			_ = s.Delete(ev.Object)
+		} else {
+			_ = s.Update(ev.Object)
+		}
 	}
 	return nil
 }
