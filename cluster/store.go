@@ -345,16 +345,22 @@ func (ev ServicesListed) foldInto(s *Store, d *Dirty) {
 	if first {
 		d.Services = slices.Grow(d.Services, len(ev.Services))
 	}
+	if len(s.services) == 0 {
+		s.services = make(map[Name]*entry, len(ev.Services))
+	}
 	s.servicesListed = true
-	listed := make(map[Name]bool, len(ev.Services))
+	gone := map[Name]bool{}
+	for n, e := range s.services {
+		if e.service != nil {
+			gone[n] = true
+		}
+	}
 	for _, svc := range ev.Services {
-		listed[svc.Name] = true
+		delete(gone, svc.Name)
 		ServiceSet{svc}.foldInto(s, d)
 	}
-	for n, e := range s.services {
-		if e.service != nil && !listed[n] {
-			ServiceGone{n}.foldInto(s, d)
-		}
+	for n := range gone {
+		ServiceGone{n}.foldInto(s, d)
 	}
 	if !first {
 		return
@@ -433,16 +439,20 @@ func (ev SlicesListed) foldInto(s *Store, d *Dirty) {
 	if first {
 		d.Services = slices.Grow(d.Services, len(ev.Slices))
 	}
+	if len(s.slices) == 0 {
+		s.slices = make(map[Name]placed, len(ev.Slices))
+	}
 	s.slicesListed = true
-	listed := make(map[Name]bool, len(ev.Slices))
+	gone := map[Name]bool{}
+	for n := range s.slices {
+		gone[n] = true
+	}
 	for _, sl := range ev.Slices {
-		listed[sl.Name] = true
+		delete(gone, sl.Name)
 		SliceSet{sl}.foldInto(s, d)
 	}
-	for n := range s.slices {
-		if !listed[n] {
-			SliceGone{n}.foldInto(s, d)
-		}
+	for n := range gone {
+		SliceGone{n}.foldInto(s, d)
 	}
 	if first { // a restart does not make old changes new
 		for i := range d.Services[before:] {

@@ -122,13 +122,6 @@ func (p *programming) unresolved(name cluster.Name, n notice) {
 	}
 }
 
-// expect reserves room for Services that wait for the next Reset.
-func (p *programming) expect(services int) {
-	if p.reset == nil {
-		p.reset = make(map[cluster.Name]notice, services)
-	}
-}
-
 // untilReset records that the Service was resolved, and that the plane takes its frontends with the
 // next Reset.
 func (p *programming) untilReset(name cluster.Name, n notice) {
@@ -138,7 +131,9 @@ func (p *programming) untilReset(name cluster.Name, n notice) {
 	if n.isZero() {
 		return
 	}
-	p.expect(1)
+	if p.reset == nil {
+		p.reset = map[cluster.Name]notice{}
+	}
 	all := p.reset[name]
 	all.add(n, maxTriggers-len(all.triggers))
 	p.reset[name] = all

@@ -21,6 +21,7 @@ type resolver struct {
 	notices    map[cluster.Name]notice // marks of Services that are not resolved yet
 	one        [1]cluster.Name
 	unresolved waitlist[cluster.Name] // services whose policy panicked
+	weighed    bool                   // the budget has all Services of this turn
 	rebuild    bool                   // the table itself cannot be trusted
 	visited    uint64                 // frontends visited by tables before a rebuild
 }
@@ -44,7 +45,7 @@ func (e *Engine) absorb() {
 		r.synced, d.all, d.facts = true, true, true
 		e.inbox.sourcesListed()
 	}
-	if d.all {
+	if r.weighed = d.all; r.weighed {
 		e.weighAll()
 	}
 	now := time.Now()
@@ -61,7 +62,7 @@ func (e *Engine) absorb() {
 		e.resolve(&found, name, n, now)
 		e.writer.awaits = max(0, e.writer.awaits-1)
 	}
-	if len(r.notices) == 0 {
+	if len(r.notices) == 0 || !e.resets.done {
 		r.notices = nil // a map that was large once keeps its size
 	}
 	if r.rebuild {
@@ -115,7 +116,10 @@ func (e *Engine) everything(all bool, now time.Time) []cluster.Name {
 			}
 		}
 	}
-	e.pending.programming.expect(len(names))
+	// Each mark leaves this map and returns to it: a second one would take much memory.
+	if p := &e.pending.programming; p.reset == nil {
+		p.reset = r.notices
+	}
 	return names
 }
 
@@ -162,7 +166,9 @@ func (e *Engine) resolve(found *claims, name cluster.Name, n notice, now time.Ti
 	r := &e.resolver
 	view := e.cfg.Store.View(name)
 	e.stats.resolved(policy.CostOf(view, e.cfg.Family))
-	e.later(e.cfg.Budget.Weigh(view))
+	if !r.weighed {
+		e.later(e.cfg.Budget.Weigh(view))
+	}
 	owner := ownerOf(view)
 	_, suspect := r.unresolved.entries[name] // the table may be the part that fails
 	fronts, err := e.rows(view, owner, suspect)
