@@ -128,7 +128,7 @@ func (ps *problems) done() []Problem {
 // they are not reported again. Its memory is proportional to the number of faulty objects. It is
 // safe for concurrent use; [NewReporter] makes one.
 type Reporter struct {
-	tell     func(Problem)
+	report   func(Problem)
 	mu       sync.Mutex
 	reported map[object][]Problem
 }
@@ -138,23 +138,23 @@ type object struct {
 	name cluster.Name
 }
 
-// NewReporter returns a Reporter that calls tell for each new problem, from the goroutine that
-// reports it and without a lock. tell must limit how much it writes: tenants decide how often their
-// objects change. A nil tell drops all problems.
-func NewReporter(tell func(Problem)) *Reporter {
-	return &Reporter{tell: tell, reported: map[object][]Problem{}}
+// NewReporter returns a Reporter that calls report for each new problem, from the goroutine that
+// reports it and without a lock. report must limit how much it writes: tenants decide how often their
+// objects change. A nil report drops all problems.
+func NewReporter(report func(Problem)) *Reporter {
+	return &Reporter{report: report, reported: map[object][]Problem{}}
 }
 
 // Report takes all current problems of an object, which may be none.
 func (r *Reporter) Report(kind string, name cluster.Name, now []Problem) {
-	if r.tell == nil {
+	if r.report == nil {
 		return
 	}
 	if !r.news(object{kind, name}, now) {
 		return
 	}
 	for _, p := range now {
-		r.tell(p)
+		r.report(p)
 	}
 }
 

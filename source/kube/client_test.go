@@ -20,7 +20,7 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/restclient" // has client-go's metrics registered
 )
 
-// PR-11, CF-03, CF-04: what is asked for is what the server is asked for, but for what could not be
+// PR-11, CF-03, CF-04: the configured types are requested from the server, except what could not be
 // read.
 func TestContentTypes(t *testing.T) {
 	t.Parallel()
@@ -38,7 +38,7 @@ func TestContentTypes(t *testing.T) {
 	} {
 		r := newRig(t)
 		r.api.put(testService("web", 80), testNode("n1", "192.0.2.1"))
-		r.api.json = !strings.HasPrefix(c.accept, protobuf) // as a server does that is asked for JSON first
+		r.api.json = !strings.HasPrefix(c.accept, protobuf) // as a server answers a request for JSON first
 		accepts := map[string]bool{}
 		r.api.answer = func(req *http.Request) *metav1.Status {
 			accepts[req.Header.Get("Accept")] = true
@@ -127,7 +127,7 @@ func TestNodeAnnotation(t *testing.T) {
 	}
 }
 
-// PR-12: a token file is read by whoever sends a request, not once for all.
+// PR-12: a token file is read for each request, not once for all.
 func TestTokenFile(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

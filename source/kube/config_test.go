@@ -207,7 +207,7 @@ func TestCredentials(t *testing.T) {
 				t.Fatal(err)
 			}
 			// client-go reads a token file once a minute; it is the store's state that counts here,
-			// so the source is started anew instead of waiting.
+			// so the source is started again instead of waiting.
 			again := newRig(t)
 			cfg.Log = nil
 			again.startWith(cfg)

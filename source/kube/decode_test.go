@@ -44,7 +44,8 @@ func TestDecoderIsTheFactorys(t *testing.T) {
 			for n := range len(data) + 1 {
 				a, aerr := runtime.Decode(base, data[:n])
 				b, berr := runtime.Decode(ours, data[:n])
-				if fmt.Sprint(aerr) != fmt.Sprint(berr) || aerr == nil && !reflect.DeepEqual(recordOf(t, a), recordOf(t, b)) {
+				if fmt.Sprint(aerr) != fmt.Sprint(berr) ||
+					aerr == nil && !reflect.DeepEqual(recordOf(t, a), recordOf(t, b)) {
 					t.Fatalf("json %t: the first %d of %d bytes: %+v, %v; want %+v, %v", json, n, len(data), b, berr, a,
 						aerr)
 				}
@@ -83,7 +84,7 @@ func withKind(t *testing.T, o runtime.Object) runtime.Object {
 	return o
 }
 
-// BenchmarkDecodeSlice shows the garbage of a slice with ten endpoints, and of its record with ours.
+// BenchmarkDecodeSlice shows the garbage of a slice with ten endpoints; ours includes its record.
 func BenchmarkDecodeSlice(b *testing.B) {
 	info := (&apiServer{}).info()
 	slice := sliceOf(10)

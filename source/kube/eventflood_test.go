@@ -80,7 +80,7 @@ func TestFloodOfEvents(t *testing.T) {
 
 // TN-87: namespaces whose events the API server refuses for now, as a limit or a quota of theirs
 // does, wait for themselves. An event about a stranger or the Node is sent at once, however often
-// it happens; that the server cannot be reached is nobody's own.
+// it happens; that the server cannot be reached concerns all.
 func TestRefusedNamespaces(t *testing.T) {
 	t.Parallel()
 	s := newEventServer(t)
@@ -165,7 +165,7 @@ func TestFloodOfRepetitions(t *testing.T) {
 	}
 }
 
-// TN-06: whatever is told, sent, refused and repeated, in any order, each series is counted once
+// TN-06: whatever is published, sent, refused and repeated, in any order, each series is counted once
 // and waits at most once; the memory is bounded, and nothing gets lost uncounted.
 func TestRandomTurns(t *testing.T) {
 	t.Parallel()

@@ -93,7 +93,7 @@ type pause struct {
 type maxBatchWeight struct {
 	retryFirst, retryLast time.Duration // after a failure, doubling
 	giveUp                time.Duration // what could not be sent for so long is dropped
-	refused               time.Duration // 403 is told after so long: a server that starts refuses everything
+	refused               time.Duration // 403 is reported after so long: a server that starts refuses everything
 	gapFirst, gapLast     time.Duration // between PATCHes of one series, doubling
 	forget                time.Duration // what did not happen for so long is no repetition
 	request, flush        time.Duration // bounds of one request, and of all requests at the end
@@ -397,7 +397,7 @@ func (p *Publisher) close() {
 	p.reportDrops()
 }
 
-// reportDrops tells of events that are lost, which says little in each single case.
+// reportDrops reports the number of lost events; a single one means little.
 func (p *Publisher) reportDrops() {
 	if dropped := p.Dropped(); dropped > p.reportedDrops && p.drops.Allow("") {
 		p.log.Warn("Events were not sent", "dropped", dropped-p.reportedDrops, "server", p.server)

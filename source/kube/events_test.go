@@ -88,7 +88,7 @@ func (r *publisherRig) waitFor(s *eventServer, want string) {
 var errBusy = errors.New("address already in use")
 
 // EV-01, EV-05, EV-06: what an event looks like at the API server. The UID of a Node is its name;
-// that of another object is asked for.
+// that of another object is requested.
 func TestPublish(t *testing.T) {
 	t.Parallel()
 	for _, contentType := range []string{"", "application/json", "application/vnd.kubernetes.protobuf"} {
@@ -286,7 +286,7 @@ func TestGivesUp(t *testing.T) {
 	s.set(func() { s.answer = nil })
 	r.Publish(event.IPVSDeprecated("n1"))
 	r.waitFor(s, `ipvs-deprecated Node n1 "n1" 1`)
-	r.until("the loss is told", func() bool { return len(r.log.Lines(`msg="Events were not sent" dropped=2`)) == 1 })
+	r.until("the loss is reported", func() bool { return len(r.log.Lines(`msg="Events were not sent" dropped=2`)) == 1 })
 }
 
 // 403: told once, and only if it lasts.
@@ -315,7 +315,7 @@ func TestForbidden(t *testing.T) {
 	})
 	r.Publish(event.IPVSDeprecated("n1"))
 	r.Publish(event.NodeNotFound("n1"))
-	r.until("403 is told", func() bool { return len(r.log.Lines("")) > 0 })
+	r.until("403 is reported", func() bool { return len(r.log.Lines("")) > 0 })
 	time.Sleep(300 * time.Millisecond)
 	if lines := r.log.Lines("403"); len(lines) != 1 || !strings.Contains(lines[0], "we may not send events") {
 		t.Errorf("log: %q", lines)

@@ -38,7 +38,7 @@ func (p *Publisher) send(ctx context.Context, s *series) bool {
 	if now.uid == "" || now.sent > 0 {
 		uid := p.inspectUp(ctx, now.event.Regarding)
 		if uid != "" && uid != now.uid && now.sent > 0 {
-			now = p.anew(s)
+			now = p.renew(s)
 		}
 		now.uid = cmp.Or(uid, now.uid)
 	}
@@ -75,7 +75,7 @@ func unreachable(err error) bool {
 	return !errors.As(err, &status) && !errors.Is(err, context.DeadlineExceeded)
 }
 
-// settle takes note of what became of the head of the queues, of which now is what was sent.
+// settle records the outcome of the head of the queues; now is the part that was sent.
 func (p *Publisher) settle(s, now *series, sent, again bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -92,10 +92,10 @@ func (p *Publisher) settle(s, now *series, sent, again bool) {
 	}
 }
 
-// anew ends a series that the API server knows, because what it regards is another object of the
+// renew ends a series that the API server knows, because what it regards is another object of the
 // same name now, and begins one with what has not been sent. It keeps its pace: what is made again
 // all the time is no news either.
-func (p *Publisher) anew(s *series) series {
+func (p *Publisher) renew(s *series) series {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s.count, s.sent, s.first = s.count-s.sent, 0, s.last
@@ -178,8 +178,8 @@ func (p *Publisher) inspectUp(ctx context.Context, o event.Object) string {
 	return ""
 }
 
-// retry says whether an event that could not be sent is to be tried again, and tells what an
-// operator should know. That the API server is away is told by the Source.
+// retry reports whether to send a failed event again, and logs what an operator should know. The
+// Source reports that the API server is away.
 func (p *Publisher) retry(s *series, err error) bool {
 	if !apierrors.IsForbidden(err) {
 		p.refused = time.Time{}

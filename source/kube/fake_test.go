@@ -78,7 +78,7 @@ func (s *apiServer) up() {
 	}
 	var listener net.Listener
 	var err error
-	for range 500 { // somebody else may have the port for a moment
+	for range 500 { // another program may have the port for a moment
 		if listener, err = net.Listen("tcp", addr); err == nil {
 			break
 		}

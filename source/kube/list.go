@@ -114,7 +114,7 @@ func decodeRawList(raw *io.LimitedReader, r *resource, take func(apiObject)) (me
 	}
 }
 
-// protobufField reads the head of a field that has a length. io.EOF means that there is no field.
+// protobufField reads the head of a field that has a length. io.EOF means no further field.
 func protobufField(in *bufio.Reader) (field uint64, length int64, err error) {
 	const lengthDelimited = 2
 	tag, err := binary.ReadUvarint(in)

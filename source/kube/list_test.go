@@ -68,7 +68,8 @@ func TestDecodeList(t *testing.T) {
 // one list.
 func TestListing(t *testing.T) {
 	facts := cluster.NewStore("n1")
-	s := &store{resource: services(), reporter: convert.NewReporter(nil), sink: func(ev cluster.Event) { facts.Fold(ev) }}
+	s := &store{resource: services(), reporter: convert.NewReporter(nil),
+		sink: func(ev cluster.Event) { facts.Fold(ev) }}
 	var pages []any
 	for _, page := range []string{"+a +b +c", "", "+d ~a -b +e -e +e -c"} {
 		l := &listing{}

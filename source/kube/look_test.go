@@ -15,7 +15,7 @@ import (
 	authorization "k8s.io/api/authorization/v1"
 )
 
-// lookedAt is an API server that is asked once.
+// lookedAt is an API server that gets one request.
 type lookedAt struct {
 	noNode, noCIDRs bool
 	denies          string
@@ -100,7 +100,7 @@ func TestLookAtTheClock(t *testing.T) {
 	}
 }
 
-// A server that never answers keeps nobody waiting beyond the context, and one that is not there is
+// A server that never answers delays no caller beyond the context, and one that is not there is
 // named.
 func TestLookEnds(t *testing.T) {
 	hold := make(chan struct{})

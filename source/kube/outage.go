@@ -31,7 +31,7 @@ type outage struct {
 	since    time.Time            // when the first of them failed
 	reported map[string]time.Time // sorts of errors
 	seen     map[string]int       // sorts of errors of this outage
-	open     bool                 // a failure was told, and its end was not
+	open     bool                 // a failure was reported, and its end was not
 
 	away   bool          // the leader has lost the server
 	lostAt time.Time     // since when

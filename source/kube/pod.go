@@ -14,14 +14,14 @@ import (
 )
 
 const (
-	// slicesAtOnce is how many EndpointSlices are asked for at once, and maxSlicePages how often.
+	// slicesAtOnce is how many EndpointSlices are requested at once, and maxSlicePages how often.
 	slicesAtOnce  = 200
 	maxSlicePages = 25
 )
 
 // Pods returns the addresses of a Pod, by the EndpointSlices of its namespace that it is an
 // endpoint of: of Pods themselves a proxy may ask nothing. Without a namespace it is those of all
-// Pods of that name. None means that no slice names it. The API server is asked for so many slices
+// Pods of that name. None means that no slice names it. It requests so many slices
 // and no more, each page once, and waited for as long as ctx lets.
 func Pods(ctx context.Context, cfg Config, pod cluster.Name) (map[cluster.Name][]netip.Addr, error) {
 	ctx = klog.NewContext(ctx, clientLog(cfg.Log))

@@ -48,8 +48,8 @@ type recordList struct {
 	Items []runtime.Object // one record with a listing
 }
 
-// listing has the objects of a LIST, or of the initial events of a stream. A Reflector handles it as
-// a single record: a record for each object would be a second list beside that of the store.
+// listing has the objects of a LIST, or of the initial events of a stream. A Reflector handles it
+// as a single record: a record for each object would be a second list beside that of the store.
 type listing struct {
 	values []any          // of the objects
 	faulty []cluster.Name // objects with problems

@@ -106,7 +106,7 @@ func (s *Source) connectTo(config *rest.Config) error {
 }
 
 // Run sends events to sink until ctx ends, and then returns nil. Sink is called from several
-// goroutines. All that can go wrong is told in the log and retried: an API server that cannot be
+// goroutines. All errors are logged and retried: an API server that cannot be
 // reached is no reason to stop.
 func (s *Source) Run(ctx context.Context, sink func(cluster.Event)) error {
 	ctx = klog.NewContext(ctx, clientLog(s.log))
@@ -119,7 +119,7 @@ func (s *Source) Run(ctx context.Context, sink func(cluster.Event)) error {
 	ended := make(chan struct{})
 	go func() { following.Wait(); close(ended) }()
 	<-ctx.Done()
-	// A Reflector that found nobody at the server's address sleeps for seconds, and does not look
+	// A Reflector that found no server at the address sleeps for seconds, and does not look
 	// at ctx before it wakes.
 	select {
 	case <-ended:

@@ -306,7 +306,7 @@ func TestDownAtStart(t *testing.T) {
 }
 
 // While the API server is away, client-go sleeps for seconds between two attempts, whatever becomes
-// of the context: whoever ends the process then does not wait for that, and hears nothing any more
+// of the context: the end of the process does not wait for that, and no event follows
 // once Run has returned.
 func TestEndsWhileDown(t *testing.T) {
 	t.Parallel()
@@ -451,7 +451,7 @@ func TestPages(t *testing.T) {
 }
 
 // The errors of credentials: one clear message, nothing removed, and all is well when they are
-// mended.
+// corrected.
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -498,7 +498,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// SV-03: ServiceCIDRs may be absent or forbidden. One line tells; the API is asked again much
+// SV-03: ServiceCIDRs may be absent or forbidden. One line reports it; the API is tried again much
 // later.
 func TestNoCIDRs(t *testing.T) {
 	t.Parallel()
@@ -547,7 +547,7 @@ func TestNoCIDRs(t *testing.T) {
 	}
 }
 
-// SV-04: a Node that does not exist is told as such.
+// SV-04: a Node that does not exist is reported as such.
 func TestNoNode(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -558,7 +558,7 @@ func TestNoNode(t *testing.T) {
 	r.wait("web:80 node:192.0.2.1")
 }
 
-// Problems are told once for each change of an object, not again when it is listed again.
+// Problems are reported once for each change of an object, not again when it is listed again.
 func TestProblemsOnce(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -10,7 +10,7 @@ import (
 )
 
 // streams knows whether the server sends lists as streams. It does where it is new enough, and its
-// storage tells how far it is (etcd 3.4.25, 3.5.8 or later). One that does not says so at the first
+// storage reports its progress (etcd 3.4.25, 3.5.8 or later). One that does not says so at the first
 // request, and is never asked again: a LIST does as well.
 type streams struct {
 	log *slog.Logger
@@ -21,7 +21,7 @@ type streams struct {
 var errNoStreaming = errors.New("kube: the API server has no streaming lists")
 
 // refused takes note of an error that a streaming list began with, and reports whether it says that
-// there are none.
+// the server has none.
 func (s *streams) refused(err error) bool {
 	switch {
 	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err): // the server does not know them

@@ -8,8 +8,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A server without streaming lists, or with a storage that lacks its part in them, is asked for one
-// of each resource at the start. It says no at once, is asked for lists at once, and never for
+// A server without streaming lists, or with a storage that lacks its part in them, gets a request for one
+// of each resource at the start. It says no at once, gets requests for lists at once, and never for
 // streaming ones again; the log says so in one line, which is no error.
 func TestNoStreamingLists(t *testing.T) {
 	t.Parallel()

@@ -164,14 +164,14 @@ func (s *Source) look(touched map[string]bool, sink func(cluster.Event)) error {
 		return err
 	}
 	for _, p := range problems {
-		s.tell(p)
+		s.report(p)
 	}
 	all, clashes := s.folder.merge()
 	reported := map[convert.Problem]bool{}
 	for _, p := range clashes {
 		reported[p] = true
 		if !s.clashes[p] {
-			s.tell(p)
+			s.report(p)
 		}
 	}
 	s.clashes = reported
@@ -183,7 +183,7 @@ func (s *Source) look(touched map[string]bool, sink func(cluster.Event)) error {
 	return nil
 }
 
-func (s *Source) tell(p convert.Problem) {
+func (s *Source) report(p convert.Problem) {
 	p.File = filepath.Join(s.cfg.Dir, p.File)
 	s.cfg.OnProblem(p)
 }

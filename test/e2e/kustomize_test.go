@@ -17,7 +17,7 @@ import (
 	"kube-proxy/test/e2e/helmchart"
 )
 
-var update = flag.Bool("update", false, "write charts/kustomize/base anew")
+var update = flag.Bool("update", false, "write charts/kustomize/base again")
 
 // The Kustomize base equals the chart rendered with its default values and a tag that no image has,
 // and an overlay of it equals the chart with the same choices. No name ends in .invalid: a cluster
@@ -51,7 +51,7 @@ func TestKustomize(t *testing.T) {
 			if !reflect.DeepEqual(got[name], object) {
 				a, _ := yaml.Marshal(got[name])
 				b, _ := yaml.Marshal(object)
-				t.Errorf("%s: %s is\n%s\nthe chart makes\n%s\nto write the base anew: go test . -run TestKustomize "+
+				t.Errorf("%s: %s is\n%s\nthe chart makes\n%s\nto write the base again: go test . -run TestKustomize "+
 					"-update", c.folder, name, a, b)
 			}
 		}
