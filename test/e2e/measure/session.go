@@ -79,9 +79,7 @@ func (s *Session) prepare(ctx context.Context) error {
 	kept := filepath.Join(root, "bin", fmt.Sprintf("etcd-%dx%d", s.config.Services, s.config.Endpoints))
 	options := testbed.Options{Mode: s.config.Mode, Binary: s.config.Peer, NoAPI: s.config.StandIn, Logf: s.config.Logf}
 	if s.config.Peer != "" {
-		// Upstream's cannot live without settings of the host that a namespace may not change.
-		options.Args = []string{"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0",
-			"--conntrack-tcp-timeout-close-wait=0"}
+		options.Args = testbed.PeerArgs
 	}
 	if _, err := os.Stat(kept); err == nil && s.config.Keep && !s.config.StandIn {
 		options.Snapshot = kept

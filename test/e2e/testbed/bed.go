@@ -69,6 +69,11 @@ type Options struct {
 	Logf     func(format string, args ...any) // receives the progress; nil for none
 }
 
+// PeerArgs are Options.Args of an upstream kube-proxy: it ends if it cannot change settings of the
+// host, which a namespace may not.
+var PeerArgs = []string{"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0",
+	"--conntrack-tcp-timeout-close-wait=0"}
+
 // New builds the control plane if it is not built, and starts everything except the proxy. On error
 // nothing is left.
 func New(ctx context.Context, options Options) (*Bed, error) {

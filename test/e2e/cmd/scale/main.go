@@ -92,7 +92,11 @@ func run(ctx context.Context, s settings) error {
 
 // roll has a program pass through a rollout.
 func roll(ctx context.Context, name, program string, endpoints int, logf func(string, ...any)) (err error) {
-	bed, err := testbed.New(ctx, testbed.Options{Binary: program, Logf: logf})
+	options := testbed.Options{Binary: program, Logf: logf}
+	if program != "" {
+		options.Args = testbed.PeerArgs
+	}
+	bed, err := testbed.New(ctx, options)
 	if err != nil {
 		return err
 	}
