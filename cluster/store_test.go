@@ -111,7 +111,9 @@ func TestFirstListByFamilySV11(t *testing.T) {
 	s := cluster.NewStore("node-1")
 	refs, _ := fold(s, list)
 	wantDirty(t, "the first list", refs, both("dual"), v4("four"), both("none"), v6("six"))
-	for ipv6, want := range map[bool][]cluster.Name{false: {name("dual"), name("four")}, true: {name("dual"), name("six")}} {
+	for ipv6, want := range map[bool][]cluster.Name{
+		false: {name("dual"), name("four")}, true: {name("dual"), name("six")},
+	} {
 		if got := slices.SortedFunc(slices.Values(s.NamesIn(ipv6)), compareNames); !slices.Equal(got, want) {
 			t.Errorf("IPv6 %v: %v, want %v", ipv6, got, want)
 		}

@@ -139,8 +139,8 @@ type object struct {
 }
 
 // NewReporter returns a Reporter that calls report for each new problem, from the goroutine that
-// reports it and without a lock. report must limit how much it writes: tenants decide how often their
-// objects change. A nil report drops all problems.
+// found it and without a lock. report must limit how much it writes: tenants decide how often
+// their objects change. A nil report drops all problems.
 func NewReporter(report func(Problem)) *Reporter {
 	return &Reporter{report: report, reported: map[object][]Problem{}}
 }

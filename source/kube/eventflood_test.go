@@ -165,7 +165,7 @@ func TestFloodOfRepetitions(t *testing.T) {
 	}
 }
 
-// TN-06: whatever is published, sent, refused and repeated, in any order, each series is counted once
+// TN-06: whatever is published, sent, refused and repeated, in any order, each series counts once
 // and waits at most once; the memory is bounded, and nothing gets lost uncounted.
 func TestRandomTurns(t *testing.T) {
 	t.Parallel()

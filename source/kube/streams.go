@@ -10,7 +10,7 @@ import (
 )
 
 // streams knows whether the server sends lists as streams. It does where it is new enough, and its
-// storage reports its progress (etcd 3.4.25, 3.5.8 or later). One that does not says so at the first
+// storage reports progress (etcd 3.4.25, 3.5.8 or later). One that does not says so at the first
 // request, and is never asked again: a LIST does as well.
 type streams struct {
 	log *slog.Logger
