@@ -36,7 +36,7 @@ func (r reader) readBig(ctx context.Context, s *snapshot) (bool, error) {
 		return false, nil
 	}
 	s.records[sBackends].Bytes = make([]byte, 0, total*s.records[sBackends].Size)
-	keys := make([][]byte, 0, wire.ElementsAtOnce)
+	keys, bytes := make([][]byte, 0, wire.ElementsAtOnce), make([]byte, 0, 8*wire.ElementsAtOnce)
 	var err error
 	ask := func() {
 		if err == nil {
@@ -44,12 +44,12 @@ func (r reader) readBig(ctx context.Context, s *snapshot) (bool, error) {
 				s.element(sBackends, &r.sets[sBackends], el)
 			})
 		}
-		keys = keys[:0]
+		keys, bytes = keys[:0], bytes[:0]
 	}
 	each(func(id uint32, sh shape) {
 		for slot := range sh.size {
-			if keys = append(keys, wire.AppendNumber(wire.AppendNumber(nil, id), slot)); len(
-				keys) == wire.ElementsAtOnce {
+			bytes = wire.AppendNumber(wire.AppendNumber(bytes, id), slot)
+			if keys = append(keys, bytes[len(bytes)-8:]); len(keys) == wire.ElementsAtOnce {
 				ask()
 			}
 		}

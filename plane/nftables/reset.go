@@ -89,14 +89,16 @@ func (p *Plane) resetOnce(ctx context.Context, want *lb.Table, guarded bool, sto
 		return plane.ResetResult{}, err
 	}
 	var res plane.ResetResult
-	rows, served := want.All(), p.served(snap)
-	for k := range served {
+	rows, kept := want.All(), 0
+	for k := range p.served(snap) {
 		if want.Get(k) == nil {
 			res.Dropped = append(res.Dropped, k)
+		} else {
+			kept++
 		}
 	}
-	if snap.ours {
-		rows, res.Later = p.postpone(served, want)
+	if snap.ours && kept < want.Len() {
+		rows, res.Later = p.postpone(snap, want)
 	}
 	if !guarded {
 		gen = 0
@@ -196,20 +198,27 @@ func (p *Plane) load(ctx context.Context, c *change, inSteps bool) error {
 	return err
 }
 
-// served returns the keys of the frontends that the kernel has.
-func (p *Plane) served(snap *snapshot) map[lb.Key]bool {
-	keys := make(map[lb.Key]bool, snap.records[sServices].Len())
-	for i, n := range map[setIndex]int{sServices: p.ip.AddrLen, sNodePorts: 0} {
-		for rec := range snap.records[i].All() {
-			keys[wire.ParseKey(rec, n)] = true
+// served yields the keys of the frontends that the kernel has, each once.
+func (p *Plane) served(snap *snapshot) iter.Seq[lb.Key] {
+	return func(yield func(lb.Key) bool) {
+		for i, n := range map[setIndex]int{sServices: p.ip.AddrLen, sNodePorts: 0} {
+			snap.records[i] = snap.records[i].Sorted()
+			for rec := range snap.records[i].All() {
+				if !yield(wire.ParseKey(rec, n)) {
+					return
+				}
+			}
 		}
 	}
-	return keys
 }
 
 // postpone splits the frontends into those to write now and the keys of the others, and keeps the
 // frontends of a Service together. Frontends that the kernel has must not wait.
-func (p *Plane) postpone(served map[lb.Key]bool, want *lb.Table) (now iter.Seq[*lb.Frontend], later []lb.Key) {
+func (p *Plane) postpone(snap *snapshot, want *lb.Table) (now iter.Seq[*lb.Frontend], later []lb.Key) {
+	served := map[lb.Key]bool{}
+	for k := range p.served(snap) {
+		served[k] = true
+	}
 	var weight lb.Weight
 	total := 0
 	for f := range want.All() {

@@ -64,6 +64,7 @@ const elementCatchAll = 2
 // elementsRequest requests the elements of keys; a nil key means the catch-all element.
 func elementsRequest(family byte, table, set string, keys [][]byte) []byte {
 	var e Encoder
+	e.B = make([]byte, 0, 128+24*len(keys))
 	at := e.Message(unix.NFT_MSG_GETSETELEM, unix.NLM_F_ACK, family, 0)
 	e.Str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
 	e.Str(unix.NFTA_SET_ELEM_LIST_SET, set)
