@@ -286,7 +286,8 @@ func TestGivesUp(t *testing.T) {
 	s.set(func() { s.answer = nil })
 	r.Publish(event.IPVSDeprecated("n1"))
 	r.waitFor(s, `ipvs-deprecated Node n1 "n1" 1`)
-	r.until("the loss is reported", func() bool { return len(r.log.Lines(`msg="Events were not sent" dropped=2`)) == 1 })
+	r.until("the loss is reported",
+		func() bool { return len(r.log.Lines(`msg="Events were not sent" dropped=2`)) == 1 })
 }
 
 // 403: told once, and only if it lasts.

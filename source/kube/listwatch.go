@@ -289,7 +289,7 @@ type stream struct {
 	before map[string]uint64
 	// initial: the objects that exist already are being sent, in any order of versions.
 	initial bool
-	// again: the Reflector knows objects already, so it must receive it if the Node is not among the
+	// again: the Reflector knows objects already, so it must be notified if the Node is not in the
 	// initial ones; found says that it is.
 	again, found bool
 	// floor is the version that all events to come must be newer than; 0 if unknown.

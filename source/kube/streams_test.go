@@ -9,8 +9,8 @@ import (
 )
 
 // A server without streaming lists, or with a storage that lacks its part in them, gets a request
-// for one of each resource at the start. It refuses; requests for lists follow at once, and none for
-// streaming ones. The log has one line about it, which is no error.
+// for one of each resource at the start. It refuses; requests for lists follow at once, and none
+// for streaming ones. The log has one line about it, which is no error.
 func TestNoStreamingLists(t *testing.T) {
 	t.Parallel()
 	for name, how := range map[string]func(*apiServer){
