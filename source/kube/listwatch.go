@@ -289,8 +289,8 @@ type stream struct {
 	before map[string]uint64
 	// initial: the objects that exist already are being sent, in any order of versions.
 	initial bool
-	// again: the Reflector knows objects already, so it must be notified if the initial ones lack the
-	// Node; found reports that they have it.
+	// again: the Reflector knows objects already, so it must be notified if the initial ones lack
+	// the Node; found reports that they have it.
 	again, found bool
 	// floor is the version that all events to come must be newer than; 0 if unknown.
 	floor uint64
