@@ -320,14 +320,14 @@ func TestChartBadValues(t *testing.T) {
 		{good + "serviceMonitor: {enabled: true}", `config\.metricsBindAddress`},
 		{good + "serviceMonitor: {enabled: true}\nconfig: {bindAddress: '::'}", `config\.metricsBindAddress`},
 		{good + "serviceMonitor: {enabled: true}\nconfig: {metricsBindAddress: none}", `config\.metricsBindAddress`},
-		{good + "config: {snapshot: /var/lib/snapshot}", `config\.snapshot: /var/lib/snapshot: want a directory in ` +
-			`one that only`},
+		{good + "config: {snapshot: /var/lib/snapshot}", `config\.snapshot: /var/lib/snapshot: want a directory ` +
+			`whose parent only`},
 		{good + "config: {snapshot: /var/lib/kube-proxy/snapshot}",
 			`config\.snapshot: /var/lib/kube-proxy/snapshot: want`},
 		{good + "config: {healthzBindAddress: none}", `config\.healthzBindAddress: none`},
 		{"apiServer: {host: 'https://172.18.0.10:6443'}", `/apiServer/host`},
 		{"apiServer: {host: a, port: '6443'}", `/apiServer/port.*integer`},
-		{"apiServer: {host: a, kubeconfig: {secret: b}}", `apiServer\.host: it has no effect`},
+		{"apiServer: {host: a, kubeconfig: {secret: b}}", `apiServer\.host: has no effect`},
 		{"apiServer: {kubeconfig: {hostPath: /a, secret: b}}", `apiServer\.kubeconfig: /a, b: only one`},
 		{"apiServer: {kubeconfig: {hostPath: relative}}", `/apiServer/kubeconfig/hostPath`},
 		{good + "config: {clientConnection: {kubeconfig: /b}}", `config\.clientConnection\.kubeconfig`},
