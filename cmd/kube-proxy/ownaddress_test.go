@@ -48,7 +48,7 @@ func TestSourceIsTheAddressItself(t *testing.T) {
 				{"172.18.0.2/32", "192.0.2.53", "balance",
 					[]string{"loadBalancerSourceRanges allows only 172.18.0.2/32, and from the " +
 						"address itself: 192.0.2.53 is that."},
-					[]string{"may be used from 172.18.0.2/32 only (loadBalancerSourceRanges).",
+					[]string{"Only clients in 172.18.0.2/32 may use the load balancer's addresses",
 						"This node is in these ranges, so packets whose source is one of these addresses are " +
 							"allowed too"}},
 				{"172.18.0.2/32", "192.0.2.54", "drop",
@@ -57,7 +57,7 @@ func TestSourceIsTheAddressItself(t *testing.T) {
 				{"203.0.113.0/24", "192.0.2.53", "drop",
 					[]string{"loadBalancerSourceRanges allows only 203.0.113.0/24, and 192.0.2.53 is " +
 						"in none of them."},
-					[]string{"may be used from 203.0.113.0/24 only (loadBalancerSourceRanges)."}},
+					[]string{"Only clients in 203.0.113.0/24 may use the load balancer's addresses"}},
 				{"203.0.113.0/24", "203.0.113.9", "balance",
 					[]string{"loadBalancerSourceRanges allows only 203.0.113.0/24, and 203.0.113.9 is " +
 						"among them."}, nil},
