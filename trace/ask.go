@@ -147,9 +147,9 @@ func (q *question) sources(row *lb.Frontend) (may bool) {
 	case contains(ranges, from):
 		q.say("%s%s is among them.", text, from)
 	case itself && from == own.Addr():
-		q.say("%sfrom the address itself: %s is that.", text, from)
+		q.say("%sthe address itself: %s is that address.", text, from)
 	case itself:
-		q.say("%sfrom the address itself: %s is neither.", text, from)
+		q.say("%sthe address itself: %s is neither.", text, from)
 	default:
 		q.say("%s%s is in none of them.", text, from)
 	}

@@ -46,13 +46,13 @@ func TestSourceIsTheAddressItself(t *testing.T) {
 				trace, why            []string
 			}{
 				{"172.18.0.2/32", "192.0.2.53", "balance",
-					[]string{"loadBalancerSourceRanges allows only 172.18.0.2/32, and from the " +
-						"address itself: 192.0.2.53 is that."},
+					[]string{"loadBalancerSourceRanges allows only 172.18.0.2/32, and the " +
+						"address itself: 192.0.2.53 is that address."},
 					[]string{"Only clients in 172.18.0.2/32 may use the load balancer's addresses",
 						"This node is in these ranges, so packets whose source is one of these addresses are " +
 							"allowed too"}},
 				{"172.18.0.2/32", "192.0.2.54", "drop",
-					[]string{"loadBalancerSourceRanges allows only 172.18.0.2/32, and from the " +
+					[]string{"loadBalancerSourceRanges allows only 172.18.0.2/32, and the " +
 						"address itself: 192.0.2.54 is neither."}, nil},
 				{"203.0.113.0/24", "192.0.2.53", "drop",
 					[]string{"loadBalancerSourceRanges allows only 203.0.113.0/24, and 192.0.2.53 is " +
