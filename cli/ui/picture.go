@@ -404,7 +404,7 @@ func inWords(d *inspect.Detail) string {
 			}
 		}
 	}
-	return fmt.Sprintf("From %s on the left over backend sets to %s on the right, of which %s new connections. The "+
+	return fmt.Sprintf("From %s on the left over backend sets to %s on the right; %s new connections. The "+
 		"tables below have the same data.",
 		plural(rows, "service address", "service addresses"), plural(ends, "endpoint", "endpoints"),
 		plural(in, "gets", "get"))

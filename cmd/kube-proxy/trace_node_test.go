@@ -639,8 +639,11 @@ func TestTraceBridge(t *testing.T) {
 	}
 }
 
+// nothingStops is what why says of a Service whose packets pass.
+const nothingStops = "nothing on this node stops its packets"
+
 // TestWhyChecksTheNode has rules of another program on the way of packets to a Service whose
-// objects are in order: why says that nothing is in its way exactly if packets pass (ST-07).
+// objects are correct: why says that nothing stops its packets exactly if they pass (ST-07).
 func TestWhyChecksTheNode(t *testing.T) {
 	n := newTraceLab(t, "nftables")
 	p := n.serve()
@@ -651,7 +654,7 @@ func TestWhyChecksTheNode(t *testing.T) {
 		passes           bool
 	}{
 		{"output priority 0", "ip daddr 10.1.1.13 drop",
-			"\nnothing on this node stops its packets to 10.96.0.10:80", 0, true},
+			"\n" + nothingStops + " to 10.96.0.10:80", 0, true},
 		{"output priority 0", "ip daddr 10.1.1.12 drop", "\nDROPPED on this node, not by kube-proxy: " +
 			`table inet firewall, chain c, rule 1 "ip daddr 10.1.1.12 drop"`, 2, false},
 		{"input priority 0", "ct direction reply tcp sport 8080 drop", "\nDROPPED on this node, not by kube-proxy: " +
@@ -665,7 +668,7 @@ func TestWhyChecksTheNode(t *testing.T) {
 			why := n.program("why", "lab/one", "--admin-socket="+n.dir+"/admin.sock")
 			<-why.done
 			if code := why.cmd.ProcessState.ExitCode(); code != c.code || !strings.Contains(why.log(), c.says) ||
-				strings.Contains(why.log(), "nothing on this node stops its packets") != (c.passes && !strings.Contains(c.rule, "limit")) {
+				strings.Contains(why.log(), nothingStops) != (c.passes && !strings.Contains(c.rule, "limit")) {
 				t.Errorf("exit code %d, want %d and %q:\n%s", code, c.code, c.says, why.log())
 			}
 			_, err := n.Dial(netlab.Node1, netlab.TCP, netip.MustParseAddrPort(one),
@@ -698,7 +701,7 @@ func TestTraceBesideXtablesLock(t *testing.T) {
 	if a.Rest == nil || a.Rest.Verdict != trace.Dropped || !strings.Contains(a.Rest.By, "iptables-legacy") {
 		t.Errorf("trace:\n%s", text())
 	}
-	for command, says := range map[string]string{"why": "nothing on this node stops its packets", "status": "frontends "} {
+	for command, says := range map[string]string{"why": nothingStops, "status": "frontends "} {
 		args := []string{command, "--admin-socket=" + n.dir + "/admin.sock"}
 		if command == "why" {
 			args = append(args, "lab/one")

@@ -66,7 +66,7 @@ func (b *batch) change(k lb.Key, f *lb.Frontend, ports func(lb.From) uint16) boo
 	if err != nil {
 		b.p.notices.noPort(err)
 		b.failed = append(b.failed, fmt.Errorf("userspace: frontend %s: %w", k, err))
-		if old != nil && errors.Is(err, errTakes) { // what was there would go on to take it
+		if old != nil && errors.Is(err, errTakes) { // the former listener would still accept
 			b.remove = append(b.remove, k)
 			b.steps = append(b.steps, step{k, old, nil, true})
 		}

@@ -36,7 +36,7 @@ func TestPods(t *testing.T) {
 		{Namespace: "default", Name: "web-1"}: "map[]",
 		{Name: "lone"}:                        "map[default/lone:[10.1.1.9]]",
 		{Name: "web-1"}:                       "map[blog/web-1:[10.1.2.11] shop/web-1:[10.1.1.11 fd00::11]]",
-		{Name: "nobody"}:                      "map[]",
+		{Name: "ghost"}:                       "map[]",
 	} {
 		got, err := Pods(fsys, pod)
 		if err != nil || fmt.Sprint(got) != want {

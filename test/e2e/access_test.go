@@ -33,7 +33,7 @@ func badAccesses() []badAccess {
 	return []badAccess{
 		{name: "wrong-token", user: proxy, message: `unauthorized|\b401\b`,
 			spoil: func(c *api.Config) { c.AuthInfos["e2e"].Token = "wrong" }},
-		{name: "no-permission", user: controlplane.NobodyUser, message: `forbidden|\b403\b`, perResource: true},
+		{name: "no-permission", user: controlplane.StrangerUser, message: `forbidden|\b403\b`, perResource: true},
 		{name: "other-host", user: proxy, message: `certificate is valid for`,
 			spoil: func(c *api.Config) {
 				c.Clusters["e2e"].Server = strings.Replace(c.Clusters["e2e"].Server, testbed.APIAddr.String(),
@@ -41,7 +41,7 @@ func badAccesses() []badAccess {
 			}},
 		{name: "unknown-authority", user: proxy, message: `unknown authority`,
 			spoil: func(c *api.Config) { c.Clusters["e2e"].CertificateAuthorityData = nil }},
-		{name: "nobody-listens", user: proxy, message: `connection refused`,
+		{name: "no-listener", user: proxy, message: `connection refused`,
 			spoil: func(c *api.Config) { c.Clusters["e2e"].Server = "https://" + testbed.APIAddr.String() + ":1" }},
 		{name: "no-such-file", file: "/does/not/exist.kubeconfig", message: `/does/not/exist\.kubeconfig`, ends: true},
 		{name: "no-server", user: proxy, message: `no-server\.kubeconfig.*server|server.*no-server\.kubeconfig`,
@@ -162,7 +162,7 @@ var resources = regexp.MustCompile(`\b(services|endpointslices|nodes|servicecidr
 func TestPermissionComesLater(t *testing.T) {
 	begin(t)
 	addr := web(t, "web", "pod1")
-	file, err := bed.API.Kubeconfig("later", controlplane.NobodyUser, nil)
+	file, err := bed.API.Kubeconfig("later", controlplane.StrangerUser, nil)
 	must(t, err)
 	p, err := bed.StartProxyWith(file)
 	must(t, err)
@@ -176,7 +176,7 @@ func TestPermissionComesLater(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "later"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:node-proxier"},
 		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind,
-			Name: controlplane.NobodyUser}},
+			Name: controlplane.StrangerUser}},
 	}, metav1.CreateOptions{})
 	must(t, err)
 	start := time.Now()

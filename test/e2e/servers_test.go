@@ -47,8 +47,8 @@ func awaitCode(t *testing.T, host string, server netip.AddrPort, path string, co
 	}
 }
 
-// awaitNobody waits until no server listens there.
-func awaitNobody(t *testing.T, host string, server netip.AddrPort) {
+// awaitNoServer waits until no server listens there.
+func awaitNoServer(t *testing.T, host string, server netip.AddrPort) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		answer, err := bed.Get(t.Context(), host, server, "/healthz")
@@ -106,8 +106,8 @@ func testHealth(t *testing.T) {
 	checkServiceHealth(t, local)
 	checkNodeEligible(t, local)
 	must(t, p.StopInOrder())
-	awaitNobody(t, netlab.Client, healthPort)
-	awaitNobody(t, netlab.Client, local)
+	awaitNoServer(t, netlab.Client, healthPort)
+	awaitNoServer(t, netlab.Client, local)
 }
 
 // checkServiceHealth moves the endpoints of the service "local" away and back, and deletes and
@@ -136,7 +136,7 @@ func checkServiceHealth(t *testing.T, local netip.AddrPort) {
 	_, other := localService(t, "other", "pod3")
 	awaitCode(t, netlab.Client, other, "/", 200)
 	must(t, bed.API.DeleteService(t.Context(), "other"))
-	awaitNobody(t, netlab.Client, other)
+	awaitNoServer(t, netlab.Client, other)
 }
 
 // checkNodeEligible marks the node for removal by the autoscaler: only load balancers get the
@@ -398,8 +398,8 @@ func TestReloadBindAddresses(t *testing.T) {
 		"healthzBindAddress", "metricsBindAddress")
 	awaitCode(t, netlab.Client, netip.AddrPortFrom(node1Addr(), 20256), "/healthz", 200)
 	awaitCode(t, netlab.Client, netip.AddrPortFrom(node1Addr(), 20249), "/proxyMode", 200)
-	awaitNobody(t, netlab.Client, healthPort)
-	awaitNobody(t, netlab.Node1, metricsPort)
+	awaitNoServer(t, netlab.Client, healthPort)
+	awaitNoServer(t, netlab.Node1, metricsPort)
 	time.Sleep(300 * time.Millisecond) // for some more traffic
 	stop()
 }

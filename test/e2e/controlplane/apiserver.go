@@ -17,20 +17,21 @@ const (
 	ServiceRange6 = "fd00:10:96::/108"
 )
 
-// The users of the API server, by their tokens. Proxy gets its rights from the built-in
-// ClusterRoleBinding system:node-proxier alone; Nobody has only those of every authenticated user.
+// The users of the API server, by their tokens. ProxyUser gets its rights from the built-in
+// ClusterRoleBinding system:node-proxier alone; StrangerUser has only the rights of every
+// authenticated user.
 const (
-	AdminUser  = "admin"
-	ProxyUser  = "system:kube-proxy"
-	NobodyUser = "nobody"
+	AdminUser    = "admin"
+	ProxyUser    = "system:kube-proxy"
+	StrangerUser = "stranger"
 	// KubeletUser is the kubelet of node1. It has rights only with Config.Pods.
 	KubeletUser = "system:node:node1"
 )
 
 // tokens are the bearer tokens of the users.
 var tokens = map[string]string{AdminUser: "token-of-admin", ProxyUser: "token-of-kube-proxy",
-	NobodyUser:  "token-of-nobody",
-	KubeletUser: "token-of-kubelet"}
+	StrangerUser: "token-of-a-stranger",
+	KubeletUser:  "token-of-kubelet"}
 
 // auditPolicy records each request of the proxy, with the rule that allowed it, and nothing else.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
@@ -63,7 +64,7 @@ func (c *ControlPlane) prepareAPIServer() error {
 	policyFile := filepath.Join(dir, "audit-policy.yaml")
 	files := map[string]string{
 		tokenFile: fmt.Sprintf("%s,%s,1,system:masters\n%s,%s,2\n%s,%s,3\n%s,%s,4,system:nodes\n",
-			tokens[AdminUser], AdminUser, tokens[ProxyUser], ProxyUser, tokens[NobodyUser], NobodyUser,
+			tokens[AdminUser], AdminUser, tokens[ProxyUser], ProxyUser, tokens[StrangerUser], StrangerUser,
 			tokens[KubeletUser], KubeletUser),
 		policyFile: auditPolicy,
 	}

@@ -71,7 +71,7 @@ func newCluster(t *testing.T, hollow int) *clusterBed {
 	go c.kubelet.Serve(l)
 	t.Cleanup(func() { l.Close() })
 	c.grant(t)
-	c.kubeconfig, err = bed.API.Kubeconfig("laptop", controlplane.NobodyUser, nil)
+	c.kubeconfig, err = bed.API.Kubeconfig("laptop", controlplane.StrangerUser, nil)
 	must(t, err)
 	return c
 }
@@ -161,7 +161,7 @@ func (c *clusterBed) grant(t *testing.T) {
 	must(t, err)
 	text, err := os.ReadFile(filepath.Join(root, "..", "..", "docs", "examples", "kubectl-role.yaml"))
 	must(t, err)
-	of := []rbacv1.Subject{{Kind: "User", Name: controlplane.NobodyUser, APIGroup: rbacv1.GroupName}}
+	of := []rbacv1.Subject{{Kind: "User", Name: controlplane.StrangerUser, APIGroup: rbacv1.GroupName}}
 	rbac := c.API.Client.RbacV1()
 	var role rbacv1.Role
 	var wide rbacv1.ClusterRole
@@ -328,7 +328,7 @@ func (c *clusterBed) bindAgain(t *testing.T) {
 	_, err := c.API.Client.RbacV1().RoleBindings(metav1.NamespaceSystem).Create(t.Context(), &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "svcproxy"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "svcproxy"},
-		Subjects:   []rbacv1.Subject{{Kind: "User", Name: controlplane.NobodyUser, APIGroup: rbacv1.GroupName}},
+		Subjects:   []rbacv1.Subject{{Kind: "User", Name: controlplane.StrangerUser, APIGroup: rbacv1.GroupName}},
 	}, metav1.CreateOptions{})
 	must(t, err)
 }
