@@ -58,7 +58,7 @@ type Flow struct {
 // Merge joins flows with the same state. A doubtful flow disappears in a certain one: the rule that
 // it stands for makes no difference.
 func Merge(flows []Flow) []Flow {
-	if len(flows) < 2 {
+	if distinct(flows) {
 		return flows
 	}
 	at := make(map[State]int, len(flows))
@@ -75,6 +75,21 @@ func Merge(flows []Flow) []Flow {
 		all = append(all, f)
 	}
 	return all
+}
+
+// distinct reports whether flows are few and have different states. That is so after most rules.
+func distinct(flows []Flow) bool {
+	if len(flows) > 16 {
+		return false
+	}
+	for i := range flows {
+		for j := range i {
+			if flows[i].State == flows[j].State {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // Part divides flows in two.
@@ -112,7 +127,7 @@ type Met struct {
 type Chain interface {
 	// Rules is how many rules there are.
 	Rules() int
-	// Meet applies a rule to flows. rest are those that do not match.
+	// Meet applies a rule to flows. rest are those that do not match, merged.
 	Meet(rule int, flows []Flow) (met []Met, rest []Flow, err error)
 }
 
@@ -160,7 +175,9 @@ func (cs Chains) pass(name string, flows []Flow, depth int) (back, ended []Flow,
 				flows = append(flows, on...)
 			}
 		}
-		flows = Merge(flows)
+		if len(all) > 0 {
+			flows = Merge(flows)
+		}
 	}
 	return Merge(append(back, flows...)), Merge(ended), nil
 }

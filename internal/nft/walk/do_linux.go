@@ -30,6 +30,7 @@ func (w *walk) step(s Step, flows []flow) (on, broken []flow, err error) {
 			return w.write(s, flows)
 		}
 	}
+	on, broken = flows[:0], w.broken[:0]
 	for _, f := range flows {
 		if w.do(s, &f) {
 			on = append(on, f)
@@ -37,6 +38,7 @@ func (w *walk) step(s Step, flows []flow) (on, broken []flow, err error) {
 			broken = append(broken, f)
 		}
 	}
+	w.broken = broken
 	return on, broken, nil
 }
 

@@ -69,6 +69,8 @@ type walk struct {
 	now    *Rule  // the current rule
 	at     place  // its place
 	forked []flow // flows that continue as if the current rule did not match
+	// Memory that each rule uses again.
+	on, broken, others []flow
 
 	bases    []base
 	chains   map[string][]Rule
@@ -254,6 +256,9 @@ func (c chain) Meet(i int, flows []follow.Flow) (met []follow.Met, rest []follow
 		return c.w.extend(place{c.w, c.name, i}.rule(), c.rules[i].body, flows)
 	}
 	matched, others, err := c.w.rule(c.name, i, c.rules[i], flows)
+	if len(matched) == 0 && slices.EqualFunc(flows, others, func(a follow.Flow, b flow) bool { return a == b.Flow }) {
+		return nil, slices.Clip(flows), err
+	}
 	type what struct {
 		kind  follow.Kind
 		chain string
@@ -279,10 +284,11 @@ func (c chain) Meet(i int, flows []follow.Flow) (met []follow.Met, rest []follow
 
 // rule takes flows through the expressions of a rule. matched reached its end, others did not.
 func (w *walk) rule(chain string, i int, r Rule, flows []follow.Flow) (matched, others []flow, err error) {
-	on, before := make([]flow, len(flows)), flows[0].State
-	for j := range on {
-		on[j] = flow{Flow: flows[j], jump: wire.Verdict{Kind: goOn}}
+	on, before := w.on[:0], flows[0].State
+	for j := range flows {
+		on = append(on, flow{Flow: flows[j], jump: wire.Verdict{Kind: goOn}})
 	}
+	w.on, others = on, w.others[:0]
 	w.now, w.at, w.forked = &r, place{w, chain, i}, nil
 	for _, s := range r.Steps {
 		next, broken, err := w.step(s, on)
@@ -302,6 +308,7 @@ func (w *walk) rule(chain string, i int, r Rule, flows []follow.Flow) (matched, 
 		}
 	}
 	matched, others = append(matched, on...), append(others, w.forked...)
+	w.others = others
 	for j := range matched {
 		if f := &matched[j]; f.Verdict != "" && w.node != nil {
 			f.By = w.at.rule()
