@@ -143,7 +143,7 @@ func TestCleanupBesideProxy(t *testing.T) {
 		t.Errorf("exit code %d\n%s", code, p.log())
 	}
 	if want := "kube-proxy: no rule was removed: another kube-proxy runs in this network namespace and would write " +
-		"them again: end it first"; !strings.Contains(p.log(), want) {
+		"them again: stop it first"; !strings.Contains(p.log(), want) {
 		t.Errorf("want %q in\n%s", want, p.log())
 	}
 	if got := n.serves(); got != goodServed {

@@ -179,8 +179,8 @@ func TestNewMode(t *testing.T) {
 
 	// The help and the errors name it.
 	once(0, "mode of the data plane: iptables, nftables, ipvs, ebpf, kernelspace (Windows), userspace, memory; "+
-		"nothing means", "--help")
-	once(0, "nothing means primary in nftables and ebpf and memory mode, all in the others", "--help")
+		"default the first of", "--help")
+	once(0, "default primary in nftables and ebpf and memory mode, all in the others", "--help")
 	once(1, "want ebpf, iptables, ipvs, memory, nftables, userspace, or nothing", "--proxy-mode=magic", "--manifests=m")
 	once(0, "in mode memory that of remember", "render", "--help")
 

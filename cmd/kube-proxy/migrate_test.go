@@ -140,8 +140,8 @@ func TestMigrateRefuses(t *testing.T) {
 			"to decode: want a whole number below 2^31\nkube-proxy: " + types +
 			": KubeProxyConfiguration.ipvs.scheduler: "},
 		{[]string{"migrate", "--", "--proxy-mode=magic", "--cluster-cidr=x"}, "kube-proxy: the command line after " +
-			"--: --proxy-mode: \"magic\": want ebpf, iptables, ipvs, nftables, userspace, or nothing for the best " +
-			"that this host supports\nkube-proxy: the command line after --: --cluster-cidr: "},
+			"--: --proxy-mode: \"magic\": want ebpf, iptables, ipvs, nftables, userspace, or nothing for the default" +
+			"\nkube-proxy: the command line after --: --cluster-cidr: "},
 		{[]string{"check", "--config=" + types}, "kube-proxy: " + types + ": KubeProxyConfiguration.conntrack.min: " +
 			"\"x\": failed to decode: want a whole number below 2^31\nkube-proxy: " + types +
 			": KubeProxyConfiguration.ipvs.scheduler: "},

@@ -3,10 +3,13 @@
 package main
 
 import (
-	"os"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/trace"
@@ -63,17 +66,20 @@ func TestTraceSockets(t *testing.T) {
 		}
 	})
 	t.Run("programs of others", func(t *testing.T) {
-		self, err := os.Executable()
+		theirs, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "theirs", Type: ebpf.CGroupSockAddr,
+			AttachType: ebpf.AttachCGroupInet4Connect, License: "GPL",
+			Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()}})
 		do(t, err)
-		other := n.Command("pod3", self, append(n.sockets(t), "--proxy-mode=ebpf", "--manifests="+n.dir,
-			"--hostname-override=node1", "--conntrack-max-per-core=0", "--admin-socket="+t.TempDir()+"/s")...)
-		other.Env = append(os.Environ(), asProgram+"=1")
-		defer launch(t, other.Cmd, other.Start, other.Wait).stop()
+		defer theirs.Close()
+		attached, err := link.AttachCgroup(link.CgroupOptions{Path: n.Cgroup(netlab.Node1),
+			Attach: ebpf.AttachCGroupInet4Connect, Program: theirs})
+		do(t, err)
+		defer attached.Close()
 		until(t, func() string {
 			a, text := n.traced(t, nodeFault{from: "pod1"})
 			if r := a.Rest; r.Verdict == trace.Undecided && slices.ContainsFunc(r.NotEvaluated, func(s string) bool {
 				return strings.Contains(s, "cgroup "+n.Cgroup(netlab.Node1)) &&
-					strings.HasSuffix(s, "connect: connect4")
+					strings.HasSuffix(s, "connect: theirs")
 			}) {
 				return ""
 			}

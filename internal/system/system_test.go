@@ -147,7 +147,7 @@ var cases = []hostCase{
 		readOnly: []string{"proc/sys/net/netfilter/nf_conntrack_max"},
 		files:    usual + "proc/sys/net/netfilter/nf_conntrack_max 65536",
 		errs: []string{"set sysctl net.netfilter.nf_conntrack_max from 65536 to 131072: ", "outside of this container",
-			"requested by --conntrack-max-per-core (conntrack.maxPerCore); --conntrack-max-per-core 0 leaves"}},
+			"requested by --conntrack-max-per-core (conntrack.maxPerCore); --conntrack-max-per-core 0 keeps"}},
 	{name: "PR-10: the minimum is what asks", readOnly: []string{"proc/sys/net/netfilter/nf_conntrack_max"},
 		settings: func(s *Settings) {
 			s.Conntrack.MaxPerCore = 1

@@ -155,8 +155,8 @@ func TestService(t *testing.T) {
 			s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = "Local", 32000
 		}, healthCheckOf, uint16(32000), ""},
 		{"SV-21 zero", func(s *core.Service) { s.Spec.ExternalTrafficPolicy = "Local" }, healthCheckOf, uint16(0),
-			"spec.healthCheckNodePort: is missing, though externalTrafficPolicy is Local; load balancers are not " +
-				"told which nodes have endpoints"},
+			"spec.healthCheckNodePort: is missing, though externalTrafficPolicy is Local; load balancers " +
+				"cannot learn which nodes have endpoints"},
 		{"SV-21 zero in a NodePort Service", func(s *core.Service) {
 			s.Spec.Type, s.Spec.ExternalTrafficPolicy = "NodePort", "Local"
 		}, healthCheckOf, uint16(0), ""},
