@@ -143,7 +143,7 @@ func testOnceWrong(t *testing.T, binary string) {
 		return strings.Replace(text, ": dropped", ": refused", 1)
 	})
 	s := start(t.Context(), t, binary, dir, true)
-	if err := <-s.done; err == nil || err.Error() != "4 of 48 rows are not as shop.txtar says" {
+	if err := <-s.done; err == nil || err.Error() != "4 of 48 cases do not match shop.txtar" {
 		t.Errorf("error %v", err)
 	}
 	for _, want := range []string{"says: pod2 from node1; but pod5 answered",
