@@ -27,7 +27,7 @@ func TestSite(t *testing.T) {
 	}
 	b := newBrowser(t, newPlace(t), "file://"+out)
 	for _, c := range []struct{ page, query, address string }{
-		{"index.html", "writer lock", "debug.html"},
+		{"index.html", "writer lock", "security.html"},
 		{"adr/0010-one-writer.html", "kubeproxymodefallback", "events.html"},
 	} {
 		b.load(b.page + "/" + c.page)
