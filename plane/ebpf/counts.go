@@ -45,13 +45,20 @@ func (c *counted) remove(number uint32) {
 	}
 }
 
-// each calls f with each counter of the programs. Counters of sets that are gone are deleted: their
-// last connections are not told, as those of a removed row.
-func (c *counted) each(ctx context.Context, m *ebpf.Map, f func(mode.Count)) error {
+// port returns the service port of a set.
+func (c *counted) port(number uint32) (port string, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	port, ok = c.ports[number]
+	return port, ok
+}
+
+// each calls f with each counter of the programs, and holds no lock meanwhile. Counters of sets
+// that are gone are deleted: their last connections are not reported, as those of a removed
+// frontend.
+func (c *counted) each(ctx context.Context, m *ebpf.Map, f func(mode.Count)) error {
 	err := prune(m, func(number uint32, cpus []uint64) bool {
-		port, ok := c.ports[number]
+		port, ok := c.port(number)
 		if !ok || ctx.Err() != nil {
 			return !ok
 		}

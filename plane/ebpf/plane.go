@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/cilium/ebpf"
+
 	"kube-proxy/config/option"
 	"kube-proxy/internal/sockets"
 	"kube-proxy/lb"
@@ -397,10 +399,27 @@ func (p *Plane) Counts() bool { return p.counted != nil && p.PacketPath.Counts()
 // Traffic is part of mode.TrafficCounter: connections by the packet path, and by the programs.
 func (p *Plane) Traffic(ctx context.Context, f func(mode.Count)) error {
 	err := p.PacketPath.Traffic(ctx, f)
+	if p.counted == nil {
+		return err
+	}
+	counters, e := p.counters()
+	if err = errors.Join(err, e); counters == nil {
+		return err
+	}
+	return errors.Join(err, p.counted.each(ctx, counters, f), counters.Close())
+}
+
+// counters returns the map of the programs' counters, open until the caller closes it: a reading
+// takes long, and writes must not wait for it. It is nil without programs.
+func (p *Plane) counters() (*ebpf.Map, error) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	if p.counted != nil && p.kernel != nil {
-		err = errors.Join(err, p.counted.each(ctx, p.kernel.obj.Counters, f))
+	if p.kernel == nil {
+		return nil, nil
 	}
-	return err
+	m, err := p.kernel.obj.Counters.Clone()
+	if err != nil {
+		return nil, fmt.Errorf("open the counters of the eBPF programs: %w", err)
+	}
+	return m, nil
 }

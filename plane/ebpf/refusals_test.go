@@ -173,6 +173,15 @@ func TestCounts(t *testing.T) {
 		if got := count(); got["shop/web:http"] != 3 || got["shop/dns:dns"] != 3 {
 			b.t.Errorf("counted %v", got)
 		}
+		other := strings.ReplaceAll(shop, "shop/dns", "shop/other")
+		read := 0
+		if err := b.plane.Traffic(t.Context(), func(mode.Count) { // writes do not wait for a reader
+			read++
+			b.change(other)
+			b.change(shop)
+		}); err != nil || read == 0 {
+			b.t.Errorf("%d counts read beside writes, error %v", read, err)
+		}
 		b.change(strings.Replace(strings.Replace(shop, "VIP:53/udp shop/dns:dns clusterip\n  anywhere balance "+
 			"shop/dns:dns/udp/cluster\n", "", 1),
 			"set shop/dns:dns/udp/cluster\n  pod1:8080 local\n", "", 1))
