@@ -99,9 +99,9 @@ func TestRefusedNamespaces(t *testing.T) {
 		refused[namespace]++
 		return refusals[int(namespace[0]-'0')%len(refusals)]
 	}
-	maxBatchWeight := patient()
-	maxBatchWeight.retryFirst, maxBatchWeight.retryLast = time.Hour, time.Hour
-	r := startPublisher(t, s.http.URL, maxBatchWeight, nil)
+	pace := patient()
+	pace.retryFirst, pace.retryLast = time.Hour, time.Hour
+	r := startPublisher(t, s.http.URL, pace, nil)
 	for i := range 3 {
 		for n := range 10 {
 			for more := range 3 {
@@ -170,10 +170,10 @@ func TestFloodOfRepetitions(t *testing.T) {
 func TestRandomTurns(t *testing.T) {
 	t.Parallel()
 	s := newEventServer(t)
-	maxBatchWeight := quick
-	maxBatchWeight.gapFirst, maxBatchWeight.gapLast = 0, 0
+	pace := quick
+	pace.gapFirst, pace.gapLast = 0, 0
 	p, err := newPublisher(Config{Master: s.http.URL, NodeName: "n1", Log: slog.New(slog.DiscardHandler)},
-		maxBatchWeight)
+		pace)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,11 +34,11 @@ import (
 // event. A namespace whose events the API server refuses for now waits by itself, while the others
 // go on.
 type Publisher struct {
-	log            *slog.Logger
-	server         string
-	instance       string
-	maxBatchWeight maxBatchWeight
-	limit          flowcontrol.RateLimiter
+	log      *slog.Logger
+	server   string
+	instance string
+	pace     pace
+	limit    flowcontrol.RateLimiter
 	// clients are by kind: where its objects are listed. events is where events go.
 	events  rest.Interface
 	clients map[string]rest.Interface
@@ -89,8 +89,8 @@ type pause struct {
 	until    time.Time
 }
 
-// maxBatchWeight is how patient a Publisher is.
-type maxBatchWeight struct {
+// pace has the intervals and rates of a Publisher.
+type pace struct {
 	retryFirst, retryLast time.Duration // after a failure, doubling
 	giveUp                time.Duration // what could not be sent for so long is dropped
 	refused               time.Duration // 403 is reported after so long: a server that starts refuses everything
@@ -101,7 +101,7 @@ type maxBatchWeight struct {
 	burst                 int
 }
 
-var usualBatchWeight = maxBatchWeight{
+var usualPace = pace{
 	retryFirst: time.Second, retryLast: time.Minute, giveUp: 15 * time.Minute, refused: 10 * time.Second,
 	gapFirst: time.Minute, gapLast: 30 * time.Minute, forget: time.Hour, // an API server keeps events for an hour
 	request: 10 * time.Second, flush: 2 * time.Second, perSecond: 1, burst: 25,
@@ -118,9 +118,9 @@ const (
 
 // NewPublisher returns a Publisher for the API server that cfg names. It reads files but does not
 // connect.
-func NewPublisher(cfg Config) (*Publisher, error) { return newPublisher(cfg, usualBatchWeight) }
+func NewPublisher(cfg Config) (*Publisher, error) { return newPublisher(cfg, usualPace) }
 
-func newPublisher(cfg Config, maxBatchWeight maxBatchWeight) (*Publisher, error) {
+func newPublisher(cfg Config, pace pace) (*Publisher, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
@@ -134,8 +134,8 @@ func newPublisher(cfg Config, maxBatchWeight maxBatchWeight) (*Publisher, error)
 	}
 	return &Publisher{
 		log: cfg.Log, server: config.Host, instance: cut(controller+"-"+cfg.NodeName, maxInstance),
-		maxBatchWeight: maxBatchWeight, limit: flowcontrol.NewTokenBucketRateLimiter(maxBatchWeight.perSecond,
-			maxBatchWeight.burst),
+		pace: pace, limit: flowcontrol.NewTokenBucketRateLimiter(pace.perSecond,
+			pace.burst),
 		events:  clients[0],
 		clients: map[string]rest.Interface{event.KindService: clients[1], event.KindEndpointSlice: clients[2]},
 		wake:    make(chan struct{}, 1), series: map[event.Event]*series{}, reported: map[string]bool{},
@@ -166,7 +166,7 @@ func (p *Publisher) Publish(e event.Event) {
 		return
 	}
 	s := p.series[key]
-	if s != nil && s.queued.IsZero() && now.Sub(s.last) > p.maxBatchWeight.forget {
+	if s != nil && s.queued.IsZero() && now.Sub(s.last) > p.pace.forget {
 		p.forget(s)
 		s = nil
 	}
@@ -177,7 +177,7 @@ func (p *Publisher) Publish(e event.Event) {
 			return
 		}
 		s = &series{event: e, name: objectName(e.Regarding.Name), uid: e.Regarding.UID, first: now,
-			gap: p.maxBatchWeight.gapFirst}
+			gap: p.pace.gapFirst}
 		p.series[key] = s
 		p.held[namespace]++
 		p.due(s, now)
@@ -305,7 +305,7 @@ func (p *Publisher) Run(ctx context.Context) {
 	defer p.close()
 	grace, cancel := context.WithCancel(context.WithoutCancel(ctx)) // ends a while after ctx
 	defer cancel()
-	defer context.AfterFunc(ctx, func() { time.AfterFunc(p.maxBatchWeight.flush, cancel) })()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(p.pace.flush, cancel) })()
 	for {
 		s, wait := p.take(time.Now())
 		wake := p.wake
@@ -348,7 +348,7 @@ func (p *Publisher) take(now time.Time) (next *series, wait time.Duration) {
 	maps.DeleteFunc(p.paused, func(namespace string, _ pause) bool { return p.queues[namespace] == nil })
 	for i := 0; i < len(p.turns); {
 		s := p.queues[p.turns[i]][0]
-		old, until := now.Sub(s.queued) > p.maxBatchWeight.giveUp, p.paused[p.turns[i]].until.Sub(now)
+		old, until := now.Sub(s.queued) > p.pace.giveUp, p.paused[p.turns[i]].until.Sub(now)
 		if until > 0 && !old {
 			if i++; wait == 0 || until < wait {
 				wait = until

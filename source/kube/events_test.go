@@ -25,7 +25,7 @@ import (
 )
 
 // quick is a pace for tests. Repetitions are not sent before the end unless a test asks for it.
-var quick = maxBatchWeight{
+var quick = pace{
 	retryFirst: 5 * time.Millisecond, retryLast: 40 * time.Millisecond, giveUp: time.Hour,
 	refused:  50 * time.Millisecond,
 	gapFirst: time.Hour, gapLast: time.Hour, forget: time.Hour,
@@ -40,14 +40,14 @@ type publisherRig struct {
 }
 
 // startPublisher runs a Publisher until the test or stop ends it.
-func startPublisher(t *testing.T, url string, maxBatchWeight maxBatchWeight, change func(*Config)) *publisherRig {
+func startPublisher(t *testing.T, url string, pace pace, change func(*Config)) *publisherRig {
 	t.Helper()
 	r := &publisherRig{t: t}
 	cfg := Config{Master: url, NodeName: "n1", Log: slog.New(slog.NewTextHandler(&r.log, nil))}
 	if change != nil {
 		change(&cfg)
 	}
-	p, err := newPublisher(cfg, maxBatchWeight)
+	p, err := newPublisher(cfg, pace)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,7 +140,7 @@ func TestPublish(t *testing.T) {
 }
 
 // patient is quick, and sends all that is waiting at the end, however busy the machine is.
-func patient() maxBatchWeight {
+func patient() pace {
 	p := quick
 	p.flush = 30 * time.Second
 	return p
@@ -151,9 +151,9 @@ func patient() maxBatchWeight {
 func TestSeries(t *testing.T) {
 	t.Parallel()
 	s := newEventServer(t)
-	maxBatchWeight := patient()
-	maxBatchWeight.gapFirst, maxBatchWeight.gapLast = 20*time.Millisecond, time.Hour
-	r := startPublisher(t, s.http.URL, maxBatchWeight, nil)
+	pace := patient()
+	pace.gapFirst, pace.gapLast = 20*time.Millisecond, time.Hour
+	r := startPublisher(t, s.http.URL, pace, nil)
 	const times = 1000
 	start := time.Now()
 	for i := range times {
@@ -161,7 +161,7 @@ func TestSeries(t *testing.T) {
 		time.Sleep(time.Millisecond / 2)
 	}
 	s.set(func() {
-		most := bits.Len(uint(time.Since(start)/maxBatchWeight.gapFirst)) + 1 // each gap is twice the one before
+		most := bits.Len(uint(time.Since(start)/pace.gapFirst)) + 1 // each gap is twice the one before
 		if s.posts != 1 || s.patches == 0 || s.patches > most {
 			t.Errorf("%d events and %d updates for %d repetitions", s.posts, s.patches, times)
 		}
@@ -181,9 +181,9 @@ func TestSeriesOfNewObject(t *testing.T) {
 	t.Parallel()
 	s := newEventServer(t)
 	s.uids["services shop/web"] = "first"
-	maxBatchWeight := quick
-	maxBatchWeight.gapFirst, maxBatchWeight.gapLast = 10*time.Millisecond, 10*time.Millisecond
-	r := startPublisher(t, s.http.URL, maxBatchWeight, nil)
+	pace := quick
+	pace.gapFirst, pace.gapLast = 10*time.Millisecond, 10*time.Millisecond
+	r := startPublisher(t, s.http.URL, pace, nil)
 	happens := func() { r.Publish(event.FailedToStartServiceHealthcheck("shop/web", "n1", 31000, errBusy)) }
 	happens()
 	r.waitFor(s, `FailedToStartServiceHealthcheck Service web "first" 1`)
@@ -210,9 +210,9 @@ func TestSeriesOfNewObject(t *testing.T) {
 func TestSeriesForgotten(t *testing.T) {
 	t.Parallel()
 	s := newEventServer(t)
-	maxBatchWeight := quick
-	maxBatchWeight.gapFirst, maxBatchWeight.gapLast = time.Millisecond, time.Millisecond
-	r := startPublisher(t, s.http.URL, maxBatchWeight, nil)
+	pace := quick
+	pace.gapFirst, pace.gapLast = time.Millisecond, time.Millisecond
+	r := startPublisher(t, s.http.URL, pace, nil)
 	r.Publish(event.DriftRepaired("n1", "IPv4", 1))
 	r.waitFor(s, `KubeProxyDriftRepaired Node n1 "n1" 1`)
 	s.set(func() { s.events = map[string]*events.Event{} })
@@ -229,9 +229,9 @@ func TestSeriesForgotten(t *testing.T) {
 func TestSeriesOver(t *testing.T) {
 	t.Parallel()
 	s := newEventServer(t)
-	maxBatchWeight := quick
-	maxBatchWeight.forget = 30 * time.Millisecond
-	r := startPublisher(t, s.http.URL, maxBatchWeight, nil)
+	pace := quick
+	pace.forget = 30 * time.Millisecond
+	r := startPublisher(t, s.http.URL, pace, nil)
 	one := `KubeProxyDriftRepaired Node n1 "n1" 1`
 	r.Publish(event.DriftRepaired("n1", "IPv4", 1))
 	r.waitFor(s, one)
@@ -277,9 +277,9 @@ func TestGivesUp(t *testing.T) {
 	t.Parallel()
 	s := newEventServer(t)
 	s.answer = func(*http.Request) *metav1.Status { return failure(503, metav1.StatusReasonServiceUnavailable, "away") }
-	maxBatchWeight := quick
-	maxBatchWeight.giveUp = 300 * time.Millisecond
-	r := startPublisher(t, s.http.URL, maxBatchWeight, nil)
+	pace := quick
+	pace.giveUp = 300 * time.Millisecond
+	r := startPublisher(t, s.http.URL, pace, nil)
 	r.Publish(event.Starting("n1"))
 	r.Publish(event.Starting("n1"))
 	r.until("dropped", func() bool { return r.Dropped() == 2 })
@@ -297,9 +297,9 @@ func TestForbidden(t *testing.T) {
 	s.answer = func(*http.Request) *metav1.Status {
 		return failure(403, metav1.StatusReasonForbidden, "events is forbidden")
 	}
-	maxBatchWeight := quick
-	maxBatchWeight.refused = time.Hour
-	r := startPublisher(t, s.http.URL, maxBatchWeight, nil)
+	pace := quick
+	pace.refused = time.Hour
+	r := startPublisher(t, s.http.URL, pace, nil)
 	r.Publish(event.Starting("n1"))
 	time.Sleep(50 * time.Millisecond)
 	s.set(func() { s.answer = nil })
@@ -418,9 +418,9 @@ func TestTooMany(t *testing.T) {
 func TestRate(t *testing.T) {
 	t.Parallel()
 	s := newEventServer(t)
-	maxBatchWeight := quick
-	maxBatchWeight.perSecond, maxBatchWeight.burst = 0.001, 3
-	r := startPublisher(t, s.http.URL, maxBatchWeight, nil)
+	pace := quick
+	pace.perSecond, pace.burst = 0.001, 3
+	r := startPublisher(t, s.http.URL, pace, nil)
 	for i := range 10 {
 		r.Publish(event.FailedToStartServiceHealthcheck("shop/web", "n1", uint16(i), errBusy))
 	}
@@ -452,9 +452,9 @@ func TestFlush(t *testing.T) {
 	}
 	hang := make(chan struct{})
 	hanging := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-hang }))
-	maxBatchWeight := quick
-	maxBatchWeight.flush = 100 * time.Millisecond
-	h := startPublisher(t, hanging.URL, maxBatchWeight, nil)
+	pace := quick
+	pace.flush = 100 * time.Millisecond
+	h := startPublisher(t, hanging.URL, pace, nil)
 	h.Publish(event.Starting("n1"))
 	time.Sleep(20 * time.Millisecond)
 	h.stop() // or it says that Run does not end

@@ -33,10 +33,10 @@ func (p *Publisher) send(ctx context.Context, s *series) bool {
 	p.mu.Lock()
 	now := *s // Publish may go on counting
 	p.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, p.maxBatchWeight.request)
+	ctx, cancel := context.WithTimeout(ctx, p.pace.request)
 	defer cancel()
 	if now.uid == "" || now.sent > 0 {
-		uid := p.inspectUp(ctx, now.event.Regarding)
+		uid := p.uidOf(ctx, now.event.Regarding)
 		if uid != "" && uid != now.uid && now.sent > 0 {
 			now = p.renew(s)
 		}
@@ -84,7 +84,7 @@ func (p *Publisher) settle(s, now *series, sent, again bool) {
 	switch {
 	case sent:
 		s.sent, s.queued = now.count, time.Time{}
-		s.next, s.gap = time.Now().Add(s.gap), min(2*s.gap, p.maxBatchWeight.gapLast)
+		s.next, s.gap = time.Now().Add(s.gap), min(2*s.gap, p.pace.gapLast)
 	case again: // behind the others: one event that the server always fails with must not hold them up
 		p.enqueue(s)
 	default:
@@ -149,10 +149,10 @@ func (s *series) api() *events.EventSeries {
 // micro is a time as precise as the API takes it.
 func micro(t time.Time) metav1.MicroTime { return metav1.NewMicroTime(t.Truncate(time.Microsecond)) }
 
-// inspectUp asks for the UID of an object, by which kubectl describe finds an object's events. A
-// proxy may list Services and slices but not get them. "" if it cannot be had: the event is worth
-// sending all the same.
-func (p *Publisher) inspectUp(ctx context.Context, o event.Object) string {
+// uidOf returns the UID of an object, by which kubectl describe finds its events; "" if the API
+// server does not return it: the event is sent nevertheless. A proxy may list Services and slices,
+// but not get them.
+func (p *Publisher) uidOf(ctx context.Context, o event.Object) string {
 	client := p.clients[o.Kind]
 	if client == nil {
 		return ""
@@ -195,7 +195,7 @@ func (p *Publisher) retry(s *series, err error) bool {
 		if p.refused.IsZero() {
 			p.refused = time.Now()
 		}
-		if time.Since(p.refused) >= p.maxBatchWeight.refused {
+		if time.Since(p.refused) >= p.pace.refused {
 			p.reportOnce("403", "we may not send events (403)", err)
 		}
 		return true
@@ -219,9 +219,9 @@ func (p *Publisher) reportOnce(sort, message string, err error) {
 
 // backoff returns how long to wait after a failure that has come after so many others.
 func (p *Publisher) backoff(failures int) time.Duration {
-	wait := p.maxBatchWeight.retryLast
+	wait := p.pace.retryLast
 	if failures < 16 {
-		wait = min(wait, p.maxBatchWeight.retryFirst<<failures)
+		wait = min(wait, p.pace.retryFirst<<failures)
 	}
 	return time.Duration(float64(wait) * (1 + 0.25*rand.Float64()))
 }
