@@ -124,7 +124,7 @@ type Way struct {
 	// Verdict is "" for a packet that continues, or Drop or Reject. By is the rule that gave it.
 	Verdict trace.Verdict
 	By      *Rule
-	// UntrackedBy is the rule that makes conntrack leaves the packet alone; nil for none.
+	// UntrackedBy is the rule that makes conntrack leave the packet alone; nil for none.
 	UntrackedBy *Rule
 	// NotEvaluated are rules that may lead the packet to another end.
 	NotEvaluated []Rule
