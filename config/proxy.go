@@ -78,8 +78,8 @@ func (o *Options) proxySection() option.Section {
 		{At: &o.InitOnly, Flag: "init-only", Effect: onLinux,
 			Help: "apply the kernel settings that need full privileges, and exit"},
 		{At: &o.Version, Flag: "version", Alone: "true",
-			Help: "print the version and exit; --version=raw prints build details; --version=v1.36.0 runs " +
-				"and reports that version"},
+			Help: "print the version and exit; --version=raw prints build details; with --version=v1.36.0 " +
+				"the proxy runs and reports that version as its own"},
 	}}
 }
 
