@@ -40,8 +40,8 @@ func run(modes mode.List) {
 	}
 }
 
-// untilSignal returns a context that the first signal ends. The default action of a signal is back
-// before that, so a second one ends the process at once (PR-07).
+// untilSignal returns a context that the first signal ends. It restores the default action before
+// it ends the context, so a second signal ends the process at once (PR-07).
 func untilSignal() context.Context {
 	ctx, end := context.WithCancelCause(context.Background())
 	signals := make(chan os.Signal, 1)

@@ -135,8 +135,8 @@ func (w *walk) programs(ctx context.Context, conn netlink.Asker) error {
 	return nil
 }
 
-// atHooks names BPF programs at the hooks of netfilter. They are no doubt: the kernel does not
-// report whether they are of this network namespace.
+// atHooks warns about BPF programs at the hooks of netfilter. They do not make the answer unknown,
+// because the kernel does not report their network namespace.
 func (w *walk) atHooks() {
 	family := map[bool]uint32{false: unix.NFPROTO_IPV4, true: unix.NFPROTO_IPV6}[w.q.Packet.To.Addr().Is6()]
 	all, err := kernel.BPFAtHooks(family)

@@ -77,7 +77,7 @@ func Merge(flows []Flow) []Flow {
 	return all
 }
 
-// distinct reports whether flows are few and have different states. That is so after most rules.
+// distinct reports whether at most 16 flows all have different states, as they do after most rules.
 func distinct(flows []Flow) bool {
 	if len(flows) > 16 {
 		return false

@@ -218,7 +218,7 @@ func (k *kernel) attach() (attached int, err error) {
 				return attached, err
 			}
 			attached++
-			if h.attach == ebpf.AttachCgroupInetSockRelease { // it has missed the ends of sockets
+			if h.attach == ebpf.AttachCgroupInetSockRelease { // it missed closed sockets
 				err = k.uncount()
 			}
 			if err != nil {
@@ -230,7 +230,8 @@ func (k *kernel) attach() (attached int, err error) {
 	return attached, nil
 }
 
-// uncount forgets how many sockets have storage: those of now are beyond the bound.
+// uncount resets the numbers of sockets that have storage. The bound no longer counts the sockets
+// that have it already.
 func (k *kernel) uncount() error {
 	if err := errors.Join(prune(k.obj.KeptOf, func(uint64, int32) bool { return true }),
 		k.obj.Kept.Put(uint32(0), int32(0))); err != nil {

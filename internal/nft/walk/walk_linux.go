@@ -69,7 +69,7 @@ type walk struct {
 	now    *Rule  // the current rule
 	at     place  // its place
 	forked []flow // flows that continue as if the current rule did not match
-	// Memory that each rule uses again.
+	// Buffers that each rule reuses.
 	on, broken, others []flow
 
 	bases    []base
