@@ -58,6 +58,7 @@ func (d *drainLab) wait(time_ time.Duration, each func(second int)) {
 	d.Helper()
 	for i := range int(time_ / time.Second) {
 		time.Sleep(time.Second)
+		synctest.Wait() // for what the plane does at the same time
 		if each != nil {
 			each(i)
 		}
