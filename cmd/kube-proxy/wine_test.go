@@ -189,7 +189,9 @@ func windowsServes(n *windowsNode) {
 	file := func(v int) []byte {
 		return []byte(strings.ReplaceAll(fmt.Sprintf("apiVersion: kubeproxy.config.k8s.io/v1alpha1\n"+
 			"kind: KubeProxyConfiguration\n"+
-			"hostnameOverride: n1\nmode: userspace\nhealthzBindAddress: 127.0.0.1:10256\nlogging: {verbosity: %d}\n",
+			"hostnameOverride: n1\nmode: userspace\nhealthzBindAddress: 127.0.0.1:10256\n"+
+			"udpIdleTimeout: 10s\n"+ // a loaded machine takes longer than the default, 250 ms, for an answer
+			"logging: {verbosity: %d}\n",
 			v), "\n", "\r\n"))
 	}
 	write(t, filepath.Join(dir, "proxy.yaml"), file(2))
