@@ -98,8 +98,7 @@ func (e *Engine) reportLosses(began []conflict) {
 		}
 		l := Loss{c.Conflict, keys[c.Loser.Name]}
 		e.cfg.Log.Warn("Service lost an address and port to another Service", "service", l.Loser.Name, "key",
-			l.Key.String(),
-			"winner", l.Winner.Name, "reason", "it "+l.Why(), "keys", l.Keys)
+			l.Key.String(), "winner", l.Winner.Name, "reason", "it "+l.Why(), "keys", l.Keys)
 		if e.cfg.Contested != nil {
 			e.cfg.Contested(l)
 		}

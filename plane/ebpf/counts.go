@@ -53,9 +53,8 @@ func (c *counted) port(number uint32) (port string, ok bool) {
 	return port, ok
 }
 
-// each calls f with each counter of the programs, and holds no lock meanwhile. Counters of sets
-// that are gone are deleted: their last connections are not reported, as those of a removed
-// frontend.
+// each calls f with each counter of the programs, and holds no lock meanwhile. It deletes counters
+// of removed sets, without their last connections.
 func (c *counted) each(ctx context.Context, m *ebpf.Map, f func(mode.Count)) error {
 	err := prune(m, func(number uint32, cpus []uint64) bool {
 		port, ok := c.port(number)

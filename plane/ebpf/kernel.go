@@ -230,8 +230,7 @@ func (k *kernel) attach() (attached int, err error) {
 	return attached, nil
 }
 
-// uncount resets the numbers of sockets that have storage. The bound no longer counts the sockets
-// that have it already.
+// uncount resets the numbers of sockets with storage: existing storage no longer counts.
 func (k *kernel) uncount() error {
 	if err := errors.Join(prune(k.obj.KeptOf, func(uint64, int32) bool { return true }),
 		k.obj.Kept.Put(uint32(0), int32(0))); err != nil {

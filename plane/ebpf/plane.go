@@ -399,22 +399,19 @@ func (p *Plane) Counts() bool { return p.counted != nil && p.PacketPath.Counts()
 // Traffic is part of mode.TrafficCounter: connections by the packet path, and by the programs.
 func (p *Plane) Traffic(ctx context.Context, f func(mode.Count)) error {
 	err := p.PacketPath.Traffic(ctx, f)
-	if p.counted == nil {
-		return err
-	}
 	counters, e := p.counters()
-	if err = errors.Join(err, e); counters == nil {
-		return err
+	if counters == nil {
+		return errors.Join(err, e)
 	}
 	return errors.Join(err, p.counted.each(ctx, counters, f), counters.Close())
 }
 
 // counters returns the map of the programs' counters, open until the caller closes it: a reading
-// takes long, and writes must not wait for it. It is nil without programs.
+// takes long, and writes must not wait for it. It is nil if no program counts.
 func (p *Plane) counters() (*ebpf.Map, error) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	if p.kernel == nil {
+	if p.counted == nil || p.kernel == nil {
 		return nil, nil
 	}
 	m, err := p.kernel.obj.Counters.Clone()
