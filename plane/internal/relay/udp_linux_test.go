@@ -27,9 +27,7 @@ import (
 func TestUDPBackendDiesAndReturns(t *testing.T) {
 	for _, at := range []netip.AddrPort{loopback, loopback6} {
 		r := startUDP(t, Config{UDPIdle: time.Minute}, 0)
-		dead := udpSocketAt(t, at)
-		deadAt := boundAt(dead)
-		dead.Close()
+		deadAt := netip.AddrPortFrom(at.Addr(), 20_000) // the kernel gives no socket this port by itself
 		b := to(boundAt(udpEcho(t, at, nil)), deadAt)
 		l := listenUDP(t, r, at, b)
 		c := dialUDP(t, l.Addr())
@@ -317,7 +315,7 @@ func TestUDPManySessions(t *testing.T) {
 				t.Fatalf("client %d", client)
 			}
 		}
-		after, filesAfter := measure(t), openDescriptors(t)
+		filesAfter := openDescriptors(t)
 		s := r.Stats().UDP
 		if s.Open != sessions || s.Opened != sessions || s.Evicted != 0 || s.Dropped != (Dropped{}) {
 			t.Fatalf("%+v", s)
@@ -325,12 +323,14 @@ func TestUDPManySessions(t *testing.T) {
 		if files := filesAfter - filesBefore; files != sessions {
 			t.Errorf("%d descriptors for %d sessions", files, sessions)
 		}
-		heap := (after.heap - before.heap) / sessions
-		t.Logf("%d sessions: %d bytes of heap each, %.1f MB resident", sessions, heap,
-			float64(after.resident-before.resident)/1e6)
-		if heap > 1500 {
-			t.Errorf("a session takes %d bytes of heap", heap)
-		}
+		// A session that has just answered still holds a buffer of 64 KiB until its goroutine runs again.
+		eventually(t, "a session takes at most 1500 bytes of heap", func() bool {
+			after := measure(t)
+			heap := (after.heap - before.heap) / sessions
+			t.Logf("%d sessions: %d bytes of heap each, %.1f MB resident", sessions, heap,
+				float64(after.resident-before.resident)/1e6)
+			return heap <= 1500
+		})
 		l.Close()
 		if n := r.Stats().UDP.Open; n != 0 {
 			t.Errorf("%d sessions are left", n)
