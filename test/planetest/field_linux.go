@@ -259,13 +259,13 @@ func holdRange(h *netlink.Handle, ipnet *net.IPNet, add bool) error {
 // waitLocal waits until the address is local in the kernel: for IPv6 that is a moment after the
 // request.
 func waitLocal(h *netlink.Handle, ip net.IP) error {
-	for deadline := time.Now().Add(2 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
 		routes, err := h.RouteGet(ip)
 		if err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return errors.Join(errors.New("is not local after 2 s"), err)
+			return errors.Join(errors.New("is not local after 20 s"), err)
 		}
 	}
 }
