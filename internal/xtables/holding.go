@@ -3,6 +3,7 @@
 package xtables
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -46,6 +47,9 @@ type Holding interface {
 // OpenHolding opens a reader of the back end's chains, in the network namespace of the calling
 // thread. It creates no tables. With the legacy back end it reads the output of iptables-save.
 func (t *Tool) OpenHolding(ctx context.Context) (Holding, error) {
+	if t.Backend == Legacy && !LegacyInUse(t.Family) { // listing its tables would create them
+		return &listing{}, nil
+	}
 	if t.Backend == Legacy {
 		return t.saved(ctx)
 	}
@@ -64,9 +68,6 @@ type listing struct {
 
 func (t *Tool) saved(ctx context.Context) (*listing, error) {
 	all := &listing{map[Table]map[string]bool{}, map[ChainID]*ChainState{}}
-	if !LegacyInUse(t.Family) {
-		return all, nil
-	}
 	err := t.Lines(ctx, func(line SavedLine) {
 		table, known := TableNamed(line.Table)
 		if !known {
@@ -74,15 +75,17 @@ func (t *Tool) saved(ctx context.Context) (*listing, error) {
 		}
 		id := ChainID{table, string(line.Chain)}
 		if line.Kind == SavedRule {
-			c := all.chains[id]
-			c.Rules = append(c.Rules, Rule{Text: string(line.Rest)})
+			if c := all.chains[id]; c != nil {
+				c.Rules = append(c.Rules, Rule{Text: string(line.Rest)})
+			}
 			return
 		}
 		if all.names[table] == nil {
 			all.names[table] = map[string]bool{}
 		}
 		all.names[table][id.Name] = true
-		all.chains[id] = &ChainState{Hooked: line.Rest[0] != '-', Drops: string(line.Rest[:4]) == "DROP"}
+		all.chains[id] = &ChainState{Hooked: !bytes.HasPrefix(line.Rest, []byte("-")),
+			Drops: bytes.HasPrefix(line.Rest, []byte("DROP"))}
 	})
 	return all, err
 }

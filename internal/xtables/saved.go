@@ -46,6 +46,9 @@ func ReadSaved(r io.Reader) iter.Seq2[SavedLine, error] {
 			if err == io.EOF && len(line) == 0 {
 				break
 			}
+			if err == io.EOF && line[0] != '#' && string(line) != "COMMIT" {
+				err = io.ErrUnexpectedEOF // a part of a line: the program was ended
+			}
 			if err != nil && err != io.EOF {
 				yield(SavedLine{}, fmt.Errorf("line %d: %w", n, err))
 				return

@@ -43,7 +43,7 @@ func TestReadSaved(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		"*nat\n:MINE - [0:0]\n":                                    "table nat ends without COMMIT",
-		"*nat\n-A MINE -m comment --comment \"x\nCOMMIT\n":         "table nat ends without COMMIT",
+		"*nat\n-A MINE -m comment --comment \"x\nCOMMIT\n":         "line 2: unexpected EOF",
 		"*nat\nbad\nCOMMIT\n":                                      `line 2: "bad" is neither a chain nor a rule`,
 		"-A MINE -j ACCEPT\n":                                      "line 1:",
 		"*nat\n-A MINE " + strings.Repeat("x", longestRule) + "\n": "line 2:",
@@ -56,6 +56,25 @@ func TestReadSaved(t *testing.T) {
 	}
 	for range ReadSaved(strings.NewReader(several)) { // the caller may stop early
 		break
+	}
+}
+
+// iptables-save ends in the middle of a line if the proxy is told to end meanwhile.
+func TestSavedCutOff(t *testing.T) {
+	const text = "*nat\n:OUTPUT ACCEPT [1:60]\n:MINE - [0:0]\n-A OUTPUT -j MINE\nCOMMIT"
+	for n := range text {
+		if n == 0 {
+			continue
+		}
+		tool := &Tool{Run: prints(text[:n]), Program: "iptables", Backend: Legacy}
+		if got, err := tool.saved(t.Context()); err == nil {
+			t.Errorf("%q: %v, no error", text[:n], got)
+		}
+	}
+	tool := &Tool{Run: prints(text), Program: "iptables", Backend: Legacy}
+	got, err := tool.saved(t.Context())
+	if err != nil || len(got.chains) != 2 || len(got.chains[ChainID{NAT, "OUTPUT"}].Rules) != 1 {
+		t.Errorf("the whole text: %v, %v", got, err)
 	}
 }
 
