@@ -80,7 +80,7 @@ func preflightSetup(cfg *config.Config, modes mode.List) *preflight.Setup {
 	quiet := slog.New(slog.DiscardHandler)
 	hostname, _ := os.Hostname() // without it, there is nothing to compare
 	s := &preflight.Setup{
-		Modes: modes, Asked: cfg.Mode, Families: wiring.Families(cfg, quiet),
+		Modes: modes, Configured: cfg.Mode, Families: wiring.Families(cfg, quiet),
 		NodeName: cfg.NodeName, Hostname: hostname, PodCIDRs: cfg.ClusterCIDRs, PodInterface: cfg.DetectLocal.Interface,
 		Healthz: cfg.Servers.Healthz, Metrics: cfg.Servers.Metrics,
 		WriterGroup: wiring.WriterGroup,

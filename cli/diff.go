@@ -37,7 +37,7 @@ func diffQuery() queryCommand {
 				return err
 			case len(d.Differences) > 0:
 				return exitCode(ExitFound)
-			case d.Rows == 0 && len(d.Notes) > 0:
+			case d.Frontends == 0 && len(d.Notes) > 0:
 				return exitCode(ExitNotAsked)
 			}
 			return nil
@@ -52,7 +52,7 @@ func diffText(out io.Writer, d *inspect.Diff, most int) {
 	shown := d.Differences[:min(len(d.Differences), most)]
 	for _, x := range shown {
 		fmt.Fprintf(out, "%s  %s\n", x.Family, lb.Printable(strings.TrimSpace(x.Service+"  "+x.Key+"  "+x.Object)))
-		for _, side := range []struct{ word, text string }{{"want", x.Want}, {"have", x.Have}} {
+		for _, side := range []struct{ word, text string }{{"desired", x.Desired}, {"actual", x.Actual}} {
 			text := side.text
 			if text == "" {
 				text = "nothing"
@@ -62,7 +62,7 @@ func diffText(out io.Writer, d *inspect.Diff, most int) {
 				if n > 0 {
 					word = ""
 				}
-				fmt.Fprintf(out, "  %-4s  %s\n", word, lb.Printable(line))
+				fmt.Fprintf(out, "  %-7s  %s\n", word, lb.Printable(line))
 			}
 		}
 	}
@@ -72,9 +72,9 @@ func diffText(out io.Writer, d *inspect.Diff, most int) {
 	switch n := len(d.Differences) + d.More; {
 	case n > 0:
 		fmt.Fprintf(out, "\n%s; %s compared\n", plural.Count(n, "difference", "differences"),
-			plural.Count(d.Rows, "frontend", "frontends"))
-	case d.Rows > 0 || len(d.Notes) == 0:
-		fmt.Fprintf(out, "no difference; %s compared\n", plural.Count(d.Rows, "frontend", "frontends"))
+			plural.Count(d.Frontends, "frontend", "frontends"))
+	case d.Frontends > 0 || len(d.Notes) == 0:
+		fmt.Fprintf(out, "no difference; %s compared\n", plural.Count(d.Frontends, "frontend", "frontends"))
 	}
 	for _, n := range d.Notes {
 		fmt.Fprintf(out, "note: %s\n", lb.Printable(n))
@@ -156,7 +156,7 @@ func (q *queries) eventsText(changes []inspect.Change, head bool) {
 				at = c.Done.Format(time.RFC3339Nano)
 			}
 		}
-		lines = append(lines, []string{at, c.Object, orDash(c.Family), strconv.Itoa(c.Rows), took(c.SinceAPI),
+		lines = append(lines, []string{at, c.Object, orDash(c.Family), strconv.Itoa(c.Frontends), took(c.SinceAPI),
 			took(c.SinceLearned), c.What})
 	}
 	if len(changes) == 0 && head {
@@ -213,7 +213,7 @@ func (q *queries) topText(t *inspect.Top) {
 	lines := [][]string{{"SERVICE", "PER SECOND", "TOTAL"}}
 	of := t.Services
 	if q.format == "wide" {
-		lines[0], of = []string{"SERVICE", "ADDRESS", "FAMILY", "PER SECOND", "TOTAL"}, t.Rows
+		lines[0], of = []string{"SERVICE", "ADDRESS", "FAMILY", "PER SECOND", "TOTAL"}, t.Frontends
 	}
 	least := ""
 	if t.AtLeast {

@@ -365,7 +365,7 @@ func mergeStatus(out io.Writer, answers []nodeAnswer, wide bool) error {
 func statusCells(s *inspect.Status, now time.Time) []string {
 	rows, pending, failing := 0, 0, 0
 	for _, f := range s.Families {
-		rows, pending, failing = rows+f.Rows, pending+f.Pending, failing+len(f.Failing)
+		rows, pending, failing = rows+f.Frontends, pending+f.Pending, failing+len(f.Failing)
 	}
 	up, full, last := "-", "-", "-"
 	if s.Started != nil {

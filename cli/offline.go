@@ -36,7 +36,7 @@ func offline(cfg *config.Config, modes mode.List, errOut io.Writer) (*inspect.In
 	}
 	node := offlineNode(cfg.NodeName, objects, errOut)
 	store := filled(node, objects)
-	ic := inspect.Config{Version: cfg.Version, Mode: m, Asked: cfg.Mode, Offline: true, Store: store,
+	ic := inspect.Config{Version: cfg.Version, Mode: m, Configured: cfg.Mode, Offline: true, Store: store,
 		Pods: func(_ context.Context, pod cluster.Name) (map[cluster.Name][]netip.Addr, error) {
 			return manifests.Pods(os.DirFS(cfg.Manifests), pod)
 		}}

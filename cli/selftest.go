@@ -80,7 +80,7 @@ func (p *program) selftest() *cobra.Command {
 // selftestOf configures the test on this machine.
 func selftestOf(ctx context.Context, cfg *config.Config, modes mode.List, echo []string, echoVIP string,
 	disruptive bool) (selftest.Config, error) {
-	test := selftest.Config{Asked: cfg.Mode, Sizes: selftestSizes, Timeout: selftestTimeout,
+	test := selftest.Config{Configured: cfg.Mode, Sizes: selftestSizes, Timeout: selftestTimeout,
 		Dial: new(net.Dialer).DialContext}
 	var err error
 	if test.EchoVIP, err = netip.ParseAddr(echoVIP); err != nil || !test.EchoVIP.Is4() {

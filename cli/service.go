@@ -121,7 +121,7 @@ func headline(out io.Writer, d *inspect.Detail) {
 func backendsText(out io.Writer, d *inspect.Detail, wide bool) {
 	headline(out, d)
 	for _, f := range d.Families {
-		if len(f.Endpoints) == 0 && len(d.Families) > 1 && len(f.Rows) == 0 {
+		if len(f.Endpoints) == 0 && len(d.Families) > 1 && len(f.Frontends) == 0 {
 			continue // a family that the Service does not have
 		}
 		for _, p := range f.Ports {

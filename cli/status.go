@@ -39,17 +39,17 @@ func statusText(out io.Writer, s *inspect.Status, now time.Time) {
 	var total inspect.FamilyStatus
 	var rows []string
 	for _, f := range s.Families {
-		total.Rows, total.Pending = total.Rows+f.Rows, total.Pending+f.Pending
+		total.Frontends, total.Pending = total.Frontends+f.Frontends, total.Pending+f.Pending
 		total.Contested += f.Contested
 		total.Repaired, total.Audits = total.Repaired+f.Repaired, total.Audits+f.Audits
 		total.Failing = append(total.Failing, f.Failing...)
-		rows = append(rows, fmt.Sprintf("%s %d", f.Family, f.Rows))
+		rows = append(rows, fmt.Sprintf("%s %d", f.Family, f.Frontends))
 	}
 	lines := [][]string{
 		{"mode", modeText(s)},
 		{"version", "kube-proxy " + s.Version + upText(s, now)},
 		{"frontends", fmt.Sprintf("%d in force (%s), %d pending, %d failing, %d in conflict",
-			max(0, total.Rows-total.Pending-len(total.Failing)),
+			max(0, total.Frontends-total.Pending-len(total.Failing)),
 			strings.Join(rows, ", "), total.Pending, len(total.Failing), total.Contested)},
 		{"services", fmt.Sprint(s.Services)},
 	}
@@ -74,7 +74,7 @@ func modeText(s *inspect.Status) string {
 	case s.Offline:
 		return s.Mode + ", offline: computed from the objects alone"
 	case s.Reason != "":
-		return fmt.Sprintf("%s (asked for: %s; %s)", s.Mode, orDash(s.Asked), s.Reason)
+		return fmt.Sprintf("%s (configured: %s; %s)", s.Mode, orDash(s.Configured), s.Reason)
 	}
 	return s.Mode
 }

@@ -33,14 +33,14 @@ func tableQuery() queryCommand {
 				params.Set("filter", args[0])
 			}
 			_, err := get(ctx, q, "table", params, func(a *struct {
-				Node string
-				Rows []inspect.Row
+				Node      string
+				Frontends []inspect.Frontend
 			}) {
 				q.head(a.Node)
-				if len(a.Rows) == 0 {
+				if len(a.Frontends) == 0 {
 					fmt.Fprintln(q.errOut, "kube-proxy: no frontend matches"+likeFilter(ctx, q, params.Get("filter")))
 				}
-				tableText(q.out, a.Rows, q.format == "wide")
+				tableText(q.out, a.Frontends, q.format == "wide")
 			})
 			return err
 		},
@@ -77,7 +77,7 @@ func columns(out io.Writer, lines [][]string) {
 	}
 }
 
-func tableText(out io.Writer, rows []inspect.Row, wide bool) {
+func tableText(out io.Writer, rows []inspect.Frontend, wide bool) {
 	head := []string{"KEY", "FAMILY", "SERVICE", "KIND", "BACKENDS", "ROUTES"}
 	if wide {
 		head = append(head, "SETS", "AFFINITY", "SOURCES")
@@ -111,7 +111,7 @@ func joined(prefixes []netip.Prefix) string {
 }
 
 // backendsOf returns the number of backends of a frontend, in each set.
-func backendsOf(r inspect.Row) string {
+func backendsOf(r inspect.Frontend) string {
 	if r.LocalEndpoints != nil {
 		return fmt.Sprintf("%d here", *r.LocalEndpoints)
 	}
@@ -128,7 +128,7 @@ func backendsOf(r inspect.Row) string {
 
 // routesOf describes the action of a frontend for each source; routes with the same action are
 // merged.
-func routesOf(r inspect.Row) string {
+func routesOf(r inspect.Frontend) string {
 	var all []string
 	for _, route := range r.Routes {
 		does := route.Do
@@ -149,7 +149,7 @@ func routesOf(r inspect.Row) string {
 	return strings.Join(all, ", ")
 }
 
-func setsOf(r inspect.Row) string {
+func setsOf(r inspect.Frontend) string {
 	var all []string
 	for _, route := range r.Routes {
 		if route.Set != "" && (len(all) == 0 || all[len(all)-1] != route.Set) {

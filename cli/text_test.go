@@ -11,13 +11,13 @@ import (
 
 // The singular is used for one.
 func TestAskCountsWell(t *testing.T) {
-	one := inspect.Difference{Family: "IPv4", Object: "element", Want: "there"}
+	one := inspect.Difference{Family: "IPv4", Object: "element", Desired: "there"}
 	for want, d := range map[string]*inspect.Diff{
-		"1 difference; 1 frontend compared\n":    {Differences: []inspect.Difference{one}, Rows: 1},
-		"2 differences; 2 frontends compared\n":  {Differences: []inspect.Difference{one}, More: 1, Rows: 2},
-		"no difference; 1 frontend compared\n":   {Rows: 1},
+		"1 difference; 1 frontend compared\n":    {Differences: []inspect.Difference{one}, Frontends: 1},
+		"2 differences; 2 frontends compared\n":  {Differences: []inspect.Difference{one}, More: 1, Frontends: 2},
+		"no difference; 1 frontend compared\n":   {Frontends: 1},
 		"no difference; 0 frontends compared\n":  {},
-		"no difference; 36 frontends compared\n": {Rows: 36},
+		"no difference; 36 frontends compared\n": {Frontends: 36},
 	} {
 		var out bytes.Buffer
 		diffText(&out, d, maxDiffers)

@@ -55,7 +55,7 @@ func (e *Engine) reportSettled() {
 			e.cfg.Changes.Add(changes.Entry{
 				Kind: kind, Family: e.cfg.Family, What: u.what, Service: u.name,
 				Services: uint32(u.changes.Services), Slices: uint32(u.changes.Slices),
-				API: u.api, Learned: u.learned, Done: now, Rows: u.rows, Failures: u.failures,
+				API: u.api, Learned: u.learned, Done: now, Frontends: u.rows, Failures: u.failures,
 				Elsewhere: u.elsewhere && u.rows == 0 && u.failures == 0 && kind == changes.Service,
 			})
 		}
@@ -72,7 +72,7 @@ func (e *Engine) reportSettled() {
 // reported one by one.
 func (e *Engine) reportReset(w *Write) {
 	end := e.writer.end
-	e.reportTogether(changes.Entry{Kind: changes.Reset, Rows: uint32(w.Changes), Why: e.resets.why,
+	e.reportTogether(changes.Entry{Kind: changes.Reset, Frontends: uint32(w.Changes), Why: e.resets.why,
 		Learned: end.Add(-w.Took).UnixNano(), Done: end.UnixNano()})
 	e.resets.why = ""
 }
@@ -80,8 +80,8 @@ func (e *Engine) reportReset(w *Write) {
 // reportLoaded reports the end of the work that a Reset postponed.
 func (e *Engine) reportLoaded(w Write) {
 	now := time.Now()
-	e.reportTogether(changes.Entry{Kind: changes.Loaded, Rows: uint32(w.Changes), Learned: now.Add(-w.Took).UnixNano(),
-		Done: now.UnixNano()})
+	e.reportTogether(changes.Entry{Kind: changes.Loaded, Frontends: uint32(w.Changes),
+		Learned: now.Add(-w.Took).UnixNano(), Done: now.UnixNano()})
 	e.pending.programming.loading = false
 }
 
@@ -95,7 +95,7 @@ func (e *Engine) reportTogether(entry changes.Entry) {
 
 // reportRepaired reports an audit that found differences.
 func (e *Engine) reportRepaired(w *Write, end time.Time) {
-	e.cfg.Changes.Add(changes.Entry{Kind: changes.Repaired, Family: e.cfg.Family, Rows: uint32(w.Changes),
+	e.cfg.Changes.Add(changes.Entry{Kind: changes.Repaired, Family: e.cfg.Family, Frontends: uint32(w.Changes),
 		Why: e.audits.by, Learned: end.Add(-w.Took).UnixNano(), Done: end.UnixNano()})
 }
 

@@ -33,7 +33,7 @@ func (o *ringReported) want(t *testing.T, what string, want ...string) {
 	var got []string
 	for _, e := range entries {
 		api, learned := e.Latency()
-		line := fmt.Sprintf("%s: %s; rows %d", e.Object(), e.Words(), e.Rows)
+		line := fmt.Sprintf("%s: %s; rows %d", e.Object(), e.Words(), e.Frontends)
 		if api >= 0 {
 			line += fmt.Sprintf(", api %v", api)
 		}
@@ -132,7 +132,8 @@ func TestFailuresAreReported(t *testing.T) {
 		r.faulty.Heal()
 		r.after(time.Hour)
 		entries, o.seen = o.After(o.seen)
-		if len(entries) != 1 || entries[0].Service != svcName(1) || entries[0].Failures < 3 || entries[0].Rows != 1 {
+		if len(entries) != 1 || entries[0].Service != svcName(1) || entries[0].Failures < 3 ||
+			entries[0].Frontends != 1 {
 			t.Errorf("healed: reported %+v", entries)
 		}
 		if api, learned := entries[0].Latency(); api < time.Hour || learned < time.Hour {

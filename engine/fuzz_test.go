@@ -188,7 +188,7 @@ func (s *story) remember(sl *cluster.Slice) {
 // nobodyStrays checks that no packet of one Service reaches a backend of another, whatever the
 // history: each frontend in force has only addresses that its own Service has named.
 func (s *story) nobodyStrays() {
-	for k, f := range s.plane.Rows() {
+	for k, f := range s.plane.Frontends() {
 		service, _, _ := strings.Cut(f.Service, ":")
 		for _, r := range f.Routes {
 			if r.To == nil {

@@ -147,7 +147,7 @@ func (e *Engine) later(names []cluster.Name) {
 func (e *Engine) workOf(name cluster.Name) int {
 	var c policy.Cost
 	e.cfg.Store.Look(name, func(v cluster.View) { c = policy.CostOf(v, e.cfg.Family) })
-	return 1 + c.Slices + c.Ports + c.Rows + c.Backends
+	return 1 + c.Slices + c.Ports + c.Frontends + c.Backends
 }
 
 // planResolve schedules the retry of Services that could not be resolved.
@@ -283,7 +283,7 @@ func (e *Engine) reportRefused(service string, refused []lb.Refused) {
 	if len(refused) == 0 {
 		return
 	}
-	text := fmt.Sprintf("%d rows of service %s are malformed: %v", len(refused), service, refused[0].Err)
+	text := fmt.Sprintf("%d frontends of service %s are malformed: %v", len(refused), service, refused[0].Err)
 	e.stats.failed(text, time.Now())
 	if e.said.first(text) && e.failures.Allow(nameOf(service).Namespace) {
 		e.cfg.Log.Error("Left out malformed frontends, keeping the previous ones", "service", service, "frontends",

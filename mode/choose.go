@@ -42,8 +42,8 @@ func (s Step) String() string {
 type Choice struct {
 	// Mode is the running mode.
 	Mode Mode
-	// Asked is the mode of the flag or the file, "" if neither has one.
-	Asked string
+	// Configured is the mode of the flag or the file, "" if neither has one.
+	Configured string
 	// Annotated is the mode of the Node's annotation, where that counted; otherwise "".
 	Annotated string
 	// Steps are the fallbacks from the configured mode to Mode.
@@ -57,7 +57,7 @@ type Choice struct {
 // [Annotation], "" for none; it counts only without a configured mode. Choose calls Able once, and
 // only for the modes that matter.
 func (l List) Choose(asked, annotation string, with Settings) (Choice, error) {
-	c := Choice{Asked: asked}
+	c := Choice{Configured: asked}
 	start := asked
 	if asked == "" && annotation != "" {
 		may := l.Names(func(m Mode) bool { return m.Annotated }) // modes that S0 has

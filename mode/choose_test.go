@@ -62,8 +62,8 @@ func TestChoose(t *testing.T) {
 			!strings.Contains(said, says) {
 			t.Errorf("%s:\nmode %q, steps %q, said %q", line, got.Mode.Name, took, said)
 		}
-		if (err != nil) != (run == "") || got.Asked != asked {
-			t.Errorf("%s: error %v, asked %q", line, err, got.Asked)
+		if (err != nil) != (run == "") || got.Configured != asked {
+			t.Errorf("%s: error %v, asked %q", line, err, got.Configured)
 		}
 		for m, n := range times {
 			if n != 1 {

@@ -37,11 +37,11 @@ func NewReporter(ctx context.Context, each func(trace.Difference) bool) *Reporte
 // Report reports that an object, of a frontend if k is not zero, differs from the desired state; ""
 // means that the object should not exist, or does not. After a failure it reports nothing, and
 // returns the same error.
-func (t *Reporter) Report(k lb.Key, object, want, have string) error {
+func (t *Reporter) Report(k lb.Key, object, desired, actual string) error {
 	if t.err == nil {
 		t.err = t.ctx.Err()
 	}
-	if t.err == nil && !t.each(trace.Difference{Key: k, Object: object, Want: want, Have: have}) {
+	if t.err == nil && !t.each(trace.Difference{Key: k, Object: object, Desired: desired, Actual: actual}) {
 		t.err = errEnough
 	}
 	return t.err

@@ -25,9 +25,9 @@ type Traffic struct {
 // CounterID identifies a counter of a plane, among all that it has had: by its frontend, or by a
 // number if a frontend has several counters or several frontends share one.
 type CounterID struct {
-	// Row is zero if the counter has a number. A counter of a frontend may restart at 0, when its
-	// frontend changes or was not used for minutes.
-	Row lb.Key
+	// Frontend is zero if the counter has a number. A counter of a frontend may restart at 0, when
+	// its frontend changes or was not used for minutes.
+	Frontend lb.Key
 	// N is 0 if the counter belongs to a frontend. A counter that restarts has another number,
 	// unless another program reset it.
 	N uint64

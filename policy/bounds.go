@@ -15,8 +15,8 @@ import (
 // thousand ports and 500 external IPs would make half a million frontends. The cluster IP and the
 // NodePorts, one frontend for each port, are always served.
 const (
-	// maxOuterRows limits the frontends of load-balancer and external addresses.
-	maxOuterRows = 1 << 14
+	// maxOuterFrontends limits the frontends of load-balancer and external addresses.
+	maxOuterFrontends = 1 << 14
 	// maxBackends limits the endpoints, each counted once for each port.
 	maxBackends = 1 << 18
 	// maxSlicePorts limits the ports of slices with endpoints, whether or not the Service has the
@@ -72,7 +72,7 @@ type fit struct {
 // objects go to the cluster IP, then to the NodePorts, then to load-balancer addresses, then to
 // external IPs. After the first part without room, nothing is served.
 func (s *Settings) fitting(v *cluster.View, loadBalancer, external int) fit {
-	rows := max(1, maxOuterRows/max(1, len(v.Service.Ports)))
+	rows := max(1, maxOuterFrontends/max(1, len(v.Service.Ports)))
 	f := fit{clusterIP: 1, loadBalancer: min(loadBalancer, rows)}
 	f.external = min(external, rows-f.loadBalancer)
 	if takesNodePorts(v.Service) {

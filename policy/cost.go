@@ -7,10 +7,10 @@ import (
 
 // Cost is the amount of data that [Resolve] reads for one Service in one family.
 type Cost struct {
-	Slices   int // EndpointSlices of both families
-	Ports    int // ports of the Service and of its slices
-	Rows     int // frontends that the Service requests
-	Backends int // endpoints, each once for every port that it may serve
+	Slices    int // EndpointSlices of both families
+	Ports     int // ports of the Service and of its slices
+	Frontends int // frontends that the Service requests
+	Backends  int // endpoints, each once for every port that it may serve
 }
 
 // CostOf returns the cost to resolve v. It counts each slice without reading its endpoints.
@@ -20,7 +20,8 @@ func CostOf(v cluster.View, f lb.Family) Cost {
 		return c
 	}
 	c.Ports = len(v.Service.Ports)
-	c.Rows = 2*c.Ports + min(maxOuterRows, c.Ports*(len(v.Service.LoadBalancerIPs)+len(v.Service.ExternalIPs)))
+	outer := len(v.Service.LoadBalancerIPs) + len(v.Service.ExternalIPs)
+	c.Frontends = 2*c.Ports + min(maxOuterFrontends, c.Ports*outer)
 	s := Settings{Family: f}
 	for _, sl := range v.Slices {
 		if s.searched(sl) {

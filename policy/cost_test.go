@@ -18,10 +18,11 @@ func TestCostOf(t *testing.T) {
 			Endpoints: cluster.EndpointsOf(make([]cluster.Endpoint, 5)...)},
 	}}
 	if got, want := policy.CostOf(v, lb.IPv4),
-		(policy.Cost{Slices: 4, Ports: 20_005, Rows: 6, Backends: 30}); got != want {
+		(policy.Cost{Slices: 4, Ports: 20_005, Frontends: 6, Backends: 30}); got != want {
 		t.Errorf("IPv4 costs %+v, want %+v", got, want)
 	}
-	if got, want := policy.CostOf(v, lb.IPv6), (policy.Cost{Slices: 4, Ports: 8, Rows: 6, Backends: 15}); got != want {
+	if got, want := policy.CostOf(v, lb.IPv6),
+		(policy.Cost{Slices: 4, Ports: 8, Frontends: 6, Backends: 15}); got != want {
 		t.Errorf("IPv6 costs %+v, want %+v", got, want)
 	}
 	v.Service = nil

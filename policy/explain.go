@@ -39,9 +39,9 @@ type ExplainedPort struct {
 	Protocol string `json:"protocol"`
 	Port     uint16 `json:"port"`
 	NodePort uint16 `json:"nodePort,omitempty"`
-	// Rows are the frontends that the Service requests for this port. Another Service may still win
-	// a key: see [lb.Table.Lost].
-	Rows []*lb.Frontend `json:"-"`
+	// Frontends are those that the Service requests for this port. Another Service may still win a
+	// key: see [lb.Table.Lost].
+	Frontends []*lb.Frontend `json:"-"`
 	// Cluster and Local report whether frontends may lead to all endpoints of the cluster, or to
 	// those on this node alone, if there are any. The traffic policies decide that (SV-19, SV-20).
 	Cluster bool `json:"cluster"`
@@ -192,8 +192,8 @@ func (e *explainer) port(p *cluster.ServicePort) ExplainedPort {
 	before := len(e.rows)
 	e.resolver.port(p)
 	x := ExplainedPort{Name: p.Name, Protocol: lb.Proto(p.Protocol).String(), Port: p.Port, NodePort: p.NodePort,
-		Service: e.portName(p), Rows: slices.Clone(e.rows[before:]), Endpoints: []ExplainedEndpoint{}}
-	for _, f := range x.Rows {
+		Service: e.portName(p), Frontends: slices.Clone(e.rows[before:]), Endpoints: []ExplainedEndpoint{}}
+	for _, f := range x.Frontends {
 		policy := e.svc.ExternalPolicy
 		if f.Kind == lb.ClusterIP {
 			policy = e.svc.InternalPolicy

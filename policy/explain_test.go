@@ -27,7 +27,7 @@ func checkExplained(t *testing.T, v cluster.View, s policy.Settings) policy.Expl
 	}
 	var explained []*lb.Frontend
 	for _, p := range x.Ports {
-		explained = append(explained, p.Rows...)
+		explained = append(explained, p.Frontends...)
 		checkExplainedPort(t, p, v, what)
 	}
 	// The frontends of the ports are all frontends, in their order, except that of the health
@@ -53,7 +53,7 @@ func checkExplainedPort(t *testing.T, p policy.ExplainedPort, v cluster.View, wh
 	t.Helper()
 	sets := map[lb.Scope]*lb.BackendSet{}
 	serves := false
-	for _, f := range p.Rows {
+	for _, f := range p.Frontends {
 		for _, scope := range []lb.Scope{lb.Cluster, lb.Local} {
 			if set := f.Set(scope); set != nil {
 				sets[scope] = set

@@ -34,7 +34,7 @@ func checkRandomView(t *testing.T, seed1, seed2 uint64) {
 	g := generator{rand.New(rand.NewPCG(seed1, seed2))}
 	v, s := g.view(), g.settings()
 
-	got, want := policy.Resolve(v, s), oracle.Rows(v, s)
+	got, want := policy.Resolve(v, s), oracle.Frontends(v, s)
 	checkPromises(t, got, s)
 	slices.SortFunc(got, byKey)
 	if !slices.EqualFunc(got, want, (*lb.Frontend).Equal) {

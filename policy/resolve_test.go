@@ -147,7 +147,7 @@ func check(t *testing.T, s *scene, want string, words ...string) {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 	var slow lb.Table
-	slow.Replace(lb.Owner{Name: "shop/web"}, oracle.Rows(s.view(), s.settings))
+	slow.Replace(lb.Owner{Name: "shop/web"}, oracle.Frontends(s.view(), s.settings))
 	if got, want := table.String(), slow.String(); got != want {
 		t.Errorf("got\n%s\nthe slow twin says\n%s", got, want)
 	}
@@ -372,7 +372,7 @@ func TestEndpoints(t *testing.T) {
 				t.Errorf("got  %s\nwant %s", got, test.want)
 			}
 			var slow lb.Table
-			slow.Replace(lb.Owner{Name: "shop/web"}, oracle.Rows(test.scene.view(), test.scene.settings))
+			slow.Replace(lb.Owner{Name: "shop/web"}, oracle.Frontends(test.scene.view(), test.scene.settings))
 			if got, want := test.scene.resolve().String(), slow.String(); got != want {
 				t.Errorf("got\n%s\nthe slow twin says\n%s", got, want)
 			}

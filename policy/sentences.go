@@ -27,7 +27,7 @@ func (c *portExplainer) why(p *cluster.ServicePort) {
 	case p.Port == 0:
 		c.say("The port has no number, so no client can use it.")
 		return
-	case len(c.port.Rows) == 0:
+	case len(c.port.Frontends) == 0:
 		c.say("An earlier port of the Service has the same number and protocol, and only that one is served.")
 		return
 	}
@@ -163,7 +163,7 @@ func (c *portExplainer) localOnly() {
 		c.say("The internal traffic policy is Local: connections from this node and its pods to the cluster IP are " +
 			"dropped.")
 	}
-	if c.svc.ExternalPolicy == cluster.PolicyLocal && slices.ContainsFunc(c.port.Rows,
+	if c.svc.ExternalPolicy == cluster.PolicyLocal && slices.ContainsFunc(c.port.Frontends,
 		func(f *lb.Frontend) bool { return f.Kind != lb.ClusterIP }) {
 		c.say("The external traffic policy is Local: connections from outside the cluster to this node are dropped, " +
 			"and load balancers with health checks skip the node.")

@@ -31,9 +31,9 @@ type MetricsConfig struct {
 	// registered: they would always be 0.
 	Modes mode.List
 	Mode  string
-	// Asked is the configured mode, "" for none, and Reason the reason why Mode differs, "" if it
-	// does not.
-	Asked, Reason string
+	// Configured is the mode in flags or file, "" for none, and Reason the reason why Mode differs,
+	// "" if it does not.
+	Configured, Reason string
 	// Version is the Kubernetes version that this proxy replaces, as "v1.37.2".
 	Version string
 	// Gates are the feature gates.

@@ -99,7 +99,7 @@ func newProxy(t *testing.T, mode string) *proxy {
 	t.Helper()
 	p := &proxy{t: t, store: cluster.NewStore("n1")}
 	p.metrics = status.FillMetrics(status.MetricsConfig{
-		Modes: all.Modes(), Mode: mode, Asked: "best", Reason: "test", Version: "v1.37.2",
+		Modes: all.Modes(), Mode: mode, Configured: "best", Reason: "test", Version: "v1.37.2",
 		Gates: []status.Gate{{Name: "AllAlpha", Stage: "ALPHA"}, {Name: "ComponentSLIs", On: true}},
 		Changes: func() (uint64, uint64) {
 			c := p.store.Changes()

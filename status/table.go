@@ -192,7 +192,7 @@ func tabled() []metric {
 
 		{row: "EXT", name: "mode_info", kind: gauge, labels: []string{"mode", "asked", "reason"},
 			help: "Always 1: the running mode, the requested mode, and the reason for a difference",
-			read: func(s *snapshot, emit emit) { emit(1, s.cfg.Mode, s.cfg.Asked, s.cfg.Reason) }},
+			read: func(s *snapshot, emit emit) { emit(1, s.cfg.Mode, s.cfg.Configured, s.cfg.Reason) }},
 		{row: "EXT", name: "changes_written_total", kind: counter, labels: family,
 			help: "Changes of frontends that the data plane accepted",
 			read: perStats(func(s *engine.Stats) uint64 { return s.Changes })},

@@ -19,9 +19,9 @@ const (
 // maxConflicts is how many conflicts an answer names.
 const maxConflicts = 5
 
-// Ask says what becomes of a packet where a mode keeps the table. Its cost follows the number of
-// backends of one row, and neither the size of the table nor the crowd on a contested key. It only
-// reads, and the answer shares only constant parts with the table.
+// Ask computes the treatment of a packet by the table in a mode. Its cost follows the number of
+// backends of one frontend, not the size of the table or the number of Services that claim the key.
+// It only reads, and the answer shares only constant parts with the table.
 func Ask(t *lb.Table, how Mode, p Packet) Answer {
 	q := question{table: t, how: how, packet: p, Answer: Answer{Backends: []Backend{}, Why: []string{}}}
 	switch row := q.find(); {
@@ -37,7 +37,7 @@ func Ask(t *lb.Table, how Mode, p Packet) Answer {
 	return q.Answer
 }
 
-// serves reports whether the row leads anybody to backends.
+// serves reports whether the frontend has backends for any client.
 func serves(row *lb.Frontend) bool {
 	return row != nil && slices.ContainsFunc(row.Routes, func(r lb.Route) bool { return r.Do == lb.Balance })
 }
@@ -50,8 +50,8 @@ type question struct {
 	Answer
 }
 
-// find returns the row for the packet: that of the address before that of a NodePort, and one that
-// the mode serves before one that it does not.
+// find returns the frontend for the packet: one of the address before a NodePort, and one that the
+// mode serves before one that it does not.
 func (q *question) find() *lb.Frontend {
 	to := q.packet.To
 	row := q.table.Get(lb.Key{Addr: to.Addr(), Port: to.Port(), Proto: q.packet.Proto})
@@ -64,7 +64,7 @@ func (q *question) find() *lb.Frontend {
 	return row
 }
 
-// nodePort returns the row of the NodePort that the packet meets at an address of this node.
+// nodePort returns the frontend of the NodePort that the packet meets at an address of this node.
 func (q *question) nodePort() *lb.Frontend {
 	to := q.packet.To
 	row := q.table.Get(lb.Key{Port: to.Port(), Proto: q.packet.Proto})
@@ -85,9 +85,9 @@ func (q *question) nodePort() *lb.Frontend {
 	return row
 }
 
-// row answers by a row.
+// row answers by a frontend.
 func (q *question) row(row *lb.Frontend) {
-	q.Frontend, q.Service, q.Row, q.Kind = row, row.Service, row.Key.String(), row.Kind.String()
+	q.Frontend, q.Service, q.FrontendKey, q.Kind = row, row.Service, row.Key.String(), row.Kind.String()
 	q.named(row)
 	q.conflicts(row)
 	if row.Accepts() {
@@ -116,7 +116,7 @@ func (q *question) proxied() bool {
 	return q.how.LocalhostProxy && q.packet.Here && q.packet.To.Addr() == q.table.Node.Localhost
 }
 
-// localhost answers by the row of a NodePort for which the proxy listens.
+// localhost answers by a NodePort for which the proxy listens.
 func (q *question) localhost(row *lb.Frontend) {
 	last := row.Last()
 	switch {
@@ -133,9 +133,9 @@ func (q *question) localhost(row *lb.Frontend) {
 	}
 }
 
-// sources says whether the packet may come from where it does. The row's own address among its
-// sources is no range that anybody wrote: it is there where this node is within the ranges (SV-16),
-// and admits packets with this source.
+// sources reports whether the frontend admits the source of the packet. The frontend's own address
+// among its sources was not configured: it is added if this node is within the ranges (SV-16), and
+// admits packets with this source.
 func (q *question) sources(row *lb.Frontend) (may bool) {
 	own := netip.PrefixFrom(row.Key.Addr, row.Key.Addr.BitLen())
 	ranges, itself := row.Sources, false
@@ -156,7 +156,7 @@ func (q *question) sources(row *lb.Frontend) (may bool) {
 	return contains(row.Sources, from)
 }
 
-// served is what the mode makes of a row; nil if it does not serve it.
+// served returns the frontend as the mode serves it; nil if it does not.
 func (q *question) served(row *lb.Frontend) *lb.Frontend {
 	if q.how.Served == nil {
 		return row
@@ -171,7 +171,7 @@ func (q *question) served(row *lb.Frontend) *lb.Frontend {
 	return kept
 }
 
-// serves reports whether the mode serves a row.
+// serves reports whether the mode serves a frontend.
 func (q *question) serves(row *lb.Frontend) bool {
 	if q.how.Served == nil || row.Accepts() {
 		return true
@@ -180,7 +180,7 @@ func (q *question) serves(row *lb.Frontend) bool {
 	return kept != nil
 }
 
-// named says whose the row is.
+// named states the owner of the frontend.
 func (q *question) named(row *lb.Frontend) {
 	switch row.Kind {
 	case lb.NodePort:
@@ -197,7 +197,7 @@ func (q *question) named(row *lb.Frontend) {
 	}
 }
 
-// conflicts says who else wants the row's key.
+// conflicts lists the other Services that claim the frontend's key.
 func (q *question) conflicts(row *lb.Frontend) {
 	first, all := q.table.FirstConflicts(row.Key, maxConflicts)
 	q.Contesting = all
@@ -225,7 +225,7 @@ func (q *question) route(row *lb.Frontend) lb.Route {
 			return r
 		}
 	}
-	return lb.Route{From: lb.Anywhere, Do: lb.Drop} // a row that Check would refuse
+	return lb.Route{From: lb.Anywhere, Do: lb.Drop} // a frontend that Check would refuse
 }
 
 // from says why the packet is of these sources, as the beginning of a sentence; "" if it is not.
@@ -264,7 +264,7 @@ func (q *question) pods() string {
 	return ""
 }
 
-// take answers by a route of the row.
+// take answers by a route of the frontend.
 func (q *question) take(row *lb.Frontend, r lb.Route) {
 	q.Route = r.From.String()
 	switch r.Do {
@@ -354,7 +354,7 @@ func (q *question) isHere(a netip.AddrPort) bool {
 	return false
 }
 
-// unknown answers for a packet that no row is for.
+// unknown answers for a packet without a frontend.
 func (q *question) unknown() {
 	to, what := q.packet.To.Addr(), target(q.packet)
 	ping := q.packet.Proto == ICMPv4 || q.packet.Proto == ICMPv6

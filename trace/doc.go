@@ -1,5 +1,5 @@
-// Package trace says what becomes of a packet: which row of the table decides, by which route, who
-// may answer, and why. It is pure: it reads the desired table ([kube-proxy/lb]) and knows no
-// kernel. What the kernel's own state says of the same packet, a plane reads ([Kernel]); a
-// [Difference] between the two is a finding.
+// Package trace computes the treatment of a packet: which frontend decides, by which route, which
+// backends may answer, and why. It is pure: it reads the desired table ([kube-proxy/lb]) and knows
+// no kernel. A plane reads the kernel's treatment of the same packet ([Kernel]); a [Difference]
+// between the two is a finding.
 package trace

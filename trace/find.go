@@ -10,11 +10,11 @@ import (
 	"kube-proxy/lb"
 )
 
-// Find says which address, port and protocol the target is in a table: what was left out is what
-// the Service has, where that is one thing. A Service has its namespace; node is an address of this
-// node at which NodePorts answer, not valid without one. An error says what to write instead.
+// Find returns the address, port and protocol of the target in a table. An omitted one is that of
+// the Service, if it has only one. A Service has its namespace; node is an address of this node at
+// which NodePorts answer, not valid without one. An error says what to write instead.
 //
-// Its cost follows the rows of the Service; for an address without a port, that of the rows.
+// Its cost follows the frontends of the Service; for an address without a port, all frontends.
 func (t Target) Find(table *lb.Table, node netip.Addr) (netip.AddrPort, lb.Proto, error) {
 	switch {
 	case t.NodePort:
@@ -46,7 +46,7 @@ func ping(a netip.Addr) lb.Proto {
 	return ICMPv6
 }
 
-// proto is the protocol that was said, else the first for which there is a row, else TCP.
+// proto is the given protocol, else the first with a frontend, else TCP.
 func (t Target) proto(table *lb.Table, a netip.Addr) lb.Proto {
 	if t.Proto != 0 {
 		return t.Proto
@@ -67,7 +67,7 @@ func (t Target) findNodePort(table *lb.Table, node netip.Addr) (netip.AddrPort, 
 	return netip.AddrPortFrom(node, t.Port), t.proto(table, netip.Addr{}), nil
 }
 
-// findService chooses one of the rows of a Service.
+// findService chooses one of the frontends of a Service.
 func (t Target) findService(table *lb.Table) (netip.AddrPort, lb.Proto, error) {
 	name := t.Service
 	var all, rows []*lb.Frontend
@@ -85,7 +85,7 @@ func (t Target) findService(table *lb.Table) (netip.AddrPort, lb.Proto, error) {
 	switch {
 	case len(all) == 0:
 		return netip.AddrPort{}, 0, fmt.Errorf("the Service %s has no port at an address that this node serves in "+
-			"this family: ask \"why %[1]s\"", name)
+			"this family: run kube-proxy why %[1]s", name)
 	case t.Proto == ICMPv4:
 		a := all[0].Key.Addr
 		return netip.AddrPortFrom(a, 0), ping(a), nil
@@ -100,7 +100,7 @@ func (t Target) findService(table *lb.Table) (netip.AddrPort, lb.Proto, error) {
 	return only(rows, "the Service "+name)
 }
 
-// only is the row's key where there is one row.
+// only returns the frontend's key if there is only one.
 func only(rows []*lb.Frontend, of string) (netip.AddrPort, lb.Proto, error) {
 	if len(rows) > 1 {
 		return netip.AddrPort{}, 0, fmt.Errorf("%s has %s: say which port", of, ports(rows))
@@ -109,7 +109,7 @@ func only(rows []*lb.Frontend, of string) (netip.AddrPort, lb.Proto, error) {
 	return netip.AddrPortFrom(k.Addr, k.Port), k.Proto, nil
 }
 
-// ports is the ports of rows in an error.
+// ports lists the ports of frontends in an error.
 func ports(rows []*lb.Frontend) string {
 	sorted := slices.SortedFunc(slices.Values(rows), func(a, b *lb.Frontend) int { return a.Key.Compare(b.Key) })
 	var words []string

@@ -2,7 +2,7 @@ package trace
 
 import "kube-proxy/lb"
 
-// Mode is what a proxy mode makes of the table, where modes differ. The zero Mode is that of
+// Mode describes how a proxy mode treats the table, where modes differ. The zero Mode is that of
 // nftables. [kube-proxy/mode] gives the value of a mode that runs.
 type Mode struct {
 	// Name is the mode's name, for people; "" where none runs.
@@ -11,11 +11,10 @@ type Mode struct {
 	// passes untouched (SV-62, SV-63), and so does a ping (SV-66).
 	PassesUnknown bool
 	// Holds: the node has every service address itself. It answers pings there, and refuses ports
-	// that no row has, but where the address is its own besides ([Packet.Here]), or an API
-	// server's.
+	// without a frontend, unless the address is also its own ([Packet.Here]) or an API server's.
 	Holds bool
-	// Unfiltered: there is no packet filter, so if a row has no backends for a client, what
-	// others drop is refused.
+	// Unfiltered: there is no packet filter, so if a frontend has no backends for a client, the
+	// packets that other modes drop are refused.
 	Unfiltered bool
 	// Terminates: connections end at the proxy, which opens others to the backends: they see an
 	// address of the node.
@@ -29,9 +28,9 @@ type Mode struct {
 	// HairpinsByNode: a backend that is its own client is not masqueraded where the API says that
 	// it runs on another node (SV-60).
 	HairpinsByNode bool
-	// Served is what the mode makes of a row for a packet, where it cannot keep rows as they are: a
-	// row that it keeps, nil for one that it does not serve so that packets pass; and why, as
-	// sentences, "" where it keeps the row as it is. NodePorts that it keeps answer at every
-	// address of the node. Nil: all rows are kept.
+	// Served is for modes that cannot serve all frontends as they are. It returns the frontend that
+	// the mode serves for a packet, nil if it serves none and packets pass; and why, as sentences,
+	// "" for an unchanged frontend. Served NodePorts answer at every address of the node. Nil: all
+	// frontends are served unchanged.
 	Served func(lb.Node, *lb.Frontend, Packet) (kept *lb.Frontend, why string)
 }

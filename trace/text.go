@@ -63,11 +63,11 @@ func (a Answer) text(p Packet, maxBackends, maxWay int) string {
 
 // headline is the verdict in a line.
 func (a Answer) headline() string {
-	if a.Row == "" {
+	if a.FrontendKey == "" {
 		return string(a.Verdict)
 	}
-	s := fmt.Sprintf("%s  %s  %s", a.Verdict, a.Service, a.Row)
-	if !strings.HasPrefix(a.Row, "nodeport:") {
+	s := fmt.Sprintf("%s  %s  %s", a.Verdict, a.Service, a.FrontendKey)
+	if !strings.HasPrefix(a.FrontendKey, "nodeport:") {
 		s += " (" + a.Kind + ")"
 	}
 	if a.Route != "" {

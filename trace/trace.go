@@ -80,12 +80,12 @@ type Programs struct {
 
 // Difference is an object whose state in the kernel differs from the table.
 type Difference struct {
-	// Key is the row that it belongs to; the zero Key for what belongs to no row, such as a base
+	// Key is that of its frontend; the zero Key for an object without a frontend, such as a base
 	// chain.
 	Key lb.Key `json:"-"`
 	// Object names it, as in "element { 192.0.2.7 . tcp . 80 } of map services".
 	Object string `json:"object"`
-	// Want and Have are the two states; "" for nothing there.
-	Want string `json:"want,omitempty"`
-	Have string `json:"have,omitempty"`
+	// Desired and Actual are the two states; "" for nothing there.
+	Desired string `json:"desired,omitempty"`
+	Actual  string `json:"actual,omitempty"`
 }

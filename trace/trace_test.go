@@ -79,7 +79,7 @@ func TestParseAndFind(t *testing.T) {
 		{"web.test.svc.cluster.local:80/tcp", "10.96.0.11:80/tcp"},
 		{"web.test.example.com", "neither an IP address nor the name"},
 		{"shop/udp", "the Service shop/udp has no port"}, // a name, not a protocol
-		{"shop/api:http", "ask \"why shop/api\""},
+		{"shop/api:http", "run kube-proxy why shop/api"},
 		{"shop/headless:80", "the Service shop/headless has no port"},
 		{"nodeport:30080", "172.18.0.2:30080/tcp"},
 		{"nodeport:30080/udp", "172.18.0.2:30080/udp"},

@@ -40,7 +40,7 @@ func TestFirewall(t *testing.T) {
 		var got []string
 		for _, asked := range []string{"first", "second"} { // the second has listeners
 			s, f := usual()
-			s.Asked, f.OS, f.Firewall.Value = asked, "windows", Firewall{true, c.rules, program}
+			s.Configured, f.OS, f.Firewall.Value = asked, "windows", Firewall{true, c.rules, program}
 			var severities []string
 			for _, f := range Judge(s, f) {
 				if f.ID == "firewall" {

@@ -149,5 +149,5 @@ func choose(s *Setup, f *Facts) (mode.Choice, error) {
 			}
 		}
 	}
-	return list.Choose(s.Asked, "", s.with(s.Families[0]))
+	return list.Choose(s.Configured, "", s.with(s.Families[0]))
 }

@@ -110,7 +110,7 @@ func (j *judge) families(m mode.Mode) {
 	for _, fam := range j.Families {
 		a, ok := j.facts.ability(m.Name, fam)
 		about := m.Name + " " + fam.String()
-		wanted := j.Asked == m.Name
+		wanted := j.Configured == m.Name
 		switch {
 		case !ok:
 			j.unknown(about, errUntried)
@@ -143,7 +143,7 @@ func (j *judge) families(m mode.Mode) {
 func oneLine(err error) string { return strings.Join(strings.Split(err.Error(), "\n"), "; ") }
 
 func (j *judge) asked() {
-	asked := j.Asked
+	asked := j.Configured
 	if asked == "" {
 		asked = "no mode (the default)"
 	}
@@ -154,7 +154,7 @@ func (j *judge) asked() {
 			oneLine(err)))
 	case err != nil:
 		j.wrong("", "the configuration selects %s, and no mode can run: %s", asked, oneLine(err))
-	case len(c.Steps) > 0 && j.Asked != "":
+	case len(c.Steps) > 0 && j.Configured != "":
 		j.warn("", "the configuration selects %s; %s", asked, c.Steps[len(c.Steps)-1])
 	case len(c.Steps) > 0:
 		j.info("", "the configuration selects %s: it is %s, after %s", asked, c.Mode.Name, tried(c.Steps))

@@ -108,7 +108,7 @@ func TestJudge(t *testing.T) {
 		{"no mode can run", func(_ *Setup, f *Facts) { cannot(f, "first", broken); cannot(f, "second", broken) },
 			"mode-asked error : ", ExitErrors},
 		{"a mode with a fallback is selected", func(s *Setup, f *Facts) {
-			s.Asked = "gives-way"
+			s.Configured = "gives-way"
 			cannot(f, "gives-way", broken)
 		}, "mode-asked warning : the configuration selects gives-way; mode gives-way cannot run on this host, using " +
 			"second instead", ExitWarnings},
@@ -194,7 +194,7 @@ func TestJudge(t *testing.T) {
 			f.Cluster.Ahead.Value = -time.Hour
 		}, "clock warning API server: its clock is 1h0m0s behind this machine's", ExitWarnings},
 		{"few descriptors", func(s *Setup, f *Facts) {
-			s.Asked, f.Descriptors.Value = "second", 20000
+			s.Configured, f.Descriptors.Value = "second", 20000
 		}, "descriptors warning : at most 20000: mode second holds some 6666 connections", ExitWarnings},
 		{"Cilium that is not known", func(_ *Setup, f *Facts) {
 			f.BPF.Err = errNeedsRoot

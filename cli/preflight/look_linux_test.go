@@ -76,7 +76,7 @@ func TestModesAreNotAskedForModules(t *testing.T) {
 	var asked atomic.Int32
 	of := mode.Mode{Name: "some", Modules: func(mode.Settings) []string { return []string{"nf_tables"} },
 		Able: func(mode.Settings) error { asked.Add(1); return nil }}
-	s := &Setup{Modes: mode.List{of}, Asked: "some", Families: []lb.Family{lb.IPv4}}
+	s := &Setup{Modes: mode.List{of}, Configured: "some", Families: []lb.Family{lb.IPv4}}
 	got := tryMode(t.Context(), s, of, m)
 	if asked.Load() != 0 || len(got) != 1 || got[0].Unasked == nil || !got[0].Loadable {
 		t.Errorf("asked %d times: %+v", asked.Load(), got)

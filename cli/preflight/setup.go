@@ -17,8 +17,8 @@ var ErrSlow = errors.New("timed out")
 // Setup describes what would run: the configuration.
 type Setup struct {
 	Modes mode.List
-	// Asked is the configured mode; "" for the best that the host supports.
-	Asked string
+	// Configured is the configured mode; "" for the best that the host supports.
+	Configured string
 	// Families are those to serve, the primary one first; at least one.
 	Families []lb.Family
 	// NodeName is the name of the Node, and Hostname the machine's hostname.

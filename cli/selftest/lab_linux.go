@@ -148,9 +148,9 @@ func (r *run) settled(ctx context.Context, services int) error {
 		if err := r.lab.ask.Get(ctx, "diff", nil, &d); err != nil {
 			return err
 		}
-		if d.Rows < services || len(d.Differences) > 0 {
-			return fmt.Errorf("the proxy has %d rows of %d Services; in the kernel %d objects differ %.1v", d.Rows,
-				services, len(d.Differences)+d.More, d.Differences)
+		if d.Frontends < services || len(d.Differences) > 0 {
+			return fmt.Errorf("the proxy has %d frontends of %d Services; in the kernel %d objects differ %.1v",
+				d.Frontends, services, len(d.Differences)+d.More, d.Differences)
 		}
 		return nil
 	})

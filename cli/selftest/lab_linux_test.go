@@ -32,7 +32,7 @@ func TestComparesWhatIsWritten(t *testing.T) {
 		asked <- r.URL.Path
 		w.Header().Set(api.Header, "1")
 		if r.URL.Path == "/v1/diff" {
-			json.NewEncoder(w).Encode(inspect.Diff{Rows: 14})
+			json.NewEncoder(w).Encode(inspect.Diff{Frontends: 14})
 			return
 		}
 		json.NewEncoder(w).Encode(states[0])

@@ -58,10 +58,11 @@ const echoPort = 8080
 
 // Config configures a test.
 type Config struct {
-	// Mode is the running mode, and Asked the configured one or "". Terminates: its connections end
+	// Mode is the running mode, and Configured the one in flags or file, or "". Terminates: its
+	// connections end
 	// at the proxy.
-	Mode, Asked string
-	Terminates  bool
+	Mode, Configured string
+	Terminates       bool
 	// Findings are those of [preflight.Judge].
 	Findings []preflight.Finding
 	// Sizes are the numbers of load balancers or Services in step 6, ascending.
@@ -150,8 +151,8 @@ func (r *run) check(name, claim string, err error) bool {
 // node is step 1: the findings of `kube-proxy check` on system, privileges and mode.
 func (r *run) node(context.Context) bool {
 	var other error
-	if r.Mode == "" || r.Asked != "" && r.Asked != r.Mode {
-		other = fmt.Errorf("%q would run, not %q", r.Mode, r.Asked)
+	if r.Mode == "" || r.Configured != "" && r.Configured != r.Mode {
+		other = fmt.Errorf("%q would run, not %q", r.Mode, r.Configured)
 	}
 	able := r.check("mode", "the requested mode can run here", other)
 	for _, f := range r.Findings {

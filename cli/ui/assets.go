@@ -66,7 +66,7 @@ func templates() *template.Template {
 	return template.Must(template.New("").Funcs(template.FuncMap{
 		"visible": visible, "took": took, "clock": clock, "moment": moment,
 		"int": count[int], "uint": count[uint64], "plural": plural, "tracelink": traceLink,
-		"rowsays":  func(r inspect.Row) string { return rowSays(&r) },
+		"routes":   func(f inspect.Frontend) string { return routesSay(&f) },
 		"endclass": func(e inspect.Endpoint) string { return endClass(&e) }, "endstate": endState, "kind": kindWords,
 		"span":        func(seconds int) string { return took(time.Duration(seconds) * time.Second) },
 		"servicename": func(port string) string { return inspect.ParseName(port).String() },

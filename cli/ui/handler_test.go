@@ -292,8 +292,8 @@ func TestPicturesByPortAndFamily(t *testing.T) {
 			{Name: "dns-tcp", Port: 53, Protocol: "tcp"}, {Name: "http", Port: 80, Protocol: "tcp"}} {
 			service, at := "ns/web:"+port.Name, map[string]string{"IPv4": "10.96.0.1", "IPv6": "[fd00::1]"}[family]
 			f.Ports = append(f.Ports, inspect.DetailPort{Port: port, Service: service, MoreEndpoints: 7})
-			f.Rows = append(f.Rows, inspect.Row{Key: fmt.Sprintf("%s:%d/%s", at, port.Port, port.Protocol),
-				Service: service, State: "in force",
+			f.Frontends = append(f.Frontends, inspect.Frontend{Service: service, State: "in force",
+				Key:    fmt.Sprintf("%s:%d/%s", at, port.Port, port.Protocol),
 				Routes: []inspect.Route{{Do: "balance", Set: service + "/" + port.Protocol + "/cluster", Backends: 1}}})
 			f.Endpoints = append(f.Endpoints, inspect.Endpoint{Service: service, Protocol: port.Protocol,
 				In: []string{"cluster"}, Ready: true,

@@ -135,7 +135,7 @@ func (h *Handler) service(r *http.Request, f *frame) error {
 		f := &d.Families[k]
 		f.MoreEndpoints += max(0, len(f.Endpoints)-shownLines)
 		f.Endpoints = f.Endpoints[:min(len(f.Endpoints), shownLines)]
-		f.Rows = f.Rows[:min(len(f.Rows), shownLines)]
+		f.Frontends = f.Frontends[:min(len(f.Frontends), shownLines)]
 	}
 	var reported inspect.Changes
 	if f.Live { // else nothing has changed

@@ -83,7 +83,7 @@ func pictures(d *inspect.Detail) (all []picture, more int) {
 // ofPort returns the part of a family that belongs to one port.
 func ofPort(f inspect.DetailFamily, p inspect.DetailPort) inspect.DetailFamily {
 	f.MoreEndpoints = p.MoreEndpoints
-	f.Rows = slices.DeleteFunc(slices.Clone(f.Rows), func(r inspect.Row) bool {
+	f.Frontends = slices.DeleteFunc(slices.Clone(f.Frontends), func(r inspect.Frontend) bool {
 		return r.Service != p.Service || !strings.HasSuffix(r.Key, "/"+p.Protocol)
 	})
 	f.Endpoints = slices.DeleteFunc(slices.Clone(f.Endpoints), func(e inspect.Endpoint) bool {
@@ -238,7 +238,7 @@ func setKey(service, protocol, scope string) string { return service + "/" + pro
 func (w *drawing) middle(d *inspect.Detail, ends []placed) {
 	size := map[string]int{}
 	for _, f := range d.Families {
-		for _, r := range f.Rows {
+		for _, r := range f.Frontends {
 			for _, to := range r.Routes {
 				if to.Set != "" {
 					size[to.Set] = max(size[to.Set], to.Backends)
@@ -279,13 +279,13 @@ func (w *drawing) fronts(d *inspect.Detail) {
 	y := groupHeight
 	drawn := 0
 	for _, f := range d.Families {
-		for _, r := range f.Rows {
+		for _, r := range f.Frontends {
 			if drawn++; drawn > shownFronts {
 				w.MoreFronts++
 				continue
 			}
 			b := box{X: frontX, Y: y, W: frontW, H: boxHeight, Class: "front", Text: r.Key, Sub: kindWords(r.Kind),
-				Title: r.Key + ", " + kindWords(r.Kind) + ": " + rowSays(&r)}
+				Title: r.Key + ", " + kindWords(r.Kind) + ": " + routesSay(&r)}
 			if r.State != "in force" {
 				b.Class, b.Sub = "front out", short(r.State, 40)
 			}
@@ -359,8 +359,8 @@ func between(a, b box, class string) way {
 	return way{class, fmt.Sprintf("M%d %dC%d %d %d %d %d %d", x1, y1, mid, y1, mid, y2, x2, y2)}
 }
 
-// rowSays describes the routes of a frontend in words.
-func rowSays(r *inspect.Row) string {
+// routesSay describes the routes of a frontend in words.
+func routesSay(r *inspect.Frontend) string {
 	text := ""
 	for _, to := range r.Routes {
 		if text != "" {
@@ -396,7 +396,7 @@ func routeSays(to inspect.Route) string {
 func inWords(d *inspect.Detail) string {
 	rows, ends, in := 0, 0, 0
 	for _, f := range d.Families {
-		rows += len(f.Rows)
+		rows += len(f.Frontends)
 		ends += len(f.Endpoints) + f.MoreEndpoints
 		for k := range f.Endpoints {
 			if len(balancing(&f.Endpoints[k])) > 0 {

@@ -224,7 +224,7 @@ func TestRates(t *testing.T) {
 		}
 	}
 	want(map[string][2]float64{"ns/a": {7.25, 0}, "ns/b": {7, 0}}, true, false, "")
-	top.MoreRows, top.Missed, top.AtLeast = 1, 7, true
+	top.MoreFrontends, top.Missed, top.AtLeast = 1, 7, true
 	want(map[string][2]float64{"ns/a": {7.25, 0}, "ns/b": {7, 0}}, false, false, "lower bounds")
 	top.AtLeast, top.Counted = false, map[string][2]float64{"ns/a": {9, 0}} // no bytes
 	want(map[string][2]float64{"ns/a": {9, 0}, "ns/b": {7, 0}}, false, false, "")

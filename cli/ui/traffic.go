@@ -67,7 +67,7 @@ func (m *meter) run() {
 // rateOf sums the ports of each Service. It adds counters of connections that conntrack does not
 // attribute to the Service, such as those of sockets in mode ebpf.
 func rateOf(t *inspect.Top) rates {
-	r := rates{Services: map[string][2]float64{}, Known: t.MoreRows == 0, Note: t.Note, at: time.Now()}
+	r := rates{Services: map[string][2]float64{}, Known: t.MoreFrontends == 0, Note: t.Note, at: time.Now()}
 	for _, s := range t.Services {
 		name := inspect.ParseName(s.Service).String()
 		r.Services[name] = [2]float64{r.Services[name][0] + s.PerSecond}

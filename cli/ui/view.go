@@ -39,7 +39,7 @@ type item struct {
 	Type      string
 	Addresses string // the first ones with ports, and the number of others
 	Policy    string // of traffic
-	Rows      int
+	Frontends int
 	Ready     int // endpoints
 	All       int
 	Here      int // ready endpoints on this node
@@ -49,7 +49,7 @@ type item struct {
 
 // row is an item as pages get it, without field names: a response may have ten thousand.
 func (i *item) row() []any {
-	return []any{i.Name, i.Type, i.Addresses, i.Policy, i.Rows, i.Ready, i.All, i.Here, i.Level, i.Says}
+	return []any{i.Name, i.Type, i.Addresses, i.Policy, i.Frontends, i.Ready, i.All, i.Here, i.Level, i.Says}
 }
 
 // shown is the number of addresses, and of ports, in a Service's table row.
@@ -58,7 +58,7 @@ const shown = 2
 // itemOf makes the table row of a Service.
 func itemOf(s *inspect.Service) item {
 	i := item{
-		Name: s.Namespace + "/" + s.Name, Type: s.Type, Policy: policyOf(s), Rows: s.Rows,
+		Name: s.Namespace + "/" + s.Name, Type: s.Type, Policy: policyOf(s), Frontends: s.Frontends,
 		Ready: s.Endpoints.Ready, All: s.Endpoints.All, Here: s.Endpoints.Local, Level: levelOf(s.Severity),
 	}
 	if s.State != inspect.OK {

@@ -51,7 +51,7 @@ func newWorld(t testing.TB, names ...cluster.Name) *world {
 	w.store.Fold(cluster.ServicesListed{})
 	w.store.Fold(cluster.SlicesListed{})
 	i := inspect.New(inspect.Config{
-		Version: "v1.37.0", Mode: mode.Mode{Name: "nftables"}, Asked: "nftables", Store: w.store, Changes: w.ring,
+		Version: "v1.37.0", Mode: mode.Mode{Name: "nftables"}, Configured: "nftables", Store: w.store, Changes: w.ring,
 		Follow: func(_ context.Context, q node.Question) (trace.Node, error) {
 			if w.followed = q; w.rest == nil {
 				return trace.Node{}, errors.New("this test has no node")
@@ -118,7 +118,7 @@ func (w *world) replace(name cluster.Name, rows []*lb.Frontend) {
 func (w *world) notify(name cluster.Name) {
 	now := time.Now()
 	w.ring.Add(changes.Entry{Kind: changes.Service, Family: lb.IPv4, Service: name, What: changes.ServiceChanged,
-		Services: 1, Rows: 1,
+		Services: 1, Frontends: 1,
 		Learned: now.Add(-3 * time.Millisecond).UnixNano(), Done: now.UnixNano()})
 }
 

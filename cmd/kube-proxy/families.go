@@ -58,7 +58,7 @@ func (p *proxy) newFamilies(fams []lb.Family) error {
 		stack = "dual-stack"
 	}
 	// PR-01
-	p.log.Info("Serving", "mode", p.choice.Mode.Name, "asked", p.choice.Asked, "stack", stack, "primary",
+	p.log.Info("Serving", "mode", p.choice.Mode.Name, "configured", p.choice.Configured, "stack", stack, "primary",
 		p.families[0].name)
 	return nil
 }

@@ -19,8 +19,8 @@ import (
 func (p *proxy) newInspector() *inspect.Inspector {
 	cfg := p.config()
 	ic := inspect.Config{
-		Version: cfg.Version, Started: time.Now(), Mode: p.choice.Mode, Asked: p.choice.Asked, Reason: p.reason(),
-		Store: p.store, Changes: p.changes, Pods: p.pods, Snapshot: p.snapshots.serving.Load,
+		Version: cfg.Version, Started: time.Now(), Mode: p.choice.Mode, Configured: p.choice.Configured,
+		Reason: p.reason(), Store: p.store, Changes: p.changes, Pods: p.pods, Snapshot: p.snapshots.serving.Load,
 		Follow: rest.Ask, Conntrack: conntrackUse, Connected: func() bool { return p.connected() },
 	}
 	// An address that the node has only as a service address is not one of its own, at which

@@ -198,7 +198,7 @@ func TestNewMode(t *testing.T) {
 		!strings.Contains(got, "10.0.0.1:8080") {
 		t.Errorf("it serves\n%s", got)
 	}
-	has(t, "its own lines", p.log(), `"Serving" mode="memory" asked="memory"`,
+	has(t, "its own lines", p.log(), `"Serving" mode="memory" configured="memory"`,
 		`"the memory is in use" family="IPv6" file="IPv6"`)
 	has(t, "the sysctl that it needs", n.command("cat", "/proc/sys/net/ipv4/conf/all/log_martians"), "1")
 	metrics := n.get(metricsURL + "/metrics").body

@@ -38,7 +38,7 @@ func TestModeChoice(t *testing.T) {
 			`kubeproxy_mode_info{asked="",mode="nftables",reason="mode iptables cannot run on this host, using ` +
 				`nftables instead: iptables: no usable iptables: `},
 		{"iptables", "iptables", nil, "iptables",
-			[]string{`"Serving" mode="iptables" asked="iptables" stack="dual-stack" primary="IPv4"`},
+			[]string{`"Serving" mode="iptables" configured="iptables" stack="dual-stack" primary="IPv4"`},
 			`kubeproxy_mode_info{asked="iptables",mode="iptables",reason=""} 1`},
 		{"ipvs on a kernel without it", "ipvs", withoutIPVS, "iptables",
 			[]string{`"Mode cannot run on this host" mode="ipvs" instead="iptables" err="ipvs: connect to IPVS: `},

@@ -41,7 +41,7 @@ func selftestProgram(t *testing.T, script string) string {
 func selftestLines(t *testing.T, name string, timeout time.Duration, program string) (lines []selftest.Line, ok bool) {
 	t.Helper()
 	m, _ := all.Modes().Find(name)
-	ok = selftest.Run(t.Context(), selftest.Config{Mode: name, Asked: name, Terminates: m.Terminates,
+	ok = selftest.Run(t.Context(), selftest.Config{Mode: name, Configured: name, Terminates: m.Terminates,
 		Sizes: []int{10, 100}, Timeout: timeout, Program: program},
 		func(l selftest.Line) { lines = append(lines, l) })
 	return lines, ok

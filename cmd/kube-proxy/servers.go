@@ -38,7 +38,7 @@ type servers struct {
 func (p *proxy) newMetrics() {
 	cfg := p.config()
 	mc := status.MetricsConfig{
-		Modes: p.modes, Mode: p.choice.Mode.Name, Asked: p.choice.Asked, Version: cfg.Version,
+		Modes: p.modes, Mode: p.choice.Mode.Name, Configured: p.choice.Configured, Version: cfg.Version,
 		ShowHidden: cfg.Servers.ShowHiddenMetricsFor != "",
 		Changes: func() (uint64, uint64) {
 			c := p.store.Changes()

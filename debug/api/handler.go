@@ -75,13 +75,13 @@ func NewHandler(about *inspect.Inspector) *Handler {
 	})
 	h.answer("events", []string{"after", "wait", "service"}, false, h.events)
 	h.live()
-	h.stream("table", []string{"filter"}, "rows", func(ctx context.Context, q url.Values, each func(any) error) (any,
-		error) {
+	h.stream("table", []string{"filter"}, "frontends", func(ctx context.Context, q url.Values,
+		each func(any) error) (any, error) {
 		var failed error
-		err := about.Table(ctx, q.Get("filter"), func(rows []inspect.Row) bool {
-			for _, r := range rows {
+		err := about.Table(ctx, q.Get("filter"), func(frontends []inspect.Frontend) bool {
+			for _, f := range frontends {
 				if failed == nil {
-					failed = each(r)
+					failed = each(f)
 				}
 			}
 			return failed == nil

@@ -72,12 +72,12 @@ type Entry struct {
 	Learned int64
 	// Done is when it was in force, or failed.
 	Done int64
-	// Rows are the frontends written for it; of kind Repaired the objects.
-	Rows uint32
+	// Frontends are the frontends written for it; of kind Repaired the objects.
+	Frontends uint32
 	// Failures are the writes with it that failed before.
 	Failures uint32
-	// Times is how often the same entry occurred in sequence: Done is that of the last, Rows are
-	// those of all.
+	// Times is how often the same entry occurred in sequence: Done is that of the last,
+	// Frontends are those of all.
 	Times uint32
 	// Why is the reason of a Reset, the error, or who changed what was repaired, shortened to
 	// [maxWhy] bytes; else "".

@@ -66,7 +66,8 @@ func (r *Ring) Add(e Entry) {
 	r.seq++
 	e.Seq, e.Times = r.seq, 1
 	if last := &r.slots[b.last].Entry; b.n > 0 && last.repeats(&e) {
-		e.Times, e.Rows, e.Learned, e.Why = last.Times+1, last.Rows+e.Rows, last.Learned, cmp.Or(e.Why, last.Why)
+		e.Times, e.Frontends = last.Times+1, last.Frontends+e.Frontends
+		e.Learned, e.Why = last.Learned, cmp.Or(e.Why, last.Why)
 		*last = e
 	} else {
 		i := r.place()

@@ -15,7 +15,7 @@ import (
 
 func of(namespace, name string) Entry {
 	return Entry{Kind: Service, Family: lb.IPv4, Service: cluster.Name{Namespace: namespace, Name: name},
-		What: SliceChanged, Slices: 1, Rows: 1}
+		What: SliceChanged, Slices: 1, Frontends: 1}
 }
 
 // names reads all and returns the names, in order.
@@ -69,7 +69,7 @@ func TestNumbersGrowOverRestarts(t *testing.T) {
 // A tenant who changes his Services all the time drops only his own history.
 func TestFloodPushesOutItsOwn(t *testing.T) {
 	r := New(100)
-	r.Add(Entry{Kind: Reset, Rows: 3})
+	r.Add(Entry{Kind: Reset, Frontends: 3})
 	quiet := []string{"a", "b", "c", "d"}
 	for _, ns := range quiet {
 		r.Add(of(ns, "web"))
@@ -98,16 +98,16 @@ func TestTheSameAgainIsOneEntry(t *testing.T) {
 	r := New(10)
 	first, _ := r.Counts()
 	for i := range 1000 {
-		r.Add(Entry{Kind: Repaired, Family: lb.IPv4, Learned: int64(i + 1), Done: int64(i + 2), Rows: 2,
+		r.Add(Entry{Kind: Repaired, Family: lb.IPv4, Learned: int64(i + 1), Done: int64(i + 2), Frontends: 2,
 			Why: fmt.Sprintf("nft (PID %d) changed the table", i)})
 	}
-	r.Add(Entry{Kind: Repaired, Family: lb.IPv6, Rows: 1})
+	r.Add(Entry{Kind: Repaired, Family: lb.IPv6, Frontends: 1})
 	entries, _ := r.After(0)
 	if len(entries) != 2 {
 		t.Fatalf("%d entries, want one for each family", len(entries))
 	}
 	e := entries[0]
-	if e.Times != 1000 || e.Rows != 2000 || e.Learned != 1 || e.Done != 1001 || e.Seq != first+1000 {
+	if e.Times != 1000 || e.Frontends != 2000 || e.Learned != 1 || e.Done != 1001 || e.Seq != first+1000 {
 		t.Errorf("merged to %+v", e)
 	}
 	if want :=
@@ -150,23 +150,23 @@ func TestWords(t *testing.T) {
 		e    Entry
 		want string
 	}{
-		{Entry{Kind: Service, Service: web, What: SliceChanged, Slices: 1, Rows: 2},
+		{Entry{Kind: Service, Service: web, What: SliceChanged, Slices: 1, Frontends: 2},
 			"shop/web: 1 EndpointSlice changed"},
 		{Entry{Kind: Service, Service: web, What: ServiceCreated | SliceCreated | SliceChanged, Services: 1, Slices: 3,
-			Rows: 2},
+			Frontends: 2},
 			"shop/web: Service created, 3 EndpointSlices created and changed"},
-		{Entry{Kind: Service, Service: web, What: ServiceDeleted, Services: 1, Rows: 1, Failures: 2},
+		{Entry{Kind: Service, Service: web, What: ServiceDeleted, Services: 1, Frontends: 1, Failures: 2},
 			"shop/web: Service deleted, after 2 failed writes"},
 		{Entry{Kind: Service, Service: web, What: ServiceChanged, Services: 2},
-			"shop/web: Service changed, no row changed"},
-		{Entry{Kind: Reset, Services: 100_000, Slices: 1, Rows: 5},
+			"shop/web: Service changed, no frontend changed"},
+		{Entry{Kind: Reset, Services: 100_000, Slices: 1, Frontends: 5},
 			"node: compared and wrote everything; with 100000 changes of Services and 1 of EndpointSlices"},
-		{Entry{Kind: Reset, Why: "the table is gone", Rows: 5}, "node: compared and wrote everything because the " +
-			"table is gone"},
+		{Entry{Kind: Reset, Why: "the table is gone", Frontends: 5}, "node: compared and wrote everything because " +
+			"the table is gone"},
 		{Entry{Kind: Loaded, Services: 1}, "node: wrote the rest of it; with 1 change of Services"},
 		{Entry{Kind: Failed, Service: web, Key: lb.Key{Port: 30080, Proto: lb.TCP}, Why: "no room", Times: 1},
 			"nodeport:30080/tcp of shop/web: not written: no room"},
-		{Entry{Kind: Node, Rows: 1}, "node: node or configuration changed"},
+		{Entry{Kind: Node, Frontends: 1}, "node: node or configuration changed"},
 	} {
 		if got := c.e.Object() + ": " + c.e.Words(); got != c.want {
 			t.Errorf("%q, want %q", got, c.want)

@@ -30,16 +30,16 @@ func (e Entry) Words() string {
 	switch e.Kind {
 	case Service:
 		s = e.objects()
-		if e.Rows == 0 {
-			s += ", no row changed"
+		if e.Frontends == 0 {
+			s += ", no frontend changed"
 		}
 		if e.Endpoints != "" {
 			s += ": " + e.Endpoints
 		}
 	case Node:
 		s = "node or configuration changed"
-		if e.Rows == 0 {
-			s += ", no row changed"
+		if e.Frontends == 0 {
+			s += ", no frontend changed"
 		}
 	case Reset:
 		s = "compared and wrote everything"
@@ -50,7 +50,7 @@ func (e Entry) Words() string {
 	case Loaded:
 		s = "wrote the rest of it" + e.counted()
 	case Repaired:
-		s = "repaired objects that other programs had changed: " + plural.Count(e.Rows, "object", "objects")
+		s = "repaired objects that other programs had changed: " + plural.Count(e.Frontends, "object", "objects")
 		if e.Why != "" {
 			s += "; " + e.Why
 		}

@@ -52,10 +52,10 @@ func newCount(most int, now time.Time) *count {
 func (c *count) take(tables []Table) (nodePorts bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !slices.EqualFunc(tables, c.tables, sameRows) {
+	if !slices.EqualFunc(tables, c.tables, sameFrontends) {
 		rows := make(map[rowID]*counter, len(c.rows))
 		for _, t := range tables {
-			for _, row := range t.Rows {
+			for _, row := range t.Frontends {
 				if row.Kind == lb.HealthCheck { // which serves no client of the Service
 					continue
 				}
@@ -79,9 +79,10 @@ func (c *count) take(tables []Table) (nodePorts bool) {
 	return slices.ContainsFunc(tables, func(t Table) bool { return len(t.NodePorts) > 0 })
 }
 
-// sameRows reports whether two snapshots have the same frontends.
-func sameRows(a, b Table) bool {
-	return a.Family == b.Family && len(a.Rows) == len(b.Rows) && (len(a.Rows) == 0 || &a.Rows[0] == &b.Rows[0])
+// sameFrontends reports whether two snapshots have the same frontends.
+func sameFrontends(a, b Table) bool {
+	x, y := a.Frontends, b.Frontends
+	return a.Family == b.Family && len(x) == len(y) && (len(x) == 0 || &x[0] == &y[0])
 }
 
 // local takes in the addresses of this machine.
@@ -167,17 +168,17 @@ func (c *count) rates(now time.Time, dropped func() (uint32, error)) *Rates {
 		return cmp.Or(cmp.Compare(b.new, a.new), cmp.Compare(b.total, a.total), cmp.Compare(a.family, b.family),
 			a.row.Key.Compare(b.row.Key))
 	})
-	r.Rows = make([]Rate, 0, min(len(c.active), c.most))
+	r.Frontends = make([]Rate, 0, min(len(c.active), c.most))
 	seconds := r.Span.Seconds()
 	for i, n := range c.active {
 		if i < c.most {
-			rate := Rate{Family: n.family, Row: n.row, New: n.new, Total: n.total}
+			rate := Rate{Family: n.family, Frontend: n.row, New: n.new, Total: n.total}
 			if seconds > 0 {
 				rate.PerSecond = float64(n.new) / seconds
 			}
-			r.Rows = append(r.Rows, rate)
+			r.Frontends = append(r.Frontends, rate)
 		} else {
-			r.Others.Rows++
+			r.Others.Frontends++
 			r.Others.New += n.new
 			r.Others.Total += n.total
 		}

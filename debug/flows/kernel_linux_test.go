@@ -328,8 +328,8 @@ func sum(t *testing.T, rates <-chan *Rates, n uint64) (rows map[string]uint64, l
 			}
 			rows, last = map[string]uint64{}, r
 			all := r.MissedInAll
-			for _, rate := range r.Rows {
-				rows[rate.Family.String()+" "+rate.Row.Key.String()] = rate.Total
+			for _, rate := range r.Frontends {
+				rows[rate.Family.String()+" "+rate.Frontend.Key.String()] = rate.Total
 				all += rate.Total
 			}
 			if all >= n {

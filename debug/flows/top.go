@@ -25,7 +25,7 @@ type Table struct {
 	Family lb.Family
 	// NodePorts are as in [lb.Node].
 	NodePorts []netip.Prefix
-	Rows      []*lb.Frontend
+	Frontends []*lb.Frontend
 }
 
 // Rates are how many connections were opened.
@@ -34,8 +34,8 @@ type Rates struct {
 	// previous report.
 	Since, At time.Time
 	Span      time.Duration
-	// Rows are the frontends that had a connection since counting began, the busiest in Span first.
-	Rows []Rate
+	// Frontends are those that had a connection since counting began, the busiest in Span first.
+	Frontends []Rate
 	// Others is the sum of frontends that are not listed.
 	Others Sum
 	// Elsewhere counts connections in Span without a frontend.
@@ -48,8 +48,8 @@ type Rates struct {
 
 // Rate is the rate of a frontend.
 type Rate struct {
-	Family lb.Family
-	Row    *lb.Frontend
+	Family   lb.Family
+	Frontend *lb.Frontend
 	// New is how many connections were opened in Span, and PerSecond that by its length.
 	New       uint64
 	PerSecond float64
@@ -59,7 +59,7 @@ type Rate struct {
 
 // Sum is the sum of many frontends.
 type Sum struct {
-	Rows       int
+	Frontends  int
 	New, Total uint64
 }
 

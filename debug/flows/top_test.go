@@ -28,9 +28,9 @@ func row(key, service string) *lb.Frontend {
 
 func tables() []Table {
 	return []Table{{Family: lb.IPv4, NodePorts: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")},
-		Rows: []*lb.Frontend{row("10.96.0.10:80/tcp", "shop/web:http"), row("10.96.0.10:80/udp", "shop/web:quic"),
+		Frontends: []*lb.Frontend{row("10.96.0.10:80/tcp", "shop/web:http"), row("10.96.0.10:80/udp", "shop/web:quic"),
 			row("nodeport:30080/tcp", "shop/web:http")}},
-		{Family: lb.IPv6, Rows: []*lb.Frontend{row("[2001:db8:96::10]:80/tcp", "shop/web:http")}}}
+		{Family: lb.IPv6, Frontends: []*lb.Frontend{row("[2001:db8:96::10]:80/tcp", "shop/web:http")}}}
 }
 
 // scripted is a feed controlled by a test.
@@ -77,10 +77,10 @@ func (f *scripted) open(n int, to string) {
 }
 
 func reported(r *Rates) string {
-	s := fmt.Sprintf("elsewhere %d missed %d/%d others %d %d/%d", r.Elsewhere, r.Missed, r.MissedInAll, r.Others.Rows,
-		r.Others.New, r.Others.Total)
-	for _, rate := range r.Rows {
-		s += fmt.Sprintf(" | %s %d %.0f/s %d", rate.Row.Key, rate.New, rate.PerSecond, rate.Total)
+	s := fmt.Sprintf("elsewhere %d missed %d/%d others %d %d/%d", r.Elsewhere, r.Missed, r.MissedInAll,
+		r.Others.Frontends, r.Others.New, r.Others.Total)
+	for _, rate := range r.Frontends {
+		s += fmt.Sprintf(" | %s %d %.0f/s %d", rate.Frontend.Key, rate.New, rate.PerSecond, rate.Total)
 	}
 	return s
 }
@@ -114,7 +114,7 @@ func TestRates(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		rates := follow(ctx, newTop(Config{Every: 2 * time.Second, Most: 2, Tables: func() []Table {
 			return []Table{{Family: lb.IPv4, NodePorts: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")},
-				Rows: *rows.Load()}}
+				Frontends: *rows.Load()}}
 		}}, f))
 		expect := func(want string) {
 			t.Helper()

@@ -37,7 +37,7 @@ func (i *Inspector) Diff(ctx context.Context) (*Diff, error) {
 		if err != nil {
 			return nil, problem(Unavailable, "%s: reading the kernel state: %v", f.Family, err)
 		}
-		out.Rows += rows
+		out.Frontends += rows
 		for _, d := range differences {
 			if len(out.Differences) == maxDifferences {
 				out.More++
@@ -85,7 +85,7 @@ func (i *Inspector) differences(ctx context.Context, f Family) (stayed []Differe
 }
 
 func difference(f Family, table *lb.Table, d trace.Difference) Difference {
-	out := Difference{Family: f.Family.String(), Object: d.Object, Want: d.Want, Have: d.Have}
+	out := Difference{Family: f.Family.String(), Object: d.Object, Desired: d.Desired, Actual: d.Actual}
 	if d.Key != (lb.Key{}) {
 		out.Key = d.Key.String()
 		if row := table.Get(d.Key); row != nil {

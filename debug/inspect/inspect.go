@@ -22,10 +22,10 @@ type Config struct {
 	// Version is the version of the program, as "v1.37.2".
 	Version string
 	Started time.Time
-	// Mode is the running mode, Asked the configured one, "" for none, and Reason the reason why
-	// Mode differs.
-	Mode          mode.Mode
-	Asked, Reason string
+	// Mode is the running mode, Configured the one in flags or file, "" for none, and Reason the
+	// reason why Mode differs.
+	Mode               mode.Mode
+	Configured, Reason string
 	// Offline: no proxy runs, and there is no kernel to inspect.
 	Offline bool
 

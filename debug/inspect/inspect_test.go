@@ -156,8 +156,8 @@ func TestNames(t *testing.T) {
 // times.
 func TestDifferencesThatStay(t *testing.T) {
 	gone := trace.Difference{Key: lb.Key{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80, Proto: lb.TCP},
-		Object: "element 1", Want: "there"}
-	moment := trace.Difference{Object: "element 2", Have: "there"}
+		Object: "element 1", Desired: "there"}
+	moment := trace.Difference{Object: "element 2", Actual: "there"}
 	for name, c := range map[string]struct {
 		looks [][]trace.Difference
 		want  string
@@ -183,8 +183,8 @@ func TestDifferencesThatStay(t *testing.T) {
 					t.Errorf("%s: whose: %+v", name, x)
 				}
 			}
-			if got := fmt.Sprint(reported); got != c.want || w.tracer.asked != c.asked || d.Rows != 1 {
-				t.Errorf("%s: %s after %d looks at %d rows, want %s after %d", name, got, w.tracer.asked, d.Rows,
+			if got := fmt.Sprint(reported); got != c.want || w.tracer.asked != c.asked || d.Frontends != 1 {
+				t.Errorf("%s: %s after %d looks at %d rows, want %s after %d", name, got, w.tracer.asked, d.Frontends,
 					c.want, c.asked)
 			}
 		})
@@ -197,7 +197,7 @@ func TestManyDifferences(t *testing.T) {
 	ask := func(n int) func() {
 		all := make([]trace.Difference, n)
 		for i := range all {
-			all[i] = trace.Difference{Object: fmt.Sprintf("element %d", i), Want: "there"}
+			all[i] = trace.Difference{Object: fmt.Sprintf("element %d", i), Desired: "there"}
 		}
 		return func() {
 			synctest.Test(t, func(t *testing.T) { // it waits between two looks
@@ -311,7 +311,7 @@ func TestTableFilters(t *testing.T) {
 		":80/tcp": "blog/db:http blog/web:http shop/web:http", "\x00": "",
 	} {
 		var got []string
-		if err := w.Table(t.Context(), filter, func(rows []Row) bool {
+		if err := w.Table(t.Context(), filter, func(rows []Frontend) bool {
 			for _, r := range rows {
 				got = append(got, r.Service)
 			}

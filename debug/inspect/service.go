@@ -39,7 +39,7 @@ func (i *Inspector) Service(said string) (*Detail, error) {
 			continue
 		}
 		x := policy.Explain(v, f.Settings(name))
-		out := DetailFamily{Family: f.Family.String(), Rows: f.rows(name, failing[name.String()], everyRow),
+		out := DetailFamily{Family: f.Family.String(), Frontends: f.rows(name, failing[name.String()], everyFrontend),
 			Ports: []DetailPort{}, Endpoints: []Endpoint{}, Why: x.Why}
 		if x.Not != "" {
 			out.Why = append(out.Why, x.Not)
@@ -61,7 +61,7 @@ func (i *Inspector) Service(said string) (*Detail, error) {
 	return d, nil
 }
 
-func everyRow(*lb.Frontend) bool { return true }
+func everyFrontend(*lb.Frontend) bool { return true }
 
 // reasons collects the sentences, the most serious first, each once.
 func (d *Detail) reasons() {
@@ -73,7 +73,7 @@ func (d *Detail) reasons() {
 		}
 	}
 	for _, f := range d.Families {
-		for _, r := range f.Rows {
+		for _, r := range f.Frontends {
 			switch r.State {
 			case "failing":
 				say(fmt.Sprintf("The kernel refuses %s: %s.", r.Key, r.Why))
@@ -95,7 +95,7 @@ func (d *Detail) reasons() {
 		}
 	}
 	for _, f := range d.Families {
-		if f.hasRows() || !d.hasRows() || len(d.Families) == 1 { // a missing single family needs no line
+		if f.hasFrontends() || !d.hasFrontends() || len(d.Families) == 1 { // a missing single family needs no line
 			for _, s := range f.Why {
 				say(s)
 			}
@@ -103,10 +103,10 @@ func (d *Detail) reasons() {
 	}
 }
 
-func (f *DetailFamily) hasRows() bool { return len(f.Rows) > 0 }
+func (f *DetailFamily) hasFrontends() bool { return len(f.Frontends) > 0 }
 
-func (d *Detail) hasRows() bool {
-	return slices.ContainsFunc(d.Families, func(f DetailFamily) bool { return f.hasRows() })
+func (d *Detail) hasFrontends() bool {
+	return slices.ContainsFunc(d.Families, func(f DetailFamily) bool { return f.hasFrontends() })
 }
 
 // number is the port's number.

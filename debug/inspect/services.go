@@ -135,7 +135,7 @@ func (i *Inspector) service(v cluster.View, failing map[string]map[lb.Key]engine
 				j.is(Contested, "%s belongs to %s", c.Key, c.Winner.Name)
 				continue
 			}
-			s.Rows++
+			s.Frontends++
 			j.row(row)
 		}
 		for _, r := range o.refused {
@@ -153,7 +153,7 @@ func (i *Inspector) service(v cluster.View, failing map[string]map[lb.Key]engine
 	for _, row := range failing[v.Name.String()] {
 		j.is(Failing, "%s: %s", row.Key, row.Err)
 	}
-	if len(svc.ClusterIPs) == 0 && s.Rows == 0 && s.Lost == 0 {
+	if len(svc.ClusterIPs) == 0 && s.Frontends == 0 && s.Lost == 0 {
 		j.is(NotProxied, "%s", notProxied(svc))
 	}
 	return s

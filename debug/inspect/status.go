@@ -11,7 +11,7 @@ func (i *Inspector) Status() Status {
 	cfg := &i.cfg
 	facts := cfg.Store.Facts()
 	s := Status{
-		Version: cfg.Version, Node: facts.NodeName, Mode: cfg.Mode.Name, Asked: cfg.Asked, Reason: cfg.Reason,
+		Version: cfg.Version, Node: facts.NodeName, Mode: cfg.Mode.Name, Configured: cfg.Configured, Reason: cfg.Reason,
 		Started: when(cfg.Started),
 		Offline: cfg.Offline, Newest: i.Newest(), Synced: cfg.Store.Synced(), Services: len(i.Names()),
 		Facts:    NodeFacts{Gone: facts.NodeGone, ServiceCIDRs: facts.CIDRs},
@@ -42,7 +42,9 @@ func (i *Inspector) Status() Status {
 
 func (f Family) status() FamilyStatus {
 	out := FamilyStatus{Family: f.Family.String()}
-	f.Query(func(t *lb.Table) { out.Rows, out.Contested, out.NodePorts = t.Len(), t.Contested(), t.Node.NodePorts })
+	f.Query(func(t *lb.Table) {
+		out.Frontends, out.Contested, out.NodePorts = t.Len(), t.Contested(), t.Node.NodePorts
+	})
 	if f.Stats == nil {
 		return out
 	}
@@ -55,7 +57,7 @@ func (f Family) status() FamilyStatus {
 	out.LastError, out.LastFailure, out.LastSuccess = s.LastError, when(s.LastFailure), when(s.LastSuccess)
 	out.LastQueued, out.LastSynced, out.QueuedSince = when(s.LastQueued), when(s.LastSynced), when(s.QueuedSince)
 	for _, row := range s.Failing {
-		out.Failing = append(out.Failing, FailingRow{row.Key.String(), row.Service, row.Err, when(row.Since),
+		out.Failing = append(out.Failing, FailingFrontend{row.Key.String(), row.Service, row.Err, when(row.Since),
 			row.Tries})
 	}
 	return out

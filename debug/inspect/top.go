@@ -19,17 +19,18 @@ type Top struct {
 	Since time.Time `json:"since"`
 	At    time.Time `json:"at"`
 	// Span is the number of seconds in which New was counted.
-	Span     float64   `json:"spanSeconds"`
-	Services []TopLine `json:"services"`
-	Rows     []TopLine `json:"rows"`
+	Span      float64   `json:"spanSeconds"`
+	Services  []TopLine `json:"services"`
+	Frontends []TopLine `json:"frontends"`
 	// Elsewhere are connections in Span to addresses and ports that no Service has.
 	Elsewhere uint64 `json:"elsewhere"`
 	// Missed is how many messages of the kernel were lost in Span. AtLeast: the other numbers are
 	// then lower bounds.
 	Missed  uint64 `json:"missed,omitempty"`
 	AtLeast bool   `json:"atLeast,omitempty"`
-	// MoreRows is the number of other frontends with connections, fewer than those in Rows.
-	MoreRows int `json:"moreRows,omitempty"`
+	// MoreFrontends is the number of other frontends with connections, with fewer than those in
+	// Frontends.
+	MoreFrontends int `json:"moreFrontends,omitempty"`
 	// Counted are connections and bytes per second by the kernel's counters, of each Service
 	// ("ns/name") that has metrics of its own (--service-metrics); null where nothing is counted.
 	Counted map[string][2]float64 `json:"counted"`
@@ -95,13 +96,13 @@ func (i *Inspector) Top(ctx context.Context, each func(*Top) bool) error {
 }
 
 func top(r *flows.Rates) *Top {
-	out := &Top{Since: r.Since, At: r.At, Span: r.Span.Seconds(), Services: []TopLine{}, Rows: []TopLine{},
+	out := &Top{Since: r.Since, At: r.At, Span: r.Span.Seconds(), Services: []TopLine{}, Frontends: []TopLine{},
 		Elsewhere: r.Elsewhere, Missed: r.Missed,
-		AtLeast: r.AtLeast(), MoreRows: r.Others.Rows}
+		AtLeast: r.AtLeast(), MoreFrontends: r.Others.Frontends}
 	by := map[string]int{}
-	for _, row := range r.Rows {
-		line := TopLine{row.Row.Service, row.Row.Key.String(), row.Family.String(), row.New, row.PerSecond, row.Total}
-		out.Rows = append(out.Rows, line)
+	for _, x := range r.Frontends {
+		line := TopLine{x.Frontend.Service, x.Frontend.Key.String(), x.Family.String(), x.New, x.PerSecond, x.Total}
+		out.Frontends = append(out.Frontends, line)
 		at, known := by[line.Service]
 		if !known {
 			at = len(out.Services)
@@ -129,8 +130,8 @@ func (i *Inspector) tables() func() []flows.Table {
 				resolved = f.Stats().Resolved
 			}
 			t := &now[n]
-			if t.Rows == nil || resolved != at[n] {
-				t.Family, t.Rows, at[n] = f.Family, i.inForce(f), resolved
+			if t.Frontends == nil || resolved != at[n] {
+				t.Family, t.Frontends, at[n] = f.Family, i.inForce(f), resolved
 			}
 			f.Query(func(table *lb.Table) { t.NodePorts = table.Node.NodePorts })
 		}

@@ -344,8 +344,8 @@ func rank(a netip.Addr) int {
 	return 0
 }
 
-// target finds the destination in a family. An address without a port means all its rows; they are
-// searched one Service at a time, so that the engine does not wait.
+// target finds the destination in a family. An address without a port means all its frontends. They
+// are searched one Service at a time, so that the engine does not wait.
 func (i *Inspector) target(f Family, t trace.Target, local []netip.Addr) (to netip.AddrPort, proto lb.Proto,
 	err error) {
 	if t.Addr.IsValid() && t.Port == 0 && t.Proto != trace.ICMPv4 {

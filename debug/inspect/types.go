@@ -17,10 +17,10 @@ type Service struct {
 	External  string         `json:"externalTrafficPolicy"` // Cluster or Local
 	Affinity  int            `json:"affinitySeconds,omitempty"`
 	Endpoints EndpointCounts `json:"endpoints"`
-	// Rows are in force; Lost are frontends that it requests and another Service has.
-	Rows  int   `json:"rows"`
-	Lost  int   `json:"lost,omitempty"`
-	State State `json:"state"`
+	// Frontends are in force; Lost are frontends that it requests and another Service has.
+	Frontends int   `json:"frontends"`
+	Lost      int   `json:"lost,omitempty"`
+	State     State `json:"state"`
 	// Severity is the urgency of the state for the operator, the same in every output.
 	Severity Severity `json:"severity"`
 	// Why explains a state other than ok in a few words.
@@ -52,8 +52,8 @@ type EndpointCounts struct {
 	Terminating int `json:"terminating,omitempty"`
 }
 
-// Row is one frontend of the desired table.
-type Row struct {
+// Frontend is one frontend of the desired table.
+type Frontend struct {
 	Key    string `json:"key"`
 	Family string `json:"family"`
 	// Service is the service port, "ns/name:port".
@@ -122,8 +122,8 @@ type Detail struct {
 
 // DetailFamily is the Service in one IP family.
 type DetailFamily struct {
-	Family string `json:"family"`
-	Rows   []Row  `json:"rows"`
+	Family    string     `json:"family"`
+	Frontends []Frontend `json:"frontends"`
 	// Ports has the needs and results of each port of the Service.
 	Ports []DetailPort `json:"ports"`
 	// Endpoints are the first ones named by slices, by port and address; MoreEndpoints is the
@@ -174,8 +174,8 @@ type Change struct {
 	// SinceAPI and SinceLearned are the milliseconds until it was in force; nil if unknown.
 	SinceAPI     *float64 `json:"sinceAPIMilliseconds,omitempty"`
 	SinceLearned *float64 `json:"sinceLearnedMilliseconds,omitempty"`
-	// Rows is the number of frontends written for it.
-	Rows int `json:"rows"`
+	// Frontends is the number of frontends written for it.
+	Frontends int `json:"frontends"`
 	// Times is the number of equal consecutive entries.
 	Times int `json:"times,omitempty"`
 	// Error is the failure; "" without one.
@@ -212,8 +212,8 @@ type Difference struct {
 	Key     string `json:"key,omitempty"`
 	Service string `json:"service,omitempty"`
 	Object  string `json:"object"`
-	Want    string `json:"want,omitempty"`
-	Have    string `json:"have,omitempty"`
+	Desired string `json:"desired,omitempty"`
+	Actual  string `json:"actual,omitempty"`
 }
 
 // Diff is how the kernel differs from the table.
@@ -223,21 +223,21 @@ type Diff struct {
 	Differences []Difference `json:"differences"`
 	// More is how many there are beyond those.
 	More int `json:"more,omitempty"`
-	// Rows is the number of compared frontends.
-	Rows int `json:"rows"`
+	// Frontends is the number of compared frontends.
+	Frontends int `json:"frontends"`
 	// Notes explain what could not be compared, and why.
 	Notes []string `json:"notes,omitempty"`
 }
 
 // Status is the state of the proxy.
 type Status struct {
-	Version string     `json:"version"`
-	Node    string     `json:"node"`
-	Mode    string     `json:"mode"`
-	Asked   string     `json:"asked,omitempty"`
-	Reason  string     `json:"reason,omitempty"`
-	Started *time.Time `json:"started,omitempty"`
-	Offline bool       `json:"offline,omitempty"`
+	Version    string     `json:"version"`
+	Node       string     `json:"node"`
+	Mode       string     `json:"mode"`
+	Configured string     `json:"configuredMode,omitempty"`
+	Reason     string     `json:"reason,omitempty"`
+	Started    *time.Time `json:"started,omitempty"`
+	Offline    bool       `json:"offline,omitempty"`
 	// Newest is the Seq of the newest change.
 	Newest uint64 `json:"newest"`
 	// Synced: the sources have listed all.
@@ -278,8 +278,8 @@ type NodeFacts struct {
 
 // FamilyStatus is the state of one IP family.
 type FamilyStatus struct {
-	Family string `json:"family"`
-	Rows   int    `json:"rows"`
+	Family    string `json:"family"`
+	Frontends int    `json:"frontends"`
 	// NodePorts are the prefixes of addresses of this node that answer NodePorts.
 	NodePorts []netip.Prefix `json:"nodePorts,omitempty"`
 	// Begun: the first full write is done; Settled: nothing is pending; Lost: all frontends will be
@@ -294,25 +294,25 @@ type FamilyStatus struct {
 	Unresolved int `json:"unresolved,omitempty"`
 	// NoLocalInternal and NoLocalExternal are service ports that are dropped here for a traffic
 	// policy of Local.
-	NoLocalInternal int          `json:"noLocalInternal,omitempty"`
-	NoLocalExternal int          `json:"noLocalExternal,omitempty"`
-	Changes         uint64       `json:"changes"`
-	Applies         uint64       `json:"applies"`
-	Resets          uint64       `json:"resets"`
-	Failures        uint64       `json:"failures"`
-	Audits          uint64       `json:"audits"`
-	Repaired        uint64       `json:"repaired"`
-	LastError       string       `json:"lastError,omitempty"`
-	LastFailure     *time.Time   `json:"lastFailure,omitempty"`
-	LastSuccess     *time.Time   `json:"lastSuccess,omitempty"`
-	LastQueued      *time.Time   `json:"lastQueued,omitempty"`
-	LastSynced      *time.Time   `json:"lastSynced,omitempty"`
-	QueuedSince     *time.Time   `json:"queuedSince,omitempty"`
-	Failing         []FailingRow `json:"failing,omitempty"`
+	NoLocalInternal int               `json:"noLocalInternal,omitempty"`
+	NoLocalExternal int               `json:"noLocalExternal,omitempty"`
+	Changes         uint64            `json:"changes"`
+	Applies         uint64            `json:"applies"`
+	Resets          uint64            `json:"resets"`
+	Failures        uint64            `json:"failures"`
+	Audits          uint64            `json:"audits"`
+	Repaired        uint64            `json:"repaired"`
+	LastError       string            `json:"lastError,omitempty"`
+	LastFailure     *time.Time        `json:"lastFailure,omitempty"`
+	LastSuccess     *time.Time        `json:"lastSuccess,omitempty"`
+	LastQueued      *time.Time        `json:"lastQueued,omitempty"`
+	LastSynced      *time.Time        `json:"lastSynced,omitempty"`
+	QueuedSince     *time.Time        `json:"queuedSince,omitempty"`
+	Failing         []FailingFrontend `json:"failing,omitempty"`
 }
 
-// FailingRow is a frontend that the kernel refuses.
-type FailingRow struct {
+// FailingFrontend is a frontend that the kernel refuses.
+type FailingFrontend struct {
 	Key     string     `json:"key"`
 	Service string     `json:"service"`
 	Error   string     `json:"error"`

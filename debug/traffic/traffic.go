@@ -125,7 +125,7 @@ func (a *Account) refresh(ctx context.Context) error {
 	return nil
 }
 
-// used is a row or a service port, with what was counted since the last reading.
+// used is a frontend or a service port, with what was counted since the last reading.
 type used struct {
 	row   lb.Key
 	port  string // "" for that of the frontend
@@ -142,7 +142,7 @@ func (a *Account) update(ctx context.Context, now time.Time) error {
 		was := a.before[c.CounterID]
 		a.before[c.CounterID] = reported{c.Traffic, a.round}
 		if d := since(was.Traffic, c.Traffic); a.begun && d != (mode.Traffic{}) {
-			news = append(news, used{c.Row, c.ServicePort, d})
+			news = append(news, used{c.Frontend, c.ServicePort, d})
 		}
 	})
 	switch {

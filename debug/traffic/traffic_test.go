@@ -61,7 +61,7 @@ func (r *rig) service(i int, name string) lb.Key {
 }
 
 // add counts n more connections for a frontend.
-func (r *rig) add(k lb.Key, n uint64) { r.count(mode.CounterID{Row: k}, "", n) }
+func (r *rig) add(k lb.Key, n uint64) { r.count(mode.CounterID{Frontend: k}, "", n) }
 
 // count counts n connections more.
 func (r *rig) count(c mode.CounterID, port string, n uint64) {
@@ -111,17 +111,17 @@ func TestAccount(t *testing.T) {
 	r.add(a, 5)
 	r.add(b, 3)
 	r.want("a third has no series", map[string]uint64{"shop/a": 10, "shop/b": 6, rest: 4})
-	delete(r.counts, mode.CounterID{Row: a})
+	delete(r.counts, mode.CounterID{Frontend: a})
 	r.add(a, 7)
 	r.want("a counter restarts", map[string]uint64{"shop/a": 17, "shop/b": 6, rest: 4})
-	delete(r.counts, mode.CounterID{Row: a})
+	delete(r.counts, mode.CounterID{Frontend: a})
 	r.want("a counter goes", map[string]uint64{"shop/a": 17, "shop/b": 6, rest: 4})
 	r.add(a, 2)
 	r.want("it comes again", map[string]uint64{"shop/a": 19, "shop/b": 6, rest: 4})
-	missed := r.counts[mode.CounterID{Row: b}]
-	delete(r.counts, mode.CounterID{Row: b})
+	missed := r.counts[mode.CounterID{Frontend: b}]
+	delete(r.counts, mode.CounterID{Frontend: b})
 	r.want("a counter that a reading lacks", map[string]uint64{"shop/a": 19, "shop/b": 6, rest: 4})
-	r.counts[mode.CounterID{Row: b}] = missed
+	r.counts[mode.CounterID{Frontend: b}] = missed
 	r.want("it is there still", map[string]uint64{"shop/a": 19, "shop/b": 6, rest: 4})
 	r.add(c, 1000)
 	r.want("the third has the most", map[string]uint64{"shop/a": 19, "shop/c": 1000, rest: 4})
@@ -199,7 +199,7 @@ func TestReadingFails(t *testing.T) {
 	r.add(a, 1)
 	r.add(b, 1)
 	r.want("well", map[string]uint64{"shop/a": 1, "shop/b": 1, rest: 0})
-	lost := mode.CounterID{Row: b}
+	lost := mode.CounterID{Frontend: b}
 	kept := r.counts[lost]
 	delete(r.counts, lost)
 	r.err = errors.New("interrupted")

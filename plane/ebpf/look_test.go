@@ -58,7 +58,7 @@ func TestDifferences(t *testing.T) {
 			var all []string
 			b.On(netlab.Node1, func() {
 				if err := b.plane.Differences(b.t.Context(), b.table, func(d trace.Difference) bool {
-					all = append(all, d.Key.String()+" "+d.Object+": "+d.Want+", not "+d.Have)
+					all = append(all, d.Key.String()+" "+d.Object+": "+d.Desired+", not "+d.Actual)
 					return true
 				}); err != nil {
 					b.t.Error(err)

@@ -190,8 +190,8 @@ func (r *reconciliation) differences() (all []trace.Difference) {
 			wanted = want.text(addrs, 0)
 		}
 		if have != wanted {
-			all = append(all, trace.Difference{Key: key, Object: "load balancer " + key.String(), Want: wanted,
-				Have: have})
+			all = append(all, trace.Difference{Key: key, Object: "load balancer " + key.String(), Desired: wanted,
+				Actual: have})
 		}
 	}
 	for _, row := range r.rows {
@@ -210,17 +210,17 @@ func (r *reconciliation) differences() (all []trace.Difference) {
 	for _, a := range slices.SortedFunc(maps.Keys(st.endpoints), netip.Addr.Compare) {
 		switch e, object := st.endpoints[a], "endpoint "+namePrefix+a.String(); {
 		case e.ours && e.refs == 0:
-			all = append(all, trace.Difference{Object: object, Have: "unused"})
+			all = append(all, trace.Difference{Object: object, Actual: "unused"})
 		case e.doubt:
-			all = append(all, trace.Difference{Object: object, Want: "sent to " + st.at(a).String(),
-				Have: "sent to another node"})
+			all = append(all, trace.Difference{Object: object, Desired: "sent to " + st.at(a).String(),
+				Actual: "sent to another node"})
 		}
 	}
 	if r.needsSource() {
-		all = append(all, trace.Difference{Object: "endpoint " + st.sourceEndpoint().Name, Want: "local"})
+		all = append(all, trace.Difference{Object: "endpoint " + st.sourceEndpoint().Name, Desired: "local"})
 	}
 	for _, id := range r.spare {
-		all = append(all, trace.Difference{Object: "endpoint " + id, Have: "a duplicate of its address"})
+		all = append(all, trace.Difference{Object: "endpoint " + id, Actual: "a duplicate of its address"})
 	}
 	return all
 }

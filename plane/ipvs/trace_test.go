@@ -184,7 +184,7 @@ func (c sabotage) named(w planetest.World, all []trace.Difference) bool {
 		object = strings.Replace(object, "KUBE-", "KUBE-6-", 1)
 	}
 	return len(all) <= 3 && slices.ContainsFunc(all, func(d trace.Difference) bool {
-		return strings.Contains(d.Object, object) && d.Want != d.Have
+		return strings.Contains(d.Object, object) && d.Desired != d.Actual
 	})
 }
 

@@ -55,8 +55,8 @@ func (p *Proxy) Differences(want *lb.Table, each func(trace.Difference) bool) {
 			continue
 		}
 		if have, differs := p.compare(f); differs && !each(trace.Difference{Key: f.Key,
-			Object: fmt.Sprintf("listener %s/tcp", netip.AddrPortFrom(want.Node.Localhost, f.Key.Port)), Want: "open",
-			Have: have}) {
+			Object:  fmt.Sprintf("listener %s/tcp", netip.AddrPortFrom(want.Node.Localhost, f.Key.Port)),
+			Desired: "open", Actual: have}) {
 			return
 		}
 	}

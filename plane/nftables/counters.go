@@ -88,7 +88,7 @@ func (p *Plane) Counts() bool { return p.counters != nil }
 // It does not count bytes, which would cost each packet time.
 func (p *Plane) Traffic(ctx context.Context, f func(mode.Count)) error {
 	return p.counters.read(ctx, func(row lb.Key, n uint64) {
-		f(mode.Count{CounterID: mode.CounterID{Row: row}, Traffic: mode.Traffic{Connections: n}})
+		f(mode.Count{CounterID: mode.CounterID{Frontend: row}, Traffic: mode.Traffic{Connections: n}})
 	})
 }
 

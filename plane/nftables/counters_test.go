@@ -35,10 +35,10 @@ func countedOf(t *testing.T, p *Plane) map[lb.Key]uint64 {
 	t.Helper()
 	got := map[lb.Key]uint64{}
 	if err := p.Traffic(t.Context(), func(c mode.Count) {
-		if _, twice := got[c.Row]; twice || c.Bytes != 0 || c.N != 0 || c.ServicePort != "" {
+		if _, twice := got[c.Frontend]; twice || c.Bytes != 0 || c.N != 0 || c.ServicePort != "" {
 			t.Errorf("%+v, reported twice: %t", c, twice)
 		}
-		got[c.Row] = c.Connections
+		got[c.Frontend] = c.Connections
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +170,7 @@ func TestCountersOfALab(t *testing.T) {
 			t.Errorf("turned off it counts: %v, before %v", got, before)
 		}
 		if err := off.Traffic(t.Context(),
-			func(c mode.Count) { t.Errorf("turned off it reports %s", c.Row) }); err != nil {
+			func(c mode.Count) { t.Errorf("turned off it reports %s", c.Frontend) }); err != nil {
 			t.Error(err)
 		}
 

@@ -362,7 +362,7 @@ func TestLocalhostPortTakenTN58(t *testing.T) {
 		}
 		found := planetest.Differences(t, l.plane, l.table)
 		if len(found) != 1 || found[0].Object != "listener 127.0.0.1:30080/tcp" ||
-			!strings.Contains(found[0].Have, "address already in use") {
+			!strings.Contains(found[0].Actual, "address already in use") {
 			t.Errorf("differences: %v", found)
 		}
 	})

@@ -217,7 +217,7 @@ func TestSabotageOfElements(t *testing.T) {
 		lose := func(i setIndex, key []byte) {
 			l.sabotage(func(c *change) { c.out.Remove(i, key) })
 			object := l.rules.sets[i].ElementText(key)
-			if d := l.named(object); d.Have != "" || d.Want == "" {
+			if d := l.named(object); d.Actual != "" || d.Desired == "" {
 				t.Errorf("%s was deleted: %+v", object, d)
 			}
 			text := l.rules.sets[i].Key.Text(key)
@@ -283,8 +283,8 @@ func TestSabotageOfChains(t *testing.T) {
 	for _, c := range chains {
 		l.sabotage(func(b *change) { b.out.FlushChain(c.Name) })
 		for i := range c.Rules {
-			if d := l.named(fmt.Sprintf("rule %d of chain %s", i+1, c.Name)); d.Have != "" ||
-				d.Want != c.Rules[i].Text() {
+			if d := l.named(fmt.Sprintf("rule %d of chain %s", i+1, c.Name)); d.Actual != "" ||
+				d.Desired != c.Rules[i].Text() {
 				t.Errorf("chain %s was flushed: %+v", c.Name, d)
 			}
 		}
@@ -304,7 +304,7 @@ func TestSabotageOfChains(t *testing.T) {
 		check("chain " + c.Name + " has no rules")
 		if c.IsBase() {
 			l.sabotage(func(b *change) { b.out.DeleteChain(c.Name) })
-			if d := l.named("chain " + c.Name); d.Have != "" || d.Want == "" {
+			if d := l.named("chain " + c.Name); d.Actual != "" || d.Desired == "" {
 				t.Errorf("chain %s was deleted: %+v", c.Name, d)
 			}
 			check("no base chain " + c.Name)
@@ -458,8 +458,9 @@ func TestSabotageByChange(t *testing.T) {
 				}
 			}
 			d := l.named(object)
-			if !strings.Contains(d.Want, c.want) || !strings.Contains(d.Have, c.have) || c.have == "" && d.Have != "" &&
-				!strings.Contains(d.Have, "of no list") || c.want == "" && d.Want != "" {
+			if !strings.Contains(d.Desired, c.want) || !strings.Contains(d.Actual, c.have) ||
+				c.have == "" && d.Actual != "" && !strings.Contains(d.Actual, "of no list") ||
+				c.want == "" && d.Desired != "" {
 				t.Errorf("%+v", d)
 			}
 			if c.packet == "" {
@@ -488,7 +489,7 @@ func TestSabotageOfTheTable(t *testing.T) {
 	l := newTracedPlane(t, planetest.World{Family: lb.IPv4})
 	to := l.packets()["pod to cluster IP 0"]
 	runNFT(t, "add", "table", "ip", TableName, "{ flags dormant; }")
-	if d := l.named("table ip " + TableName); d.Want != "in force" {
+	if d := l.named("table ip " + TableName); d.Desired != "in force" {
 		t.Errorf("%+v", d)
 	}
 	if k := l.follow(to); k.Verdict != trace.Pass || !strings.Contains(k.Way[0], "dormant") {
@@ -497,18 +498,18 @@ func TestSabotageOfTheTable(t *testing.T) {
 	l.repair()
 	runNFT(t, "flush", "table", "ip", TableName)
 	runNFT(t, "delete", "set", "ip", TableName, "cluster-ips")
-	if d := l.named("set cluster-ips"); d.Have != "" {
+	if d := l.named("set cluster-ips"); d.Actual != "" {
 		t.Errorf("%+v", d)
 	}
 	runNFT(t, "add", "set", "ip", TableName, "cluster-ips", "{ type inet_service; }")
-	if d := l.named("set cluster-ips"); d.Have != "of other types" {
+	if d := l.named("set cluster-ips"); d.Actual != "of other types" {
 		t.Errorf("%+v", d)
 	}
 	if k := l.follow(to); k.Verdict != trace.Pass {
 		t.Errorf("%+v", k)
 	}
 	runNFT(t, "delete", "table", "ip", TableName)
-	if all := l.differences(); len(all) != 1 || all[0].Object != "table ip "+TableName || all[0].Have != "" {
+	if all := l.differences(); len(all) != 1 || all[0].Object != "table ip "+TableName || all[0].Actual != "" {
 		t.Errorf("%+v", all)
 	}
 	if k := l.follow(to); k.Verdict != trace.Pass || k.Way[0] != "no table ip "+TableName {

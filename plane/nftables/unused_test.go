@@ -154,7 +154,7 @@ func (u unused) verdict(format string) string {
 func differsNowhere(t *testing.T, p *Plane, tab *lb.Table) {
 	t.Helper()
 	err := p.Differences(t.Context(), tab, func(d trace.Difference) bool {
-		t.Errorf("%s differs: want %s, have %s", d.Object, d.Want, d.Have)
+		t.Errorf("%s differs: desired %s, actual %s", d.Object, d.Desired, d.Actual)
 		return true
 	})
 	if err != nil {

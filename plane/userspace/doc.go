@@ -20,8 +20,8 @@
 // many addresses it has (docs/adr/0041).
 //
 // If listeners are at service addresses (Windows), each address of each frontend has one, which
-// distinguishes sources itself (balance.Row). A NodePort has one at each of the node's addresses
-// that answer NodePorts.
+// distinguishes sources itself (balance.Frontend). A NodePort has one at each of the node's
+// addresses that answer NodePorts.
 //
 // # Cost of a change
 //

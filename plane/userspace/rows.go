@@ -394,7 +394,7 @@ func (p *Plane) atAddresses(r *row, s *service) error {
 		return nil
 	}
 	for k := range lb.Expand(r.f.Key, p.nodePorts) {
-		_, err := p.enter(r, s, doorway{at: netip.AddrPortFrom(k.Addr, k.Port)}, p.balance.Row(r.f, p.origins), 0)
+		_, err := p.enter(r, s, doorway{at: netip.AddrPortFrom(k.Addr, k.Port)}, p.balance.Frontend(r.f, p.origins), 0)
 		if errors.Is(err, errors.ErrUnsupported) {
 			p.notices.lacks(s.proto, err)
 			r.lead.Routes = []redirect.Route{{From: lb.Anywhere, Do: lb.Reject}}

@@ -127,7 +127,7 @@ func (p *Plane) leadOf(f *lb.Frontend, report func(trace.Difference) bool) (l re
 			case d == nil && f.Key.Proto == lb.SCTP: // the kernel may have none, see behindRules
 				to.Do = lb.Reject
 			case d == nil:
-				report(trace.Difference{Key: f.Key, Object: "listener for " + r.To.ID.String(), Want: "open"})
+				report(trace.Difference{Key: f.Key, Object: "listener for " + r.To.ID.String(), Desired: "open"})
 				return l, false
 			case !holds(turns.Backends(), r.To, report, f.Key):
 				return l, false
@@ -148,7 +148,8 @@ func holds(have []netip.AddrPort, want *lb.BackendSet, report func(trace.Differe
 		same = want.Backends.Has(have[i])
 	}
 	return same || report(trace.Difference{Key: k, Object: "backends of listener for " + want.ID.String(),
-		Want: fmt.Sprintf("%d backends", want.Backends.Len()), Have: fmt.Sprintf("%d backends, or others", len(have))})
+		Desired: fmt.Sprintf("%d backends", want.Backends.Len()),
+		Actual:  fmt.Sprintf("%d backends, or others", len(have))})
 }
 
 // doorOf returns the listener to which rules redirect for a set, and its balancer; nil for none.

@@ -75,8 +75,8 @@ func (busy) Counts() bool { return true }
 
 func (b busy) Traffic(_ context.Context, f func(mode.Count)) error {
 	*b.readings++
-	for k := range b.s.plane.Rows() {
-		f(mode.Count{CounterID: mode.CounterID{Row: k}, Traffic: mode.Traffic{Connections: 1000 * *b.readings}})
+	for k := range b.s.plane.Frontends() {
+		f(mode.Count{CounterID: mode.CounterID{Frontend: k}, Traffic: mode.Traffic{Connections: 1000 * *b.readings}})
 	}
 	return nil
 }

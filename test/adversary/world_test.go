@@ -297,7 +297,7 @@ func tenant(seed uint64, n int) *adversary.Tenant {
 // endpoints that the slices of its own namespace have named, and no Service has an address that
 // means the node itself or any host.
 func (w *world) belong() {
-	for k, row := range w.plane.Rows() {
+	for k, row := range w.plane.Frontends() {
 		if slices.Contains(adversary.Special(), k.Addr) && k.Addr.IsValid() {
 			w.errorf("%s serves %s", row.Service, k)
 		}
@@ -335,7 +335,7 @@ func (w *world) packets() (asked int) {
 	for k := range o.Keys {
 		keys[k] = true
 	}
-	rows := w.plane.Rows()
+	rows := w.plane.Frontends()
 	met := func(k lb.Key) *lb.Frontend { return rows[k] }
 	for k := range rows {
 		keys[k] = true

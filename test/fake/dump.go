@@ -87,8 +87,8 @@ func (p *Plane) Successor() *Plane {
 	return next
 }
 
-// Rows returns the frontends in the kernel, by key.
-func (p *Plane) Rows() map[lb.Key]*lb.Frontend {
+// Frontends returns the frontends in the kernel, by key.
+func (p *Plane) Frontends() map[lb.Key]*lb.Frontend {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return maps.Clone(p.kernel.rows)

@@ -52,7 +52,7 @@ type claim struct {
 func New(facts cluster.Facts, s policy.Settings, views []cluster.View) *World {
 	w := &World{facts, s, map[lb.Key]claim{}}
 	for _, v := range views {
-		for _, row := range Rows(v, s) {
+		for _, row := range Frontends(v, s) {
 			c := claim{row, v.Service.Created, v.Name.String()}
 			if was, taken := w.claims[row.Key]; !taken || c.before(was) {
 				w.claims[row.Key] = c
@@ -79,11 +79,11 @@ func (w *World) Keys(yield func(lb.Key) bool) {
 	}
 }
 
-// Row returns the frontend in force for a key, or nil.
-func (w *World) Row(k lb.Key) *lb.Frontend { return w.claims[k].row }
+// Frontend returns the frontend in force for a key, or nil.
+func (w *World) Frontend(k lb.Key) *lb.Frontend { return w.claims[k].row }
 
 // Ask returns the expected outcome of a packet.
-func (w *World) Ask(p Packet) Answer { return w.Follow(w.Row, p) }
+func (w *World) Ask(p Packet) Answer { return w.Follow(w.Frontend, p) }
 
 // Follow returns the outcome of a packet with these frontends in force.
 func (w *World) Follow(rows func(lb.Key) *lb.Frontend, p Packet) Answer {

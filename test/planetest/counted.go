@@ -14,7 +14,7 @@ func Counted(t testing.TB, p mode.TrafficCounter) map[string]uint64 {
 	t.Helper()
 	got, numbers := map[string]uint64{}, map[uint64]bool{}
 	if err := p.Traffic(t.Context(), func(c mode.Count) {
-		if c.Row != (lb.Key{}) || c.N == 0 || c.Traffic == (mode.Traffic{}) || numbers[c.N] {
+		if c.Frontend != (lb.Key{}) || c.N == 0 || c.Traffic == (mode.Traffic{}) || numbers[c.N] {
 			t.Errorf("%+v", c)
 		}
 		numbers[c.N] = true

@@ -43,7 +43,7 @@ func (m *rows) New() (Plane, error) {
 }
 
 func (m *rows) row(c Connection) *lb.Frontend {
-	held := m.plane.Rows()
+	held := m.plane.Frontends()
 	if m.flaw == remembers {
 		for k, row := range held {
 			m.gone[k] = row

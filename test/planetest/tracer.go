@@ -57,7 +57,7 @@ func Differences(t testing.TB, l Tracer, want *lb.Table) []trace.Difference {
 func listed(found []trace.Difference) string {
 	var b strings.Builder
 	for _, d := range found {
-		fmt.Fprintf(&b, "%s (of %s): want %q, have %q\n", d.Object, d.Key, d.Want, d.Have)
+		fmt.Fprintf(&b, "%s (of %s): desired %q, actual %q\n", d.Object, d.Key, d.Desired, d.Actual)
 	}
 	return b.String()
 }

@@ -35,7 +35,7 @@ func client(i int) relay.Client {
 		40000)}
 }
 
-// chooser is a Set or a Row.
+// chooser is a Set or a Frontend.
 type chooser interface {
 	Pick(c relay.Client, tried []netip.AddrPort) (netip.AddrPort, relay.Answer)
 }

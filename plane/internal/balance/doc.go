@@ -3,8 +3,8 @@
 //
 // A [Balance] has the backend sets of one family. A [Set] gives its backends turns and remembers
 // the clients that stay with one of them. It chooses again if a backend could not be reached. A
-// [Row] has the routes of one service address: it chooses the set by a client's address, where the
-// kernel has not done that.
+// [Frontend] has the routes of one service address: it chooses the set by a client's address, where
+// the kernel has not done that.
 //
 // # Affinity
 //

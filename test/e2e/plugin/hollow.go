@@ -54,14 +54,14 @@ func Hollow(name string, failing bool) Run {
 	}
 	ring := changes.New(0)
 	ring.Add(changes.Entry{
-		Kind: changes.Service, Family: lb.IPv4, Service: web, What: changes.ServiceChanged, Services: 1, Rows: 1,
+		Kind: changes.Service, Family: lb.IPv4, Service: web, What: changes.ServiceChanged, Services: 1, Frontends: 1,
 		API: changed.Add(-time.Second).UnixNano(), Learned: changed.UnixNano(),
 		Done: changed.Add(time.Duration(len(name)) * time.Millisecond).UnixNano(),
 	})
 	var mu sync.Mutex
 	about := inspect.New(inspect.Config{
 		Version: "v1.37.2", Started: now.Add(-time.Hour), Mode: mode.Mode{Name: "nftables"},
-		Asked: "nftables", Store: store, Changes: ring,
+		Configured: "nftables", Store: store, Changes: ring,
 		Families: []inspect.Family{{
 			Family: lb.IPv4, Tracer: tracer, Stats: func() engine.Stats { return stats },
 			Settings: func(cluster.Name) policy.Settings { return settings },
@@ -100,6 +100,6 @@ func (damaged) TracePacket(context.Context, trace.Packet) (trace.Kernel, error) 
 
 // Differences reports the missing object.
 func (damaged) Differences(_ context.Context, _ *lb.Table, each func(trace.Difference) bool) error {
-	each(trace.Difference{Object: "map services", Want: "an element"})
+	each(trace.Difference{Object: "map services", Desired: "an element"})
 	return nil
 }

@@ -8,9 +8,9 @@ import (
 	"kube-proxy/plane/internal/relay"
 )
 
-// Row chooses backends for the clients of one service address by their origin. It is,
+// Frontend chooses backends for the clients of one service address by their origin. It is,
 // but for Serves, a [relay.Balancer] of a listener at the service address itself.
-type Row struct {
+type Frontend struct {
 	sources []netip.Prefix
 	routes  []route
 	origins *Origins
@@ -22,9 +22,9 @@ type route struct {
 	set  *Set
 }
 
-// Row returns the Row of f, whose sets must exist.
-func (b *Balance) Row(f *lb.Frontend, o *Origins) *Row {
-	r := &Row{sources: f.Sources, origins: o}
+// Frontend returns the Frontend of f, whose sets must exist.
+func (b *Balance) Frontend(f *lb.Frontend, o *Origins) *Frontend {
+	r := &Frontend{sources: f.Sources, origins: o}
 	for _, of := range f.Routes {
 		to := route{from: of.From, do: of.Do}
 		if of.To != nil {
@@ -36,7 +36,7 @@ func (b *Balance) Row(f *lb.Frontend, o *Origins) *Row {
 }
 
 // Pick is part of [relay.Balancer].
-func (r *Row) Pick(c relay.Client, tried []netip.AddrPort) (netip.AddrPort, relay.Answer) {
+func (r *Frontend) Pick(c relay.Client, tried []netip.AddrPort) (netip.AddrPort, relay.Answer) {
 	to := r.to(c.Addr.Addr().Unmap())
 	if to.do != lb.Balance || to.set == nil { // a socket cannot drop a client that it has accepted
 		return netip.AddrPort{}, relay.Refuse
@@ -49,7 +49,7 @@ func (r *Row) Pick(c relay.Client, tried []netip.AddrPort) (netip.AddrPort, rela
 
 // to returns the first route for clients at an address (lb.Route), and one that drops for clients
 // outside of the source ranges (SV-61).
-func (r *Row) to(client netip.Addr) route {
+func (r *Frontend) to(client netip.Addr) route {
 	if len(r.sources) > 0 && !slices.ContainsFunc(r.sources, func(p netip.Prefix) bool { return p.Contains(client) }) {
 		return route{do: lb.Drop}
 	}
@@ -63,7 +63,7 @@ func (r *Row) to(client netip.Addr) route {
 }
 
 // Dialled is part of [relay.Balancer].
-func (r *Row) Dialled(c relay.Client, backend netip.AddrPort, err error) {
+func (r *Frontend) Dialled(c relay.Client, backend netip.AddrPort, err error) {
 	for _, to := range r.routes {
 		if to.set != nil {
 			to.set.Dialled(c, backend, err)

@@ -28,7 +28,7 @@ func TestRoutesCF33(t *testing.T) {
 	pods, host := setOf("ns/pods", 1), setOf("ns/host", 2)
 	b.Set(pods, 0)
 	b.Set(host, 0)
-	row := b.Row(&lb.Frontend{Service: "ns/a", Routes: []lb.Route{
+	row := b.Frontend(&lb.Frontend{Service: "ns/a", Routes: []lb.Route{
 		{From: lb.Pods, Do: lb.Balance, To: pods}, {From: lb.Host, Do: lb.Balance, To: host},
 		{From: lb.Anywhere, Do: lb.Drop},
 	}}, o)
@@ -60,7 +60,7 @@ func TestNodeIsOneClient(t *testing.T) {
 	b := New(Config{})
 	set := setOf("ns/a", 1, 2, 3)
 	b.Set(set, time.Hour)
-	row := b.Row(&lb.Frontend{Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}, nil)
+	row := b.Frontend(&lb.Frontend{Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}, nil)
 	met := map[netip.AddrPort]bool{}
 	for i := range 30 {
 		a := netip.AddrFrom4([4]byte{10, 96, 0, byte(i)})
@@ -78,11 +78,11 @@ func TestSourcesSV61(t *testing.T) {
 	b := New(Config{})
 	set := setOf("ns/a", 1)
 	b.Set(set, 0)
-	open := b.Row(&lb.Frontend{Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}},
+	open := b.Frontend(&lb.Frontend{Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}},
 		Sources: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}, nil)
-	closed := b.Row(&lb.Frontend{Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}, nil)
+	closed := b.Frontend(&lb.Frontend{Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}, nil)
 	for _, c := range []struct {
-		row  *Row
+		row  *Frontend
 		from string
 		want relay.Answer
 	}{

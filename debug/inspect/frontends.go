@@ -14,7 +14,7 @@ import (
 // Table calls each with the frontends that match the filter, a Service at a time, in the order of
 // the Services' names, until it returns false. A filter is an address, a CIDR, a namespace followed
 // by a slash, or part of a key, a Service, or a kind; "" matches all.
-func (i *Inspector) Table(ctx context.Context, filter string, each func([]Row) bool) error {
+func (i *Inspector) Table(ctx context.Context, filter string, each func([]Frontend) bool) error {
 	match, err := parseFilter(filter)
 	if err != nil {
 		return err
@@ -27,7 +27,7 @@ func (i *Inspector) Table(ctx context.Context, filter string, each func([]Row) b
 		if match.namespace != "" && name.Namespace != match.namespace {
 			continue
 		}
-		var rows []Row
+		var rows []Frontend
 		for _, f := range i.cfg.Families {
 			rows = append(rows, f.rows(name, failing[name.String()], match.row)...)
 		}
@@ -39,15 +39,15 @@ func (i *Inspector) Table(ctx context.Context, filter string, each func([]Row) b
 }
 
 // rows returns the frontends of a Service in a family for which keep returns true, by key.
-func (f Family) rows(name cluster.Name, failing map[lb.Key]engine.Failing, keep func(*lb.Frontend) bool) []Row {
+func (f Family) rows(name cluster.Name, failing map[lb.Key]engine.Failing, keep func(*lb.Frontend) bool) []Frontend {
 	o := f.owned(name)
-	var out []Row
+	var out []Frontend
 	sorted := slices.SortedFunc(slices.Values(o.rows), func(a, b *lb.Frontend) int { return a.Key.Compare(b.Key) })
 	for _, front := range sorted {
 		if !keep(front) {
 			continue
 		}
-		row := rowOf(front)
+		row := frontendOf(front)
 		row.Family = f.Family.String()
 		if c, lost := o.lost[front.Key]; lost {
 			row.State, row.Why = "conflict", c.Winner.Name+" "+c.Why()
@@ -58,15 +58,15 @@ func (f Family) rows(name cluster.Name, failing map[lb.Key]engine.Failing, keep 
 	}
 	for _, r := range o.refused {
 		if keep(&lb.Frontend{Key: r.Key, Service: name.String()}) {
-			out = append(out, Row{Key: r.Key.String(), Family: f.Family.String(), Service: name.String(),
+			out = append(out, Frontend{Key: r.Key.String(), Family: f.Family.String(), Service: name.String(),
 				State: "malformed", Why: r.Err.Error(), Routes: []Route{}})
 		}
 	}
 	return out
 }
 
-func rowOf(f *lb.Frontend) Row {
-	r := Row{Key: f.Key.String(), Service: f.Service, Kind: f.Kind.String(), State: "in force",
+func frontendOf(f *lb.Frontend) Frontend {
+	r := Frontend{Key: f.Key.String(), Service: f.Service, Kind: f.Kind.String(), State: "in force",
 		Routes:          make([]Route, 0, len(f.Routes)),
 		AffinitySeconds: int(f.Affinity.Seconds()), SourceRanges: f.Sources}
 	for _, route := range f.Routes {

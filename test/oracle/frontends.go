@@ -11,11 +11,11 @@ import (
 	"kube-proxy/policy"
 )
 
-// Rows is [policy.Resolve] written for readability: the rows of docs/behaviour.md, one after the
-// other, at any cost. It goes from the packet to the specification, not from the specification to
-// the frontends: for each source it computes the outcome, and only then puts the outcomes into
-// routes. The frontends are ordered by key.
-func Rows(v cluster.View, s policy.Settings) []*lb.Frontend {
+// Frontends is [policy.Resolve] written for readability: the rows of docs/behaviour.md, one after
+// the other, at any cost. It goes from the packet to the specification, not the other way: for each
+// source it computes the outcome, and only then puts the outcomes into routes. The frontends are
+// ordered by key.
+func Frontends(v cluster.View, s policy.Settings) []*lb.Frontend {
 	w := world{v, s}
 	svc := v.Service
 	if svc == nil { // SV-01: slices alone have no effect
