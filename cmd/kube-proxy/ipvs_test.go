@@ -75,7 +75,7 @@ func TestIPVSSettings(t *testing.T) {
 	if page, err := p.get("/proxyMode"); err != nil || !strings.HasSuffix(page, "\r\n\r\nipvs") {
 		t.Errorf("/proxyMode: %q, %v", page, err)
 	}
-	p.await(regexp.MustCompile(`W.*\] "mode ipvs is deprecated upstream`))
+	p.await(regexp.MustCompile(`W.*\] "Mode ipvs is deprecated upstream`))
 	if got := n.shows("ipvsadm", "-l", "--timeout"); !strings.Contains(got, "3600 90 3") {
 		t.Errorf("timeouts: %s", got)
 	}

@@ -99,7 +99,7 @@ func (j *job) conntrackSize(c Conntrack) {
 	cpus, err := j.tree.OnlineCPUs()
 	if err != nil {
 		cpus = runtime.NumCPU()
-		j.warn("", "%v: sizing the connection table for the %d that this process may use", err, cpus)
+		j.warn("", "Sizing the conntrack table for the %d CPUs that this process may use: %v", cpus, err)
 	}
 	size := maxScaled
 	if c.MaxPerCore < maxScaled/cpus {
@@ -128,8 +128,8 @@ func (j *job) hashSize(want int) {
 		return
 	}
 	if _, missing := j.tree.Sysctl(conntrackInitial); errors.Is(missing, fs.ErrNotExist) {
-		j.report.Kept = append(j.report.Kept, "the hash table of connections belongs to the initial network "+
-			"namespace: it keeps its size")
+		j.report.Kept = append(j.report.Kept, "The conntrack hash table belongs to the initial network "+
+			"namespace and keeps its size")
 		return
 	}
 	if err == nil {
@@ -137,14 +137,13 @@ func (j *job) hashSize(want int) {
 	}
 	switch {
 	case err == nil:
-		j.report.Wrote = append(j.report.Wrote, "set the hash table of connections from "+have+" to "+
+		j.report.Wrote = append(j.report.Wrote, "Set the conntrack hash table from "+have+" to "+
 			strconv.Itoa(want)+" buckets")
 	case errors.Is(err, unix.EROFS):
-		j.warn(ReadOnlySysFS, "/sys is read-only: the hash table of connections keeps %s buckets, where %d would be "+
-			"right for as many "+
-			"connections as may be tracked: mount /sys writable, or set /sys/module/nf_conntrack/parameters/hashsize "+
-			"on the host", have, want)
+		j.warn(ReadOnlySysFS, "Cannot enlarge the conntrack hash table from %s to %d buckets, because /sys is "+
+			"read-only: mount /sys writable, or set /sys/module/nf_conntrack/parameters/hashsize on the host",
+			have, want)
 	default:
-		j.warn("", "the hash table of connections is not made larger: %v", err)
+		j.warn("", "Cannot enlarge the conntrack hash table: %v", err)
 	}
 }

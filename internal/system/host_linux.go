@@ -89,7 +89,7 @@ type sysctl struct {
 func (j *job) set(s sysctl) {
 	have, err := j.tree.Sysctl(s.name)
 	if s.optional && errors.Is(err, fs.ErrNotExist) {
-		j.report.Kept = append(j.report.Kept, "this kernel has no sysctl "+s.name)
+		j.report.Kept = append(j.report.Kept, "This kernel has no sysctl "+s.name)
 		return
 	}
 	if s.keepMore && err == nil && atLeast(have, s.value) {
@@ -105,11 +105,11 @@ func (j *job) set(s sysctl) {
 	}
 	switch {
 	case err == nil && wrote:
-		j.report.Wrote = append(j.report.Wrote, fmt.Sprintf("set sysctl %s from %s to %s", s.name, have, s.value))
+		j.report.Wrote = append(j.report.Wrote, fmt.Sprintf("Set sysctl %s from %s to %s", s.name, have, s.value))
 	case err == nil:
 	case s.more && atLeast(have, s.value):
 		j.report.Kept = append(j.report.Kept,
-			fmt.Sprintf("sysctl %s stays %s, which suffices for the requested %s: %v", s.name, have, s.value, err))
+			fmt.Sprintf("Sysctl %s stays %s, which suffices for the requested %s: %v", s.name, have, s.value, err))
 	default:
 		j.errs = append(j.errs, fmt.Errorf("%w; requested by %s", err, s.asks))
 	}
@@ -139,8 +139,8 @@ func (j *job) warn(event, format string, args ...any) {
 func (j *job) oom(score int) {
 	switch wrote, err := j.tree.SetOOMScoreAdj(score); {
 	case err != nil:
-		j.warn("", "--oom-score-adj (oomScoreAdj): %v", err)
+		j.warn("", "Cannot apply --oom-score-adj (oomScoreAdj): %v", err)
 	case wrote:
-		j.report.Wrote = append(j.report.Wrote, fmt.Sprintf("set oom_score_adj to %d", score))
+		j.report.Wrote = append(j.report.Wrote, fmt.Sprintf("Set oom_score_adj to %d", score))
 	}
 }

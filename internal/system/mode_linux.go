@@ -70,7 +70,7 @@ func (j *job) forwarding(s Settings) {
 		if err == nil {
 			err = errors.New("it is 0")
 		}
-		j.warn("", "sysctl %s: %v: %s connections from pods and from other machines do not reach the endpoints of "+
+		j.warn("", "Sysctl %s: %v: %s connections from pods and from other machines do not reach the endpoints of "+
 			"Services; set it to 1 when the node is set up", f.name, err, f.what)
 	}
 }

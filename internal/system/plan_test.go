@@ -40,7 +40,7 @@ func TestPlan(t *testing.T) {
 			t.Error(err)
 		}
 		for _, c := range changes {
-			all = append(all, fmt.Sprintf("set sysctl %s from %s to %s", c.Name, c.Have, c.Want))
+			all = append(all, fmt.Sprintf("Set sysctl %s from %s to %s", c.Name, c.Have, c.Want))
 			if c.Asks == "" {
 				t.Errorf("%s: no setting requests it", c.Name)
 			}
@@ -57,7 +57,7 @@ func TestPlan(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	made := slices.DeleteFunc(r.Wrote, func(s string) bool { return !strings.HasPrefix(s, "set sysctl ") })
+	made := slices.DeleteFunc(r.Wrote, func(s string) bool { return !strings.HasPrefix(s, "Set sysctl ") })
 	if !slices.Equal(planned, made) || len(made) < 8 {
 		t.Errorf("planned %q\nmade %q", planned, made)
 	}

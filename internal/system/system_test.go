@@ -133,8 +133,8 @@ var cases = []hostCase{
 			"proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal 1"},
 	{name: "EV-04: /sys is read-only", readOnly: []string{"sys"}, files: usual +
 		"sys/module/nf_conntrack/parameters/hashsize 16384",
-		warnings: []string{"readOnlySysFS: /sys is read-only: the hash table of connections keeps 16384 buckets, " +
-			"where 32768"}},
+		warnings: []string{"readOnlySysFS: Cannot enlarge the conntrack hash table from 16384 to 32768 buckets, " +
+			"because /sys is read-only"}},
 	{name: "EV-04: a read-only /sys is no matter where the table is large enough", readOnly: []string{"sys"},
 		host: "sys/module/nf_conntrack/parameters/hashsize 32768", files: usual},
 	{name: "PR-10: another network namespace: max suffices, the hash table is left alone",

@@ -40,25 +40,25 @@ var lackTexts = [lacks]string{
 		"loadBalancerSourceRanges, but their other addresses",
 	lackRanges: "HNS cannot restrict sources: load-balancer addresses of Services with loadBalancerSourceRanges " +
 		"are served to all clients, because --windows-ignore-source-ranges (windowsIgnoreSourceRanges) is set",
-	lackHealthPort: "this build of Windows does not forward a port on which a program of the node listens: health " +
+	lackHealthPort: "This build of Windows does not forward a port on which a program of the node listens: health " +
 		"checks of load balancers reach only the node's own addresses",
 	lackSplit: "HNS does not distinguish sources: with externalTrafficPolicy Local, pods and the node, like clients " +
 		"outside, reach only endpoints of this node",
 	lackPorts: "HNS has one target port for each port of a Service: if endpoints have several, only those with " +
 		"the most frequent one are used",
-	lackAffinity: "this version of HNS has no session affinity: Services are served without it",
-	lackPreserve: "this version of HNS has no direct server return, which the annotation preserve-destination needs: " +
+	lackAffinity: "This version of HNS has no session affinity: Services are served without it",
+	lackPreserve: "This version of HNS has no direct server return, which the annotation preserve-destination needs: " +
 		"packets arrive at the endpoints' own addresses",
-	lackProvider: "the HNS network does not know the backend's node: packets are sent to this node, which routes them",
-	lackFlag: "this build of Windows rejects a flag of load balancers, which are written without it: connections " +
+	lackProvider: "The HNS network does not know the backend's node: packets are sent to this node, which routes them",
+	lackFlag: "This build of Windows rejects a flag of load balancers, which are written without it: connections " +
 		"to external addresses (16) may end when endpoints change, NodePorts (2) may be unreachable from this node, " +
 		"preserve-destination (4) from other nodes",
-	lackRoot: "no endpoint of the HNS network has the name of --root-hnsendpoint-name " +
+	lackRoot: "No endpoint of the HNS network has the name of --root-hnsendpoint-name " +
 		"(winkernel.rootHnsEndpointName): health checks of load balancers are not forwarded",
-	lackDSR: "this version of HNS has no direct server return: --enable-dsr (winkernel.enableDSR) has no effect",
-	lackSourceVIP: "the HNS network is an overlay, and --source-vip (winkernel.sourceVip) is of the other IP family: " +
+	lackDSR: "This version of HNS has no direct server return: --enable-dsr (winkernel.enableDSR) has no effect",
+	lackSourceVIP: "The HNS network is an overlay, and --source-vip (winkernel.sourceVip) is of the other IP family: " +
 		"Services of this family are not served",
-	lackManagement: "the HNS network has no ManagementIP, this node's address, yet: NodePorts on selected addresses " +
+	lackManagement: "The HNS network has no ManagementIP, this node's address, yet: NodePorts on selected addresses " +
 		"are not served until then",
 }
 

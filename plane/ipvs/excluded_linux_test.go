@@ -111,7 +111,7 @@ func TestIPVSServersOfOthersGoOn(t *testing.T) {
 			}
 		}
 		theirs("beside ours", more, late)
-		if got := fmt.Sprint(p.Notices()); !strings.Contains(got, "virtual servers of others") {
+		if got := fmt.Sprint(p.Notices()); !strings.Contains(got, "Virtual servers of others have") {
 			t.Errorf("reported: %s", got)
 		}
 	})

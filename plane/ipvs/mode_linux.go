@@ -126,11 +126,11 @@ func (p *modePlane) openCounters(asked bool) (Counters, error) {
 }
 
 // deprecated is reported once (EV-07).
-var deprecated = mode.Notice{Text: "mode ipvs is deprecated upstream, in favour of nftables; this kube-proxy " +
+var deprecated = mode.Notice{Text: "Mode ipvs is deprecated upstream, in favour of nftables; this kube-proxy " +
 	"continues to support it", Event: event.IPVSDeprecated}
 
 // notCounting is reported once.
-var notCounting = mode.Notice{Text: "connections are not counted by Service (--service-metrics): the kernel does not " +
+var notCounting = mode.Notice{Text: "Connections are not counted by Service (--service-metrics): the kernel does not " +
 	"publish its counters while net.ipv4.vs.run_estimation is 0; set it to 1"}
 
 // setTimeouts sets the configured timeouts (CF-29). Both families share them.

@@ -24,7 +24,7 @@ func (n *notices) once(id, text string, args ...any) {
 // late reports that all marks are in use.
 func (n *notices) late(services int) {
 	if services > 0 {
-		n.once("marks", "all firewall marks are in use: some Services route packets from pods or from this node "+
+		n.once("marks", "All firewall marks are in use: some Services route packets from pods or from this node "+
 			"differently from others "+
 			"(externalTrafficPolicy: Local), and those packets are refused; reduce the number of such Services and "+
 			"restart kube-proxy, or choose mode nftables", "refused", services)
@@ -34,13 +34,13 @@ func (n *notices) late(services int) {
 // foreign reports virtual servers of other programs.
 func (n *notices) foreign(f foreigners) {
 	if len(f.ours) > 0 {
-		n.once("at our keys", "virtual servers of others have addresses and ports of Services, and lie in "+
+		n.once("at our keys", "Virtual servers of others have addresses and ports of Services, and lie in "+
 			"--ipvs-exclude-cidrs (ipvs.excludeCIDRs): "+
 			"these Services are not served there until they are removed", "virtualServers", len(f.ours), "first",
 			f.ours[0].String())
 	}
 	if rest := f.n - len(f.ours); rest > 0 {
-		n.once("others", "there are virtual servers of others, at addresses that no Service has; they are left alone",
+		n.once("others", "Leaving virtual servers of others at addresses that no Service has",
 			"virtualServers", rest)
 	}
 }

@@ -88,7 +88,7 @@ func TestOthersVirtualServers(t *testing.T) {
 	for _, n := range p.Notices() {
 		reported = append(reported, n.Text)
 	}
-	if !strings.Contains(strings.Join(reported, "\n"), "virtual servers of others") {
+	if !strings.Contains(strings.Join(reported, "\n"), "Virtual servers of others have") {
 		t.Errorf("reported: %q", reported)
 	}
 	// A restart without other changes is no failure either.

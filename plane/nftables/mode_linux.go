@@ -55,7 +55,7 @@ type reported struct {
 func (p *Plane) Notices() (all []mode.Notice) {
 	if !p.rules.hashes && !p.reported.noHash {
 		p.reported.noHash = true
-		all = append(all, mode.Notice{Text: "this kernel lacks the nftables expression hash (CONFIG_NFT_HASH): with " +
+		all = append(all, mode.Notice{Text: "This kernel lacks the nftables expression hash (CONFIG_NFT_HASH): with " +
 			"session affinity, clients of one Service can take the memory that those of others need"})
 	}
 	if shown := p.shown.Load(); shown == nil || shown.Entries != p.use.Entries || shown.Limit != p.use.Limit {
@@ -66,8 +66,7 @@ func (p *Plane) Notices() (all []mode.Notice) {
 	if percent >= 80 && !p.reported.nearly {
 		p.reported.nearly = true
 		all = append(all, mode.Notice{
-			Text: "the memory of session affinity is nearly full; when it is full, new clients are led by a hash of " +
-				"their address",
+			Text: "Session affinity map nearly full; once it is full, a hash of the address assigns new clients",
 			Args: []any{"percent", percent, "services", busiest},
 			Event: func(node string) event.Event {
 				return event.AffinityNearlyFull(node, p.ip.Family.String(), percent, busiest)

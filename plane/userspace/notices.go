@@ -38,8 +38,8 @@ func (n *notices) noPort(err error) {
 func (p *Plane) Notices() (all []mode.Notice) {
 	if len(p.cfg.Passed) > 0 && !p.notices.redirect {
 		p.notices.redirect = true
-		all = append(all, mode.Notice{Text: "packets to service addresses are redirected in another way than the " +
-			"best one, which this host does not have",
+		all = append(all, mode.Notice{Text: "Redirecting packets to service addresses in another way than the best " +
+			"one, which this host does not support",
 			Args: []any{"by", p.redirect.Name(), "err", errors.Join(p.cfg.Passed...)}})
 	}
 	if err := p.redirect.Unguarded(); err != nil && !p.notices.guard {
@@ -49,7 +49,7 @@ func (p *Plane) Notices() (all []mode.Notice) {
 			Args: []any{"err", err}})
 	}
 	if p.notices.port != nil && !p.notices.ports {
-		all = append(all, mode.Notice{Text: "no port or listener is left; Services that need one are not served",
+		all = append(all, mode.Notice{Text: "No port or listener is left; Services that need one are not served",
 			Args: []any{"err", p.notices.port}})
 	}
 	for proto, err := range p.notices.lacking {
@@ -57,7 +57,7 @@ func (p *Plane) Notices() (all []mode.Notice) {
 			continue
 		}
 		p.notices.lacking[proto] = nil
-		all = append(all, mode.Notice{Text: "this host cannot serve the protocol; Services of it are refused",
+		all = append(all, mode.Notice{Text: "This host cannot serve the protocol; its Services are refused",
 			Args: []any{"protocol", proto, "err", err}})
 	}
 	p.notices.ports, p.notices.port = p.notices.port != nil, nil

@@ -253,7 +253,7 @@ func TestServes(t *testing.T) {
 func expected(line string) bool {
 	return strings.Contains(line, "oom_score_adj") || strings.Contains(line, "healthCheckNodePort: is missing") ||
 		strings.Contains(line, "--nodeport-addresses is not set") ||
-		strings.Contains(line, "mode ipvs is deprecated upstream") ||
+		strings.Contains(line, "Mode ipvs is deprecated upstream") ||
 		strings.Contains(line, "Mode has a security impact")
 }
 
