@@ -34,7 +34,7 @@ func modeKinds() []Kind {
 			Looks:  "whether each mode can run here for each family, tried in a temporary network namespace",
 			Why:    "If the host cannot run the configured mode, the proxy exits or falls back to another mode.",
 			Remedy: "Provide what is missing, if it concerns the mode that would run."},
-		{ID: "mode-asked", Everywhere: true, Worst: Error, judge: (*judge).asked,
+		{ID: "mode-configured", Everywhere: true, Worst: Error, judge: (*judge).asked,
 			Looks:  "the configured mode, and the mode that would run",
 			Why:    "The proxy exits if no mode can run. A fallback mode behaves differently from the configured one.",
 			Remedy: "Provide what is missing, or configure a mode that can run: --proxy-mode (mode)."},

@@ -103,22 +103,22 @@ func TestJudge(t *testing.T) {
 		{"no CAP_NET_RAW", func(_ *Setup, f *Facts) { f.Lacks.Value = []string{"NET_RAW"} }, "privileges info", ExitOK},
 		{"the first cannot run, and is not selected", func(_ *Setup, f *Facts) {
 			cannot(f, "first", broken)
-		}, "mode-asked info : the configuration selects no mode (the default): it is second, " +
+		}, "mode-configured info : the configuration selects no mode (the default): it is second, " +
 			"after first (it is broken)", ExitOK},
 		{"no mode can run", func(_ *Setup, f *Facts) { cannot(f, "first", broken); cannot(f, "second", broken) },
-			"mode-asked error : ", ExitErrors},
+			"mode-configured error : ", ExitErrors},
 		{"a mode with a fallback is selected", func(s *Setup, f *Facts) {
 			s.Configured = "gives-way"
 			cannot(f, "gives-way", broken)
-		}, "mode-asked warning : the configuration selects gives-way; mode gives-way cannot run on this host, using " +
+		}, "mode-configured warning : the configuration selects gives-way; mode gives-way cannot run on this host, using " +
 			"second instead", ExitWarnings},
 		{"the mode that would run has a caution", func(s *Setup, _ *Facts) {
 			s.Modes = slices.Clone(s.Modes)
 			s.Modes[0].Caution = "It bypasses"
-		}, "mode-asked warning : mode first: It bypasses", ExitWarnings},
+		}, "mode-configured warning : mode first: It bypasses", ExitWarnings},
 		{"the second family cannot be served", func(_ *Setup, f *Facts) {
 			f.Abilities[1].Able = broken
-		}, "mode-asked warning IPv6: mode first cannot serve IPv6: it is broken; IPv4 would be served alone",
+		}, "mode-configured warning IPv6: mode first cannot serve IPv6: it is broken; IPv4 would be served alone",
 			ExitWarnings},
 		{"the mode waits for something of the node", func(s *Setup, f *Facts) {
 			s.Modes = slices.Clone(s.Modes)

@@ -118,7 +118,7 @@ func TestNothingHangs(t *testing.T) {
 		Host:    func(mode.Mode) (system.Settings, error) { return system.Settings{}, nil }}
 	found := Judge(s, Look(t.Context(), s))
 	for _, want := range []string{"mode one IPv4: cannot check: timed out", "mode two IPv6: cannot check: timed out",
-		"mode-asked : cannot check", "api-server : the API server does not answer: timed out"} {
+		"mode-configured : cannot check", "api-server : the API server does not answer: timed out"} {
 		if !slices.ContainsFunc(found, func(f Finding) bool {
 			return strings.HasPrefix(fmt.Sprintf("%s %s: %s", f.ID, f.About, f.Seen), want)
 		}) {

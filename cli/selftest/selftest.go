@@ -157,7 +157,7 @@ func (r *run) node(context.Context) bool {
 	able := r.check("mode", "the requested mode can run here", other)
 	for _, f := range r.Findings {
 		switch f.ID {
-		case "privileges", "kernel", "mode-asked":
+		case "privileges", "kernel", "mode-configured":
 			var err error
 			if f.Severity == preflight.Error {
 				err, able = errors.New(f.Remedy), false

@@ -87,7 +87,7 @@ func TestCheckFinds(t *testing.T) {
 		{name: "nothing in the way", runs: "iptables",
 			want: []string{"privileges ok", "mode ok iptables IPv4: can run", "mode ok nftables IPv6: can run",
 				"mode ok userspace IPv4: can run",
-				"mode-asked ok", "iptables-backends ok", "kube-proxy-rules ok", "kube-proxy-running ok",
+				"mode-configured ok", "iptables-backends ok", "kube-proxy-rules ok", "kube-proxy-running ok",
 				"ports ok healthz", "cilium ok",
 				"kube-router ok", "calico-ebpf ok", "firewalld ok", "ufw ok", "docker-forward ok", "drop-policy ok",
 				"ip-forward ok net.ipv4.ip_forward",
@@ -96,7 +96,7 @@ func TestCheckFinds(t *testing.T) {
 		{name: "a mode whose programs are missing", args: []string{"--proxy-mode=iptables"},
 			other: func(t *testing.T, n *namespace) { t.Setenv("PATH", t.TempDir()) },
 			want: []string{"mode warning iptables IPv4: cannot run: …install iptables",
-				"mode-asked warning: …using userspace instead", "programs info nft: not installed"}, runs: "userspace",
+				"mode-configured warning: …using userspace instead", "programs info nft: not installed"}, runs: "userspace",
 			code: 3, alone: true},
 		{name: "no forwarding", make: []string{"sysctl -qw net.ipv4.ip_forward=0"},
 			want: []string{"ip-forward error net.ipv4.ip_forward: it is 0"}, code: 2},
@@ -234,17 +234,17 @@ func TestCheckInTheDark(t *testing.T) {
 		{"without root", asUser + "=65534", []string{"privileges error: this process lacks CAP_NET_ADMIN",
 			"mode unknown iptables IPv4: cannot check: needs root",
 			"mode unknown nftables IPv6: cannot check: needs root",
-			"mode-asked unknown", "drop-policy unknown: cannot check: needs root", "firewalld unknown",
+			"mode-configured unknown", "drop-policy unknown: cannot check: needs root", "firewalld unknown",
 			"cilium unknown: cannot check: needs root", "ip-forward ok", "conntrack-use", "node-ports ok",
 			"ports ok healthz"}},
 		{"without netfilter", noNetfilter + "=1",
 			[]string{"mode info nftables IPv4: cannot run: …CONFIG_NETFILTER_NETLINK",
 				"mode ok userspace IPv4: can run",
-				"mode-asked ok: …mode iptables would run", "drop-policy ok"}}, // the legacy back end has no need of it
+				"mode-configured ok: …mode iptables would run", "drop-policy ok"}}, // the legacy back end has no need of it
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got := newNamespace(t).check(env(c.env))
-			if known := !slices.Contains(c.wants, "mode-asked unknown"); known != (got.Runs != "") {
+			if known := !slices.Contains(c.wants, "mode-configured unknown"); known != (got.Runs != "") {
 				t.Errorf("it says that mode %q would run", got.Runs)
 			}
 			for _, want := range c.wants {
@@ -273,7 +273,7 @@ func TestCheckInTheDark(t *testing.T) {
 		})
 		for _, want := range []string{"privileges ok", "mode unknown iptables IPv4: cannot check: needs root, or " +
 			"CAP_SYS_ADMIN, for a temporary network namespace",
-			"mode-asked unknown", "drop-policy ok", "kube-proxy-rules ok",
+			"mode-configured unknown", "drop-policy ok", "kube-proxy-rules ok",
 			"cilium unknown: cannot check: needs root, or CAP_SYS_ADMIN", "ip-forward ok"} {
 			got.finds(t, want)
 		}
