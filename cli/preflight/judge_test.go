@@ -110,8 +110,8 @@ func TestJudge(t *testing.T) {
 		{"a mode with a fallback is selected", func(s *Setup, f *Facts) {
 			s.Configured = "gives-way"
 			cannot(f, "gives-way", broken)
-		}, "mode-configured warning : the configuration selects gives-way; mode gives-way cannot run on this host, using " +
-			"second instead", ExitWarnings},
+		}, "mode-configured warning : the configuration selects gives-way; mode gives-way cannot run on this host, " +
+			"using second instead", ExitWarnings},
 		{"the mode that would run has a caution", func(s *Setup, _ *Facts) {
 			s.Modes = slices.Clone(s.Modes)
 			s.Modes[0].Caution = "It bypasses"

@@ -59,8 +59,7 @@ const echoPort = 8080
 // Config configures a test.
 type Config struct {
 	// Mode is the running mode, and Configured the one in flags or file, or "". Terminates: its
-	// connections end
-	// at the proxy.
+	// connections end at the proxy.
 	Mode, Configured string
 	Terminates       bool
 	// Findings are those of [preflight.Judge].

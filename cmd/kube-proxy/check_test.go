@@ -96,8 +96,8 @@ func TestCheckFinds(t *testing.T) {
 		{name: "a mode whose programs are missing", args: []string{"--proxy-mode=iptables"},
 			other: func(t *testing.T, n *namespace) { t.Setenv("PATH", t.TempDir()) },
 			want: []string{"mode warning iptables IPv4: cannot run: …install iptables",
-				"mode-configured warning: …using userspace instead", "programs info nft: not installed"}, runs: "userspace",
-			code: 3, alone: true},
+				"mode-configured warning: …using userspace instead", "programs info nft: not installed"},
+			runs: "userspace", code: 3, alone: true},
 		{name: "no forwarding", make: []string{"sysctl -qw net.ipv4.ip_forward=0"},
 			want: []string{"ip-forward error net.ipv4.ip_forward: it is 0"}, code: 2},
 		{name: "no forwarding, and a mode that needs none", make: []string{"sysctl -qw net.ipv4.ip_forward=0"},
@@ -240,7 +240,7 @@ func TestCheckInTheDark(t *testing.T) {
 		{"without netfilter", noNetfilter + "=1",
 			[]string{"mode info nftables IPv4: cannot run: …CONFIG_NETFILTER_NETLINK",
 				"mode ok userspace IPv4: can run",
-				"mode-configured ok: …mode iptables would run", "drop-policy ok"}}, // the legacy back end has no need of it
+				"mode-configured ok: …mode iptables would run", "drop-policy ok"}}, // legacy does not need it
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got := newNamespace(t).check(env(c.env))

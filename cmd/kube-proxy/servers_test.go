@@ -262,7 +262,7 @@ func TestHealthCheckNodePort(t *testing.T) {
 	p.stop()
 }
 
-// MT-01 to MT-18, HT-21 to HT-25: the metrics are those of the running mode, and of no other; the
+// HT-21 to HT-25: the metrics are those of the running mode, and of no other; the
 // other pages are of this process.
 func TestMetricsOfMode(t *testing.T) {
 	t.Parallel()
@@ -273,7 +273,7 @@ func TestMetricsOfMode(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
 			asked := []string{"--v=3", "--version=v1.36.5", "--service-metrics=10"}
-			if mode == "nftables" { // MT-19 is of the gate
+			if mode == "nftables" { // of the gate
 				asked = append(asked, "--feature-gates=KubeProxyNFTablesLocalhostNodePorts=true",
 					"--nodeport-addresses=localhost")
 			}

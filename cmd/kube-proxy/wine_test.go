@@ -117,8 +117,8 @@ func windowsCommands(n *windowsNode) {
 		{"render kernelspace", []string{"render", "--proxy-mode=kernelspace", "--manifests",
 			wine.Path(filepath.Join(dir, "m")), "--hostname-override=n1"}, 0, `10\.96\.0\.1`, `^$`},
 		{"check", []string{"check", "--manifests", wine.Path(dir), "--hostname-override=n1", "-o=json"}, 2,
-			`(?s)"id": "mode".*"about": "kernelspace IPv4".*"id": "mode-configured",\s+"severity": "error",\s+"seen": ` +
-				`"[^"]*--proxy-mode=userspace`, `^$`},
+			`(?s)"id": "mode".*"about": "kernelspace IPv4".*"id": "mode-configured",\s+"severity": "error",\s+` +
+				`"seen": "[^"]*--proxy-mode=userspace`, `^$`},
 		{"a blank mode without HNS", []string{"--manifests", wine.Path(dir), "--hostname-override=n1"}, 1, `^$`,
 			`this machine has no Host Networking Service.*use --proxy-mode=userspace`},
 		{"migrate", []string{"migrate", "--", "--proxy-mode=iptables", "--cluster-cidr=10.0.0.0/16"}, 0,

@@ -28,8 +28,7 @@ type Top struct {
 	// then lower bounds.
 	Missed  uint64 `json:"missed,omitempty"`
 	AtLeast bool   `json:"atLeast,omitempty"`
-	// MoreFrontends is the number of other frontends with connections, with fewer than those in
-	// Frontends.
+	// MoreFrontends is the number of other frontends with connections, fewer than the listed ones.
 	MoreFrontends int `json:"moreFrontends,omitempty"`
 	// Counted are connections and bytes per second by the kernel's counters, of each Service
 	// ("ns/name") that has metrics of its own (--service-metrics); null where nothing is counted.
@@ -97,8 +96,7 @@ func (i *Inspector) Top(ctx context.Context, each func(*Top) bool) error {
 
 func top(r *flows.Rates) *Top {
 	out := &Top{Since: r.Since, At: r.At, Span: r.Span.Seconds(), Services: []TopLine{}, Frontends: []TopLine{},
-		Elsewhere: r.Elsewhere, Missed: r.Missed,
-		AtLeast: r.AtLeast(), MoreFrontends: r.Others.Frontends}
+		Elsewhere: r.Elsewhere, Missed: r.Missed, AtLeast: r.AtLeast(), MoreFrontends: r.Others.Frontends}
 	by := map[string]int{}
 	for _, x := range r.Frontends {
 		line := TopLine{x.Frontend.Service, x.Frontend.Key.String(), x.Family.String(), x.New, x.PerSecond, x.Total}

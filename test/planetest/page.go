@@ -50,8 +50,7 @@ func (p *page) line(format string, args ...any) { fmt.Fprintf(&p.b, format+"\n",
 func (p *page) when(release *Release) {
 	p.line("CI runs all scenarios on its own kernel, and on the others each mode's core scenarios, which have every " +
 		"form of rule.")
-	p.line("`make release-check` runs all scenarios on all kernels, all tests with the race detector, and all fuzz " +
-		"targets.")
+	p.line("`make release-check` runs all on all kernels.")
 	if release == nil {
 		p.line("It has not passed yet.")
 	} else {

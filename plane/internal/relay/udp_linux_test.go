@@ -323,7 +323,7 @@ func TestUDPManySessions(t *testing.T) {
 		if files := filesAfter - filesBefore; files != sessions {
 			t.Errorf("%d descriptors for %d sessions", files, sessions)
 		}
-		// A session that has just answered still holds a buffer of 64 KiB until its goroutine runs again.
+		// A session that has just answered holds a buffer of 64 KiB until its goroutine runs again.
 		eventually(t, "a session takes at most 1500 bytes of heap", func() bool {
 			after := measure(t)
 			heap := (after.heap - before.heap) / sessions
