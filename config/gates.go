@@ -91,7 +91,7 @@ var idle = map[string]string{
 	"ServiceLoadBalancerClass":          "load balancers of every class are served alike",
 	"ServiceTopology":                   "the API has no topologyKeys any more; the hints of EndpointSlices count",
 	"SupportIPVSProxyMode":              "the mode ipvs needs no gate",
-	"WatchBookmark":                     "bookmarks are always asked for",
+	"WatchBookmark":                     "bookmarks are always requested",
 	"WindowsEndpointSliceProxying":      "EndpointSlices are always used",
 
 	"ProxyTerminatingEndpoints":    "terminating endpoints always serve where no other endpoint is ready",

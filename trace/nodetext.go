@@ -35,7 +35,7 @@ func (n *Node) Lead() string {
 	case n.By != "" && !n.Own:
 		who := ", not by kube-proxy"
 		if strings.HasSuffix(n.By, "(of kube-proxy)") {
-			who = ", by a rule of kube-proxy that the table does not want"
+			who = ", by a rule of kube-proxy that is not in the table"
 		}
 		line("%s on this node%s: %s", strings.ToUpper(string(n.Verdict)), who, n.By)
 		line("  at %s, %s", n.Stage, n.harmed())

@@ -7,7 +7,7 @@ import (
 	"errors"
 )
 
-var errNoConntrack = errors.New("this operating system has no conntrack table that could be asked")
+var errNoConntrack = errors.New("this operating system has no conntrack table")
 
 // Find returns an error: this system has no conntrack.
 func Find(context.Context, Query) (Found, error) { return Found{}, errNoConntrack }
