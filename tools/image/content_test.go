@@ -103,8 +103,8 @@ func reportedSizes(t *testing.T) map[string]map[string]float64 {
 		t.Fatal(err)
 	}
 	reported := map[string]map[string]float64{}
-	for _, row := range regexp.MustCompile("(?m)^\\| `localhost/kube-proxy:TAG([a-z-]*)` .*\\| at most (\\d+) / "+
-		"(\\d+) MiB \\|$").FindAllStringSubmatch(string(page), -1) {
+	for _, row := range regexp.MustCompile("(?m)^- `localhost/kube-proxy:TAG([a-z-]*)`[^`]* at\\s+most (\\d+) / "+
+		"(\\d+) MiB$").FindAllStringSubmatch(string(page), -1) {
 		reported[row[1]] = map[string]float64{}
 		for k, arch := range []string{"amd64", "arm64"} {
 			if reported[row[1]][arch], err = strconv.ParseFloat(row[2+k], 64); err != nil {
