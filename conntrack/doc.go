@@ -23,7 +23,7 @@
 // [lb.Frontend.Serves] decides whether a backend serves: traffic policy, topology and draining do
 // not matter. So a terminating pod finishes its flows, and loses them when it stops serving.
 //
-//	engine ──Applied──▶ index: rows, suspect keys ──▶ worker: one dump ──▶ deletes, in batches
+//	engine ──Applied──▶ index: frontends, suspect keys ──▶ worker: one dump ──▶ deletes, in batches
 //
 // [Cleaner.Applied] only records, in time proportional to the change. The worker waits a little,
 // reads the table once for each protocol, with the kernel's filter, and deletes as it reads. Its

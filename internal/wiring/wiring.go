@@ -70,7 +70,7 @@ func (c *Config) Plane(fam lb.Family) mode.Settings {
 	return s
 }
 
-// Policy are the settings that decide about rows of a family.
+// Policy are the settings that decide about frontends of a family.
 func (c *Config) Policy(fam lb.Family) policy.Settings {
 	r := c.Resolved
 	return policy.Settings{

@@ -32,7 +32,7 @@ type Stats struct {
 }
 
 // Balance has the backend sets of one family. One goroutine at a time calls its methods, except
-// Stats; any goroutine may call those of its sets and rows.
+// Stats; any goroutine may call those of its sets and frontends.
 type Balance struct {
 	cfg  Config
 	seed maphash.Seed

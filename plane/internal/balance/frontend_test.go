@@ -72,7 +72,7 @@ func TestNodeIsOneClient(t *testing.T) {
 	}
 }
 
-// Source ranges leave others out whatever the routes say (SV-61), and a row that rejects refuses.
+// Source ranges leave others out whatever the routes say (SV-61), and frontends that reject refuse.
 // Both hold no descriptor for the client.
 func TestSourcesSV61(t *testing.T) {
 	b := New(Config{})
