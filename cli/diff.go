@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -54,9 +55,7 @@ func diffText(out io.Writer, d *inspect.Diff, most int) {
 		fmt.Fprintf(out, "%s  %s\n", x.Family, lb.Printable(strings.TrimSpace(x.Service+"  "+x.Key+"  "+x.Object)))
 		for _, side := range []struct{ word, text string }{{"desired", x.Desired}, {"actual", x.Actual}} {
 			text := side.text
-			if text == "" {
-				text = "nothing"
-			}
+			text = cmp.Or(text, "nothing")
 			for n, line := range strings.Split(text, "\n") {
 				word := side.word
 				if n > 0 {
@@ -187,9 +186,7 @@ func topQuery() queryCommand {
 			"while the command runs. It reports if the kernel lost some.",
 		merge: mergeTops,
 		ask:   func(ctx context.Context, q *queries, _ []string) error { return q.top(ctx, false) },
-		watch: func(ctx context.Context, q *queries, _ []string) error {
-			return q.top(ctx, true)
-		},
+		watch: func(ctx context.Context, q *queries, _ []string) error { return q.top(ctx, true) },
 	}
 }
 

@@ -42,8 +42,7 @@ const evil = "x\x1b]0;owned\x07\u009b2J\r\x1b[32mok"
 
 // worst is a proxy with hostile names in all its fields.
 var worst = inspect.Status{Node: "n1", Mode: "nftables", Reason: evil, Services: 1, Severity: inspect.Error,
-	LastChange: &inspect.Change{Object: evil, What: evil},
-	Findings: []inspect.Finding{{
+	LastChange: &inspect.Change{Object: evil, What: evil}, Findings: []inspect.Finding{{
 		Severity: inspect.Error, About: "writes", Text: evil, Next: "kube-proxy why " + evil,
 	}}}
 

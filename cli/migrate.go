@@ -29,8 +29,7 @@ func migrateHelp(modes mode.List) string {
 		"  -o, --output string   text, or json on stdout: {version, from, to, config, flags, statements: [{severity, " +
 		"about, differs, why, do}]}\n\n" +
 		"Severities: info (no action needed), change (clients or operators notice it), missing (something stops " +
-		"working).\n" +
-		"Exit codes: 0 a configuration was printed; 1 invalid input or command line.\n"
+		"working).\nExit codes: 0 a configuration was printed; 1 invalid input or command line.\n"
 }
 
 // modesToRun are the modes of a node with Linux.
@@ -74,9 +73,8 @@ func (p *program) migrate() *cobra.Command {
 	outputFlag(cmd, &output)
 	completeFlag(cmd, "to", modesToRun(modes)...)
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
-		return append(config.FlagError(cmd.Flags(), err),
-			config.Problem{
-				Where: "flags of the proxy to migrate come after --: kube-proxy migrate -- --proxy-mode=ipvs"})
+		return append(config.FlagError(cmd.Flags(), err), config.Problem{
+			Where: "flags of the proxy to migrate come after --: kube-proxy migrate -- --proxy-mode=ipvs"})
 	})
 	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(p.out, migrateHelp(modes)) })
 	return cmd

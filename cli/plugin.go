@@ -228,14 +228,11 @@ func (p *plugin) source(ctx context.Context, c *kubectl.Cluster,
 		from = is.Addrs
 	}
 	fmt.Fprintf(p.errOut, "%s: note: Pod %s/%s is at %s, on %s\n",
-		PluginName, lb.Printable(namespace), lb.Printable(pod), strings.Join(is.Addrs, " and "),
-		lb.Printable(is.Node))
+		PluginName, lb.Printable(namespace), lb.Printable(pod), strings.Join(is.Addrs, " and "), lb.Printable(is.Node))
 	return cmp.Or(p.node, is.Node), from, nil
 }
 
-func isAddress(s string) bool {
-	return (inspect.PacketText{From: s}).Packet().From.IsValid()
-}
+func isAddress(s string) bool { return (inspect.PacketText{From: s}).Packet().From.IsValid() }
 
 // inNamespace adds a namespace to the name of a Service, which may have a suffix, if it has none.
 func inNamespace(namespace, name string) string {

@@ -39,8 +39,7 @@ func selftestHelp() string {
 		"      --disruptive      Windows: restart HNS (step 8)\n" +
 		"      --echo list       Windows: addresses of servers that run `agnhost netexec` (step 7)\n" +
 		"      --echo-vip ip     Windows: address for their load balancer, default 198.51.100.1; in overlay " +
-		"networks,\n" +
-		"                        an unused address of the service network\n\n" +
+		"networks,\n                        an unused address of the service network\n\n" +
 		"Accepts all flags of kube-proxy, see kube-proxy --help. docs/windows.md describes the steps.\n"
 }
 

@@ -103,8 +103,7 @@ func testService(ctx context.Context, program string, check func(name, claim str
 		_ = withService(name, (*mgr.Service).Delete) // a killed test may have left it
 		err = withManager(func(m *mgr.Mgr) error {
 			s, err := m.CreateService(name, program, mgr.Config{StartType: mgr.StartManual}, "--windows-service",
-				"--proxy-mode=userspace",
-				"--hostname-override=selftest", "--manifests="+dir, "--healthz-bind-address=",
+				"--proxy-mode=userspace", "--hostname-override=selftest", "--manifests="+dir, "--healthz-bind-address=",
 				"--metrics-bind-address=", "--admin-socket=",
 				"--logtostderr=false", "--log-file="+filepath.Join(dir, "log"))
 			if err != nil {

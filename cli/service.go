@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -88,8 +89,7 @@ func inTheWay(ctx context.Context, q *queries, d *inspect.Detail, said string) e
 		return exitCode(ExitFound)
 	case a.Rest.Verdict == trace.Delivered:
 		fmt.Fprintf(q.out, "\nnothing on this node stops its packets to %s; "+
-			"for a pod: kube-proxy trace pod/NAMESPACE/NAME %s\n",
-			lb.Printable(a.Packet.To), lb.Printable(said))
+			"for a pod: kube-proxy trace pod/NAMESPACE/NAME %s\n", lb.Printable(a.Packet.To), lb.Printable(said))
 	case a.Rest.Verdict == trace.Undecided:
 		fmt.Fprintf(q.out, "\nthe path on this node could not be evaluated completely: "+
 			"kube-proxy trace node %s\n", lb.Printable(said))
@@ -174,9 +174,9 @@ func endpointsText(w io.Writer, f inspect.DetailFamily, p inspect.DetailPort, wi
 		if e.Address.Port() == 0 {
 			at = e.Address.Addr().String()
 		}
-		line := []string{"  " + at, nodeText(e)}
+		line := []string{"  " + at, placeText(e.Node, e.Local)}
 		if zones {
-			line = append(line, zoneText(e))
+			line = append(line, placeText(e.Zone, e.SameZone))
 		}
 		line = append(line, condition(e), orDash(strings.Join(e.In, ",")))
 		if wide {
@@ -204,25 +204,14 @@ type reasons map[string]int
 // maxExcluded is how many excluded endpoints of a port people are shown, without -o wide.
 const maxExcluded = 20
 
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
-}
+func orDash(s string) string { return cmp.Or(s, "-") }
 
-func nodeText(e inspect.Endpoint) string {
-	if e.Local {
-		return e.Node + " (here)"
+// placeText is a node or a zone.
+func placeText(name string, here bool) string {
+	if here {
+		return name + " (here)"
 	}
-	return orDash(e.Node)
-}
-
-func zoneText(e inspect.Endpoint) string {
-	if e.SameZone {
-		return e.Zone + " (here)"
-	}
-	return orDash(e.Zone)
+	return orDash(name)
 }
 
 func condition(e inspect.Endpoint) string {

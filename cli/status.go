@@ -55,8 +55,7 @@ func statusText(out io.Writer, s *inspect.Status, now time.Time) {
 	}
 	if !s.Offline {
 		lines = append(lines, []string{"drift", fmt.Sprintf("%s repaired in %s",
-			plural.Count(total.Repaired, "object", "objects"),
-			plural.Count(total.Audits, "audit", "audits"))})
+			plural.Count(total.Repaired, "object", "objects"), plural.Count(total.Audits, "audit", "audits"))})
 	}
 	if c := s.Conntrack; c != nil && c.Limit > 0 {
 		lines = append(lines, []string{"conntrack", fmt.Sprintf("%d of %d entries (%.0f %%)",

@@ -46,8 +46,7 @@ func traceQuery() queryCommand {
 			"      --live[=DURATION] follow a real packet with the kernel's own trace, for 1s or up to 30s, " +
 			"and compare; needs root in\n" +
 			"                        the node's network namespace. If SRC is this node, " +
-			"the command sends a SYN or an empty datagram\n" +
-			"      --in string       the incoming interface, " +
+			"the command sends a SYN or an empty datagram\n      --in string       the incoming interface, " +
 			"for --detect-local-mode=BridgeInterface and InterfaceNamePrefix\n",
 		flags: func(cmd *cobra.Command) {
 			cmd.Flags().StringVar(&expect, "expect", "", "")

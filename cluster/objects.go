@@ -84,15 +84,12 @@ func (s *Service) Equal(o *Service) bool {
 	if s == nil || o == nil {
 		return s == o
 	}
-	return s.Name == o.Name && s.Created == o.Created && s.Type == o.Type &&
-		slices.Equal(s.ClusterIPs, o.ClusterIPs) &&
-		slices.Equal(s.ExternalIPs, o.ExternalIPs) &&
-		slices.Equal(s.LoadBalancerIPs, o.LoadBalancerIPs) &&
+	return s.Name == o.Name && s.Created == o.Created && s.Type == o.Type && slices.Equal(s.ClusterIPs, o.ClusterIPs) &&
+		slices.Equal(s.ExternalIPs, o.ExternalIPs) && slices.Equal(s.LoadBalancerIPs, o.LoadBalancerIPs) &&
 		slices.Equal(s.SourceRanges, o.SourceRanges) &&
 		s.InternalPolicy == o.InternalPolicy && s.ExternalPolicy == o.ExternalPolicy &&
 		s.AffinitySeconds == o.AffinitySeconds && s.HealthCheckNodePort == o.HealthCheckNodePort &&
-		s.PreserveDestination == o.PreserveDestination &&
-		slices.Equal(s.Ports, o.Ports)
+		s.PreserveDestination == o.PreserveDestination && slices.Equal(s.Ports, o.Ports)
 }
 
 // Slice has the fields of a discovery.k8s.io/v1 EndpointSlice that the proxy uses.

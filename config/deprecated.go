@@ -24,8 +24,7 @@ func (o *Options) deprecatedSection() option.Section {
 		{At: &o.conntrackMax, Flag: "conntrack-max",
 			Help: "limit of tracked connections: sets --conntrack-min to the `number` and --conntrack-max-per-core " +
 				"to 1; 0 means unset"},
-		{At: &o.cleanupIPTables, Flag: "cleanup-iptables",
-			Help: "remove only the rules of mode iptables, and exit"},
+		{At: &o.cleanupIPTables, Flag: "cleanup-iptables", Help: "remove only the rules of mode iptables, and exit"},
 		{At: &o.cleanupIPVS, Flag: "cleanup-ipvs", Help: "with --cleanup, false keeps IPVS virtual servers"},
 		old("azure-container-registry-config", "string", "", "a proxy pulls no images"),
 		old("google-json-key", "string", "", "a proxy pulls no images"),

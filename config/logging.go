@@ -89,15 +89,13 @@ func (o *Options) loggingSection() option.Section {
 			Help: "omit the header of each line: severity, time, process, source"},
 		{At: &k.SkipLogHeaders, Flag: "skip-log-headers", Help: "omit the first lines of log files"},
 		{At: &k.AddDirHeader, Flag: "add-dir-header", Help: "add the source file's folder to the header"},
-		{At: &k.BacktraceAt, Flag: "log-backtrace-at",
-			Help: "`file:line` in the source that logs a stack trace"},
+		{At: &k.BacktraceAt, Flag: "log-backtrace-at", Help: "`file:line` in the source that logs a stack trace"},
 	}}
 }
 
 // klogFlags are the flags that only the text format obeys; any of them selects it.
 var klogFlags = []string{"logtostderr", "alsologtostderr", "stderrthreshold", "log-dir", "log-file",
-	"log-file-max-size",
-	"one-output", "skip-headers", "skip-log-headers", "add-dir-header", "log-backtrace-at"}
+	"log-file-max-size", "one-output", "skip-headers", "skip-log-headers", "add-dir-header", "log-backtrace-at"}
 
 // logging is CF-07 to CF-11. alpha is the gate LoggingAlphaOptions.
 func (o *Options) logging(r *option.Report, alpha bool) Logging {

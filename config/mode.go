@@ -17,11 +17,9 @@ import (
 func (o *Options) mode(gates map[string]bool) string {
 	name := string(o.file.Mode)
 	off := func(m mode.Mode) bool { return m.Gate != "" && !gates[m.Gate] }
-	want := "want " +
-		strings.Join(
-			slices.Sorted(slices.Values(o.modes.Names(func(m mode.Mode) bool { return m.On(o.system) && !off(m) }))),
-			", ") +
-		", or nothing for the default"
+	want := "want " + strings.Join(
+		slices.Sorted(slices.Values(o.modes.Names(func(m mode.Mode) bool { return m.On(o.system) && !off(m) }))),
+		", ") + ", or nothing for the default"
 	m, known := o.modes.Find(name)
 	switch {
 	case name == "":
@@ -175,8 +173,7 @@ func (o *Options) reportLoopback(c *Config, m mode.Mode) []string {
 		case !v4 && !v6, proxied:
 		case m.LocalhostGate != "":
 			all = append(all, fmt.Sprintf("%s %q has no effect: in mode %s NodePorts do not answer on loopback "+
-				"addresses without the feature gate %s",
-				where, entry, m.Name, m.LocalhostGate))
+				"addresses without the feature gate %s", where, entry, m.Name, m.LocalhostGate))
 		case !m.LocalhostNodePorts:
 			all = append(all, fmt.Sprintf("%s %q has no effect: in mode %s NodePorts do not answer on loopback "+
 				"addresses", where, entry, m.Name))

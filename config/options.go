@@ -77,8 +77,7 @@ func NewOptions(modes mode.List) *Options {
 		file:   &settings{}, proxy: &proxyBlock{}, servers: &serversBlock{}, snapshot: &snapshotBlock{},
 	}
 	sections := []option.Section{o.proxySection(), o.nodeSection(), o.snapshotSection(), o.serversSection(),
-		windowsSection(),
-		o.conntrackSection(), o.loggingSection(), o.deprecatedSection()}
+		windowsSection(), o.conntrackSection(), o.loggingSection(), o.deprecatedSection()}
 	for _, m := range modes {
 		var s option.Section
 		if m.Options != nil {

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"strings"
@@ -164,9 +165,7 @@ func (o *Options) clusterCIDRs() []netip.Prefix {
 // detectLocal is CF-33 to CF-35.
 func (o *Options) detectLocal() DetectLocal {
 	mode := string(o.file.DetectLocalMode)
-	if mode == "" {
-		mode = "ClusterCIDR"
-	}
+	mode = cmp.Or(mode, "ClusterCIDR")
 	d := DetectLocal{Mode: mode}
 	var field string
 	switch mode {

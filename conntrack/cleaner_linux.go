@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -73,9 +74,7 @@ func New(cfg Config) (*Cleaner, error) {
 }
 
 func newCleaner(cfg Config, k kernel, close func()) *Cleaner {
-	if cfg.Log == nil {
-		cfg.Log = slog.Default()
-	}
+	cfg.Log = cmp.Or(cfg.Log, slog.Default())
 	return &Cleaner{cfg: cfg, kernel: k, close: close, wake: make(chan struct{}, 1), index: newIndex(cfg.Proxied),
 		passes:   ratelimit.New(cfg.Log, "Deleted stale conntrack entries"),
 		failures: ratelimit.New(cfg.Log, "Failed to delete stale conntrack entries, retrying")}

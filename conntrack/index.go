@@ -36,8 +36,7 @@ var everywhere = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), ne
 
 func newIndex(proxied func(lb.Key, netip.AddrPort) bool) *index {
 	return &index{proxied: proxied, rows: map[lb.Key]*lb.Frontend{}, suspect: map[lb.Key]struct{}{},
-		begun:     map[lb.Key]*lb.Frontend{},
-		nodePorts: everywhere}
+		begun: map[lb.Key]*lb.Frontend{}, nodePorts: everywhere}
 }
 
 // answerAt records the addresses that answer NodePorts, and reports whether that made keys suspect.
@@ -118,9 +117,7 @@ func (x *index) lost(old, now *lb.Frontend) bool {
 	if old.Serving != nil {
 		return old.Serving != now.Serving && x.leaves(old.Serving, now)
 	}
-	return slices.ContainsFunc(old.Routes, func(r lb.Route) bool {
-		return r.To != nil && x.leaves(r.To, now)
-	})
+	return slices.ContainsFunc(old.Routes, func(r lb.Route) bool { return r.To != nil && x.leaves(r.To, now) })
 }
 
 // leaves reports whether one of the set does not serve any more.

@@ -11,9 +11,7 @@ const (
 	lastDelay  = 30 * time.Second
 )
 
-func nextDelay(d time.Duration) time.Duration {
-	return min(max(2*d, firstDelay), lastDelay)
-}
+func nextDelay(d time.Duration) time.Duration { return min(max(2*d, firstDelay), lastDelay) }
 
 // pause is the backoff of one thing.
 type pause struct {

@@ -68,8 +68,7 @@ func TestChangesAreReported(t *testing.T) {
 		r.do(cluster.ServicesListed{Services: []*cluster.Service{service(1)}},
 			cluster.SlicesListed{Slices: []*cluster.Slice{slice(1, 1, 1)}})
 		r.run()
-		o.want(t, "the start",
-			"node: compared and wrote everything; rows 1",
+		o.want(t, "the start", "node: compared and wrote everything; rows 1",
 			"shop/s1: Service created, 1 EndpointSlice created; rows 1")
 
 		r.do(triggered(1, 1, 2, 1500*time.Millisecond))

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -107,9 +108,7 @@ func New(cfg Config) *Engine {
 		settings := cfg.Settings
 		cfg.ResolveNode = func(f cluster.Facts) lb.Node { return policy.ResolveNode(f, settings) }
 	}
-	if cfg.Log == nil {
-		cfg.Log = slog.Default()
-	}
+	cfg.Log = cmp.Or(cfg.Log, slog.Default())
 	cfg.Log = cfg.Log.With("family", cfg.Family.String())
 	e := &Engine{
 		cfg:     cfg,
@@ -133,9 +132,7 @@ const defaultAuditPeriod = 5 * time.Minute
 // SetAuditPeriod changes Config.AuditPeriod and reschedules the next full audit. It may be called
 // at any time from any goroutine.
 func (e *Engine) SetAuditPeriod(d time.Duration) {
-	if d == 0 {
-		d = defaultAuditPeriod
-	}
+	d = cmp.Or(d, defaultAuditPeriod)
 	e.auditEvery.Store(int64(d))
 	e.inbox.ring()
 }

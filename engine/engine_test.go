@@ -259,8 +259,7 @@ func TestConflict(t *testing.T) {
 		r.do(cluster.ServiceSet{Service: claim(3)}, cluster.ServiceSet{Service: claim(2)})
 		r.run()
 		want := `msg="Service lost an address and port to another Service" family=IPv4 service=shop/s3 ` +
-			`key=192.0.2.7:80/tcp ` +
-			`winner=shop/s2 reason="it is older" keys=1`
+			`key=192.0.2.7:80/tcp ` + `winner=shop/s2 reason="it is older" keys=1`
 		if r.log.Count(want) != 1 || len(reported) != 1 {
 			t.Errorf("want one warning %q:\n%s%v", want, r.log, reported)
 		}

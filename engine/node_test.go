@@ -209,8 +209,7 @@ func TestDriftLog(t *testing.T) {
 			t.Errorf("repaired %d, want 600", s.Repaired)
 		}
 		if n := r.log.Count("Repaired objects that other programs had " +
-			"changed"); n != 10 || r.log.Count("objects=60\n") != 9 ||
-			r.log.Count("objects=1\n") != 1 {
+			"changed"); n != 10 || r.log.Count("objects=60\n") != 9 || r.log.Count("objects=1\n") != 1 {
 			t.Errorf("%d lines in ten minutes, want 10:\n%s", n, r.log)
 		}
 		r.converged()

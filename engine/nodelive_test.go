@@ -128,17 +128,16 @@ func TestNodeAddressLivePR06(t *testing.T) {
 			t.Errorf("%d Resets, want the first alone", c.Resets)
 		}
 	})
-	bubble(t,
-		withSettings(policy.Settings{NodePortAddrs: policy.NodePortAddrs{Primary: true,
-			NodeIP: netip.MustParseAddr("192.0.2.7")}}), func(r *rig) {
-			r.start()
-			r.list()
-			for _, ev := range []cluster.Event{addr("192.0.2.1"), addr("192.0.2.2"), cluster.NodeGone{Name: nodeName}} {
-				r.do(ev)
-				r.run()
-				r.wantNode("with a bind address", "192.0.2.7/32", "")
-			}
-		})
+	bubble(t, withSettings(policy.Settings{NodePortAddrs: policy.NodePortAddrs{Primary: true,
+		NodeIP: netip.MustParseAddr("192.0.2.7")}}), func(r *rig) {
+		r.start()
+		r.list()
+		for _, ev := range []cluster.Event{addr("192.0.2.1"), addr("192.0.2.2"), cluster.NodeGone{Name: nodeName}} {
+			r.do(ev)
+			r.run()
+			r.wantNode("with a bind address", "192.0.2.7/32", "")
+		}
+	})
 }
 
 func joined(ps []netip.Prefix) string {

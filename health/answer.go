@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"encoding/json"
 	"net/http"
 	"strconv"
@@ -80,9 +81,7 @@ func (s *Server) readiness() (int, readiness) {
 		out.Missing = []string{}
 	}
 	why := s.cfg.NotReady()
-	if out.Waiting == "" {
-		out.Waiting = why
-	}
+	out.Waiting = cmp.Or(out.Waiting, why)
 	if out.Ready = len(out.Missing) == 0 && why == "" && !out.Draining; out.Ready {
 		return http.StatusOK, out
 	}

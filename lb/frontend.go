@@ -128,9 +128,7 @@ type Frontend struct {
 
 // Accepts reports whether the frontend lets packets through to a server of this node and translates
 // nothing, see [Accept]. A nil frontend does not.
-func (f *Frontend) Accepts() bool {
-	return f != nil && len(f.Routes) == 1 && f.Routes[0].Do == Accept
-}
+func (f *Frontend) Accepts() bool { return f != nil && len(f.Routes) == 1 && f.Routes[0].Do == Accept }
 
 // Route is the treatment of a new connection from one kind of source.
 type Route struct {

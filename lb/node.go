@@ -27,8 +27,7 @@ type Node struct {
 // Equal reports whether two nodes are the same.
 func (n Node) Equal(o Node) bool {
 	return slices.Equal(n.NodePorts, o.NodePorts) && n.Localhost == o.Localhost && slices.Equal(n.ServiceCIDRs,
-		o.ServiceCIDRs) && n.Pods.Equal(o.Pods) &&
-		slices.Equal(n.APIServers, o.APIServers)
+		o.ServiceCIDRs) && n.Pods.Equal(o.Pods) && slices.Equal(n.APIServers, o.APIServers)
 }
 
 // IsProvisional reports whether the frontend's address is of the service network but not a cluster

@@ -16,6 +16,7 @@
 package mode
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"runtime"
@@ -110,9 +111,7 @@ func impossible(asked string, failed []Step) error {
 		return errs[0]
 	}
 	what := asked
-	if what == "" {
-		what = "blank"
-	}
+	what = cmp.Or(what, "blank")
 	tried := make([]string, len(failed))
 	for i, s := range failed {
 		tried[i] = s.From

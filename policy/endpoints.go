@@ -250,15 +250,11 @@ func (ch choice) takes(c *candidate) bool {
 
 // chooseCluster selects the ready endpoints by topology hints, or, if none is ready, the
 // terminating ones that still serve, whatever their hints (SV-36).
-func chooseCluster(k known) choice {
-	return choice{hints: chooseHints(k), draining: !k.ready}
-}
+func chooseCluster(k known) choice { return choice{hints: chooseHints(k), draining: !k.ready} }
 
 // chooseLocal selects the ready endpoints on this node, or, without any, the terminating ones on
 // this node that still serve (SV-37).
-func chooseLocal(k known) choice {
-	return choice{here: true, draining: !k.localReady}
-}
+func chooseLocal(k known) choice { return choice{here: true, draining: !k.localReady} }
 
 // chosen returns the endpoints of a group that the choice takes, always the same list.
 func (r *resolver) chosen(g *group, ch choice) lb.Endpoints {

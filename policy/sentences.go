@@ -68,12 +68,10 @@ func (c *portExplainer) noEndpoint(p *cluster.ServicePort) {
 		// The controller leaves out a port whose targetPort names no port of a pod, but still
 		// writes the pod's endpoint.
 		c.choose("Its EndpointSlices have %s, but no port: does targetPort of the port %q name a port of the pods' "+
-			"containers?",
-			plural.Count(c.has.endpoints, "endpoint", "endpoints"), p.Name)
+			"containers?", plural.Count(c.has.endpoints, "endpoint", "endpoints"), p.Name)
 	default:
 		c.choose("No EndpointSlice with an endpoint has the port %q of %s: they have %s. Does targetPort name a port "+
-			"of the pods?",
-			p.Name, lb.Proto(p.Protocol), strings.Join(c.has.ports, ", "))
+			"of the pods?", p.Name, lb.Proto(p.Protocol), strings.Join(c.has.ports, ", "))
 	}
 }
 

@@ -43,8 +43,7 @@ func TestMemory(t *testing.T) {
 	garbage := (m.TotalAlloc - total) / scrapes
 	last := heap()
 	t.Logf("heap: %d KiB before, %d KiB with metrics and a server, %d KiB after %d more scrapes; %d KiB of garbage a "+
-		"scrape",
-		before>>10, first>>10, last>>10, scrapes, garbage>>10)
+		"scrape", before>>10, first>>10, last>>10, scrapes, garbage>>10)
 	if int64(last)-int64(before) > 3<<20 {
 		t.Errorf("the metrics hold %d KiB", (last-before)>>10)
 	}

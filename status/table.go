@@ -143,8 +143,7 @@ func tabled() []metric {
 			help: "Unix time of the last event that changes rules; 0 before the first",
 			read: perFamily(func(f *familyState) float64 { return seconds(f.stats.LastQueued) })},
 		{row: "MT-07", name: "sync_proxy_rules_endpoint_changes_pending", kind: gauge,
-			help: "EndpointSlice changes not yet in force",
-			read: func(s *snapshot, emit emit) {
+			help: "EndpointSlice changes not yet in force", read: func(s *snapshot, emit emit) {
 				var n uint64 // a slice has one family
 				for _, f := range s.families {
 					n += f.stats.Owed.Slices
@@ -152,19 +151,16 @@ func tabled() []metric {
 				emit(float64(n))
 			}},
 		{row: "MT-07", name: "sync_proxy_rules_endpoint_changes_total", kind: counter,
-			help: "Effective EndpointSlice changes",
-			read: func(s *snapshot, emit emit) { emit(float64(s.slices)) }},
+			help: "Effective EndpointSlice changes", read: func(s *snapshot, emit emit) { emit(float64(s.slices)) }},
 		{row: "MT-08", name: "sync_proxy_rules_service_changes_pending", kind: gauge,
-			help: "Service changes not yet in force in an IP family",
-			read: func(s *snapshot, emit emit) {
+			help: "Service changes not yet in force in an IP family", read: func(s *snapshot, emit emit) {
 				var n uint64
 				for _, f := range s.families {
 					n = max(n, f.stats.Owed.Services)
 				}
 				emit(float64(n))
 			}},
-		{row: "MT-08", name: "sync_proxy_rules_service_changes_total", kind: counter,
-			help: "Effective Service changes",
+		{row: "MT-08", name: "sync_proxy_rules_service_changes_total", kind: counter, help: "Effective Service changes",
 			read: func(s *snapshot, emit emit) { emit(float64(s.services)) }},
 		{row: "MT-13", name: "sync_proxy_rules_no_local_endpoints_total", kind: gauge,
 			labels: []string{"ip_family", "traffic_policy"},
@@ -176,14 +172,11 @@ func tabled() []metric {
 				}
 			}},
 		{row: "MT-14", name: "sync_proxy_rules_nftables_sync_failures_total", kind: counter, labels: family, some: true,
-			help: "Failed writes of rules",
-			read: perFamily(func(f *familyState) float64 { return float64(f.failed) })},
+			help: "Failed writes of rules", read: perFamily(func(f *familyState) float64 { return float64(f.failed) })},
 		{row: "MT-15", name: "proxy_healthz_total", kind: counter, labels: []string{"code"},
-			help: "Responses of /healthz on the health port, by HTTP status",
-			read: answersOf("/healthz")},
+			help: "Responses of /healthz on the health port, by HTTP status", read: answersOf("/healthz")},
 		{row: "MT-15", name: "proxy_livez_total", kind: counter, labels: []string{"code"},
-			help: "Responses of /livez on the health port, by HTTP status",
-			read: answersOf("/livez")},
+			help: "Responses of /livez on the health port, by HTTP status", read: answersOf("/livez")},
 		{row: "MT-18", name: conntrackDuration, kind: histogram, labels: family, some: true, buckets: syncBuckets(),
 			help: "Duration in seconds of a pass over the conntrack table"},
 		{row: "MT-18", name: "conntrack_reconciler_deleted_entries_total", kind: counter, labels: family, some: true,
@@ -205,16 +198,14 @@ func tabled() []metric {
 		{row: "EXT", name: "write_proofs_total", kind: counter, labels: family,
 			help: "Writes without effect that test whether the kernel accepts any write while all pending ones fail",
 			read: perStats(func(s *engine.Stats) uint64 { return s.Probes })},
-		{row: "EXT", name: "panics_total", kind: counter, labels: family,
-			help: "Recovered panics",
+		{row: "EXT", name: "panics_total", kind: counter, labels: family, help: "Recovered panics",
 			read: perStats(func(s *engine.Stats) uint64 { return s.Panics })},
 		{row: "EXT", name: "rows_pending", kind: gauge, labels: family,
 			help: "Frontends that the data plane has not accepted yet",
 			read: perStats(func(s *engine.Stats) uint64 { return uint64(s.Pending) })},
 		{row: "EXT", name: "rows_failing", kind: gauge, labels: family,
 			help: "Frontends that the data plane refuses, each retried alone, and malformed ones; at most 100 of " +
-				"each are counted",
-			read: perStats(func(s *engine.Stats) uint64 { return uint64(len(s.Failing)) })},
+				"each are counted", read: perStats(func(s *engine.Stats) uint64 { return uint64(len(s.Failing)) })},
 		{row: "EXT", name: "services_unresolved", kind: gauge, labels: family,
 			help: "Services that could not be resolved and keep their previous frontends",
 			read: perStats(func(s *engine.Stats) uint64 { return uint64(s.Unresolved) })},
@@ -226,8 +217,7 @@ func tabled() []metric {
 			read: perStats(func(s *engine.Stats) uint64 { return uint64(s.Contested) })},
 		{row: "EXT", name: "services_refused_addresses", kind: gauge, labels: family,
 			help: "Services with addresses or endpoints that are not served because they are invalid, not allowed, " +
-				"or too many",
-			read: func(s *snapshot, emit emit) {
+				"or too many", read: func(s *snapshot, emit emit) {
 				for i := range s.families {
 					name := s.families[i].name
 					emit(float64(s.cfg.Refused(name)), name)
@@ -235,8 +225,7 @@ func tabled() []metric {
 			}},
 		{row: "EXT", name: "services_not_ok", kind: gauge, labels: []string{"namespace", "state", "severity"},
 			help: "Services in a state other than ok and not-proxied, as kube-proxy why reports it, for the 50 " +
-				"namespaces with the most; _others is the sum of the rest",
-			read: func(s *snapshot, emit emit) {
+				"namespaces with the most; _others is the sum of the rest", read: func(s *snapshot, emit emit) {
 				s.cfg.NotOK(maxNamespaces, func(namespace, state, severity string, n int) {
 					emit(float64(n), namespace, state, severity)
 				})
@@ -246,22 +235,19 @@ func tabled() []metric {
 			read: perStats(func(s *engine.Stats) uint64 { return s.Audits })},
 		{row: "EXT", name: "audit_mended_objects_total", kind: counter, labels: family,
 			help: "Repaired kernel objects that other programs had changed or removed; frontends if everything was " +
-				"removed",
-			read: perStats(func(s *engine.Stats) uint64 { return s.Repaired })},
+				"removed", read: perStats(func(s *engine.Stats) uint64 { return s.Repaired })},
 		{row: "EXT", name: mode.ServiceConnections, kind: counter, labels: []string{"ip_family", "namespace",
 			"service"}, some: true,
 			help: "New connections and flows to endpoints of a Service, for the Services with the most " +
 				"(--service-metrics); _others is the sum of the rest",
 			read: measured(mode.Metric{Name: mode.ServiceConnections, Labels: []string{"ip_family"}})},
 		{row: "EXT", name: mode.ServiceBytes, kind: counter, labels: []string{"ip_family", "namespace", "service"},
-			some: true,
-			help: "Bytes of packets to and from a Service, with IP headers, for the Services of " +
+			some: true, help: "Bytes of packets to and from a Service, with IP headers, for the Services of " +
 				"service_connections_total",
 			read: measured(mode.Metric{Name: mode.ServiceBytes, Labels: []string{"ip_family"}})},
 		{row: "EXT", name: "source_connected", kind: gauge,
 			help: "1 while the proxy follows the API server or the manifest folder; 0 while it cannot and the last " +
-				"known state stays in force",
-			read: func(s *snapshot, emit emit) {
+				"known state stays in force", read: func(s *snapshot, emit emit) {
 				connected := 0.0
 				if s.cfg.Connected() {
 					connected = 1
@@ -278,8 +264,7 @@ func tabled() []metric {
 			})},
 		{row: "SN-05", name: "snapshot_last_write_timestamp_seconds", kind: gauge,
 			help: "When this process wrote its last snapshot, in seconds since 1970; 0 before the first, and without " +
-				"--snapshot",
-			read: snapshotted(func(s Snapshot) float64 {
+				"--snapshot", read: snapshotted(func(s Snapshot) float64 {
 				if s.LastWrite.IsZero() {
 					return 0
 				}
@@ -294,8 +279,7 @@ func tabled() []metric {
 		{row: "EXT", name: "conntrack_entries_limit", kind: gauge,
 			help: "Maximum size of the conntrack table; packets of further connections are dropped",
 			read: conntracked(func(_, limit uint64) uint64 { return limit })},
-		{row: "EXT", name: "events_dropped_total", kind: counter,
-			help: "Events that could not be sent to the cluster",
+		{row: "EXT", name: "events_dropped_total", kind: counter, help: "Events that could not be sent to the cluster",
 			read: func(s *snapshot, emit emit) { emit(float64(s.cfg.EventsDropped())) }},
 	}
 }

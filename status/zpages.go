@@ -99,8 +99,7 @@ func page(name, kind string, text func() string, structured func(version string)
 				kind, strings.Join(apiVersions, "|"), apiGroup))
 		case version == "":
 			plain(w, http.StatusOK, fmt.Sprintf("\n%s %s\nFor people who look for a fault: programs must not rely on "+
-				"how this page looks.\n\n%s",
-				component, name, text()))
+				"how this page looks.\n\n%s", component, name, text()))
 		default:
 			if err := writeJSON(w, "application/json", structured(version)); err != nil {
 				plain(w, http.StatusInternalServerError, err.Error()+"\n")

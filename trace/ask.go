@@ -75,7 +75,7 @@ func (q *question) nodePort() *lb.Frontend {
 		return row
 	case !contains(q.table.Node.NodePorts, to.Addr()):
 		q.say("%s has the NodePort %d/%s, but --nodeport-addresses selects %s, and %s is in none of them.",
-			row.Service, row.Key.Port, row.Key.Proto, prefixes(q.table.Node.NodePorts), to.Addr())
+			row.Service, row.Key.Port, row.Key.Proto, named(q.table.Node.NodePorts), to.Addr())
 		return nil
 	case to.Addr().IsLoopback() && !q.proxied() && !(q.how.Loopback && to.Addr().Is4()):
 		q.say("%s has the NodePort %d/%s, which does not answer on loopback addresses.", row.Service, row.Key.Port,
@@ -92,8 +92,7 @@ func (q *question) row(row *lb.Frontend) {
 	q.conflicts(row)
 	if row.Accepts() {
 		q.Verdict = Pass
-		q.say("This node answers the health checks of load balancers there; endpoints on it: %d.",
-			row.LocalEndpoints)
+		q.say("This node answers the health checks of load balancers there; endpoints on it: %d.", row.LocalEndpoints)
 		return
 	}
 	if row = q.served(row); row == nil {
@@ -143,7 +142,7 @@ func (q *question) sources(row *lb.Frontend) (may bool) {
 		ranges, itself = slices.Delete(slices.Clone(ranges), i, i+1), true
 	}
 	from := q.packet.From.Addr()
-	switch text := "loadBalancerSourceRanges allows only " + prefixes(ranges) + ", and "; {
+	switch text := "loadBalancerSourceRanges allows only " + named(ranges) + ", and "; {
 	case contains(ranges, from):
 		q.say("%s%s is among them.", text, from)
 	case itself && from == own.Addr():

@@ -4,9 +4,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
-	"strings"
-
-	"kube-proxy/internal/plural"
+	"slices"
 )
 
 // Compare says how the kernel's answer differs from the table's, a sentence each; none where it
@@ -61,30 +59,20 @@ func shares(bs []Backend) map[netip.AddrPort]float64 {
 
 // list names the backends that the other side has not.
 func list(find func(string, ...any), bs []Backend, other map[netip.AddrPort]float64, one, many string) {
-	var names []string
-	n := 0
+	var lacks []netip.AddrPort
 	for _, b := range bs {
 		if _, ok := other[b.Address]; !ok {
-			if n++; n <= most {
-				names = append(names, b.Address.String())
-			}
+			lacks = append(lacks, b.Address)
 		}
 	}
 	switch {
-	case n == 1:
-		find(one, names[0])
-	case n > most:
-		find(many, strings.Join(names, ", ")+" and "+plural.Count(n-most, "other", "others"))
-	case n > 1:
-		find(many, strings.Join(names, ", "))
+	case len(lacks) == 1:
+		find(one, lacks[0])
+	case len(lacks) > 1:
+		find(many, named(lacks))
 	}
 }
 
 func hairpins(bs []Backend) bool {
-	for _, b := range bs {
-		if b.Hairpin {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(bs, func(b Backend) bool { return b.Hairpin })
 }

@@ -19,9 +19,7 @@ func (a Answer) Wide(p Packet) string { return a.text(p, math.MaxInt, math.MaxIn
 // text shows at most so many backends, and so many lines of the kernel's way.
 func (a Answer) text(p Packet, maxBackends, maxWay int) string {
 	var b strings.Builder
-	line := func(format string, args ...any) {
-		b.WriteString(lb.Printable(fmt.Sprintf(format, args...)) + "\n")
-	}
+	line := func(format string, args ...any) { b.WriteString(lb.Printable(fmt.Sprintf(format, args...)) + "\n") }
 	head := func(format string, args ...any) {
 		b.WriteByte('\n')
 		line(format, args...)

@@ -2,7 +2,6 @@ package trace
 
 import (
 	"fmt"
-	"net/netip"
 	"strings"
 
 	"kube-proxy/internal/plural"
@@ -16,17 +15,17 @@ func (q *question) say(format string, args ...any) {
 // most is how many things of a kind a sentence names.
 const most = 5
 
-// prefixes is a list in a sentence.
-func prefixes(ps []netip.Prefix) string {
-	if len(ps) == 0 {
+// named is a list in a sentence.
+func named[T fmt.Stringer](all []T) string {
+	if len(all) == 0 {
 		return "none"
 	}
 	var words []string
-	for i, p := range ps {
+	for i, x := range all {
 		if i == most {
-			return strings.Join(words, ", ") + " and " + plural.Count(len(ps)-most, "other", "others")
+			return strings.Join(words, ", ") + " and " + plural.Count(len(all)-most, "other", "others")
 		}
-		words = append(words, p.String())
+		words = append(words, x.String())
 	}
 	return strings.Join(words, ", ")
 }

@@ -2,6 +2,7 @@ package migrate
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -383,9 +384,7 @@ func (r *reader) together() error {
 		case len(r.configMaps) > 0:
 			o := r.configMaps[0]
 			keys := strings.Join(slices.Sorted(maps.Keys(o.Data)), ", ")
-			if keys == "" {
-				keys = "no keys"
-			}
+			keys = cmp.Or(keys, "no keys")
 			return fmt.Errorf("%s has no config.conf, and no other key with a KubeProxyConfiguration: it has %s", o,
 				keys)
 		case len(r.Passed) > 0:

@@ -47,8 +47,7 @@ func nftChains() (all []Chain, err error) {
 func parseChain(family string, body []byte) Chain {
 	attribute := func(typ uint16) []byte { return nlconn.Attribute(body, typ) }
 	c := Chain{Family: family, Table: nlconn.CStr(attribute(unix.NFTA_CHAIN_TABLE)),
-		Name:  nlconn.CStr(attribute(unix.NFTA_CHAIN_NAME)),
-		Rules: int(nlconn.BE32(attribute(unix.NFTA_CHAIN_USE)))}
+		Name: nlconn.CStr(attribute(unix.NFTA_CHAIN_NAME)), Rules: int(nlconn.BE32(attribute(unix.NFTA_CHAIN_USE)))}
 	if policy := attribute(unix.NFTA_CHAIN_POLICY); policy != nil {
 		c.Drop = nlconn.BE32(policy) == 0 // NF_DROP
 	}

@@ -89,9 +89,7 @@ func (f Firewall) allows(first, last uint16) (allowed bool) {
 			!is("Protocol", "6", "256"), !is("App", f.Program):
 		case len(ports) > 0 && !slices.ContainsFunc(ports, covers):
 		case slices.ContainsFunc([]string{"Svc", "RPort", "RPort2_10", "IF", "IFType", "LUAuth", "RMauth", "AppPkgId",
-			"Security"}, func(k string) bool {
-			return rule[k] != nil
-		}):
+			"Security"}, func(k string) bool { return rule[k] != nil }):
 		case is("Action", "Allow"):
 			allowed = true
 		case rule["RA4"] == nil && rule["RA6"] == nil: // it blocks everyone

@@ -1,6 +1,7 @@
 package preflight
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 )
@@ -39,10 +40,7 @@ func (j *judge) server() {
 }
 
 func orThe(server string) string {
-	if server == "" {
-		return "the API server"
-	}
-	return server
+	return cmp.Or(server, "the API server")
 }
 
 // needless are requests without which all Services are served.

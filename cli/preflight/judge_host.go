@@ -2,6 +2,7 @@ package preflight
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -118,12 +119,7 @@ func (j *judge) uses(f lb.Family) bool {
 	if len(j.PodCIDRs) == 0 {
 		return f == j.Families[0]
 	}
-	for _, p := range j.PodCIDRs {
-		if lb.FamilyOf(p.Addr()) == f {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(j.PodCIDRs, func(p netip.Prefix) bool { return lb.FamilyOf(p.Addr()) == f })
 }
 
 // pods reports whether an interface belongs to pods: by the configuration, and by the names and

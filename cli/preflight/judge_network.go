@@ -1,6 +1,7 @@
 package preflight
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -184,9 +185,7 @@ func (j *judge) nodePorts() {
 		}
 		seen[about] = true
 		owner := s.Owner
-		if owner == "" {
-			owner = "an invisible process"
-		}
+		owner = cmp.Or(owner, "an invisible process")
 		j.warn(about, "%s listens on %s", owner, s.At)
 	}
 	if len(j.found) == 0 {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -157,12 +158,7 @@ func (m modules) missing(names ...string) (missing []string) {
 // loadable reports whether all of the modules are among those on disk.
 func (m modules) loadable(names []string) bool {
 	onDisk := m.listed("modules.dep")
-	for _, name := range names {
-		if !onDisk[name] {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(names, func(name string) bool { return !onDisk[name] })
 }
 
 // listed returns the modules in a list of the running kernel, such as

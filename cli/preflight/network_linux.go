@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -55,8 +56,7 @@ func links(ctx context.Context) ([]Link, error) {
 		for _, l := range list {
 			filter, _ := kernel.Sysctl("net/ipv4/conf/" + l.Name + "/rp_filter")
 			all = append(all, Link{Name: l.Name, Type: l.Kind, Index: int(l.Index), MTU: int(l.MTU),
-				Up:    l.Flags&unix.IFF_UP != 0,
-				Addrs: byLink[l.Index], RPFilter: filter})
+				Up: l.Flags&unix.IFF_UP != 0, Addrs: byLink[l.Index], RPFilter: filter})
 		}
 		return all, nil
 	})
@@ -191,13 +191,8 @@ func sysctlFiles(root string) ([]Assignment, error) {
 			}
 		}
 	}
-	var names []string
-	for name := range files {
-		names = append(names, name)
-	}
-	slices.Sort(names)
 	var paths []string
-	for _, name := range names {
+	for _, name := range slices.Sorted(maps.Keys(files)) {
 		paths = append(paths, files[name])
 	}
 	paths = append(paths, filepath.Join(root, "etc/sysctl.conf"))

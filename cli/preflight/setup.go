@@ -1,6 +1,7 @@
 package preflight
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/netip"
@@ -53,10 +54,7 @@ func (s *Setup) with(f lb.Family) mode.Settings {
 }
 
 func (s *Setup) timeout() time.Duration {
-	if s.Timeout == 0 {
-		return 15 * time.Second
-	}
-	return s.Timeout
+	return cmp.Or(s.Timeout, 15*time.Second)
 }
 
 // cluster queries the API server; nil if Services come from a folder.

@@ -30,8 +30,7 @@ func on(ctx context.Context, t *testing.T, facts hnsfake.Facts, typ hns.NetworkT
 		Ipams: []hns.Ipam{{Type: "Static", Subnets: []hns.Subnet{{IPAddressPrefix: "10.1.1.0/24"},
 			{IPAddressPrefix: "fd00:10:1:1::/64"}}}}})
 	cfg := Config{Mode: "kernelspace", Sizes: []int{2, 5}, Timeout: 100 * time.Millisecond, HNS: f, Elevated: true,
-		Plane: hns.Config{Network: "cbr0"}, EchoVIP: vip,
-		Restart: func(context.Context) error { return nil },
+		Plane: hns.Config{Network: "cbr0"}, EchoVIP: vip, Restart: func(context.Context) error { return nil },
 		Service: func(_ context.Context, check func(string, string, error) bool) {
 			check("start", "it starts", nil)
 		}}

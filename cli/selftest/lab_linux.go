@@ -202,8 +202,7 @@ func (r *run) shapes(ctx context.Context) bool {
 	moved := extra
 	moved.hosts = []string{"pod4"}
 	return r.check("modified", "an endpoint is replaced", r.change(ctx, "extra", moved.manifest(), n+1, moved.ip,
-		"pod4")) &&
-		r.check("deleted", "a deleted Service leaves nothing behind", r.change(ctx, "extra", "", n, "", ""))
+		"pod4")) && r.check("deleted", "a deleted Service leaves nothing behind", r.change(ctx, "extra", "", n, "", ""))
 }
 
 // latency is step 6: from writing manifests to the first answer of the last Service.

@@ -372,8 +372,7 @@ func TestAssets(t *testing.T) {
 	w := newWorld(t)
 	a := w.ask("GET", "static/style.css", nil)
 	again := w.ask("GET", "static/style.css", func(r *http.Request) {
-		r.Header.Set("If-None-Match",
-			a.Header().Get("ETag"))
+		r.Header.Set("If-None-Match", a.Header().Get("ETag"))
 	})
 	if a.Code != 200 || again.Code != 304 || again.Body.Len() != 0 {
 		t.Errorf("%d, then %d with %d bytes", a.Code, again.Code, again.Body.Len())
@@ -428,8 +427,7 @@ func TestColumns(t *testing.T) {
 	name := cluster.Name{Namespace: "ns", Name: "web"}
 	w := newWorld(t, name)
 	w.service(name, 0, 0)
-	if page := w.get("",
-		200); !regexp.MustCompile(`<bdi>ns/web</bdi></a></th><td class="state"><span class="dot" ` +
+	if page := w.get("", 200); !regexp.MustCompile(`<bdi>ns/web</bdi></a></th><td class="state"><span class="dot" ` +
 		`aria-hidden="true"></span>http has no backends[^<]*</td><td class="n">0/0</td><td class="n conn">`).
 		MatchString(page) {
 		t.Errorf("the columns are others:\n%s", page)

@@ -180,10 +180,5 @@ func contains(s *item, words []string) bool {
 		return true
 	}
 	text := strings.ToLower(s.Name + " " + s.Type + " " + s.Addresses + " " + s.Policy + " " + s.Says)
-	for _, w := range words {
-		if !strings.Contains(text, w) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(text, w) })
 }

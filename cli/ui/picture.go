@@ -1,6 +1,7 @@
 package ui
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -246,13 +247,8 @@ func (w *drawing) middle(d *inspect.Detail, ends []placed) {
 			}
 		}
 	}
-	keys := make([]string, 0, len(size))
-	for k := range size {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
 	y := groupHeight
-	for _, k := range keys {
+	for _, k := range slices.Sorted(maps.Keys(size)) {
 		b := box{X: setX, Y: y, W: setW, H: boxHeight, Class: "set", Text: short(setName(d, k), 24),
 			Sub: plural(size[k], "backend", "backends"), Title: visible(k)}
 		if size[k] == 0 {
@@ -376,9 +372,7 @@ func routesSay(r *inspect.Frontend) string {
 
 func routeSays(to inspect.Route) string {
 	from := map[string]string{"pods": "pods of this node", "host": "this node", "anywhere": "all others"}[to.From]
-	if from == "" {
-		from = to.From
-	}
+	from = cmp.Or(from, to.From)
 	switch to.Do {
 	case "balance":
 		says := from + ": to " + plural(to.Backends, "backend", "backends")

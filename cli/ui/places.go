@@ -124,9 +124,7 @@ func btoi(b bool) int {
 }
 
 // byName orders names, the empty one last.
-func byName(a, b string) int {
-	return cmp.Or(btoi(a == "")-btoi(b == ""), cmp.Compare(a, b))
-}
+func byName(a, b string) int { return cmp.Or(btoi(a == "")-btoi(b == ""), cmp.Compare(a, b)) }
 
 // named reports whether any endpoint has a known zone. If not, the page does not mention zones.
 func named(zones []zone) bool {

@@ -213,8 +213,7 @@ func TestProxyRestarts(t *testing.T) {
 // does not see. Services that are not listed have no traffic, unless the list is truncated.
 func TestRates(t *testing.T) {
 	top := inspect.Top{Services: []inspect.TopLine{{Service: "ns/a:http", PerSecond: 3.25},
-		{Service: "ns/a:https", PerSecond: 4},
-		{Service: "ns/b", PerSecond: 7}}}
+		{Service: "ns/a:https", PerSecond: 4}, {Service: "ns/b", PerSecond: 7}}}
 	want := func(services map[string][2]float64, known, counted bool, note string) {
 		t.Helper()
 		r := rateOf(&top)

@@ -118,8 +118,7 @@ func (w *world) replace(name cluster.Name, rows []*lb.Frontend) {
 func (w *world) notify(name cluster.Name) {
 	now := time.Now()
 	w.ring.Add(changes.Entry{Kind: changes.Service, Family: lb.IPv4, Service: name, What: changes.ServiceChanged,
-		Services: 1, Frontends: 1,
-		Learned: now.Add(-3 * time.Millisecond).UnixNano(), Done: now.UnixNano()})
+		Services: 1, Frontends: 1, Learned: now.Add(-3 * time.Millisecond).UnixNano(), Done: now.UnixNano()})
 }
 
 // ask sends a request to a path below the page's address.

@@ -207,8 +207,7 @@ func namesAtTheLimit() []byte {
 		{"shop", "Upper", "p"},
 	} {
 		fmt.Fprintf(&b, "kind: Service\nmetadata: {name: %s, namespace: %s}\n"+
-			"spec: {clusterIP: 10.96.1.%d, ports: [{port: 80, name: %s}]}\n---\n",
-			c.name, c.namespace, i+1, c.port)
+			"spec: {clusterIP: 10.96.1.%d, ports: [{port: 80, name: %s}]}\n---\n", c.name, c.namespace, i+1, c.port)
 	}
 	part := strings.Repeat("a", 62) + "."
 	for i, name := range []string{part + part + part + part + "z", part + part + part + part + "zz"} {
@@ -228,8 +227,7 @@ func specialAddresses() []byte {
 		fmt.Fprintf(&b, ", 127.0.%d.%d", i/250, 1+i%250)
 	}
 	b.WriteString("]\n---\nkind: EndpointSlice\nmetadata: {name: bad-1, namespace: shop, labels: " +
-		"{kubernetes.io/service-name: bad}}\n" +
-		"addressType: IPv4\nports: [{port: 2379}]\n" +
+		"{kubernetes.io/service-name: bad}}\naddressType: IPv4\nports: [{port: 2379}]\n" +
 		"endpoints: [{addresses: [10.1.7.7]}, {addresses: [127.0.0.1]}, {addresses: [169.254.169.254]}]\n")
 	return b.Bytes()
 }
@@ -249,8 +247,7 @@ func manyEndpoints() []byte {
 	b := service("many", "10.96.1.1", 80, "10.1.0.0")
 	for i := range 4 {
 		b = fmt.Appendf(b, "---\nkind: EndpointSlice\nmetadata: {name: many-%d, namespace: shop, labels: "+
-			"{kubernetes.io/service-name: many}}\n"+
-			"addressType: IPv4\nports: [{port: 8080}]\nendpoints: [", i+2)
+			"{kubernetes.io/service-name: many}}\n"+"addressType: IPv4\nports: [{port: 8080}]\nendpoints: [", i+2)
 		for j := range 1250 {
 			b = fmt.Appendf(b, "{addresses: [10.%d.%d.%d]}, ", i+2, j/250, j%250)
 		}

@@ -133,9 +133,8 @@ func TestCheckFinds(t *testing.T) {
 		{name: "another kube-proxy that runs", other: func(t *testing.T, n *namespace) {
 			n.occupy(t, "0.0.0.0:10256")
 			n.occupy(t, "127.0.0.1:10249")
-		},
-			want: []string{"ports warning healthz: …10256 is used by process",
-				"ports warning metrics: …10249 is used by process"}},
+		}, want: []string{"ports warning healthz: …10256 is used by process",
+			"ports warning metrics: …10249 is used by process"}},
 		{name: "this kube-proxy runs", other: func(t *testing.T, n *namespace) {
 			n.write("m/good.yaml", good())
 			n.serve("nftables")
@@ -144,8 +143,7 @@ func TestCheckFinds(t *testing.T) {
 		{name: "Cilium in kube-proxy's place", make: []string{"ip link add cilium_host type veth peer name cilium_net"},
 			other: func(t *testing.T, _ *namespace) {
 				loadBPF(t, "cil_sock4_conne")
-			},
-			want: []string{"cilium error: …cil_sock4_conne"}, code: 2, alone: true},
+			}, want: []string{"cilium error: …cil_sock4_conne"}, code: 2, alone: true},
 		{name: "interfaces and networks", args: []string{"--cluster-cidr=10.0.0.0/16"},
 			make: []string{"ip link add eth0 type veth peer name e0", "ip addr add 192.0.2.1/24 dev eth0",
 				"ip link set eth0 up mtu 1400",
@@ -252,8 +250,7 @@ func TestCheckInTheDark(t *testing.T) {
 			}
 			for _, f := range got.Findings {
 				if f.Severity == preflight.Unknown && (!strings.Contains(f.Seen, "cannot check") &&
-					!strings.Contains(f.Seen, "not tried") ||
-					f.Remedy == "") {
+					!strings.Contains(f.Seen, "not tried") || f.Remedy == "") {
 					t.Errorf("it does not say what would help: %+v", f)
 				}
 			}

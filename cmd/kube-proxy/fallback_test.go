@@ -108,8 +108,7 @@ func TestFallbackReported(t *testing.T) {
 		t.Cleanup(func() { api.Close() })
 	})
 	p := n.program("--proxy-mode=ipvs", "--hostname-override=node1", "--master=http://127.0.0.1:8001",
-		"--cluster-cidr=10.1.0.0/16",
-		"--conntrack-max-per-core=0", "--conntrack-min=0")
+		"--cluster-cidr=10.1.0.0/16", "--conntrack-max-per-core=0", "--conntrack-min=0")
 	defer p.end(syscall.SIGKILL)
 	left := []string{"uses mode iptables, because mode ipvs is unavailable",
 		"uses mode userspace, because mode iptables is unavailable"}

@@ -197,9 +197,7 @@ func (f *family) run(ctx context.Context) {
 }
 
 // settings returns the parts of the current configuration for the frontends of a family.
-func (p *proxy) settings(fam lb.Family) policy.Settings {
-	return p.config().Policy(fam)
-}
+func (p *proxy) settings(fam lb.Family) policy.Settings { return p.config().Policy(fam) }
 
 // firsts notes which families have been written as a whole, and reports when all have.
 type firsts struct {

@@ -129,8 +129,7 @@ func TestIPVSSettings(t *testing.T) {
 	// trace, which compares with the kernel, says the same; a service address is not one at which
 	// NodePorts answer.
 	for to, want := range map[string]string{labIP + ":2222": "it is refused", labIP + ":30080": "it is refused",
-		labTarget.String(): "It goes to one of 2 backends",
-		"172.18.0.2:30080": "is a NodePort of"} {
+		labTarget.String(): "It goes to one of 2 backends", "172.18.0.2:30080": "is a NodePort of"} {
 		trace := n.program("trace", "10.1.1.13", to, "--admin-socket="+filepath.Join(n.dir, "admin.sock"))
 		if <-trace.done; !trace.cmd.ProcessState.Success() || !strings.Contains(trace.log(), want) {
 			t.Errorf("trace to %s: %v, want %q\n%s", to, trace.cmd.ProcessState, want, trace.log())
@@ -338,8 +337,7 @@ func TestIPVSModeChanges(t *testing.T) {
 				n.nothingOfIPVS("")
 			} else {
 				p.await(regexp.MustCompile(map[string]string{"iptables": `"Compared and wrote all frontends" ` +
-					`family="IPv6"`,
-					"nftables":  `"Removed" what="the nftables table kube-proxy of IPv6`,
+					`family="IPv6"`, "nftables": `"Removed" what="the nftables table kube-proxy of IPv6`,
 					"userspace": `"Removed" what=.*userspace`}[other]))
 				for _, program := range []string{"iptables-save", "ip6tables-save"} {
 					if got := n.shows(program); strings.Contains(got, "KUBE-SVC-") ||

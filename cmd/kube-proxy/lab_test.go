@@ -120,8 +120,7 @@ func (n *nodeLab) start(args ...string) *labProgram {
 	return n.program(append([]string{"--proxy-mode=" + n.mode, "--hostname-override=node1", "--manifests=" + n.dir,
 		"--cluster-cidr=10.1.0.0/16,fd00:10:1::/48",
 		"--nodeport-addresses=172.18.0.0/24,fd00:18::/64", "--conntrack-max-per-core=0", "--conntrack-min=0",
-		"--profiling",
-		"--admin-socket=" + filepath.Join(n.dir, "admin.sock")}, args...)...)
+		"--profiling", "--admin-socket=" + filepath.Join(n.dir, "admin.sock")}, args...)...)
 }
 
 // program starts the program with these arguments alone.

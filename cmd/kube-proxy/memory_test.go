@@ -202,11 +202,9 @@ func TestNewMode(t *testing.T) {
 		`"the memory is in use" family="IPv6" file="IPv6"`)
 	has(t, "the sysctl that it needs", n.command("cat", "/proc/sys/net/ipv4/conf/all/log_martians"), "1")
 	metrics := n.get(metricsURL + "/metrics").body
-	has(t, "metrics", metrics,
-		`kubeproxy_mode_info{asked="memory",mode="memory",reason=""} 1`,
+	has(t, "metrics", metrics, `kubeproxy_mode_info{asked="memory",mode="memory",reason=""} 1`,
 		`kubeproxy_memory_writes_total{ip_family="IPv4",verb="reset"} 1`,
-		`kubeproxy_memory_writes_total{ip_family="IPv6",verb="apply"} 0`,
-		"\nkubeproxy_memory_free 7\n",
+		`kubeproxy_memory_writes_total{ip_family="IPv6",verb="apply"} 0`, "\nkubeproxy_memory_free 7\n",
 		`kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family="IPv4"} 1`)
 	for _, not := range []string{"kubeproxy_sync_proxy_rules_nftables", "kubeproxy_sync_partial", "kubeproxy_iptables",
 		"kubeproxy_conntrack_reconciler"} {

@@ -31,8 +31,7 @@ func TestSourceIsTheAddressItself(t *testing.T) {
 			within := func(ranges string) string {
 				return "kind: Service\nmetadata: {name: dns, namespace: lab}\n" +
 					"spec: {type: LoadBalancer, clusterIP: 10.96.0.53, externalTrafficPolicy: Local, " +
-					"loadBalancerSourceRanges: [" + ranges +
-					"], ports: [{name: udp, port: 53, protocol: UDP}]}\n" +
+					"loadBalancerSourceRanges: [" + ranges + "], ports: [{name: udp, port: 53, protocol: UDP}]}\n" +
 					"status: {loadBalancer: {ingress: [{ip: 192.0.2.53}]}}\n---\n" +
 					"kind: EndpointSlice\nmetadata: {name: dns-1, namespace: lab, labels: " +
 					"{kubernetes.io/service-name: dns}}\naddressType: IPv4\n" +

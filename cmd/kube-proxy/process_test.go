@@ -168,9 +168,7 @@ func launch(t testing.TB, cmd *exec.Cmd, begin, wait func() error) *process {
 }
 
 // env adds to the environment of a program.
-func env(more ...string) func(*exec.Cmd) {
-	return func(c *exec.Cmd) { c.Env = append(c.Env, more...) }
-}
+func env(more ...string) func(*exec.Cmd) { return func(c *exec.Cmd) { c.Env = append(c.Env, more...) } }
 
 // serve starts the program on the folder m and waits until it has written all rules.
 func (n *namespace) serve(mode string, more ...string) *process {

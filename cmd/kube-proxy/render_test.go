@@ -114,8 +114,7 @@ func TestRenderProblems(t *testing.T) {
 			"10.96.0.1:80/tcp belongs to shop/good, not to shop/later")
 		if reported :=
 			"Service shop/special: not served: spec.externalIPs 127.0.0.77 is a loopback address\n"; !strings.Contains(
-			p.log(), reported) ||
-			strings.Contains(strings.Replace(p.log(), reported, "", 1), "127.0.0.77") {
+			p.log(), reported) || strings.Contains(strings.Replace(p.log(), reported, "", 1), "127.0.0.77") {
 			t.Errorf("%s: want no rule for 127.0.0.77, and %q:\n%s", mode, reported, p.log())
 		}
 		if strings.Contains(p.log(), "10.0.0.9") {

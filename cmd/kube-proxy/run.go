@@ -68,9 +68,7 @@ type proxy struct {
 
 func newProxy(modes mode.List, args []string, cfg *config.Config, logs *logging.Log, log *slog.Logger) *proxy {
 	p := &proxy{modes: modes, args: args, logs: logs, log: log, store: cluster.NewStore(cfg.NodeName),
-		publish: func(event.Event) {}, dropped: func() uint64 {
-			return 0
-		}, connected: func() bool {
+		publish: func(event.Event) {}, dropped: func() uint64 { return 0 }, connected: func() bool {
 			return true
 		}}
 	p.present.Store(&wiring.Config{Config: cfg})
@@ -94,8 +92,7 @@ func (p *proxy) run(ctx context.Context) error {
 	p.log.Info("Starting kube-proxy", "version", cfg.Version, "mode", cfg.Mode, "node", cfg.NodeName, "pid",
 		os.Getpid(),
 		"go", runtime.Version(), "GOMAXPROCS", runtime.GOMAXPROCS(0), "GOGC", os.Getenv("GOGC"), "GOTRACEBACK",
-		os.Getenv("GOTRACEBACK"),
-		"machine", cfg.MachineID, "boot", cfg.BootID)
+		os.Getenv("GOTRACEBACK"), "machine", cfg.MachineID, "boot", cfg.BootID)
 	warn(p.log, cfg.Warnings)
 	src, srcErr := p.newSource()
 	if srcErr == nil {

@@ -42,8 +42,7 @@ func selftestLines(t *testing.T, name string, timeout time.Duration, program str
 	t.Helper()
 	m, _ := all.Modes().Find(name)
 	ok = selftest.Run(t.Context(), selftest.Config{Mode: name, Configured: name, Terminates: m.Terminates,
-		Sizes: []int{10, 100}, Timeout: timeout, Program: program},
-		func(l selftest.Line) { lines = append(lines, l) })
+		Sizes: []int{10, 100}, Timeout: timeout, Program: program}, func(l selftest.Line) { lines = append(lines, l) })
 	return lines, ok
 }
 

@@ -66,9 +66,7 @@ func (p *proxy) newMetrics() {
 	})
 	var err error
 	p.servers.sockets, err = newSockets(sockets.Config{Collides: p.collides, Serves: p.answersNodePorts,
-		Local: func() ([]netip.Addr, error) {
-			return localAddrs("")
-		}, Log: p.log})
+		Local: func() ([]netip.Addr, error) { return localAddrs("") }, Log: p.log})
 	if err != nil {
 		p.log.Warn("Cannot detect port conflicts between Services and programs on this node", "err", err)
 	}

@@ -110,8 +110,7 @@ func TestHealthTaint(t *testing.T) {
 	n.write("m/node.yaml", node("taints: [{key: other, effect: NoSchedule}]"))
 	n.code(healthURL+"/healthz", 200)
 	has(t, "/metrics", n.get(metricsURL+"/metrics").body, `kubeproxy_proxy_healthz_total{code="503"}`,
-		`kubeproxy_proxy_healthz_total{code="200"}`,
-		`kubeproxy_proxy_livez_total{code="200"} 2`)
+		`kubeproxy_proxy_healthz_total{code="200"}`, `kubeproxy_proxy_livez_total{code="200"} 2`)
 }
 
 // held returns a PATH whose iptables-restore programs wait while the file exists that is returned

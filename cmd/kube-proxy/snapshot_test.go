@@ -143,8 +143,7 @@ func (n *snapshotLab) reboot(id string) {
 func (n *snapshotLab) run(args ...string) *labProgram {
 	n.t.Helper()
 	return n.program(append([]string{"--proxy-mode=" + n.mode, "--hostname-override=node1", "--v=2", "--boot-id-file=" +
-		n.boot,
-		"--master=http://" + labAPIAt, "--kube-api-content-type=application/json", "--snapshot=" + n.dir,
+		n.boot, "--master=http://" + labAPIAt, "--kube-api-content-type=application/json", "--snapshot=" + n.dir,
 		"--cluster-cidr=10.1.0.0/16,fd00:10:1::/48", "--conntrack-max-per-core=0", "--conntrack-min=0",
 		"--admin-socket=" + filepath.Join(n.t.TempDir(), "admin.sock")}, args...)...)
 }

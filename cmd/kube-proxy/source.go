@@ -65,9 +65,7 @@ func (p *proxy) malformed(problem convert.Problem) {
 }
 
 // kubeConfig returns the configuration for the API server.
-func (p *proxy) kubeConfig() kube.Config {
-	return wiring.API(p.config().Config, p.log)
-}
+func (p *proxy) kubeConfig() kube.Config { return wiring.API(p.config().Config, p.log) }
 
 // follow runs the source until ctx ends or it fails.
 func (p *proxy) follow(ctx context.Context, src source) error {

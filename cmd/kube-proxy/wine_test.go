@@ -191,8 +191,7 @@ func windowsServes(n *windowsNode) {
 			"kind: KubeProxyConfiguration\n"+
 			"hostnameOverride: n1\nmode: userspace\nhealthzBindAddress: 127.0.0.1:10256\n"+
 			"udpIdleTimeout: 10s\n"+ // a loaded machine takes longer than the default, 250 ms, for an answer
-			"logging: {verbosity: %d}\n",
-			v), "\n", "\r\n"))
+			"logging: {verbosity: %d}\n", v), "\n", "\r\n"))
 	}
 	write(t, filepath.Join(dir, "proxy.yaml"), file(2))
 	p := n.startExe(dir, "--config=proxy.yaml", `--manifests=.\m`)
@@ -255,8 +254,7 @@ func windowsService(n *windowsNode) {
 	create := func(name string, args ...string) {
 		t.Helper()
 		command := []string{wine.Path(n.exe), "--windows-service", "--hostname-override=n1", "--proxy-mode=userspace",
-			"--logtostderr=false", "--v=2",
-			`"--log-file=` + path(name+".log") + `"`}
+			"--logtostderr=false", "--v=2", `"--log-file=` + path(name+".log") + `"`}
 		sc("create", name, "binPath=", strings.Join(append(command, args...), " "))
 		sc("start", name)
 	}

@@ -114,8 +114,7 @@ func (c *checker) node() {
 	}
 	if c.facts.NodeGone {
 		c.add("PR-06", false, "the Node %q was deleted: its last addresses, pod CIDRs and zone stay in force, and "+
-			"load balancers skip this node",
-			c.facts.NodeName)
+			"load balancers skip this node", c.facts.NodeName)
 	}
 	costs := []string{"zone hints do not count"}
 	if hint != "" {
@@ -153,8 +152,7 @@ func (c *checker) clusterCIDRs() {
 		for _, fam := range c.Families[1:] {
 			if c.uses(fam) && !has(all, fam) {
 				c.add("CF-66", false, "%s %s has no %s network: in %[3]s the proxy cannot distinguish traffic of "+
-					"pods from other traffic",
-					c.Name("clusterCIDR"), list(all), fam)
+					"pods from other traffic", c.Name("clusterCIDR"), list(all), fam)
 			}
 		}
 	}
@@ -174,8 +172,7 @@ func (c *checker) podCIDRs() {
 	case !byNode:
 	case len(all) == 0:
 		c.add("CF-66", false, "the Node %q has no spec.podCIDRs, which %s NodeCIDR needs: the proxy cannot "+
-			"distinguish traffic of pods from other traffic",
-			c.facts.NodeName, c.Name("detectLocalMode"))
+			"distinguish traffic of pods from other traffic", c.facts.NodeName, c.Name("detectLocalMode"))
 	default:
 		for _, fam := range c.Families[1:] {
 			if c.uses(fam) && !has(all, fam) {

@@ -1,6 +1,7 @@
 package option
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 )
@@ -74,8 +75,6 @@ func Exact(d Duration) time.Duration {
 
 // Sayable returns a time as written in a file if its default differs.
 func Sayable(d Duration) Duration {
-	if d.Duration == 0 {
-		d.Duration = noPeriod
-	}
+	d.Duration = cmp.Or(d.Duration, noPeriod)
 	return d
 }

@@ -66,17 +66,13 @@ func TestRareRules(t *testing.T) {
 		packet      Packet
 		want        string
 	}{
-		{"ingress",
-			"table netdev d { chain i { type filter hook ingress device d0 priority 0; tcp dport 80 drop;\n} }",
-			"nft", Prerouting, from("d0"),
-			`drop by table netdev d, chain i, rule 1 "tcp dport 80 drop"`},
+		{"ingress", "table netdev d { chain i { type filter hook ingress device d0 priority 0; tcp dport 80 drop;\n} }",
+			"nft", Prerouting, from("d0"), `drop by table netdev d, chain i, rule 1 "tcp dport 80 drop"`},
 		{"ingress of another device",
 			"table netdev d { chain i { type filter hook ingress device d1 priority 0; tcp dport 80 drop;\n} }",
 			"nft", Prerouting, from("d0"), "to 10.1.1.1:80"},
-		{"bridge",
-			"table bridge b { chain i { type filter hook input priority 0; meta protocol ip " +
-				"ip daddr 10.1.1.1 drop;\n} }",
-			"nft", Prerouting, from("br0"),
+		{"bridge", "table bridge b { chain i { type filter hook input priority 0; meta protocol ip " +
+			"ip daddr 10.1.1.1 drop;\n} }", "nft", Prerouting, from("br0"),
 			`drop by table bridge b, chain i, rule 1 "ip daddr 10.1.1.1 drop"`},
 		{"ingress of a port of the bridge, of many",
 			"table netdev d { chain i { type filter hook ingress device d2 priority 0; tcp dport 80 drop;\n} }",
@@ -97,12 +93,10 @@ func TestRareRules(t *testing.T) {
 			`to 10.1.1.1:80, not evaluated: table netdev d, chain e, rule 1 "tcp dport 80 drop"`},
 		{"no bridge", "table bridge b { chain i { type filter hook input priority 0; drop;\n} }", "nft",
 			Prerouting, from("d0"), "to 10.1.1.1:80"},
-		{"dormant table",
-			"table inet x { flags dormant; chain i { type filter hook forward priority 0; drop;\n} }",
+		{"dormant table", "table inet x { flags dormant; chain i { type filter hook forward priority 0; drop;\n} }",
 			"nft", Forward, web, "to 10.1.1.1:80"},
-		{"limit",
-			"table inet x { chain i { type filter hook forward priority 0; " +
-				"limit rate 1/second drop;\n} }", "nft", Forward, web,
+		{"limit", "table inet x { chain i { type filter hook forward priority 0; " +
+			"limit rate 1/second drop;\n} }", "nft", Forward, web,
 			`to 10.1.1.1:80, not evaluated: table inet x, chain i, rule 1 "limit drop"`},
 		{"limit without consequence",
 			"table inet x { chain i { type filter hook forward priority 0; limit rate 1/second accept;\n} }",
@@ -110,30 +104,22 @@ func TestRareRules(t *testing.T) {
 		{"unknown, but another condition fails",
 			"table inet x { chain i { type filter hook forward priority 0; ip ttl 3 tcp dport 81 drop;\n} }",
 			"nft", Forward, web, "to 10.1.1.1:80"},
-		{"limited element",
-			"table inet x { set s { type ipv4_addr; size 10; flags dynamic; }; " +
-				"chain i { type filter hook forward priority 0; " +
-				"add @s { ip saddr limit rate over 1/second } drop;\n} }",
-			"nft", Forward, web,
+		{"limited element", "table inet x { set s { type ipv4_addr; size 10; flags dynamic; }; " +
+			"chain i { type filter hook forward priority 0; " +
+			"add @s { ip saddr limit rate over 1/second } drop;\n} }", "nft", Forward, web,
 			`to 10.1.1.1:80, not evaluated: table inet x, chain i, rule 1 "update @s { ip saddr limit } drop"`},
 		{"catch-all element",
 			"table inet x { map m { type ipv4_addr : verdict; elements = { 10.9.9.9 : accept, * : drop }; }; " +
-				"chain i { type filter hook forward priority 0; ip daddr vmap @m;\n} }",
-			"nft", Forward, web,
+				"chain i { type filter hook forward priority 0; ip daddr vmap @m;\n} }", "nft", Forward, web,
 			`drop by table inet x, chain i, rule 1 "ip daddr vmap @m"`},
 		{"hostile names",
 			"table inet x { chain i { type filter hook forward priority 0; drop comment \"\x1b[31m red\";\n} }",
-			"nft", Forward, web,
-			`drop by table inet x, chain i, rule 1 "drop comment \"\\x1b[31m red\""`},
-		{"ipset",
-			"ipset create s hash:net,port; ipset add s 10.1.1.0/24,tcp:80; " +
-				"iptables-nft -A FORWARD -m set --match-set s dst,dst -j DROP",
-			"sh", Forward, web,
+			"nft", Forward, web, `drop by table inet x, chain i, rule 1 "drop comment \"\\x1b[31m red\""`},
+		{"ipset", "ipset create s hash:net,port; ipset add s 10.1.1.0/24,tcp:80; " +
+			"iptables-nft -A FORWARD -m set --match-set s dst,dst -j DROP", "sh", Forward, web,
 			`drop by table ip filter, chain FORWARD, rule 1 "-m set --match-set s dst,dst -j DROP"`},
-		{"ipset without the port",
-			"ipset create s hash:net,port; ipset add s 10.1.1.0/24,tcp:81; " +
-				"iptables-legacy -A FORWARD -m set --match-set s dst,dst -j DROP",
-			"sh", Forward, web, "to 10.1.1.1:80"},
+		{"ipset without the port", "ipset create s hash:net,port; ipset add s 10.1.1.0/24,tcp:81; " +
+			"iptables-legacy -A FORWARD -m set --match-set s dst,dst -j DROP", "sh", Forward, web, "to 10.1.1.1:80"},
 		{"strange ipset",
 			"ipset create s list:set; iptables-legacy -A FORWARD -m set --match-set s src -j DROP", "sh", Forward, web,
 			`to 10.1.1.1:80, not evaluated: table filter of iptables-legacy, chain FORWARD, rule 1 ` +
@@ -141,8 +127,7 @@ func TestRareRules(t *testing.T) {
 		{"reverse path", "iptables-legacy -t raw -A PREROUTING -m rpfilter --invert -j DROP", "sh",
 			Prerouting, from("d0"),
 			`drop by table raw of iptables-legacy, chain PREROUTING, rule 1 "-m rpfilter --invert -j DROP"`},
-		{"reverse path from where it leads",
-			"iptables-legacy -t raw -A PREROUTING -m rpfilter --invert -j DROP",
+		{"reverse path from where it leads", "iptables-legacy -t raw -A PREROUTING -m rpfilter --invert -j DROP",
 			"sh", Prerouting, from("d1"), "to 10.1.1.1:80"},
 		{"unknown match", "iptables-nft -A FORWARD -m time --timestart 01:00 -j DROP", "sh", Forward, web,
 			`to 10.1.1.1:80, not evaluated: table ip filter, chain FORWARD, rule 1 ` +
@@ -150,10 +135,8 @@ func TestRareRules(t *testing.T) {
 		{"unknown target", "iptables-nft -A FORWARD -p tcp -j NFQUEUE --queue-num 3", "sh", Forward, web,
 			`to 10.1.1.1:80, not evaluated: table ip filter, chain FORWARD, rule 1 ` +
 				`"-p tcp -j NFQUEUE --queue-num 3"`},
-		{"owner",
-			"iptables-nft -N cali-FORWARD; iptables-nft -A FORWARD -j cali-FORWARD; " +
-				"iptables-nft -A cali-FORWARD -j DROP",
-			"sh", Forward, web,
+		{"owner", "iptables-nft -N cali-FORWARD; iptables-nft -A FORWARD -j cali-FORWARD; " +
+			"iptables-nft -A cali-FORWARD -j DROP", "sh", Forward, web,
 			`drop by table ip filter, chain cali-FORWARD, rule 1 "drop" (of Calico)`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -233,15 +216,13 @@ func TestEstablished(t *testing.T) {
 		from, to netip.AddrPort
 	}{{Prerouting, there, client, pod}, {Forward, back, pod, client}, {Postrouting, back, service, client}} {
 		ways, err := s.Pass(t.Context(), c.hook, c.packet)
-		if err != nil || len(ways) != 1 || ways[0].Verdict != "" || ways[0].To != c.to ||
-			ways[0].From != c.from {
+		if err != nil || len(ways) != 1 || ways[0].Verdict != "" || ways[0].To != c.to || ways[0].From != c.from {
 			t.Errorf("%s: %v, %v", c.hook, ways, err)
 		}
 	}
 	first := there
 	first.Flow = Flow{}
-	if ways, err := s.Pass(t.Context(), Forward, first); err != nil || len(ways) != 1 ||
-		ways[0].Verdict != trace.Drop {
+	if ways, err := s.Pass(t.Context(), Forward, first); err != nil || len(ways) != 1 || ways[0].Verdict != trace.Drop {
 		t.Errorf("the first packet: %v, %v", ways, err)
 	}
 }

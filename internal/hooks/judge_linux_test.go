@@ -236,8 +236,7 @@ func (j *judge) send(all []*sample) {
 	j.barrier()
 	for i, s := range all {
 		err := j.each(s.conn, answers, func(id uint32, _ netip.AddrPort) {
-			s.got.replied = s.got.replied ||
-				int(id) == i
+			s.got.replied = s.got.replied || int(id) == i
 		})
 		switch {
 		case s.got.verdict == trace.Pass:
@@ -267,8 +266,7 @@ func (j *judge) each(c *net.UDPConn, kind uint32, f func(id uint32, from netip.A
 		var n int
 		var from unix.Sockaddr
 		if e := raw.Control(func(fd uintptr) {
-			n, from, err = unix.Recvfrom(int(fd), b[:],
-				unix.MSG_DONTWAIT)
+			n, from, err = unix.Recvfrom(int(fd), b[:], unix.MSG_DONTWAIT)
 		}); e != nil {
 			return e
 		}

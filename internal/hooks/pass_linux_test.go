@@ -69,19 +69,17 @@ func TestPass(t *testing.T) {
 		to    string
 		ways  []string
 	}{
-		{Prerouting, lb.TCP, "10.1.1.1:80",
-			[]string{`drop by table inet fw, chain pre, rule 3 ` +
-				`"ct state new ip saddr @s tcp dport { … } ip daddr 10.0.0.0/9 drop comment \"no web\"", ` +
-				`not evaluated: table inet fw, chain pre, rule 2 "meta mark 0x7 limit accept"`}},
+		{Prerouting, lb.TCP, "10.1.1.1:80", []string{`drop by table inet fw, chain pre, rule 3 ` +
+			`"ct state new ip saddr @s tcp dport { … } ip daddr 10.0.0.0/9 drop comment \"no web\"", ` +
+			`not evaluated: table inet fw, chain pre, rule 2 "meta mark 0x7 limit accept"`}},
 		{Prerouting, lb.UDP, "10.1.1.1:80", []string{"to 10.1.1.1:80"}},
 		{Prerouting, lb.TCP, "10.200.0.1:80", []string{"to 10.1.0.1:80 mark 7", "to 10.1.0.2:80 mark 7"}},
 		{Prerouting, lb.TCP, "10.201.0.1:90", []string{"to 10.201.0.1:90 mark 7"}},
 		{Prerouting, lb.UDP, "10.202.0.1:53", []string{`to 10.202.0.1:53, not evaluated: ` +
 			`table nat of iptables-legacy, chain PREROUTING, rule 1 ` +
 			`"-d 10.202.0.1/32 -p udp -j DNAT --to-destination 10.1.0.1-10.1.0.2"`}},
-		{Forward, lb.TCP, "10.1.1.1:443",
-			[]string{`reject by table filter of iptables-legacy, chain FORWARD, rule 1 ` +
-				`"-p tcp -m multiport --dports 80,443 -j REJECT --reject-with icmp-port-unreachable"`}},
+		{Forward, lb.TCP, "10.1.1.1:443", []string{`reject by table filter of iptables-legacy, chain FORWARD, rule 1 ` +
+			`"-p tcp -m multiport --dports 80,443 -j REJECT --reject-with icmp-port-unreachable"`}},
 		{Forward, lb.UDP, "10.1.1.1:443",
 			[]string{`drop by table ip filter, chain FORWARD, rule 1 "-p udp -m multiport --dports 80,443 -j DROP"`}},
 		{Input, lb.UDP, "10.1.1.1:53", []string{"drop by table ip filter, chain INPUT, policy drop"}},

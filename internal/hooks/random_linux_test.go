@@ -223,8 +223,7 @@ func (r *rules) nft() string {
 			b.WriteString("\t}\n")
 		}
 		for i := range 1 + r.IntN(4) {
-			hook := pick(r, "prerouting", "input", "forward", "output", "postrouting", "forward",
-				"prerouting")
+			hook := pick(r, "prerouting", "input", "forward", "output", "postrouting", "forward", "prerouting")
 			priority, policy := pick(r, -310, -250, -150, -90, 0, 10, 110), pick(r, "accept",
 				"accept", "accept", "drop")
 			fmt.Fprintf(&b, "\tchain b%d {\n\t\ttype filter hook %s priority %d; policy %s;\n%s", i,
@@ -236,8 +235,7 @@ func (r *rules) nft() string {
 		}
 		if r.IntN(2) == 0 {
 			hook := pick(r, "prerouting", "output", "postrouting", "prerouting")
-			fmt.Fprintf(&b, "\tchain n {\n\t\ttype nat hook %s priority %d;\n%s", hook, pick(r,
-				-100, 100, 0), guideNFT)
+			fmt.Fprintf(&b, "\tchain n {\n\t\ttype nat hook %s priority %d;\n%s", hook, pick(r, -100, 100, 0), guideNFT)
 			for range 1 + r.IntN(3) {
 				fmt.Fprintf(&b, "\t\t%s %s\n", r.matches(hook), r.translation(hook))
 			}
@@ -280,8 +278,7 @@ func (r *rules) translation(hook string) string {
 	}
 	return pick(r, fmt.Sprintf("dnat %s to %s", r.ip(), a),
 		fmt.Sprintf("meta l4proto udp dnat %s to %s:9000", r.ip(), bracketed),
-		fmt.Sprintf("udp dport 80 dnat %s to numgen random mod 2 map { 0 : %s, 1 : %s }", r.ip(), a,
-			r.judge.node))
+		fmt.Sprintf("udp dport 80 dnat %s to numgen random mod 2 map { 0 : %s, 1 : %s }", r.ip(), a, r.judge.node))
 }
 
 func (r *rules) matches(hook string) string {
@@ -302,8 +299,7 @@ func (r *rules) rule(next, chains int, hook string) string {
 	if hook == "prerouting" || hook == "output" {
 		verdicts = append(verdicts, "notrack")
 		verdicts = slices.DeleteFunc(verdicts, func(v string) bool {
-			return v == "reject" &&
-				hook == "prerouting"
+			return v == "reject" && hook == "prerouting"
 		})
 	}
 	if hook == "postrouting" || hook == "" {
@@ -313,9 +309,8 @@ func (r *rules) rule(next, chains int, hook string) string {
 		to := fmt.Sprintf("c%d", next+r.IntN(chains-next))
 		verdicts = append(verdicts, "jump "+to, "goto "+to, "jump "+to)
 		if hook != "" {
-			verdicts = append(verdicts,
-				fmt.Sprintf("udp dport vmap { 53 : jump %s, 80-90 : drop, 443 : accept }",
-					to), r.ip()+" daddr vmap @ends")
+			verdicts = append(verdicts, fmt.Sprintf("udp dport vmap { 53 : jump %s, 80-90 : drop, 443 : accept }",
+				to), r.ip()+" daddr vmap @ends")
 		}
 	}
 	return r.matches(hook) + " " + pick(r, verdicts...)
@@ -346,8 +341,7 @@ func (r *rules) match(hook string) string {
 	}
 	if hook == "prerouting" || hook == "input" || hook == "forward" {
 		all = append(all, `iifname "vethpod1"`, `iifname `+not+`"vethpod*"`, "iif "+not+"vethpod2",
-			`iifname { "vethpod1", "vethpod3" }`,
-			"fib saddr . iif oif "+pick(r, "missing", "exists"))
+			`iifname { "vethpod1", "vethpod3" }`, "fib saddr . iif oif "+pick(r, "missing", "exists"))
 	}
 	if hook == "forward" || hook == "output" || hook == "postrouting" {
 		all = append(all, `oifname "vethpod2"`, "oif "+not+"vethpod1")
@@ -364,8 +358,7 @@ func (r *rules) iptables() string {
 	}{
 		{"raw", []string{"PREROUTING", "OUTPUT"}}, {"mangle", []string{"PREROUTING", "INPUT", "FORWARD",
 			"OUTPUT", "POSTROUTING"}},
-		{"nat", []string{"PREROUTING", "OUTPUT", "POSTROUTING"}}, {"filter", []string{"INPUT",
-			"FORWARD", "OUTPUT"}},
+		{"nat", []string{"PREROUTING", "OUTPUT", "POSTROUTING"}}, {"filter", []string{"INPUT", "FORWARD", "OUTPUT"}},
 	} {
 		fmt.Fprintf(&b, "*%s\n", table.name)
 		for _, base := range table.bases {
@@ -397,8 +390,7 @@ func (r *rules) options(base string) string {
 	for range 1 + r.IntN(2) {
 		o := r.option(base)
 		if !slices.ContainsFunc(all, func(s string) bool {
-			return strings.Fields(strings.TrimPrefix(s,
-				"! "))[0] == strings.Fields(strings.TrimPrefix(o, "! "))[0]
+			return strings.Fields(strings.TrimPrefix(s, "! "))[0] == strings.Fields(strings.TrimPrefix(o, "! "))[0]
 		}) {
 			all = append(all, o)
 		}
@@ -442,8 +434,7 @@ func (r *rules) target(table, chain string) string {
 		"-j MARK --or-mark 0x2", "-j CONNMARK --set-mark 5", "-j CONNMARK --save-mark",
 		"-j CONNMARK --restore-mark", ""}
 	if table == "raw" {
-		all = []string{"-j ACCEPT", "-j DROP", "-j RETURN", "-j CT --notrack",
-			"-j MARK --set-xmark 0x1/0xffffffff", ""}
+		all = []string{"-j ACCEPT", "-j DROP", "-j RETURN", "-j CT --notrack", "-j MARK --set-xmark 0x1/0xffffffff", ""}
 	}
 	if table == "mangle" {
 		all = append(all, "-j TOS --set-tos 0x10", "-j MARK --xor-mark 0x3")

@@ -137,8 +137,7 @@ func (s *Snapshot) readBases(ctx context.Context) error {
 	}
 	// Of two chains of one priority, the kernel runs the younger one first. Handles of tables grow.
 	slices.SortStableFunc(s.bases, func(a, b base) int {
-		return cmp.Compare(tables[a.table].handle,
-			tables[b.table].handle)
+		return cmp.Compare(tables[a.table].handle, tables[b.table].handle)
 	})
 	slices.Reverse(s.bases)
 	return nil
@@ -158,8 +157,7 @@ func baseOf(id tableID, body []byte) (b base, ok bool) {
 	hook, accepts := wire.HookAndPolicy(body)
 	return base{
 		Hook: hook, family: id.family, table: id, name: wire.Table{Family: id.family, Name: id.name}.Title(),
-		chain: nlconn.CStr(nlconn.Attribute(body,
-			unix.NFTA_CHAIN_NAME)), drops: !accepts, devices: devicesOf(body),
+		chain: nlconn.CStr(nlconn.Attribute(body, unix.NFTA_CHAIN_NAME)), drops: !accepts, devices: devicesOf(body),
 	}, hook != wire.Hook{}
 }
 

@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -25,9 +26,7 @@ func (t Tree) proc(parts ...string) string { return under(t.Proc, "/proc", parts
 func (t Tree) sys(parts ...string) string { return under(t.Sys, "/sys", parts) }
 
 func under(root, usual string, parts []string) string {
-	if root == "" {
-		root = usual
-	}
+	root = cmp.Or(root, usual)
 	return filepath.Join(append([]string{root}, parts...)...)
 }
 

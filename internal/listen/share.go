@@ -54,8 +54,7 @@ func (s Share) Limited(open func(context.Context, Address) (net.Listener, error)
 		if now.Add(1) > int64(s.Listeners) {
 			now.Add(-1)
 			return nil, fmt.Errorf("listen at %s: %d listeners are open, and the process may have %d files in all: "+
-				"raise that limit (ulimit -n, LimitNOFILE)",
-				p.At, s.Listeners, s.Files)
+				"raise that limit (ulimit -n, LimitNOFILE)", p.At, s.Listeners, s.Files)
 		}
 		l, err := open(ctx, p)
 		if err != nil {

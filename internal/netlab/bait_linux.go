@@ -96,8 +96,7 @@ func takeServiceRanges(h *netlink.Handle) error {
 	}
 	for _, p := range ServiceRanges() {
 		route := &netlink.Route{LinkIndex: lo.Attrs().Index, Dst: ipNet(p), Type: unix.RTN_LOCAL,
-			Table: unix.RT_TABLE_LOCAL,
-			Scope: netlink.SCOPE_HOST}
+			Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST}
 		if err := h.RouteReplace(route); err != nil {
 			return fmt.Errorf("netlab: let the sink take %s: %w", p, err)
 		}

@@ -2,6 +2,7 @@ package netlab
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -65,9 +66,7 @@ func (l *Lab) Dial(host string, proto Proto, to netip.AddrPort, opts DialOptions
 // Open is Dial that leaves the connection open. With UDP it sends one datagram.
 func (l *Lab) Open(host string, proto Proto, to netip.AddrPort, opts DialOptions) (*Conn, error) {
 	c := &Conn{lab: l, what: fmt.Sprintf("%s %s → %s", proto, host, to), proto: proto, timeout: opts.Timeout}
-	if c.timeout == 0 {
-		c.timeout = DefaultTimeout
-	}
+	c.timeout = cmp.Or(c.timeout, DefaultTimeout)
 	local := opts.Local
 	if h, ok := HostByName(host); ok && proto == SCTP && !local.Addr().IsValid() && !to.Addr().IsLoopback() {
 		// An SCTP client that is bound to no address offers the server all it has.

@@ -1,6 +1,7 @@
 package netlab
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -59,9 +60,7 @@ const runNetns = "/run/netns"
 // New builds a lab. The caller must Close it. It needs root
 // (CAP_NET_ADMIN and CAP_SYS_ADMIN), IPv6, veth and bridges.
 func New(opts Options) (*Lab, error) {
-	if opts.Name == "" {
-		opts.Name = "lab"
-	}
+	opts.Name = cmp.Or(opts.Name, "lab")
 	l := &Lab{opts: opts, ns: map[string]netns.NsHandle{}, closers: map[closer]struct{}{}, baits: map[bait]bool{}}
 	for _, h := range hosts {
 		if (opts.NoNode2 && h.Node == Node2) || (opts.NoClient && h.Name == Client) {

@@ -1,6 +1,7 @@
 package netlab
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"os"
@@ -13,9 +14,7 @@ import (
 // DefaultTimeout. Errors are classified as Dial's: an address whose packets are
 // rejected with "port unreachable" is ErrRefused.
 func (l *Lab) Ping(host string, to netip.Addr, timeout time.Duration) error {
-	if timeout == 0 {
-		timeout = DefaultTimeout
-	}
+	timeout = cmp.Or(timeout, DefaultTimeout)
 	var fd int
 	err := l.Do(host, func() (err error) {
 		fd, err = pingSocket(to.Is6())

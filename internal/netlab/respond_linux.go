@@ -1,6 +1,7 @@
 package netlab
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -44,9 +45,7 @@ type Responder struct {
 // Port returns. If the kernel lacks the protocol, the error is ErrUnsupported.
 func (l *Lab) Listen(host string, proto Proto, port uint16, opts ListenOptions) (*Responder, error) {
 	r := &Responder{lab: l, name: opts.Name, proto: proto, port: port, files: map[*os.File]struct{}{}}
-	if r.name == "" {
-		r.name = host
-	}
+	r.name = cmp.Or(r.name, host)
 	if strings.ContainsAny(r.name, " \n") {
 		return nil, fmt.Errorf("netlab: responder name %q has a space", r.name)
 	}

@@ -110,9 +110,7 @@ func (l *Lab) wire() error {
 }
 
 // mac makes a locally administered address, unique within a lab.
-func mac(kind, n, side byte) net.HardwareAddr {
-	return net.HardwareAddr{0x02, 'k', 'p', kind, n, side}
-}
+func mac(kind, n, side byte) net.HardwareAddr { return net.HardwareAddr{0x02, 'k', 'p', kind, n, side} }
 
 // bridge makes a bridge without multicast snooping (which would need a querier).
 func (w *wiring) bridge(host, name string, hw net.HardwareAddr) error {

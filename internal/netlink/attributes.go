@@ -41,9 +41,7 @@ func (e *Encoder) Netfilter(typ, flags uint16, family byte, seq uint32, resource
 }
 
 // EndMessage ends the message that begins at that offset.
-func (e *Encoder) EndMessage(at int) {
-	Order.PutUint32(e.B[at:], uint32(len(e.B)-at))
-}
+func (e *Encoder) EndMessage(at int) { Order.PutUint32(e.B[at:], uint32(len(e.B)-at)) }
 
 // Nest begins an attribute that holds attributes.
 func (e *Encoder) Nest(typ uint16) int {
@@ -53,9 +51,7 @@ func (e *Encoder) Nest(typ uint16) int {
 }
 
 // EndNest ends the attribute that begins at that offset.
-func (e *Encoder) EndNest(at int) {
-	Order.PutUint16(e.B[at:], uint16(len(e.B)-at))
-}
+func (e *Encoder) EndNest(at int) { Order.PutUint16(e.B[at:], uint16(len(e.B)-at)) }
 
 func (e *Encoder) head(size int, typ uint16) {
 	e.B = Order.AppendUint16(e.B, uint16(size))

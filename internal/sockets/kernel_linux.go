@@ -102,9 +102,7 @@ func (d *diag) dump(ctx context.Context, family uint8, proto lb.Proto, port uint
 	binary.NativeEndian.PutUint32(r[4:], 1<<waiting(proto))
 	binary.BigEndian.PutUint16(r[8:], port)
 	return netlink.Dump(ctx, d.conn, netlink.Request(unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP, r),
-		func(m netlink.Message) (socket, bool) {
-			return parseMessage(m.Body, port)
-		})
+		func(m netlink.Message) (socket, bool) { return parseMessage(m.Body, port) })
 }
 
 // parseMessage reads one socket. Dumps of some protocols ignore the port.

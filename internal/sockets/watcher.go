@@ -127,12 +127,8 @@ func (s socket) takes(fam lb.Family) bool {
 }
 
 func newWatcher(cfg Config, k kernel) *Watcher {
-	if cfg.Period == 0 {
-		cfg.Period = 5 * time.Minute
-	}
-	if cfg.Log == nil {
-		cfg.Log = slog.Default()
-	}
+	cfg.Period = cmp.Or(cfg.Period, 5*time.Minute)
+	cfg.Log = cmp.Or(cfg.Log, slog.Default())
 	if cfg.Serves == nil {
 		cfg.Serves = func(a netip.Addr) bool { return !a.IsLoopback() }
 	}

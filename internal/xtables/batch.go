@@ -224,9 +224,7 @@ func failedLine(err error) int {
 var lineNumber = regexp.MustCompile(`[Ll]ine:? (\d+)`)
 
 // firstLines returns the number of lines of the first section.
-func (b *Batch) firstLines() int {
-	return bytes.Count(b.Sections[0].appendText(nil), []byte("\n"))
-}
+func (b *Batch) firstLines() int { return bytes.Count(b.Sections[0].appendText(nil), []byte("\n")) }
 
 // Approximate number of lines of a Reset's restore: few enough that the next one is rendered while
 // one runs. The legacy programs read and write the whole table each time, so with them a Reset is

@@ -36,8 +36,7 @@ var Needed = map[Backend][]Extension{
 	NFT: {{"comment", false}, {"conntrack", false}, {"addrtype", false}, {"statistic", false}, {"DNAT", true},
 		{"MASQUERADE", true}},
 	Legacy: {{"comment", false}, {"conntrack", false}, {"addrtype", false}, {"statistic", false}, {"DNAT", true},
-		{"MASQUERADE", true},
-		{"mark", false}, {"MARK", true}, {"tcp", false}, {"udp", false}, {"REJECT", true}},
+		{"MASQUERADE", true}, {"mark", false}, {"MARK", true}, {"tcp", false}, {"udp", false}, {"REJECT", true}},
 }
 
 // prober queries the kernel for an extension; the kernel may load its module. The error is the

@@ -237,11 +237,9 @@ var targetTexts = map[revised]func(f lb.Family, info []byte) (options string, ok
 // rejectNames are the names of enum ipt_reject_with and ip6t_reject_with.
 var rejectNames = map[lb.Family][]string{
 	lb.IPv4: {"icmp-net-unreachable", "icmp-host-unreachable", "icmp-proto-unreachable", "icmp-port-unreachable",
-		"echo-reply",
-		"icmp-net-prohibited", "icmp-host-prohibited", "tcp-reset", "icmp-admin-prohibited"},
+		"echo-reply", "icmp-net-prohibited", "icmp-host-prohibited", "tcp-reset", "icmp-admin-prohibited"},
 	lb.IPv6: {"icmp6-no-route", "icmp6-adm-prohibited", "icmp6-not-neighbour", "icmp6-addr-unreachable",
-		"icmp6-port-unreachable",
-		"echo-reply", "tcp-reset", "icmp6-policy-fail", "icmp6-reject-route"},
+		"icmp6-port-unreachable", "echo-reply", "tcp-reset", "icmp6-policy-fail", "icmp6-reject-route"},
 }
 
 // Flags of struct nf_nat_range and its predecessors.

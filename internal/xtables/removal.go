@@ -82,8 +82,7 @@ func (cfg RemoveConfig) remove(ctx context.Context, of string, report *mode.Repo
 		return err
 	case cfg.Backend == Legacy: // other programs use such tables too
 		report.Leave("iptables (%s, %s): the kernel has such tables; whether they hold rules of kube-proxy is not "+
-			"known: %v",
-			cfg.Backend, cfg.Family, err)
+			"known: %v", cfg.Backend, cfg.Family, err)
 		return nil
 	}
 	return fmt.Errorf("there are chains of kube-proxy for %s, but no program to remove them: %w", cfg.Family, err)

@@ -61,9 +61,7 @@ func Remove(ctx context.Context, cfg RemoveConfig) (Removed, error) {
 		return Removed{}, nil
 	}
 	run := cfg.Runner
-	if run == nil {
-		run = System{}
-	}
+	run = cmp.Or[Runner](run, System{})
 	t, err := FindTool(run, cfg.Family, cfg.Backend)
 	if err != nil {
 		return Removed{}, err
@@ -125,8 +123,7 @@ func (t *Tool) verify(ctx context.Context, found *leftovers) error {
 		see = "nft list ruleset"
 	}
 	return fmt.Errorf("the kernel still has %d chains of kube-proxy (%s): see %s, delete the rules that lead to "+
-		"them, then run --cleanup again",
-		len(remain), strings.Join(remain[:min(len(remain), 10)], ", "), see)
+		"them, then run --cleanup again", len(remain), strings.Join(remain[:min(len(remain), 10)], ", "), see)
 }
 
 // mayStay reports whether the report lists a chain as left, in force or without rules.

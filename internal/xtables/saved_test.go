@@ -33,8 +33,7 @@ func TestReadSaved(t *testing.T) {
 	got, err := readAll(several)
 	want := []string{"nat chain OUTPUT ACCEPT [1:60]", "nat chain MINE - [0:0]",
 		"nat rule OUTPUT -m comment --comment \"a\nCOMMIT\n*mangle\n-A MINE \\\" b\" -j MINE",
-		"nat rule MINE -j ACCEPT",
-		"filter unlistable", "security chain INPUT ACCEPT [0:0]"}
+		"nat rule MINE -j ACCEPT", "filter unlistable", "security chain INPUT ACCEPT [0:0]"}
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("got %q, %v\nwant %q", got, err, want)
 	}
@@ -191,8 +190,7 @@ func TestLacking(t *testing.T) {
 
 func TestSnapshotOfGarbage(t *testing.T) {
 	for _, garbage := range []string{"*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\nSegmentation fault\n",
-		"*nat\n:KUBE-SERVICES - [0:0]\n",
-		"*nat\n-A " + strings.Repeat("x", 100_000)} {
+		"*nat\n:KUBE-SERVICES - [0:0]\n", "*nat\n-A " + strings.Repeat("x", 100_000)} {
 		if _, err := (&Tool{Run: prints(garbage), Program: "iptables"}).Snapshot(t.Context(), Ours, nil); err == nil {
 			t.Errorf("garbage was read without an error: %.50q", garbage)
 		}

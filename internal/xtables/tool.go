@@ -4,6 +4,7 @@ package xtables
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -148,9 +149,7 @@ func probe(run Runner, f lb.Family, program string) (*Tool, error) {
 // UsableTool finds the programs of a back end that the kernel supports. With Auto, it falls back to
 // the other back end if the node's is not usable. A nil Runner is the system's.
 func UsableTool(run Runner, f lb.Family, b Backend) (*Tool, error) {
-	if run == nil {
-		run = System{}
-	}
+	run = cmp.Or[Runner](run, System{})
 	t, err := FindTool(run, f, b)
 	if err == nil {
 		if err = t.Usable(context.Background()); err == nil {
@@ -187,8 +186,7 @@ func (t *Tool) Usable(ctx context.Context) error {
 			"%w: %w", t.Program, timeout, err, plane.ErrUnsupported)
 	default:
 		return fmt.Errorf("iptables: this kernel has no tables for %s, of the %s back end: load ip_tables or "+
-			"nf_tables, or use --proxy-mode nftables: %w: %w",
-			t.Program, t.Backend, err, plane.ErrUnsupported)
+			"nf_tables, or use --proxy-mode nftables: %w: %w", t.Program, t.Backend, err, plane.ErrUnsupported)
 	}
 }
 

@@ -60,8 +60,7 @@ func (a *Any) Knows(r *follow.Rule) bool { return a.read[r] != nil }
 // At sets the place of the packet.
 func (a *Any) At(ctx context.Context, p Place) {
 	a.w = walker{ctx: ctx, packet: p.Packet, route: p, sets: a.sets, conn: p.Conn, source: p.Packet.From,
-		any: true, allOurs: true,
-		said: a.w.said}
+		any: true, allOurs: true, said: a.w.said}
 }
 
 // Meet applies a rule to flows, as follow.Chain has it. The text of the rule is that of iptables.
@@ -117,24 +116,21 @@ var anyOptions = map[string]func(b *reader, no bool){
 			b.known(no, func(_ *walker, f follow.Flow) bool { return f.ConnMark&mask == value })
 		}
 	},
-	"conntrack --ctorigsrc": func(b *reader, no bool) {
-		b.prefix(func(p netip.Prefix) {
-			b.known(no, func(w *walker, _ follow.Flow) bool { return p.Contains(w.conn.From.Addr()) })
-		})
-	},
-	"conntrack --ctorigdst": func(b *reader, no bool) {
-		b.prefix(func(p netip.Prefix) {
-			b.known(no, func(w *walker, _ follow.Flow) bool { return p.Contains(w.conn.To.Addr()) })
-		})
-	},
+	"conntrack --ctorigsrc": func(b *reader, no bool) { b.original(no, func(c Conn) netip.AddrPort { return c.From }) },
+	"conntrack --ctorigdst": func(b *reader, no bool) { b.original(no, func(c Conn) netip.AddrPort { return c.To }) },
 	"conntrack --ctorigdstport": func(b *reader, no bool) {
 		if low, high, ok := b.portRange(); ok {
-			b.known(no, func(w *walker, _ follow.Flow) bool {
-				return low <= w.conn.To.Port() &&
-					w.conn.To.Port() <= high
-			})
+			is := func(port uint16) bool { return low <= port && port <= high }
+			b.known(no, func(w *walker, _ follow.Flow) bool { return is(w.conn.To.Port()) })
 		}
 	},
+}
+
+// original reads a prefix, which the original direction of the connection must have at one end.
+func (b *reader) original(no bool, end func(Conn) netip.AddrPort) {
+	b.prefix(func(p netip.Prefix) {
+		b.known(no, func(w *walker, _ follow.Flow) bool { return p.Contains(end(w.conn).Addr()) })
+	})
 }
 
 func (w *walker) sender(follow.Flow) netip.Addr     { return w.from() }
@@ -245,8 +241,7 @@ func tcpFlags(b *reader, no bool) {
 			if slices.Contains(set, name) || slices.Contains(set, "ALL") {
 				want = append(want, name)
 			}
-			if name == "SYN" && !w.conn.Acknowledged || name == "ACK" && (w.conn.Acknowledged ||
-				w.conn.Reply) {
+			if name == "SYN" && !w.conn.Acknowledged || name == "ACK" && (w.conn.Acknowledged || w.conn.Reply) {
 				have = append(have, name)
 			}
 		}
@@ -305,8 +300,7 @@ func (b *reader) anyTarget(name string, words []string) bool {
 			return false
 		}
 		b.do = action{kind: follow.End, change: func(_ *walker, f *follow.Flow) {
-			f.To,
-				f.Translated = netip.AddrPortFrom(a, f.To.Port()), true
+			f.To, f.Translated = netip.AddrPortFrom(a, f.To.Port()), true
 		}}
 	case name == "REDIRECT":
 		b.redirect(first, second)

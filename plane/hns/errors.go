@@ -89,8 +89,7 @@ var kinds = map[error][]uint32{
 	// A parameter, network, network type, endpoint, policy, policy type, operation on a remote
 	// endpoint, mapping, GUID, JSON, JSON reference, address or internal port.
 	ErrInvalid: {0x57, 0x80070057, 0x803b000a, 0x803b000b, 0x803b000c, CodeInvalidPolicy, 0x803b000e, 0x803b000f,
-		0x803b0016, 0x803b0019, 0x803b001b, 0x803b001c,
-		0x803b001e, 0x803b002d, CodeInvalidAddress},
+		0x803b0016, 0x803b0019, 0x803b001b, 0x803b001c, 0x803b001e, 0x803b002d, CodeInvalidAddress},
 	ErrUnsupported: {CodeNotImplemented, 0x32, 0x7f, 0x803b0015},
 	ErrDenied:      {CodeAccessDenied, 0x80070005},
 	// Server unavailable or busy, call failed or not made, no endpoint registered, service inactive

@@ -17,8 +17,7 @@ func kept(s mode.Settings) func(lb.Node, *lb.Frontend, trace.Packet) (*lb.Fronte
 	return func(node lb.Node, row *lb.Frontend, packet trace.Packet) (*lb.Frontend, string) {
 		n := network{subnets: node.Pods.Prefixes}
 		if i := slices.IndexFunc(node.NodePorts, func(p netip.Prefix) bool {
-			return p.IsSingleIP() &&
-				!p.Addr().IsLoopback()
+			return p.IsSingleIP() && !p.Addr().IsLoopback()
 		}); i >= 0 {
 			n.management = node.NodePorts[i].Addr()
 		}

@@ -276,8 +276,7 @@ func (f *facts) sources() bool { return !f.overlay || lb.FamilyOf(f.sourceVIP) =
 
 // inside reports whether an address is in a subnet of the network, here or on another node.
 func (n *network) inside(a netip.Addr) bool {
-	return within(n.subnets, a) ||
-		slices.ContainsFunc(n.remotes, func(r remote) bool { return r.pods.Contains(a) })
+	return within(n.subnets, a) || slices.ContainsFunc(n.remotes, func(r remote) bool { return r.pods.Contains(a) })
 }
 
 // provider returns the node to which an overlay network sends packets for the address: this one, if

@@ -105,10 +105,9 @@ func (pic *picture) taker(packet trace.Packet) (found *LoadBalancer, by PortMapp
 // reachable reports whether pods can send packets to a load balancer's address. An overlay network
 // must have an endpoint for a cluster IP.
 func (pic *picture) reachable(vip netip.Addr) bool {
-	return !pic.overlay || !pic.ofServices(vip) ||
-		slices.ContainsFunc(pic.endpoints, func(e Endpoint) bool {
-			return e.Flags&RemoteEndpoint != 0 && e.Has(vip)
-		})
+	return !pic.overlay || !pic.ofServices(vip) || slices.ContainsFunc(pic.endpoints, func(e Endpoint) bool {
+		return e.Flags&RemoteEndpoint != 0 && e.Has(vip)
+	})
 }
 
 // behind reports whether a container of this node has the address.
@@ -150,8 +149,7 @@ func (pic *picture) describe(l *LoadBalancer) string {
 			lb.Proto(m.Protocol), m.InternalPort, m.DistributionType, m.Flags))
 	}
 	return fmt.Sprintf("load balancer %s of %s, port %s, flags %d, source VIP %q, %d endpoints", l.ID, vips,
-		strings.Join(ports, ", "), l.Flags, l.SourceVIP,
-		len(l.HostComputeEndpoints))
+		strings.Join(ports, ", "), l.Flags, l.SourceVIP, len(l.HostComputeEndpoints))
 }
 
 // Differences implements mode.Tracer. It lists HNS and reports what a Reset would change, including

@@ -27,8 +27,7 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 	}
 	// The settings of a renderer, except those that the engine's goroutine changes.
 	r := renderer{family: p.Family, node: want.Node, localhost: p.base.localhost, fullyRandom: p.base.fullyRandom,
-		mark:    p.base.mark,
-		liberal: !p.dry && liberal(), counts: p.accounting.Load() != nil}
+		mark: p.base.mark, liberal: !p.dry && liberal(), counts: p.accounting.Load() != nil}
 	leading := jumps()
 	if r.localnet() {
 		leading = append(leading, xtables.BlockLocalnetJump)

@@ -44,8 +44,7 @@ func goldens() map[string]*lb.Table {
 // healthCheck returns a frontend for the port on which the node reports a Service's endpoints.
 func healthCheck(service string, port int) (lb.Owner, []*lb.Frontend) {
 	return lb.Owner{Name: service}, []*lb.Frontend{{Key: lb.Key{Port: uint16(port), Proto: lb.TCP}, Service: service,
-		Kind:   lb.HealthCheck,
-		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}}
+		Kind: lb.HealthCheck, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}}
 }
 
 // The rendering equals testdata, and both back ends accept it: the rules that jump to our chains

@@ -288,9 +288,7 @@ func (c comparison) portDiffers(s *servicePort) bool {
 }
 
 // lacksJump reports whether a jump is missing at its place.
-func (c comparison) lacksJump(j xtables.Jump) bool {
-	return !c.p.HasJump(j, c.have.Snapshot)
-}
+func (c comparison) lacksJump(j xtables.Jump) bool { return !c.p.HasJump(j, c.have.Snapshot) }
 
 // stale returns the unneeded chains. While chains of service ports are kept, the chains that they
 // jump to are unknown.

@@ -110,15 +110,13 @@ func (p *Plane) Notices() (all []mode.Notice) {
 	p.written.Store(&s)
 	if len(s.Stuck) > 0 && !slices.Equal(s.Stuck, p.reported.stuck) {
 		all = append(all, mode.Notice{Text: "Cannot delete unused chains, because rules of other programs lead to " +
-			"them; the chains are empty",
-			Args: []any{"chains", s.Stuck}})
+			"them; the chains are empty", Args: []any{"chains", s.Stuck}})
 	}
 	p.reported.stuck = s.Stuck
 	if s.Unlike > 0 && !p.reported.unlike {
 		p.reported.unlike = true
 		all = append(all, mode.Notice{Text: "This iptables prints rules differently from how they were written; " +
-			"they are in force, and do not count as changes by other programs",
-			Args: []any{"chains", s.Unlike}})
+			"they are in force, and do not count as changes by other programs", Args: []any{"chains", s.Unlike}})
 	}
 	return all
 }

@@ -53,8 +53,7 @@ func TestNotices(t *testing.T) {
 	}
 	got := measured()
 	for name, want := range map[string]float64{restoreFailures + "[]": 3, partialFailures + "[]": 2, rulesTotal +
-		"[filter]": 10,
-		rulesTotal + "[nat]": 20, rulesLast + "[filter]": 1, rulesLast + "[nat]": 2} {
+		"[filter]": 10, rulesTotal + "[nat]": 20, rulesLast + "[filter]": 1, rulesLast + "[nat]": 2} {
 		if got[name] != want {
 			t.Errorf("%s is %v, want %v", name, got[name], want)
 		}

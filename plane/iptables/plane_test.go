@@ -108,8 +108,7 @@ func (b *blackHole) Pipe(_ context.Context, in func(io.Writer) error, out func(i
 
 // piped runs a program that reads and writes text.
 func piped(run func(stdin []byte, name string, args ...string) ([]byte, error), in func(io.Writer) error,
-	out func(io.Reader) error,
-	name string, args ...string) error {
+	out func(io.Reader) error, name string, args ...string) error {
 	var text bytes.Buffer
 	if in != nil {
 		if err := in(&text); err != nil {

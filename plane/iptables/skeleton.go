@@ -4,6 +4,7 @@ package iptables
 
 import (
 	"fmt"
+	"slices"
 
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/xtables"
@@ -123,13 +124,5 @@ func liberal() bool {
 
 // localnet reports whether NodePorts answer on 127.0.0.1 (SV-64).
 func (r *renderer) localnet() bool {
-	if r.family != lb.IPv4 || !r.localhost {
-		return false
-	}
-	for _, p := range r.node.NodePorts {
-		if p.Overlaps(xtables.Loopback4) {
-			return true
-		}
-	}
-	return false
+	return r.family == lb.IPv4 && r.localhost && slices.ContainsFunc(r.node.NodePorts, xtables.Loopback4.Overlaps)
 }

@@ -305,9 +305,8 @@ func newDispatchers() [dispatchers]*xtables.Dispatcher {
 		inRejectedExternal: {Table: xtables.Filter, Root: xtables.ExternalServices, Prefix: "KUBE-EXTERNAL-"},
 		inRejectedNodePorts: {Table: xtables.Filter, Root: xtables.ExternalNodePorts, Prefix: "KUBE-EXTNP-",
 			Ports: true},
-		inFirewall: {Table: xtables.Filter, Root: xtables.ProxyFirewall, Prefix: "KUBE-PROXY-FW-"},
-		inHealthChecks: {Table: xtables.Filter, Root: xtables.NodePorts, Prefix: xtables.NodePorts + "-",
-			Ports: true},
+		inFirewall:     {Table: xtables.Filter, Root: xtables.ProxyFirewall, Prefix: "KUBE-PROXY-FW-"},
+		inHealthChecks: {Table: xtables.Filter, Root: xtables.NodePorts, Prefix: xtables.NodePorts + "-", Ports: true},
 	}
 	// These see destinations after translation. Another Service may claim a backend's address as an
 	// external IP without endpoints, or with few sources. That must not affect the backend's own

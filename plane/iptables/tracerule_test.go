@@ -46,8 +46,7 @@ func othersRulesOf(f lb.Family) string {
 		return othersRules
 	}
 	return strings.NewReplacer("10.0.0.0/8", "fd00::/8", "10.1.0.0/20", "fd00:1::/43", "10.0.0.0/7", "fc00::/7",
-		"10.1.0.1/32", "fd00::1/128",
-		"10.0.0.0/9", "fd00::/9", "10.1.1.1:80", "[fd00::1]:80", "255.255.255.255",
+		"10.1.0.1/32", "fd00::1/128", "10.0.0.0/9", "fd00::/9", "10.1.1.1:80", "[fd00::1]:80", "255.255.255.255",
 		"ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
 		"icmp-host-prohibited", "icmp6-addr-unreachable").Replace(othersRules)
 }

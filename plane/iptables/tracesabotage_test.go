@@ -154,8 +154,7 @@ func TestSabotageIsSeen(t *testing.T) {
 			{name: "the last endpoint's chain is emptied",
 				do: func() { v.iptables("-t", "nat", "-F", v.sep(loose, 2)) }, service: loose, from: pod,
 				want: answer{verdict: trace.Balance, shares: map[int]float64{0: 1. / 3, 1: 1. / 3},
-					way: "0.3333 end otherwise: pass"},
-				differs: []string{v.sep(loose, 2), v.sep(loose, 2)}},
+					way: "0.3333 end otherwise: pass"}, differs: []string{v.sep(loose, 2), v.sep(loose, 2)}},
 			{name: "a Service's chain is emptied", do: func() { v.iptables("-t", "nat", "-F", v.svc(loose)) },
 				service: loose, from: pod,
 				want: answer{verdict: trace.Pass}, differs: slices.Repeat([]string{v.svc(loose)}, 4)},
@@ -169,8 +168,7 @@ func TestSabotageIsSeen(t *testing.T) {
 				service: loose, from: pod,
 				want: answer{verdict: trace.Pass}, differs: []string{"rule of chain PREROUTING of table nat"}},
 			{name: "OUTPUT leads nowhere", do: func() { v.remove("nat", "OUTPUT", xtables.Services) }, service: loose,
-				from: host,
-				want: answer{verdict: trace.Pass}, differs: []string{"rule of chain OUTPUT of table nat"}},
+				from: host, want: answer{verdict: trace.Pass}, differs: []string{"rule of chain OUTPUT of table nat"}},
 			{name: "OUTPUT leads nowhere, others do not care",
 				do: func() { v.remove("nat", "OUTPUT", xtables.Services) }, service: loose, from: pod,
 				want: all(false), differs: []string{"rule of chain OUTPUT of table nat"}},
@@ -184,11 +182,9 @@ func TestSabotageIsSeen(t *testing.T) {
 				do: func() { v.remove("nat", "POSTROUTING", xtables.Postrouting) }, service: loose, from: host,
 				want: all(false), differs: []string{"rule of chain POSTROUTING of table nat"}},
 			{name: "INPUT leads nowhere", do: func() { v.remove("filter", "INPUT", xtables.ExternalServices) },
-				service: loose, from: pod,
-				want: all(false), differs: []string{"rule of chain INPUT of table filter"}},
+				service: loose, from: pod, want: all(false), differs: []string{"rule of chain INPUT of table filter"}},
 			{name: "no packet is marked", do: func() { v.iptables("-t", "nat", "-F", xtables.MarkMasq) },
-				service: loose, from: host,
-				want: all(false), differs: []string{"chain KUBE-MARK-MASQ"}},
+				service: loose, from: host, want: all(false), differs: []string{"chain KUBE-MARK-MASQ"}},
 			{name: "another mark", do: func() {
 				v.iptables("-t", "nat", "-R", xtables.MarkMasq, "1", "-j", "MARK", "--set-xmark", "0x8/0x8")
 			}, service: loose, from: host,
@@ -222,22 +218,19 @@ func TestSabotageIsSeen(t *testing.T) {
 			}, service: loose, from: pod, want: all(false), differs: []string{"chain KUBE-SVC-UNKNOWN of table nat"}},
 
 			{name: "others forward nothing", do: func() { v.iptables("-P", "FORWARD", "DROP") }, service: loose,
-				from: pod,
-				want: answer{verdict: trace.Drop, way: "-t filter -P FORWARD DROP"}, undo: func() {
+				from: pod, want: answer{verdict: trace.Drop, way: "-t filter -P FORWARD DROP"}, undo: func() {
 					v.iptables("-P", "FORWARD", "ACCEPT")
 				}},
 			{name: "others forward what is not understood", do: func() {
 				v.iptables("-P", "FORWARD", "DROP")
 				v.iptables("-A", "FORWARD", "-m", "limit", "--limit", "1/s", "-j", "ACCEPT")
 			}, service: loose, from: pod, want: answer{verdict: trace.Balance, shares: all(false).shares,
-				way: "-P FORWARD DROP (not judged"},
-				undo: func() {
-					v.iptables("-P", "FORWARD", "ACCEPT")
-					v.remove("filter", "FORWARD", "limit")
-				}},
+				way: "-P FORWARD DROP (not judged"}, undo: func() {
+				v.iptables("-P", "FORWARD", "ACCEPT")
+				v.remove("filter", "FORWARD", "limit")
+			}},
 			{name: "others only count", do: func() { v.iptables("-t", "nat", "-I", "PREROUTING") }, service: loose,
-				from: pod, want: all(false),
-				undo: func() { v.iptables("-t", "nat", "-D", "PREROUTING", "1") }},
+				from: pod, want: all(false), undo: func() { v.iptables("-t", "nat", "-D", "PREROUTING", "1") }},
 			{name: "others drop what goes to an endpoint", do: func() {
 				v.iptables("-I", "FORWARD", "-d", v.backend(loose, 1).Addr().String(), "-j", "DROP")
 			}, service: loose,

@@ -295,6 +295,4 @@ func (c *chainManager) Reset(ctx context.Context, n lb.Node) error {
 }
 
 // SetNode writes the chains that depend on the change.
-func (c *chainManager) SetNode(ctx context.Context, n lb.Node) error {
-	return c.Apply(ctx, c.rows(n))
-}
+func (c *chainManager) SetNode(ctx context.Context, n lb.Node) error { return c.Apply(ctx, c.rows(n)) }

@@ -36,8 +36,7 @@ var nodes = map[string]nodeFacts{
 		Pods: lb.Detector{Interface: "cbr0"}}},
 	"interface-prefix": {family: lb.IPv6, masq: 1 << 31, node: lb.Node{Pods: lb.Detector{InterfacePrefix: "veth"}}},
 	"excluded": {family: lb.IPv4, masq: 1 << 14, fullyRandom: true, excluded: prefixes("10.96.0.20/32", "2001:db8::/32",
-		"192.0.2.77/24"),
-		node: lb.Node{NodePorts: prefixes("172.18.0.2/32")}},
+		"192.0.2.77/24"), node: lb.Node{NodePorts: prefixes("172.18.0.2/32")}},
 	"nothing": {family: lb.IPv4, masq: 1 << 14, fullyRandom: true},
 }
 

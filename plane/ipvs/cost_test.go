@@ -200,8 +200,7 @@ func TestLarge(t *testing.T) {
 		name := fmt.Sprintf("ns/many:p%d", i)
 		set := w.Set(name, lb.Cluster, 70000, 3)
 		many = append(many, &lb.Frontend{Key: lb.Key{Addr: w.Addr(10, 999), Port: uint16(1000 + i), Proto: lb.TCP},
-			Service: name, Kind: lb.ClusterIP,
-			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}})
+			Service: name, Kind: lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}})
 	}
 	table.Replace(lb.Owner{Name: "ns/many"}, many)
 	must(t, only(planetest.ResetAll(t.Context(), p, table)))

@@ -133,10 +133,9 @@ func TestCounters(t *testing.T) {
 			probeID(f),
 		}
 		for _, id := range foreign {
-			must(t,
-				k.conn.Do(t.Context(),
-					[]ipvs.Op{{Verb: ipvs.NewService, Service: ipvs.Service{ServiceID: id, Scheduler: "rr",
-						Netmask: id.Family.WholeAddress()}}}, nil))
+			must(t, k.conn.Do(t.Context(),
+				[]ipvs.Op{{Verb: ipvs.NewService, Service: ipvs.Service{ServiceID: id, Scheduler: "rr",
+					Netmask: id.Family.WholeAddress()}}}, nil))
 		}
 		planetest.WantCounted(t, p, "before anybody came", map[string]uint64{})
 		one := k.connect(t, f, table, 3, own)

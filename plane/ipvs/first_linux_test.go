@@ -29,8 +29,7 @@ func TestIPVSEndpointAtServiceAddress(t *testing.T) {
 	}
 	row := func(to netip.AddrPort, kind lb.Kind, s *lb.BackendSet) *lb.Frontend {
 		return &lb.Frontend{Key: lb.Key{Addr: to.Addr(), Port: to.Port(), Proto: lb.TCP}, Service: s.ID.Service,
-			Kind:   kind,
-			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: s}}}
+			Kind: kind, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: s}}}
 	}
 	apply := func(owner string, rows ...*lb.Frontend) {
 		changes, _ := k.table.Replace(lb.Owner{Name: owner}, rows)

@@ -31,8 +31,7 @@ func TestServicesOfTheHostBesideFTP(t *testing.T) {
 		Backends: to.Backends}
 	row := func(kind lb.Kind, a netip.Addr) *lb.Frontend {
 		return &lb.Frontend{Key: lb.Key{Addr: a, Port: 21, Proto: lb.TCP}, Service: "tenant/ftp:ftp", Kind: kind,
-			Affinity: time.Hour,
-			Routes:   []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: set}}}
+			Affinity: time.Hour, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: set}}}
 	}
 	k.table.Replace(lb.Owner{Name: "tenant/ftp"}, []*lb.Frontend{row(lb.ExternalIP, k.node.Addr())})
 	k.On(netlab.Node1, k.reset)

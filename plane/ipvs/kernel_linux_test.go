@@ -203,8 +203,7 @@ func shopRows(pods []lb.Backend) (lb.Owner, []*lb.Frontend) {
 		row(lb.Key{Port: 30080}, lb.NodePort, lb.Route{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: cluster}),
 		row(lb.Key{Addr: netip.MustParseAddr("192.0.2.10"), Port: 80}, lb.LoadBalancer,
 			lb.Route{From: lb.Pods, Do: lb.Balance, To: cluster}, lb.Route{From: lb.Host, Do: lb.Balance, Masq: true,
-				To: cluster},
-			lb.Route{From: lb.Anywhere, Do: lb.Balance, To: set(lb.Local, local)}),
+				To: cluster}, lb.Route{From: lb.Anywhere, Do: lb.Balance, To: set(lb.Local, local)}),
 	}
 }
 
@@ -465,8 +464,7 @@ func TestKernelCounters(t *testing.T) {
 	balancer, dns := netip.MustParseAddrPort("192.0.2.10:80"), netip.MustParseAddrPort("10.96.0.53:53")
 	table.Replace(lb.Owner{Name: "shop/dns"},
 		[]*lb.Frontend{{Key: lb.Key{Addr: dns.Addr(), Port: dns.Port(), Proto: lb.UDP}, Service: "shop/dns",
-			Kind: lb.ClusterIP, Affinity: time.Hour,
-			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true,
+			Kind: lb.ClusterIP, Affinity: time.Hour, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true,
 				To: &lb.BackendSet{ID: lb.SetID{Service: "shop/dns", Proto: lb.UDP, Scope: lb.Cluster},
 					Backends: lb.BackendsOf(all...)}}}}})
 	service := table.Get(lb.Key{Addr: vip.Addr(), Port: vip.Port(), Proto: lb.TCP}).Service

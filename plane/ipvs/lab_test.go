@@ -68,8 +68,7 @@ func labOf(kernel *ipvsfake.Kernel, conn *ipvs.Conn) *lab {
 
 func (k *lab) config(f lb.Family) Config {
 	return Config{Family: f, Masquerade: 1 << 14, IPVS: k.conn, Sets: k, Device: k.devs[f], Chains: k.rules[f],
-		Counters: k.counters,
-		View:     func() (*View, error) { return k.view(f) }}
+		Counters: k.counters, View: func() (*View, error) { return k.view(f) }}
 }
 
 func (k *lab) plane(t testing.TB, f lb.Family) *Plane {

@@ -68,8 +68,7 @@ func bindingOf(row *lb.Frontend) binding {
 	case row.Kind == lb.ClusterIP:
 		return bound
 	case slices.ContainsFunc(row.Routes, func(r lb.Route) bool {
-		return r.To != nil &&
-			r.To.Backends.HasAddr(row.Key.Addr)
+		return r.To != nil && r.To.Backends.HasAddr(row.Key.Addr)
 	}):
 		return unbound
 	}

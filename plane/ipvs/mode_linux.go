@@ -189,8 +189,7 @@ func sysctls(s mode.Settings) []mode.Sysctl {
 	}
 	if optionsOf(s.Blocks).IPVS.StrictARP {
 		const asks = "--ipvs-strict-arp (ipvs.strictARP)"
-		all = append(all,
-			mode.Sysctl{Name: "net.ipv4.conf.all.arp_ignore", Value: "1", Asks: asks},
+		all = append(all, mode.Sysctl{Name: "net.ipv4.conf.all.arp_ignore", Value: "1", Asks: asks},
 			mode.Sysctl{Name: "net.ipv4.conf.all.arp_announce", Value: "2", Asks: asks})
 	}
 	return all

@@ -28,8 +28,7 @@ func (l *ledger) bounded(old, row *lb.Frontend) (*lb.Frontend, error) {
 	return closed, fmt.Errorf("service %s: its clients are dropped here: with the %d source ranges of this address "+
 		"and port it would have more than %d, "+
 		"counted for each address and port; give it fewer and wider loadBalancerSourceRanges, or fewer ports, or "+
-		"choose mode nftables",
-		service, len(row.Sources), maxRanges)
+		"choose mode nftables", service, len(row.Sources), maxRanges)
 }
 
 func (l *ledger) countRanges(row *lb.Frontend, by int) {

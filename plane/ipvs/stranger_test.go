@@ -92,8 +92,7 @@ func strangersService(i int) (*cluster.Service, *cluster.Slice) {
 // victims returns the victims' addresses, which the tenant knows.
 func victims(t *street, n int) adversary.Victims {
 	v := adversary.Victims{Node: t.others, NodeName: "node1", Ports: []uint16{80, 53}, Targets: []uint16{8080, 53},
-		NodePorts: []uint16{32000},
-		Free:      []netip.Addr{netip.MustParseAddr("10.96.9.9")}}
+		NodePorts: []uint16{32000}, Free: []netip.Addr{netip.MustParseAddr("10.96.9.9")}}
 	for i := range n {
 		s, sl := strangersService(i)
 		v.ClusterIPs = slices.Concat(v.ClusterIPs, s.ClusterIPs, s.LoadBalancerIPs, s.ExternalIPs)

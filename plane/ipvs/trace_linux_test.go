@@ -116,14 +116,13 @@ func (k *lookBench) sabotage(t *testing.T, b xtables.Backend, do func(*spoiler))
 	if k.Family == lb.IPv6 {
 		program = "ip6tables-" + string(b)
 	}
-	do(&spoiler{T: t, World: k.World, ipvs: conn,
-		member: func(name string, m ipset.Member, there bool) {
-			t.Helper()
-			i := slices.IndexFunc(k.p.sets[:], func(s ipset.Set) bool {
-				return strings.HasSuffix(s.Name, "-"+name) && !strings.Contains(s.Name, "NODE-PORT")
-			})
-			k.must(k.sets.Do(t.Context(), []ipset.Op{{Set: &k.p.sets[i], Member: m, Delete: !there}}, nil))
-		},
+	do(&spoiler{T: t, World: k.World, ipvs: conn, member: func(name string, m ipset.Member, there bool) {
+		t.Helper()
+		i := slices.IndexFunc(k.p.sets[:], func(s ipset.Set) bool {
+			return strings.HasSuffix(s.Name, "-"+name) && !strings.Contains(s.Name, "NODE-PORT")
+		})
+		k.must(k.sets.Do(t.Context(), []ipset.Op{{Set: &k.p.sets[i], Member: m, Delete: !there}}, nil))
+	},
 		addr: func(a netip.Addr) {
 			t.Helper()
 			link, err := netlink.LinkByName(Device)

@@ -97,8 +97,7 @@ func inspectTable(w planetest.World) *lb.Table {
 		f.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}
 	}
 	table.Replace(o, append(fronts, &lb.Frontend{Key: lb.Key{Port: 20000, Proto: lb.TCP}, Service: o.Name,
-		Kind:   lb.HealthCheck,
-		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}))
+		Kind: lb.HealthCheck, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}))
 	return table
 }
 
@@ -124,8 +123,7 @@ func follow(t *testing.T, p *Plane, table *lb.Table, packets []trace.Packet, mos
 		}
 		if found := trace.Compare(want, got); found != nil && len(findings) < most {
 			findings = append(findings, fmt.Sprintf("%+v: %s\nkernel: %s %v masquerade %t\n%s", packet,
-				strings.Join(found, " "), got.Verdict, got.Backends, got.Masquerade,
-				strings.Join(got.Way, "\n")))
+				strings.Join(found, " "), got.Verdict, got.Backends, got.Masquerade, strings.Join(got.Way, "\n")))
 		}
 		seen[got.Verdict]++
 	}
@@ -274,16 +272,15 @@ func TestSabotageIsNamed(t *testing.T) {
 					}
 					return "KUBE-" + set
 				}
-				c.do(&spoiler{T: t, World: w, ipvs: k.conn,
-					member: func(set string, m ipset.Member, there bool) {
-						is := k.sets[named(set)].members
-						if _, was := is[m.Key()]; !was && !there {
-							t.Fatalf("%s has no %s: %v", named(set), m, slices.Collect(maps.Keys(is)))
-						}
-						if delete(is, m.Key()); there {
-							is[m.Key()] = m
-						}
-					},
+				c.do(&spoiler{T: t, World: w, ipvs: k.conn, member: func(set string, m ipset.Member, there bool) {
+					is := k.sets[named(set)].members
+					if _, was := is[m.Key()]; !was && !there {
+						t.Fatalf("%s has no %s: %v", named(set), m, slices.Collect(maps.Keys(is)))
+					}
+					if delete(is, m.Key()); there {
+						is[m.Key()] = m
+					}
+				},
 					addr:  func(a netip.Addr) { delete(k.devs[f].addrs, a) },
 					rules: func(spoil func(xtables.ChainRule) bool) { k.rules[f].spoil = spoil },
 					set:   func(set string) { delete(k.sets, named(set)) },

@@ -44,8 +44,7 @@ func TestWritesAreAsLongAsTheyWeigh(t *testing.T) {
 	var rows []*lb.Frontend
 	add := func(a netip.Addr, port uint16, kind lb.Kind, sources []netip.Prefix) {
 		rows = append(rows, &lb.Frontend{Key: lb.Key{Addr: a, Port: port, Proto: lb.TCP}, Service: set.ID.Service,
-			Kind: kind, Sources: sources,
-			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: set}}})
+			Kind: kind, Sources: sources, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: set}}})
 	}
 	for i := range addresses {
 		add(w.Addr(203, i), 80, lb.ExternalIP, nil)

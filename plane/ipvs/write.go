@@ -515,8 +515,7 @@ func (w *writer) refused(ctx context.Context, op serverOp, err error) error {
 	case op.Verb == ipvs.NewService && is(unix.EEXIST):
 		if w.excluded(s.id) {
 			return w.fail(s, key, fmt.Errorf("virtual server %s is another program's, and its address is in "+
-				"--ipvs-exclude-cidrs (ipvs.excludeCIDRs): "+
-				"remove it, or take the address out of there", s.id))
+				"--ipvs-exclude-cidrs (ipvs.excludeCIDRs): "+"remove it, or take the address out of there", s.id))
 		}
 		if err := w.read(ctx, s); err != nil {
 			return w.fail(s, key, err)
@@ -608,8 +607,7 @@ func (w *writer) removeMembers(ctx context.Context) error {
 
 func compareMembers(a, b member) int {
 	return cmp.Or(cmp.Compare(a.set, b.set), a.addr.Compare(b.addr), cmp.Compare(a.port, b.port),
-		cmp.Compare(a.proto, b.proto),
-		a.from.Addr().Compare(b.from.Addr()), cmp.Compare(a.from.Bits(), b.from.Bits()))
+		cmp.Compare(a.proto, b.proto), a.from.Addr().Compare(b.from.Addr()), cmp.Compare(a.from.Bits(), b.from.Bits()))
 }
 
 func (w *writer) memberOps(ctx context.Context, ops []memberOp) error {

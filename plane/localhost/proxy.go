@@ -12,6 +12,7 @@
 package localhost
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -72,9 +73,7 @@ func (lasting) Serves(netip.AddrPort) bool { return true }
 // New returns a Proxy whose sockets are in the network namespace of the calling thread. It serves
 // nothing yet.
 func New(cfg Config) (*Proxy, error) {
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	r, err := relay.New(relay.Config{Log: cfg.Log, Descriptors: cfg.Descriptors.Budget(), Mark: cfg.Mark})
 	if err != nil {
 		return nil, fmt.Errorf("localhost NodePorts: %w", err)

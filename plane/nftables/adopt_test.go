@@ -62,8 +62,7 @@ func TestSetIDsWhenKeysChangeHands(t *testing.T) {
 								kind = lb.ClusterIP
 							}
 							fronts = append(fronts, &lb.Frontend{Key: lb.Key{Addr: w.Addr(10, i/2*100+k), Port: 80,
-								Proto: lb.TCP}, Service: name,
-								Kind: kind, Affinity: time.Hour,
+								Proto: lb.TCP}, Service: name, Kind: kind, Affinity: time.Hour,
 								Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}})
 						}
 						tab.Replace(lb.Owner{Name: name}, fronts)

@@ -30,9 +30,8 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 		rules := p.readLayout.ruleset()
 		rules.node = want.Node
 		d := &differ{Reporter: mode.NewReporter(ctx, func(d trace.Difference) bool { more = each(d); return more }),
-			want:   want,
-			reader: p.readerBy(sock, func() bool { return true }),
-			plane:  &Plane{ip: p.ip, rules: rules, maxSlots: p.maxSlots, maxBatchWeight: p.maxBatchWeight}}
+			want: want, reader: p.readerBy(sock, func() bool { return true }),
+			plane: &Plane{ip: p.ip, rules: rules, maxSlots: p.maxSlots, maxBatchWeight: p.maxBatchWeight}}
 		err = d.Done(d.all(ctx))
 	}
 	if err != nil {

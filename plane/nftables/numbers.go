@@ -3,6 +3,7 @@
 package nftables
 
 import (
+	"cmp"
 	"crypto/rand"
 	"fmt"
 
@@ -51,9 +52,7 @@ func (st *state) adoptReserved(snap *snapshot) {
 // A client that does not know the seed cannot choose which clients share its place in the affinity
 // map.
 func (p *Plane) chooseSeed(st *state) {
-	if st.seed == 0 {
-		st.seed = p.rules.seed
-	}
+	st.seed = cmp.Or(st.seed, p.rules.seed)
 	for st.seed == 0 {
 		var b [4]byte
 		rand.Read(b[:])

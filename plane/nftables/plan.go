@@ -74,8 +74,7 @@ func (p *planner) row(k lb.Key, f *lb.Frontend) (rowPlan, error) {
 	for _, rt := range f.Routes {
 		if rt.To != nil && rt.To.Backends.Len() > p.maxSlots {
 			return rowPlan{}, fmt.Errorf("frontend %s of %s: backend set %s has %d backends, more than the %d that "+
-				"nftables mode can hold",
-				k, f.Service, rt.To.ID, rt.To.Backends.Len(), p.maxSlots)
+				"nftables mode can hold", k, f.Service, rt.To.ID, rt.To.Backends.Len(), p.maxSlots)
 		}
 	}
 	r := rowPlan{key: k, front: f, class: classOf(f), seconds: roundSeconds(seconds(f.Affinity))}

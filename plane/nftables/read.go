@@ -81,9 +81,7 @@ func (r reader) structure(ctx context.Context) (*snapshot, error) {
 func allSets(d *wire.Set) bool { return !d.Dynamic() }
 
 // smallSets selects the sets that grow slowly or never, so each audit reads them.
-func smallSets(d *wire.Set) bool {
-	return d.Verdict || d.Name == "equal-bytes" || d.Name == "reserved"
-}
+func smallSets(d *wire.Set) bool { return d.Verdict || d.Name == "equal-bytes" || d.Name == "reserved" }
 
 // elements reads the elements of the existing sets that which selects.
 func (r reader) elements(ctx context.Context, s *snapshot, which func(*wire.Set) bool) error {

@@ -63,8 +63,7 @@ func fromBefore(t *testing.T, fam lb.Family, from string, service netip.Addr) {
 		Backends: lb.BackendsOf(lb.Backend{Addr: netip.AddrPortFrom(pod1.Addr(fam == lb.IPv6), 8080), Local: true})}
 	table := &lb.Table{}
 	table.Replace(lb.Owner{Name: "shop/web"}, []*lb.Frontend{{Key: lb.Key{Addr: service, Port: 80, Proto: lb.TCP},
-		Service: name,
-		Kind:    lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}})
+		Service: name, Kind: lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}})
 	lab.On(netlab.Node1, func() { reset(t, newPlane(t, fam), table) })
 	if err := dial(20 * time.Second); !errors.Is(err, netlab.ErrRefused) {
 		t.Fatalf("with rules: %v, want a refusal", err)

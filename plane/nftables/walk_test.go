@@ -31,8 +31,7 @@ func (s saboteur) act() {
 	addr := func(net byte) string { return w.Addr(net, 1+s.rnd.IntN(8)).String() }
 	id, slot := 1+s.rnd.IntN(40), s.rnd.IntN(12)
 	maps := []string{"services", "nodeports", "cluster-sets", "local-sets", "nodeport-cluster-sets", "set-shapes",
-		"backends",
-		"members", "member-backends", "affinity", "nat-classes", "cluster-shapes"}
+		"backends", "members", "member-backends", "affinity", "nat-classes", "cluster-shapes"}
 	sets := []string{"source-ranges", "cluster-ips", "equal-bytes"}
 	chains := []string{"nat-prerouting", "cluster", "local", "nat-frontends", "service-network", "nat-postrouting",
 		"cluster-3"}
@@ -65,8 +64,7 @@ func (s saboteur) act() {
 		do = fmt.Sprintf("flush chain %s kube-proxy %s", fam, chains[s.rnd.IntN(len(chains))])
 	case 13:
 		do = fmt.Sprintf("add chain %[1]s kube-proxy mine; add rule %[1]s kube-proxy mine goto cluster; add rule "+
-			"%[1]s kube-proxy %[2]s jump mine",
-			fam, chains[s.rnd.IntN(len(chains))])
+			"%[1]s kube-proxy %[2]s jump mine", fam, chains[s.rnd.IntN(len(chains))])
 	case 14:
 		do = fmt.Sprintf("add map %[1]s kube-proxy mymap { type mark : verdict; }; add element %[1]s kube-proxy "+
 			"mymap { 7 : goto local }", fam)

@@ -45,8 +45,7 @@ func (p *Plane) Notices() (all []mode.Notice) {
 	if err := p.redirect.Unguarded(); err != nil && !p.notices.guard {
 		p.notices.guard = true
 		all = append(all, mode.Notice{Text: "While no proxy runs, a program of this node without privileges can " +
-			"listen in its place and answer clients of Services",
-			Args: []any{"err", err}})
+			"listen in its place and answer clients of Services", Args: []any{"err", err}})
 	}
 	if p.notices.port != nil && !p.notices.ports {
 		all = append(all, mode.Notice{Text: "No port or listener is left; Services that need one are not served",

@@ -135,8 +135,7 @@ func New(cfg Config) (*Plane, error) {
 		}
 	}
 	r, err := relay.New(relay.Config{Log: cfg.Log, Descriptors: cfg.Descriptors.Budget(), UDPIdle: cfg.UDPIdle,
-		TCPIdle: cfg.TCPIdle,
-		Grace:   cfg.Grace, Mark: cfg.Mark, Direct: direct})
+		TCPIdle: cfg.TCPIdle, Grace: cfg.Grace, Mark: cfg.Mark, Direct: direct})
 	if err != nil {
 		return nil, fmt.Errorf("userspace: %w", err)
 	}

@@ -48,8 +48,7 @@ type resting struct {
 
 func newPorts(first, last uint16) *ports {
 	return &ports{first: first, last: last, next: map[lb.Proto]int{}, used: map[port]bool{},
-		resting: map[port]time.Time{},
-		quotas:  map[lb.Proto]*relay.Groups{}}
+		resting: map[port]time.Time{}, quotas: map[lb.Proto]*relay.Groups{}}
 }
 
 // quota returns the quota of a protocol's ports. The node keeps half of the ephemeral ports for its

@@ -178,6 +178,4 @@ func (p *Plane) doorAt(at port) (*door, *balance.Set) {
 }
 
 // id returns the set that a listener behind rules serves.
-func (d *door) id() lb.SetID {
-	return lb.SetID{Service: d.of.name, Proto: d.proto, Scope: d.scope}
-}
+func (d *door) id() lb.SetID { return lb.SetID{Service: d.of.name, Proto: d.proto, Scope: d.scope} }

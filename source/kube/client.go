@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -66,16 +67,12 @@ var mediaTypes = []string{runtime.ContentTypeProtobuf, runtime.ContentTypeJSON}
 // which types cannot be had.
 func (c Config) content() (send, accept string, ignored []string) {
 	send = c.ContentType
-	if send == "" {
-		send = runtime.ContentTypeProtobuf
-	}
+	send = cmp.Or(send, runtime.ContentTypeProtobuf)
 	if !slices.Contains(mediaTypes, mediaType(send)) {
 		ignored, send = append(ignored, send), runtime.ContentTypeProtobuf
 	}
 	types := c.AcceptContentTypes
-	if types == "" {
-		types = send
-	}
+	types = cmp.Or(types, send)
 	var accepts []string
 	json := false
 	for typ := range strings.SplitSeq(types, ",") {
@@ -111,9 +108,7 @@ func NodeAnnotation(ctx context.Context, cfg Config, name string) (string, error
 		return "", fmt.Errorf("kube: read annotation %s: the name of this node is not known", name)
 	}
 	log := cfg.Log
-	if log == nil {
-		log = slog.Default()
-	}
+	log = cmp.Or(log, slog.Default())
 	ctx = klog.NewContext(ctx, clientLog(log))
 	config, err := cfg.RESTConfig()
 	if err != nil {

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -121,9 +122,7 @@ const (
 func NewPublisher(cfg Config) (*Publisher, error) { return newPublisher(cfg, usualPace) }
 
 func newPublisher(cfg Config, pace pace) (*Publisher, error) {
-	if cfg.Log == nil {
-		cfg.Log = slog.Default()
-	}
+	cfg.Log = cmp.Or(cfg.Log, slog.Default())
 	config, err := cfg.RESTConfig()
 	if err != nil {
 		return nil, err
@@ -134,8 +133,7 @@ func newPublisher(cfg Config, pace pace) (*Publisher, error) {
 	}
 	return &Publisher{
 		log: cfg.Log, server: config.Host, instance: cut(controller+"-"+cfg.NodeName, maxInstance),
-		pace: pace, limit: flowcontrol.NewTokenBucketRateLimiter(pace.perSecond,
-			pace.burst),
+		pace: pace, limit: flowcontrol.NewTokenBucketRateLimiter(pace.perSecond, pace.burst),
 		events:  clients[0],
 		clients: map[string]rest.Interface{event.KindService: clients[1], event.KindEndpointSlice: clients[2]},
 		wake:    make(chan struct{}, 1), series: map[event.Event]*series{}, reported: map[string]bool{},

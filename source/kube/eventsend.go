@@ -107,9 +107,7 @@ func (p *Publisher) renew(s *series) series {
 // meanwhile is created again.
 func (p *Publisher) write(ctx context.Context, s *series) error {
 	namespace := s.event.Regarding.Namespace
-	if namespace == "" {
-		namespace = metav1.NamespaceDefault
-	}
+	namespace = cmp.Or(namespace, metav1.NamespaceDefault)
 	if s.sent > 0 {
 		patch, err := json.Marshal(map[string]any{"series": s.api()})
 		if err != nil {

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -48,9 +49,7 @@ func New(cfg Config) (*Source, error) {
 		return nil, errors.New("kube: the name of this node is not known")
 	}
 	log := cfg.Log
-	if log == nil {
-		log = slog.Default()
-	}
+	log = cmp.Or(log, slog.Default())
 	config, err := cfg.RESTConfig()
 	if err != nil {
 		return nil, err

@@ -48,8 +48,7 @@ func service(s *core.Service) (*cluster.Service, []convert.Problem) {
 	}
 	if spec.ClusterIP == "" && spec.Type != core.ServiceTypeExternalName && convert.ServiceSelected(s.Labels) {
 		found = append(found, convert.Problem{Field: "spec.clusterIP",
-			What: "is missing, and nothing allocates one here",
-			Then: "the Service is not proxied"})
+			What: "is missing, and nothing allocates one here", Then: "the Service is not proxied"})
 	}
 	out, more := convert.Service(s)
 	return out, append(found, more...)

@@ -140,9 +140,7 @@ func same(a, b fs.FileInfo) bool {
 	return a != nil && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
 }
 
-func (h *held) expired(now time.Time) bool {
-	return !h.missing.IsZero() && now.Sub(h.missing) >= grace
-}
+func (h *held) expired(now time.Time) bool { return !h.missing.IsZero() && now.Sub(h.missing) >= grace }
 
 // graced reports whether a file of the folder waits for the end of its grace.
 func (f *folder) graced() bool {

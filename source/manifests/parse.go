@@ -2,6 +2,7 @@ package manifests
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -189,9 +190,7 @@ func (f *file) document(n *yaml.Node, kind string, budget *int) {
 		return
 	}
 	apiVersion, ownKind := scalar(n, "apiVersion"), scalar(n, "kind")
-	if ownKind == "" {
-		ownKind = kind
-	}
+	ownKind = cmp.Or(ownKind, kind)
 	if ownKind == "" {
 		f.malformation(n.Line, convert.Problem{Field: "kind", What: "is missing or not a text"})
 		return
@@ -319,9 +318,7 @@ func identify(n *yaml.Node, kind string, k kindOf) id {
 	out.name.Name = scalar(meta, "name")
 	if k.namespaced {
 		out.name.Namespace = scalar(meta, "namespace")
-		if out.name.Namespace == "" {
-			out.name.Namespace = core.NamespaceDefault
-		}
+		out.name.Namespace = cmp.Or(out.name.Namespace, core.NamespaceDefault)
 	}
 	return out
 }

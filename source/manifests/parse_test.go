@@ -191,9 +191,8 @@ func TestMisspelledKind(t *testing.T) {
 // SV-01: an object for another proxy is ignored without a problem.
 func TestNotSelected(t *testing.T) {
 	objects,
-		problems := Parse("f",
-		[]byte(strings.ReplaceAll(web, "namespace: shop", "namespace: shop, labels: "+
-			"{service.kubernetes.io/service-proxy-name: other}")))
+		problems := Parse("f", []byte(strings.ReplaceAll(web, "namespace: shop", "namespace: shop, labels: "+
+		"{service.kubernetes.io/service-proxy-name: other}")))
 	if len(objects.Services)+len(problems) > 0 {
 		t.Errorf("got %v, %v", objects, problems)
 	}

@@ -1,6 +1,7 @@
 package manifests
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,9 +59,7 @@ func New(cfg Config) (*Source, error) {
 		return nil, fmt.Errorf("--manifests: read the folder %s: %w", cfg.Dir, bare(err))
 	}
 	log := cfg.Log
-	if log == nil {
-		log = slog.Default()
-	}
+	log = cmp.Or(log, slog.Default())
 	if cfg.OnProblem == nil {
 		cfg.OnProblem = func(p convert.Problem) { log.Warn("Malformed object", "problem", p.String()) }
 	}

@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"cmp"
 	"encoding"
 	"encoding/binary"
 	"errors"
@@ -52,9 +53,7 @@ func (c *coder) number(n uint64) uint64 {
 		return n
 	}
 	n, size := binary.Uvarint(c.b)
-	if size == 0 {
-		size = -1
-	}
+	size = cmp.Or(size, -1)
 	c.take(uint64(size)) // of a negative one there is not so much
 	return n
 }

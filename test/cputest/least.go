@@ -22,6 +22,4 @@ func Least(f func()) time.Duration {
 }
 
 // Ratio returns how many times as much large costs as small.
-func Ratio(small, large func()) float64 {
-	return float64(Least(large)) / float64(max(1, Least(small)))
-}
+func Ratio(small, large func()) float64 { return float64(Least(large)) / float64(max(1, Least(small))) }

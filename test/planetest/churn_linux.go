@@ -33,8 +33,7 @@ func churnStory() string {
 		churnSlices("noise", []string{"pod1"})
 	var b strings.Builder
 	b.WriteString("Endpoints and other Services come and go: no connection to a Service that has an endpoint ever " +
-		"fails.\n\n" +
-		"Rows: SV-36\n\n-- cluster.yaml --\n")
+		"fails.\n\nRows: SV-36\n\n-- cluster.yaml --\n")
 	b.WriteString(service("shop", "web", 1, []string{"{name: http, port: 80, nodePort: 30080}",
 		"{name: dns, port: 53, protocol: UDP}"}))
 	b.WriteString(still + web(1) + "-- packets --\nopen still: pod1 -> shop/still:http : pod2\n")

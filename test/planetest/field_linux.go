@@ -93,9 +93,7 @@ func newField(opts netlab.Options) (*field, error) {
 
 // partPorts limits the ephemeral ports of node1, for example of a proxy that connects to backends,
 // to ones that are neither reserved for clients ([field.nextPort]) nor NodePorts.
-func (f *field) partPorts() error {
-	return f.lab.LocalPorts(netlab.Node1, 10000, 29999)
-}
+func (f *field) partPorts() error { return f.lab.LocalPorts(netlab.Node1, 10000, 29999) }
 
 // listen starts the responders, but for the sink's.
 func (f *field) listen() error {

@@ -127,8 +127,7 @@ func longestNames() string {
 	ports := []string{fmt.Sprintf("{name: %s, port: 65535, nodePort: 32767}", port)}
 	targets := []string{fmt.Sprintf("{name: %s, port: 8080}", port)}
 	return "Names at the API's limits of length, and the highest port.\n\nRows: SV-12\n\n-- cluster.yaml --\n" +
-		service(ns, name, 1, ports) +
-		slice(ns, name, strings.Repeat("e", 253), false, targets, pods4) +
+		service(ns, name, 1, ports) + slice(ns, name, strings.Repeat("e", 253), false, targets, pods4) +
 		slice(ns, name, strings.Repeat("f", 253), true, targets, pods6) +
 		fmt.Sprintf("-- packets --\npod3 -> %s/%s:%s : pod1, pod4 from same\n", ns, name, port) +
 		fmt.Sprintf("client -> nodeport(%s/%s):%s : pod1, pod4 from node1\n", ns, name, port)
@@ -156,8 +155,7 @@ func manyServices() string {
 		put(i, 1+i%2)
 	}
 	b.WriteString("-- step changes/packets --\npod3 -> shop/web-0:http : pod1 from same\n" +
-		"pod3 -> shop/web-297:http : pod1, pod4 from same\n" +
-		"pod3 -> shop/web-1:http : pod1 from same\n")
+		"pod3 -> shop/web-297:http : pod1, pod4 from same\npod3 -> shop/web-1:http : pod1 from same\n")
 	b.WriteString("-- step deletions/delete --\n")
 	for i := 0; i < 300; i += 7 {
 		fmt.Fprintf(&b, "Service shop/%s\n", name(i))

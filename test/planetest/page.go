@@ -79,8 +79,7 @@ func (p *page) summary() {
 			n    int
 			what string
 		}{{count[Fails], "fail"}, {differ, "differ by intent"}, {count[NotApplicable] + count[NeedsSCTP],
-			"not applicable"},
-			{sctp, "lines without SCTP"}} {
+			"not applicable"}, {sctp, "lines without SCTP"}} {
 			if more.n > 0 {
 				text += fmt.Sprintf(", %d %s", more.n, more.what)
 			}

@@ -51,8 +51,7 @@ func (s *suite) report(t *testing.T) {
 	}
 	if s.Model != nil {
 		t.Logf("%s on a %s: %d scenarios; by family %d pass, %d fail; some lines of %d scenarios differ by intent",
-			s.Mode, s.results.Kernel,
-			len(s.results.Cases), count[Passes], count[Fails], count["modelled"])
+			s.Mode, s.results.Kernel, len(s.results.Cases), count[Passes], count[Fails], count["modelled"])
 	} else {
 		t.Logf("%s on kernel %s: %d scenarios; by family %d pass, %d fail, %d need SCTP; %d scenarios differ by "+
 			"intent; %d lines need SCTP: proven in the VM run",

@@ -38,8 +38,7 @@ func (h *history) forgetGone() {
 		row := h.table.Get(m.key)
 		route := routeOf(row, v.from.class)
 		if row == nil || row.Affinity == 0 || row.Service != v.service || route == nil || route.To == nil ||
-			route.To.ID != m.set ||
-			!hasBackend(route.To, m.backend) {
+			route.To.ID != m.set || !hasBackend(route.To, m.backend) {
 			delete(h.met, v)
 		}
 	}
@@ -54,8 +53,7 @@ func (h *history) forgetEndpoints() {
 			for _, row := range h.table.Sorted() {
 				if row.Service == v.service && row.Key.Proto == v.proto && row.Affinity > 0 &&
 					slices.ContainsFunc(row.Routes, func(r lb.Route) bool {
-						return r.To != nil &&
-							hasBackend(r.To, a)
+						return r.To != nil && hasBackend(r.To, a)
 					}) {
 					return false
 				}
@@ -77,9 +75,7 @@ func routeOf(row *lb.Frontend, from lb.From) *lb.Route {
 	return nil
 }
 
-func hasBackend(s *lb.BackendSet, a netip.AddrPort) bool {
-	return s.Backends.Has(a)
-}
+func hasBackend(s *lb.BackendSet, a netip.AddrPort) bool { return s.Backends.Has(a) }
 
 // call is one packet, or one connection, to a frontend or between strangers.
 type call struct {
@@ -175,8 +171,7 @@ func (c *call) visitor() visitor {
 // asks returns an empty inquiry for the table.
 func (h *history) asks() *run {
 	return &run{s: &suite{Config: h.cfg, timeout: h.timeout}, sc: &scenario.Scenario{}, lab: h.lab, family: h.family,
-		table: &h.table,
-		ports: townPorts()}
+		table: &h.table, ports: townPorts()}
 }
 
 // shoot makes all calls at the same time. It returns their outcomes with the answers of trace.

@@ -327,8 +327,7 @@ type run struct {
 
 func (s *suite) newRun(sc *scenario.Scenario, lab *field, f lb.Family) *run {
 	return &run{s: s, sc: sc, lab: lab, family: f, replay: sc.Replay(f), conns: map[string]*netlab.Conn{},
-		begun: map[string]chan attempt{}, asked: map[string]modelled{},
-		stretch: 1, affine: map[client]time.Time{}}
+		begun: map[string]chan attempt{}, asked: map[string]modelled{}, stretch: 1, affine: map[client]time.Time{}}
 }
 
 func (r *run) verdict() string {

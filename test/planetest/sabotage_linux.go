@@ -155,8 +155,7 @@ func (h *history) again(look Tracer, unnamed []*call) error {
 			k, err := look.TracePacket(context.Background(), packet)
 			if err != nil || len(trace.Compare(f.answer, k)) == 0 {
 				return fmt.Errorf("%s\nand the plane, which reads the kernel, does not say so: %v, %s %v\n%s", other,
-					err, k.Verdict,
-					k.Backends, strings.Join(k.Way, "\n"))
+					err, k.Verdict, k.Backends, strings.Join(k.Way, "\n"))
 			}
 		}
 		return nil

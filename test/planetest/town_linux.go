@@ -165,8 +165,7 @@ func (w *town) settle(lab *field) error {
 				return err
 			}
 			return h.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(prefix),
-				Gw:    client.Addr(w.six()).AsSlice(),
-				Table: unix.RT_TABLE_MAIN})
+				Gw: client.Addr(w.six()).AsSlice(), Table: unix.RT_TABLE_MAIN})
 		})
 		if err != nil {
 			return fmt.Errorf("route %s on %s: %w", prefix, node, err)

@@ -266,8 +266,7 @@ func unlike(ctx context.Context, look Tracer, packet trace.Packet, f *fate) stri
 		return ""
 	}
 	return fmt.Sprintf("%s arrived as the table says, and the plane reads from the kernel otherwise: %s\n"+
-		"its way there:\n%s",
-		packet, strings.Join(findings, " "), indent(strings.Join(k.Way, "\n")))
+		"its way there:\n%s", packet, strings.Join(findings, " "), indent(strings.Join(k.Way, "\n")))
 }
 
 // otherFate describes an outcome of a packet that contradicts trace; "" without one.
@@ -375,9 +374,7 @@ func (r *run) listens(port uint16) bool {
 }
 
 // alive reports whether a host listens at an address.
-func (r *run) alive(a netip.AddrPort) bool {
-	return r.lab.owner(a.Addr()) != "" && r.listens(a.Port())
-}
+func (r *run) alive(a netip.AddrPort) bool { return r.lab.owner(a.Addr()) != "" && r.listens(a.Port()) }
 
 // allNamed compares the backends that a line reached with those in trace's answer: the line
 // connected until each had answered.

@@ -49,9 +49,7 @@ func ruleset(t testing.TB, f lb.Family) string {
 	return nft(t, "-s", "list", "ruleset", nftFamily(f))
 }
 
-func nftFamily(f lb.Family) string {
-	return map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[f]
-}
+func nftFamily(f lb.Family) string { return map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[f] }
 
 func nft(t testing.TB, args ...string) string {
 	t.Helper()

@@ -323,8 +323,7 @@ func (v *verbs) apply() {
 
 func healthCheck(endpoints int) []*lb.Frontend {
 	return []*lb.Frontend{{Key: lb.Key{Port: 32100, Proto: lb.TCP}, Service: "ns/svc-20", Kind: lb.HealthCheck,
-		LocalEndpoints: endpoints,
-		Routes:         []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}}
+		LocalEndpoints: endpoints, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}}
 }
 
 // preserving returns the frontends of a Service with the annotation preserve-destination.

@@ -125,8 +125,7 @@ func Shop(family lb.Family) (table *lb.Table, clusterIP, nodePort netip.AddrPort
 	}}
 	table.Replace(lb.Owner{Name: "shop/web"}, []*lb.Frontend{
 		{Key: lb.Key{Addr: clusterIP.Addr(), Port: clusterIP.Port(), Proto: lb.TCP}, Service: "shop/web:http",
-			Kind:   lb.ClusterIP,
-			Routes: balanced(set)},
+			Kind: lb.ClusterIP, Routes: balanced(set)},
 		{Key: lb.Key{Port: nodePort.Port(), Proto: lb.TCP}, Service: "shop/web:http", Kind: lb.NodePort,
 			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: set}}},
 	})

@@ -248,9 +248,7 @@ func checkHost(name string) error {
 // parseTarget reads ADDRESS:PORT[/PROTO][@AT] or ADDRESS/icmp.
 func parseTarget(s string) (Target, error) {
 	var t Target
-	bad := func(why string) (Target, error) {
-		return t, fmt.Errorf("target %q: %s", s, why)
-	}
+	bad := func(why string) (Target, error) { return t, fmt.Errorf("target %q: %s", s, why) }
 	rest, at, hasAt := strings.Cut(s, "@")
 	if hasAt {
 		if slices.Contains(Hosts, at) {

@@ -39,10 +39,8 @@ func ebpfRows(f figures) (all []row) {
 			continue
 		}
 		all = append(all, newRow("ebpf: "+r.work+", pod to pod through a cluster IP against direct", number(10_000),
-			"–",
-			fmt.Sprintf("mode nftables %s; direct %s", amount(value(name, "nftables/direct"), "×"),
-				amount(value(name, "direct-µs"), "µs")),
-			limit{"", r.most, "×", value(name, "ebpf/direct")}))
+			"–", fmt.Sprintf("mode nftables %s; direct %s", amount(value(name, "nftables/direct"), "×"),
+				amount(value(name, "direct-µs"), "µs")), limit{"", r.most, "×", value(name, "ebpf/direct")}))
 	}
 	sizes := f.sizes(inEBPF, "Tables", "")
 	at := func(n int, unit string) float64 { return value(fmt.Sprintf("Tables/services=%d", n), unit) }

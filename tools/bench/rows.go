@@ -157,8 +157,7 @@ func changeRows(f figures) []row {
 	upstream := map[int]string{5000: "p50 1.46 s", 10_000: "p50 3.98 s"}
 	return apiRows(f, "change", func(a at) row {
 		return newRow("API write → a connection reaches the changed endpoint", a.where, scale(upstream, a.services),
-			a.writePart("change"),
-			a.limit("p50", "change", "p50-ms", 40), a.limit("p99", "change", "p99-ms", 100))
+			a.writePart("change"), a.limit("p50", "change", "p50-ms", 40), a.limit("p99", "change", "p99-ms", 100))
 	})
 }
 
@@ -166,8 +165,7 @@ func newServiceRows(f figures) []row {
 	upstream := map[int]string{5000: "p50 3.1 s", 10_000: "p50 8.1 s"}
 	return apiRows(f, "new", func(a at) row {
 		return newRow("API write of a new service and its slice → it answers", a.where, scale(upstream, a.services),
-			a.writePart("new"),
-			a.limit("p50", "new", "p50-ms", 50), a.limit("p99", "new", "p99-ms", 120))
+			a.writePart("new"), a.limit("p50", "new", "p50-ms", 50), a.limit("p99", "new", "p99-ms", 120))
 	})
 }
 

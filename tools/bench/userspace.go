@@ -41,10 +41,8 @@ func userspaceRows(f figures) (all []row) {
 	}
 	if killed := "Userspace/killed"; len(f.get(inProgram, killed, "failed")) > 0 {
 		all = append(all, newRow("userspace: a backend is killed under 200 connections a second: clients that see it",
-			"1", "–",
-			fmt.Sprintf("of %.0f connections; p99 %s", value(killed, "connections"),
-				amount(value(killed, "p99-ms"), "ms")),
-			limit{"", 0, "failed", value(killed, "failed")}))
+			"1", "–", fmt.Sprintf("of %.0f connections; p99 %s", value(killed, "connections"),
+				amount(value(killed, "p99-ms"), "ms")), limit{"", 0, "failed", value(killed, "failed")}))
 	}
 	sizes := f.sizes(inProgram, "UserspaceChange", "")
 	change := func(n int) float64 { return value(fmt.Sprintf("UserspaceChange/services=%d", n), "ns/op") / 1e6 }
@@ -61,9 +59,8 @@ func userspaceRows(f figures) (all []row) {
 	}
 	if udp := "Userspace/memory-udp"; len(f.get(inProgram, udp, "MiB")) > 0 {
 		all = append(all, newRow("userspace: resident memory with "+number(int(value(udp, "sessions")))+
-			" sessions of UDP", "1", "–",
-			fmt.Sprintf("%s, %s each, %s in all", amount(value(udp, "MiB"), "MiB"),
-				amount(value(udp, "B/session"), "bytes"), amount(value(udp, "files"), "descriptors"))))
+			" sessions of UDP", "1", "–", fmt.Sprintf("%s, %s each, %s in all", amount(value(udp, "MiB"), "MiB"),
+			amount(value(udp, "B/session"), "bytes"), amount(value(udp, "files"), "descriptors"))))
 	}
 	return all
 }

@@ -43,8 +43,7 @@ func (d *demo) first(ctx context.Context) (wrong int, err error) {
 	d.out.printf("\n")
 	d.out.lines(d.layout.table(entries))
 	wrong = verdict(entries)
-	d.out.printf("\n%d connections; %d of %d cases match %s\n", sent, len(entries)-wrong,
-		len(entries), packetsFile)
+	d.out.printf("\n%d connections; %d of %d cases match %s\n", sent, len(entries)-wrong, len(entries), packetsFile)
 	return wrong, nil
 }
 
@@ -57,8 +56,7 @@ func (d *demo) invite() {
 		{"take a pod out of the shop, and put it back",
 			"sed -i /pod4/d " + d.dir + "/web.yaml\ncp " + filepath.Join(d.options.shop, "web.yaml") + " " + d.dir +
 				"/"},
-		{"connect as a client outside the cluster, repeatedly",
-			in("client") + "curl http://192.0.2.30:8000/"},
+		{"connect as a client outside the cluster, repeatedly", in("client") + "curl http://192.0.2.30:8000/"},
 		{"show what happens to a packet of that client, and why",
 			d.options.proxy + " trace " + customer.V4.String() + " 192.0.2.30:8000 --admin-socket=" + socket(d.dir)},
 		{"see all of it in a browser", d.options.proxy + " ui --admin-socket=" + socket(d.dir)},

@@ -35,9 +35,7 @@ func (p *printer) endLine() {
 	}
 }
 
-func (p *printer) lines(lines []string) {
-	p.printf("%s\n", strings.Join(lines, "\n"))
-}
+func (p *printer) lines(lines []string) { p.printf("%s\n", strings.Join(lines, "\n")) }
 
 // step is a task that takes time; its line is printed at the start.
 type step struct {

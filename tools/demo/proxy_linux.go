@@ -25,8 +25,7 @@ type proxy struct {
 // startProxy starts the binary in a mode as it would be started on a node.
 func startProxy(l *netlab.Lab, path, dir, mode string) (*proxy, error) {
 	p := &proxy{log: newProxyLog(), exited: make(chan struct{})}
-	p.cmd = l.Command(netlab.Node1, path,
-		"--manifests", dir, "--proxy-mode", mode, "--hostname-override", netlab.Node1,
+	p.cmd = l.Command(netlab.Node1, path, "--manifests", dir, "--proxy-mode", mode, "--hostname-override", netlab.Node1,
 		"--cluster-cidr", netlab.Cluster4.String()+","+netlab.Cluster6.String(), "-v", "2",
 		"--admin-socket", socket(dir), // the default path would be the machine's own
 		"--conntrack-max-per-core=0") // the machine's value suffices here, and a namespace could not change it

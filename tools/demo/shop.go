@@ -143,8 +143,7 @@ func rowsOf(p scenario.Packet, views []view, group string) (rows []row, err erro
 		}
 		for i, shot := range shots {
 			rows = append(rows, row{group: group, text: p.Text, family: v.family, index: i, kind: kindOf(p.To),
-				from: p.From,
-				shot: shot, want: p.Want, unknown: v.table.Get(shot.Key) == nil})
+				from: p.From, shot: shot, want: p.Want, unknown: v.table.Get(shot.Key) == nil})
 		}
 	}
 	return rows, nil

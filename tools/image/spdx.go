@@ -108,8 +108,7 @@ func (b *bill) image(name, tag string, on v1.Platform, digest v1.Hash, p program
 	top := spdxID("image", tag, on.OS, on.Architecture)
 	short := name[strings.LastIndex(name, "/")+1:]
 	b.add(b.doc.SPDXID, "DESCRIBES", spdxPackage{SPDXID: top, Name: name, VersionInfo: tag, Purpose: "CONTAINER",
-		LicenseDeclared: licences,
-		Checksums:       []spdxChecksum{{"SHA256", digest.Hex}},
+		LicenseDeclared: licences, Checksums: []spdxChecksum{{"SHA256", digest.Hex}},
 		ExternalRefs: []spdxRef{{"PACKAGE-MANAGER", "purl", fmt.Sprintf("pkg:oci/%s@%s?arch=%s&tag=%s", short,
 			url.QueryEscape(digest.String()), on.Architecture, tag)}}})
 	binary, path, docs := spdxID("binary", on.OS, on.Architecture), binaryPath, docFolder
@@ -128,8 +127,7 @@ func (b *bill) image(name, tag string, on v1.Platform, digest v1.Hash, p program
 	}
 	for _, d := range pkgs {
 		b.add(top, "CONTAINS", spdxPackage{SPDXID: spdxID("deb", d.Name, d.Arch), Name: d.Name, VersionInfo: d.Version,
-			Supplier: "Organization: Debian", Purpose: "LIBRARY",
-			LicenseDeclared: d.licence,
+			Supplier: "Organization: Debian", Purpose: "LIBRARY", LicenseDeclared: d.licence,
 			Comment: fmt.Sprintf("source: %s %s; licences: /usr/share/doc/%s/copyright, which names %s",
 				d.source, d.sourceVersion, d.Name, strings.Join(d.licences, ", ")),
 			Checksums: []spdxChecksum{{"SHA256", d.SHA256}}, ExternalRefs: []spdxRef{{"PACKAGE-MANAGER", "purl",

@@ -186,9 +186,7 @@ func (c *Conn) Able(ctx context.Context, sets []Set) error {
 
 // Create makes a set. The error wraps unix.EEXIST if the name is in use, and [ErrUnsupported] if
 // the kernel cannot have the set.
-func (c *Conn) Create(ctx context.Context, s Set) error {
-	return c.create(ctx, s, s.family())
-}
+func (c *Conn) Create(ctx context.Context, s Set) error { return c.create(ctx, s, s.family()) }
 
 func (c *Conn) create(ctx context.Context, s Set, family Family) error {
 	if err := s.check(); err != nil {

@@ -1,6 +1,7 @@
 package ipset
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -80,10 +81,7 @@ func (s Set) String() string {
 const hashSize = 1024
 
 func (s Set) maxElem() uint32 {
-	if s.MaxElem == 0 {
-		return MaxElem
-	}
-	return s.MaxElem
+	return cmp.Or(s.MaxElem, MaxElem)
 }
 
 func (s Set) check() error {

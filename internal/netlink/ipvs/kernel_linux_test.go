@@ -46,8 +46,7 @@ var (
 	byAddr = ipvs.Service{ServiceID: ipvs.ByAddr(netip.MustParseAddrPort("10.96.0.10:53"), unix.IPPROTO_UDP),
 		Scheduler: "rr", Netmask: 0xffffffff}
 	sticky = ipvs.Service{ServiceID: ipvs.ByAddr(netip.MustParseAddrPort("10.96.0.10:80"), unix.IPPROTO_TCP),
-		Scheduler: "sh",
-		Flags:     ipvs.Persistent | ipvs.Sched1 | ipvs.Sched2, Timeout: 10800, Netmask: 0xffffff00}
+		Scheduler: "sh", Flags: ipvs.Persistent | ipvs.Sched1 | ipvs.Sched2, Timeout: 10800, Netmask: 0xffffff00}
 	stream = ipvs.Service{ServiceID: ipvs.ByAddr(netip.MustParseAddrPort("10.96.0.10:80"), unix.IPPROTO_SCTP),
 		Scheduler: "wlc", Netmask: 0xffffffff}
 	six = ipvs.Service{ServiceID: ipvs.ByAddr(netip.MustParseAddrPort("[fd00:96::10]:443"), unix.IPPROTO_TCP),
@@ -204,9 +203,7 @@ func TestKernelHoldsWhatIsAsked(t *testing.T) {
 }
 
 // Each verb has its effect, and an error names its object.
-func TestKernelVerbs(t *testing.T) {
-	verbs(t, openKernel(t))
-}
+func TestKernelVerbs(t *testing.T) { verbs(t, openKernel(t)) }
 
 // verbs tests the kernel and the fake.
 func verbs(t *testing.T, c *ipvs.Conn) {
@@ -291,9 +288,7 @@ func verbs(t *testing.T, c *ipvs.Conn) {
 
 // Thousands of operations need few system calls, and each gets an answer, wherever the refused ones
 // are; lists of thousands are complete.
-func TestKernelMany(t *testing.T) {
-	many(t, openKernel(t), 3000)
-}
+func TestKernelMany(t *testing.T) { many(t, openKernel(t), 3000) }
 
 func many(t *testing.T, c *ipvs.Conn, n int) {
 	t.Helper()

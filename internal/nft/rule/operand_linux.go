@@ -100,8 +100,7 @@ func (ip IP) Hash(n, seed uint32) Operand {
 	return Operand{text: fmt.Sprintf("jhash %s mod %d seed 0x%x", client.text, n, seed),
 		load: func(x []expr.Any, to uint32) []expr.Any {
 			return append(client.load(x, freshKey), &expr.Hash{SourceRegister: freshKey, DestRegister: to,
-				Length:  uint32(ip.AddrLen),
-				Modulus: n, Seed: seed, Type: expr.HashTypeJenkins})
+				Length: uint32(ip.AddrLen), Modulus: n, Seed: seed, Type: expr.HashTypeJenkins})
 		}}
 }
 

@@ -243,8 +243,7 @@ func memory(verb string, op uint32, set *wire.Set, client Operand, seconds uint3
 	return Statement{fmt.Sprintf("%s @%s { %s . %s timeout %ds : %s }", verb, set.Name, SetID.text, client.text,
 		seconds, Member.text),
 		append(client.loadTo(nil, SetID.reg+1), &expr.Dynset{SrcRegKey: SetID.reg, SrcRegData: Member.reg,
-			SetName:   set.Name,
-			Operation: op, Timeout: time.Duration(seconds) * time.Second})}
+			SetName: set.Name, Operation: op, Timeout: time.Duration(seconds) * time.Second})}
 }
 
 // Counter counts packets.

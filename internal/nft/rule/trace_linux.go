@@ -52,9 +52,7 @@ func (ip IP) OriginallyFrom(proto uint8, from, to netip.AddrPort) []Statement {
 
 func tuple(proto uint8, from, to netip.AddrPort, source, destination, sport, dport Operand) []Statement {
 	is := func(o Operand, a netip.Addr) Statement { return Is(o, a.String(), a.AsSlice()) }
-	at := func(o Operand, port uint16) Statement {
-		return Is(o, "", []byte{byte(port >> 8), byte(port)})
-	}
+	at := func(o Operand, port uint16) Statement { return Is(o, "", []byte{byte(port >> 8), byte(port)}) }
 	all := []Statement{Is(L4Proto, "", []byte{proto}), is(source, from.Addr()),
 		is(destination, to.Addr()), at(dport, to.Port())}
 	if from.Port() != 0 {

@@ -25,8 +25,7 @@ func (r *Rule) Text() string {
 		t.add(s)
 	}
 	if !slices.ContainsFunc(t.words, func(w string) bool {
-		return strings.HasPrefix(w, "ip ") ||
-			strings.HasPrefix(w, "ip6 ")
+		return strings.HasPrefix(w, "ip ") || strings.HasPrefix(w, "ip6 ")
 	}) {
 		t.words = append(t.implied, t.words...)
 	}
@@ -219,8 +218,7 @@ func loaded(s Step) operand {
 var metaWords = map[uint32]operand{
 	unix.NFT_META_MARK: {text: "meta mark", kind: markValue}, unix.NFT_META_L4PROTO: {text: "meta l4proto",
 		kind: protoValue},
-	unix.NFT_META_NFPROTO: {text: "meta nfproto",
-		kind: familyValue}, unix.NFT_META_PROTOCOL: {text: "meta protocol"},
+	unix.NFT_META_NFPROTO: {text: "meta nfproto", kind: familyValue}, unix.NFT_META_PROTOCOL: {text: "meta protocol"},
 	unix.NFT_META_IIF: {text: "iif", kind: markValue},
 	unix.NFT_META_OIF: {text: "oif", kind: markValue}, unix.NFT_META_IIFNAME: {text: "iifname", kind: nameValue},
 	unix.NFT_META_OIFNAME: {text: "oifname",

@@ -86,8 +86,7 @@ type walk struct {
 
 func newWalk(ctx context.Context, sock *wire.Socket, t Table, p trace.Packet) *walk {
 	return &walk{ctx: ctx, sock: sock, t: t, p: p, seen: seenOf(t.Family, p), chains: map[string][]Rule{},
-		elements: map[string]map[string]element{},
-		foreign:  map[string]int{}}
+		elements: map[string]map[string]element{}, foreign: map[string]int{}}
 }
 
 // say records a line, once.

@@ -47,8 +47,7 @@ func (t Table) State(ctx context.Context) (there, dormant bool, err error) {
 func (t Table) Title() string { return "table " + familyNames[t.Family] + " " + t.Name }
 
 var familyNames = map[byte]string{unix.NFPROTO_INET: "inet", unix.NFPROTO_IPV4: "ip", unix.NFPROTO_ARP: "arp",
-	unix.NFPROTO_NETDEV: "netdev",
-	unix.NFPROTO_BRIDGE: "bridge", unix.NFPROTO_IPV6: "ip6"}
+	unix.NFPROTO_NETDEV: "netdev", unix.NFPROTO_BRIDGE: "bridge", unix.NFPROTO_IPV6: "ip6"}
 
 // EachSet calls f for the sets, including the anonymous ones of rules.
 func (t Table) EachSet(ctx context.Context, f func(name string, body []byte)) error {

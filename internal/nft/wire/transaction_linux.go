@@ -121,8 +121,7 @@ type Hook struct {
 }
 
 var hookNames = map[uint32]string{unix.NF_INET_PRE_ROUTING: "prerouting", unix.NF_INET_LOCAL_IN: "input",
-	unix.NF_INET_FORWARD:   "forward",
-	unix.NF_INET_LOCAL_OUT: "output", unix.NF_INET_POST_ROUTING: "postrouting"}
+	unix.NF_INET_FORWARD: "forward", unix.NF_INET_LOCAL_OUT: "output", unix.NF_INET_POST_ROUTING: "postrouting"}
 
 // String formats the hook as nft does, without the policy: "type filter hook prerouting priority
 // -110".

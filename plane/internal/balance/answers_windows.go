@@ -4,5 +4,4 @@ import "golang.org/x/sys/windows"
 
 // answers are the errors of connecting that come from the network.
 var answers = []error{windows.WSAECONNREFUSED, windows.WSAECONNRESET, windows.WSAETIMEDOUT, windows.WSAEHOSTUNREACH,
-	windows.WSAENETUNREACH,
-	windows.WSAEHOSTDOWN}
+	windows.WSAENETUNREACH, windows.WSAEHOSTDOWN}

@@ -1,6 +1,7 @@
 package balance
 
 import (
+	"cmp"
 	"hash/maphash"
 	"math/rand/v2"
 	"net/netip"
@@ -53,9 +54,7 @@ type endpoint struct {
 
 // New returns an empty Balance.
 func New(cfg Config) *Balance {
-	if cfg.Places == 0 {
-		cfg.Places = 1 << 20
-	}
+	cfg.Places = cmp.Or(cfg.Places, 1<<20)
 	return &Balance{cfg: cfg, seed: maphash.MakeSeed(), sets: map[lb.SetID]*Set{}, health: map[endpoint]*health{}}
 }
 
@@ -169,6 +168,4 @@ func (b *Balance) makeRoom(s *Set, now time.Time) {
 }
 
 // jitter spreads d by a quarter to both sides.
-func jitter(d time.Duration) time.Duration {
-	return d - d/4 + rand.N(d/2+1)
-}
+func jitter(d time.Duration) time.Duration { return d - d/4 + rand.N(d/2+1) }

@@ -98,8 +98,7 @@ func (e *conns) lightest(l *loop) *loop {
 func (e *conns) outOfDescriptors(at netip.AddrPort, err error) {
 	if e.waiting.Allow("") {
 		e.relay.cfg.Log.Warn("No file descriptor for another client, which waits: raise the limit of open files "+
-			"(ulimit -n, LimitNOFILE)",
-			"listener", at, "err", err)
+			"(ulimit -n, LimitNOFILE)", "listener", at, "err", err)
 	}
 }
 
@@ -270,15 +269,13 @@ func tune(fd int, p lb.Proto, cfg Config) error {
 		return tuneSCTP(fd)
 	}
 	seconds := func(d time.Duration) int { return max(1, int(d/time.Second)) }
-	if err := setOptions(fd,
-		option{"TCP_NODELAY", unix.IPPROTO_TCP, unix.TCP_NODELAY, 1},
+	if err := setOptions(fd, option{"TCP_NODELAY", unix.IPPROTO_TCP, unix.TCP_NODELAY, 1},
 		option{"SO_OOBINLINE", unix.SOL_SOCKET, unix.SO_OOBINLINE, 1}, // else urgent bytes would be lost
 		option{"SO_KEEPALIVE", unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
 		option{"TCP_KEEPIDLE", unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, seconds(cfg.KeepAlive)},
 		option{"TCP_KEEPINTVL", unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, seconds(cfg.KeepAlive / keepAliveProbes)},
 		option{"TCP_KEEPCNT", unix.IPPROTO_TCP, unix.TCP_KEEPCNT, keepAliveProbes},
-		option{"TCP_NOTSENT_LOWAT", unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, maxUnsent},
-	); err != nil {
+		option{"TCP_NOTSENT_LOWAT", unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, maxUnsent}); err != nil {
 		return err
 	}
 	// A process that may not exceed net.core.rmem_max uses tcp_rmem: rmem_max is too little for a

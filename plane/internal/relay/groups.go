@@ -70,8 +70,7 @@ func (g *Groups) Take(service string) (*Group, error) {
 	}
 	if !g.budget.Take(&has.descriptors, 1) {
 		return nil, fmt.Errorf("%w: Services of namespace %s have %d, and all together %d of %d (%s)", ErrQuota,
-			namespace,
-			has.descriptors.Used(), g.budget.Used(), g.budget.Max(), g.from)
+			namespace, has.descriptors.Used(), g.budget.Used(), g.budget.Max(), g.from)
 	}
 	has.listeners++
 	g.of[namespace] = has

@@ -3,6 +3,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -104,9 +105,7 @@ const (
 )
 
 func (c Config) withDefaults() Config {
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	orElse(&c.DialTimeout, DefaultDialTimeout)
 	orElse(&c.DialTotal, DefaultDialTotal)
 	orElse(&c.KeepAlive, DefaultKeepAlive)

@@ -147,8 +147,7 @@ func (r *ruleset) lead(f lb.From, nodePort bool) rule.Chain {
 	if nodePort {
 		c.Rules = append(c.Rules, r.New("", r.Leading(nil, port, key...)...))
 	} else {
-		c.Rules = append(c.Rules,
-			r.New("", r.Leading(r.set(sNodeAddresses), port, key...)...),
+		c.Rules = append(c.Rules, r.New("", r.Leading(r.set(sNodeAddresses), port, key...)...),
 			r.New("a node without addresses", rule.Redirecting(port, key...)...))
 	}
 	c.Rules = append(c.Rules, r.New("refused before", rule.Has(r.set(refusals(f, nodePort)), key...), rule.Accept))

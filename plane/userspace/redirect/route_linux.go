@@ -87,8 +87,7 @@ func chooseAddress(all []route.Address, before netip.Addr, prefer []netip.Prefix
 		case a.Addr == before:
 			return 0
 		case len(prefer) > 0 && slices.ContainsFunc(prefer, func(p netip.Prefix) bool {
-			return p.Bits() > 0 &&
-				p.Contains(a.Addr)
+			return p.Bits() > 0 && p.Contains(a.Addr)
 		}):
 			return 1
 		case a.Index != route.Loopback:

@@ -30,8 +30,7 @@ const (
 
 // tokens are the bearer tokens of the users.
 var tokens = map[string]string{AdminUser: "token-of-admin", ProxyUser: "token-of-kube-proxy",
-	StrangerUser: "token-of-a-stranger",
-	KubeletUser:  "token-of-kubelet"}
+	StrangerUser: "token-of-a-stranger", KubeletUser: "token-of-kubelet"}
 
 // auditPolicy records each request of the proxy, with the rule that allowed it, and nothing else.
 const auditPolicy = `apiVersion: audit.k8s.io/v1

@@ -19,13 +19,8 @@ func (c *ControlPlane) StartControllerManager(program string) error {
 	if err := os.WriteFile(authority, c.ca.pem, 0o644); err != nil {
 		return fmt.Errorf("write certificate of the authority: %w", err)
 	}
-	c.manager, err = c.start("kube-controller-manager", exec.Command(program,
-		"--kubeconfig="+kubeconfig,
+	c.manager, err = c.start("kube-controller-manager", exec.Command(program, "--kubeconfig="+kubeconfig,
 		"--controllers=daemonset-controller,garbage-collector-controller,root-ca-certificate-publisher-controller,"+
-			"serviceaccount-controller",
-		"--root-ca-file="+authority,
-		"--leader-elect=false",
-		"--secure-port=0",
-	))
+			"serviceaccount-controller", "--root-ca-file="+authority, "--leader-elect=false", "--secure-port=0"))
 	return err
 }

@@ -289,8 +289,7 @@ type Timing struct {
 // String is a line for a log; its time can be looked up in the log of the proxy.
 func (t Timing) String() string {
 	return fmt.Sprintf("%s: %v, its write %v, begun at %s", t.What, t.Took.Round(time.Microsecond),
-		t.Write.Round(time.Microsecond),
-		t.Begin.UTC().Format("15:04:05.000"))
+		t.Write.Round(time.Microsecond), t.Begin.UTC().Format("15:04:05.000"))
 }
 
 // Change updates the slice of a service in the middle of the load, and waits until the new endpoint

@@ -67,9 +67,7 @@ func newStandIn(lab *netlab.Lab) (*standIn, error) {
 		"services": {kind: corev1.SchemeGroupVersion.WithKind("Service"), object: func() object {
 			return &corev1.Service{}
 		}},
-		"nodes": {kind: corev1.SchemeGroupVersion.WithKind("Node"), object: func() object {
-			return &corev1.Node{}
-		}},
+		"nodes": {kind: corev1.SchemeGroupVersion.WithKind("Node"), object: func() object { return &corev1.Node{} }},
 		"endpointslices": {kind: discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), object: func() object {
 			return &discoveryv1.EndpointSlice{}
 		}},

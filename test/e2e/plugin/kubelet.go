@@ -77,8 +77,7 @@ var protocols = []string{
 
 // ExecInContainer runs a command.
 func (k *Kubelet) ExecInContainer(ctx context.Context, pod, _, _ string, command []string,
-	in io.Reader, out, errOut io.WriteCloser, _ bool,
-	_ <-chan remotecommand.TerminalSize, _ time.Duration) error {
+	in io.Reader, out, errOut io.WriteCloser, _ bool, _ <-chan remotecommand.TerminalSize, _ time.Duration) error {
 	now := k.Running.Add(1)
 	defer k.Running.Add(-1)
 	for most := k.Most.Load(); now > most && !k.Most.CompareAndSwap(most, now); most = k.Most.Load() {

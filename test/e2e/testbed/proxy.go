@@ -77,9 +77,7 @@ func (b *Bed) startProxy(kubeconfig, mode string, args ...string) (*Proxy, error
 func (b *Bed) Kubeconfig() string { return b.kubeconfig }
 
 // StartProxyExactly starts kube-proxy in node1 with no other arguments than these.
-func (b *Bed) StartProxyExactly(args ...string) (*Proxy, error) {
-	return b.StartProxyBy(nil, args...)
-}
+func (b *Bed) StartProxyExactly(args ...string) (*Proxy, error) { return b.StartProxyBy(nil, args...) }
 
 // showConntrackMax starts a program that sees the content of a file in a sysctl that the machine
 // has once and a namespace cannot set: the machine's value depends on its memory, and the requested
