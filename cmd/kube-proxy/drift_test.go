@@ -8,26 +8,33 @@ import (
 	"testing"
 )
 
-// TestDriftNamed has nft change and delete the proxy's table: events, status and the log name the
-// process and the objects (ST-05).
+// TestDriftNamed has nft and iptables-nft change and delete what the proxy wrote: events, status
+// and the log name the process and the objects (ST-05).
 func TestDriftNamed(t *testing.T) {
-	for mode, table := range map[string]string{"nftables": "ip kube-proxy", "userspace": "ip kube-proxy-userspace"} {
+	type change struct{ do, by string }
+	table := func(name string) []change {
+		return []change{{"nft flush table ip " + name, `nft \(PID [1-9][0-9]*\) changed rules of chain `},
+			{"nft delete table ip " + name, `nft \(PID [1-9][0-9]*\) changed the table`}}
+	}
+	for mode, changes := range map[string][]change{
+		"nftables": table("kube-proxy"), "userspace": table("kube-proxy-userspace"),
+		"iptables": {{"iptables -t nat -F KUBE-SERVICES",
+			`iptables \(PID [1-9][0-9]*\) changed rules of chain KUBE-SERVICES`},
+			{"nft flush chain ip nat PREROUTING", `nft \(PID [1-9][0-9]*\) changed rules of chain PREROUTING`}},
+	} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			n := newTraceLab(t, mode)
-			p := n.serve()
+			p := n.serve("--iptables-sync-period=1s", "--iptables-min-sync-period=0s")
 			defer p.stop()
 			ask := func(command string) string {
 				a := n.program(command, "--admin-socket="+n.dir+"/admin.sock")
 				<-a.done
 				return a.log()
 			}
-			for _, c := range []struct{ do, what string }{
-				{"nft flush table " + table, "rules of chain "},
-				{"nft delete table " + table, "the table"},
-			} {
+			for _, c := range changes {
 				n.shell(t, c.do)
-				want := regexp.MustCompile(`nft \(PID [1-9][0-9]*\) changed ` + c.what)
+				want := regexp.MustCompile(c.by)
 				until(t, func() string {
 					for _, command := range []string{"events", "status"} {
 						if says := ask(command); !want.MatchString(says) {
@@ -37,8 +44,9 @@ func TestDriftNamed(t *testing.T) {
 					return ""
 				})
 			}
-			p.await(regexp.MustCompile(`nft \(PID [1-9][0-9]*\) changed rules of chain `)) // a line a minute
-			n.shell(t, "nft list table "+table)
+			p.await(regexp.MustCompile(changes[0].by)) // a line a minute
+			n.shell(t, "nft list table ip "+map[string]string{"iptables": "nat", "nftables": "kube-proxy",
+				"userspace": "kube-proxy-userspace"}[mode])
 		})
 	}
 }

@@ -51,7 +51,7 @@ type generations struct {
 func (g *generations) close() { g.nf.Close() }
 
 func (g *generations) own(before fingerprint, transactions int, change func() error) (fingerprint, error) {
-	if err := g.ours.Write(transactions, change); err != nil {
+	if err := g.ours.WriteQuietly(transactions, change); err != nil {
 		return fingerprint{}, err
 	}
 	return before, nil

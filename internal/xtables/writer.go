@@ -12,6 +12,9 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/selfwrites"
@@ -29,7 +32,9 @@ type Writer struct {
 	// ours reports whether a chain belongs to the user.
 	ours    func(ChainID) bool
 	changes fingerprinter // nil if the kernel supports none
-	seen    fingerprint   // of the last listing and our writes since
+	witness *wire.Monitor // nil unless the back end is nft
+	writes  *selfwrites.Ledger
+	seen    fingerprint // of the last listing and our writes since
 	// ListedAt is the time of the last complete listing.
 	ListedAt time.Time
 	prints   map[ChainID]printed
@@ -42,15 +47,47 @@ type printed struct{ written, as Digest }
 // NewWriter returns a Writer for the chains that ours selects. writes is shared by all Writers of
 // this process in one network namespace; nil means that this is the only one.
 func NewWriter(t *Tool, ours func(ChainID) bool, writes *selfwrites.Ledger) *Writer {
-	w := &Writer{Tool: t, ours: ours}
+	w := &Writer{Tool: t, ours: ours, writes: cmp.Or(writes, &selfwrites.Ledger{})}
 	if t.Real() {
-		w.changes = newFingerprinter(t.Family, t.Backend, cmp.Or(writes, &selfwrites.Ledger{}))
+		w.changes = newFingerprinter(t.Family, t.Backend, w.writes)
+		w.watch()
 	}
 	return w
 }
 
+// watch starts to learn who changes our chains, and rules of those that lead to them. The kernel
+// reports that of nftables alone. Without it, an audit finds the same.
+func (w *Writer) watch() {
+	if w.Backend == Legacy {
+		return
+	}
+	ours := func(table, chain string) bool {
+		t, known := TableNamed(table)
+		return known && t < Tables && (chain == "" || slices.Contains(builtIn, chain) || w.ours(ChainID{t, chain}))
+	}
+	proto := map[lb.Family]byte{lb.IPv4: unix.NFPROTO_IPV4, lb.IPv6: unix.NFPROTO_IPV6}[w.Family]
+	m, err := wire.Watch(nil, proto, ours, func(uint16, []byte) {}, func() {}, func() {})
+	if err == nil {
+		w.witness = m
+		w.writes.Join(m)
+	}
+}
+
+// ChangedBy is part of plane.Witness.
+func (w *Writer) ChangedBy() string {
+	if w.witness == nil {
+		return ""
+	}
+	return w.witness.ChangedBy()
+}
+
 // Close releases the Writer's resources in this process. The rules stay in force.
 func (w *Writer) Close() error {
+	if m := w.witness; m != nil {
+		w.witness = nil
+		w.writes.Leave(m)
+		m.Close()
+	}
 	if w.changes != nil {
 		w.changes.close()
 		w.changes = nil
@@ -84,9 +121,7 @@ func (w *Writer) handOver(transactions int, change func(note func(*Section), cou
 	var text counted
 	var chains int
 	var rules Written
-	run := func() error {
-		return change(func(s *Section) { chains += len(s.Write); rules.add(s) }, &text)
-	}
+	run := func() error { return change(func(s *Section) { chains += len(s.Write); rules.add(s) }, &text) }
 	if w.changes == nil {
 		err = run()
 	} else {

@@ -331,6 +331,9 @@ func (p *Plane) suspect() {
 // MaxBatchWeight allows about two thousand operations.
 func (p *Plane) MaxBatchWeight() int { return maxBatchWeight }
 
+// ChangedBy is part of plane.Witness: who changed chains of iptables-nft.
+func (p *Plane) ChangedBy() string { return plane.ChangedBy(p.cfg.Chains) }
+
 // Close releases the resources of this process. The kernel keeps the objects.
 func (p *Plane) Close() error {
 	p.cfg.Device.Notify(func() {})

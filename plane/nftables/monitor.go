@@ -56,7 +56,7 @@ func startMonitor(l *layout, own *wire.Socket) (m *monitor, err error) {
 	for i := range m.defs {
 		m.index[m.defs[i].Name] = setIndex(i)
 	}
-	m.Monitor, err = wire.Watch(own, l.Proto, TableName, m.notice, m.ended, func() {
+	m.Monitor, err = wire.Watch(own, l.Proto, wire.Of(TableName), m.notice, m.ended, func() {
 		m.note(func(n *notes) { n.everything = true })
 		m.wake()
 	})

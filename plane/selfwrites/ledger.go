@@ -17,6 +17,7 @@ type Ledger struct {
 	writing   sync.RWMutex // writers share it; Others and large writes lock it exclusively
 	mu        sync.Mutex
 	count     uint32
+	quiet     int // calls of WriteQuietly in progress
 	listeners []Listener
 }
 
@@ -43,6 +44,29 @@ func (l *Ledger) Write(transactions int, write func() error) error {
 	return nil
 }
 
+// WriteQuietly is Write for listeners that only learn who else writes. None of them listens
+// meanwhile, so the kernel writes no notification of it, and they miss those of other programs.
+func (l *Ledger) WriteQuietly(transactions int, write func() error) error {
+	l.hush(1)
+	defer l.hush(-1)
+	return l.Write(transactions, write)
+}
+
+// hush counts writes in progress: the first turns the listeners off, and the last one on again.
+func (l *Ledger) hush(more int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before := l.quiet
+	if l.quiet += more; before != 0 && l.quiet != 0 {
+		return
+	}
+	for _, x := range l.listeners {
+		if x.Listen(l.quiet == 0) != nil {
+			x.Missed()
+		}
+	}
+}
+
 func (l *Ledger) wrote(transactions int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -63,6 +87,8 @@ func (l *Ledger) Others(generation Generation) (uint32, error) {
 func (l *Ledger) Join(x Listener) {
 	l.writing.Lock()
 	defer l.writing.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.listeners = append(l.listeners, x)
 }
 
@@ -70,6 +96,8 @@ func (l *Ledger) Join(x Listener) {
 func (l *Ledger) Leave(x Listener) {
 	l.writing.Lock()
 	defer l.writing.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.listeners = slices.DeleteFunc(l.listeners, func(y Listener) bool { return x == y })
 }
 

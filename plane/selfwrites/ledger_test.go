@@ -106,6 +106,28 @@ func TestTogether(t *testing.T) {
 	}
 }
 
+// While any write is quiet no listener listens, and after the last one all do (ST-05).
+func TestWriteQuietly(t *testing.T) {
+	a, deaf := &ear{on: true}, &ear{on: true, deafens: errRefused}
+	k := &kernel{}
+	var l Ledger
+	l.Join(a)
+	l.Join(deaf)
+	err := l.WriteQuietly(1, func() error {
+		return l.WriteQuietly(1, func() error { return errors.Join(k.write(), k.write()) })
+	})
+	if err != nil || a.noticed != 0 || !a.on || deaf.missed != 1 {
+		t.Errorf("%v: %+v, %+v", err, a, deaf)
+	}
+	if n, _ := l.Others(k.ask); n != 0 {
+		t.Errorf("others are said to have written %d times", n)
+	}
+	k.write()
+	if a.noticed != 1 {
+		t.Error("it does not listen afterwards")
+	}
+}
+
 // None of our listeners receives notifications of a large write, and all receive those of small
 // ones. Missed is called for foreign changes meanwhile.
 func TestWriteUnnoticed(t *testing.T) {

@@ -11,12 +11,12 @@ import (
 	"kube-proxy/internal/netlink"
 )
 
-// Monitor receives the kernel's notifications of foreign changes to one table. The kernel filters
-// out our own, by the number of the socket that made them.
+// Monitor receives the kernel's notifications of foreign changes to tables of a family. The kernel
+// filters out our own, by the number of the socket that made them.
 type Monitor struct {
 	sock    *Socket
 	family  byte
-	table   string
+	ours    func(table, object string) bool
 	noticed func(typ uint16, body []byte)
 	ended   func()
 	missed  func()
@@ -50,25 +50,28 @@ func add(all []string, text string, most int) []string {
 }
 
 // Watch starts to listen, in the network namespace of the calling thread, to all writes except
-// those of own. It calls noticed with each message (NFT_MSG_*) about the table or its objects,
-// ended after the last one of a transaction, and missed if messages were lost; all from one
-// goroutine.
-func Watch(own *Socket, family byte, table string,
+// those of own, if that is not nil. It calls noticed with each message (NFT_MSG_*) about an object
+// of a table, or with object "" the table itself, that ours selects; ended after the last one of a
+// transaction, and missed if messages were lost; all from one goroutine.
+func Watch(own *Socket, family byte, ours func(table, object string) bool,
 	noticed func(typ uint16, body []byte), ended, missed func()) (*Monitor, error) {
 	s, err := Open()
 	if err != nil {
 		return nil, err
 	}
-	m := &Monitor{sock: s, family: family, table: table, noticed: noticed, ended: ended, missed: missed,
+	m := &Monitor{sock: s, family: family, ours: ours, noticed: noticed, ended: ended, missed: missed,
 		done: make(chan struct{})}
-	if err = s.ignore(own.port); err == nil {
+	if own != nil {
+		err = s.ignore(own.port)
+		own.moved = s.ignore
+	}
+	if err == nil {
 		err = m.Listen(true)
 	}
 	if err != nil {
 		s.Close()
 		return nil, err
 	}
-	own.moved = s.ignore
 	go func() {
 		defer close(m.done)
 		s.Conn.Listen(m.notice, missed)
@@ -108,29 +111,33 @@ func (m *Monitor) notice(msg netlink.Message) {
 		unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE, unix.NFT_MSG_NEWSETELEM,
 		unix.NFT_MSG_DELSETELEM:
 		// In all of them attribute 1 is the table.
-		if msg.Body[0] == m.family && netlink.CStr(netlink.Attribute(body, 1)) == m.table {
+		kind, name := objectOf(typ, body)
+		if msg.Body[0] == m.family && m.ours(netlink.CStr(netlink.Attribute(body, 1)), name) {
 			m.touched = true
-			m.record("", objectOf(typ, body))
+			m.record("", kind+name)
 			m.noticed(typ, body)
 		}
 	}
 }
 
-// objectOf names what a message is about.
-func objectOf(typ uint16, body []byte) string {
+// objectOf says what a message is about: the kind of object, and the name of the chain or set.
+func objectOf(typ uint16, body []byte) (kind, name string) {
 	second := netlink.CStr(netlink.Attribute(body, 2)) // of most the chain or set
 	switch typ {
 	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE:
-		return theTable
+		return theTable, ""
 	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
-		return "chain " + netlink.CStr(netlink.Attribute(body, unix.NFTA_CHAIN_NAME))
+		return "chain ", netlink.CStr(netlink.Attribute(body, unix.NFTA_CHAIN_NAME))
 	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
-		return "rules of chain " + second
+		return "rules of chain ", second
 	case unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET:
-		return "set " + second
+		return "set ", second
 	}
-	return "elements of set " + second
+	return "elements of set ", second
 }
+
+// Of selects a table with all its objects, for Watch.
+func Of(table string) func(t, _ string) bool { return func(t, _ string) bool { return t == table } }
 
 // record adds a writer or an object to the story; "" is none.
 func (m *Monitor) record(who, what string) {

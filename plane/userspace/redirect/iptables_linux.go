@@ -123,6 +123,9 @@ func (c *IPTables) Unguarded() error { return c.unguarded }
 // Drift is part of [Redirector]. It reports addresses of the node; audits find changed rules.
 func (c *IPTables) Drift() <-chan struct{} { return c.drift }
 
+// ChangedBy is part of plane.Witness.
+func (c *IPTables) ChangedBy() string { return c.keep.ChangedBy() }
+
 // Close is part of [Redirector].
 func (c *IPTables) Close() error { return errors.Join(c.keep.Close(), c.addrs.close()) }
 

@@ -20,7 +20,8 @@ func startMonitor(proto byte, signal chan<- struct{}, own *wire.Socket) (m *moni
 		m.noticed.Store(true)
 		wake(signal)
 	}
-	m.Monitor, err = wire.Watch(own, proto, TableName, func(uint16, []byte) { m.noticed.Store(true) }, missed, missed)
+	note := func(uint16, []byte) { m.noticed.Store(true) }
+	m.Monitor, err = wire.Watch(own, proto, wire.Of(TableName), note, missed, missed)
 	return m, err
 }
 
