@@ -79,34 +79,27 @@ func queryCommands() []queryCommand {
 }
 
 func (p *program) ask(a queryCommand) *cobra.Command {
-	opts := config.NewOptions(p.modes)
-	opts.Renders = true
 	q := &queries{out: p.out, errOut: p.errOut}
 	var output string
 	var watch bool
-	cmd := &cobra.Command{
-		Use: a.name, Short: a.short,
-		Args: cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			var err error
-			if q.format, err = a.checked("kube-proxy", args, output); err != nil {
-				return err
-			}
-			if q.client, err = askWhom(cmd, opts, p.modes, p.errOut); err != nil {
-				return reported(err)
-			}
-			if watch {
-				return reported(a.watching(cmd.Context(), q, args))
-			}
-			return reported(a.ask(cmd.Context(), q, args))
-		},
+	cmd := &cobra.Command{Use: a.name, Short: a.short, Args: cobra.ArbitraryArgs}
+	opts := p.options(cmd, true)
+	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
+		if q.format, err = a.checked("kube-proxy", args, output); err != nil {
+			return err
+		}
+		if q.client, err = askWhom(cmd, opts, p.modes, p.errOut); err != nil {
+			return reported(err)
+		}
+		if watch {
+			return reported(a.watching(cmd.Context(), q, args))
+		}
+		return reported(a.ask(cmd.Context(), q, args))
 	}
-	opts.AddFlags(cmd.Flags())
 	a.printFlags(cmd, &output, &watch)
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return config.FlagError(cmd.Flags(), err) })
 	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(p.out, a.help("kube-proxy", askFlags)) })
 	cmd.ValidArgsFunction = a.completes(opts, p.modes)
-	completeModes(cmd, p.modes)
 	return cmd
 }
 

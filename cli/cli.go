@@ -32,35 +32,28 @@ type program struct {
 func New(modes mode.List, out, errOut io.Writer, commandLine []string,
 	start func(context.Context, *config.Config) error) *cobra.Command {
 	p := &program{modes, out, errOut, commandLine}
-	opts := config.NewOptions(modes)
-	cmd := &cobra.Command{
-		Use:           "kube-proxy",
-		SilenceErrors: true,
-		SilenceUsage:  true,
-
-		Args: cobra.ArbitraryArgs, // config reports them with all other problems (FL-01)
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if print, raw := opts.PrintsVersion(); print {
-				return printVersion(out, raw)
-			}
-			cfg, err := complete(opts, args)
-			if err != nil {
-				p.warn(opts)
-				return errors.Join(meant(cmd, args, "kube-proxy"), err)
-			}
-			return start(cmd.Context(), cfg)
-		},
+	cmd := &cobra.Command{Use: "kube-proxy", SilenceErrors: true, SilenceUsage: true,
+		Args: cobra.ArbitraryArgs} // config reports them with all other problems (FL-01)
+	completion := completionCommand(cmd, out)
+	commands := append(p.askCommands(), p.check(), p.selftest(), p.migrate(), p.render(), completion)
+	cmd.AddCommand(commands...)
+	opts := p.options(cmd, false)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if print, raw := opts.PrintsVersion(); print {
+			return printVersion(out, raw)
+		}
+		cfg, err := complete(opts, args)
+		if err != nil {
+			p.warn(opts)
+			return errors.Join(meant(cmd, args, "kube-proxy"), err)
+		}
+		return start(cmd.Context(), cfg)
 	}
-	opts.AddFlags(cmd.Flags())
-	completeModes(cmd, modes)
 	cmd.ValidArgsFunction = cobra.NoFileCompletions
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return config.Unparsed(commandLine, err, modes) })
 	cmd.SetOut(out)
 	cmd.SetErr(errOut)
 	cmd.CompletionOptions.DisableDefaultCmd = true
-	completion := completionCommand(cmd, out)
-	commands := append(p.askCommands(), p.check(), p.selftest(), p.migrate(), p.render(), completion)
-	cmd.AddCommand(commands...)
 	// Cobra otherwise adds one: "help" is no command, but an extra argument (FL-01).
 	cmd.SetHelpCommand(completion)
 	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(out, help(commands)); config.Usage(out, modes) })
@@ -104,6 +97,25 @@ func meant(cmd *cobra.Command, args []string, program string) error {
 		args[0], program, strings.Join(like, " or "+program+" "))
 }
 
+// options adds the flags of kube-proxy to a command that the command line may name; else it returns
+// nil: the options of all commands would take a fifth of the time of a query. renders is as in
+// config.Options.
+func (p *program) options(cmd *cobra.Command, renders bool) *config.Options {
+	runs := slices.Contains(p.commandLine, cmd.Name())
+	if cmd.HasSubCommands() { // the program itself
+		first := func(c *cobra.Command) bool { return slices.Index(p.commandLine, c.Name()) == 0 }
+		runs = !slices.ContainsFunc(cmd.Commands(), first)
+	}
+	if !runs {
+		return nil
+	}
+	opts := config.NewOptions(p.modes)
+	opts.Renders = renders
+	opts.AddFlags(cmd.Flags())
+	completeModes(cmd, p.modes)
+	return opts
+}
+
 // command is a command that takes the flags of kube-proxy, and is about one with these.
 type command struct {
 	name, short, help string
@@ -114,32 +126,26 @@ type command struct {
 }
 
 func (p *program) command(c command) *cobra.Command {
-	opts := config.NewOptions(p.modes)
-	opts.Renders = c.renders
 	output := "text"
-	cmd := &cobra.Command{
-		Use: c.name, Short: c.short,
-		Args: cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := checkOutput(output); err != nil {
-				return err
-			}
-			cfg, err := complete(opts, args)
-			p.warn(opts)
-			if err != nil {
-				return err
-			}
-			return c.run(cmd.Context(), cfg, output == "json")
-		},
+	cmd := &cobra.Command{Use: c.name, Short: c.short, Args: cobra.ArbitraryArgs}
+	opts := p.options(cmd, c.renders)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := checkOutput(output); err != nil {
+			return err
+		}
+		cfg, err := complete(opts, args)
+		p.warn(opts)
+		if err != nil {
+			return err
+		}
+		return c.run(cmd.Context(), cfg, output == "json")
 	}
-	opts.AddFlags(cmd.Flags())
 	if c.prints {
 		outputFlag(cmd, &output)
 	}
 	if c.flags != nil {
 		c.flags(cmd.Flags())
 	}
-	completeModes(cmd, p.modes)
 	cmd.ValidArgsFunction = cobra.NoFileCompletions
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return config.FlagError(cmd.Flags(), err) })
 	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(p.out, c.help) })
