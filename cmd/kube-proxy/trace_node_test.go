@@ -66,8 +66,7 @@ func (f nodeFault) proto() netlab.Proto {
 func (n *nodeLab) dual(name string, number int, pods ...string) {
 	text := fmt.Sprintf("kind: Service\nmetadata: {name: %s, namespace: lab}\nspec:\n  type: ClusterIP\n"+
 		"  clusterIP: 10.96.0.%[2]d\n  clusterIPs: [10.96.0.%[2]d, \"fd00:10:96::%[2]d\"]\n"+
-		"  ipFamilies: [IPv4, IPv6]\n"+
-		"  ipFamilyPolicy: RequireDualStack\n  ports:\n"+
+		"  ipFamilies: [IPv4, IPv6]\n"+"  ipFamilyPolicy: RequireDualStack\n  ports:\n"+
 		"  - {name: tcp, port: 80}\n  - {name: udp, port: 80, protocol: UDP}\n", name, number)
 	for _, family := range []string{"IPv4", "IPv6"} {
 		var list []string
@@ -105,12 +104,10 @@ func nftFaults() []nodeFault {
 			"", "", trace.Dropped, "rule 1", ""},
 		{"reject in forward", "inet", "forward priority 10", "tcp dport 8080 reject",
 			"", "", trace.Rejected, "rule 1", ""},
-		{"policy", "inet", "forward priority 0; policy drop",
-			"ct state established accept; ip saddr 10.1.1.13 accept",
+		{"policy", "inet", "forward priority 0; policy drop", "ct state established accept; ip saddr 10.1.1.13 accept",
 			"", "", trace.Dropped, "policy", ""},
 		{"accepted under a policy", "inet", "forward priority 0; policy drop",
-			"ct state established accept; ct status dnat accept",
-			"", "", trace.Delivered, "", ""},
+			"ct state established accept; ct status dnat accept", "", "", trace.Delivered, "", ""},
 		{"the service's address, raw", "ip", "prerouting priority -300", "ip daddr 10.96.0.10 drop",
 			"", "", trace.Dropped, "rule 1", ""},
 		{"the service's address, after translation", "ip", "prerouting priority 0", "ip daddr 10.96.0.10 drop",
@@ -125,8 +122,7 @@ func nftFaults() []nodeFault {
 			"ct state established ct direction original drop", "", "", trace.Dropped, "rule 1", ""},
 		{"a stranger", "inet", "forward priority 0", "ip saddr 10.1.1.13 drop", "", "", trace.Delivered, "", ""},
 		{"another port", "inet", "forward priority 0", "tcp dport 8081 drop", "", "", trace.Delivered, "", ""},
-		{"a set", "inet", "forward priority 0",
-			"ip daddr { 10.1.1.0/30, 10.1.1.12 } tcp dport { 80, 8000-8090 } drop",
+		{"a set", "inet", "forward priority 0", "ip daddr { 10.1.1.0/30, 10.1.1.12 } tcp dport { 80, 8000-8090 } drop",
 			"", "", trace.Dropped, "rule 1", ""},
 		{"an interface", "inet", "forward priority 0", `iifname "vethpod1" oifname "vethpod*" drop`,
 			"", "", trace.Dropped, "rule 1", ""},
@@ -179,13 +175,11 @@ func otherFaults() []nodeFault {
 		f("iptables, mark", "FORWARD -m mark --mark 0x77 -j DROP", "", "", trace.Delivered, ""),
 		f("iptables OUTPUT", "OUTPUT -d 10.96.0.10 -j DROP", "node1", "", trace.Delivered, ""),
 		{name: "iptables raw", expect: trace.Dropped, by: "PREROUTING",
-			do:   "iptables -t raw -I PREROUTING -d 10.96.0.10 -j DROP",
-			undo: "iptables -t raw -F PREROUTING"},
+			do: "iptables -t raw -I PREROUTING -d 10.96.0.10 -j DROP", undo: "iptables -t raw -F PREROUTING"},
 		{name: "iptables limit", from: "", expect: trace.Undecided, by: "limit",
 			do:   "iptables -I FORWARD -m limit --limit 1000/s --limit-burst 1000 -j DROP",
 			undo: "iptables -D FORWARD -m limit --limit 1000/s --limit-burst 1000 -j DROP"},
-		{name: "ip_forward", expect: trace.Dropped, by: "ip_forward=0",
-			do:   "echo 0 >/proc/sys/net/ipv4/ip_forward",
+		{name: "ip_forward", expect: trace.Dropped, by: "ip_forward=0", do: "echo 0 >/proc/sys/net/ipv4/ip_forward",
 			undo: "echo 1 >/proc/sys/net/ipv4/ip_forward"},
 		{name: "blackhole", to: two, expect: trace.Dropped, by: "blackhole",
 			do: "ip route add blackhole 10.1.2.14/32", undo: "ip route del blackhole 10.1.2.14/32"},
@@ -263,8 +257,7 @@ func combinedFaults() []nodeFault {
 	return []nodeFault{
 		{name: "a drop and a blackhole", to: two, expect: trace.Dropped,
 			do: table("chain c { type filter hook forward priority 0; ip daddr 10.1.1.12 drop; };") +
-				"ip route add blackhole 10.1.2.14/32",
-			undo: gone + "ip route del blackhole 10.1.2.14/32", by: ""},
+				"ip route add blackhole 10.1.2.14/32", undo: gone + "ip route del blackhole 10.1.2.14/32", by: ""},
 		{name: "two tables, the first one accepts", expect: trace.Dropped, by: "chain late, rule 1",
 			do: table("chain early { type filter hook forward priority -5; accept; }; " +
 				"chain late { type filter hook forward priority 5; tcp dport 8080 drop; };"), undo: gone},
@@ -274,12 +267,10 @@ func combinedFaults() []nodeFault {
 			undo: gone + "iptables -D FORWARD -p tcp --dport 8080 -j DROP"},
 		{name: "a limit before a drop", expect: trace.Dropped, by: "rule 2",
 			do: table("chain c { type filter hook forward priority 0; " +
-				"limit rate 1000/second counter; tcp dport 8080 drop; };"),
-			undo: gone},
+				"limit rate 1000/second counter; tcp dport 8080 drop; };"), undo: gone},
 		{name: "ip_forward and a rule", expect: trace.Dropped, by: "ip_forward=0", modes: "nftables iptables",
 			do: table("chain c { type filter hook forward priority 0; drop; };") +
-				"echo 0 >/proc/sys/net/ipv4/ip_forward",
-			undo: gone + "echo 1 >/proc/sys/net/ipv4/ip_forward"},
+				"echo 0 >/proc/sys/net/ipv4/ip_forward", undo: gone + "echo 1 >/proc/sys/net/ipv4/ip_forward"},
 		{name: "a jump", expect: trace.Dropped, by: "chain deep, rule 2", undo: gone,
 			do: table("chain deep { ip daddr 10.1.1.13 accept; drop; }; " +
 				"chain mid { tcp dport vmap { 8080 : goto deep }; }; " +
@@ -307,8 +298,7 @@ func combinedFaults() []nodeFault {
 			undo: "iptables -D FORWARD -j DOCKER-USER; iptables -F DOCKER-USER; iptables -X DOCKER-USER"},
 		{name: "firewalld", expect: trace.Rejected, by: "(of firewalld)",
 			do: "nft 'table inet firewalld { chain filter_FORWARD { type filter hook forward priority 10; " +
-				"ct state new reject with icmpx admin-prohibited; }; }'",
-			undo: "nft delete table inet firewalld"},
+				"ct state new reject with icmpx admin-prohibited; }; }'", undo: "nft delete table inet firewalld"},
 		{name: "an ipset", expect: trace.Dropped, by: "FORWARD", modes: "nftables iptables",
 			do: "ipset create bad hash:ip; ipset add bad 10.1.1.12; " +
 				"iptables -I FORWARD -m set --match-set bad dst -j DROP",
@@ -330,6 +320,23 @@ func combinedFaults() []nodeFault {
 		{name: "rp_filter and a mark that next packets lack", from: "client", expect: trace.Dropped, by: "rp_filter=1",
 			do: strings.Replace(swapped.Replace(markedBack("1")), "0x77/0xff", "0x77", 1), undo: unmarked,
 			modes: "nftables"},
+		{name: "a policy rule by port", expect: trace.Dropped, by: "blackhole",
+			do: "ip rule add ipproto tcp dport 8080 blackhole prio 5", undo: "ip rule del prio 5"},
+		{name: "a policy of XFRM", expect: trace.Dropped, by: "XFRM policy", undo: "ip xfrm policy flush",
+			do: "ip xfrm policy add dst 10.96.0.10 proto tcp dport 80 dir fwd action block"},
+		{name: "a policy of XFRM for the backend", expect: trace.Delivered, undo: "ip xfrm policy flush",
+			do: "ip xfrm policy add dst 10.1.1.12 dir fwd action block"},
+		{name: "a policy of XFRM for the way out", expect: trace.Dropped, by: "dir out", undo: "ip xfrm policy flush",
+			do: "ip xfrm policy add dst 10.1.1.12 proto tcp dport 8080 dir out action block"},
+		{name: "a policy of XFRM for the node", from: "node1", expect: trace.Dropped, by: "dir out",
+			do: "ip xfrm policy add dst 10.1.1.12 dir out action block", undo: "ip xfrm policy flush"},
+		{name: "a policy of XFRM for the reply", expect: trace.Dropped, by: "XFRM policy", undo: "ip xfrm policy flush",
+			do: "ip xfrm policy add src 10.96.0.10 proto tcp dir out action block"},
+		{name: "a policy of XFRM without a state", expect: trace.Undecided, by: "IPsec", undo: "ip xfrm policy flush",
+			do: "ip xfrm policy add dst 10.1.1.12 dir out tmpl src 172.18.0.2 dst 10.1.1.12 proto esp mode tunnel"},
+		{name: "a filter of a qdisc", expect: trace.Undecided, by: "filter of tc on vethpod2, qdisc htb: u32",
+			do: "tc qdisc add dev vethpod2 root handle 1: htb; tc filter add dev vethpod2 parent 1: protocol ip " +
+				"u32 match u32 0 0 action mirred egress redirect dev lo", undo: "tc qdisc del dev vethpod2 root"},
 		{name: "a filter of tc", expect: trace.Undecided, by: "filter of tc on vethpod1",
 			do: "tc qdisc add dev vethpod1 clsact; " +
 				"tc filter add dev vethpod1 ingress protocol ip u32 match u32 0 0 classid 1:1",
@@ -389,8 +396,7 @@ func ufw(rule, policy string) (do, undo string) {
 			"-A ufw-before-forward -p icmp -m icmp --icmp-type 8 -j ACCEPT\n"+
 			"-A ufw-before-forward -j ufw-user-forward\n"+
 			"-A ufw-after-logging-forward -m limit --limit 3/min --limit-burst 10 -j LOG --log-prefix \"[UFW BLOCK] "+
-			"\"\n"+
-			"-A ufw-user-forward "+rule+"\n")
+			"\"\n"+"-A ufw-user-forward "+rule+"\n")
 	return do + "iptables -P FORWARD " + policy, "iptables -P FORWARD ACCEPT\n" + undo
 }
 
@@ -441,7 +447,7 @@ func programFaults() []nodeFault {
 }
 
 // TestTraceNode breaks a node on which the proxy serves, asks trace, and sends real packets: trace
-// predicts what happens to them (NT-01, NT-04, NT-06, NT-08).
+// predicts what happens to them (NT-01, NT-04, NT-06, NT-07, NT-08).
 func TestTraceNode(t *testing.T) {
 	for _, mode := range []string{"nftables", "iptables", "userspace", "ebpf"} {
 		t.Run(mode, func(t *testing.T) {
@@ -653,8 +659,7 @@ func TestWhyChecksTheNode(t *testing.T) {
 		code             int
 		passes           bool
 	}{
-		{"output priority 0", "ip daddr 10.1.1.13 drop",
-			"\n" + nothingStops + " to 10.96.0.10:80", 0, true},
+		{"output priority 0", "ip daddr 10.1.1.13 drop", "\n" + nothingStops + " to 10.96.0.10:80", 0, true},
 		{"output priority 0", "ip daddr 10.1.1.12 drop", "\nDROPPED on this node, not by kube-proxy: " +
 			`table inet firewall, chain c, rule 1 "ip daddr 10.1.1.12 drop"`, 2, false},
 		{"input priority 0", "ct direction reply tcp sport 8080 drop", "\nDROPPED on this node, not by kube-proxy: " +

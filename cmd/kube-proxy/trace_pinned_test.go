@@ -51,6 +51,47 @@ func TestTracePinned(t *testing.T) {
 	}
 }
 
+// TestTraceOffloaded has a flowtable take a connection: its packets bypass a rule of forward, and
+// trace says so. Those of another connection meet the rule (NT-07).
+func TestTraceOffloaded(t *testing.T) {
+	n := newTraceLab(t, "nftables")
+	p := n.serve()
+	defer p.stop()
+	const table = `table ip t { flowtable f { hook ingress priority 0; devices = { vethpod1, vethpod2 }; }; ` +
+		`chain c { type filter hook forward priority 0; ip protocol tcp flow add @f; %s }; }`
+	if out, err := n.Command(netlab.Node1, "nft", fmt.Sprintf(table, "")).CombinedOutput(); err != nil {
+		t.Skipf("this kernel has no flowtables; test/vm/suites runs the test on 6.12: %v: %s", err, out)
+	}
+	f := nodeFault{from: "pod1", port: pinnedPort}
+	c := n.connection(t, f, "pod2")
+	exchange := func() {
+		t.Helper()
+		if r, err := c.Exchange(); err != nil || r.Server != "pod2" {
+			t.Fatalf("%v, %v", r, err)
+		}
+	}
+	until(t, func() string {
+		exchange()
+		out, err := n.Command(netlab.Node1, "conntrack", "-L", "--orig-port-src", fmt.Sprint(pinnedPort)).Output()
+		if err == nil && strings.Contains(string(out), "OFFLOAD") {
+			return ""
+		}
+		return fmt.Sprintf("the connection is not offloaded: %s, %v", out, err)
+	})
+	n.shell(t, "nft add rule ip t c drop")
+	exchange()
+	if a, text := n.traced(t, f); a.Rest.Verdict != trace.Delivered || !a.Conntrack[0].Offloaded {
+		t.Errorf("offloaded:\n%s", text())
+	}
+	f.port = 0
+	n.fault(t, nodeFault{do: "true", undo: "true", expect: trace.Dropped, by: "chain c, rule 2"}, "nftables")
+	n.shell(t, "nft flush chain ip t c; nft add rule ip t c ip protocol tcp flow add @f; "+
+		"nft add rule ip t c ct state established ct direction original drop")
+	if a, text := n.traced(t, f); !strings.Contains(strings.Join(a.Rest.NotEvaluated, ""), "chain c, rule 1") {
+		t.Errorf("a flowtable may take up the connection before the drop:\n%s", text())
+	}
+}
+
 // connection opens a connection from the pinned port, which that pod answers. The test closes it.
 func (n *nodeLab) connection(t *testing.T, f nodeFault, pod string) *netlab.Conn {
 	t.Helper()

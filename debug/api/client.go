@@ -205,7 +205,7 @@ func (c *Client) refused(resp *http.Response) error {
 			"the running version", ErrNotAsked, c.at, resp.StatusCode)
 	case is != version:
 		return fmt.Errorf("%w: the kube-proxy at %s has API version %q, this command %s: use the command of the "+
-			"running version", ErrNotAsked, c.at, cut(is), version)
+			"running version", ErrNotAsked, c.at, inspect.Cut(is), version)
 	case resp.StatusCode == http.StatusOK:
 		return nil
 	}

@@ -116,18 +116,11 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	if _, pattern := h.mux.Handler(r); pattern == "" {
-		fail(w, http.StatusNotFound, &inspect.Problem{Kind: inspect.Bad,
-			Text: fmt.Sprintf("unknown query %[2]q (API v%[1]s)", version, cut(r.URL.Path))})
+		fail(w, http.StatusNotFound, inspect.Problemf(inspect.Bad, "unknown query %q (API v%s)",
+			inspect.Cut(r.URL.Path), version))
 		return
 	}
 	h.mux.ServeHTTP(w, r)
-}
-
-func cut(s string) string {
-	if len(s) > 80 {
-		return s[:80] + "…"
-	}
-	return s
 }
 
 // answer adds a question whose answer is put together as a whole. computed: it only takes the
@@ -267,7 +260,7 @@ func (h *Handler) live() {
 // longer; without waiting that is an error.
 func (h *Handler) events(ctx context.Context, q url.Values) (any, error) {
 	if h.about.Offline() {
-		return nil, &inspect.Problem{Kind: inspect.Unavailable, Text: "no changes offline: query a running proxy"}
+		return nil, inspect.Problemf(inspect.Unavailable, "no changes offline: query a running proxy")
 	}
 	changes := h.about.Changes
 	if said := q.Get("service"); said != "" {
@@ -290,13 +283,12 @@ func (h *Handler) events(ctx context.Context, q url.Values) (any, error) {
 func since(q url.Values) (after uint64, wait time.Duration, err error) {
 	if s := q.Get("after"); s != "" {
 		if after, err = strconv.ParseUint(s, 10, 64); err != nil {
-			return 0, 0, &inspect.Problem{Kind: inspect.Bad, Text: fmt.Sprintf("after=%s: want a number", cut(s))}
+			return 0, 0, inspect.Problemf(inspect.Bad, "after=%s: want a number", inspect.Cut(s))
 		}
 	}
 	if s := q.Get("wait"); s != "" {
 		if wait, err = time.ParseDuration(s); err != nil || wait < 0 || wait > maxWait {
-			return 0, 0, &inspect.Problem{Kind: inspect.Bad, Text: fmt.Sprintf("wait=%s: want a duration up to %s",
-				cut(s), maxWait)}
+			return 0, 0, inspect.Problemf(inspect.Bad, "wait=%s: want a duration up to %s", inspect.Cut(s), maxWait)
 		}
 	}
 	return after, wait, nil
@@ -333,9 +325,8 @@ func (h *Handler) linger() error {
 	case h.long <- struct{}{}:
 		return nil
 	default:
-		return &inspect.Problem{Kind: inspect.Unavailable,
-			Text: fmt.Sprintf("%d long queries are already running: end some of them (diff, top, events --watch), "+
-				"then retry", maxLong)}
+		return inspect.Problemf(inspect.Unavailable,
+			"%d long queries are already running: end some of them (diff, top, events --watch), then retry", maxLong)
 	}
 }
 
@@ -344,19 +335,19 @@ func query(w http.ResponseWriter, r *http.Request, params []string) (url.Values,
 	if r.ContentLength != 0 {
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now()) // the body of a request is not read to its end
 		w.Header().Set("Connection", "close")
-		fail(w, http.StatusBadRequest, &inspect.Problem{Kind: inspect.Bad, Text: "a query has no body"})
+		fail(w, http.StatusBadRequest, inspect.Problemf(inspect.Bad, "a query has no body"))
 		return nil, false
 	}
 	if r.Method != http.MethodGet {
 		w.Header().Set("Allow", http.MethodGet)
-		fail(w, http.StatusMethodNotAllowed, &inspect.Problem{Kind: inspect.Bad,
-			Text: "only GET is allowed: queries are read-only"})
+		fail(w, http.StatusMethodNotAllowed,
+			inspect.Problemf(inspect.Bad, "only GET is allowed: queries are read-only"))
 		return nil, false
 	}
 	q, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
-		fail(w, http.StatusBadRequest, &inspect.Problem{Kind: inspect.Bad, Text: "invalid query string: " +
-			cut(err.Error())})
+		fail(w, http.StatusBadRequest,
+			inspect.Problemf(inspect.Bad, "invalid query string: %s", inspect.Cut(err.Error())))
 		return nil, false
 	}
 	for name, values := range q {
@@ -365,8 +356,8 @@ func query(w http.ResponseWriter, r *http.Request, params []string) (url.Values,
 			if len(params) > 0 {
 				takes = "takes " + strings.Join(params, ", ") + ", each once"
 			}
-			fail(w, http.StatusBadRequest, &inspect.Problem{Kind: inspect.Bad, Text: fmt.Sprintf("parameter %q: %s %s",
-				cut(name), r.URL.Path, takes)})
+			fail(w, http.StatusBadRequest, inspect.Problemf(inspect.Bad, "parameter %q: %s %s", inspect.Cut(name),
+				r.URL.Path, takes))
 			return nil, false
 		}
 	}
@@ -393,7 +384,7 @@ func status(err error) int {
 func fail(w http.ResponseWriter, code int, err error) {
 	var p *inspect.Problem
 	if !errors.As(err, &p) {
-		p = &inspect.Problem{Kind: inspect.Unavailable, Text: err.Error()}
+		p = inspect.Problemf(inspect.Unavailable, "%v", err)
 	}
 	w.WriteHeader(code)
 	_ = json.NewEncoder(w).Encode(p) // the client has closed the connection

@@ -39,8 +39,7 @@ func about(t testing.TB, services int) *inspect.Inspector {
 	return inspect.New(inspect.Config{Store: store,
 		Families: []inspect.Family{{Family: lb.IPv4, Query: func(f func(*lb.Table)) {
 			f(table)
-		},
-			Settings: func(cluster.Name) policy.Settings { return policy.Settings{Family: lb.IPv4} }}}})
+		}, Settings: func(cluster.Name) policy.Settings { return policy.Settings{Family: lb.IPv4} }}}})
 }
 
 // running is a server at a path, until the test ends or stop is called.
@@ -285,8 +284,7 @@ func TestBadQuestions(t *testing.T) {
 		"an interface with a slash": {get("/v1/trace?from=node&to=a&in=../../x"), "400", "invalid name"},
 		"a header of 10 MB": {"GET /v1/status HTTP/1.1\r\nHost: x\r\nX: " + strings.Repeat("x", 10<<20) +
 			"\r\n\r\n", "431", "Request Header Fields Too Large"},
-		"a body": {"GET /v1/status HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\nx",
-			"400", "has no body"},
+		"a body": {"GET /v1/status HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\nx", "400", "has no body"},
 		"another verb": {"DELETE /v1/status HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", "405",
 			"only GET is allowed"},
 		"no HTTP": {"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n", "400", "Bad Request"},

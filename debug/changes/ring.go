@@ -107,8 +107,7 @@ func (r *Ring) name(family lb.Family, service cluster.Name, endpoints string) {
 // process, or a kernel that refuses all, does not fill the ring.
 func (e *Entry) repeats(o *Entry) bool {
 	return (o.Kind == Repaired || o.Kind == Failed) && e.Kind == o.Kind && e.Family == o.Family &&
-		e.Service == o.Service &&
-		e.Key == o.Key && (e.Why == o.Why || e.Kind == Repaired)
+		e.Service == o.Service && e.Key == o.Key && (e.Why == o.Why || e.Kind == Repaired)
 }
 
 // bucketOf returns the bucket of a namespace; tenants cannot predict which namespaces share one.

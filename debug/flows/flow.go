@@ -49,6 +49,8 @@ type Flow struct {
 	State string
 	// Answered: By has sent something.
 	Answered bool
+	// Offloaded: a flowtable has it, so its packets bypass most hooks.
+	Offloaded bool
 	// Timeout is the time without a packet after which the entry expires, in whole seconds.
 	Timeout time.Duration
 }
@@ -58,8 +60,7 @@ var (
 	statesTCP = []string{"NONE", "SYN_SENT", "SYN_RECV", "ESTABLISHED", "FIN_WAIT", "CLOSE_WAIT", "LAST_ACK",
 		"TIME_WAIT", "CLOSE", "SYN_SENT2"}
 	statesSCTP = []string{"NONE", "CLOSED", "COOKIE_WAIT", "COOKIE_ECHOED", "ESTABLISHED", "SHUTDOWN_SENT",
-		"SHUTDOWN_RECD", "SHUTDOWN_ACK_SENT",
-		"HEARTBEAT_SENT", "HEARTBEAT_ACKED"}
+		"SHUTDOWN_RECD", "SHUTDOWN_ACK_SENT", "HEARTBEAT_SENT", "HEARTBEAT_ACKED"}
 )
 
 // stage is how far a flow is.
@@ -100,7 +101,8 @@ func flowOf(e *ctwire.Entry) Flow {
 	proto := lb.Proto(e.Orig.Proto)
 	return Flow{Proto: proto, From: e.Orig.From, To: e.Orig.To, By: e.Reply.From, Client: e.Reply.To,
 		State:    stateName(proto, e.State),
-		Answered: e.Status&ctwire.SeenReply != 0, Timeout: time.Duration(e.Timeout) * time.Second}
+		Answered: e.Status&ctwire.SeenReply != 0, Offloaded: e.Status&ctwire.Offloaded != 0,
+		Timeout: time.Duration(e.Timeout) * time.Second}
 }
 
 // is reports whether the entry matches the query.

@@ -163,8 +163,7 @@ func TestFind(t *testing.T) {
 		{lb.TCP, "10.1.0.2:40001", "10.96.0.10:80", "tcp ESTABLISHED 10.1.0.2:40001 to 10.96.0.10:80, answered by " +
 			"10.1.0.1:8080"},
 		{lb.TCP, "10.1.0.2:0", "10.96.0.10:80", "tcp ESTABLISHED 10.1.0.2:40000 to 10.96.0.10:80, answered by " +
-			"10.1.0.1:8080\n" +
-			"tcp ESTABLISHED 10.1.0.2:40001 to 10.96.0.10:80, answered by 10.1.0.1:8080"},
+			"10.1.0.1:8080\ntcp ESTABLISHED 10.1.0.2:40001 to 10.96.0.10:80, answered by 10.1.0.1:8080"},
 		{lb.UDP, "10.1.0.2:0", "10.96.0.10:80",
 			"udp 10.1.0.2:40000 to 10.96.0.10:80, not yet answered by 10.1.0.1:8080"},
 		{lb.TCP, "192.0.2.1:0", "10.96.0.10:80", "tcp ESTABLISHED 192.0.2.1:40000 to 10.96.0.10:80, answered by " +

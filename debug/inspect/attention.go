@@ -91,18 +91,10 @@ func (i *Inspector) oddOnes() []Brief {
 		_, _ = i.Services(keep) // keep returns no error
 		o.known, o.due = true, time.Now().Add(9*max(0, time.Since(begun)-freely))
 	} else if again {
-		return briefs(o.all) // as of a moment ago
+		return slices.Collect(maps.Values(o.all)) // as of a moment ago
 	}
 	o.marks = now
-	return briefs(o.all)
-}
-
-func briefs(all map[cluster.Name]Brief) []Brief {
-	out := make([]Brief, 0, len(all))
-	for _, b := range all {
-		out = append(out, b)
-	}
-	return out
+	return slices.Collect(maps.Values(o.all))
 }
 
 // look calls each with the current state of these Services.

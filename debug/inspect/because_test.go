@@ -30,8 +30,7 @@ func TestTraceSaysWhoChose(t *testing.T) {
 		Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}}}
 	for i, zone := range []string{"a", "b"} {
 		sl.Endpoints = sl.Endpoints.With(cluster.Endpoint{Addr: netip.AddrFrom4([4]byte{10, 1, 0, byte(1 + i)}),
-			Where: cluster.At("n"+zone, ""), Ready: true, Serving: true,
-			Hints: &cluster.Hints{Zones: []string{zone}}})
+			Where: cluster.At("n"+zone, ""), Ready: true, Serving: true, Hints: &cluster.Hints{Zones: []string{zone}}})
 	}
 	w.store.Fold(cluster.SliceSet{Slice: sl})
 	w.table.Replace(lb.Owner{Name: name.String()}, policy.Resolve(w.store.View(name), settings))

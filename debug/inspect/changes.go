@@ -63,8 +63,8 @@ func (i *Inspector) Newest() uint64 {
 
 func change(e changes.Entry) Change {
 	c := Change{Seq: e.Seq, Kind: e.Kind.String(), Object: e.Object(), What: e.Words(), API: nanoseconds(e.API),
-		Learned: nanoseconds(e.Learned),
-		Done:    nanoseconds(e.Done), Frontends: int(e.Frontends), Times: int(e.Times)}
+		Learned: nanoseconds(e.Learned), Done: nanoseconds(e.Done), Frontends: int(e.Frontends),
+		Times: int(e.Times)}
 	if e.Family != 0 {
 		c.Family = e.Family.String()
 	}

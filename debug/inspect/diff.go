@@ -18,7 +18,7 @@ const maxDifferences = 1000
 // others wait.
 func (i *Inspector) Diff(ctx context.Context) (*Diff, error) {
 	if i.cfg.Offline {
-		return nil, problem(Unavailable, "no kernel to compare with offline: query a running proxy")
+		return nil, Problemf(Unavailable, "no kernel to compare with offline: query a running proxy")
 	}
 	select {
 	case i.comparing <- struct{}{}:
@@ -35,7 +35,7 @@ func (i *Inspector) Diff(ctx context.Context) (*Diff, error) {
 		}
 		differences, rows, err := i.differences(ctx, f)
 		if err != nil {
-			return nil, problem(Unavailable, "%s: reading the kernel state: %v", f.Family, err)
+			return nil, Problemf(Unavailable, "%s: reading the kernel state: %v", f.Family, err)
 		}
 		out.Frontends += rows
 		for _, d := range differences {

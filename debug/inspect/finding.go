@@ -52,8 +52,7 @@ func (i *Inspector) findings(s *Status) []Finding {
 			v = Error
 		}
 		f.add(v, "conntrack", "kube-proxy top", "the connection table is nearly full: %d of %d entries; "+
-			"the kernel drops packets of further connections",
-			c.Entries, c.Limit)
+			"the kernel drops packets of further connections", c.Entries, c.Limit)
 	}
 	if n := repaired(now, i.recent()); n != "" {
 		f.add(Warning, "drift", "kube-proxy events", "%s", n)
@@ -75,8 +74,7 @@ func (i *Inspector) sourceFindings(f *findings, s *Status) {
 	switch {
 	case s.Offline:
 	case s.Snapshot != nil:
-		f.add(Warning, "source", next,
-			"the API server has not answered: the rules come from the snapshot of %s UTC",
+		f.add(Warning, "source", next, "the API server has not answered: the rules come from the snapshot of %s UTC",
 			s.Snapshot.UTC().Format(time.DateTime))
 	case !s.Synced:
 		f.add(Warning, "source", next, "the API server has not listed all Services and EndpointSlices yet")

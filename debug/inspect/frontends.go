@@ -95,7 +95,7 @@ func parseFilter(s string) (filter, error) {
 	s = strings.ToLower(strings.TrimSpace(s))
 	all := func(*lb.Frontend) bool { return true }
 	if len(s) > maxFilter {
-		return filter{}, problem(Bad, "the filter has %d bytes, want at most %d", len(s), maxFilter)
+		return filter{}, Problemf(Bad, "the filter has %d bytes, want at most %d", len(s), maxFilter)
 	}
 	if s == "" {
 		return filter{row: all}, nil

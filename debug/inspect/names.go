@@ -58,9 +58,9 @@ func (i *Inspector) find(said string) (name cluster.Name, port string, err error
 	namespace, short, qualified := strings.Cut(bare, "/")
 	switch {
 	case bare == "":
-		return name, "", problem(Bad, "want the name of a Service, such as shop/web")
+		return name, "", Problemf(Bad, "want the name of a Service, such as shop/web")
 	case len(bare) > maxName:
-		return name, "", problem(Bad, "the name is too long for a Service: %d characters", len(bare))
+		return name, "", Problemf(Bad, "the name is too long for a Service: %d characters", len(bare))
 	case qualified:
 		name = cluster.Name{Namespace: namespace, Name: short}
 		if i.cfg.Store.View(name).Service != nil {
@@ -94,7 +94,7 @@ func (i *Inspector) find(said string) (name cluster.Name, port string, err error
 
 // ambiguous is the problem of a name that several have.
 func ambiguous(kind, said string, names []cluster.Name) *Problem {
-	p := problem(Ambiguous, "%d %s have the name %s: add the namespace", len(names), kind, said)
+	p := Problemf(Ambiguous, "%d %s have the name %s: add the namespace", len(names), kind, said)
 	p.Candidates = first(names)
 	return p
 }
@@ -104,7 +104,7 @@ const maxName = 600
 
 // unknown returns the problem of a name that no Service has, with similar names, the nearest first.
 func (i *Inspector) unknown(said string, name cluster.Name) *Problem {
-	p := problem(Unknown, "no Service %s", said)
+	p := Problemf(Unknown, "no Service %s", said)
 	if i.cfg.Store.View(ParseName(said)).Slices != nil {
 		p.Text += ": it has EndpointSlices, but no Service object"
 	}

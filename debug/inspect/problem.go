@@ -31,6 +31,15 @@ const maxCandidates = 10
 
 func (p *Problem) Error() string { return p.Text }
 
-func problem(kind Kind, format string, args ...any) *Problem {
+// Problemf returns a problem with a text.
+func Problemf(kind Kind, format string, args ...any) *Problem {
 	return &Problem{Kind: kind, Text: fmt.Sprintf(format, args...)}
+}
+
+// Cut shortens what a client sent, for a text.
+func Cut(s string) string {
+	if len(s) > 80 {
+		return s[:80] + "…"
+	}
+	return s
 }

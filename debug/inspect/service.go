@@ -28,7 +28,7 @@ func (i *Inspector) Service(said string) (*Detail, error) {
 		d.Created = when(time.Unix(v.Service.Created, 0).UTC())
 	}
 	if port != "" && !slices.ContainsFunc(d.Ports, func(p Port) bool { return p.is(port) }) {
-		p := problem(Unknown, "Service %s has no port %s", name, cut(port))
+		p := Problemf(Unknown, "Service %s has no port %s", name, Cut(port))
 		for _, has := range d.Ports[:min(len(d.Ports), maxCandidates)] {
 			p.Candidates = append(p.Candidates, has.String())
 		}

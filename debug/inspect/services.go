@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"net/netip"
+	"slices"
 
 	"kube-proxy/cluster"
 	"kube-proxy/debug/changes"
@@ -146,7 +147,8 @@ func (i *Inspector) service(v cluster.View, failing map[string]map[lb.Key]engine
 				j.is(Refused, "%s", r)
 			}
 		}
-		if f.Stats != nil && len(o.rows) == 0 && hasAddress(svc, f.Family) && !f.Stats().Begun {
+		ours := func(a netip.Addr) bool { return lb.FamilyOf(a) == f.Family }
+		if f.Stats != nil && len(o.rows) == 0 && slices.ContainsFunc(svc.ClusterIPs, ours) && !f.Stats().Begun {
 			j.is(Waiting, "not written yet")
 		}
 	}
@@ -164,15 +166,6 @@ func notProxied(svc *cluster.Service) string {
 		return "ExternalName: DNS returns another name"
 	}
 	return "headless: DNS returns the endpoints"
-}
-
-func hasAddress(svc *cluster.Service, fam lb.Family) bool {
-	for _, a := range svc.ClusterIPs {
-		if lb.FamilyOf(a) == fam {
-			return true
-		}
-	}
-	return false
 }
 
 // countEndpoints counts the endpoints of the Service's first family.

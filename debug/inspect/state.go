@@ -107,8 +107,7 @@ func (j judged) row(row *lb.Frontend) {
 			j.is(NoBackends, "%s has no backends: connections are rejected", row.Service)
 		case r.Do == lb.Drop:
 			j.as(NoLocalBackends, outside, "%s has no endpoints on this node, and its %s traffic policy is Local: "+
-				"%s is dropped from %s",
-				row.Service, which, row.Key, r.From)
+				"%s is dropped from %s", row.Service, which, row.Key, r.From)
 		case r.To == nil || !r.To.Backends.At(0).Draining: // all drain, or none does
 		case r.To.ID.Scope == lb.Local:
 			j.as(Terminating, outside,

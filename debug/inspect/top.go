@@ -73,17 +73,17 @@ const maxWatching = 4
 // false or ctx ends.
 func (i *Inspector) Top(ctx context.Context, each func(*Top) bool) error {
 	if i.cfg.Offline {
-		return problem(Unavailable, "no connections offline: query a running proxy")
+		return Problemf(Unavailable, "no connections offline: query a running proxy")
 	}
 	select {
 	case i.watching <- struct{}{}:
 		defer func() { <-i.watching }()
 	default:
-		return problem(Unavailable, "%d commands already count connections: end one of them (top)", maxWatching)
+		return Problemf(Unavailable, "%d commands already count connections: end one of them (top)", maxWatching)
 	}
 	t, err := flows.Listen(flows.Config{Tables: i.tables()})
 	if err != nil {
-		return problem(Unavailable, "%v", err)
+		return Problemf(Unavailable, "%v", err)
 	}
 	t.Each(ctx, func(r *flows.Rates) bool {
 		answer := top(r)
@@ -177,8 +177,8 @@ func (i *Inspector) connections(ctx context.Context, p trace.Packet, a *TraceAns
 func (a *TraceAnswer) connected(found flows.Found) {
 	for _, f := range found.Flows {
 		a.Conntrack = append(a.Conntrack, Connection{From: f.From, To: f.To, Backend: f.By, Sees: f.Client,
-			Proto: f.Proto.String(), State: f.State,
-			Answered: f.Answered, Timeout: int(f.Timeout.Seconds())})
+			Proto: f.Proto.String(), State: f.State, Answered: f.Answered, Offloaded: f.Offloaded,
+			Timeout: int(f.Timeout.Seconds())})
 	}
 	a.ConntrackEnded, a.ConntrackMore = found.Ended, found.More
 	switch {

@@ -99,6 +99,8 @@ type Connection struct {
 	Sees    netip.AddrPort `json:"sees,omitzero"`
 	// Answered: a reply was received.
 	Answered bool `json:"answered"`
+	// Offloaded: a flowtable of nftables has it, so its packets bypass all rules but netdev's.
+	Offloaded bool `json:"offloaded,omitempty"`
 	// Proto is tcp, udp or sctp; State is the kernel's name of the state, "" if the protocol has
 	// none.
 	Proto string `json:"proto"`
@@ -121,8 +123,8 @@ func (i *Inspector) Trace(ctx context.Context, q TraceQuery) (*TraceAnswer, erro
 	if err != nil {
 		return nil, err
 	}
-	a := &TraceAnswer{Asked: p, Node: i.Node(), Packet: PacketText{From: from(p), Pod: q.Pod, In: p.In, Node: p.Host,
-		To: to(p), Proto: protoName(p.Proto)}}
+	a := &TraceAnswer{Asked: p, Node: i.Node(), Packet: PacketText{From: endText(p.From), Pod: q.Pod, In: p.In,
+		Node: p.Host, To: endText(p.To), Proto: protoName(p.Proto)}}
 	a.Answer = i.ask(f, p)
 	i.lookup(ctx, f, p, a)
 	i.connections(ctx, p, a)
@@ -209,12 +211,12 @@ func (i *Inspector) lookup(ctx context.Context, f Family, p trace.Packet, a *Tra
 func (i *Inspector) packet(ctx context.Context, q *TraceQuery) (Family, trace.Packet, error) {
 	none := Family{}
 	if len(q.In) > maxInterface || strings.ContainsAny(q.In, "/ \t\n") {
-		return none, trace.Packet{}, problem(Bad, "interface %q: invalid name", cut(q.In))
+		return none, trace.Packet{}, Problemf(Bad, "interface %q: invalid name", Cut(q.In))
 	}
 	var pods []netip.Addr
 	switch {
 	case q.From != "" && q.Pod != "":
-		return none, trace.Packet{}, problem(Bad, "want an address or a pod as the source, not both")
+		return none, trace.Packet{}, Problemf(Bad, "want an address or a pod as the source, not both")
 	case q.Pod != "":
 		name, addrs, err := i.pod(ctx, q.Pod)
 		if err != nil {
@@ -222,19 +224,19 @@ func (i *Inspector) packet(ctx context.Context, q *TraceQuery) (Family, trace.Pa
 		}
 		pods, q.Pod, q.From = addrs, name.String(), addrs[0].String()
 	case q.From == "":
-		return none, trace.Packet{}, problem(Bad, "want a source: an address, \"node\" for this node, or a pod")
+		return none, trace.Packet{}, Problemf(Bad, "want a source: an address, \"node\" for this node, or a pod")
 	}
 	source, target, err := trace.Parse(q.From, q.To)
 	if err != nil && q.Pod != "" && len(pods) > 1 { // of a pod with both families, the one of the destination's family
 		source, target, err = trace.Parse(pods[1].String(), q.To)
 	}
 	if err != nil {
-		return none, trace.Packet{}, problem(Bad, "%v", err)
+		return none, trace.Packet{}, Problemf(Bad, "%v", err)
 	}
 	if target.Service != "" {
 		name, _, err := i.find(target.Service)
 		if err != nil && len(nearest.Of(target.Service, slices.Values([]string{"nodeport"}))) > 0 {
-			return none, trace.Packet{}, problem(Unknown, "no Service %s: did you mean nodeport:PORT?", target.Service)
+			return none, trace.Packet{}, Problemf(Unknown, "no Service %s: did you mean nodeport:PORT?", target.Service)
 		} else if err != nil {
 			return none, trace.Packet{}, err
 		}
@@ -244,8 +246,8 @@ func (i *Inspector) packet(ctx context.Context, q *TraceQuery) (Family, trace.Pa
 	if err == nil && q.Port != "" {
 		n, invalid := strconv.ParseUint(q.Port, 10, 16)
 		if invalid != nil || n == 0 || p.From.Port() != 0 {
-			return none, p, problem(Bad, "source port %q: want a number from 1 to 65535, and none in the source",
-				cut(q.Port))
+			return none, p, Problemf(Bad, "source port %q: want a number from 1 to 65535, and none in the source",
+				Cut(q.Port))
 		}
 		p.From = netip.AddrPortFrom(p.From.Addr(), uint16(n))
 	}
@@ -255,19 +257,12 @@ func (i *Inspector) packet(ctx context.Context, q *TraceQuery) (Family, trace.Pa
 // maxInterface is the length of the longest name of an interface, in bytes.
 const maxInterface = 15
 
-func cut(s string) string {
-	if len(s) > 80 {
-		return s[:80] + "…"
-	}
-	return s
-}
-
 // resolve finds the family in which the question makes sense, and there the packet.
 func (i *Inspector) resolve(source trace.Source, pods []netip.Addr, target trace.Target, in string) (Family,
 	trace.Packet, error) {
 	local, err := i.local()
 	if err != nil {
-		return Family{}, trace.Packet{}, problem(Unavailable, "listing the addresses of this node: %v", err)
+		return Family{}, trace.Packet{}, Problemf(Unavailable, "listing the addresses of this node: %v", err)
 	}
 	var firstErr error
 	for _, f := range i.cfg.Families {
@@ -278,7 +273,7 @@ func (i *Inspector) resolve(source trace.Source, pods []netip.Addr, target trace
 		to, proto, err := i.target(f, target, local)
 		if err != nil {
 			if firstErr == nil {
-				firstErr = problem(Bad, "%v", err)
+				firstErr = Problemf(Bad, "%v", err)
 			}
 			continue
 		}
@@ -288,7 +283,7 @@ func (i *Inspector) resolve(source trace.Source, pods []netip.Addr, target trace
 	if firstErr != nil {
 		return Family{}, trace.Packet{}, firstErr
 	}
-	return Family{}, trace.Packet{}, problem(Bad, "source and destination have no served IP family in common")
+	return Family{}, trace.Packet{}, Problemf(Bad, "source and destination have no served IP family in common")
 }
 
 // sourceIn is the source's address in a family.
@@ -386,14 +381,14 @@ func (i *Inspector) pod(ctx context.Context, said string) (name cluster.Name, ad
 	}
 	name = cluster.Name{Namespace: namespace, Name: short}
 	if short == "" || qualified && namespace == "" || len(said) > maxName || strings.ContainsAny(short, "/ \x00") {
-		return name, nil, problem(Bad, "pod %q: want NAMESPACE/NAME, or NAME", cut(said))
+		return name, nil, Problemf(Bad, "pod %q: want NAMESPACE/NAME, or NAME", Cut(said))
 	}
 	see := "use its address, see kubectl get pod -n " + namespace + " " + short + " -o wide"
 	if !qualified {
 		see = "use its address, see kubectl get pod -A -o wide"
 	}
 	if i.cfg.Pods == nil {
-		return name, nil, problem(Unavailable, "cannot find the address of pod %s here: %s", bare, see)
+		return name, nil, Problemf(Unavailable, "cannot find the address of pod %s here: %s", bare, see)
 	}
 	ctx, cancel := context.WithTimeout(ctx, kernelWait)
 	defer cancel()
@@ -401,9 +396,9 @@ func (i *Inspector) pod(ctx context.Context, said string) (name cluster.Name, ad
 	names := slices.SortedFunc(maps.Keys(found), compareNames)
 	switch {
 	case err != nil:
-		return name, nil, problem(Unavailable, "finding the address of pod %s: %v; %s", bare, err, see)
+		return name, nil, Problemf(Unavailable, "finding the address of pod %s: %v; %s", bare, err, see)
 	case len(names) == 0:
-		return name, nil, problem(Unknown, "pod %s is in no EndpointSlice, and this proxy knows no other pods: %s",
+		return name, nil, Problemf(Unknown, "pod %s is in no EndpointSlice, and this proxy knows no other pods: %s",
 			bare, see)
 	case len(names) > 1:
 		return name, nil, ambiguous("pods", short, names)
@@ -411,18 +406,12 @@ func (i *Inspector) pod(ctx context.Context, said string) (name cluster.Name, ad
 	return names[0], found[names[0]], nil
 }
 
-func from(p trace.Packet) string {
-	if p.From.Port() == 0 {
-		return p.From.Addr().String()
+// endText is one end of a packet; port 0 is none.
+func endText(a netip.AddrPort) string {
+	if a.Port() == 0 {
+		return a.Addr().String()
 	}
-	return p.From.String()
-}
-
-func to(p trace.Packet) string {
-	if p.To.Port() == 0 {
-		return p.To.Addr().String()
-	}
-	return p.To.String()
+	return a.String()
 }
 
 func protoName(p lb.Proto) string {

@@ -61,6 +61,9 @@ func Follow(ctx context.Context, q Question, filter Filter) (trace.Node, error) 
 		return trace.Node{}, err
 	}
 	w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) { return filter.Pass(ctx, h, p) }
+	if w.ipsec, err = readPolicies(ctx, family); err != nil {
+		return trace.Node{}, err
+	}
 	w.follow()
 	if w.err != nil {
 		return trace.Node{}, w.err
@@ -105,9 +108,13 @@ func conntrack() (dropped, evicted uint64) {
 
 // programs names what sees packets on this node and is not evaluated.
 func (w *walk) programs(ctx context.Context, conn netlink.Asker) error {
+	qdiscs, err := rtnl.Qdiscs(ctx, conn)
+	if err != nil {
+		return err
+	}
 	for _, dir := range []struct {
 		links       []int32
-		parent      uint16
+		parent      uint32
 		tcx, netkit uint32
 		name        string
 	}{{w.in, rtnl.FilterIngress, kernel.BPFTcxIngress, kernel.BPFNetkitPeer, "ingress"},
@@ -115,24 +122,56 @@ func (w *walk) programs(ctx context.Context, conn netlink.Asker) error {
 		for _, index := range w.withPorts(dir.links) {
 			l := w.link(index)
 			if l.XDP && dir.name == "ingress" {
-				w.doubts = append(w.doubts, "program of XDP on "+l.Name)
+				w.doubt("program of XDP on %s", l.Name)
 			}
-			filters, err := rtnl.Filters(ctx, conn, index, dir.parent)
-			if err != nil {
-				return err
+			parents := []rtnl.Qdisc{{Handle: dir.parent, Kind: dir.name}}
+			for _, q := range qdiscs {
+				switch {
+				case q.Link != index || dir.name == "ingress":
+				case !strings.Contains(orderly, " "+q.Kind+" "):
+					w.doubt("qdisc %s on %s", q.Kind, l.Name)
+				case q.Handle != 0:
+					parents = append(parents, rtnl.Qdisc{Handle: q.Handle, Kind: "qdisc " + q.Kind})
+				}
 			}
-			for _, f := range slices.Compact(filters) {
-				w.doubts = append(w.doubts, fmt.Sprintf("filter of tc on %s, %s: %s", l.Name, dir.name, f))
+			for _, p := range parents {
+				filters, err := rtnl.Filters(ctx, conn, index, p.Handle)
+				if err != nil {
+					return err
+				}
+				for _, f := range filters {
+					w.doubt("filter of tc on %s, %s: %s", l.Name, p.Kind, f)
+				}
 			}
 			w.attached(uint32(index), dir.tcx, fmt.Sprintf("BPF program of tcx on %s, %s", l.Name, dir.name))
 			if l.Kind == "netkit" {
 				w.attached(uint32(index), dir.netkit, fmt.Sprintf("BPF program of netkit on %s, %s", l.Name, dir.name))
 			}
+			w.unusual(l)
 		}
 	}
 	w.cgroup()
+	if w.listens {
+		w.attachedAt("/proc/thread-self/ns/net", "this network namespace", skLookup)
+	}
 	w.atHooks()
 	return nil
+}
+
+// orderly are the kinds of queueing disciplines that drop packets by their filters, or under load.
+const orderly = " noqueue pfifo bfifo pfifo_fast pfifo_head_drop mq mqprio fq fq_codel fq_pie codel pie sfq sfb cake " +
+	"htb hfsc tbf prio multiq drr qfq ets red gred choke hhf skbprio cbs etf taprio dualpi2 clsact ingress "
+
+// unusual names an interface whose packets also take a way that is not followed.
+func (w *walk) unusual(l rtnl.Link) {
+	switch {
+	case l.Kind == "vrf" || w.link(l.Master).Kind == "vrf":
+		w.doubt("VRF of %s: its packets meet rules with the VRF's name too", l.Name)
+	case l.Kind == "xfrm" || l.Kind == "vti" || l.Kind == "vti6":
+		w.doubt("IPsec by interface %s", l.Name)
+	case slices.Contains([]string{"vxlan", "geneve", "wireguard", "ipip", "sit", "gre", "ip6gre", "ip6tnl"}, l.Kind):
+		w.warn("Not evaluated: the outer packets of %s, which is of kind %s.", l.Name, l.Kind)
+	}
 }
 
 // atHooks warns about BPF programs at the hooks of netfilter. They do not make the answer unknown,
@@ -141,7 +180,7 @@ func (w *walk) atHooks() {
 	family := map[bool]uint32{false: unix.NFPROTO_IPV4, true: unix.NFPROTO_IPV6}[w.q.Packet.To.Addr().Is6()]
 	all, err := kernel.BPFAtHooks(family)
 	if err != nil {
-		w.doubts = append(w.doubts, fmt.Sprintf("BPF programs of netfilter: cannot be listed: %v", err))
+		w.doubt("BPF programs of netfilter: cannot be listed: %v", err)
 	}
 	for _, p := range all {
 		w.warn("Not evaluated: BPF program of netfilter at %s, priority %d: %s (of this or another network namespace).",
@@ -165,12 +204,25 @@ func (w *walk) withPorts(links []int32) []int32 {
 func (w *walk) attached(target, typ uint32, what string) {
 	all, err := kernel.BPFAttached(target, typ)
 	if err != nil {
-		w.doubts = append(w.doubts, fmt.Sprintf("%s: cannot be listed: %v", what, err))
+		w.doubt("%s: cannot be listed: %v", what, err)
 	}
 	for _, p := range all {
 		if own := w.programsOfMode(); own == nil || !slices.Contains(own.IDs, p.ID) {
-			w.doubts = append(w.doubts, what+": "+p.Name)
+			w.doubt("%s: %s", what, p.Name)
 		}
+	}
+}
+
+// attachedAt names the programs of the file of a cgroup or a network namespace, by types.
+func (w *walk) attachedAt(path, where string, types map[uint32]string) {
+	f, err := os.Open(path)
+	if err != nil {
+		w.doubt("BPF programs of %s: cannot be listed: %v", where, err)
+		return
+	}
+	defer f.Close()
+	for _, typ := range slices.Sorted(maps.Keys(types)) {
+		w.attached(uint32(f.Fd()), typ, "BPF program of "+where+", "+types[typ])
 	}
 }
 
@@ -181,6 +233,9 @@ func (w *walk) programsOfMode() *trace.Programs {
 	}
 	return w.q.Kernel.Programs
 }
+
+// skLookup is where programs choose the socket of a packet for this node.
+var skLookup = map[uint32]string{kernel.BPFSkLookup: "sk_lookup"}
 
 // cgroupHooks are where programs of the root cgroup see packets and sockets, by IP family.
 var cgroupHooks = map[bool]map[uint32]string{
@@ -198,20 +253,10 @@ func (w *walk) cgroup() {
 	if own := w.programsOfMode(); own != nil {
 		path, where, err = own.Cgroup, "cgroup "+own.Cgroup, nil
 	}
-	if path == "" && err == nil {
-		return // no cgroup v2
-	}
-	var f *os.File
-	if err == nil {
-		f, err = os.Open(path)
-	}
-	if err != nil {
-		w.doubts = append(w.doubts, fmt.Sprintf("BPF programs of %s: cannot be listed: %v", where, err))
-		return
-	}
-	defer f.Close()
-	hooks := cgroupHooks[w.q.Packet.To.Addr().Is6()]
-	for _, typ := range slices.Sorted(maps.Keys(hooks)) {
-		w.attached(uint32(f.Fd()), typ, "BPF program of "+where+", "+hooks[typ])
+	switch {
+	case err != nil:
+		w.doubt("BPF programs of %s: cannot be listed: %v", where, err)
+	case path != "": // else there is no cgroup v2
+		w.attachedAt(path, where, cgroupHooks[w.q.Packet.To.Addr().Is6()])
 	}
 }

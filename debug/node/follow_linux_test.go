@@ -3,9 +3,11 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -139,6 +141,21 @@ func both(all ...func() error) func() error {
 
 func nothing() error { return nil }
 
+// runs runs a command of a shell, on the thread of the caller.
+func runs(command string) func() error {
+	return func() error {
+		if out, err := exec.Command("sh", "-ec", command).CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w: %s", command, err, out)
+		}
+		return nil
+	}
+}
+
+// blocked adds an XFRM policy that drops packets.
+func blocked(selector string) func() error {
+	return runs("ip xfrm policy add " + selector + " action block")
+}
+
 var faults = []fault{
 	{name: "nothing", from: "pod1", to: "pod2", break_: nothing, want: trace.Delivered},
 	{name: "nothing, bridge", from: "pod1", to: "pod3", bridge: true, break_: nothing, want: trace.Delivered},
@@ -154,15 +171,13 @@ var faults = []fault{
 		want: trace.Dropped, by: "net.ipv4.ip_forward=0"},
 	{name: "ip_forward, local only", from: "pod1", to: "node1", break_: sysctls("ipv4/ip_forward", "0"),
 		want: trace.Delivered},
-	{name: "forwarding of the device", from: "pod1", to: "pod2",
-		break_: sysctls("ipv4/conf/vethpod1/forwarding", "0"),
-		want:   trace.Dropped, by: "net.ipv4.conf.vethpod1.forwarding=0"},
+	{name: "forwarding of the device", from: "pod1", to: "pod2", break_: sysctls("ipv4/conf/vethpod1/forwarding", "0"),
+		want: trace.Dropped, by: "net.ipv4.conf.vethpod1.forwarding=0"},
 	{name: "forwarding of the reply's device", from: "pod1", to: "pod2",
 		break_: sysctls("ipv4/conf/vethpod2/forwarding", "0"),
 		want:   trace.Dropped, by: "net.ipv4.conf.vethpod2.forwarding=0"},
-	{name: "forwarding of IPv6", from: "pod1", to: "pod2", six: true,
-		break_: sysctls("ipv6/conf/all/forwarding", "0"),
-		want:   trace.Dropped, by: "net.ipv6.conf.all.forwarding=0"},
+	{name: "forwarding of IPv6", from: "pod1", to: "pod2", six: true, break_: sysctls("ipv6/conf/all/forwarding", "0"),
+		want: trace.Dropped, by: "net.ipv6.conf.all.forwarding=0"},
 	{name: "forwarding of IPv6, forced by both devices", from: "pod1", to: "pod2", six: true,
 		break_: sysctls("ipv6/conf/all/forwarding", "0", "ipv6/conf/vethpod1/force_forwarding", "1",
 			"ipv6/conf/vethpod2/force_forwarding", "1"), want: trace.Delivered},
@@ -184,9 +199,8 @@ var faults = []fault{
 	{name: "unreachable", from: "pod1", to: "pod4",
 		break_: routed("10.1.2.14/32", unix.RTN_UNREACHABLE, unix.RT_TABLE_MAIN),
 		want:   trace.Rejected, by: "the route to 10.1.2.14 is unreachable"},
-	{name: "prohibit", from: "pod1", to: "pod4",
-		break_: routed("10.1.2.14/32", unix.RTN_PROHIBIT, unix.RT_TABLE_MAIN),
-		want:   trace.Rejected, by: "prohibits 10.1.2.14"},
+	{name: "prohibit", from: "pod1", to: "pod4", break_: routed("10.1.2.14/32", unix.RTN_PROHIBIT, unix.RT_TABLE_MAIN),
+		want: trace.Rejected, by: "prohibits 10.1.2.14"},
 	{name: "blackhole, IPv6", from: "pod1", to: "pod4", six: true,
 		break_: routed("fd00:10:1:2::14/128", unix.RTN_BLACKHOLE, unix.RT_TABLE_MAIN),
 		want:   trace.Dropped, by: "blackhole"},
@@ -198,12 +212,17 @@ var faults = []fault{
 		break_: both(routed("10.1.2.0/24", unix.RTN_PROHIBIT, 77), ruleTo(func(r *netlink.Rule) {
 			r.Table, r.IifName = 77, "vethpod1"
 		}))},
+	{name: "policy rule of the port", from: "pod1", to: "pod4", want: trace.Dropped, by: "blackhole",
+		break_: runs("ip rule add ipproto tcp dport 8080 blackhole prio 10")},
+	{name: "policy rule of another port", from: "pod1", to: "pod4", want: trace.Delivered,
+		break_: runs("ip rule add ipproto tcp dport 8081 blackhole prio 10")},
+	{name: "policy rule of the protocol", from: "node1", to: "pod4", six: true, want: trace.Rejected, by: "blackhole",
+		break_: runs("ip -6 rule add ipproto tcp prio 10 blackhole")},
 	{name: "device down", from: "client", to: "pod2",
 		break_: onLink("vethpod2", netlink.LinkSetDown), want: trace.Dropped,
 		by: "endpoint 10.1.1.12:8080 is on this node, but its route leads through eth0 to 172.18.0.254"},
-	{name: "neighbour failed", from: "pod1", to: "10.1.1.99",
-		break_: failedNeighbour("vethpod2", "10.1.1.99"),
-		want:   trace.Dropped, by: "neighbour 10.1.1.99 on vethpod2 is FAILED"},
+	{name: "neighbour failed", from: "pod1", to: "10.1.1.99", break_: failedNeighbour("vethpod2", "10.1.1.99"),
+		want: trace.Dropped, by: "neighbour 10.1.1.99 on vethpod2 is FAILED"},
 	{name: "neighbour incomplete", from: "pod1", to: "10.1.1.99", break_: asksNeighbour("vethpod2", "10.1.1.99"),
 		want: trace.Dropped, by: "neighbour 10.1.1.99 on vethpod2 is INCOMPLETE"},
 	{name: "next hop incomplete", from: "pod1", to: "pod4", want: trace.Dropped,
@@ -217,11 +236,38 @@ var faults = []fault{
 		break_: both(sysctls("ipv4/conf/eth0/rp_filter", "1"), onLink("vethpod1", func(l netlink.Link) error {
 			return netlink.RouteAdd(&netlink.Route{Dst: prefix("172.18.0.100/32"), LinkIndex: l.Attrs().Index})
 		}))},
+	{name: "XFRM, forwarded", from: "pod1", to: "pod2", want: trace.Dropped,
+		by:     "XFRM policy src 0.0.0.0/0 dst 10.1.1.12/32 dir fwd priority 0 action block",
+		break_: blocked("dst 10.1.1.12 proto tcp dport 8080 dir fwd")},
+	{name: "XFRM, other selectors", from: "pod1", to: "pod2", want: trace.Delivered, break_: both(
+		blocked("dst 10.1.1.12 proto tcp dport 8081 dir fwd"), blocked("dst 10.1.1.13 dir fwd"),
+		blocked("src 10.1.2.0/24 dir out"), blocked("dst 10.1.1.12 dir in"), blocked("dst 10.1.1.12 proto udp dir fwd"),
+		blocked("dst 10.1.1.12 dir fwd mark 7 mask 7"))},
+	{name: "XFRM, an exception", from: "pod1", to: "pod2", want: trace.Delivered, break_: both(
+		blocked("dst 10.1.1.12/31 dir fwd priority 2"), runs("ip xfrm policy add dst 10.1.1.12 dir fwd priority 1"))},
+	{name: "XFRM, the reply", from: "pod1", to: "pod2", want: trace.Dropped, by: "src 10.1.1.12/32",
+		break_: blocked("src 10.1.1.12 dir out")},
+	{name: "XFRM, IPv6", from: "pod1", to: "pod2", six: true, want: trace.Dropped, by: "dst fd00:10:1:1::12/128",
+		break_: blocked("dst fd00:10:1:1::12 dir fwd")},
+	{name: "XFRM, to the node", from: "pod1", to: "node1", want: trace.Dropped, by: "dir in",
+		break_: blocked("src 10.1.1.11 dir in")},
+	{name: "XFRM, from the node", from: "node1", to: "pod2", want: trace.Rejected, by: "dir out",
+		break_: blocked("dst 10.1.1.12 dir out")},
+	{name: "XFRM, on the loopback device", from: "node1", to: "node1", want: trace.Delivered,
+		break_: both(blocked("dst 172.18.0.0/16 dir out"), blocked("dst 172.18.0.0/16 dir in"))},
+	{name: "XFRM, a device without policies", from: "pod1", to: "pod2", want: trace.Delivered, break_: both(
+		blocked("dst 10.1.1.12 dir fwd"), sysctls("ipv4/conf/vethpod1/disable_policy", "1"))},
+	{name: "XFRM, by default", from: "pod1", to: "pod2", want: trace.Dropped, by: "of direction fwd block by default",
+		break_: runs("ip xfrm policy setdefault fwd block")},
+	{name: "XFRM, encrypted", from: "pod1", to: "pod4", want: trace.Undecided, doubt: "priority 0: IPsec",
+		break_: runs("ip xfrm policy add dst 10.1.2.14 dir out tmpl src 172.18.0.2 dst 172.18.0.3 proto esp")},
+	{name: "XFRM, by an unknown port", from: "pod1", to: "pod2", want: trace.Undecided, doubt: "XFRM policy",
+		break_: blocked("dst 10.1.1.12 proto tcp sport 40000 dir fwd")},
 	{name: "loopback from outside", from: "pod1", to: "127.0.0.1", break_: nothing,
 		want: trace.Dropped, by: "net.ipv4.conf.vethpod1.route_localnet=0"},
 }
 
-// TestFaults breaks a node, asks, and sends a real packet (NT-02, NT-03, NT-04).
+// TestFaults breaks a node, asks, and sends a real packet (NT-02, NT-03, NT-04, NT-07).
 func TestFaults(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

@@ -12,11 +12,13 @@ const maxHarmed = 8
 
 // judge sums up where the ways ended. The culprit is the obstacle that most connections meet.
 func (w *walk) judge() trace.Node {
-	n := trace.Node{Verdict: trace.Delivered, Warnings: w.warnings, NotEvaluated: slices.Clone(w.doubts)}
+	n := trace.Node{Verdict: trace.Delivered, Warnings: w.warnings}
 	shares, shown, retries := map[stop]float64{}, end{}, w.retries()
 	var worst stop
 	for _, e := range w.ends {
-		doubt(&n, e.doubts)
+		for _, d := range e.doubts {
+			w.doubt("%s", d)
+		}
 		if e.by == "" {
 			if len(shown.steps) == 0 {
 				shown = e
@@ -37,6 +39,7 @@ func (w *walk) judge() trace.Node {
 			n.Backends = append(n.Backends, e.backend)
 		}
 	}
+	n.NotEvaluated = w.doubts
 	switch {
 	case worst.by != "":
 		n.Verdict, n.By, n.Do, n.Own, n.Stage = worst.verdict, worst.by, worst.do, worst.own, worst.stage
@@ -52,13 +55,4 @@ func (w *walk) judge() trace.Node {
 // no client notices the others.
 func (w *walk) retries() bool {
 	return w.q.Mode.Terminates && slices.ContainsFunc(w.ends, func(e end) bool { return e.by == "" })
-}
-
-// doubt adds what was not evaluated, each once.
-func doubt(n *trace.Node, all []string) {
-	for _, d := range all {
-		if !slices.Contains(n.NotEvaluated, d) {
-			n.NotEvaluated = append(n.NotEvaluated, d)
-		}
-	}
 }

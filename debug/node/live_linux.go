@@ -27,7 +27,9 @@ import (
 // works in the network namespace of the calling thread and needs CAP_NET_ADMIN. All that it adds to
 // the kernel is a table that the kernel deletes when the socket closes, even after kill -9.
 func Live(ctx context.Context, p trace.Packet, wait time.Duration) (trace.Live, error) {
-	w := &watcher{packet: p, ip: rule.IPOf(lb.FamilyOf(p.To.Addr())), answered: make(chan struct{})}
+	seen, answered := context.WithCancel(ctx)
+	defer answered()
+	w := &watcher{packet: p, ip: rule.IPOf(lb.FamilyOf(p.To.Addr())), answered: answered}
 	w.own = wire.Table{Family: w.ip.Proto, Name: liveTable}.Title()
 	sock, err := wire.Open()
 	if err == nil {
@@ -53,16 +55,13 @@ func Live(ctx context.Context, p trace.Packet, wait time.Duration) (trace.Live, 
 	if err != nil {
 		return trace.Live{}, liveError(err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, wait)
+	seen, cancel := context.WithTimeout(seen, wait)
 	defer cancel()
 	var refused error
 	if p.Host {
 		refused = send(ctx, p, wait)
 	}
-	select {
-	case <-ctx.Done():
-	case <-w.answered:
-	}
+	<-seen.Done()
 	time.Sleep(liveTail)
 	return w.result(refused), nil
 }
@@ -92,8 +91,7 @@ type watcher struct {
 	reports  []report
 	flows    []flow
 	notes    []string
-	answered chan struct{} // closed when the reply has passed
-	closed   bool
+	answered func() // to call when the reply has passed
 }
 
 // table is the table that marks the packet and its reply: both where they come and where they go.
@@ -144,10 +142,8 @@ func (w *watcher) notice(m nlconn.Message) {
 	case m.Type == wire.MsgType(unix.NFT_MSG_TRACE) && len(m.Body) > wire.Header && len(w.reports) < maxReports:
 		r := parseReport(m.Body)
 		w.reports = append(w.reports, r)
-		if r.table == w.own && strings.HasPrefix(r.chain, replyGoes) &&
-			!w.closed && observed(w.own, w.reports).Answered {
-			w.closed = true
-			close(w.answered)
+		if r.table == w.own && strings.HasPrefix(r.chain, replyGoes) && observed(w.own, w.reports).Answered {
+			w.answered()
 		}
 	}
 }

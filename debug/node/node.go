@@ -20,4 +20,6 @@ type Question struct {
 	// Backend and Sees are the reply's source and destination if conntrack has the connection; else
 	// not valid.
 	Backend, Sees netip.AddrPort
+	// Offloaded: a flowtable has that connection.
+	Offloaded bool
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -41,7 +42,7 @@ func (w *walk) conntrackFull() (stop, bool) {
 	case evicted > 0:
 		w.warn("Now %s.", evicts)
 	default:
-		w.doubts = append(w.doubts, evicts+", if it finds some")
+		w.doubt("%s, if it finds some", evicts)
 	}
 	return s, false
 }
@@ -151,8 +152,7 @@ func (w *walk) compareMTU(in, out rtnl.Link, r rtnl.Route) {
 	}
 	if in.MTU > mtu && mtu != 0 {
 		w.warn("Packets of more than %d bytes do not fit from %s (MTU %d) to %s (MTU %d): "+
-			"if ICMP is filtered, large transfers hang.",
-			mtu, in.Name, in.MTU, out.Name, mtu)
+			"if ICMP is filtered, large transfers hang.", mtu, in.Name, in.MTU, out.Name, mtu)
 	}
 }
 
@@ -164,9 +164,8 @@ func (w *walk) directBridge(y way, bridge rtnl.Link) {
 	}
 	if bridge.Kind == "bridge" && y.backend.IsValid() && !y.masq && len(w.in) > 0 && w.in[0] == bridge.Index &&
 		w.number("bridge/"+name) == 0 {
-		w.doubts = append(w.doubts, fmt.Sprintf("replies between ports of bridge %s: "+
-			"if the pods have a route to each other there, they pass "+
-			"untranslated, because net.bridge.%s is not 1 (nor the bridge's %s)", bridge.Name, name, calls))
+		w.doubt("replies between ports of bridge %s: if the pods have a route to each other there, they pass "+
+			"untranslated, because net.bridge.%s is not 1 (nor the bridge's %s)", bridge.Name, name, calls)
 	}
 }
 
@@ -271,18 +270,7 @@ func noRoute(r rtnl.Route, to netip.Addr, forwarded bool, stage string) stop {
 }
 
 // dots writes the path of a sysctl as sysctl(8) does.
-func dots(path string) string {
-	b := []byte(path)
-	for i, c := range b {
-		switch c {
-		case '/':
-			b[i] = '.'
-		case '.':
-			b[i] = '/'
-		}
-	}
-	return string(b)
-}
+func dots(path string) string { return strings.NewReplacer("/", ".", ".", "/").Replace(path) }
 
 // routeText is a route in words.
 func routeText(r rtnl.Route, out rtnl.Link) string {

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -23,6 +24,7 @@ type facts struct {
 	// conntrack returns how many packets conntrack has dropped, and how many connections it has
 	// evicted, because its table was full.
 	conntrack func() (dropped, evicted uint64)
+	ipsec     ipsec
 }
 
 // walk is one packet on its way. It collects where the ways end.
@@ -33,6 +35,7 @@ type walk struct {
 	warnings []string
 	doubts   []string // of the node, not of one way
 	in, out  []int32  // interfaces used
+	listens  bool     // the kernel looks for a socket of this node
 	err      error
 }
 
@@ -71,7 +74,7 @@ func (w *walk) follow() {
 	orig := hooks.Tuple{From: p.From, To: p.To}
 	start := way{share: 1, Packet: hooks.Packet{Proto: p.Proto, From: p.From, To: p.To, Flow: hooks.Flow{Orig: orig}}}
 	if w.q.Backend.IsValid() {
-		start.Flow.State = hooks.Established
+		start.Flow.State, start.Flow.Offloaded = hooks.Established, w.q.Offloaded
 		if !w.q.Mode.Holds { // IPVS itself translates its connections
 			start.Flow.Reverse = hooks.Tuple{From: w.q.Backend, To: w.q.Sees}
 		}
@@ -144,7 +147,9 @@ func (w *walk) receive(y way, in rtnl.Link) (all []way) {
 		return nil
 	}
 	for _, y := range w.hook(hooks.Prerouting, y) {
-		r := w.lookup(rtnl.Query{To: y.To.Addr(), From: y.From.Addr(), In: in.Index, Mark: y.Mark})
+		q := y.query(y.Mark)
+		q.From, q.FromPort, q.In = y.From.Addr(), y.From.Port(), in.Index
+		r := w.lookup(q)
 		switch s := w.refused(r, y, in); {
 		case s.by != "":
 			w.stop(y, s)
@@ -174,13 +179,20 @@ func (w *walk) byIPVS(y way) bool {
 func (w *walk) fromIPVS(y way) bool { return w.q.Mode.Holds && !y.reply && y.backend.IsValid() }
 
 // arrive takes a packet to a socket of this node, or to IPVS.
-func (w *walk) arrive(y way) []way {
+func (w *walk) arrive(y way) (all []way) {
 	if w.byIPVS(y) {
 		y.Before = ipvsInput
 	}
-	all := w.hook(hooks.Input, y)
-	for i := range all {
-		all[i].here = true
+	w.listens = w.listens || !w.byIPVS(y) && (y.Flow.State == hooks.New || y.Proto == lb.UDP)
+	for _, y := range w.hook(hooks.Input, y) {
+		if !w.byIPVS(y) {
+			if s := w.secured(xfrmIn, y, w.named(y.In)); s.by != "" {
+				w.stop(y, s)
+				continue
+			}
+		}
+		y.here = true
+		all = append(all, y)
 	}
 	return all
 }
@@ -190,9 +202,11 @@ func (w *walk) forward(y way, r rtnl.Route) (all []way) {
 	out := w.link(r.Out)
 	y.Out = out.Name
 	y.note("route", "%s", routeText(r, out))
-	if s := w.untranslated(y); s.by != "" {
-		w.stop(y, s)
-		return nil
+	for _, s := range []stop{w.untranslated(y), w.secured(xfrmForward, y, w.named(y.In)), w.secured(xfrmOut, y, out)} {
+		if s.by != "" {
+			w.stop(y, s)
+			return nil
+		}
 	}
 	w.compareMTU(w.named(y.In), out, r)
 	for _, y := range w.hook(hooks.Forward, y) {
@@ -206,9 +220,17 @@ func (w *walk) leave(y way, r rtnl.Route) (all []way) {
 	out := w.link(r.Out)
 	y.Out = out.Name
 	w.out = append(w.out, out.Index)
+	if r.Encap != 0 {
+		w.doubt("encapsulation by the route to %s through %s", y.To.Addr(), out.Name)
+	}
+	from := y.From
 	for _, y := range w.masqueraded(y) {
 		y.In = ""
-		if s := w.undeliverable(y, r, out); s.by != "" {
+		s := w.undeliverable(y, r, out)
+		if s.by == "" && y.From != from {
+			s = w.secured(xfrmOut, y, out)
+		}
+		if s.by != "" {
 			w.stop(y, s)
 			continue
 		}
@@ -222,7 +244,7 @@ func (w *walk) masqueraded(y way) []way {
 	all := w.hook(hooks.Postrouting, y)
 	for i := range all {
 		if y := &all[i]; y.masq && !y.reply && y.From.Addr() == y.Flow.Orig.From.Addr() {
-			if own := w.lookup(rtnl.Query{To: y.To.Addr(), Mark: y.Mark}); own.Source.IsValid() {
+			if own := w.lookup(y.query(y.Mark)); own.Source.IsValid() {
 				y.From = netip.AddrPortFrom(own.Source, y.From.Port())
 			}
 		}
@@ -236,9 +258,15 @@ func (w *walk) send(y way) (all []way) {
 	if w.fromIPVS(y) {
 		mark = 0
 	}
-	r := w.lookup(rtnl.Query{To: y.To.Addr(), Mark: mark})
-	if s := noRoute(r, y.To.Addr(), false, y.stage("route")); s.by != "" {
-		s.verdict = trace.Rejected // the program's call fails
+	r := w.lookup(y.query(mark))
+	s := noRoute(r, y.To.Addr(), false, y.stage("route"))
+	if s.by == "" {
+		s = w.secured(xfrmOut, y, w.link(r.Out))
+	}
+	if s.by != "" {
+		if s.verdict = trace.Dropped; !y.reply {
+			s.verdict = trace.Rejected // the program's call fails
+		}
 		w.stop(y, s)
 		return nil
 	}
@@ -248,8 +276,13 @@ func (w *walk) send(y way) (all []way) {
 		y.Before = ipvsOutput
 	}
 	for _, after := range w.hook(hooks.Output, y) {
-		if r := w.rerouted(y, &after, r); r.Errno != 0 {
-			s := noRoute(r, after.To.Addr(), false, y.stage("route"))
+		r := w.rerouted(y, &after, r)
+		s := noRoute(r, after.To.Addr(), false, y.stage("route"))
+		if s.by == "" && after.To != y.To {
+			s = w.secured(xfrmOut, after, w.link(r.Out))
+			s.verdict = trace.Rejected
+		}
+		if s.by != "" {
 			if y.Proto != lb.UDP || w.fromIPVS(y) { // the kernel repeats the first packet
 				s.verdict = trace.Dropped
 			}
@@ -272,7 +305,7 @@ func (w *walk) rerouted(before way, after *way, r rtnl.Route) rtnl.Route {
 	if before.To.Addr() == after.To.Addr() && before.Mark == after.Mark && (!w.fromIPVS(before) || after.Mark == 0) {
 		return r
 	}
-	r = w.lookup(rtnl.Query{To: after.To.Addr(), Mark: after.Mark})
+	r = w.lookup(after.query(after.Mark))
 	if r.Errno == 0 {
 		after.note("route", "%s", routeText(r, w.link(r.Out)))
 	}
@@ -282,6 +315,7 @@ func (w *walk) rerouted(before way, after *way, r rtnl.Route) rtnl.Route {
 // loop takes a packet from this node to this node.
 func (w *walk) loop(y way) (all []way) {
 	y.Out = "lo"
+	w.in, w.out = append(w.in, rtnl.Loopback), append(w.out, rtnl.Loopback)
 	for _, y := range w.masqueraded(y) {
 		y.In, y.Out, y.Flow.Bound = "lo", "", true
 		for _, y := range w.hook(hooks.Prerouting, y) {
@@ -342,7 +376,7 @@ func (w *walk) answered(y way) []way {
 	z := y
 	z.reply, z.here, z.Mark, z.From, z.To = true, false, 0, y.To, y.From
 	z.Flow = hooks.Flow{State: hooks.Established, Reply: true,
-		Orig: y.Flow.Orig, Reverse: hooks.Tuple{From: y.To, To: y.From}}
+		Orig: y.Flow.Orig, Reverse: hooks.Tuple{From: y.To, To: y.From}, Offloaded: y.Flow.Offloaded}
 	switch in := w.named(y.Out); {
 	case y.here:
 		return w.send(z)
@@ -393,7 +427,7 @@ func (w *walk) hook(h hooks.Hook, y way) (all []way) {
 		return nil
 	}
 	if len(ways) > maxWays {
-		slices.SortStableFunc(ways, func(a, b hooks.Way) int { return -cmpFloat(a.Share, b.Share) })
+		slices.SortStableFunc(ways, func(a, b hooks.Way) int { return cmp.Compare(b.Share, a.Share) })
 		w.warn("%d of %d ways were followed at %s", maxWays, len(ways), h)
 		ways = ways[:maxWays]
 	}
@@ -422,16 +456,6 @@ func (w *walk) hook(h hooks.Hook, y way) (all []way) {
 }
 
 var verdicts = map[trace.Verdict]trace.NodeVerdict{trace.Drop: trace.Dropped, trace.Reject: trace.Rejected}
-
-func cmpFloat(a, b float64) int {
-	switch {
-	case a < b:
-		return -1
-	case a > b:
-		return 1
-	}
-	return 0
-}
 
 // changes says what a hook did to a packet that goes on.
 func changes(before hooks.Packet, x hooks.Way) string {
@@ -480,6 +504,18 @@ func (w *walk) warn(format string, args ...any) {
 	if s := fmt.Sprintf(format, args...); !slices.Contains(w.warnings, s) {
 		w.warnings = append(w.warnings, s)
 	}
+}
+
+// doubt names something that was not evaluated, once.
+func (w *walk) doubt(format string, args ...any) {
+	if s := fmt.Sprintf(format, args...); !slices.Contains(w.doubts, s) {
+		w.doubts = append(w.doubts, s)
+	}
+}
+
+// query is for the route of the packet with a mark, as of a packet of this node.
+func (y way) query(mark uint32) rtnl.Query {
+	return rtnl.Query{To: y.To.Addr(), Mark: mark, Proto: byte(y.Proto), ToPort: y.To.Port()}
 }
 
 func (w *walk) lookup(q rtnl.Query) rtnl.Route {

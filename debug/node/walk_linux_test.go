@@ -86,8 +86,7 @@ func TestWalk(t *testing.T) {
 	}{
 		{"nothing", func(*walk) {}, trace.Delivered, "", 0, func(n trace.Node) bool { return len(n.Steps) > 0 }},
 		{"one backend of two", stopped(near, "Calico", trace.Drop),
-			trace.Dropped, `table inet x, chain c, rule 1 "drop"`, 0.5,
-			func(n trace.Node) bool {
+			trace.Dropped, `table inet x, chain c, rule 1 "drop"`, 0.5, func(n trace.Node) bool {
 				reached := []netip.AddrPort{netip.MustParseAddrPort(near)}
 				return !n.Own && slices.Equal(n.Backends, reached) && n.Harmful()
 			}},
@@ -99,8 +98,7 @@ func TestWalk(t *testing.T) {
 		}, trace.Rejected, "table inet x", 1,
 			func(n trace.Node) bool { return n.Own && !n.Harmful() && n.Lead() == "" }},
 		{"kube-proxy rejects, and the table says otherwise", stopped(near, "kube-proxy", trace.Reject),
-			trace.Rejected, "table inet x", 0.5,
-			func(n trace.Node) bool { return !n.Own && n.Harmful() }},
+			trace.Rejected, "table inet x", 0.5, func(n trace.Node) bool { return !n.Own && n.Harmful() }},
 		{"a doubt", func(w *walk) {
 			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
 				all := balanced(h, p, near)

@@ -144,11 +144,9 @@ func TestRates(t *testing.T) {
 	want := func(about string, want map[string][2]float64) {
 		t.Helper()
 		got := map[string][2]float64{}
-		if err := r.account.Rates(t.Context(),
-			func(name string, connections, bytes float64) {
-				got[name] = [2]float64{connections,
-					bytes}
-			}); err != nil || !maps.Equal(got, want) {
+		if err := r.account.Rates(t.Context(), func(name string, connections, bytes float64) {
+			got[name] = [2]float64{connections, bytes}
+		}); err != nil || !maps.Equal(got, want) {
 			t.Errorf("%s: %v, want %v (%v)", about, got, want, err)
 		}
 	}
@@ -239,8 +237,7 @@ func TestFrequentScrapes(t *testing.T) {
 	r.now = r.now.Add(time.Hour)
 	reported := 0
 	if err := r.account.Each(t.Context(), func(string, string, mode.Traffic) { reported++ }); err != nil ||
-		reported != 1 ||
-		r.reads != 1 {
+		reported != 1 || r.reads != 1 {
 		t.Errorf("told %d with %d readings: %v", reported, r.reads, err)
 	}
 }

@@ -32,6 +32,8 @@ type State struct {
 	ConnMark    uint32
 	Untracked   bool
 	UntrackedBy *Rule
+	// Offload is a rule that gives the connection to a flowtable: its next packets bypass chains.
+	Offload *Rule
 }
 
 // Rule is a rule of any program in the kernel. Number 0 is the policy of the chain.

@@ -36,7 +36,7 @@ func (s *Snapshot) Pass(ctx context.Context, h Hook, p Packet) ([]Way, error) {
 	pass := func(device string, family byte, nums ...uint32) {
 		for _, num := range nums {
 			if err == nil {
-				flows, err = s.chains(ctx, hookOf(h, p, family, num, device), flows)
+				flows, err = s.chains(ctx, stop{p, h, family, num, device}, flows)
 			}
 		}
 	}
@@ -81,8 +81,7 @@ func mayEnd(before, after []follow.Flow) []follow.Flow {
 	all := slices.Clone(before)
 	for _, f := range after {
 		if f.Verdict == "" || slices.ContainsFunc(before, func(b follow.Flow) bool {
-			return b.Verdict != "" &&
-				b.By == f.By
+			return b.Verdict != "" && b.By == f.By
 		}) {
 			continue
 		}
@@ -101,10 +100,6 @@ type stop struct {
 	device string // of a hook that is on a device
 }
 
-func hookOf(h Hook, p Packet, family byte, num uint32, device string) stop {
-	return stop{p, h, family, num, device}
-}
-
 // natPriority is where conntrack translates at a hook: destinations before the routing decision,
 // sources after it.
 func (s stop) natPriority() int32 {
@@ -117,7 +112,7 @@ func (s stop) natPriority() int32 {
 // has reports whether a base chain is at the stop.
 func (s stop) has(b base, ip byte) bool {
 	if b.Num != s.num || s.device != "" && !slices.Contains(b.devices, s.device) ||
-		s.family == ip && s.Before != 0 && b.Priority >= s.Before {
+		s.family == ip && (s.Flow.Offloaded || s.Before != 0 && b.Priority >= s.Before) {
 		return false
 	}
 	return b.family == s.family || s.family == ip && b.family == unix.NFPROTO_INET
@@ -222,10 +217,8 @@ func (s *Snapshot) chain(ctx context.Context, at stop, b base, flows []follow.Fl
 		lines = t.Lines()
 	}
 	if errors.Is(err, walk.ErrTooMany) {
-		s.note("%s, chain %s is not evaluated: more than %d rules", escaped(b.name), escaped(b.chain),
-			maxRules)
-		whole := &follow.Rule{Table: b.name, Chain: b.chain, Text: fmt.Sprintf("of more than %d rules",
-			maxRules)}
+		s.note("%s, chain %s is not evaluated: more than %d rules", escaped(b.name), escaped(b.chain), maxRules)
+		whole := &follow.Rule{Table: b.name, Chain: b.chain, Text: fmt.Sprintf("of more than %d rules", maxRules)}
 		for _, f := range on {
 			f.Share, f.Doubt, f.Verdict = 0, whole, trace.Drop
 			flows = append(flows, f)
@@ -339,8 +332,7 @@ func (s *Snapshot) seenOf(at stop, b base) walk.Seen {
 	orig := at.orig()
 	c.From, c.To, c.ReplyFrom, c.ReplyTo = orig.From, orig.To, at.Flow.Reverse.From, at.Flow.Reverse.To
 	return walk.Seen{Family: s.proto(), Proto: byte(at.Proto), From: at.From, In: s.node.link(at.In),
-		Out:  s.node.link(at.Out),
-		Sent: at.In == "" && (at.hook == Output || at.hook == Postrouting), Conn: c}
+		Out: s.node.link(at.Out), Sent: at.In == "" && (at.hook == Output || at.hook == Postrouting), Conn: c}
 }
 
 func (s *Snapshot) placeOf(at stop, b base) xtwalk.Place {
@@ -348,8 +340,7 @@ func (s *Snapshot) placeOf(at stop, b base) xtwalk.Place {
 	return xtwalk.Place{Packet: trace.Packet{From: at.From, To: orig.To, Proto: at.Proto}, In: at.In, Out: at.Out,
 		Conn: xtwalk.Conn{State: stateNames[state(at, b)], Known: known(at, b), Reply: at.Flow.Reply,
 			DNAT: bits&dstNAT != 0, SNAT: bits&srcNAT != 0,
-			From: orig.From, To: orig.To, Acknowledged: at.Flow.State == Established &&
-				!at.Flow.Reply, Node: s.node}}
+			From: orig.From, To: orig.To, Acknowledged: at.Flow.State == Established && !at.Flow.Reply, Node: s.node}}
 }
 
 // ways are flows as the hook leaves them. What may differ because of rules that are not evaluated
@@ -363,8 +354,7 @@ func (s *Snapshot) ways(p Packet, flows []follow.Flow) (all []Way) {
 			}
 			continue
 		}
-		w := Way{Packet: p, Share: f.Share, Translated: f.Translated, Masqueraded: f.Masqueraded,
-			Verdict: f.Verdict}
+		w := Way{Packet: p, Share: f.Share, Translated: f.Translated, Masqueraded: f.Masqueraded, Verdict: f.Verdict}
 		w.To, w.Mark, w.Flow.Mark, w.Before = f.To, f.Mark, f.ConnMark, 0
 		if f.From.IsValid() {
 			w.From = f.From
@@ -375,11 +365,14 @@ func (s *Snapshot) ways(p Packet, flows []follow.Flow) (all []Way) {
 		if f.Untracked {
 			w.Flow.State = Untracked
 		}
+		if f.Offload != nil && f.Verdict != "" {
+			w.NotEvaluated = []Rule{ruleOf(f.Offload)}
+		}
 		w.By, w.UntrackedBy = named(f.By), named(f.UntrackedBy)
 		all = append(all, w)
 	}
 	for i := range all {
-		all[i].NotEvaluated = doubts
+		all[i].NotEvaluated = append(all[i].NotEvaluated, doubts...)
 	}
 	return all
 }

@@ -128,6 +128,7 @@ const (
 	BPFCgroupConnect4, BPFCgroupConnect6 = 10, 11
 	BPFCgroupSendmsg4, BPFCgroupSendmsg6 = 14, 15
 	BPFCgroupRecvmsg4, BPFCgroupRecvmsg6 = 19, 20
+	BPFSkLookup                          = 36
 	BPFTcxIngress, BPFTcxEgress          = 46, 47
 	BPFNetkitPrimary, BPFNetkitPeer      = 54, 55
 	maxAttached                          = 16
@@ -139,8 +140,8 @@ type BPFProgram struct {
 	Name string
 }
 
-// BPFAttached returns the programs that are attached to a target: the file descriptor of a cgroup,
-// or the index of an interface. A kernel that lacks the type has none.
+// BPFAttached returns the programs that are attached to a target: the file descriptor of a cgroup
+// or network namespace, or the index of an interface. A kernel that lacks the type has none.
 func BPFAttached(target, typ uint32) (all []BPFProgram, err error) {
 	var ids [maxAttached]uint32
 	var pins runtime.Pinner

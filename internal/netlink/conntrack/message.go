@@ -57,7 +57,8 @@ const GroupNew = 1
 const (
 	SeenReply = 1 << 1
 	Assured   = 1 << 2
-	Confirmed = 1 << 3 // it is in the table
+	Confirmed = 1 << 3        // it is in the table
+	Offloaded = 1<<14 | 1<<15 // a flowtable has it, in software or hardware
 )
 
 // By selects the parts of the original tuple that a dump compares: CTA_FILTER_F_*.

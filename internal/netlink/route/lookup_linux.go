@@ -17,6 +17,9 @@ type Query struct {
 	// In is the index of the interface on which the packet arrives; 0 for the node's own packets.
 	In   int32
 	Mark uint32
+	// Proto and the ports are for policy rules; 0 is unknown. The kernel takes only TCP and UDP.
+	Proto            byte
+	FromPort, ToPort uint16
 }
 
 // Route is where a packet goes.
@@ -31,6 +34,7 @@ type Route struct {
 	Source netip.Addr
 	Table  uint32 // RT_TABLE_*
 	MTU    uint32 // of the route; 0 means the interface's
+	Encap  uint16 // LWTUNNEL_ENCAP_*: the route encapsulates packets, or gives them to BPF programs
 	// Errno is the reason why no route exists; else 0.
 	Errno unix.Errno
 }
@@ -52,6 +56,11 @@ func Lookup(ctx context.Context, conn netlink.Asker, q Query) (r Route, err erro
 	}
 	if q.Mark != 0 {
 		e.Native32(unix.RTA_MARK, q.Mark)
+	}
+	if q.Proto == unix.IPPROTO_TCP || q.Proto == unix.IPPROTO_UDP {
+		e.U8(unix.RTA_IP_PROTO, q.Proto)
+		e.U16(unix.RTA_SPORT, q.FromPort)
+		e.U16(unix.RTA_DPORT, q.ToPort)
 	}
 	err = conn.Do(ctx, netlink.Request(unix.RTM_GETROUTE, 0, head, e.B), func(m netlink.Message) error {
 		r.parse(m.Body)
@@ -82,6 +91,8 @@ func (r *Route) parse(body []byte) {
 			r.Table = netlink.Native32(v)
 		case unix.RTA_METRICS:
 			r.MTU = netlink.Native32(netlink.Attribute(v, unix.RTAX_MTU))
+		case unix.RTA_ENCAP_TYPE:
+			r.Encap = netlink.Native16(v)
 		}
 		return true
 	})
@@ -118,12 +129,12 @@ func Neighbours(ctx context.Context, conn netlink.Asker, family byte) ([]Neighbo
 	return all, nil
 }
 
-// Filters lists the traffic control filters for packets of an interface in a direction: their
-// kinds, such as "bpf", with their names. Parent is TC_H_MIN_INGRESS or TC_H_MIN_EGRESS.
-func Filters(ctx context.Context, conn netlink.Asker, link int32, parent uint16) ([]string, error) {
+// Filters lists the traffic control filters of a parent on an interface: their kinds, such as
+// "bpf", with their names. Parent is the handle of a qdisc, FilterIngress or FilterEgress.
+func Filters(ctx context.Context, conn netlink.Asker, link int32, parent uint32) ([]string, error) {
 	head := make([]byte, sizeofTcMsg)
 	netlink.Order.PutUint32(head[4:], uint32(link))
-	netlink.Order.PutUint32(head[12:], handleClsact|uint32(parent))
+	netlink.Order.PutUint32(head[12:], parent)
 	request := netlink.Request(unix.RTM_GETTFILTER, unix.NLM_F_DUMP, head)
 	all, err := netlink.Dump(ctx, conn, request, func(m netlink.Message) (string, bool) {
 		if len(m.Body) < sizeofTcMsg {
@@ -142,13 +153,35 @@ func Filters(ctx context.Context, conn netlink.Asker, link int32, parent uint16)
 	return all, nil
 }
 
+// Qdisc is a queueing discipline of an interface.
+type Qdisc struct {
+	Link   int32
+	Handle uint32 // 0 for one that has no filters
+	Kind   string
+}
+
+// Qdiscs lists the queueing disciplines of all interfaces.
+func Qdiscs(ctx context.Context, conn netlink.Asker) ([]Qdisc, error) {
+	request := netlink.Request(unix.RTM_GETQDISC, unix.NLM_F_DUMP, make([]byte, sizeofTcMsg))
+	all, err := netlink.Dump(ctx, conn, request, func(m netlink.Message) (q Qdisc, ok bool) {
+		if ok = len(m.Body) >= sizeofTcMsg; ok {
+			q = Qdisc{int32(netlink.Order.Uint32(m.Body[4:])), netlink.Order.Uint32(m.Body[8:]),
+				netlink.CStr(netlink.Attribute(m.Body[sizeofTcMsg:], unix.TCA_KIND))}
+		}
+		return q, ok
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the queueing disciplines: %w", err)
+	}
+	return all, nil
+}
+
 // Numbers of the kernel's pkt_sched.h and pkt_cls.h.
 const (
-	sizeofTcMsg  = 20
-	handleClsact = 0xffff0000
-	tcaBPFName   = 7
+	sizeofTcMsg = 20
+	tcaBPFName  = 7
 
-	// FilterIngress and FilterEgress are the directions for [Filters].
-	FilterIngress = 0xfff2
-	FilterEgress  = 0xfff3
+	// FilterIngress and FilterEgress are parents for [Filters]: the hooks of an interface.
+	FilterIngress = 0xfffffff2
+	FilterEgress  = 0xfffffff3
 )

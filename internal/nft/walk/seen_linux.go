@@ -75,8 +75,7 @@ type place struct {
 func (p place) rule() *follow.Rule {
 	r := &p.w.chains[p.chain][p.i]
 	if r.as == nil {
-		r.as = &follow.Rule{Table: p.w.title(), Chain: p.chain, Number: p.i + 1, Handle: r.Handle,
-			Text: r.Text()}
+		r.as = &follow.Rule{Table: p.w.title(), Chain: p.chain, Number: p.i + 1, Handle: r.Handle, Text: r.Text()}
 	}
 	return r.as
 }
@@ -446,7 +445,13 @@ func (w *walk) general(s Step, f *flow) bool {
 	case "objref":
 		const counter = 1 // NFT_OBJECT_COUNTER
 		return s.key == counter || w.unknown(s, f)
-	case "dup", "flow_offload", "secmark":
+	case "flow_offload": // it takes up a connection that has had a reply, which then bypasses the chain
+		if w.seen.Conn.State == stateNew {
+			return false
+		}
+		f.Offload = w.at.rule()
+		return true
+	case "dup", "secmark":
 		return true
 	case "queue", "fwd", "tproxy", "synproxy": // another one decides
 		w.unknown(s, f)
