@@ -109,7 +109,7 @@ func TestTogether(t *testing.T) {
 // While any write is quiet no listener listens, and after the last one all do (ST-05).
 func TestWriteQuietly(t *testing.T) {
 	a, deaf := &ear{on: true}, &ear{on: true, deafens: errRefused}
-	k := &kernel{}
+	k := &kernel{ears: []*ear{a, deaf}}
 	var l Ledger
 	l.Join(a)
 	l.Join(deaf)
