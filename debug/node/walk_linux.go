@@ -185,11 +185,9 @@ func (w *walk) arrive(y way) (all []way) {
 	}
 	w.listens = w.listens || !w.byIPVS(y) && (y.Flow.State == hooks.New || y.Proto == lb.UDP)
 	for _, y := range w.hook(hooks.Input, y) {
-		if !w.byIPVS(y) {
-			if s := w.secured(xfrmIn, y, w.named(y.In)); s.by != "" {
-				w.stop(y, s)
-				continue
-			}
+		if s := w.secured(xfrmIn, y, w.named(y.In)); s.by != "" && !w.byIPVS(y) {
+			w.stop(y, s)
+			continue
 		}
 		y.here = true
 		all = append(all, y)
@@ -264,9 +262,8 @@ func (w *walk) send(y way) (all []way) {
 		s = w.secured(xfrmOut, y, w.link(r.Out))
 	}
 	if s.by != "" {
-		if s.verdict = trace.Dropped; !y.reply {
-			s.verdict = trace.Rejected // the program's call fails
-		}
+		// The program's call fails; no client sees that of a reply.
+		s.verdict = map[bool]trace.NodeVerdict{false: trace.Rejected, true: trace.Dropped}[y.reply]
 		w.stop(y, s)
 		return nil
 	}

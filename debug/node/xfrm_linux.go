@@ -43,9 +43,8 @@ var directions = [...]string{"in", "out", "fwd"}
 
 // String is as ip-xfrm(8) has it.
 func (p *policy) String() string {
-	action := map[bool]string{true: " action block"}[p.block]
 	return fmt.Sprintf("XFRM policy src %s dst %s dir %s priority %d%s", p.from, p.to, directions[p.direction],
-		p.priority, action)
+		p.priority, map[bool]string{true: " action block"}[p.block])
 }
 
 // readPolicies reads the policies of a family; none on a kernel without XFRM.
