@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"io"
 	"strings"
 	"testing"
 
@@ -44,5 +45,15 @@ func TestTerminalIsLeftAlone(t *testing.T) {
 		Seen: "process 1 (" + evil + ")"}})
 	if strings.ContainsAny(text, "\x1b\x07\r\u009b") || !strings.Contains(text, `x\x1b]0;owned\a\u009b2J\r`) {
 		t.Errorf("%q", text)
+	}
+}
+
+// A query builds the flags of its own command alone.
+func TestFlagsOfOneCommand(t *testing.T) {
+	root := New(nil, io.Discard, io.Discard, []string{"why", "shop/web"}, nil)
+	for _, c := range append(root.Commands(), root) {
+		if has := c.Flags().Lookup("manifests") != nil; has != (c.Name() == "why") {
+			t.Errorf("%s has the flags of kube-proxy: %t", c.Name(), has)
+		}
 	}
 }
