@@ -72,7 +72,7 @@ func TestTraceOffloaded(t *testing.T) {
 	}
 	until(t, func() string {
 		exchange()
-		out, err := n.Command(netlab.Node1, "conntrack", "-L", "--orig-port-src", fmt.Sprint(pinnedPort)).Output()
+		out, err := n.Command(netlab.Node1, "conntrack", "-L", "-p", "tcp", "--sport", fmt.Sprint(pinnedPort)).Output()
 		if err == nil && strings.Contains(string(out), "OFFLOAD") {
 			return ""
 		}

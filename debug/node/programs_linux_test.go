@@ -185,9 +185,8 @@ func TestPrograms(t *testing.T) {
 			if p.name == "netfilter" { // the kernel does not report the namespace
 				want = trace.Delivered
 			}
-			if strings.Contains(p.name, "netkit") {
-				q.Packet.In = "kit1"
-			}
+			q.Packet.In = map[string]string{"netkit, of the pod": "kit1", "netkit, to the pod": "kit1",
+				"VRF": "vethpod1"}[p.name]
 			outcomes(t, lab, q, want, p.doubt)
 		})
 	}
