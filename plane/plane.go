@@ -2,9 +2,19 @@ package plane
 
 import (
 	"context"
+	"net/netip"
+	"time"
 
 	"kube-proxy/lb"
 )
+
+// Choice is the backend that a client with session affinity has in a set, and for how long.
+type Choice struct {
+	Set     lb.SetID
+	Client  netip.Addr
+	Backend netip.AddrPort
+	For     time.Duration
+}
 
 // Plane is a data plane of one IP family, as package engine drives it; the package comment has the
 // rules for every plane. Only one goroutine at a time calls its methods, except Drift. An error

@@ -10,14 +10,17 @@ import (
 	"hash/fnv"
 	"maps"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/nft/rule"
+	"kube-proxy/internal/nft/walk"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
+	"kube-proxy/plane"
 )
 
 // Session affinity. Packets fill one map for all sets, so the share of each Service is bounded: for
@@ -90,6 +93,48 @@ func (r *ruleset) choose(s shape, set rule.Statement) []rule.Rule {
 			look, dnat))
 	}
 	return rules
+}
+
+// Remember has clients stay with backends, whatever the affinity map has for them. It leaves out
+// sets without affinity, and backends that a set does not have.
+func (p *Plane) Remember(ctx context.Context, choices []plane.Choice) error {
+	if p.st == nil {
+		return nil
+	}
+	t, wanted, keys := p.rules.transaction(TableName), map[string]bool{}, [][]byte(nil)
+	for _, c := range choices {
+		s := p.st.sets[c.Set]
+		if s == nil || s.members == nil {
+			continue
+		}
+		slot, key := slices.Index(s.slots(), c.Backend), p.keyOf(s, c.Client)
+		if slot < 0 || wanted[string(key)] {
+			continue
+		}
+		wanted[string(key)] = true
+		keys = append(keys, key)
+		t.AddFor(sAffinity, wire.AppendNumber(slices.Clip(key), s.members[slot]), c.For)
+	}
+	// Without this, the kernel would refuse another backend, and keep the time of the same one.
+	err := p.reader().Elements(ctx, p.rules.set(sAffinity).Name, keys, func(el []byte) {
+		t.Remove(sAffinity, wire.ElementKey(el))
+	})
+	if err == nil && len(keys) > 0 {
+		err = p.commit(ctx, t)
+	}
+	if err != nil {
+		return fmt.Errorf("write the backends of clients with affinity: %w", err)
+	}
+	return nil
+}
+
+// keyOf returns the key of a client of a set in the affinity map, see client.
+func (p *Plane) keyOf(s *set, client netip.Addr) []byte {
+	key := wire.AppendNumber(nil, s.id)
+	if !p.rules.hashes {
+		return wire.AppendAddr(key, client)
+	}
+	return wire.AppendNumber(key, walk.Hash(client.AsSlice(), p.rules.places, p.rules.seed))
 }
 
 // passingSeconds is the timeout of an element of the affinity map between two rules.

@@ -81,7 +81,7 @@ func (w *walk) do(s Step, f *flow) bool {
 		if s.key != expr0Jenkins || f.blindAt(s.from, int(s.length)) {
 			return w.blind(s, f)
 		}
-		return f.load(s.to, number(below(jhash(f.at(s.from, int(s.length)), s.seed), s.modulus)+s.offset))
+		return f.load(s.to, number(Hash(f.at(s.from, int(s.length)), s.modulus, s.seed)+s.offset))
 	case "immediate":
 		if s.to != 0 {
 			return f.load(s.to, []byte(s.value))

@@ -45,5 +45,7 @@ func jhash(key []byte, seed uint32) uint32 {
 	return c
 }
 
-// below scales a hash to a number below n.
-func below(hash, n uint32) uint32 { return uint32(uint64(hash) * uint64(n) >> 32) }
+// Hash returns a number below n, as the kernel's hash expression does.
+func Hash(key []byte, n, seed uint32) uint32 {
+	return uint32(uint64(jhash(key, seed)) * uint64(n) >> 32)
+}

@@ -1,6 +1,8 @@
 package wire
 
 import (
+	"time"
+
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlink"
@@ -17,7 +19,10 @@ type elements struct {
 const bufferLimit = 1 << 20
 
 // Add adds an element to a set, as a record.
-func (t *Transaction) Add(set int, rec []byte) {
+func (t *Transaction) Add(set int, rec []byte) { t.AddFor(set, rec, 0) }
+
+// AddFor adds an element that ends after a time, in a set of such elements; 0 is no end.
+func (t *Transaction) AddFor(set int, rec []byte, life time.Duration) {
 	d := &t.sets[set]
 	e := t.element(&t.added[set], d.Name, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE)
 	at := e.Nest(unix.NFTA_LIST_ELEM)
@@ -26,6 +31,9 @@ func (t *Transaction) Add(set int, rec []byte) {
 		n := e.Nest(unix.NFTA_SET_ELEM_DATA)
 		e.Bytes(unix.NFTA_DATA_VALUE, value)
 		e.EndNest(n)
+	}
+	if life > 0 {
+		e.U64(unix.NFTA_SET_ELEM_TIMEOUT, uint64(life.Milliseconds()))
 	}
 	e.EndNest(at)
 }
