@@ -103,6 +103,9 @@ type Mode struct {
 	// nothing, except that the kernel may load modules. It receives the settings that do not depend
 	// on the mode. If the error wraps [ErrAsked], no other mode is tried.
 	Able func(Settings) error
+	// Reduced says what the mode does without on this host, because the kernel lacks it; nil for
+	// nothing. It changes nothing, and is called if Able returns nil. Nil if no part can be missing.
+	Reduced func(Settings) error
 	// Lacks returns the missing requirements of the mode that the node may still get while the
 	// proxy waits; nil for none. It changes nothing.
 	Lacks func(context.Context, Settings) []error

@@ -73,8 +73,8 @@ type Facts struct {
 type Ability struct {
 	Mode   string
 	Family lb.Family
-	// Able is nil if it can.
-	Able error
+	// Able is nil if it can. Reduced is what it then does without; nil for nothing.
+	Able, Reduced error
 	// Unasked is the reason why it was not tried; nil if it was.
 	Unasked error
 	// Modules are those that the kernel would have to load. Loadable: its modules on disk include

@@ -110,7 +110,10 @@ func (j *judge) families(m mode.Mode) {
 	for _, fam := range j.Families {
 		a, ok := j.facts.ability(m.Name, fam)
 		about := m.Name + " " + fam.String()
-		wanted := j.Configured == m.Name
+		sev := Info
+		if j.Configured == m.Name {
+			sev = Warning
+		}
 		switch {
 		case !ok:
 			j.unknown(about, errUntried)
@@ -123,13 +126,12 @@ func (j *judge) families(m mode.Mode) {
 			f.Remedy = "Mount the host's /lib/modules, or try it with --load-modules."
 		case a.Unasked != nil:
 			j.unknown(about, a.Unasked)
+		case a.Able == nil && a.Reduced != nil:
+			f := j.add(sev, about, "can run, but not all of it: %s", oneLine(a.Reduced))
+			f.Why = "What is missing here is off."
 		case a.Able == nil:
 			j.ok(about, "can run")
 		default:
-			sev := Info
-			if wanted {
-				sev = Warning
-			}
 			f := j.add(sev, about, "cannot run: %s", oneLine(a.Able))
 			f.Why = j.kind.Why
 			if errors.Is(a.Able, fs.ErrPermission) {

@@ -73,7 +73,7 @@ func TestNothingToSay(t *testing.T) {
 	}
 }
 
-// Each case changes that node, and has the resulting finding: the start of its line.
+// Each case changes that node, and has the resulting finding: the start of its line (EB-20).
 func TestJudge(t *testing.T) {
 	cannot := func(f *Facts, name string, why error) {
 		for i := range f.Abilities {
@@ -105,6 +105,8 @@ func TestJudge(t *testing.T) {
 			cannot(f, "first", broken)
 		}, "mode-configured info : the configuration selects no mode (the default): it is second, " +
 			"after first (it is broken)", ExitOK},
+		{"a mode does without a part", func(_ *Setup, f *Facts) { f.Abilities[0].Reduced = broken },
+			"mode info first IPv4: can run, but not all of it: it is broken", ExitOK},
 		{"no mode can run", func(_ *Setup, f *Facts) { cannot(f, "first", broken); cannot(f, "second", broken) },
 			"mode-configured error : ", ExitErrors},
 		{"a mode with a fallback is selected", func(s *Setup, f *Facts) {

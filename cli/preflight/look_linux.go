@@ -96,11 +96,15 @@ func tryMode(ctx context.Context, s *Setup, of mode.Mode, m modules) (all []Abil
 			a.Loadable = m.loadable(a.Modules)
 			a.Unasked = fmt.Errorf("trying it would load %s", strings.Join(a.Modules, ", "))
 		default:
-			k := within(ctx, s.timeout(), func(context.Context) (able error, err error) {
-				err = inEmptyNamespace(func() { able = of.Able(s.with(fam)) })
-				return able, err
+			k := within(ctx, s.timeout(), func(context.Context) (found Ability, err error) {
+				err = inEmptyNamespace(func() {
+					if found.Able = of.Able(s.with(fam)); found.Able == nil && of.Reduced != nil {
+						found.Reduced = of.Reduced(s.with(fam))
+					}
+				})
+				return found, err
 			})
-			a.Able, a.Unasked = k.Value, k.Err
+			a.Able, a.Reduced, a.Unasked = k.Value.Able, k.Value.Reduced, k.Err
 		}
 		all = append(all, a)
 	}
