@@ -76,7 +76,7 @@ func (a *addresses) changed() {
 	if a.m == nil {
 		return
 	}
-	if err := a.write(); err != nil && a.log != nil {
+	if err := a.write(); err != nil {
 		a.log.Warn("Failed to follow the node's addresses for NodePorts", "err", err)
 	}
 }

@@ -44,9 +44,6 @@ type exemptions struct {
 var exemptAgain = []time.Duration{0, 20 * time.Millisecond, 100 * time.Millisecond, time.Second}
 
 func newExemptions(s *switches, log *slog.Logger) *exemptions {
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
 	ctx, stop := context.WithCancel(context.Background())
 	x := &exemptions{log: log, switches: s, stop: stop, watched: map[string]bool{}}
 	w, err := fsnotify.NewWatcher()
@@ -183,8 +180,7 @@ func exempt(patterns []string) (netns, cgroups map[uint64]uint32, err error) {
 					cgroups[id] = 1
 				}
 			case st.Type == unix.NSFS_MAGIC:
-				var cookie uint64
-				e := inNamespace(f, func() (err error) { cookie, err = netnsCookie(); return err })
+				cookie, e := cookieOf(f, 0)
 				if e == nil && cookie != 0 {
 					netns[cookie] = 1
 				} else {

@@ -31,6 +31,17 @@ func eventually(f func() bool) bool {
 	return false
 }
 
+// link makes a link to the network namespace of a host in a folder.
+func (b *bench) link(host, folder string) (name string) {
+	b.t.Helper()
+	ns, err := b.Namespace(host)
+	name = filepath.Join(folder, host+".net")
+	if err = errors.Join(err, os.Symlink(fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), int(ns)), name)); err != nil {
+		b.t.Fatal(err)
+	}
+	return name
+}
+
 // TestExempt: sockets of network namespaces and cgroups that match --ebpf-exempt take the packet
 // path, from the moment at which their file is there, and the others do not; open ones keep their
 // endpoint (EB-14).
@@ -38,23 +49,12 @@ func TestExempt(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		folder := filepath.Join(b.t.TempDir(), "exempt")
 		open := b.connectOnly("pod3", b.to("VIP:53"))
-		if err := b.plane.Switch("all", folder+"/*.net"); err != nil {
-			b.t.Fatal(err)
-		}
+		b.must(b.plane.Switch("all", folder+"/*.net"))
 		if !b.direct("pod3") {
 			b.t.Fatal("a pod is exempt without a pattern")
 		}
-		if err := os.Mkdir(folder, 0o700); err != nil {
-			b.t.Fatal(err)
-		}
-		ns, err := b.Namespace("pod3")
-		if err != nil {
-			b.t.Fatal(err)
-		}
-		name := filepath.Join(folder, "pod3.net")
-		if err := os.Symlink(fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), int(ns)), name); err != nil {
-			b.t.Fatal(err)
-		}
+		b.must(os.Mkdir(folder, 0o700))
+		name := b.link("pod3", folder)
 		if !eventually(func() bool { return !b.direct("pod3") }) {
 			b.t.Error("the pod is not exempt, whose namespace has a link in the folder")
 		}
@@ -64,9 +64,7 @@ func TestExempt(t *testing.T) {
 		if got := peer(b.t, open); got != b.to("VIP:53") {
 			b.t.Errorf("the peer of an open socket is %s", got)
 		}
-		if err := os.Remove(name); err != nil {
-			b.t.Fatal(err)
-		}
+		b.must(os.Remove(name))
 		if !eventually(func() bool { return b.direct("pod3") }) {
 			b.t.Error("the pod is exempt though its link is gone")
 		}
@@ -78,9 +76,7 @@ func TestExempt(t *testing.T) {
 func TestExemptCgroup(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		root := b.Cgroup(netlab.Node1)
-		if err := b.plane.Switch("all", root+"/vm-*"); err != nil {
-			b.t.Fatal(err)
-		}
+		b.must(b.plane.Switch("all", root+"/vm-*"))
 		deep := b.folder(b.folder(filepath.Join(root, "vm-1")) + "/deeper")
 		for cgroup, direct := range map[string]bool{root: true, deep: false} {
 			if !eventually(func() bool { return b.passesIn(cgroup) != direct }) {
@@ -95,9 +91,7 @@ func TestExemptCgroup(t *testing.T) {
 func (b *bench) passesIn(cgroup string) bool {
 	b.t.Helper()
 	ns, err := b.Namespace("pod3")
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	b.must(err)
 	var passes bool
 	thread.Own(func() {
 		err = errors.Join(netns.Set(ns), os.WriteFile(cgroup+"/cgroup.threads", []byte(fmt.Sprint(unix.Gettid())), 0))
@@ -129,9 +123,7 @@ func masqueraded(to netip.AddrPort) (bool, error) {
 // folder makes a cgroup for threads, which ends with the test.
 func (b *bench) folder(path string) string {
 	b.t.Helper()
-	if err := errors.Join(os.Mkdir(path, 0o755), os.WriteFile(path+"/cgroup.type", []byte("threaded"), 0)); err != nil {
-		b.t.Fatal(err)
-	}
+	b.must(errors.Join(os.Mkdir(path, 0o755), os.WriteFile(path+"/cgroup.type", []byte("threaded"), 0)))
 	b.t.Cleanup(func() {
 		if !eventually(func() bool { return os.Remove(path) == nil }) {
 			b.t.Errorf("cannot remove %s", path)

@@ -163,8 +163,14 @@ func (p *Plane) Knows(fd int) (bool, error) {
 	return peer.Backend != 0, err
 }
 
-// SocketBytes is what the bound of sockets reckons with for each.
-const SocketBytes = socketBytes
+// SocketBytes and EmptyBytes are what bounds reckon with for each socket and for empty tables.
+const SocketBytes, EmptyBytes = socketBytes, emptyBytes
+
+// SetBackends writes backends.
+func (p *Plane) SetBackends(all map[uint32]bpf.LBBackend) error { return p.kernel.backends.set(all) }
+
+// Reduced is what a check finds to be off.
+var Reduced = reaps
 
 // SetMost changes how many sockets may have storage.
 func (p *Plane) SetMost(each, all int32) error {

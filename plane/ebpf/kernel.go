@@ -13,8 +13,6 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
-	"golang.org/x/sys/unix"
-
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/ebpf/bpf"
@@ -103,6 +101,15 @@ func specOf(f lb.Family) (*ebpf.CollectionSpec, error) {
 
 // hasRetval is an error if programs cannot set the error of a call (before Linux 5.18).
 func hasRetval() error { return features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval) }
+
+// setsErrors is an error if calls fail otherwise than the mode has it, because the kernel lacks that.
+func setsErrors() error {
+	if err := hasRetval(); err != nil {
+		return fmt.Errorf("sockets that a Service refuses fail as the nftables rules have it, and bind() to a NodePort "+
+			"with EPERM: %w", err)
+	}
+	return nil
+}
 
 // load loads maps and programs, with room for counters if they count. Maps pinned in the folder are
 // used again; "" pins nothing.
@@ -370,12 +377,12 @@ func unpin(folder string) (errs []error) {
 
 // expire deletes what clients remember if all of that has expired.
 func (k *kernel) expire() error {
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
-		return fmt.Errorf("read the clock: %w", err)
+	now, err := monotonic()
+	if err != nil {
+		return err
 	}
-	err := prune(k.obj.Affinity, func(_ uint64, choices bpf.LBChoices) bool {
-		return !slices.ContainsFunc(choices.Of[:], func(c bpf.LBChoice) bool { return c.Until >= uint64(now.Nano()) })
+	err = prune(k.obj.Affinity, func(_ uint64, choices bpf.LBChoices) bool {
+		return !slices.ContainsFunc(choices.Of[:], func(c bpf.LBChoice) bool { return c.Until >= now })
 	})
 	if err != nil {
 		return fmt.Errorf("delete the expired choices of clients: %w", err)

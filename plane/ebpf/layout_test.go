@@ -19,25 +19,19 @@ import (
 func (b *bench) otherLayout(name string, spec *cebpf.MapSpec) {
 	b.t.Helper()
 	pin := filepath.Join(b.plane.Pins(), strings.ToLower(b.f.String()), name)
-	if err := os.Remove(pin); err != nil {
-		b.t.Fatal(err)
-	}
+	b.must(os.Remove(pin))
 	m, err := cebpf.NewMap(spec)
 	if err == nil {
 		err = m.Pin(pin)
 	}
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	b.must(err)
 	if spec.InnerMap != nil {
 		inner, err := cebpf.NewMap(spec.InnerMap)
 		if err == nil {
 			err = m.Put(uint32(0), inner)
 			inner.Close()
 		}
-		if err != nil {
-			b.t.Fatal(err)
-		}
+		b.must(err)
 	}
 	m.Close()
 }
@@ -47,9 +41,7 @@ func (b *bench) otherLayout(name string, spec *cebpf.MapSpec) {
 func TestLayout(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		tcp, udp := b.socket("pod3", unix.SOCK_STREAM, false), b.socket("pod3", unix.SOCK_DGRAM, false)
-		if err := unix.Connect(tcp, sockaddr(b.to("VIP:80"))); err != nil {
-			b.t.Fatal(err)
-		}
+		b.must(unix.Connect(tcp, sockaddr(b.to("VIP:80"))))
 		if _, _, err := asks(udp, b.to("VIP:53")); err != nil {
 			b.t.Fatal(err)
 		}

@@ -24,9 +24,7 @@ func TestFollow(t *testing.T) {
 				Here: from == "NODE" && to != "VIP:80", Proto: lb.TCP}
 			var err error
 			b.On(netlab.Node1, func() { k, err = b.plane.TracePacket(b.t.Context(), p) })
-			if err != nil {
-				b.t.Fatal(err)
-			}
+			b.must(err)
 			return k
 		}
 		for _, from := range []string{"pod2", "NODE"} {
@@ -40,9 +38,7 @@ func TestFollow(t *testing.T) {
 				b.t.Errorf("%s → VIP:81: %+v", from, k)
 			}
 		}
-		if err := b.plane.Switch("host"); err != nil {
-			b.t.Fatal(err)
-		}
+		b.must(b.plane.Switch("host"))
 		if k := follow("pod2", "VIP:80"); k.Connected || k.Verdict != trace.Balance ||
 			!strings.Contains(k.Way[0], "sockets of the node alone") {
 			b.t.Errorf("with scope host, pod2 → VIP:80: %+v", k)
@@ -71,9 +67,7 @@ func TestDifferences(t *testing.T) {
 		}
 		for what, want := range map[string]string{"slots": "[" + b.to("pod1:8080").String() + "], not []",
 			"frontends": "not the packet path"} {
-			if err := b.plane.Damage(what); err != nil {
-				b.t.Fatal(err)
-			}
+			b.must(b.plane.Damage(what))
 			if got := look(); !strings.Contains(got, want) {
 				b.t.Errorf("damaged %s, and diff lacks %q:\n%s", what, want, got)
 			}
@@ -81,9 +75,7 @@ func TestDifferences(t *testing.T) {
 				b.t.Fatal(err)
 			}
 		}
-		if err := b.plane.Detach("connect6"); err != nil {
-			b.t.Fatal(err)
-		}
+		b.must(b.plane.Detach("connect6"))
 		if got := look(); !strings.Contains(got, "program of connect6: attached to") {
 			b.t.Errorf("a detached program: %s", got)
 		}

@@ -15,6 +15,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/plane/ebpf"
+	"kube-proxy/plane/ebpf/bpf"
 )
 
 // memory is the hierarchy of memory cgroups whose threads may be apart.
@@ -39,9 +40,7 @@ func memoryCgroup(t *testing.T, name string) (path string) {
 func (b *bench) within(cgroup string, f func()) {
 	b.t.Helper()
 	text, err := os.ReadFile("/proc/thread-self/cgroup")
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	b.must(err)
 	_, home, _ := strings.Cut(string(text), ":memory:")
 	home, _, _ = strings.Cut(home, "\n")
 	enter := func(path string) {
@@ -67,22 +66,57 @@ func kernelMemory(t *testing.T, cgroup string) float64 {
 	return n
 }
 
-// TestSocketMemory: the kernel charges the storage of a tenant's sockets to the proxy, which made
-// the maps. A socket takes what the bound of its number reckons with at most (EB-24).
-func TestSocketMemory(t *testing.T) {
+// TestMemoryLimit: under a memory limit that is too low for the maps, a check and a write say how
+// much is missing, before the kernel would end the process (EB-20).
+func TestMemoryLimit(t *testing.T) {
+	threadsApart(t)
+	all := map[uint32]bpf.LBBackend{}
+	for i := range uint32(100_000) {
+		all[i] = bpf.LBBackend{}
+	}
+	eachFamily(t, func(b *bench) {
+		limited := memoryCgroup(b.t, "limited")
+		b.must(os.WriteFile(limited+"/memory.limit_in_bytes", []byte("4194304"), 0))
+		var check, write error
+		b.On(netlab.Node1, func() {
+			b.within(limited, func() {
+				check, write = ebpf.Able(b.f, b.planes.bpffs, b.Cgroup(netlab.Node1)), b.plane.SetBackends(all)
+			})
+		})
+		for want, err := range map[string]error{"make the maps of the programs: ": check,
+			"write 100000 elements of the table backends: ": write} {
+			if !errors.Is(err, unix.ENOMEM) || !strings.HasPrefix(err.Error(), want) || !strings.Contains(err.Error(),
+				limited+"/memory.limit_in_bytes of 4096 KiB leaves ") || !strings.Contains(err.Error(), "raise it by ") {
+				b.t.Errorf("error %v, want one that begins with %q", err, want)
+			}
+		}
+	})
+}
+
+// threadsApart skips a test where memory cgroups are of version 2.
+func threadsApart(t *testing.T) {
 	if _, err := os.Stat(memory + "/tasks"); errors.Is(err, os.ErrNotExist) {
 		t.Skip("the memory cgroups of this machine are of version 2, where a thread cannot be apart from its process")
 	}
+}
+
+// TestSocketMemory: the kernel charges the storage of a tenant's sockets to the proxy, which made
+// the maps. A socket takes what the bound of its number reckons with at most (EB-24).
+func TestSocketMemory(t *testing.T) {
+	threadsApart(t)
 	const n = 4000
 	eachFamily(t, func(b *bench) {
 		proxy, tenant := memoryCgroup(b.t, "proxy"), memoryCgroup(b.t, "tenant")
 		b.On(netlab.Node1, func() {
 			pins := b.plane.Pins()
-			if err := errors.Join(b.plane.CloseKernel(), ebpf.Unpin(pins, b.f)); err != nil {
-				b.t.Fatal(err)
-			}
+			b.must(errors.Join(b.plane.CloseKernel(), ebpf.Unpin(pins, b.f)))
 			b.within(proxy, func() { b.reset(b.table) })
 		})
+		empty := kernelMemory(b.t, proxy)
+		b.t.Logf("the programs and empty tables take %.0f bytes", empty)
+		if empty > ebpf.EmptyBytes || empty < ebpf.EmptyBytes/3 {
+			b.t.Errorf("want %d bytes at most, and not far less", ebpf.EmptyBytes)
+		}
 		for kind, use := range map[string]func(fd int) error{
 			"connected":   func(fd int) error { return unix.Connect(fd, sockaddr(b.to("VIP:53"))) },
 			"unconnected": func(fd int) error { return unix.Sendto(fd, []byte("x"), 0, sockaddr(b.to("VIP:53"))) },
@@ -95,9 +129,7 @@ func TestSocketMemory(t *testing.T) {
 			b.On("pod3", func() {
 				b.within(tenant, func() {
 					for _, fd := range all {
-						if err := use(fd); err != nil {
-							b.t.Fatal(err)
-						}
+						b.must(use(fd))
 					}
 				})
 			})
@@ -114,9 +146,7 @@ func TestSocketMemory(t *testing.T) {
 // path, and find room when others close. Beyond the bound of all, other clients do too (EB-24).
 func TestTenantFillsStorage(t *testing.T) {
 	eachFamily(t, func(b *bench) {
-		if err := b.plane.SetMost(100, 150); err != nil {
-			b.t.Fatal(err)
-		}
+		b.must(b.plane.SetMost(100, 150))
 		open := func(host string, n int) (fds []int, known int) {
 			for i := range n {
 				kind, to := unix.SOCK_DGRAM, b.to("VIP:53")
@@ -132,9 +162,7 @@ func TestTenantFillsStorage(t *testing.T) {
 			return fds, known
 		}
 		nothing, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			b.t.Fatal(err)
-		}
+		b.must(err)
 		b.t.Cleanup(func() { unix.Close(nothing) })
 		end := func(fds []int) {
 			for _, fd := range fds { // whose number stays taken: it is closed when the test ends
@@ -164,9 +192,7 @@ func TestTenantFillsStorage(t *testing.T) {
 			b.t.Errorf("%d sockets, by namespace %v, error %v; want 20, and those of two clients", all, each, err)
 		}
 		// A detached program misses sockets that close.
-		if err := b.plane.Detach("sock_release"); err != nil {
-			b.t.Fatal(err)
-		}
+		b.must(b.plane.Detach("sock_release"))
 		if n, err := b.plane.AuditPrograms(); n == 0 || err != nil {
 			b.t.Errorf("repaired %d, error %v", n, err)
 		}

@@ -23,6 +23,7 @@ func Mode(packets mode.Mode) mode.Mode {
 		}
 		return able(s)
 	}
+	m.Reduced = func(mode.Settings) error { return errors.Join(setsErrors(), reaps()) }
 	m.New = func(s mode.Settings) (mode.Plane, error) { return newOver(packets, s) }
 	m.Remove = func(_ context.Context, what mode.Removal) (mode.Report, error) { return remove(what) }
 	return m

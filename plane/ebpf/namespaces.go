@@ -18,9 +18,11 @@ import (
 var namespaceFiles = []string{"/proc/thread-self/ns/net", "/run/netns/*", "/proc/[0-9]*/ns/net",
 	"/proc/[0-9]*/task/[0-9]*/ns/net"}
 
-// inNamespaces calls f for each network namespace, named by its inode, in a thread that is in it.
-func inNamespaces[T any](all map[uint32]T, f func(T) error) error {
-	left := len(all)
+// inNamespaces calls f for each network namespace that is wanted by its name, in a thread that is in
+// it. It returns how many have no file.
+func inNamespaces[K comparable, T any](all map[K]T, nameOf func(file string, inode uint32) (K, error),
+	f func(T) error) (left int, err error) {
+	left = len(all)
 	done := map[uint32]bool{}
 	var errs []error
 	for _, pattern := range namespaceFiles {
@@ -31,20 +33,27 @@ func inNamespaces[T any](all map[uint32]T, f func(T) error) error {
 		errs = append(errs, err)
 		for _, file := range files {
 			inode, ok := namespaceOf(file)
-			what, wanted := all[inode]
-			if !ok || !wanted || done[inode] {
+			if !ok || done[inode] {
 				continue
 			}
 			done[inode] = true
-			left--
-			errs = append(errs, inNamespace(file, func() error { return f(what) }))
+			name, err := nameOf(file, inode)
+			errs = append(errs, err)
+			if what, wanted := all[name]; wanted {
+				left--
+				errs = append(errs, inNamespace(file, func() error { return f(what) }))
+			}
 		}
 	}
-	if left > 0 {
-		errs = append(errs, fmt.Errorf("%d network namespaces have no file in /run/netns or /proc "+
-			"(in a container, set hostPID or mount the host's /run/netns)", left))
-	}
-	return errors.Join(errs...)
+	return left, errors.Join(errs...)
+}
+
+// inodeOf and cookieOf name network namespaces.
+func inodeOf(_ string, inode uint32) (uint32, error) { return inode, nil }
+
+func cookieOf(file string, _ uint32) (cookie uint64, err error) {
+	err = inNamespace(file, func() (err error) { cookie, err = netnsCookie(); return err })
+	return cookie, err
 }
 
 // namespaceOf returns the inode of the network namespace of a file. Files of processes that have

@@ -12,6 +12,7 @@ import (
 
 	cebpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
@@ -27,13 +28,9 @@ func (b *bench) stranger(name, cgroup string) (remove func()) {
 	p, err := cebpf.NewProgram(&cebpf.ProgramSpec{Name: name, Type: cebpf.CGroupSockAddr,
 		AttachType: cebpf.AttachCGroupInet6Connect,
 		License:    "Apache-2.0", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()}})
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	b.must(err)
 	dir, err := os.Open(cgroup)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	b.must(err)
 	defer dir.Close()
 	if err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: int(dir.Fd()), Program: p,
 		Attach: cebpf.AttachCGroupInet6Connect,
@@ -42,9 +39,7 @@ func (b *bench) stranger(name, cgroup string) (remove func()) {
 	}
 	return func() {
 		dir, err := os.Open(cgroup)
-		if err != nil {
-			b.t.Fatal(err)
-		}
+		b.must(err)
 		defer dir.Close()
 		err = link.RawDetachProgram(link.RawDetachProgramOptions{Target: int(dir.Fd()), Program: p,
 			Attach: cebpf.AttachCGroupInet6Connect})
@@ -194,6 +189,13 @@ func TestAble(t *testing.T) {
 			[]string{"no place for the BPF file system (--ebpf-bpffs)", "/nowhere", "is no cgroup v2"}},
 		"no cgroup v2": {bare(func() error { return ebpf.Able(b.f, b.planes.bpffs, "") }),
 			[]string{"no cgroup v2 hierarchy is mounted (mount one"}},
+		"no BTF": {func() error {
+			defer btf.FlushKernelSpec()
+			err := errors.Join(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+				unix.Mount("none", "/sys/kernel/btf", "tmpfs", 0, ""))
+			btf.FlushKernelSpec()
+			return errors.Join(err, ebpf.Reduced())
+		}, []string{"sockets whose endpoint is gone", "this kernel lacks BTF (CONFIG_DEBUG_INFO_BTF)"}},
 		"the root of cgroups is hidden": {container, []string{"that of a container", "--ebpf-cgroup"}},
 		"Cilium": {func() error {
 			defer b.stranger("cil_sock6_conne", lab)()

@@ -3,6 +3,7 @@
 package ebpf
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +15,6 @@ import (
 	"github.com/cilium/ebpf"
 
 	"kube-proxy/config/option"
-	"kube-proxy/internal/sockets"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane"
@@ -40,7 +40,7 @@ type Config struct {
 	Stale string
 	// Count has connections counted.
 	Count bool
-	// Log takes failures outside the calls of a plane; nil for none.
+	// Log takes failures outside the calls of a plane; nil discards them.
 	Log *slog.Logger
 }
 
@@ -49,6 +49,8 @@ type PacketPath interface {
 	mode.Plane
 	mode.Tracer
 	mode.TrafficCounter
+	// Remember has clients with affinity stay with backends.
+	Remember(context.Context, []plane.Choice) error
 }
 
 // Plane is the packet path with the programs in front. Its methods are called as those of the
@@ -64,11 +66,13 @@ type Plane struct {
 	addresses *addresses
 	exempt    *exemptions
 	counted   *counted // nil where connections are not counted
-	st        *state   // nil before the first Reset
 
+	// calls is held during a call of a plane, and during other uses of the packet path.
+	calls sync.Mutex
 	// mu is held to change what follows, by the goroutine that makes the calls of a plane; others
 	// read it.
 	mu     sync.RWMutex
+	st     *state  // nil before the first Reset
 	kernel *kernel // nil before the first Reset, and after a failure
 	node   lb.Node
 
@@ -87,17 +91,17 @@ func New(cfg Config, packets PacketPath) (*Plane, error) {
 		return nil, fmt.Errorf("ebpf: %w", err)
 	}
 	p := &Plane{PacketPath: packets, cfg: cfg, cookie: node, said: map[string]bool{}}
-	p.cfg.Pins = pinsOf(cfg.Pins, node)
-	limit, _, _ := cgroupMemory("/proc/self/cgroup", "/sys/fs/cgroup")
+	p.cfg.Pins, p.cfg.Log = pinsOf(cfg.Pins, node), cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
+	limit, _, _ := cgroupMemory(ownCgroups, cgroupMounts)
 	p.switches.want = bpf.LBSettings{Node: node, Counts: flag(cfg.Count), Most: most(limit)}
 	follow(&p.switches.want, cfg.Sockets, cfg.Guard)
 	if cfg.Count {
 		p.counted = &counted{ports: map[uint32]string{}}
 	}
-	if p.addresses, err = openAddresses(cfg.Family, cfg.Log); err != nil {
+	if p.addresses, err = openAddresses(cfg.Family, p.cfg.Log); err != nil {
 		return nil, fmt.Errorf("ebpf: %w", err)
 	}
-	p.exempt = newExemptions(&p.switches, cfg.Log)
+	p.exempt = newExemptions(&p.switches, p.cfg.Log)
 	p.exempt.patterns = cfg.Exempt
 	return p, nil
 }
@@ -114,22 +118,29 @@ func (p *Plane) forget() error {
 	}
 	p.switches.forget()
 	err := errors.Join(p.exempt.use(nil), p.addresses.use(nil, nil))
+	k := p.kernel
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	err = errors.Join(err, p.kernel.close())
 	p.kernel = nil
-	return err
+	p.mu.Unlock()
+	return errors.Join(err, k.close())
 }
 
 // Configure is part of mode.Configurable.
 func (p *Plane) Configure(blocks option.Blocks) error {
 	o := optionsOf(blocks).EBPF
+	p.calls.Lock()
+	defer p.calls.Unlock()
+	if o.SocketLB != "all" || len(o.Exempt) > 0 {
+		p.handOver()
+	}
 	return errors.Join(p.exempt.want(o.Exempt),
 		p.switches.change(func(s *bpf.LBSettings) { follow(s, o.SocketLB, o.ProtectNodePorts) }))
 }
 
 // Reset is part of plane.Plane. The programs are attached after the first one.
 func (p *Plane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error) {
+	p.calls.Lock()
+	defer p.calls.Unlock()
 	res, err := p.PacketPath.Reset(ctx, want)
 	if err != nil {
 		return res, err
@@ -145,9 +156,22 @@ func (p *Plane) setNode(n lb.Node) {
 	p.node = n
 }
 
+func (p *Plane) setState(st *state) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.st = st
+}
+
+// serviceOf returns the service port of a destination; "" if it is gone.
+func (p *Plane) serviceOf(f bpf.LBFront) string {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return p.st.service(f)
+}
+
 // reset makes the tables hold want, whatever is there.
 func (p *Plane) reset(want *lb.Table) error {
-	p.st = newState(want.Node)
+	p.setState(newState(want.Node))
 	defer func() {
 		if p.counted != nil {
 			p.counted.retain(p.st)
@@ -164,7 +188,7 @@ func (p *Plane) reset(want *lb.Table) error {
 		return err
 	}
 	if p.st.adopt(have, want); !p.st.left() {
-		p.st = newState(want.Node)
+		p.setState(newState(want.Node))
 		p.st.add(want)
 		have = &snapshot{}
 		err = p.kernel.clear()
@@ -189,16 +213,13 @@ func (p *Plane) open() error {
 		if err != nil {
 			return err
 		}
-		if k.witness, err = newWitness(k.obj.Refusals, p.cfg.Log); err != nil {
+		if k.witness, err = newWitness(k.obj.Refusals, p.serviceOf, p.cfg.Log); err != nil {
 			return errors.Join(err, k.close())
 		}
 		p.mu.Lock()
 		p.kernel = k
 		p.mu.Unlock()
-		if err := hasRetval(); err != nil {
-			p.off("A socket that a Service refuses fails as the nftables rules have it, "+
-				"and bind() to a NodePort with EPERM", err)
-		}
+		p.off(setsErrors())
 	}
 	p.reap()
 	return nil
@@ -209,20 +230,15 @@ func (p *Plane) reap() {
 	if p.kernel.reaper != nil || p.cfg.Stale == "none" {
 		return
 	}
-	if p.unreaped = sockets.CanDestroy(context.Background()); p.unreaped == nil {
-		p.kernel.reaper, p.unreaped = newReaper(&p.kernel.obj.LBMaps, p.cfg.Stale == "all", p.cfg.Log)
-	}
-	if p.unreaped != nil {
-		p.off("Cannot end sockets whose endpoint is gone; "+
-			"their programs send to it until they connect again", p.unreaped)
-	}
+	p.kernel.reaper, p.unreaped = newReaper(&p.kernel.obj.LBMaps, p.cfg.Stale == "all", p.cfg.Log)
+	p.off(p.unreaped)
 }
 
-// off notes once that a part of the mode is off for what the kernel lacks.
-func (p *Plane) off(text string, err error) {
-	if !p.said[text] {
-		p.said[text] = true
-		p.notice(text, "err", err)
+// off notes once that a part of the mode is off for what the kernel lacks, if it is.
+func (p *Plane) off(err error) {
+	if err != nil && !p.said[err.Error()] {
+		p.said[err.Error()] = true
+		p.notice("A part of mode ebpf is off", "err", err)
 	}
 }
 
@@ -273,6 +289,9 @@ func (p *Plane) repair(have *snapshot) (repaired int, err error) {
 	if err := p.addresses.use(p.kernel.obj.Addresses, p.node.NodePorts); err != nil {
 		return 0, err
 	}
+	if !p.switches.all() {
+		p.handOver()
+	}
 	if err := errors.Join(p.switches.use(p.kernel.obj.Config), p.exempt.use(&p.kernel.obj.LBMaps)); err != nil {
 		return 0, err
 	}
@@ -283,6 +302,8 @@ func (p *Plane) repair(have *snapshot) (repaired int, err error) {
 
 // Apply is part of plane.Plane.
 func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (plane.ApplyResult, error) {
+	p.calls.Lock()
+	defer p.calls.Unlock()
 	res, err := p.PacketPath.Apply(ctx, changes)
 	if err != nil || p.st == nil {
 		return res, err
@@ -322,16 +343,19 @@ func (p *Plane) settle(err error) {
 	if p.kernel == nil {
 		return
 	}
+	p.handOver()
 	if e := p.switches.off(p.kernel.obj.Config); e != nil {
 		p.failed = errors.Join(append(unpin(p.kernel.pins), err, e)...)
 	}
-	if e := p.forget(); e != nil && p.cfg.Log != nil {
+	if e := p.forget(); e != nil {
 		p.cfg.Log.Debug("Failed to close what belongs to the eBPF programs", "err", e)
 	}
 }
 
 // SetNode is part of plane.Plane.
 func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
+	p.calls.Lock()
+	defer p.calls.Unlock()
 	if err := p.PacketPath.SetNode(ctx, n); err != nil {
 		return err
 	}
@@ -350,6 +374,8 @@ func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 
 // Audit is part of plane.Plane. It reads all tables, for nothing reports changes of them.
 func (p *Plane) Audit(ctx context.Context, full bool) (repaired int, err error) {
+	p.calls.Lock()
+	defer p.calls.Unlock()
 	repaired, err = p.PacketPath.Audit(ctx, full)
 	if err != nil || p.st == nil || !full && p.failed == nil {
 		return repaired, err
@@ -369,6 +395,13 @@ func (p *Plane) audit() (repaired int, err error) {
 	}
 	repaired, err = p.repair(have)
 	return repaired, errors.Join(err, p.kernel.expire())
+}
+
+// Probe is part of plane.Plane.
+func (p *Plane) Probe(ctx context.Context) error {
+	p.calls.Lock()
+	defer p.calls.Unlock()
+	return p.PacketPath.Probe(ctx)
 }
 
 // ChangedBy is part of plane.Witness.

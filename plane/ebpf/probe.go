@@ -53,6 +53,9 @@ func probe(f lb.Family, cgroup string) error {
 	if err := lacking(hookNeeds(f, cgroup)); err != nil {
 		return err
 	}
+	if err := enough(emptyBytes); err != nil {
+		return fmt.Errorf("make the maps of the programs: %w", shortage(err, emptyBytes))
+	}
 	obj, err := load(f, "", false)
 	if err == nil {
 		return obj.Close()
@@ -176,7 +179,7 @@ func shortage(err error, bytes uint64) error {
 	var lock unix.Rlimit
 	switch {
 	case errors.Is(err, unix.ENOMEM), errors.Is(err, unix.E2BIG):
-		limit, used, file := cgroupMemory("/proc/self/cgroup", "/sys/fs/cgroup")
+		limit, used, file := cgroupMemory(ownCgroups, cgroupMounts)
 		return fmt.Errorf("%w (%s)", err, missing(bytes, limit, used, file))
 	case errors.Is(err, unix.EPERM) && unix.Getrlimit(unix.RLIMIT_MEMLOCK, &lock) == nil &&
 		lock.Cur != unix.RLIM_INFINITY:
@@ -184,6 +187,25 @@ func shortage(err error, bytes uint64) error {
 	}
 	return explain(err)
 }
+
+// emptyBytes is about what the kernel allocates for the programs of a family and empty tables.
+const emptyBytes = 6 << 20
+
+// enough is ENOMEM if the memory limit of this process leaves less: at the limit the kernel would
+// end the process, not only refuse a map.
+func enough(bytes uint64) error {
+	if features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnKtimeGetCoarseNs) != nil {
+		return nil // before Linux 5.11, which has this function, RLIMIT_MEMLOCK counts maps
+	}
+	limit, used, _ := cgroupMemory(ownCgroups, cgroupMounts)
+	if limit > 0 && used+bytes > limit {
+		return unix.ENOMEM
+	}
+	return nil
+}
+
+// ownCgroups lists the cgroups of the thread, whose memory is charged; cgroupMounts has theirs.
+const ownCgroups, cgroupMounts = "/proc/thread-self/cgroup", "/sys/fs/cgroup"
 
 // socketBytes is about what the kernel allocates for the storage of an unconnected UDP socket;
 // others take half of that.
@@ -202,7 +224,7 @@ func most(limit uint64) [2]int32 {
 
 // memoryLimit says what the limit of this process is.
 func memoryLimit() string {
-	limit, used, file := cgroupMemory("/proc/self/cgroup", "/sys/fs/cgroup")
+	limit, used, file := cgroupMemory(ownCgroups, cgroupMounts)
 	if limit == 0 {
 		return "the node has no memory left for BPF maps"
 	}
@@ -226,8 +248,8 @@ func missing(bytes, limit, used uint64, name string) string {
 		free/1024)
 }
 
-// cgroupMemory returns the tightest memory limit of the process's cgroups, its use, and its file.
-// The limit is 0 without one.
+// cgroupMemory returns the tightest memory limit of the process's cgroups, its use without caches,
+// and its file. The limit is 0 without one.
 func cgroupMemory(proc, root string) (limit, used uint64, file string) {
 	text, err := os.ReadFile(proc)
 	if err != nil {
@@ -243,6 +265,7 @@ func cgroupMemory(proc, root string) (limit, used uint64, file string) {
 		}
 		for at := filepath.Join("/", path); ; at = filepath.Dir(at) {
 			most, in := number(filepath.Join(base, at, maxFile)), number(filepath.Join(base, at, now))
+			in -= min(in, cached(filepath.Join(base, at, "memory.stat")))
 			if most > 0 && most < 1<<60 && (limit == 0 || most-min(in, most) < limit-min(used, limit)) {
 				limit, used, file = most, in, filepath.Join(base, at, maxFile)
 			}
@@ -252,6 +275,24 @@ func cgroupMemory(proc, root string) (limit, used uint64, file string) {
 		}
 	}
 	return limit, used, file
+}
+
+// cached returns how much of a cgroup's memory are files, which the kernel gives back.
+func cached(stat string) (n uint64) {
+	text, err := os.ReadFile(stat)
+	if err != nil {
+		return 0
+	}
+	all := map[string]uint64{} // in version 1 those with total_ have the cgroups below
+	for line := range strings.Lines(string(text)) {
+		var name string
+		var bytes uint64
+		if _, err := fmt.Sscan(line, &name, &bytes); err == nil {
+			name = strings.TrimPrefix(name, "total_")
+			all[name] = max(all[name], bytes)
+		}
+	}
+	return all["inactive_file"] + all["active_file"]
 }
 
 // number returns the number in a file, and 0 for none.

@@ -66,7 +66,8 @@ func TestShortage(t *testing.T) {
 	}
 	write("a/memory.max", "max\n")
 	write("a/b/memory.max", "8388608\n")
-	write("a/b/memory.current", "7340032\n")
+	write("a/b/memory.current", "8340032\n")
+	write("a/b/memory.stat", "anon 7340032\ninactive_file 400000\nactive_file 600000\n")
 	write("a/b/c/memory.max", "1073741824\n")
 	proc := write("cgroup", "1:name=systemd:/\n0::/a/b/c\n")
 	limit, used, file := cgroupMemory(proc, root)

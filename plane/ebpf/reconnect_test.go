@@ -105,9 +105,7 @@ func TestFastOpen(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		b.noRules()
 		fd := b.socket("pod3", unix.SOCK_STREAM, false)
-		if err := unix.Sendto(fd, []byte("hello\n"), unix.MSG_FASTOPEN, sockaddr(b.to("VIP:80"))); err != nil {
-			b.t.Fatal(err)
-		}
+		b.must(unix.Sendto(fd, []byte("hello\n"), unix.MSG_FASTOPEN, sockaddr(b.to("VIP:80"))))
 		if _, err := unix.Read(fd, make([]byte, 1500)); err != nil {
 			b.t.Error(err)
 		}

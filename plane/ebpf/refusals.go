@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 
 	"github.com/cilium/ebpf"
@@ -23,16 +24,13 @@ import (
 var reasons = [...]string{1: "reject", 2: "drop", 3: "bind"}
 
 // witness logs a sample of the calls that are refused: one a second of a network namespace, and few
-// to one destination, because a tenant may make many namespaces.
+// to the Services of a Kubernetes namespace, because a tenant may make many of both.
 type witness struct {
 	in   *ringbuf.Reader
 	done sync.WaitGroup
 }
 
-func newWitness(m *ebpf.Map, log *slog.Logger) (*witness, error) {
-	if log == nil {
-		return nil, nil
-	}
+func newWitness(m *ebpf.Map, serviceOf func(bpf.LBFront) string, log *slog.Logger) (*witness, error) {
 	in, err := ringbuf.NewReader(m)
 	if err != nil {
 		return nil, fmt.Errorf("read refusals: %w", err)
@@ -52,8 +50,9 @@ func newWitness(m *ebpf.Map, log *slog.Logger) (*witness, error) {
 				log.Warn("Failed to read refused calls of programs", "err", err)
 				return
 			}
-			if few.Allow(fmt.Sprintf("%s/%s", placeOf(is.Front.Addr, is.Front.Port), lb.Proto(is.Front.Proto))) {
-				log.Info(refusedWords(is), refusedArgs(is)...)
+			service := serviceOf(is.Front)
+			if namespace, _, _ := strings.Cut(service, "/"); few.Allow(namespace) {
+				log.Info(refusedWords(is), append(refusedArgs(is), "service", service)...)
 			}
 		}
 	})

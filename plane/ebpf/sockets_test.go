@@ -84,6 +84,14 @@ func eachFamilyWith(t *testing.T, with func(*ebpf.Config), test func(b *bench)) 
 	}
 }
 
+// must ends the test on an error.
+func (b *bench) must(err error) {
+	b.t.Helper()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
 func newBench(t *testing.T, f lb.Family, with func(*ebpf.Config)) *bench {
 	lab := netlab.ForTest(t, netlab.Options{Cgroup: true, NoNode2: true, NoClient: true})
 	b := &bench{TestLab: lab, t: t, f: f, planes: &planes{bpffs: bpffs(t), with: with}, names: names4}
@@ -98,9 +106,7 @@ func (b *bench) restart(with func(*ebpf.Config)) {
 	b.t.Helper()
 	b.planes.with = with
 	b.On(netlab.Node1, func() {
-		if err := b.plane.Close(); err != nil {
-			b.t.Fatal(err)
-		}
+		b.must(b.plane.Close())
 		b.plane = b.newPlane()
 		b.reset(b.table)
 	})
@@ -109,9 +115,7 @@ func (b *bench) restart(with func(*ebpf.Config)) {
 func (b *bench) newPlane() *ebpf.Plane {
 	b.t.Helper()
 	p, err := b.planes.at(b.f, b.Cgroup(netlab.Node1))
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	b.must(err)
 	return p
 }
 
@@ -119,9 +123,7 @@ func (b *bench) parse(text string) *lb.Table {
 	b.t.Helper()
 	text = strings.ReplaceAll(text, "ALL", b.f.Everywhere().String())
 	table, err := tables.Parse(b.names.Replace(text))
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	b.must(err)
 	return table
 }
 
@@ -146,9 +148,7 @@ func (b *bench) noRules() {
 func (b *bench) to(name string) netip.AddrPort {
 	b.t.Helper()
 	a, err := netip.ParseAddrPort(b.names.Replace(name))
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	b.must(err)
 	return a
 }
 
@@ -201,9 +201,7 @@ func (b *bench) socket(host string, kind int, mapped bool) (fd int) {
 			b.t.Fatal(err)
 		}
 		wait := unix.Timeval{Sec: 5}
-		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait); err != nil {
-			b.t.Fatal(err)
-		}
+		b.must(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait))
 	})
 	b.t.Cleanup(func() { unix.Close(fd) })
 	return fd
@@ -291,9 +289,7 @@ func TestUnconnected(t *testing.T) {
 		for range 3 {
 			for to, server := range map[string]string{"VIP:53": "pod1", "OTHER:53": "pod2"} {
 				from, reply, err := asks(fd, b.to(to))
-				if err != nil {
-					b.t.Fatal(err)
-				}
+				b.must(err)
 				if from != b.to(to) || !strings.Contains(reply, server) {
 					b.t.Errorf("sent to %s: reply %q from %s, want one of %s", to, reply, from, server)
 				}
@@ -314,9 +310,7 @@ func TestMapped(t *testing.T) {
 			return netip.AddrPortFrom(netip.AddrFrom16(a.Addr().As16()), a.Port())
 		}
 		fd := b.socket("pod3", unix.SOCK_STREAM, true)
-		if err := unix.Connect(fd, sockaddr(mapped("VIP:80"))); err != nil {
-			b.t.Fatal(err)
-		}
+		b.must(unix.Connect(fd, sockaddr(mapped("VIP:80"))))
 		if got := peer(t, fd); got != mapped("VIP:80") {
 			b.t.Errorf("peer %s", got)
 		}
@@ -333,9 +327,7 @@ func TestMapped(t *testing.T) {
 func TestRestart(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		fd := b.socket("pod3", unix.SOCK_STREAM, false)
-		if err := unix.Connect(fd, sockaddr(b.to("VIP:80"))); err != nil {
-			b.t.Fatal(err)
-		}
+		b.must(unix.Connect(fd, sockaddr(b.to("VIP:80"))))
 		traffic := b.Traffic(netlab.Way{From: "pod3", To: b.to("VIP:80")},
 			netlab.Way{From: netlab.Node1, To: b.to("VIP:80")})
 		for range 3 {

@@ -16,6 +16,7 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
@@ -39,24 +40,53 @@ type reaper struct {
 	stop  context.CancelFunc
 }
 
-// newReaper starts a reaper for the maps of a family. It needs a kernel with BTF.
-func newReaper(maps *bpf.LBMaps, tcp bool, log *slog.Logger) (*reaper, error) {
+// reaps is an error if this kernel cannot end sockets with their endpoint.
+func reaps() error {
+	obj, err := loadStale(nil)
+	if err == nil {
+		obj.Close()
+	}
+	return err
+}
+
+// loadStale loads the program that finds stale sockets, with maps of its own or those of a family.
+func loadStale(maps *bpf.LBMaps) (obj *ebpf.Collection, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("sockets whose endpoint is gone do not end, and their programs send to it until they "+
+				"connect again: %w", err)
+		}
+	}()
+	hasBTF := func() error { _, err := btf.LoadKernelSpec(); return err }
+	err = errors.Join(lacking([]need{{"BTF (CONFIG_DEBUG_INFO_BTF)", hasBTF}}), sockets.CanDestroy(context.Background()))
+	if err != nil {
+		return nil, err
+	}
 	spec, err := bpf.LoadStale()
 	if err != nil {
 		return nil, fmt.Errorf("read the program that finds stale sockets: %w", err)
 	}
-	shared := map[string]*ebpf.Map{"connected": maps.Connected, "backends": maps.Backends}
+	shared := map[string]*ebpf.Map{}
+	if maps != nil {
+		shared["connected"], shared["backends"] = maps.Connected, maps.Backends
+	}
 	for name := range spec.Maps { // of the headers
-		if shared[name] == nil && !strings.HasPrefix(name, ".") {
+		if name != "connected" && name != "backends" && !strings.HasPrefix(name, ".") {
 			delete(spec.Maps, name)
 		}
 	}
-	obj, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared})
+	obj, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared})
 	if err != nil {
-		return nil, fmt.Errorf("load the program that finds stale sockets: %w", err)
+		return nil, fmt.Errorf("load the program that finds stale sockets: %w", explain(err))
 	}
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
+	return obj, nil
+}
+
+// newReaper starts a reaper for the maps of a family.
+func newReaper(maps *bpf.LBMaps, tcp bool, log *slog.Logger) (*reaper, error) {
+	obj, err := loadStale(maps)
+	if err != nil {
+		return nil, err
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	r := &reaper{obj: obj, maps: maps, tcp: tcp, log: log, asked: make(chan struct{}, 1), stop: stop}
@@ -111,13 +141,18 @@ func (r *reaper) pass(ctx context.Context) error {
 	for _, s := range found {
 		byNamespace[s.Netns] = append(byNamespace[s.Netns], connectedOf(s))
 	}
-	return inNamespaces(byNamespace, func(all []sockets.Connected) error {
+	left, err := inNamespaces(byNamespace, inodeOf, func(all []sockets.Connected) error {
 		ended, err := sockets.Destroy(ctx, all)
 		if ended > 0 {
 			r.log.Info("Ended sockets whose endpoint is gone", "sockets", ended)
 		}
 		return err
 	})
+	if left > 0 {
+		err = errors.Join(err, fmt.Errorf("%d network namespaces have no file in /run/netns or /proc "+
+			"(in a container, set hostPID or mount the host's /run/netns)", left))
+	}
+	return err
 }
 
 // find lists the sockets whose backend is not in the tables.

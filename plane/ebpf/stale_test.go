@@ -196,9 +196,7 @@ func TestManyStaleSockets(t *testing.T) {
 func (b *bench) connectOnly(host string, to netip.AddrPort) (fd int) {
 	b.t.Helper()
 	fd = b.socket(host, unix.SOCK_DGRAM, false)
-	if err := unix.Connect(fd, sockaddr(to)); err != nil {
-		b.t.Fatal(err)
-	}
+	b.must(unix.Connect(fd, sockaddr(to)))
 	return fd
 }
 

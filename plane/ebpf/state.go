@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"iter"
 	"net/netip"
+	"sync"
 	"time"
 
 	"kube-proxy/lb"
@@ -17,6 +18,7 @@ import (
 type state struct {
 	// pods: the node recognises pods, so that rows may treat them in their own way.
 	pods bool
+	mu   sync.RWMutex // held to change rows; only service runs beside that
 	rows map[lb.Key]*row
 	sets map[lb.SetID]*set
 
@@ -72,7 +74,7 @@ func (st *state) change(b *batch, k lb.Key, f *lb.Frontend) {
 	old := st.rows[k]
 	if f == nil || f.Kind == lb.HealthCheck {
 		if old != nil {
-			delete(st.rows, k)
+			st.put(k, nil)
 			b.fronts.remove(frontOf(k))
 		}
 	} else {
@@ -80,11 +82,32 @@ func (st *state) change(b *batch, k lb.Key, f *lb.Frontend) {
 		if old == nil || old.value != is.value {
 			b.fronts.set(is.value.Front, is.value)
 		}
-		st.rows[k] = is
+		st.put(k, is)
 	}
 	if old != nil {
 		st.release(b, old.sets)
 	}
+}
+
+func (st *state) put(k lb.Key, is *row) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.rows[k] = is; is == nil {
+		delete(st.rows, k)
+	}
+}
+
+// service returns the service port of a destination, or of the NodePort there; "" for none.
+func (st *state) service(to bpf.LBFront) string {
+	st.mu.RLock()
+	defer st.mu.RUnlock()
+	at := placeOf(to.Addr, to.Port)
+	for _, a := range []netip.Addr{at.Addr(), {}} {
+		if r := st.rows[lb.Key{Addr: a, Port: at.Port(), Proto: lb.Proto(to.Proto)}]; r != nil {
+			return r.front.Service
+		}
+	}
+	return ""
 }
 
 // row returns the row of a frontend, whose sets it holds.

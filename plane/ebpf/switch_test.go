@@ -40,9 +40,7 @@ func TestScopes(t *testing.T) {
 		if _, _, err := asks(udp, b.to("VIP:53")); err != nil {
 			b.t.Fatal(err)
 		}
-		if err := unix.Connect(tcp, sockaddr(b.to("VIP:80"))); err != nil {
-			b.t.Fatal(err)
-		}
+		b.must(unix.Connect(tcp, sockaddr(b.to("VIP:80"))))
 		for _, tc := range []struct {
 			sockets string
 			pod     bool
@@ -60,9 +58,7 @@ func TestScopes(t *testing.T) {
 		}
 		b.noRules()
 		for sockets, served := range map[string]bool{"host": true, "off": false} {
-			if err := b.plane.Switch(sockets); err != nil {
-				b.t.Fatal(err)
-			}
+			b.must(b.plane.Switch(sockets))
 			_, err := b.Dial(netlab.Node1, netlab.TCP, b.to("VIP:80"), netlab.DialOptions{Timeout: 300e6})
 			if (err == nil) != served {
 				b.t.Errorf("%s: a connection of the node without rules of the packet path: %v", sockets, err)

@@ -30,6 +30,13 @@ func (s *switches) change(f func(*bpf.LBSettings)) error {
 	return put(s.config, s.want)
 }
 
+// all reports whether the sockets of all shall be balanced.
+func (s *switches) all() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.want.On == 1 && s.want.Scope == 0
+}
+
 // use has programs follow from now on.
 func (s *switches) use(config *ebpf.Map) error {
 	s.mu.Lock()

@@ -93,6 +93,9 @@ func (t *table[K, V]) grow(n int) error {
 		t.used = len(all)
 		return nil
 	}
+	if err := t.fits(len(all)); err != nil { // a second time
+		return err
+	}
 	next, err := t.make(2 * (len(all) + n))
 	if err != nil {
 		return err
@@ -129,6 +132,9 @@ func (t *table[K, V]) set(put map[K]V) error {
 	if len(put) == 0 {
 		return nil
 	}
+	if err := t.fits(len(put)); err != nil {
+		return err
+	}
 	if err := t.grow(len(put)); err != nil {
 		return err
 	}
@@ -159,6 +165,19 @@ func (t *table[K, V]) bytes(n int) uint64 {
 	var k K
 	var v V
 	return uint64(n) * uint64(64+unsafe.Sizeof(k)+unsafe.Sizeof(v))
+}
+
+// fits is an error if the memory limit leaves too little for n elements. Few always fit: to read the
+// limit costs more than they do.
+func (t *table[K, V]) fits(n int) error {
+	bytes := t.bytes(n)
+	if bytes < 1<<20 {
+		return nil
+	}
+	if err := enough(bytes); err != nil {
+		return fmt.Errorf("write %d elements of the table %s: %w", n, t.name, shortage(err, bytes))
+	}
+	return nil
 }
 
 // remove removes elements; those that are not there too.

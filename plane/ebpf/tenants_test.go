@@ -3,6 +3,7 @@
 package ebpf_test
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -46,45 +47,56 @@ func (b *bench) server(from, to string) string {
 	return r.Server
 }
 
-// TestAffinityAcrossSwitch: a client with affinity stays with one endpoint while the programs are
-// off, and is back at its first one when they are on again (EB-26).
+// TestAffinityAcrossSwitch: a client with affinity meets the same endpoint when the packet path
+// takes over, whatever the reason, and when the programs serve again; a client without room for
+// more sockets too (EB-26).
 func TestAffinityAcrossSwitch(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		b.change(sticky(0))
-		stays := func(from string) string {
+		first := map[string]string{}
+		stays := func(when string) {
 			b.t.Helper()
-			first := b.server(from, "VIP:80")
-			for range 8 {
-				if got := b.server(from, "VIP:80"); got != first {
-					b.t.Errorf("%s: %s, then %s", from, first, got)
+			for _, client := range []string{"pod3", "pod2", "pod1", netlab.Node1} {
+				for range 4 {
+					switch got := b.server(client, "VIP:80"); first[client] {
+					case "":
+						first[client] = got
+					case got:
+					default:
+						b.t.Errorf("%s, %s: %s, and %s before", client, when, got, first[client])
+					}
 				}
 			}
-			return first
 		}
-		clients := []string{"pod3", "pod1", netlab.Node1}
-		first, off := map[string]string{}, map[string]string{}
-		for _, c := range clients {
-			first[c] = stays(c)
+		pod3 := b.link("pod3", b.t.TempDir())
+		stays("at first")
+		off, most := b.plane.Switch, b.plane.SetMost
+		restart := func(sockets string) error {
+			b.restart(func(c *ebpf.Config) { c.Sockets = sockets })
+			return nil
 		}
-		for range 2 {
-			if err := b.plane.Switch("off"); err != nil {
-				b.t.Fatal(err)
+		fail := func(because error) (err error) {
+			if because != nil {
+				b.plane.Settle(because)
+				return nil
 			}
-			for _, c := range clients {
-				if got := stays(c); off[c] != "" && got != off[c] {
-					b.t.Errorf("%s: the packet path served it by %s, and by %s after the programs were on", c,
-						off[c], got)
-				} else {
-					off[c] = got
+			b.On(netlab.Node1, func() { _, err = b.plane.AuditPrograms() })
+			b.plane.Settle(err)
+			return err
+		}
+		for name, way := range map[string][2]func() error{
+			"no room for sockets":     {func() error { return most(0, 0) }, func() error { return most(100, 1000) }},
+			"switched off":            {func() error { return off("off") }, func() error { return off("all") }},
+			"only the node's sockets": {func() error { return off("host") }, func() error { return off("all") }},
+			"a pod is exempt":         {func() error { return off("all", pod3) }, func() error { return off("all") }},
+			"a failure":               {func() error { return fail(errors.New("broken")) }, func() error { return fail(nil) }},
+			"another process":         {func() error { return restart("off") }, func() error { return restart("all") }},
+		} {
+			for when, change := range way {
+				if err := change(); err != nil {
+					b.t.Fatalf("%s: %v", name, err)
 				}
-			}
-			if err := b.plane.Switch("all"); err != nil {
-				b.t.Fatal(err)
-			}
-			for _, c := range clients {
-				if got := stays(c); got != first[c] {
-					b.t.Errorf("%s: %s, and %s after the programs were off", c, first[c], got)
-				}
+				stays(fmt.Sprint(name, []string{"", ", and back"}[when]))
 			}
 		}
 	})
@@ -131,9 +143,7 @@ func TestFullAffinity(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		b.change(sticky(0))
 		first := b.server("pod1", "VIP:80")
-		if err := b.plane.FillAffinity(); err != nil {
-			b.t.Fatal(err)
-		}
+		b.must(b.plane.FillAffinity())
 		latecomer := b.server("pod3", "VIP:80")
 		for range 8 {
 			if got := b.server("pod1", "VIP:80"); got != first {
@@ -192,8 +202,6 @@ func TestFloods(t *testing.T) {
 func (b *bench) connectedInKernel(fd int) bool {
 	b.t.Helper()
 	is, err := b.plane.Knows(fd)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	b.must(err)
 	return is
 }

@@ -24,9 +24,10 @@ __inline int to_backend(struct bpf_sock_addr *ctx, struct front *to)
 		return 0;
 	if (!p)
 		p = keep(&connected, ctx, cfg);
-	if (!p)
-		return 0;
-	set_peer(p, to, &b);
+	if (p)
+		set_peer(p, to, &b);
+	else if (!fe.affinity || to->proto != IPPROTO_TCP)
+		return 0; /* a client with affinity stays with its backend, but getpeername() answers that */
 	count(cfg, set);
 	move(to, &b);
 	return 1;
