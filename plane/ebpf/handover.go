@@ -18,6 +18,10 @@ import (
 	"kube-proxy/plane/ebpf/bpf"
 )
 
+// handOverTime is the time for the clients of many network namespaces, which a tenant may make: no
+// table changes meanwhile.
+const handOverTime = 10 * time.Second
+
 // handOver has the packet path remember what the programs' clients with affinity remember. It is
 // called before the programs stop to serve sockets. A failure costs affinity alone.
 func (p *Plane) handOver() {
@@ -25,7 +29,9 @@ func (p *Plane) handOver() {
 	if p.kernel == nil || p.kernel.obj.Config.Lookup(uint32(0), &was) != nil || was.On == 0 {
 		return
 	}
-	all, err := p.choices()
+	ctx, cancel := context.WithTimeout(context.Background(), handOverTime)
+	defer cancel()
+	all, err := p.choices(ctx)
 	if err = errors.Join(err, p.PacketPath.Remember(context.Background(), all)); err != nil {
 		p.cfg.Log.Warn("Failed to have the nftables rules remember the endpoints of clients with session affinity; "+
 			"these clients may meet others", "err", err)
@@ -33,7 +39,7 @@ func (p *Plane) handOver() {
 }
 
 // choices returns what clients remember, by the addresses of their network namespaces.
-func (p *Plane) choices() (all []plane.Choice, err error) {
+func (p *Plane) choices(ctx context.Context) (all []plane.Choice, err error) {
 	now, err := monotonic()
 	if err != nil {
 		return nil, err
@@ -51,7 +57,13 @@ func (p *Plane) choices() (all []plane.Choice, err error) {
 		return nil, err
 	}
 	sets := p.st.sticky()
-	_, err = inNamespaces(clients, cookieOf, func(choices []bpf.LBChoice) error { // those that are gone need nothing
+	nameOf := func(file string, inode uint32) (uint64, error) {
+		if ctx.Err() != nil {
+			return 0, nil // what is found until then counts
+		}
+		return cookieOf(file, inode)
+	}
+	_, err = inNamespaces(clients, nameOf, func(choices []bpf.LBChoice) error { // those that are gone need nothing
 		conn, err := netlink.Open(netlink.Config{Protocol: unix.NETLINK_ROUTE})
 		if err != nil {
 			return fmt.Errorf("look up routes of clients: %w", err)
@@ -63,7 +75,7 @@ func (p *Plane) choices() (all []plane.Choice, err error) {
 			if slot < 0 {
 				continue
 			}
-			r, err := route.Lookup(context.Background(), conn, route.Query{To: to.at})
+			r, err := route.Lookup(ctx, conn, route.Query{To: to.at})
 			if err != nil {
 				return fmt.Errorf("look up the route of a client to %s: %w", to.at, err)
 			}
@@ -74,7 +86,7 @@ func (p *Plane) choices() (all []plane.Choice, err error) {
 		}
 		return nil
 	})
-	return all, err
+	return all, errors.Join(err, ctx.Err())
 }
 
 // reached is a set with an address of one of its frontends.

@@ -15,7 +15,7 @@ import (
 // namespaceFiles are where network namespaces have files: those that CNI plugins name, then those
 // of processes, then those of their threads. In a container the latter are the node's if it has
 // hostPID.
-var namespaceFiles = []string{"/proc/thread-self/ns/net", "/run/netns/*", "/proc/[0-9]*/ns/net",
+var namespaceFiles = []string{"/proc/self/ns/net", "/run/netns/*", "/proc/[0-9]*/ns/net",
 	"/proc/[0-9]*/task/[0-9]*/ns/net"}
 
 // inNamespaces calls f for each network namespace that is wanted by its name, in a thread that is in

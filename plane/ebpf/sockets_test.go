@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -135,12 +136,16 @@ func (b *bench) reset(table *lb.Table) {
 }
 
 // noRules removes the rules of the packet path: what is served then, the programs serve.
-func (b *bench) noRules() {
+func (b *bench) noRules() { b.nft("delete table") }
+
+// nft has the program do something with the table of the packet path, or an object of it.
+func (b *bench) nft(do string, objects ...string) {
 	b.t.Helper()
 	family := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[b.f]
+	args := slices.Concat(strings.Fields(do), []string{family, nftables.TableName}, objects)
 	b.On(netlab.Node1, func() {
-		if out, err := exec.Command("nft", "delete", "table", family, nftables.TableName).CombinedOutput(); err != nil {
-			b.t.Fatalf("nft delete table: %v: %s", err, out)
+		if out, err := exec.Command("nft", args...).CombinedOutput(); err != nil {
+			b.t.Fatalf("nft %s: %v: %s", args, err, out)
 		}
 	})
 }

@@ -92,10 +92,9 @@ func TestAffinityAcrossSwitch(t *testing.T) {
 			"a failure":               {func() error { return fail(errors.New("broken")) }, func() error { return fail(nil) }},
 			"another process":         {func() error { return restart("off") }, func() error { return restart("all") }},
 		} {
+			b.nft("flush map", "affinity")
 			for when, change := range way {
-				if err := change(); err != nil {
-					b.t.Fatalf("%s: %v", name, err)
-				}
+				b.must(change())
 				stays(fmt.Sprint(name, []string{"", ", and back"}[when]))
 			}
 		}
