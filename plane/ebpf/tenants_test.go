@@ -53,10 +53,10 @@ func (b *bench) server(from, to string) string {
 func TestAffinityAcrossSwitch(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		b.change(sticky(0))
-		first := map[string]string{}
+		clients, first := []string{"pod3", "pod2", "pod1", netlab.Node1}, map[string]string{}
 		stays := func(when string) {
 			b.t.Helper()
-			for _, client := range []string{"pod3", "pod2", "pod1", netlab.Node1} {
+			for _, client := range clients {
 				for range 4 {
 					switch got := b.server(client, "VIP:80"); first[client] {
 					case "":
@@ -93,6 +93,11 @@ func TestAffinityAcrossSwitch(t *testing.T) {
 			"another process":         {func() error { return restart("off") }, func() error { return restart("all") }},
 		} {
 			b.nft("flush map", "affinity")
+			b.must(b.plane.Damage("the switch"))
+			for _, client := range clients {
+				b.server(client, "VIP:80") // which the packet path remembers, perhaps at another endpoint
+			}
+			b.must(fail(nil))
 			for when, change := range way {
 				b.must(change())
 				stays(fmt.Sprint(name, []string{"", ", and back"}[when]))
