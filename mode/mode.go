@@ -104,7 +104,7 @@ type Mode struct {
 	// on the mode. If the error wraps [ErrAsked], no other mode is tried.
 	Able func(Settings) error
 	// Reduced says what the mode does without on this host, because the kernel lacks it; nil for
-	// nothing. It changes nothing, and is called if Able returns nil. Nil if no part can be missing.
+	// nothing. It changes nothing, and is called if Able returns nil. Nil if no part can lack.
 	Reduced func(Settings) error
 	// Lacks returns the missing requirements of the mode that the node may still get while the
 	// proxy waits; nil for none. It changes nothing.

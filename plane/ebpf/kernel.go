@@ -102,11 +102,11 @@ func specOf(f lb.Family) (*ebpf.CollectionSpec, error) {
 // hasRetval is an error if programs cannot set the error of a call (before Linux 5.18).
 func hasRetval() error { return features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval) }
 
-// setsErrors is an error if calls fail otherwise than the mode has it, because the kernel lacks that.
+// setsErrors is an error if calls fail in another way than the mode has it, for want of a function.
 func setsErrors() error {
 	if err := hasRetval(); err != nil {
-		return fmt.Errorf("sockets that a Service refuses fail as the nftables rules have it, and bind() to a NodePort "+
-			"with EPERM: %w", err)
+		return fmt.Errorf("sockets that a Service refuses fail as the nftables rules have it, and bind() to a "+
+			"NodePort with EPERM: %w", err)
 	}
 	return nil
 }

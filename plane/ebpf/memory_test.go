@@ -85,8 +85,9 @@ func TestMemoryLimit(t *testing.T) {
 		})
 		for want, err := range map[string]error{"make the maps of the programs: ": check,
 			"write 100000 elements of the table backends: ": write} {
-			if !errors.Is(err, unix.ENOMEM) || !strings.HasPrefix(err.Error(), want) || !strings.Contains(err.Error(),
-				limited+"/memory.limit_in_bytes of 4096 KiB leaves ") || !strings.Contains(err.Error(), "raise it by ") {
+			if !errors.Is(err, unix.ENOMEM) || !strings.HasPrefix(err.Error(), want) ||
+				!strings.Contains(err.Error(), limited+"/memory.limit_in_bytes of 4096 KiB leaves ") ||
+				!strings.Contains(err.Error(), "raise it by ") {
 				b.t.Errorf("error %v, want one that begins with %q", err, want)
 			}
 		}

@@ -18,8 +18,8 @@ import (
 var namespaceFiles = []string{"/proc/self/ns/net", "/run/netns/*", "/proc/[0-9]*/ns/net",
 	"/proc/[0-9]*/task/[0-9]*/ns/net"}
 
-// inNamespaces calls f for each network namespace that is wanted by its name, in a thread that is in
-// it. It returns how many have no file.
+// inNamespaces calls f for each network namespace that is wanted by its name, in a thread of that.
+// It returns how many have no file.
 func inNamespaces[K comparable, T any](all map[K]T, nameOf func(file string, inode uint32) (K, error),
 	f func(T) error) (left int, err error) {
 	left = len(all)

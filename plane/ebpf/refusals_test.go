@@ -45,7 +45,7 @@ const refusing = shop + `VIP:81/tcp shop/none:http clusterip
   anywhere reject
 VIP:81/udp shop/none:dns clusterip
   anywhere reject
-VIP:84/tcp shop/nobody:http clusterip
+VIP:84/tcp shop/empty:http clusterip
   anywhere reject
 VIP:82/tcp shop/drops:http clusterip
   anywhere drop

@@ -58,8 +58,8 @@ func loadStale(maps *bpf.LBMaps) (obj *ebpf.Collection, err error) {
 		}
 	}()
 	hasBTF := func() error { _, err := btf.LoadKernelSpec(); return err }
-	err = errors.Join(lacking([]need{{"BTF (CONFIG_DEBUG_INFO_BTF)", hasBTF}}), sockets.CanDestroy(context.Background()))
-	if err != nil {
+	err = lacking([]need{{"BTF (CONFIG_DEBUG_INFO_BTF)", hasBTF}})
+	if err = errors.Join(err, sockets.CanDestroy(context.Background())); err != nil {
 		return nil, err
 	}
 	spec, err := bpf.LoadStale()

@@ -167,8 +167,8 @@ func (t *table[K, V]) bytes(n int) uint64 {
 	return uint64(n) * uint64(64+unsafe.Sizeof(k)+unsafe.Sizeof(v))
 }
 
-// fits is an error if the memory limit leaves too little for n elements. Few always fit: to read the
-// limit costs more than they do.
+// fits is an error if the memory limit leaves too little for n elements. It takes for granted that
+// few fit, because to read the limit costs more than they do.
 func (t *table[K, V]) fits(n int) error {
 	bytes := t.bytes(n)
 	if bytes < 1<<20 {

@@ -3,7 +3,6 @@
 package ebpf_test
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -89,7 +88,7 @@ func TestAffinityAcrossSwitch(t *testing.T) {
 			"switched off":            {func() error { return off("off") }, func() error { return off("all") }},
 			"only the node's sockets": {func() error { return off("host") }, func() error { return off("all") }},
 			"a pod is exempt":         {func() error { return off("all", pod3) }, func() error { return off("all") }},
-			"a failure":               {func() error { return fail(errors.New("broken")) }, func() error { return fail(nil) }},
+			"a failure":               {func() error { return fail(unix.ENOMEM) }, func() error { return fail(nil) }},
 			"another process":         {func() error { return restart("off") }, func() error { return restart("all") }},
 		} {
 			b.nft("flush map", "affinity")
