@@ -157,9 +157,8 @@ func whyRefused() string {
 // refusal says what refuses bpf() to a process with all capabilities. lockdown is the content of
 // that file.
 func refusal(lockdown string) string {
-	if _, level, ok := strings.Cut(lockdown, "["); ok && !strings.HasPrefix(level, "none]") {
-		level, _, _ = strings.Cut(level, "]")
-		return "kernel lockdown is at level " + level + ", which may forbid eBPF: boot with lockdown=integrity or " +
+	if strings.Contains(lockdown, "[confidentiality]") {
+		return "kernel lockdown is at level confidentiality, which may forbid eBPF: boot with lockdown=integrity or " +
 			"without it"
 	}
 	return "a seccomp filter or a security module refuses bpf()"
