@@ -9,8 +9,8 @@ import (
 	"net"
 	"net/netip"
 	"os/exec"
-	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -309,11 +309,14 @@ type view struct {
 	process *controlplane.Process
 
 	mu          sync.Mutex
-	first, last map[netip.Addr]time.Time // when a pod's address was added, and when it was removed last
+	first, last map[netip.Addr]time.Time       // when a pod's address was added, and when it was removed last
+	rules       map[string]map[netip.Addr]bool // the pods in the last rule of a chain that has pods
 }
 
-// change is a line of nft's monitor that adds or deletes something which has a pod's address.
-var change = regexp.MustCompile(`^(add|delete) .*\b(100\.\d+\.\d+\.\d+)\b`)
+func newView(host string) *view {
+	return &view{host: host, first: map[netip.Addr]time.Time{}, last: map[netip.Addr]time.Time{},
+		rules: map[string]map[netip.Addr]bool{}}
+}
 
 // watchKernel follows the rules of a host from now on.
 func watchKernel(ctx context.Context, bed *testbed.Bed, host string) (*view, error) {
@@ -321,7 +324,7 @@ func watchKernel(ctx context.Context, bed *testbed.Bed, host string) (*view, err
 	if err != nil {
 		return nil, err
 	}
-	v := &view{host: host, first: map[netip.Addr]time.Time{}, last: map[netip.Addr]time.Time{}}
+	v := newView(host)
 	out, in := io.Pipe()
 	cmd := exec.CommandContext(ctx, "nft", "monitor", "ruleset")
 	cmd.Stdout = in
@@ -332,31 +335,62 @@ func watchKernel(ctx context.Context, bed *testbed.Bed, host string) (*view, err
 		<-v.process.Done()
 		in.Close()
 	}()
-	go func() {
-		for scanner := bufio.NewScanner(out); scanner.Scan(); {
-			v.take(scanner.Text(), time.Now())
-		}
-	}()
+	go v.follow(out, time.Now)
 	return v, nil
 }
 
-func (v *view) take(line string, now time.Time) {
-	m := change.FindStringSubmatch(line)
-	if m == nil {
-		return
-	}
-	addr, err := netip.ParseAddr(m[2])
-	if err != nil {
-		return
-	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if m[1] == "delete" {
-		v.last[addr] = now
-	} else if v.first[addr].IsZero() {
-		v.first[addr] = now
+// follow reads the monitor's output to its end.
+func (v *view) follow(from io.Reader, now func() time.Time) {
+	lines := bufio.NewReader(from) // a rule of upstream's has all pods of a Service: too long for a Scanner
+	for line, err := lines.ReadString('\n'); err == nil; line, err = lines.ReadString('\n') {
+		v.take(line, now())
 	}
 }
+
+// take notes a line of the monitor. Ours adds and deletes elements. Upstream replaces the rule of a
+// Service that has all its pods; chains of pods that no rule uses any longer are deleted later.
+func (v *view) take(line string, now time.Time) {
+	fields := strings.SplitN(line, " ", 6) // verb, kind, family, table, name, content
+	if len(fields) < 6 {
+		return
+	}
+	has := podsIn(fields[5])
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	gone := map[netip.Addr]bool{}
+	switch what := fields[0] + " " + fields[1]; {
+	case what == "delete element":
+		has, gone = gone, has
+	case what == "add rule" && len(has) > 0:
+		gone, v.rules[fields[4]] = v.rules[fields[4]], has
+	case what != "add element":
+		return
+	}
+	for addr := range gone {
+		if !has[addr] {
+			v.last[addr] = now
+		}
+	}
+	for addr := range has {
+		if v.first[addr].IsZero() {
+			v.first[addr] = now
+		}
+	}
+}
+
+// podsIn returns the addresses of pods in a text, wherever they stand in a name.
+func podsIn(text string) map[netip.Addr]bool {
+	pods := map[netip.Addr]bool{}
+	for _, word := range strings.FieldsFunc(text, func(r rune) bool { return r != '.' && (r < '0' || r > '9') }) {
+		if addr, err := netip.ParseAddr(word); err == nil && loadRange.Contains(addr) {
+			pods[addr] = true
+		}
+	}
+	return pods
+}
+
+// loadRange has the addresses of [controlplane.LoadAddr].
+var loadRange = netip.MustParsePrefix("100.64.0.0/10")
 
 // compare returns the delays between each pod's readiness and its address, and between its end and
 // the removal, once all are complete.

@@ -2,6 +2,8 @@ package scale
 
 import (
 	"math"
+	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -94,6 +96,42 @@ func TestRollout(t *testing.T) {
 	t.Logf("%d connections; a pod is in the kernel after %v (p99 %v), out of it after %v (p99 %v), used until %v "+
 		"after its end",
 		r.Connections, Of(r.First, 50), Of(r.First, 99), Of(r.Last, 50), Of(r.Last, 99), r.Late)
+}
+
+// What nft's monitor prints for our changes and for upstream's, where one rule has all pods of a
+// Service, in the names of their chains, and unused chains are deleted later.
+func TestView(t *testing.T) {
+	const chain = "endpoint-AB-default/web/tcp/p__"
+	long := strings.Repeat(", 9 : goto "+chain+"100.64.0.1/8080", 5000)
+	lines := []string{
+		"add rule ip kube-proxy " + chain + "100.64.0.1/8080 ip saddr 100.64.0.1 jump mark-for-masquerade",
+		"add rule ip kube-proxy service-X-default/web/tcp/p numgen random mod 5001 vmap { 0 : goto " + chain +
+			"100.64.0.2/8080" + long + " }",
+		"add rule ip kube-proxy service-X-default/web/tcp/p ip daddr 10.96.0.9 jump mark-for-masquerade",
+		"delete rule ip kube-proxy service-X-default/web/tcp/p handle 7",
+		"add rule ip kube-proxy service-X-default/web/tcp/p numgen random mod 1 vmap { 0 : goto " + chain +
+			"100.64.0.2/8080 }",
+		"delete chain ip kube-proxy " + chain + "100.64.0.1/8080",
+		"add element ip kube-proxy backends { 0x00000007 . 1 : 100.64.0.3 . 8080 }",
+		"delete element ip kube-proxy backends { 0x00000007 . 1 : 100.64.0.3 . 8080 }",
+	}
+	v, line := newView("node"), int64(0)
+	v.follow(strings.NewReader(strings.Join(lines, "\n")+"\n"), func() time.Time {
+		line++
+		return time.Unix(line, 0)
+	})
+	for _, want := range []struct {
+		pod         string
+		first, last int64 // lines, from 1
+	}{{"100.64.0.1", 1, 5}, {"100.64.0.2", 2, 0}, {"100.64.0.3", 7, 8}} {
+		pod := netip.MustParseAddr(want.pod)
+		if first := v.first[pod]; first != time.Unix(want.first, 0) {
+			t.Errorf("%s was added by line %d, want %d", pod, first.Unix(), want.first)
+		}
+		if last, gone := v.last[pod]; gone != (want.last > 0) || gone && last != time.Unix(want.last, 0) {
+			t.Errorf("%s was removed by line %d (%v), want %d", pod, last.Unix(), gone, want.last)
+		}
+	}
 }
 
 func newBed(t *testing.T) *testbed.Bed {
