@@ -2,10 +2,9 @@ package scale
 
 import (
 	"context"
-	"maps"
 	"net"
 	"net/http"
-	"slices"
+	"net/http/httptrace"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,8 +22,9 @@ type meter struct {
 
 	mu       sync.Mutex
 	start    time.Time
-	requests []time.Duration // since start
-	kinds    map[string]int  // requests by resource and kind
+	requests []time.Duration // that the API server received, since start
+	failed   int             // those that found no connection
+	kinds    map[string]int  // of both
 }
 
 func newMeter(dial dialFunc) *meter {
@@ -35,18 +35,11 @@ func newMeter(dial dialFunc) *meter {
 func (m *meter) reset() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.start, m.requests, m.kinds = time.Now(), nil, map[string]int{}
+	m.start, m.requests, m.failed, m.kinds = time.Now(), nil, 0, map[string]int{}
 	m.dials.Store(0)
 }
 
-// snapshot returns the requests since reset, in order, and how many there were of each kind.
-func (m *meter) snapshot() (at []time.Duration, kinds map[string]int) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return slices.Clone(m.requests), maps.Clone(m.kinds)
-}
-
-// wrap counts the requests that reach the API server or fail on the way.
+// wrap counts requests.
 func (m *meter) wrap(next http.RoundTripper) http.RoundTripper { return counting{m, next} }
 
 type counting struct {
@@ -54,7 +47,8 @@ type counting struct {
 	next  http.RoundTripper
 }
 
-// RoundTrip counts a request and sends it.
+// RoundTrip sends a request and counts it: when it gets a connection, because one that waits for
+// packets to pass reaches the API server only then; or when it fails without one.
 func (c counting) RoundTrip(r *http.Request) (*http.Response, error) {
 	kind := "list"
 	query := r.URL.Query()
@@ -64,11 +58,24 @@ func (c counting) RoundTrip(r *http.Request) (*http.Response, error) {
 	case query.Get("watch") != "":
 		kind = "watch"
 	}
-	c.meter.mu.Lock()
-	c.meter.requests = append(c.meter.requests, time.Since(c.meter.start))
-	c.meter.kinds[kind]++
-	c.meter.mu.Unlock()
-	return c.next.RoundTrip(r)
+	var once sync.Once
+	connected := &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) {
+		once.Do(func() { c.meter.count(kind, true) })
+	}}
+	answer, err := c.next.RoundTrip(r.WithContext(httptrace.WithClientTrace(r.Context(), connected)))
+	once.Do(func() { c.meter.count(kind, false) })
+	return answer, err
+}
+
+func (m *meter) count(kind string, received bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.kinds[kind]++
+	if received {
+		m.requests = append(m.requests, time.Since(m.start))
+	} else {
+		m.failed++
+	}
 }
 
 // link is the network of one node; it can be cut.

@@ -25,20 +25,20 @@ var Storms = []Storm{
 type Gust struct {
 	Population string
 	Nodes      int
-	// During are the requests before the API server was back, and After those in the minute from
-	// then on; Kinds are of both.
-	During, After int
-	Kinds         map[string]int
+	// Received are the requests that reached the API server until the end of the window, and Failed
+	// those that found no connection; Kinds are of both.
+	Received, Failed int
+	Kinds            map[string]int
 	// Dials are the attempts to connect.
 	Dials int64
-	// Peak is the largest number of requests in a second after the API server was back.
+	// Peak is the largest number of requests that the API server received in a second.
 	Peak int
-	// Median and Longest are the times from then until a node had all changes.
+	// Median and Longest are the times from its return until a node had all changes.
 	Median, Longest time.Duration
 }
 
 // Requests are all of the storm.
-func (g Gust) Requests() int { return g.During + g.After }
+func (g Gust) Requests() int { return g.Received + g.Failed }
 
 // Run runs a storm with running populations, which must be in step before, and counts until the
 // window after it has passed and all nodes are in step again.
@@ -49,7 +49,6 @@ func (h *Harness) Run(ctx context.Context, s Storm, outage, window time.Duration
 		}
 		p.meter.reset()
 	}
-	begin := time.Now()
 	if err := s.Break(ctx, h, outage, all); err != nil {
 		return nil, fmt.Errorf("storm %s: %w", s.Name, err)
 	}
@@ -72,7 +71,7 @@ func (h *Harness) Run(ctx context.Context, s Storm, outage, window time.Duration
 	}
 	var gusts []Gust
 	for _, p := range all {
-		g := p.gust(back.Sub(begin), window)
+		g := p.gust(back.Add(window))
 		took := p.since(addr, back)
 		g.Median, g.Longest = took[len(took)/2], took[len(took)-1]
 		h.Logf("%s: %v", s.Name, g)
@@ -81,18 +80,18 @@ func (h *Harness) Run(ctx context.Context, s Storm, outage, window time.Duration
 	return gusts, nil
 }
 
-// gust counts the requests of a population until a window after the API server was back.
-func (p *Population) gust(back, window time.Duration) Gust {
-	at, kinds := p.meter.snapshot()
-	g := Gust{Population: p.Name, Nodes: len(p.nodes), Kinds: kinds, Dials: p.meter.dials.Load()}
-	seconds := map[int]int{}
-	for _, t := range at {
-		switch {
-		case t < back:
-			g.During++
-		case t < back+window:
-			g.After++
-			seconds[int((t-back)/time.Second)]++
+// gust counts the requests of a population before the end of a storm.
+func (p *Population) gust(end time.Time) Gust {
+	m := p.meter
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	g := Gust{Population: p.Name, Nodes: len(p.nodes), Failed: m.failed, Kinds: maps.Clone(m.kinds),
+		Dials: m.dials.Load()}
+	seconds := map[time.Duration]int{}
+	for _, t := range m.requests {
+		if t < end.Sub(m.start) {
+			g.Received++
+			seconds[t/time.Second]++
 		}
 	}
 	for _, n := range seconds {
@@ -106,9 +105,9 @@ func (g Gust) String() string {
 	for _, k := range slices.Sorted(maps.Keys(g.Kinds)) {
 		kinds = append(kinds, fmt.Sprintf("%d %s", g.Kinds[k], k))
 	}
-	return fmt.Sprintf("%s, %d nodes: %d requests during, %d after (%v), %d dials, peak %d a second, "+
+	return fmt.Sprintf("%s, %d nodes: %d requests received, %d failed (%v), %d dials, peak %d a second, "+
 		"in step after %v, the last after %v",
-		g.Population, g.Nodes, g.During, g.After, kinds, g.Dials, g.Peak, g.Median.Round(time.Millisecond),
+		g.Population, g.Nodes, g.Received, g.Failed, kinds, g.Dials, g.Peak, g.Median.Round(time.Millisecond),
 		g.Longest.Round(time.Millisecond))
 }
 

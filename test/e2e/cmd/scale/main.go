@@ -214,8 +214,8 @@ func pass(ctx context.Context, h *scale.Harness, s settings) error {
 		defer p.Stop()
 		both = append(both, p)
 	}
-	head("storm", "population", "nodes", "requests before the server is back", "in the minute after", "dials",
-		"most requests in a second", "in step: half", "all")
+	head("storm", "population", "nodes", "requests received", "failed", "dials", "most received in a second",
+		"in step: half", "all")
 	for _, storm := range scale.Storms {
 		if !slices.Contains(s.storms, storm.Name) {
 			continue
@@ -230,7 +230,7 @@ func pass(ctx context.Context, h *scale.Harness, s settings) error {
 		}
 		for _, g := range gusts {
 			fmt.Printf("| %s | %s | %d | %d | %d | %d | %d | %.1f s | %.1f s |\n", storm.Name, g.Population, g.Nodes,
-				g.During, g.After, g.Dials, g.Peak, g.Median.Seconds(), g.Longest.Seconds())
+				g.Received, g.Failed, g.Dials, g.Peak, g.Median.Seconds(), g.Longest.Seconds())
 		}
 	}
 	return nil
