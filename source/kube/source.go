@@ -105,31 +105,20 @@ func (s *Source) connectTo(config *rest.Config) error {
 }
 
 // Run sends events to sink until ctx ends, and then returns nil. Sink is called from several
-// goroutines. All errors are logged and retried: an API server that cannot be
-// reached is no reason to stop.
+// goroutines, but not after Run. All errors are logged and retried: an API server that cannot be
+// reached is no reason to stop. Run does not wait for Reflectors, which may sleep for seconds
+// before they look at ctx.
 func (s *Source) Run(ctx context.Context, sink func(cluster.Event)) error {
 	ctx = klog.NewContext(ctx, clientLog(s.log))
-	var following sync.WaitGroup
 	out := outlet{sink: sink}
 	s.dialer.follow(out.send)
 	for _, r := range s.resources {
-		following.Go(func() { s.follow(ctx, r, out.send) })
+		go s.follow(ctx, r, out.send)
 	}
-	ended := make(chan struct{})
-	go func() { following.Wait(); close(ended) }()
 	<-ctx.Done()
-	// A Reflector that found no server at the address sleeps for seconds, and does not look
-	// at ctx before it wakes.
-	select {
-	case <-ended:
-	case <-time.After(lastWait):
-	}
 	out.close()
 	return nil
 }
-
-// lastWait is how long Run waits for Reflectors to end.
-const lastWait = 100 * time.Millisecond
 
 // outlet passes events on until it is closed.
 type outlet struct {
