@@ -163,7 +163,7 @@ func TestRestBetweenShortWatches(t *testing.T) {
 			t.Errorf("%d streams in a minute", opened)
 		}
 		l.ended(time.Hour)
-		l.broken = false
+		l.broken.Store(false)
 		if start := time.Now(); l.rest(t.Context()) != nil || time.Since(start) > 0 {
 			t.Errorf("it rests for %v after a long stream", time.Since(start))
 		}
@@ -204,6 +204,7 @@ func TestTurn(t *testing.T) {
 		forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: leader}, "n1", errors.New("no"))
 		o.lost()
 		o.failed(leader, forbidden)
+		o.failed(leader, forbidden) // of the LIST that follows a refused stream
 		if d := turn("services"); d != longestTurn {
 			t.Errorf("others wait %v after a first refusal, as a server that starts gives", d)
 		}

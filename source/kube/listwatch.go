@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -35,13 +36,12 @@ type listWatch struct {
 	progress *progress
 	giveUp   context.CancelCauseFunc
 
-	mu sync.Mutex
 	// broken: the last stream or attempt ended early, so the server may be another one now.
-	broken bool
+	broken atomic.Bool
 	// short is how many streams in a row broke within shortLife.
-	short int
+	short atomic.Int32
 	// forget: the version that the Reflector remembers is of no use.
-	forget bool
+	forget atomic.Bool
 }
 
 const (
@@ -79,7 +79,7 @@ func (l *listWatch) failed(ctx context.Context, err error) error {
 
 // broke notes the early end of a stream or an attempt.
 func (l *listWatch) broke() {
-	l.set(&l.broken, true)
+	l.broken.Store(true)
 	if l.leads() {
 		l.outage.lost()
 	}
@@ -87,14 +87,11 @@ func (l *listWatch) broke() {
 
 // rest waits after a stream that broke, longer if several did soon after they were opened.
 func (l *listWatch) rest(ctx context.Context) error {
-	l.mu.Lock()
-	broken, short := l.broken, l.short
-	l.mu.Unlock()
 	delay := firstRest
-	switch {
+	switch short := l.short.Load(); {
 	case short > 1:
 		delay = min(firstRest<<min(short, 10), longestRest)
-	case !broken:
+	case !l.broken.Load():
 		return ctx.Err()
 	}
 	select {
@@ -106,27 +103,11 @@ func (l *listWatch) rest(ctx context.Context) error {
 
 // ended counts short streams.
 func (l *listWatch) ended(lived time.Duration) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.short++; lived >= shortLife {
-		l.short = 0
-	}
-	if l.short == manyShort {
+	if lived >= shortLife {
+		l.short.Store(0)
+	} else if l.short.Add(1) == manyShort {
 		l.outage.early(l.resource.plural)
 	}
-}
-
-func (l *listWatch) set(flag *bool, to bool) (was bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	was, *flag = *flag, to
-	return was
-}
-
-func (l *listWatch) get(flag *bool) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return *flag
 }
 
 func (l *listWatch) request(opts metav1.ListOptions) *rest.Request {
@@ -138,7 +119,7 @@ func (l *listWatch) list(ctx context.Context, opts metav1.ListOptions) (runtime.
 	if err := l.outage.turn(ctx, l.resource.plural); err != nil {
 		return nil, err
 	}
-	if opts.Continue == "" && l.get(&l.forget) {
+	if opts.Continue == "" && l.forget.Load() {
 		opts.ResourceVersion, opts.ResourceVersionMatch = "", ""
 	}
 	before := l.progress.all()
@@ -157,7 +138,7 @@ func (l *listWatch) list(ctx context.Context, opts metav1.ListOptions) (runtime.
 // complete takes note of a complete list at a version, and of what the resources had seen before it
 // was asked for.
 func (l *listWatch) complete(version uint64, before map[string]uint64) {
-	l.set(&l.forget, false)
+	l.forget.Store(false)
 	l.progress.at(l.resource.plural, version)
 	if l.leads() {
 		l.progress.reached(version, before)
@@ -203,13 +184,13 @@ func (l *listWatch) watch(ctx context.Context, opts metav1.ListOptions) (watch.I
 		return nil, err
 	}
 	before := l.progress.all()
-	broken := l.set(&l.broken, false) && l.leads()
+	broken := l.broken.Swap(false) && l.leads()
 	again := !initial && broken && !l.streams.no.Load()
 	switch {
 	case again: // one object, and the server's version
 		initial, opts.SendInitialEvents = true, new(true)
 		opts.ResourceVersion, opts.ResourceVersionMatch = "", metav1.ResourceVersionMatchNotOlderThan
-	case initial && l.get(&l.forget):
+	case initial && l.forget.Load():
 		opts.ResourceVersion = ""
 	case !initial && (broken || l.progress.suspect(l.resource.plural)):
 		if err := l.compare(ctx, opts.ResourceVersion, before); err != nil {
@@ -261,7 +242,7 @@ func (l *listWatch) compare(ctx context.Context, ours string, before map[string]
 }
 
 func (l *listWatch) older(theirs, ours uint64) *apierrors.StatusError {
-	l.set(&l.forget, true)
+	l.forget.Store(true)
 	l.outage.older(l.resource.plural, theirs, ours)
 	return apierrors.NewResourceExpired("the API server has an older copy of the data")
 }
@@ -391,7 +372,7 @@ func (s *stream) convert(ctx context.Context, ev watch.Event) watch.Event {
 	}
 	version := number(rec.version)
 	if version == 0 && (!s.initial || ev.Type == watch.Bookmark) { // the Reflector would repeat it forever
-		s.set(&s.forget, true)
+		s.forget.Store(true)
 		s.failed(ctx, fmt.Errorf("kube: watch %s: the API server sent resource version %q", s.resource.plural,
 			rec.version))
 		status := apierrors.NewResourceExpired("no resource version").Status()

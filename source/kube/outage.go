@@ -33,11 +33,11 @@ type outage struct {
 	seen     map[string]int       // sorts of errors of this outage
 	open     bool                 // a failure was reported, and its end was not
 
-	away   bool          // the leader has lost the server
-	lostAt time.Time     // since when
-	spread time.Duration // in which the others follow the leader
-	own    int           // failures in a row that concern the leader alone
-	back   chan struct{} // closed when the leader reaches the server again
+	away    bool          // the leader has lost the server
+	lostAt  time.Time     // since when
+	spread  time.Duration // in which the others follow the leader
+	refused time.Time     // since when the server answers, but refuses the leader; zero if it does not
+	back    chan struct{} // closed when the leader reaches the server again
 }
 
 func newOutage(log *slog.Logger, server string) *outage {
@@ -82,6 +82,8 @@ const (
 	longestTurn = time.Minute
 	// longestSpread bounds the time in which the others follow it.
 	longestSpread = 10 * time.Second
+	// startup is how long a server that has just started may refuse everything.
+	startup = 2 * time.Second
 )
 
 // lost makes the others wait for the leader.
@@ -99,21 +101,22 @@ func (o *outage) lostLocked() {
 
 // found ends the wait for the leader.
 func (o *outage) found() {
-	o.own = 0
 	if o.away {
 		o.away, o.spread = false, min(time.Since(o.lostAt)/2, longestSpread)
 		close(o.back)
 	}
 }
 
-// lead takes note of a failure of the leader. If the server answers, but refuses this one resource,
-// the others need not wait; it counts from the second time, because a server that has just started
-// refuses everything for a moment.
+// lead takes note of a failure of the leader. If the server answers, but refuses this one resource
+// for longer than a server that has just started refuses all, the others need not wait.
 func (o *outage) lead(sort string) {
-	if !strings.HasPrefix(sort, "403") && !strings.HasPrefix(sort, "404") {
-		o.own = 0
+	switch {
+	case !strings.HasPrefix(sort, "403") && !strings.HasPrefix(sort, "404"):
+		o.refused = time.Time{}
 		o.lostLocked()
-	} else if o.own++; o.own > 1 {
+	case o.refused.IsZero():
+		o.refused = time.Now()
+	case time.Since(o.refused) > startup:
 		o.found()
 	}
 }
@@ -153,6 +156,7 @@ func (o *outage) over(resource string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if resource == leader {
+		o.refused = time.Time{}
 		o.found()
 	}
 	if !o.failing[resource] {
