@@ -13,6 +13,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
 )
 
 // badServer is an API server that misbehaves from the moment at which bad is set; it answers
@@ -168,6 +169,19 @@ func TestRestBetweenShortWatches(t *testing.T) {
 			t.Errorf("it rests for %v after a long stream", time.Since(start))
 		}
 	})
+}
+
+// A stream whose connection is lost ends without an error, for which a Reflector would list again.
+func TestConnectionLost(t *testing.T) {
+	out, in, r := newOutage(slog.New(slog.DiscardHandler), ""), watch.NewFake(), services()
+	s := &stream{listWatch: &listWatch{resource: r, outage: out, progress: newProgress([]*resource{r})}, in: in,
+		cancel: func() {}, out: make(chan watch.Event, 1), stopped: make(chan struct{}), begin: time.Now()}
+	go s.pump(t.Context())
+	in.Error(apierrors.NewClientErrorReporter(500, "GET", "ClientWatchDecoding").AsObject(
+		errors.New("http2: client connection lost")))
+	if ev, open := <-s.ResultChan(); open || out.connected() {
+		t.Errorf("event %v, connected: %t", ev, out.connected())
+	}
 }
 
 // SV-68: while the leader has lost the server, the others wait: until it is back, or for

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -318,6 +319,10 @@ func (s *stream) pump(ctx context.Context) {
 				s.pass(ev)
 				return
 			}
+			if !s.initial && connectionLost(ev) {
+				s.failed(ctx, apierrors.FromObject(ev.Object))
+				return // the next one continues here; for an error the Reflector would list all again
+			}
 			out := s.convert(ctx, ev)
 			if out.Type != watch.Error && well.Stop() {
 				s.outage.over(s.resource.plural)
@@ -344,6 +349,11 @@ func (s *stream) pump(ctx context.Context) {
 			}
 		}
 	}
+}
+
+// connectionLost reports whether an event says that HTTP/2's ping was not answered.
+func connectionLost(ev watch.Event) bool {
+	return ev.Type == watch.Error && strings.Contains(apierrors.FromObject(ev.Object).Error(), "client connection lost")
 }
 
 // pass gives an event to the Reflector, and reports whether that still wants more.

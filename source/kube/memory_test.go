@@ -175,14 +175,3 @@ func watchHeap() (peak func() uint64) {
 		return most
 	}
 }
-
-// BenchmarkConvertSlice shows what converting a slice of ten endpoints costs.
-func BenchmarkConvertSlice(b *testing.B) {
-	slice := bulk(1, "endpointslices").(*discovery.EndpointSlice)
-	b.ReportAllocs()
-	for b.Loop() {
-		if s, _ := convert.Slice(slice); s.Endpoints.Len() != 10 {
-			b.Fatal(s)
-		}
-	}
-}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -20,7 +21,8 @@ const ElementsAtOnce = 256
 func (t Table) Elements(ctx context.Context, set string, keys [][]byte, found func(el []byte)) error {
 	for len(keys) > 0 {
 		some, answered := keys[:min(len(keys), ElementsAtOnce)], 0
-		err := t.Ask(ctx, elementsRequest(t.Family, t.Name, set, some), func(body []byte) {
+		t.request = elementsRequest(t.request[:0], t.Family, t.Name, set, some)
+		err := t.Ask(ctx, t.request, func(body []byte) {
 			netlink.Attributes(netlink.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS),
 				func(_ uint16, el []byte) bool {
 					answered++
@@ -45,7 +47,7 @@ func (t Table) Elements(ctx context.Context, set string, keys [][]byte, found fu
 // CatchAll reads the catch-all element of a set, which exists since Linux 5.13, and calls found if
 // the set has one.
 func (t Table) CatchAll(ctx context.Context, set string, found func(el []byte)) error {
-	err := t.Ask(ctx, elementsRequest(t.Family, t.Name, set, [][]byte{nil}), func(body []byte) {
+	err := t.Ask(ctx, elementsRequest(nil, t.Family, t.Name, set, [][]byte{nil}), func(body []byte) {
 		netlink.Attributes(netlink.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
 			found(el)
 			return true
@@ -61,10 +63,11 @@ func (t Table) CatchAll(ctx context.Context, set string, found func(el []byte)) 
 // elementCatchAll is NFT_SET_ELEM_CATCHALL.
 const elementCatchAll = 2
 
-// elementsRequest requests the elements of keys; a nil key means the catch-all element.
-func elementsRequest(family byte, table, set string, keys [][]byte) []byte {
+// elementsRequest appends to b a request for the elements of keys; a nil key means the catch-all
+// element.
+func elementsRequest(b []byte, family byte, table, set string, keys [][]byte) []byte {
 	var e Encoder
-	e.B = make([]byte, 0, 128+24*len(keys))
+	e.B = slices.Grow(b, 128+24*len(keys))
 	at := e.Message(unix.NFT_MSG_GETSETELEM, unix.NLM_F_ACK, family, 0)
 	e.Str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
 	e.Str(unix.NFTA_SET_ELEM_LIST_SET, set)

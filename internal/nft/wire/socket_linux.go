@@ -22,6 +22,8 @@ type Socket struct {
 	moved func(port uint32) error
 	// Asked counts the requests of Dump, and their answers.
 	Asked Traffic
+
+	request []byte // memory of the last one for elements: a large table needs thousands
 }
 
 // Traffic counts requests, and the messages and bytes of their answers.

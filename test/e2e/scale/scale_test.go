@@ -102,11 +102,10 @@ func TestRollout(t *testing.T) {
 // Service, in the names of their chains, and unused chains are deleted later.
 func TestView(t *testing.T) {
 	const chain = "endpoint-AB-default/web/tcp/p__"
-	long := strings.Repeat(", 9 : goto "+chain+"100.64.0.1/8080", 5000)
 	lines := []string{
 		"add rule ip kube-proxy " + chain + "100.64.0.1/8080 ip saddr 100.64.0.1 jump mark-for-masquerade",
 		"add rule ip kube-proxy service-X-default/web/tcp/p numgen random mod 5001 vmap { 0 : goto " + chain +
-			"100.64.0.2/8080" + long + " }",
+			"100.64.0.2/8080" + strings.Repeat(", 9 : goto "+chain+"100.64.0.1/8080", 5000) + " }",
 		"add rule ip kube-proxy service-X-default/web/tcp/p ip daddr 10.96.0.9 jump mark-for-masquerade",
 		"delete rule ip kube-proxy service-X-default/web/tcp/p handle 7",
 		"add rule ip kube-proxy service-X-default/web/tcp/p numgen random mod 1 vmap { 0 : goto " + chain +
