@@ -58,7 +58,7 @@ func TestReadSaved(t *testing.T) {
 	}
 }
 
-// iptables-save ends in the middle of a line if the proxy is told to end meanwhile.
+// The output of iptables-save ends in the middle of a line if the proxy ends meanwhile.
 func TestSavedCutOff(t *testing.T) {
 	const text = "*nat\n:OUTPUT ACCEPT [1:60]\n:MINE - [0:0]\n-A OUTPUT -j MINE\nCOMMIT"
 	for n := range text {
