@@ -320,7 +320,8 @@ func TestUDPManySessions(t *testing.T) {
 		if s.Open != sessions || s.Opened != sessions || s.Evicted != 0 || s.Dropped != (Dropped{}) {
 			t.Fatalf("%+v", s)
 		}
-		if files := filesAfter - filesBefore; files != sessions {
+		// Those of an earlier test may close meanwhile.
+		if files := filesAfter - filesBefore; files > sessions {
 			t.Errorf("%d descriptors for %d sessions", files, sessions)
 		}
 		// A session that has just answered holds a buffer of 64 KiB until its goroutine runs again.
