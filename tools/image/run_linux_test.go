@@ -235,7 +235,7 @@ func TestServes(t *testing.T) {
 			}
 			c.Init = true
 			said, log, err := l.run(t, &c.container, c.tag, c.mode)
-			if err != nil || !strings.Contains(said, "48 of 48 rows are as") {
+			if err != nil || !strings.Contains(said, "48 of 48 cases match") {
 				t.Fatalf("%v\n%s\n%s", err, said, log)
 			}
 			for line := range strings.Lines(log) {
