@@ -128,7 +128,7 @@ func TestIPVSSettings(t *testing.T) {
 	}
 	// trace, which compares with the kernel, says the same; a service address is not one at which
 	// NodePorts answer.
-	for to, want := range map[string]string{labIP + ":2222": "packet is rejected", labIP + ":30080": "packet is rejected",
+	for to, want := range map[string]string{labIP + ":2222": "is rejected", labIP + ":30080": "is rejected",
 		labTarget.String(): "It goes to one of 2 backends", "172.18.0.2:30080": "is a NodePort of"} {
 		trace := n.program("trace", "10.1.1.13", to, "--admin-socket="+filepath.Join(n.dir, "admin.sock"))
 		if <-trace.done; !trace.cmd.ProcessState.Success() || !strings.Contains(trace.log(), want) {
