@@ -227,3 +227,33 @@ func TestOthersMakeWhatCouldNotBeMade(t *testing.T) {
 		}
 	}
 }
+
+// Another program deletes a virtual server in each round of a write: the next audit creates it.
+func TestOthersDeleteInEachRound(t *testing.T) {
+	k, p, table, w := started(t, lb.IPv4)
+	other, err := ipvs.New(t.Context(), k.ipvs.Connect())
+	must(t, err)
+	o, f := w.ClusterIP(30, 7, 2)
+	id := serviceOf(f[0].Key)
+	k.ipvs.Before = func(r ipvsfake.Request) error {
+		if r.Command == ipvsfake.NewDest && r.Service == id {
+			deletes := ipvs.Op{Verb: ipvs.DelService, Service: ipvs.Service{ServiceID: id}}
+			return other.Do(t.Context(), []ipvs.Op{deletes}, nil)
+		}
+		return nil
+	}
+	must(t, only(p.Apply(t.Context(), replaced(table, o, f))))
+	k.ipvs.Before = nil
+	if k.scheduler(id) != "none" {
+		t.Fatal("the virtual server exists, so this test proves nothing")
+	}
+	select {
+	case <-p.Drift():
+	default:
+		t.Error("no audit was requested")
+	}
+	must(t, only(p.Audit(t.Context(), false)))
+	if serve, all := k.weights(f[0].Key); serve != 2 || all != 2 {
+		t.Errorf("after an audit %d of %d real servers serve, want 2", serve, all)
+	}
+}

@@ -68,8 +68,9 @@ const rounds = 4
 // write writes all touched objects. Errors of objects are in w.errs, by the key that touched them.
 // write returns an error after which the state of all is unknown.
 func (w *writer) write(ctx context.Context) error {
-	defer w.forget()
-	for range rounds {
+	settled := false
+	defer func() { w.forget(settled) }()
+	for i := 0; i < rounds && !settled; i++ {
 		before := w.wrote
 		for _, step := range []func(context.Context) error{
 			w.addMembers(w.guards),
@@ -89,9 +90,7 @@ func (w *writer) write(ctx context.Context) error {
 				return err
 			}
 		}
-		if w.wrote == before {
-			break
-		}
+		settled = w.wrote == before
 	}
 	return nil
 }
@@ -107,14 +106,25 @@ func once(f *func(context.Context) error) func(context.Context) error {
 	}
 }
 
-// forget clears the touched objects, and remembers those that failed or are partly written.
-func (w *writer) forget() {
+// forget clears the touched objects, and remembers those that failed or are partly written. The
+// next audit checks all of a write that did not settle: comparing the kernel with the ledger does
+// not find what both lack.
+func (w *writer) forget(settled bool) {
 	t := w.l.touched
 	w.l.touched = newTouched()
-	for s, key := range t.servers {
-		if w.failed[s] || w.cut[s] {
-			w.remember(key, s)
+	if !settled {
+		w.signal()
+	}
+	keep := func(key lb.Key, object any, failed bool) {
+		switch {
+		case failed:
+			w.remember(key, object)
+		case !settled:
+			w.remember(lb.Key{}, object)
 		}
+	}
+	for s, key := range t.servers {
+		keep(key, s, w.failed[s] || w.cut[s])
 		if w.cut[s] {
 			if w.cutFor[key] = true; key == (lb.Key{}) {
 				w.signal() // an audit writes the rest
@@ -123,14 +133,10 @@ func (w *writer) forget() {
 		w.done(key, s)
 	}
 	for m, key := range t.members {
-		if w.failed[m] {
-			w.remember(key, m)
-		}
+		keep(key, m, w.failed[m])
 	}
 	for a, key := range t.addrs {
-		if w.failed[a] {
-			w.remember(key, a)
-		}
+		keep(key, a, w.failed[a])
 	}
 }
 
