@@ -50,13 +50,18 @@ func decodeProtobuf(in *bufio.Reader, r *resource, take func(apiObject)) (meta m
 	if _, err := in.Discard(len(protobufMagic)); err != nil {
 		return meta, err
 	}
+	found := false
 	for {
 		field, length, err := protobufField(in)
-		if err == nil && field == unknownRaw {
-			return decodeRawList(&io.LimitedReader{R: in, N: length}, r, take)
-		}
-		if err == nil {
-			_, err = in.Discard(int(length))
+		switch {
+		case errors.Is(err, io.EOF) && found:
+			return meta, nil
+		case err != nil:
+		case field == unknownRaw:
+			found = true
+			meta, err = decodeRawList(&io.LimitedReader{R: in, N: length}, r, take)
+		default:
+			_, err = io.CopyN(io.Discard, in, length)
 		}
 		if err != nil {
 			return meta, err
@@ -132,21 +137,60 @@ func unexpected(err error) error {
 	return err
 }
 
-// decodeJSON reads a list in JSON, which it holds as text: servers send it only on request.
-func decodeJSON(in io.Reader, r *resource, take func(apiObject)) (metav1.ListMeta, error) {
-	var list struct {
-		Metadata metav1.ListMeta
-		Items    []json.RawMessage
+// decodeJSON reads {"metadata": {...}, "items": [...]}.
+func decodeJSON(in io.Reader, r *resource, take func(apiObject)) (meta metav1.ListMeta, err error) {
+	dec := json.NewDecoder(in)
+	if err := expect(dec, json.Delim('{')); err != nil {
+		return meta, err
 	}
-	err := json.NewDecoder(in).Decode(&list)
-	for _, item := range list.Items {
+	found := false
+	for dec.More() {
+		key, err := dec.Token()
+		if err != nil {
+			return meta, err
+		}
+		switch key {
+		case "metadata":
+			found = true
+			err = dec.Decode(&meta)
+		case "items":
+			err = decodeJSONItems(dec, r, take)
+		default:
+			var skip json.RawMessage
+			err = dec.Decode(&skip)
+		}
+		if err != nil {
+			return meta, err
+		}
+	}
+	if !found {
+		return meta, errors.New("it has no metadata")
+	}
+	return meta, expect(dec, json.Delim('}'))
+}
+
+func decodeJSONItems(dec *json.Decoder, r *resource, take func(apiObject)) error {
+	first, err := dec.Token()
+	if err != nil || first == nil { // "items": null
+		return err
+	}
+	if first != json.Delim('[') {
+		return fmt.Errorf("items begins with %v", first)
+	}
+	for dec.More() {
 		object := r.new()
-		if err == nil {
-			err = json.Unmarshal(item, object)
+		if err := dec.Decode(object); err != nil {
+			return err
 		}
-		if err == nil {
-			take(object)
-		}
+		take(object)
 	}
-	return list.Metadata, err
+	return expect(dec, json.Delim(']'))
+}
+
+func expect(dec *json.Decoder, want json.Delim) error {
+	got, err := dec.Token()
+	if err == nil && got != want {
+		err = fmt.Errorf("%v where %v is expected", got, want)
+	}
+	return err
 }

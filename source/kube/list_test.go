@@ -45,7 +45,14 @@ func TestDecodeList(t *testing.T) {
 	for _, json := range []bool{true, false} {
 		for _, names := range []string{"", "a", "a b c"} {
 			data := encoded(t, json, strings.Fields(names)...)
-			meta, got, err := decodeNames(iotest.OneByteReader(bytes.NewReader(data)))
+			in, left, all := bytes.NewReader(data), 0, []string(nil)
+			meta, err := decodeList(iotest.OneByteReader(in), services(), func(o apiObject) {
+				all, left = append(all, o.GetName()), max(left, in.Len())
+			})
+			if len(all) > 1 && left < 50 { // all at once would take too much memory
+				t.Errorf("json=%v: %d bytes had not arrived when the first object was taken", json, left)
+			}
+			got := strings.Join(all, " ")
 			if err != nil || got != names || meta.ResourceVersion != "77" || meta.Continue != "more" ||
 				*meta.RemainingItemCount != 5 {
 				t.Errorf("json=%v %q: got %q, %+v, %v", json, names, got, meta, err)
