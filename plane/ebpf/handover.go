@@ -22,11 +22,13 @@ import (
 // table changes meanwhile.
 const handOverTime = 10 * time.Second
 
-// handOver has the packet path remember what the programs' clients with affinity remember. It is
-// called before the programs stop to serve sockets. A failure costs affinity alone.
-func (p *Plane) handOver() {
+// handOver has the packet path remember what the programs' clients with affinity remember, before
+// the programs stop serving some sockets: by their next settings, or because more are exempt. Else
+// it does nothing, because what the packet path remembers is newer. A failure costs affinity alone.
+func (p *Plane) handOver(next bpf.LBSettings, moreExempt bool) {
 	var was bpf.LBSettings
-	if p.kernel == nil || p.kernel.obj.Config.Lookup(uint32(0), &was) != nil || was.On == 0 {
+	if p.kernel == nil || p.kernel.obj.Config.Lookup(uint32(0), &was) != nil || was.On == 0 ||
+		!moreExempt && next.On == was.On && next.Scope <= was.Scope {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), handOverTime)

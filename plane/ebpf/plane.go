@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
@@ -130,11 +131,12 @@ func (p *Plane) Configure(blocks option.Blocks) error {
 	o := optionsOf(blocks).EBPF
 	p.calls.Lock()
 	defer p.calls.Unlock()
-	if o.SocketLB != "all" || len(o.Exempt) > 0 {
-		p.handOver()
-	}
-	return errors.Join(p.exempt.want(o.Exempt),
-		p.switches.change(func(s *bpf.LBSettings) { follow(s, o.SocketLB, o.ProtectNodePorts) }))
+	next := func(s *bpf.LBSettings) { follow(s, o.SocketLB, o.ProtectNodePorts) }
+	will := p.switches.wanted()
+	next(&will)
+	isNew := func(pattern string) bool { return !slices.Contains(p.exempt.patterns, pattern) }
+	p.handOver(will, slices.ContainsFunc(o.Exempt, isNew))
+	return errors.Join(p.exempt.want(o.Exempt), p.switches.change(next))
 }
 
 // Reset is part of plane.Plane. The programs are attached after the first one.
@@ -289,9 +291,7 @@ func (p *Plane) repair(have *snapshot) (repaired int, err error) {
 	if err := p.addresses.use(p.kernel.obj.Addresses, p.node.NodePorts); err != nil {
 		return 0, err
 	}
-	if !p.switches.all() {
-		p.handOver()
-	}
+	p.handOver(p.switches.wanted(), false)
 	if err := errors.Join(p.switches.use(p.kernel.obj.Config), p.exempt.use(&p.kernel.obj.LBMaps)); err != nil {
 		return 0, err
 	}
@@ -343,7 +343,7 @@ func (p *Plane) settle(err error) {
 	if p.kernel == nil {
 		return
 	}
-	p.handOver()
+	p.handOver(bpf.LBSettings{}, false)
 	if e := p.switches.off(p.kernel.obj.Config); e != nil {
 		p.failed = errors.Join(append(unpin(p.kernel.pins), err, e)...)
 	}

@@ -139,15 +139,17 @@ func (b *bench) reset(table *lb.Table) {
 func (b *bench) noRules() { b.nft("delete table") }
 
 // nft has the program do something with the table of the packet path, or an object of it.
-func (b *bench) nft(do string, objects ...string) {
+func (b *bench) nft(do string, objects ...string) (says string) {
 	b.t.Helper()
 	family := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[b.f]
 	args := slices.Concat(strings.Fields(do), []string{family, nftables.TableName}, objects)
 	b.On(netlab.Node1, func() {
-		if out, err := exec.Command("nft", args...).CombinedOutput(); err != nil {
+		out, err := exec.Command("nft", args...).CombinedOutput()
+		if says = string(out); err != nil {
 			b.t.Fatalf("nft %s: %v: %s", args, err, out)
 		}
 	})
+	return says
 }
 
 func (b *bench) to(name string) netip.AddrPort {

@@ -30,11 +30,11 @@ func (s *switches) change(f func(*bpf.LBSettings)) error {
 	return put(s.config, s.want)
 }
 
-// all reports whether the sockets of all shall be balanced.
-func (s *switches) all() bool {
+// wanted returns the settings that programs follow or shall follow.
+func (s *switches) wanted() bpf.LBSettings {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.want.On == 1 && s.want.Scope == 0
+	return s.want
 }
 
 // use has programs follow from now on.

@@ -105,6 +105,36 @@ func TestAffinityAcrossSwitch(t *testing.T) {
 	})
 }
 
+// TestHandOverOnce: affinity is handed over when programs stop to serve sockets, and not again with
+// each configuration or audit: what the packet path remembers since is newer (EB-26).
+func TestHandOverOnce(t *testing.T) {
+	eachFamily(t, func(b *bench) {
+		b.change(sticky(0))
+		b.server("pod3", "VIP:80")
+		remembers := func() bool { return strings.Contains(b.nft("list map", "affinity"), "elements") }
+		pod3 := b.link("pod3", b.t.TempDir())
+		for name, change := range map[string]func() error{
+			"only the node's sockets": func() error { return b.plane.Switch("host") },
+			"a pod is exempt":         func() error { return b.plane.Switch("all", pod3) },
+		} {
+			b.must(b.plane.Switch("all"))
+			b.must(change())
+			if !remembers() {
+				b.t.Errorf("%s: the packet path remembers nothing", name)
+			}
+			b.nft("flush map", "affinity")
+			b.must(change())
+			b.On(netlab.Node1, func() {
+				_, err := b.plane.AuditPrograms()
+				b.must(err)
+			})
+			if remembers() {
+				b.t.Errorf("%s: affinity was handed over again", name)
+			}
+		}
+	})
+}
+
 // TestTenantFillsAffinity: a client that uses more Services with affinity than it has room for is
 // served by the packet path for those without room. Other clients find their room, for each has its
 // own (EB-23).
