@@ -91,7 +91,7 @@ var (
 )
 
 // HasRetval is an error if programs cannot set the error of a call.
-var HasRetval = hasRetval
+var HasRetval = setsErrors
 
 // Reap makes a pass over the sockets.
 func (p *Plane) Reap(ctx context.Context) error { return p.kernel.reaper.pass(ctx) }

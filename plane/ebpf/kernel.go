@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
+
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/ebpf/bpf"
@@ -93,18 +94,15 @@ func specOf(f lb.Family) (*ebpf.CollectionSpec, error) {
 	if err := spec.Variables["family"].Set(uint8(f)); err != nil {
 		return nil, fmt.Errorf("set the programs' family: %w", err)
 	}
-	if err := spec.Variables["has_retval"].Set(flag(hasRetval() == nil)); err != nil {
+	if err := spec.Variables["has_retval"].Set(flag(setsErrors() == nil)); err != nil {
 		return nil, fmt.Errorf("set whether programs may set an error: %w", err)
 	}
 	return spec, nil
 }
 
-// hasRetval is an error if programs cannot set the error of a call (before Linux 5.18).
-func hasRetval() error { return features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval) }
-
-// setsErrors is an error if calls fail in another way than the mode has it, for want of a function.
+// setsErrors is an error if programs cannot set the error of a call (before Linux 5.18).
 func setsErrors() error {
-	if err := hasRetval(); err != nil {
+	if err := features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSetRetval); err != nil {
 		return fmt.Errorf("sockets that a Service refuses fail as the nftables rules have it, and bind() to a "+
 			"NodePort with EPERM: %w", err)
 	}
