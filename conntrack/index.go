@@ -203,7 +203,7 @@ func (x *index) take(locals map[netip.Addr]struct{}) *plan {
 	p := &plan{proxied: x.proxied, keys: make(map[lb.Key]*lb.Frontend, len(x.suspect)), locals: map[netip.Addr]bool{},
 		taken: map[lb.Key]struct{}{}}
 	for a := range locals {
-		if answers := within(x.nodePorts, a); answers || within(x.nodePortsBefore, a) {
+		if answers := lb.Within(x.nodePorts, a); answers || lb.Within(x.nodePortsBefore, a) {
 			p.locals[a] = answers
 		}
 	}
@@ -236,10 +236,6 @@ func (x *index) take(locals map[netip.Addr]struct{}) *plan {
 	}
 	x.begun = begun
 	return p
-}
-
-func within(ps []netip.Prefix, a netip.Addr) bool {
-	return slices.ContainsFunc(ps, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // retry makes a key of the plan suspect again.

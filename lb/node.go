@@ -34,8 +34,12 @@ func (n Node) Equal(o Node) bool {
 // IP. Its Service is then only the provisional owner, until the address is assigned (SV-24). For a
 // nil frontend it returns false.
 func (n Node) IsProvisional(f *Frontend) bool {
-	return f != nil && (f.Kind == ExternalIP || f.Kind == LoadBalancer) &&
-		slices.ContainsFunc(n.ServiceCIDRs, func(p netip.Prefix) bool { return p.Contains(f.Key.Addr) })
+	return f != nil && (f.Kind == ExternalIP || f.Kind == LoadBalancer) && Within(n.ServiceCIDRs, f.Key.Addr)
+}
+
+// Within reports whether one of the prefixes contains the address.
+func Within(all []netip.Prefix, a netip.Addr) bool {
+	return slices.ContainsFunc(all, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // Detector distinguishes pods' traffic from other traffic (CF-33). At most one field is set; the

@@ -62,7 +62,7 @@ func (s *Settings) refuses(a netip.Addr, u use) string {
 	if why := special(a, u); why != "" {
 		return why
 	}
-	if u == asExternalIP && len(s.ExternalIPCIDRs) > 0 && !contains(s.ExternalIPCIDRs, a) {
+	if u == asExternalIP && len(s.ExternalIPCIDRs) > 0 && !lb.Within(s.ExternalIPCIDRs, a) {
 		return "is in none of the external networks that are served"
 	}
 	if (u == asExternalIP || u == asLoadBalancerIP) && slices.Contains(s.reserved, a) {

@@ -68,7 +68,7 @@ func newResolver(v *cluster.View, s *Settings) (r resolver, serves bool) {
 	if everybody(r.sources) {
 		r.sources = nil
 	}
-	r.nodeMay = r.node.IsValid() && contains(r.sources, r.node)
+	r.nodeMay = r.node.IsValid() && lb.Within(r.sources, r.node)
 	return r, true
 }
 

@@ -16,7 +16,7 @@ func (r *resolver) sourcesOf(vip netip.Addr) []netip.Prefix {
 	}
 	ps, known := r.vipSources[vip]
 	if !known {
-		if ps = r.sources; !contains(ps, vip) {
+		if ps = r.sources; !lb.Within(ps, vip) {
 			ps = canonical(append(slices.Clip(ps), netip.PrefixFrom(vip, vip.BitLen())), r.settings.Family)
 		}
 		if r.vipSources == nil {
@@ -57,10 +57,6 @@ func canonical(ps []netip.Prefix, f lb.Family) []netip.Prefix {
 }
 
 func isPrefixOf(p netip.Prefix, f lb.Family) bool { return p.IsValid() && lb.FamilyOf(p.Addr()) == f }
-
-func contains(ps []netip.Prefix, a netip.Addr) bool {
-	return slices.ContainsFunc(ps, func(p netip.Prefix) bool { return p.Contains(a) })
-}
 
 // everybody reports whether canonical prefixes contain every address.
 func everybody(ps []netip.Prefix) bool { return len(ps) == 1 && ps[0].Bits() == 0 }

@@ -73,7 +73,7 @@ func (q *question) nodePort() *lb.Frontend {
 		return nil
 	case row.Accepts() || q.how.Served != nil:
 		return row
-	case !contains(q.table.Node.NodePorts, to.Addr()):
+	case !lb.Within(q.table.Node.NodePorts, to.Addr()):
 		q.say("%s has the NodePort %d/%s, but --nodeport-addresses selects %s, and %s is in none of them.",
 			row.Service, row.Key.Port, row.Key.Proto, named(q.table.Node.NodePorts), to.Addr())
 		return nil
@@ -143,7 +143,7 @@ func (q *question) sources(row *lb.Frontend) (may bool) {
 	}
 	from := q.packet.From.Addr()
 	switch text := "loadBalancerSourceRanges allows only " + named(ranges) + ", and "; {
-	case contains(ranges, from):
+	case lb.Within(ranges, from):
 		q.say("%s%s is among them.", text, from)
 	case itself && from == own.Addr():
 		q.say("%sthe address itself: %s is that address.", text, from)
@@ -152,7 +152,7 @@ func (q *question) sources(row *lb.Frontend) (may bool) {
 	default:
 		q.say("%s%s is in none of them.", text, from)
 	}
-	return contains(row.Sources, from)
+	return lb.Within(row.Sources, from)
 }
 
 // served returns the frontend as the mode serves it; nil if it does not.
@@ -388,8 +388,4 @@ func (q *question) unknown() {
 	default:
 		q.say("%s is the %s of a Service, but no Service has %s: the proxy lets it pass.", to, kind.Words(), what)
 	}
-}
-
-func contains(ps []netip.Prefix, a netip.Addr) bool {
-	return slices.ContainsFunc(ps, func(p netip.Prefix) bool { return p.Contains(a) })
 }

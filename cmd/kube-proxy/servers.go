@@ -252,7 +252,7 @@ func (p *proxy) answersNodePorts(a netip.Addr) bool {
 		!(m.LocalhostProxy && a == policy.Localhost(m.NodePorts.Prefixes, lb.FamilyOf(a))) {
 		return false
 	}
-	return slices.ContainsFunc(p.nodePortPrefixes(), func(n netip.Prefix) bool { return n.Contains(a) })
+	return lb.Within(p.nodePortPrefixes(), a)
 }
 
 // collides reports a port of this node that a Service takes from a program or from another Service

@@ -130,7 +130,7 @@ func (c *count) answers(f lb.Family, a netip.Addr) bool {
 	}
 	for _, t := range c.tables {
 		if t.Family == f {
-			return slices.ContainsFunc(t.NodePorts, func(p netip.Prefix) bool { return p.Contains(a) })
+			return lb.Within(t.NodePorts, a)
 		}
 	}
 	return false

@@ -361,7 +361,7 @@ func (i *Inspector) target(f Family, t trace.Target, local []netip.Addr) (to net
 	f.Query(func(table *lb.Table) {
 		var node netip.Addr
 		for _, a := range local {
-			if slices.ContainsFunc(table.Node.NodePorts, func(p netip.Prefix) bool { return p.Contains(a) }) {
+			if lb.Within(table.Node.NodePorts, a) {
 				node = a
 				break
 			}

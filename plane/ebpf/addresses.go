@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"slices"
 	"sync"
 
 	"github.com/cilium/ebpf"
@@ -89,7 +88,7 @@ func (a *addresses) write() error {
 	}
 	want := map[[4]uint32]bool{}
 	for _, is := range all {
-		if slices.ContainsFunc(a.prefixes, func(p netip.Prefix) bool { return p.Contains(is.Addr) }) {
+		if lb.Within(a.prefixes, is.Addr) {
 			want[addrOf(is.Addr)] = true
 		}
 	}

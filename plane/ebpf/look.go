@@ -157,7 +157,7 @@ func recognises(d lb.Detector, packet trace.Packet) bool {
 	case d.InterfacePrefix != "":
 		return strings.HasPrefix(packet.In, d.InterfacePrefix)
 	}
-	return slices.ContainsFunc(d.Prefixes, func(p netip.Prefix) bool { return p.Contains(packet.From.Addr()) })
+	return lb.Within(d.Prefixes, packet.From.Addr())
 }
 
 // ask runs the program that answers questions.

@@ -45,7 +45,7 @@ func keptBy(s mode.Settings, n network, node lb.Node, row *lb.Frontend, packet t
 	out.Sources = nil
 	route := lb.Route{From: lb.Anywhere, Do: lb.Balance, Masq: p.flags&FlagDSR == 0,
 		To: &lb.BackendSet{ID: lb.SetID{Service: row.Service, Proto: row.Key.Proto, Scope: lb.Cluster}}}
-	outside := !route.Masq && !packet.Host && !within(n.subnets, packet.From.Addr())
+	outside := !route.Masq && !packet.Host && !lb.Within(n.subnets, packet.From.Addr())
 	if outside {
 		why = append(why, "With direct server return, clients outside reach only backends of this node.")
 	}

@@ -97,7 +97,7 @@ func Missing(cfg Config, list []Network) (all []error) {
 		return []error{err}
 	}
 	all = net.lacks(cfg.SourceVIP)
-	if net.overlay && cfg.SourceVIP.IsValid() && !within(net.subnets, cfg.SourceVIP) {
+	if net.overlay && cfg.SourceVIP.IsValid() && !lb.Within(net.subnets, cfg.SourceVIP) {
 		all = append(all, fmt.Errorf("the source VIP %s is in no subnet of the HNS network %q: %v", cfg.SourceVIP,
 			net.name, net.subnets))
 	}

@@ -98,7 +98,7 @@ func (f *facts) atVIP(row *lb.Frontend) bool {
 
 // ofServices reports whether an address is in the service network.
 func (f *facts) ofServices(a netip.Addr) bool {
-	return within(f.node.ServiceCIDRs, a)
+	return lb.Within(f.node.ServiceCIDRs, a)
 }
 
 // optional are the flags that HNS may refuse; load balancers are then written without them.
@@ -181,12 +181,7 @@ func (f *facts) forwarded(vip netip.Addr, port uint16) (p plan) {
 // endpoint.
 func (n *network) pod(a netip.Addr) bool {
 	family := slices.DeleteFunc(slices.Clone(n.subnets), func(p netip.Prefix) bool { return p.Addr().Is4() != a.Is4() })
-	return a != n.management && (len(family) == 0 || within(family, a))
-}
-
-// within reports whether one of the prefixes has the address.
-func within(all []netip.Prefix, a netip.Addr) bool {
-	return slices.ContainsFunc(all, func(p netip.Prefix) bool { return p.Contains(a) })
+	return a != n.management && (len(family) == 0 || lb.Within(family, a))
 }
 
 // request returns the HNS request for a load balancer.
@@ -276,7 +271,7 @@ func (f *facts) sources() bool { return !f.overlay || lb.FamilyOf(f.sourceVIP) =
 
 // inside reports whether an address is in a subnet of the network, here or on another node.
 func (n *network) inside(a netip.Addr) bool {
-	return within(n.subnets, a) || slices.ContainsFunc(n.remotes, func(r remote) bool { return r.pods.Contains(a) })
+	return lb.Within(n.subnets, a) || slices.ContainsFunc(n.remotes, func(r remote) bool { return r.pods.Contains(a) })
 }
 
 // provider returns the node to which an overlay network sends packets for the address: this one, if
@@ -300,7 +295,7 @@ func (n *network) own(a netip.Addr) bool {
 		return false
 	}
 	_, elsewhere := n.provider(a)
-	return !elsewhere && within(n.subnets, a)
+	return !elsewhere && lb.Within(n.subnets, a)
 }
 
 func byLength(a, b remote) int {

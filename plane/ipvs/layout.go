@@ -122,7 +122,7 @@ func (l *layout) front(k lb.Key, row *lb.Frontend) front {
 		}
 		// The node's own packets to an address that it holds have that address as source; policy
 		// decides about them (SV-16).
-		if within(row.Sources, k.Addr) {
+		if lb.Within(row.Sources, k.Addr) {
 			f.members = append(f.members, in(setSourceIP, netip.PrefixFrom(k.Addr, k.Addr.BitLen())))
 		}
 	}
@@ -251,8 +251,4 @@ func (l *layout) members(row *lb.Frontend) (all []member) {
 		}
 	}
 	return all
-}
-
-func within(all []netip.Prefix, a netip.Addr) bool {
-	return slices.ContainsFunc(all, func(p netip.Prefix) bool { return p.Contains(a) })
 }

@@ -411,7 +411,7 @@ func (l *ledger) setAddress(a netip.Addr, is address) {
 
 // binds reports whether kube-ipvs0 must have the address.
 func (l *ledger) binds(a netip.Addr, is address) bool {
-	return is.refs > 0 && !l.elsewhere[a] && (is.firm > 0 || !(is.yields && l.backends[a] > 0) && !within(l.pods, a) &&
+	return is.refs > 0 && !l.elsewhere[a] && (is.firm > 0 || !(is.yields && l.backends[a] > 0) && !lb.Within(l.pods, a) &&
 		!slices.Contains(l.apiServers, a))
 }
 
@@ -420,7 +420,7 @@ func (l *ledger) binds(a netip.Addr, is address) bool {
 // its firewall (TN-62).
 func (l *ledger) withholds(a netip.Addr) bool {
 	is := l.addrs[a]
-	return is.has || l.binds(a, is) || within(l.services, a)
+	return is.has || l.binds(a, is) || lb.Within(l.services, a)
 }
 
 // rebound updates the ipset of addresses for one address.
@@ -461,7 +461,7 @@ func (l *ledger) retarget(key lb.Key, a netip.Addr, bound bool) {
 		}
 		return
 	}
-	if l.backends[a] == 0 || within(l.services, a) {
+	if l.backends[a] == 0 || lb.Within(l.services, a) {
 		return
 	}
 	// Only for an unknown service network: provisional addresses yield to backends.
@@ -530,7 +530,7 @@ func (l *ledger) done(key lb.Key, s *virtual) {
 // place applies a change of this node: its addresses, those that answer NodePorts, those of other
 // interfaces, and the networks of pods and cluster IPs.
 func (l *ledger) place(p Place, n lb.Node) {
-	nodePorts := slices.DeleteFunc(slices.Clone(p.Own), func(a netip.Addr) bool { return !within(n.NodePorts, a) })
+	nodePorts := slices.DeleteFunc(slices.Clone(p.Own), func(a netip.Addr) bool { return !lb.Within(n.NodePorts, a) })
 	var differ []netip.Addr
 	for _, a := range append(slices.Clone(l.nodePorts), nodePorts...) {
 		if slices.Contains(l.nodePorts, a) != slices.Contains(nodePorts, a) {

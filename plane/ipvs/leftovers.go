@@ -144,7 +144,7 @@ func (c *cleaner) servers(limit context.Context, l *ledger) error {
 	others, known := 0, l.known()
 	err = conn.Services(ctx, func(s ipvs.ServiceState) error {
 		switch {
-		case s.Family != wireFamily(l.family), s.Mark == 0 && within(c.exclude, s.Addr.Addr()):
+		case s.Family != wireFamily(l.family), s.Mark == 0 && lb.Within(c.exclude, s.Addr.Addr()):
 		case l.owns(known, s.ServiceID):
 			ours = append(ours, ipvs.Op{Verb: ipvs.DelService, Service: ipvs.Service{ServiceID: s.ServiceID}})
 		case s.Mark == 0:
@@ -220,7 +220,7 @@ func (c *cleaner) device(ctx context.Context) error {
 	for _, a := range c.addrs {
 		switch {
 		case a.Index != c.link.Index, linkLocal(a.Addr): // every device has a link-local address
-		case !slices.Contains(c.Families, lb.FamilyOf(a.Addr)), within(c.exclude, a.Addr):
+		case !slices.Contains(c.Families, lb.FamilyOf(a.Addr)), lb.Within(c.exclude, a.Addr):
 			stay++
 		default:
 			ours = append(ours, a)

@@ -98,7 +98,7 @@ func rendered(t *testing.T, i int, sc *scenario.Scenario) (f lb.Family, parts []
 	}
 	node := last.Node
 	for _, a := range nodeAddresses(f) { // the addresses that render knows
-		if within(node.NodePorts, a) {
+		if lb.Within(node.NodePorts, a) {
 			last.Node.NodePorts = append(slices.Clip(node.NodePorts), netip.PrefixFrom(a, a.BitLen()))
 		}
 	}

@@ -34,7 +34,7 @@ func previewOf(l layout, own []netip.Addr, table *lb.Table) preview {
 	led.conflict(table)
 	for _, a := range own {
 		led.elsewhere[a] = true
-		if within(table.Node.NodePorts, a) {
+		if lb.Within(table.Node.NodePorts, a) {
 			led.nodePorts = append(led.nodePorts, a)
 		}
 	}

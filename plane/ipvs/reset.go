@@ -288,7 +288,7 @@ func (p *Plane) readAddresses(ctx context.Context, l *ledger) error {
 	has := make(map[netip.Addr]bool, len(all))
 	for _, a := range all {
 		if is := l.addrs[a]; !is.has {
-			if is.refs == 0 && within(p.cfg.ExcludeCIDRs, a) && !l.members[member{set: setIPs, addr: a}].has {
+			if is.refs == 0 && lb.Within(p.cfg.ExcludeCIDRs, a) && !l.members[member{set: setIPs, addr: a}].has {
 				continue // a foreign address
 			}
 			is.has = true

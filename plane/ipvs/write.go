@@ -242,7 +242,7 @@ func (w *writer) raise(which func(*virtual) bool) func(context.Context) error {
 
 // excluded reports whether a virtual server that has the name may be another's.
 func (p *Plane) excluded(id ipvs.ServiceID) bool {
-	return id.Mark == 0 && within(p.cfg.ExcludeCIDRs, id.Addr.Addr())
+	return id.Mark == 0 && lb.Within(p.cfg.ExcludeCIDRs, id.Addr.Addr())
 }
 
 // withheld reports whether a member must wait for its virtual server, which may be another

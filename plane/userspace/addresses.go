@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"kube-proxy/lb"
 	"kube-proxy/plane"
 )
 
@@ -23,7 +24,7 @@ func (p *Plane) findAddresses() error {
 	p.nodePorts, p.nodeHas = p.nodePorts[:0:0], make(map[netip.Addr]bool, len(all))
 	for _, a := range all {
 		p.nodeHas[a] = true
-		selected := slices.ContainsFunc(p.node.NodePorts, func(n netip.Prefix) bool { return n.Contains(a) })
+		selected := lb.Within(p.node.NodePorts, a)
 		if selected && (!a.IsLoopback() || p.cfg.LocalhostNodePorts && a.Is4()) {
 			p.nodePorts = append(p.nodePorts, a)
 		}

@@ -2,7 +2,6 @@ package balance
 
 import (
 	"net/netip"
-	"slices"
 
 	"kube-proxy/lb"
 	"kube-proxy/plane/internal/relay"
@@ -50,7 +49,7 @@ func (r *Frontend) Pick(c relay.Client, tried []netip.AddrPort) (netip.AddrPort,
 // to returns the first route for clients at an address (lb.Route), and one that drops for clients
 // outside of the source ranges (SV-61).
 func (r *Frontend) to(client netip.Addr) route {
-	if len(r.sources) > 0 && !slices.ContainsFunc(r.sources, func(p netip.Prefix) bool { return p.Contains(client) }) {
+	if len(r.sources) > 0 && !lb.Within(r.sources, client) {
 		return route{do: lb.Drop}
 	}
 	for _, to := range r.routes {

@@ -2,7 +2,6 @@ package balance
 
 import (
 	"net/netip"
-	"slices"
 	"sync/atomic"
 
 	"kube-proxy/lb"
@@ -28,7 +27,7 @@ func (o *Origins) Detect(d lb.Detector) { o.pods.Store(&d.Prefixes) }
 
 // Pod reports whether the address is a pod's, as the node's detector says.
 func (o *Origins) Pod(a netip.Addr) bool {
-	return slices.ContainsFunc(*o.pods.Load(), func(p netip.Prefix) bool { return p.Contains(a) })
+	return lb.Within(*o.pods.Load(), a)
 }
 
 // Host reports whether the address is this node's, according to the kernel.

@@ -133,7 +133,12 @@ func echo(c *net.TCPConn) {
 
 func listen(t testing.TB, r *Relay, b Balancer) *Listener {
 	t.Helper()
-	l, err := r.Listen(Listening{lb.TCP, loopback}, b, nil)
+	return listenAt(t, r, Listening{lb.TCP, loopback}, b)
+}
+
+func listenAt(t testing.TB, r *Relay, at Listening, b Balancer) *Listener {
+	t.Helper()
+	l, err := r.Listen(at, b, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -82,11 +82,7 @@ func udpEcho(t testing.TB, at netip.AddrPort, seen func(from netip.AddrPort, dat
 
 func listenUDP(t testing.TB, r *Relay, at netip.AddrPort, b Balancer) *Listener {
 	t.Helper()
-	l, err := r.Listen(Listening{lb.UDP, at}, b, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l
+	return listenAt(t, r, Listening{lb.UDP, at}, b)
 }
 
 func dialUDP(t testing.TB, to netip.AddrPort) *net.UDPConn {
