@@ -150,20 +150,24 @@ func clusterIPs(ps *problems, spec *core.ServiceSpec) []netip.Addr {
 	return exact(out)
 }
 
-// addrs parses a list of addresses (SV-13); repeated ones count once.
+// addrs parses a list of addresses (SV-13).
 func addrs(ps *problems, field string, in []string) []netip.Addr {
+	return list(ps, field, in, parseAddr, "is not an IP address")
+}
+
+// list parses the texts of a field; repeated values count once.
+func list[T comparable](ps *problems, field string, in []string, parse func(string) (T, bool), invalid string) []T {
 	if len(in) == 0 {
 		return nil
 	}
-	out := distinct[netip.Addr]{list: make([]netip.Addr, 0, len(in))}
+	out := distinct[T]{list: make([]T, 0, len(in))}
 	for i, s := range in {
-		a, ok := parseAddr(s)
+		v, ok := parse(s)
 		if !ok {
-			ps.add(Problem{Field: fmt.Sprintf("%s[%d]", field, i), Value: s,
-				What: "is not an IP address", Then: "it is ignored"})
+			ps.add(Problem{Field: fmt.Sprintf("%s[%d]", field, i), Value: s, What: invalid, Then: "it is ignored"})
 			continue
 		}
-		out.add(a)
+		out.add(v)
 	}
 	return exact(out.list)
 }
@@ -193,20 +197,7 @@ func loadBalancerIPs(ps *problems, in []core.LoadBalancerIngress) []netip.Addr {
 
 // prefixes parses CIDRs, blanks around them trimmed and host bits cleared (SV-15).
 func prefixes(ps *problems, field string, in []string) []netip.Prefix {
-	if len(in) == 0 {
-		return nil
-	}
-	out := distinct[netip.Prefix]{list: make([]netip.Prefix, 0, len(in))}
-	for i, s := range in {
-		p, ok := parsePrefix(s)
-		if !ok {
-			ps.add(Problem{Field: fmt.Sprintf("%s[%d]", field, i), Value: s,
-				What: "is not a CIDR such as 192.0.2.0/24", Then: "it is ignored"})
-			continue
-		}
-		out.add(p)
-	}
-	return exact(out.list)
+	return list(ps, field, in, parsePrefix, "is not a CIDR such as 192.0.2.0/24")
 }
 
 func policy(ps *problems, field, value string) cluster.TrafficPolicy {
