@@ -32,7 +32,7 @@ func checkHelp() string {
 			"namespace; without the necessary rights a finding is unknown. docs/check.md lists all kinds of "+
 			"findings.") + "\n" +
 		fmt.Sprintf("Exit codes: %d only ok and info; 1 invalid command line or configuration; "+
-			"%d an error among the findings;\n"+"%d a warning or unknown, but no error.\n\n",
+			"%d an error among the findings;\n%d a warning or unknown, but no error.\n\n",
 			preflight.ExitOK, preflight.ExitErrors, preflight.ExitWarnings) +
 		"  -o, --output string   text, or json: {version, node, mode, runs, worst, exitCode, " +
 		"findings: [{id, severity, about, seen, why, remedy}]}\n" +

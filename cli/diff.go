@@ -54,8 +54,7 @@ func diffText(out io.Writer, d *inspect.Diff, most int) {
 	for _, x := range shown {
 		fmt.Fprintf(out, "%s  %s\n", x.Family, lb.Printable(strings.TrimSpace(x.Service+"  "+x.Key+"  "+x.Object)))
 		for _, side := range []struct{ word, text string }{{"desired", x.Desired}, {"actual", x.Actual}} {
-			text := side.text
-			text = cmp.Or(text, "nothing")
+			text := cmp.Or(side.text, "nothing")
 			for n, line := range strings.Split(text, "\n") {
 				word := side.word
 				if n > 0 {

@@ -164,8 +164,7 @@ func (o *Options) clusterCIDRs() []netip.Prefix {
 
 // detectLocal is CF-33 to CF-35.
 func (o *Options) detectLocal() DetectLocal {
-	mode := string(o.file.DetectLocalMode)
-	mode = cmp.Or(mode, "ClusterCIDR")
+	mode := cmp.Or(string(o.file.DetectLocalMode), "ClusterCIDR")
 	d := DetectLocal{Mode: mode}
 	var field string
 	switch mode {

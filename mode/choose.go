@@ -110,8 +110,7 @@ func impossible(asked string, failed []Step) error {
 	if len(errs) == 1 {
 		return errs[0]
 	}
-	what := asked
-	what = cmp.Or(what, "blank")
+	what := cmp.Or(asked, "blank")
 	tried := make([]string, len(failed))
 	for i, s := range failed {
 		tried[i] = s.From

@@ -383,8 +383,7 @@ func (r *reader) together() error {
 		switch {
 		case len(r.configMaps) > 0:
 			o := r.configMaps[0]
-			keys := strings.Join(slices.Sorted(maps.Keys(o.Data)), ", ")
-			keys = cmp.Or(keys, "no keys")
+			keys := cmp.Or(strings.Join(slices.Sorted(maps.Keys(o.Data)), ", "), "no keys")
 			return fmt.Errorf("%s has no config.conf, and no other key with a KubeProxyConfiguration: it has %s", o,
 				keys)
 		case len(r.Passed) > 0:

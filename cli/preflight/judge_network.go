@@ -184,8 +184,7 @@ func (j *judge) nodePorts() {
 			continue
 		}
 		seen[about] = true
-		owner := s.Owner
-		owner = cmp.Or(owner, "an invisible process")
+		owner := cmp.Or(s.Owner, "an invisible process")
 		j.warn(about, "%s listens on %s", owner, s.At)
 	}
 	if len(j.found) == 0 {

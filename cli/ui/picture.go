@@ -371,8 +371,8 @@ func routesSay(r *inspect.Frontend) string {
 }
 
 func routeSays(to inspect.Route) string {
-	from := map[string]string{"pods": "pods of this node", "host": "this node", "anywhere": "all others"}[to.From]
-	from = cmp.Or(from, to.From)
+	words := map[string]string{"pods": "pods of this node", "host": "this node", "anywhere": "all others"}
+	from := cmp.Or(words[to.From], to.From)
 	switch to.Do {
 	case "balance":
 		says := from + ": to " + plural(to.Backends, "backend", "backends")

@@ -247,7 +247,7 @@ func manyEndpoints() []byte {
 	b := service("many", "10.96.1.1", 80, "10.1.0.0")
 	for i := range 4 {
 		b = fmt.Appendf(b, "---\nkind: EndpointSlice\nmetadata: {name: many-%d, namespace: shop, labels: "+
-			"{kubernetes.io/service-name: many}}\n"+"addressType: IPv4\nports: [{port: 8080}]\nendpoints: [", i+2)
+			"{kubernetes.io/service-name: many}}\naddressType: IPv4\nports: [{port: 8080}]\nendpoints: [", i+2)
 		for j := range 1250 {
 			b = fmt.Appendf(b, "{addresses: [10.%d.%d.%d]}, ", i+2, j/250, j%250)
 		}

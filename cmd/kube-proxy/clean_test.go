@@ -186,7 +186,7 @@ func TestCleanupWithConfig(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.write("config", []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"+
-		"mode: iptables\n"+"clientConnection: {kubeconfig: /nowhere}\nmetricsBindAddress: 127.0.0.1:1\n"))
+		"mode: iptables\nclientConnection: {kubeconfig: /nowhere}\nmetricsBindAddress: 127.0.0.1:1\n"))
 	for _, mode := range []string{"nftables", "iptables"} {
 		p := n.serve(mode)
 		p.stop()

@@ -48,7 +48,7 @@ func oddService() []byte {
 		"spec: {clusterIP: 10.96.7.7, sessionAffinity: ClientIP, ports: [{port: 80}]}\n")
 	for i := range 17 {
 		fmt.Fprintf(&b, "---\nkind: EndpointSlice\nmetadata: {name: odd-%d, namespace: shop, labels: "+
-			"{kubernetes.io/service-name: odd}}\n"+"addressType: IPv4\nports: [{port: 8080}]\nendpoints: [", i)
+			"{kubernetes.io/service-name: odd}}\naddressType: IPv4\nports: [{port: 8080}]\nendpoints: [", i)
 		for j := range 1000 {
 			fmt.Fprintf(&b, "{addresses: [10.%d.%d.%d]}, ", 100+i, j/250, j%250)
 		}

@@ -98,7 +98,7 @@ func (p *proxy) reload(asked bool, fail func(error)) {
 	switch {
 	case len(restart) > 0:
 		fail(fmt.Errorf("the content of the configuration file %s was updated, and a change of %s takes effect in a "+
-			"new process only: %s; "+"the rules stay in force until it runs", before.File, strings.Join(restart, ", "),
+			"new process only: %s; the rules stay in force until it runs", before.File, strings.Join(restart, ", "),
 			after.WhyRestart(restart[0])))
 	case len(live) > 0:
 		reported := slices.Concat(before.Warnings, before.Resolved.Warnings)

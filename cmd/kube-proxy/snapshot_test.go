@@ -134,6 +134,20 @@ func newSnapshotLab(t *testing.T, mode string) *snapshotLab {
 	return n
 }
 
+// servedSnapshotLab is a lab in mode nftables whose proxy and API server have served a Service, and
+// ended.
+func servedSnapshotLab(t *testing.T) (n *snapshotLab, web labService) {
+	n = newSnapshotLab(t, "nftables")
+	n.echo("pod1", 8080)
+	web = labService{name: "web", ip: "10.96.0.10", endpoints: []netip.AddrPort{endpoint("pod1", 8080)}}
+	api := n.api(web)
+	p := n.run()
+	p.await(allWritten)
+	p.stop()
+	api.stop()
+	return n, web
+}
+
 // reboot gives the node another boot id.
 func (n *snapshotLab) reboot(id string) {
 	n.boot = filepath.Join(n.t.TempDir(), "boot-id")
@@ -324,16 +338,9 @@ func TestBootWithoutAPIServer(t *testing.T) {
 // SN-03: with --snapshot-ready the node counts as ready while it serves from a snapshot.
 func TestReadyFromSnapshot(t *testing.T) {
 	t.Parallel()
-	n := newSnapshotLab(t, "nftables")
-	n.echo("pod1", 8080)
-	web := labService{name: "web", ip: "10.96.0.10", endpoints: []netip.AddrPort{endpoint("pod1", 8080)}}
-	api := n.api(web)
-	p := n.run()
-	p.await(allWritten)
-	p.stop()
-	api.stop()
+	n, web := servedSnapshotLab(t)
 	n.reboot("second")
-	p = n.run("--snapshot-ready")
+	p := n.run("--snapshot-ready")
 	p.await(servingSnapshot)
 	n.ready("200")
 	n.answered(web)
@@ -345,14 +352,7 @@ func TestReadyFromSnapshot(t *testing.T) {
 // that fails is one more line.
 func TestBadSnapshot(t *testing.T) {
 	t.Parallel()
-	n := newSnapshotLab(t, "nftables")
-	n.echo("pod1", 8080)
-	web := labService{name: "web", ip: "10.96.0.10", endpoints: []netip.AddrPort{endpoint("pod1", 8080)}}
-	api := n.api(web)
-	p := n.run()
-	p.await(allWritten)
-	p.stop()
-	api.stop()
+	n, web := servedSnapshotLab(t)
 	file := filepath.Join(n.dir, "facts")
 	good, err := os.ReadFile(file)
 	do(t, err)
@@ -376,11 +376,11 @@ func TestBadSnapshot(t *testing.T) {
 	} {
 		c.spoil()
 		n.reboot(fmt.Sprint("boot ", i))
-		p = n.run()
+		p := n.run()
 		p.await(rejected)
 		n.answered(web) // by the rules before
 		n.ready("503")
-		api = n.api(web)
+		api := n.api(web)
 		p.await(allWritten)
 		n.ready("200")
 		n.answered(web)

@@ -66,7 +66,7 @@ func (f nodeFault) proto() netlab.Proto {
 func (n *nodeLab) dual(name string, number int, pods ...string) {
 	text := fmt.Sprintf("kind: Service\nmetadata: {name: %s, namespace: lab}\nspec:\n  type: ClusterIP\n"+
 		"  clusterIP: 10.96.0.%[2]d\n  clusterIPs: [10.96.0.%[2]d, \"fd00:10:96::%[2]d\"]\n"+
-		"  ipFamilies: [IPv4, IPv6]\n"+"  ipFamilyPolicy: RequireDualStack\n  ports:\n"+
+		"  ipFamilies: [IPv4, IPv6]\n  ipFamilyPolicy: RequireDualStack\n  ports:\n"+
 		"  - {name: tcp, port: 80}\n  - {name: udp, port: 80, protocol: UDP}\n", name, number)
 	for _, family := range []string{"IPv4", "IPv6"} {
 		var list []string
@@ -396,7 +396,7 @@ func ufw(rule, policy string) (do, undo string) {
 			"-A ufw-before-forward -p icmp -m icmp --icmp-type 8 -j ACCEPT\n"+
 			"-A ufw-before-forward -j ufw-user-forward\n"+
 			"-A ufw-after-logging-forward -m limit --limit 3/min --limit-burst 10 -j LOG --log-prefix \"[UFW BLOCK] "+
-			"\"\n"+"-A ufw-user-forward "+rule+"\n")
+			"\"\n-A ufw-user-forward "+rule+"\n")
 	return do + "iptables -P FORWARD " + policy, "iptables -P FORWARD ACCEPT\n" + undo
 }
 

@@ -91,7 +91,7 @@ func (i *Inspector) oddOnes() []Brief {
 		_, _ = i.Services(keep) // keep returns no error
 		o.known, o.due = true, time.Now().Add(9*max(0, time.Since(begun)-freely))
 	} else if again {
-		return slices.AppendSeq(make([]Brief, 0, len(o.all)), maps.Values(o.all)) // as of a moment ago
+		now = o.marks // the answer is as of a moment ago
 	}
 	o.marks = now
 	return slices.AppendSeq(make([]Brief, 0, len(o.all)), maps.Values(o.all))

@@ -32,8 +32,7 @@ func lockXtables(ctx context.Context, path string) (unlock func(), err error) {
 		}
 		if time.Now().After(deadline) {
 			f.Close()
-			who := holders(path)
-			who = cmp.Or(who, "another process")
+			who := cmp.Or(holders(path), "another process")
 			return nil, fmt.Errorf("take the lock %s: %s has held it for %v: %w", path, who, lockWait, err)
 		}
 		select {

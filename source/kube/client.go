@@ -66,13 +66,11 @@ var mediaTypes = []string{runtime.ContentTypeProtobuf, runtime.ContentTypeJSON}
 // (PR-11). JSON is always among these, because servers of extended APIs know no other. ignored says
 // which types cannot be had.
 func (c Config) content() (send, accept string, ignored []string) {
-	send = c.ContentType
-	send = cmp.Or(send, runtime.ContentTypeProtobuf)
+	send = cmp.Or(c.ContentType, runtime.ContentTypeProtobuf)
 	if !slices.Contains(mediaTypes, mediaType(send)) {
 		ignored, send = append(ignored, send), runtime.ContentTypeProtobuf
 	}
-	types := c.AcceptContentTypes
-	types = cmp.Or(types, send)
+	types := cmp.Or(c.AcceptContentTypes, send)
 	var accepts []string
 	json := false
 	for typ := range strings.SplitSeq(types, ",") {
@@ -107,8 +105,7 @@ func NodeAnnotation(ctx context.Context, cfg Config, name string) (string, error
 	if cfg.NodeName == "" {
 		return "", fmt.Errorf("kube: read annotation %s: the name of this node is not known", name)
 	}
-	log := cfg.Log
-	log = cmp.Or(log, slog.Default())
+	log := cmp.Or(cfg.Log, slog.Default())
 	ctx = klog.NewContext(ctx, clientLog(log))
 	config, err := cfg.RESTConfig()
 	if err != nil {

@@ -106,8 +106,7 @@ func (p *Publisher) renew(s *series) series {
 // write creates the event, or updates its series. An event that the API server has forgotten
 // meanwhile is created again.
 func (p *Publisher) write(ctx context.Context, s *series) error {
-	namespace := s.event.Regarding.Namespace
-	namespace = cmp.Or(namespace, metav1.NamespaceDefault)
+	namespace := cmp.Or(s.event.Regarding.Namespace, metav1.NamespaceDefault)
 	if s.sent > 0 {
 		patch, err := json.Marshal(map[string]any{"series": s.api()})
 		if err != nil {

@@ -48,8 +48,7 @@ func New(cfg Config) (*Source, error) {
 	if cfg.NodeName == "" {
 		return nil, errors.New("kube: the name of this node is not known")
 	}
-	log := cfg.Log
-	log = cmp.Or(log, slog.Default())
+	log := cmp.Or(cfg.Log, slog.Default())
 	config, err := cfg.RESTConfig()
 	if err != nil {
 		return nil, err

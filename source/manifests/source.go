@@ -58,8 +58,7 @@ func New(cfg Config) (*Source, error) {
 	if err := tryFolder(cfg.Dir); err != nil {
 		return nil, fmt.Errorf("--manifests: read the folder %s: %w", cfg.Dir, bare(err))
 	}
-	log := cfg.Log
-	log = cmp.Or(log, slog.Default())
+	log := cmp.Or(cfg.Log, slog.Default())
 	if cfg.OnProblem == nil {
 		cfg.OnProblem = func(p convert.Problem) { log.Warn("Malformed object", "problem", p.String()) }
 	}

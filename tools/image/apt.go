@@ -71,10 +71,10 @@ func (a archive) download(ctx context.Context, p pin, file string) error {
 	switch {
 	case err != nil && strings.Contains(said, "404  Not Found"): // 404 alone may be a part of the URL
 		return fmt.Errorf("%s of this machine's apt sources has it no more: `make image-lock` pins what Debian has "+
-			"now, "+"and DEBIAN=URI takes another mirror, such as a snapshot of %s: %w", p.Archive, suite, err)
+			"now, and DEBIAN=URI takes another mirror, such as a snapshot of %s: %w", p.Archive, suite, err)
 	case strings.Contains(said, "Hash Sum mismatch"), strings.Contains(said, "unexpected size"):
 		return fmt.Errorf("it is not what %s pins (SHA-256 %s): a mirror that is broken or lies, or a lock that was "+
-			"edited; "+"`make image-lock` asks Debian's signed index: %w", lockFile, p.SHA256, err)
+			"edited; `make image-lock` asks Debian's signed index: %w", lockFile, p.SHA256, err)
 	case err != nil:
 		return fmt.Errorf("it is not in %s, and the mirror cannot be reached; later builds need no network: %w",
 			a.cache, err)
