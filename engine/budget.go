@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"kube-proxy/cluster"
+	"kube-proxy/internal/ordered"
 	"kube-proxy/lb"
 	"kube-proxy/policy"
 )
@@ -49,7 +50,7 @@ func (b *Budget) Settings(name cluster.Name) policy.Settings {
 	}
 	switch h := a.holders[name.Name]; {
 	case h == nil || h.in:
-	case h == a.out.first():
+	case h == a.out.First():
 		s.Older = min(a.used, s.MaxObjects)
 	default:
 		s.Older = s.MaxObjects
@@ -93,7 +94,7 @@ type account struct {
 	holders map[string]*holder // by name
 	// in holds the Services that get all they request, youngest first; out holds the others, oldest
 	// first. All in are older than all out.
-	in, out order
+	in, out ordered.Heap[*holder]
 	used    int // by those in
 }
 
@@ -103,11 +104,16 @@ type holder struct {
 	created int64
 	objects int
 	in      bool
-	at      int // its place in its order
+	at      int // its place in its heap
 }
 
+// Place implements [ordered.Element].
+func (h *holder) Place() *int { return &h.at }
+
 func newAccount() *account {
-	return &account{holders: map[string]*holder{}, in: order{sign: -1}, out: order{sign: 1}}
+	older := func(h, o *holder) bool { return h.compare(o) < 0 }
+	return &account{holders: map[string]*holder{}, out: ordered.Heap[*holder]{Before: older},
+		in: ordered.Heap[*holder]{Before: func(h, o *holder) bool { return older(o, h) }}}
 }
 
 // set records a new request of a Service, and returns the other Services whose share of the limit
@@ -117,18 +123,18 @@ func (a *account) set(now holder, limit int) (moved []string) {
 	if was != nil && was.objects == now.objects && was.created == now.created && a.used <= limit && !a.fits(limit) {
 		return nil
 	}
-	next, used := a.out.first(), a.used
+	next, used := a.out.First(), a.used
 	if was != nil {
 		a.remove(was)
 		delete(a.holders, now.name)
 	}
 	if now.objects > 0 {
 		a.holders[now.name] = &now
-		now.in = a.out.Len() == 0 || now.compare(a.out.first()) < 0
+		now.in = a.out.Len() == 0 || now.compare(a.out.First()) < 0
 		a.add(&now)
 	}
 	moved = a.settle(limit)
-	if after := a.out.first(); after != next || a.used != used {
+	if after := a.out.First(); after != next || a.used != used {
 		for _, h := range []*holder{next, after} {
 			if h != nil && h.name != now.name {
 				moved = append(moved, h.name)
@@ -147,17 +153,17 @@ func (a *account) settle(limit int) (moved []string) {
 		moved = append(moved, h.name)
 	}
 	for a.used > limit {
-		move(a.in.first())
+		move(a.in.First())
 	}
 	for a.fits(limit) {
-		move(a.out.first())
+		move(a.out.First())
 	}
 	return moved
 }
 
 // fits reports whether the oldest Service in out fits.
 func (a *account) fits(limit int) bool {
-	return a.out.Len() > 0 && a.used+a.out.first().objects <= limit
+	return a.out.Len() > 0 && a.used+a.out.First().objects <= limit
 }
 
 func (a *account) add(h *holder) {
@@ -181,46 +187,4 @@ func (a *account) remove(h *holder) {
 // compare orders Services by the order in which they are served.
 func (h *holder) compare(o *holder) int {
 	return cmp.Or(cmp.Compare(h.created, o.created), cmp.Compare(h.name, o.name))
-}
-
-// order is a heap of holders, the oldest first, or with sign -1 the youngest.
-type order struct {
-	list []*holder
-	sign int
-}
-
-// first returns the first holder, or nil.
-func (o *order) first() *holder {
-	if len(o.list) == 0 {
-		return nil
-	}
-	return o.list[0]
-}
-
-// Len implements [heap.Interface], as do the next four methods.
-func (o *order) Len() int { return len(o.list) }
-
-// Less reports whether one holder precedes another.
-func (o *order) Less(i, j int) bool { return o.sign*o.list[i].compare(o.list[j]) < 0 }
-
-// Swap swaps two holders.
-func (o *order) Swap(i, j int) {
-	o.list[i], o.list[j] = o.list[j], o.list[i]
-	o.list[i].at, o.list[j].at = i, j
-}
-
-// Push appends a *holder.
-func (o *order) Push(x any) {
-	h := x.(*holder)
-	h.at = len(o.list)
-	o.list = append(o.list, h)
-}
-
-// Pop removes the last holder.
-func (o *order) Pop() any {
-	last := len(o.list) - 1
-	h := o.list[last]
-	o.list[last] = nil
-	o.list = o.list[:last]
-	return h
 }

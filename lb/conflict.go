@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"container/heap"
 	"slices"
+
+	"kube-proxy/internal/ordered"
 )
 
 // Conflict is a conflict: a key that more than one Service claims. Winner's frontend is in force;
@@ -32,6 +34,9 @@ type claim struct {
 	front *Frontend
 	at    int // its place among the losers
 }
+
+// Place implements [ordered.Element].
+func (c *claim) Place() *int { return &c.at }
 
 // compare orders the claims on one key by priority (SV-24).
 func (c *claim) compare(o *claim) int {
@@ -67,41 +72,8 @@ func (k Kind) Words() string {
 // losers holds the claims on one key except the best: a heap, so that with many claims each change
 // costs only a logarithm.
 type losers struct {
-	heap    []*claim
-	of      map[string]*claim // by the name of the owner
-	visited *uint64
-}
-
-// Len is for [heap.Interface], and so are the next four.
-func (l *losers) Len() int { return len(l.heap) }
-
-// Less reports whether one claim precedes another.
-func (l *losers) Less(i, j int) bool {
-	*l.visited++
-	return l.heap[i].compare(l.heap[j]) < 0
-}
-
-// Swap swaps two claims.
-func (l *losers) Swap(i, j int) {
-	h := l.heap
-	h[i], h[j] = h[j], h[i]
-	h[i].at, h[j].at = i, j
-}
-
-// Push appends a *claim.
-func (l *losers) Push(x any) {
-	c := x.(*claim)
-	c.at = len(l.heap)
-	l.heap = append(l.heap, c)
-}
-
-// Pop removes the last claim.
-func (l *losers) Pop() any {
-	last := len(l.heap) - 1
-	c := l.heap[last]
-	l.heap[last] = nil
-	l.heap = l.heap[:last]
-	return c
+	ordered.Heap[*claim]
+	of map[string]*claim // by the name of the owner
 }
 
 // moved finds the place of a claim that has changed.
@@ -112,7 +84,11 @@ func (t *Table) list(c *claim) {
 	k := c.front.Key
 	l := t.losers[k]
 	if l == nil {
-		l = &losers{of: map[string]*claim{}, visited: &t.Visited}
+		l = &losers{of: map[string]*claim{}}
+		l.Before = func(c, o *claim) bool {
+			t.Visited++
+			return c.compare(o) < 0
+		}
 		if t.losers == nil {
 			t.losers = map[Key]*losers{}
 		}
@@ -127,7 +103,7 @@ func (t *Table) unlist(k Key, o *owned) {
 	l := t.losers[k]
 	heap.Remove(l, l.of[o.Name].at)
 	delete(l.of, o.Name)
-	if len(l.heap) == 0 {
+	if len(l.List) == 0 {
 		delete(t.losers, k)
 	}
 }
@@ -135,7 +111,7 @@ func (t *Table) unlist(k Key, o *owned) {
 // firstLoser returns the next claim for k, or nil.
 func (t *Table) firstLoser(k Key) *claim {
 	if l := t.losers[k]; l != nil {
-		return l.heap[0]
+		return l.First()
 	}
 	return nil
 }
@@ -191,16 +167,16 @@ func (t *Table) FirstConflicts(k Key, n int) (first []Conflict, all int) {
 	next := []int{0}
 	for len(first) < n && len(next) > 0 {
 		i := slices.IndexFunc(next, func(at int) bool {
-			return !slices.ContainsFunc(next, func(other int) bool { return l.heap[other].compare(l.heap[at]) < 0 })
+			return !slices.ContainsFunc(next, func(other int) bool { return l.List[other].compare(l.List[at]) < 0 })
 		})
 		at := next[i]
-		first = append(first, conflictOf(t.rows[k], l.heap[at]))
+		first = append(first, conflictOf(t.rows[k], l.List[at]))
 		next = slices.Delete(next, i, i+1)
-		for child := 2*at + 1; child <= 2*at+2 && child < len(l.heap); child++ {
+		for child := 2*at + 1; child <= 2*at+2 && child < len(l.List); child++ {
 			next = append(next, child)
 		}
 	}
-	return first, len(l.heap)
+	return first, len(l.List)
 }
 
 // Lost returns the conflict for k that the Service "ns/name" loses, false if it loses none.
@@ -216,5 +192,5 @@ func (t *Table) sortedLosers(k Key) []*claim {
 	if l == nil {
 		return nil
 	}
-	return slices.SortedFunc(slices.Values(l.heap), (*claim).compare)
+	return slices.SortedFunc(slices.Values(l.List), (*claim).compare)
 }
