@@ -3,6 +3,7 @@ package config
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -104,9 +105,7 @@ func (s *settings) root() (map[string]any, error) {
 		if err != nil {
 			return nil, fmt.Errorf("write the configuration: %w", err)
 		}
-		for name, value := range fields {
-			root[name] = value
-		}
+		maps.Copy(root, fields)
 	}
 	return root, nil
 }

@@ -2,6 +2,7 @@ package lb
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -137,12 +138,8 @@ func writeRoutes(b *strings.Builder, f *Frontend, sets map[SetID]*BackendSet) {
 }
 
 func writeSets(b *strings.Builder, sets map[SetID]*BackendSet) {
-	sorted := make([]*BackendSet, 0, len(sets))
-	for _, s := range sets {
-		sorted = append(sorted, s)
-	}
-	slices.SortFunc(sorted, func(x, y *BackendSet) int { return x.ID.Compare(y.ID) })
-	for _, s := range sorted {
+	byID := func(x, y *BackendSet) int { return x.ID.Compare(y.ID) }
+	for _, s := range slices.SortedFunc(maps.Values(sets), byID) {
 		b.WriteString("set " + s.ID.String() + "\n")
 		for _, be := range slices.SortedFunc(s.Backends.All(),
 			func(x, y Backend) int { return x.Addr.Compare(y.Addr) }) {

@@ -70,8 +70,7 @@ func Mode() mode.Mode {
 		Metrics: []mode.Metric{
 			{Row: "EXT", Name: openConnections, Kind: mode.Gauge, Labels: proto,
 				Help: "Open connections, including those that wait for an endpoint"},
-			{Row: "EXT", Name: connections, Kind: mode.Counter, Labels: proto,
-				Help: "Accepted client connections"},
+			{Row: "EXT", Name: connections, Kind: mode.Counter, Labels: proto, Help: "Accepted client connections"},
 			{Row: "EXT", Name: refusals, Kind: mode.Counter, Labels: proto,
 				Help: "Client connections that were reset because no endpoint was reachable or allowed"},
 			{Row: "EXT", Name: dialFailures, Kind: mode.Counter, Labels: proto,
@@ -84,10 +83,8 @@ func Mode() mode.Mode {
 				Help: "Forwarded bytes, to endpoints and to clients"},
 			{Row: "EXT", Name: failingBackends, Kind: mode.Gauge, Labels: family,
 				Help: "Endpoints that were unreachable and are tried last for a while"},
-			{Row: "EXT", Name: openSessions, Kind: mode.Gauge, Labels: family,
-				Help: "Open UDP sessions"},
-			{Row: "EXT", Name: sessions, Kind: mode.Counter, Labels: family,
-				Help: "Started UDP sessions"},
+			{Row: "EXT", Name: openSessions, Kind: mode.Gauge, Labels: family, Help: "Open UDP sessions"},
+			{Row: "EXT", Name: sessions, Kind: mode.Counter, Labels: family, Help: "Started UDP sessions"},
 			{Row: "EXT", Name: droppedPackets, Kind: mode.Counter, Labels: []string{"ip_family", "reason"},
 				Help: "Datagrams that were not forwarded, by reason: no endpoint (no_backend), no socket " +
 					"(no_socket), malformed, refused by the kernel (send_failed)"},

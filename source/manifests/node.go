@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"reflect"
 	"strconv"
@@ -314,9 +315,7 @@ func jsonFields(t reflect.Type) map[string]reflect.Type {
 		switch {
 		case name == "-":
 		case f.Anonymous && name == "":
-			for k, v := range jsonFields(f.Type) {
-				fields[k] = v
-			}
+			maps.Copy(fields, jsonFields(f.Type))
 		case name != "":
 			fields[name] = f.Type
 		}

@@ -1,7 +1,11 @@
 package balance
 
-import "golang.org/x/sys/windows"
+import (
+	"syscall"
+
+	"golang.org/x/sys/windows"
+)
 
 // answers are the errors of connecting that come from the network.
-var answers = []error{windows.WSAECONNREFUSED, windows.WSAECONNRESET, windows.WSAETIMEDOUT, windows.WSAEHOSTUNREACH,
-	windows.WSAENETUNREACH, windows.WSAEHOSTDOWN}
+var answers = []syscall.Errno{windows.WSAECONNREFUSED, windows.WSAECONNRESET, windows.WSAETIMEDOUT,
+	windows.WSAEHOSTUNREACH, windows.WSAENETUNREACH, windows.WSAEHOSTDOWN}

@@ -2,6 +2,7 @@ package balance
 
 import (
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -18,13 +19,8 @@ const (
 // Unreachable reports whether an error of connecting is an answer of the network or of the backend,
 // or a timeout. Other errors are this node's, and say nothing about the backend.
 func Unreachable(err error) bool {
-	for _, e := range answers {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
 	if errno := syscall.Errno(0); errors.As(err, &errno) { // EAGAIN calls itself a timeout, and is not the network's
-		return false
+		return slices.Contains(answers, errno)
 	}
 	var t interface{ Timeout() bool }
 	return errors.As(err, &t) && t.Timeout()
