@@ -3,7 +3,6 @@ package kubeproxy_test
 import (
 	"bytes"
 	"cmp"
-	"flag"
 	"fmt"
 	"go/ast"
 	"go/token"
@@ -15,9 +14,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
-)
 
-var update = flag.Bool("update", false, "write the proofs into docs/behaviour.md")
+	"kube-proxy/test/golden"
+)
 
 const specification = "docs/behaviour.md"
 
@@ -30,7 +29,7 @@ func TestSpecification(t *testing.T) {
 		t.Fatal(err)
 	}
 	page, rows := string(content), citations(t)
-	if *update {
+	if *golden.Update {
 		page = withProofs(page, rows)
 		if err := os.WriteFile(specification, []byte(page), 0o644); err != nil {
 			t.Fatal(err)

@@ -25,9 +25,12 @@ import (
 // "a, b < c, d" means that c and d may import a and b. Lines add up; nothing is transitive; NONE is
 // no package of ours, ALL is every one. A package that no line has on its right side may not exist.
 const imports = `
-	NONE < plane, event, internal/addrs;
+	NONE < plane, event, internal/addrs, internal/ordered, test/golden;
 	# A node holds a million endpoints.
 	internal/addrs < cluster, lb;
+	# Claims on a key, and shares of a namespace, are heaps from which any element can leave.
+	internal/ordered < lb, engine;
+	test/golden < test/planetest;
 	# It obeys the configuration as it is.
 	config < logging;
 	NONE < config/option, plane/selfwrites, plane/internal/diff, internal/rollback;

@@ -3,7 +3,6 @@ package config
 import (
 	"bytes"
 	"errors"
-	stdflag "flag"
 	"fmt"
 	"maps"
 	"os"
@@ -18,9 +17,8 @@ import (
 	"kube-proxy/config/option"
 	"kube-proxy/mode"
 	"kube-proxy/plane/all"
+	"kube-proxy/test/golden"
 )
-
-var update = stdflag.Bool("update", false, "write what is compared")
 
 func write(t testing.TB, name, text string) {
 	t.Helper()
@@ -61,7 +59,7 @@ func TestCases(t *testing.T) {
 	for _, file := range files {
 		updated := map[string]string{}
 		defer func() {
-			if *update {
+			if *golden.Update {
 				rewrite(t, file, updated)
 			}
 		}()
@@ -76,7 +74,7 @@ func TestCases(t *testing.T) {
 				if err != nil {
 					bad = strings.Split(err.Error(), "\n")
 				}
-				if *update {
+				if *golden.Update {
 					updated[tc.at] = marked("= ", got) + marked("! ", bad) + marked("~ ", say)
 					return
 				}
@@ -293,18 +291,10 @@ func TestDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want, err := os.ReadFile("testdata/defaults.golden")
-	if err != nil {
-		t.Fatal(err)
-	}
 	c.file, c.table, c.Gates, c.Flags, c.Blocks = nil, nil, nil, nil, nil
 	c.modes, c.unchecked, c.inMode, c.names = nil, nil, nil, nil
 	got := strings.ReplaceAll(fmt.Sprintf("%+v", *c), " ", "\n") + "\n"
-	if *update {
-		write(t, "testdata/defaults.golden", got)
-	} else if got != string(want) {
-		t.Errorf("defaults:\n%s\nwant:\n%s", got, want)
-	}
+	golden.Equal(t, "testdata/defaults.golden", got)
 }
 
 // FL-05: --version is evaluated before anything is validated.

@@ -17,6 +17,7 @@ import (
 
 	"kube-proxy/mode"
 	"kube-proxy/plane/all"
+	"kube-proxy/test/golden"
 )
 
 // chartSchema is the schema of the Helm chart's values. It is written by hand except the part below
@@ -44,11 +45,7 @@ func TestChartSchema(t *testing.T) {
 	encoder.SetEscapeHTML(false)
 	encoder.SetIndent("", "  ")
 	must(t, encoder.Encode(schema.root))
-	if *update {
-		write(t, chartSchema, want.String())
-	} else if want.String() != string(there) {
-		t.Errorf("%s is stale: go test ./config -run TestChartSchema -update", chartSchema)
-	}
+	golden.Equal(t, chartSchema, want.String())
 }
 
 // configSchema returns the JSON schema of a KubeProxyConfiguration. It rejects settings that the

@@ -12,6 +12,7 @@ import (
 
 	"kube-proxy/config/option"
 	"kube-proxy/plane/all"
+	"kube-proxy/test/golden"
 )
 
 // rows reads a table of testdata: lines of cells with tabs between, the first one names the
@@ -251,14 +252,7 @@ func TestGates(t *testing.T) {
 func TestPages(t *testing.T) {
 	for name, page := range map[string]string{"../docs/flags.md": flagsPage(all.Modes()),
 		"../docs/configuration.md": configurationPage(all.Modes()), "testdata/help.golden": help()} {
-		if *update {
-			write(t, name, page)
-			continue
-		}
-		there, err := os.ReadFile(name)
-		if err != nil || string(there) != page {
-			t.Errorf("%s is stale (%v): go test ./config -run TestPages -update", name, err)
-		}
+		golden.Equal(t, name, page)
 	}
 }
 

@@ -2,28 +2,17 @@ package event
 
 import (
 	"errors"
-	"flag"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 	"time"
-)
 
-var update = flag.Bool("update", false, "write docs/events.md")
+	"kube-proxy/test/golden"
+)
 
 // docs/events.md is made from the catalogue.
 func TestPage(t *testing.T) {
-	const name = "../docs/events.md"
-	if *update {
-		if err := os.WriteFile(name, []byte(Page()), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	there, err := os.ReadFile(name)
-	if err != nil || string(there) != Page() {
-		t.Errorf("%s is stale (%v): go test ./event -run TestPage -update", name, err)
-	}
+	golden.Equal(t, "../docs/events.md", Page())
 }
 
 // Each constructor with its expected result, and the check that every entry of the catalogue has

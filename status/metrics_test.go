@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -35,22 +34,11 @@ import (
 	"kube-proxy/source/kube"
 	"kube-proxy/status"
 	"kube-proxy/test/fake"
+	"kube-proxy/test/golden"
 )
 
-var update = flag.Bool("update", false, "write docs/metrics.md")
-
 func TestPage(t *testing.T) {
-	const name = "../docs/metrics.md"
-	page := status.MetricsPage(all.Modes())
-	if *update {
-		if err := os.WriteFile(name, []byte(page), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	if there, err := os.ReadFile(name); err != nil || string(there) != page {
-		t.Errorf("%s is stale (%v): go test ./status -run TestPage -update", name, err)
-	}
+	golden.Equal(t, "../docs/metrics.md", status.MetricsPage(all.Modes()))
 }
 
 // expected is one line of testdata/metrics.tsv.

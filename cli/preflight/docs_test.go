@@ -1,27 +1,16 @@
 package preflight
 
 import (
-	"flag"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
-)
 
-var update = flag.Bool("update", false, "write docs/check.md")
+	"kube-proxy/test/golden"
+)
 
 // docs/check.md has the contents of the list of kinds.
 func TestPage(t *testing.T) {
-	const file = "../../docs/check.md"
-	if *update {
-		if err := os.WriteFile(file, []byte(page()), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	there, err := os.ReadFile(file)
-	if err != nil || string(there) != page() {
-		t.Errorf("%s is stale (%v): go test ./cli/preflight -run TestPage -update", file, err)
-	}
+	golden.Equal(t, "../../docs/check.md", page())
 }
 
 // Each kind describes its check, reason and remedy, and has a unique id for scripts.

@@ -14,6 +14,7 @@ import (
 
 	"kube-proxy/cli"
 	"kube-proxy/plane/all"
+	"kube-proxy/test/golden"
 )
 
 const askPage = "docs/ask.md" // from the root
@@ -49,7 +50,7 @@ func page(t *testing.T, running bool, run func(args []string) string) {
 		if running && alike(out.String()) == alike(parts[2]) || out.String() == parts[2] {
 			return block
 		}
-		if !*update {
+		if !*golden.Update {
 			t.Errorf("docs/ask.md has\n%s\nand it is\n%s", parts[2], out.String())
 		}
 		return "```console" + parts[1] + "\n" + out.String() + "```\n"
@@ -57,7 +58,7 @@ func page(t *testing.T, running bool, run func(args []string) string) {
 	if blocks < 2 {
 		t.Errorf("docs/ask.md has %d such blocks", blocks)
 	}
-	if *update {
+	if *golden.Update {
 		do(t, os.WriteFile(askPage, []byte(is), 0o644))
 	}
 }

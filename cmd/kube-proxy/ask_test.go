@@ -23,6 +23,7 @@ import (
 	"kube-proxy/cli"
 	"kube-proxy/debug/inspect"
 	"kube-proxy/plane/all"
+	"kube-proxy/test/golden"
 )
 
 // Each command prints for a folder, in each format, the contents of the golden file. The folder has
@@ -101,15 +102,7 @@ func TestAskGolden(t *testing.T) {
 			if strings.ContainsFunc(text, func(r rune) bool { return r < ' ' && r != '\n' }) {
 				t.Errorf("a terminal would obey it: %q", text)
 			}
-			file := name + ".golden"
-			if *update {
-				do(t, os.WriteFile(file, []byte(text), 0o644))
-			}
-			want, err := os.ReadFile(file)
-			do(t, err)
-			if text != string(want) {
-				t.Errorf("got\n%s\nwant\n%s", text, want)
-			}
+			golden.Equal(t, name+".golden", text)
 		})
 	}
 }

@@ -4,7 +4,6 @@ package main
 
 import (
 	"bytes"
-	"flag"
 	"fmt"
 	"maps"
 	"os"
@@ -16,10 +15,10 @@ import (
 	"syscall"
 	"testing"
 
+	"kube-proxy/test/golden"
+
 	"golang.org/x/tools/txtar"
 )
-
-var update = flag.Bool("update", false, "write what the program does into testdata/badinput")
 
 // Every file of testdata/badinput has one fault, and is given to the real program:
 //
@@ -87,11 +86,11 @@ func testBadInput(n *namespace, file string, c *txtar.Archive, g spoiler) {
 	}
 	got["says"] = said(p.log())
 	for name, text := range got {
-		if want := wants(c, name); text != want && !*update {
+		if want := wants(c, name); text != want && !*golden.Update {
 			t.Errorf("%s:\n%swant:\n%s", name, text, want)
 		}
 	}
-	if *update {
+	if *golden.Update {
 		c.Files = slices.DeleteFunc(c.Files, func(f txtar.File) bool { _, found := got[f.Name]; return found })
 		for _, name := range []string{"says", "serves", "exit"} {
 			if text, ok := got[name]; ok {

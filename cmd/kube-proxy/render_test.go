@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"kube-proxy/plane/all"
+	"kube-proxy/test/golden"
 )
 
 // renderText has the program render a folder.
@@ -36,15 +37,7 @@ func TestRender(t *testing.T) {
 	n := newNamespace(t)
 	for _, mode := range []string{"iptables", "nftables", "ipvs"} {
 		text := renderText(t, append([]string{"--proxy-mode=" + mode}, renderArgs...)...)
-		golden := "testdata/render/" + mode + ".golden"
-		if *update {
-			write(t, golden, []byte(text))
-		}
-		want, err := os.ReadFile(golden)
-		do(t, err)
-		if text != string(want) {
-			t.Errorf("%s:\n%s\nwant:\n%s", mode, text, want)
-		}
+		golden.Equal(t, "testdata/render/"+mode+".golden", text)
 		// The same again, and from a configuration file.
 		file := filepath.Join(t.TempDir(), "config")
 		write(t, file, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: "+mode+

@@ -2,9 +2,7 @@ package hns_test
 
 import (
 	"encoding/json"
-	"flag"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -13,21 +11,20 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane/hns"
+	"kube-proxy/test/golden"
 	"kube-proxy/test/hnsfake"
 	"kube-proxy/test/planetest"
 )
 
-var update = flag.Bool("update", false, "rewrite testdata/*.json")
-
-// golden is a table whose rendering is in testdata.
-type golden struct {
+// rendered is a table whose rendering is in testdata.
+type rendered struct {
 	cfg   hns.Config
 	table *lb.Table
 	// says are words of the notices about omissions.
 	says []string
 }
 
-func goldens() map[string]golden {
+func goldens() map[string]rendered {
 	shop, _, _ := planetest.Shop(lb.IPv4)
 	shop6, _, _ := planetest.Shop(lb.IPv6)
 	all := world.Table(0, 0)
@@ -35,7 +32,7 @@ func goldens() map[string]golden {
 	all.Replace(world.ClusterIP(2, 0, 0))
 	preserve := world.Table(0, 0)
 	preserve.Replace(preserving(true))
-	return map[string]golden{
+	return map[string]rendered{
 		"nothing": {table: &lb.Table{}}, "shop": {table: shop}, "shop-ipv6": {cfg: hns.Config{Family: lb.IPv6},
 			table: shop6},
 		"overlay-dsr":   {cfg: hns.Config{SourceVIP: netip.MustParseAddr("10.1.1.2"), DSR: true}, table: shop},
@@ -110,19 +107,7 @@ func TestRenderDP45(t *testing.T) {
 			} else if err != nil {
 				t.Error(err)
 			}
-			file := filepath.Join("testdata", name+".json")
-			if *update {
-				if err := os.WriteFile(file, got, 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if string(got) != string(want) {
-				t.Errorf("it is not what %s says (rewrite with -update):\n%s", file, got)
-			}
+			golden.Equal(t, filepath.Join("testdata", name+".json"), string(got))
 			var calls []hns.Request
 			if err := json.Unmarshal(got, &calls); err != nil || len(calls) == 0 && name != "nothing" {
 				t.Errorf("%d calls, %v", len(calls), err)

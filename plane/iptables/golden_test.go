@@ -3,10 +3,8 @@
 package iptables
 
 import (
-	"flag"
 	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -15,10 +13,9 @@ import (
 
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
+	"kube-proxy/test/golden"
 	"kube-proxy/test/planetest"
 )
-
-var update = flag.Bool("update", false, "rewrite testdata/*.rules")
 
 // goldens returns tables whose rendering is in testdata.
 func goldens() map[string]*lb.Table {
@@ -60,19 +57,7 @@ func TestRender(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			file := filepath.Join("testdata", name+".rules")
-			if *update {
-				if err := os.WriteFile(file, got, 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if string(got) != string(want) {
-				t.Errorf("it is not what %s says (rewrite with -update):\n%s", file, got)
-			}
+			golden.Equal(t, filepath.Join("testdata", name+".rules"), string(got))
 			for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 				t.Run(string(b), func(t *testing.T) {
 					needs(t, b)

@@ -15,6 +15,7 @@ import (
 	"kube-proxy/internal/netlink/ipset"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
+	"kube-proxy/test/golden"
 	"kube-proxy/test/planetest"
 )
 
@@ -51,7 +52,7 @@ func textOf(n nodeFacts) string {
 func TestChains(t *testing.T) {
 	for name, n := range nodes {
 		t.Run(name, func(t *testing.T) {
-			wantGolden(t, filepath.Join("testdata", "chains", name+".rules"), textOf(n))
+			golden.Equal(t, filepath.Join("testdata", "chains", name+".rules"), textOf(n))
 		})
 	}
 }

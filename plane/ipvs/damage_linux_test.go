@@ -17,6 +17,7 @@ import (
 	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
+	"kube-proxy/test/golden"
 	"kube-proxy/test/ipvsfake"
 	"kube-proxy/test/planetest"
 )
@@ -50,19 +51,6 @@ func newDamaged(t *testing.T, f lb.Family) *damaged {
 		t.Fatalf("%+v, %v", res, err)
 	}
 	return d
-}
-
-// difference returns the lines that only one of the texts has.
-func difference(before, after string) string {
-	var b strings.Builder
-	for _, x := range []struct{ sign, of, in string }{{"lacks", before, after}, {"has", after, before}} {
-		for line := range strings.Lines(x.of + "\n") {
-			if !strings.Contains(x.in+"\n", line) {
-				fmt.Fprintf(&b, "%s %s", x.sign, line)
-			}
-		}
-	}
-	return b.String()
 }
 
 // run runs a command, as another program on the node would.
@@ -144,7 +132,7 @@ func TestDamage(t *testing.T) {
 				if d.state() == before {
 					t.Error("nothing was damaged")
 				}
-				d.repairs(full, func() string { return difference(before, d.state()) })
+				d.repairs(full, func() string { return golden.Diff(before, d.state()) })
 			})
 		}
 	}
@@ -225,7 +213,7 @@ func TestServiceAddressElsewhere(t *testing.T) {
 				})
 				d.leads(vip, true)
 				d.foreign(unix.RTM_DELADDR, d.other.Attrs().Index, vip, vip.BitLen())
-				d.repairs(false, func() string { return difference(before, d.state()) })
+				d.repairs(false, func() string { return golden.Diff(before, d.state()) })
 				d.leads(vip, true)
 			}
 			// Another interface has the address before the Service exists, and keeps it.

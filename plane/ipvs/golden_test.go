@@ -12,6 +12,7 @@ import (
 	"kube-proxy/internal/netlink/ipset"
 	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
+	"kube-proxy/test/golden"
 	"kube-proxy/test/scenario"
 )
 
@@ -71,7 +72,8 @@ func TestGoldens(t *testing.T) {
 					last = text
 				}
 			}
-			wantGolden(t, filepath.Join("testdata", "scenarios", sc.Name+".txt"), strings.TrimSuffix(b.String(), "\n"))
+			file := filepath.Join("testdata", "scenarios", sc.Name+".txt")
+			golden.Equal(t, file, strings.TrimSuffix(b.String(), "\n"))
 		})
 	}
 }

@@ -411,8 +411,8 @@ func (l *ledger) setAddress(a netip.Addr, is address) {
 
 // binds reports whether kube-ipvs0 must have the address.
 func (l *ledger) binds(a netip.Addr, is address) bool {
-	return is.refs > 0 && !l.elsewhere[a] && (is.firm > 0 || !(is.yields && l.backends[a] > 0) && !lb.Within(l.pods, a) &&
-		!slices.Contains(l.apiServers, a))
+	return is.refs > 0 && !l.elsewhere[a] && (is.firm > 0 || !(is.yields && l.backends[a] > 0) &&
+		!lb.Within(l.pods, a) && !slices.Contains(l.apiServers, a))
 }
 
 // withholds reports whether virtual servers have no real servers at an address, because it is one

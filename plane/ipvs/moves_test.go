@@ -3,12 +3,9 @@
 package ipvs
 
 import (
-	"slices"
-	"strings"
 	"time"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/internal/diff"
 	"kube-proxy/test/planetest"
 )
 
@@ -52,12 +49,4 @@ func startTable(w planetest.World) *lb.Table {
 	t.Family = w.Family
 	t.Replace(w.Full(10, 500, 5, 2, time.Hour))
 	return t
-}
-
-// onlyOne returns the lines that only one of two texts has.
-func onlyOne(want, got string) string {
-	var b strings.Builder
-	diff.Sorted(slices.Sorted(strings.Lines(want)), slices.Sorted(strings.Lines(got)), strings.Compare,
-		func(l string) { b.WriteString("- " + l) }, func(l string) { b.WriteString("+ " + l) })
-	return b.String()
 }

@@ -15,6 +15,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/policy"
 	"kube-proxy/test/adversary"
+	"kube-proxy/test/golden"
 	"kube-proxy/test/planetest"
 )
 
@@ -170,7 +171,7 @@ func besideATenant(t *testing.T, seed uint64) {
 	same := func(when string) {
 		t.Helper()
 		if got := s.holds(v); got != before {
-			t.Fatalf("%s:\n%s", when, onlyOne(before, got))
+			t.Fatalf("%s:\n%s", when, golden.Diff(before, got))
 		}
 	}
 	for i := range 12 {

@@ -17,6 +17,7 @@ import (
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
+	"kube-proxy/test/golden"
 	"kube-proxy/test/ipvsfake"
 	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
@@ -346,7 +347,7 @@ func TestFollowAffinityAndDraining(t *testing.T) {
 		t.Errorf("while it drains: %+v", d)
 	}
 	if after := fmt.Sprint(k.ipvs, k.wrote); after != before {
-		t.Errorf("a trace changed something: %s", difference(before, after))
+		t.Errorf("a trace changed something: %s", golden.Diff(before, after))
 	}
 	// The whole Service is removed, and its connections continue.
 	changes, _ = table.Replace(lb.Owner{Name: "ns/svc-0"}, nil)

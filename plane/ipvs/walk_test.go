@@ -15,6 +15,7 @@ import (
 
 	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
+	"kube-proxy/test/golden"
 	"kube-proxy/test/ipvsfake"
 	"kube-proxy/test/planetest"
 )
@@ -162,7 +163,7 @@ func (k *lab) ends(t testing.TB, p *Plane, want *lb.Table) {
 	fresh := newLab(t)
 	must(t, only(planetest.ResetAll(t.Context(), fresh.plane(t, want.Family), want)))
 	if want, got := fresh.nameless(want.Family), k.nameless(want.Family); got != want {
-		t.Fatalf("when all connections have ended:\n%s", onlyOne(want, got))
+		t.Fatalf("when all connections have ended:\n%s", golden.Diff(want, got))
 	}
 }
 

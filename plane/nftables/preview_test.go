@@ -5,10 +5,8 @@ package nftables
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"net/netip"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -18,11 +16,10 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
+	"kube-proxy/test/golden"
 	"kube-proxy/test/planetest"
 	"kube-proxy/test/scenario"
 )
-
-var update = flag.Bool("update", false, "rewrite testdata/*.nft")
 
 // load loads text with nft -f, in the network namespace of this thread.
 func load(text string) error {
@@ -200,19 +197,7 @@ func TestRenderGoldens(t *testing.T) {
 				f = lb.IPv6
 			}
 			got := render(t, f, table)
-			file := filepath.Join("testdata", name+".nft")
-			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got != string(want) {
-				t.Errorf("it is not what %s says (rewrite with -update):\n%s", file, got)
-			}
+			golden.Equal(t, filepath.Join("testdata", name+".nft"), got)
 			inNetns(t)
 			proveRendering(t, f, table, got)
 		})

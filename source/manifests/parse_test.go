@@ -1,7 +1,6 @@
 package manifests
 
 import (
-	"flag"
 	"fmt"
 	"net/netip"
 	"os"
@@ -12,9 +11,8 @@ import (
 	"testing"
 
 	"kube-proxy/cluster"
+	"kube-proxy/test/golden"
 )
-
-var update = flag.Bool("update", false, "write the golden files")
 
 // TestBad reads each file of testdata/bad and compares the reports, and the objects that are still
 // used, with the golden text.
@@ -35,19 +33,7 @@ func TestBad(t *testing.T) {
 				got += p.String() + "\n"
 			}
 			got += "used: " + names(objects) + "\n"
-			golden := strings.TrimSuffix(path, ".yaml") + ".golden"
-			if *update {
-				if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got != string(want) {
-				t.Errorf("got:\n%s\nwant:\n%s", got, want)
-			}
+			golden.Equal(t, strings.TrimSuffix(path, ".yaml")+".golden", got)
 			if len(problems) == 0 {
 				t.Error("no problem is reported")
 			}

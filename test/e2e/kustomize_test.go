@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"flag"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -15,9 +14,8 @@ import (
 
 	"kube-proxy/test/e2e/controlplane"
 	"kube-proxy/test/e2e/helmchart"
+	"kube-proxy/test/golden"
 )
-
-var update = flag.Bool("update", false, "write charts/kustomize/base again")
 
 // The Kustomize base equals the chart rendered with its default values and a tag that no image has,
 // and an overlay of it equals the chart with the same choices. No name ends in .invalid: a cluster
@@ -27,7 +25,7 @@ func TestKustomize(t *testing.T) {
 	root, err := controlplane.Root()
 	must(t, err)
 	folder := filepath.Join(root, "..", "..", "charts", "kustomize")
-	if *update {
+	if *golden.Update {
 		writeBase(t, filepath.Join(folder, "base"), render(t, parse(t, unset)))
 	}
 	for _, c := range []struct{ folder, values string }{
@@ -93,14 +91,7 @@ func TestKustomizeBeside(t *testing.T) {
 			must(t, err)
 			text.WriteString("---\n" + string(y))
 		}
-		if *update {
-			must(t, os.WriteFile(filepath.Join(folder, "objects.yaml"), []byte(text.String()), 0o644))
-		}
-		there, err := os.ReadFile(filepath.Join(folder, "objects.yaml"))
-		must(t, err)
-		if string(there) != text.String() {
-			t.Errorf("%s is stale: cd test/e2e && go test . -run TestKustomizeBeside -update", folder)
-		}
+		golden.Equal(t, filepath.Join(folder, "objects.yaml"), text.String())
 		built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), folder)
 		must(t, err)
 		kinds := map[string]bool{}

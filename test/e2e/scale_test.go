@@ -13,6 +13,7 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/test/e2e/controlplane"
 	"kube-proxy/test/e2e/testbed"
+	"kube-proxy/test/golden"
 )
 
 // 1,000 services are added, and some deleted, while the endpoints of others change: at the end each
@@ -137,7 +138,7 @@ func checkFreshStart(t *testing.T, settled string, addrs []netip.AddrPort) {
 	checkMany(t, addrs)
 	fresh := meaning(t)
 	if fresh != settled {
-		t.Errorf("after all changes and after a fresh start the rules differ:\n%s", difference(settled, fresh))
+		t.Errorf("after all changes and after a fresh start the rules differ:\n%s", golden.Diff(settled, fresh))
 		return
 	}
 	lines := strings.Split(fresh, "\n")
@@ -154,27 +155,4 @@ func meaning(t *testing.T) string {
 		t.Fatalf("the proxy's tables hold no endpoint:\n%s", text)
 	}
 	return text
-}
-
-// difference lists up to 20 lines that only one of two sorted texts has.
-func difference(a, b string) string {
-	count := map[string]int{}
-	for line := range strings.SplitSeq(a, "\n") {
-		count["- "+line]++
-	}
-	for line := range strings.SplitSeq(b, "\n") {
-		if count["- "+line] > 0 {
-			count["- "+line]--
-		} else {
-			count["+ "+line]++
-		}
-	}
-	var lines []string
-	for line, n := range count {
-		if n > 0 {
-			lines = append(lines, line)
-		}
-	}
-	slices.Sort(lines)
-	return strings.Join(lines[:min(len(lines), 20)], "\n")
 }

@@ -23,8 +23,7 @@ func TestCheck(t *testing.T) {
 	}{
 		{"a node of the cluster", netlab.Node1, nil, []string{"api-server ok: http…is v1.", "rights ok",
 			"clock ok API server", "node ok: the Node \"" + netlab.Node1 + "\" exists", "address-conflict ok"}},
-		{"a name that no Node has", "ghost", nil,
-			[]string{"api-server ok", "node error: there is no Node \"ghost\""}},
+		{"a name that no Node has", "ghost", nil, []string{"api-server ok", "node error: there is no Node \"ghost\""}},
 	} {
 		p, err := bed.StartProxyExactly(slices.Concat([]string{"check", "-o=json", "--kubeconfig", bed.Kubeconfig(),
 			"--hostname-override", c.node, "--proxy-mode=nftables",

@@ -1,12 +1,6 @@
 package planetest
 
-import (
-	"errors"
-	"fmt"
-	"maps"
-	"slices"
-	"strings"
-)
+import "errors"
 
 // Dump returns the plane's state as text. The plane offers it by a method Dump() string or Dump()
 // (string, error): all that decides about packets, in a canonical order, without numbers that
@@ -19,28 +13,4 @@ func Dump(p any) (string, error) {
 		return d.Dump()
 	}
 	return "", errors.New("the plane has no method Dump")
-}
-
-// difference shows the lines that only one of two texts has.
-func difference(want, got string) string {
-	count := map[string]int{}
-	for l := range strings.Lines(want) {
-		count[l]--
-	}
-	for l := range strings.Lines(got) {
-		count[l]++
-	}
-	var b strings.Builder
-	for _, l := range slices.Sorted(maps.Keys(count)) {
-		switch n := count[l]; {
-		case n < 0:
-			fmt.Fprintf(&b, "- %s", l)
-		case n > 0:
-			fmt.Fprintf(&b, "+ %s", l)
-		}
-	}
-	if b.Len() == 0 {
-		b.WriteString("(the same lines in another order)\n")
-	}
-	return b.String()
 }

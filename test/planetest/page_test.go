@@ -2,18 +2,17 @@ package planetest
 
 import (
 	"flag"
-	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
 	"time"
 
+	"kube-proxy/test/golden"
 	"kube-proxy/test/scenario"
 )
 
 var (
-	update  = flag.Bool("update", false, "write docs/conformance.md")
 	release = flag.String("release", "", "note that make release-check passed for this commit, on the kernels that "+
 		"the arguments name")
 )
@@ -68,20 +67,7 @@ func TestPage(t *testing.T) {
 	}
 	want := Page(all, results, passed)
 	file = filepath.Join(dir, "..", "..", "..", "docs", "conformance.md")
-	if *update {
-		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	got, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if string(got) != want {
-		t.Errorf("docs/conformance.md is stale: go test ./test/planetest -run TestPage -update\n%s",
-			difference(want, string(got)))
-	}
+	golden.Equal(t, file, want)
 	for _, r := range results {
 		for name, c := range r.Cases {
 			for family, verdict := range c.Families {

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
+	"kube-proxy/test/golden"
 	"kube-proxy/test/scenario"
 	"kube-proxy/test/seedtest"
 )
@@ -209,7 +210,7 @@ func (w *walk) compare() error {
 		return fmt.Errorf("fresh plane: %w", err)
 	}
 	if got != want {
-		return fmt.Errorf("it is not what a fresh plane is\n%stable:\n%s", difference(want, got), w.table.String())
+		return fmt.Errorf("it is not what a fresh plane is\n%stable:\n%s", golden.Diff(want, got), w.table.String())
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
+	"kube-proxy/test/golden"
 	"kube-proxy/test/seedtest"
 )
 
@@ -128,7 +129,7 @@ func (v *verbs) holds(when string, want *lb.Table) {
 	}()
 	<-done
 	if got := v.dump(v.plane); got != fresh {
-		v.Fatalf("%s: not what a fresh start makes of the table:\n%s", when, difference(fresh, got))
+		v.Fatalf("%s: not what a fresh start makes of the table:\n%s", when, golden.Diff(fresh, got))
 	}
 }
 
@@ -446,7 +447,7 @@ func (v *verbs) cancelled() {
 		}
 	})
 	if after := v.dump(v.plane); after != before {
-		v.Errorf("something was written:\n%s", difference(before, after))
+		v.Errorf("something was written:\n%s", golden.Diff(before, after))
 	}
 	v.resetTo(t)
 	v.holds("afterwards", t)

@@ -14,6 +14,7 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
+	"kube-proxy/test/golden"
 	"kube-proxy/test/seedtest"
 )
 
@@ -355,7 +356,7 @@ func (w *walker) settle() {
 		}
 		got, err := steadyDump(s.plane)
 		if err != nil || got != want[i] {
-			w.Fatalf("%s: not the state of a fresh plane: %v\n%s", s.w.Family, err, difference(want[i], got))
+			w.Fatalf("%s: not the state of a fresh plane: %v\n%s", s.w.Family, err, golden.Diff(want[i], got))
 		}
 		if w.Faults.Check != nil {
 			w.Faults.Check(w, s.plane, s.table)

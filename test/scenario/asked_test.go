@@ -14,6 +14,7 @@ import (
 	"kube-proxy/mode"
 	"kube-proxy/plane/all"
 	"kube-proxy/policy"
+	"kube-proxy/test/golden"
 	"kube-proxy/trace"
 )
 
@@ -45,15 +46,15 @@ func TestAsked(t *testing.T) {
 			c := apply(t, string(lab), string(a.Files[0].Data))
 			for i, f := range a.Files[1:] {
 				got := c.answer(f.Name)
-				if *update {
+				if *golden.Update {
 					a.Files[1+i].Data = []byte(got)
 				} else if got != string(f.Data) {
 					t.Errorf(
 						"%s: the answer differs (if that is meant: go test ./test/scenario -run Asked -update)\n%s",
-						f.Name, diff(string(f.Data), got))
+						f.Name, golden.Diff(string(f.Data), got))
 				}
 			}
-			if *update {
+			if *golden.Update {
 				if err := os.WriteFile(file, txtar.Format(a), 0o644); err != nil {
 					t.Fatal(err)
 				}

@@ -1,8 +1,6 @@
 package scenario
 
 import (
-	"flag"
-	"fmt"
 	"maps"
 	"net/netip"
 	"os"
@@ -15,10 +13,9 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
+	"kube-proxy/test/golden"
 	"kube-proxy/test/tables"
 )
-
-var update = flag.Bool("update", false, "rewrite the tables of the scenarios")
 
 var families = map[lb.Family]string{lb.IPv4: "table", lb.IPv6: "table6"}
 
@@ -49,7 +46,7 @@ func TestTables(t *testing.T) {
 				}
 			}
 			file := filepath.Join(dir, s.Name+".txtar")
-			if *update {
+			if *golden.Update {
 				rewrite(t, file, got)
 				return
 			}
@@ -115,7 +112,7 @@ func compare(t *testing.T, s *Scenario, got map[string]string) {
 		for _, part := range slices.Sorted(maps.Keys(want)) {
 			if g := got[st.prefix()+part]; g != want[part] {
 				t.Errorf("%s: section %q differs (if that is meant: go test ./test/scenario -update)\n%s",
-					s.Name, st.prefix()+part, diff(want[part], g))
+					s.Name, st.prefix()+part, golden.Diff(want[part], g))
 			}
 		}
 	}
@@ -161,36 +158,4 @@ func rewrite(t *testing.T, file string, got map[string]string) {
 			t.Fatal(err)
 		}
 	}
-}
-
-// diff compares two texts line by line: lines only in the first have -, lines only in the second
-// have +.
-func diff(want, got string) string {
-	a, b := strings.Split(want, "\n"), strings.Split(got, "\n")
-	long := make([][]int, len(a)+1) // long[i][j]: longest common part of a[i:] and b[j:]
-	for i := range long {
-		long[i] = make([]int, len(b)+1)
-	}
-	for i := len(a) - 1; i >= 0; i-- {
-		for j := len(b) - 1; j >= 0; j-- {
-			if long[i][j] = max(long[i+1][j], long[i][j+1]); a[i] == b[j] {
-				long[i][j] = long[i+1][j+1] + 1
-			}
-		}
-	}
-	var out strings.Builder
-	for i, j := 0, 0; i < len(a) || j < len(b); {
-		switch {
-		case i < len(a) && j < len(b) && a[i] == b[j]:
-			fmt.Fprintf(&out, "  %s\n", a[i])
-			i, j = i+1, j+1
-		case j == len(b) || i < len(a) && long[i+1][j] >= long[i][j+1]:
-			fmt.Fprintf(&out, "- %s\n", a[i])
-			i++
-		default:
-			fmt.Fprintf(&out, "+ %s\n", b[j])
-			j++
-		}
-	}
-	return out.String()
 }
