@@ -28,8 +28,11 @@ func Equal(t testing.TB, file, text string) {
 	}
 }
 
-// Diff returns the lines that only one of two texts has.
+// Diff returns the lines that only one of two texts has, and "" for equal texts.
 func Diff(want, got string) string {
+	if want == got {
+		return ""
+	}
 	count := map[string]int{}
 	for l := range strings.Lines(want) {
 		count[l]--
