@@ -132,7 +132,11 @@ func interference(k *lab, other *ipvs.Conn, rnd *rand.Rand) func(ipvsfake.Reques
 		case 6:
 			does(ipvs.DelService)
 		case 7:
-			does(ipvs.NewService, ipvs.SetService)
+			// One that it creates where none leaves is its own, and stays.
+			if r.Command == ipvsfake.NewService || r.Command == ipvsfake.NewDest {
+				does(ipvs.NewService)
+			}
+			does(ipvs.SetService)
 		case 8:
 			does(ipvs.NewDestination, ipvs.SetDestination)
 		case 9:

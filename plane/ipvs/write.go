@@ -45,6 +45,8 @@ type writer struct {
 	cut    map[*virtual]bool
 	cutFor map[lb.Key]bool
 	errs   map[lb.Key][]error
+	// collided: in this round the state of virtual servers was not as the ledger has it.
+	collided bool
 	// before and after are steps of a Reset: before clients can reach the virtual servers, and when
 	// they can.
 	before, after func(context.Context) error
@@ -68,10 +70,10 @@ const rounds = 4
 // write writes all touched objects. Errors of objects are in w.errs, by the key that touched them.
 // write returns an error after which the state of all is unknown.
 func (w *writer) write(ctx context.Context) error {
-	settled := false
-	defer func() { w.forget(settled) }()
-	for i := 0; i < rounds && !settled; i++ {
+	defer w.forget()
+	for range rounds {
 		before := w.wrote
+		w.collided = false
 		for _, step := range []func(context.Context) error{
 			w.addMembers(w.guards),
 			w.raise(func(s *virtual) bool { return s.has || s.id.Mark != 0 }),
@@ -90,7 +92,9 @@ func (w *writer) write(ctx context.Context) error {
 				return err
 			}
 		}
-		settled = w.wrote == before
+		if w.wrote == before {
+			break
+		}
 	}
 	return nil
 }
@@ -106,25 +110,19 @@ func once(f *func(context.Context) error) func(context.Context) error {
 	}
 }
 
-// forget clears the touched objects, and remembers those that failed or are partly written. The
-// next audit checks all of a write that did not settle: comparing the kernel with the ledger does
-// not find what both lack.
-func (w *writer) forget(settled bool) {
+// forget clears the touched objects, and remembers those that failed or are partly written. If
+// another program's writes collided with the last round, the next audit goes on with all: it
+// compares kernel and ledger, and would not find what both lack.
+func (w *writer) forget() {
 	t := w.l.touched
 	w.l.touched = newTouched()
-	if !settled {
-		w.signal()
-	}
-	keep := func(key lb.Key, object any, failed bool) {
-		switch {
-		case failed:
-			w.remember(key, object)
-		case !settled:
-			w.remember(lb.Key{}, object)
-		}
-	}
 	for s, key := range t.servers {
-		keep(key, s, w.failed[s] || w.cut[s])
+		switch {
+		case w.failed[s] || w.cut[s]:
+			w.remember(key, s)
+		case w.collided:
+			w.remember(lb.Key{}, s)
+		}
 		if w.cut[s] {
 			if w.cutFor[key] = true; key == (lb.Key{}) {
 				w.signal() // an audit writes the rest
@@ -133,10 +131,14 @@ func (w *writer) forget(settled bool) {
 		w.done(key, s)
 	}
 	for m, key := range t.members {
-		keep(key, m, w.failed[m])
+		if w.failed[m] {
+			w.remember(key, m)
+		}
 	}
 	for a, key := range t.addrs {
-		keep(key, a, w.failed[a])
+		if w.failed[a] {
+			w.remember(key, a)
+		}
 	}
 }
 
@@ -432,7 +434,7 @@ func (w *writer) serverOps(ctx context.Context, ops []serverOp) error {
 			case err != nil:
 				return w.refused(ctx, op, err)
 			case !op.of.has && op.Verb >= ipvs.NewDestination:
-				w.suspect() // another program removed it, and created it again
+				w.collides() // another program removed it, and created it again
 			}
 			op.of.did(op.Op)
 			if op.Verb == ipvs.DelService && ctx.Err() == nil {
@@ -537,8 +539,14 @@ func (w *writer) refused(ctx context.Context, op serverOp, err error) error {
 	default:
 		return w.fail(s, key, err)
 	}
-	w.suspect()
+	w.collides()
 	return nil
+}
+
+// collides records that another program wrote: this round is repeated, and an audit compares all.
+func (w *writer) collides() {
+	w.collided = true
+	w.suspect()
 }
 
 // read records an existing virtual server.
