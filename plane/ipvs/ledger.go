@@ -314,8 +314,13 @@ func (l *ledger) leave(key lb.Key, s *virtual, leaving bool) {
 			// without weights.
 			as = mark{}
 		}
-		l.count(key, member{set: setMarksAnywhere, addr: k.Addr, port: k.Port, proto: k.Proto}, as, by)
+		l.count(key, leavingMember(k), as, by)
 	}
+}
+
+// leavingMember is the member of a virtual server by address that leaves, see [ledger.leave].
+func leavingMember(k lb.Key) member {
+	return member{set: setMarksAnywhere, addr: k.Addr, port: k.Port, proto: k.Proto}
 }
 
 // taken reports whether another device has the address of a virtual server that is not a

@@ -3,23 +3,43 @@
 package ipvs
 
 import (
+	"errors"
+	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"kube-proxy/lb"
 	"kube-proxy/test/planetest"
 )
 
 // After a restart, the plane still recognises a virtual server of a removed NodePort with open
-// connections as ours, and removes it when they have ended.
+// connections as ours, and removes it when they have ended; also if the kernel refused the member
+// that shows it.
 func TestLeavingNodePortSurvivesRestart(t *testing.T) {
+	for _, refused := range []error{nil, unix.ENOMEM} {
+		leavingNodePortSurvivesRestart(t, refused)
+	}
+}
+
+func leavingNodePortSurvivesRestart(t *testing.T, refused error) {
 	k, p, table, w := started(t, lb.IPv4)
 	k.connections(always(1))
 	changes := replaced(table, lb.Owner{Name: "ns/svc-10"}, nil)
-	must(t, only(p.Apply(t.Context(), changes)))
+	k.refuse = func(what string) error {
+		if strings.HasPrefix(what, "add ") && strings.Contains(what, setMarksAnywhere.name(lb.IPv4)) {
+			return refused
+		}
+		return nil
+	}
+	if _, err := p.Apply(t.Context(), changes); !errors.Is(err, refused) {
+		t.Fatalf("%v, want %v", err, refused)
+	}
+	k.refuse = nil
 	at := lb.Key{Addr: w.Addr(192, 1), Port: 30010, Proto: lb.TCP}
 	m, has := k.sets[setMarksAnywhere.name(lb.IPv4)].members[member{addr: at.Addr, port: at.Port, proto: at.Proto}.wire(
 		mark{})]
-	if !has || m.Mask != 0 {
+	if has == (refused != nil) || m.Mask != 0 {
 		t.Errorf("the NodePort has the member %v: new connections must be refused, as where nothing listens", m)
 	}
 	p2 := k.plane(t, lb.IPv4)

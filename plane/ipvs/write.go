@@ -611,12 +611,28 @@ func (w *writer) addMembers(which func(member, mark) bool) func(context.Context)
 func (w *writer) removeMembers(ctx context.Context) error {
 	var ops []memberOp
 	for m := range w.l.touched.members {
-		if c := w.l.members[m]; c.refs == 0 && c.has && !w.failed[m] {
+		if c := w.l.members[m]; c.refs > 0 || !c.has || w.failed[m] {
+			continue
+		}
+		if w.failed[m] = w.proves(m); !w.failed[m] {
 			ops = append(ops, memberOp{m, mark{}, true})
 		}
 	}
 	slices.SortFunc(ops, func(a, b memberOp) int { return compareMembers(b.member, a.member) })
 	return w.memberOps(ctx, ops)
+}
+
+// proves reports whether a member must stay, because the kernel refused the member that shows later
+// that a leaving virtual server is ours.
+func (w *writer) proves(m member) bool {
+	if len(w.failed) > 0 && (m.set.names() || m.set.marks()) {
+		for k := range lb.Expand(m.key(), w.l.own) {
+			if s := w.l.servers[serviceOf(k)]; s != nil && s.leaving && w.failed[leavingMember(k)] {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func compareMembers(a, b member) int {
