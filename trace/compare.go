@@ -39,7 +39,8 @@ func Compare(a Answer, k Kernel) []string {
 			}
 		}
 	}
-	if a.Masquerade != k.Masquerade && !k.Connected && !(k.Masquerade && hairpins(a.Backends)) {
+	hairpin := func(b Backend) bool { return b.Hairpin }
+	if a.Masquerade != k.Masquerade && !k.Connected && !(k.Masquerade && slices.ContainsFunc(a.Backends, hairpin)) {
 		words := map[bool]string{true: "masqueraded", false: "not masqueraded"}
 		find("By the table the packet is %s, by the kernel's state it is %s.", words[a.Masquerade], words[k.Masquerade])
 	}
@@ -71,8 +72,4 @@ func list(find func(string, ...any), bs []Backend, other map[netip.AddrPort]floa
 	case len(lacks) > 1:
 		find(many, named(lacks))
 	}
-}
-
-func hairpins(bs []Backend) bool {
-	return slices.ContainsFunc(bs, func(b Backend) bool { return b.Hairpin })
 }

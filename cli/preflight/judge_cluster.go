@@ -33,14 +33,10 @@ func (j *judge) server() {
 	case c == nil:
 		j.ok("", "Services come from a folder")
 	case c.Version.Err != nil:
-		j.wrong("", "%s does not answer: %s", orThe(c.Server), oneLine(c.Version.Err))
+		j.wrong("", "%s does not answer: %s", cmp.Or(c.Server, "the API server"), oneLine(c.Version.Err))
 	default:
 		j.ok("", "%s is %s", c.Server, c.Version.Value)
 	}
-}
-
-func orThe(server string) string {
-	return cmp.Or(server, "the API server")
 }
 
 // needless are requests without which all Services are served.

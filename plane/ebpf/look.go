@@ -3,7 +3,9 @@
 package ebpf
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -90,7 +92,7 @@ func (p *Plane) classOf(ctx context.Context, packet trace.Packet) (class uint32,
 	if !recognises(pods, packet) {
 		return 0, false, nil
 	}
-	r, err := p.addresses.routeTo(ctx, packet.From.Addr())
+	r, err := route.Lookup(ctx, p.addresses.conn, route.Query{To: packet.From.Addr()})
 	return ofPods, err == nil && r.Errno == 0 && !r.Here() && !r.Gateway.IsValid(), err
 }
 
@@ -168,7 +170,7 @@ func (k *kernel) ask(q bpf.LBQuestion) (bpf.LBQuestion, error) {
 	}
 	_, out, err := k.obj.Ask.Test(in)
 	if err == nil {
-		err = decode(out, &q)
+		err = binary.Read(bytes.NewReader(out), binary.NativeEndian, &q)
 	}
 	if err != nil {
 		return q, fmt.Errorf("run the eBPF program: %w", err)
@@ -278,9 +280,4 @@ func (s *snapshot) backendsOf(set uint32) string {
 func backendWords(all []netip.AddrPort) string {
 	slices.SortFunc(all, netip.AddrPort.Compare)
 	return fmt.Sprint(slices.Compact(all))
-}
-
-// routeTo returns the route of the node's own packets.
-func (a *addresses) routeTo(ctx context.Context, to netip.Addr) (route.Route, error) {
-	return route.Lookup(ctx, a.conn, route.Query{To: to})
 }

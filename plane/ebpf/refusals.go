@@ -114,7 +114,3 @@ func encode(v any) ([]byte, error) {
 	err := binary.Write(&b, binary.NativeEndian, v)
 	return b.Bytes(), err
 }
-
-func decode(b []byte, v any) error {
-	return binary.Read(bytes.NewReader(b), binary.NativeEndian, v)
-}

@@ -112,7 +112,7 @@ func run(ctx context.Context, out *printer, o options) (err error) {
 		}
 	}()
 	step.done()
-	dir := folderOf(o.lab)
+	dir := "/run/kube-proxy-shop-" + o.lab // only root writes to /run
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	if err := copyShop(o.shop, dir); err != nil {
 		return err

@@ -41,9 +41,6 @@ type row struct {
 // id identifies the same row at two moments.
 func (r row) id() string { return fmt.Sprintf("%s %s %d", r.family, r.text, r.index) }
 
-// folderOf is where kube-proxy finds a lab's copy of the shop. Only root writes to /run.
-func folderOf(lab string) string { return "/run/kube-proxy-shop-" + lab }
-
 // copyShop makes a folder with the files of another one, in place of the remains of a killed run.
 func copyShop(from, to string) error {
 	err := os.RemoveAll(to)

@@ -43,8 +43,7 @@ const maxLoops = 16
 func newConns(r *Relay) (connEngine, error) {
 	e := &conns{relay: r, began: time.Now(), fds: r.cfg.Descriptors, waiting: ratelimit.New(r.cfg.Log, "Descriptors"),
 		shares: ratelimit.New(r.cfg.Log, "Source ports"), full: ratelimit.New(r.cfg.Log, "SCTP message memory"),
-		held: &Budget{max: maxHeld}}
-	e.pipes = newPipeBudget(e.fds.max)
+		held: &Budget{max: maxHeld}, pipes: &Budget{max: min(maxPipes, max(1, r.cfg.Descriptors.max/pipeShare/2))}}
 	for range min(runtime.GOMAXPROCS(0), maxLoops) {
 		l, err := newLoop(r)
 		if err != nil {

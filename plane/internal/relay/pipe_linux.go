@@ -30,11 +30,6 @@ const (
 	spliceBytes = 512 << 10
 )
 
-// newPipeBudget bounds the pipes of a relay with so many descriptors.
-func newPipeBudget(descriptors int64) *Budget {
-	return &Budget{max: min(maxPipes, max(1, descriptors/pipeShare/2))}
-}
-
 // get returns an empty pipe, or nil without room for another.
 func (p *pipes) get(s *Share) *pipe {
 	if !p.budget.Take(s, 1) {

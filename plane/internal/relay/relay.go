@@ -170,8 +170,8 @@ func New(cfg Config) (*Relay, error) {
 	if err != nil {
 		return nil, fmt.Errorf("relay: %w", err)
 	}
-	r := &Relay{cfg: cfg.withDefaults(), ns: ns, ports: newSourcePorts(EphemeralPorts()),
-		listeners: map[*Listener]struct{}{}}
+	r := &Relay{cfg: cfg.withDefaults(), ns: ns, listeners: map[*Listener]struct{}{},
+		ports: &sourcePorts{most: int64(EphemeralPorts()), to: map[portsKey]*portsTo{}}}
 	r.udp = newUDP(r, newUDPBudget(maxSessionFiles(), EphemeralPorts()))
 	if r.conns, err = newConns(r); err != nil {
 		ns.close()

@@ -41,10 +41,6 @@ type clientPorts struct {
 	client netip.Addr
 }
 
-func newSourcePorts(most int) *sourcePorts {
-	return &sourcePorts{most: int64(most), to: map[portsKey]*portsTo{}}
-}
-
 // take takes a port for a connection of a client; nil if the client has its share.
 func (p *sourcePorts) take(proto lb.Proto, backend netip.AddrPort, client netip.Addr) *clientPorts {
 	key := portsKey{proto, backend}

@@ -27,10 +27,6 @@ type meter struct {
 	kinds    map[string]int  // of both
 }
 
-func newMeter(dial dialFunc) *meter {
-	return &meter{dial: dial, start: time.Now(), kinds: map[string]int{}}
-}
-
 // reset clears requests and dials; bytes and connections continue.
 func (m *meter) reset() {
 	m.mu.Lock()

@@ -87,7 +87,8 @@ type Client struct {
 
 // Population makes n nodes, which are not started.
 func (h *Harness) Population(ctx context.Context, c Client, n int) (*Population, error) {
-	p := &Population{Name: c.Name, h: h, meter: newMeter(h.access.config.Dial)}
+	m := &meter{dial: h.access.config.Dial, start: time.Now(), kinds: map[string]int{}}
+	p := &Population{Name: c.Name, h: h, meter: m}
 	for i := range n {
 		p.nodes = append(p.nodes, &node{name: fmt.Sprintf("hollow-%05d", i), link: newLink(p.meter), run: c.run})
 	}
