@@ -83,17 +83,15 @@ func newField(opts netlab.Options) (*field, error) {
 		return nil, err
 	}
 	f := &field{opts: opts, lab: l}
-	for _, step := range []func() error{f.partPorts, f.listen, f.lab.BaitSink, f.calibrate} {
+	// A proxy connects to backends from ports that are neither clients' (nextPort) nor NodePorts.
+	partPorts := func() error { return l.LocalPorts(netlab.Node1, 10000, 29999) }
+	for _, step := range []func() error{partPorts, f.listen, f.lab.BaitSink, f.calibrate} {
 		if err := step(); err != nil {
 			return nil, errors.Join(err, l.Close())
 		}
 	}
 	return f, nil
 }
-
-// partPorts limits the ephemeral ports of node1, for example of a proxy that connects to backends,
-// to ones that are neither reserved for clients ([field.nextPort]) nor NodePorts.
-func (f *field) partPorts() error { return f.lab.LocalPorts(netlab.Node1, 10000, 29999) }
 
 // listen starts the responders, but for the sink's.
 func (f *field) listen() error {

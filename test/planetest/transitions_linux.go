@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -141,13 +142,17 @@ func (w *walk) walk() error {
 // move moves to a state: completely or, one time in four, for some of its Services only.
 func (w *walk) move(to state) error {
 	ctx := context.Background()
-	if !to.node.Equal(w.table.Node) {
-		w.table.Node = to.node
-		if err := w.plane.SetNode(ctx, to.node); err != nil {
+	partly, node := w.rnd.IntN(4) == 0, to.node
+	if partly { // API servers of Services that stay
+		both := slices.Values(slices.Concat(node.APIServers, w.table.Node.APIServers))
+		node.APIServers = slices.Compact(slices.SortedFunc(both, netip.Addr.Compare))
+	}
+	if !node.Equal(w.table.Node) {
+		w.table.Node = node
+		if err := w.plane.SetNode(ctx, node); err != nil {
 			return fmt.Errorf("set node: %w", err)
 		}
 	}
-	partly := w.rnd.IntN(4) == 0
 	var changes []lb.Change
 	for _, name := range slices.Sorted(maps.Keys(w.at)) {
 		if _, stays := to.services[name]; !stays && !(partly && w.rnd.IntN(2) == 0) {

@@ -111,8 +111,4 @@ func (f *field) calibrate() (err error) {
 	return err
 }
 
-// nextPort returns a source port that was not used lately, so that no flow is taken for an older
-// one.
-func (f *field) nextPort() uint16 { return uint16(33000 + f.port.Add(1)%32000) }
-
 var protos = map[lb.Proto]netlab.Proto{lb.TCP: netlab.TCP, lb.UDP: netlab.UDP, lb.SCTP: netlab.SCTP}
