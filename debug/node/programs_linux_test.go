@@ -12,6 +12,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -150,6 +151,9 @@ var programs = []program{
 	{"netkit, of the pod", netkit(ebpf.AttachNetkitPeer), "BPF program of netkit on kit1, ingress: denies"},
 	{"netkit, to the pod", netkit(ebpf.AttachNetkitPrimary), "BPF program of netkit on kit1, egress: denies"},
 	{"netfilter", func(t *testing.T, _ *netlab.TestLab, _ int) (link.Link, error) {
+		if err := features.HaveProgramType(ebpf.Netfilter); err != nil {
+			return nil, err
+		}
 		return link.AttachNetfilter(link.NetfilterOptions{ProtocolFamily: unix.NFPROTO_IPV4,
 			HookNumber: unix.NF_INET_FORWARD, Priority: 7, Program: denier(t, ebpf.Netfilter, ebpf.AttachNetfilter, 0)})
 	}, "Not evaluated: BPF program of netfilter at forward, priority 7: denies"},
