@@ -128,14 +128,15 @@ func wantErrors(fd int, six, want bool) error {
 	return nil
 }
 
-// repeatSoon makes an SCTP socket repeat unanswered packets after 200 ms instead of
+// repeatSoon makes an SCTP socket repeat unanswered packets after 500 ms instead of
 // 3 s, or 1 s once it has measured. In this lab an ICMP error is often there before
 // connect returns, and then only the answer to the second packet counts; and a lost
-// chunk should not use up a caller's timeout.
+// chunk should not use up a caller's timeout. The answer to an INIT must come sooner:
+// a second answer changes the tag that conntrack expects.
 func repeatSoon(fd int) error {
 	// struct sctp_rtoinfo: association, initial, maximum, minimum; in ms, 0 = leave.
 	var info []byte
-	for _, v := range []uint32{0, 200, 0, 200} {
+	for _, v := range []uint32{0, 500, 0, 500} {
 		info = binary.NativeEndian.AppendUint32(info, v)
 	}
 	const sctpRTOInfo = 0
