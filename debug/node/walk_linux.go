@@ -250,15 +250,15 @@ func (w *walk) masqueraded(y way) []way {
 	return all
 }
 
-// send takes a packet of this node. IPVS takes its own, and looks routes up without the mark.
+// send takes a packet of this node. IPVS takes its own, and looks routes up by the address alone.
 func (w *walk) send(y way) (all []way) {
-	mark := y.Mark
+	q := y.query(y.Mark)
 	if w.fromIPVS(y) {
-		mark = 0
+		q = rtnl.Query{To: q.To}
 	}
-	r := w.lookup(y.query(mark))
+	r := w.lookup(q)
 	s := noRoute(r, y.To.Addr(), false, y.stage("route"))
-	if s.by == "" {
+	if s.by == "" && !w.fromIPVS(y) {
 		s = w.secured(xfrmOut, y, w.link(r.Out))
 	}
 	if s.by != "" {
@@ -275,7 +275,7 @@ func (w *walk) send(y way) (all []way) {
 	for _, after := range w.hook(hooks.Output, y) {
 		r := w.rerouted(y, &after, r)
 		s := noRoute(r, after.To.Addr(), false, y.stage("route"))
-		if s.by == "" && after.To != y.To {
+		if s.by == "" && (after.To != y.To || w.fromIPVS(y)) {
 			s = w.secured(xfrmOut, after, w.link(r.Out))
 			s.verdict = trace.Rejected
 		}
@@ -298,12 +298,12 @@ func (w *walk) send(y way) (all []way) {
 
 // rerouted looks the route up again if the hook changed what it depends on. The kernel does so for
 // all packets of IPVS, because their destination is not that of conntrack.
-func (w *walk) rerouted(before way, after *way, r rtnl.Route) rtnl.Route {
-	if before.To.Addr() == after.To.Addr() && before.Mark == after.Mark && (!w.fromIPVS(before) || after.Mark == 0) {
-		return r
+func (w *walk) rerouted(before way, after *way, was rtnl.Route) rtnl.Route {
+	if before.To.Addr() == after.To.Addr() && before.Mark == after.Mark && !w.fromIPVS(before) {
+		return was
 	}
-	r = w.lookup(after.query(after.Mark))
-	if r.Errno == 0 {
+	r := w.lookup(after.query(after.Mark))
+	if r.Errno == 0 && (r.Out != was.Out || r.Gateway != was.Gateway) {
 		after.note("route", "%s", routeText(r, w.link(r.Out)))
 	}
 	return r

@@ -117,7 +117,7 @@ func (p *policy) selects(y way) (yes, unsure bool) {
 // translation. device has the setting that exempts packets.
 func (w *walk) secured(direction byte, y way, device rtnl.Link) (s stop) {
 	exempt := map[bool]string{true: "disable_xfrm", false: "disable_policy"}[direction == xfrmOut]
-	if w.fromIPVS(y) || y.To.Addr().Is4() && w.either(device.Name, exempt) != 0 {
+	if y.To.Addr().Is4() && w.either(device.Name, exempt) != 0 {
 		return s
 	}
 	if direction != xfrmOut && y.Flow.State != hooks.Untracked {
