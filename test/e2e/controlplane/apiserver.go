@@ -93,7 +93,7 @@ func (c *ControlPlane) prepareAPIServer() error {
 	}
 	if c.config.Pods {
 		c.apiserverArgs = append(c.apiserverArgs, "--authorization-mode=Node,RBAC",
-			"--enable-admission-plugins=NodeRestriction")
+			"--enable-admission-plugins=NodeRestriction", "--kubelet-preferred-address-types=InternalIP")
 	} else {
 		c.apiserverArgs = append(c.apiserverArgs, "--authorization-mode=RBAC",
 			"--disable-admission-plugins=ServiceAccount")

@@ -3,9 +3,12 @@
 package pods
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -17,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/test/e2e/controlplane"
 	"kube-proxy/test/e2e/helmchart"
 	"kube-proxy/test/e2e/testbed"
 )
@@ -87,6 +91,7 @@ func TestChart(t *testing.T) {
 				t.Errorf("the proxy was restarted %d times\n%s", restarts, containerLogs())
 			}
 			reportProblems(t, pod)
+			askByPlugin(t, addr)
 		})
 		if !ok {
 			t.FailNow()
@@ -95,6 +100,33 @@ func TestChart(t *testing.T) {
 			var err error
 			traffic, err = bed.StartTraffic("pod3", addr)
 			must(t, err)
+		}
+	}
+}
+
+// askByPlugin asks the proxy in its pod, by exec through API server, kubelet and containerd (KC-01).
+func askByPlugin(t *testing.T, addr netip.AddrPort) {
+	t.Helper()
+	root, err := controlplane.Root()
+	must(t, err)
+	plugin := filepath.Join(bed.Dir, "kubectl-svcproxy")
+	build := exec.Command("go", "build", "-o", plugin, "./cmd/kubectl-svcproxy")
+	build.Dir = filepath.Join(root, "..", "..")
+	must(t, build.Run())
+	kubeconfig, err := bed.API.Kubeconfig("plugin", controlplane.AdminUser, nil)
+	must(t, err)
+	netns, err := bed.Netns(netlab.Client)
+	must(t, err)
+	for args, want := range map[string]string{"status": netlab.Node1,
+		"trace 10.1.1.13 " + addr.String() + " --node=" + netlab.Node1: "balance"} {
+		cmd := exec.Command(plugin, append(strings.Fields(args), "--kubeconfig="+kubeconfig)...)
+		var out bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &out
+		process, err := controlplane.StartProcess("kubectl-svcproxy", netns, cmd)
+		must(t, err)
+		code := process.ExitCode()
+		if !strings.Contains(out.String(), want) || strings.Contains(out.String(), "no answer") {
+			t.Errorf("kubectl svcproxy %s: exit code %d, without %q:\n%s", args, code, want, out.String())
 		}
 	}
 }
