@@ -86,14 +86,14 @@ func (i *Inspector) oddOnes() []Brief {
 			i.look(i.failingNames(), keep)
 		}
 	}
-	if begun := time.Now(); again && (!o.known || !begun.Before(o.due)) {
-		o.all = map[cluster.Name]Brief{}
-		_, _ = i.Services(keep) // keep returns no error
-		o.known, o.due = true, time.Now().Add(9*max(0, time.Since(begun)-freely))
-	} else if again {
-		now = o.marks // the answer is as of a moment ago
+	if begun := time.Now(); !again || !o.known || !begun.Before(o.due) { // else the answer is as of a moment ago
+		if again {
+			o.all = map[cluster.Name]Brief{}
+			_, _ = i.Services(keep) // keep returns no error
+			o.known, o.due = true, time.Now().Add(9*max(0, time.Since(begun)-freely))
+		}
+		o.marks = now
 	}
-	o.marks = now
 	return slices.AppendSeq(make([]Brief, 0, len(o.all)), maps.Values(o.all))
 }
 

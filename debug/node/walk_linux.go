@@ -303,8 +303,8 @@ func (w *walk) rerouted(before way, after *way, was rtnl.Route) rtnl.Route {
 		return was
 	}
 	r := w.lookup(after.query(after.Mark))
-	if r.Errno == 0 && (r.Out != was.Out || r.Gateway != was.Gateway) {
-		after.note("route", "%s", routeText(r, w.link(r.Out)))
+	if text := routeText(r, w.link(r.Out)); r.Errno == 0 && text != routeText(was, w.link(was.Out)) {
+		after.note("route", "%s", text)
 	}
 	return r
 }

@@ -47,12 +47,11 @@ type Holding interface {
 // OpenHolding opens a reader of the back end's chains, in the network namespace of the calling
 // thread. It creates no tables. With the legacy back end it reads the output of iptables-save.
 func (t *Tool) OpenHolding(ctx context.Context) (Holding, error) {
-	switch {
-	case t.Backend != Legacy:
-	case LegacyInUse(t.Family):
+	if t.Backend == Legacy {
+		if !LegacyInUse(t.Family) { // listing its tables would create them
+			return &listing{}, nil
+		}
 		return t.saved(ctx)
-	default: // listing its tables would create them
-		return &listing{}, nil
 	}
 	nf, err := kernel.OpenNetfilter()
 	if err != nil {

@@ -611,10 +611,11 @@ func (w *writer) addMembers(which func(member, mark) bool) func(context.Context)
 func (w *writer) removeMembers(ctx context.Context) error {
 	var ops []memberOp
 	for m := range w.l.touched.members {
-		if c := w.l.members[m]; c.refs > 0 || !c.has || w.failed[m] {
-			continue
-		}
-		if w.failed[m] = w.proves(m); !w.failed[m] {
+		switch c := w.l.members[m]; {
+		case c.refs > 0 || !c.has || w.failed[m]:
+		case w.proves(m):
+			w.failed[m] = true
+		default:
 			ops = append(ops, memberOp{m, mark{}, true})
 		}
 	}
