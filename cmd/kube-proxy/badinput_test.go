@@ -15,9 +15,9 @@ import (
 	"syscall"
 	"testing"
 
-	"kube-proxy/test/golden"
-
 	"golang.org/x/tools/txtar"
+
+	"kube-proxy/test/golden"
 )
 
 // Every file of testdata/badinput has one fault, and is given to the real program:

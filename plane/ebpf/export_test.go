@@ -90,8 +90,8 @@ var (
 	MountBPFFS   = mountBPFFS
 )
 
-// HasRetval is an error if programs cannot set the error of a call.
-var HasRetval = setsErrors
+// SetsErrors is an error if programs cannot set the error of a call.
+var SetsErrors = setsErrors
 
 // Reap makes a pass over the sockets.
 func (p *Plane) Reap(ctx context.Context) error { return p.kernel.reaper.pass(ctx) }

@@ -125,7 +125,7 @@ func (b *bench) bind(host string, kind int, at netip.AddrPort) (err error) {
 
 // busy is the error of bind() to a NodePort.
 func busy() unix.Errno {
-	if ebpf.HasRetval() != nil { // before Linux 5.18
+	if ebpf.SetsErrors() != nil { // before Linux 5.18
 		return unix.EPERM
 	}
 	return unix.EADDRINUSE

@@ -65,7 +65,7 @@ func TestRefusals(t *testing.T) {
 			if err := unix.Connect(fd, sockaddr(b.to("VIP:81"))); !errors.Is(err, unix.ECONNREFUSED) {
 				b.t.Errorf("%s connects to a Service without endpoints: %v", from, err)
 			}
-			if ebpf.HasRetval() != nil {
+			if ebpf.SetsErrors() != nil {
 				continue // the rules answer datagrams, and sockets notice it later or not at all
 			}
 			fd = b.socket(from, unix.SOCK_DGRAM, false)
@@ -135,7 +135,7 @@ func TestManyNamespaces(t *testing.T) {
 			})
 			return err
 		}
-		if ebpf.HasRetval() != nil {
+		if ebpf.SetsErrors() != nil {
 			b.t.Skip("before Linux 5.18 the rules refuse, and an empty namespace has no route to them")
 		}
 		const n = 60

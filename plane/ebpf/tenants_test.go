@@ -105,8 +105,8 @@ func TestAffinityAcrossSwitch(t *testing.T) {
 	})
 }
 
-// TestHandOverOnce: affinity is handed over when programs stop to serve sockets, and not again with
-// each configuration or audit: what the packet path remembers since is newer (EB-26).
+// TestHandOverOnce: affinity is handed over when programs stop serving sockets, and not again with
+// each configuration or audit, because what the packet path remembers since is newer (EB-26).
 func TestHandOverOnce(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		b.change(sticky(0))

@@ -81,7 +81,7 @@ func (cfg *Config) kernel(t *testing.T) string {
 
 // holder returns the name of the host with the address if there is no lab, "" without one.
 func (r *run) holder(a netip.Addr) string {
-	if slices.ContainsFunc(r.sc.Settings.NodeHolds, func(p netip.Prefix) bool { return p.Contains(a) }) {
+	if lb.Within(r.sc.Settings.NodeHolds, a) {
 		return netlab.Node1
 	}
 	return netlab.Owner(a)
@@ -323,7 +323,7 @@ func (r *run) nodePort(k lb.Key) *lb.BackendSet {
 // none because the primary one is not.
 func (r *run) nodePortsDiffer(s scenario.Shot, m Meeting) bool {
 	asked := func(a netip.Addr) bool {
-		return slices.ContainsFunc(r.table.Node.NodePorts, func(p netip.Prefix) bool { return p.Contains(a) })
+		return lb.Within(r.table.Node.NodePorts, a)
 	}
 	if m.By != "" {
 		return !asked(s.To.Addr())

@@ -302,7 +302,7 @@ func (r *run) otherFate(packet trace.Packet, f *fate) string {
 func (r *run) otherPass(packet trace.Packet, f *fate, fail func(string, ...any) string) string {
 	to := packet.To
 	owner := r.hasAddress(to.Addr())
-	service := slices.ContainsFunc(netlab.ServiceRanges(), func(p netip.Prefix) bool { return p.Contains(to.Addr()) })
+	service := lb.Within(netlab.ServiceRanges(), to.Addr())
 	for a := range f.answers {
 		switch {
 		case f.ping:

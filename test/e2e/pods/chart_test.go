@@ -45,7 +45,7 @@ func install(t *testing.T, old []*unstructured.Unstructured, more string) []*uns
 // programs of iptables need it. A change of values rolls out, and back, while clients continue.
 func TestChart(t *testing.T) {
 	asLeft(t, testbed.IPTables)
-	addr := web(t)
+	addr, plugin := web(t), buildPlugin(t)
 	const pods = "config: {clusterCIDR: '10.1.0.0/16,fd00:10:1::/48'"
 	steps := []struct{ name, values string }{
 		{"nftables with the binary alone", "tag: e2e-minimal}\n" + pods + ", mode: nftables}"},
@@ -91,7 +91,7 @@ func TestChart(t *testing.T) {
 				t.Errorf("the proxy was restarted %d times\n%s", restarts, containerLogs())
 			}
 			reportProblems(t, pod)
-			askByPlugin(t, addr)
+			askByPlugin(t, plugin, addr)
 		})
 		if !ok {
 			t.FailNow()
@@ -104,15 +104,22 @@ func TestChart(t *testing.T) {
 	}
 }
 
-// askByPlugin asks the proxy in its pod, by exec through API server, kubelet and containerd (KC-01).
-func askByPlugin(t *testing.T, addr netip.AddrPort) {
+// buildPlugin builds the plugin of kubectl.
+func buildPlugin(t *testing.T) (path string) {
 	t.Helper()
 	root, err := controlplane.Root()
 	must(t, err)
-	plugin := filepath.Join(bed.Dir, "kubectl-svcproxy")
-	build := exec.Command("go", "build", "-o", plugin, "./cmd/kubectl-svcproxy")
+	path = filepath.Join(bed.Dir, "kubectl-svcproxy")
+	build := exec.Command("go", "build", "-o", path, "./cmd/kubectl-svcproxy")
 	build.Dir = filepath.Join(root, "..", "..")
 	must(t, build.Run())
+	return path
+}
+
+// askByPlugin asks the proxy in its pod, by exec through API server, kubelet and containerd
+// (KC-01).
+func askByPlugin(t *testing.T, plugin string, addr netip.AddrPort) {
+	t.Helper()
 	kubeconfig, err := bed.API.Kubeconfig("plugin", controlplane.AdminUser, nil)
 	must(t, err)
 	netns, err := bed.Netns(netlab.Client)
