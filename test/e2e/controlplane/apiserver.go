@@ -24,13 +24,15 @@ const (
 	AdminUser    = "admin"
 	ProxyUser    = "system:kube-proxy"
 	StrangerUser = "stranger"
-	// KubeletUser is the kubelet of node1. It has rights only with Config.Pods.
-	KubeletUser = "system:node:node1"
 )
+
+// KubeletUser is the kubelet of node1, node2 or client. It has rights only with Config.Pods.
+func KubeletUser(node string) string { return "system:node:" + node }
 
 // tokens are the bearer tokens of the users.
 var tokens = map[string]string{AdminUser: "token-of-admin", ProxyUser: "token-of-kube-proxy",
-	StrangerUser: "token-of-a-stranger", KubeletUser: "token-of-kubelet"}
+	StrangerUser: "token-of-a-stranger", KubeletUser("node1"): "token-of-node1", KubeletUser("node2"): "token-of-node2",
+	KubeletUser("client"): "token-of-client"}
 
 // auditPolicy records each request of the proxy, with the rule that allowed it, and nothing else.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
@@ -60,11 +62,20 @@ func (c *ControlPlane) prepareAPIServer() error {
 		return err
 	}
 	tokenFile := filepath.Join(dir, "tokens.csv")
+	var users strings.Builder
+	for user, token := range tokens {
+		fmt.Fprintf(&users, "%s,%s,%s", token, user, user)
+		switch {
+		case user == AdminUser:
+			users.WriteString(",system:masters")
+		case strings.HasPrefix(user, KubeletUser("")):
+			users.WriteString(",system:nodes")
+		}
+		users.WriteByte('\n')
+	}
 	policyFile := filepath.Join(dir, "audit-policy.yaml")
 	files := map[string]string{
-		tokenFile: fmt.Sprintf("%s,%s,1,system:masters\n%s,%s,2\n%s,%s,3\n%s,%s,4,system:nodes\n",
-			tokens[AdminUser], AdminUser, tokens[ProxyUser], ProxyUser, tokens[StrangerUser], StrangerUser,
-			tokens[KubeletUser], KubeletUser),
+		tokenFile:  users.String(),
 		policyFile: auditPolicy,
 	}
 	for name, content := range files {

@@ -78,7 +78,7 @@ func TestChart(t *testing.T) {
 		}
 		ok := t.Run(step.name, func(t *testing.T) {
 			objects = install(t, objects, step.values)
-			pod := rolledOut(t, "kube-proxy")
+			pod := rolledOut(t, "kube-proxy", netlab.Node1)
 			if _, err := bed.Await(t.Context(), "pod3", addr, patience, "pod1", "pod4"); err != nil {
 				t.Fatalf("%v\n%s", err, containerLogs())
 			}
@@ -91,7 +91,7 @@ func TestChart(t *testing.T) {
 				t.Errorf("the proxy was restarted %d times\n%s", restarts, containerLogs())
 			}
 			reportProblems(t, pod)
-			askByPlugin(t, plugin, addr)
+			askByPlugin(t, plugin, addr, netlab.Node1)
 		})
 		if !ok {
 			t.FailNow()
@@ -116,26 +116,38 @@ func buildPlugin(t *testing.T) (path string) {
 	return path
 }
 
-// askByPlugin asks the proxy in its pod, by exec through API server, kubelet and containerd
-// (KC-01).
-func askByPlugin(t *testing.T, plugin string, addr netip.AddrPort) {
+// askByPlugin asks the proxies of the nodes in their pods, by exec through API server, kubelet and
+// containerd (KC-01).
+func askByPlugin(t *testing.T, plugin string, addr netip.AddrPort, nodes ...string) {
+	t.Helper()
+	questions := map[string][]string{"status": nodes}
+	for _, node := range nodes {
+		questions["trace 10.1.1.13 "+addr.String()+" --node="+node] = []string{"balance"}
+	}
+	for args, wants := range questions {
+		out := runPlugin(t, plugin, args)
+		for _, want := range wants {
+			if !strings.Contains(out, want) || strings.Contains(out, "no answer") {
+				t.Errorf("kubectl svcproxy %s: without %q:\n%s", args, want, out)
+			}
+		}
+	}
+}
+
+// runPlugin runs the plugin on the client and returns what it printed.
+func runPlugin(t *testing.T, plugin, args string) string {
 	t.Helper()
 	kubeconfig, err := bed.API.Kubeconfig("plugin", controlplane.AdminUser, nil)
 	must(t, err)
 	netns, err := bed.Netns(netlab.Client)
 	must(t, err)
-	for args, want := range map[string]string{"status": netlab.Node1,
-		"trace 10.1.1.13 " + addr.String() + " --node=" + netlab.Node1: "balance"} {
-		cmd := exec.Command(plugin, append(strings.Fields(args), "--kubeconfig="+kubeconfig)...)
-		var out bytes.Buffer
-		cmd.Stdout, cmd.Stderr = &out, &out
-		process, err := controlplane.StartProcess("kubectl-svcproxy", netns, cmd)
-		must(t, err)
-		code := process.ExitCode()
-		if !strings.Contains(out.String(), want) || strings.Contains(out.String(), "no answer") {
-			t.Errorf("kubectl svcproxy %s: exit code %d, without %q:\n%s", args, code, want, out.String())
-		}
-	}
+	cmd := exec.Command(plugin, append(strings.Fields(args), "--kubeconfig="+kubeconfig)...)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	process, err := controlplane.StartProcess("kubectl-svcproxy", netns, cmd)
+	must(t, err)
+	code := process.ExitCode()
+	return fmt.Sprintf("%s(exit code %d)", out.String(), code)
 }
 
 // refused waits until a proxy has ended with a log that names the field.
@@ -165,7 +177,7 @@ func TestChartOnLegacyIPTables(t *testing.T) {
 	addr := web(t)
 	objects := install(t, nil, "tag: e2e}\nconfig: {mode: iptables, clusterCIDR: '10.1.0.0/16,fd00:10:1::/48'}")
 	t.Cleanup(func() { remove(t, objects) })
-	pod := rolledOut(t, "kube-proxy")
+	pod := rolledOut(t, "kube-proxy", netlab.Node1)
 	if _, err := bed.Await(t.Context(), "pod3", addr, patience, "pod1", "pod4"); err != nil {
 		t.Fatalf("%v\n%s", err, containerLogs())
 	}

@@ -1,5 +1,5 @@
-// Package pods runs pods on node1 of a testbed: a real containerd with runc, and a real kubelet, in
-// the node's network namespace.
+// Package pods runs pods on nodes of a testbed: a real containerd with runc, and a real kubelet, in
+// the network namespace of each node.
 //
 //	api 172.18.0.10:6443 ── kube-apiserver, etcd, kube-controller-manager
 //	        │

@@ -64,7 +64,7 @@ func TestKubeadm(t *testing.T) {
 	must(t, err)
 	apply(t, nil, objects)
 	t.Cleanup(func() { remove(t, objects) })
-	pod := rolledOut(t, "kube-proxy")
+	pod := rolledOut(t, "kube-proxy", netlab.Node1)
 	if _, err := bed.Await(t.Context(), "pod3", addr, patience, "pod1", "pod4"); err != nil {
 		t.Fatalf("%v\n%s", err, containerLogs())
 	}

@@ -10,12 +10,11 @@ import (
 	"strings"
 	"time"
 
-	"kube-proxy/internal/netlab"
 	"kube-proxy/test/e2e/controlplane"
 	"kube-proxy/test/e2e/testbed"
 )
 
-// Node is a containerd and a kubelet in node1.
+// Node is a containerd and a kubelet on a host of the lab.
 type Node struct {
 	process *controlplane.Process // the parent of all others; they die with it
 	dir     string
@@ -49,17 +48,18 @@ until ctr --address "$DIR/containerd.sock" version >/dev/null 2>&1; do kill -0 $
 wait -n
 `
 
-// StartNode starts containerd and the kubelet and waits until containerd answers. The bed must have
-// been made for pods.
-func StartNode(ctx context.Context, bed *testbed.Bed, kubelet string, logf func(format string, args ...any)) (*Node,
-	error) {
-	n := &Node{dir: filepath.Join(bed.Dir, "node"), cgroup: fmt.Sprintf("/kube-proxy-e2e-%d", os.Getpid()), logf: logf}
+// StartNode starts containerd and the kubelet on node1, node2 or client and waits until containerd
+// answers. The bed must have been made for pods.
+func StartNode(ctx context.Context, bed *testbed.Bed, host, kubelet string, logf func(format string,
+	args ...any)) (*Node, error) {
+	n := &Node{dir: filepath.Join(bed.Dir, "node-"+host), cgroup: fmt.Sprintf("/kube-proxy-e2e-%d-%s", os.Getpid(), host),
+		logf: logf}
 	for _, folder := range []string{"", "manifests", "plugins"} {
 		if err := os.MkdirAll(filepath.Join(n.dir, folder), 0o755); err != nil {
 			return nil, err
 		}
 	}
-	kubeconfig, err := bed.API.Kubeconfig("kubelet", controlplane.KubeletUser, nil)
+	kubeconfig, err := bed.API.Kubeconfig("kubelet-"+host, controlplane.KubeletUser(host), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -69,21 +69,21 @@ func StartNode(ctx context.Context, bed *testbed.Bed, kubelet string, logf func(
 			return nil, err
 		}
 	}
-	node, err := bed.Netns(netlab.Node1)
+	netns, err := bed.Netns(host)
 	if err != nil {
 		return nil, err
 	}
 	cmd := exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "bash", "-ec",
 		machine)
 	cmd.Env = append(os.Environ(), "DIR="+n.dir, "CGROUP="+n.cgroup, "KUBELET="+kubelet, "KUBECONFIG="+kubeconfig,
-		"NODE="+netlab.Node1)
+		"NODE="+host)
 	log, err := os.Create(filepath.Join(n.dir, "machine.log"))
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
 	cmd.Stdout, cmd.Stderr = log, log
-	if n.process, err = controlplane.StartProcess("node1", node, cmd); err != nil {
+	if n.process, err = controlplane.StartProcess(host, netns, cmd); err != nil {
 		return nil, err
 	}
 	if err := n.awaitContainerd(ctx); err != nil {

@@ -36,8 +36,10 @@ const patience = 60 * time.Second
 const image = "localhost/kube-proxy"
 
 var (
-	bed  *testbed.Bed
-	node *Node
+	bed      *testbed.Bed
+	node     *Node // node1
+	programs *controlplane.PodPrograms
+	archive  string // of the image
 )
 
 func TestMain(m *testing.M) {
@@ -54,22 +56,20 @@ func run(m *testing.M) (code int, err error) {
 	logf := func(format string, args ...any) {
 		fmt.Printf("%6.1fs %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
 	}
-	programs, err := controlplane.BuildForPods(ctx, logf)
-	if err != nil {
+	if programs, err = controlplane.BuildForPods(ctx, logf); err != nil {
 		return 1, err
 	}
 	if bed, err = testbed.New(ctx, testbed.Options{Pods: true, Logf: logf}); err != nil {
 		return 1, err
 	}
 	defer func() { err = errors.Join(err, bed.Close()) }()
-	archive, err := makeImage(ctx, bed.Dir, logf)
-	if err != nil {
+	if archive, err = makeImage(ctx, bed.Dir, logf); err != nil {
 		return 1, err
 	}
 	if err := bed.API.StartControllerManager(programs.ControllerManager); err != nil {
 		return 1, err
 	}
-	if node, err = StartNode(ctx, bed, programs.Kubelet, logf); err != nil {
+	if node, err = StartNode(ctx, bed, netlab.Node1, programs.Kubelet, logf); err != nil {
 		return 1, err
 	}
 	defer func() { err = errors.Join(err, node.Close()) }()
@@ -189,15 +189,15 @@ func web(t *testing.T) netip.AddrPort {
 	return netip.AddrPortFrom(netip.MustParseAddr(service.Spec.ClusterIP), 80)
 }
 
-// rolledOut waits until the pod of the DaemonSet on node1 is of its last template, and ready.
-func rolledOut(t *testing.T, name string) *corev1.Pod {
+// rolledOut waits until the pod of the DaemonSet on the node is of its last template, and ready.
+func rolledOut(t *testing.T, name, host string) *corev1.Pod {
 	t.Helper()
 	client, last := bed.API.Client, ""
 	for deadline := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
 		set, err := client.AppsV1().DaemonSets(metav1.NamespaceSystem).Get(t.Context(), name, metav1.GetOptions{})
 		must(t, err)
 		list, err := client.CoreV1().Pods(metav1.NamespaceSystem).List(t.Context(),
-			metav1.ListOptions{FieldSelector: "spec.nodeName=" + netlab.Node1})
+			metav1.ListOptions{FieldSelector: "spec.nodeName=" + host})
 		must(t, err)
 		if len(list.Items) == 1 && set.Status.ObservedGeneration == set.Generation {
 			pod := &list.Items[0]

@@ -1,0 +1,46 @@
+//go:build pods
+
+package pods
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/test/e2e/controlplane"
+	"kube-proxy/test/e2e/testbed"
+)
+
+// On three nodes the plugin finds each proxy by its pod and merges their answers (KC-01 to KC-04).
+func TestThreeNodes(t *testing.T) {
+	asLeft(t, testbed.IPTables)
+	addr, plugin := web(t), buildPlugin(t)
+	for _, host := range []string{netlab.Node2, netlab.Client} {
+		at, _ := netlab.HostByName(host)
+		must(t, bed.API.PutNode(t.Context(), controlplane.Node(host, at.V4, "10.1.9.0/24")))
+		other, err := StartNode(t.Context(), bed, host, programs.Kubelet, t.Logf)
+		must(t, err)
+		t.Cleanup(func() {
+			must(t, other.Close())
+			must(t, bed.API.Client.CoreV1().Nodes().Delete(context.Background(), host, metav1.DeleteOptions{}))
+		})
+		must(t, other.Import(t.Context(), archive))
+	}
+	objects := install(t, nil, "tag: e2e}\nconfig: {mode: nftables, clusterCIDR: '10.1.0.0/16,fd00:10:1::/48'}")
+	t.Cleanup(func() { remove(t, objects) })
+	nodes := []string{netlab.Node1, netlab.Node2, netlab.Client}
+	for _, host := range nodes {
+		rolledOut(t, "kube-proxy", host)
+		_, err := bed.Await(t.Context(), host, addr, patience, "pod1", "pod4")
+		must(t, err)
+	}
+	askByPlugin(t, plugin, addr, nodes...)
+	for args, want := range map[string]string{"diff": "no difference", "events": "Service created", "why default/web": "ok"} {
+		if out := runPlugin(t, plugin, args); !strings.Contains(out, "3 nodes (") && args != "events" || !strings.Contains(out, want) {
+			t.Errorf("kubectl svcproxy %s: not %q on three nodes:\n%s", args, want, out)
+		}
+	}
+}
