@@ -29,10 +29,12 @@ const (
 // KubeletUser is the kubelet of node1, node2 or client. It has rights only with Config.Pods.
 func KubeletUser(node string) string { return "system:node:" + node }
 
-// tokens are the bearer tokens of the users.
-var tokens = map[string]string{AdminUser: "token-of-admin", ProxyUser: "token-of-kube-proxy",
-	StrangerUser: "token-of-a-stranger", KubeletUser("node1"): "token-of-node1", KubeletUser("node2"): "token-of-node2",
-	KubeletUser("client"): "token-of-client"}
+// groups has the users of the API server, each with a group besides.
+var groups = map[string]string{AdminUser: "system:masters", ProxyUser: "none", StrangerUser: "none",
+	KubeletUser("node1"): "system:nodes", KubeletUser("node2"): "system:nodes", KubeletUser("client"): "system:nodes"}
+
+// token is the bearer token of a user.
+func token(user string) string { return "token-of-" + user }
 
 // auditPolicy records each request of the proxy, with the rule that allowed it, and nothing else.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
@@ -63,15 +65,8 @@ func (c *ControlPlane) prepareAPIServer() error {
 	}
 	tokenFile := filepath.Join(dir, "tokens.csv")
 	var users strings.Builder
-	for user, token := range tokens {
-		fmt.Fprintf(&users, "%s,%s,%s", token, user, user)
-		switch {
-		case user == AdminUser:
-			users.WriteString(",system:masters")
-		case strings.HasPrefix(user, KubeletUser("")):
-			users.WriteString(",system:nodes")
-		}
-		users.WriteByte('\n')
+	for user, group := range groups {
+		fmt.Fprintf(&users, "%s,%s,%s,%s\n", token(user), user, user, group)
 	}
 	policyFile := filepath.Join(dir, "audit-policy.yaml")
 	files := map[string]string{
@@ -85,18 +80,14 @@ func (c *ControlPlane) prepareAPIServer() error {
 	}
 	c.apiserverArgs = []string{
 		"--etcd-servers=http://127.0.0.1:" + strconv.Itoa(c.etcdPort),
-		"--bind-address=" + c.config.bindAddress().String(),
-		"--advertise-address=" + c.config.Addr.String(),
+		"--bind-address=" + c.config.bindAddress().String(), "--advertise-address=" + c.config.Addr.String(),
 		"--secure-port=" + strconv.Itoa(c.securePort),
-		"--tls-cert-file=" + certFile,
-		"--tls-private-key-file=" + keyFile,
+		"--tls-cert-file=" + certFile, "--tls-private-key-file=" + keyFile,
 		"--token-auth-file=" + tokenFile,
 		"--service-account-issuer=https://kubernetes.default.svc",
-		"--service-account-signing-key-file=" + saKey,
-		"--service-account-key-file=" + saPublic,
+		"--service-account-signing-key-file=" + saKey, "--service-account-key-file=" + saPublic,
 		"--service-cluster-ip-range=" + ServiceRange4 + "," + ServiceRange6,
-		"--audit-policy-file=" + policyFile,
-		"--audit-log-path=" + c.AuditLog(),
+		"--audit-policy-file=" + policyFile, "--audit-log-path=" + c.AuditLog(),
 		"--allow-privileged=true", // as clusters do; for docs/examples/daemonset.yaml
 		// Without this, a server that is stopped holds its watches open until the request timeout,
 		// a minute.

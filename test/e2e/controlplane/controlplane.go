@@ -143,7 +143,7 @@ func (c *ControlPlane) URL() string {
 func (c *ControlPlane) RESTConfig(user string) *rest.Config {
 	return &rest.Config{
 		Host:            c.URL(),
-		BearerToken:     tokens[user],
+		BearerToken:     token(user),
 		TLSClientConfig: rest.TLSClientConfig{CAData: c.ca.pem},
 		ContentConfig:   rest.ContentConfig{ContentType: "application/vnd.kubernetes.protobuf"},
 		QPS:             -1,

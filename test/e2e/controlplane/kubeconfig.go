@@ -13,7 +13,7 @@ import (
 func (c *ControlPlane) Kubeconfig(name, user string, edit func(*api.Config)) (string, error) {
 	config := api.NewConfig()
 	config.Clusters["e2e"] = &api.Cluster{Server: c.URL(), CertificateAuthorityData: c.ca.pem}
-	config.AuthInfos["e2e"] = &api.AuthInfo{Token: tokens[user]}
+	config.AuthInfos["e2e"] = &api.AuthInfo{Token: token(user)}
 	config.Contexts["e2e"] = &api.Context{Cluster: "e2e", AuthInfo: "e2e"}
 	config.CurrentContext = "e2e"
 	if edit != nil {

@@ -52,8 +52,7 @@ wait -n
 // answers. The bed must have been made for pods.
 func StartNode(ctx context.Context, bed *testbed.Bed, host, kubelet string, logf func(format string,
 	args ...any)) (*Node, error) {
-	n := &Node{dir: filepath.Join(bed.Dir, "node-"+host), cgroup: fmt.Sprintf("/kube-proxy-e2e-%d-%s", os.Getpid(), host),
-		logf: logf}
+	n := &Node{dir: filepath.Join(bed.Dir, host), cgroup: fmt.Sprintf("/e2e-%d-%s", os.Getpid(), host), logf: logf}
 	for _, folder := range []string{"", "manifests", "plugins"} {
 		if err := os.MkdirAll(filepath.Join(n.dir, folder), 0o755); err != nil {
 			return nil, err
@@ -73,8 +72,7 @@ func StartNode(ctx context.Context, bed *testbed.Bed, host, kubelet string, logf
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "bash", "-ec",
-		machine)
+	cmd := exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "bash", "-ec", machine)
 	cmd.Env = append(os.Environ(), "DIR="+n.dir, "CGROUP="+n.cgroup, "KUBELET="+kubelet, "KUBECONFIG="+kubeconfig,
 		"NODE="+host)
 	log, err := os.Create(filepath.Join(n.dir, "machine.log"))
