@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -281,10 +280,18 @@ func (d *device) list(ctx context.Context) (ours []netip.Addr, err error) {
 			}
 		}
 	}
-	if !maps.EqualFunc(before, d.others, func(_, _ []int32) bool { return true }) {
-		d.place = true
-	}
+	d.place = d.place || lacks(before, d.others) || lacks(d.others, before)
 	return ours, nil
+}
+
+// lacks reports whether some has no entry of an address of all, link-local ones aside.
+func lacks(some, all map[netip.Addr][]int32) bool {
+	for a := range all {
+		if _, ok := some[a]; !ok && !linkLocal(a) {
+			return true
+		}
+	}
+	return false
 }
 
 // Place returns the addresses of other devices. It queries the kernel only on the first call, and
