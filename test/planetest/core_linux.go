@@ -16,7 +16,7 @@ import (
 // addresses, ports, numbers and names.
 func Core(t *testing.T, cfg Config, forms func(lb.Family, *lb.Table) ([]string, error)) {
 	all := append(load(t, cfg.Dir), generated(t)...)
-	core, _, err := cfg.core(all)
+	core, err := cfg.core(all)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,21 +54,14 @@ func missingForms(all, core []*scenario.Scenario, f lb.Family, forms func(lb.Fam
 	return len(found), missing, nil
 }
 
-// core returns the scenarios in Config.Core, and the names of the others.
-func (c Config) core(all []*scenario.Scenario) (core []*scenario.Scenario, others []string, err error) {
-	for _, sc := range all {
-		if slices.Contains(c.Core, sc.Name) {
-			core = append(core, sc)
-		} else {
-			others = append(others, sc.Name)
-		}
-	}
+// core returns the scenarios in Config.Core.
+func (c Config) core(all []*scenario.Scenario) (core []*scenario.Scenario, err error) {
+	core = slices.DeleteFunc(slices.Clone(all), func(sc *scenario.Scenario) bool { return !slices.Contains(c.Core, sc.Name) })
 	if len(core) != len(c.Core) {
-		return nil, nil, fmt.Errorf("Config.Core of %s has %d names, and %d scenarios have one of them", c.Mode,
+		return nil, fmt.Errorf("Config.Core of %s has %d names, and %d scenarios have one of them", c.Mode,
 			len(c.Core), len(core))
 	}
-	slices.Sort(others)
-	return core, others, nil
+	return core, nil
 }
 
 // formsOf adds the forms of all states of a scenario.
