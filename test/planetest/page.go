@@ -48,7 +48,7 @@ func (p *page) line(format string, args ...any) { fmt.Fprintf(&p.b, format+"\n",
 
 // when describes which runs prove what.
 func (p *page) when(release *Release) {
-	p.line("CI runs all scenarios on its own kernel, and on the others each mode's core scenarios, which have every " +
+	p.line("CI runs all scenarios on its own kernel, and on 5.10 each mode's core scenarios, which have every " +
 		"form of rule.")
 	p.line("`make release-check` runs all on all kernels.")
 	if release == nil {

@@ -14,7 +14,7 @@ import (
 	"kube-proxy/test/e2e/testbed"
 )
 
-// On three nodes the plugin finds each proxy by its pod and merges their answers (KC-01 to KC-04).
+// On three nodes the plugin finds each proxy by its pod and merges their answers (KC-01, KC-02).
 func TestThreeNodes(t *testing.T) {
 	asLeft(t, testbed.IPTables)
 	addr, plugin := web(t), buildPlugin(t)
