@@ -16,6 +16,7 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
+	"kube-proxy/test/cputest"
 	"kube-proxy/test/golden"
 	"kube-proxy/test/planetest"
 	"kube-proxy/test/scenario"
@@ -204,22 +205,14 @@ func TestRenderGoldens(t *testing.T) {
 	}
 }
 
-// The text and the time to write it grow in proportion to the table.
+// The processor time to write the text grows in proportion to the table.
 func TestRenderManyServices(t *testing.T) {
-	took := func(n int) time.Duration {
+	of := func(n int) func() {
 		table := planetest.World{Family: lb.IPv4}.Table(n, 10)
-		best := time.Hour
-		for range 3 {
-			begin := time.Now()
-			render(t, lb.IPv4, table)
-			best = min(best, time.Since(begin))
-		}
-		return best
+		return func() { render(t, lb.IPv4, table) }
 	}
-	few, many := took(1_000), took(10_000)
-	t.Logf("1,000 services take %s, 10,000 %s", few, many)
-	if many > 50*few {
-		t.Errorf("ten times as many services take %d times as long", many/few)
+	if ratio := cputest.Ratio(of(1_000), of(10_000)); ratio > 50 {
+		t.Errorf("ten times as many services cost %.0f times as much", ratio)
 	}
 }
 
