@@ -56,7 +56,9 @@ func missingForms(all, core []*scenario.Scenario, f lb.Family, forms func(lb.Fam
 
 // core returns the scenarios in Config.Core.
 func (c Config) core(all []*scenario.Scenario) (core []*scenario.Scenario, err error) {
-	core = slices.DeleteFunc(slices.Clone(all), func(sc *scenario.Scenario) bool { return !slices.Contains(c.Core, sc.Name) })
+	core = slices.DeleteFunc(slices.Clone(all), func(sc *scenario.Scenario) bool {
+		return !slices.Contains(c.Core, sc.Name)
+	})
 	if len(core) != len(c.Core) {
 		return nil, fmt.Errorf("Config.Core of %s has %d names, and %d scenarios have one of them", c.Mode,
 			len(c.Core), len(core))

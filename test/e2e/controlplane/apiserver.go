@@ -69,10 +69,7 @@ func (c *ControlPlane) prepareAPIServer() error {
 		fmt.Fprintf(&users, "%s,%s,%s,%s\n", token(user), user, user, group)
 	}
 	policyFile := filepath.Join(dir, "audit-policy.yaml")
-	files := map[string]string{
-		tokenFile:  users.String(),
-		policyFile: auditPolicy,
-	}
+	files := map[string]string{tokenFile: users.String(), policyFile: auditPolicy}
 	for name, content := range files {
 		if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
 			return fmt.Errorf("write file of the API server: %w", err)

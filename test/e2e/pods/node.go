@@ -72,7 +72,8 @@ func StartNode(ctx context.Context, bed *testbed.Bed, host, kubelet string, logf
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "bash", "-ec", machine)
+	cmd := exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "bash", "-ec",
+		machine)
 	cmd.Env = append(os.Environ(), "DIR="+n.dir, "CGROUP="+n.cgroup, "KUBELET="+kubelet, "KUBECONFIG="+kubeconfig,
 		"NODE="+host)
 	log, err := os.Create(filepath.Join(n.dir, "machine.log"))
