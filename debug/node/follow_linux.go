@@ -180,7 +180,7 @@ func (w *walk) atHooks() {
 	family := map[bool]uint32{false: unix.NFPROTO_IPV4, true: unix.NFPROTO_IPV6}[w.q.Packet.To.Addr().Is6()]
 	all, err := kernel.BPFAtHooks(family)
 	if err != nil {
-		w.doubt("BPF programs of netfilter: cannot be listed: %v", err)
+		w.warn("Not evaluated: BPF programs of netfilter, which cannot be listed: %v.", err)
 	}
 	for _, p := range all {
 		w.warn("Not evaluated: BPF program of netfilter at %s, priority %d: %s (of this or another network namespace).",

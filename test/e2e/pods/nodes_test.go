@@ -14,7 +14,8 @@ import (
 	"kube-proxy/test/e2e/testbed"
 )
 
-// On three nodes the plugin finds each proxy by its pod and merges their answers (KC-01, KC-02).
+// On three nodes the plugin finds each proxy by its pod and merges their answers (KC-01, KC-02). With
+// the capability BPF, trace and why see BPF programs too, and leave nothing open.
 func TestThreeNodes(t *testing.T) {
 	asLeft(t, testbed.IPTables)
 	addr, plugin := web(t), buildPlugin(t)
@@ -29,7 +30,8 @@ func TestThreeNodes(t *testing.T) {
 		})
 		must(t, other.Import(t.Context(), archive))
 	}
-	objects := install(t, nil, "tag: e2e}\nconfig: {mode: nftables, clusterCIDR: '10.1.0.0/16,fd00:10:1::/48'}")
+	objects := install(t, nil, "tag: e2e}\nextraCapabilities: [BPF]\n"+
+		"config: {mode: nftables, clusterCIDR: '10.1.0.0/16,fd00:10:1::/48'}")
 	t.Cleanup(func() { remove(t, objects) })
 	nodes := []string{netlab.Node1, netlab.Node2, netlab.Client}
 	for _, host := range nodes {
@@ -39,7 +41,7 @@ func TestThreeNodes(t *testing.T) {
 	}
 	askByPlugin(t, plugin, addr, nodes...)
 	for args, wants := range map[string][]string{"diff": {"3 nodes (", "no difference"},
-		"why default/web": {"3 nodes (", "ok"}, "events": {"Service created"}} {
+		"why default/web": {"3 nodes (", "nothing on this node stops its packets"}, "events": {"Service created"}} {
 		out := runPlugin(t, plugin, args)
 		for _, want := range wants {
 			if !strings.Contains(out, want) {
