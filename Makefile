@@ -106,9 +106,9 @@ test-monitoring: deps ## alerts and dashboard by Debian's promtool and Prometheu
 image-lock: ## pin the packages of Debian in the image to their present versions
 	@$(call tool,image) lock $(MIRRORS)
 
-# The API server mostly waits while unit tests and the VM compute.
-test: deps check ## all that this machine can prove: format, vet, staticcheck, real-kernel tests, a real API server, IPVS in a VM
-	@$(MAKE) --no-print-directory -j3 --output-sync=target unit e2e vm
+# The unit tests keep two processors busy, and wait for packets: beside them an API server and a VM make all slower. These wait more.
+test: deps check unit ## all that this machine can prove: format, vet, staticcheck, real-kernel tests, a real API server, IPVS in a VM
+	@$(MAKE) --no-print-directory -j2 --output-sync=target e2e vm
 
 check: deps build-windows ## gofmt, go vet, staticcheck, limits of size, plain English; for Windows build and go vet
 	@test/size
