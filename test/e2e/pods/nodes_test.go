@@ -14,8 +14,8 @@ import (
 	"kube-proxy/test/e2e/testbed"
 )
 
-// On three nodes the plugin finds each proxy by its pod and merges their answers (KC-01, KC-02). With
-// the capability BPF, trace and why see BPF programs too, and leave nothing open.
+// On three nodes the plugin finds each proxy by its pod and merges their answers (KC-01, KC-02).
+// With the capability BPF, trace and why see BPF programs too, and leave nothing open.
 func TestThreeNodes(t *testing.T) {
 	asLeft(t, testbed.IPTables)
 	addr, plugin := web(t), buildPlugin(t)
