@@ -9,7 +9,8 @@ COMMIT   = $(shell git describe --always --dirty --abbrev=12 2>/dev/null || echo
 # Tests that walk at random take the walks of the commit, here as in CI (test/seedtest); `go test` alone takes others.
 export KUBE_PROXY_SEED ?= $(shell printf %d 0x$$(git rev-parse --short=12 HEAD 2>/dev/null || echo 1))
 # Builds, tests and vet share what one of them compiled, in every clone.
-export GOFLAGS += -trimpath
+override GOFLAGS := $(shell go env GOFLAGS) $(GOFLAGS) -trimpath
+export GOFLAGS
 # The oldest that the project supports, and what Debian 12 and 13 have.
 KERNELS  ?= 5.10 6.1 6.12
 FUZZTIME ?= 30s
@@ -107,7 +108,8 @@ image-lock: ## pin the packages of Debian in the image to their present versions
 	@$(call tool,image) lock $(MIRRORS)
 
 # The unit tests keep two processors busy, and wait for packets: beside them an API server and a VM make all slower. These wait more.
-test: deps check unit ## all that this machine can prove: format, vet, staticcheck, real-kernel tests, a real API server, IPVS in a VM
+test: deps check ## all that this machine can prove: format, vet, staticcheck, real-kernel tests, a real API server, IPVS in a VM
+	@$(MAKE) unit
 	@$(MAKE) --no-print-directory -j2 --output-sync=target e2e vm
 
 check: deps build-windows ## gofmt, go vet, staticcheck, limits of size, plain English; for Windows build and go vet

@@ -83,16 +83,20 @@ func inTheWay(ctx context.Context, q *queries, d *inspect.Detail, said string) e
 	if err := q.client.Get(ctx, "trace", url.Values{"from": {"node"}, "to": {said}}, a); err != nil || a.Rest == nil {
 		return nil // without the check no message is printed
 	}
+	said = lb.Printable(said)
 	switch {
 	case a.Rest.Harmful():
-		fmt.Fprintf(q.out, "\n%s  see kube-proxy trace node %s\n", a.Rest.Lead(), lb.Printable(said))
+		fmt.Fprintf(q.out, "\n%s  see kube-proxy trace node %s\n", a.Rest.Lead(), said)
 		return exitCode(ExitFound)
 	case a.Rest.Verdict == trace.Delivered:
 		fmt.Fprintf(q.out, "\nnothing on this node stops its packets to %s; "+
-			"for a pod: kube-proxy trace pod/NAMESPACE/NAME %s\n", lb.Printable(a.Packet.To), lb.Printable(said))
+			"for a pod: kube-proxy trace pod/NAMESPACE/NAME %s\n", lb.Printable(a.Packet.To), said)
+		for _, w := range a.Rest.Warnings {
+			fmt.Fprintf(q.out, "warning: %s\n", lb.Printable(w))
+		}
 	case a.Rest.Verdict == trace.Undecided:
 		fmt.Fprintf(q.out, "\nthe path on this node could not be evaluated completely: "+
-			"kube-proxy trace node %s\n", lb.Printable(said))
+			"kube-proxy trace node %s\n", said)
 	}
 	return nil
 }

@@ -159,7 +159,7 @@ func BPFAttached(target, typ uint32) (all []BPFProgram, err error) {
 	case unix.EINVAL, unix.ENOENT, unix.ENOSYS, unix.EOPNOTSUPP:
 		return nil, nil
 	default:
-		return nil, fmt.Errorf("CAP_BPF and CAP_NET_ADMIN allow it: %w", errno)
+		return nil, fmt.Errorf("query BPF programs, which needs CAP_BPF and CAP_NET_ADMIN: %w", errno)
 	}
 	for _, id := range ids[:min(q.count, maxAttached)] {
 		name, err := bpfName(id)

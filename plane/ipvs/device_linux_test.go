@@ -301,12 +301,16 @@ func TestDeviceOthersWrite(t *testing.T) {
 func TestDeviceListIsAhead(t *testing.T) {
 	b := newDeviceBench(t, lb.IPv6)
 	b.begin()
+	const global, local = "2001:db8:113::9", "fe80::9"
 	for _, c := range []struct {
+		typ  uint16
 		addr string
 		news bool
-	}{{"fe80::9", false}, {"2001:db8:113::9", true}} {
+	}{{unix.RTM_NEWADDR, local, false}, {unix.RTM_NEWADDR, global, true}, {unix.RTM_DELADDR, local, false},
+		{unix.RTM_DELADDR, global, true}} {
+		b.News()
 		b.mu.Lock() // so the notification waits
-		b.foreign(unix.RTM_NEWADDR, b.other.Attrs().Index, netip.MustParseAddr(c.addr), 128)
+		b.foreign(c.typ, b.other.Attrs().Index, netip.MustParseAddr(c.addr), 128)
 		_, err := b.list(t.Context())
 		place := b.place
 		b.mu.Unlock()

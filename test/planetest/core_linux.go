@@ -60,8 +60,7 @@ func (c Config) core(all []*scenario.Scenario) (core []*scenario.Scenario, err e
 		return !slices.Contains(c.Core, sc.Name)
 	})
 	if len(core) != len(c.Core) {
-		return nil, fmt.Errorf("Config.Core of %s has %d names, and %d scenarios have one of them", c.Mode,
-			len(c.Core), len(core))
+		return nil, fmt.Errorf("Config.Core of %s has %d names, %d of scenarios", c.Mode, len(c.Core), len(core))
 	}
 	return core, nil
 }

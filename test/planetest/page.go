@@ -48,8 +48,8 @@ func (p *page) line(format string, args ...any) { fmt.Fprintf(&p.b, format+"\n",
 
 // when describes which runs prove what.
 func (p *page) when(release *Release) {
-	p.line("CI runs all scenarios on its own kernel, and on 5.10 each mode's core scenarios, which have every " +
-		"form of rule.")
+	p.line("CI runs all scenarios on its own kernel, and on 5.10 the core scenarios of modes nftables, iptables, " +
+		"ipvs and userspace, which have every form of rule.")
 	p.line("`make release-check` runs all on all kernels.")
 	if release == nil {
 		p.line("It has not passed yet.")

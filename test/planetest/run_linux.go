@@ -123,12 +123,11 @@ func Run(t *testing.T, cfg Config) {
 		results: Results{Mode: cfg.Mode, Kernel: cfg.kernel(t), Model: cfg.Model != nil},
 	}
 	if os.Getenv("PLANETEST_CORE") != "" && cfg.Core != nil {
-		core, err := cfg.core(all)
-		if err != nil {
+		var err error
+		if all, err = cfg.core(all); err != nil {
 			t.Fatal(err)
 		}
-		t.Logf("%s: %d of %d scenarios (PLANETEST_CORE)", cfg.Mode, len(core), len(all))
-		all = core
+		t.Logf("%s: %d of %d scenarios (PLANETEST_CORE)", cfg.Mode, len(all), s.all)
 	}
 	t.Run("scenarios", func(t *testing.T) {
 		for _, sc := range all {

@@ -63,12 +63,11 @@ func (c *ControlPlane) prepareAPIServer() error {
 	if err != nil {
 		return err
 	}
-	tokenFile := filepath.Join(dir, "tokens.csv")
 	var users strings.Builder
 	for user, group := range groups {
 		fmt.Fprintf(&users, "%s,%s,%s,%s\n", token(user), user, user, group)
 	}
-	policyFile := filepath.Join(dir, "audit-policy.yaml")
+	tokenFile, policyFile := filepath.Join(dir, "tokens.csv"), filepath.Join(dir, "audit-policy.yaml")
 	files := map[string]string{tokenFile: users.String(), policyFile: auditPolicy}
 	for name, content := range files {
 		if err := os.WriteFile(name, []byte(content), 0o600); err != nil {

@@ -3,7 +3,7 @@
 //
 //	api 172.18.0.10:6443 ── kube-apiserver, etcd, kube-controller-manager
 //	        │
-//	node1 ──┴── a separate mount and process namespace
+//	node1 ──┴── a separate mount and process namespace (in TestThreeNodes node2 and client have one too)
 //	              containerd ── runc ── pods in the network of node1
 //	              kubelet
 //

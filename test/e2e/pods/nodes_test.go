@@ -21,13 +21,18 @@ func TestThreeNodes(t *testing.T) {
 	addr, plugin := web(t), buildPlugin(t)
 	for _, host := range []string{netlab.Node2, netlab.Client} {
 		at, _ := netlab.HostByName(host)
-		must(t, bed.API.PutNode(t.Context(), controlplane.Node(host, at.V4, "10.1.9.0/24")))
+		object := controlplane.Node(host, at.V4, map[string]string{
+			netlab.Node2: netlab.Node2Pods4.String(), netlab.Client: "10.1.9.0/24"}[host])
+		must(t, bed.API.PutNode(t.Context(), object))
+		t.Cleanup(func() {
+			must(t, bed.API.Client.CoreV1().Nodes().Delete(context.Background(), host, metav1.DeleteOptions{}))
+			if host == netlab.Node2 { // the bed's, without the labels of a kubelet
+				must(t, bed.API.PutNode(context.Background(), object))
+			}
+		})
 		other, err := StartNode(t.Context(), bed, host, programs.Kubelet, t.Logf)
 		must(t, err)
-		t.Cleanup(func() {
-			must(t, other.Close())
-			must(t, bed.API.Client.CoreV1().Nodes().Delete(context.Background(), host, metav1.DeleteOptions{}))
-		})
+		t.Cleanup(func() { must(t, other.Close()) })
 		must(t, other.Import(t.Context(), archive))
 	}
 	objects := install(t, nil, "tag: e2e}\nextraCapabilities: [BPF]\n"+
@@ -40,6 +45,12 @@ func TestThreeNodes(t *testing.T) {
 		must(t, err)
 	}
 	askByPlugin(t, plugin, addr, nodes...)
+	for _, host := range nodes {
+		out := runPlugin(t, plugin, "trace 10.1.1.13 "+addr.String()+" --node="+host)
+		if strings.Contains(out, "NOT DECIDED") {
+			t.Errorf("trace on %s:\n%s", host, out)
+		}
+	}
 	for args, wants := range map[string][]string{"diff": {"3 nodes (", "no difference"},
 		"why default/web": {"3 nodes (", "nothing on this node stops its packets"}, "events": {"Service created"}} {
 		out := runPlugin(t, plugin, args)

@@ -210,7 +210,7 @@ func rolledOut(t *testing.T, name, host string) *corev1.Pod {
 			last = fmt.Sprintf("%d pods, status %+v", len(list.Items), set.Status)
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("the DaemonSet does not roll out: %s\n%s\n%s", last, containerLogs(), node.Log())
+			t.Fatalf("no rollout on %s: %s\nnode1:\n%s\n%s", host, last, containerLogs(), node.Log())
 		}
 	}
 }
