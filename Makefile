@@ -9,7 +9,7 @@ COMMIT   = $(shell git describe --always --dirty --abbrev=12 2>/dev/null || echo
 # Tests that walk at random take the walks of the commit, here as in CI (test/seedtest); `go test` alone takes others.
 export KUBE_PROXY_SEED ?= $(shell printf %d 0x$$(git rev-parse --short=12 HEAD 2>/dev/null || echo 1))
 # Builds, tests and vet share what one of them compiled, in every clone.
-override GOFLAGS := $(shell go env GOFLAGS) $(GOFLAGS) -trimpath
+override GOFLAGS := $(or $(GOFLAGS),$(shell go env GOFLAGS)) -trimpath
 export GOFLAGS
 # The oldest that the project supports, and what Debian 12 and 13 have.
 KERNELS  ?= 5.10 6.1 6.12
