@@ -247,11 +247,7 @@ func exchanges(to netip.AddrPort, samples []time.Duration, data []byte) error {
 			}
 			rest = rest[max(n, 0):]
 		}
-		_, err := unix.Read(fd, buf[:])
-		for err == unix.EINTR {
-			_, err = unix.Read(fd, buf[:])
-		}
-		if err != nil {
+		if _, _, err := receive(fd, buf[:]); err != nil {
 			return err
 		}
 		samples[i] = time.Since(start)
@@ -272,7 +268,7 @@ func echoes(to netip.AddrPort, samples []time.Duration) error {
 		if err := unix.Sendto(fd, buf[:], 0, sockaddr(to)); err != nil {
 			return err
 		}
-		_, from, err := unix.Recvfrom(fd, buf[:], 0)
+		_, from, err := receive(fd, buf[:])
 		if err != nil {
 			return err
 		}

@@ -106,7 +106,7 @@ func TestFastOpen(t *testing.T) {
 		b.noRules()
 		fd := b.socket("pod3", unix.SOCK_STREAM, false)
 		b.must(unix.Sendto(fd, []byte("hello\n"), unix.MSG_FASTOPEN, sockaddr(b.to("VIP:80"))))
-		if _, err := unix.Read(fd, make([]byte, 1500)); err != nil {
+		if _, _, err := receive(fd, make([]byte, 1500)); err != nil {
 			b.t.Error(err)
 		}
 		if got := peer(b.t, fd); got != b.to("VIP:80") {

@@ -221,11 +221,21 @@ func asks(fd int, to netip.AddrPort) (from netip.AddrPort, reply string, err err
 		return from, "", fmt.Errorf("send to %s: %w", to, err)
 	}
 	buf := make([]byte, 1500)
-	n, sa, err := unix.Recvfrom(fd, buf, 0)
+	n, sa, err := receive(fd, buf)
 	if err != nil {
 		return from, "", fmt.Errorf("receive from %s: %w", to, err)
 	}
 	return addrPort(sa), string(buf[:n]), nil
+}
+
+// receive waits for what a socket receives. Signals of Go's scheduler interrupt a socket with a time
+// limit.
+func receive(fd int, buf []byte) (n int, from unix.Sockaddr, err error) {
+	for {
+		if n, from, err = unix.Recvfrom(fd, buf, 0); err != unix.EINTR {
+			return n, from, err
+		}
+	}
 }
 
 // peer returns what getpeername says.

@@ -59,7 +59,7 @@ func (b *bench) ask(fd int) error {
 	if _, err := unix.Write(fd, []byte("hello\n")); err != nil {
 		return err
 	}
-	_, err := unix.Read(fd, make([]byte, 1500))
+	_, _, err := receive(fd, make([]byte, 1500))
 	return err
 }
 

@@ -188,6 +188,9 @@ func listenRaw(t *testing.T, lab *netlab.TestLab, who string) func() bool {
 		b := make([]byte, 2000)
 		for {
 			n, _, err := unix.Recvfrom(fd, b, 0)
+			if err == unix.EINTR { // by a signal of Go's scheduler
+				continue
+			}
 			if err != nil {
 				return false
 			}
