@@ -228,8 +228,8 @@ func asks(fd int, to netip.AddrPort) (from netip.AddrPort, reply string, err err
 	return addrPort(sa), string(buf[:n]), nil
 }
 
-// receive waits for what a socket receives. Signals of Go's scheduler interrupt a socket with a time
-// limit.
+// receive waits for what a socket receives. Signals of Go's scheduler interrupt a socket that has a
+// time limit.
 func receive(fd int, buf []byte) (n int, from unix.Sockaddr, err error) {
 	for {
 		if n, from, err = unix.Recvfrom(fd, buf, 0); err != unix.EINTR {

@@ -268,7 +268,11 @@ func TestDeviceOthersWrite(t *testing.T) {
 		b.has(all[:3]...)
 		b.must(netlink.LinkSetDown(link)) // which removes its IPv6 addresses
 		if b.family == lb.IPv6 {
-			b.await(true, false)
+			b.foreign(unix.RTM_NEWADDR, b.other.Attrs().Index, all[3], all[3].BitLen())
+			b.noted(all[3], b.other.Attrs().Index, true) // and so all earlier notifications have arrived
+			b.await(true, true)
+			b.foreign(unix.RTM_DELADDR, b.other.Attrs().Index, all[3], all[3].BitLen())
+			b.await(false, true)
 			b.has()
 			b.must(b.Add(ctx, all[:3], nil))
 		}
