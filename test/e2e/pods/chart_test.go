@@ -91,7 +91,8 @@ func TestChart(t *testing.T) {
 				t.Errorf("the proxy was restarted %d times\n%s", restarts, containerLogs())
 			}
 			reportProblems(t, pod)
-			askByPlugin(t, plugin, addr, netlab.Node1)
+			askByPlugin(t, plugin, map[string][]string{
+				"status": {netlab.Node1}, traceOn(netlab.Node1, addr): {"balance"}})
 		})
 		if !ok {
 			t.FailNow()
@@ -116,22 +117,23 @@ func buildPlugin(t *testing.T) (path string) {
 	return path
 }
 
-// askByPlugin asks the proxies of the nodes in their pods, by exec through API server, kubelet and
-// containerd (KC-01).
-func askByPlugin(t *testing.T, plugin string, addr netip.AddrPort, nodes ...string) {
+// askByPlugin asks the proxies in their pods, by exec through API server, kubelet and containerd
+// (KC-01). wants has the texts that each answer must have, by the command's arguments.
+func askByPlugin(t *testing.T, plugin string, wants map[string][]string) {
 	t.Helper()
-	questions := map[string][]string{"status": nodes}
-	for _, node := range nodes {
-		questions["trace 10.1.1.13 "+addr.String()+" --node="+node] = []string{"balance"}
-	}
-	for args, wants := range questions {
+	for args, texts := range wants {
 		out := runPlugin(t, plugin, args)
-		for _, want := range wants {
+		for _, want := range texts {
 			if !strings.Contains(out, want) || strings.Contains(out, "no answer") {
 				t.Errorf("kubectl svcproxy %s: without %q:\n%s", args, want, out)
 			}
 		}
 	}
+}
+
+// traceOn is the plugin's trace from a pod of the first node, asked on a node.
+func traceOn(node string, to netip.AddrPort) (args string) {
+	return "trace 10.1.1.13 " + to.String() + " --node=" + node
 }
 
 // runPlugin runs the plugin on the client and returns what it printed.
