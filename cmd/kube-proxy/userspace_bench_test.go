@@ -327,21 +327,19 @@ func benchKilled(b *testing.B) {
 	b.ReportMetric(took[len(took)*99/100], "p99-ms")
 }
 
-// maxConnections is how many connections the program may have open, with the limit of descriptors
-// that it inherits.
-func maxConnections(b *testing.B) int {
+// descriptors is how many the program may have open. It inherits the limit.
+func descriptors(b *testing.B) int {
 	var limit unix.Rlimit
 	do(b, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	limit.Cur = limit.Max
 	do(b, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
-	// a family of the program may have half of the descriptors, one listener four fifths of that
-	return min(10_000, int(limit.Max)/6)
+	return int(limit.Max)
 }
 
 // benchTCPMemory measures the additional memory of the program while many connections are open that
 // have all been used.
 func benchTCPMemory(b *testing.B) {
-	most := maxConnections(b)
+	most := min(10_000, descriptors(b)/6) // two each; a family has half, one listener four fifths of that
 	n, p, _ := benchLab(b, []string{"pod4", "pod5"})
 	open := func(count int) (conns []net.Conn) {
 		err := n.Do("pod3", func() error {
@@ -382,7 +380,8 @@ func benchTCPMemory(b *testing.B) {
 // benchUDPMemory measures the additional memory of the program while many UDP sessions are open.
 // Their clients are unassigned addresses.
 func benchUDPMemory(b *testing.B) {
-	const sessions, backends = 100_000, 100 // one backend has as many sessions as there are sockets
+	const backends = 100
+	sessions := min(5_000, descriptors(b)/10) // a namespace has four fifths of an eighth
 	n, p, _ := benchLab(b, []string{"pod4"}, "--udp-timeout=10m")
 	many := labService{name: "many", ip: "10.96.0.13"}
 	for i := range uint16(backends) {
@@ -394,8 +393,8 @@ func benchUDPMemory(b *testing.B) {
 	n.service(many)
 	to := netip.MustParseAddrPort("10.96.0.13:80")
 	until(b, func() string {
-		do(b, n.strangers(to, 0, 1000))
-		if open := p.metric("kubeproxy_userspace_udp_sessions"); open < 990 {
+		do(b, n.strangers(to, 0, 100))
+		if open := p.metric("kubeproxy_userspace_udp_sessions"); open < 99 {
 			return fmt.Sprintf("%v sessions are open", open)
 		}
 		return ""
@@ -404,8 +403,8 @@ func benchUDPMemory(b *testing.B) {
 		files, before := p.files(), p.resident()
 		var open float64
 		until(b, func() string { // lost datagrams are sent again
-			do(b, n.strangers(to, 1000, sessions-1000))
-			if open = p.metric("kubeproxy_userspace_udp_sessions"); open < 0.98*sessions {
+			do(b, n.strangers(to, 100, sessions-100))
+			if open = p.metric("kubeproxy_userspace_udp_sessions"); open < 0.98*float64(sessions) {
 				return fmt.Sprintf("%v sessions are open", open)
 			}
 			return ""
@@ -485,7 +484,7 @@ func BenchmarkUserspaceChange(b *testing.B) {
 			netlab.EnterForTest(b)
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
-			maxConnections(b)
+			descriptors(b)
 			p, err := m.New(mode.Settings{Family: lb.IPv4, MasqueradeBit: 14})
 			do(b, err)
 			defer p.Close()
