@@ -62,10 +62,9 @@ func command(modes mode.List, out, errOut io.Writer, commandLine []string) *cobr
 }
 
 // gcPercent is GOGC after the lists have arrived, unless the environment sets another. The proxy
-// then holds much and allocates little, so less headroom than usual costs little time: with 100,000
-// Services it saves a sixth of the resident memory. While the lists arrive the reverse holds
-// (docs/scale.md).
-const gcPercent, gcPercentListing = 35, 70
+// then holds much and allocates little, so little headroom costs little time. While the lists
+// arrive the reverse holds (docs/scale.md).
+const gcPercent, gcPercentListing = 25, 70
 
 func setGC(percent int) {
 	if os.Getenv("GOGC") == "" {
