@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -17,6 +18,7 @@ import (
 	"kube-proxy/mode"
 	"kube-proxy/plane/all"
 	"kube-proxy/plane/ebpf"
+	leftovers "kube-proxy/plane/ipvs"
 	"kube-proxy/plane/userspace/redirect"
 	"kube-proxy/test/planetest"
 )
@@ -27,9 +29,50 @@ import (
 func TestTakeOverEBPF(t *testing.T) {
 	needsRoot(t)
 	needs(t, "iptables-nft", "ip6tables-nft", "nft")
+	modes := []otherMode{
+		{now{mode: "nftables"}, func() { start(t, bothFamilies, openNFTables) }},
+		{now{mode: "iptables", backends: same(xtables.NFT)}, func() { start(t, bothFamilies, openIPTables(xtables.NFT)) }},
+		{now{mode: "userspace"}, func() {
+			for _, f := range bothFamilies {
+				p := startUserspace(t, f, func(c redirect.Config) (redirect.Redirector, error) { return redirect.NewNFTables(c) })
+				t.Cleanup(func() { p.Close() })
+			}
+		}},
+	}
+	if legacyWorks() {
+		modes = append(modes, otherMode{now{mode: "iptables", backends: same(xtables.Legacy)},
+			func() { start(t, bothFamilies, openIPTables(xtables.Legacy)) }})
+	}
+	takeOverEBPF(t, modes)
+}
+
+// The same with mode ipvs.
+func TestIPVSTakeOverEBPF(t *testing.T) {
+	needsIPVS(t)
+	backends := map[lb.Family]xtables.Backend{} // which the mode chooses
+	m := leftovers.ModeIn(backends)
+	takeOverEBPF(t, []otherMode{{now{mode: "ipvs", backends: backends, drain: time.Minute}, func() {
+		setSysctls(t)
+		start(t, bothFamilies, func(f lb.Family) (opened, error) {
+			s := mode.Settings{Family: f, MasqueradeBit: 14}
+			must(t, m.Able(s))
+			return m.New(s)
+		})
+	}}})
+}
+
+var bothFamilies = []lb.Family{lb.IPv4, lb.IPv6}
+
+// otherMode is a mode that a node changes to from mode ebpf, and back.
+type otherMode struct {
+	now   now
+	start func()
+}
+
+func takeOverEBPF(t *testing.T, modes []otherMode) {
+	t.Helper()
 	lab := netlab.ForTest(t, netlab.Options{Cgroup: true})
 	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
-	families := []lb.Family{lb.IPv4, lb.IPv6}
 	opts := &ebpf.Options{}
 	opts.EBPF.SocketLB, opts.EBPF.StaleSockets = "all", "none"
 	opts.EBPF.Cgroup, opts.EBPF.BPFFS = lab.Cgroup(netlab.Node1), t.TempDir()
@@ -40,14 +83,8 @@ func TestTakeOverEBPF(t *testing.T) {
 		m, _ := modes.Find("ebpf")
 		return m.New(mode.Settings{Family: f, Blocks: blocks})
 	}
-	openUserspace := func(f lb.Family) {
-		p := startUserspace(t, f, func(c redirect.Config) (redirect.Redirector, error) {
-			return redirect.NewNFTables(c)
-		})
-		t.Cleanup(func() { p.Close() })
-	}
 	var ways []netlab.Way
-	for _, f := range families {
+	for _, f := range bothFamilies {
 		_, vip, nodePort := planetest.Shop(f)
 		for _, w := range []netlab.Way{{From: "pod3", To: vip}, {From: "node1", To: vip}, {From: "node1", To: nodePort},
 			{From: "client", To: nodePort}} {
@@ -59,7 +96,7 @@ func TestTakeOverEBPF(t *testing.T) {
 		t.Helper()
 		var removed string
 		lab.On("node1", func() {
-			now.families, now.blocks = families, blocks
+			now.families, now.blocks = bothFamilies, blocks
 			r, err := now.others(t.Context())
 			if err != nil || len(r.Left) > 0 {
 				t.Errorf("%s: %+v, %v", now.mode, r, err)
@@ -68,28 +105,21 @@ func TestTakeOverEBPF(t *testing.T) {
 		})
 		return removed
 	}
-	lab.On("node1", func() { start(t, families, openNFTables) })
+	lab.On("node1", func() { start(t, bothFamilies, openNFTables) })
 	traffic := lab.Traffic(ways...)
 	defer traffic.Stop()
-	for _, other := range []struct {
-		now   now
-		start func()
-	}{
-		{now{mode: "nftables"}, func() { start(t, families, openNFTables) }},
-		{now{mode: "iptables", backends: same(xtables.NFT)}, func() { start(t, families, openIPTables(xtables.NFT)) }},
-		{now{mode: "userspace"}, func() {
-			for _, f := range families {
-				openUserspace(f)
-			}
-		}},
-	} {
-		lab.On("node1", func() { start(t, families, openEBPF) })
+	toEBPF := func() {
+		t.Helper()
+		lab.On("node1", func() { start(t, bothFamilies, openEBPF) })
 		traffic.More() // both are in force
-		others(now{mode: "ebpf"})
+		others(now{mode: "ebpf", drain: 5 * time.Second})
 		traffic.More()
 		if pins, _ := filepath.Glob(opts.EBPF.BPFFS + "/kube-proxy/*/*/*/link_connect6"); len(pins) != 2 {
 			t.Fatalf("pinned links of connect6: %v", pins)
 		}
+	}
+	for _, other := range modes {
+		toEBPF()
 		lab.On("node1", other.start)
 		traffic.More()
 		if r := others(other.now); !strings.Contains(r, "eBPF programs and tables of IPv4") {
@@ -100,4 +130,5 @@ func TestTakeOverEBPF(t *testing.T) {
 			t.Errorf("%s left %v", other.now.mode, left)
 		}
 	}
+	toEBPF()
 }

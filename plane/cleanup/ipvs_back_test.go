@@ -12,7 +12,6 @@ import (
 	"github.com/moby/ipvs"
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
@@ -100,12 +99,7 @@ func TestIPVSTakeBack(t *testing.T) {
 	}
 	ours := func() {
 		t.Helper()
-		for _, s := range []string{"net.ipv4.vs.conntrack", "net.ipv4.vs.expire_nodest_conn",
-			"net.ipv4.vs.expire_quiescent_template"} {
-			if _, err := kernel.SetSysctl(s, "1"); err != nil {
-				t.Error(err)
-			}
-		}
+		setSysctls(t)
 		m := leftovers.Mode()
 		must(t, m.Able(mode.Settings{Family: lb.IPv4}))
 		p, err := m.New(mode.Settings{Family: lb.IPv4, MasqueradeBit: 14})

@@ -47,6 +47,17 @@ func openIPVS(t *testing.T) *ipvs.Handle {
 	return h
 }
 
+// setSysctls sets those that the process sets in mode ipvs.
+func setSysctls(t *testing.T) {
+	t.Helper()
+	for _, s := range []string{"net.ipv4.vs.conntrack", "net.ipv4.vs.expire_nodest_conn",
+		"net.ipv4.vs.expire_quiescent_template"} {
+		if _, err := kernel.SetSysctl(s, "1"); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // virtual creates a virtual server, such as "tcp 10.96.0.10:80" or "fwmark 7".
 func virtual(t *testing.T, h *ipvs.Handle, what string) *ipvs.Service {
 	t.Helper()
@@ -169,12 +180,7 @@ func shopInIPVS(t *testing.T) (lab *netlab.TestLab, tab *lb.Table, vip netip.Add
 	tab, vip, _ = planetest.Shop(lb.IPv4)
 	lab.On("node1", func() {
 		oursIPVS(t)
-		for _, s := range []string{"net.ipv4.vs.conntrack", "net.ipv4.vs.expire_nodest_conn",
-			"net.ipv4.vs.expire_quiescent_template"} {
-			if _, err := kernel.SetSysctl(s, "1"); err != nil {
-				t.Error(err)
-			}
-		}
+		setSysctls(t)
 		h := openIPVS(t)
 		s := virtual(t, h, "tcp "+vip.String())
 		for f := range tab.Get(lb.Key{Addr: vip.Addr(), Port: 80, Proto: lb.TCP}).Routes[0].To.Backends.All() {
