@@ -109,10 +109,7 @@ func (c *Addresses) noticed(u unicast, present bool) {
 	// Listeners of NodePorts follow the machine's own addresses. A stale address of ours may be
 	// removed meanwhile; audits find those of other programs.
 	if wanted && !present || !wanted && present && !ours && !u.addr.IsLinkLocalUnicast() && !u.addr.IsLoopback() {
-		select {
-		case c.drift <- struct{}{}:
-		default:
-		}
+		wake(c.drift)
 	}
 }
 

@@ -83,13 +83,11 @@ func oursOfIPTables(table, name string) bool {
 // of a tree; a change writes the chains on the path to it. Ports and addresses without Service are
 // untouched, as in mode iptables (SV-62, SV-63).
 type IPTables struct {
+	*byRules
 	cfg    Config
 	keep   *xtables.Manager
 	tracer *xtwalk.Tracer
-	addrs  *addressWatch
-	drift  chan struct{}
 
-	unguarded error // see Unguarded
 	node      lb.Node
 	address   netip.Addr
 	leads     map[lb.Key]Entry
@@ -100,14 +98,14 @@ type IPTables struct {
 // NewIPTables finds the programs, on a thread in the network namespace of the node. It changes
 // nothing. Errors wrap plane.ErrUnsupported without a usable iptables.
 func NewIPTables(cfg Config) (*IPTables, error) {
-	c := &IPTables{cfg: cfg, drift: make(chan struct{}, 1)}
+	c := &IPTables{cfg: cfg}
 	var err error
 	if c.keep, err = xtables.NewManager(layoutOf(cfg)); err != nil {
 		return nil, err
 	}
 	c.tracer = xtwalk.New(c.keep.Tool)
-	c.unguarded = c.keep.Have([]string{"socket"}, nil)
-	if c.addrs, err = watchAddresses(rule.IPOf(cfg.Family).Proto, c.drift); err != nil {
+	unguarded := c.keep.Have([]string{"socket"}, nil)
+	if c.byRules, err = watchAddresses(rule.IPOf(cfg.Family).Proto, unguarded); err != nil {
 		c.keep.Close()
 		return nil, err
 	}
@@ -117,17 +115,11 @@ func NewIPTables(cfg Config) (*IPTables, error) {
 // Name is part of [Redirector].
 func (c *IPTables) Name() string { return "iptables" }
 
-// Unguarded is part of [Redirector].
-func (c *IPTables) Unguarded() error { return c.unguarded }
-
-// Drift is part of [Redirector]. It reports addresses of the node; audits find changed rules.
-func (c *IPTables) Drift() <-chan struct{} { return c.drift }
-
 // ChangedBy is part of plane.Witness.
 func (c *IPTables) ChangedBy() string { return c.keep.ChangedBy() }
 
 // Close is part of [Redirector].
-func (c *IPTables) Close() error { return errors.Join(c.keep.Close(), c.addrs.close()) }
+func (c *IPTables) Close() error { return errors.Join(c.keep.Close(), c.close()) }
 
 // Rules.
 
@@ -355,7 +347,7 @@ func listenersOf(l Entry) (all []lb.Key) {
 // process, and omits the others: one of them may be the cause, such as one of SCTP on a kernel
 // without SCTP.
 func (c *IPTables) Reset(ctx context.Context, n lb.Node, want []Entry) (later []lb.Key, err error) {
-	address, err := c.addrs.choose(ctx, n.NodePorts)
+	address, err := c.choose(ctx, n.NodePorts)
 	if err != nil {
 		return nil, err
 	}
@@ -425,7 +417,7 @@ func (c *IPTables) Apply(ctx context.Context, set []Entry, remove []lb.Key) erro
 
 // SetNode is part of [Redirector]. Nearly every rule may depend on the node.
 func (c *IPTables) SetNode(ctx context.Context, n lb.Node) error {
-	address, err := c.addrs.choose(ctx, n.NodePorts)
+	address, err := c.choose(ctx, n.NodePorts)
 	if err != nil {
 		return err
 	}

@@ -10,17 +10,17 @@ import (
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
+	"kube-proxy/plane/internal/diff"
 	"kube-proxy/plane/internal/ranges"
 )
 
 // ruleset renders the chains for one family and node. It is pure, and independent of frontends.
 type ruleset struct {
 	rule.IP
-	sets      [setCount]wire.Set
-	mark      uint32
-	localhost bool
-	sockets   bool // rules may match the sockets of packets (nft_socket)
-	node      lb.Node
+	sets    [setCount]wire.Set
+	cfg     Config
+	sockets bool // rules may match the sockets of packets (nft_socket)
+	node    lb.Node
 }
 
 func (r *ruleset) transaction(table string) *wire.Transaction {
@@ -28,6 +28,14 @@ func (r *ruleset) transaction(table string) *wire.Transaction {
 }
 
 func (r *ruleset) set(i setIndex) *wire.Set { return &r.sets[i] }
+
+// noRecords returns the records of empty sets.
+func (r *ruleset) noRecords() (all [setCount]diff.Records) {
+	for i := range all {
+		all[i].Size = r.sets[i].RecordLen()
+	}
+	return all
+}
 
 // chains are all chains of the table.
 //
@@ -168,12 +176,12 @@ func (r *ruleset) sources() rule.Chain {
 }
 
 // marked matches the proxy's own packets; nothing if they have no mark.
-func (r *ruleset) marked() rule.Statement { return rule.NotZero(rule.PacketMark.And(r.mark)) }
+func (r *ruleset) marked() rule.Statement { return rule.NotZero(rule.PacketMark.And(r.cfg.Mark)) }
 
 // hereFor are the matches for packets to addresses of the node that answer NodePorts.
 func (r *ruleset) hereFor(p netip.Prefix) []rule.Statement {
 	here := []rule.Statement{r.InPrefix(r.Destination(), p), rule.DestinationIsLocal}
-	if !r.localhost || r.Family == lb.IPv6 { // else 127.0.0.1 answers too
+	if !r.cfg.LocalhostNodePorts || r.Family == lb.IPv6 { // else 127.0.0.1 answers too
 		here = slices.Insert(here, 1, r.NotLoopback(r.Destination()))
 	}
 	return here

@@ -2,6 +2,7 @@ package redirect
 
 import (
 	"encoding/binary"
+
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
@@ -63,6 +64,12 @@ func schema(ip rule.IP) (all [setCount]wire.Set) {
 	all[sNodeAddresses] = wire.Set{Name: "node-addresses", Key: wire.Fields{wire.VersionField},
 		Data: wire.Fields{ip.Addr}, Comment: "where the proxy is reached"}
 	return all
+}
+
+// parseKey reads the frontend's key from a record of a set; that of a NodePort has no address.
+func parseKey(d *wire.Set, rec []byte) lb.Key {
+	const protocolAndPort = 8
+	return wire.ParseKey(rec, d.KeyLen()-protocolAndPort)
 }
 
 func appendPortData(b []byte, p uint16) []byte { return binary.BigEndian.AppendUint16(b, p) }

@@ -90,6 +90,14 @@ type Redirector interface {
 	Close() error
 }
 
+// wake gives a channel its value.
+func wake(signal chan<- struct{}) {
+	select {
+	case signal <- struct{}{}:
+	default:
+	}
+}
+
 // AtAddresses is a Redirector without packet filter (Windows). Each service address has a listener
 // of its own, which applies sources and routes. The caller binds NodePorts at the addresses of the
 // node.
