@@ -69,9 +69,8 @@ func layoutOf(cfg Config) xtables.Layout {
 func oursOfIPTables(table, name string) bool {
 	switch table {
 	case "nat":
-		return slices.ContainsFunc([]string{portals, portalsHost, nodePorts, "KUBE-NODEPORT-HOST"},
-			func(c string) bool { return c == name }) ||
-			strings.HasPrefix(name, "KUBE-PORTALS-") || strings.HasPrefix(name, "KUBE-NODEPORT-C-")
+		return name == nodePorts || name == "KUBE-NODEPORT-HOST" || strings.HasPrefix(name, "KUBE-PORTALS-") ||
+			strings.HasPrefix(name, "KUBE-NODEPORT-C-")
 	case "filter":
 		return name == guard || name == refusedPorts || strings.HasPrefix(name, "KUBE-NODEPORT-L-") ||
 			strings.HasPrefix(name, "KUBE-PORTALS-") || strings.HasPrefix(name, "KUBE-NODEPORT-N-")
@@ -91,7 +90,7 @@ type IPTables struct {
 	node      lb.Node
 	address   netip.Addr
 	leads     map[lb.Key]Entry
-	listeners map[lb.Key]int // number of entries that use the port of a listener
+	listeners map[lb.Key]int // number of routes that use the port of a listener, a key without an address
 	lists     map[string]int // number of entries that use a list, by its chain
 }
 
@@ -121,11 +120,9 @@ func (c *IPTables) ChangedBy() string { return c.keep.ChangedBy() }
 // Close is part of [Redirector].
 func (c *IPTables) Close() error { return errors.Join(c.keep.Close(), c.close()) }
 
-// Rules.
-
-// source is a match of a kind of source: the parts before -d and at the end of the rule. Each way
-// to recognise pods has one.
-type source struct{ before, after string }
+// source is a match of a kind of source: the parts before and after -d, and at the end of the rule.
+// Each way to recognise pods has one.
+type source struct{ before, in, after string }
 
 func (c *IPTables) sources(f lb.From) []source {
 	switch d := c.node.Pods; {
@@ -134,29 +131,30 @@ func (c *IPTables) sources(f lb.From) []source {
 	case f == lb.Host:
 		return []source{{after: "-m addrtype --src-type LOCAL "}}
 	case d.Interface != "":
-		return []source{{after: "-i " + d.Interface + " "}}
+		return []source{{in: "-i " + d.Interface + " "}}
 	case d.InterfacePrefix != "":
-		return []source{{after: "-i " + d.InterfacePrefix + "+ "}}
+		return []source{{in: "-i " + d.InterfacePrefix + "+ "}}
 	default:
 		var all []source
 		for _, p := range d.Prefixes {
-			s := source{}
-			if p.Bits() > 0 {
-				s.before = "-s " + p.String() + " "
-			}
-			all = append(all, s)
+			all = append(all, source{before: matchSource(p)})
 		}
 		return all
 	}
 }
 
+// matchSource matches packets from a prefix.
+func matchSource(p netip.Prefix) string {
+	if p.Bits() == 0 {
+		return ""
+	}
+	return "-s " + p.String() + " "
+}
+
 // match is a rule's match of a source and a key, in the order in which iptables-save prints it.
 func match(s source, k lb.Key) string {
 	dst, ports := xtables.MatchKey(k)
-	if iface, is := strings.CutPrefix(s.after, "-i "); is {
-		return dst + "-i " + iface + ports
-	}
-	return s.before + dst + ports + s.after
+	return s.before + dst + s.in + ports + s.after
 }
 
 // lead returns the rules of an entry in nat and in filter.
@@ -165,38 +163,34 @@ func (c *IPTables) lead(l Entry) (nat, filter []string) {
 		to := match(source{}, l.Key) + "-j " + listChain(l.Sources)
 		nat, filter = append(nat, to), append(filter, to)
 	}
-	refuses := false
 	for _, r := range l.Routes {
 		for _, s := range c.sources(r.From) {
 			m := match(s, l.Key)
 			switch {
-			case r.Port != 0 && l.Key.IsNodePort() || !c.address.IsValid():
+			case r.Port != 0 && (l.Key.IsNodePort() || !c.address.IsValid()):
 				nat = append(nat, m+fmt.Sprintf("-j DNAT --to-destination :%d", r.Port))
 			case r.Port != 0:
 				nat = append(nat, m+"-j DNAT --to-destination "+netip.AddrPortFrom(c.address, r.Port).String())
 			case r.Do == lb.Drop:
-				nat, filter, refuses = append(nat, m+"-j ACCEPT"), append(filter, m+"-j DROP"), true
+				nat, filter = append(nat, m+"-j ACCEPT"), append(filter, m+"-j DROP")
 			default:
-				nat, filter, refuses = append(nat, m+"-j ACCEPT"), append(filter, c.reject(m, l.Key.Proto)...), true
+				nat, filter = append(nat, m+"-j ACCEPT"), append(filter, c.reject(m, l.Key.Proto))
 			}
 		}
-	}
-	if !refuses && len(l.Sources) == 0 {
-		filter = nil
 	}
 	return nat, filter
 }
 
 // reject refuses packets as a port without listener does.
-func (c *IPTables) reject(match string, p lb.Proto) []string {
+func (c *IPTables) reject(match string, p lb.Proto) string {
 	with := "icmp-port-unreachable"
-	if c.cfg.Family == lb.IPv6 {
+	switch {
+	case p == lb.TCP:
+		with = "tcp-reset"
+	case c.cfg.Family == lb.IPv6:
 		with = "icmp6-port-unreachable"
 	}
-	if p == lb.TCP {
-		with = "tcp-reset"
-	}
-	return []string{match + "-j REJECT --reject-with " + with}
+	return match + "-j REJECT --reject-with " + with
 }
 
 // listChain names the chain of a list of sources, which entries with the same list share.
@@ -208,11 +202,7 @@ func listChain(sources []netip.Prefix) string {
 // list returns the chain of a list, in nat and in filter. It returns packets of these sources.
 func list(sources []netip.Prefix) (nat, filter []string) {
 	for _, p := range sources {
-		s := ""
-		if p.Bits() > 0 {
-			s = "-s " + p.String() + " "
-		}
-		nat = append(nat, s+"-j RETURN")
+		nat = append(nat, matchSource(p)+"-j RETURN")
 	}
 	return append(slices.Clone(nat), "-j ACCEPT"), append(slices.Clone(nat), "-j DROP")
 }
@@ -299,13 +289,17 @@ func (c *rowsChange) rules(k lb.Key, nat, filter []string) {
 
 // share counts an entry as one more or one less user of its listeners and its list of sources.
 func (c *rowsChange) share(l Entry, by int) {
-	for _, k := range listenersOf(l) {
+	for _, r := range l.Routes {
+		if r.Port == 0 {
+			continue
+		}
+		k := lb.Key{Port: r.Port, Proto: l.Key.Proto}
 		switch n := count(c.log, c.listeners, k, by); {
 		case n == 0:
 			c.Entries[inGuard][k] = nil
 		case n == by: // the first
 			_, ports := xtables.MatchKey(k)
-			c.Entries[inGuard][k] = c.reject(ports, k.Proto)
+			c.Entries[inGuard][k] = []string{c.reject(ports, k.Proto)}
 		}
 	}
 	if len(l.Sources) > 0 {
@@ -330,18 +324,6 @@ func count[K comparable](log *rollback.Log, users map[K]int, k K, by int) int {
 	}
 	return n
 }
-
-// listenersOf returns the ports of an entry, as keys without an address.
-func listenersOf(l Entry) (all []lb.Key) {
-	for _, r := range l.Routes {
-		if r.Port != 0 {
-			all = append(all, lb.Key{Port: r.Port, Proto: l.Key.Proto})
-		}
-	}
-	return all
-}
-
-// Verbs.
 
 // Reset is part of [Redirector]. If iptables refuses it, Reset writes the entries of the previous
 // process, and omits the others: one of them may be the cause, such as one of SCTP on a kernel
@@ -381,8 +363,7 @@ func (c *IPTables) Reset(ctx context.Context, n lb.Node, want []Entry) (later []
 }
 
 func (c *IPTables) reset(ctx context.Context, want []Entry) error {
-	rows := c.rowsOf(slices.Values(want))
-	return c.keep.Reset(ctx, c.frames(), rows)
+	return c.keep.Reset(ctx, c.frames(), c.rowsOf(slices.Values(want)))
 }
 
 // rowsOf replaces all entries by these, and returns their rules and chains.
@@ -444,18 +425,12 @@ func (c *IPTables) Audit(ctx context.Context, full bool) (int, error) {
 	return c.keep.Audit(ctx, full)
 }
 
-// Known is part of [Redirector].
+// Known is part of [Redirector]. It omits refusals.
 func (c *IPTables) Known(ctx context.Context) ([]Entry, error) {
 	rules, err := c.keep.Rules(ctx)
 	if err != nil {
 		return nil, err
 	}
-	leads := leadsIn(rules)
-	return slices.SortedFunc(maps.Values(leads), func(a, b Entry) int { return a.Key.Compare(b.Key) }), nil
-}
-
-// leadsIn returns the entries of rules, without refusals.
-func leadsIn(rules []xtables.ChainRule) map[lb.Key]Entry {
 	leads := map[lb.Key]Entry{}
 	for _, r := range rules {
 		if r.Table != "nat" {
@@ -471,7 +446,7 @@ func leadsIn(rules []xtables.ChainRule) map[lb.Key]Entry {
 			leads[k] = l
 		}
 	}
-	return leads
+	return slices.SortedFunc(maps.Values(leads), func(a, b Entry) int { return a.Key.Compare(b.Key) }), nil
 }
 
 // parseLead parses a rule that redirects a key to a port.

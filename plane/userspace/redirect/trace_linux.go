@@ -116,6 +116,5 @@ func (c *IPTables) TracePacket(ctx context.Context, p trace.Packet) (trace.Kerne
 func (c *IPTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Entry],
 	each func(trace.Difference) bool) error {
 	want := &IPTables{byRules: c.byRules, cfg: c.cfg, node: n, address: c.current()}
-	rows := want.rowsOf(leads)
-	return c.keep.Differences(ctx, want.frames(), rows, mode.NewReporter(ctx, each))
+	return c.keep.Differences(ctx, want.frames(), want.rowsOf(leads), mode.NewReporter(ctx, each))
 }
