@@ -69,7 +69,7 @@ func (p *Plane) listenerOf(t testing.TB, service string, proto lb.Proto, scope l
 func ask(b relay.Balancer, n int) map[netip.AddrPort]bool {
 	got := map[netip.AddrPort]bool{}
 	for i := range n {
-		a, _ := b.Pick(relay.Client{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{172, 18, 1, byte(i)}), 1)}, nil)
+		a := b.Pick(relay.Client{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{172, 18, 1, byte(i)}), 1)}, nil)
 		got[a] = true
 	}
 	return got

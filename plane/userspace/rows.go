@@ -108,7 +108,7 @@ func (s *service) keep() {
 
 // chooser is a relay.Balancer without Serves: it chooses among the backends of one set or frontend.
 type chooser interface {
-	Pick(c relay.Client, tried []netip.AddrPort) (netip.AddrPort, relay.Answer)
+	Pick(c relay.Client, tried []netip.AddrPort) netip.AddrPort
 	Dialled(c relay.Client, backend netip.AddrPort, err error)
 }
 
@@ -120,12 +120,12 @@ type leading struct {
 
 // Pick is part of [relay.Balancer]. It counts a client's first endpoint, whether that answers or
 // not, as the modes of the kernel do.
-func (l leading) Pick(c relay.Client, tried []netip.AddrPort) (netip.AddrPort, relay.Answer) {
-	to, answer := l.chooser.Pick(c, tried)
-	if answer == relay.Forward && len(tried) == 0 && !c.Again && l.of.counter != nil {
+func (l leading) Pick(c relay.Client, tried []netip.AddrPort) netip.AddrPort {
+	to := l.chooser.Pick(c, tried)
+	if to.IsValid() && len(tried) == 0 && !c.Again && l.of.counter != nil {
 		l.of.counter.led.Add(1)
 	}
-	return to, answer
+	return to
 }
 
 // Serves is part of [relay.Balancer]. A backend serves in any set of the service port, or drains.

@@ -35,10 +35,10 @@ func (b *Balance) Frontend(f *lb.Frontend, o *Origins) *Frontend {
 }
 
 // Pick is part of [relay.Balancer].
-func (r *Frontend) Pick(c relay.Client, tried []netip.AddrPort) (netip.AddrPort, relay.Answer) {
+func (r *Frontend) Pick(c relay.Client, tried []netip.AddrPort) netip.AddrPort {
 	to := r.to(c.Addr.Addr().Unmap())
 	if to.do != lb.Balance || to.set == nil { // a socket cannot drop a client that it has accepted
-		return netip.AddrPort{}, relay.Refuse
+		return netip.AddrPort{}
 	}
 	if c.Addr.Addr() == c.Local.Addr() { // the node asks itself, and at each of its addresses is another client
 		c.Addr = netip.AddrPort{}

@@ -123,16 +123,16 @@ func among(stay, come []*member) []*member {
 }
 
 // Pick is part of [relay.Balancer].
-func (s *Set) Pick(c relay.Client, tried []netip.AddrPort) (netip.AddrPort, relay.Answer) {
+func (s *Set) Pick(c relay.Client, tried []netip.AddrPort) netip.AddrPort {
 	now := time.Now()
 	m, full := s.pick(c.Addr.Addr().Unmap().WithZone(""), tried, now)
 	if full {
 		s.b.makeRoom(s, now)
 	}
 	if m == nil {
-		return netip.AddrPort{}, relay.Refuse
+		return netip.AddrPort{}
 	}
-	return m.addr, relay.Forward
+	return m.addr
 }
 
 // pick chooses for a client; full: there was no place for it.

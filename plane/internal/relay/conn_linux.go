@@ -121,8 +121,8 @@ func (l *loop) register(c *conn, end int32) error {
 func (l *loop) attempt(c *conn) {
 	d, count := c.dial, l.counters(c.from)
 	for d.hops != 1 && len(d.tried) < maxAttempts && time.Now().Before(d.until) {
-		to, answer := c.from.owner.pick(d.client, d.tried)
-		if answer != Forward {
+		to := c.from.owner.balancer().Pick(d.client, d.tried)
+		if !to.IsValid() {
 			break
 		}
 		if len(d.tried) == 1 {
@@ -196,7 +196,7 @@ func (l *loop) failed(c *conn, err error) {
 	d.tried = append(d.tried, c.to)
 	l.counters(c.from).dialsFailed.Add(1)
 	if errors.Is(err, unix.ECONNREFUSED) || d.hops == 0 || d.hops > fewHops {
-		c.from.owner.dialled(d.client, c.to, err)
+		c.from.owner.balancer().Dialled(d.client, c.to, err)
 	}
 }
 
@@ -218,7 +218,7 @@ func (l *loop) reached(c *conn) {
 	d.timer.disarm()
 	c.dial, c.ends[backend].writable, c.active, c.served = nil, true, l.elapsed(), l.elapsed()
 	l.watchLimits()
-	c.from.owner.dialled(d.client, c.to, nil)
+	c.from.owner.balancer().Dialled(d.client, c.to, nil)
 }
 
 // connected handles an event of the socket of an attempt.

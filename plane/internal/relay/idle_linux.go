@@ -38,7 +38,7 @@ func (l *loop) endPastLimits() {
 		if c == nil || c.dial != nil {
 			continue
 		}
-		if grace > 0 && c.from.owner.serves(c.to) {
+		if grace > 0 && c.from.owner.balancer().Serves(c.to) {
 			c.served = now
 		}
 		if idle > 0 && now-c.active >= idle && c.from.proto == lb.TCP || grace > 0 && now-c.served >= grace {

@@ -152,7 +152,7 @@ func (c *portableConn) outlive(grace time.Duration) {
 			return
 		case <-tick.C:
 		}
-		if c.from.owner.serves(c.backend) {
+		if c.from.owner.balancer().Serves(c.backend) {
 			served = time.Now()
 		}
 	}
@@ -211,8 +211,8 @@ func (c *portableConn) dial() bool {
 	var tried []netip.AddrPort
 	for until := time.Now().Add(cfg.DialTotal); len(tried) < maxAttempts && c.ctx.Err() == nil &&
 		time.Now().Before(until); {
-		backend, answer := c.from.owner.pick(who, tried)
-		if answer != Forward {
+		backend := c.from.owner.balancer().Pick(who, tried)
+		if !backend.IsValid() {
 			break
 		}
 		if len(tried) == 1 {
@@ -221,7 +221,7 @@ func (c *portableConn) dial() bool {
 		err := c.attempt(backend)
 		// a refusal has another error: this came after the handshake
 		if reset := errors.Is(err, syscall.ECONNRESET); reset || err == nil {
-			c.from.owner.dialled(who, backend, nil)
+			c.from.owner.balancer().Dialled(who, backend, nil)
 			if reset {
 				break
 			}
@@ -229,7 +229,7 @@ func (c *portableConn) dial() bool {
 		}
 		if c.ctx.Err() == nil { // else the client has gone, or the relay ends
 			p.dialsFailed.Add(1)
-			c.from.owner.dialled(who, backend, err)
+			c.from.owner.balancer().Dialled(who, backend, err)
 		}
 		tried = append(tried, backend)
 	}

@@ -27,25 +27,15 @@ type Client struct {
 	Again bool
 }
 
-// Answer decides about a new connection or session.
-type Answer uint8
-
-// The answers.
-const (
-	// Forward connects it to the backend.
-	Forward Answer = iota + 1
-	// Refuse resets a connection. A datagram is dropped: a socket cannot refuse one.
-	Refuse
-)
-
 // Balancer chooses the backends of a listener's clients. It is called from many goroutines at a
 // time. It must not block, because a loop with thousands of connections waits for it, and must not
 // call the relay.
 type Balancer interface {
 	// Pick returns the backend for a new connection or session. tried lists the backends that could
-	// not be reached for it, in the order of the attempts. If no other backend is worth an attempt,
-	// the answer is Refuse. tried is valid during the call.
-	Pick(c Client, tried []netip.AddrPort) (netip.AddrPort, Answer)
+	// not be reached for it, in the order of the attempts; it is valid during the call. The zero
+	// address means that no other backend is worth an attempt: the connection is reset. A datagram
+	// is dropped, because a socket cannot refuse one.
+	Pick(c Client, tried []netip.AddrPort) netip.AddrPort
 	// Dialled reports how an attempt to reach the backend ended: nil for a completed handshake,
 	// after which there is no other attempt. It is not called for attempts that prove nothing about
 	// the backend: the client or the backend left, descriptors ran out, or the client's TTL may be
@@ -272,27 +262,19 @@ func (r *Relay) Stats() Stats {
 
 // Listener is one address at which clients are served. Its methods are safe for concurrent use.
 type Listener struct {
-	relay    *Relay
-	group    *Group
-	socket   socket
-	balancer atomic.Pointer[Balancer]
+	relay   *Relay
+	group   *Group
+	socket  socket
+	current atomic.Pointer[Balancer]
 }
 
 // Addr returns the address at which it listens.
 func (l *Listener) Addr() netip.AddrPort { return l.socket.addr() }
 
 // SetBalancer replaces the Balancer.
-func (l *Listener) SetBalancer(b Balancer) { l.balancer.Store(&b) }
+func (l *Listener) SetBalancer(b Balancer) { l.current.Store(&b) }
 
-func (l *Listener) pick(c Client, tried []netip.AddrPort) (netip.AddrPort, Answer) {
-	return (*l.balancer.Load()).Pick(c, tried)
-}
-
-func (l *Listener) dialled(c Client, backend netip.AddrPort, err error) {
-	(*l.balancer.Load()).Dialled(c, backend, err)
-}
-
-func (l *Listener) serves(backend netip.AddrPort) bool { return (*l.balancer.Load()).Serves(backend) }
+func (l *Listener) balancer() Balancer { return *l.current.Load() }
 
 // Close accepts no new clients; the port is free when it returns. Open connections continue.
 // Sessions of UDP end.

@@ -115,7 +115,9 @@ func (s *udpSession) client(again bool) Client {
 }
 
 // dialled reports to the Balancer whether the backend was reached.
-func (s *udpSession) dialled(err error) { s.front.owner.dialled(s.client(false), s.backend, err) }
+func (s *udpSession) dialled(err error) {
+	s.front.owner.balancer().Dialled(s.client(false), s.backend, err)
+}
 
 // udpFront is the client side of sessions: a listener.
 type udpFront struct {
@@ -161,7 +163,7 @@ func newUDPTable(idle time.Duration, budget *Budget, count *udpCounters, dial fu
 // forward sends a client's datagram to its backend, or to another one if that is unreachable.
 func (t *udpTable) forward(f *udpFront, k udpKey, datagram []byte, hops int, now time.Time) {
 	s := f.sessions[k]
-	if s != nil && !f.owner.serves(s.backend) {
+	if s != nil && !f.owner.balancer().Serves(s.backend) {
 		t.end(s)
 		s = nil
 	}
@@ -208,17 +210,16 @@ func (t *udpTable) forward(f *udpFront, k udpKey, datagram []byte, hops int, now
 func (t *udpTable) begin(f *udpFront, k udpKey, tried []netip.AddrPort, now time.Time) *udpSession {
 	s := &udpSession{front: f, key: k, used: now}
 	c := s.client(len(tried) > 0)
-	to, answer := f.owner.pick(c, tried)
-	if answer != Forward && len(tried) > 0 {
+	s.backend = f.owner.balancer().Pick(c, tried)
+	if !s.backend.IsValid() && len(tried) > 0 {
 		// No other backend is left. The datagram costs nothing, and the last backend may have
 		// returned.
-		to, answer = f.owner.pick(c, nil)
+		s.backend = f.owner.balancer().Pick(c, nil)
 	}
-	if answer != Forward || !to.IsValid() {
+	if !s.backend.IsValid() {
 		t.count.noBackend.Add(1)
 		return nil
 	}
-	s.backend = to
 	if !t.makeRoom(f) {
 		t.count.noSocket.Add(1)
 		return nil
@@ -334,7 +335,7 @@ func (f *udpFront) oldest() *udpSession {
 // answered records a reply of the backend, and reports whether to pass it on. If the backend no
 // longer serves, its address may have another owner, so the session ends (SV-25).
 func (t *udpTable) answered(s *udpSession, now time.Time) bool {
-	if !s.front.owner.serves(s.backend) {
+	if !s.front.owner.balancer().Serves(s.backend) {
 		t.end(s)
 		return false
 	}
