@@ -105,8 +105,8 @@ func (e *conns) stranger(s *listening, fd int, asked netip.AddrPort) bool {
 	if direct == nil || s.proto != lb.TCP || asked.Port() != s.at.Port() || direct(s.proto, asked.Port()) {
 		return false
 	}
-	sa, err := unix.Getsockname(fd)
-	return err == nil && addrPort(sa) == asked
+	at, err := localAddr(fd)
+	return err == nil && at == asked
 }
 
 // register adds one end to epoll.

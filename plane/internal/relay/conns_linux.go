@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -138,46 +139,33 @@ func (e *conns) listen(l *Listener, at Listening) (socket, error) {
 const backlog = 1 << 15
 
 // listenSocket makes a listening socket, and returns it with its address.
-func listenSocket(at Listening, cfg Config) (int, netip.AddrPort, error) {
-	fd, err := newSocket(at.Addr.Addr(), at.Proto)
-	if err != nil {
-		return -1, netip.AddrPort{}, err
+func listenSocket(at Listening, cfg Config) (fd int, actual netip.AddrPort, err error) {
+	if fd, err = newSocket(at.Addr.Addr(), at.Proto); err != nil {
+		return -1, actual, err
 	}
-	var actual netip.AddrPort
-	err = func() error {
-		// Connections of an earlier listener there may still be about to end.
-		options := []option{{"SO_REUSEADDR", unix.SOL_SOCKET, unix.SO_REUSEADDR, 1}}
-		if at.Addr.Addr().Is6() {
-			options = append(options, option{"IPV6_V6ONLY", unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1})
-		}
-		if at.Proto == lb.TCP {
-			options = append(options, wantHops(at.Addr.Addr()))
-		}
-		if err := errors.Join(setOptions(fd, options...), distinguish(fd, at.Addr.Addr().Is6())); err != nil {
-			return err
-		}
-		// The sockets of clients inherit these.
-		if err := tune(fd, at.Proto, cfg); err != nil {
-			return err
-		}
-		if err := unix.Bind(fd, sockaddr(at.Addr)); err != nil {
-			return os.NewSyscallError("bind", err)
-		}
-		if err := unix.Listen(fd, backlog); err != nil {
-			return os.NewSyscallError("listen", err)
-		}
-		sa, err := unix.Getsockname(fd)
-		if err != nil {
-			return os.NewSyscallError("getsockname", err)
-		}
-		actual = addrPort(sa)
-		return nil
-	}()
+	// Connections of an earlier listener there may still be about to end.
+	options := []option{{"SO_REUSEADDR", unix.SOL_SOCKET, unix.SO_REUSEADDR, 1}}
+	if at.Addr.Addr().Is6() {
+		options = append(options, option{"IPV6_V6ONLY", unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1})
+	}
+	if at.Proto == lb.TCP {
+		options = append(options, wantHops(at.Addr.Addr()))
+	}
+	// The sockets of clients inherit those of tune.
+	err = errors.Join(setOptions(fd, options...), distinguish(fd, at.Addr.Addr()), tune(fd, at.Proto, cfg))
+	if err == nil {
+		err = os.NewSyscallError("bind", unix.Bind(fd, sockaddr(at.Addr)))
+	}
+	if err == nil {
+		err = os.NewSyscallError("listen", unix.Listen(fd, backlog))
+	}
+	if err == nil {
+		actual, err = localAddr(fd)
+	}
 	if err != nil {
 		unix.Close(fd)
-		return -1, netip.AddrPort{}, err
 	}
-	return fd, actual, nil
+	return fd, actual, err
 }
 
 func (s *listening) addr() netip.AddrPort { return s.at }
@@ -219,13 +207,8 @@ const perConn = 2
 
 // passing reports whether an error of accept only concerns a client that has gone.
 func passing(err error) bool {
-	switch err {
-	case unix.EINTR, unix.ECONNABORTED, unix.EPROTO, unix.ENETDOWN, unix.ENOPROTOOPT, unix.EHOSTDOWN, unix.ENONET,
-		unix.EHOSTUNREACH,
-		unix.ENETUNREACH, unix.EOPNOTSUPP, unix.EPERM:
-		return true
-	}
-	return false
+	return slices.Contains([]error{unix.EINTR, unix.ECONNABORTED, unix.EPROTO, unix.ENETDOWN, unix.ENOPROTOOPT,
+		unix.EHOSTDOWN, unix.ENONET, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EOPNOTSUPP, unix.EPERM}, err)
 }
 
 // exhausted reports whether an error says that a resource of the process or the host is used up.
@@ -237,15 +220,13 @@ func exhausted(err error) bool {
 // distinguish marks a listening socket for the guard of package redirect, with IP_TRANSPARENT. That
 // takes CAP_NET_ADMIN or CAP_NET_RAW. Without them the process cannot write rules either, so the
 // option is omitted.
-func distinguish(fd int, six bool) error {
-	name, level, option := "IP_TRANSPARENT", unix.SOL_IP, unix.IP_TRANSPARENT
-	if six {
-		name, level, option = "IPV6_TRANSPARENT", unix.SOL_IPV6, unix.IPV6_TRANSPARENT
+func distinguish(fd int, a netip.Addr) error {
+	err := setOptions(fd, forFamily(a, option{"IP_TRANSPARENT", unix.SOL_IP, unix.IP_TRANSPARENT, 1},
+		option{"IPV6_TRANSPARENT", unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1}))
+	if errors.Is(err, unix.EPERM) {
+		return nil
 	}
-	if err := unix.SetsockoptInt(fd, level, option, 1); err != nil && err != unix.EPERM {
-		return os.NewSyscallError(name, err)
-	}
-	return nil
+	return err
 }
 
 // newSocket makes a socket that does not block.

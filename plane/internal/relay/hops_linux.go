@@ -19,18 +19,14 @@ const fewHops = 32
 
 // wantHops enables reports of how many hops the packets of clients have left.
 func wantHops(a netip.Addr) option {
-	if a.Is6() {
-		return option{"IPV6_RECVHOPLIMIT", unix.IPPROTO_IPV6, unix.IPV6_RECVHOPLIMIT, 1}
-	}
-	return option{"IP_RECVTTL", unix.IPPROTO_IP, unix.IP_RECVTTL, 1}
+	return forFamily(a, option{"IP_RECVTTL", unix.IPPROTO_IP, unix.IP_RECVTTL, 1},
+		option{"IPV6_RECVHOPLIMIT", unix.IPPROTO_IPV6, unix.IPV6_RECVHOPLIMIT, 1})
 }
 
 // limitHops limits the hops of packets to an address; -1 is the node's own limit.
 func limitHops(a netip.Addr, hops int) option {
-	if a.Is6() {
-		return option{"IPV6_UNICAST_HOPS", unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, hops}
-	}
-	return option{"IP_TTL", unix.IPPROTO_IP, unix.IP_TTL, hops}
+	return forFamily(a, option{"IP_TTL", unix.IPPROTO_IP, unix.IP_TTL, hops},
+		option{"IPV6_UNICAST_HOPS", unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, hops})
 }
 
 // hops returns how many hops the client's packets have left; 0 if the kernel does not know.

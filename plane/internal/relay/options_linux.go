@@ -22,6 +22,14 @@ func setOptions(fd int, all ...option) error {
 	return nil
 }
 
+// forFamily returns the option for sockets to an address, of IPv4 or IPv6.
+func forFamily(a netip.Addr, v4, v6 option) option {
+	if a.Is4() {
+		return v4
+	}
+	return v6
+}
+
 // familyOf returns the address family of sockets to an address.
 func familyOf(a netip.Addr) int {
 	if a.Is4() {

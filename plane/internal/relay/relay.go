@@ -96,10 +96,10 @@ const (
 
 func (c Config) withDefaults() Config {
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
-	orElse(&c.DialTimeout, DefaultDialTimeout)
-	orElse(&c.DialTotal, DefaultDialTotal)
-	orElse(&c.KeepAlive, DefaultKeepAlive)
-	orElse(&c.UDPIdle, DefaultUDPIdle)
+	c.DialTimeout = cmp.Or(c.DialTimeout, DefaultDialTimeout)
+	c.DialTotal = cmp.Or(c.DialTotal, DefaultDialTotal)
+	c.KeepAlive = cmp.Or(c.KeepAlive, DefaultKeepAlive)
+	c.UDPIdle = cmp.Or(c.UDPIdle, DefaultUDPIdle)
 	if c.Descriptors == nil {
 		c.Descriptors = NewBudget(0)
 	}
@@ -111,12 +111,6 @@ func (c Config) withDefaults() Config {
 
 // inspectEvery is the interval of the search for connections that are past a limit.
 func inspectEvery(limit time.Duration) time.Duration { return max(limit/16, 10*time.Millisecond) }
-
-func orElse(d *time.Duration, def time.Duration) {
-	if *d <= 0 {
-		*d = def
-	}
-}
 
 // connEngine serves protocols whose connections outlive their listeners, and counts what it does.
 type connEngine interface {

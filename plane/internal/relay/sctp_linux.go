@@ -115,11 +115,8 @@ func sourceFor(to netip.AddrPort) (netip.Addr, error) {
 	if err := unix.Connect(fd, sockaddr(to)); err != nil {
 		return netip.Addr{}, os.NewSyscallError("connect", err)
 	}
-	sa, err := unix.Getsockname(fd)
-	if err != nil {
-		return netip.Addr{}, os.NewSyscallError("getsockname", err)
-	}
-	return addrPort(sa).Addr(), nil
+	at, err := localAddr(fd)
+	return at.Addr(), err
 }
 
 // message is a message that has not been passed on, because parts of it are missing or because

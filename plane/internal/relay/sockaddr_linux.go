@@ -1,7 +1,9 @@
 package relay
 
 import (
+	"encoding/binary"
 	"net/netip"
+	"os"
 	"strconv"
 	"unsafe"
 
@@ -32,6 +34,26 @@ func addrPort(sa unix.Sockaddr) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
+// localAddr returns the address of a socket.
+func localAddr(fd int) (netip.AddrPort, error) {
+	sa, err := unix.Getsockname(fd)
+	return addrPort(sa), os.NewSyscallError("getsockname", err)
+}
+
+// rawAddrPort reads the kernel's socket address, without its zone.
+func rawAddrPort(b []byte) netip.AddrPort {
+	var a netip.Addr
+	switch {
+	case len(b) >= unix.SizeofSockaddrInet4 && binary.NativeEndian.Uint16(b) == unix.AF_INET:
+		a = netip.AddrFrom4([4]byte(b[4:8]))
+	case len(b) >= unix.SizeofSockaddrInet6 && binary.NativeEndian.Uint16(b) == unix.AF_INET6:
+		a = netip.AddrFrom16([16]byte(b[8:24]))
+	default:
+		return netip.AddrPort{}
+	}
+	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(b[2:]))
+}
+
 // originalDst is SO_ORIGINAL_DST (include/uapi/linux/netfilter_ipv4.h) and IP6T_SO_ORIGINAL_DST
 // (netfilter_ipv6/ip6_tables.h).
 const originalDst = 80
@@ -39,32 +61,21 @@ const originalDst = 80
 // asked returns the address that a client connected to: the original destination in conntrack if a
 // rule redirected the packets, else that of the socket. bound is the listener's address.
 func asked(fd int, bound netip.AddrPort) netip.AddrPort {
+	var b [unix.SizeofSockaddrInet6]byte
+	size, level := uint32(len(b)), unix.SOL_IPV6
 	if bound.Addr().Is4() {
-		var sa unix.RawSockaddrInet4
-		size := uint32(unsafe.Sizeof(sa))
-		if getsockopt(fd, unix.SOL_IP, originalDst, unsafe.Pointer(&sa), &size) == nil {
-			return netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), swap(sa.Port))
-		}
-	} else {
-		var sa unix.RawSockaddrInet6
-		size := uint32(unsafe.Sizeof(sa))
-		if getsockopt(fd, unix.SOL_IPV6, originalDst, unsafe.Pointer(&sa), &size) == nil {
-			return netip.AddrPortFrom(netip.AddrFrom16(sa.Addr), swap(sa.Port))
-		}
+		level = unix.SOL_IP
+	}
+	if getsockopt(fd, level, originalDst, unsafe.Pointer(&b), &size) == nil {
+		return rawAddrPort(b[:size])
 	}
 	if !bound.Addr().IsUnspecified() {
 		return bound
 	}
-	if sa, err := unix.Getsockname(fd); err == nil {
-		return addrPort(sa)
+	if at, err := localAddr(fd); err == nil {
+		return at
 	}
 	return bound
-}
-
-// swap reads a port in network byte order.
-func swap(port uint16) uint16 {
-	b := (*[2]byte)(unsafe.Pointer(&port))
-	return uint16(b[0])<<8 | uint16(b[1])
 }
 
 // getsockopt reads an option into size bytes at p, and sets size to its length.

@@ -14,14 +14,12 @@ import (
 // newUDPSocket makes a socket in the namespace of the thread. It fragments datagrams that are too
 // long for a link: the client's own path MTU discovery ends at the relay.
 func newUDPSocket(a netip.Addr) (int, error) {
-	cut := option{"IP_MTU_DISCOVER", unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT}
-	if a.Is6() {
-		cut = option{"IPV6_MTU_DISCOVER", unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DONT}
-	}
 	fd, err := unix.Socket(familyOf(a), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_UDP)
 	if err != nil {
 		return -1, os.NewSyscallError("socket", err)
 	}
+	cut := forFamily(a, option{"IP_MTU_DISCOVER", unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT},
+		option{"IPV6_MTU_DISCOVER", unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DONT})
 	if err := setOptions(fd, cut); err != nil {
 		unix.Close(fd)
 		return -1, err
@@ -47,7 +45,7 @@ func bindUDP(at netip.AddrPort) (int, error) {
 		}
 	}
 	if err == nil {
-		err = distinguish(fd, at.Addr().Is6())
+		err = distinguish(fd, at.Addr())
 	}
 	if err == nil {
 		err = os.NewSyscallError("bind", unix.Bind(fd, sockaddr(at)))
@@ -90,9 +88,8 @@ func newFrontSocket(at netip.AddrPort) (*udpSocket, error) {
 }
 
 func (s *udpSocket) addr() (at netip.AddrPort) {
-	_ = s.do(func(fd int) error {
-		sa, err := unix.Getsockname(fd)
-		at = addrPort(sa)
+	_ = s.do(func(fd int) (err error) {
+		at, err = localAddr(fd)
 		return err
 	})
 	return at
@@ -165,10 +162,8 @@ func newBackendSocket(of *udpSession, r *Relay) (*udpSocket, error) {
 	if err != nil {
 		return nil, err
 	}
-	report := option{"IP_RECVERR", unix.IPPROTO_IP, unix.IP_RECVERR, 1}
-	if of.backend.Addr().Is6() {
-		report = option{"IPV6_RECVERR", unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1}
-	}
+	report := forFamily(of.backend.Addr(), option{"IP_RECVERR", unix.IPPROTO_IP, unix.IP_RECVERR, 1},
+		option{"IPV6_RECVERR", unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1})
 	err = setOptions(fd, append(r.mark(), report)...)
 	if err == nil {
 		err = os.NewSyscallError("connect", unix.Connect(fd, sockaddr(of.backend)))
@@ -338,21 +333,10 @@ func unreachable(b []byte) (errno unix.Errno, by netip.Addr) {
 		switch errno = unix.Errno(binary.NativeEndian.Uint32(data)); errno {
 		case unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENONET, unix.ENOPROTOOPT,
 			unix.EACCES:
-			return errno, offender(data[size:])
+			return errno, rawAddrPort(data[size:]).Addr()
 		}
 	}
 	return 0, by
-}
-
-// offender reads the address of a socket address.
-func offender(b []byte) netip.Addr {
-	switch {
-	case len(b) >= unix.SizeofSockaddrInet4 && binary.NativeEndian.Uint16(b) == unix.AF_INET:
-		return netip.AddrFrom4([4]byte(b[4:8]))
-	case len(b) >= unix.SizeofSockaddrInet6 && binary.NativeEndian.Uint16(b) == unix.AF_INET6:
-		return netip.AddrFrom16([16]byte(b[8:24]))
-	}
-	return netip.Addr{}
 }
 
 // EphemeralPorts returns the node's number of ports for sockets that request none.
