@@ -80,9 +80,8 @@ func (l *loop) adopt(s *listening, fd int, sa unix.Sockaddr) {
 		c.slot = uint32(len(l.conns))
 		l.conns = append(l.conns, c)
 	}
-	count := l.counters(s)
-	count.accepted.Add(1)
-	count.open.Add(1)
+	s.count.accepted.Add(1)
+	s.count.open.Add(1)
 	l.open.Add(1)
 
 	c.dial = &dialling{
@@ -119,7 +118,7 @@ func (l *loop) register(c *conn, end int32) error {
 
 // attempt tries backends until an attempt does not fail at once.
 func (l *loop) attempt(c *conn) {
-	d, count := c.dial, l.counters(c.from)
+	d, count := c.dial, c.from.count
 	for d.hops != 1 && len(d.tried) < maxAttempts && time.Now().Before(d.until) {
 		to := c.from.owner.balancer().Pick(d.client, d.tried)
 		if !to.IsValid() {
@@ -146,10 +145,8 @@ func (l *loop) attempt(c *conn) {
 // connect begins to reach a backend.
 func (l *loop) connect(c *conn, to netip.AddrPort) error {
 	if c.ports = l.engine.relay.ports.take(c.from.proto, to, c.dial.client.Addr.Addr()); c.ports == nil {
-		if l.engine.shares.Allow("") {
-			l.engine.relay.cfg.Log.Warn("Client uses its share of source ports to an endpoint, trying another endpoint",
-				"client", c.dial.client.Addr.Addr(), "endpoint", to)
-		}
+		l.engine.warn(l.engine.shares, "Client uses its share of source ports to an endpoint, trying another endpoint",
+			"client", c.dial.client.Addr.Addr(), "endpoint", to)
 		return errPorts
 	}
 	fd, err := newSocket(to.Addr(), c.from.proto)
@@ -160,7 +157,7 @@ func (l *loop) connect(c *conn, to netip.AddrPort) error {
 	if err := tune(fd, c.from.proto, l.engine.relay.cfg); err != nil {
 		return err
 	}
-	if err := setOptions(fd, l.relay.mark()...); err != nil {
+	if err := setOptions(fd, l.engine.relay.mark()...); err != nil {
 		return err
 	}
 	if hops := c.dial.hops; hops != 0 {
@@ -194,7 +191,7 @@ func (l *loop) failed(c *conn, err error) {
 	}
 	c.ends[backend] = end{fd: -1}
 	d.tried = append(d.tried, c.to)
-	l.counters(c.from).dialsFailed.Add(1)
+	c.from.count.dialsFailed.Add(1)
 	if errors.Is(err, unix.ECONNREFUSED) || d.hops == 0 || d.hops > fewHops {
 		c.from.owner.balancer().Dialled(d.client, c.to, err)
 	}
@@ -208,7 +205,7 @@ func (l *loop) late(c *conn) {
 
 // refuse resets a client that has no backend.
 func (l *loop) refuse(c *conn) {
-	l.counters(c.from).refused.Add(1)
+	c.from.count.refused.Add(1)
 	l.close(c, true)
 }
 
@@ -328,7 +325,7 @@ func (l *loop) close(c *conn, reset bool) {
 	}
 	l.conns[c.slot] = nil
 	l.free = append(l.free, c.slot)
-	l.counters(c.from).open.Add(-1)
+	c.from.count.open.Add(-1)
 	if l.open.Add(-1) == 0 {
 		l.limits.disarm()
 	}

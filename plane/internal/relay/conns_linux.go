@@ -46,14 +46,14 @@ func newConns(r *Relay) (connEngine, error) {
 		shares: ratelimit.New(r.cfg.Log, "Source ports"), full: ratelimit.New(r.cfg.Log, "SCTP message memory"),
 		held: &Budget{max: maxHeld}, pipes: &Budget{max: min(maxPipes, max(1, r.cfg.Descriptors.max/pipeShare/2))}}
 	for range min(runtime.GOMAXPROCS(0), maxLoops) {
-		l, err := newLoop(r)
-		if err != nil {
-			e.stop()
-			return nil, err
+		l, err := newLoop(e)
+		if err == nil {
+			e.loops = append(e.loops, l)
+			entered := make(chan error)
+			e.work.Go(func() { l.start(entered) })
+			err = <-entered
 		}
-		l.engine, l.pipes.budget = e, e.pipes
-		e.loops = append(e.loops, l)
-		if err := l.begin(&e.work); err != nil {
+		if err != nil {
 			e.stop()
 			return nil, err
 		}
@@ -96,9 +96,14 @@ func (e *conns) lightest(l *loop) *loop {
 
 // outOfDescriptors logs, at a limited rate, that clients have to wait.
 func (e *conns) outOfDescriptors(at netip.AddrPort, err error) {
-	if e.waiting.Allow("") {
-		e.relay.cfg.Log.Warn("No file descriptor for another client, which waits: raise the limit of open files "+
-			"(ulimit -n, LimitNOFILE)", "listener", at, "err", err)
+	e.warn(e.waiting, "No file descriptor for another client, which waits: raise the limit of open files "+
+		"(ulimit -n, LimitNOFILE)", "listener", at, "err", err)
+}
+
+// warn logs a message at the limited rate of its kind.
+func (e *conns) warn(kind *ratelimit.Limiter, message string, args ...any) {
+	if kind.Allow("") {
+		e.relay.cfg.Log.Warn(message, args...)
 	}
 }
 
@@ -111,6 +116,7 @@ type listening struct {
 	owner  *Listener
 	id     int32 // its key in the loops, never reused
 	proto  lb.Proto
+	count  *counters // of the protocol
 	at     netip.AddrPort
 	share  Share // of descriptors
 	pipes  Share // of pipes
@@ -123,7 +129,10 @@ type listening struct {
 
 func (e *conns) listen(l *Listener, at Listening) (socket, error) {
 	s := &listening{engine: e, owner: l, share: Share{group: &l.group.descriptors}, held: Share{group: &l.group.held},
-		id: e.lastID.Add(1), proto: at.Proto}
+		id: e.lastID.Add(1), proto: at.Proto, count: &e.tcp}
+	if at.Proto == lb.SCTP {
+		s.count = &e.sctp
+	}
 	if err := e.relay.ns.run(func() (err error) {
 		s.fd, s.at, err = listenSocket(at, e.relay.cfg)
 		return err
@@ -209,12 +218,6 @@ const perConn = 2
 func passing(err error) bool {
 	return slices.Contains([]error{unix.EINTR, unix.ECONNABORTED, unix.EPROTO, unix.ENETDOWN, unix.ENOPROTOOPT,
 		unix.EHOSTDOWN, unix.ENONET, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EOPNOTSUPP, unix.EPERM}, err)
-}
-
-// exhausted reports whether an error says that a resource of the process or the host is used up.
-func exhausted(err error) bool {
-	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOBUFS) ||
-		errors.Is(err, unix.ENOMEM)
 }
 
 // distinguish marks a listening socket for the guard of package redirect, with IP_TRANSPARENT. That

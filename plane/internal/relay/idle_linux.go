@@ -21,7 +21,7 @@ func (l *loop) watchLimits() {
 		return
 	}
 	after := idleLook
-	for _, limit := range []time.Duration{l.relay.cfg.TCPIdle(), l.relay.cfg.Grace} {
+	for _, limit := range []time.Duration{l.engine.relay.cfg.TCPIdle(), l.engine.relay.cfg.Grace} {
 		if limit > 0 {
 			after = min(after, inspectEvery(limit))
 		}
@@ -32,7 +32,7 @@ func (l *loop) watchLimits() {
 // endPastLimits resets the connections that have been idle for too long, or whose backend has not
 // served for the grace.
 func (l *loop) endPastLimits() {
-	idle, grace, now := l.relay.cfg.TCPIdle(), l.relay.cfg.Grace, l.elapsed()
+	idle, grace, now := l.engine.relay.cfg.TCPIdle(), l.engine.relay.cfg.Grace, l.elapsed()
 	left := false
 	for _, c := range l.conns {
 		if c == nil || c.dial != nil {

@@ -8,13 +8,10 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"kube-proxy/lb"
 )
 
 // loop is a thread that serves connections. Only its thread uses fields not marked as shared.
 type loop struct {
-	relay  *Relay
 	engine *conns
 	epoll  int
 	wake   int // an eventfd, written when posted is not empty
@@ -46,8 +43,9 @@ const (
 	batch = 256
 )
 
-func newLoop(r *Relay) (*loop, error) {
-	l := &loop{relay: r, listening: map[int32]*listening{}, buf: make([]byte, copySize)}
+func newLoop(e *conns) (*loop, error) {
+	l := &loop{engine: e, pipes: pipes{budget: e.pipes}, listening: map[int32]*listening{},
+		buf: make([]byte, copySize)}
 	l.limits = timer{fire: l.endPastLimits}
 	var err error
 	if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
@@ -65,17 +63,9 @@ func newLoop(r *Relay) (*loop, error) {
 	return l, nil
 }
 
-// begin starts the loop on a thread of its own. It returns when the thread is in the relay's
-// namespace.
-func (l *loop) begin(work *sync.WaitGroup) error {
-	entered := make(chan error)
-	work.Go(func() { l.start(entered) })
-	return <-entered
-}
-
 // start runs the loop in the relay's namespace until it is stopped. It sends to entered once there.
 func (l *loop) start(entered chan<- error) {
-	if err := l.relay.ns.run(func() error {
+	if err := l.engine.relay.ns.run(func() error {
 		entered <- nil
 		l.run()
 		return nil
@@ -244,7 +234,7 @@ func (l *loop) watch(s *listening) {
 
 // pause lets the clients of a socket wait for a while.
 func (l *loop) pause(s *listening, err error) {
-	l.counters(s).outOfDescriptors.Add(1)
+	s.count.outOfDescriptors.Add(1)
 	l.engine.outOfDescriptors(s.at, err)
 	s.mu.RLock()
 	if !s.closed {
@@ -289,12 +279,4 @@ func (l *loop) accept(s *listening) {
 			return
 		}
 	}
-}
-
-// counters returns the counters of a socket's protocol.
-func (l *loop) counters(s *listening) *counters {
-	if s.proto == lb.SCTP {
-		return &l.engine.sctp
-	}
-	return &l.engine.tcp
 }

@@ -35,17 +35,18 @@ func (l *loop) move(c *conn, from int) outcome {
 	if l.moved != before {
 		c.active = l.elapsed()
 	}
-	count(&l.engine.tcp, from, l.moved-before)
+	c.count(from, l.moved-before)
 	return result
 }
 
-func count(to *counters, from int, n int64) {
+// count counts bytes that were moved from one end to the other.
+func (c *conn) count(from int, n int64) {
 	switch {
 	case n == 0:
 	case from == client:
-		to.toBackends.Add(uint64(n))
+		c.from.count.toBackends.Add(uint64(n))
 	default:
-		to.toClients.Add(uint64(n))
+		c.from.count.toClients.Add(uint64(n))
 	}
 }
 

@@ -52,7 +52,7 @@ func (p *portable) listen(l *Listener, at Listening) (socket, error) {
 	}
 	var ln net.Listener
 	if err := p.relay.ns.run(func() (err error) {
-		ln, err = (&net.ListenConfig{KeepAlive: -1}).Listen(context.Background(), network(at.Addr.Addr()),
+		ln, err = (&net.ListenConfig{KeepAlive: -1}).Listen(context.Background(), network("tcp", at.Addr.Addr()),
 			at.Addr.String())
 		return err
 	}); err != nil {
@@ -63,11 +63,12 @@ func (p *portable) listen(l *Listener, at Listening) (socket, error) {
 	return s, nil
 }
 
-func network(a netip.Addr) string {
+// network names a network of package net.
+func network(protocol string, a netip.Addr) string {
 	if a.Is4() {
-		return "tcp4"
+		return protocol + "4"
 	}
-	return "tcp6"
+	return protocol + "6"
 }
 
 // portableSocket is one listener.
@@ -76,18 +77,13 @@ type portableSocket struct {
 	owner  *Listener
 	ln     *net.TCPListener
 	share  Share
-	once   sync.Once
 }
 
 func (s *portableSocket) addr() netip.AddrPort { return unmap(s.ln.Addr().(*net.TCPAddr).AddrPort()) }
 
 func unmap(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
 
-func (s *portableSocket) close() {
-	s.once.Do(func() {
-		s.ln.Close()
-	})
-}
+func (s *portableSocket) close() { s.ln.Close() }
 
 // accept takes clients until the listener is closed.
 func (s *portableSocket) accept() {
@@ -98,12 +94,11 @@ func (s *portableSocket) accept() {
 			time.Sleep(acceptPause)
 		}
 		client, err := s.ln.AcceptTCP()
-		switch {
-		case errors.Is(err, net.ErrClosed):
+		if err != nil {
 			p.fds.Give(&s.share, 2)
-			return
-		case err != nil:
-			p.fds.Give(&s.share, 2)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
 			p.outOfDescriptors.Add(1)
 			time.Sleep(acceptPause)
 			continue

@@ -131,7 +131,7 @@ type message struct {
 func (l *loop) moveMessages(c *conn, from int) outcome {
 	src, dst := &c.ends[from], &c.ends[1-from]
 	before := l.moved
-	defer func() { count(&l.engine.sctp, from, l.moved-before) }()
+	defer func() { c.count(from, l.moved-before) }()
 	for turn := before + turnBytes; ; {
 		held := src.held != nil && src.held.whole
 		switch {
@@ -204,10 +204,8 @@ func (l *loop) hold(s *Share, src *end, m message) outcome {
 		return sourceFailed
 	}
 	if !l.engine.held.Take(s, int64(len(m.data))) {
-		if l.engine.full.Allow("") {
-			l.engine.relay.cfg.Log.Warn("SCTP associations fill their share of message memory, resetting one",
-				"bytes", s.Used())
-		}
+		l.engine.warn(l.engine.full, "SCTP associations fill their share of message memory, resetting one", "bytes",
+			s.Used())
 		return sourceFailed
 	}
 	h.data, h.whole, src.held = append(h.data, m.data...), m.whole, h

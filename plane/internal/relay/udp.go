@@ -240,13 +240,12 @@ func (t *udpTable) begin(f *udpFront, k udpKey, tried []netip.AddrPort, now time
 
 // isOurs reports whether other backends would fail too: a resource is exhausted, or the datagram is
 // too long.
-func isOurs(err error) bool {
-	for _, e := range []error{syscall.EAGAIN, syscall.ENOBUFS, syscall.ENOMEM, syscall.EMFILE, syscall.ENFILE} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return tooLong(err)
+func isOurs(err error) bool { return exhausted(err) || errors.Is(err, syscall.EAGAIN) || tooLong(err) }
+
+// exhausted reports whether an error says that a resource of the process or the host is used up.
+func exhausted(err error) bool {
+	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOBUFS) ||
+		errors.Is(err, syscall.ENOMEM)
 }
 
 // makeRoom takes the budget of one more session. If the group has used up its share, the oldest

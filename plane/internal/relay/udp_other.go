@@ -18,16 +18,9 @@ type udpSocket struct {
 	session *udpSession
 }
 
-func udpNetwork(a netip.Addr) string {
-	if a.Is6() {
-		return "udp6"
-	}
-	return "udp4"
-}
-
 // newFrontSocket makes the socket of a listener.
 func newFrontSocket(at netip.AddrPort) (*udpSocket, error) {
-	conn, err := net.ListenUDP(udpNetwork(at.Addr()), net.UDPAddrFromAddrPort(at))
+	conn, err := net.ListenUDP(network("udp", at.Addr()), net.UDPAddrFromAddrPort(at))
 	if err != nil {
 		return nil, err
 	}
@@ -40,7 +33,7 @@ func newFrontSocket(at netip.AddrPort) (*udpSocket, error) {
 
 // newBackendSocket makes a socket that is connected to the backend of a session.
 func newBackendSocket(of *udpSession, _ *Relay) (*udpSocket, error) {
-	conn, err := net.DialUDP(udpNetwork(of.backend.Addr()), nil, net.UDPAddrFromAddrPort(of.backend))
+	conn, err := net.DialUDP(network("udp", of.backend.Addr()), nil, net.UDPAddrFromAddrPort(of.backend))
 	return &udpSocket{conn, of}, err
 }
 
