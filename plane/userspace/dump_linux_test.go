@@ -2,6 +2,7 @@ package userspace
 
 import (
 	"fmt"
+	"net/netip"
 	"regexp"
 	"slices"
 	"strconv"
@@ -25,8 +26,8 @@ func (p *Plane) Dump() (string, error) {
 			lines = append(lines, fmt.Sprintf("listener %s\n", name))
 		}
 		for _, set := range s.sets {
-			lines = append(lines, fmt.Sprintf("set %s affinity %v: %v\n", set.now.ID, set.turns.Affinity(),
-				set.turns.Backends()))
+			lines = append(lines, fmt.Sprintf("set %s affinity %v: %v\n", set.now.ID,
+				set.turns.State(netip.Addr{}).Affinity, set.turns.Backends()))
 		}
 	}
 	if p.addresses != nil {

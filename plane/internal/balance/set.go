@@ -75,13 +75,6 @@ func (s *Set) hold(want *lb.BackendSet) {
 	s.ring, s.next = among(ring, s.b.joinAll(s.id.Proto, come)), 0
 }
 
-// Affinity returns how long clients stay.
-func (s *Set) Affinity() time.Duration {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.affinity
-}
-
 // Backends returns the set's backends, sorted.
 func (s *Set) Backends() []netip.AddrPort {
 	s.mu.Lock()
