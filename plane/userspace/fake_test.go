@@ -179,11 +179,11 @@ func (c *fakeRedirector) dump(name func(port) string) string {
 
 // nameOf names the listener at a port.
 func (p *Plane) nameOf(at port) string {
-	d, _ := p.doorAt(at)
-	if d == nil {
+	id, turns := p.setAt(at)
+	if turns == nil {
 		return ""
 	}
-	return d.id().String()
+	return id.String()
 }
 
 // fakeRelay has the sockets of one process.

@@ -71,7 +71,6 @@ type Plane struct {
 	origins        *balance.Origins
 	ports          *ports
 	maxBatchWeight int
-	own            ownAddresses
 	closeOwn       func() error // closes the source of ownAddresses
 
 	counters counters
@@ -86,9 +85,9 @@ type Plane struct {
 	rows     map[lb.Key]*row
 	services map[serviceName]*service
 
-	// at are the listeners at service addresses, and nodePorts the addresses of NodePorts; empty
-	// where rules redirect.
-	at        map[relay.Listening]*door
+	// at are the listeners at service addresses, *door by relay.Listening, and nodePorts the
+	// addresses of NodePorts; empty where rules redirect.
+	at        sync.Map
 	nodePorts []netip.Addr
 	// nodeHas are the addresses that the node has without us; empty where rules redirect.
 	nodeHas map[netip.Addr]bool
@@ -163,7 +162,6 @@ func newPlane(cfg Config, r relayer, own func(netip.Addr) (bool, error)) (*Plane
 		cfg: cfg, relay: r, redirect: cfg.Redirector, origins: balance.NewOrigins(own),
 		ports:          newPorts(cfg.FirstPort, cfg.LastPort),
 		maxBatchWeight: maxBatchWeight, rows: map[lb.Key]*row{}, services: map[serviceName]*service{},
-		at: map[relay.Listening]*door{},
 	}
 	p.addresses, _ = cfg.Redirector.(redirect.AtAddresses)
 	p.closeOwn = func() error { return nil }
@@ -179,9 +177,23 @@ func (p *Plane) avoids() func(netip.AddrPort) bool {
 	case p.cfg.NoNodeEndpoints: // listeners' addresses are the node's, too
 		return func(a netip.AddrPort) bool { return p.origins.Host(a.Addr()) }
 	case p.addresses != nil:
-		return p.own.has
+		return p.listensAt
 	}
 	return nil
+}
+
+// listensAt reports whether an address is one of the proxy's listeners, to which it must not
+// connect itself.
+func (p *Plane) listensAt(a netip.AddrPort) bool {
+	return slices.ContainsFunc([]lb.Proto{lb.TCP, lb.UDP, lb.SCTP},
+		func(proto lb.Proto) bool { return p.doorAtAddress(proto, a) != nil })
+}
+
+// doorAtAddress returns the listener at a service address; nil for none.
+func (p *Plane) doorAtAddress(proto lb.Proto, a netip.AddrPort) *door {
+	d, _ := p.at.Load(relay.Listening{Proto: proto, Addr: a})
+	is, _ := d.(*door)
+	return is
 }
 
 // MaxBatchWeight returns the maximum weight of an Apply.
@@ -250,29 +262,6 @@ func (p *Plane) Close() error {
 	p.closed = true
 	p.relay.Close()
 	return errors.Join(p.redirect.Close(), p.closeOwn())
-}
-
-// ownAddresses returns the addresses of the proxy's listeners, to which it must not connect itself.
-type ownAddresses struct {
-	mu sync.RWMutex
-	at map[netip.AddrPort]int
-}
-
-func (o *ownAddresses) add(a netip.AddrPort, n int) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.at == nil {
-		o.at = map[netip.AddrPort]int{}
-	}
-	if o.at[a] += n; o.at[a] <= 0 {
-		delete(o.at, a)
-	}
-}
-
-func (o *ownAddresses) has(a netip.AddrPort) bool {
-	o.mu.RLock()
-	defer o.mu.RUnlock()
-	return o.at[a] > 0
 }
 
 // Answers reports whether the proxy listens for a frontend at a port. The address does not matter:

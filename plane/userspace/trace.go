@@ -45,14 +45,14 @@ func (p *Plane) TracePacket(ctx context.Context, packet trace.Packet) (trace.Ker
 	}
 	at := k.Backends[0].Address
 	k.Backends, k.Masquerade = nil, false
-	d, turns := p.doorAt(port{packet.Proto, at.Port()})
-	if d == nil {
+	id, turns := p.setAt(port{packet.Proto, at.Port()})
+	if turns == nil {
 		k.Way = append(k.Way, fmt.Sprintf("no listener of this process at %s/%s: another program answers, or the "+
 			"node refuses", at, packet.Proto))
 		k.Verdict = trace.Reject
 		return k, nil
 	}
-	k.Way = append(k.Way, fmt.Sprintf("listener :%d/%s of this process, for %s", at.Port(), packet.Proto, d.id()))
+	k.Way = append(k.Way, fmt.Sprintf("listener :%d/%s of this process, for %s", at.Port(), packet.Proto, id))
 	state := turns.State(packet.From.Addr())
 	if k.Verdict = trace.Reject; len(state.Turns) > 0 {
 		k.Verdict, k.Masquerade = trace.Balance, true
@@ -157,25 +157,22 @@ func (p *Plane) doorOf(id lb.SetID) (*door, *balance.Set) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	s := p.services[serviceName{id.Service, id.Proto}]
-	if s == nil || s.doors[doorway{scope: id.Scope}] == nil {
+	if s == nil || s.sets[id.Scope] == nil || s.sets[id.Scope].door == nil {
 		return nil, nil
 	}
-	return s.doors[doorway{scope: id.Scope}], s.sets[id.Scope].turns
+	return s.sets[id.Scope].door, s.sets[id.Scope].turns
 }
 
-// doorAt returns the listener at a port to which rules redirect, and its balancer; nil for none.
-func (p *Plane) doorAt(at port) (*door, *balance.Set) {
+// setAt returns the set of the listener at a port to which rules redirect; nil for none.
+func (p *Plane) setAt(at port) (lb.SetID, *balance.Set) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	for _, s := range p.services {
-		for _, d := range s.doors {
-			if !d.at.IsValid() && d.port() == at {
-				return d, s.sets[d.scope].turns
+		for _, set := range s.sets {
+			if set.door != nil && set.door.port() == at {
+				return set.now.ID, set.turns
 			}
 		}
 	}
-	return nil, nil
+	return lb.SetID{}, nil
 }
-
-// id returns the set that a listener behind rules serves.
-func (d *door) id() lb.SetID { return lb.SetID{Service: d.of.name, Proto: d.proto, Scope: d.scope} }

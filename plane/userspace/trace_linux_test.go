@@ -103,14 +103,10 @@ func inspectAtBackends(t *testing.T, p *Plane, packet trace.Packet) {
 			}
 		}
 	}
-	var doors []*door
 	for _, s := range p.services {
-		for _, d := range s.doors {
-			doors = append(doors, d)
+		for _, set := range s.sets {
+			set.door = nil
 		}
-	}
-	for _, d := range doors {
-		delete(d.of.doors, d.doorway)
 	}
 	k, err := p.TracePacket(t.Context(), packet)
 	if err != nil || k.Verdict == trace.Balance || !strings.Contains(strings.Join(k.Way, "\n"),
