@@ -174,12 +174,11 @@ func (h modeHost) open(s mode.Settings) (mode.Plane, error) {
 		return nil, fmt.Errorf("userspace: %w", err)
 	}
 	p, err := New(Config{
-		Log: s.Log, Descriptors: h.descriptors(),
-		Family: s.Family, Redirector: c, Passed: passed, Mark: mark, FirstPort: first, LastPort: last,
-		UDPIdle: o.UDPIdleTimeout.Duration, TCPIdle: s.TCPIdle,
-		Grace: o.Userspace.TerminationGracePeriod.Duration, LocalhostNodePorts: s.LocalhostNodePorts,
-		ExternalIPsBounded: s.ExternalIPsBounded,
-		CountServices:      s.CountServices, NoNodeEndpoints: !*o.Userspace.NodeEndpoints,
+		Family: s.Family, Redirector: c, Passed: passed, FirstPort: first, LastPort: last,
+		Relay: relay.Config{Log: s.Log, Mark: mark, UDPIdle: o.UDPIdleTimeout.Duration, TCPIdle: s.TCPIdle,
+			Grace: o.Userspace.TerminationGracePeriod.Duration},
+		LocalhostNodePorts: s.LocalhostNodePorts, ExternalIPsBounded: s.ExternalIPsBounded,
+		CountServices: s.CountServices, NoNodeEndpoints: !*o.Userspace.NodeEndpoints, Descriptors: h.descriptors(),
 	})
 	if err != nil {
 		return nil, errors.Join(err, c.Close())

@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"slices"
 	"sync"
-	"time"
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
@@ -25,17 +23,10 @@ type Config struct {
 	Redirector redirect.Redirector
 	// Passed has the reasons why better redirectors are not used, for [Plane.Notices].
 	Passed []error
-	// Mark has the bits of the packet mark that all packets to backends carry; 0 for none.
-	Mark uint32
+	// Relay configures the sockets, except Descriptors and Direct.
+	Relay relay.Config
 	// FirstPort to LastPort are the ports of listeners; both 0 for any (CF-44).
 	FirstPort, LastPort uint16
-	// UDPIdle is how long an idle session of UDP is kept (CF-45).
-	UDPIdle time.Duration
-	// TCPIdle returns how long an idle connection of TCP is kept, 0 for no limit; nil is no limit.
-	TCPIdle func() time.Duration
-	// Grace is how long connections may last after their endpoint left its Service, or after their
-	// Service is deleted; 0 for no limit.
-	Grace time.Duration
 	// LocalhostNodePorts: NodePorts answer on 127.0.0.1, if one of [lb.Node.NodePorts] covers that
 	// (SV-64).
 	LocalhostNodePorts bool
@@ -51,8 +42,6 @@ type Config struct {
 	// Descriptors limits the descriptors of listeners and connections, for all planes of the
 	// process that share it; nil for a limit of its own.
 	Descriptors *relay.Groups
-	// Log receives the relay's messages; nil for none.
-	Log *slog.Logger
 }
 
 // maxBatchWeight is the maximum weight of an Apply. Most of its time is for opening listeners,
@@ -127,14 +116,13 @@ func New(cfg Config) (*Plane, error) {
 		cfg.Descriptors = relay.ProcessGroups()
 	}
 	var p *Plane
-	var direct func(lb.Proto, uint16) bool
+	cfg.Relay.Descriptors = cfg.Descriptors.Budget()
 	if _, is := cfg.Redirector.(redirect.AtAddresses); !is {
-		direct = func(proto lb.Proto, port uint16) bool {
+		cfg.Relay.Direct = func(proto lb.Proto, port uint16) bool {
 			return p.Answers(lb.Key{Port: port, Proto: proto}, netip.AddrPortFrom(netip.Addr{}, port))
 		}
 	}
-	r, err := relay.New(relay.Config{Log: cfg.Log, Descriptors: cfg.Descriptors.Budget(), UDPIdle: cfg.UDPIdle,
-		TCPIdle: cfg.TCPIdle, Grace: cfg.Grace, Mark: cfg.Mark, Direct: direct})
+	r, err := relay.New(cfg.Relay)
 	if err != nil {
 		return nil, fmt.Errorf("userspace: %w", err)
 	}
@@ -162,9 +150,9 @@ func newPlane(cfg Config, r relayer, own func(netip.Addr) (bool, error)) (*Plane
 		cfg: cfg, relay: r, redirect: cfg.Redirector, origins: balance.NewOrigins(own),
 		ports:          newPorts(cfg.FirstPort, cfg.LastPort),
 		maxBatchWeight: maxBatchWeight, rows: map[lb.Key]*row{}, services: map[serviceName]*service{},
+		closeOwn: func() error { return nil },
 	}
 	p.addresses, _ = cfg.Redirector.(redirect.AtAddresses)
-	p.closeOwn = func() error { return nil }
 	p.counters.on = cfg.CountServices
 	p.balance = balance.New(balance.Config{Loops: p.avoids()})
 	return p, nil
