@@ -71,7 +71,7 @@ func TestCounters(t *testing.T) {
 
 // The number of unread counters is bounded, and their sum stays right.
 func TestUnreadCounters(t *testing.T) {
-	c := counters{on: true}
+	c := counters{of: map[*counter]struct{}{}}
 	kept := c.open("shop/kept")
 	kept.led.Add(1)
 	const n = maxGone + 1000

@@ -227,9 +227,9 @@ func (r *fakeRelay) Listen(at relay.Listening, b relay.Balancer, _ *relay.Group)
 	return l, nil
 }
 
-func (r *fakeRelay) Stats() relay.Stats    { return relay.Stats{} }
-func (r *fakeRelay) StopAccepting()        {}
-func (r *fakeRelay) Drain(context.Context) {}
+func (r *fakeRelay) Stats() relay.Stats        { return relay.Stats{} }
+func (r *fakeRelay) StopAccepting()            {}
+func (r *fakeRelay) Drain(context.Context) int { return 0 }
 func (r *fakeRelay) Close() {
 	for l := range r.mine {
 		l.Close()

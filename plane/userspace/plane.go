@@ -87,7 +87,7 @@ type relayer interface {
 	Listen(relay.Listening, relay.Balancer, *relay.Group) (listener, error)
 	Stats() relay.Stats
 	StopAccepting()
-	Drain(context.Context)
+	Drain(context.Context) (left int)
 	Close()
 }
 
@@ -153,7 +153,9 @@ func newPlane(cfg Config, r relayer, own func(netip.Addr) (bool, error)) (*Plane
 		closeOwn: func() error { return nil },
 	}
 	p.addresses, _ = cfg.Redirector.(redirect.AtAddresses)
-	p.counters.on = cfg.CountServices
+	if cfg.CountServices {
+		p.counters.of = map[*counter]struct{}{}
+	}
 	p.balance = balance.New(balance.Config{Loops: p.avoids()})
 	return p, nil
 }
@@ -227,19 +229,7 @@ func (p *Plane) StopAccepting() { p.relay.StopAccepting() }
 
 // Drain closes the listeners, and returns when the open connections or ctx have ended. It returns
 // the number of connections that it ended. After it, only Close and Measure may be called.
-func (p *Plane) Drain(ctx context.Context) (left int) {
-	watched := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		defer close(watched)
-		s := p.relay.Stats()
-		left = int(s.TCP.Open + s.SCTP.Open)
-	})
-	p.relay.Drain(ctx)
-	if !stop() {
-		<-watched
-	}
-	return left
-}
+func (p *Plane) Drain(ctx context.Context) (left int) { return p.relay.Drain(ctx) }
 
 // Close ends all connections, and frees the plane's resources. The rules stay in force for the next
 // process. A second Close does nothing.

@@ -287,20 +287,16 @@ func (p *Plane) takes(f *lb.Frontend) error {
 	if p.addresses == nil || f.Kind != lb.ExternalIP && f.Kind != lb.LoadBalancer {
 		return nil
 	}
-	what := ""
-	for _, n := range p.node.Pods.Prefixes {
-		if n.Contains(f.Key.Addr) {
-			what = fmt.Sprintf("in the network of pods (%s): give the Service another one", n)
-		}
-	}
-	if what == "" && slices.Contains(p.node.APIServers, f.Key.Addr) { // the proxy would cut itself off (TN-66)
+	pods, what := p.node.Pods.Prefixes, ""
+	inPods := slices.IndexFunc(pods, func(n netip.Prefix) bool { return n.Contains(f.Key.Addr) })
+	switch bounded := p.cfg.ExternalIPsBounded; {
+	case inPods >= 0:
+		what = fmt.Sprintf("in the network of pods (%s): give the Service another one", pods[inPods])
+	case slices.Contains(p.node.APIServers, f.Key.Addr): // the proxy would cut itself off (TN-66)
 		what = "that is an API server's: give the Service another one"
-	}
-	if what == "" && f.Kind == lb.ExternalIP && !p.nodeHas[f.Key.Addr] && (p.cfg.ExternalIPsBounded == nil ||
-		!p.cfg.ExternalIPsBounded()) {
+	case f.Kind == lb.ExternalIP && !p.nodeHas[f.Key.Addr] && (bounded == nil || !bounded()):
 		what = "that may be another host's: set --external-ip-cidrs to the addresses that Services may use"
-	}
-	if what == "" {
+	default:
 		return nil
 	}
 	return fmt.Errorf("%s: this node has no packet filter, and does not serve an external address %s: %w", f.Service,

@@ -25,7 +25,6 @@ type conn struct {
 	active, served time.Duration
 	slot           uint32
 	queued         bool // in the loop's ready
-	closed         bool
 }
 
 // The ends of a connection.
@@ -303,7 +302,6 @@ func (l *loop) serve(c *conn) {
 
 // close ends a connection, with a reset of both ends if it did not end regularly.
 func (l *loop) close(c *conn, reset bool) {
-	c.closed = true
 	if c.dial != nil {
 		c.dial.timer.disarm()
 		c.dial = nil

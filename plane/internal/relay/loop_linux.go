@@ -172,7 +172,7 @@ func (l *loop) serveReady() {
 	l.ready = nil
 	for _, c := range ready {
 		c.queued = false
-		if !c.closed {
+		if l.conns[c.slot] == c { // else it was closed
 			l.serve(c)
 		}
 	}

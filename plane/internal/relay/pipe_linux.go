@@ -10,7 +10,6 @@ type pipe struct{ r, w int }
 // of slow readers, and no listener gets all of it.
 type pipes struct {
 	free   []*pipe
-	made   int // open pipes
 	budget *Budget
 }
 
@@ -46,7 +45,6 @@ func (p *pipes) get(s *Share) *pipe {
 		return nil
 	}
 	unix.FcntlInt(uintptr(fds[1]), unix.F_SETPIPE_SZ, pipeSize)
-	p.made++
 	return &pipe{fds[0], fds[1]}
 }
 
@@ -63,18 +61,17 @@ func (p *pipes) put(s *Share, pp *pipe) {
 // drop closes a pipe, and discards its bytes.
 func (p *pipes) drop(s *Share, pp *pipe) {
 	p.budget.Give(s, 1)
-	p.close(pp)
+	pp.close()
 }
 
-func (p *pipes) close(pp *pipe) {
+func (pp *pipe) close() {
 	unix.Close(pp.r)
 	unix.Close(pp.w)
-	p.made--
 }
 
 func (p *pipes) closeFree() {
 	for _, pp := range p.free {
-		p.close(pp)
+		pp.close()
 	}
 	p.free = nil
 }

@@ -221,21 +221,23 @@ func (r *Relay) StopAccepting() {
 }
 
 // Drain accepts no new clients, waits until the last connection has ended or ctx is done, and then
-// ends the rest. It does not wait for sessions of UDP, which have no end of their own.
-func (r *Relay) Drain(ctx context.Context) {
+// ends the rest, whose number it returns. It does not wait for sessions of UDP, which have no end
+// of their own.
+func (r *Relay) Drain(ctx context.Context) (left int) {
 	r.StopAccepting()
 	tick := time.NewTicker(drainPoll)
 	defer tick.Stop()
-	for ctx.Err() == nil {
-		if s := r.Stats(); s.TCP.Open+s.SCTP.Open == 0 {
-			break
+	for {
+		tcp, sctp := r.conns.stats()
+		if left = int(tcp.Open + sctp.Open); left == 0 || ctx.Err() != nil {
+			r.conns.end()
+			return left
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 		}
 	}
-	r.conns.end()
 }
 
 // Close ends everything at once, and frees the relay's resources before it returns.

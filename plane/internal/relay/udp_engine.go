@@ -1,6 +1,8 @@
 package relay
 
 import (
+	"errors"
+	"net"
 	"net/netip"
 	"sync"
 	"time"
@@ -82,7 +84,7 @@ func (f *udpFront) receive() {
 	for {
 		d, err := f.socket.fromClient()
 		switch {
-		case isClosed(err):
+		case errors.Is(err, net.ErrClosed):
 			return
 		case err != nil:
 			time.Sleep(time.Millisecond) // do not spin while the host is out of memory
@@ -128,7 +130,7 @@ func (s *udpSession) reply(from *udpSocket) {
 	t := s.front.table
 	for {
 		d, err := from.fromBackend()
-		if isClosed(err) {
+		if errors.Is(err, net.ErrClosed) {
 			return
 		}
 		t.mu.Lock()

@@ -2,8 +2,8 @@ package relay
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"syscall"
@@ -102,13 +102,10 @@ func (s *udpSocket) close() { s.file.Close() }
 func (s *udpSocket) do(fn func(fd int) error) error {
 	var err error
 	if closed := s.raw.Control(func(fd uintptr) { err = fn(int(fd)) }); closed != nil {
-		return os.ErrClosed
+		return net.ErrClosed
 	}
 	return err
 }
-
-// isClosed reports whether an error of reading says that the socket is closed.
-func isClosed(err error) bool { return errors.Is(err, os.ErrClosed) }
 
 // await waits until the socket is readable, and reads it.
 func (s *udpSocket) await(read func(fd int, buf []byte) (int, error)) (d datagram, err error) {
@@ -124,7 +121,7 @@ func (s *udpSocket) await(read func(fd int, buf []byte) (int, error)) (d datagra
 		}
 		return err != unix.EAGAIN
 	}); closed != nil {
-		return d, os.ErrClosed
+		return d, net.ErrClosed
 	}
 	return d, err
 }

@@ -41,8 +41,6 @@ func (s *udpSocket) addr() netip.AddrPort { return unmap(s.LocalAddr().(*net.UDP
 
 func (s *udpSocket) close() { s.Close() }
 
-func isClosed(err error) bool { return errors.Is(err, net.ErrClosed) }
-
 func (s *udpSocket) fromClient() (d datagram, err error) {
 	d.buf = buffers.Get().(*[datagramSize]byte)
 	d.n, d.client, err = s.ReadFromUDPAddrPort(d.buf[:])
