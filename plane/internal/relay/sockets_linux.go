@@ -8,7 +8,51 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"kube-proxy/lb"
 )
+
+// option is a socket option.
+type option struct {
+	name              string
+	level, opt, value int
+}
+
+func setOptions(fd int, all ...option) error {
+	for _, o := range all {
+		if err := unix.SetsockoptInt(fd, o.level, o.opt, o.value); err != nil {
+			return os.NewSyscallError(o.name, err)
+		}
+	}
+	return nil
+}
+
+// forFamily returns the option for sockets to an address, of IPv4 or IPv6.
+func forFamily(a netip.Addr, v4, v6 option) option {
+	if a.Is4() {
+		return v4
+	}
+	return v6
+}
+
+// familyOf returns the address family of sockets to an address.
+func familyOf(a netip.Addr) int {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+// mark returns the option that marks packets to backends; empty without a mark.
+func (r *Relay) mark() []option {
+	if r.cfg.Mark == 0 {
+		return nil
+	}
+	return []option{{"SO_MARK", unix.SOL_SOCKET, unix.SO_MARK, int(r.cfg.Mark)}}
+}
+
+// maxSessionFiles bounds the descriptors of sessions.
+func maxSessionFiles() int { return OpenFiles() }
 
 // sockaddr returns an address in the kernel's form.
 func sockaddr(a netip.AddrPort) unix.Sockaddr {
@@ -86,4 +130,41 @@ func getsockopt(fd, level, opt int, p unsafe.Pointer, size *uint32) error {
 		return errno
 	}
 	return nil
+}
+
+// The relay is a router among others: it lowers the TTL of what it sends to backends. Otherwise two
+// relays whose backends are each other, which the author of endpoints can arrange, would pass a
+// connection on until neither has a descriptor left.
+
+// fewHops is the TTL that a client must have left before a silent or unreachable backend is blamed:
+// with less, a router on the way may have dropped the packet. No path in a cluster is that long.
+const fewHops = 32
+
+// wantHops enables reports of how many hops the packets of clients have left.
+func wantHops(a netip.Addr) option {
+	return forFamily(a, option{"IP_RECVTTL", unix.IPPROTO_IP, unix.IP_RECVTTL, 1},
+		option{"IPV6_RECVHOPLIMIT", unix.IPPROTO_IPV6, unix.IPV6_RECVHOPLIMIT, 1})
+}
+
+// limitHops limits the hops of packets to an address; -1 is the node's own limit.
+func limitHops(a netip.Addr, hops int) option {
+	return forFamily(a, option{"IP_TTL", unix.IPPROTO_IP, unix.IP_TTL, hops},
+		option{"IPV6_UNICAST_HOPS", unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, hops})
+}
+
+// hops returns how many hops the client's packets have left; 0 if the kernel does not know.
+func (c *conn) hops() int {
+	if c.from.proto != lb.TCP {
+		return 0
+	}
+	level, opt := unix.IPPROTO_IP, unix.IP_PKTOPTIONS
+	if c.from.at.Addr().Is6() {
+		level, opt = unix.IPPROTO_IPV6, unix.IPV6_2292PKTOPTIONS
+	}
+	var b [recvControlSize]byte
+	size := uint32(len(b))
+	if getsockopt(int(c.ends[client].fd), level, opt, unsafe.Pointer(&b), &size) != nil {
+		return 0 // the client has gone, which epoll reports too
+	}
+	return parseControl(b[:min(int(size), len(b))]).hops
 }
