@@ -303,9 +303,9 @@ func (p *Plane) takes(f *lb.Frontend) error {
 		what, errTakes)
 }
 
-// make makes the row of a frontend with its sets, listeners and entry. ports are those of the
-// previous process by source.
-func (p *Plane) make(f *lb.Frontend, ports func(lb.From) uint16) (*row, error) {
+// make makes the row of a frontend with its sets, listeners and entry. was are the routes of the
+// previous process, whose ports it prefers.
+func (p *Plane) make(f *lb.Frontend, was []redirect.Route) (*row, error) {
 	if err := p.takes(f); err != nil {
 		return nil, err
 	}
@@ -322,7 +322,7 @@ func (p *Plane) make(f *lb.Frontend, ports func(lb.From) uint16) (*row, error) {
 	if p.addresses != nil {
 		err = p.atAddresses(r, s)
 	} else {
-		err = p.behindRules(r, s, ports)
+		err = p.behindRules(r, s, was)
 	}
 	if err != nil {
 		p.release(r)
@@ -332,12 +332,12 @@ func (p *Plane) make(f *lb.Frontend, ports func(lb.From) uint16) (*row, error) {
 }
 
 // behindRules opens the listeners of a row's sets, to which rules redirect.
-func (p *Plane) behindRules(r *row, s *service, ports func(lb.From) uint16) error {
+func (p *Plane) behindRules(r *row, s *service, was []redirect.Route) error {
 	for _, route := range r.f.Routes {
 		to := redirect.Route{From: route.From, Do: route.Do}
 		if route.Do == lb.Balance {
 			set := s.sets[route.To.ID.Scope]
-			d, err := p.enter(r, set.door, netip.AddrPort{}, leading{set.turns, s}, ports(route.From))
+			d, err := p.enter(r, set.door, netip.AddrPort{}, leading{set.turns, s}, portFor(route.From, was))
 			switch {
 			case errors.Is(err, errors.ErrUnsupported):
 				// it will never be served, so clients get an answer

@@ -59,16 +59,6 @@ func (c *udpCounters) read() Sessions {
 	}
 }
 
-// replied counts a reply to a client.
-func (c *udpCounters) replied(n int, err error) {
-	if err != nil {
-		c.sendFailed.Add(1)
-		return
-	}
-	c.toClients.Add(1)
-	c.toClientBytes.Add(uint64(n))
-}
-
 const (
 	// udpFiles and udpPorts are the parts of the process's descriptors and of the node's ports that
 	// sessions may take: one in so many. Each session takes one of both.

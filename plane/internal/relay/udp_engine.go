@@ -147,8 +147,13 @@ func (s *udpSession) reply(from *udpSocket) {
 			time.Sleep(time.Millisecond)
 			continue
 		}
-		if live {
-			t.count.replied(d.n, s.front.socket.reply(d.bytes(), from))
+		switch {
+		case !live:
+		case s.front.socket.reply(d.bytes(), from) != nil:
+			t.count.sendFailed.Add(1)
+		default:
+			t.count.toClients.Add(1)
+			t.count.toClientBytes.Add(uint64(d.n))
 		}
 		d.free()
 	}

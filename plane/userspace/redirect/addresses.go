@@ -276,7 +276,7 @@ func (c *Addresses) Reset(_ context.Context, _ lb.Node, want []Entry) (later []l
 	for _, l := range want {
 		c.need(l.Key)
 	}
-	failed, err := c.repair(ours, new(int))
+	_, failed, err := c.repair(ours)
 	if len(failed) == 0 {
 		return nil, err
 	}
@@ -291,7 +291,7 @@ func (c *Addresses) Reset(_ context.Context, _ lb.Node, want []Entry) (later []l
 
 // repair adds missing addresses, then removes unwanted ones, and counts both. It continues after
 // failures, and returns the addresses that could not be added.
-func (c *Addresses) repair(ours []netip.Addr, repaired *int) (failed map[netip.Addr]bool, err error) {
+func (c *Addresses) repair(ours []netip.Addr) (repaired int, failed map[netip.Addr]bool, err error) {
 	there := map[netip.Addr]bool{}
 	var add, remove []netip.Addr
 	for _, a := range ours {
@@ -314,18 +314,18 @@ func (c *Addresses) repair(ours []netip.Addr, repaired *int) (failed map[netip.A
 			failed[a] = true
 			errs = append(errs, err)
 		} else if added {
-			*repaired++
+			repaired++
 		}
 	}
 	for _, a := range remove {
 		if err := c.take(a); err != nil {
 			errs = append(errs, err)
 		} else {
-			*repaired++
+			repaired++
 		}
 	}
 	const most = 5 // addresses in a line of the log
-	return failed, errors.Join(errs[:min(len(errs), most)]...)
+	return repaired, failed, errors.Join(errs[:min(len(errs), most)]...)
 }
 
 // need records a key, and reports whether it is the first of its address.
@@ -411,15 +411,15 @@ func (c *Addresses) Probe(context.Context) error {
 // Audit is part of [Redirector].
 func (c *Addresses) Audit(context.Context, bool) (n int, err error) {
 	changed, err := c.ready()
+	if err != nil {
+		return 0, err
+	}
+	ours, err := c.read()
+	if err == nil {
+		n, _, err = c.repair(ours)
+	}
 	if changed {
 		n++
-	}
-	if err == nil {
-		var ours []netip.Addr
-		if ours, err = c.read(); err == nil {
-			_, err = c.repair(ours, &n)
-			return n, err
-		}
 	}
 	return n, err
 }

@@ -118,11 +118,6 @@ func (c *NFTables) Known(ctx context.Context) ([]Entry, error) {
 	if err != nil || !snap.ours {
 		return nil, err
 	}
-	return c.leadsOf(snap), nil
-}
-
-// leadsOf converts elements to entries.
-func (c *NFTables) leadsOf(snap *snapshot) []Entry {
 	leads := map[lb.Key]Entry{}
 	for from := lb.Pods; from <= lb.Anywhere; from++ {
 		for _, np := range []bool{false, true} {
@@ -140,7 +135,7 @@ func (c *NFTables) leadsOf(snap *snapshot) []Entry {
 			}
 		}
 	}
-	return slices.SortedFunc(maps.Values(leads), func(a, b Entry) int { return a.Key.Compare(b.Key) })
+	return slices.SortedFunc(maps.Values(leads), func(a, b Entry) int { return a.Key.Compare(b.Key) }), nil
 }
 
 // Reset is part of [Redirector]. It replaces a table of another version in the same transaction.
