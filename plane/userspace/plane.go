@@ -102,11 +102,7 @@ type listener interface {
 type sockets struct{ *relay.Relay }
 
 func (s sockets) Listen(at relay.Listening, b relay.Balancer, group *relay.Group) (listener, error) {
-	l, err := s.Relay.Listen(at, b, group)
-	if err != nil {
-		return nil, err
-	}
-	return l, nil
+	return s.Relay.Listen(at, b, group)
 }
 
 // New returns a plane whose sockets are in the network namespace of the calling thread. It changes
@@ -249,12 +245,4 @@ func (p *Plane) Answers(k lb.Key, from netip.AddrPort) bool {
 	defer p.mu.RUnlock()
 	r := p.rows[k]
 	return r != nil && slices.ContainsFunc(r.doors, func(d *door) bool { return d.port().number == from.Port() })
-}
-
-// anywhere is the address of listeners if rules redirect.
-func (p *Plane) anywhere() netip.Addr {
-	if p.cfg.Family == lb.IPv6 {
-		return netip.IPv6Unspecified()
-	}
-	return netip.IPv4Unspecified()
 }

@@ -197,8 +197,8 @@ func (p *Plane) listen(d *door, b relay.Balancer, prefer uint16, namespace *rela
 		return nil
 	}
 	return p.ports.take(d.name, d.proto, prefer, func(n uint16) (uint16, error) {
-		l, err := p.relay.Listen(relay.Listening{Proto: d.proto, Addr: netip.AddrPortFrom(p.anywhere(), n)}, b,
-			namespace)
+		anywhere := p.cfg.Family.Everywhere().Addr()
+		l, err := p.relay.Listen(relay.Listening{Proto: d.proto, Addr: netip.AddrPortFrom(anywhere, n)}, b, namespace)
 		if err != nil {
 			return 0, err
 		}

@@ -242,17 +242,12 @@ func (l *loop) send(dst *end, m *message) error {
 
 // infoOf returns the send parameters for a message that came with such control data.
 func infoOf(control []byte) sndInfo {
-	for len(control) >= unix.CmsgLen(0) {
-		header, data, rest, err := unix.ParseOneSocketControlMessage(control)
-		if err != nil {
-			break
-		}
+	for header, data := range controls(control) {
 		if header.Level == unix.IPPROTO_SCTP && header.Type == cmsgRcvInfo &&
 			len(data) >= int(unsafe.Sizeof(rcvInfo{})) {
 			got := *(*rcvInfo)(unsafe.Pointer(&data[0]))
 			return sndInfo{stream: got.stream, flags: got.flags & sctpUnordered, ppid: got.ppid}
 		}
-		control = rest
 	}
 	return sndInfo{}
 }

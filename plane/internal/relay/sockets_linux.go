@@ -2,6 +2,7 @@ package relay
 
 import (
 	"encoding/binary"
+	"iter"
 	"net/netip"
 	"os"
 	"strconv"
@@ -78,6 +79,19 @@ func addrPort(sa unix.Sockaddr) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
+// controls yields the control messages of a datagram.
+func controls(b []byte) iter.Seq2[unix.Cmsghdr, []byte] {
+	return func(yield func(unix.Cmsghdr, []byte) bool) {
+		for len(b) >= unix.SizeofCmsghdr {
+			header, data, rest, err := unix.ParseOneSocketControlMessage(b)
+			if err != nil || !yield(header, data) {
+				return
+			}
+			b = rest
+		}
+	}
+}
+
 // localAddr returns the address of a socket.
 func localAddr(fd int) (netip.AddrPort, error) {
 	sa, err := unix.Getsockname(fd)
@@ -106,11 +120,9 @@ const originalDst = 80
 // rule redirected the packets, else that of the socket. bound is the listener's address.
 func asked(fd int, bound netip.AddrPort) netip.AddrPort {
 	var b [unix.SizeofSockaddrInet6]byte
-	size, level := uint32(len(b)), unix.SOL_IPV6
-	if bound.Addr().Is4() {
-		level = unix.SOL_IP
-	}
-	if getsockopt(fd, level, originalDst, unsafe.Pointer(&b), &size) == nil {
+	size := uint32(len(b))
+	o := forFamily(bound.Addr(), option{level: unix.SOL_IP}, option{level: unix.SOL_IPV6})
+	if getsockopt(fd, o.level, originalDst, unsafe.Pointer(&b), &size) == nil {
 		return rawAddrPort(b[:size])
 	}
 	if !bound.Addr().IsUnspecified() {
@@ -157,13 +169,11 @@ func (c *conn) hops() int {
 	if c.from.proto != lb.TCP {
 		return 0
 	}
-	level, opt := unix.IPPROTO_IP, unix.IP_PKTOPTIONS
-	if c.from.at.Addr().Is6() {
-		level, opt = unix.IPPROTO_IPV6, unix.IPV6_2292PKTOPTIONS
-	}
+	o := forFamily(c.from.at.Addr(), option{level: unix.IPPROTO_IP, opt: unix.IP_PKTOPTIONS},
+		option{level: unix.IPPROTO_IPV6, opt: unix.IPV6_2292PKTOPTIONS})
 	var b [recvControlSize]byte
 	size := uint32(len(b))
-	if getsockopt(int(c.ends[client].fd), level, opt, unsafe.Pointer(&b), &size) != nil {
+	if getsockopt(int(c.ends[client].fd), o.level, o.opt, unsafe.Pointer(&b), &size) != nil {
 		return 0 // the client has gone, which epoll reports too
 	}
 	return parseControl(b[:min(int(size), len(b))]).hops

@@ -269,12 +269,7 @@ const recvControlSize = 128
 
 // parseControl reads the control messages of a datagram, and skips unknown ones.
 func parseControl(b []byte) (r received) {
-	for len(b) >= unix.SizeofCmsghdr {
-		hdr, data, rest, err := unix.ParseOneSocketControlMessage(b)
-		if err != nil {
-			return r
-		}
-		b = rest
+	for hdr, data := range controls(b) {
 		switch {
 		case hdr.Level == unix.IPPROTO_IP && hdr.Type == unix.IP_PKTINFO && len(data) >= unix.SizeofInet4Pktinfo:
 			// The source for a reply (4:8) is the destination (8:12), unless that is a multicast or
@@ -310,12 +305,7 @@ const icmpUnreachable, icmp6Unreachable = 3, 1
 // unreachable reads the control messages of a network error. It returns the error, and the host
 // that reports it; 0 if the error does not mean that a backend is unreachable.
 func unreachable(b []byte) (errno unix.Errno, by netip.Addr) {
-	for len(b) >= unix.SizeofCmsghdr {
-		hdr, data, rest, err := unix.ParseOneSocketControlMessage(b)
-		if err != nil {
-			return 0, by
-		}
-		b = rest
+	for hdr, data := range controls(b) {
 		known := hdr.Level == unix.IPPROTO_IP && hdr.Type == unix.IP_RECVERR || hdr.Level == unix.IPPROTO_IPV6 &&
 			hdr.Type == unix.IPV6_RECVERR
 		const size = 16 // struct sock_extended_err of linux/errqueue.h; the reporter's address follows
