@@ -72,7 +72,7 @@ type Addresses struct {
 
 func newAddresses(f lb.Family, ip ipHelper, b book) *Addresses {
 	return &Addresses{family: f, ip: ip, book: b, drift: make(chan struct{}, 1),
-		users: map[netip.Addr]map[lb.Key]bool{}}
+		users: map[netip.Addr]map[lb.Key]bool{}, at: map[netip.Addr]unicast{}, given: map[netip.Addr]unicast{}}
 }
 
 // Name is part of [Redirector].
@@ -96,7 +96,7 @@ func (c *Addresses) Close() error { return c.ip.close() }
 // writes do not explain it.
 func (c *Addresses) noticed(u unicast, present bool) {
 	c.mu.Lock()
-	if present && c.at != nil {
+	if present {
 		if _, known := c.at[u.addr]; !known { // a removal is reported with the interface only
 			c.at[u.addr] = u
 		}
@@ -158,18 +158,11 @@ func (c *Addresses) ready() (changed bool, err error) {
 	return changed, nil
 }
 
-// add adds an address to the machine. It returns false if an interface has it already.
+// add adds an address to the machine, whose addresses have been read. It returns false if an
+// interface has it already.
 func (c *Addresses) add(a netip.Addr) (added bool, err error) {
 	if c.luid == 0 {
 		if _, err := c.ready(); err != nil {
-			return false, err
-		}
-	}
-	c.mu.Lock()
-	known := c.at != nil
-	c.mu.Unlock()
-	if !known {
-		if _, err := c.read(); err != nil {
 			return false, err
 		}
 	}

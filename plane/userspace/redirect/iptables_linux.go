@@ -257,34 +257,24 @@ func (c *IPTables) change(log *rollback.Log) *rowsChange {
 	return ch
 }
 
-// put sets an entry.
+// put replaces the entry of its key; one without routes removes it.
 func (c *rowsChange) put(l Entry) {
-	if l.Key.IsNodePort() {
-		l.Sources = nil
+	was, known := c.leads[l.Key]
+	switch {
+	case len(l.Routes) > 0:
+		rollback.Put(c.log, c.leads, l.Key, l)
+	case known:
+		rollback.Delete(c.log, c.leads, l.Key)
+	default:
+		return
 	}
-	was := c.leads[l.Key]
-	rollback.Put(c.log, c.leads, l.Key, l)
 	c.share(l, 1)
 	c.share(was, -1)
-	nat, filter := c.lead(l)
-	c.rules(l.Key, nat, filter)
-}
-
-// drop removes an entry.
-func (c *rowsChange) drop(k lb.Key) {
-	if was, known := c.leads[k]; known {
-		rollback.Delete(c.log, c.leads, k)
-		c.share(was, -1)
-		c.rules(k, nil, nil)
+	nat, filter := inPortals, inRefused
+	if l.Key.IsNodePort() {
+		nat, filter = inNodePorts, inRefusedPorts
 	}
-}
-
-func (c *rowsChange) rules(k lb.Key, nat, filter []string) {
-	if k.IsNodePort() {
-		c.Entries[inNodePorts][k], c.Entries[inRefusedPorts][k] = nat, filter
-	} else {
-		c.Entries[inPortals][k], c.Entries[inRefused][k] = nat, filter
-	}
+	c.Entries[nat][l.Key], c.Entries[filter][l.Key] = c.lead(l)
 }
 
 // share counts an entry as one more or one less user of its listeners and its list of sources.
@@ -384,7 +374,7 @@ func (c *IPTables) Apply(ctx context.Context, set []Entry, remove []lb.Key) erro
 	log := &rollback.Log{}
 	rows := c.change(log)
 	for _, k := range remove {
-		rows.drop(k)
+		rows.put(Entry{Key: k})
 	}
 	for _, l := range set {
 		rows.put(l)

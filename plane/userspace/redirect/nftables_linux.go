@@ -202,10 +202,10 @@ func (c *NFTables) Apply(ctx context.Context, set []Entry, remove []lb.Key) erro
 	log := &rollback.Log{}
 	ch := c.st.change(log)
 	for _, k := range remove {
-		ch.remove(k)
+		ch.put(Entry{Key: k})
 	}
 	for _, l := range set {
-		ch.set(l)
+		ch.put(l)
 	}
 	ch.finish()
 	t := c.rules.transaction(TableName)

@@ -56,28 +56,20 @@ func (c *change) stage(e element, add bool) {
 	}
 }
 
-// set sets the entry of its key.
-func (c *change) set(lead Entry) {
-	if lead.Key.IsNodePort() {
-		lead.Sources = nil // NodePorts have none
+// put replaces the entry of its key; one without routes removes it. It counts the shared elements,
+// and queues the others for finish.
+func (c *change) put(l Entry) {
+	was, known := c.st.leads[l.Key]
+	now := held{list: c.lists.Swap(l.Sources, was.list)}
+	switch {
+	case len(l.Routes) > 0:
+		now.Entry = l
+		rollback.Put(c.log, c.st.leads, l.Key, now)
+	case known:
+		rollback.Delete(c.log, c.st.leads, l.Key)
+	default:
+		return
 	}
-	was := c.st.leads[lead.Key]
-	now := held{lead, c.lists.Swap(lead.Sources, was.list)}
-	c.swap(was, now)
-	rollback.Put(c.log, c.st.leads, lead.Key, now)
-}
-
-// remove removes the entry of a key.
-func (c *change) remove(k lb.Key) {
-	if was, there := c.st.leads[k]; there {
-		c.lists.Swap(nil, was.list)
-		c.swap(was, held{})
-		rollback.Delete(c.log, c.st.leads, k)
-	}
-}
-
-// swap counts the shared elements of an entry, and queues it for finish.
-func (c *change) swap(was, now held) {
 	c.swaps = append(c.swaps, [2]held{was, now})
 	for e := range now.sharedElements() {
 		if count(c.log, c.st.shared, e, 1) == 1 {
@@ -192,7 +184,7 @@ func stateOf(leads []Entry, snap *snapshot, addrLen int) *nftState {
 		}
 	}, snap.records[sSourceRanges])
 	for _, l := range want {
-		c.set(l)
+		c.put(l)
 	}
 	c.finish()
 	return st

@@ -18,7 +18,8 @@ type Entry struct {
 	Key lb.Key
 	// Kind as in [lb.Frontend].
 	Kind lb.Kind
-	// Sources are the only allowed sources; others are dropped (SV-61). Empty allows all.
+	// Sources are the only allowed sources; others are dropped (SV-61). Empty allows all, as always
+	// for NodePorts.
 	Sources []netip.Prefix
 	// Routes has at most one route for each From, in the order Pods, Host, Anywhere; the last is
 	// for Anywhere. With [AtAddresses] there is one route, and the listener distinguishes sources.
@@ -107,8 +108,8 @@ type AtAddresses interface {
 	Redirector
 	// NodeAddresses returns the addresses of the node, without the Redirector's.
 	NodeAddresses() ([]netip.Addr, error)
-	// Prepare adds an address to the node, so that a socket can be bound to it. The next audit
-	// removes an address without an entry.
+	// Prepare adds an address to the node, so that a socket can be bound to it, after NodeAddresses
+	// or Reset. The next audit removes an address without an entry.
 	Prepare(a netip.Addr) error
 }
 
