@@ -59,7 +59,12 @@ func (r *ruleset) chains() []rule.Chain {
 		r.New("source ranges", rule.Has(r.set(sSourceLists), r.VIP()...), rule.Jump("sources")),
 	}, r.bySource("refuse")...)
 	leads := r.bySource("lead")
-	guard := append([]rule.Rule{r.New("an answer", rule.Answer, rule.Accept)}, r.intruders()...)
+	guard := []rule.Rule{r.New("an answer", rule.Answer, rule.Accept)}
+	if r.sockets {
+		// While no proxy ran, another program took the port of a listener. Sockets of the proxy are
+		// transparent, which an unprivileged program cannot set. The kernel finds no sockets of SCTP.
+		guard = append(guard, r.New("a socket of another program", rule.NotTransparent, rule.Jump("refused")))
+	}
 	guard = append(guard, r.New("led here", rule.DestinationTranslated, rule.Accept))
 	for _, p := range r.node.NodePorts {
 		here := slices.Clip(r.hereFor(p))
@@ -100,16 +105,6 @@ func (r *ruleset) chains() []rule.Chain {
 		}
 	}
 	return all
-}
-
-// intruders refuse packets to the socket of another program, which took the port of a listener
-// while no proxy ran. Sockets of the proxy are transparent, which an unprivileged program cannot
-// set. The kernel finds no sockets of SCTP.
-func (r *ruleset) intruders() []rule.Rule {
-	if !r.sockets {
-		return nil
-	}
-	return []rule.Rule{r.New("a socket of another program", rule.NotTransparent, rule.Jump("refused"))}
 }
 
 // bySource jumps to the chains of the kinds of sources, in the order of routes. A chain that has

@@ -1,8 +1,6 @@
 package redirect
 
 import (
-	"encoding/binary"
-
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
@@ -70,10 +68,4 @@ func schema(ip rule.IP) (all [setCount]wire.Set) {
 func parseKey(d *wire.Set, rec []byte) lb.Key {
 	const protocolAndPort = 8
 	return wire.ParseKey(rec, d.KeyLen()-protocolAndPort)
-}
-
-func appendPortData(b []byte, p uint16) []byte { return binary.BigEndian.AppendUint16(b, p) }
-
-func appendListener(b []byte, p lb.Proto, port uint16) []byte {
-	return wire.AppendPort(wire.AppendOctet(b, byte(p)), port)
 }

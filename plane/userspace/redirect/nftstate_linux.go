@@ -1,6 +1,7 @@
 package redirect
 
 import (
+	"encoding/binary"
 	"iter"
 	"net/netip"
 
@@ -110,7 +111,7 @@ func (l held) elements() iter.Seq[element] {
 		var buf [40]byte
 		k := wire.AppendKey(buf[:0], l.Key)
 		for _, r := range l.Routes {
-			e := element{set: ports(r.From, l.Key.IsNodePort()), rec: string(appendPortData(k, r.Port))}
+			e := element{set: ports(r.From, l.Key.IsNodePort()), rec: string(binary.BigEndian.AppendUint16(k, r.Port))}
 			if r.Port == 0 {
 				e = element{set: refusals(r.From, l.Key.IsNodePort()), rec: string(wire.AppendNumber(k, uint32(r.Do)))}
 			}
@@ -133,7 +134,8 @@ func (l Entry) sharedElements() iter.Seq[element] {
 			return
 		}
 		for _, r := range l.Routes {
-			if r.Port != 0 && !yield(element{sListeners, string(appendListener(buf[:0], l.Key.Proto, r.Port))}) {
+			key := lb.Key{Port: r.Port, Proto: l.Key.Proto}
+			if r.Port != 0 && !yield(element{sListeners, string(wire.AppendKey(buf[:0], key))}) {
 				return
 			}
 		}
