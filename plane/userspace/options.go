@@ -28,15 +28,13 @@ type Options struct {
 	UserspaceFallback *bool `json:"userspaceFallback"`
 }
 
-// drainTimeout suffices for requests in progress. Clients must reopen longer connections in any
-// case, and no process accepts new ones during the wait.
-const drainTimeout = 5 * time.Second
-
 // defaults are the default values.
 func defaults() *Options {
 	v := &Options{UserspaceFallback: new(true)}
 	v.UDPIdleTimeout.Duration = 250 * time.Millisecond
-	v.Userspace.DrainTimeout.Duration = drainTimeout
+	// This suffices for requests in progress. Clients must reopen longer connections in any case, and
+	// no process accepts new ones during the wait.
+	v.Userspace.DrainTimeout.Duration = 5 * time.Second
 	v.Userspace.NodeEndpoints = new(true)
 	return v
 }

@@ -63,7 +63,7 @@ type Plane struct {
 	closeOwn       func() error // closes the source of ownAddresses
 
 	counters counters
-	notices  notices
+	notices  *notices
 
 	closed bool
 	// ready: a Reset has succeeded, and the kernel's state was not lost since.
@@ -146,7 +146,7 @@ func newPlane(cfg Config, r relayer, own func(netip.Addr) (bool, error)) (*Plane
 		cfg: cfg, relay: r, redirect: cfg.Redirector, origins: balance.NewOrigins(own),
 		ports:          newPorts(cfg.FirstPort, cfg.LastPort),
 		maxBatchWeight: maxBatchWeight, rows: map[lb.Key]*row{}, services: map[serviceName]*service{},
-		closeOwn: func() error { return nil },
+		closeOwn: func() error { return nil }, notices: newNotices(cfg),
 	}
 	p.addresses, _ = cfg.Redirector.(redirect.AtAddresses)
 	if cfg.CountServices {

@@ -183,28 +183,26 @@ func (p *Plane) open(d *door, b relay.Balancer, prefer uint16) error {
 }
 
 func (p *Plane) listen(d *door, b relay.Balancer, prefer uint16, namespace *relay.Group) error {
-	if d.at.IsValid() {
-		if err := p.addresses.Prepare(d.at.Addr()); err != nil {
-			return err
-		}
-		at := relay.Listening{Proto: d.proto, Addr: d.at}
-		l, err := p.relay.Listen(at, b, namespace)
-		if err != nil {
-			return err
-		}
-		d.listener = l
-		p.at.Store(at, d)
-		return nil
+	listen := func(at netip.AddrPort) (err error) {
+		d.listener, err = p.relay.Listen(relay.Listening{Proto: d.proto, Addr: at}, b, namespace)
+		return err
 	}
-	return p.ports.take(d.name, d.proto, prefer, func(n uint16) (uint16, error) {
-		anywhere := p.cfg.Family.Everywhere().Addr()
-		l, err := p.relay.Listen(relay.Listening{Proto: d.proto, Addr: netip.AddrPortFrom(anywhere, n)}, b, namespace)
-		if err != nil {
-			return 0, err
-		}
-		d.listener = l
-		return l.Addr().Port(), nil
-	}, func() { d.listener.Close() })
+	if !d.at.IsValid() {
+		return p.ports.take(d.name, d.proto, prefer, func(n uint16) (uint16, error) {
+			if err := listen(netip.AddrPortFrom(p.cfg.Family.Everywhere().Addr(), n)); err != nil {
+				return 0, err
+			}
+			return d.listener.Addr().Port(), nil
+		}, func() { d.listener.Close() })
+	}
+	if err := p.addresses.Prepare(d.at.Addr()); err != nil {
+		return err
+	}
+	if err := listen(d.at); err != nil {
+		return err
+	}
+	p.at.Store(relay.Listening{Proto: d.proto, Addr: d.at}, d)
+	return nil
 }
 
 // shut closes an unused listener. Its connections continue.

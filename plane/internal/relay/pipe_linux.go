@@ -50,12 +50,12 @@ func (p *pipes) get(s *Share) *pipe {
 
 // put takes back a pipe that is empty.
 func (p *pipes) put(s *Share, pp *pipe) {
-	if len(p.free) >= sparePipes {
-		p.drop(s, pp)
-		return
-	}
 	p.budget.Give(s, 1)
-	p.free = append(p.free, pp)
+	if len(p.free) < sparePipes {
+		p.free = append(p.free, pp)
+	} else {
+		pp.close()
+	}
 }
 
 // drop closes a pipe, and discards its bytes.

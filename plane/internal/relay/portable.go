@@ -213,7 +213,7 @@ func (c *portableConn) dial() bool {
 		if len(tried) == 1 {
 			p.retried.Add(1)
 		}
-		err := c.attempt(backend)
+		err := c.attempt(who, backend)
 		// a refusal has another error: this came after the handshake
 		if reset := errors.Is(err, syscall.ECONNRESET); reset || err == nil {
 			c.from.owner.balancer().Dialled(who, backend, nil)
@@ -233,12 +233,11 @@ func (c *portableConn) dial() bool {
 }
 
 // attempt tries to reach a backend.
-func (c *portableConn) attempt(backend netip.AddrPort) error {
+func (c *portableConn) attempt(who Client, backend netip.AddrPort) error {
 	p, cfg := c.from.engine, c.from.engine.relay.cfg
 	c.backend = backend
 	p.relay.ports.give(c.ports)
-	if c.ports = p.relay.ports.take(lb.TCP, backend, unmap(c.client.RemoteAddr().(*net.TCPAddr).AddrPort()).
-		Addr()); c.ports == nil {
+	if c.ports = p.relay.ports.take(lb.TCP, backend, who.Addr.Addr()); c.ports == nil {
 		return errPorts
 	}
 	d := net.Dialer{Timeout: cfg.DialTimeout, KeepAliveConfig: net.KeepAliveConfig{

@@ -209,29 +209,30 @@ func list(sources []netip.Prefix) (nat, filter []string) {
 
 // frames are the rules of the trees besides entries.
 func (c *IPTables) frames() []xtables.Frame {
-	const led = "-m conntrack --ctstate DNAT -j RETURN"
 	f := make([]xtables.Frame, treeCount)
 	here := func(to string) []string {
 		return xtables.NodePortRules(c.cfg.Family, c.node.NodePorts, c.cfg.LocalhostNodePorts,
 			"-m addrtype --dst-type LOCAL -j "+to)
 	}
 	f[inPortals].Tail = here(nodePorts)
-	f[inGuard].Head = c.passGuard(led)
+	f[inGuard].Head = c.passGuard()
 	// Packets of the proxy to this node itself come in again, by lo and with its mark.
-	f[inRefused] = xtables.Frame{Head: append(c.own("-i lo "), led), Tail: here(refusedPorts)}
+	f[inRefused] = xtables.Frame{Head: append(c.own("-i lo "), redirected+"-j RETURN"), Tail: here(refusedPorts)}
 	return f
 }
+
+// redirected matches packets that were redirected.
+const redirected = "-m conntrack --ctstate DNAT "
 
 // passGuard are the rules that pass the guard: answers, and packets that were redirected to a
 // socket of the proxy. That socket is transparent, which an unprivileged program cannot set. The
 // kernel finds no sockets of SCTP.
-func (c *IPTables) passGuard(led string) []string {
-	const answers, sctp, own = "-m conntrack --ctdir REPLY -j RETURN", "-p sctp ",
-		"-m socket --transparent --nowildcard "
+func (c *IPTables) passGuard() []string {
+	const answers, own = "-m conntrack --ctdir REPLY -j RETURN", "-m socket --transparent --nowildcard -j RETURN"
 	if c.unguarded != nil {
-		return []string{led, answers}
+		return []string{redirected + "-j RETURN", answers}
 	}
-	return []string{strings.Replace(led, "-j", own+"-j", 1), sctp + led, answers}
+	return []string{redirected + own, "-p sctp " + redirected + "-j RETURN", answers}
 }
 
 // own lets the proxy's own packets pass.
@@ -333,21 +334,18 @@ func (c *IPTables) Reset(ctx context.Context, n lb.Node, want []Entry) (later []
 	for _, l := range known {
 		served[l.Key] = true
 	}
-	for _, keep := range []func(Entry) bool{func(l Entry) bool { return served[l.Key] },
-		func(Entry) bool { return false }} {
-		if !errors.Is(err, xtables.ErrRefused) {
-			break
-		}
+	for try := 0; try < 2 && errors.Is(err, xtables.ErrRefused); try++ {
 		var now []Entry
 		later = nil
 		for _, l := range want {
-			if keep(l) {
+			if served[l.Key] {
 				now = append(now, l)
 			} else {
 				later = append(later, l.Key)
 			}
 		}
 		err = c.reset(ctx, now)
+		clear(served) // one of these may be the cause
 	}
 	return later, err
 }
