@@ -51,23 +51,22 @@ func (b *batch) change(k lb.Key, f *lb.Frontend, was []redirect.Route) bool {
 	b.p.mu.Lock()
 	defer b.p.mu.Unlock()
 	old := b.p.rows[k]
-	if f.Accepts() {
-		f = nil
-	}
-	if f == nil {
+	remove := func() {
 		if old != nil {
 			b.remove = append(b.remove, k)
 			b.steps = append(b.steps, step{k, old, nil, true})
 		}
+	}
+	if f == nil || f.Accepts() {
+		remove()
 		return true
 	}
 	r, err := b.p.make(f, was)
 	if err != nil {
 		b.p.notices.noPort(err)
 		b.failed = append(b.failed, fmt.Errorf("userspace: frontend %s: %w", k, err))
-		if old != nil && errors.Is(err, errTakes) { // the former listener would still accept
-			b.remove = append(b.remove, k)
-			b.steps = append(b.steps, step{k, old, nil, true})
+		if errors.Is(err, errTakes) { // the former listener would still accept
+			remove()
 		}
 		return false
 	}

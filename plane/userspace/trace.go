@@ -18,13 +18,8 @@ var errNoTracer = errors.New("the redirecting rules cannot be inspected")
 
 // TraceMode returns the properties of the mode with this redirector for [trace.Ask].
 func (p *Plane) TraceMode(m trace.Mode) trace.Mode {
-	switch p.redirect.Name() {
-	case "iptables":
-		m.PassesUnknown = true
-	case "nftables":
-	default:
-		m.PassesUnknown, m.Unfiltered = true, true
-	}
+	m.PassesUnknown = p.redirect.Name() != "nftables"
+	m.Unfiltered = p.addresses != nil
 	return m
 }
 

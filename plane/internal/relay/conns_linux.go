@@ -127,7 +127,7 @@ type listening struct {
 	closed bool
 }
 
-func (e *conns) listen(l *Listener, at Listening) (socket, error) {
+func (e *conns) listen(l *Listener, at Listening) (socket, netip.AddrPort, error) {
 	s := &listening{engine: e, owner: l, share: Share{group: &l.group.descriptors}, held: Share{group: &l.group.held},
 		id: e.lastID.Add(1), proto: at.Proto, count: &e.tcp}
 	if at.Proto == lb.SCTP {
@@ -137,10 +137,10 @@ func (e *conns) listen(l *Listener, at Listening) (socket, error) {
 		s.fd, s.at, err = listenSocket(at, e.relay.cfg)
 		return err
 	}); err != nil {
-		return nil, err
+		return nil, at.Addr, err
 	}
 	e.each(func(l *loop) { l.watch(s) })
-	return s, nil
+	return s, s.at, nil
 }
 
 // backlog is how many clients may wait to be accepted; the kernel has a limit of its own
@@ -176,8 +176,6 @@ func listenSocket(at Listening, cfg Config) (fd int, actual netip.AddrPort, err 
 	}
 	return fd, actual, err
 }
-
-func (s *listening) addr() netip.AddrPort { return s.at }
 
 // sweep is the most clients that a closing socket accepts; the kernel lets no more wait by default.
 const sweep = 4096

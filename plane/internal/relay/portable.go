@@ -46,9 +46,9 @@ func (p *portable) end() {
 	}
 }
 
-func (p *portable) listen(l *Listener, at Listening) (socket, error) {
+func (p *portable) listen(l *Listener, at Listening) (socket, netip.AddrPort, error) {
 	if at.Proto != lb.TCP {
-		return nil, fmt.Errorf("protocol %v: %w", at.Proto, errors.ErrUnsupported)
+		return nil, at.Addr, fmt.Errorf("protocol %v: %w", at.Proto, errors.ErrUnsupported)
 	}
 	var ln net.Listener
 	if err := p.relay.ns.run(func() (err error) {
@@ -56,11 +56,11 @@ func (p *portable) listen(l *Listener, at Listening) (socket, error) {
 			at.Addr.String())
 		return err
 	}); err != nil {
-		return nil, listenError(err)
+		return nil, at.Addr, listenError(err)
 	}
 	s := &portableSocket{engine: p, owner: l, ln: ln.(*net.TCPListener), share: Share{group: &l.group.descriptors}}
 	p.work.Go(s.accept)
-	return s, nil
+	return s, unmap(ln.Addr().(*net.TCPAddr).AddrPort()), nil
 }
 
 // network names a network of package net.
@@ -78,8 +78,6 @@ type portableSocket struct {
 	ln     *net.TCPListener
 	share  Share
 }
-
-func (s *portableSocket) addr() netip.AddrPort { return unmap(s.ln.Addr().(*net.TCPAddr).AddrPort()) }
 
 func unmap(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
 

@@ -116,7 +116,7 @@ func inspectEvery(limit time.Duration) time.Duration { return max(limit/16, 10*t
 type connEngine interface {
 	// listen begins to serve. The error of a port in use wraps syscall.EADDRINUSE, that of an
 	// unknown protocol errors.ErrUnsupported.
-	listen(l *Listener, at Listening) (socket, error)
+	listen(l *Listener, at Listening) (socket, netip.AddrPort, error)
 	stats() (tcp, sctp Connections)
 	// stop ends all connections, and frees everything before it returns.
 	stop()
@@ -124,11 +124,10 @@ type connEngine interface {
 	end()
 }
 
-// socket is an engine's part of one listener. Its methods may be called at any time from any
-// goroutine, also after close.
+// socket is an engine's part of one listener.
 type socket interface {
-	addr() netip.AddrPort
-	// close accepts no new clients; the port is free when it returns. Open connections continue.
+	// close accepts no new clients; the port is free when it returns. Open connections continue. Any
+	// goroutine may call it at any time, also again.
 	close()
 }
 
@@ -155,7 +154,8 @@ func New(cfg Config) (*Relay, error) {
 		return nil, fmt.Errorf("relay: %w", err)
 	}
 	r := &Relay{cfg: cfg.withDefaults(), ns: ns, listeners: map[*Listener]struct{}{},
-		ports: &sourcePorts{most: int64(EphemeralPorts()), to: map[portsKey]*portsTo{}}}
+		ports: &sourcePorts{most: int64(EphemeralPorts()), to: map[portsKey]*Budget{},
+			clients: map[clientPortsKey]*clientPorts{}}}
 	r.udp = newUDP(r, newUDPBudget(maxSessionFiles(), EphemeralPorts()))
 	if r.conns, err = newConns(r); err != nil {
 		ns.close()
@@ -188,7 +188,7 @@ func (r *Relay) Listen(at Listening, b Balancer, group *Group) (*Listener, error
 		return nil, fmt.Errorf("relay: listen at %v/%v: %w", at.Addr, at.Proto, ErrClosed)
 	}
 	var err error
-	if l.socket, err = listen(l, at); err != nil {
+	if l.socket, l.at, err = listen(l, at); err != nil {
 		return nil, fmt.Errorf("relay: listen at %v/%v: %w", at.Addr, at.Proto, err)
 	}
 	r.listeners[l] = struct{}{}
@@ -261,11 +261,12 @@ type Listener struct {
 	relay   *Relay
 	group   *Group
 	socket  socket
+	at      netip.AddrPort
 	current atomic.Pointer[Balancer]
 }
 
 // Addr returns the address at which it listens.
-func (l *Listener) Addr() netip.AddrPort { return l.socket.addr() }
+func (l *Listener) Addr() netip.AddrPort { return l.at }
 
 // SetBalancer replaces the Balancer.
 func (l *Listener) SetBalancer(b Balancer) { l.current.Store(&b) }

@@ -16,8 +16,9 @@ var errPorts = errors.New("the client has its share of the source ports towards 
 type sourcePorts struct {
 	most int64 // towards one backend
 
-	mu sync.Mutex
-	to map[portsKey]*portsTo
+	mu      sync.Mutex
+	to      map[portsKey]*Budget
+	clients map[clientPortsKey]*clientPorts
 }
 
 // portsKey identifies a set of source ports: that of one backend, or of all backends for SCTP,
@@ -27,39 +28,35 @@ type portsKey struct {
 	backend netip.AddrPort
 }
 
-// portsTo is the source ports towards one backend.
-type portsTo struct {
-	key     portsKey
-	budget  Budget
-	clients map[netip.Addr]*clientPorts
+// clientPortsKey identifies one client's part of them.
+type clientPortsKey struct {
+	portsKey
+	client netip.Addr
 }
 
-// clientPorts is one client's part of them.
+// clientPorts is one client's part of a set.
 type clientPorts struct {
 	Share
-	of     *portsTo
-	client netip.Addr
+	key clientPortsKey
 }
 
 // take takes a port for a connection of a client; nil if the client has its share.
 func (p *sourcePorts) take(proto lb.Proto, backend netip.AddrPort, client netip.Addr) *clientPorts {
-	key := portsKey{proto, backend}
+	key := clientPortsKey{portsKey{proto, backend}, client}
 	if proto == lb.SCTP {
 		key.backend = netip.AddrPort{}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	to := p.to[key]
-	if to == nil {
-		to = &portsTo{key: key, budget: Budget{max: p.most}, clients: map[netip.Addr]*clientPorts{}}
-		p.to[key] = to
+	if p.to[key.portsKey] == nil {
+		p.to[key.portsKey] = &Budget{max: p.most}
 	}
-	c := to.clients[client]
+	c := p.clients[key]
 	if c == nil {
-		c = &clientPorts{of: to, client: client}
-		to.clients[client] = c
+		c = &clientPorts{key: key}
+		p.clients[key] = c
 	}
-	if !to.budget.Take(&c.Share, 1) {
+	if !p.to[key.portsKey].Take(&c.Share, 1) {
 		p.forget(c)
 		return nil
 	}
@@ -73,16 +70,16 @@ func (p *sourcePorts) give(c *clientPorts) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c.of.budget.Give(&c.Share, 1)
+	p.to[c.key.portsKey].Give(&c.Share, 1)
 	p.forget(c)
 }
 
 // forget deletes unused entries.
 func (p *sourcePorts) forget(c *clientPorts) {
 	if c.Used() == 0 {
-		delete(c.of.clients, c.client)
+		delete(p.clients, c.key)
 	}
-	if len(c.of.clients) == 0 {
-		delete(p.to, c.of.key)
+	if p.to[c.key.portsKey].Used() == 0 {
+		delete(p.to, c.key.portsKey)
 	}
 }

@@ -30,21 +30,19 @@ func newUDP(r *Relay, budget *Budget) *udpEngine {
 // stop waits for the goroutines of the listeners, which are closed.
 func (e *udpEngine) stop() { e.work.Wait() }
 
-func (e *udpEngine) listen(owner *Listener, at Listening) (socket, error) {
+func (e *udpEngine) listen(owner *Listener, at Listening) (socket, netip.AddrPort, error) {
 	var socket *udpSocket
 	if err := e.relay.ns.run(func() (err error) {
 		socket, err = newFrontSocket(at.Addr)
 		return err
 	}); err != nil {
-		return nil, listenError(err)
+		return nil, at.Addr, listenError(err)
 	}
 	f := newUDPFront(owner, socket.addr())
 	f.table, f.socket = e.tables[owner.group.table%udpTables], socket
 	e.work.Go(f.receive)
-	return f, nil
+	return f, f.at, nil
 }
-
-func (f *udpFront) addr() netip.AddrPort { return f.at }
 
 // close ends the sessions too: without the socket, no reply can reach their clients.
 func (f *udpFront) close() {

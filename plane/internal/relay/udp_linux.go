@@ -201,7 +201,7 @@ func (s *udpSocket) send(datagram []byte, hops int) error {
 			return err
 		}
 		// It may be the error of an earlier datagram, which the kernel reports only once.
-		if s.readErrors(fd); s.session.lost {
+		if _ = s.readErrors(fd); s.session.lost {
 			return err
 		}
 		return write(fd, datagram)
@@ -218,17 +218,14 @@ func write(fd int, datagram []byte) error {
 
 // failed records the network's error reports after a read has failed.
 func (s *udpSocket) failed() {
-	_ = s.do(func(fd int) error {
-		s.readErrors(fd)
-		return nil
-	})
+	_ = s.do(s.readErrors)
 }
 
 // maxErrors is the number of errors read at a time: more than the kernel keeps by default.
 const maxErrors = 1024
 
 // readErrors reads the network's error reports about datagrams sent to the backend.
-func (s *udpSocket) readErrors(fd int) {
+func (s *udpSocket) readErrors(fd int) error {
 	var control [512]byte
 	var payload [1]byte
 	for range maxErrors {
@@ -245,7 +242,7 @@ func (s *udpSocket) readErrors(fd int) {
 		}
 	}
 	// Otherwise an error without an entry in the queue would be reported forever.
-	_, _ = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	return socketError(int32(fd))
 }
 
 // isLocal reports whether the node has an address. With IPv4 the kernel drops packets from
