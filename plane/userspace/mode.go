@@ -96,8 +96,8 @@ func Mode() mode.Mode {
 		},
 
 		Able: able,
-		// What the kernel may load while the first redirector is tried. Another one is tried only if
-		// the first one is known to be unavailable.
+		// What the kernel may load while the first redirector is tried. Another one is tried only
+		// if the first one is known to be unavailable.
 		Modules: func(mode.Settings) []string { return []string{"nfnetlink", "nf_tables"} },
 		New:     h.open,
 

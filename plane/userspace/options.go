@@ -32,8 +32,8 @@ type Options struct {
 func defaults() *Options {
 	v := &Options{UserspaceFallback: new(true)}
 	v.UDPIdleTimeout.Duration = 250 * time.Millisecond
-	// This suffices for requests in progress. Clients must reopen longer connections in any case, and
-	// no process accepts new ones during the wait.
+	// This suffices for requests in progress. Clients must reopen longer connections in any case,
+	// and no process accepts new ones during the wait.
 	v.Userspace.DrainTimeout.Duration = 5 * time.Second
 	v.Userspace.NodeEndpoints = new(true)
 	return v

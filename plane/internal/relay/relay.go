@@ -126,8 +126,8 @@ type connEngine interface {
 
 // socket is an engine's part of one listener.
 type socket interface {
-	// close accepts no new clients; the port is free when it returns. Open connections continue. Any
-	// goroutine may call it at any time, also again.
+	// close accepts no new clients; the port is free when it returns. Open connections continue.
+	// Any goroutine may call it at any time, also again.
 	close()
 }
 

@@ -61,8 +61,8 @@ func (r *ruleset) chains() []rule.Chain {
 	leads := r.bySource("lead")
 	guard := []rule.Rule{r.New("an answer", rule.Answer, rule.Accept)}
 	if r.sockets {
-		// While no proxy ran, another program took the port of a listener. Sockets of the proxy are
-		// transparent, which an unprivileged program cannot set. The kernel finds no sockets of SCTP.
+		// It took the port of a listener while no proxy ran. Sockets of the proxy are transparent,
+		// which an unprivileged program cannot set. The kernel finds no sockets of SCTP.
 		guard = append(guard, r.New("a socket of another program", rule.NotTransparent, rule.Jump("refused")))
 	}
 	guard = append(guard, r.New("led here", rule.DestinationTranslated, rule.Accept))

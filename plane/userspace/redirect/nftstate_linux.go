@@ -96,7 +96,8 @@ func (c *change) finish() {
 		}
 	}
 	for _, l := range c.lists.Edits {
-		diff.Sorted(l.Was, l.Now, netip.Prefix.Compare, func(p netip.Prefix) { c.stage(rangeElement(l.List, p), false) },
+		diff.Sorted(l.Was, l.Now, netip.Prefix.Compare,
+			func(p netip.Prefix) { c.stage(rangeElement(l.List, p), false) },
 			func(p netip.Prefix) { c.stage(rangeElement(l.List, p), true) })
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 
 	"kube-proxy/lb"
+	"kube-proxy/mode"
 	"kube-proxy/plane/selfwrites"
 	"kube-proxy/trace"
 )
@@ -119,6 +120,6 @@ type Tracer interface {
 	// TracePacket follows a packet through the kernel. The listener is its only backend if it
 	// balances.
 	TracePacket(ctx context.Context, p trace.Packet) (trace.Kernel, error)
-	// Differences calls each for every difference from these entries, until it returns false.
-	Differences(ctx context.Context, n lb.Node, leads iter.Seq[Entry], each func(trace.Difference) bool) error
+	// Differences reports every difference from these entries.
+	Differences(ctx context.Context, n lb.Node, leads iter.Seq[Entry], d *mode.Reporter) error
 }

@@ -42,16 +42,14 @@ func (c *NFTables) renderer(n lb.Node, sockets bool) *ruleset {
 }
 
 // Differences is part of [Tracer]: it compares the table with the result of a Reset.
-func (c *NFTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Entry],
-	each func(trace.Difference) bool) error {
+func (c *NFTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Entry], d *mode.Reporter) error {
 	sock, err := wire.Open()
 	if err != nil {
 		return err
 	}
 	defer sock.Close()
-	d := mode.NewReporter(ctx, each)
 	reader := &NFTables{ip: c.ip, rules: c.renderer(n, c.rules.sockets), sock: sock}
-	if err := d.Done(reader.compare(ctx, leads, d)); err != nil {
+	if err := reader.compare(ctx, leads, d); err != nil {
 		return fmt.Errorf("compare the table with the rows: %w", err)
 	}
 	return nil
@@ -113,8 +111,7 @@ func (c *IPTables) TracePacket(ctx context.Context, p trace.Packet) (trace.Kerne
 }
 
 // Differences is part of [Tracer]. It renders the rules with the present address of the node.
-func (c *IPTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Entry],
-	each func(trace.Difference) bool) error {
+func (c *IPTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Entry], d *mode.Reporter) error {
 	want := &IPTables{byRules: c.byRules, cfg: c.cfg, node: n, address: c.current()}
-	return c.keep.Differences(ctx, want.frames(), want.rowsOf(leads), mode.NewReporter(ctx, each))
+	return c.keep.Differences(ctx, want.frames(), want.rowsOf(leads), d)
 }
