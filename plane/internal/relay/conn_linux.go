@@ -87,7 +87,10 @@ func (l *loop) adopt(s *listening, fd int, sa unix.Sockaddr) {
 		client: Client{Addr: addrPort(sa), Local: asked(fd, s.at)},
 		hops:   c.hops(),
 		until:  time.Now().Add(l.engine.relay.cfg.DialTotal),
-		timer:  timer{fire: func() { l.late(c) }},
+		timer: timer{fire: func() { // the attempt takes too long
+			l.failed(c, os.NewSyscallError("connect", syscall.ETIMEDOUT))
+			l.attempt(c)
+		}},
 	}
 	if err := l.register(c, client); err != nil || l.engine.stranger(s, fd, c.dial.client.Local) {
 		l.refuse(c)
@@ -153,16 +156,12 @@ func (l *loop) connect(c *conn, to netip.AddrPort) error {
 		return err
 	}
 	c.ends[backend].fd = int32(fd)
-	if err := tune(fd, c.from.proto, l.engine.relay.cfg); err != nil {
-		return err
-	}
-	if err := setOptions(fd, l.engine.relay.mark()...); err != nil {
-		return err
-	}
+	options := l.engine.relay.mark()
 	if hops := c.dial.hops; hops != 0 {
-		if err := setOptions(fd, limitHops(to.Addr(), hops-1)); err != nil {
-			return err
-		}
+		options = append(options, limitHops(to.Addr(), hops-1))
+	}
+	if err := errors.Join(tune(fd, c.from.proto, l.engine.relay.cfg), setOptions(fd, options...)); err != nil {
+		return err
 	}
 	if c.from.proto == lb.SCTP {
 		if err := c.prepareSCTP(to); err != nil {
@@ -194,12 +193,6 @@ func (l *loop) failed(c *conn, err error) {
 	if errors.Is(err, unix.ECONNREFUSED) || d.hops == 0 || d.hops > fewHops {
 		c.from.owner.balancer().Dialled(d.client, c.to, err)
 	}
-}
-
-// late is called when an attempt takes too long.
-func (l *loop) late(c *conn) {
-	l.failed(c, os.NewSyscallError("connect", syscall.ETIMEDOUT))
-	l.attempt(c)
 }
 
 // refuse resets a client that has no backend.
@@ -310,7 +303,8 @@ func (l *loop) close(c *conn, reset bool) {
 	for i := range c.ends {
 		e := &c.ends[i]
 		if e.pipe != nil {
-			l.pipes.drop(&c.from.pipes, e.pipe)
+			l.pipes.budget.Give(&c.from.pipes, 1)
+			e.pipe.close()
 			e.pipe = nil
 		}
 		l.unhold(&c.from.held, e)

@@ -118,7 +118,9 @@ func (l *loop) run() {
 		l.serveReady()
 	}
 	l.endAll()
-	l.pipes.closeFree()
+	for _, p := range l.pipes.free {
+		p.close()
+	}
 }
 
 // token is the owner of an event: a listening socket, one end of a connection, or the loop itself.

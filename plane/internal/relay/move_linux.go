@@ -207,22 +207,10 @@ func (p *pipes) put(s *Share, pp *pipe) {
 	}
 }
 
-// drop closes a pipe, and discards its bytes.
-func (p *pipes) drop(s *Share, pp *pipe) {
-	p.budget.Give(s, 1)
-	pp.close()
-}
-
+// close discards the pipe's bytes.
 func (pp *pipe) close() {
 	unix.Close(pp.r)
 	unix.Close(pp.w)
-}
-
-func (p *pipes) closeFree() {
-	for _, pp := range p.free {
-		pp.close()
-	}
-	p.free = nil
 }
 
 // splice moves up to n bytes without waiting. The error is EAGAIN without bytes or room.

@@ -246,7 +246,7 @@ func (r *Relay) Close() {
 	cancel()
 	r.Drain(done)
 	r.conns.stop()
-	r.udp.stop()
+	r.udp.work.Wait() // the goroutines of the listeners, which are closed
 	r.ns.close()
 }
 

@@ -49,16 +49,10 @@ type status struct {
 	_                     [256]byte
 }
 
-// of fills in the status of a socket's association.
+// of fills in the status of a socket's association. It returns an error without one.
 func (s *status) of(fd int32) error {
 	size := uint32(unsafe.Sizeof(*s))
 	return getsockopt(int(fd), unix.IPPROTO_SCTP, sctpStatus, unsafe.Pointer(s), &size)
-}
-
-// associated reports whether a socket has an association.
-func associated(fd int32) bool {
-	var s status
-	return s.of(fd) == nil
 }
 
 const (
@@ -169,7 +163,7 @@ func (l *loop) receive(s *Share, src, dst *end) outcome {
 	case err == unix.EAGAIN:
 		src.readable = false
 		// Only this call reports an association that ended by an answered shutdown.
-		src.finished = src.shut && !associated(src.fd)
+		src.finished = src.shut && new(status).of(src.fd) != nil
 		return nothingLeft
 	case err == unix.EINTR:
 		return nothingLeft

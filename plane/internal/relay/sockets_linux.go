@@ -125,9 +125,6 @@ func asked(fd int, bound netip.AddrPort) netip.AddrPort {
 	if getsockopt(fd, o.level, originalDst, unsafe.Pointer(&b), &size) == nil {
 		return rawAddrPort(b[:size])
 	}
-	if !bound.Addr().IsUnspecified() {
-		return bound
-	}
 	if at, err := localAddr(fd); err == nil {
 		return at
 	}

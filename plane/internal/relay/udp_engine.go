@@ -27,9 +27,6 @@ func newUDP(r *Relay, budget *Budget) *udpEngine {
 	return e
 }
 
-// stop waits for the goroutines of the listeners, which are closed.
-func (e *udpEngine) stop() { e.work.Wait() }
-
 func (e *udpEngine) listen(owner *Listener, at Listening) (socket, netip.AddrPort, error) {
 	var socket *udpSocket
 	if err := e.relay.ns.run(func() (err error) {

@@ -124,7 +124,7 @@ func (c *IPTables) Close() error { return errors.Join(c.keep.Close(), c.close())
 // Each way to recognise pods has one.
 type source struct{ before, in, after string }
 
-func (c *IPTables) sources(f lb.From) []source {
+func (c *IPTables) sources(f lb.From) (all []source) {
 	switch d := c.node.Pods; {
 	case f == lb.Anywhere:
 		return []source{{}}
@@ -134,13 +134,11 @@ func (c *IPTables) sources(f lb.From) []source {
 		return []source{{in: "-i " + d.Interface + " "}}
 	case d.InterfacePrefix != "":
 		return []source{{in: "-i " + d.InterfacePrefix + "+ "}}
-	default:
-		var all []source
-		for _, p := range d.Prefixes {
-			all = append(all, source{before: matchSource(p)})
-		}
-		return all
 	}
+	for _, p := range c.node.Pods.Prefixes {
+		all = append(all, source{before: matchSource(p)})
+	}
+	return all
 }
 
 // matchSource matches packets from a prefix.
