@@ -107,7 +107,9 @@ func startUserspace(t *testing.T, fam lb.Family, make func(redirect.Config) (red
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := userspace.New(userspace.Config{Family: fam, Redirector: c, Mark: 1 << 14})
+	cfg := userspace.Config{Family: fam, Redirector: c}
+	cfg.Relay.Mark = 1 << 14
+	p, err := userspace.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -55,7 +55,7 @@ func (p *Plane) follow(ctx context.Context) (moved int, err error) {
 	b := &batch{p: p}
 	for k, r := range p.rows {
 		if k.IsNodePort() && len(r.doors)+len(p.nodePorts) > 0 {
-			b.change(k, r.f, noPorts)
+			b.change(k, r.f, nil)
 			moved++
 		}
 	}

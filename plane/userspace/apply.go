@@ -33,7 +33,7 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.Apply
 	}
 	b := &batch{p: p}
 	for _, c := range changes {
-		b.change(c.Key, c.New, noPorts)
+		b.change(c.Key, c.New, nil)
 	}
 	written := len(b.set)+len(b.remove) > 0
 	if written {
@@ -44,31 +44,29 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.Apply
 	return plane.ApplyResult{Written: written && err == nil}, errors.Join(append(b.failed, err)...)
 }
 
-func noPorts(lb.From) uint16 { return 0 }
-
 // change replaces the row of a key, and reports whether it can be served. If not, only this key
-// fails: the old row stays, unless it would take an address of another host.
-func (b *batch) change(k lb.Key, f *lb.Frontend, ports func(lb.From) uint16) bool {
+// fails: the old row stays, unless it would take an address of another host. was are the routes of
+// the previous process.
+func (b *batch) change(k lb.Key, f *lb.Frontend, was []redirect.Route) bool {
 	b.p.mu.Lock()
 	defer b.p.mu.Unlock()
 	old := b.p.rows[k]
-	if f.Accepts() {
-		f = nil
-	}
-	if f == nil {
+	remove := func() {
 		if old != nil {
 			b.remove = append(b.remove, k)
 			b.steps = append(b.steps, step{k, old, nil, true})
 		}
+	}
+	if f == nil || f.Accepts() {
+		remove()
 		return true
 	}
-	r, err := b.p.make(f, ports)
+	r, err := b.p.make(f, was)
 	if err != nil {
 		b.p.notices.noPort(err)
 		b.failed = append(b.failed, fmt.Errorf("userspace: frontend %s: %w", k, err))
-		if old != nil && errors.Is(err, errTakes) { // the former listener would still accept
-			b.remove = append(b.remove, k)
-			b.steps = append(b.steps, step{k, old, nil, true})
+		if errors.Is(err, errTakes) { // the former listener would still accept
+			remove()
 		}
 		return false
 	}

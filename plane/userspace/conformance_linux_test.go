@@ -12,6 +12,7 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
+	"kube-proxy/plane/internal/relay"
 	"kube-proxy/plane/userspace/redirect"
 	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
@@ -49,7 +50,7 @@ func (k kind) plane(f lb.Family) (planetest.Plane, error) {
 	}
 	// On an emulated kernel an answer may take longer than the default idle time of sessions
 	// (CF-45).
-	p, err := New(Config{Family: f, Redirector: c, Mark: mark, UDPIdle: 10 * time.Second,
+	p, err := New(Config{Family: f, Redirector: c, Relay: relay.Config{Mark: mark, UDPIdle: 10 * time.Second},
 		ExternalIPsBounded: func() bool { return true }, CountServices: f == lb.IPv6})
 	if err != nil {
 		return nil, err

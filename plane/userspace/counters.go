@@ -11,11 +11,9 @@ import (
 // counters count the connections and sessions of each service port ([mode.TrafficCounter],
 // docs/adr/0069). The zero value counts nothing.
 type counters struct {
-	on bool
-
 	mu   sync.Mutex
-	last uint64 // the number of the newest counter
-	of   map[*counter]struct{}
+	last uint64                // the number of the newest counter, without restNumber
+	of   map[*counter]struct{} // nil if nothing is counted
 	// gone are the counters of deleted service ports, until they have been read.
 	gone []*counter
 	// rest is the sum of unread counters of deleted service ports, beyond maxGone.
@@ -38,16 +36,13 @@ type counter struct {
 
 // open returns a counter of a service port; nil if nothing is counted.
 func (c *counters) open(port string) *counter {
-	if !c.on {
+	if c.of == nil {
 		return nil
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.of == nil {
-		c.of, c.last = map[*counter]struct{}{}, restNumber
-	}
 	c.last++
-	n := &counter{number: c.last, port: port}
+	n := &counter{number: restNumber + c.last, port: port}
 	c.of[n] = struct{}{}
 	return n
 }
@@ -95,7 +90,7 @@ func (c *counters) read() []mode.Count {
 var _ mode.TrafficCounter = (*Plane)(nil)
 
 // Counts is part of [mode.TrafficCounter].
-func (p *Plane) Counts() bool { return p.counters.on }
+func (p *Plane) Counts() bool { return p.counters.of != nil }
 
 // Traffic is part of [mode.TrafficCounter]. It only reads memory of this process.
 func (p *Plane) Traffic(_ context.Context, f func(mode.Count)) error {

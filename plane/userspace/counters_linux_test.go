@@ -7,6 +7,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
+	"kube-proxy/plane/internal/relay"
 	"kube-proxy/plane/userspace/redirect"
 	"kube-proxy/test/planetest"
 )
@@ -37,8 +38,8 @@ func TestCountersOfALab(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if p, err = New(Config{Family: lb.IPv4, Redirector: c, Mark: mark, UDPIdle: time.Minute,
-					CountServices: true}); err != nil {
+				if p, err = New(Config{Family: lb.IPv4, Redirector: c, CountServices: true,
+					Relay: relay.Config{Mark: mark, UDPIdle: time.Minute}}); err != nil {
 					t.Fatal(err)
 				}
 				t.Cleanup(func() {

@@ -15,7 +15,7 @@ func (m *machine) ask(n int) {
 	for _, l := range m.socks {
 		for i := range n {
 			c := relay.Client{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{172, 18, 1, byte(i)}), 1)}
-			if to, answer := l.b.Pick(c, nil); answer == relay.Forward {
+			if to := l.b.Pick(c, nil); to.IsValid() {
 				l.b.Pick(c, []netip.AddrPort{to}) // which does not answer
 				c.Again = true
 				l.b.Pick(c, nil) // as relay does for a session of UDP
@@ -71,7 +71,7 @@ func TestCounters(t *testing.T) {
 
 // The number of unread counters is bounded, and their sum stays right.
 func TestUnreadCounters(t *testing.T) {
-	c := counters{on: true}
+	c := counters{of: map[*counter]struct{}{}}
 	kept := c.open("shop/kept")
 	kept.led.Add(1)
 	const n = maxGone + 1000

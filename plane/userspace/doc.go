@@ -32,11 +32,11 @@
 // # Open connections
 //
 // As in other modes, a connection outlives the membership of its endpoint in the Service, and the
-// Service. Config.Grace limits how long. All end with the process, which waits for them
+// Service. Config.Relay.Grace limits how long. All end with the process, which waits for them
 // ([Plane.Drain]).
 //
 // A session of UDP ends when its endpoint stops serving the service port (DP-50, TN-50), whatever
-// Config.Grace is: the next datagram begins another.
+// Config.Relay.Grace is: the next datagram begins another.
 //
 // # Ports
 //

@@ -2,6 +2,7 @@ package userspace
 
 import (
 	"fmt"
+	"net/netip"
 	"regexp"
 	"slices"
 	"strconv"
@@ -17,19 +18,19 @@ import (
 func (p *Plane) Dump() (string, error) {
 	var lines []string
 	for _, s := range p.services {
-		for _, d := range s.doors {
-			name := d.at.String()
-			if !d.at.IsValid() {
-				name = p.nameOf(d.port())
-			}
-			lines = append(lines, fmt.Sprintf("listener %s\n", name))
-		}
 		for _, set := range s.sets {
-			lines = append(lines, fmt.Sprintf("set %s affinity %v: %v\n", set.now.ID, set.turns.Affinity(),
-				set.turns.Backends()))
+			if set.door != nil {
+				lines = append(lines, fmt.Sprintf("listener %s\n", p.nameOf(set.door.port())))
+			}
+			lines = append(lines, fmt.Sprintf("set %s affinity %v: %v\n", set.now.ID,
+				set.turns.State(netip.Addr{}).Affinity, set.turns.Backends()))
 		}
 	}
 	if p.addresses != nil {
+		p.at.Range(func(_, d any) bool {
+			lines = append(lines, fmt.Sprintf("listener %s\n", d.(*door).at))
+			return true
+		})
 		for _, r := range p.rows {
 			line := fmt.Sprintf("row %s sources %v", r.f.Key, r.f.Sources)
 			for _, to := range r.f.Routes {

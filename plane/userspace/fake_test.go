@@ -179,11 +179,11 @@ func (c *fakeRedirector) dump(name func(port) string) string {
 
 // nameOf names the listener at a port.
 func (p *Plane) nameOf(at port) string {
-	d, _ := p.doorAt(at)
-	if d == nil {
+	id, turns := p.setAt(at)
+	if turns == nil {
 		return ""
 	}
-	return d.id().String()
+	return id.String()
 }
 
 // fakeRelay has the sockets of one process.
@@ -227,9 +227,9 @@ func (r *fakeRelay) Listen(at relay.Listening, b relay.Balancer, _ *relay.Group)
 	return l, nil
 }
 
-func (r *fakeRelay) Stats() relay.Stats    { return relay.Stats{} }
-func (r *fakeRelay) StopAccepting()        {}
-func (r *fakeRelay) Drain(context.Context) {}
+func (r *fakeRelay) Stats() relay.Stats        { return relay.Stats{} }
+func (r *fakeRelay) StopAccepting()            {}
+func (r *fakeRelay) Drain(context.Context) int { return 0 }
 func (r *fakeRelay) Close() {
 	for l := range r.mine {
 		l.Close()

@@ -101,8 +101,8 @@ func (l *listenerLab) ports() (all []uint16) {
 
 func (l *listenerLab) listeners() (all []port) {
 	for _, s := range l.plane.services {
-		for _, d := range s.doors {
-			all = append(all, d.port())
+		for _, set := range s.sets {
+			all = append(all, set.door.port())
 		}
 	}
 	return all

@@ -25,7 +25,7 @@ func TestMemoryOfTenants(t *testing.T) {
 			},
 			Bytes: func(lb.Family) (bytes int, err error) {
 				for _, s := range last.services {
-					bytes += listenerBytes * len(s.doors)
+					bytes += listenerBytes * len(s.sets)
 				}
 				return bytes + redirectBytes*len(last.rows), nil
 			},

@@ -95,14 +95,18 @@ func Mode() mode.Mode {
 			{Name: "conntrack_reconciler_deleted_entries_total"},
 		},
 
-		Able:    able,
-		Modules: func(mode.Settings) []string { return redirectModules },
+		Able: able,
+		// What the kernel may load while the first redirector is tried. Another one is tried only
+		// if the first one is known to be unavailable.
+		Modules: func(mode.Settings) []string { return []string{"nfnetlink", "nf_tables"} },
 		New:     h.open,
 
 		Show: "nft list table ip kube-proxy-userspace",
 
-		Rules:       "userspace",
-		Remove:      h.remove,
+		Rules: "userspace",
+		Remove: func(ctx context.Context, what mode.Removal) (mode.Report, error) {
+			return redirect.Remove(ctx, what.Families, "")
+		},
 		RemoveStale: h.removeStale,
 	}
 }
@@ -113,11 +117,6 @@ type modeHost struct {
 	redirectors map[lb.Family]string
 	// descriptors limits the descriptors of both families.
 	descriptors func() *relay.Groups
-}
-
-// remove removes all rules and addresses that redirect packets to a proxy.
-func (modeHost) remove(ctx context.Context, what mode.Removal) (mode.Report, error) {
-	return redirect.Remove(ctx, what.Families, "")
 }
 
 // removeStale removes rules of a previous process with another redirector.
@@ -160,10 +159,6 @@ func able(s mode.Settings) error {
 	return c.Close()
 }
 
-// redirectModules are the modules that the kernel may load while the first redirector is tried.
-// Another one is tried only if the first one is known to be unavailable.
-var redirectModules = []string{"nfnetlink", "nf_tables"}
-
 func (h modeHost) open(s mode.Settings) (mode.Plane, error) {
 	o := optionsOf(s.Blocks)
 	first, last, _ := portRange(o.PortRange)
@@ -174,12 +169,11 @@ func (h modeHost) open(s mode.Settings) (mode.Plane, error) {
 		return nil, fmt.Errorf("userspace: %w", err)
 	}
 	p, err := New(Config{
-		Log: s.Log, Descriptors: h.descriptors(),
-		Family: s.Family, Redirector: c, Passed: passed, Mark: mark, FirstPort: first, LastPort: last,
-		UDPIdle: o.UDPIdleTimeout.Duration, TCPIdle: s.TCPIdle,
-		Grace: o.Userspace.TerminationGracePeriod.Duration, LocalhostNodePorts: s.LocalhostNodePorts,
-		ExternalIPsBounded: s.ExternalIPsBounded,
-		CountServices:      s.CountServices, NoNodeEndpoints: !*o.Userspace.NodeEndpoints,
+		Family: s.Family, Redirector: c, Passed: passed, FirstPort: first, LastPort: last,
+		Relay: relay.Config{Log: s.Log, Mark: mark, UDPIdle: o.UDPIdleTimeout.Duration, TCPIdle: s.TCPIdle,
+			Grace: o.Userspace.TerminationGracePeriod.Duration},
+		LocalhostNodePorts: s.LocalhostNodePorts, ExternalIPsBounded: s.ExternalIPsBounded,
+		CountServices: s.CountServices, NoNodeEndpoints: !*o.Userspace.NodeEndpoints, Descriptors: h.descriptors(),
 	})
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
@@ -208,16 +202,27 @@ func (p *Plane) Measure(emit mode.Emit) error {
 	emit(bytesMoved, float64(s.UDP.ToClients.Bytes), "udp", "clients")
 	emit(openSessions, float64(s.UDP.Open))
 	emit(sessions, float64(s.UDP.Opened))
-	d := s.UDP.Dropped
-	for _, of := range []struct {
-		reason string
-		n      uint64
-	}{{"no_backend", d.NoBackend}, {"no_socket", d.NoSocket}, {"malformed", d.Malformed},
-		{"send_failed", d.SendFailed}} {
-		emit(droppedPackets, float64(of.n), of.reason)
-	}
+	emit(droppedPackets, float64(s.UDP.Dropped.NoBackend), "no_backend")
+	emit(droppedPackets, float64(s.UDP.Dropped.NoSocket), "no_socket")
+	emit(droppedPackets, float64(s.UDP.Dropped.Malformed), "malformed")
+	emit(droppedPackets, float64(s.UDP.Dropped.SendFailed), "send_failed")
 	emit(failingBackends, float64(b.Failing))
 	emit(entriesMetric, float64(b.Places))
 	emit(limitMetric, float64(b.Limit))
 	return nil
+}
+
+// Memory of this process and the kernel for one of each, in objects of 128 bytes.
+const (
+	listenerObjects = 32 // its socket, descriptor and reader
+	leadObjects     = 24 // the redirect of a frontend: rules, elements, or the address
+	backendObjects  = 2
+)
+
+// weigh is the mode's Weigh. Each address has a listener if listeners are at service addresses,
+// else each set of backends.
+func weigh(s lb.Size) int {
+	copies := s.Copies(lb.NodePortAddresses)
+	return s.Ports*(copies+s.Sets()-1)*listenerObjects + s.Ports*copies*leadObjects +
+		s.Sets()*s.Backends*backendObjects + 8*s.Ranged*(s.Ranges+1)
 }

@@ -41,8 +41,8 @@ func TestNodeEndpointsTN52(t *testing.T) {
 		}
 		set := &lb.BackendSet{ID: lb.SetID{Service: "evil/x:p", Proto: lb.TCP, Scope: lb.Cluster},
 			Backends: lb.BackendsOf(all...)}
-		to, answer := p.balance.Set(set, 0).Pick(relay.Client{Addr: netip.MustParseAddrPort("10.1.1.11:999")}, nil)
-		if answer != relay.Forward {
+		to := p.balance.Set(set, 0).Pick(relay.Client{Addr: netip.MustParseAddrPort("10.1.1.11:999")}, nil)
+		if !to.IsValid() {
 			return "", errRefused
 		}
 		return to.String(), nil

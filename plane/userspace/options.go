@@ -28,15 +28,13 @@ type Options struct {
 	UserspaceFallback *bool `json:"userspaceFallback"`
 }
 
-// drainTimeout suffices for requests in progress. Clients must reopen longer connections in any
-// case, and no process accepts new ones during the wait.
-const drainTimeout = 5 * time.Second
-
 // defaults are the default values.
 func defaults() *Options {
 	v := &Options{UserspaceFallback: new(true)}
 	v.UDPIdleTimeout.Duration = 250 * time.Millisecond
-	v.Userspace.DrainTimeout.Duration = drainTimeout
+	// This suffices for requests in progress. Clients must reopen longer connections in any case,
+	// and no process accepts new ones during the wait.
+	v.Userspace.DrainTimeout.Duration = 5 * time.Second
 	v.Userspace.NodeEndpoints = new(true)
 	return v
 }
@@ -79,27 +77,21 @@ func optionsOf(all option.Blocks) *Options { return option.Of(all, defaults()) }
 
 // portRange reads "a-b", "a+more", "a" and "" (flag --proxy-port-range); 0 and 0 are any.
 func portRange(s string) (first, last uint16, ok bool) {
-	s = strings.TrimSpace(s)
-	if s == "" {
+	if s = strings.TrimSpace(s); s == "" {
 		return 0, 0, true
 	}
-	at := strings.IndexAny(s, "-+")
-	low := s
-	if at >= 0 {
-		low = s[:at]
+	low, high, to := strings.Cut(s, "-")
+	more := false
+	if !to {
+		low, high, more = strings.Cut(s, "+")
 	}
 	a, err := strconv.ParseUint(low, 10, 16)
-	if err != nil {
-		return 0, 0, false
-	}
 	b := a
-	if at >= 0 {
-		if b, err = strconv.ParseUint(s[at+1:], 10, 16); err != nil {
-			return 0, 0, false
-		}
-		if s[at] == '+' {
-			b = min(a+b, 65535)
-		}
+	if err == nil && (to || more) {
+		b, err = strconv.ParseUint(high, 10, 16)
 	}
-	return uint16(a), uint16(b), a <= b && (a > 0 || b == 0)
+	if more {
+		b = min(a+b, 65535)
+	}
+	return uint16(a), uint16(b), err == nil && a <= b && (a > 0 || b == 0)
 }

@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"slices"
 	"sync"
-	"time"
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
@@ -25,17 +23,10 @@ type Config struct {
 	Redirector redirect.Redirector
 	// Passed has the reasons why better redirectors are not used, for [Plane.Notices].
 	Passed []error
-	// Mark has the bits of the packet mark that all packets to backends carry; 0 for none.
-	Mark uint32
+	// Relay configures the sockets, except Descriptors and Direct.
+	Relay relay.Config
 	// FirstPort to LastPort are the ports of listeners; both 0 for any (CF-44).
 	FirstPort, LastPort uint16
-	// UDPIdle is how long an idle session of UDP is kept (CF-45).
-	UDPIdle time.Duration
-	// TCPIdle returns how long an idle connection of TCP is kept, 0 for no limit; nil is no limit.
-	TCPIdle func() time.Duration
-	// Grace is how long connections may last after their endpoint left its Service, or after their
-	// Service is deleted; 0 for no limit.
-	Grace time.Duration
 	// LocalhostNodePorts: NodePorts answer on 127.0.0.1, if one of [lb.Node.NodePorts] covers that
 	// (SV-64).
 	LocalhostNodePorts bool
@@ -51,8 +42,6 @@ type Config struct {
 	// Descriptors limits the descriptors of listeners and connections, for all planes of the
 	// process that share it; nil for a limit of its own.
 	Descriptors *relay.Groups
-	// Log receives the relay's messages; nil for none.
-	Log *slog.Logger
 }
 
 // maxBatchWeight is the maximum weight of an Apply. Most of its time is for opening listeners,
@@ -71,11 +60,10 @@ type Plane struct {
 	origins        *balance.Origins
 	ports          *ports
 	maxBatchWeight int
-	own            ownAddresses
 	closeOwn       func() error // closes the source of ownAddresses
 
 	counters counters
-	notices  notices
+	notices  *notices
 
 	closed bool
 	// ready: a Reset has succeeded, and the kernel's state was not lost since.
@@ -86,9 +74,9 @@ type Plane struct {
 	rows     map[lb.Key]*row
 	services map[serviceName]*service
 
-	// at are the listeners at service addresses, and nodePorts the addresses of NodePorts; empty
-	// where rules redirect.
-	at        map[relay.Listening]*door
+	// at are the listeners at service addresses, *door by relay.Listening, and nodePorts the
+	// addresses of NodePorts; empty where rules redirect.
+	at        sync.Map
 	nodePorts []netip.Addr
 	// nodeHas are the addresses that the node has without us; empty where rules redirect.
 	nodeHas map[netip.Addr]bool
@@ -99,7 +87,7 @@ type relayer interface {
 	Listen(relay.Listening, relay.Balancer, *relay.Group) (listener, error)
 	Stats() relay.Stats
 	StopAccepting()
-	Drain(context.Context)
+	Drain(context.Context) (left int)
 	Close()
 }
 
@@ -114,11 +102,7 @@ type listener interface {
 type sockets struct{ *relay.Relay }
 
 func (s sockets) Listen(at relay.Listening, b relay.Balancer, group *relay.Group) (listener, error) {
-	l, err := s.Relay.Listen(at, b, group)
-	if err != nil {
-		return nil, err
-	}
-	return l, nil
+	return s.Relay.Listen(at, b, group)
 }
 
 // New returns a plane whose sockets are in the network namespace of the calling thread. It changes
@@ -128,14 +112,13 @@ func New(cfg Config) (*Plane, error) {
 		cfg.Descriptors = relay.ProcessGroups()
 	}
 	var p *Plane
-	var direct func(lb.Proto, uint16) bool
+	cfg.Relay.Descriptors = cfg.Descriptors.Budget()
 	if _, is := cfg.Redirector.(redirect.AtAddresses); !is {
-		direct = func(proto lb.Proto, port uint16) bool {
+		cfg.Relay.Direct = func(proto lb.Proto, port uint16) bool {
 			return p.Answers(lb.Key{Port: port, Proto: proto}, netip.AddrPortFrom(netip.Addr{}, port))
 		}
 	}
-	r, err := relay.New(relay.Config{Log: cfg.Log, Descriptors: cfg.Descriptors.Budget(), UDPIdle: cfg.UDPIdle,
-		TCPIdle: cfg.TCPIdle, Grace: cfg.Grace, Mark: cfg.Mark, Direct: direct})
+	r, err := relay.New(cfg.Relay)
 	if err != nil {
 		return nil, fmt.Errorf("userspace: %w", err)
 	}
@@ -163,11 +146,12 @@ func newPlane(cfg Config, r relayer, own func(netip.Addr) (bool, error)) (*Plane
 		cfg: cfg, relay: r, redirect: cfg.Redirector, origins: balance.NewOrigins(own),
 		ports:          newPorts(cfg.FirstPort, cfg.LastPort),
 		maxBatchWeight: maxBatchWeight, rows: map[lb.Key]*row{}, services: map[serviceName]*service{},
-		at: map[relay.Listening]*door{},
+		closeOwn: func() error { return nil }, notices: newNotices(cfg),
 	}
 	p.addresses, _ = cfg.Redirector.(redirect.AtAddresses)
-	p.closeOwn = func() error { return nil }
-	p.counters.on = cfg.CountServices
+	if cfg.CountServices {
+		p.counters.of = map[*counter]struct{}{}
+	}
 	p.balance = balance.New(balance.Config{Loops: p.avoids()})
 	return p, nil
 }
@@ -179,9 +163,23 @@ func (p *Plane) avoids() func(netip.AddrPort) bool {
 	case p.cfg.NoNodeEndpoints: // listeners' addresses are the node's, too
 		return func(a netip.AddrPort) bool { return p.origins.Host(a.Addr()) }
 	case p.addresses != nil:
-		return p.own.has
+		return p.listensAt
 	}
 	return nil
+}
+
+// listensAt reports whether an address is one of the proxy's listeners, to which it must not
+// connect itself.
+func (p *Plane) listensAt(a netip.AddrPort) bool {
+	return slices.ContainsFunc([]lb.Proto{lb.TCP, lb.UDP, lb.SCTP},
+		func(proto lb.Proto) bool { return p.doorAtAddress(proto, a) != nil })
+}
+
+// doorAtAddress returns the listener at a service address; nil for none.
+func (p *Plane) doorAtAddress(proto lb.Proto, a netip.AddrPort) *door {
+	d, _ := p.at.Load(relay.Listening{Proto: proto, Addr: a})
+	is, _ := d.(*door)
+	return is
 }
 
 // MaxBatchWeight returns the maximum weight of an Apply.
@@ -227,19 +225,7 @@ func (p *Plane) StopAccepting() { p.relay.StopAccepting() }
 
 // Drain closes the listeners, and returns when the open connections or ctx have ended. It returns
 // the number of connections that it ended. After it, only Close and Measure may be called.
-func (p *Plane) Drain(ctx context.Context) (left int) {
-	watched := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		defer close(watched)
-		s := p.relay.Stats()
-		left = int(s.TCP.Open + s.SCTP.Open)
-	})
-	p.relay.Drain(ctx)
-	if !stop() {
-		<-watched
-	}
-	return left
-}
+func (p *Plane) Drain(ctx context.Context) (left int) { return p.relay.Drain(ctx) }
 
 // Close ends all connections, and frees the plane's resources. The rules stay in force for the next
 // process. A second Close does nothing.
@@ -252,29 +238,6 @@ func (p *Plane) Close() error {
 	return errors.Join(p.redirect.Close(), p.closeOwn())
 }
 
-// ownAddresses returns the addresses of the proxy's listeners, to which it must not connect itself.
-type ownAddresses struct {
-	mu sync.RWMutex
-	at map[netip.AddrPort]int
-}
-
-func (o *ownAddresses) add(a netip.AddrPort, n int) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.at == nil {
-		o.at = map[netip.AddrPort]int{}
-	}
-	if o.at[a] += n; o.at[a] <= 0 {
-		delete(o.at, a)
-	}
-}
-
-func (o *ownAddresses) has(a netip.AddrPort) bool {
-	o.mu.RLock()
-	defer o.mu.RUnlock()
-	return o.at[a] > 0
-}
-
 // Answers reports whether the proxy listens for a frontend at a port. The address does not matter:
 // listeners are bound either to every address, or to the frontend's.
 func (p *Plane) Answers(k lb.Key, from netip.AddrPort) bool {
@@ -282,12 +245,4 @@ func (p *Plane) Answers(k lb.Key, from netip.AddrPort) bool {
 	defer p.mu.RUnlock()
 	r := p.rows[k]
 	return r != nil && slices.ContainsFunc(r.doors, func(d *door) bool { return d.port().number == from.Port() })
-}
-
-// anywhere is the address of listeners if rules redirect.
-func (p *Plane) anywhere() netip.Addr {
-	if p.cfg.Family == lb.IPv6 {
-		return netip.IPv6Unspecified()
-	}
-	return netip.IPv4Unspecified()
 }

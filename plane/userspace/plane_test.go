@@ -60,16 +60,16 @@ func apply(t testing.TB, p *Plane, changes []lb.Change, _ []lb.Conflict) (writte
 func (p *Plane) listenerOf(t testing.TB, service string, proto lb.Proto, scope lb.Scope) *fakeListener {
 	t.Helper()
 	s := p.services[serviceName{service, proto}]
-	if s == nil || s.doors[doorway{scope: scope}] == nil {
+	if s == nil || s.sets[scope] == nil || s.sets[scope].door == nil {
 		t.Fatalf("%s/%s has no listener for %s", service, proto, scope)
 	}
-	return s.doors[doorway{scope: scope}].listener.(*fakeListener)
+	return s.sets[scope].door.listener.(*fakeListener)
 }
 
 func ask(b relay.Balancer, n int) map[netip.AddrPort]bool {
 	got := map[netip.AddrPort]bool{}
 	for i := range n {
-		a, _ := b.Pick(relay.Client{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{172, 18, 1, byte(i)}), 1)}, nil)
+		a := b.Pick(relay.Client{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{172, 18, 1, byte(i)}), 1)}, nil)
 		got[a] = true
 	}
 	return got

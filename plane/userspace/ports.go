@@ -54,17 +54,16 @@ func newPorts(first, last uint16) *ports {
 // quota returns the quota of a protocol's ports. The node keeps half of the ephemeral ports for its
 // own connections.
 func (p *ports) quota(proto lb.Proto) *relay.Groups {
-	q := p.quotas[proto]
-	if q == nil && p.last == 0 {
-		q = relay.NewGroups(relay.NewBudget(max(1, relay.EphemeralPorts()/2)),
-			"half of net.ipv4.ip_local_port_range, for "+proto.String())
-	} else if q == nil {
-		// One more than the range has, or a single namespace would not get all of a few ports.
-		q = relay.NewGroups(relay.NewBudget(p.size()+1), fmt.Sprintf("the ports %d-%d, --proxy-port-range, for %s",
-			p.first, p.last, proto))
+	if q := p.quotas[proto]; q != nil {
+		return q
 	}
-	p.quotas[proto] = q
-	return q
+	size, of := max(1, relay.EphemeralPorts()/2), "half of net.ipv4.ip_local_port_range"
+	if p.last != 0 {
+		// One more than the range has, or a single namespace would not get all of a few ports.
+		size, of = p.size()+1, fmt.Sprintf("the ports %d-%d, --proxy-port-range", p.first, p.last)
+	}
+	p.quotas[proto] = relay.NewGroups(relay.NewBudget(size), of+", for "+proto.String())
+	return p.quotas[proto]
 }
 
 // size returns the number of ports in the range.

@@ -45,7 +45,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 		case f.Accepts():
 		case p.rows[f.Key] == nil && was[f.Key] == nil:
 			fresh = append(fresh, f)
-		case !b.change(f.Key, f, portsOf(was[f.Key])):
+		case !b.change(f.Key, f, was[f.Key]):
 			res.Later = append(res.Later, f.Key)
 		}
 	}
@@ -54,7 +54,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	used := 0
 	for _, f := range fresh {
 		w := max(1, weight.Of(f))
-		if used > 0 && used+w > p.maxBatchWeight || !b.change(f.Key, f, noPorts) {
+		if used > 0 && used+w > p.maxBatchWeight || !b.change(f.Key, f, nil) {
 			res.Later = append(res.Later, f.Key)
 			continue
 		}
@@ -62,7 +62,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	}
 	for k := range p.rows {
 		if f := want.Get(k); f == nil || f.Accepts() {
-			b.change(k, nil, noPorts)
+			b.change(k, nil, nil)
 			was[k] = nil
 		}
 	}
@@ -89,16 +89,14 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	return res, nil
 }
 
-// portsOf returns the ports of the previous process by source, from the routes of an entry.
-func portsOf(routes []redirect.Route) func(lb.From) uint16 {
-	return func(from lb.From) uint16 {
-		for _, r := range routes {
-			if r.From == from || r.From == lb.Anywhere {
-				return r.Port
-			}
+// portFor returns the port of the routes for a source; 0 for none.
+func portFor(from lb.From, routes []redirect.Route) uint16 {
+	for _, r := range routes {
+		if r.From == from || r.From == lb.Anywhere {
+			return r.Port
 		}
-		return 0
 	}
+	return 0
 }
 
 // leads returns the entries of all rows, except removed ones.

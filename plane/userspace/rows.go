@@ -36,8 +36,7 @@ type service struct {
 	serviceName
 	sets    map[lb.Scope]*set
 	serving *lb.BackendSet // of its most recently applied frontend
-	doors   map[doorway]*door
-	counter *counter // nil without counts
+	counter *counter       // nil without counts
 	// kept are the sets with all backends that clients may keep, for other goroutines.
 	kept atomic.Pointer[[]*lb.BackendSet]
 }
@@ -49,26 +48,16 @@ type set struct {
 	now    *lb.BackendSet
 	turns  *balance.Set
 	needed int
+	door   *door // to which rules redirect; nil for none
 }
 
-// doorway names a listener of a service port: by its set, or by the service address that it is
-// bound to.
-type doorway struct {
-	scope lb.Scope
-	at    netip.AddrPort
-}
-
-// door is a listener in use.
+// door is a listener in use: that of a set, if rules redirect, or one at a service address.
 type door struct {
-	proto lb.Proto
-	doorway
-	listener listener
-	// If rules redirect to the listener, of is its service port, and needed the number of uses by
-	// frontends of that port. For a listener at a service address, claims are the frontends that
-	// use it.
-	of     *service
-	needed int
-	claims []claim
+	serviceName // whose frontend opened it
+	listener    listener
+
+	at     netip.AddrPort // the service address; not valid if rules redirect
+	claims []claim        // the frontends that use the service address
 }
 
 func (d *door) port() port { return port{d.proto, d.listener.Addr().Port()} }
@@ -77,8 +66,7 @@ func (d *door) port() port { return port{d.proto, d.listener.Addr().Port()} }
 // an external address of the node, or briefly two Services while a key moves.
 type claim struct {
 	by      *row
-	of      *service
-	leads   chooser
+	leads   leading
 	precise bool // the frontend has only this address
 }
 
@@ -108,7 +96,7 @@ func (s *service) keep() {
 
 // chooser is a relay.Balancer without Serves: it chooses among the backends of one set or frontend.
 type chooser interface {
-	Pick(c relay.Client, tried []netip.AddrPort) (netip.AddrPort, relay.Answer)
+	Pick(c relay.Client, tried []netip.AddrPort) netip.AddrPort
 	Dialled(c relay.Client, backend netip.AddrPort, err error)
 }
 
@@ -120,12 +108,12 @@ type leading struct {
 
 // Pick is part of [relay.Balancer]. It counts a client's first endpoint, whether that answers or
 // not, as the modes of the kernel do.
-func (l leading) Pick(c relay.Client, tried []netip.AddrPort) (netip.AddrPort, relay.Answer) {
-	to, answer := l.chooser.Pick(c, tried)
-	if answer == relay.Forward && len(tried) == 0 && !c.Again && l.of.counter != nil {
+func (l leading) Pick(c relay.Client, tried []netip.AddrPort) netip.AddrPort {
+	to := l.chooser.Pick(c, tried)
+	if to.IsValid() && len(tried) == 0 && !c.Again && l.of.counter != nil {
 		l.of.counter.led.Add(1)
 	}
-	return to, answer
+	return to
 }
 
 // Serves is part of [relay.Balancer]. A backend serves in any set of the service port, or drains.
@@ -138,8 +126,7 @@ func (p *Plane) service(f *lb.Frontend) *service {
 	name := serviceName{f.Service, f.Key.Proto}
 	s := p.services[name]
 	if s == nil {
-		s = &service{serviceName: name, sets: map[lb.Scope]*set{}, doors: map[doorway]*door{},
-			counter: p.counters.open(f.Service)}
+		s = &service{serviceName: name, sets: map[lb.Scope]*set{}, counter: p.counters.open(f.Service)}
 		s.keep()
 		p.services[name] = s
 	}
@@ -147,7 +134,7 @@ func (p *Plane) service(f *lb.Frontend) *service {
 }
 
 // need adds a set, with its current backends, to a row.
-func (p *Plane) need(r *row, s *service, to *lb.BackendSet) *set {
+func (p *Plane) need(r *row, s *service, to *lb.BackendSet) {
 	of := s.sets[to.ID.Scope]
 	if of == nil {
 		of = &set{of: s, scope: to.ID.Scope}
@@ -156,86 +143,76 @@ func (p *Plane) need(r *row, s *service, to *lb.BackendSet) *set {
 	of.now, of.turns = to, p.balance.Set(to, r.f.Affinity)
 	of.needed++
 	r.sets = append(r.sets, of)
-	return of
 }
 
-// enter adds a listener to a row, and opens it if necessary. prefer is the port in the previous
-// process; 0 for none.
-func (p *Plane) enter(r *row, s *service, way doorway, b chooser, prefer uint16) (*door, error) {
-	d, c := s.doors[way], claim{by: r, of: s, leads: b, precise: !r.f.Key.IsNodePort()}
-	if way.at.IsValid() {
-		d = p.at[relay.Listening{Proto: s.proto, Addr: way.at}]
-	}
+// enter adds a listener for clients of a service port to a row: that of a set, or the one at a
+// service address, which it opens if is is nil. prefer is the port in the previous process; 0 for
+// none.
+func (p *Plane) enter(r *row, is *door, at netip.AddrPort, b leading, prefer uint16) (*door, error) {
+	c := claim{by: r, leads: b, precise: !r.f.Key.IsNodePort()}
 	switch {
-	case d == nil:
-		d = &door{proto: s.proto, doorway: way, of: s, needed: 1, claims: []claim{c}}
-		if err := p.open(d, b, prefer); err != nil {
-			return nil, fmt.Errorf("listen for %s/%s: %w", s.name, s.proto, err)
+	case is == nil:
+		is = &door{serviceName: b.of.serviceName, at: at, claims: []claim{c}}
+		if err := p.open(is, b, prefer); err != nil {
+			return nil, fmt.Errorf("listen for %s/%s: %w", is.name, is.proto, err)
 		}
-	case way.at.IsValid():
-		d.claim(append(d.claims, c))
-	default:
-		d.needed++
+	case at.IsValid():
+		is.claim(append(is.claims, c))
 	}
-	s.doors[way] = d
-	r.doors = append(r.doors, d)
-	return d, nil
+	r.doors = append(r.doors, is)
+	return is, nil
 }
 
 // claim replaces a listener's claims, and sets its balancer accordingly. Connections to another
 // Service's backends end as if that Service were deleted.
 func (d *door) claim(claims []claim) {
 	d.claims = claims
-	is := d.holder()
-	d.listener.SetBalancer(leading{is.leads, is.of})
+	d.listener.SetBalancer(d.holder().leads)
 }
 
 // open opens the listener of a door.
-func (p *Plane) open(d *door, b chooser, prefer uint16) error {
-	namespace, err := p.cfg.Descriptors.Take(d.of.name)
+func (p *Plane) open(d *door, b relay.Balancer, prefer uint16) error {
+	namespace, err := p.cfg.Descriptors.Take(d.name)
 	if err != nil {
 		return err
 	}
-	if err = p.listen(d, leading{b, d.of}, prefer, namespace); err != nil {
-		p.cfg.Descriptors.Give(d.of.name)
+	if err = p.listen(d, b, prefer, namespace); err != nil {
+		p.cfg.Descriptors.Give(d.name)
 	}
 	return err
 }
 
 func (p *Plane) listen(d *door, b relay.Balancer, prefer uint16, namespace *relay.Group) error {
-	if d.at.IsValid() {
-		if err := p.addresses.Prepare(d.at.Addr()); err != nil {
-			return err
-		}
-		at := relay.Listening{Proto: d.proto, Addr: d.at}
-		l, err := p.relay.Listen(at, b, namespace)
-		if err != nil {
-			return err
-		}
-		d.listener, p.at[at] = l, d
-		p.own.add(d.at, 1)
-		return nil
+	listen := func(at netip.AddrPort) (err error) {
+		d.listener, err = p.relay.Listen(relay.Listening{Proto: d.proto, Addr: at}, b, namespace)
+		return err
 	}
-	return p.ports.take(d.of.name, d.proto, prefer, func(n uint16) (uint16, error) {
-		l, err := p.relay.Listen(relay.Listening{Proto: d.proto, Addr: netip.AddrPortFrom(p.anywhere(), n)}, b,
-			namespace)
-		if err != nil {
-			return 0, err
-		}
-		d.listener = l
-		return l.Addr().Port(), nil
-	}, func() { d.listener.Close() })
+	if !d.at.IsValid() {
+		return p.ports.take(d.name, d.proto, prefer, func(n uint16) (uint16, error) {
+			if err := listen(netip.AddrPortFrom(p.cfg.Family.Everywhere().Addr(), n)); err != nil {
+				return 0, err
+			}
+			return d.listener.Addr().Port(), nil
+		}, func() { d.listener.Close() })
+	}
+	if err := p.addresses.Prepare(d.at.Addr()); err != nil {
+		return err
+	}
+	if err := listen(d.at); err != nil {
+		return err
+	}
+	p.at.Store(relay.Listening{Proto: d.proto, Addr: d.at}, d)
+	return nil
 }
 
 // shut closes an unused listener. Its connections continue.
 func (p *Plane) shut(d *door) {
 	d.listener.Close()
-	p.cfg.Descriptors.Give(d.of.name)
+	p.cfg.Descriptors.Give(d.name)
 	if d.at.IsValid() {
-		p.own.add(d.at, -1)
-		delete(p.at, relay.Listening{Proto: d.proto, Addr: d.at})
+		p.at.Delete(relay.Listening{Proto: d.proto, Addr: d.at})
 	} else {
-		p.ports.give(d.of.name, d.proto, d.port().number)
+		p.ports.give(d.name, d.proto, d.port().number)
 	}
 }
 
@@ -244,14 +221,14 @@ func (p *Plane) release(r *row) {
 	for _, d := range r.doors {
 		if d.at.IsValid() {
 			p.unclaim(d, r)
-		} else if d.needed--; d.needed == 0 {
-			p.shut(d)
-			delete(d.of.doors, d.doorway)
 		}
 	}
 	for _, s := range r.sets {
 		if s.needed--; s.needed > 0 {
 			continue
+		}
+		if s.door != nil {
+			p.shut(s.door)
 		}
 		p.balance.Remove(s.now.ID)
 		delete(s.of.sets, s.scope)
@@ -265,11 +242,6 @@ func (p *Plane) release(r *row) {
 // unclaim ends a row's claims to a listener at a service address.
 func (p *Plane) unclaim(d *door, r *row) {
 	others := slices.DeleteFunc(slices.Clone(d.claims), func(c claim) bool { return c.by == r })
-	for _, c := range d.claims {
-		if c.by == r && !slices.ContainsFunc(others, func(o claim) bool { return o.of == c.of }) {
-			delete(c.of.doors, d.doorway)
-		}
-	}
 	switch {
 	case len(others) == len(d.claims): // the row claimed it twice
 	case len(others) == 0:
@@ -295,7 +267,7 @@ func (r *row) inherit(old *row) {
 
 // drop deletes an unused service port.
 func (p *Plane) drop(s *service) {
-	if s != nil && len(s.doors)+len(s.sets) == 0 {
+	if s != nil && len(s.sets) == 0 {
 		delete(p.services, s.serviceName)
 		s.serving = nil
 		s.keep()
@@ -313,29 +285,25 @@ func (p *Plane) takes(f *lb.Frontend) error {
 	if p.addresses == nil || f.Kind != lb.ExternalIP && f.Kind != lb.LoadBalancer {
 		return nil
 	}
-	what := ""
-	for _, n := range p.node.Pods.Prefixes {
-		if n.Contains(f.Key.Addr) {
-			what = fmt.Sprintf("in the network of pods (%s): give the Service another one", n)
-		}
-	}
-	if what == "" && slices.Contains(p.node.APIServers, f.Key.Addr) { // the proxy would cut itself off (TN-66)
+	pods, what := p.node.Pods.Prefixes, ""
+	inPods := slices.IndexFunc(pods, func(n netip.Prefix) bool { return n.Contains(f.Key.Addr) })
+	switch bounded := p.cfg.ExternalIPsBounded; {
+	case inPods >= 0:
+		what = fmt.Sprintf("in the network of pods (%s): give the Service another one", pods[inPods])
+	case slices.Contains(p.node.APIServers, f.Key.Addr): // the proxy would cut itself off (TN-66)
 		what = "that is an API server's: give the Service another one"
-	}
-	if what == "" && f.Kind == lb.ExternalIP && !p.nodeHas[f.Key.Addr] && (p.cfg.ExternalIPsBounded == nil ||
-		!p.cfg.ExternalIPsBounded()) {
+	case f.Kind == lb.ExternalIP && !p.nodeHas[f.Key.Addr] && (bounded == nil || !bounded()):
 		what = "that may be another host's: set --external-ip-cidrs to the addresses that Services may use"
-	}
-	if what == "" {
+	default:
 		return nil
 	}
 	return fmt.Errorf("%s: this node has no packet filter, and does not serve an external address %s: %w", f.Service,
 		what, errTakes)
 }
 
-// make makes the row of a frontend with its sets, listeners and entry. ports are those of the
-// previous process by source.
-func (p *Plane) make(f *lb.Frontend, ports func(lb.From) uint16) (*row, error) {
+// make makes the row of a frontend with its sets, listeners and entry. was are the routes of the
+// previous process, whose ports it prefers.
+func (p *Plane) make(f *lb.Frontend, was []redirect.Route) (*row, error) {
 	if err := p.takes(f); err != nil {
 		return nil, err
 	}
@@ -352,7 +320,7 @@ func (p *Plane) make(f *lb.Frontend, ports func(lb.From) uint16) (*row, error) {
 	if p.addresses != nil {
 		err = p.atAddresses(r, s)
 	} else {
-		err = p.behindRules(r, s, ports)
+		err = p.behindRules(r, s, was)
 	}
 	if err != nil {
 		p.release(r)
@@ -362,12 +330,12 @@ func (p *Plane) make(f *lb.Frontend, ports func(lb.From) uint16) (*row, error) {
 }
 
 // behindRules opens the listeners of a row's sets, to which rules redirect.
-func (p *Plane) behindRules(r *row, s *service, ports func(lb.From) uint16) error {
+func (p *Plane) behindRules(r *row, s *service, was []redirect.Route) error {
 	for _, route := range r.f.Routes {
 		to := redirect.Route{From: route.From, Do: route.Do}
 		if route.Do == lb.Balance {
-			scope := route.To.ID.Scope
-			d, err := p.enter(r, s, doorway{scope: scope}, s.sets[scope].turns, ports(route.From))
+			set := s.sets[route.To.ID.Scope]
+			d, err := p.enter(r, set.door, netip.AddrPort{}, leading{set.turns, s}, portFor(route.From, was))
 			switch {
 			case errors.Is(err, errors.ErrUnsupported):
 				// it will never be served, so clients get an answer
@@ -376,7 +344,7 @@ func (p *Plane) behindRules(r *row, s *service, ports func(lb.From) uint16) erro
 			case err != nil:
 				return err
 			default:
-				to.Do, to.Port = 0, d.port().number
+				set.door, to.Do, to.Port = d, 0, d.port().number
 			}
 		}
 		r.lead.Routes = append(r.lead.Routes, to)
@@ -387,14 +355,13 @@ func (p *Plane) behindRules(r *row, s *service, ports func(lb.From) uint16) erro
 
 // atAddresses opens listeners at the row's addresses. They distinguish sources.
 func (p *Plane) atAddresses(r *row, s *service) error {
-	last := r.f.Routes[len(r.f.Routes)-1]
-	served := slices.ContainsFunc(r.f.Routes, func(to lb.Route) bool { return to.Do == lb.Balance })
-	if !served {
-		r.lead.Routes = []redirect.Route{{From: lb.Anywhere, Do: last.Do}}
+	if len(r.sets) == 0 {
+		r.lead.Routes = []redirect.Route{{From: lb.Anywhere, Do: r.f.Routes[len(r.f.Routes)-1].Do}}
 		return nil
 	}
 	for k := range lb.Expand(r.f.Key, p.nodePorts) {
-		_, err := p.enter(r, s, doorway{at: netip.AddrPortFrom(k.Addr, k.Port)}, p.balance.Frontend(r.f, p.origins), 0)
+		at := netip.AddrPortFrom(k.Addr, k.Port)
+		_, err := p.enter(r, p.doorAtAddress(s.proto, at), at, leading{p.balance.Frontend(r.f, p.origins), s}, 0)
 		if errors.Is(err, errors.ErrUnsupported) {
 			p.notices.lacks(s.proto, err)
 			r.lead.Routes = []redirect.Route{{From: lb.Anywhere, Do: lb.Reject}}

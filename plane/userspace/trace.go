@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"kube-proxy/lb"
+	"kube-proxy/mode"
 	"kube-proxy/plane/internal/balance"
 	"kube-proxy/plane/userspace/redirect"
 	"kube-proxy/trace"
@@ -18,13 +20,8 @@ var errNoTracer = errors.New("the redirecting rules cannot be inspected")
 
 // TraceMode returns the properties of the mode with this redirector for [trace.Ask].
 func (p *Plane) TraceMode(m trace.Mode) trace.Mode {
-	switch p.redirect.Name() {
-	case "iptables":
-		m.PassesUnknown = true
-	case "nftables":
-	default:
-		m.PassesUnknown, m.Unfiltered = true, true
-	}
+	m.PassesUnknown = p.redirect.Name() != "nftables"
+	m.Unfiltered = p.addresses != nil
 	return m
 }
 
@@ -45,14 +42,14 @@ func (p *Plane) TracePacket(ctx context.Context, packet trace.Packet) (trace.Ker
 	}
 	at := k.Backends[0].Address
 	k.Backends, k.Masquerade = nil, false
-	d, turns := p.doorAt(port{packet.Proto, at.Port()})
-	if d == nil {
+	id, turns := p.setAt(port{packet.Proto, at.Port()})
+	if turns == nil {
 		k.Way = append(k.Way, fmt.Sprintf("no listener of this process at %s/%s: another program answers, or the "+
 			"node refuses", at, packet.Proto))
 		k.Verdict = trace.Reject
 		return k, nil
 	}
-	k.Way = append(k.Way, fmt.Sprintf("listener :%d/%s of this process, for %s", at.Port(), packet.Proto, d.id()))
+	k.Way = append(k.Way, fmt.Sprintf("listener :%d/%s of this process, for %s", at.Port(), packet.Proto, id))
 	state := turns.State(packet.From.Addr())
 	if k.Verdict = trace.Reject; len(state.Turns) > 0 {
 		k.Verdict, k.Masquerade = trace.Balance, true
@@ -93,23 +90,19 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 	if !ok {
 		return fmt.Errorf("userspace: %w", errNoTracer)
 	}
-	enough := false
-	report := func(d trace.Difference) bool {
-		enough = enough || !each(d)
-		return !enough
-	}
+	d := mode.NewReporter(ctx, each)
 	leads := func(yield func(redirect.Entry) bool) {
 		for f := range want.All() {
 			if f.Accepts() {
 				continue
 			}
-			l, leads := p.leadOf(f, report)
-			if enough || leads && !yield(l) {
+			l, leads := p.leadOf(f, d)
+			if d.Err() != nil || leads && !yield(l) {
 				return
 			}
 		}
 	}
-	if err := tracer.Differences(ctx, want.Node, leads, report); err != nil {
+	if err := d.Done(tracer.Differences(ctx, want.Node, leads, d)); err != nil {
 		return fmt.Errorf("userspace: redirect by %s, %s: %w", p.redirect.Name(), p.cfg.Family, err)
 	}
 	return nil
@@ -117,7 +110,7 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 
 // leadOf returns the redirector's entry of a frontend, with the ports of this process. A frontend
 // without listener is reported, and has no entry.
-func (p *Plane) leadOf(f *lb.Frontend, report func(trace.Difference) bool) (l redirect.Entry, leads bool) {
+func (p *Plane) leadOf(f *lb.Frontend, report *mode.Reporter) (l redirect.Entry, leads bool) {
 	l = redirect.Entry{Key: f.Key, Kind: f.Kind, Sources: f.Sources}
 	for _, r := range f.Routes {
 		to := redirect.Route{From: r.From, Do: r.Do}
@@ -127,7 +120,7 @@ func (p *Plane) leadOf(f *lb.Frontend, report func(trace.Difference) bool) (l re
 			case d == nil && f.Key.Proto == lb.SCTP: // the kernel may have none, see behindRules
 				to.Do = lb.Reject
 			case d == nil:
-				report(trace.Difference{Key: f.Key, Object: "listener for " + r.To.ID.String(), Desired: "open"})
+				report.Report(f.Key, "listener for "+r.To.ID.String(), "open", "")
 				return l, false
 			case !holds(turns.Backends(), r.To, report, f.Key):
 				return l, false
@@ -142,14 +135,12 @@ func (p *Plane) leadOf(f *lb.Frontend, report func(trace.Difference) bool) (l re
 }
 
 // holds compares the backends of a listener's set, and reports whether to continue.
-func holds(have []netip.AddrPort, want *lb.BackendSet, report func(trace.Difference) bool, k lb.Key) bool {
-	same := len(have) == want.Backends.Len()
-	for i := 0; same && i < len(have); i++ {
-		same = want.Backends.Has(have[i])
-	}
-	return same || report(trace.Difference{Key: k, Object: "backends of listener for " + want.ID.String(),
-		Desired: fmt.Sprintf("%d backends", want.Backends.Len()),
-		Actual:  fmt.Sprintf("%d backends, or others", len(have))})
+func holds(have []netip.AddrPort, want *lb.BackendSet, report *mode.Reporter, k lb.Key) bool {
+	n := want.Backends.Len()
+	other := func(a netip.AddrPort) bool { return !want.Backends.Has(a) }
+	return len(have) == n && !slices.ContainsFunc(have, other) ||
+		report.Report(k, "backends of listener for "+want.ID.String(), fmt.Sprintf("%d backends", n),
+			fmt.Sprintf("%d backends, or others", len(have))) == nil
 }
 
 // doorOf returns the listener to which rules redirect for a set, and its balancer; nil for none.
@@ -157,25 +148,22 @@ func (p *Plane) doorOf(id lb.SetID) (*door, *balance.Set) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	s := p.services[serviceName{id.Service, id.Proto}]
-	if s == nil || s.doors[doorway{scope: id.Scope}] == nil {
+	if s == nil || s.sets[id.Scope] == nil || s.sets[id.Scope].door == nil {
 		return nil, nil
 	}
-	return s.doors[doorway{scope: id.Scope}], s.sets[id.Scope].turns
+	return s.sets[id.Scope].door, s.sets[id.Scope].turns
 }
 
-// doorAt returns the listener at a port to which rules redirect, and its balancer; nil for none.
-func (p *Plane) doorAt(at port) (*door, *balance.Set) {
+// setAt returns the set of the listener at a port to which rules redirect; nil for none.
+func (p *Plane) setAt(at port) (lb.SetID, *balance.Set) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	for _, s := range p.services {
-		for _, d := range s.doors {
-			if !d.at.IsValid() && d.port() == at {
-				return d, s.sets[d.scope].turns
+		for _, set := range s.sets {
+			if set.door != nil && set.door.port() == at {
+				return set.now.ID, set.turns
 			}
 		}
 	}
-	return nil, nil
+	return lb.SetID{}, nil
 }
-
-// id returns the set that a listener behind rules serves.
-func (d *door) id() lb.SetID { return lb.SetID{Service: d.of.name, Proto: d.proto, Scope: d.scope} }

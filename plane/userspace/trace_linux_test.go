@@ -94,7 +94,7 @@ func inspectAtBackends(t *testing.T, p *Plane, packet trace.Packet) {
 	table, _, _ := planetest.Shop(lb.IPv4)
 	for _, s := range p.services {
 		for _, set := range s.sets {
-			dead, _ := set.turns.Pick(relay.Client{Addr: packet.From}, nil)
+			dead := set.turns.Pick(relay.Client{Addr: packet.From}, nil)
 			set.turns.Dialled(relay.Client{Addr: packet.From}, dead, syscall.ECONNREFUSED)
 			k, err := p.TracePacket(t.Context(), packet)
 			if err != nil || len(k.Backends) != 2 || !strings.Contains(strings.Join(k.Way, "\n"), "backend "+
@@ -103,14 +103,10 @@ func inspectAtBackends(t *testing.T, p *Plane, packet trace.Packet) {
 			}
 		}
 	}
-	var doors []*door
 	for _, s := range p.services {
-		for _, d := range s.doors {
-			doors = append(doors, d)
+		for _, set := range s.sets {
+			set.door = nil
 		}
-	}
-	for _, d := range doors {
-		delete(d.of.doors, d.doorway)
 	}
 	k, err := p.TracePacket(t.Context(), packet)
 	if err != nil || k.Verdict == trace.Balance || !strings.Contains(strings.Join(k.Way, "\n"),

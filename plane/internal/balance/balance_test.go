@@ -37,14 +37,14 @@ func client(i int) relay.Client {
 
 // chooser is a Set or a Frontend.
 type chooser interface {
-	Pick(c relay.Client, tried []netip.AddrPort) (netip.AddrPort, relay.Answer)
+	Pick(c relay.Client, tried []netip.AddrPort) netip.AddrPort
 }
 
 func pick(t testing.TB, b chooser, c int, tried ...netip.AddrPort) netip.AddrPort {
 	t.Helper()
-	a, answer := b.Pick(client(c), tried)
-	if answer != relay.Forward {
-		t.Fatalf("client %d, tried %v: answer %d", c, tried, answer)
+	a := b.Pick(client(c), tried)
+	if !a.IsValid() {
+		t.Fatalf("client %d, tried %v: refused", c, tried)
 	}
 	return a
 }
@@ -244,8 +244,8 @@ func TestRetry(t *testing.T) {
 			}
 			tried = append(tried, a)
 		}
-		if _, answer := s.Pick(client(0), tried); answer != relay.Refuse {
-			t.Errorf("after all were tried: answer %d", answer)
+		if a := s.Pick(client(0), tried); a.IsValid() {
+			t.Errorf("after all were tried: %s", a)
 		}
 		// The client stays with its most recent backend.
 		if a := pick(t, s, 0); affinity > 0 && a != tried[2] {
@@ -393,9 +393,8 @@ func TestLoops(t *testing.T) {
 	if n := count(t, b.Set(setOf("ns/a", 1, 2), 0), 10)[backend(1)]; n > 0 {
 		t.Errorf("%d clients were led to the proxy itself", n)
 	}
-	if _, answer := b.Set(setOf("ns/b", 1), time.Hour).Pick(client(0), nil); answer != relay.Refuse ||
-		b.Stats().Places != 0 {
-		t.Errorf("where there is no other: answer %d, %d places", answer, b.Stats().Places)
+	if a := b.Set(setOf("ns/b", 1), time.Hour).Pick(client(0), nil); a.IsValid() || b.Stats().Places != 0 {
+		t.Errorf("where there is no other: %s, %d places", a, b.Stats().Places)
 	}
 }
 
@@ -409,10 +408,10 @@ func TestManyAsk(t *testing.T) {
 		all.Go(func() {
 			for i := range 3000 {
 				s := sets[i%len(sets)]
-				a, answer := s.Pick(client(i), nil)
-				if answer == relay.Forward && i%7 == g {
+				a := s.Pick(client(i), nil)
+				if a.IsValid() && i%7 == g {
 					s.Dialled(client(i), a, refused)
-				} else if answer == relay.Forward {
+				} else if a.IsValid() {
 					s.Dialled(client(i), a, nil)
 				}
 			}

@@ -1,6 +1,16 @@
 package relay
 
-import "sync/atomic"
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+
+	"kube-proxy/lb"
+)
 
 // Budget limits a scarce resource, and keeps one user from taking all of it. Of descriptors, each
 // listener has a share for its connections, and each namespace one for its listeners and all their
@@ -35,11 +45,7 @@ func (s *Share) Used() int64 { return s.used.Load() }
 func (s *Share) add(n, free int64) (may bool) {
 	may = true
 	for ; s != nil; s = s.group {
-		times := int64(greed)
-		if s.greed != 0 {
-			times = s.greed
-		}
-		if had := s.used.Add(n) - n; had > times*free {
+		if had := s.used.Add(n) - n; had > cmp.Or(s.greed, greed)*free {
 			may = false
 		}
 	}
@@ -82,3 +88,159 @@ func (b *Budget) Used() int64 { return b.used.Load() }
 
 // Max returns the size of the budget.
 func (b *Budget) Max() int64 { return b.max }
+
+// ErrQuota is wrapped by errors of a namespace that has used up its share.
+var ErrQuota = errors.New("no listener for another Service of the namespace")
+
+// Group is the share of a namespace's listeners together.
+type Group struct {
+	descriptors Share // of listeners and connections
+	sessions    Share // of UDP
+	held        Share // bytes of messages that associations of SCTP hold
+	listeners   int
+	table       uint32 // index of the UDP table for its sessions
+}
+
+// NewGroup returns an empty group.
+func NewGroup() *Group {
+	return &Group{descriptors: Share{greed: groupGreed}, sessions: Share{greed: groupGreed},
+		held: Share{greed: groupGreed}, table: rand.Uint32()}
+}
+
+// Groups divides a Budget among namespaces: Services of one do not use up the descriptors or ports
+// of others. The families of a process share one. It is safe for concurrent use.
+type Groups struct {
+	budget *Budget
+	from   string
+
+	mu sync.Mutex
+	of map[string]*Group // by namespace
+}
+
+// NewGroups divides b. from explains its size to an operator.
+func NewGroups(b *Budget, from string) *Groups {
+	return &Groups{budget: b, from: from, of: map[string]*Group{}}
+}
+
+// ProcessGroups divides the process's limit of open files for listeners and their connections.
+func ProcessGroups() *Groups {
+	return NewGroups(NewBudget(0), "descriptors of listeners and connections; raise the limit of open files: ulimit "+
+		"-n, LimitNOFILE")
+}
+
+// Budget returns the budget that is divided.
+func (g *Groups) Budget() *Budget { return g.budget }
+
+// Len returns the number of namespaces with a share.
+func (g *Groups) Len() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.of)
+}
+
+// Take takes one for a listener of a Service, "ns/name:port", and returns the group of its
+// namespace.
+func (g *Groups) Take(service string) (*Group, error) {
+	namespace := lb.NamespaceOf(service)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	has := g.of[namespace]
+	if has == nil {
+		has = NewGroup()
+	}
+	if !g.budget.Take(&has.descriptors, 1) {
+		return nil, fmt.Errorf("%w: Services of namespace %s have %d, and all together %d of %d (%s)", ErrQuota,
+			namespace, has.descriptors.Used(), g.budget.Used(), g.budget.Max(), g.from)
+	}
+	has.listeners++
+	g.of[namespace] = has
+	return has, nil
+}
+
+// Give returns what Take took.
+func (g *Groups) Give(service string) {
+	namespace := lb.NamespaceOf(service)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	has := g.of[namespace]
+	g.budget.Give(&has.descriptors, 1)
+	if has.listeners--; has.listeners == 0 {
+		delete(g.of, namespace)
+	}
+}
+
+// errPorts says why a client goes to another backend although the node has ports left.
+var errPorts = errors.New("the client has its share of the source ports towards the backend")
+
+// sourcePorts divides the source ports towards each backend among clients: one client with many
+// idle connections leaves some for the others. It only keeps clients that have connections.
+type sourcePorts struct {
+	most int64 // towards one backend
+
+	mu      sync.Mutex
+	to      map[portsKey]*Budget
+	clients map[clientPortsKey]*clientPorts
+}
+
+// portsKey identifies a set of source ports: that of one backend, or of all backends for SCTP,
+// whose sockets are bound before they connect.
+type portsKey struct {
+	proto   lb.Proto
+	backend netip.AddrPort
+}
+
+// clientPortsKey identifies one client's part of them.
+type clientPortsKey struct {
+	portsKey
+	client netip.Addr
+}
+
+// clientPorts is one client's part of a set.
+type clientPorts struct {
+	Share
+	key clientPortsKey
+}
+
+// take takes a port for a connection of a client; nil if the client has its share.
+func (p *sourcePorts) take(proto lb.Proto, backend netip.AddrPort, client netip.Addr) *clientPorts {
+	key := clientPortsKey{portsKey{proto, backend}, client}
+	if proto == lb.SCTP {
+		key.backend = netip.AddrPort{}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.to[key.portsKey] == nil {
+		p.to[key.portsKey] = &Budget{max: p.most}
+	}
+	c := p.clients[key]
+	if c == nil {
+		c = &clientPorts{key: key}
+		p.clients[key] = c
+	}
+	if !p.to[key.portsKey].Take(&c.Share, 1) {
+		p.forget(c)
+		return nil
+	}
+	return c
+}
+
+// give returns a port. It ignores nil.
+func (p *sourcePorts) give(c *clientPorts) {
+	if c == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.to[c.key.portsKey].Give(&c.Share, 1)
+	p.forget(c)
+}
+
+// forget deletes unused entries.
+func (p *sourcePorts) forget(c *clientPorts) {
+	if c.Used() == 0 {
+		delete(p.clients, c.key)
+	}
+	if p.to[c.key.portsKey].Used() == 0 {
+		delete(p.to, c.key.portsKey)
+	}
+}

@@ -25,7 +25,6 @@ type conn struct {
 	active, served time.Duration
 	slot           uint32
 	queued         bool // in the loop's ready
-	closed         bool
 }
 
 // The ends of a connection.
@@ -80,16 +79,18 @@ func (l *loop) adopt(s *listening, fd int, sa unix.Sockaddr) {
 		c.slot = uint32(len(l.conns))
 		l.conns = append(l.conns, c)
 	}
-	count := l.counters(s)
-	count.accepted.Add(1)
-	count.open.Add(1)
+	s.count.accepted.Add(1)
+	s.count.open.Add(1)
 	l.open.Add(1)
 
 	c.dial = &dialling{
 		client: Client{Addr: addrPort(sa), Local: asked(fd, s.at)},
 		hops:   c.hops(),
 		until:  time.Now().Add(l.engine.relay.cfg.DialTotal),
-		timer:  timer{fire: func() { l.late(c) }},
+		timer: timer{fire: func() { // the attempt takes too long
+			l.failed(c, os.NewSyscallError("connect", syscall.ETIMEDOUT))
+			l.attempt(c)
+		}},
 	}
 	if err := l.register(c, client); err != nil || l.engine.stranger(s, fd, c.dial.client.Local) {
 		l.refuse(c)
@@ -105,8 +106,8 @@ func (e *conns) stranger(s *listening, fd int, asked netip.AddrPort) bool {
 	if direct == nil || s.proto != lb.TCP || asked.Port() != s.at.Port() || direct(s.proto, asked.Port()) {
 		return false
 	}
-	sa, err := unix.Getsockname(fd)
-	return err == nil && addrPort(sa) == asked
+	at, err := localAddr(fd)
+	return err == nil && at == asked
 }
 
 // register adds one end to epoll.
@@ -119,10 +120,10 @@ func (l *loop) register(c *conn, end int32) error {
 
 // attempt tries backends until an attempt does not fail at once.
 func (l *loop) attempt(c *conn) {
-	d, count := c.dial, l.counters(c.from)
+	d, count := c.dial, c.from.count
 	for d.hops != 1 && len(d.tried) < maxAttempts && time.Now().Before(d.until) {
-		to, answer := c.from.owner.pick(d.client, d.tried)
-		if answer != Forward {
+		to := c.from.owner.balancer().Pick(d.client, d.tried)
+		if !to.IsValid() {
 			break
 		}
 		if len(d.tried) == 1 {
@@ -146,10 +147,8 @@ func (l *loop) attempt(c *conn) {
 // connect begins to reach a backend.
 func (l *loop) connect(c *conn, to netip.AddrPort) error {
 	if c.ports = l.engine.relay.ports.take(c.from.proto, to, c.dial.client.Addr.Addr()); c.ports == nil {
-		if l.engine.shares.Allow("") {
-			l.engine.relay.cfg.Log.Warn("Client uses its share of source ports to an endpoint, trying another endpoint",
-				"client", c.dial.client.Addr.Addr(), "endpoint", to)
-		}
+		l.engine.warn(l.engine.shares, "Client uses its share of source ports to an endpoint, trying another endpoint",
+			"client", c.dial.client.Addr.Addr(), "endpoint", to)
 		return errPorts
 	}
 	fd, err := newSocket(to.Addr(), c.from.proto)
@@ -157,16 +156,12 @@ func (l *loop) connect(c *conn, to netip.AddrPort) error {
 		return err
 	}
 	c.ends[backend].fd = int32(fd)
-	if err := tune(fd, c.from.proto, l.engine.relay.cfg); err != nil {
-		return err
-	}
-	if err := setOptions(fd, l.relay.mark()...); err != nil {
-		return err
-	}
+	options := l.engine.relay.mark()
 	if hops := c.dial.hops; hops != 0 {
-		if err := setOptions(fd, limitHops(to.Addr(), hops-1)); err != nil {
-			return err
-		}
+		options = append(options, limitHops(to.Addr(), hops-1))
+	}
+	if err := errors.Join(tune(fd, c.from.proto, l.engine.relay.cfg), setOptions(fd, options...)); err != nil {
+		return err
 	}
 	if c.from.proto == lb.SCTP {
 		if err := c.prepareSCTP(to); err != nil {
@@ -194,21 +189,15 @@ func (l *loop) failed(c *conn, err error) {
 	}
 	c.ends[backend] = end{fd: -1}
 	d.tried = append(d.tried, c.to)
-	l.counters(c.from).dialsFailed.Add(1)
+	c.from.count.dialsFailed.Add(1)
 	if errors.Is(err, unix.ECONNREFUSED) || d.hops == 0 || d.hops > fewHops {
-		c.from.owner.dialled(d.client, c.to, err)
+		c.from.owner.balancer().Dialled(d.client, c.to, err)
 	}
-}
-
-// late is called when an attempt takes too long.
-func (l *loop) late(c *conn) {
-	l.failed(c, os.NewSyscallError("connect", syscall.ETIMEDOUT))
-	l.attempt(c)
 }
 
 // refuse resets a client that has no backend.
 func (l *loop) refuse(c *conn) {
-	l.counters(c.from).refused.Add(1)
+	c.from.count.refused.Add(1)
 	l.close(c, true)
 }
 
@@ -218,7 +207,7 @@ func (l *loop) reached(c *conn) {
 	d.timer.disarm()
 	c.dial, c.ends[backend].writable, c.active, c.served = nil, true, l.elapsed(), l.elapsed()
 	l.watchLimits()
-	c.from.owner.dialled(d.client, c.to, nil)
+	c.from.owner.balancer().Dialled(d.client, c.to, nil)
 }
 
 // connected handles an event of the socket of an attempt.
@@ -306,7 +295,6 @@ func (l *loop) serve(c *conn) {
 
 // close ends a connection, with a reset of both ends if it did not end regularly.
 func (l *loop) close(c *conn, reset bool) {
-	c.closed = true
 	if c.dial != nil {
 		c.dial.timer.disarm()
 		c.dial = nil
@@ -315,7 +303,8 @@ func (l *loop) close(c *conn, reset bool) {
 	for i := range c.ends {
 		e := &c.ends[i]
 		if e.pipe != nil {
-			l.pipes.drop(&c.from.pipes, e.pipe)
+			l.pipes.budget.Give(&c.from.pipes, 1)
+			e.pipe.close()
 			e.pipe = nil
 		}
 		l.unhold(&c.from.held, e)
@@ -328,7 +317,7 @@ func (l *loop) close(c *conn, reset bool) {
 	}
 	l.conns[c.slot] = nil
 	l.free = append(l.free, c.slot)
-	l.counters(c.from).open.Add(-1)
+	c.from.count.open.Add(-1)
 	if l.open.Add(-1) == 0 {
 		l.limits.disarm()
 	}

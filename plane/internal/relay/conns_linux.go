@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,14 +46,14 @@ func newConns(r *Relay) (connEngine, error) {
 		shares: ratelimit.New(r.cfg.Log, "Source ports"), full: ratelimit.New(r.cfg.Log, "SCTP message memory"),
 		held: &Budget{max: maxHeld}, pipes: &Budget{max: min(maxPipes, max(1, r.cfg.Descriptors.max/pipeShare/2))}}
 	for range min(runtime.GOMAXPROCS(0), maxLoops) {
-		l, err := newLoop(r)
-		if err != nil {
-			e.stop()
-			return nil, err
+		l, err := newLoop(e)
+		if err == nil {
+			e.loops = append(e.loops, l)
+			entered := make(chan error)
+			e.work.Go(func() { l.start(entered) })
+			err = <-entered
 		}
-		l.engine, l.pipes.budget = e, e.pipes
-		e.loops = append(e.loops, l)
-		if err := l.begin(&e.work); err != nil {
+		if err != nil {
 			e.stop()
 			return nil, err
 		}
@@ -95,9 +96,14 @@ func (e *conns) lightest(l *loop) *loop {
 
 // outOfDescriptors logs, at a limited rate, that clients have to wait.
 func (e *conns) outOfDescriptors(at netip.AddrPort, err error) {
-	if e.waiting.Allow("") {
-		e.relay.cfg.Log.Warn("No file descriptor for another client, which waits: raise the limit of open files "+
-			"(ulimit -n, LimitNOFILE)", "listener", at, "err", err)
+	e.warn(e.waiting, "No file descriptor for another client, which waits: raise the limit of open files "+
+		"(ulimit -n, LimitNOFILE)", "listener", at, "err", err)
+}
+
+// warn logs a message at the limited rate of its kind.
+func (e *conns) warn(kind *ratelimit.Limiter, message string, args ...any) {
+	if kind.Allow("") {
+		e.relay.cfg.Log.Warn(message, args...)
 	}
 }
 
@@ -110,6 +116,7 @@ type listening struct {
 	owner  *Listener
 	id     int32 // its key in the loops, never reused
 	proto  lb.Proto
+	count  *counters // of the protocol
 	at     netip.AddrPort
 	share  Share // of descriptors
 	pipes  Share // of pipes
@@ -120,17 +127,20 @@ type listening struct {
 	closed bool
 }
 
-func (e *conns) listen(l *Listener, at Listening) (socket, error) {
+func (e *conns) listen(l *Listener, at Listening) (socket, netip.AddrPort, error) {
 	s := &listening{engine: e, owner: l, share: Share{group: &l.group.descriptors}, held: Share{group: &l.group.held},
-		id: e.lastID.Add(1), proto: at.Proto}
+		id: e.lastID.Add(1), proto: at.Proto, count: &e.tcp}
+	if at.Proto == lb.SCTP {
+		s.count = &e.sctp
+	}
 	if err := e.relay.ns.run(func() (err error) {
 		s.fd, s.at, err = listenSocket(at, e.relay.cfg)
 		return err
 	}); err != nil {
-		return nil, err
+		return nil, at.Addr, err
 	}
 	e.each(func(l *loop) { l.watch(s) })
-	return s, nil
+	return s, s.at, nil
 }
 
 // backlog is how many clients may wait to be accepted; the kernel has a limit of its own
@@ -138,49 +148,34 @@ func (e *conns) listen(l *Listener, at Listening) (socket, error) {
 const backlog = 1 << 15
 
 // listenSocket makes a listening socket, and returns it with its address.
-func listenSocket(at Listening, cfg Config) (int, netip.AddrPort, error) {
-	fd, err := newSocket(at.Addr.Addr(), at.Proto)
-	if err != nil {
-		return -1, netip.AddrPort{}, err
+func listenSocket(at Listening, cfg Config) (fd int, actual netip.AddrPort, err error) {
+	if fd, err = newSocket(at.Addr.Addr(), at.Proto); err != nil {
+		return -1, actual, err
 	}
-	var actual netip.AddrPort
-	err = func() error {
-		// Connections of an earlier listener there may still be about to end.
-		options := []option{{"SO_REUSEADDR", unix.SOL_SOCKET, unix.SO_REUSEADDR, 1}}
-		if at.Addr.Addr().Is6() {
-			options = append(options, option{"IPV6_V6ONLY", unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1})
-		}
-		if at.Proto == lb.TCP {
-			options = append(options, wantHops(at.Addr.Addr()))
-		}
-		if err := errors.Join(setOptions(fd, options...), distinguish(fd, at.Addr.Addr().Is6())); err != nil {
-			return err
-		}
-		// The sockets of clients inherit these.
-		if err := tune(fd, at.Proto, cfg); err != nil {
-			return err
-		}
-		if err := unix.Bind(fd, sockaddr(at.Addr)); err != nil {
-			return os.NewSyscallError("bind", err)
-		}
-		if err := unix.Listen(fd, backlog); err != nil {
-			return os.NewSyscallError("listen", err)
-		}
-		sa, err := unix.Getsockname(fd)
-		if err != nil {
-			return os.NewSyscallError("getsockname", err)
-		}
-		actual = addrPort(sa)
-		return nil
-	}()
+	// Connections of an earlier listener there may still be about to end.
+	options := []option{{"SO_REUSEADDR", unix.SOL_SOCKET, unix.SO_REUSEADDR, 1}}
+	if at.Addr.Addr().Is6() {
+		options = append(options, option{"IPV6_V6ONLY", unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1})
+	}
+	if at.Proto == lb.TCP {
+		options = append(options, wantHops(at.Addr.Addr()))
+	}
+	// The sockets of clients inherit those of tune.
+	err = errors.Join(setOptions(fd, options...), distinguish(fd, at.Addr.Addr()), tune(fd, at.Proto, cfg))
+	if err == nil {
+		err = os.NewSyscallError("bind", unix.Bind(fd, sockaddr(at.Addr)))
+	}
+	if err == nil {
+		err = os.NewSyscallError("listen", unix.Listen(fd, backlog))
+	}
+	if err == nil {
+		actual, err = localAddr(fd)
+	}
 	if err != nil {
 		unix.Close(fd)
-		return -1, netip.AddrPort{}, err
 	}
-	return fd, actual, nil
+	return fd, actual, err
 }
-
-func (s *listening) addr() netip.AddrPort { return s.at }
 
 // sweep is the most clients that a closing socket accepts; the kernel lets no more wait by default.
 const sweep = 4096
@@ -219,33 +214,20 @@ const perConn = 2
 
 // passing reports whether an error of accept only concerns a client that has gone.
 func passing(err error) bool {
-	switch err {
-	case unix.EINTR, unix.ECONNABORTED, unix.EPROTO, unix.ENETDOWN, unix.ENOPROTOOPT, unix.EHOSTDOWN, unix.ENONET,
-		unix.EHOSTUNREACH,
-		unix.ENETUNREACH, unix.EOPNOTSUPP, unix.EPERM:
-		return true
-	}
-	return false
-}
-
-// exhausted reports whether an error says that a resource of the process or the host is used up.
-func exhausted(err error) bool {
-	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOBUFS) ||
-		errors.Is(err, unix.ENOMEM)
+	return slices.Contains([]error{unix.EINTR, unix.ECONNABORTED, unix.EPROTO, unix.ENETDOWN, unix.ENOPROTOOPT,
+		unix.EHOSTDOWN, unix.ENONET, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EOPNOTSUPP, unix.EPERM}, err)
 }
 
 // distinguish marks a listening socket for the guard of package redirect, with IP_TRANSPARENT. That
 // takes CAP_NET_ADMIN or CAP_NET_RAW. Without them the process cannot write rules either, so the
 // option is omitted.
-func distinguish(fd int, six bool) error {
-	name, level, option := "IP_TRANSPARENT", unix.SOL_IP, unix.IP_TRANSPARENT
-	if six {
-		name, level, option = "IPV6_TRANSPARENT", unix.SOL_IPV6, unix.IPV6_TRANSPARENT
+func distinguish(fd int, a netip.Addr) error {
+	err := setOptions(fd, forFamily(a, option{"IP_TRANSPARENT", unix.SOL_IP, unix.IP_TRANSPARENT, 1},
+		option{"IPV6_TRANSPARENT", unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1}))
+	if errors.Is(err, unix.EPERM) {
+		return nil
 	}
-	if err := unix.SetsockoptInt(fd, level, option, 1); err != nil && err != unix.EPERM {
-		return os.NewSyscallError(name, err)
-	}
-	return nil
+	return err
 }
 
 // newSocket makes a socket that does not block.

@@ -101,7 +101,7 @@ func TestTCPIdleTN78(t *testing.T) {
 			t.Errorf("%d connections are open, want 2", open)
 		}
 		r.ports.mu.Lock()
-		if n := r.ports.to[portsKey{lb.TCP, at}].budget.Used(); n != 2 {
+		if n := r.ports.to[portsKey{lb.TCP, at}].Used(); n != 2 {
 			t.Errorf("%d source ports are taken, want 2", n)
 		}
 		r.ports.mu.Unlock()

@@ -14,7 +14,6 @@ import (
 
 // loop is a thread that serves connections. Only its thread uses fields not marked as shared.
 type loop struct {
-	relay  *Relay
 	engine *conns
 	epoll  int
 	wake   int // an eventfd, written when posted is not empty
@@ -46,8 +45,9 @@ const (
 	batch = 256
 )
 
-func newLoop(r *Relay) (*loop, error) {
-	l := &loop{relay: r, listening: map[int32]*listening{}, buf: make([]byte, copySize)}
+func newLoop(e *conns) (*loop, error) {
+	l := &loop{engine: e, pipes: pipes{budget: e.pipes}, listening: map[int32]*listening{},
+		buf: make([]byte, copySize)}
 	l.limits = timer{fire: l.endPastLimits}
 	var err error
 	if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
@@ -65,17 +65,9 @@ func newLoop(r *Relay) (*loop, error) {
 	return l, nil
 }
 
-// begin starts the loop on a thread of its own. It returns when the thread is in the relay's
-// namespace.
-func (l *loop) begin(work *sync.WaitGroup) error {
-	entered := make(chan error)
-	work.Go(func() { l.start(entered) })
-	return <-entered
-}
-
 // start runs the loop in the relay's namespace until it is stopped. It sends to entered once there.
 func (l *loop) start(entered chan<- error) {
-	if err := l.relay.ns.run(func() error {
+	if err := l.engine.relay.ns.run(func() error {
 		entered <- nil
 		l.run()
 		return nil
@@ -126,7 +118,9 @@ func (l *loop) run() {
 		l.serveReady()
 	}
 	l.endAll()
-	l.pipes.closeFree()
+	for _, p := range l.pipes.free {
+		p.close()
+	}
 }
 
 // token is the owner of an event: a listening socket, one end of a connection, or the loop itself.
@@ -182,7 +176,7 @@ func (l *loop) serveReady() {
 	l.ready = nil
 	for _, c := range ready {
 		c.queued = false
-		if !c.closed {
+		if l.conns[c.slot] == c { // else it was closed
 			l.serve(c)
 		}
 	}
@@ -244,7 +238,7 @@ func (l *loop) watch(s *listening) {
 
 // pause lets the clients of a socket wait for a while.
 func (l *loop) pause(s *listening, err error) {
-	l.counters(s).outOfDescriptors.Add(1)
+	s.count.outOfDescriptors.Add(1)
 	l.engine.outOfDescriptors(s.at, err)
 	s.mu.RLock()
 	if !s.closed {
@@ -291,10 +285,48 @@ func (l *loop) accept(s *listening) {
 	}
 }
 
-// counters returns the counters of a socket's protocol.
-func (l *loop) counters(s *listening) *counters {
-	if s.proto == lb.SCTP {
-		return &l.engine.sctp
+// Keep-alive probes keep an idle connection while both peers exist, and with it two descriptors and
+// a source port. The limit is conntrack's for connections of the other modes.
+
+// idleLook is the interval of the search for connections past a limit, unless a limit is short.
+const idleLook = time.Minute
+
+// elapsed is the loop's time, since the engine began.
+func (l *loop) elapsed() time.Duration { return l.now.Sub(l.engine.began) }
+
+// watchLimits schedules the next search for connections past a limit.
+func (l *loop) watchLimits() {
+	if l.limits.pending != nil {
+		return
 	}
-	return &l.engine.tcp
+	after := idleLook
+	for _, limit := range []time.Duration{l.engine.relay.cfg.TCPIdle(), l.engine.relay.cfg.Grace} {
+		if limit > 0 {
+			after = min(after, inspectEvery(limit))
+		}
+	}
+	l.arm(&l.limits, after)
+}
+
+// endPastLimits resets the connections that have been idle for too long, or whose backend has not
+// served for the grace.
+func (l *loop) endPastLimits() {
+	idle, grace, now := l.engine.relay.cfg.TCPIdle(), l.engine.relay.cfg.Grace, l.elapsed()
+	left := false
+	for _, c := range l.conns {
+		if c == nil || c.dial != nil {
+			continue
+		}
+		if grace > 0 && c.from.owner.balancer().Serves(c.to) {
+			c.served = now
+		}
+		if idle > 0 && now-c.active >= idle && c.from.proto == lb.TCP || grace > 0 && now-c.served >= grace {
+			l.close(c, true)
+		} else {
+			left = true
+		}
+	}
+	if left {
+		l.watchLimits()
+	}
 }

@@ -122,11 +122,9 @@ func heldByKernel(t *testing.T) (sum int) {
 // leadsTo is a Balancer without state.
 type leadsTo netip.AddrPort
 
-func (b leadsTo) Pick(Client, []netip.AddrPort) (netip.AddrPort, Answer) {
-	return netip.AddrPort(b), Forward
-}
-func (leadsTo) Dialled(Client, netip.AddrPort, error) {}
-func (leadsTo) Serves(netip.AddrPort) bool            { return true }
+func (b leadsTo) Pick(Client, []netip.AddrPort) netip.AddrPort { return netip.AddrPort(b) }
+func (leadsTo) Dialled(Client, netip.AddrPort, error)          {}
+func (leadsTo) Serves(netip.AddrPort) bool                     { return true }
 
 // heapAndStacks returns the size of the program's heap and stacks in bytes.
 func heapAndStacks() uint64 {

@@ -46,28 +46,29 @@ func (p *portable) end() {
 	}
 }
 
-func (p *portable) listen(l *Listener, at Listening) (socket, error) {
+func (p *portable) listen(l *Listener, at Listening) (socket, netip.AddrPort, error) {
 	if at.Proto != lb.TCP {
-		return nil, fmt.Errorf("protocol %v: %w", at.Proto, errors.ErrUnsupported)
+		return nil, at.Addr, fmt.Errorf("protocol %v: %w", at.Proto, errors.ErrUnsupported)
 	}
 	var ln net.Listener
 	if err := p.relay.ns.run(func() (err error) {
-		ln, err = (&net.ListenConfig{KeepAlive: -1}).Listen(context.Background(), network(at.Addr.Addr()),
+		ln, err = (&net.ListenConfig{KeepAlive: -1}).Listen(context.Background(), network("tcp", at.Addr.Addr()),
 			at.Addr.String())
 		return err
 	}); err != nil {
-		return nil, listenError(err)
+		return nil, at.Addr, listenError(err)
 	}
 	s := &portableSocket{engine: p, owner: l, ln: ln.(*net.TCPListener), share: Share{group: &l.group.descriptors}}
 	p.work.Go(s.accept)
-	return s, nil
+	return s, unmap(ln.Addr().(*net.TCPAddr).AddrPort()), nil
 }
 
-func network(a netip.Addr) string {
+// network names a network of package net.
+func network(protocol string, a netip.Addr) string {
 	if a.Is4() {
-		return "tcp4"
+		return protocol + "4"
 	}
-	return "tcp6"
+	return protocol + "6"
 }
 
 // portableSocket is one listener.
@@ -76,18 +77,11 @@ type portableSocket struct {
 	owner  *Listener
 	ln     *net.TCPListener
 	share  Share
-	once   sync.Once
 }
-
-func (s *portableSocket) addr() netip.AddrPort { return unmap(s.ln.Addr().(*net.TCPAddr).AddrPort()) }
 
 func unmap(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
 
-func (s *portableSocket) close() {
-	s.once.Do(func() {
-		s.ln.Close()
-	})
-}
+func (s *portableSocket) close() { s.ln.Close() }
 
 // accept takes clients until the listener is closed.
 func (s *portableSocket) accept() {
@@ -98,12 +92,11 @@ func (s *portableSocket) accept() {
 			time.Sleep(acceptPause)
 		}
 		client, err := s.ln.AcceptTCP()
-		switch {
-		case errors.Is(err, net.ErrClosed):
+		if err != nil {
 			p.fds.Give(&s.share, 2)
-			return
-		case err != nil:
-			p.fds.Give(&s.share, 2)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
 			p.outOfDescriptors.Add(1)
 			time.Sleep(acceptPause)
 			continue
@@ -152,7 +145,7 @@ func (c *portableConn) outlive(grace time.Duration) {
 			return
 		case <-tick.C:
 		}
-		if c.from.owner.serves(c.backend) {
+		if c.from.owner.balancer().Serves(c.backend) {
 			served = time.Now()
 		}
 	}
@@ -211,17 +204,17 @@ func (c *portableConn) dial() bool {
 	var tried []netip.AddrPort
 	for until := time.Now().Add(cfg.DialTotal); len(tried) < maxAttempts && c.ctx.Err() == nil &&
 		time.Now().Before(until); {
-		backend, answer := c.from.owner.pick(who, tried)
-		if answer != Forward {
+		backend := c.from.owner.balancer().Pick(who, tried)
+		if !backend.IsValid() {
 			break
 		}
 		if len(tried) == 1 {
 			p.retried.Add(1)
 		}
-		err := c.attempt(backend)
+		err := c.attempt(who, backend)
 		// a refusal has another error: this came after the handshake
 		if reset := errors.Is(err, syscall.ECONNRESET); reset || err == nil {
-			c.from.owner.dialled(who, backend, nil)
+			c.from.owner.balancer().Dialled(who, backend, nil)
 			if reset {
 				break
 			}
@@ -229,7 +222,7 @@ func (c *portableConn) dial() bool {
 		}
 		if c.ctx.Err() == nil { // else the client has gone, or the relay ends
 			p.dialsFailed.Add(1)
-			c.from.owner.dialled(who, backend, err)
+			c.from.owner.balancer().Dialled(who, backend, err)
 		}
 		tried = append(tried, backend)
 	}
@@ -238,12 +231,11 @@ func (c *portableConn) dial() bool {
 }
 
 // attempt tries to reach a backend.
-func (c *portableConn) attempt(backend netip.AddrPort) error {
+func (c *portableConn) attempt(who Client, backend netip.AddrPort) error {
 	p, cfg := c.from.engine, c.from.engine.relay.cfg
 	c.backend = backend
 	p.relay.ports.give(c.ports)
-	if c.ports = p.relay.ports.take(lb.TCP, backend, unmap(c.client.RemoteAddr().(*net.TCPAddr).AddrPort()).
-		Addr()); c.ports == nil {
+	if c.ports = p.relay.ports.take(lb.TCP, backend, who.Addr.Addr()); c.ports == nil {
 		return errPorts
 	}
 	d := net.Dialer{Timeout: cfg.DialTimeout, KeepAliveConfig: net.KeepAliveConfig{

@@ -27,25 +27,15 @@ type Client struct {
 	Again bool
 }
 
-// Answer decides about a new connection or session.
-type Answer uint8
-
-// The answers.
-const (
-	// Forward connects it to the backend.
-	Forward Answer = iota + 1
-	// Refuse resets a connection. A datagram is dropped: a socket cannot refuse one.
-	Refuse
-)
-
 // Balancer chooses the backends of a listener's clients. It is called from many goroutines at a
 // time. It must not block, because a loop with thousands of connections waits for it, and must not
 // call the relay.
 type Balancer interface {
 	// Pick returns the backend for a new connection or session. tried lists the backends that could
-	// not be reached for it, in the order of the attempts. If no other backend is worth an attempt,
-	// the answer is Refuse. tried is valid during the call.
-	Pick(c Client, tried []netip.AddrPort) (netip.AddrPort, Answer)
+	// not be reached for it, in the order of the attempts; it is valid during the call. The zero
+	// address means that no other backend is worth an attempt: the connection is reset. A datagram
+	// is dropped, because a socket cannot refuse one.
+	Pick(c Client, tried []netip.AddrPort) netip.AddrPort
 	// Dialled reports how an attempt to reach the backend ended: nil for a completed handshake,
 	// after which there is no other attempt. It is not called for attempts that prove nothing about
 	// the backend: the client or the backend left, descriptors ran out, or the client's TTL may be
@@ -106,10 +96,10 @@ const (
 
 func (c Config) withDefaults() Config {
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
-	orElse(&c.DialTimeout, DefaultDialTimeout)
-	orElse(&c.DialTotal, DefaultDialTotal)
-	orElse(&c.KeepAlive, DefaultKeepAlive)
-	orElse(&c.UDPIdle, DefaultUDPIdle)
+	c.DialTimeout = cmp.Or(c.DialTimeout, DefaultDialTimeout)
+	c.DialTotal = cmp.Or(c.DialTotal, DefaultDialTotal)
+	c.KeepAlive = cmp.Or(c.KeepAlive, DefaultKeepAlive)
+	c.UDPIdle = cmp.Or(c.UDPIdle, DefaultUDPIdle)
 	if c.Descriptors == nil {
 		c.Descriptors = NewBudget(0)
 	}
@@ -122,17 +112,11 @@ func (c Config) withDefaults() Config {
 // inspectEvery is the interval of the search for connections that are past a limit.
 func inspectEvery(limit time.Duration) time.Duration { return max(limit/16, 10*time.Millisecond) }
 
-func orElse(d *time.Duration, def time.Duration) {
-	if *d <= 0 {
-		*d = def
-	}
-}
-
 // connEngine serves protocols whose connections outlive their listeners, and counts what it does.
 type connEngine interface {
 	// listen begins to serve. The error of a port in use wraps syscall.EADDRINUSE, that of an
 	// unknown protocol errors.ErrUnsupported.
-	listen(l *Listener, at Listening) (socket, error)
+	listen(l *Listener, at Listening) (socket, netip.AddrPort, error)
 	stats() (tcp, sctp Connections)
 	// stop ends all connections, and frees everything before it returns.
 	stop()
@@ -140,11 +124,10 @@ type connEngine interface {
 	end()
 }
 
-// socket is an engine's part of one listener. Its methods may be called at any time from any
-// goroutine, also after close.
+// socket is an engine's part of one listener.
 type socket interface {
-	addr() netip.AddrPort
 	// close accepts no new clients; the port is free when it returns. Open connections continue.
+	// Any goroutine may call it at any time, also again.
 	close()
 }
 
@@ -171,7 +154,8 @@ func New(cfg Config) (*Relay, error) {
 		return nil, fmt.Errorf("relay: %w", err)
 	}
 	r := &Relay{cfg: cfg.withDefaults(), ns: ns, listeners: map[*Listener]struct{}{},
-		ports: &sourcePorts{most: int64(EphemeralPorts()), to: map[portsKey]*portsTo{}}}
+		ports: &sourcePorts{most: int64(EphemeralPorts()), to: map[portsKey]*Budget{},
+			clients: map[clientPortsKey]*clientPorts{}}}
 	r.udp = newUDP(r, newUDPBudget(maxSessionFiles(), EphemeralPorts()))
 	if r.conns, err = newConns(r); err != nil {
 		ns.close()
@@ -204,7 +188,7 @@ func (r *Relay) Listen(at Listening, b Balancer, group *Group) (*Listener, error
 		return nil, fmt.Errorf("relay: listen at %v/%v: %w", at.Addr, at.Proto, ErrClosed)
 	}
 	var err error
-	if l.socket, err = listen(l, at); err != nil {
+	if l.socket, l.at, err = listen(l, at); err != nil {
 		return nil, fmt.Errorf("relay: listen at %v/%v: %w", at.Addr, at.Proto, err)
 	}
 	r.listeners[l] = struct{}{}
@@ -237,21 +221,23 @@ func (r *Relay) StopAccepting() {
 }
 
 // Drain accepts no new clients, waits until the last connection has ended or ctx is done, and then
-// ends the rest. It does not wait for sessions of UDP, which have no end of their own.
-func (r *Relay) Drain(ctx context.Context) {
+// ends the rest, whose number it returns. It does not wait for sessions of UDP, which have no end
+// of their own.
+func (r *Relay) Drain(ctx context.Context) (left int) {
 	r.StopAccepting()
 	tick := time.NewTicker(drainPoll)
 	defer tick.Stop()
-	for ctx.Err() == nil {
-		if s := r.Stats(); s.TCP.Open+s.SCTP.Open == 0 {
-			break
+	for {
+		tcp, sctp := r.conns.stats()
+		if left = int(tcp.Open + sctp.Open); left == 0 || ctx.Err() != nil {
+			r.conns.end()
+			return left
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 		}
 	}
-	r.conns.end()
 }
 
 // Close ends everything at once, and frees the relay's resources before it returns.
@@ -260,7 +246,7 @@ func (r *Relay) Close() {
 	cancel()
 	r.Drain(done)
 	r.conns.stop()
-	r.udp.stop()
+	r.udp.work.Wait() // the goroutines of the listeners, which are closed
 	r.ns.close()
 }
 
@@ -272,27 +258,20 @@ func (r *Relay) Stats() Stats {
 
 // Listener is one address at which clients are served. Its methods are safe for concurrent use.
 type Listener struct {
-	relay    *Relay
-	group    *Group
-	socket   socket
-	balancer atomic.Pointer[Balancer]
+	relay   *Relay
+	group   *Group
+	socket  socket
+	at      netip.AddrPort
+	current atomic.Pointer[Balancer]
 }
 
 // Addr returns the address at which it listens.
-func (l *Listener) Addr() netip.AddrPort { return l.socket.addr() }
+func (l *Listener) Addr() netip.AddrPort { return l.at }
 
 // SetBalancer replaces the Balancer.
-func (l *Listener) SetBalancer(b Balancer) { l.balancer.Store(&b) }
+func (l *Listener) SetBalancer(b Balancer) { l.current.Store(&b) }
 
-func (l *Listener) pick(c Client, tried []netip.AddrPort) (netip.AddrPort, Answer) {
-	return (*l.balancer.Load()).Pick(c, tried)
-}
-
-func (l *Listener) dialled(c Client, backend netip.AddrPort, err error) {
-	(*l.balancer.Load()).Dialled(c, backend, err)
-}
-
-func (l *Listener) serves(backend netip.AddrPort) bool { return (*l.balancer.Load()).Serves(backend) }
+func (l *Listener) balancer() Balancer { return *l.current.Load() }
 
 // Close accepts no new clients; the port is free when it returns. Open connections continue.
 // Sessions of UDP end.

@@ -49,16 +49,10 @@ type status struct {
 	_                     [256]byte
 }
 
-// of fills in the status of a socket's association.
+// of fills in the status of a socket's association. It returns an error without one.
 func (s *status) of(fd int32) error {
 	size := uint32(unsafe.Sizeof(*s))
 	return getsockopt(int(fd), unix.IPPROTO_SCTP, sctpStatus, unsafe.Pointer(s), &size)
-}
-
-// associated reports whether a socket has an association.
-func associated(fd int32) bool {
-	var s status
-	return s.of(fd) == nil
 }
 
 const (
@@ -115,11 +109,8 @@ func sourceFor(to netip.AddrPort) (netip.Addr, error) {
 	if err := unix.Connect(fd, sockaddr(to)); err != nil {
 		return netip.Addr{}, os.NewSyscallError("connect", err)
 	}
-	sa, err := unix.Getsockname(fd)
-	if err != nil {
-		return netip.Addr{}, os.NewSyscallError("getsockname", err)
-	}
-	return addrPort(sa).Addr(), nil
+	at, err := localAddr(fd)
+	return at.Addr(), err
 }
 
 // message is a message that has not been passed on, because parts of it are missing or because
@@ -134,7 +125,7 @@ type message struct {
 func (l *loop) moveMessages(c *conn, from int) outcome {
 	src, dst := &c.ends[from], &c.ends[1-from]
 	before := l.moved
-	defer func() { count(&l.engine.sctp, from, l.moved-before) }()
+	defer func() { c.count(from, l.moved-before) }()
 	for turn := before + turnBytes; ; {
 		held := src.held != nil && src.held.whole
 		switch {
@@ -172,7 +163,7 @@ func (l *loop) receive(s *Share, src, dst *end) outcome {
 	case err == unix.EAGAIN:
 		src.readable = false
 		// Only this call reports an association that ended by an answered shutdown.
-		src.finished = src.shut && !associated(src.fd)
+		src.finished = src.shut && new(status).of(src.fd) != nil
 		return nothingLeft
 	case err == unix.EINTR:
 		return nothingLeft
@@ -207,10 +198,8 @@ func (l *loop) hold(s *Share, src *end, m message) outcome {
 		return sourceFailed
 	}
 	if !l.engine.held.Take(s, int64(len(m.data))) {
-		if l.engine.full.Allow("") {
-			l.engine.relay.cfg.Log.Warn("SCTP associations fill their share of message memory, resetting one",
-				"bytes", s.Used())
-		}
+		l.engine.warn(l.engine.full, "SCTP associations fill their share of message memory, resetting one", "bytes",
+			s.Used())
 		return sourceFailed
 	}
 	h.data, h.whole, src.held = append(h.data, m.data...), m.whole, h
@@ -247,17 +236,12 @@ func (l *loop) send(dst *end, m *message) error {
 
 // infoOf returns the send parameters for a message that came with such control data.
 func infoOf(control []byte) sndInfo {
-	for len(control) >= unix.CmsgLen(0) {
-		header, data, rest, err := unix.ParseOneSocketControlMessage(control)
-		if err != nil {
-			break
-		}
+	for header, data := range controls(control) {
 		if header.Level == unix.IPPROTO_SCTP && header.Type == cmsgRcvInfo &&
 			len(data) >= int(unsafe.Sizeof(rcvInfo{})) {
 			got := *(*rcvInfo)(unsafe.Pointer(&data[0]))
 			return sndInfo{stream: got.stream, flags: got.flags & sctpUnordered, ppid: got.ppid}
 		}
-		control = rest
 	}
 	return sndInfo{}
 }

@@ -63,7 +63,7 @@ type turns struct {
 
 func to(backends ...netip.AddrPort) *turns { return &turns{backends: backends} }
 
-func (b *turns) Pick(c Client, tried []netip.AddrPort) (netip.AddrPort, Answer) {
+func (b *turns) Pick(c Client, tried []netip.AddrPort) netip.AddrPort {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(tried) == 0 {
@@ -72,10 +72,10 @@ func (b *turns) Pick(c Client, tried []netip.AddrPort) (netip.AddrPort, Answer) 
 	for range b.backends {
 		b.next = (b.next + 1) % len(b.backends)
 		if backend := b.backends[b.next]; !slices.Contains(tried, backend) {
-			return backend, Forward
+			return backend
 		}
 	}
-	return netip.AddrPort{}, Refuse
+	return netip.AddrPort{}
 }
 
 func (b *turns) Dialled(_ Client, backend netip.AddrPort, err error) {

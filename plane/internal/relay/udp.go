@@ -59,16 +59,6 @@ func (c *udpCounters) read() Sessions {
 	}
 }
 
-// replied counts a reply to a client.
-func (c *udpCounters) replied(n int, err error) {
-	if err != nil {
-		c.sendFailed.Add(1)
-		return
-	}
-	c.toClients.Add(1)
-	c.toClientBytes.Add(uint64(n))
-}
-
 const (
 	// udpFiles and udpPorts are the parts of the process's descriptors and of the node's ports that
 	// sessions may take: one in so many. Each session takes one of both.
@@ -115,7 +105,9 @@ func (s *udpSession) client(again bool) Client {
 }
 
 // dialled reports to the Balancer whether the backend was reached.
-func (s *udpSession) dialled(err error) { s.front.owner.dialled(s.client(false), s.backend, err) }
+func (s *udpSession) dialled(err error) {
+	s.front.owner.balancer().Dialled(s.client(false), s.backend, err)
+}
 
 // udpFront is the client side of sessions: a listener.
 type udpFront struct {
@@ -161,7 +153,7 @@ func newUDPTable(idle time.Duration, budget *Budget, count *udpCounters, dial fu
 // forward sends a client's datagram to its backend, or to another one if that is unreachable.
 func (t *udpTable) forward(f *udpFront, k udpKey, datagram []byte, hops int, now time.Time) {
 	s := f.sessions[k]
-	if s != nil && !f.owner.serves(s.backend) {
+	if s != nil && !f.owner.balancer().Serves(s.backend) {
 		t.end(s)
 		s = nil
 	}
@@ -208,17 +200,16 @@ func (t *udpTable) forward(f *udpFront, k udpKey, datagram []byte, hops int, now
 func (t *udpTable) begin(f *udpFront, k udpKey, tried []netip.AddrPort, now time.Time) *udpSession {
 	s := &udpSession{front: f, key: k, used: now}
 	c := s.client(len(tried) > 0)
-	to, answer := f.owner.pick(c, tried)
-	if answer != Forward && len(tried) > 0 {
+	s.backend = f.owner.balancer().Pick(c, tried)
+	if !s.backend.IsValid() && len(tried) > 0 {
 		// No other backend is left. The datagram costs nothing, and the last backend may have
 		// returned.
-		to, answer = f.owner.pick(c, nil)
+		s.backend = f.owner.balancer().Pick(c, nil)
 	}
-	if answer != Forward || !to.IsValid() {
+	if !s.backend.IsValid() {
 		t.count.noBackend.Add(1)
 		return nil
 	}
-	s.backend = to
 	if !t.makeRoom(f) {
 		t.count.noSocket.Add(1)
 		return nil
@@ -239,13 +230,12 @@ func (t *udpTable) begin(f *udpFront, k udpKey, tried []netip.AddrPort, now time
 
 // isOurs reports whether other backends would fail too: a resource is exhausted, or the datagram is
 // too long.
-func isOurs(err error) bool {
-	for _, e := range []error{syscall.EAGAIN, syscall.ENOBUFS, syscall.ENOMEM, syscall.EMFILE, syscall.ENFILE} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return tooLong(err)
+func isOurs(err error) bool { return exhausted(err) || errors.Is(err, syscall.EAGAIN) || tooLong(err) }
+
+// exhausted reports whether an error says that a resource of the process or the host is used up.
+func exhausted(err error) bool {
+	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOBUFS) ||
+		errors.Is(err, syscall.ENOMEM)
 }
 
 // makeRoom takes the budget of one more session. If the group has used up its share, the oldest
@@ -334,7 +324,7 @@ func (f *udpFront) oldest() *udpSession {
 // answered records a reply of the backend, and reports whether to pass it on. If the backend no
 // longer serves, its address may have another owner, so the session ends (SV-25).
 func (t *udpTable) answered(s *udpSession, now time.Time) bool {
-	if !s.front.owner.serves(s.backend) {
+	if !s.front.owner.balancer().Serves(s.backend) {
 		t.end(s)
 		return false
 	}

@@ -1,6 +1,8 @@
 package relay
 
 import (
+	"errors"
+	"net"
 	"net/netip"
 	"sync"
 	"time"
@@ -25,24 +27,19 @@ func newUDP(r *Relay, budget *Budget) *udpEngine {
 	return e
 }
 
-// stop waits for the goroutines of the listeners, which are closed.
-func (e *udpEngine) stop() { e.work.Wait() }
-
-func (e *udpEngine) listen(owner *Listener, at Listening) (socket, error) {
+func (e *udpEngine) listen(owner *Listener, at Listening) (socket, netip.AddrPort, error) {
 	var socket *udpSocket
 	if err := e.relay.ns.run(func() (err error) {
 		socket, err = newFrontSocket(at.Addr)
 		return err
 	}); err != nil {
-		return nil, listenError(err)
+		return nil, at.Addr, listenError(err)
 	}
 	f := newUDPFront(owner, socket.addr())
 	f.table, f.socket = e.tables[owner.group.table%udpTables], socket
 	e.work.Go(f.receive)
-	return f, nil
+	return f, f.at, nil
 }
-
-func (f *udpFront) addr() netip.AddrPort { return f.at }
 
 // close ends the sessions too: without the socket, no reply can reach their clients.
 func (f *udpFront) close() {
@@ -82,7 +79,7 @@ func (f *udpFront) receive() {
 	for {
 		d, err := f.socket.fromClient()
 		switch {
-		case isClosed(err):
+		case errors.Is(err, net.ErrClosed):
 			return
 		case err != nil:
 			time.Sleep(time.Millisecond) // do not spin while the host is out of memory
@@ -128,7 +125,7 @@ func (s *udpSession) reply(from *udpSocket) {
 	t := s.front.table
 	for {
 		d, err := from.fromBackend()
-		if isClosed(err) {
+		if errors.Is(err, net.ErrClosed) {
 			return
 		}
 		t.mu.Lock()
@@ -145,8 +142,13 @@ func (s *udpSession) reply(from *udpSocket) {
 			time.Sleep(time.Millisecond)
 			continue
 		}
-		if live {
-			t.count.replied(d.n, s.front.socket.reply(d.bytes(), from))
+		switch {
+		case !live:
+		case s.front.socket.reply(d.bytes(), from) != nil:
+			t.count.sendFailed.Add(1)
+		default:
+			t.count.toClients.Add(1)
+			t.count.toClientBytes.Add(uint64(d.n))
 		}
 		d.free()
 	}

@@ -2,8 +2,8 @@ package relay
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"syscall"
@@ -14,14 +14,12 @@ import (
 // newUDPSocket makes a socket in the namespace of the thread. It fragments datagrams that are too
 // long for a link: the client's own path MTU discovery ends at the relay.
 func newUDPSocket(a netip.Addr) (int, error) {
-	cut := option{"IP_MTU_DISCOVER", unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT}
-	if a.Is6() {
-		cut = option{"IPV6_MTU_DISCOVER", unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DONT}
-	}
 	fd, err := unix.Socket(familyOf(a), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_UDP)
 	if err != nil {
 		return -1, os.NewSyscallError("socket", err)
 	}
+	cut := forFamily(a, option{"IP_MTU_DISCOVER", unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT},
+		option{"IPV6_MTU_DISCOVER", unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DONT})
 	if err := setOptions(fd, cut); err != nil {
 		unix.Close(fd)
 		return -1, err
@@ -47,7 +45,7 @@ func bindUDP(at netip.AddrPort) (int, error) {
 		}
 	}
 	if err == nil {
-		err = distinguish(fd, at.Addr().Is6())
+		err = distinguish(fd, at.Addr())
 	}
 	if err == nil {
 		err = os.NewSyscallError("bind", unix.Bind(fd, sockaddr(at)))
@@ -90,9 +88,8 @@ func newFrontSocket(at netip.AddrPort) (*udpSocket, error) {
 }
 
 func (s *udpSocket) addr() (at netip.AddrPort) {
-	_ = s.do(func(fd int) error {
-		sa, err := unix.Getsockname(fd)
-		at = addrPort(sa)
+	_ = s.do(func(fd int) (err error) {
+		at, err = localAddr(fd)
 		return err
 	})
 	return at
@@ -105,13 +102,10 @@ func (s *udpSocket) close() { s.file.Close() }
 func (s *udpSocket) do(fn func(fd int) error) error {
 	var err error
 	if closed := s.raw.Control(func(fd uintptr) { err = fn(int(fd)) }); closed != nil {
-		return os.ErrClosed
+		return net.ErrClosed
 	}
 	return err
 }
-
-// isClosed reports whether an error of reading says that the socket is closed.
-func isClosed(err error) bool { return errors.Is(err, os.ErrClosed) }
 
 // await waits until the socket is readable, and reads it.
 func (s *udpSocket) await(read func(fd int, buf []byte) (int, error)) (d datagram, err error) {
@@ -127,7 +121,7 @@ func (s *udpSocket) await(read func(fd int, buf []byte) (int, error)) (d datagra
 		}
 		return err != unix.EAGAIN
 	}); closed != nil {
-		return d, os.ErrClosed
+		return d, net.ErrClosed
 	}
 	return d, err
 }
@@ -165,10 +159,8 @@ func newBackendSocket(of *udpSession, r *Relay) (*udpSocket, error) {
 	if err != nil {
 		return nil, err
 	}
-	report := option{"IP_RECVERR", unix.IPPROTO_IP, unix.IP_RECVERR, 1}
-	if of.backend.Addr().Is6() {
-		report = option{"IPV6_RECVERR", unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1}
-	}
+	report := forFamily(of.backend.Addr(), option{"IP_RECVERR", unix.IPPROTO_IP, unix.IP_RECVERR, 1},
+		option{"IPV6_RECVERR", unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1})
 	err = setOptions(fd, append(r.mark(), report)...)
 	if err == nil {
 		err = os.NewSyscallError("connect", unix.Connect(fd, sockaddr(of.backend)))
@@ -209,7 +201,7 @@ func (s *udpSocket) send(datagram []byte, hops int) error {
 			return err
 		}
 		// It may be the error of an earlier datagram, which the kernel reports only once.
-		if s.readErrors(fd); s.session.lost {
+		if _ = s.readErrors(fd); s.session.lost {
 			return err
 		}
 		return write(fd, datagram)
@@ -226,17 +218,14 @@ func write(fd int, datagram []byte) error {
 
 // failed records the network's error reports after a read has failed.
 func (s *udpSocket) failed() {
-	_ = s.do(func(fd int) error {
-		s.readErrors(fd)
-		return nil
-	})
+	_ = s.do(s.readErrors)
 }
 
 // maxErrors is the number of errors read at a time: more than the kernel keeps by default.
 const maxErrors = 1024
 
 // readErrors reads the network's error reports about datagrams sent to the backend.
-func (s *udpSocket) readErrors(fd int) {
+func (s *udpSocket) readErrors(fd int) error {
 	var control [512]byte
 	var payload [1]byte
 	for range maxErrors {
@@ -253,7 +242,7 @@ func (s *udpSocket) readErrors(fd int) {
 		}
 	}
 	// Otherwise an error without an entry in the queue would be reported forever.
-	_, _ = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	return socketError(int32(fd))
 }
 
 // isLocal reports whether the node has an address. With IPv4 the kernel drops packets from
@@ -277,12 +266,7 @@ const recvControlSize = 128
 
 // parseControl reads the control messages of a datagram, and skips unknown ones.
 func parseControl(b []byte) (r received) {
-	for len(b) >= unix.SizeofCmsghdr {
-		hdr, data, rest, err := unix.ParseOneSocketControlMessage(b)
-		if err != nil {
-			return r
-		}
-		b = rest
+	for hdr, data := range controls(b) {
 		switch {
 		case hdr.Level == unix.IPPROTO_IP && hdr.Type == unix.IP_PKTINFO && len(data) >= unix.SizeofInet4Pktinfo:
 			// The source for a reply (4:8) is the destination (8:12), unless that is a multicast or
@@ -318,12 +302,7 @@ const icmpUnreachable, icmp6Unreachable = 3, 1
 // unreachable reads the control messages of a network error. It returns the error, and the host
 // that reports it; 0 if the error does not mean that a backend is unreachable.
 func unreachable(b []byte) (errno unix.Errno, by netip.Addr) {
-	for len(b) >= unix.SizeofCmsghdr {
-		hdr, data, rest, err := unix.ParseOneSocketControlMessage(b)
-		if err != nil {
-			return 0, by
-		}
-		b = rest
+	for hdr, data := range controls(b) {
 		known := hdr.Level == unix.IPPROTO_IP && hdr.Type == unix.IP_RECVERR || hdr.Level == unix.IPPROTO_IPV6 &&
 			hdr.Type == unix.IPV6_RECVERR
 		const size = 16 // struct sock_extended_err of linux/errqueue.h; the reporter's address follows
@@ -338,21 +317,10 @@ func unreachable(b []byte) (errno unix.Errno, by netip.Addr) {
 		switch errno = unix.Errno(binary.NativeEndian.Uint32(data)); errno {
 		case unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENONET, unix.ENOPROTOOPT,
 			unix.EACCES:
-			return errno, offender(data[size:])
+			return errno, rawAddrPort(data[size:]).Addr()
 		}
 	}
 	return 0, by
-}
-
-// offender reads the address of a socket address.
-func offender(b []byte) netip.Addr {
-	switch {
-	case len(b) >= unix.SizeofSockaddrInet4 && binary.NativeEndian.Uint16(b) == unix.AF_INET:
-		return netip.AddrFrom4([4]byte(b[4:8]))
-	case len(b) >= unix.SizeofSockaddrInet6 && binary.NativeEndian.Uint16(b) == unix.AF_INET6:
-		return netip.AddrFrom16([16]byte(b[8:24]))
-	}
-	return netip.Addr{}
 }
 
 // EphemeralPorts returns the node's number of ports for sockets that request none.

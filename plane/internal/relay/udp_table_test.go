@@ -18,8 +18,8 @@ type round struct {
 	gone     netip.AddrPort
 }
 
-func (r *round) Pick(Client, []netip.AddrPort) (netip.AddrPort, Answer) {
-	return r.backends[int(r.next.Add(1))%len(r.backends)], Forward
+func (r *round) Pick(Client, []netip.AddrPort) netip.AddrPort {
+	return r.backends[int(r.next.Add(1))%len(r.backends)]
 }
 func (*round) Dialled(Client, netip.AddrPort, error) {}
 func (r *round) Serves(backend netip.AddrPort) bool  { return backend != r.gone }

@@ -269,9 +269,9 @@ func TestUDPSession(t *testing.T) {
 // never is a Balancer without backends.
 type never struct{}
 
-func (never) Pick(Client, []netip.AddrPort) (netip.AddrPort, Answer) { return netip.AddrPort{}, Refuse }
-func (never) Dialled(Client, netip.AddrPort, error)                  {}
-func (never) Serves(netip.AddrPort) bool                             { return false }
+func (never) Pick(Client, []netip.AddrPort) netip.AddrPort { return netip.AddrPort{} }
+func (never) Dialled(Client, netip.AddrPort, error)        {}
+func (never) Serves(netip.AddrPort) bool                   { return false }
 
 // Datagrams without a backend are dropped and counted, and cost no session. A backend that appears
 // later serves.

@@ -72,7 +72,7 @@ type Addresses struct {
 
 func newAddresses(f lb.Family, ip ipHelper, b book) *Addresses {
 	return &Addresses{family: f, ip: ip, book: b, drift: make(chan struct{}, 1),
-		users: map[netip.Addr]map[lb.Key]bool{}}
+		users: map[netip.Addr]map[lb.Key]bool{}, at: map[netip.Addr]unicast{}, given: map[netip.Addr]unicast{}}
 }
 
 // Name is part of [Redirector].
@@ -96,7 +96,7 @@ func (c *Addresses) Close() error { return c.ip.close() }
 // writes do not explain it.
 func (c *Addresses) noticed(u unicast, present bool) {
 	c.mu.Lock()
-	if present && c.at != nil {
+	if present {
 		if _, known := c.at[u.addr]; !known { // a removal is reported with the interface only
 			c.at[u.addr] = u
 		}
@@ -109,10 +109,7 @@ func (c *Addresses) noticed(u unicast, present bool) {
 	// Listeners of NodePorts follow the machine's own addresses. A stale address of ours may be
 	// removed meanwhile; audits find those of other programs.
 	if wanted && !present || !wanted && present && !ours && !u.addr.IsLinkLocalUnicast() && !u.addr.IsLoopback() {
-		select {
-		case c.drift <- struct{}{}:
-		default:
-		}
+		wake(c.drift)
 	}
 }
 
@@ -161,18 +158,11 @@ func (c *Addresses) ready() (changed bool, err error) {
 	return changed, nil
 }
 
-// add adds an address to the machine. It returns false if an interface has it already.
+// add adds an address to the machine, whose addresses have been read. It returns false if an
+// interface has it already.
 func (c *Addresses) add(a netip.Addr) (added bool, err error) {
 	if c.luid == 0 {
 		if _, err := c.ready(); err != nil {
-			return false, err
-		}
-	}
-	c.mu.Lock()
-	known := c.at != nil
-	c.mu.Unlock()
-	if !known {
-		if _, err := c.read(); err != nil {
 			return false, err
 		}
 	}
@@ -279,7 +269,7 @@ func (c *Addresses) Reset(_ context.Context, _ lb.Node, want []Entry) (later []l
 	for _, l := range want {
 		c.need(l.Key)
 	}
-	failed, err := c.repair(ours, new(int))
+	_, failed, err := c.repair(ours)
 	if len(failed) == 0 {
 		return nil, err
 	}
@@ -294,7 +284,7 @@ func (c *Addresses) Reset(_ context.Context, _ lb.Node, want []Entry) (later []l
 
 // repair adds missing addresses, then removes unwanted ones, and counts both. It continues after
 // failures, and returns the addresses that could not be added.
-func (c *Addresses) repair(ours []netip.Addr, repaired *int) (failed map[netip.Addr]bool, err error) {
+func (c *Addresses) repair(ours []netip.Addr) (repaired int, failed map[netip.Addr]bool, err error) {
 	there := map[netip.Addr]bool{}
 	var add, remove []netip.Addr
 	for _, a := range ours {
@@ -317,18 +307,18 @@ func (c *Addresses) repair(ours []netip.Addr, repaired *int) (failed map[netip.A
 			failed[a] = true
 			errs = append(errs, err)
 		} else if added {
-			*repaired++
+			repaired++
 		}
 	}
 	for _, a := range remove {
 		if err := c.take(a); err != nil {
 			errs = append(errs, err)
 		} else {
-			*repaired++
+			repaired++
 		}
 	}
 	const most = 5 // addresses in a line of the log
-	return failed, errors.Join(errs[:min(len(errs), most)]...)
+	return repaired, failed, errors.Join(errs[:min(len(errs), most)]...)
 }
 
 // need records a key, and reports whether it is the first of its address.
@@ -414,15 +404,15 @@ func (c *Addresses) Probe(context.Context) error {
 // Audit is part of [Redirector].
 func (c *Addresses) Audit(context.Context, bool) (n int, err error) {
 	changed, err := c.ready()
+	if err != nil {
+		return 0, err
+	}
+	ours, err := c.read()
+	if err == nil {
+		n, _, err = c.repair(ours)
+	}
 	if changed {
 		n++
-	}
-	if err == nil {
-		var ours []netip.Addr
-		if ours, err = c.read(); err == nil {
-			_, err = c.repair(ours, &n)
-			return n, err
-		}
 	}
 	return n, err
 }

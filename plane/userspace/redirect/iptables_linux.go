@@ -69,9 +69,8 @@ func layoutOf(cfg Config) xtables.Layout {
 func oursOfIPTables(table, name string) bool {
 	switch table {
 	case "nat":
-		return slices.ContainsFunc([]string{portals, portalsHost, nodePorts, "KUBE-NODEPORT-HOST"},
-			func(c string) bool { return c == name }) ||
-			strings.HasPrefix(name, "KUBE-PORTALS-") || strings.HasPrefix(name, "KUBE-NODEPORT-C-")
+		return name == nodePorts || name == "KUBE-NODEPORT-HOST" || strings.HasPrefix(name, "KUBE-PORTALS-") ||
+			strings.HasPrefix(name, "KUBE-NODEPORT-C-")
 	case "filter":
 		return name == guard || name == refusedPorts || strings.HasPrefix(name, "KUBE-NODEPORT-L-") ||
 			strings.HasPrefix(name, "KUBE-PORTALS-") || strings.HasPrefix(name, "KUBE-NODEPORT-N-")
@@ -83,31 +82,29 @@ func oursOfIPTables(table, name string) bool {
 // of a tree; a change writes the chains on the path to it. Ports and addresses without Service are
 // untouched, as in mode iptables (SV-62, SV-63).
 type IPTables struct {
+	*byRules
 	cfg    Config
 	keep   *xtables.Manager
 	tracer *xtwalk.Tracer
-	addrs  *addressWatch
-	drift  chan struct{}
 
-	unguarded error // see Unguarded
 	node      lb.Node
 	address   netip.Addr
 	leads     map[lb.Key]Entry
-	listeners map[lb.Key]int // number of entries that use the port of a listener
+	listeners map[lb.Key]int // number of routes that use the port of a listener, a key without an address
 	lists     map[string]int // number of entries that use a list, by its chain
 }
 
 // NewIPTables finds the programs, on a thread in the network namespace of the node. It changes
 // nothing. Errors wrap plane.ErrUnsupported without a usable iptables.
 func NewIPTables(cfg Config) (*IPTables, error) {
-	c := &IPTables{cfg: cfg, drift: make(chan struct{}, 1)}
+	c := &IPTables{cfg: cfg}
 	var err error
 	if c.keep, err = xtables.NewManager(layoutOf(cfg)); err != nil {
 		return nil, err
 	}
 	c.tracer = xtwalk.New(c.keep.Tool)
-	c.unguarded = c.keep.Have([]string{"socket"}, nil)
-	if c.addrs, err = watchAddresses(rule.IPOf(cfg.Family).Proto, c.drift); err != nil {
+	unguarded := c.keep.Have([]string{"socket"}, nil)
+	if c.byRules, err = watchAddresses(rule.IPOf(cfg.Family).Proto, unguarded); err != nil {
 		c.keep.Close()
 		return nil, err
 	}
@@ -117,54 +114,45 @@ func NewIPTables(cfg Config) (*IPTables, error) {
 // Name is part of [Redirector].
 func (c *IPTables) Name() string { return "iptables" }
 
-// Unguarded is part of [Redirector].
-func (c *IPTables) Unguarded() error { return c.unguarded }
-
-// Drift is part of [Redirector]. It reports addresses of the node; audits find changed rules.
-func (c *IPTables) Drift() <-chan struct{} { return c.drift }
-
 // ChangedBy is part of plane.Witness.
 func (c *IPTables) ChangedBy() string { return c.keep.ChangedBy() }
 
 // Close is part of [Redirector].
-func (c *IPTables) Close() error { return errors.Join(c.keep.Close(), c.addrs.close()) }
+func (c *IPTables) Close() error { return errors.Join(c.keep.Close(), c.close()) }
 
-// Rules.
+// source is a match of a kind of source: the parts before and after -d, and at the end of the rule.
+// Each way to recognise pods has one.
+type source struct{ before, in, after string }
 
-// source is a match of a kind of source: the parts before -d and at the end of the rule. Each way
-// to recognise pods has one.
-type source struct{ before, after string }
-
-func (c *IPTables) sources(f lb.From) []source {
+func (c *IPTables) sources(f lb.From) (all []source) {
 	switch d := c.node.Pods; {
 	case f == lb.Anywhere:
 		return []source{{}}
 	case f == lb.Host:
 		return []source{{after: "-m addrtype --src-type LOCAL "}}
 	case d.Interface != "":
-		return []source{{after: "-i " + d.Interface + " "}}
+		return []source{{in: "-i " + d.Interface + " "}}
 	case d.InterfacePrefix != "":
-		return []source{{after: "-i " + d.InterfacePrefix + "+ "}}
-	default:
-		var all []source
-		for _, p := range d.Prefixes {
-			s := source{}
-			if p.Bits() > 0 {
-				s.before = "-s " + p.String() + " "
-			}
-			all = append(all, s)
-		}
-		return all
+		return []source{{in: "-i " + d.InterfacePrefix + "+ "}}
 	}
+	for _, p := range c.node.Pods.Prefixes {
+		all = append(all, source{before: matchSource(p)})
+	}
+	return all
+}
+
+// matchSource matches packets from a prefix.
+func matchSource(p netip.Prefix) string {
+	if p.Bits() == 0 {
+		return ""
+	}
+	return "-s " + p.String() + " "
 }
 
 // match is a rule's match of a source and a key, in the order in which iptables-save prints it.
 func match(s source, k lb.Key) string {
 	dst, ports := xtables.MatchKey(k)
-	if iface, is := strings.CutPrefix(s.after, "-i "); is {
-		return dst + "-i " + iface + ports
-	}
-	return s.before + dst + ports + s.after
+	return s.before + dst + s.in + ports + s.after
 }
 
 // lead returns the rules of an entry in nat and in filter.
@@ -173,38 +161,34 @@ func (c *IPTables) lead(l Entry) (nat, filter []string) {
 		to := match(source{}, l.Key) + "-j " + listChain(l.Sources)
 		nat, filter = append(nat, to), append(filter, to)
 	}
-	refuses := false
 	for _, r := range l.Routes {
 		for _, s := range c.sources(r.From) {
 			m := match(s, l.Key)
 			switch {
-			case r.Port != 0 && l.Key.IsNodePort() || !c.address.IsValid():
+			case r.Port != 0 && (l.Key.IsNodePort() || !c.address.IsValid()):
 				nat = append(nat, m+fmt.Sprintf("-j DNAT --to-destination :%d", r.Port))
 			case r.Port != 0:
 				nat = append(nat, m+"-j DNAT --to-destination "+netip.AddrPortFrom(c.address, r.Port).String())
 			case r.Do == lb.Drop:
-				nat, filter, refuses = append(nat, m+"-j ACCEPT"), append(filter, m+"-j DROP"), true
+				nat, filter = append(nat, m+"-j ACCEPT"), append(filter, m+"-j DROP")
 			default:
-				nat, filter, refuses = append(nat, m+"-j ACCEPT"), append(filter, c.reject(m, l.Key.Proto)...), true
+				nat, filter = append(nat, m+"-j ACCEPT"), append(filter, c.reject(m, l.Key.Proto))
 			}
 		}
-	}
-	if !refuses && len(l.Sources) == 0 {
-		filter = nil
 	}
 	return nat, filter
 }
 
 // reject refuses packets as a port without listener does.
-func (c *IPTables) reject(match string, p lb.Proto) []string {
+func (c *IPTables) reject(match string, p lb.Proto) string {
 	with := "icmp-port-unreachable"
-	if c.cfg.Family == lb.IPv6 {
+	switch {
+	case p == lb.TCP:
+		with = "tcp-reset"
+	case c.cfg.Family == lb.IPv6:
 		with = "icmp6-port-unreachable"
 	}
-	if p == lb.TCP {
-		with = "tcp-reset"
-	}
-	return []string{match + "-j REJECT --reject-with " + with}
+	return match + "-j REJECT --reject-with " + with
 }
 
 // listChain names the chain of a list of sources, which entries with the same list share.
@@ -216,40 +200,37 @@ func listChain(sources []netip.Prefix) string {
 // list returns the chain of a list, in nat and in filter. It returns packets of these sources.
 func list(sources []netip.Prefix) (nat, filter []string) {
 	for _, p := range sources {
-		s := ""
-		if p.Bits() > 0 {
-			s = "-s " + p.String() + " "
-		}
-		nat = append(nat, s+"-j RETURN")
+		nat = append(nat, matchSource(p)+"-j RETURN")
 	}
 	return append(slices.Clone(nat), "-j ACCEPT"), append(slices.Clone(nat), "-j DROP")
 }
 
 // frames are the rules of the trees besides entries.
 func (c *IPTables) frames() []xtables.Frame {
-	const led = "-m conntrack --ctstate DNAT -j RETURN"
 	f := make([]xtables.Frame, treeCount)
 	here := func(to string) []string {
 		return xtables.NodePortRules(c.cfg.Family, c.node.NodePorts, c.cfg.LocalhostNodePorts,
 			"-m addrtype --dst-type LOCAL -j "+to)
 	}
 	f[inPortals].Tail = here(nodePorts)
-	f[inGuard].Head = c.passGuard(led)
+	f[inGuard].Head = c.passGuard()
 	// Packets of the proxy to this node itself come in again, by lo and with its mark.
-	f[inRefused] = xtables.Frame{Head: append(c.own("-i lo "), led), Tail: here(refusedPorts)}
+	f[inRefused] = xtables.Frame{Head: append(c.own("-i lo "), redirected+"-j RETURN"), Tail: here(refusedPorts)}
 	return f
 }
+
+// redirected matches packets that were redirected.
+const redirected = "-m conntrack --ctstate DNAT "
 
 // passGuard are the rules that pass the guard: answers, and packets that were redirected to a
 // socket of the proxy. That socket is transparent, which an unprivileged program cannot set. The
 // kernel finds no sockets of SCTP.
-func (c *IPTables) passGuard(led string) []string {
-	const answers, sctp, own = "-m conntrack --ctdir REPLY -j RETURN", "-p sctp ",
-		"-m socket --transparent --nowildcard "
+func (c *IPTables) passGuard() []string {
+	const answers, own = "-m conntrack --ctdir REPLY -j RETURN", "-m socket --transparent --nowildcard -j RETURN"
 	if c.unguarded != nil {
-		return []string{led, answers}
+		return []string{redirected + "-j RETURN", answers}
 	}
-	return []string{strings.Replace(led, "-j", own+"-j", 1), sctp + led, answers}
+	return []string{redirected + own, "-p sctp " + redirected + "-j RETURN", answers}
 }
 
 // own lets the proxy's own packets pass.
@@ -275,45 +256,39 @@ func (c *IPTables) change(log *rollback.Log) *rowsChange {
 	return ch
 }
 
-// put sets an entry.
+// put replaces the entry of its key; one without routes removes it.
 func (c *rowsChange) put(l Entry) {
-	if l.Key.IsNodePort() {
-		l.Sources = nil
+	was, known := c.leads[l.Key]
+	switch {
+	case len(l.Routes) > 0:
+		rollback.Put(c.log, c.leads, l.Key, l)
+	case known:
+		rollback.Delete(c.log, c.leads, l.Key)
+	default:
+		return
 	}
-	was := c.leads[l.Key]
-	rollback.Put(c.log, c.leads, l.Key, l)
 	c.share(l, 1)
 	c.share(was, -1)
-	nat, filter := c.lead(l)
-	c.rules(l.Key, nat, filter)
-}
-
-// drop removes an entry.
-func (c *rowsChange) drop(k lb.Key) {
-	if was, known := c.leads[k]; known {
-		rollback.Delete(c.log, c.leads, k)
-		c.share(was, -1)
-		c.rules(k, nil, nil)
+	nat, filter := inPortals, inRefused
+	if l.Key.IsNodePort() {
+		nat, filter = inNodePorts, inRefusedPorts
 	}
-}
-
-func (c *rowsChange) rules(k lb.Key, nat, filter []string) {
-	if k.IsNodePort() {
-		c.Entries[inNodePorts][k], c.Entries[inRefusedPorts][k] = nat, filter
-	} else {
-		c.Entries[inPortals][k], c.Entries[inRefused][k] = nat, filter
-	}
+	c.Entries[nat][l.Key], c.Entries[filter][l.Key] = c.lead(l)
 }
 
 // share counts an entry as one more or one less user of its listeners and its list of sources.
 func (c *rowsChange) share(l Entry, by int) {
-	for _, k := range listenersOf(l) {
+	for _, r := range l.Routes {
+		if r.Port == 0 {
+			continue
+		}
+		k := lb.Key{Port: r.Port, Proto: l.Key.Proto}
 		switch n := count(c.log, c.listeners, k, by); {
 		case n == 0:
 			c.Entries[inGuard][k] = nil
 		case n == by: // the first
 			_, ports := xtables.MatchKey(k)
-			c.Entries[inGuard][k] = c.reject(ports, k.Proto)
+			c.Entries[inGuard][k] = []string{c.reject(ports, k.Proto)}
 		}
 	}
 	if len(l.Sources) > 0 {
@@ -339,23 +314,11 @@ func count[K comparable](log *rollback.Log, users map[K]int, k K, by int) int {
 	return n
 }
 
-// listenersOf returns the ports of an entry, as keys without an address.
-func listenersOf(l Entry) (all []lb.Key) {
-	for _, r := range l.Routes {
-		if r.Port != 0 {
-			all = append(all, lb.Key{Port: r.Port, Proto: l.Key.Proto})
-		}
-	}
-	return all
-}
-
-// Verbs.
-
 // Reset is part of [Redirector]. If iptables refuses it, Reset writes the entries of the previous
 // process, and omits the others: one of them may be the cause, such as one of SCTP on a kernel
 // without SCTP.
 func (c *IPTables) Reset(ctx context.Context, n lb.Node, want []Entry) (later []lb.Key, err error) {
-	address, err := c.addrs.choose(ctx, n.NodePorts)
+	address, err := c.choose(ctx, n.NodePorts)
 	if err != nil {
 		return nil, err
 	}
@@ -369,28 +332,24 @@ func (c *IPTables) Reset(ctx context.Context, n lb.Node, want []Entry) (later []
 	for _, l := range known {
 		served[l.Key] = true
 	}
-	for _, keep := range []func(Entry) bool{func(l Entry) bool { return served[l.Key] },
-		func(Entry) bool { return false }} {
-		if !errors.Is(err, xtables.ErrRefused) {
-			break
-		}
+	for try := 0; try < 2 && errors.Is(err, xtables.ErrRefused); try++ {
 		var now []Entry
 		later = nil
 		for _, l := range want {
-			if keep(l) {
+			if served[l.Key] {
 				now = append(now, l)
 			} else {
 				later = append(later, l.Key)
 			}
 		}
 		err = c.reset(ctx, now)
+		clear(served) // one of these may be the cause
 	}
 	return later, err
 }
 
 func (c *IPTables) reset(ctx context.Context, want []Entry) error {
-	rows := c.rowsOf(slices.Values(want))
-	return c.keep.Reset(ctx, c.frames(), rows)
+	return c.keep.Reset(ctx, c.frames(), c.rowsOf(slices.Values(want)))
 }
 
 // rowsOf replaces all entries by these, and returns their rules and chains.
@@ -411,7 +370,7 @@ func (c *IPTables) Apply(ctx context.Context, set []Entry, remove []lb.Key) erro
 	log := &rollback.Log{}
 	rows := c.change(log)
 	for _, k := range remove {
-		rows.drop(k)
+		rows.put(Entry{Key: k})
 	}
 	for _, l := range set {
 		rows.put(l)
@@ -425,7 +384,7 @@ func (c *IPTables) Apply(ctx context.Context, set []Entry, remove []lb.Key) erro
 
 // SetNode is part of [Redirector]. Nearly every rule may depend on the node.
 func (c *IPTables) SetNode(ctx context.Context, n lb.Node) error {
-	address, err := c.addrs.choose(ctx, n.NodePorts)
+	address, err := c.choose(ctx, n.NodePorts)
 	if err != nil {
 		return err
 	}
@@ -452,18 +411,12 @@ func (c *IPTables) Audit(ctx context.Context, full bool) (int, error) {
 	return c.keep.Audit(ctx, full)
 }
 
-// Known is part of [Redirector].
+// Known is part of [Redirector]. It omits refusals.
 func (c *IPTables) Known(ctx context.Context) ([]Entry, error) {
 	rules, err := c.keep.Rules(ctx)
 	if err != nil {
 		return nil, err
 	}
-	leads := leadsIn(rules)
-	return slices.SortedFunc(maps.Values(leads), func(a, b Entry) int { return a.Key.Compare(b.Key) }), nil
-}
-
-// leadsIn returns the entries of rules, without refusals.
-func leadsIn(rules []xtables.ChainRule) map[lb.Key]Entry {
 	leads := map[lb.Key]Entry{}
 	for _, r := range rules {
 		if r.Table != "nat" {
@@ -479,7 +432,7 @@ func leadsIn(rules []xtables.ChainRule) map[lb.Key]Entry {
 			leads[k] = l
 		}
 	}
-	return leads
+	return slices.SortedFunc(maps.Values(leads), func(a, b Entry) int { return a.Key.Compare(b.Key) }), nil
 }
 
 // parseLead parses a rule that redirects a key to a port.

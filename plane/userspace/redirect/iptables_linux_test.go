@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"kube-proxy/internal/netlab"
@@ -31,6 +32,17 @@ func onlyIPTables(t *testing.T, backend string) {
 		}
 	}
 	t.Setenv("PATH", dir)
+}
+
+// A refused entry translates nothing, also on a node without an address to redirect to.
+func TestRefusalWithoutAddress(t *testing.T) {
+	for _, w := range worlds() {
+		c := &IPTables{cfg: Config{Family: w.Family}, node: w.n()}
+		nat, _ := c.lead(cluster(w.key(w.vip, 80, lb.TCP), []Route{{From: lb.Anywhere, Do: lb.Reject}}))
+		if len(nat) != 1 || !strings.HasSuffix(nat[0], " -j ACCEPT") {
+			t.Errorf("%s: %q", w.Family, nat)
+		}
+	}
 }
 
 // TestIPTablesRefuses: if this iptables refuses an entry, the error says so, and the others still

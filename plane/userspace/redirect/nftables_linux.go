@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 
 	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/rule"
@@ -23,43 +24,48 @@ import (
 // NFTables redirects by a table of its own in nftables. Its chains are always the same; frontends
 // are elements of maps.
 type NFTables struct {
+	*byRules
 	ip    rule.IP
 	cfg   Config
 	rules *ruleset
 	sock  *wire.Socket
-	mon   *monitor
-	addrs *addressWatch
 	ours  *selfwrites.Ledger
 	st    *nftState // nil before the first Reset
-	drift chan struct{}
-	sent  uint64 // messages, without the frames of transactions
+	sent  uint64    // messages, without the frames of transactions
 
-	unguarded error
+	// mon notices changes of our table by other programs. It only records that a change happened:
+	// reading the table is cheap, and no other program should change it.
+	mon     *wire.Monitor
+	noticed atomic.Bool
 }
 
 // NewNFTables opens the sockets in the network namespace of the calling thread. It changes nothing.
 // Errors wrap plane.ErrUnsupported if the kernel lacks nf_tables.
 func NewNFTables(cfg Config) (*NFTables, error) {
 	ip := rule.IPOf(cfg.Family)
-	c := &NFTables{ip: ip, cfg: cfg, ours: cmp.Or(cfg.Writes, &selfwrites.Ledger{}), drift: make(chan struct{}, 1),
-		rules: &ruleset{IP: ip, sets: schema(ip), mark: cfg.Mark, localhost: cfg.LocalhostNodePorts}}
+	c := &NFTables{ip: ip, cfg: cfg, ours: cmp.Or(cfg.Writes, &selfwrites.Ledger{})}
 	var err error
 	if c.sock, err = wire.Open(); err != nil {
 		return nil, fmt.Errorf("%w: %w", err, plane.ErrUnsupported)
 	}
-	c.rules.sockets = true
 	// nft_socket is the only expression that a kernel may lack
-	if c.unguarded = c.able(context.Background()); c.unguarded != nil {
-		c.rules.sockets = false
-		err = c.able(context.Background())
+	unguarded := c.able(context.Background(), true)
+	if unguarded != nil {
+		err = c.able(context.Background(), false)
 	}
 	if err != nil {
 		c.sock.Close()
 		return nil, fmt.Errorf("%w: %w", err, plane.ErrUnsupported)
 	}
-	if c.mon, err = startMonitor(ip.Proto, c.drift, c.sock); err == nil {
-		if c.addrs, err = watchAddresses(ip.Proto, c.drift); err != nil {
-			c.mon.Close()
+	c.rules = c.renderer(lb.Node{}, unguarded == nil)
+	if c.byRules, err = watchAddresses(ip.Proto, unguarded); err == nil {
+		missed := func() {
+			c.noticed.Store(true)
+			wake(c.drift)
+		}
+		note := func(uint16, []byte) { c.noticed.Store(true) }
+		if c.mon, err = wire.Watch(c.sock, ip.Proto, wire.Of(TableName), note, missed, missed); err != nil {
+			c.byRules.close()
 		}
 	}
 	if err != nil {
@@ -70,13 +76,12 @@ func NewNFTables(cfg Config) (*NFTables, error) {
 	return c, nil
 }
 
-// able checks that the kernel accepts all our rules.
-func (c *NFTables) able(ctx context.Context) error {
-	rules := *c.rules
+// able checks that the kernel accepts all our rules, also those that match sockets.
+func (c *NFTables) able(ctx context.Context, sockets bool) error {
 	// to include every kind of rule
-	everything := netip.PrefixFrom(xtables.Loopback(c.ip.Family).Addr(), 1).Masked()
-	rules.node = lb.Node{NodePorts: []netip.Prefix{everything}, ServiceCIDRs: []netip.Prefix{everything},
-		Pods: lb.Detector{Prefixes: []netip.Prefix{everything}}}
+	everything := []netip.Prefix{netip.PrefixFrom(xtables.Loopback(c.ip.Family).Addr(), 1).Masked()}
+	rules := c.renderer(lb.Node{NodePorts: everything, ServiceCIDRs: everything,
+		Pods: lb.Detector{Prefixes: everything}}, sockets)
 	t := rules.transaction(TableName + "-probe")
 	chains := rules.chains()
 	addTable(t, chains)
@@ -98,19 +103,13 @@ func addTable(t *wire.Transaction, chains []rule.Chain) {
 // Name is part of [Redirector].
 func (c *NFTables) Name() string { return "nftables" }
 
-// Unguarded is part of [Redirector].
-func (c *NFTables) Unguarded() error { return c.unguarded }
-
-// Drift is part of [Redirector].
-func (c *NFTables) Drift() <-chan struct{} { return c.drift }
-
 // ChangedBy is part of plane.Witness.
 func (c *NFTables) ChangedBy() string { return c.mon.ChangedBy() }
 
 // Close is part of [Redirector].
 func (c *NFTables) Close() error {
 	c.ours.Leave(c.mon)
-	return errors.Join(c.addrs.close(), c.mon.Close(), c.sock.Close())
+	return errors.Join(c.byRules.close(), c.mon.Close(), c.sock.Close())
 }
 
 // Known is part of [Redirector].
@@ -119,20 +118,11 @@ func (c *NFTables) Known(ctx context.Context) ([]Entry, error) {
 	if err != nil || !snap.ours {
 		return nil, err
 	}
-	return c.leadsOf(snap), nil
-}
-
-// leadsOf converts elements to entries.
-func (c *NFTables) leadsOf(snap *snapshot) []Entry {
 	leads := map[lb.Key]Entry{}
 	for from := lb.Pods; from <= lb.Anywhere; from++ {
 		for _, np := range []bool{false, true} {
-			n := c.ip.AddrLen
-			if np {
-				n = 0
-			}
 			add := func(rec []byte, r Route) {
-				k := wire.ParseKey(rec, n)
+				k := parseKey(c.rules.set(ports(from, np)), rec)
 				l := leads[k]
 				l.Key, l.Routes = k, append(l.Routes, r)
 				leads[k] = l
@@ -145,18 +135,18 @@ func (c *NFTables) leadsOf(snap *snapshot) []Entry {
 			}
 		}
 	}
-	return slices.SortedFunc(maps.Values(leads), func(a, b Entry) int { return a.Key.Compare(b.Key) })
+	return slices.SortedFunc(maps.Values(leads), func(a, b Entry) int { return a.Key.Compare(b.Key) }), nil
 }
 
 // Reset is part of [Redirector]. It replaces a table of another version in the same transaction.
 // The monitor notices writes of other programs while it reads, and an audit repairs them.
 func (c *NFTables) Reset(ctx context.Context, n lb.Node, want []Entry) (later []lb.Key, err error) {
-	c.mon.noticed.Store(false) // the read includes earlier foreign changes
+	c.noticed.Store(false) // the read includes earlier foreign changes
 	snap, err := c.read(ctx)
 	if err != nil {
 		return nil, err
 	}
-	address, err := c.addrs.choose(ctx, n.NodePorts)
+	address, err := c.choose(ctx, n.NodePorts)
 	if err != nil {
 		return nil, err
 	}
@@ -182,10 +172,7 @@ func (c *NFTables) repair(t *wire.Transaction, snap *snapshot, st *nftState) int
 			t.DeleteTable()
 		}
 		addTable(t, c.rules.chains())
-		snap = &snapshot{}
-		for i := range setCount {
-			snap.records[i].Size = c.rules.sets[i].RecordLen()
-		}
+		snap = &snapshot{records: c.rules.noRecords()}
 	}
 	for _, ch := range c.rules.chains() {
 		if is, there := snap.Chains[ch.Name]; is.Digest != ch.Digest() {
@@ -196,7 +183,7 @@ func (c *NFTables) repair(t *wire.Transaction, snap *snapshot, st *nftState) int
 			ch.AddTo(t)
 		}
 	}
-	want := st.records(&c.rules.sets, c.ip.Proto)
+	want := st.records(c.rules)
 	for i := range setCount {
 		n += diff.Elements(snap.records[i], want[i], c.rules.sets[i].KeyLen(), func(is, want []byte) {
 			if is != nil {
@@ -215,18 +202,19 @@ func (c *NFTables) Apply(ctx context.Context, set []Entry, remove []lb.Key) erro
 	log := &rollback.Log{}
 	ch := c.st.change(log)
 	for _, k := range remove {
-		ch.remove(k)
+		ch.put(Entry{Key: k})
 	}
 	for _, l := range set {
-		ch.set(l)
+		ch.put(l)
 	}
 	ch.finish()
 	t := c.rules.transaction(TableName)
-	for e := range ch.del {
-		t.Remove(e.set, []byte(e.rec))
-	}
-	for e := range ch.add {
-		t.Add(e.set, []byte(e.rec))
+	for e, add := range ch.staged {
+		if add {
+			t.Add(e.set, []byte(e.rec))
+		} else {
+			t.Remove(e.set, []byte(e.rec))
+		}
 	}
 	if err := c.commit(ctx, t); err != nil {
 		log.Undo()
@@ -238,7 +226,7 @@ func (c *NFTables) Apply(ctx context.Context, set []Entry, remove []lb.Key) erro
 // SetNode is part of [Redirector].
 func (c *NFTables) SetNode(ctx context.Context, n lb.Node) error {
 	before, t := c.rules.chains(), c.rules.transaction(TableName)
-	address, err := c.addrs.choose(ctx, n.NodePorts)
+	address, err := c.choose(ctx, n.NodePorts)
 	if err != nil {
 		return err
 	}
@@ -283,7 +271,7 @@ func (c *NFTables) Audit(ctx context.Context, full bool) (int, error) {
 	if err := c.SetNode(ctx, c.rules.node); err != nil { // another address of the node
 		return 0, err
 	}
-	noticed := c.mon.noticed.Swap(false)
+	noticed := c.noticed.Swap(false)
 	if !noticed && !full {
 		return 0, nil
 	}
@@ -356,14 +344,11 @@ func (c *NFTables) table() wire.Table {
 // structure reads everything except elements.
 func (c *NFTables) structure(ctx context.Context) (*snapshot, error) {
 	is, err := rule.Read(ctx, c.table(), c.rules.sets[:])
-	s, chains := &snapshot{Kept: is}, c.rules.chains()
+	s, chains := &snapshot{Kept: is, records: c.rules.noRecords()}, c.rules.chains()
 	s.ours = is.Serves(chains) && len(is.Foreign) == 0 && len(is.Chains) == len(chains)
 	for _, ch := range chains {
 		_, there := is.Chains[ch.Name]
 		s.ours = s.ours && there
-	}
-	for i := range s.records {
-		s.records[i].Size = c.rules.sets[i].RecordLen()
 	}
 	return s, err
 }
@@ -377,7 +362,7 @@ func (c *NFTables) readElements(ctx context.Context, s *snapshot) error {
 		err := c.table().EachElement(ctx, d.Name, func(el []byte) {
 			s.records[i].Bytes = d.Record(s.records[i].Bytes, el)
 		})
-		if err != nil && !(errors.Is(err, netlink.ErrInterrupted) && !c.mon.noticed.Load()) {
+		if err != nil && !(errors.Is(err, netlink.ErrInterrupted) && !c.noticed.Load()) {
 			return err
 		}
 	}

@@ -10,17 +10,17 @@ import (
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
+	"kube-proxy/plane/internal/diff"
 	"kube-proxy/plane/internal/ranges"
 )
 
 // ruleset renders the chains for one family and node. It is pure, and independent of frontends.
 type ruleset struct {
 	rule.IP
-	sets      [setCount]wire.Set
-	mark      uint32
-	localhost bool
-	sockets   bool // rules may match the sockets of packets (nft_socket)
-	node      lb.Node
+	sets    [setCount]wire.Set
+	cfg     Config
+	sockets bool // rules may match the sockets of packets (nft_socket)
+	node    lb.Node
 }
 
 func (r *ruleset) transaction(table string) *wire.Transaction {
@@ -28,6 +28,14 @@ func (r *ruleset) transaction(table string) *wire.Transaction {
 }
 
 func (r *ruleset) set(i setIndex) *wire.Set { return &r.sets[i] }
+
+// noRecords returns the records of empty sets.
+func (r *ruleset) noRecords() (all [setCount]diff.Records) {
+	for i := range all {
+		all[i].Size = r.sets[i].RecordLen()
+	}
+	return all
+}
 
 // chains are all chains of the table.
 //
@@ -51,7 +59,12 @@ func (r *ruleset) chains() []rule.Chain {
 		r.New("source ranges", rule.Has(r.set(sSourceLists), r.VIP()...), rule.Jump("sources")),
 	}, r.bySource("refuse")...)
 	leads := r.bySource("lead")
-	guard := append([]rule.Rule{r.New("an answer", rule.Answer, rule.Accept)}, r.intruders()...)
+	guard := []rule.Rule{r.New("an answer", rule.Answer, rule.Accept)}
+	if r.sockets {
+		// It took the port of a listener while no proxy ran. Sockets of the proxy are transparent,
+		// which an unprivileged program cannot set. The kernel finds no sockets of SCTP.
+		guard = append(guard, r.New("a socket of another program", rule.NotTransparent, rule.Jump("refused")))
+	}
 	guard = append(guard, r.New("led here", rule.DestinationTranslated, rule.Accept))
 	for _, p := range r.node.NodePorts {
 		here := slices.Clip(r.hereFor(p))
@@ -92,16 +105,6 @@ func (r *ruleset) chains() []rule.Chain {
 		}
 	}
 	return all
-}
-
-// intruders refuse packets to the socket of another program, which took the port of a listener
-// while no proxy ran. Sockets of the proxy are transparent, which an unprivileged program cannot
-// set. The kernel finds no sockets of SCTP.
-func (r *ruleset) intruders() []rule.Rule {
-	if !r.sockets {
-		return nil
-	}
-	return []rule.Rule{r.New("a socket of another program", rule.NotTransparent, rule.Jump("refused"))}
 }
 
 // bySource jumps to the chains of the kinds of sources, in the order of routes. A chain that has
@@ -168,13 +171,77 @@ func (r *ruleset) sources() rule.Chain {
 }
 
 // marked matches the proxy's own packets; nothing if they have no mark.
-func (r *ruleset) marked() rule.Statement { return rule.NotZero(rule.PacketMark.And(r.mark)) }
+func (r *ruleset) marked() rule.Statement { return rule.NotZero(rule.PacketMark.And(r.cfg.Mark)) }
 
 // hereFor are the matches for packets to addresses of the node that answer NodePorts.
 func (r *ruleset) hereFor(p netip.Prefix) []rule.Statement {
 	here := []rule.Statement{r.InPrefix(r.Destination(), p), rule.DestinationIsLocal}
-	if !r.localhost || r.Family == lb.IPv6 { // else 127.0.0.1 answers too
+	if !r.cfg.LocalhostNodePorts || r.Family == lb.IPv6 { // else 127.0.0.1 answers too
 		here = slices.Insert(here, 1, r.NotLoopback(r.Destination()))
 	}
 	return here
+}
+
+// TableName is the name of the nftables table, in both families.
+const TableName = "kube-proxy-userspace"
+
+// setIndex numbers the sets and maps of the table.
+type setIndex = int
+
+// For each kind of source, and for NodePorts and other keys: maps to the port of a listener, or to
+// a refusal. Then the sets that all of them share.
+const (
+	sPorts         setIndex = iota                       // six: see ports
+	sRefusals      setIndex = sPorts + 2*setIndex(froms) // six: see refusals
+	sSourceLists   setIndex = sRefusals + 2*setIndex(froms)
+	sSourceRanges  setIndex = sSourceLists + 1
+	sClusterIPs    setIndex = sSourceLists + 2
+	sListeners     setIndex = sSourceLists + 3
+	sNodeAddresses setIndex = sSourceLists + 4
+	setCount       setIndex = sSourceLists + 5
+)
+
+// froms is the number of kinds of sources.
+const froms = int(lb.Anywhere)
+
+func ports(f lb.From, nodePort bool) setIndex    { return sPorts + place(f, nodePort) }
+func refusals(f lb.From, nodePort bool) setIndex { return sRefusals + place(f, nodePort) }
+
+func place(f lb.From, nodePort bool) setIndex {
+	n := setIndex(f-lb.Pods) * 2
+	if nodePort {
+		n++
+	}
+	return n
+}
+
+func schema(ip rule.IP) (all [setCount]wire.Set) {
+	vip := wire.Fields{ip.Addr, wire.ProtoField, wire.PortField}
+	for from := lb.Pods; from <= lb.Anywhere; from++ {
+		for _, np := range []bool{false, true} {
+			key, name := vip, "services-"
+			if np {
+				key, name = vip[1:], "nodeports-"
+			}
+			all[ports(from, np)] = wire.Set{Name: name + from.String(), Key: key, Data: wire.Fields{wire.OnlyPort},
+				Comment: "frontend -> port of the proxy"}
+			all[refusals(from, np)] = wire.Set{Name: "refused-" + name + from.String(), Key: key,
+				Data: wire.Fields{wire.MarkField}, Comment: "frontend -> 2 reject, 3 drop"}
+		}
+	}
+	all[sSourceLists] = wire.Set{Name: "source-lists", Key: vip, Data: wire.Fields{wire.MarkField},
+		Comment: "frontend -> list of those who may use it"}
+	all[sSourceRanges] = wire.Set{Name: "source-ranges", Key: wire.Fields{wire.MarkField, ip.Addr},
+		Comment: "list and length of the range, range"}
+	all[sClusterIPs] = wire.Set{Name: "cluster-ips", Key: wire.Fields{ip.Addr}, Comment: "addresses of kind ClusterIP"}
+	all[sListeners] = wire.Set{Name: "listeners", Key: vip[1:], Comment: "ports of the proxy"}
+	all[sNodeAddresses] = wire.Set{Name: "node-addresses", Key: wire.Fields{wire.VersionField},
+		Data: wire.Fields{ip.Addr}, Comment: "where the proxy is reached"}
+	return all
+}
+
+// parseKey reads the frontend's key from a record of a set; that of a NodePort has no address.
+func parseKey(d *wire.Set, rec []byte) lb.Key {
+	const protocolAndPort = 8
+	return wire.ParseKey(rec, d.KeyLen()-protocolAndPort)
 }

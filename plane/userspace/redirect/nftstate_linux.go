@@ -1,6 +1,7 @@
 package redirect
 
 import (
+	"encoding/binary"
 	"iter"
 	"net/netip"
 
@@ -22,7 +23,7 @@ type element struct {
 type nftState struct {
 	leads map[lb.Key]held
 	// shared counts the entries that need an element of a shared set.
-	shared map[element]int32
+	shared map[element]int
 	lists  *ranges.Lists
 	// address is the node's address to redirect to; not valid if the node has none.
 	address netip.Addr
@@ -34,78 +35,52 @@ type held struct {
 	list *ranges.List
 }
 
-func newNFTState() *nftState {
-	return &nftState{leads: map[lb.Key]held{}, shared: map[element]int32{}, lists: ranges.NewLists()}
-}
-
 // change collects the elements that a batch removes and adds.
 type change struct {
-	st    *nftState
-	log   *rollback.Log // nil for a state under construction
-	lists *ranges.Change
-	swaps [][2]held // old and new entries
-	del   map[element]bool
-	add   map[element]bool
+	st     *nftState
+	log    *rollback.Log // nil for a state under construction
+	lists  *ranges.Change
+	swaps  [][2]held        // old and new entries
+	staged map[element]bool // true to add, false to remove
 }
 
 func (st *nftState) change(log *rollback.Log) *change {
-	return &change{st: st, log: log, lists: st.lists.Change(log), del: map[element]bool{}, add: map[element]bool{}}
+	return &change{st: st, log: log, lists: st.lists.Change(log), staged: map[element]bool{}}
 }
 
-func (c *change) put(e element) {
-	if c.del[e] {
-		delete(c.del, e)
+// stage adds or removes an element, or undoes the opposite.
+func (c *change) stage(e element, add bool) {
+	if was, there := c.staged[e]; there && was != add {
+		delete(c.staged, e)
 	} else {
-		c.add[e] = true
+		c.staged[e] = add
 	}
 }
 
-func (c *change) drop(e element) {
-	if c.add[e] {
-		delete(c.add, e)
-	} else {
-		c.del[e] = true
+// put replaces the entry of its key; one without routes removes it. It counts the shared elements,
+// and queues the others for finish.
+func (c *change) put(l Entry) {
+	was, known := c.st.leads[l.Key]
+	now := held{list: c.lists.Swap(l.Sources, was.list)}
+	switch {
+	case len(l.Routes) > 0:
+		now.Entry = l
+		rollback.Put(c.log, c.st.leads, l.Key, now)
+	case known:
+		rollback.Delete(c.log, c.st.leads, l.Key)
+	default:
+		return
 	}
-}
-
-// set sets the entry of its key.
-func (c *change) set(lead Entry) {
-	if lead.Key.IsNodePort() {
-		lead.Sources = nil // NodePorts have none
-	}
-	was := c.st.leads[lead.Key]
-	now := held{lead, c.lists.Swap(lead.Sources, was.list)}
-	c.swap(was, now)
-	rollback.Put(c.log, c.st.leads, lead.Key, now)
-}
-
-// remove removes the entry of a key.
-func (c *change) remove(k lb.Key) {
-	if was, there := c.st.leads[k]; there {
-		c.lists.Swap(nil, was.list)
-		c.swap(was, held{})
-		rollback.Delete(c.log, c.st.leads, k)
-	}
-}
-
-// swap counts the shared elements of an entry, and queues it for finish.
-func (c *change) swap(was, now held) {
 	c.swaps = append(c.swaps, [2]held{was, now})
 	for e := range now.sharedElements() {
-		n := c.st.shared[e]
-		rollback.Put(c.log, c.st.shared, e, n+1)
-		if n == 0 {
-			c.put(e)
+		if count(c.log, c.st.shared, e, 1) == 1 {
+			c.stage(e, true)
 		}
 	}
 	for e := range was.sharedElements() {
-		n := c.st.shared[e]
-		if n > 1 {
-			rollback.Put(c.log, c.st.shared, e, n-1)
-			continue
+		if count(c.log, c.st.shared, e, -1) == 0 {
+			c.stage(e, false)
 		}
-		rollback.Delete(c.log, c.st.shared, e)
-		c.drop(e)
 	}
 }
 
@@ -114,15 +89,16 @@ func (c *change) finish() {
 	c.lists.Finish()
 	for _, s := range c.swaps {
 		for e := range s[0].elements() {
-			c.drop(e)
+			c.stage(e, false)
 		}
 		for e := range s[1].elements() {
-			c.put(e)
+			c.stage(e, true)
 		}
 	}
 	for _, l := range c.lists.Edits {
-		diff.Sorted(l.Was, l.Now, netip.Prefix.Compare, func(p netip.Prefix) { c.drop(rangeElement(l.List, p)) },
-			func(p netip.Prefix) { c.put(rangeElement(l.List, p)) })
+		diff.Sorted(l.Was, l.Now, netip.Prefix.Compare,
+			func(p netip.Prefix) { c.stage(rangeElement(l.List, p), false) },
+			func(p netip.Prefix) { c.stage(rangeElement(l.List, p), true) })
 	}
 }
 
@@ -136,7 +112,7 @@ func (l held) elements() iter.Seq[element] {
 		var buf [40]byte
 		k := wire.AppendKey(buf[:0], l.Key)
 		for _, r := range l.Routes {
-			e := element{set: ports(r.From, l.Key.IsNodePort()), rec: string(appendPortData(k, r.Port))}
+			e := element{set: ports(r.From, l.Key.IsNodePort()), rec: string(binary.BigEndian.AppendUint16(k, r.Port))}
 			if r.Port == 0 {
 				e = element{set: refusals(r.From, l.Key.IsNodePort()), rec: string(wire.AppendNumber(k, uint32(r.Do)))}
 			}
@@ -159,7 +135,8 @@ func (l Entry) sharedElements() iter.Seq[element] {
 			return
 		}
 		for _, r := range l.Routes {
-			if r.Port != 0 && !yield(element{sListeners, string(appendListener(buf[:0], l.Key.Proto, r.Port))}) {
+			key := lb.Key{Port: r.Port, Proto: l.Key.Proto}
+			if r.Port != 0 && !yield(element{sListeners, string(wire.AppendKey(buf[:0], key))}) {
 				return
 			}
 		}
@@ -167,10 +144,8 @@ func (l Entry) sharedElements() iter.Seq[element] {
 }
 
 // records returns all elements of the state.
-func (st *nftState) records(defs *[setCount]wire.Set, proto byte) (all [setCount]diff.Records) {
-	for i := range setCount {
-		all[i].Size = defs[i].RecordLen()
-	}
+func (st *nftState) records(rules *ruleset) [setCount]diff.Records {
+	all := rules.noRecords()
 	put := func(e element) { all[e.set].Bytes = append(all[e.set].Bytes, e.rec...) }
 	for _, lead := range st.leads {
 		for e := range lead.elements() {
@@ -186,7 +161,7 @@ func (st *nftState) records(defs *[setCount]wire.Set, proto byte) (all [setCount
 		}
 	}
 	if st.address.IsValid() {
-		put(addressElement(proto, st.address))
+		put(addressElement(rules.Proto, st.address))
 	}
 	return all
 }
@@ -197,7 +172,7 @@ func addressElement(proto byte, a netip.Addr) element {
 
 // stateOf returns the state of entries. Lists keep their numbers in the kernel.
 func stateOf(leads []Entry, snap *snapshot, addrLen int) *nftState {
-	st := newNFTState()
+	st := &nftState{leads: map[lb.Key]held{}, shared: map[element]int{}, lists: ranges.NewLists()}
 	want := make(map[lb.Key]Entry, len(leads))
 	for _, l := range leads {
 		want[l.Key] = l
@@ -212,7 +187,7 @@ func stateOf(leads []Entry, snap *snapshot, addrLen int) *nftState {
 		}
 	}, snap.records[sSourceRanges])
 	for _, l := range want {
-		c.set(l)
+		c.put(l)
 	}
 	c.finish()
 	return st

@@ -5,10 +5,13 @@ package redirect
 
 import (
 	"context"
+	"iter"
 	"net/netip"
 
 	"kube-proxy/lb"
+	"kube-proxy/mode"
 	"kube-proxy/plane/selfwrites"
+	"kube-proxy/trace"
 )
 
 // Entry determines what happens to packets to a key.
@@ -16,7 +19,8 @@ type Entry struct {
 	Key lb.Key
 	// Kind as in [lb.Frontend].
 	Kind lb.Kind
-	// Sources are the only allowed sources; others are dropped (SV-61). Empty allows all.
+	// Sources are the only allowed sources; others are dropped (SV-61). Empty allows all, as always
+	// for NodePorts.
 	Sources []netip.Prefix
 	// Routes has at most one route for each From, in the order Pods, Host, Anywhere; the last is
 	// for Anywhere. With [AtAddresses] there is one route, and the listener distinguishes sources.
@@ -90,6 +94,14 @@ type Redirector interface {
 	Close() error
 }
 
+// wake gives a channel its value.
+func wake(signal chan<- struct{}) {
+	select {
+	case signal <- struct{}{}:
+	default:
+	}
+}
+
 // AtAddresses is a Redirector without packet filter (Windows). Each service address has a listener
 // of its own, which applies sources and routes. The caller binds NodePorts at the addresses of the
 // node.
@@ -97,7 +109,17 @@ type AtAddresses interface {
 	Redirector
 	// NodeAddresses returns the addresses of the node, without the Redirector's.
 	NodeAddresses() ([]netip.Addr, error)
-	// Prepare adds an address to the node, so that a socket can be bound to it. The next audit
-	// removes an address without an entry.
+	// Prepare adds an address to the node, so that a socket can be bound to it, after NodeAddresses
+	// or Reset. The next audit removes an address without an entry.
 	Prepare(a netip.Addr) error
+}
+
+// Tracer is a redirector whose state in the kernel can be read. As those of mode.Tracer, its
+// methods may be called at any time from any goroutine in the network namespace of the redirector.
+type Tracer interface {
+	// TracePacket follows a packet through the kernel. The listener is its only backend if it
+	// balances.
+	TracePacket(ctx context.Context, p trace.Packet) (trace.Kernel, error)
+	// Differences reports every difference from these entries.
+	Differences(ctx context.Context, n lb.Node, leads iter.Seq[Entry], d *mode.Reporter) error
 }

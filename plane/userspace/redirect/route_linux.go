@@ -13,12 +13,13 @@ import (
 	"kube-proxy/internal/netlink/route"
 )
 
-// addressWatch chooses the address of the node to which packets are redirected: a permanent one, on
-// any interface.
-type addressWatch struct {
+// byRules is the common part of redirectors by rules. It chooses the address of the node to which
+// packets are redirected: a permanent one, on any interface.
+type byRules struct {
 	proto        byte
+	unguarded    error // see Unguarded
 	conn, events *netlink.Conn
-	signal       chan<- struct{}
+	drift        chan struct{}
 	done         chan struct{}
 
 	mu     sync.Mutex
@@ -26,33 +27,39 @@ type addressWatch struct {
 }
 
 // watchAddresses listens in the network namespace of the calling thread.
-func watchAddresses(proto byte, signal chan<- struct{}) (*addressWatch, error) {
-	w := &addressWatch{proto: proto, signal: signal, done: make(chan struct{})}
+func watchAddresses(proto byte, unguarded error) (*byRules, error) {
+	w := &byRules{proto: proto, unguarded: unguarded, drift: make(chan struct{}, 1), done: make(chan struct{})}
 	var err error
 	if w.conn, w.events, err = route.Open(proto); err != nil {
 		return nil, err
 	}
 	go func() {
 		defer close(w.done)
-		w.events.Listen(w.notice, func() { wake(w.signal) })
+		w.events.Listen(w.notice, func() { wake(w.drift) })
 	}()
 	return w, nil
 }
 
+// Unguarded is part of [Redirector].
+func (w *byRules) Unguarded() error { return w.unguarded }
+
+// Drift is part of [Redirector].
+func (w *byRules) Drift() <-chan struct{} { return w.drift }
+
 // notice signals drift if the chosen address was removed, or if none was chosen.
-func (w *addressWatch) notice(m netlink.Message) {
+func (w *byRules) notice(m netlink.Message) {
 	a, ok := route.ParseAddress(m.Body)
 	w.mu.Lock()
 	chosen := w.chosen
 	w.mu.Unlock()
 	if ok && (m.Type == unix.RTM_DELADDR && a.Addr == chosen || m.Type == unix.RTM_NEWADDR && !chosen.IsValid()) {
-		wake(w.signal)
+		wake(w.drift)
 	}
 }
 
 // choose returns the address to redirect to, not valid if the node has no suitable one. It keeps
 // the previous one while that exists.
-func (w *addressWatch) choose(ctx context.Context, prefer []netip.Prefix) (netip.Addr, error) {
+func (w *byRules) choose(ctx context.Context, prefer []netip.Prefix) (netip.Addr, error) {
 	all, err := route.Addresses(ctx, w.conn, w.proto)
 	if err != nil {
 		return netip.Addr{}, err
@@ -64,7 +71,7 @@ func (w *addressWatch) choose(ctx context.Context, prefer []netip.Prefix) (netip
 }
 
 // current returns the chosen address.
-func (w *addressWatch) current() netip.Addr {
+func (w *byRules) current() netip.Addr {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.chosen
@@ -103,7 +110,7 @@ func chooseAddress(all []route.Address, before netip.Addr, prefer []netip.Prefix
 	}).Addr
 }
 
-func (w *addressWatch) close() error {
+func (w *byRules) close() error {
 	err := w.events.Close()
 	<-w.done
 	return cmp.Or(err, w.conn.Close())

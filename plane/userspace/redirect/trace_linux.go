@@ -25,7 +25,7 @@ func (c *NFTables) TracePacket(ctx context.Context, p trace.Packet) (trace.Kerne
 		return trace.Kernel{}, err
 	}
 	defer sock.Close()
-	rules := c.renderer(lb.Node{})
+	rules := c.renderer(lb.Node{}, c.rules.sockets)
 	t := walk.Table{Family: c.ip.Proto, Name: TableName, EndsHere: true, Chains: rules.chains(), Sets: rules.sets[:]}
 	all, lines, err := walk.Go(ctx, sock, t, p)
 	if err != nil {
@@ -37,22 +37,19 @@ func (c *NFTables) TracePacket(ctx context.Context, p trace.Packet) (trace.Kerne
 }
 
 // renderer renders the rules for a node. It only uses constant fields of the redirector.
-func (c *NFTables) renderer(n lb.Node) *ruleset {
-	return &ruleset{IP: c.ip, sets: schema(c.ip), mark: c.cfg.Mark, localhost: c.cfg.LocalhostNodePorts,
-		sockets: c.rules.sockets, node: n}
+func (c *NFTables) renderer(n lb.Node, sockets bool) *ruleset {
+	return &ruleset{IP: c.ip, sets: schema(c.ip), cfg: c.cfg, sockets: sockets, node: n}
 }
 
 // Differences is part of [Tracer]: it compares the table with the result of a Reset.
-func (c *NFTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Entry],
-	each func(trace.Difference) bool) error {
+func (c *NFTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Entry], d *mode.Reporter) error {
 	sock, err := wire.Open()
 	if err != nil {
 		return err
 	}
 	defer sock.Close()
-	d := mode.NewReporter(ctx, each)
-	if err := d.Done((&NFTables{ip: c.ip, rules: c.renderer(n), sock: sock, mon: &monitor{}}).compare(ctx, leads,
-		d)); err != nil {
+	reader := &NFTables{ip: c.ip, rules: c.renderer(n, c.rules.sockets), sock: sock}
+	if err := reader.compare(ctx, leads, d); err != nil {
 		return fmt.Errorf("compare the table with the rows: %w", err)
 	}
 	return nil
@@ -83,7 +80,7 @@ func (c *NFTables) compare(ctx context.Context, leads iter.Seq[Entry], d *mode.R
 			}
 		}
 	}
-	want := st.records(&c.rules.sets, c.ip.Proto)
+	want := st.records(c.rules)
 	for i := range setCount {
 		def := &c.rules.sets[i]
 		if !snap.There[i] || i == sNodeAddresses {
@@ -100,20 +97,12 @@ func (c *NFTables) compare(ctx context.Context, leads iter.Seq[Entry], d *mode.R
 			}
 			k := owners[element{i, string(rec)}]
 			if i <= sSourceLists {
-				k = wire.ParseKey(rec, addrLenOf(i, c.ip.AddrLen))
+				k = parseKey(def, rec)
 			}
 			d.Report(k, def.ElementText(rec[:n]), def.DataText(wants), def.DataText(has))
 		})
 	}
 	return nil
-}
-
-// addrLenOf returns the length of addresses in the keys of a set.
-func addrLenOf(i setIndex, n int) int {
-	if i < sSourceLists && (i-sPorts)%2 == 1 {
-		return 0
-	}
-	return n
 }
 
 // TracePacket is part of [Tracer].
@@ -122,9 +111,7 @@ func (c *IPTables) TracePacket(ctx context.Context, p trace.Packet) (trace.Kerne
 }
 
 // Differences is part of [Tracer]. It renders the rules with the present address of the node.
-func (c *IPTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Entry],
-	each func(trace.Difference) bool) error {
-	want := &IPTables{cfg: c.cfg, unguarded: c.unguarded, node: n, address: c.addrs.current()}
-	rows := want.rowsOf(leads)
-	return c.keep.Differences(ctx, want.frames(), rows, mode.NewReporter(ctx, each))
+func (c *IPTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Entry], d *mode.Reporter) error {
+	want := &IPTables{byRules: c.byRules, cfg: c.cfg, node: n, address: c.current()}
+	return c.keep.Differences(ctx, want.frames(), want.rowsOf(leads), d)
 }
