@@ -183,10 +183,10 @@ func TestPortsChangeHands(t *testing.T) {
 	p.Apply([]lb.Change{set(a)})
 	first := p.doors[30080]
 	p.Apply([]lb.Change{set(b)})
-	if d := p.doors[30080]; d == first || d.service != "b/web" || p.descriptors.Len() != 1 ||
-		p.descriptors.Budget().Used() != 1 {
-		t.Errorf("%+v, of %d namespaces with %d", d, p.descriptors.Len(), p.descriptors.Budget().Used())
+	if d := p.doors[30080]; d == first || d.service != "b/web" {
+		t.Errorf("%+v", d)
 	}
+	p.takes(t, 1, 1)
 	moved := row("b/web", 30090)
 	p.Apply([]lb.Change{set(moved), remove(b)})
 	if d := p.doors[30090]; d == nil || len(d.turns.Backends()) != 1 || len(p.doors) != 1 {
@@ -204,8 +204,22 @@ func TestPortsChangeHands(t *testing.T) {
 	p.Reset(&lb.Table{Node: lb.Node{Localhost: netip.MustParseAddr("127.0.0.1")}})
 	p.want(t, 0, 0)
 	p.Close()
-	if p.descriptors.Len() != 0 || p.descriptors.Budget().Used() != 0 {
-		t.Errorf("left: %d namespaces, %d descriptors", p.descriptors.Len(), p.descriptors.Budget().Used())
+	p.takes(t, 0, 0)
+}
+
+// takes waits until the proxy has so many descriptors. A loop whose listener is closed may have
+// taken those of a next connection, and gives them back.
+func (p *Proxy) takes(t *testing.T, namespaces int, descriptors int64) {
+	t.Helper()
+	for end := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+		n, used := p.descriptors.Len(), p.descriptors.Budget().Used()
+		if n == namespaces && used == descriptors {
+			return
+		}
+		if time.Now().After(end) {
+			t.Errorf("%d namespaces have %d descriptors, want %d and %d", n, used, namespaces, descriptors)
+			return
+		}
 	}
 }
 
