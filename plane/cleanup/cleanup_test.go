@@ -21,10 +21,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/all"
-	"kube-proxy/plane/iptables"
 	"kube-proxy/plane/ipvs"
-	"kube-proxy/plane/nftables"
-	"kube-proxy/test/planetest"
 )
 
 // theirs creates the objects of other programs, some with names like ours. KUBE-FIREWALL and the
@@ -64,26 +61,12 @@ COMMIT
 func ours(t *testing.T) {
 	t.Helper()
 	oursIPVS(t)
-	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
-		tab, _, _ := planetest.Shop(fam)
-		for _, b := range backends {
-			if b == xtables.Legacy && !legacyWorks() {
-				continue
-			}
-			p, err := iptables.New(iptables.Config{Family: fam, Backend: b})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer p.Close()
-			must(t, errOf(p.Reset(t.Context(), tab)))
+	for _, b := range backends {
+		if b == xtables.NFT || legacyWorks() {
+			start(t, bothFamilies, openIPTables(b))
 		}
-		p, err := nftables.New(nftables.Config{Family: fam})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer p.Close()
-		must(t, errOf(p.Reset(t.Context(), tab)))
 	}
+	start(t, bothFamilies, openNFTables)
 }
 
 // oursIPVS creates the objects that mode ipvs leaves, except virtual servers.

@@ -18,7 +18,6 @@ import (
 	"kube-proxy/mode"
 	"kube-proxy/plane/all"
 	"kube-proxy/plane/ebpf"
-	leftovers "kube-proxy/plane/ipvs"
 	"kube-proxy/plane/userspace/redirect"
 	"kube-proxy/test/planetest"
 )
@@ -49,15 +48,10 @@ func TestTakeOverEBPF(t *testing.T) {
 // The same with mode ipvs.
 func TestIPVSTakeOverEBPF(t *testing.T) {
 	needsIPVS(t)
-	backends := map[lb.Family]xtables.Backend{} // which the mode chooses
-	m := leftovers.ModeIn(backends)
+	backends := map[lb.Family]xtables.Backend{}
 	takeOverEBPF(t, []otherMode{{now{mode: "ipvs", backends: backends, drain: time.Minute}, func() {
 		setSysctls(t)
-		start(t, bothFamilies, func(f lb.Family) (opened, error) {
-			s := mode.Settings{Family: f, MasqueradeBit: 14}
-			must(t, m.Able(s))
-			return m.New(s)
-		})
+		start(t, bothFamilies, func(f lb.Family) (opened, error) { return openMode(t, backends, f), nil })
 	}}})
 }
 

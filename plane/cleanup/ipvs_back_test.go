@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/all"
@@ -100,12 +101,7 @@ func TestIPVSTakeBack(t *testing.T) {
 	ours := func() {
 		t.Helper()
 		setSysctls(t)
-		m := leftovers.Mode()
-		must(t, m.Able(mode.Settings{Family: lb.IPv4}))
-		p, err := m.New(mode.Settings{Family: lb.IPv4, MasqueradeBit: 14})
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := openMode(t, map[lb.Family]xtables.Backend{}, lb.IPv4)
 		defer p.Close()
 		must(t, errOf(planetest.ResetAll(t.Context(), p, tab)))
 	}

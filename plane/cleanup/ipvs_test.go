@@ -17,11 +17,11 @@ import (
 
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/all"
 	leftovers "kube-proxy/plane/ipvs"
-	"kube-proxy/plane/nftables"
 	"kube-proxy/test/planetest"
 )
 
@@ -56,6 +56,18 @@ func setSysctls(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// openMode opens a plane of mode ipvs, which notes its back end of iptables.
+func openMode(t *testing.T, backends map[lb.Family]xtables.Backend, fam lb.Family) opened {
+	t.Helper()
+	m, s := leftovers.ModeIn(backends), mode.Settings{Family: fam, MasqueradeBit: 14}
+	must(t, m.Able(s))
+	p, err := m.New(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
 }
 
 // virtual creates a virtual server, such as "tcp 10.96.0.10:80" or "fwmark 7".
@@ -194,22 +206,9 @@ func shopInIPVS(t *testing.T) (lab *netlab.TestLab, tab *lb.Table, vip netip.Add
 	return lab, tab, vip
 }
 
-// inNFTables writes a table.
-func inNFTables(t *testing.T, tab *lb.Table) {
-	t.Helper()
-	p, err := nftables.New(nftables.Config{Family: lb.IPv4})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
-	if _, err := p.Reset(t.Context(), tab); err != nil {
-		t.Error(err)
-	}
-}
-
 // A node changes from upstream's ipvs mode to nftables: a loop of requests sees no failure (PR-08).
 func TestIPVSSwitchUnderTraffic(t *testing.T) {
-	lab, tab, vip := shopInIPVS(t)
+	lab, _, vip := shopInIPVS(t)
 	traffic := lab.Traffic(netlab.Way{From: "pod3", To: vip, Seen: "pod3", Requests: true})
 	more := func() {
 		t.Helper()
@@ -218,7 +217,7 @@ func TestIPVSSwitchUnderTraffic(t *testing.T) {
 		}
 	}
 	more()
-	lab.On("node1", func() { inNFTables(t, tab) })
+	lab.On("node1", func() { start(t, []lb.Family{lb.IPv4}, openNFTables) })
 	more() // both are in force
 	lab.On("node1", func() {
 		r, err := now{mode: "nftables", families: []lb.Family{lb.IPv4, lb.IPv6}, drain: time.Minute}.others(t.Context())
@@ -236,7 +235,7 @@ func TestIPVSSwitchUnderTraffic(t *testing.T) {
 // A connection through IPVS continues until it ends, or its time is over; a process that ends
 // meanwhile leaves it to the next.
 func TestIPVSDrain(t *testing.T) {
-	lab, tab, vip := shopInIPVS(t)
+	lab, _, vip := shopInIPVS(t)
 	open := func() *netlab.Conn {
 		t.Helper()
 		c, err := lab.Open("pod3", netlab.TCP, vip, netlab.DialOptions{})
@@ -270,7 +269,7 @@ func TestIPVSDrain(t *testing.T) {
 		return done
 	}
 	early, late := open(), open()
-	lab.On("node1", func() { inNFTables(t, tab) })
+	lab.On("node1", func() { start(t, []lb.Family{lb.IPv4}, openNFTables) })
 
 	ctx, cancel := context.WithCancel(t.Context())
 	done := clean(ctx, time.Hour)
@@ -304,10 +303,10 @@ func TestIPVSDrain(t *testing.T) {
 
 // Connections that exceed the time are cut, and reported.
 func TestIPVSDrainEnds(t *testing.T) {
-	lab, tab, vip := shopInIPVS(t)
+	lab, _, vip := shopInIPVS(t)
 	must(t, errOf(lab.Open("pod3", netlab.TCP, vip, netlab.DialOptions{})))
 	lab.On("node1", func() {
-		inNFTables(t, tab)
+		start(t, []lb.Family{lb.IPv4}, openNFTables)
 		r, err := now{mode: "nftables", families: []lb.Family{lb.IPv4, lb.IPv6}, drain: 5 * ipvsLook}.others(
 			t.Context())
 		if err != nil || !slices.Contains(r.Removed, "1 connections through virtual servers of IPv4, which had not "+
@@ -334,16 +333,9 @@ func TestIPVSTakeOver(t *testing.T) {
 		for _, stale := range []string{"tcp 10.96.0.200:80", "tcp 198.51.100.0:20000", "tcp 192.0.2.99:80"} {
 			virtual(t, h, stale)
 		}
-		m := leftovers.Mode()
-		must(t, m.Able(mode.Settings{Family: lb.IPv4}))
-		p, err := m.New(mode.Settings{Family: lb.IPv4, MasqueradeBit: 14})
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := openMode(t, map[lb.Family]xtables.Backend{}, lb.IPv4)
 		defer p.Close()
-		if _, err := p.Reset(t.Context(), tab); err != nil {
-			t.Error(err)
-		}
+		must(t, errOf(p.Reset(t.Context(), tab)))
 		if n, err := p.Audit(t.Context(), true); n != 0 || err != nil {
 			t.Errorf("after the first write there is something to repair: %d, %v", n, err)
 		}
