@@ -30,10 +30,13 @@ func TestTakeOverEBPF(t *testing.T) {
 	needs(t, "iptables-nft", "ip6tables-nft", "nft")
 	modes := []otherMode{
 		{now{mode: "nftables"}, func() { start(t, bothFamilies, openNFTables) }},
-		{now{mode: "iptables", backends: same(xtables.NFT)}, func() { start(t, bothFamilies, openIPTables(xtables.NFT)) }},
+		{now{mode: "iptables", backends: same(xtables.NFT)},
+			func() { start(t, bothFamilies, openIPTables(xtables.NFT)) }},
 		{now{mode: "userspace"}, func() {
 			for _, f := range bothFamilies {
-				p := startUserspace(t, f, func(c redirect.Config) (redirect.Redirector, error) { return redirect.NewNFTables(c) })
+				p := startUserspace(t, f, func(c redirect.Config) (redirect.Redirector, error) {
+					return redirect.NewNFTables(c)
+				})
 				t.Cleanup(func() { p.Close() })
 			}
 		}},
