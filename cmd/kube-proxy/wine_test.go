@@ -75,7 +75,7 @@ func (n *windowsNode) runProgram(name string, args ...string) (out, errOut strin
 	end := time.AfterFunc(timeout, func() { c.Process.Kill() })
 	defer end.Stop()
 	_ = c.Wait() // the exit code has the result
-	return o.String(), e.String(), c.ProcessState.ExitCode()
+	return o.String(), wine.Errors(e.String()), c.ProcessState.ExitCode()
 }
 
 // Output, files and exit codes of a program for Windows (FL-01, FL-02, FL-05, FL-06, CF-19): under

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 )
@@ -15,6 +16,12 @@ type TB interface {
 	Cleanup(func())
 	TempDir() string
 	Fatal(args ...any)
+}
+
+// Errors returns what a program itself wrote to standard error. Wine may report there that its own
+// connection is lost while a program ends.
+func Errors(written string) string {
+	return regexp.MustCompile(`(?m)^wine client error:.*\n?`).ReplaceAllString(written, "")
 }
 
 // Paths of Debian's packages wine and wine64.
