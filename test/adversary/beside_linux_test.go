@@ -143,7 +143,7 @@ func (s *bystander) ask() (a asked) {
 	}
 	i := s.beside.inspector
 	needs := func(ask func() (any, error)) int {
-		return int(testing.AllocsPerRun(3, func() {
+		return int(testing.AllocsPerRun(10, func() {
 			out, err := ask()
 			if err != nil {
 				s.errorf("a question fails: %v", err)
