@@ -1,18 +1,22 @@
 //go:build ignore
 
-/* close() of a socket, with which its storage ends. */
+/* close() of a socket, with which its storage ends. It runs for every socket of the node. */
 
 SEC("cgroup/sock_release")
 int sock_release(struct bpf_sock *sk)
 {
-	__s32 n = !!bpf_sk_storage_get(&connected, sk, 0, 0) + !!bpf_sk_storage_get(&flows, sk, 0, 0);
-	__u64 netns = bpf_get_netns_cookie(sk);
-	__s32 *own, *all = bpf_map_lookup_elem(&kept, &only);
+	__s32 n = !!bpf_sk_storage_get(&connected, sk, 0, 0), *own, *all;
+	__u64 netns;
 
-	if (!n || !all)
+	if (sk->protocol != IPPROTO_TCP)
+		n += !!bpf_sk_storage_get(&flows, sk, 0, 0);
+	if (!n)
 		return PASS;
-	__sync_fetch_and_add(all, -n);
+	netns = bpf_get_netns_cookie(sk);
+	all = bpf_map_lookup_elem(&kept, &only);
 	own = bpf_map_lookup_elem(&kept_of, &netns);
+	if (all)
+		__sync_fetch_and_add(all, -n);
 	if (own)
 		__sync_fetch_and_add(own, -n);
 	return PASS;
