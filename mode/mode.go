@@ -180,6 +180,14 @@ type Configurable interface {
 	Configure(option.Blocks) error
 }
 
+// Successor is a plane that leaves part of its work to its rules until those of other modes are
+// removed.
+type Successor interface {
+	// OthersGone begins that work. It is called once, from any goroutine, after the first attempt
+	// to remove the rules of other modes, whatever is left.
+	OthersGone() error
+}
+
 // Answerer is a plane at which flows end. It has the endpoint of each flow.
 type Answerer interface {
 	// Answers reports whether clients of the frontend get answers from that address and port,

@@ -39,6 +39,9 @@ func (p *proxy) cleanOthers(ctx context.Context) {
 	var reported []string
 	for wait := cleanAgain; ctx.Err() == nil; wait = min(2*wait, cleanAgainMost) {
 		report, err := cleanup.Others(ctx, p.modes, p.choice.Mode, what)
+		if wait == cleanAgain {
+			p.othersGone()
+		}
 		report.Left = slices.DeleteFunc(report.Left, func(s string) bool { return slices.Contains(reported, s) })
 		reported = append(reported, report.Left...)
 		reportOfCleanup(p.log, report)
@@ -51,6 +54,18 @@ func (p *proxy) cleanOthers(ctx context.Context) {
 				"err", err)
 		}
 		pause.For(ctx, wait)
+	}
+}
+
+// othersGone has the planes begin what waited for the removal of other modes' rules.
+func (p *proxy) othersGone() {
+	for _, f := range p.families {
+		if s, ok := f.plane.(mode.Successor); ok {
+			if err := s.OthersGone(); err != nil {
+				p.log.Error("Failed to begin what waited for the removal of other rules; an audit retries",
+					"family", f.name, "err", err)
+			}
+		}
 	}
 }
 

@@ -48,7 +48,7 @@ func TestTakeOverEBPF(t *testing.T) {
 	takeOverEBPF(t, modes)
 }
 
-// The same with mode ipvs.
+// The same with mode ipvs, which remembers connections until its servers are removed (EB-27).
 func TestIPVSTakeOverEBPF(t *testing.T) {
 	needsIPVS(t)
 	backends := map[lb.Family]xtables.Backend{}
@@ -75,10 +75,13 @@ func takeOverEBPF(t *testing.T, modes []otherMode) {
 	opts.EBPF.Cgroup, opts.EBPF.BPFFS = lab.Cgroup(netlab.Node1), t.TempDir()
 	t.Cleanup(func() { unix.Unmount(opts.EBPF.BPFFS, 0) })
 	blocks := option.Blocks{opts}
+	var planes []opened
 	openEBPF := func(f lb.Family) (opened, error) {
 		modes := all.Modes()
 		m, _ := modes.Find("ebpf")
-		return m.New(mode.Settings{Family: f, Blocks: blocks})
+		p, err := m.New(mode.Settings{Family: f, Blocks: blocks})
+		planes = append(planes, p)
+		return p, err
 	}
 	var ways []netlab.Way
 	for _, f := range bothFamilies {
@@ -86,6 +89,11 @@ func takeOverEBPF(t *testing.T, modes []otherMode) {
 		for _, w := range []netlab.Way{{From: "pod3", To: vip}, {From: "node1", To: vip}, {From: "node1", To: nodePort},
 			{From: "client", To: nodePort}} {
 			w.Requests = true
+			if w.From == "node1" {
+				// The node's ports must not rest in TIME_WAIT. With IPv6 the kernel looks for the
+				// socket of a packet before NAT, and may find that of a direct connection.
+				w.Port = uint16(10_000 + 2_000*len(ways))
+			}
 			ways = append(ways, w)
 		}
 	}
@@ -110,6 +118,12 @@ func takeOverEBPF(t *testing.T, modes []otherMode) {
 		lab.On("node1", func() { start(t, bothFamilies, openEBPF) })
 		traffic.More() // both are in force
 		others(now{mode: "ebpf", drain: 5 * time.Second})
+		for _, p := range planes {
+			if err := p.(mode.Successor).OthersGone(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		planes = nil
 		traffic.More()
 		if pins, _ := filepath.Glob(opts.EBPF.BPFFS + "/kube-proxy/*/*/*/link_connect6"); len(pins) != 2 {
 			t.Fatalf("pinned links of connect6: %v", pins)

@@ -26,9 +26,11 @@ const handOverTime = 10 * time.Second
 // the programs stop serving some sockets: by their next settings, or because more are exempt. Else
 // it does nothing, because what the packet path remembers is newer. A failure costs affinity alone.
 func (p *Plane) handOver(next bpf.LBSettings, moreExempt bool) {
-	var was bpf.LBSettings
-	if p.kernel == nil || p.kernel.obj.Config.Lookup(uint32(0), &was) != nil || was.On == 0 ||
-		!moreExempt && next.On == was.On && next.Scope <= was.Scope {
+	if p.kernel == nil {
+		return
+	}
+	was, err := settingsIn(p.kernel.obj.Config)
+	if err != nil || was.On == 0 || !moreExempt && next.On == was.On && next.Scope <= was.Scope {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), handOverTime)

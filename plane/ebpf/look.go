@@ -113,7 +113,7 @@ func (p *Plane) askPrograms(packet trace.Packet, class uint32) (k trace.Kernel, 
 		return k, "", err
 	case a.On == 0:
 		return k, "they are switched off", nil
-	case class == ofPods && p.kernel.scope() != 0:
+	case class == ofPods && p.kernel.scope() == scopeHost:
 		return k, "they serve sockets of the node alone", nil
 	case a.Found == 0:
 		return k, "no frontend has the destination", nil
@@ -180,10 +180,7 @@ func (k *kernel) ask(q bpf.LBQuestion) (bpf.LBQuestion, error) {
 
 // scope is whose sockets the programs serve: 0 for all.
 func (k *kernel) scope() uint8 {
-	var s bpf.LBSettings
-	if k.obj.Config.Lookup(uint32(0), &s) != nil {
-		return 0
-	}
+	s, _ := settingsIn(k.obj.Config) // an error shows at the next write
 	return s.Scope
 }
 

@@ -70,7 +70,7 @@ func newOver(packets mode.Mode, s mode.Settings) (mode.Plane, error) {
 	}
 	p, err := New(Config{Family: s.Family, Cgroup: cgroup, Pins: pinsBelow(o.bpffs()), Sockets: o.EBPF.SocketLB,
 		Guard: o.EBPF.ProtectNodePorts, Exempt: o.EBPF.Exempt, Stale: o.EBPF.StaleSockets, Count: s.CountServices,
-		Log: s.Log}, path)
+		Wait: true, Log: s.Log}, path)
 	if err != nil {
 		return nil, errors.Join(err, under.Close())
 	}

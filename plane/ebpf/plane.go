@@ -41,6 +41,8 @@ type Config struct {
 	Stale string
 	// Count has connections counted.
 	Count bool
+	// Wait has programs that connect no sockets of pods yet wait for [Plane.OthersGone].
+	Wait bool
 	// Log takes failures outside the calls of a plane; nil discards them.
 	Log *slog.Logger
 }
@@ -96,6 +98,7 @@ func New(cfg Config, packets PacketPath) (*Plane, error) {
 	limit, _, _ := cgroupMemory(ownCgroups, cgroupMounts)
 	p.switches.want = bpf.LBSettings{Node: node, Counts: flag(cfg.Count), Most: most(limit)}
 	follow(&p.switches.want, cfg.Sockets, cfg.Guard)
+	p.switches.waits = cfg.Wait
 	if cfg.Count {
 		p.counted = &counted{ports: map[uint32]string{}}
 	}
@@ -138,6 +141,12 @@ func (p *Plane) Configure(blocks option.Blocks) error {
 	p.handOver(will, slices.ContainsFunc(o.Exempt, isNew))
 	return errors.Join(p.exempt.want(o.Exempt), p.switches.change(next))
 }
+
+// OthersGone is part of mode.Successor. While IPVS remembers a connection, even an ended one, it
+// takes replies to a direct connection of the same port to the same endpoint for its own. The
+// node's sockets do not wait: while service addresses are the node's, they would have one as
+// source, and would lose it.
+func (p *Plane) OthersGone() error { return p.switches.endWait() }
 
 // Reset is part of plane.Plane. The programs are attached after the first one.
 func (p *Plane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error) {
@@ -289,6 +298,9 @@ func (p *Plane) repair(have *snapshot) (repaired int, err error) {
 		return 0, err
 	}
 	if err := p.addresses.use(p.kernel.obj.Addresses, p.node.NodePorts); err != nil {
+		return 0, err
+	}
+	if err := p.switches.goOn(p.kernel.obj.Config); err != nil {
 		return 0, err
 	}
 	p.handOver(p.switches.wanted(), false)

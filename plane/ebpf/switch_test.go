@@ -67,6 +67,39 @@ func TestScopes(t *testing.T) {
 	})
 }
 
+// TestWait: while other modes' rules may be there, new programs connect no sockets of pods,
+// whatever the configuration and the audits do; those that a restart takes over go on (EB-27).
+func TestWait(t *testing.T) {
+	wait := func(c *ebpf.Config) { c.Wait = true }
+	eachFamilyWith(t, wait, func(b *bench) {
+		want := func(when string, is bool) {
+			b.t.Helper()
+			if got := b.direct("pod3"); got != is {
+				b.t.Errorf("%s: a connection is direct: %v, want %v", when, got, is)
+			}
+		}
+		want("at first", false)
+		if !b.direct(netlab.Node1) {
+			b.t.Error("at first: a connection of the node is not direct")
+		}
+		b.must(b.plane.Switch("off"))
+		b.must(b.plane.Switch("all"))
+		b.On(netlab.Node1, func() {
+			if _, err := b.plane.Audit(b.t.Context(), true); err != nil {
+				b.t.Fatal(err)
+			}
+		})
+		want("after a change and an audit", false)
+		b.must(b.plane.Switch("off"))
+		b.must(b.plane.OthersGone())
+		want("off, without other rules", false)
+		b.must(b.plane.Switch("all"))
+		want("without other rules", true)
+		b.restart(wait)
+		want("after a restart", true)
+	})
+}
+
 // TestGuard: bind() to a NodePort is refused in the node's namespace, if the configuration says so
 // (EB-02).
 func TestGuard(t *testing.T) {
