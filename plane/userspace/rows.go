@@ -146,21 +146,21 @@ func (p *Plane) need(r *row, s *service, to *lb.BackendSet) {
 }
 
 // enter adds a listener for clients of a service port to a row: that of a set, or the one at a
-// service address, which it opens if is is nil. prefer is the port in the previous process; 0 for
+// service address, which it opens if d is nil. prefer is the port in the previous process; 0 for
 // none.
-func (p *Plane) enter(r *row, is *door, at netip.AddrPort, b leading, prefer uint16) (*door, error) {
+func (p *Plane) enter(r *row, d *door, at netip.AddrPort, b leading, prefer uint16) (*door, error) {
 	c := claim{by: r, leads: b, precise: !r.f.Key.IsNodePort()}
 	switch {
-	case is == nil:
-		is = &door{serviceName: b.of.serviceName, at: at, claims: []claim{c}}
-		if err := p.open(is, b, prefer); err != nil {
-			return nil, fmt.Errorf("listen for %s/%s: %w", is.name, is.proto, err)
+	case d == nil:
+		d = &door{serviceName: b.of.serviceName, at: at, claims: []claim{c}}
+		if err := p.open(d, b, prefer); err != nil {
+			return nil, fmt.Errorf("listen for %s/%s: %w", d.name, d.proto, err)
 		}
 	case at.IsValid():
-		is.claim(append(is.claims, c))
+		d.claim(append(d.claims, c))
 	}
-	r.doors = append(r.doors, is)
-	return is, nil
+	r.doors = append(r.doors, d)
+	return d, nil
 }
 
 // claim replaces a listener's claims, and sets its balancer accordingly. Connections to another
