@@ -1,12 +1,11 @@
 package snapshot
 
 import (
-	"cmp"
-	"encoding"
-	"encoding/binary"
+	"bytes"
+	"encoding/gob"
 	"errors"
+	"io"
 	"net/netip"
-	"reflect"
 	"slices"
 	"unique"
 
@@ -15,207 +14,121 @@ import (
 
 // format is the number of the encoding below. Every change of it, and of a type that it encodes,
 // needs the next one.
-const format = 2
+const format = 3
 
-// coder writes values, or reads them, as their types say. One function has both directions, so that
-// these cannot differ. When writing it changes no value: the store shares them. After an error it
-// does nothing.
-type coder struct {
-	b       []byte // written, or left to read
-	reading bool
-	err     error // of reading
+// message is one of a file, encoded by [encoding/gob]. The first has the origin and the facts, each
+// of the others a Service with its slices.
+type message struct {
+	Origin  *Origin
+	Facts   *cluster.Facts
+	Service *cluster.Service
+	Places  []cluster.Place // that no message before has
+	Slices  []slice
+}
 
-	// Words are texts that occur often, such as namespaces and nodes: each is spelled once.
-	words   []string
-	numbers map[string]uint64 // when writing
+// slice is a [cluster.Slice]. It lacks the Service's name, and the trigger: a restart makes no old
+// change new (SV-35).
+type slice struct {
+	Name      cluster.Name
+	IPv6      bool
+	Ports     []cluster.SlicePort
+	Hints     []*cluster.Hints // each once
+	Endpoints []endpoint
+}
 
-	binary    []byte // scratch
-	endpoints []cluster.Endpoint
+// endpoint is a [cluster.Endpoint]. Place is the index in all Places of the file, Hints that in the
+// slice, from 1; 0 is none.
+type endpoint struct {
+	Addr                        netip.Addr
+	Ready, Serving, Terminating bool
+	Place, Hints                int
+}
+
+// places has the index of each place of a file.
+type places map[unique.Handle[cluster.Place]]int
+
+// message returns the message for a Service.
+func (ps places) message(v cluster.View) message {
+	m := message{Service: v.Service}
+	for _, s := range v.Slices {
+		out := slice{Name: s.Name, IPv6: s.IPv6, Ports: s.Ports, Endpoints: make([]endpoint, 0, s.Endpoints.Len())}
+		for e := range s.Endpoints.All() {
+			place, known := ps[e.Where]
+			if !known {
+				place = len(ps)
+				ps[e.Where] = place
+				m.Places = append(m.Places, e.Place())
+			}
+			if e.Hints != nil && !slices.Contains(out.Hints, e.Hints) {
+				out.Hints = append(out.Hints, e.Hints)
+			}
+			hints := 1 + slices.Index(out.Hints, e.Hints)
+			out.Endpoints = append(out.Endpoints, endpoint{e.Addr, e.Ready, e.Serving, e.Terminating, place, hints})
+		}
+		m.Slices = append(m.Slices, out)
+	}
+	return m
+}
+
+// takeBack forgets the places of the latest message, which is left out.
+func (ps places) takeBack(m message) {
+	for _, p := range m.Places {
+		delete(ps, cluster.At(p.Node, p.Zone))
+	}
 }
 
 var errMalformed = errors.New("its content is malformed")
 
-// take returns the next n bytes of the input.
-func (c *coder) take(n uint64) []byte {
-	if n > uint64(len(c.b)) {
-		c.err, c.b = errMalformed, nil
-		return nil
-	}
-	b := c.b[:n]
-	c.b = c.b[n:]
-	return b
-}
-
-// number writes n, or reads another number; it returns the number.
-func (c *coder) number(n uint64) uint64 {
-	if !c.reading {
-		c.b = binary.AppendUvarint(c.b, n)
-		return n
-	}
-	n, size := binary.Uvarint(c.b)
-	size = cmp.Or(size, -1)
-	c.take(uint64(size)) // of a negative one there is not so much
-	return n
-}
-
-func (c *coder) text(s *string) {
-	n := c.number(uint64(len(*s)))
-	if c.reading {
-		*s = string(c.take(n))
-	} else {
-		c.b = append(c.b, *s...)
-	}
-}
-
-// word is a text by its number; a number that is new is followed by its text.
-func (c *coder) word(s *string) {
-	next := uint64(len(c.words))
-	n, known := c.numbers[*s]
-	if !known {
-		n = next
-	}
-	switch n = c.number(n); {
-	case n == next:
-		c.text(s)
-		if c.words = append(c.words, *s); !c.reading {
-			c.numbers[*s] = n
+// read reads the messages of a file.
+func read(content []byte) (*Snapshot, error) {
+	s, messages := &Snapshot{}, gob.NewDecoder(bytes.NewReader(content))
+	var known []unique.Handle[cluster.Place]
+	for {
+		var m message
+		err := messages.Decode(&m)
+		switch {
+		case errors.Is(err, io.EOF):
+			return s, nil
+		case err != nil || !m.valid():
+			return nil, errMalformed
+		case m.Origin != nil:
+			s.Origin, s.facts = *m.Origin, *m.Facts
+			continue
 		}
-	case n > next:
-		c.err = errMalformed
-	case c.reading:
-		*s = c.words[n]
-	}
-}
-
-// takeBack removes what was written since there were so many words.
-func (c *coder) takeBack(words int) {
-	for _, w := range c.words[words:] {
-		delete(c.numbers, w)
-	}
-	c.b, c.words = c.b[:0], c.words[:words]
-}
-
-// binaryType is a type of the standard library that has an encoding: addresses, times.
-type binaryType interface {
-	encoding.BinaryAppender
-	encoding.BinaryUnmarshaler
-}
-
-// special codes the types that have no exported fields, or that occur often.
-func (c *coder) special(to any) bool {
-	switch v := to.(type) {
-	case *cluster.Name:
-		c.word(&v.Namespace)
-		c.text(&v.Name)
-	case *unique.Handle[cluster.Place]:
-		var place cluster.Place
-		if *v != (unique.Handle[cluster.Place]{}) {
-			place = v.Value()
+		s.services = append(s.services, m.Service)
+		for _, p := range m.Places {
+			known = append(known, cluster.At(p.Node, p.Zone))
 		}
-		c.word(&place.Node)
-		c.word(&place.Zone)
-		if c.reading {
-			*v = cluster.At(place.Node, place.Zone)
-		}
-	case *cluster.Endpoints:
-		c.endpoints = slices.AppendSeq(c.endpoints[:0], v.All())
-		c.code(&c.endpoints)
-		if c.reading {
-			*v = cluster.EndpointsOf(c.endpoints...)
-		}
-	case binaryType:
-		if !c.reading {
-			c.binary, _ = v.AppendBinary(c.binary[:0]) // these types never fail
-			c.number(uint64(len(c.binary)))
-			c.b = append(c.b, c.binary...)
-			break
-		}
-		err := v.UnmarshalBinary(c.take(c.number(0)))
-		if p, ok := to.(*netip.Prefix); err != nil || ok && !p.IsValid() {
-			c.err = errMalformed
-		}
-	default:
-		return false
-	}
-	return true
-}
-
-// code writes or reads the value that to points to.
-func (c *coder) code(to any) { c.value(reflect.ValueOf(to).Elem()) }
-
-func (c *coder) value(v reflect.Value) {
-	if c.err != nil {
-		return
-	}
-	switch kind := v.Kind(); kind {
-	case reflect.Struct:
-		if c.special(v.Addr().Interface()) {
-			return
-		}
-		for i := range v.NumField() {
-			c.value(v.Field(i))
-		}
-	case reflect.Slice:
-		n := int(c.number(uint64(v.Len())))
-		if c.reading {
-			v.SetLen(0)
-		}
-		for i := 0; i < n && c.err == nil; i++ {
-			if c.reading {
-				if i == v.Cap() {
-					v.Grow(min(n-i, 64+i)) // memory follows what was read
-				}
-				v.SetLen(i + 1)
-				v.Index(i).SetZero()
+		for _, in := range m.Slices {
+			endpoints, err := in.endpoints(known)
+			if err != nil {
+				return nil, err
 			}
-			c.value(v.Index(i))
+			s.slices = append(s.slices, &cluster.Slice{Name: in.Name, Service: m.Service.Name, IPv6: in.IPv6,
+				Ports: in.Ports, Endpoints: endpoints})
 		}
-	case reflect.Pointer:
-		if !c.there(!v.IsNil()) {
-			break
-		}
-		if c.reading {
-			v.Set(reflect.New(v.Type().Elem()))
-		}
-		c.value(v.Elem())
-	case reflect.String:
-		c.word(v.Addr().Interface().(*string))
-	case reflect.Bool:
-		if c.there(v.Bool()) && c.reading {
-			v.SetBool(true)
-		}
-	default:
-		c.integer(v)
 	}
 }
 
-// there writes a boolean, or reads another one.
-func (c *coder) there(is bool) bool {
-	n := uint64(0)
-	if is {
-		n = 1
+// valid reports whether a message has what it must have, and its prefixes are prefixes.
+func (m *message) valid() bool {
+	invalid := func(p netip.Prefix) bool { return !p.IsValid() }
+	if m.Origin == nil {
+		return m.Service != nil && !slices.ContainsFunc(m.Service.SourceRanges, invalid)
 	}
-	return c.number(n) == 1
+	return m.Facts != nil && !slices.ContainsFunc(m.Facts.CIDRs, invalid) &&
+		(m.Facts.Node == nil || !slices.ContainsFunc(m.Facts.Node.PodCIDRs, invalid))
 }
 
-func (c *coder) integer(v reflect.Value) {
-	if v.CanInt() {
-		n := int64(c.number(uint64(v.Int())))
-		if !c.reading {
-			return
+func (s *slice) endpoints(known []unique.Handle[cluster.Place]) (cluster.Endpoints, error) {
+	hints := append([]*cluster.Hints{nil}, s.Hints...)
+	all := make([]cluster.Endpoint, 0, len(s.Endpoints))
+	for _, e := range s.Endpoints {
+		if min(e.Place, e.Hints) < 0 || e.Place >= len(known) || e.Hints >= len(hints) {
+			return cluster.Endpoints{}, errMalformed
 		}
-		if v.OverflowInt(n) {
-			c.err = errMalformed
-		}
-		v.SetInt(n)
-		return
+		all = append(all, cluster.Endpoint{Addr: e.Addr, Where: known[e.Place], Ready: e.Ready, Serving: e.Serving,
+			Terminating: e.Terminating, Hints: hints[e.Hints]})
 	}
-	n := c.number(v.Uint())
-	if !c.reading {
-		return
-	}
-	if v.OverflowUint(n) {
-		c.err = errMalformed
-	}
-	v.SetUint(n)
+	return cluster.EndpointsOf(all...), nil
 }

@@ -42,7 +42,6 @@ type Config struct {
 // Stats are what a [Manager] has done.
 type Stats struct {
 	LastWrite time.Time // zero before the first
-	Size      int64     // of the last file, in bytes
 	Failures  uint64
 }
 
@@ -116,7 +115,7 @@ func (k *Manager) save() time.Duration {
 	if err != nil {
 		k.stats.Failures++
 	} else {
-		k.stats.LastWrite, k.stats.Size = began, saved.Size
+		k.stats.LastWrite = began
 	}
 	k.mu.Unlock()
 	if err != nil {
