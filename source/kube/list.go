@@ -51,90 +51,84 @@ func decodeProtobuf(in *bufio.Reader, r *resource, take func(apiObject)) (meta m
 		return meta, err
 	}
 	found := false
-	for {
-		field, length, err := protobufField(in)
-		switch {
-		case errors.Is(err, io.EOF) && found:
-			return meta, nil
-		case err != nil:
-		case field == unknownRaw:
+	err = eachField(in, func(field uint64, content *io.LimitedReader) (err error) {
+		if field == unknownRaw {
 			found = true
-			meta, err = decodeRawList(&io.LimitedReader{R: in, N: length}, r, take)
-		default:
-			_, err = io.CopyN(io.Discard, in, length)
+			meta, err = decodeRawList(content, r, take)
 		}
-		if err != nil {
-			return meta, err
-		}
+		return err
+	})
+	if err == nil && !found {
+		err = io.ErrUnexpectedEOF
 	}
+	return meta, err
 }
 
-// decodeRawList reads the list itself, which ends where raw ends.
-func decodeRawList(raw *io.LimitedReader, r *resource, take func(apiObject)) (meta metav1.ListMeta, err error) {
-	in := bufio.NewReaderSize(raw, 64<<10)
+// decodeRawList reads the list itself.
+func decodeRawList(raw io.Reader, r *resource, take func(apiObject)) (meta metav1.ListMeta, err error) {
 	var buf []byte
 	object := r.new()
-	for {
-		field, length, err := protobufField(in)
-		if errors.Is(err, io.EOF) {
-			if raw.N > 0 { // the connection ended, not the list
-				return meta, io.ErrUnexpectedEOF
-			}
-			return meta, nil
-		}
-		if err != nil {
-			return meta, err
-		}
+	err = eachField(bufio.NewReaderSize(raw, 64<<10), func(field uint64, content *io.LimitedReader) error {
+		length := content.N
 		if length > maxBytes {
-			return meta, fmt.Errorf("field %d claims to have %d bytes", field, length)
+			return fmt.Errorf("field %d claims to have %d bytes", field, length)
 		}
 		if int64(cap(buf)) < length {
 			buf = make([]byte, length+length/4)
 		}
 		buf = buf[:length]
-		if _, err := io.ReadFull(in, buf); err != nil {
-			return meta, unexpected(err)
+		if _, err := io.ReadFull(content, buf); err != nil {
+			return err
 		}
 		switch field {
 		case listMetadata:
-			if err := meta.Unmarshal(buf); err != nil {
-				return meta, err
-			}
+			return meta.Unmarshal(buf)
 		case listItems:
 			object.Reset()
 			if err := object.Unmarshal(buf); err != nil {
-				return meta, err
+				return err
 			}
 			take(object)
 		}
-	}
+		return nil
+	})
+	return meta, err
 }
 
-// protobufField reads the head of a field that has a length. io.EOF means no further field.
-func protobufField(in *bufio.Reader) (field uint64, length int64, err error) {
+// eachField gives each field of a message to take, which need not read all of its content. All
+// fields of a list have a length.
+func eachField(in *bufio.Reader, take func(field uint64, content *io.LimitedReader) error) error {
 	const lengthDelimited = 2
-	tag, err := binary.ReadUvarint(in)
-	if err != nil {
-		return 0, 0, err
+	content := io.LimitedReader{R: in}
+	for {
+		tag, err := binary.ReadUvarint(in)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if tag&7 != lengthDelimited {
+			return fmt.Errorf("field %d has the wire type %d", tag>>3, tag&7)
+		}
+		n, err := binary.ReadUvarint(in)
+		if err != nil {
+			return err
+		}
+		if n > 1<<40 {
+			return fmt.Errorf("field %d claims to have %d bytes", tag>>3, n)
+		}
+		content.N = int64(n)
+		if err := take(tag>>3, &content); err != nil {
+			return err
+		}
+		if _, err := io.Copy(io.Discard, &content); err != nil {
+			return err
+		}
+		if content.N > 0 { // the connection ended, not the field
+			return io.ErrUnexpectedEOF
+		}
 	}
-	if tag&7 != lengthDelimited {
-		return 0, 0, fmt.Errorf("field %d has the wire type %d", tag>>3, tag&7)
-	}
-	n, err := binary.ReadUvarint(in)
-	if err != nil {
-		return 0, 0, unexpected(err)
-	}
-	if n > 1<<40 {
-		return 0, 0, fmt.Errorf("field %d claims to have %d bytes", tag>>3, n)
-	}
-	return tag >> 3, int64(n), nil
-}
-
-func unexpected(err error) error {
-	if errors.Is(err, io.EOF) {
-		return io.ErrUnexpectedEOF
-	}
-	return err
 }
 
 // decodeJSON reads {"metadata": {...}, "items": [...]}.
