@@ -17,6 +17,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
+
+	"kube-proxy/source/convert"
 )
 
 // Requests are all that this package asks of an API server, as "verb group/resource".
@@ -37,11 +39,10 @@ type Looked struct {
 	Err     error
 	// Ahead is by how much the server's clock is ahead, to a second.
 	Ahead time.Duration
-	// Node is whether there is a Node of that name, and its networks and addresses.
-	Node     bool
-	PodCIDRs []netip.Prefix
-	Addrs    []netip.Addr
-	NodeErr  error
+	// Node is whether there is a Node of that name, and its internal addresses.
+	Node    bool
+	Addrs   []netip.Addr
+	NodeErr error
 	// Denied are those of Requests that the credentials may not make.
 	Denied    []string
 	DeniedErr error
@@ -129,11 +130,6 @@ func (l *Looked) node(ctx context.Context, client rest.Interface, name string) {
 		return
 	}
 	l.Node = true
-	for _, s := range node.Spec.PodCIDRs {
-		if p, err := netip.ParsePrefix(s); err == nil {
-			l.PodCIDRs = append(l.PodCIDRs, p)
-		}
-	}
 	for _, s := range node.Status.Addresses {
 		if a, err := netip.ParseAddr(s.Address); err == nil && s.Type == core.NodeInternalIP {
 			l.Addrs = append(l.Addrs, a)
@@ -151,12 +147,9 @@ func (l *Looked) serviceCIDRs(ctx context.Context, client rest.Interface) {
 		l.CIDRsErr = fmt.Errorf("kube: list ServiceCIDRs: %w", err)
 		return
 	}
-	for _, c := range all.Items {
-		for _, s := range c.Spec.CIDRs {
-			if p, err := netip.ParsePrefix(s); err == nil {
-				l.ServiceCIDRs = append(l.ServiceCIDRs, p.Masked())
-			}
-		}
+	for i := range all.Items {
+		network, _ := convert.ServiceCIDR(&all.Items[i])
+		l.ServiceCIDRs = append(l.ServiceCIDRs, network.Prefixes...)
 	}
 }
 

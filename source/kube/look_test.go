@@ -36,7 +36,7 @@ func (s lookedAt) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, `{"gitVersion":"v1.36.3"}`)
 	case path == "/api/v1/nodes/n1" && !s.noNode:
 		fmt.Fprint(w, `{"kind":"Node","apiVersion":"v1","metadata":{"name":"n1"},`+
-			`"spec":{"podCIDRs":["10.244.1.0/24"]},"status":{"addresses":[{"type":"Hostname","address":"n1"},`+
+			`"status":{"addresses":[{"type":"Hostname","address":"n1"},`+
 			`{"type":"InternalIP","address":"192.0.2.1"}]}}`)
 	case path == "/apis/networking.k8s.io/v1/servicecidrs" && !s.noCIDRs:
 		fmt.Fprint(w, `{"kind":"ServiceCIDRList","apiVersion":"networking.k8s.io/v1",`+
@@ -57,7 +57,7 @@ func (s lookedAt) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func TestLook(t *testing.T) {
-	const whole = "v1.36.3 <nil>; node true [10.244.1.0/24] [192.0.2.1] <nil>; denied [] <nil>; services " +
+	const whole = "v1.36.3 <nil>; node true [192.0.2.1] <nil>; denied [] <nil>; services " +
 		"[10.96.0.0/12 fd00:10:96::/112] <nil>"
 	for name, c := range map[string]struct {
 		server lookedAt
@@ -65,24 +65,24 @@ func TestLook(t *testing.T) {
 	}{
 		"all is well": {lookedAt{}, whole},
 		"no such Node": {lookedAt{noNode: true},
-			strings.Replace(whole, "true [10.244.1.0/24] [192.0.2.1]", "false [] []", 1)},
+			strings.Replace(whole, "true [192.0.2.1]", "false []", 1)},
 		"an API server before 1.33": {lookedAt{noCIDRs: true},
 			strings.Replace(whole, "[10.96.0.0/12 fd00:10:96::/112]", "[]", 1)},
 		"a right is missing": {lookedAt{denies: "watch discovery.k8s.io/endpointslices"},
 			strings.Replace(whole, "denied []", "denied [watch endpointslices]", 1)},
 		"the Node may not be read": {lookedAt{broken: "/api/v1/nodes"},
-			strings.Replace(whole, "true [10.244.1.0/24] [192.0.2.1] <nil>", "false [] [] kube: read the Node n1: no",
+			strings.Replace(whole, "true [192.0.2.1] <nil>", "false [] kube: read the Node n1: no",
 				1)},
 		"rights may not be asked": {lookedAt{broken: "/apis/authorization"},
 			strings.Replace(whole, "denied [] <nil>", "denied [] kube: check the right to list /services: no", 1)},
 		"it refuses to say what it is": {lookedAt{broken: "/version"},
-			" kube: http://HOST/version: 403 Forbidden; node false [] [] <nil>; denied [] <nil>; services [] <nil>"},
+			" kube: http://HOST/version: 403 Forbidden; node false [] <nil>; denied [] <nil>; services [] <nil>"},
 	} {
 		server := httptest.NewServer(c.server)
 		l := Look(t.Context(), Config{Master: server.URL, NodeName: "n1", Log: slog.New(slog.DiscardHandler),
 			ContentType: "application/json"})
-		got := fmt.Sprintf("%s %v; node %t %v %v %v; denied %v %v; services %v %v", l.Version, l.Err, l.Node,
-			l.PodCIDRs, l.Addrs, l.NodeErr, l.Denied, l.DeniedErr, l.ServiceCIDRs, l.CIDRsErr)
+		got := fmt.Sprintf("%s %v; node %t %v %v; denied %v %v; services %v %v", l.Version, l.Err, l.Node,
+			l.Addrs, l.NodeErr, l.Denied, l.DeniedErr, l.ServiceCIDRs, l.CIDRsErr)
 		if want := strings.ReplaceAll(c.want, "HOST", strings.TrimPrefix(server.URL, "http://")); got != want {
 			t.Errorf("%s:\ngot  %s\nwant %s", name, got, want)
 		}
