@@ -233,28 +233,23 @@ func TestTurn(t *testing.T) {
 // lives, nor when the next one begins at a version that the server has not reached, and the server
 // is silent about what it has.
 func TestBookmarksOutOfOrder(t *testing.T) {
-	t.Parallel()
-	for _, watchList := range []bool{true, false} {
-		t.Run(fmt.Sprintf("watchList=%v", watchList), func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t)
-			r.api.ahead, r.api.silent, r.api.watchList = 1000, true, watchList
-			r.api.put(testService("api", 90), testService("web", 80), testNode("n1", "192.0.2.1"))
-			r.start()
-			r.wait("api:90 web:80 node:192.0.2.1")
-			r.require(1)
-			r.api.put(testService("web", 81))
-			r.wait("api:90 web:81 node:192.0.2.1")
-			r.api.down()
-			r.api.remove("services", "shop/api")
-			r.api.put(testService("web", 82))
-			r.api.up()
-			r.wait("web:82 node:192.0.2.1")
-			r.api.put(testService("web", 83))
-			r.wait("web:83 node:192.0.2.1")
-			r.noDips()
-		})
-	}
+	eachList(t, func(t *testing.T, r *rig) {
+		r.api.ahead, r.api.silent = 1000, true
+		r.api.put(testService("api", 90), testService("web", 80), testNode("n1", "192.0.2.1"))
+		r.start()
+		r.wait("api:90 web:80 node:192.0.2.1")
+		r.require(1)
+		r.api.put(testService("web", 81))
+		r.wait("api:90 web:81 node:192.0.2.1")
+		r.api.down()
+		r.api.remove("services", "shop/api")
+		r.api.put(testService("web", 82))
+		r.api.up()
+		r.wait("web:82 node:192.0.2.1")
+		r.api.put(testService("web", 83))
+		r.wait("web:83 node:192.0.2.1")
+		r.noDips()
+	})
 }
 
 // SV-69: objects whose versions are no numbers, go back or are beyond all others: the last that
@@ -287,29 +282,23 @@ func TestLyingVersions(t *testing.T) {
 // A Node that is deleted while the server is away is gone, and one that was made is there, though
 // its stream goes on.
 func TestNodeChangesInOutage(t *testing.T) {
-	t.Parallel()
-	for _, watchList := range []bool{true, false} {
-		t.Run(fmt.Sprintf("watchList=%v", watchList), func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t)
-			r.api.watchList = watchList
-			r.api.put(testService("web", 80), testNode("n1", "192.0.2.1"))
-			r.start()
-			r.wait("web:80 node:192.0.2.1")
-			gone := func() bool { return r.store.Facts().NodeGone }
-			r.api.down()
-			r.api.remove("nodes", "/n1")
-			r.api.up()
-			r.until(gone, func() string { return "the Node is not gone" })
-			r.api.down()
-			r.api.put(testNode("n1", "192.0.2.2"))
-			r.api.up()
-			r.wait("web:80 node:192.0.2.2")
-			if gone() {
-				t.Error("the Node is gone")
-			}
-		})
-	}
+	eachList(t, func(t *testing.T, r *rig) {
+		r.api.put(testService("web", 80), testNode("n1", "192.0.2.1"))
+		r.start()
+		r.wait("web:80 node:192.0.2.1")
+		gone := func() bool { return r.store.Facts().NodeGone }
+		r.api.down()
+		r.api.remove("nodes", "/n1")
+		r.api.up()
+		r.until(gone, func() string { return "the Node is not gone" })
+		r.api.down()
+		r.api.put(testNode("n1", "192.0.2.2"))
+		r.api.up()
+		r.wait("web:80 node:192.0.2.2")
+		if gone() {
+			t.Error("the Node is gone")
+		}
+	})
 }
 
 // lie is put, but the object has another version than the change of it.

@@ -1,11 +1,11 @@
 package kube
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 )
 
 // Where the API server is becomes known before it is connected to, by address and by name (TN-66).
@@ -17,13 +17,9 @@ func TestWhereTheAPIServerIs(t *testing.T) {
 			cfg.Master = strings.Replace(cfg.Master, "127.0.0.1", host, 1)
 			r.startWith(cfg)
 			want := netip.MustParseAddrPort(r.api.addr)
-			for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-				if got := r.store.Facts().APIServers; slices.Contains(got, want) {
-					return
-				} else if time.Now().After(end) {
-					t.Fatalf("API servers at %v, want %v", got, want)
-				}
-			}
+			r.until(func() bool { return slices.Contains(r.store.Facts().APIServers, want) }, func() string {
+				return fmt.Sprintf("API servers at %v, want %v", r.store.Facts().APIServers, want)
+			})
 		})
 	}
 }

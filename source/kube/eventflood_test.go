@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"log/slog"
 	"math/rand/v2"
 	"net/http"
 	"strings"
@@ -31,11 +30,7 @@ func TestFloodOfEvents(t *testing.T) {
 	const namespaces = 10
 	for _, each := range []int{40, 200} {
 		s := newEventServer(t)
-		p, err := newPublisher(Config{Master: s.http.URL, NodeName: "n1", Log: slog.New(slog.DiscardHandler)},
-			patient())
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := makePublisher(t, s.http.URL, patient(), nil)
 		for i := range each {
 			for n := range namespaces {
 				p.Publish(conflictIn(fmt.Sprint("tenant-", n), i))
@@ -110,11 +105,7 @@ func TestRefusedNamespaces(t *testing.T) {
 		}
 		r.Publish(conflictIn("stranger", i))
 		r.Publish(event.NodeNotFound(fmt.Sprint("n", i)))
-		r.until("the events of the stranger and the Node", func() bool {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			return len(s.names) == 2*(i+1)
-		})
+		r.until("the events of the stranger and the Node", func() bool { return s.created() == 2*(i+1) })
 	}
 	s.set(func() {
 		for namespace, times := range refused {
@@ -146,11 +137,7 @@ func TestFloodOfRepetitions(t *testing.T) {
 	for i := range maxSeries {
 		r.Publish(conflictIn("tenant", i))
 	}
-	r.until("all events of the tenant", func() bool {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return len(s.names) == maxSeries
-	})
+	r.until("all events of the tenant", func() bool { return s.created() == maxSeries })
 	for i := range maxSeries {
 		r.Publish(conflictIn("tenant", i))
 	}
@@ -172,11 +159,7 @@ func TestRandomTurns(t *testing.T) {
 	s := newEventServer(t)
 	pace := quick
 	pace.gapFirst, pace.gapLast = 0, 0
-	p, err := newPublisher(Config{Master: s.http.URL, NodeName: "n1", Log: slog.New(slog.DiscardHandler)},
-		pace)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := makePublisher(t, s.http.URL, pace, nil)
 	random := rand.New(rand.NewPCG(1, 2))
 	reported, sent := 0, 0
 	for step := range 5_000 {

@@ -42,6 +42,14 @@ type publisherRig struct {
 // startPublisher runs a Publisher until the test or stop ends it.
 func startPublisher(t *testing.T, url string, pace pace, change func(*Config)) *publisherRig {
 	t.Helper()
+	r := makePublisher(t, url, pace, change)
+	r.start()
+	return r
+}
+
+// makePublisher returns a Publisher that does not run.
+func makePublisher(t *testing.T, url string, pace pace, change func(*Config)) *publisherRig {
+	t.Helper()
 	r := &publisherRig{t: t}
 	cfg := Config{Master: url, NodeName: "n1", Log: slog.New(slog.NewTextHandler(&r.log, nil))}
 	if change != nil {
@@ -52,19 +60,22 @@ func startPublisher(t *testing.T, url string, pace pace, change func(*Config)) *
 		t.Fatal(err)
 	}
 	r.Publisher = p
-	ctx, cancel := context.WithCancel(t.Context())
+	return r
+}
+
+func (r *publisherRig) start() {
+	ctx, cancel := context.WithCancel(r.t.Context())
 	done := make(chan struct{})
-	go func() { defer close(done); p.Run(ctx) }()
+	go func() { defer close(done); r.Run(ctx) }()
 	r.stop = func() {
 		cancel()
 		select {
 		case <-done:
 		case <-time.After(time.Minute):
-			t.Error("Run does not end")
+			r.t.Error("Run does not end")
 		}
 	}
-	t.Cleanup(r.stop)
-	return r
+	r.t.Cleanup(r.stop)
 }
 
 func (r *publisherRig) until(what string, ok func() bool) {
@@ -257,11 +268,7 @@ func TestServerAway(t *testing.T) {
 	}
 	time.Sleep(50 * time.Millisecond)
 	s.set(func() { s.answer, s.lose = nil, 1 })
-	r.until("both events", func() bool {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return len(s.names) == 2
-	})
+	r.until("both events", func() bool { return s.created() == 2 })
 	r.stop()
 	if said := s.said(); strings.Count(said, "10000") != 2 || len(s.names) != 2 {
 		t.Errorf("said %s", said)
@@ -294,9 +301,10 @@ func TestGivesUp(t *testing.T) {
 func TestForbidden(t *testing.T) {
 	t.Parallel()
 	s := newEventServer(t)
-	s.answer = func(*http.Request) *metav1.Status {
+	forbid := func(*http.Request) *metav1.Status {
 		return failure(403, metav1.StatusReasonForbidden, "events is forbidden")
 	}
+	s.answer = forbid
 	pace := quick
 	pace.refused = time.Hour
 	r := startPublisher(t, s.http.URL, pace, nil)
@@ -309,11 +317,7 @@ func TestForbidden(t *testing.T) {
 		t.Errorf("log: %q", lines)
 	}
 	r = startPublisher(t, s.http.URL, quick, nil)
-	s.set(func() {
-		s.answer = func(*http.Request) *metav1.Status {
-			return failure(403, metav1.StatusReasonForbidden, "events is forbidden")
-		}
-	})
+	s.set(func() { s.answer = forbid })
 	r.Publish(event.IPVSDeprecated("n1"))
 	r.Publish(event.NodeNotFound("n1"))
 	r.until("403 is reported", func() bool { return len(r.log.Lines("")) > 0 })
@@ -368,48 +372,25 @@ func TestRejected(t *testing.T) {
 func TestTooMany(t *testing.T) {
 	t.Parallel()
 	s := newEventServer(t)
-	p, err := newPublisher(Config{Master: s.http.URL, NodeName: "n1", Log: slog.New(slog.DiscardHandler)}, quick)
-	if err != nil {
-		t.Fatal(err)
-	}
-	conflict := func(i int) event.Event {
-		return event.ContestedKey("shop/web", "shop/old", fmt.Sprint("nodeport:", i, "/tcp"), "is older", 0)
-	}
+	r := makePublisher(t, s.http.URL, quick, nil)
 	for i := range maxSeries + 100 {
-		p.Publish(conflict(i))
+		r.Publish(conflictIn("shop", i))
 	}
-	if len(p.series) != maxSeries || len(p.queues["shop"]) != maxSeries || p.Dropped() != 100 {
-		t.Errorf("%d series, %d queued, %d dropped", len(p.series), len(p.queues["shop"]), p.Dropped())
+	if len(r.series) != maxSeries || len(r.queues["shop"]) != maxSeries || r.Dropped() != 100 {
+		t.Errorf("%d series, %d queued, %d dropped", len(r.series), len(r.queues["shop"]), r.Dropped())
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() { defer close(done); p.Run(ctx) }()
-	wait := func(n int) {
-		t.Helper()
-		for end := time.Now().Add(time.Minute); ; time.Sleep(2 * time.Millisecond) {
-			s.mu.Lock()
-			got := len(s.names)
-			s.mu.Unlock()
-			if got == n {
-				return
-			}
-			if time.Now().After(end) {
-				t.Fatalf("%d events, want %d", got, n)
-			}
-		}
-	}
-	wait(maxSeries)
+	r.start()
+	r.until("all that have room", func() bool { return s.created() == maxSeries })
 	for i := range 100 {
-		p.Publish(conflict(10_000 + i))
+		r.Publish(conflictIn("shop", 10_000+i))
 	}
-	wait(maxSeries + 100)
-	cancel()
-	<-done
-	if p.Dropped() != 100 {
-		t.Errorf("%d dropped", p.Dropped())
+	r.until("100 more", func() bool { return s.created() == maxSeries+100 })
+	r.stop()
+	if r.Dropped() != 100 {
+		t.Errorf("%d dropped", r.Dropped())
 	}
-	p.Publish(event.Starting("n1"))
-	if p.Dropped() != 101 {
+	r.Publish(event.Starting("n1"))
+	if r.Dropped() != 101 {
 		t.Error("an event after the end is not counted")
 	}
 }
@@ -424,13 +405,9 @@ func TestRate(t *testing.T) {
 	for i := range 10 {
 		r.Publish(event.FailedToStartServiceHealthcheck("shop/web", "n1", uint16(i), errBusy))
 	}
-	count := func() (n int) {
-		s.set(func() { n = len(s.names) })
-		return n
-	}
-	r.until("the burst", func() bool { return count() == 3 })
+	r.until("the burst", func() bool { return s.created() == 3 })
 	time.Sleep(200 * time.Millisecond)
-	if n := count(); n != 3 {
+	if n := s.created(); n != 3 {
 		t.Errorf("%d events, want 3", n)
 	}
 	r.stop() // does not wait for the rate
@@ -477,11 +454,7 @@ func TestOddNames(t *testing.T) {
 	r.Publish(event.Starting("Not_A_Name"))
 	r.Publish(event.FailedToStartMetricServer("n1", "a", errors.New(strings.Repeat("ü", 2000))))
 	r.Publish(event.ReadOnlySysFS("n1", errors.New("\xff\xfe what is no text"))) // which JSON and protobuf refuse
-	r.until("four events", func() bool {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return len(s.names) == 4
-	})
+	r.until("four events", func() bool { return s.created() == 4 })
 	for _, name := range s.names {
 		if e := s.events[name]; len(e.Name) > 253 || e.Reason == "FailedToStartMetricServer" &&
 			!strings.HasSuffix(e.Note, "ü…") ||

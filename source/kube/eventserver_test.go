@@ -45,6 +45,13 @@ func (s *eventServer) set(f func()) {
 	f()
 }
 
+// created returns how many events were created.
+func (s *eventServer) created() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.names)
+}
+
 func (s *eventServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {

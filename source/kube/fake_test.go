@@ -2,10 +2,11 @@ package kube
 
 import (
 	"encoding/json"
-	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,9 +14,6 @@ import (
 	"testing"
 	"time"
 
-	core "k8s.io/api/core/v1"
-	discovery "k8s.io/api/discovery/v1"
-	networking "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -114,18 +112,14 @@ func (s *apiServer) set(f func()) {
 
 func key(o metav1.Object) string { return o.GetNamespace() + "/" + o.GetName() }
 
-func plural(o runtime.Object) string {
-	switch o.(type) {
-	case *core.Service:
-		return "services"
-	case *discovery.EndpointSlice:
-		return "endpointslices"
-	case *core.Node:
-		return "nodes"
-	case *networking.ServiceCIDR:
-		return "servicecidrs"
-	}
-	panic(fmt.Sprintf("%T", o))
+// resourceWith returns the one of the four resources.
+func resourceWith(is func(*resource) bool) *resource {
+	all := []*resource{services(), endpointSlices(), node("n"), serviceCIDRs()}
+	return all[slices.IndexFunc(all, is)]
+}
+
+func plural(o apiObject) string {
+	return resourceWith(func(r *resource) bool { return r.typ == reflect.TypeOf(o).Elem() }).plural
 }
 
 func (s *apiServer) put(objects ...apiObject) {
@@ -158,17 +152,14 @@ func (s *apiServer) wake() {
 	s.changed = make(chan struct{})
 }
 
-// copyOf is a backup.
+// backup returns a function that makes the data what they are now.
 func (s *apiServer) backup() (restore func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	rv, history := s.rv, slices.Clone(s.history)
 	objects := map[string]map[string]apiObject{}
 	for p, all := range s.objects {
-		objects[p] = map[string]apiObject{}
-		for k, o := range all {
-			objects[p][k] = o
-		}
+		objects[p] = maps.Clone(all)
 	}
 	return func() {
 		s.mu.Lock()
@@ -182,26 +173,14 @@ func (s *apiServer) asked(parts ...string) (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, r := range s.requests {
-		hit := true
-		for _, p := range parts {
-			hit = hit && strings.Contains(r, p)
-		}
-		if hit {
+		if !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(r, p) }) {
 			n++
 		}
 	}
 	return n
 }
 
-var testScheme = func() *runtime.Scheme {
-	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{core.AddToScheme, discovery.AddToScheme, networking.AddToScheme} {
-		if err := add(s); err != nil {
-			panic(err)
-		}
-	}
-	return s
-}()
+var testScheme = newScheme()
 
 func (s *apiServer) info() runtime.SerializerInfo {
 	media := runtime.ContentTypeProtobuf
@@ -322,7 +301,7 @@ func (s *apiServer) list(w http.ResponseWriter, r *http.Request) {
 		limit = min(limit, s.page)
 	}
 	s.mu.Unlock()
-	list := newList(resourceOf(r))
+	list := newOf(resourceOf(r), "List")
 	from, _ := strconv.Atoi(r.FormValue("continue"))
 	accessor, _ := meta.ListAccessor(list)
 	if s.bulk > 0 && limit > 0 {
@@ -353,29 +332,16 @@ func (s *apiServer) list(w http.ResponseWriter, r *http.Request) {
 	_ = info.Serializer.Encode(list, w) // fails when the client has left
 }
 
-func newList(plural string) runtime.Object {
-	switch plural {
-	case "services":
-		return &core.ServiceList{TypeMeta: metav1.TypeMeta{Kind: "ServiceList", APIVersion: "v1"}}
-	case "endpointslices":
-		return &discovery.EndpointSliceList{TypeMeta: metav1.TypeMeta{Kind: "EndpointSliceList",
-			APIVersion: "discovery.k8s.io/v1"}}
-	case "nodes":
-		return &core.NodeList{TypeMeta: metav1.TypeMeta{Kind: "NodeList", APIVersion: "v1"}}
+// newOf returns an empty object of a resource, or a list of them if suffix is "List".
+func newOf(plural, suffix string) runtime.Object {
+	r := resourceWith(func(r *resource) bool { return r.plural == plural })
+	kind := r.version.WithKind(r.kind + suffix)
+	o, err := testScheme.New(kind)
+	if err != nil {
+		panic(err)
 	}
-	return &networking.ServiceCIDRList{TypeMeta: metav1.TypeMeta{Kind: "ServiceCIDRList",
-		APIVersion: "networking.k8s.io/v1"}}
-}
-
-func newObject(plural string) apiObject {
-	for _, r := range []*resource{services(), endpointSlices(), node("n"), serviceCIDRs()} {
-		if r.plural == plural {
-			o := r.new()
-			o.GetObjectKind().SetGroupVersionKind(r.version.WithKind(r.kind))
-			return o
-		}
-	}
-	panic(plural)
+	o.GetObjectKind().SetGroupVersionKind(kind)
+	return o
 }
 
 func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
@@ -395,7 +361,7 @@ func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
 		return frames.Encode(&metav1.WatchEvent{Type: string(kind), Object: runtime.RawExtension{Raw: raw}}) == nil
 	}
 	bookmark := func(rv int, initial bool) bool {
-		o := newObject(resourceOf(r))
+		o := newOf(resourceOf(r), "").(apiObject)
 		o.SetResourceVersion(strconv.Itoa(rv))
 		if initial {
 			o.SetAnnotations(map[string]string{metav1.InitialEventsAnnotationKey: "true"})

@@ -207,6 +207,19 @@ func (r *rig) until(ok func() bool, message func() string) {
 	}
 }
 
+// eachList runs a test with a server that streams lists and with one that does not.
+func eachList(t *testing.T, test func(t *testing.T, r *rig)) {
+	t.Parallel()
+	for _, watchList := range []bool{true, false} {
+		t.Run(fmt.Sprintf("watchList=%v", watchList), func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			r.api.watchList = watchList
+			test(t, r)
+		})
+	}
+}
+
 // Whatever the server supports, objects that exist, come, change, lose their selection and go are
 // followed.
 func TestFollow(t *testing.T) {
@@ -351,29 +364,23 @@ func TestEndsWhileDown(t *testing.T) {
 
 // 410 Gone: the history was compacted while the streams were broken. Everything is listed again.
 func TestGone(t *testing.T) {
-	t.Parallel()
-	for _, watchList := range []bool{true, false} {
-		t.Run(fmt.Sprintf("watchList=%v", watchList), func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t)
-			r.api.watchList = watchList
-			r.api.put(testService("web", 80), testService("api", 90))
-			r.start()
-			r.wait("api:90 web:80")
-			r.require(1)
-			r.until(func() bool { return r.listCount() == 2 }, func() string { return "no lists" })
-			r.api.down()
-			r.api.remove("services", "shop/api")
-			r.api.put(testService("web", 81))
-			r.api.set(func() { r.api.compacted = r.api.rv })
-			r.api.up()
-			r.wait("web:81")
-			r.noDips()
-			if r.listCount() < 3 {
-				t.Error("nothing was listed again")
-			}
-		})
-	}
+	eachList(t, func(t *testing.T, r *rig) {
+		r.api.put(testService("web", 80), testService("api", 90))
+		r.start()
+		r.wait("api:90 web:80")
+		r.require(1)
+		r.until(func() bool { return r.listCount() == 2 }, func() string { return "no lists" })
+		r.api.down()
+		r.api.remove("services", "shop/api")
+		r.api.put(testService("web", 81))
+		r.api.set(func() { r.api.compacted = r.api.rv })
+		r.api.up()
+		r.wait("web:81")
+		r.noDips()
+		if r.listCount() < 3 {
+			t.Error("nothing was listed again")
+		}
+	})
 }
 
 // An older copy of the data: the state becomes that of the copy, whether the server refuses
@@ -381,11 +388,9 @@ func TestGone(t *testing.T) {
 func TestOlderCopy(t *testing.T) {
 	t.Parallel()
 	for _, silent := range []bool{true, false} {
-		for _, watchList := range []bool{true, false} {
-			t.Run(fmt.Sprintf("silent=%v watchList=%v", silent, watchList), func(t *testing.T) {
-				t.Parallel()
-				r := newRig(t)
-				r.api.silent, r.api.watchList = silent, watchList
+		t.Run(fmt.Sprintf("silent=%v", silent), func(t *testing.T) {
+			eachList(t, func(t *testing.T, r *rig) {
+				r.api.silent = silent
 				r.api.put(testService("web", 80), testService("api", 90))
 				restore := r.api.backup()
 				r.start()
@@ -405,7 +410,7 @@ func TestOlderCopy(t *testing.T) {
 				r.wait("api:90 web:82")
 				r.noDips()
 			})
-		}
+		})
 	}
 }
 
