@@ -200,6 +200,7 @@ func TestTurn(t *testing.T) {
 		if d := turn("endpointslices"); d > 0 {
 			t.Errorf("a resource waits %v because of another that does not lead", d)
 		}
+		o.lost()
 		o.failed(leader, errors.New("no connection"))
 		if d := turn(leader); d > 0 {
 			t.Errorf("the leader waits %v", d)
@@ -211,7 +212,7 @@ func TestTurn(t *testing.T) {
 			time.Sleep(time.Second)
 			o.over(leader)
 		}()
-		o.lostAt = time.Now().Add(-3 * time.Second)
+		o.away.since = time.Now().Add(-3 * time.Second)
 		if d := turn("services"); d < time.Second || d > 3*time.Second { // half of four
 			t.Errorf("others wait %v, the leader was back after a second, four after it was lost", d)
 		}

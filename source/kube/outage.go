@@ -3,7 +3,6 @@ package kube
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"log/slog"
 	"math/rand/v2"
@@ -24,7 +23,6 @@ import (
 type outage struct {
 	log    *slog.Logger
 	server string
-	repeat time.Duration
 
 	mu       sync.Mutex
 	failing  map[string]bool      // resources whose last attempt failed
@@ -33,51 +31,20 @@ type outage struct {
 	seen     map[string]int       // sorts of errors of this outage
 	open     bool                 // a failure was reported, and its end was not
 
-	away    bool          // the leader has lost the server
-	lostAt  time.Time     // since when
-	spread  time.Duration // in which the others follow the leader
-	refused time.Time     // since when the server answers, but refuses the leader; zero if it does not
-	back    chan struct{} // closed when the leader reaches the server again
+	away    *absence  // nil while the leader reaches the server
+	refused time.Time // since when the server answers, but refuses the leader; zero if it does not
 }
 
-func newOutage(log *slog.Logger, server string) *outage {
-	return &outage{log: log, server: server, repeat: time.Minute, failing: map[string]bool{},
-		reported: map[string]time.Time{}}
-}
-
-// turn returns when a resource may turn to the server: at once while it answers. While it does not,
-// only the leader tries, so that an outage costs a node one attempt instead of four. The others
-// follow, spread over half of the outage, or after longestTurn, should the leader alone be in
-// trouble.
-func (o *outage) turn(ctx context.Context, resource string) error {
-	o.mu.Lock()
-	back := o.back
-	wait := o.away && resource != leader
-	o.mu.Unlock()
-	if !wait {
-		return nil
-	}
-	timer := time.NewTimer(longestTurn)
-	defer timer.Stop()
-	select {
-	case <-back:
-		o.mu.Lock()
-		spread := o.spread
-		o.mu.Unlock()
-		timer.Reset(rand.N(spread + 1))
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
-	return ctx.Err()
+// absence is a time in which the leader does not reach the server.
+type absence struct {
+	since  time.Time
+	over   chan struct{} // closed at its end
+	spread time.Duration // in which the others then follow the leader
 }
 
 const (
+	// repeat is the time between two lines about one sort of error.
+	repeat = time.Minute
 	// longestTurn is how long a resource waits for the leader.
 	longestTurn = time.Minute
 	// longestSpread bounds the time in which the others follow it.
@@ -86,24 +53,51 @@ const (
 	startup = 2 * time.Second
 )
 
+func newOutage(log *slog.Logger, server string) *outage {
+	return &outage{log: log, server: server, failing: map[string]bool{}, reported: map[string]time.Time{}}
+}
+
+// turn returns when a resource may turn to the server: at once while it answers. While it does not,
+// only the leader tries, so that an outage costs a node one attempt instead of four. The others
+// follow, spread over half of the outage, or after longestTurn, should the leader alone be in
+// trouble.
+func (o *outage) turn(ctx context.Context, resource string) error {
+	o.mu.Lock()
+	away := o.away
+	o.mu.Unlock()
+	if away == nil || resource == leader {
+		return nil
+	}
+	wait := time.After(longestTurn)
+	select {
+	case <-away.over:
+		wait = time.After(rand.N(away.spread + 1))
+	case <-wait:
+		return nil
+	case <-ctx.Done():
+	}
+	select {
+	case <-wait:
+	case <-ctx.Done():
+	}
+	return ctx.Err()
+}
+
 // lost makes the others wait for the leader.
 func (o *outage) lost() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.lostLocked()
-}
-
-func (o *outage) lostLocked() {
-	if !o.away {
-		o.away, o.lostAt, o.back = true, time.Now(), make(chan struct{})
+	if o.away == nil {
+		o.away = &absence{since: time.Now(), over: make(chan struct{})}
 	}
 }
 
 // found ends the wait for the leader.
 func (o *outage) found() {
-	if o.away {
-		o.away, o.spread = false, min(time.Since(o.lostAt)/2, longestSpread)
-		close(o.back)
+	if o.away != nil {
+		o.away.spread = min(time.Since(o.away.since)/2, longestSpread)
+		close(o.away.over)
+		o.away = nil
 	}
 }
 
@@ -113,7 +107,6 @@ func (o *outage) lead(sort string) {
 	switch {
 	case !strings.HasPrefix(sort, "403") && !strings.HasPrefix(sort, "404"):
 		o.refused = time.Time{}
-		o.lostLocked()
 	case o.refused.IsZero():
 		o.refused = time.Now()
 	case time.Since(o.refused) > startup:
@@ -136,7 +129,7 @@ func (o *outage) failed(resource string, err error) {
 		o.since, o.seen = now, map[string]int{}
 	}
 	o.failing[resource] = true
-	if last, reported := o.reported[sort]; reported && now.Sub(last) < o.repeat {
+	if now.Sub(o.reported[sort]) < repeat {
 		return
 	}
 	// An API server that has just started forbids everything until it has read who may do what. So
@@ -182,7 +175,7 @@ func (o *outage) early(resource string) {
 	now := time.Now()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if last, reported := o.reported["early"]; reported && now.Sub(last) < o.repeat {
+	if now.Sub(o.reported["early"]) < repeat {
 		return
 	}
 	o.reported["early"] = now
@@ -197,20 +190,14 @@ func (o *outage) older(resource string, theirs, ours uint64) {
 
 // classify returns the sort of an error and what it means; "" for what is part of the protocol.
 func classify(resource string, err error) (sort, why string) {
-	var (
-		unknownCA x509.UnknownAuthorityError
-		wrongHost x509.HostnameError
-		badCert   x509.CertificateInvalidError
-		verify    *tls.CertificateVerificationError
-		netErr    net.Error
-		urlErr    *url.Error
-	)
+	_, badCert := errors.AsType[*tls.CertificateVerificationError](err)
+	_, network := errors.AsType[net.Error](err)
+	_, request := errors.AsType[*url.Error](err)
 	switch {
-	case apierrors.IsResourceExpired(err), apierrors.IsGone(err):
+	case apierrors.IsResourceExpired(err), apierrors.IsGone(err),
+		apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge):
 		return "", ""
-	case apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge):
-		return "", ""
-	case errors.As(err, &unknownCA), errors.As(err, &wrongHost), errors.As(err, &badCert), errors.As(err, &verify):
+	case badCert:
 		return "certificate", "the API server's certificate is not valid for us"
 	case apierrors.IsUnauthorized(err):
 		return "401", "the API server does not accept our credentials (401)"
@@ -220,8 +207,8 @@ func classify(resource string, err error) (sort, why string) {
 		return "404 " + resource, "the API server does not know it (404)"
 	case apierrors.IsTooManyRequests(err):
 		return "429", "the API server is busy (429)"
-	case utilnet.IsConnectionRefused(err), utilnet.IsConnectionReset(err), utilnet.IsProbableEOF(err),
-		errors.As(err, &netErr), errors.As(err, &urlErr):
+	case network, request, utilnet.IsConnectionRefused(err), utilnet.IsConnectionReset(err),
+		utilnet.IsProbableEOF(err):
 		return "connection", "the API server cannot be reached"
 	}
 	return "other", "the API server fails"
