@@ -150,7 +150,7 @@ func TestShortWatches(t *testing.T) {
 // Streams that end after a second are opened about 15 times in a minute, each resource by itself.
 func TestRestBetweenShortWatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := &listWatch{resource: services(), outage: newOutage(slog.New(slog.DiscardHandler), "")}
+		l := &listWatch{Source: &Source{outage: newOutage(slog.New(slog.DiscardHandler), "")}, resource: services()}
 		opened := 0
 		for start := time.Now(); time.Since(start) < time.Minute; opened++ {
 			time.Sleep(time.Second)
@@ -174,8 +174,9 @@ func TestRestBetweenShortWatches(t *testing.T) {
 // A stream whose connection is lost ends without an error, for which a Reflector would list again.
 func TestConnectionLost(t *testing.T) {
 	out, in, r := newOutage(slog.New(slog.DiscardHandler), ""), watch.NewFake(), services()
-	s := &stream{listWatch: &listWatch{resource: r, outage: out, progress: newProgress([]*resource{r})}, in: in,
-		cancel: func() {}, out: make(chan watch.Event, 1), stopped: make(chan struct{}), begin: time.Now()}
+	src := &Source{outage: out, progress: newProgress([]*resource{r})}
+	s := &stream{listWatch: &listWatch{Source: src, resource: r}, in: in, cancel: func() {},
+		out: make(chan watch.Event, 1), begin: time.Now()}
 	go s.pump(t.Context())
 	in.Error(apierrors.NewClientErrorReporter(500, "GET", "ClientWatchDecoding").AsObject(
 		errors.New("http2: client connection lost")))

@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -19,7 +18,6 @@ import (
 	"k8s.io/client-go/tools/metrics"
 
 	"kube-proxy/cluster"
-	"kube-proxy/source/convert"
 )
 
 // listWatch lists and watches one resource, and gives records instead of API objects.
@@ -28,13 +26,8 @@ import (
 // others continue where they were. A resource that has seen a newer version asks for its own, and
 // is listed again if that is older too, or if an older version comes down its stream ([progress]).
 type listWatch struct {
+	*Source
 	resource *resource
-	client   rest.Interface
-	codec    runtime.ParameterCodec
-	reporter *convert.Reporter
-	outage   *outage
-	streams  *streams
-	progress *progress
 	giveUp   context.CancelCauseFunc
 
 	// broken: the last stream or attempt ended early, so the server may be another one now.
@@ -113,7 +106,7 @@ func (l *listWatch) ended(lived time.Duration) {
 
 func (l *listWatch) request(opts metav1.ListOptions) *rest.Request {
 	opts.LabelSelector, opts.FieldSelector = l.resource.labels, l.resource.field
-	return l.client.Get().Resource(l.resource.plural).VersionedParams(&opts, l.codec)
+	return l.resource.client.Get().Resource(l.resource.plural).VersionedParams(&opts, l.codec)
 }
 
 func (l *listWatch) list(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
@@ -198,10 +191,7 @@ func (l *listWatch) watch(ctx context.Context, opts metav1.ListOptions) (watch.I
 			return nil, l.failed(ctx, err)
 		}
 	}
-	lifetime := listTimeout
-	if opts.TimeoutSeconds != nil {
-		lifetime = time.Duration(*opts.TimeoutSeconds) * time.Second
-	}
+	lifetime := time.Duration(*opts.TimeoutSeconds) * time.Second // a Reflector always sets it
 	ctx, cancel := context.WithTimeout(ctx, lifetime+slack)
 	opts.Watch = true
 	in, err := l.request(opts).Watch(ctx)
@@ -214,11 +204,7 @@ func (l *listWatch) watch(ctx context.Context, opts metav1.ListOptions) (watch.I
 	}
 	s := &stream{
 		listWatch: l, in: in, cancel: cancel, initial: initial, again: again, before: before, begin: time.Now(),
-		out: make(chan watch.Event, 64), stopped: make(chan struct{}),
-		end: time.Now().Add(lifetime - slack),
-	}
-	if !initial {
-		s.floor = number(opts.ResourceVersion)
+		out: make(chan watch.Event, 64), end: time.Now().Add(lifetime - slack), floor: number(opts.ResourceVersion),
 	}
 	go s.pump(ctx)
 	return s, nil
@@ -260,11 +246,9 @@ func number(version string) uint64 {
 // stream is a watch whose objects are records.
 type stream struct {
 	*listWatch
-	in      watch.Interface
-	out     chan watch.Event
-	cancel  context.CancelFunc
-	stop    sync.Once
-	stopped chan struct{}
+	in     watch.Interface
+	out    chan watch.Event
+	cancel context.CancelFunc // ends pump
 	// begin is when the stream was opened, end the earliest time at which the server should end it.
 	begin, end time.Time
 	// before is what the resources had seen before begin.
@@ -274,17 +258,14 @@ type stream struct {
 	// again: the Reflector knows objects already, so it must be notified if the initial ones lack
 	// the Node; found reports that they have it.
 	again, found bool
-	// floor is the version that all events to come must be newer than; 0 if unknown.
+	// floor is the version that all events after the initial ones must be newer than.
 	floor uint64
 }
 
 // Stop ends the stream. It may be called more than once.
 func (s *stream) Stop() {
-	s.stop.Do(func() {
-		close(s.stopped)
-		s.cancel()
-		s.in.Stop()
-	})
+	s.cancel()
+	s.in.Stop()
 }
 
 // ResultChan returns the events.
@@ -302,10 +283,11 @@ func (s *stream) pump(ctx context.Context) {
 	objects, n := &listing{}, 0
 	for {
 		select {
-		case <-s.stopped:
+		case <-ctx.Done():
 			return
-		case <-s.progress.rings[s.resource.plural]:
-			return // the next one compares
+		case <-s.progress.doubts[s.resource.plural]:
+			s.progress.doubt(s.resource.plural) // the next one compares
+			return
 		case <-well.C:
 			s.outage.over(s.resource.plural)
 		case ev, ok := <-s.in.ResultChan():
@@ -316,7 +298,7 @@ func (s *stream) pump(ctx context.Context) {
 				return
 			}
 			if ev.Type == watch.Error && s.initial && s.streams.refused(apierrors.FromObject(ev.Object)) {
-				s.pass(ev)
+				s.pass(ctx, ev)
 				return
 			}
 			if !s.initial && connectionLost(ev) {
@@ -330,7 +312,7 @@ func (s *stream) pump(ctx context.Context) {
 			if s.again && !s.initial && !s.found {
 				s.found = true
 				gone := &record{version: out.Object.(*record).version, name: cluster.Name{Name: s.resource.object}}
-				if !s.pass(watch.Event{Type: watch.Deleted, Object: gone}) {
+				if !s.pass(ctx, watch.Event{Type: watch.Deleted, Object: gone}) {
 					return
 				}
 			}
@@ -344,7 +326,7 @@ func (s *stream) pump(ctx context.Context) {
 				}
 				out = watch.Event{Type: watch.Added, Object: &record{value: objects}}
 			}
-			if !s.pass(out) {
+			if !s.pass(ctx, out) {
 				return
 			}
 		}
@@ -357,11 +339,11 @@ func connectionLost(ev watch.Event) bool {
 }
 
 // pass gives an event to the Reflector, and reports whether that still wants more.
-func (s *stream) pass(ev watch.Event) bool {
+func (s *stream) pass(ctx context.Context, ev watch.Event) bool {
 	select {
 	case s.out <- ev:
 		return true
-	case <-s.stopped:
+	case <-ctx.Done():
 		return false
 	}
 }
@@ -377,31 +359,25 @@ func (s *stream) convert(ctx context.Context, ev watch.Event) watch.Event {
 	rec, err := s.resource.check(ev.Object)
 	if err != nil {
 		s.failed(ctx, err)
-		status := apierrors.NewInternalError(err).Status()
-		return watch.Event{Type: watch.Error, Object: &status}
+		return watch.Event{Type: watch.Error, Object: &apierrors.NewInternalError(err).ErrStatus}
 	}
 	version := number(rec.version)
 	if version == 0 && (!s.initial || ev.Type == watch.Bookmark) { // the Reflector would repeat it forever
 		s.forget.Store(true)
 		s.failed(ctx, fmt.Errorf("kube: watch %s: the API server sent resource version %q", s.resource.plural,
 			rec.version))
-		status := apierrors.NewResourceExpired("no resource version").Status()
-		return watch.Event{Type: watch.Error, Object: &status}
+		return watch.Event{Type: watch.Error, Object: &apierrors.NewResourceExpired("no resource version").ErrStatus}
 	}
 	if !s.initial && version < s.floor {
-		status := s.older(version, s.floor).Status()
-		return watch.Event{Type: watch.Error, Object: &status}
+		return watch.Event{Type: watch.Error, Object: &s.older(version, s.floor).ErrStatus}
 	}
-	switch ev.Type {
-	case watch.Bookmark:
-		if s.initial && rec.last {
-			s.initial, s.floor = false, version
-			s.complete(version, s.before)
-		}
-	case watch.Deleted:
-	default:
+	switch {
+	case ev.Type != watch.Bookmark && ev.Type != watch.Deleted:
 		s.report(rec)
 		s.found = true
+	case ev.Type == watch.Bookmark && s.initial && rec.last:
+		s.initial, s.floor = false, version
+		s.complete(version, s.before)
 	}
 	if !s.initial {
 		s.progress.at(s.resource.plural, version)

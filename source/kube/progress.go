@@ -13,16 +13,16 @@ const leader = "nodes"
 // copy of the data, such as a restored backup. Such a server may accept a watch from a version that
 // it has not reached yet, and send nothing about all that differs.
 type progress struct {
-	mu     sync.Mutex
-	seen   map[string]uint64
-	behind map[string]bool // resources that have seen more than the server may have
-	rings  map[string]chan struct{}
+	mu   sync.Mutex
+	seen map[string]uint64
+	// doubts has a value for each resource that has seen more than the server may have.
+	doubts map[string]chan struct{}
 }
 
 func newProgress(resources []*resource) *progress {
-	p := &progress{seen: map[string]uint64{}, behind: map[string]bool{}, rings: map[string]chan struct{}{}}
+	p := &progress{seen: map[string]uint64{}, doubts: map[string]chan struct{}{}}
 	for _, r := range resources {
-		p.rings[r.plural] = make(chan struct{}, 1)
+		p.doubts[r.plural] = make(chan struct{}, 1)
 	}
 	return p
 }
@@ -49,31 +49,27 @@ func (p *progress) all() map[string]uint64 {
 // one before end their streams and compare, each its own version: an API server may keep resources
 // in different places.
 func (p *progress) reached(theirs uint64, before map[string]uint64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	for resource, seen := range before {
-		if resource == leader || theirs == 0 || seen <= theirs {
-			continue
+		if resource != leader && theirs != 0 && seen > theirs {
+			p.doubt(resource)
 		}
-		p.behind[resource] = true
-		select {
-		case p.rings[resource] <- struct{}{}:
-		default:
-		}
+	}
+}
+
+// doubt makes the next suspect of a resource true.
+func (p *progress) doubt(resource string) {
+	select {
+	case p.doubts[resource] <- struct{}{}:
+	default:
 	}
 }
 
 // suspect reports, once, whether the resource must compare its version with the server's.
 func (p *progress) suspect(resource string) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	was := p.behind[resource]
-	delete(p.behind, resource)
-	if was {
-		select {
-		case <-p.rings[resource]:
-		default:
-		}
+	select {
+	case <-p.doubts[resource]:
+		return true
+	default:
+		return false
 	}
-	return was
 }

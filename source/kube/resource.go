@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
 
 	"kube-proxy/cluster"
 	"kube-proxy/source/convert"
@@ -37,9 +38,9 @@ type resource struct {
 
 	typ     reflect.Type
 	convert func(apiObject) (any, []convert.Problem)
-	set     func(value any) cluster.Event
-	gone    func(cluster.Name) cluster.Event
-	listed  func(values []any) []cluster.Event
+	listed  func(values []any) cluster.Event
+
+	client rest.Interface
 }
 
 func services() *resource {
@@ -47,11 +48,7 @@ func services() *resource {
 		plural: "services", kind: "Service", version: core.SchemeGroupVersion, labels: convert.ServiceSelector,
 		typ:     reflect.TypeFor[core.Service](),
 		convert: converter(convert.Service),
-		set:     func(v any) cluster.Event { return cluster.ServiceSet{Service: v.(*cluster.Service)} },
-		gone:    func(n cluster.Name) cluster.Event { return cluster.ServiceGone{Name: n} },
-		listed: func(values []any) []cluster.Event {
-			return []cluster.Event{cluster.ServicesListed{Services: typed[cluster.Service](values)}}
-		},
+		listed:  func(v []any) cluster.Event { return cluster.ServicesListed{Services: typed[cluster.Service](v)} },
 	}
 }
 
@@ -61,11 +58,7 @@ func endpointSlices() *resource {
 		labels:  convert.SliceSelector,
 		typ:     reflect.TypeFor[discovery.EndpointSlice](),
 		convert: converter(convert.Slice),
-		set:     func(v any) cluster.Event { return cluster.SliceSet{Slice: v.(*cluster.Slice)} },
-		gone:    func(n cluster.Name) cluster.Event { return cluster.SliceGone{Name: n} },
-		listed: func(values []any) []cluster.Event {
-			return []cluster.Event{cluster.SlicesListed{Slices: typed[cluster.Slice](values)}}
-		},
+		listed:  func(v []any) cluster.Event { return cluster.SlicesListed{Slices: typed[cluster.Slice](v)} },
 	}
 }
 
@@ -76,15 +69,13 @@ func node(name string) *resource {
 		field:   fields.OneTermEqualSelector(metav1.ObjectNameField, name).String(),
 		typ:     reflect.TypeFor[core.Node](),
 		convert: converter(convert.Node),
-		set:     func(v any) cluster.Event { return cluster.NodeSet{Node: v.(*cluster.Node)} },
-		gone:    func(n cluster.Name) cluster.Event { return cluster.NodeGone{Name: n.Name} },
-		listed: func(values []any) []cluster.Event {
+		listed: func(values []any) cluster.Event {
 			for _, n := range typed[cluster.Node](values) {
 				if n.Name == name {
-					return []cluster.Event{cluster.NodeSet{Node: n}}
+					return cluster.NodeSet{Node: n}
 				}
 			}
-			return []cluster.Event{cluster.NodeGone{Name: name}}
+			return cluster.NodeGone{Name: name}
 		},
 	}
 }
@@ -94,11 +85,7 @@ func serviceCIDRs() *resource {
 		plural: "servicecidrs", kind: "ServiceCIDR", version: networking.SchemeGroupVersion, optional: true,
 		typ:     reflect.TypeFor[networking.ServiceCIDR](),
 		convert: converter(convert.ServiceCIDR),
-		set:     func(v any) cluster.Event { return cluster.CIDRSet{CIDR: v.(*cluster.ServiceCIDR)} },
-		gone:    func(n cluster.Name) cluster.Event { return cluster.CIDRGone{Name: n.Name} },
-		listed: func(values []any) []cluster.Event {
-			return []cluster.Event{cluster.CIDRsListed{CIDRs: typed[cluster.ServiceCIDR](values)}}
-		},
+		listed:  func(v []any) cluster.Event { return cluster.CIDRsListed{CIDRs: typed[cluster.ServiceCIDR](v)} },
 	}
 }
 

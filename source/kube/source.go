@@ -30,7 +30,6 @@ type Source struct {
 	streams   *streams
 	progress  *progress
 	resources []*resource
-	clients   map[*resource]rest.Interface
 	dialer    dialer
 	codec     runtime.ParameterCodec
 	// retryOptional is how long an absent or forbidden optional API is left alone the first time,
@@ -59,7 +58,6 @@ func New(cfg Config) (*Source, error) {
 		outage:        newOutage(log, config.Host),
 		streams:       &streams{log: log},
 		resources:     []*resource{services(), endpointSlices(), node(cfg.NodeName), serviceCIDRs()},
-		clients:       map[*resource]rest.Interface{},
 		codec:         runtime.NewParameterCodec(newScheme()),
 		retryOptional: 5 * time.Second,
 	}
@@ -98,7 +96,7 @@ func (s *Source) connectTo(config *rest.Config) error {
 		return err
 	}
 	for i, r := range s.resources {
-		s.clients[r] = clients[i]
+		r.client = clients[i]
 	}
 	return nil
 }
@@ -153,10 +151,7 @@ func (s *Source) follow(ctx context.Context, r *resource, sink func(cluster.Even
 	retry, reported := s.retryOptional, false
 	for ctx.Err() == nil {
 		attempt, giveUp := context.WithCancelCause(ctx)
-		lw := &listWatch{
-			resource: r, client: s.clients[r], codec: s.codec, reporter: s.reporter,
-			outage: s.outage, streams: s.streams, progress: s.progress, giveUp: giveUp,
-		}
+		lw := &listWatch{Source: s, resource: r, giveUp: giveUp}
 		kept := &store{resource: r, sink: sink, reporter: s.reporter}
 		logger := klog.FromContext(ctx)
 		reflector := cache.NewReflectorWithOptions(
@@ -193,24 +188,26 @@ type store struct {
 	listed   bool // there was a complete list
 }
 
-func (s *store) Add(obj any) error    { return s.Update(obj) }
-func (s *store) Resync() error        { return nil }
-func (s *store) Delete(obj any) error { s.gone(obj.(*record)); return nil }
+func (s *store) Add(obj any) error { return s.Update(obj) }
+func (s *store) Resync() error     { return nil }
 
 // Update also takes objects that are not for this proxy: the server has already filtered by label,
 // but a slice may have lost its Service's name.
 func (s *store) Update(obj any) error {
 	if rec := obj.(*record); rec.value != nil {
-		s.sink(s.resource.set(rec.value))
+		s.sink(convert.SetEvent(rec.value))
 	} else {
-		s.sink(s.resource.gone(rec.name))
+		s.sink(convert.GoneEvent(s.resource.kind, rec.name))
 	}
 	return nil
 }
 
-func (s *store) gone(rec *record) {
+// Delete takes an object that is gone.
+func (s *store) Delete(obj any) error {
+	rec := obj.(*record)
 	s.reporter.Report(s.resource.kind, rec.name, nil)
-	s.sink(s.resource.gone(rec.name))
+	s.sink(convert.GoneEvent(s.resource.kind, rec.name))
+	return nil
 }
 
 // Replace takes a complete list, as listings: none if it is empty.
@@ -224,9 +221,7 @@ func (s *store) Replace(list []any, _ string) error {
 		all.later = append(all.later, l.later...)
 	}
 	s.reporter.Keep(s.resource.kind, slices.Values(all.faulty))
-	for _, ev := range s.resource.listed(all.values) {
-		s.sink(ev)
-	}
+	s.sink(s.resource.listed(all.values))
 	for _, ev := range all.later {
 		if ev.Type == watch.Deleted {
 			_ = s.Delete(ev.Object)

@@ -220,12 +220,12 @@ func (s *Source) sendChanges(all []object, sink func(cluster.Event)) {
 		next[o.id] = o
 		was, known := s.now[o.id]
 		if !known || !equal(was.value, o.value) {
-			batch = append(batch, set(o))
+			batch = append(batch, convert.SetEvent(o.value))
 		}
 	}
 	for i := range s.now {
 		if _, stays := next[i]; !stays {
-			batch = append(batch, gone(i))
+			batch = append(batch, convert.GoneEvent(i.kind, i.name))
 		}
 	}
 	s.now = next
@@ -234,32 +234,6 @@ func (s *Source) sendChanges(all []object, sink func(cluster.Event)) {
 	}
 	s.log.Info("Manifests changed", "dir", s.cfg.Dir, "objects", len(batch))
 	sink(batch)
-}
-
-func set(o object) cluster.Event {
-	switch v := o.value.(type) {
-	case *cluster.Service:
-		return cluster.ServiceSet{Service: v}
-	case *cluster.Slice:
-		return cluster.SliceSet{Slice: v}
-	case *cluster.Node:
-		return cluster.NodeSet{Node: v}
-	default:
-		return cluster.CIDRSet{CIDR: v.(*cluster.ServiceCIDR)}
-	}
-}
-
-func gone(i id) cluster.Event {
-	switch i.kind {
-	case "Service":
-		return cluster.ServiceGone{Name: i.name}
-	case "EndpointSlice":
-		return cluster.SliceGone{Name: i.name}
-	case "Node":
-		return cluster.NodeGone{Name: i.name.Name}
-	default:
-		return cluster.CIDRGone{Name: i.name.Name}
-	}
 }
 
 func equal(a, b any) bool {
