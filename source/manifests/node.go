@@ -1,7 +1,6 @@
 package manifests
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -35,11 +34,15 @@ var errTooLarge = errors.New("aliases make it too large")
 const maxFaults = 10
 
 func (c *checker) fault(n *yaml.Node, field, what string) {
+	f := fault{line: n.Line, field: field, what: what}
+	if n.Kind == yaml.ScalarNode {
+		f.value = n.Value
+	}
+	c.add(f)
+}
+
+func (c *checker) add(f fault) {
 	if len(c.faults) < maxFaults {
-		f := fault{line: n.Line, field: field, what: what}
-		if n.Kind == yaml.ScalarNode {
-			f.value = n.Value
-		}
 		c.faults = append(c.faults, f)
 	}
 }
@@ -101,29 +104,16 @@ func (c *checker) checkStruct(n *yaml.Node, t reflect.Type, field string) {
 	for _, p := range pairs {
 		ft, known := fields[p.key.Value]
 		if !known {
-			c.faults = appendFault(c.faults, fault{line: p.key.Line, field: join(field, p.key.Value),
-				what: "is an unknown field"})
+			c.add(fault{line: p.key.Line, field: join(field, p.key.Value), what: "is an unknown field"})
 			continue
 		}
 		c.check(p.value, ft, join(field, p.key.Value))
 	}
 }
 
-func appendFault(faults []fault, f fault) []fault {
-	if len(faults) >= maxFaults {
-		return faults
-	}
-	return append(faults, f)
-}
-
 func (c *checker) checkUnmarshaler(n *yaml.Node, t reflect.Type, field string) {
-	var b bytes.Buffer
 	left := c.budget
-	err := writeJSON(&b, n, &left)
-	if err == nil {
-		err = json.Unmarshal(b.Bytes(), reflect.New(t).Interface())
-	}
-	if err != nil {
+	if err := decode(n, reflect.New(t).Interface(), &left); err != nil {
 		c.fault(n, field, "is not a valid "+t.Name()+": "+err.Error())
 	}
 }
@@ -176,7 +166,7 @@ func (c *checker) pairs(n *yaml.Node, field string) ([]pair, bool) {
 		return nil, false
 	}
 	if dup != nil {
-		c.faults = appendFault(c.faults, fault{line: dup.Line, field: join(field, dup.Value), what: "is given twice"})
+		c.add(fault{line: dup.Line, field: join(field, dup.Value), what: "is given twice"})
 	}
 	return all, true
 }
@@ -231,80 +221,62 @@ func deref(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// writeJSON writes the tree as JSON.
-func writeJSON(b *bytes.Buffer, n *yaml.Node, budget *int) error {
+// decode decodes the tree as if it were JSON.
+func decode(n *yaml.Node, into any, budget *int) error {
+	tree, err := plain(n, budget)
+	if err != nil {
+		return err
+	}
+	text, err := json.Marshal(tree)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(text, into)
+}
+
+// plain returns the tree as encoding/json takes it.
+func plain(n *yaml.Node, budget *int) (any, error) {
 	if *budget--; *budget <= 0 {
-		return errTooLarge
+		return nil, errTooLarge
 	}
 	n = deref(n)
 	switch n.Kind {
 	case yaml.MappingNode:
 		all, _, err := pairs(n, budget)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		b.WriteByte('{')
-		for i, p := range all {
-			if i > 0 {
-				b.WriteByte(',')
-			}
-			writeString(b, p.key.Value)
-			b.WriteByte(':')
-			if err := writeJSON(b, p.value, budget); err != nil {
-				return err
+		out := make(map[string]any, len(all))
+		for _, p := range all {
+			if out[p.key.Value], err = plain(p.value, budget); err != nil {
+				return nil, err
 			}
 		}
-		b.WriteByte('}')
+		return out, nil
 	case yaml.SequenceNode:
-		b.WriteByte('[')
+		out := make([]any, len(n.Content))
 		for i, item := range n.Content {
-			if i > 0 {
-				b.WriteByte(',')
-			}
-			if err := writeJSON(b, item, budget); err != nil {
-				return err
+			var err error
+			if out[i], err = plain(item, budget); err != nil {
+				return nil, err
 			}
 		}
-		b.WriteByte(']')
-	default:
-		writeScalar(b, n)
+		return out, nil
 	}
-	return nil
+	return plainScalar(n), nil
 }
 
-func writeScalar(b *bytes.Buffer, n *yaml.Node) {
+// plainScalar returns what JSON has a form for, and the text of all else.
+func plainScalar(n *yaml.Node) any {
 	switch n.ShortTag() {
-	case "!!null":
-		b.WriteString("null")
-		return
-	case "!!bool":
-		var v bool
-		if n.Decode(&v) == nil {
-			b.WriteString(strconv.FormatBool(v))
-			return
-		}
-	case "!!int":
-		var v int64
-		if n.Decode(&v) == nil {
-			b.WriteString(strconv.FormatInt(v, 10))
-			return
-		}
-	case "!!float":
-		var v float64
-		if n.Decode(&v) == nil && !math.IsNaN(v) && !math.IsInf(v, 0) {
-			b.WriteString(strconv.FormatFloat(v, 'g', -1, 64))
-			return
+	case "!!null", "!!bool", "!!int", "!!float":
+		var v any
+		err := n.Decode(&v)
+		if f, _ := v.(float64); err == nil && !math.IsNaN(f) && !math.IsInf(f, 0) {
+			return v
 		}
 	}
-	writeString(b, n.Value)
-}
-
-func writeString(b *bytes.Buffer, s string) {
-	text, err := json.Marshal(s)
-	if err != nil { // cannot happen: json replaces invalid UTF-8
-		text = []byte(`""`)
-	}
-	b.Write(text)
+	return n.Value
 }
 
 // jsonFields returns the fields of a struct by their JSON names, embedded structs included.

@@ -3,7 +3,6 @@ package manifests
 import (
 	"bytes"
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -274,13 +273,8 @@ func (f *file) object(n *yaml.Node, kind string, k kindOf, budget *int) {
 	c := checker{budget: *budget}
 	c.check(n, reflect.TypeOf(api), "")
 	*budget = c.budget
-	var text bytes.Buffer
 	if len(c.faults) == 0 {
-		err := writeJSON(&text, n, budget)
-		if err == nil {
-			err = json.Unmarshal(text.Bytes(), api)
-		}
-		if err != nil {
+		if err := decode(n, api, budget); err != nil {
 			c.faults = []fault{{line: n.Line, what: "cannot be read: " + err.Error()}}
 		}
 	}
