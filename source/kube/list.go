@@ -133,34 +133,27 @@ func eachField(in *bufio.Reader, take func(field uint64, content *io.LimitedRead
 
 // decodeJSON reads {"metadata": {...}, "items": [...]}.
 func decodeJSON(in io.Reader, r *resource, take func(apiObject)) (meta metav1.ListMeta, err error) {
-	dec := json.NewDecoder(in)
-	if err := expect(dec, json.Delim('{')); err != nil {
-		return meta, err
-	}
-	found := false
-	for dec.More() {
-		key, err := dec.Token()
-		if err != nil {
-			return meta, err
-		}
-		switch key {
-		case "metadata":
-			found = true
-			err = dec.Decode(&meta)
-		case "items":
+	dec, found := json.NewDecoder(in), false
+	for err = expect(dec, '{'); err == nil && dec.More(); {
+		key, keyErr := dec.Token()
+		switch {
+		case keyErr != nil:
+			err = keyErr
+		case key == "metadata":
+			found, err = true, dec.Decode(&meta)
+		case key == "items":
 			err = decodeJSONItems(dec, r, take)
 		default:
-			var skip json.RawMessage
-			err = dec.Decode(&skip)
-		}
-		if err != nil {
-			return meta, err
+			err = dec.Decode(&json.RawMessage{}) // ignored
 		}
 	}
-	if !found {
+	switch {
+	case err != nil:
+		return meta, err
+	case !found:
 		return meta, errors.New("it has no metadata")
 	}
-	return meta, expect(dec, json.Delim('}'))
+	return meta, expect(dec, '}')
 }
 
 func decodeJSONItems(dec *json.Decoder, r *resource, take func(apiObject)) error {
@@ -178,7 +171,7 @@ func decodeJSONItems(dec *json.Decoder, r *resource, take func(apiObject)) error
 		}
 		take(object)
 	}
-	return expect(dec, json.Delim(']'))
+	return expect(dec, ']')
 }
 
 func expect(dec *json.Decoder, want json.Delim) error {

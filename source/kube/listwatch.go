@@ -168,7 +168,7 @@ func (l *listWatch) report(rec *record) { l.reporter.Report(rec.kind, rec.name, 
 
 func (l *listWatch) watch(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
 	initial := opts.SendInitialEvents != nil && *opts.SendInitialEvents
-	if initial && l.streams.no.Load() {
+	if initial && l.noStreaming.Load() {
 		return nil, errNoStreaming
 	}
 	if err := l.rest(ctx); err != nil {
@@ -179,7 +179,7 @@ func (l *listWatch) watch(ctx context.Context, opts metav1.ListOptions) (watch.I
 	}
 	before := l.progress.all()
 	broken := l.broken.Swap(false) && l.leads()
-	again := !initial && broken && !l.streams.no.Load()
+	again := !initial && broken && !l.noStreaming.Load()
 	switch {
 	case again: // one object, and the server's version
 		initial, opts.SendInitialEvents = true, new(true)
@@ -196,7 +196,7 @@ func (l *listWatch) watch(ctx context.Context, opts metav1.ListOptions) (watch.I
 	opts.Watch = true
 	in, err := l.request(opts).Watch(ctx)
 	if err != nil {
-		if !initial || !l.streams.refused(err) { // that is no failure: a LIST follows
+		if !initial || !l.cannotStream(err) { // that is no failure: a LIST follows
 			err = l.failed(ctx, err)
 		}
 		cancel()
@@ -297,7 +297,7 @@ func (s *stream) pump(ctx context.Context) {
 				}
 				return
 			}
-			if ev.Type == watch.Error && s.initial && s.streams.refused(apierrors.FromObject(ev.Object)) {
+			if ev.Type == watch.Error && s.initial && s.cannotStream(apierrors.FromObject(ev.Object)) {
 				s.pass(ctx, ev)
 				return
 			}

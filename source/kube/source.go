@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -27,11 +28,12 @@ type Source struct {
 	log       *slog.Logger
 	reporter  *convert.Reporter
 	outage    *outage
-	streams   *streams
 	progress  *progress
 	resources []*resource
 	dialer    dialer
 	codec     runtime.ParameterCodec
+	// noStreaming: the server does not send lists as streams.
+	noStreaming atomic.Bool
 	// retryOptional is how long an absent or forbidden optional API is left alone the first time,
 	// in which the API server may just be starting; each further time is twice as long, up to
 	// maxRetryOptional.
@@ -56,7 +58,6 @@ func New(cfg Config) (*Source, error) {
 		log:           log,
 		reporter:      convert.NewReporter(cfg.OnProblem),
 		outage:        newOutage(log, config.Host),
-		streams:       &streams{log: log},
 		resources:     []*resource{services(), endpointSlices(), node(cfg.NodeName), serviceCIDRs()},
 		codec:         runtime.NewParameterCodec(newScheme()),
 		retryOptional: 5 * time.Second,

@@ -114,13 +114,11 @@ func (k *Manager) save() time.Duration {
 	k.mu.Lock()
 	if err != nil {
 		k.stats.Failures++
+		k.Changed()
 	} else {
 		k.stats.LastWrite = began
 	}
 	k.mu.Unlock()
-	if err != nil {
-		k.Changed()
-	}
 	k.report(saved.LeftOut, err)
 	return max(minGap, time.Duration(saved.Size)*time.Second/bytesPerSecond)
 }
