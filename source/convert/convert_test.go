@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -442,13 +441,13 @@ func TestReporter(t *testing.T) {
 	r.Report("Service", a, problem(a, "y")) // a change
 	r.Report("Service", a, nil)             // repaired
 	r.Report("Service", a, problem(a, "y"))
-	r.Keep("Service", slices.Values([]cluster.Name{a})) // b is deleted
+	r.Keep("Service", []cluster.Name{a}) // b is deleted
 	r.Report("Service", a, problem(a, "y"))
 	r.Report("Service", b, problem(b, "x"))
 	if want := "a:x b:x a:y a:y b:x"; strings.Join(got, " ") != want {
 		t.Errorf("told %v, want %s", got, want)
 	}
-	r.Keep("Service", slices.Values([]cluster.Name{}))
+	r.Keep("Service", nil)
 	if len(r.reported) > 0 {
 		t.Errorf("%d objects remembered", len(r.reported))
 	}

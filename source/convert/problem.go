@@ -2,7 +2,7 @@ package convert
 
 import (
 	"fmt"
-	"iter"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -48,8 +48,12 @@ func (p Problem) String() string {
 		}
 		b.WriteString(": ")
 	}
-	if object := p.Object(); object != "" {
-		b.WriteString(object + ": ")
+	switch {
+	case p.Kind == "":
+	case p.Name.Namespace == "":
+		b.WriteString(strings.TrimSuffix(p.Kind+" "+p.Name.Name, " ") + ": ")
+	default:
+		b.WriteString(p.Kind + " " + p.Name.String() + ": ")
 	}
 	if p.Field != "" {
 		b.WriteString(p.Field + ": ")
@@ -62,18 +66,6 @@ func (p Problem) String() string {
 		b.WriteString("; " + p.Then)
 	}
 	return b.String()
-}
-
-// Object returns the object's kind and name, "Service shop/web" or "Node n1"; "" if there is no
-// object.
-func (p Problem) Object() string {
-	switch {
-	case p.Kind == "":
-		return ""
-	case p.Name.Namespace == "":
-		return strings.TrimSuffix(p.Kind+" "+p.Name.Name, " ")
-	}
-	return p.Kind + " " + p.Name.String()
 }
 
 // An object's problems are reported one by one up to maxAlike of a kind and maxAll in all: a
@@ -147,10 +139,7 @@ func NewReporter(report func(Problem)) *Reporter {
 
 // Report takes all current problems of an object, which may be none.
 func (r *Reporter) Report(kind string, name cluster.Name, now []Problem) {
-	if r.report == nil {
-		return
-	}
-	if !r.news(object{kind, name}, now) {
+	if r.report == nil || !r.news(object{kind, name}, now) {
 		return
 	}
 	for _, p := range now {
@@ -174,23 +163,13 @@ func (r *Reporter) news(o object, now []Problem) bool {
 	return true
 }
 
-// Keep forgets the objects of a kind that are no longer there. Call it after a complete list.
-func (r *Reporter) Keep(kind string, there iter.Seq[cluster.Name]) {
+// Keep forgets the objects of a kind that are not among those there. Call it after a complete list.
+func (r *Reporter) Keep(kind string, there []cluster.Name) {
+	kept := make(map[cluster.Name]bool, len(there))
+	for _, name := range there {
+		kept[name] = true
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	gone := map[object]bool{}
-	for o := range r.reported {
-		if o.kind == kind {
-			gone[o] = true
-		}
-	}
-	if len(gone) == 0 {
-		return
-	}
-	for name := range there {
-		delete(gone, object{kind, name})
-	}
-	for o := range gone {
-		delete(r.reported, o)
-	}
+	maps.DeleteFunc(r.reported, func(o object, _ []Problem) bool { return o.kind == kind && !kept[o.name] })
 }

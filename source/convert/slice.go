@@ -13,20 +13,14 @@ import (
 	"kube-proxy/cluster"
 )
 
-// SliceSelected reports whether an EndpointSlice with these labels is for this proxy (SV-01).
-func SliceSelected(labels map[string]string) bool {
-	_, headless := labels[LabelHeadless]
-	return !headless
-}
-
-// SliceSelector is [SliceSelected] as a label selector.
+// SliceSelector selects the EndpointSlices for this proxy (SV-01).
 const SliceSelector = "!" + LabelHeadless
 
 // Slice converts an EndpointSlice. The result is nil if the slice cannot have an effect: it is
 // headless (SV-01), has host names instead of addresses (SV-02) or belongs to no Service (SV-30).
 // Faulty ports and endpoints are left out and reported (SV-31, SV-34).
 func Slice(in *discovery.EndpointSlice) (*cluster.Slice, []Problem) {
-	if !SliceSelected(in.Labels) {
+	if _, headless := in.Labels[LabelHeadless]; headless {
 		return nil, nil
 	}
 	ps := problems{kind: "EndpointSlice", name: cluster.Name{Namespace: in.Namespace, Name: in.Name}}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -221,7 +220,7 @@ func (s *store) Replace(list []any, _ string) error {
 		all.faulty = append(all.faulty, l.faulty...)
 		all.later = append(all.later, l.later...)
 	}
-	s.reporter.Keep(s.resource.kind, slices.Values(all.faulty))
+	s.reporter.Keep(s.resource.kind, all.faulty)
 	s.sink(s.resource.listed(all.values))
 	for _, ev := range all.later {
 		if ev.Type == watch.Deleted {
