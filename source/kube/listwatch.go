@@ -134,9 +134,7 @@ func (l *listWatch) list(ctx context.Context, opts metav1.ListOptions) (runtime.
 func (l *listWatch) complete(version uint64, before map[string]uint64) {
 	l.forget.Store(false)
 	l.progress.at(l.resource.plural, version)
-	if l.leads() {
-		l.progress.reached(version, before)
-	}
+	l.progress.reached(l.resource.plural, version, before)
 	l.outage.over(l.resource.plural)
 }
 
@@ -218,9 +216,7 @@ func (l *listWatch) compare(ctx context.Context, ours string, before map[string]
 		return err
 	}
 	theirs := number(list.ResourceVersion)
-	if l.leads() {
-		l.progress.reached(theirs, before)
-	}
+	l.progress.reached(l.resource.plural, theirs, before)
 	l.outage.over(l.resource.plural)
 	if theirs != 0 && theirs < number(ours) {
 		return l.older(theirs, number(ours))
@@ -230,7 +226,8 @@ func (l *listWatch) compare(ctx context.Context, ours string, before map[string]
 
 func (l *listWatch) older(theirs, ours uint64) *apierrors.StatusError {
 	l.forget.Store(true)
-	l.outage.older(l.resource.plural, theirs, ours)
+	l.log.Warn("The API server returned older data, listing again", "server", l.outage.server,
+		"resource", l.resource.plural, "version", theirs, "known", ours)
 	return apierrors.NewResourceExpired("the API server has an older copy of the data")
 }
 
@@ -350,10 +347,7 @@ func (s *stream) pass(ctx context.Context, ev watch.Event) bool {
 
 func (s *stream) convert(ctx context.Context, ev watch.Event) watch.Event {
 	if ev.Type == watch.Error {
-		s.broke() // the Reflector stops the stream before its end can be seen
-		if err := apierrors.FromObject(ev.Object); !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
-			s.failed(ctx, err)
-		}
+		s.failed(ctx, apierrors.FromObject(ev.Object)) // the Reflector stops the stream before its end can be seen
 		return ev
 	}
 	rec, err := s.resource.check(ev.Object)

@@ -152,9 +152,6 @@ func (o *outage) over(resource string) {
 		o.refused = time.Time{}
 		o.found()
 	}
-	if !o.failing[resource] {
-		return
-	}
 	delete(o.failing, resource)
 	if len(o.failing) == 0 && o.open {
 		o.open = false
@@ -175,17 +172,11 @@ func (o *outage) early(resource string) {
 	now := time.Now()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if now.Sub(o.reported["early"]) < repeat {
-		return
+	if now.Sub(o.reported["early"]) >= repeat {
+		o.reported["early"] = now
+		o.log.Warn("The API server, or a proxy in front of it, ends watches early; changes arrive late",
+			"server", o.server, "resource", resource)
 	}
-	o.reported["early"] = now
-	o.log.Warn("The API server, or a proxy in front of it, ends watches early; changes arrive late",
-		"server", o.server, "resource", resource)
-}
-
-func (o *outage) older(resource string, theirs, ours uint64) {
-	o.log.Warn("The API server returned older data, listing again", "server", o.server,
-		"resource", resource, "version", theirs, "known", ours)
 }
 
 // classify returns the sort of an error and what it means; "" for what is part of the protocol.

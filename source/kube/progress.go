@@ -45,13 +45,16 @@ func (p *progress) all() map[string]uint64 {
 	return maps.Clone(p.seen)
 }
 
-// reached notes the server's version, as the leader has read it. Resources that had seen a newer
-// one before end their streams and compare, each its own version: an API server may keep resources
-// in different places.
-func (p *progress) reached(theirs uint64, before map[string]uint64) {
-	for resource, seen := range before {
-		if resource != leader && theirs != 0 && seen > theirs {
-			p.doubt(resource)
+// reached notes the server's version, as a resource has read it. That of the leader counts for the
+// others: those that had seen a newer one before end their streams and compare, each its own
+// version. An API server may keep resources in different places.
+func (p *progress) reached(resource string, theirs uint64, before map[string]uint64) {
+	if resource != leader || theirs == 0 {
+		return
+	}
+	for other, seen := range before {
+		if other != leader && seen > theirs {
+			p.doubt(other)
 		}
 	}
 }
