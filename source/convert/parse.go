@@ -9,12 +9,7 @@ import (
 
 // intern returns a copy of s that is shared with the equal strings interned at about the same time:
 // there are few namespaces, port names and zones.
-func intern(s string) string {
-	if s == "" {
-		return ""
-	}
-	return unique.Make(s).Value()
-}
+func intern(s string) string { return unique.Make(s).Value() }
 
 // parseAddr reads an address as the API does. IPv4 numbers may have leading zeros and are decimal
 // all the same, since objects written so long ago are still valid; an IPv4 address inside IPv6 is

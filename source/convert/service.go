@@ -61,7 +61,7 @@ func Service(in *core.Service) (*cluster.Service, []Problem) {
 		return out, ps.done()
 	}
 	out.ClusterIPs = clusterIPs(&ps, &in.Spec)
-	out.ExternalIPs = addrs(&ps, "spec.externalIPs", in.Spec.ExternalIPs)
+	out.ExternalIPs = list(&ps, "spec.externalIPs", in.Spec.ExternalIPs, parseAddr, "is not an IP address") // SV-13
 	out.LoadBalancerIPs = loadBalancerIPs(&ps, in.Status.LoadBalancer.Ingress)
 	out.SourceRanges = prefixes(&ps, "spec.loadBalancerSourceRanges", in.Spec.LoadBalancerSourceRanges)
 	internal := core.ServiceInternalTrafficPolicyCluster
@@ -148,11 +148,6 @@ func clusterIPs(ps *problems, spec *core.ServiceSpec) []netip.Addr {
 		out = append(out, a)
 	}
 	return exact(out)
-}
-
-// addrs parses a list of addresses (SV-13).
-func addrs(ps *problems, field string, in []string) []netip.Addr {
-	return list(ps, field, in, parseAddr, "is not an IP address")
 }
 
 // list parses the texts of a field; repeated values count once.
