@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"os"
@@ -55,7 +54,7 @@ const (
 
 // New returns a Source for a folder, which must exist. It reads no files yet.
 func New(cfg Config) (*Source, error) {
-	if err := tryFolder(cfg.Dir); err != nil {
+	if _, err := os.ReadDir(cfg.Dir); err != nil {
 		return nil, fmt.Errorf("--manifests: read the folder %s: %w", cfg.Dir, bare(err))
 	}
 	log := cmp.Or(cfg.Log, slog.Default())
@@ -69,19 +68,6 @@ func New(cfg Config) (*Source, error) {
 // Connected reports whether the folder could be read the last time. It may be called from any
 // goroutine.
 func (s *Source) Connected() bool { return !s.lost.Load() }
-
-// tryFolder returns why a folder cannot be read, now and probably later.
-func tryFolder(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if _, err := f.Readdirnames(1); err != nil && !errors.Is(err, io.EOF) {
-		return err
-	}
-	return nil
-}
 
 // Run sends events to sink, from one goroutine, until ctx ends, and then returns nil. All changes
 // between two reads of the folder are sent as one batch. The only error is that the folder cannot
