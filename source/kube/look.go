@@ -62,13 +62,13 @@ func Look(ctx context.Context, cfg Config) Looked {
 		return l
 	}
 	l.Host = config.Host
-	if l.Version, l.Ahead, l.Err = version(ctx, config); l.Err != nil {
-		return l
-	}
 	clients, err := Clients(config, core.SchemeGroupVersion, networking.SchemeGroupVersion,
 		authorization.SchemeGroupVersion)
 	if err != nil {
 		l.Err = err
+		return l
+	}
+	if l.Version, l.Ahead, l.Err = version(ctx, config, clients[0].(*rest.RESTClient).Client); l.Err != nil {
 		return l
 	}
 	l.node(ctx, clients[0], cfg.NodeName)
@@ -81,11 +81,7 @@ func Look(ctx context.Context, cfg Config) Looked {
 const maxAnswer = 64 << 10
 
 // version asks for the server's version, and compares its clock.
-func version(ctx context.Context, config *rest.Config) (string, time.Duration, error) {
-	client, err := rest.HTTPClientFor(config)
-	if err != nil {
-		return "", 0, fmt.Errorf("kube: use the credentials for %s: %w", config.Host, err)
-	}
+func version(ctx context.Context, config *rest.Config, client *http.Client) (string, time.Duration, error) {
 	base, _, err := rest.DefaultServerUrlFor(config)
 	if err != nil {
 		return "", 0, fmt.Errorf("kube: the address %q: %w", config.Host, err)
