@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"kube-proxy/cluster"
 	"kube-proxy/test/cputest"
@@ -46,9 +45,7 @@ func BenchmarkSave(b *testing.B) {
 			b.ReportAllocs()
 			began := cputest.Time()
 			for b.Loop() {
-				saved, err := Save(dir, Origin{Node: "n1", Written: now}, store)
-				do(b, err)
-				b.ReportMetric(float64(saved.Size), "file-bytes")
+				b.ReportMetric(float64(mustSave(b, dir, store).Size), "file-bytes")
 			}
 			b.ReportMetric(float64(cputest.Time()-began)/float64(b.N), "cpu-ns/op")
 		})
@@ -60,14 +57,11 @@ func BenchmarkLoad(b *testing.B) {
 	for _, n := range []int{1000, 100_000} {
 		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
 			dir := filepath.Join(b.TempDir(), "s")
-			_, err := Save(dir, Origin{Node: "n1", Written: now}, storeOf(n))
-			do(b, err)
+			mustSave(b, dir, storeOf(n))
 			b.ReportAllocs()
 			began := cputest.Time()
 			for b.Loop() {
-				s, err := Load(dir, "n1", time.Hour, now)
-				do(b, err)
-				cluster.NewStore("n1").Fold(s.Events())
+				cluster.NewStore("n1").Fold(mustLoad(b, dir).Events())
 			}
 			b.ReportMetric(float64(cputest.Time()-began)/float64(b.N), "cpu-ns/op")
 		})

@@ -47,9 +47,7 @@ func TestKilledAtEachSystemCall(t *testing.T) {
 	renamed := false
 	for stop := 1; ; stop++ {
 		dir := filepath.Join(t.TempDir(), "s")
-		if _, err := Save(dir, origin(), storeOf(oldServices)); err != nil {
-			t.Fatal(err)
-		}
+		mustSave(t, dir, storeOf(oldServices))
 		calls, ended := tracedSave(t, dir, stop)
 		s, err := Load(dir, "n1", time.Hour, now)
 		if err != nil {

@@ -47,8 +47,7 @@ func TestDiskFails(t *testing.T) {
 			do(t, unix.Mount("tmpfs", mount, "tmpfs", 0, "size=64k"))
 			defer unix.Unmount(mount, unix.MNT_DETACH)
 			dir := filepath.Join(mount, "s")
-			_, err := Save(dir, origin(), storeOf(oldServices))
-			do(t, err)
+			mustSave(t, dir, storeOf(oldServices))
 			c.spoil(t, mount)
 			saved, err := Save(dir, origin(), storeOf(newServices))
 			if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {
@@ -79,9 +78,7 @@ func TestTwoWriters(t *testing.T) {
 		t.Errorf("while another process writes: %v", err)
 	}
 	do(t, other.Close())
-	if _, err := Save(dir, origin(), storeOf(1)); err != nil {
-		t.Errorf("after it: %v", err)
-	}
+	mustSave(t, dir, storeOf(1))
 }
 
 // SN-06: a symbolic link in the place of a file is replaced, not followed.
@@ -93,11 +90,8 @@ func TestLinkIsReplaced(t *testing.T) {
 		do(t, os.WriteFile(target, []byte("precious"), 0o600))
 		_ = os.Remove(filepath.Join(dir, name)) // the next one is not there
 		do(t, os.Symlink(target, filepath.Join(dir, name)))
-		_, err := Save(dir, origin(), storeOf(1))
-		do(t, err)
-		if _, err := Load(dir, "n1", time.Hour, now); err != nil {
-			t.Error(err)
-		}
+		mustSave(t, dir, storeOf(1))
+		mustLoad(t, dir)
 		if content, err := os.ReadFile(target); err != nil || string(content) != "precious" {
 			t.Errorf("the link's target: %q (%v)", content, err)
 		}
@@ -117,14 +111,11 @@ func TestTooLargeToWrite(t *testing.T) {
 			cluster.SliceSet{Slice: &cluster.Slice{Name: name, Service: name, Ports: slices.Clone(large)}}})
 	}
 	dir := filepath.Join(t.TempDir(), "s")
-	saved, err := Save(dir, origin(), store)
-	do(t, err)
+	saved := mustSave(t, dir, store)
 	if !slices.Equal(saved.LeftOut, []string{"flood"}) || saved.Size > MaxSize {
 		t.Errorf("left out %v, written %d", saved.LeftOut, saved.Size)
 	}
-	s, err := Load(dir, "n1", time.Hour, now)
-	do(t, err)
-	if n := s.Services(); n != 101 { // one of the flood has room
+	if n := mustLoad(t, dir).Services(); n != 101 { // one of the flood has room
 		t.Errorf("%d Services, want 101", n)
 	}
 }
@@ -136,8 +127,7 @@ func TestDirectoryIsCreated(t *testing.T) {
 	if _, err := Save(filepath.Join(dir, "b"), origin(), storeOf(1)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("without the directory above: %v", err)
 	}
-	_, err := Save(dir, origin(), storeOf(1))
-	do(t, err)
+	mustSave(t, dir, storeOf(1))
 	if info, err := os.Stat(dir); err != nil || info.Mode() != os.ModeDir|0o700 {
 		t.Errorf("the directory: %v (%v)", info, err)
 	}
@@ -166,11 +156,8 @@ func TestSaveBesideChanges(t *testing.T) {
 		}
 	}()
 	for range 20 {
-		_, err := Save(dir, origin(), store)
-		do(t, err)
-		s, err := Load(dir, "n1", time.Hour, now)
-		do(t, err)
-		if n := s.Services(); n < services || n > services+1 {
+		mustSave(t, dir, store)
+		if n := mustLoad(t, dir).Services(); n < services || n > services+1 {
 			t.Errorf("%d Services, want %d or one more", n, services)
 		}
 	}

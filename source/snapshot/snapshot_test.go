@@ -119,13 +119,8 @@ func TestRoundTrip(t *testing.T) {
 			store.Fold(cluster.NodeGone{Name: "n1"})
 		}
 		dir := filepath.Join(t.TempDir(), "new")
-		if _, err := Save(dir, origin(), store); err != nil {
-			t.Fatal(err)
-		}
-		s, err := Load(dir, "n1", time.Hour, now)
-		if err != nil {
-			t.Fatal(err)
-		}
+		mustSave(t, dir, store)
+		s := mustLoad(t, dir)
 		if !s.Written.Equal(now) || s.Boot != "boot/1" || s.Mode != "ipvs" || s.Services() != 2 {
 			t.Errorf("origin %+v with %d Services", s.Origin, s.Services())
 		}
@@ -202,13 +197,9 @@ func saved(t testing.TB) (dir string, content []byte) {
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "s")
 	store, _, _ := fullStore()
-	if _, err := Save(dir, origin(), store); err != nil {
-		t.Fatal(err)
-	}
+	mustSave(t, dir, store)
 	content, err := os.ReadFile(filepath.Join(dir, current))
-	if err != nil {
-		t.Fatal(err)
-	}
+	do(t, err)
 	return dir, content
 }
 
@@ -346,6 +337,20 @@ func do(t testing.TB, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+func mustSave(t testing.TB, dir string, store *cluster.Store) Saved {
+	t.Helper()
+	saved, err := Save(dir, origin(), store)
+	do(t, err)
+	return saved
+}
+
+func mustLoad(t testing.TB, dir string) *Snapshot {
+	t.Helper()
+	s, err := Load(dir, "n1", time.Hour, now)
+	do(t, err)
+	return s
 }
 
 // FuzzDecode: content that someone with access has altered, with its checksum, takes no more memory
