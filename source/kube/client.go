@@ -72,13 +72,11 @@ func (c Config) content() (send, accept string, ignored []string) {
 	}
 	types := cmp.Or(c.AcceptContentTypes, send)
 	var accepts []string
-	json := false
 	for typ := range strings.SplitSeq(types, ",") {
 		switch typ = strings.TrimSpace(typ); {
 		case typ == "":
 		case slices.Contains(mediaTypes, mediaType(typ)):
 			accepts = append(accepts, typ)
-			json = json || mediaType(typ) == runtime.ContentTypeJSON
 		default:
 			ignored = append(ignored, typ)
 		}
@@ -86,7 +84,7 @@ func (c Config) content() (send, accept string, ignored []string) {
 	if len(accepts) == 0 {
 		accepts = []string{runtime.ContentTypeProtobuf}
 	}
-	if !json {
+	if !slices.ContainsFunc(accepts, func(typ string) bool { return mediaType(typ) == runtime.ContentTypeJSON }) {
 		accepts = append(accepts, runtime.ContentTypeJSON)
 	}
 	return send, strings.Join(accepts, ","), ignored

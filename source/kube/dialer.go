@@ -5,7 +5,6 @@ import (
 	"net"
 	"net/netip"
 	"strconv"
-	"sync"
 	"time"
 
 	"kube-proxy/cluster"
@@ -16,27 +15,13 @@ import (
 // addresses are as new as the connection.
 type dialer struct {
 	base func(ctx context.Context, network, addr string) (net.Conn, error) // nil is a plain connection
-
-	mu   sync.Mutex
-	send func(cluster.Event)
-}
-
-// follow has the dialer report to send from now on.
-func (d *dialer) follow(send func(cluster.Event)) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.send = send
+	send func(cluster.Event)                                               // set before the first connection
 }
 
 // dial is for [k8s.io/client-go/rest.Config].
 func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	if all := addrsOf(ctx, addr); len(all) > 0 {
-		d.mu.Lock()
-		send := d.send
-		d.mu.Unlock()
-		if send != nil {
-			send(cluster.APIServerAt{Addrs: all})
-		}
+		d.send(cluster.APIServerAt{Addrs: all})
 	}
 	if d.base != nil {
 		return d.base(ctx, network, addr)

@@ -108,7 +108,7 @@ func (s *Source) connectTo(config *rest.Config) error {
 func (s *Source) Run(ctx context.Context, sink func(cluster.Event)) error {
 	ctx = klog.NewContext(ctx, clientLog(s.log))
 	out := outlet{sink: sink}
-	s.dialer.follow(out.send)
+	s.dialer.send = out.send
 	for _, r := range s.resources {
 		go s.follow(ctx, r, out.send)
 	}
