@@ -173,9 +173,8 @@ func TestRestBetweenShortWatches(t *testing.T) {
 
 // A stream whose connection is lost ends without an error, for which a Reflector would list again.
 func TestConnectionLost(t *testing.T) {
-	out, in, r := newOutage(slog.New(slog.DiscardHandler), ""), watch.NewFake(), services()
-	src := &Source{outage: out, progress: newProgress([]*resource{r})}
-	s := &stream{listWatch: &listWatch{Source: src, resource: r}, in: in, cancel: func() {},
+	out, in := newOutage(slog.New(slog.DiscardHandler), ""), watch.NewFake()
+	s := &stream{listWatch: &listWatch{Source: &Source{outage: out}, resource: services()}, in: in, cancel: func() {},
 		out: make(chan watch.Event, 1), begin: time.Now()}
 	go s.pump(t.Context())
 	in.Error(apierrors.NewClientErrorReporter(500, "GET", "ClientWatchDecoding").AsObject(

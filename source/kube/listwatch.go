@@ -116,7 +116,7 @@ func (l *listWatch) list(ctx context.Context, opts metav1.ListOptions) (runtime.
 	if opts.Continue == "" && l.forget.Load() {
 		opts.ResourceVersion, opts.ResourceVersionMatch = "", ""
 	}
-	before := l.progress.all()
+	before := l.seen()
 	list, err := l.read(ctx, opts)
 	if err == nil && number(list.ResourceVersion) == 0 {
 		err = fmt.Errorf("kube: list %s: the API server sent resource version %q", l.resource.plural,
@@ -131,10 +131,10 @@ func (l *listWatch) list(ctx context.Context, opts metav1.ListOptions) (runtime.
 
 // complete takes note of a complete list at a version, and of what the resources had seen before it
 // was asked for.
-func (l *listWatch) complete(version uint64, before map[string]uint64) {
+func (l *listWatch) complete(version uint64, before []uint64) {
 	l.forget.Store(false)
-	l.progress.at(l.resource.plural, version)
-	l.progress.reached(l.resource.plural, version, before)
+	l.resource.at(version)
+	l.reached(version, before)
 	l.outage.over(l.resource.plural)
 }
 
@@ -175,7 +175,7 @@ func (l *listWatch) watch(ctx context.Context, opts metav1.ListOptions) (watch.I
 	if err := l.outage.turn(ctx, l.resource.plural); err != nil {
 		return nil, err
 	}
-	before := l.progress.all()
+	before := l.seen()
 	broken := l.broken.Swap(false) && l.leads()
 	again := !initial && broken && !l.noStreaming.Load()
 	switch {
@@ -184,7 +184,7 @@ func (l *listWatch) watch(ctx context.Context, opts metav1.ListOptions) (watch.I
 		opts.ResourceVersion, opts.ResourceVersionMatch = "", metav1.ResourceVersionMatchNotOlderThan
 	case initial && l.forget.Load():
 		opts.ResourceVersion = ""
-	case !initial && (broken || l.progress.suspect(l.resource.plural)):
+	case !initial && (broken || l.resource.suspect()):
 		if err := l.compare(ctx, opts.ResourceVersion, before); err != nil {
 			return nil, l.failed(ctx, err)
 		}
@@ -210,13 +210,13 @@ func (l *listWatch) watch(ctx context.Context, opts metav1.ListOptions) (watch.I
 
 // compare asks the server for its present version, and fails as for a version that the server has
 // forgotten if that is older than ours.
-func (l *listWatch) compare(ctx context.Context, ours string, before map[string]uint64) error {
+func (l *listWatch) compare(ctx context.Context, ours string, before []uint64) error {
 	list, err := l.read(ctx, metav1.ListOptions{Limit: 1})
 	if err != nil {
 		return err
 	}
 	theirs := number(list.ResourceVersion)
-	l.progress.reached(l.resource.plural, theirs, before)
+	l.reached(theirs, before)
 	l.outage.over(l.resource.plural)
 	if theirs != 0 && theirs < number(ours) {
 		return l.older(theirs, number(ours))
@@ -249,7 +249,7 @@ type stream struct {
 	// begin is when the stream was opened, end the earliest time at which the server should end it.
 	begin, end time.Time
 	// before is what the resources had seen before begin.
-	before map[string]uint64
+	before []uint64
 	// initial: the objects that exist already are being sent, in any order of versions.
 	initial bool
 	// again: the Reflector knows objects already, so it must be notified if the initial ones lack
@@ -282,8 +282,8 @@ func (s *stream) pump(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.progress.doubts[s.resource.plural]:
-			s.progress.doubt(s.resource.plural) // the next one compares
+		case <-s.resource.doubts:
+			s.resource.doubt() // the next one compares
 			return
 		case <-well.C:
 			s.outage.over(s.resource.plural)
@@ -374,7 +374,7 @@ func (s *stream) convert(ctx context.Context, ev watch.Event) watch.Event {
 		s.complete(version, s.before)
 	}
 	if !s.initial {
-		s.progress.at(s.resource.plural, version)
+		s.resource.at(version)
 	}
 	return watch.Event{Type: ev.Type, Object: rec}
 }

@@ -41,6 +41,7 @@ type resource struct {
 	listed  func(values []any) cluster.Event
 
 	client rest.Interface
+	progress
 }
 
 func services() *resource {

@@ -27,7 +27,6 @@ type Source struct {
 	log       *slog.Logger
 	reporter  *convert.Reporter
 	outage    *outage
-	progress  *progress
 	resources []*resource
 	dialer    dialer
 	codec     runtime.ParameterCodec
@@ -61,7 +60,6 @@ func New(cfg Config) (*Source, error) {
 		codec:         runtime.NewParameterCodec(newScheme()),
 		retryOptional: 5 * time.Second,
 	}
-	s.progress = newProgress(s.resources)
 	s.dialer.base, config.Dial = config.Dial, s.dialer.dial
 	if err := s.connectTo(config); err != nil {
 		return nil, err
@@ -96,7 +94,7 @@ func (s *Source) connectTo(config *rest.Config) error {
 		return err
 	}
 	for i, r := range s.resources {
-		r.client = clients[i]
+		r.client, r.doubts = clients[i], make(chan struct{}, 1)
 	}
 	return nil
 }
