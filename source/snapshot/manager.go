@@ -92,23 +92,19 @@ func (k *Manager) Run(ctx context.Context) {
 		case <-ctx.Done():
 		}
 		ended = !pause.For(ctx, max(wait, time.Until(next)))
-		dirty := false
-		select {
-		case <-k.changed:
-			dirty = true
-		default:
-		}
-		if current := k.cfg.Current(); current && (dirty || !ended) {
+		if k.cfg.Current() && (len(k.changed) > 0 || !ended) {
 			gap := k.save()
 			wait, next = settle, time.Now().Add(gap)
-		} else if dirty {
-			k.Changed() // look again
 		}
 	}
 }
 
 // save writes a snapshot and returns the time to the next one.
 func (k *Manager) save() time.Duration {
+	select {
+	case <-k.changed:
+	default:
+	}
 	began := time.Now()
 	saved, err := k.cfg.Save()
 	k.mu.Lock()
