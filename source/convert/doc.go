@@ -7,6 +7,8 @@
 //	core/v1 Node                  → *cluster.Node
 //	networking/v1 ServiceCIDR     → *cluster.ServiceCIDR
 //
+// [SetEvent] and [GoneEvent] return the events for a value and for a deleted object.
+//
 // A fault in an object is a [Problem], not an error: the faulty part is left out and the rest is
 // used. The caller reports it to the user, once per change of the object ([Reporter]).
 //
