@@ -6,13 +6,13 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/metrics"
@@ -294,13 +294,15 @@ func (s *stream) pump(ctx context.Context) {
 				}
 				return
 			}
-			if ev.Type == watch.Error && s.initial && s.cannotStream(apierrors.FromObject(ev.Object)) {
-				s.pass(ctx, ev)
+			if ev.Type == watch.Error {
+				err := apierrors.FromObject(ev.Object)
+				if !s.initial || !s.cannotStream(err) {
+					s.failed(ctx, err)
+				}
+				if s.initial || !utilnet.IsHTTP2ConnectionLost(err) { // else the next one continues here
+					s.pass(ctx, ev) // the Reflector lists all again
+				}
 				return
-			}
-			if !s.initial && connectionLost(ev) {
-				s.failed(ctx, apierrors.FromObject(ev.Object))
-				return // the next one continues here; for an error the Reflector would list all again
 			}
 			out := s.convert(ctx, ev)
 			if out.Type != watch.Error && well.Stop() {
@@ -330,11 +332,6 @@ func (s *stream) pump(ctx context.Context) {
 	}
 }
 
-// connectionLost reports whether an event says that HTTP/2's ping was not answered.
-func connectionLost(ev watch.Event) bool {
-	return ev.Type == watch.Error && strings.Contains(apierrors.FromObject(ev.Object).Error(), "client connection lost")
-}
-
 // pass gives an event to the Reflector, and reports whether that still wants more.
 func (s *stream) pass(ctx context.Context, ev watch.Event) bool {
 	select {
@@ -345,11 +342,9 @@ func (s *stream) pass(ctx context.Context, ev watch.Event) bool {
 	}
 }
 
+// convert returns the event for the Reflector: one with a record, or an error that has it list all
+// again.
 func (s *stream) convert(ctx context.Context, ev watch.Event) watch.Event {
-	if ev.Type == watch.Error {
-		s.failed(ctx, apierrors.FromObject(ev.Object)) // the Reflector stops the stream before its end can be seen
-		return ev
-	}
 	rec, err := s.resource.check(ev.Object)
 	if err != nil {
 		s.failed(ctx, err)
