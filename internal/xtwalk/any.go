@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"kube-proxy/internal/follow"
 	"kube-proxy/internal/xtables"
@@ -83,8 +82,6 @@ func (a *Any) Lines() []string {
 
 // A Place is a route.
 
-func (p Place) sourceHere(w *walker) bool { return p.here(w, w.from()) }
-
 func (p Place) here(w *walker, a netip.Addr) bool {
 	kind, err := p.Conn.Node.AddressType(a)
 	w.fail(err)
@@ -93,9 +90,6 @@ func (p Place) here(w *walker, a netip.Addr) bool {
 
 func (p Place) comesIn(*walker) (string, bool)            { return p.In, true }
 func (p Place) leaves(*walker, netip.Addr) (string, bool) { return p.Out, true }
-func (p Place) remembers(list string, client netip.Addr, within uint32) (time.Duration, bool) {
-	return (&surroundings{}).remembers(list, client, within)
-}
 
 // anyMatches are matches with options in anyOptions.
 var anyMatches = map[string]bool{"multiport": true, "iprange": true, "connmark": true, "icmp": true, "icmp6": true}

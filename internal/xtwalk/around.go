@@ -20,13 +20,12 @@ import (
 	rtnl "kube-proxy/internal/netlink/route"
 )
 
-// surroundings answers the queries of rules about the node: the owner of an address, the interface
-// to it, and the remembered clients.
+// surroundings answers the queries of rules about the node: the owner of an address, and the
+// interface to it.
 type surroundings struct {
 	conn       *nlconn.Conn
 	routes     map[netip.Addr]rtnl.Route
 	interfaces map[int32]string
-	tick       time.Duration // of the kernel's clock, which xt_recent uses
 }
 
 // inspectAround opens them in the network namespace of the calling thread.
@@ -70,8 +69,6 @@ func (s *surroundings) interfaceTo(ctx context.Context, a netip.Addr) (string, e
 
 // The surroundings are the route of a walk through the kernel's own chains.
 
-func (s *surroundings) sourceHere(w *walker) bool { return s.here(w, w.from()) }
-
 func (s *surroundings) here(w *walker, a netip.Addr) bool {
 	if a == w.from() && w.packet.Host || a == w.packet.To.Addr() && w.packet.Here {
 		return true
@@ -106,7 +103,9 @@ func (s *surroundings) interfaceFor(w *walker, a netip.Addr) (name string, known
 	return name, name != ""
 }
 
-func (s *surroundings) remembers(list string, client netip.Addr, within uint32) (age time.Duration, known bool) {
+// remembers reports whether a list of xt_recent has a client that was seen within so many seconds,
+// 0 for any time, and its age.
+func remembers(list string, client netip.Addr, within uint32) (age time.Duration, known bool) {
 	if strings.Contains(list, "/") { // no list can be called so
 		return 0, false
 	}
@@ -119,7 +118,7 @@ func (s *surroundings) remembers(list string, client netip.Addr, within uint32) 
 	if !found {
 		return 0, false
 	}
-	now, tick, err := s.jiffies()
+	now, tick, err := jiffies()
 	if err != nil {
 		return 0, false
 	}
@@ -145,21 +144,19 @@ func seenIn(list io.Reader, client netip.Addr) (seen uint32, found bool) {
 	return 0, false
 }
 
-// jiffies returns the low half of the kernel's clock, and the length of a tick. The clock started
-// five minutes before its overflow.
-func (s *surroundings) jiffies() (now uint32, tick time.Duration, err error) {
+// jiffies returns the low half of the kernel's clock, which xt_recent uses, and the length of a
+// tick. The clock started five minutes before its overflow.
+func jiffies() (now uint32, tick time.Duration, err error) {
 	var ts unix.Timespec
-	if s.tick == 0 {
-		if err := unix.ClockGetres(unix.CLOCK_MONOTONIC_COARSE, &ts); err != nil {
-			return 0, 0, os.NewSyscallError("clock_getres", err)
-		}
-		if s.tick = time.Duration(ts.Nano()); s.tick <= 0 {
-			return 0, 0, errors.New("the kernel does not report the tick of its clock")
-		}
+	if err := unix.ClockGetres(unix.CLOCK_MONOTONIC_COARSE, &ts); err != nil {
+		return 0, 0, os.NewSyscallError("clock_getres", err)
+	}
+	if tick = time.Duration(ts.Nano()); tick <= 0 {
+		return 0, 0, errors.New("the kernel does not report the tick of its clock")
 	}
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
 		return 0, 0, os.NewSyscallError("clock_gettime", err)
 	}
-	hz := (time.Second + s.tick/2) / s.tick
-	return uint32(time.Duration(ts.Nano())/s.tick) - uint32(300*hz), s.tick, nil
+	hz := (time.Second + tick/2) / tick
+	return uint32(time.Duration(ts.Nano())/tick) - uint32(300*hz), tick, nil
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"time"
 
 	"kube-proxy/internal/follow"
 	"kube-proxy/internal/xtables"
@@ -88,21 +87,20 @@ func (c *Chains) Pass(ctx context.Context, table, chain string, p *Packet) (trac
 
 // A Packet is a route.
 
-func (p *Packet) sourceHere(*walker) bool                                    { return p.FromHere }
-func (p *Packet) here(*walker, netip.Addr) bool                              { return p.ToHere }
-func (p *Packet) comesIn(*walker) (string, bool)                             { return p.In, true }
-func (p *Packet) leaves(*walker, netip.Addr) (string, bool)                  { return p.Out, true }
-func (p *Packet) remembers(string, netip.Addr, uint32) (time.Duration, bool) { return 0, false }
-
-// asOf is the packet as a flow is.
-func (w *walker) asOf(f follow.Flow) Packet {
-	var p Packet
-	switch at := w.route.(type) {
-	case *Packet:
-		p = *at
-	case Place:
-		p = Packet{From: at.Packet.From, To: f.To, Proto: at.Packet.Proto, In: at.In, Out: at.Out}
+func (p *Packet) here(_ *walker, a netip.Addr) bool {
+	if a == p.From.Addr() {
+		return p.FromHere
 	}
-	p.Mark, p.Masqueraded = f.Mark, f.Masqueraded
-	return p
+	return p.ToHere
+}
+
+func (p *Packet) comesIn(*walker) (string, bool)            { return p.In, true }
+func (p *Packet) leaves(*walker, netip.Addr) (string, bool) { return p.Out, true }
+
+// asOf is the packet as a flow is, with what sets match: not FromHere and ToHere.
+func (w *walker) asOf(f follow.Flow) Packet {
+	in, _ := w.route.comesIn(w)
+	out, _ := w.route.leaves(w, f.To.Addr())
+	return Packet{From: w.packet.From, To: f.To, Proto: w.packet.Proto, In: in, Out: out, Mark: f.Mark,
+		Masqueraded: f.Masqueraded}
 }

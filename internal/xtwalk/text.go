@@ -347,12 +347,7 @@ func (b *reader) mark() (value, mask uint32, ok bool) {
 func (b *reader) addressType(no bool, of func(*walker, follow.Flow) netip.Addr) {
 	kinds := strings.Split(b.next(), ",")
 	if slices.Equal(kinds, []string{"LOCAL"}) {
-		b.is(no, func(w *walker, f follow.Flow) bool {
-			if a := of(w, f); a != w.from() {
-				return w.route.here(w, a)
-			}
-			return w.route.sourceHere(w)
-		})
+		b.is(no, func(w *walker, f follow.Flow) bool { return w.route.here(w, of(w, f)) })
 		return
 	}
 	if b.any == nil {

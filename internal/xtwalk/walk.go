@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
-	"time"
 
 	"kube-proxy/internal/follow"
 	"kube-proxy/internal/xtables"
@@ -16,17 +15,12 @@ import (
 
 // route answers the queries of rules about the node.
 type route interface {
-	// sourceHere reports whether the packet's source is an address of this node, here whether its
-	// destination is.
-	sourceHere(w *walker) bool
-	here(w *walker, destination netip.Addr) bool
+	// here reports whether an address of the packet is one of this node.
+	here(w *walker, a netip.Addr) bool
 	// comesIn returns the input interface of the packet, "" without one; known is false if it is
 	// unknown. leaves returns the output interface.
 	comesIn(w *walker) (name string, known bool)
 	leaves(w *walker, destination netip.Addr) (name string, known bool)
-	// remembers reports whether a list of xt_recent has a client that was seen within so many
-	// seconds, 0 for any time, and its age.
-	remembers(list string, client netip.Addr, within uint32) (age time.Duration, known bool)
 }
 
 // holder has chains; nil for one that is not there.
@@ -217,14 +211,14 @@ func (w *walker) meet(id xtables.ChainID, r *rule, flows []follow.Flow) (met []f
 			w.doubt = w.doubt || r.do.kind != follow.Next
 			rest = append(rest, f)
 		case r.recalls != "" && w.any:
-			if _, known := w.route.remembers(r.recalls, w.from(), r.within); known {
+			if _, known := remembers(r.recalls, w.from(), r.within); known {
 				those = append(those, f)
 			} else {
 				rest = append(rest, f)
 			}
 		case r.recalls != "":
 			rest = append(rest, f)
-			if age, known := w.route.remembers(r.recalls, w.from(), r.within); known && !f.Affine {
+			if age, known := remembers(r.recalls, w.from(), r.within); known && !f.Affine {
 				w.say(id, r.text, fmt.Sprintf("the client is remembered, last seen %.0f s ago", age.Seconds()))
 				f.Affine, f.Share = true, 0
 				those = append(those, f)
