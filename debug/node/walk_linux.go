@@ -445,7 +445,7 @@ func (w *walk) hook(h hooks.Hook, y way) (all []way) {
 		}
 		s := stop{verdict: verdicts[x.Verdict], stage: y.stage(h.String()), by: "a rule"}
 		if x.By != nil {
-			s.by, s.own = x.By.String(), strings.HasPrefix(x.By.Owner, "kube-proxy") && x.Verdict == w.q.Table.Verdict
+			s.by, s.own = x.By.String(), strings.HasPrefix(x.By.Owner(), "kube-proxy") && x.Verdict == w.q.Table.Verdict
 		}
 		w.stop(z, s)
 	}

@@ -62,15 +62,16 @@ func balanced(h hooks.Hook, p hooks.Packet, backends ...string) []hooks.Way {
 // TestWalk judges gathered facts (NT-01 to NT-06).
 func TestWalk(t *testing.T) {
 	const far, near, service = "198.51.100.1:80", "10.1.1.2:80", "10.96.0.10:80"
-	rule := func(owner string) *hooks.Rule {
-		return &hooks.Rule{Table: "table inet x", Chain: "c", Number: 1, Text: "drop", Owner: owner}
+	rule := func(chain string) *hooks.Rule {
+		return &hooks.Rule{Table: "table inet x", Chain: chain, Number: 1, Text: "drop"}
 	}
-	stopped := func(to, owner string, verdict trace.Verdict) func(*walk) {
+	full := func(path string) string { return map[bool]string{true: "7"}[strings.HasPrefix(path, "netfilter/")] }
+	stopped := func(to, chain string, verdict trace.Verdict) func(*walk) {
 		return func(w *walk) {
 			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
 				all := balanced(h, p, near, far)
 				if h == hooks.Forward && p.To.String() == to {
-					all[0].Verdict, all[0].By = verdict, rule(owner)
+					all[0].Verdict, all[0].By = verdict, rule(chain)
 				}
 				return all, nil
 			}
@@ -85,24 +86,24 @@ func TestWalk(t *testing.T) {
 		check func(trace.Node) bool
 	}{
 		{"nothing", func(*walk) {}, trace.Delivered, "", 0, func(n trace.Node) bool { return len(n.Steps) > 0 }},
-		{"one backend of two", stopped(near, "Calico", trace.Drop),
-			trace.Dropped, `table inet x, chain c, rule 1 "drop"`, 0.5, func(n trace.Node) bool {
+		{"one backend of two", stopped(near, "cali-pod", trace.Drop),
+			trace.Dropped, `table inet x, chain cali-pod, rule 1 "drop" (of Calico)`, 0.5, func(n trace.Node) bool {
 				reached := []netip.AddrPort{netip.MustParseAddrPort(near)}
 				return !n.Own && slices.Equal(n.Backends, reached) && n.Harmful()
 			}},
 		{"kube-proxy rejects, as the table says", func(w *walk) {
 			w.q.Table.Verdict = trace.Reject
 			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
-				return []hooks.Way{{Packet: p, Share: 1, Verdict: trace.Reject, By: rule("kube-proxy")}}, nil
+				return []hooks.Way{{Packet: p, Share: 1, Verdict: trace.Reject, By: rule("KUBE-SERVICES")}}, nil
 			}
 		}, trace.Rejected, "table inet x", 1,
 			func(n trace.Node) bool { return n.Own && !n.Harmful() && n.Lead() == "" }},
-		{"kube-proxy rejects, and the table says otherwise", stopped(near, "kube-proxy", trace.Reject),
+		{"kube-proxy rejects, and the table says otherwise", stopped(near, "KUBE-SERVICES", trace.Reject),
 			trace.Rejected, "table inet x", 0.5, func(n trace.Node) bool { return !n.Own && n.Harmful() }},
 		{"a doubt", func(w *walk) {
 			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
 				all := balanced(h, p, near)
-				all[0].NotEvaluated = []hooks.Rule{*rule("")}
+				all[0].NotEvaluated = []hooks.Rule{*rule("c")}
 				return all, nil
 			}
 		}, trace.Undecided, "", 0, func(n trace.Node) bool { return len(n.NotEvaluated) == 1 && !n.Harmful() }},
@@ -114,14 +115,10 @@ func TestWalk(t *testing.T) {
 		}, trace.Dropped, "notrack", 1, nil},
 		{"a full table", func(w *walk) {
 			w.conntrack = func() (uint64, uint64) { return 1, 9 }
-			w.sysctl = func(path string) string {
-				return map[bool]string{true: "7"}[strings.HasPrefix(path, "netfilter/")]
-			}
+			w.sysctl = full
 		}, trace.Dropped, "the conntrack table is full (7 of 7)", 1, nil},
 		{"an existing connection in a full table", func(w *walk) {
-			w.sysctl = func(path string) string {
-				return map[bool]string{true: "7"}[strings.HasPrefix(path, "netfilter/")]
-			}
+			w.sysctl = full
 			w.q.Backend, w.q.Sees = netip.MustParseAddrPort(near), w.q.Packet.From
 			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
 				if !p.Flow.Reply {

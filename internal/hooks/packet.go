@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"strings"
 
+	"kube-proxy/internal/follow"
 	"kube-proxy/lb"
 	"kube-proxy/trace"
 )
@@ -77,15 +78,8 @@ type Tuple struct{ From, To netip.AddrPort }
 func (f Flow) tracked() bool { return f.State == Established || f.State == Related || f.Bound }
 
 // Rule is a rule of any program. Number 0 is the policy of a base chain.
-type Rule struct {
-	// Table is as nft says it, "table inet firewall", or "table filter of iptables-legacy".
-	Table, Chain string
-	Number       int
-	Handle       uint64
-	Text         string
-	// Owner is the program that the name of table or chain belongs to; "" if unknown.
-	Owner string
-}
+// Table is as nft says it, "table inet firewall", or "table filter of iptables-legacy".
+type Rule follow.Rule
 
 // maxText bounds the text of a rule, in bytes.
 const maxText = 200
@@ -100,8 +94,8 @@ func (r Rule) String() string {
 	if r.Number > 0 {
 		where = fmt.Sprintf("%s, chain %s, rule %d %q", escaped(r.Table), escaped(r.Chain), r.Number, text)
 	}
-	if r.Owner != "" {
-		where += " (of " + r.Owner + ")"
+	if owner := r.Owner(); owner != "" {
+		where += " (of " + owner + ")"
 	}
 	return where
 }
@@ -145,9 +139,9 @@ var owners = []struct{ prefix, owner string }{
 	{"kube-proxy", "kube-proxy"}, {"KUBE-", "kube-proxy or kubelet"},
 }
 
-// ownerOf returns the program that a table or a chain belongs to by its name.
-func ownerOf(table, chain string) string {
-	for _, name := range []string{chain, table[strings.LastIndexByte(table, ' ')+1:]} {
+// Owner returns the program that the chain or the table belongs to by its name; "" if unknown.
+func (r Rule) Owner() string {
+	for _, name := range []string{r.Chain, r.Table[strings.LastIndexByte(r.Table, ' ')+1:]} {
 		for _, o := range owners {
 			if strings.HasPrefix(name, o.prefix) {
 				return o.owner

@@ -349,7 +349,7 @@ func (s *Snapshot) ways(p Packet, flows []follow.Flow) (all []Way) {
 	var doubts []Rule
 	for _, f := range flows {
 		if f.Doubt != nil {
-			if r := ruleOf(f.Doubt); !slices.Contains(doubts, r) && len(doubts) < maxDoubts {
+			if r := Rule(*f.Doubt); !slices.Contains(doubts, r) && len(doubts) < maxDoubts {
 				doubts = append(doubts, r)
 			}
 			continue
@@ -366,9 +366,9 @@ func (s *Snapshot) ways(p Packet, flows []follow.Flow) (all []Way) {
 			w.Flow.State = Untracked
 		}
 		if f.Offload != nil && f.Verdict != "" {
-			w.NotEvaluated = []Rule{ruleOf(f.Offload)}
+			w.NotEvaluated = []Rule{Rule(*f.Offload)}
 		}
-		w.By, w.UntrackedBy = named(f.By), named(f.UntrackedBy)
+		w.By, w.UntrackedBy = (*Rule)(f.By), (*Rule)(f.UntrackedBy)
 		all = append(all, w)
 	}
 	for i := range all {
@@ -379,15 +379,3 @@ func (s *Snapshot) ways(p Packet, flows []follow.Flow) (all []Way) {
 
 // maxDoubts bounds how many rules a way names that were not evaluated.
 const maxDoubts = 16
-
-func named(r *follow.Rule) *Rule {
-	if r == nil {
-		return nil
-	}
-	rule := ruleOf(r)
-	return &rule
-}
-
-func ruleOf(r *follow.Rule) Rule {
-	return Rule{r.Table, r.Chain, r.Number, r.Handle, r.Text, ownerOf(r.Table, r.Chain)}
-}
