@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -22,9 +21,6 @@ import (
 // TestSmallMTU warns of packets that are too large for the interface of the backend or of the
 // client, and sends some (NT-02).
 func TestSmallMTU(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
 	for _, c := range []struct {
 		device  string // with an MTU of 1400 bytes; "" for none
 		six     bool
@@ -99,9 +95,6 @@ func sendWhole(to netip.Addr, size int) error {
 // TestARP has the node hold an address of a load balancer, as mode ipvs does, and asks for it on
 // the LAN: trace warns exactly if the node answers (NT-03).
 func TestARP(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
 	const vip = "192.0.2.9"
 	client, _ := netlab.HostByName("client")
 	for _, c := range []struct {

@@ -15,6 +15,7 @@ import (
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlink"
 	rtnl "kube-proxy/internal/netlink/route"
+	"kube-proxy/internal/nft/rule"
 	"kube-proxy/lb"
 	"kube-proxy/trace"
 )
@@ -47,10 +48,7 @@ func Follow(ctx context.Context, q Question, filter Filter) (trace.Node, error) 
 		return trace.Node{}, fmt.Errorf("query routes: %w", err)
 	}
 	defer conn.Close()
-	family := byte(unix.AF_INET)
-	if lb.FamilyOf(q.Packet.To.Addr()) == lb.IPv6 {
-		family = unix.AF_INET6
-	}
+	family := rule.IPOf(lb.FamilyOf(q.Packet.To.Addr())).Proto
 	w := &walk{q: q}
 	w.sysctl, w.conntrack = sysctl, conntrack
 	w.route = func(q rtnl.Query) (rtnl.Route, error) { return rtnl.Lookup(ctx, conn, q) }
@@ -69,7 +67,7 @@ func Follow(ctx context.Context, q Question, filter Filter) (trace.Node, error) 
 		return trace.Node{}, w.err
 	}
 	w.doubts = append(w.doubts, filter.Notes()...)
-	if err := w.programs(ctx, conn); err != nil {
+	if err := w.programs(ctx, conn, family); err != nil {
 		return trace.Node{}, err
 	}
 	n := w.judge()
@@ -107,7 +105,7 @@ func conntrack() (dropped, evicted uint64) {
 }
 
 // programs names what sees packets on this node and is not evaluated.
-func (w *walk) programs(ctx context.Context, conn netlink.Asker) error {
+func (w *walk) programs(ctx context.Context, conn netlink.Asker, family byte) error {
 	qdiscs, err := rtnl.Qdiscs(ctx, conn)
 	if err != nil {
 		return err
@@ -154,7 +152,7 @@ func (w *walk) programs(ctx context.Context, conn netlink.Asker) error {
 	if w.listens {
 		w.attachedAt("/proc/thread-self/ns/net", "this network namespace", skLookup)
 	}
-	w.atHooks()
+	w.atHooks(uint32(family))
 	return nil
 }
 
@@ -176,8 +174,7 @@ func (w *walk) unusual(l rtnl.Link) {
 
 // atHooks warns about BPF programs at the hooks of netfilter. They do not make the answer unknown,
 // because the kernel does not report their network namespace.
-func (w *walk) atHooks() {
-	family := map[bool]uint32{false: unix.NFPROTO_IPV4, true: unix.NFPROTO_IPV6}[w.q.Packet.To.Addr().Is6()]
+func (w *walk) atHooks(family uint32) {
 	all, err := kernel.BPFAtHooks(family)
 	if err != nil {
 		w.warn("Not evaluated: BPF programs of netfilter, which cannot be listed: %v.", err)

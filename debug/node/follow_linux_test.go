@@ -269,9 +269,6 @@ var faults = []fault{
 
 // TestFaults breaks a node, asks, and sends a real packet (NT-02, NT-03, NT-04, NT-07).
 func TestFaults(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
 	for _, f := range faults {
 		t.Run(f.name, func(t *testing.T) {
 			lab := netlab.ForTest(t, netlab.Options{Bridge: f.bridge})

@@ -21,11 +21,6 @@ type report struct {
 	from, to netip.AddrPort
 }
 
-// flow is a connection as conntrack reports it.
-type flow struct {
-	from, to, backend, sees netip.AddrPort
-}
-
 // liveTable is the table of Live, which the kernel deletes when the command ends.
 const liveTable = "kube-proxy-trace"
 

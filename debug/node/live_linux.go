@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/hooks"
 	nlconn "kube-proxy/internal/netlink"
 	ctwire "kube-proxy/internal/netlink/conntrack"
 	"kube-proxy/internal/nft/rule"
@@ -89,7 +90,7 @@ type watcher struct {
 
 	mu       sync.Mutex
 	reports  []report
-	flows    []flow
+	flows    []ctwire.Entry
 	notes    []string
 	answered func() // to call when the reply has passed
 }
@@ -104,9 +105,9 @@ func (w *watcher) table() *wire.Transaction {
 	if p.Proto == lb.TCP {
 		there, conn = append(there, rule.Opening), append(conn, rule.Handshake)
 	}
-	add := func(name string, num uint32, priority int32, conditions ...[]rule.Statement) {
-		c := rule.Chain{Name: name + "/" + hookNames[num],
-			Hook: wire.Hook{Type: "filter", Num: num, Priority: priority}}
+	add := func(name string, at hooks.Hook, priority int32, conditions ...[]rule.Statement) {
+		c := rule.Chain{Name: name + "/" + at.String(),
+			Hook: wire.Hook{Type: "filter", Num: uint32(at), Priority: priority}}
 		for _, all := range conditions {
 			c.Rules = append(c.Rules, w.ip.New("", slices.Concat(all, rule.Traced)...))
 		}
@@ -115,19 +116,16 @@ func (w *watcher) table() *wire.Transaction {
 	}
 	const first, tracked, last = -1000, -199, 1<<31 - 2 // tracked: after conntrack
 	original, answer := append(slices.Clone(conn), rule.Original), append(slices.Clone(conn), rule.Answer)
-	for _, num := range []uint32{unix.NF_INET_PRE_ROUTING, unix.NF_INET_LOCAL_OUT} {
-		add(comes, num, first, there)
-		add(replies, num, tracked, answer)
+	for _, at := range []hooks.Hook{hooks.Prerouting, hooks.Output} {
+		add(comes, at, first, there)
+		add(replies, at, tracked, answer)
 	}
-	for _, num := range []uint32{unix.NF_INET_LOCAL_IN, unix.NF_INET_POST_ROUTING} {
-		add(goes, num, last, original, there)
-		add(replyGoes, num, last, answer)
+	for _, at := range []hooks.Hook{hooks.Input, hooks.Postrouting} {
+		add(goes, at, last, original, there)
+		add(replyGoes, at, last, answer)
 	}
 	return t
 }
-
-var hookNames = map[uint32]string{unix.NF_INET_PRE_ROUTING: "prerouting", unix.NF_INET_LOCAL_IN: "input",
-	unix.NF_INET_LOCAL_OUT: "output", unix.NF_INET_POST_ROUTING: "postrouting"}
 
 // notice keeps a report.
 func (w *watcher) notice(m nlconn.Message) {
@@ -137,7 +135,7 @@ func (w *watcher) notice(m nlconn.Message) {
 	case m.Type == ctwire.New:
 		var e ctwire.Entry
 		if e.Parse(m.Body) && e.Orig.Proto == uint8(w.packet.Proto) && len(w.flows) < maxReports {
-			w.flows = append(w.flows, flow{e.Orig.From, e.Orig.To, e.Reply.From, e.Reply.To})
+			w.flows = append(w.flows, e)
 		}
 	case m.Type == wire.MsgType(unix.NFT_MSG_TRACE) && len(m.Body) > wire.Header && len(w.reports) < maxReports:
 		r := parseReport(m.Body)
@@ -208,9 +206,9 @@ func (w *watcher) result(refused error) trace.Live {
 	defer w.mu.Unlock()
 	l := observed(w.own, w.reports)
 	l.Sent, l.Notes = w.packet.Host, w.notes
-	for _, f := range w.flows {
-		if f.from == l.From && f.to == l.To { // IPVS and proxies translate without nftables
-			l.Backend, l.Sees = f.backend, f.sees
+	for _, e := range w.flows {
+		if e.Orig.From == l.From && e.Orig.To == l.To { // IPVS and proxies translate without nftables
+			l.Backend, l.Sees = e.Reply.From, e.Reply.To
 		}
 	}
 	if l.Stopped() && rejection(refused) {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -162,9 +161,6 @@ var programs = []program{
 // TestPrograms attaches BPF programs that drop the packet or its reply: the answer names them as
 // not evaluated (NT-06).
 func TestPrograms(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
 	for _, p := range programs {
 		t.Run(p.name, func(t *testing.T) {
 			lab := netlab.ForTest(t, netlab.Options{Cgroup: strings.Contains(p.name, "cgroup")})

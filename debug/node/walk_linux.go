@@ -147,7 +147,7 @@ func (w *walk) receive(y way, in rtnl.Link) (all []way) {
 		return nil
 	}
 	for _, y := range w.hook(hooks.Prerouting, y) {
-		q := y.query(y.Mark)
+		q := y.query()
 		q.From, q.FromPort, q.In = y.From.Addr(), y.From.Port(), in.Index
 		r := w.lookup(q)
 		switch s := w.refused(r, y, in); {
@@ -242,7 +242,7 @@ func (w *walk) masqueraded(y way) []way {
 	all := w.hook(hooks.Postrouting, y)
 	for i := range all {
 		if y := &all[i]; y.masq && !y.reply && y.From.Addr() == y.Flow.Orig.From.Addr() {
-			if own := w.lookup(y.query(y.Mark)); own.Source.IsValid() {
+			if own := w.lookup(y.query()); own.Source.IsValid() {
 				y.From = netip.AddrPortFrom(own.Source, y.From.Port())
 			}
 		}
@@ -252,7 +252,7 @@ func (w *walk) masqueraded(y way) []way {
 
 // send takes a packet of this node. IPVS takes its own, and looks routes up by the address alone.
 func (w *walk) send(y way) (all []way) {
-	q := y.query(y.Mark)
+	q := y.query()
 	if w.fromIPVS(y) {
 		q = rtnl.Query{To: q.To}
 	}
@@ -302,7 +302,7 @@ func (w *walk) rerouted(before way, after *way, was rtnl.Route) rtnl.Route {
 	if before.To.Addr() == after.To.Addr() && before.Mark == after.Mark && !w.fromIPVS(before) {
 		return was
 	}
-	r := w.lookup(after.query(after.Mark))
+	r := w.lookup(after.query())
 	if text := routeText(r, w.link(r.Out)); r.Errno == 0 && text != routeText(was, w.link(was.Out)) {
 		after.note("route", "%s", text)
 	}
@@ -510,9 +510,9 @@ func (w *walk) doubt(format string, args ...any) {
 	}
 }
 
-// query is for the route of the packet with a mark, as of a packet of this node.
-func (y way) query(mark uint32) rtnl.Query {
-	return rtnl.Query{To: y.To.Addr(), Mark: mark, Proto: byte(y.Proto), ToPort: y.To.Port()}
+// query is for the route of the packet, as of one of this node.
+func (y way) query() rtnl.Query {
+	return rtnl.Query{To: y.To.Addr(), Mark: y.Mark, Proto: byte(y.Proto), ToPort: y.To.Port()}
 }
 
 func (w *walk) lookup(q rtnl.Query) rtnl.Route {
