@@ -36,11 +36,7 @@ func TestManyRules(t *testing.T) {
 			netlab.EnterForTest(t)
 			load(t, foreign(c.rules), "nft", "-f", "-")
 			start := time.Now()
-			s, err := Open(t.Context(), lb.IPv4)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer s.Close()
+			s := opened(t, lb.IPv4)
 			ways, err := s.Pass(t.Context(), Forward, web)
 			if err != nil || len(ways) != 1 || ways[0].Verdict != "" {
 				t.Fatalf("%v, %v", describe(ways), err)
@@ -150,11 +146,7 @@ func TestRareRules(t *testing.T) {
 			} else {
 				load(t, "set -e; "+c.rules, "sh")
 			}
-			s, err := Open(t.Context(), lb.IPv4)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer s.Close()
+			s := opened(t, lb.IPv4)
 			ways, err := s.Pass(t.Context(), c.hook, c.packet)
 			if err != nil {
 				t.Fatal(err)
@@ -199,11 +191,7 @@ func TestEstablished(t *testing.T) {
 			ct state established ct direction reply ip saddr 10.1.1.7 accept
 		}
 	}`, "nft", "-f", "-")
-	s, err := Open(t.Context(), lb.IPv4)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := opened(t, lb.IPv4)
 	client, service := netip.MustParseAddrPort("10.0.0.1:999"), netip.MustParseAddrPort("10.96.0.1:80")
 	pod := netip.MustParseAddrPort("10.1.1.7:8080")
 	flow := Flow{State: Established, Orig: Tuple{client, service}, Reverse: Tuple{pod, client}}

@@ -20,6 +20,17 @@ func load(t testing.TB, rules, name string, args ...string) {
 	}
 }
 
+// opened opens the packet filter of this network namespace until the test ends.
+func opened(t testing.TB, family lb.Family) *Snapshot {
+	t.Helper()
+	s, err := Open(t.Context(), family)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return s
+}
+
 const firewall = `
 table inet fw {
 	set s { type ipv4_addr; flags interval; elements = { 10.0.0.0/8, 192.0.2.1-192.0.2.7 }; }
@@ -58,11 +69,7 @@ func TestPass(t *testing.T) {
 	load(t, "", "iptables-nft", "-P", "INPUT", "DROP")
 	load(t, "", "iptables-legacy", "-t", "nat", "-A", "PREROUTING", "-p", "udp", "-d", "10.202.0.1", "-j", "DNAT",
 		"--to-destination", "10.1.0.1-10.1.0.2")
-	s, err := Open(t.Context(), lb.IPv4)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := opened(t, lb.IPv4)
 	for _, c := range []struct {
 		hook  Hook
 		proto lb.Proto

@@ -60,13 +60,7 @@ func (r *rules) round(t *testing.T, set int, ends map[string]int) (done, doubtfu
 	}()
 	r.judge.forget()
 	var s *Snapshot
-	r.judge.on(netlab.Node1, func() {
-		var err error
-		if s, err = Open(t.Context(), r.judge.family); err != nil {
-			t.Fatal(err)
-		}
-	})
-	defer s.Close()
+	r.judge.on(netlab.Node1, func() { s = opened(t, r.judge.family) })
 	var all []*sample
 	masked := map[*sample]bool{}
 	for range samples {
