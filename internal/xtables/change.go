@@ -2,11 +2,7 @@
 
 package xtables
 
-import (
-	"slices"
-
-	"kube-proxy/internal/rollback"
-)
+import "kube-proxy/internal/rollback"
 
 // Applied are the chains in the kernel as they were written.
 type Applied struct {
@@ -69,13 +65,8 @@ func (c *Change) Dispatch(d *Dispatcher, entries []Entry) {
 	if len(entries) == 0 {
 		return
 	}
-	before := d.Set(entries)
-	rollback.Func(c.Log, func() {
-		slices.Reverse(before)
-		d.Set(before)
-		d.Update(PathsOf(before))
-	})
-	write, drop := d.Update(PathsOf(entries))
+	undo, write, drop := d.Set(entries)
+	rollback.Func(c.Log, func() { d.Set(undo) })
 	for _, at := range drop {
 		c.Drop(d.Table, ChainID{d.Table, d.Name(at)})
 	}

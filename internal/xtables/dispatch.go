@@ -50,7 +50,6 @@ type Dispatcher struct {
 func (d *Dispatcher) Fill(entries []Entry) {
 	d.Nodes = map[string]*Node{"": {}}
 	d.Set(entries)
-	d.Update(PathsOf(entries))
 }
 
 // split divides a path into the nibbles of the address and the rest.
@@ -120,22 +119,16 @@ func PathOf(k lb.Key) string {
 	return string(b)
 }
 
-func ComparePath(e Entry, p string) int { return cmp.Compare(e.Path, p) }
+func comparePath(e Entry, p string) int { return cmp.Compare(e.Path, p) }
 
-// Set replaces entries, and returns how to undo that. An entry without rules is deleted.
-func (d *Dispatcher) Set(changes []Entry) (undo []Entry) {
-	if len(d.entries) == 0 && len(changes) > LeafSize { // the first entries: sorted at once
-		for _, c := range changes {
-			undo = append(undo, Entry{Path: c.Path})
-			if len(c.Rules) > 0 {
-				d.entries = append(d.entries, c)
-			}
-		}
-		slices.SortFunc(d.entries, func(a, b Entry) int { return cmp.Compare(a.Path, b.Path) })
-		return undo
-	}
-	for _, c := range changes {
-		i, found := slices.BinarySearchFunc(d.entries, c.Path, ComparePath)
+// Set replaces entries, each once; one without rules is deleted. It returns the changes that undo
+// this, the paths of nodes to write, leaves first, and those of deleted nodes.
+func (d *Dispatcher) Set(changes []Entry) (undo []Entry, write, drop []string) {
+	byPath := func(a, b Entry) int { return comparePath(a, b.Path) }
+	paths := make([]string, 0, len(changes))
+	for _, c := range slices.SortedFunc(slices.Values(changes), byPath) { // so that an empty list grows at its end
+		paths = append(paths, c.Path)
+		i, found := slices.BinarySearchFunc(d.entries, c.Path, comparePath)
 		switch {
 		case found && len(c.Rules) == 0:
 			undo = append(undo, d.entries[i])
@@ -148,12 +141,13 @@ func (d *Dispatcher) Set(changes []Entry) (undo []Entry) {
 			d.entries = slices.Insert(d.entries, i, c)
 		}
 	}
-	return undo
+	write, drop = d.update(paths)
+	return undo, write, drop
 }
 
-// Update updates the tree after the entries of these sorted paths were set. It returns the paths of
-// nodes to write, leaves first, and of deleted nodes.
-func (d *Dispatcher) Update(paths []string) (write, drop []string) {
+// update updates the tree after the entries of these sorted paths were set. It returns the paths of
+// nodes to write and of deleted ones, as Set does.
+func (d *Dispatcher) update(paths []string) (write, drop []string) {
 	if len(paths) == 0 {
 		return nil, nil
 	}
@@ -324,7 +318,7 @@ func (d *Dispatcher) keyOf(at, rule string) lb.Key {
 
 // RangeOf returns the entries below a node.
 func (d *Dispatcher) RangeOf(at string) []Entry {
-	lo, _ := slices.BinarySearchFunc(d.entries, at, ComparePath)
+	lo, _ := slices.BinarySearchFunc(d.entries, at, comparePath)
 	return d.entries[lo : lo+d.count(lo, len(d.entries), at)]
 }
 
@@ -398,13 +392,4 @@ func (d *Dispatcher) Key(path string) (k lb.Key) {
 		k.Port = k.Port<<4 | uint16(nibble)
 	}
 	return k
-}
-
-func PathsOf(entries []Entry) []string {
-	out := make([]string, len(entries))
-	for i, e := range entries {
-		out[i] = e.Path
-	}
-	slices.Sort(out)
-	return out
 }

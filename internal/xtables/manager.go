@@ -389,7 +389,6 @@ func entriesOf(rules map[lb.Key][]string) []Entry {
 	for key, r := range rules {
 		all = append(all, Entry{PathOf(key), r})
 	}
-	slices.SortFunc(all, func(a, b Entry) int { return cmp.Compare(a.Path, b.Path) })
 	return all
 }
 

@@ -195,11 +195,6 @@ func (st *state) apply(changes []lb.Change) *change {
 			c.dispatch(k, nil, st.rows[k])
 		}
 	}
-	for i := range c.adds {
-		for _, list := range [][]xtables.Entry{c.adds[i], c.deletes[i]} {
-			slices.SortFunc(list, func(a, b xtables.Entry) int { return xtables.ComparePath(a, b.Path) })
-		}
-	}
 	return c
 }
 
