@@ -89,11 +89,11 @@ func IsDynamic(id ChainID) bool {
 	return slices.ContainsFunc(dynamic[id.Table], func(p string) bool { return strings.HasPrefix(id.Name, p) })
 }
 
-// Kubelets are chains of mangle that show that a kubelet runs on the node (DP-14).
-var Kubelets = []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"}
+// kubelets are chains of mangle that show that a kubelet runs on the node (DP-14).
+var kubelets = []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"}
 
 // isKubelets reports whether the chain shows that the node has a kubelet.
-func isKubelets(id ChainID) bool { return id.Table == Mangle && slices.Contains(Kubelets, id.Name) }
+func isKubelets(id ChainID) bool { return id.Table == Mangle && slices.Contains(kubelets, id.Name) }
 
 // Hash returns the part of a chain's name that identifies what it serves: 16 characters of
 // base32(sha256(parts)), as upstream's (DP-02).

@@ -49,7 +49,7 @@ type RemoveConfig struct {
 // Remove removes everything that a kube-proxy, ours or upstream's, wrote with iptables in the modes
 // iptables and ipvs (DP-15). The kubelet's chains stay: KUBE-MARK-DROP, KUBE-IPTABLES-HINT, its
 // canary, and KUBE-FIREWALL if the kubelet has any of them in mangle or other software uses that
-// chain. Kubelets before 1.28 write KUBE-MARK-MASQ and KUBE-POSTROUTING too; those are removed
+// chain. Before 1.28 a kubelet writes KUBE-MARK-MASQ and KUBE-POSTROUTING too; those are removed
 // unless a rule of other software jumps to KUBE-MARK-MASQ, such as one of CNI plugins for host
 // ports.
 //
@@ -57,7 +57,7 @@ type RemoveConfig struct {
 // to remove, Remove writes nothing and creates no table. Errors wrap plane.ErrUnsupported if this
 // iptables is missing, and name chains that the kernel still has.
 func Remove(ctx context.Context, cfg RemoveConfig) (Removed, error) {
-	if cfg.Backend == Legacy && !legacyInUse(BaseName(cfg.Family)) { // listing its tables would create them
+	if cfg.Backend == Legacy && !LegacyInUse(cfg.Family) { // listing its tables would create them
 		return Removed{}, nil
 	}
 	run := cfg.Runner

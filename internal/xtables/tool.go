@@ -98,7 +98,7 @@ func BaseName(f lb.Family) string {
 func FindTool(run Runner, f lb.Family, b Backend) (*Tool, error) {
 	base := BaseName(f)
 	if b == Auto {
-		b = Choose(run, base)
+		b = Choose(run, f)
 	}
 	var errs []error
 	for _, program := range []string{base + "-" + string(b), base} {
@@ -233,20 +233,20 @@ func (t *Tool) tables(ctx context.Context) (probe prober, done func(), err error
 
 // Choose returns the back end that the node uses: the one with the kubelet's hint, else the one
 // with more rules (DP-14). Auto means unknown.
-func Choose(run Runner, base string) Backend {
+func Choose(run Runner, f lb.Family) Backend {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	rules := map[Backend]int{}
 	backends, enough := []Backend{NFT, Legacy}, math.MaxInt
-	if !legacyInUse(base) { // listing it would create its tables, and one rule of nft decides
+	if !LegacyInUse(f) { // listing it would create its tables, and one rule of nft decides
 		backends, enough = backends[:1], 1
 	}
 	for _, b := range backends {
-		program := base + "-" + string(b)
+		program := BaseName(f) + "-" + string(b)
 		// Not iptables-nft-save: it always reads the rules of all tables, which takes 3 s with
 		// 5,000 services. fails if nft has added rules that it cannot show
 		out, err := Output(ctx, run, program, "-t", "mangle", "-S")
-		if err == nil && slices.ContainsFunc(Kubelets,
+		if err == nil && slices.ContainsFunc(kubelets,
 			func(name string) bool { return bytes.Contains(out, []byte("-N "+name+"\n")) }) {
 			return b
 		}
@@ -290,10 +290,8 @@ func countRules(ctx context.Context, run Runner, program string, enough int) (n 
 }
 
 // LegacyInUse reports whether this network namespace has tables of the legacy back end.
-func LegacyInUse(f lb.Family) bool { return legacyInUse(BaseName(f)) }
-
-func legacyInUse(base string) bool {
-	b, err := os.ReadFile("/proc/thread-self/net/" + strings.Replace(base, "tables", "_tables_names", 1))
+func LegacyInUse(f lb.Family) bool {
+	b, err := os.ReadFile("/proc/thread-self/net/" + strings.Replace(BaseName(f), "tables", "_tables_names", 1))
 	return err == nil && len(bytes.TrimSpace(b)) > 0
 }
 

@@ -187,7 +187,7 @@ func (e endless) Pipe(ctx context.Context, in func(io.Writer) error, out func(io
 func TestChoiceReadsNoMoreThanNeeded(t *testing.T) {
 	inNetns(t)
 	if got := xtables.Choose(endless{fakeTool("iptables v1.8.9 (nf_tables)", "iptables", "iptables-nft")},
-		"iptables"); got != xtables.NFT {
+		lb.IPv4); got != xtables.NFT {
 		t.Errorf("back end %q is chosen", got)
 	}
 }
@@ -231,7 +231,7 @@ func TestChooseDP14(t *testing.T) {
 				}
 				return listed, nil
 			}
-			if got := xtables.Choose(fake, "iptables"); got != c.want {
+			if got := xtables.Choose(fake, lb.IPv4); got != c.want {
 				t.Errorf("back end %q, want %q", got, c.want)
 			}
 		})
