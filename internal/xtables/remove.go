@@ -60,9 +60,7 @@ func Remove(ctx context.Context, cfg RemoveConfig) (Removed, error) {
 	if cfg.Backend == Legacy && !LegacyInUse(cfg.Family) { // listing its tables would create them
 		return Removed{}, nil
 	}
-	run := cfg.Runner
-	run = cmp.Or[Runner](run, System{})
-	t, err := FindTool(run, cfg.Family, cfg.Backend)
+	t, err := FindTool(cmp.Or[Runner](cfg.Runner, System{}), cfg.Family, cfg.Backend)
 	if err != nil {
 		return Removed{}, err
 	}
@@ -75,12 +73,12 @@ func (t *Tool) Remove(ctx context.Context, cfg RemoveConfig) (done Removed, err 
 	for range 3 {
 		found := newLeftovers(cfg)
 		if err = t.Lines(ctx, found.Read); err == nil {
-			err = t.take(ctx, found, cfg, &done)
+			err = t.take(ctx, found, &done)
 		}
 		if err == nil {
 			err = t.verify(ctx, found)
 		}
-		if err == nil && (cfg.Keep != nil || cfg.Ours != nil) { // the running mode may use the counters
+		if err == nil && !found.guards { // the running mode may use the counters
 			return done, nil
 		}
 		if err == nil {
@@ -151,8 +149,7 @@ func (t *Tool) removeCounters() error {
 
 // leftovers are the rules and chains to remove.
 type leftovers struct {
-	// ours reports whether a chain belongs to the removed modes.
-	ours func(table, chain string) bool
+	RemoveConfig // with Ours
 	// entries are the rules that send connections to translation, jumps all other jumps from
 	// foreign chains to ours.
 	entries, jumps []Jump
@@ -175,36 +172,32 @@ type leftovers struct {
 	// toFirewall are rules of built-in chains that jump to KUBE-FIREWALL; inFirewall are its rules
 	// except that of DP-10.
 	toFirewall, inFirewall []Jump
-	// keep and keepGuard are those of RemoveConfig.
-	keep      *Layout
-	keepGuard bool
 }
 
 func newLeftovers(cfg RemoveConfig) *leftovers {
-	l := &leftovers{ours: cfg.Ours, keep: cfg.Keep, keepGuard: cfg.KeepGuard, guards: cfg.Ours == nil &&
-		cfg.Keep == nil, handles: map[Jump][]uint64{}, foreign: map[ChainID]Jump{},
-		builtIn: map[ChainID]bool{}, stay: map[ChainID]bool{}}
-	if l.ours == nil {
-		l.ours = Leftover
+	l := &leftovers{RemoveConfig: cfg, guards: cfg.Ours == nil && cfg.Keep == nil, handles: map[Jump][]uint64{},
+		foreign: map[ChainID]Jump{}, builtIn: map[ChainID]bool{}, stay: map[ChainID]bool{}}
+	if l.Ours == nil {
+		l.Ours = Leftover
 	}
 	return l
 }
 
 // is reports whether a chain belongs to the removed modes.
-func (l *leftovers) is(id ChainID) bool { return l.ours(id.Table.String(), id.Name) }
+func (l *leftovers) is(id ChainID) bool { return l.Ours(id.Table.String(), id.Name) }
 
 // goes reports whether to remove a chain.
 func (l *leftovers) goes(id ChainID) bool {
-	return l.is(id) && !l.guard(id) && (l.keep == nil || !l.keep.Ours(id.Table.String(), id.Name))
+	return l.is(id) && !l.guard(id) && (l.Keep == nil || !l.Keep.Ours(id.Table.String(), id.Name))
 }
 
 // guard reports whether a chain stays because it protects existing addresses.
-func (l *leftovers) guard(id ChainID) bool { return l.keepGuard && IsGuard(id.Table.String(), id.Name) }
+func (l *leftovers) guard(id ChainID) bool { return l.KeepGuard && IsGuard(id.Table.String(), id.Name) }
 
 // kept reports whether a jump from a built-in chain to a chain of kube-proxy stays, however a
 // program prints it.
 func (l *leftovers) kept(from, to ChainID) bool {
-	return l.guard(to) || l.keep != nil && slices.ContainsFunc(l.keep.Jumps, func(j ChainRule) bool {
+	return l.guard(to) || l.Keep != nil && slices.ContainsFunc(l.Keep.Jumps, func(j ChainRule) bool {
 		return j.Table == from.Table.String() && j.Chain == from.Name && target(j.Rule) == to.Name
 	})
 }
@@ -265,15 +258,15 @@ func (l *leftovers) rule(j Jump) {
 
 // keepBlock resets route_localnet if the rule that protects 127.0.0.1 exists. If it must not or
 // cannot, it returns the reason why the rule must stay.
-func (l *leftovers) keepBlock(cfg RemoveConfig) (why string) {
-	if cfg.Family != lb.IPv4 || !l.blockLocalnet {
+func (l *leftovers) keepBlock() (why string) {
+	if l.Family != lb.IPv4 || !l.blockLocalnet {
 		return ""
 	}
 	value, err := kernel.Sysctl(RouteLocalnet)
 	switch {
 	case err == nil && value == "0":
 		return ""
-	case err == nil && cfg.KeepLocalnet:
+	case err == nil && l.KeepLocalnet:
 		return "for connections to NodePorts on 127.0.0.1, sysctl " + RouteLocalnet + " stays " + value
 	case err == nil:
 		err = CloseLocalnet()
@@ -287,8 +280,8 @@ func (l *leftovers) keepBlock(cfg RemoveConfig) (why string) {
 // stays removes from the lists everything that must stay, and returns the reasons in left. keep is
 // the reason why the rule of DP-10 must stay, "" if it need not. empty are the chains of ours that
 // stay because rules of other software jump to them.
-func (l *leftovers) stays(keep string, cfg RemoveConfig) (empty []ChainID, left []string) {
-	left = l.firewallStays(keep, cfg)
+func (l *leftovers) stays(keep string) (empty []ChainID, left []string) {
+	left = l.firewallStays(keep)
 	switch {
 	case !l.blockLocalnet:
 	case keep != "":
@@ -321,8 +314,8 @@ func (l *leftovers) stays(keep string, cfg RemoveConfig) (empty []ChainID, left 
 
 // firewallStays lists KUBE-FIREWALL and the jumps to it for removal, unless a kubelet or other
 // software uses it. Then it returns the reason.
-func (l *leftovers) firewallStays(keep string, cfg RemoveConfig) (left []string) {
-	if _, there := l.builtIn[firewall]; !there || l.kubelet || cfg.KeepLocalnet || cfg.Keep != nil || cfg.Ours != nil {
+func (l *leftovers) firewallStays(keep string) (left []string) {
+	if _, there := l.builtIn[firewall]; !there || l.kubelet || l.KeepLocalnet || !l.guards {
 		return nil
 	}
 	why := ""
@@ -346,8 +339,8 @@ func (l *leftovers) firewallStays(keep string, cfg RemoveConfig) (left []string)
 // take first removes the rules that send new connections to translation, so that translated ones
 // are masqueraded and accepted until the end. Then it removes the other jumps to the chains, and
 // then the chains.
-func (t *Tool) take(ctx context.Context, found *leftovers, cfg RemoveConfig, done *Removed) error {
-	empty, left := found.stays(found.keepBlock(cfg), cfg)
+func (t *Tool) take(ctx context.Context, found *leftovers, done *Removed) error {
+	empty, left := found.stays(found.keepBlock())
 	for _, rules := range [][]Jump{found.entries, found.jumps} {
 		slices.SortStableFunc(rules, func(a, b Jump) int { return cmp.Compare(b.From.Table, a.From.Table) })
 		var b Batch
