@@ -120,9 +120,7 @@ func (s *Section) appendText(out []byte) []byte {
 	out = appendDeclared(out, names)
 	out = s.appendRules(out)
 	for _, id := range s.Drop {
-		out = append(out, "-X "...)
-		out = append(out, id.Name...)
-		out = append(out, '\n')
+		out = append(out, "-X "+id.Name+"\n"...)
 	}
 	return append(out, commit...)
 }
@@ -131,40 +129,30 @@ const commit = "COMMIT\n"
 
 // appendTable writes the first line of a section.
 func (t Table) appendTable(out []byte) []byte {
-	out = append(out, '*')
-	out = append(out, t.String()...)
-	return append(out, '\n')
+	return append(out, "*"+t.String()+"\n"...)
 }
 
 // appendDeclared writes the declarations of chains.
 func appendDeclared(out []byte, names []string) []byte {
 	for _, name := range names {
-		out = append(out, ':')
-		out = append(out, name...)
-		out = append(out, " - [0:0]\n"...)
+		out = append(out, ":"+name+" - [0:0]\n"...)
 	}
 	return out
 }
 
 // appendRules writes the rules of chains that are declared.
 func (s *Section) appendRules(out []byte) []byte {
-	rule := func(verb, chain, rule string) {
-		out = append(out, verb...)
-		out = append(out, chain...)
-		out = append(out, ' ')
-		out = append(out, rule...)
-		out = append(out, '\n')
-	}
+	rule := func(verb, chain, rule string) { out = append(out, verb+" "+chain+" "+rule+"\n"...) }
 	for _, c := range s.Write {
 		for _, r := range c.Rules {
-			rule("-A ", c.ID.Name, r)
+			rule("-A", c.ID.Name, r)
 		}
 	}
 	for _, j := range s.Remove {
-		rule("-D ", j.From.Name, j.Rule)
+		rule("-D", j.From.Name, j.Rule)
 	}
 	for _, j := range s.Insert {
-		rule("-I ", j.From.Name, j.Rule)
+		rule("-I", j.From.Name, j.Rule)
 	}
 	return out
 }

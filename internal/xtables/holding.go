@@ -12,6 +12,7 @@ import (
 
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlink"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 )
 
@@ -163,9 +164,8 @@ func (h *nftHolding) base(id ChainID, c *ChainState) (there bool, err error) {
 		return false, fmt.Errorf("read chain %s of table %s: %w", id.Name, id.Table, err)
 	}
 	for _, a := range answers {
-		c.Hooked = netlink.Attribute(a, unix.NFTA_CHAIN_HOOK) != nil
-		policy := netlink.Attribute(a, unix.NFTA_CHAIN_POLICY)
-		c.Drops = policy != nil && netlink.BE32(policy) == 0 // NF_DROP
+		hook, accepts := wire.HookAndPolicy(a)
+		c.Hooked, c.Drops = hook != wire.Hook{}, !accepts
 	}
 	return len(answers) > 0, nil
 }

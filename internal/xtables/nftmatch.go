@@ -3,7 +3,6 @@
 package xtables
 
 import (
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -13,8 +12,6 @@ import (
 )
 
 // Matches and targets that nf_tables lacks are stored in the structures of linux/netfilter/xt_*.h.
-
-var native = binary.NativeEndian
 
 // revised is one revision of an extension. Each revision has its own structure.
 type revised struct {
@@ -57,7 +54,7 @@ func (r *ruleText) match(name string, revision uint8, info []byte) {
 // ports adds the two port ranges at the start of a protocol match, unless they contain all ports.
 func (r *ruleText) ports(proto string, src, dst []byte, noSrc, noDst bool) {
 	for i, b := range [][]byte{src, dst} {
-		low, high, no := native.Uint16(b), native.Uint16(b[2:]), noSrc
+		low, high, no := netlink.Native16(b), netlink.Native16(b[2:]), noSrc
 		if i == 1 {
 			no = noDst
 		}
@@ -87,7 +84,7 @@ func readUDP(r *ruleText, info []byte) bool {
 // readSCTP reads struct xt_sctp_info. Its ranges are in reverse order, and valid only if its flags
 // say so.
 func readSCTP(r *ruleText, info []byte) bool {
-	flags, inverted := native.Uint32(info[284:]), native.Uint32(info[288:])
+	flags, inverted := netlink.Native32(info[284:]), netlink.Native32(info[288:])
 	if flags&^3 != 0 { // chunk matches
 		return false
 	}
@@ -109,22 +106,22 @@ func readCounter(r *ruleText, info []byte) bool {
 }
 
 func readMark(r *ruleText, info []byte) bool {
-	r.marked(native.Uint32(info), native.Uint32(info[4:]), info[8] != 0)
+	r.marked(netlink.Native32(info), netlink.Native32(info[4:]), info[8] != 0)
 	return true
 }
 
 func readStatistic(r *ruleText, info []byte) bool {
-	no := native.Uint16(info[2:])&1 != 0
+	no := netlink.Native16(info[2:])&1 != 0
 	r.has("statistic", fmt.Sprintf("--mode random %s--probability %.11f", not(no),
-		float64(native.Uint32(info[4:]))/(1<<31)))
-	return native.Uint16(info) == 0 // not nth
+		float64(netlink.Native32(info[4:]))/(1<<31)))
+	return netlink.Native16(info) == 0 // not nth
 }
 
 // readAddrtype reads a match of the node's own addresses. Other types, and flags that limit the
 // match to an interface, are unknown.
 func readAddrtype(r *ruleText, info []byte) bool {
 	const local = 1 << 2 // of RTN_LOCAL
-	src, dst, inverted := native.Uint16(info), native.Uint16(info[2:]), native.Uint32(info[4:])
+	src, dst, inverted := netlink.Native16(info), netlink.Native16(info[2:]), netlink.Native32(info[4:])
 	var text []string
 	if src != 0 {
 		text = append(text, not(inverted&1 != 0)+"--src-type LOCAL")
@@ -150,12 +147,12 @@ var ctStates = []struct {
 // readConntrack reads a match of only the states, or only the direction.
 func readConntrack(r *ruleText, info []byte) bool {
 	const state, direction = 1, 1 << 12 // XT_CONNTRACK_*
-	switch flags, inverted := native.Uint16(info[146:]), native.Uint16(info[148:]); flags {
+	switch flags, inverted := netlink.Native16(info[146:]), netlink.Native16(info[148:]); flags {
 	case direction:
 		r.has("conntrack", "--ctdir "+map[bool]string{false: "ORIGINAL", true: "REPLY"}[inverted&direction != 0])
 		return true
 	case state:
-		states := native.Uint16(info[150:])
+		states := netlink.Native16(info[150:])
 		var names []string
 		for _, s := range ctStates {
 			if states&s.bit != 0 {
@@ -181,7 +178,8 @@ func readSocket(r *ruleText, info []byte) bool {
 // readRecent reads a match that looks up or adds clients in xt_recent.
 func readRecent(r *ruleText, info []byte) bool {
 	const check, set, update, reap = 1, 2, 4, 32
-	seconds, hits, what, inverted, side := native.Uint32(info), native.Uint32(info[4:]), info[8], info[9], info[210]
+	seconds, hits := netlink.Native32(info), netlink.Native32(info[4:])
+	what, inverted, side := info[8], info[9], info[210]
 	text := map[byte]string{check: "--rcheck ", set: "--set ", update: "--update "}[what&^reap]
 	if inverted != 0 || hits != 0 || side != 0 || text == "" {
 		return false
@@ -214,14 +212,14 @@ var targetTexts = map[revised]func(f lb.Family, info []byte) (options string, ok
 		if len(info) < 8 {
 			return "", false
 		}
-		return fmt.Sprintf(" --set-xmark %#x/%#x", native.Uint32(info), native.Uint32(info[4:])), true
+		return fmt.Sprintf(" --set-xmark %#x/%#x", netlink.Native32(info), netlink.Native32(info[4:])), true
 	},
 	{"REJECT", 0}: func(f lb.Family, info []byte) (string, bool) {
 		names := rejectNames[f]
-		if len(info) < 4 || int(native.Uint32(info)) >= len(names) {
+		if len(info) < 4 || int(netlink.Native32(info)) >= len(names) {
 			return "", false
 		}
-		return " --reject-with " + names[native.Uint32(info)], true
+		return " --reject-with " + names[netlink.Native32(info)], true
 	},
 	{"DNAT", 0}: func(f lb.Family, info []byte) (string, bool) {
 		if f == lb.IPv6 || len(info) < 4 {
@@ -256,7 +254,7 @@ func translation(f lb.Family, info []byte, size int) (options string, ok bool) {
 	}
 	low, high := nfAddr(f, info[4:]), nfAddr(f, info[4+size:])
 	port, last := netlink.BE16(info[4+2*size:][:2]), netlink.BE16(info[6+2*size:][:2])
-	switch what := native.Uint32(info); {
+	switch what := netlink.Native32(info); {
 	case what == natPort && port == last: // the address stays
 		return fmt.Sprintf(" --to-destination :%d", port), true
 	case what == natAddress|natPort && low == high && port == last:
@@ -273,7 +271,7 @@ func masquerading(f lb.Family, info []byte) (options string, ok bool) {
 	if len(info) < 4 {
 		return "", false
 	}
-	switch native.Uint32(info) {
+	switch netlink.Native32(info) {
 	case 0:
 		return "", true
 	case natRandomFully:

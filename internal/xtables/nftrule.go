@@ -4,8 +4,8 @@ package xtables
 
 import (
 	"bytes"
-	"encoding/binary"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -48,11 +48,8 @@ func ReadNFT(f lb.Family, body []byte) Rule {
 		r.expression(netlink.CStr(netlink.Attribute(e, unix.NFTA_EXPR_NAME)), netlink.Attribute(e, unix.NFTA_EXPR_DATA))
 		return true
 	})
-	read := Rule{Text: r.text(), Unread: r.short || len(r.unread) > 0}
-	if handle := netlink.Attribute(body, unix.NFTA_RULE_HANDLE); len(handle) == 8 {
-		read.Handle = binary.BigEndian.Uint64(handle)
-	}
-	return read
+	return Rule{Text: r.text(), Unread: r.short || len(r.unread) > 0,
+		Handle: netlink.BE64(netlink.Attribute(body, unix.NFTA_RULE_HANDLE))}
 }
 
 func (r *ruleText) text() string {
@@ -221,32 +218,14 @@ func (r *ruleText) address(v nftValue, value []byte, no bool) bool {
 		mask = bytes.Repeat([]byte{0xff}, len(value))
 	}
 	whole := func(b []byte) []byte { return append(bytes.Clone(b), make([]byte, max(0, size-len(b)))...) }
-	p, ok := prefixOf(whole(value), whole(mask))
+	ones, bits := net.IPMask(whole(mask)).Size()
+	p := netip.PrefixFrom(nfAddr(r.family, whole(value)), ones).String()
 	if v.offset == src {
-		r.src = not(no) + "-s " + p.String()
+		r.src = not(no) + "-s " + p
 	} else {
-		r.dst = not(no) + "-d " + p.String()
+		r.dst = not(no) + "-d " + p
 	}
-	return ok
-}
-
-// prefixOf returns the prefix of an address and a mask, false if the mask is not contiguous.
-func prefixOf(addr, mask []byte) (netip.Prefix, bool) {
-	bits, ended := 0, false
-	for _, b := range mask {
-		for i := 7; i >= 0; i-- {
-			switch one := b>>i&1 == 1; {
-			case one && ended:
-				return netip.Prefix{}, false
-			case one:
-				bits++
-			default:
-				ended = true
-			}
-		}
-	}
-	a, ok := netip.AddrFromSlice(addr)
-	return netip.PrefixFrom(a, bits), ok
+	return bits > 0 // the mask is contiguous
 }
 
 // port adds a range of ports, of the source or of the destination, to the match of a protocol.

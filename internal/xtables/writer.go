@@ -12,8 +12,6 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
@@ -65,8 +63,7 @@ func (w *Writer) watch() {
 		t, known := TableNamed(table)
 		return known && t < Tables && (chain == "" || slices.Contains(builtIn, chain) || w.ours(ChainID{t, chain}))
 	}
-	proto := map[lb.Family]byte{lb.IPv4: unix.NFPROTO_IPV4, lb.IPv6: unix.NFPROTO_IPV6}[w.Family]
-	m, err := wire.Watch(nil, proto, ours, func(uint16, []byte) {}, func() {}, func() {})
+	m, err := wire.Watch(nil, nfproto(w.Family), ours, func(uint16, []byte) {}, func() {}, func() {})
 	if err == nil {
 		w.witness = m
 		w.writes.Join(m)

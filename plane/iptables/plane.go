@@ -127,7 +127,7 @@ func New(cfg Config) (*Plane, error) {
 	p.base = renderer{
 		family:      cfg.Family,
 		localhost:   cfg.LocalhostNodePorts == nil || *cfg.LocalhostNodePorts,
-		fullyRandom: t.Version.AtLeast(xtables.Version{1, 6, 2}),
+		fullyRandom: t.FullyRandom(),
 		mark:        mark,
 	}
 	return p, nil
