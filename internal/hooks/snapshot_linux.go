@@ -30,8 +30,8 @@ type Snapshot struct {
 	xt     *xtwalk.Any
 	tables map[tableID]*walk.Any
 	bases  []base
-	nft    saved // what iptables-nft-save prints, once it was needed
-	budget int   // of rules of nftables that may still be read
+	nft    xtables.Saved // what iptables-nft-save prints, once it was needed
+	budget int           // of rules of nftables that may still be read
 	notes  follow.Said
 	path   []string
 }
@@ -196,69 +196,35 @@ func (s *Snapshot) readLegacy(ctx context.Context) {
 		return
 	}
 	tool, err := xtables.FindTool(xtables.System{}, s.family, xtables.Legacy)
-	var all saved
+	var all xtables.Saved
 	if err == nil {
-		all, err = readSaved(ctx, tool)
+		all, err = tool.Saved(ctx, maxSaved)
 	}
 	if err != nil {
 		s.note("the rules of iptables-legacy are not evaluated: %v", err)
 		return
 	}
-	for table, lines := range all {
+	for table, chains := range all {
 		t := &legacyTable{"table " + table + " of iptables-legacy", map[string][]*follow.Rule{}}
-		for chain, c := range lines {
-			for i, text := range c.rules {
+		for chain, c := range chains {
+			for i, r := range c.Rules {
 				t.chains[chain] = append(t.chains[chain], &follow.Rule{Table: t.name,
-					Chain: chain, Number: i + 1, Text: text})
+					Chain: chain, Number: i + 1, Text: r.Text})
 			}
 			for hook, priority := range legacyHooks[table] {
 				if strings.EqualFold(chain, hook.String()) {
 					kind := map[bool]string{true: "nat", false: "filter"}[table == "nat"]
 					s.bases = append(s.bases, base{Hook: wire.Hook{Type: kind,
 						Num: uint32(hook), Priority: priority}, family: s.proto(),
-						name: t.name, chain: chain, drops: c.policy == "DROP", legacy: t})
+						name: t.name, chain: chain, drops: c.Drops, legacy: t})
 				}
 			}
 		}
 	}
 }
 
-// saved is what iptables-save prints, by table and chain.
-type saved map[string]map[string]*savedChain
-
-type savedChain struct {
-	policy string
-	rules  []string
-}
-
 // maxSaved is how many rules of iptables-save are read.
 const maxSaved = 200_000
-
-func readSaved(ctx context.Context, tool *xtables.Tool) (saved, error) {
-	all, n := saved{}, 0
-	err := tool.Lines(ctx, func(line xtables.SavedLine) {
-		if n++; n > maxSaved {
-			return
-		}
-		if all[line.Table] == nil {
-			all[line.Table] = map[string]*savedChain{}
-		}
-		c := all[line.Table][string(line.Chain)]
-		if c == nil {
-			c = &savedChain{}
-			all[line.Table][string(line.Chain)] = c
-		}
-		if line.Kind == xtables.SavedRule {
-			c.rules = append(c.rules, string(line.Rest))
-		} else {
-			c.policy, _, _ = strings.Cut(string(line.Rest), " ")
-		}
-	})
-	if err == nil && n > maxSaved {
-		err = fmt.Errorf("%s lists more than %d rules", tool.Program, maxSaved)
-	}
-	return all, err
-}
 
 func (s *Snapshot) note(format string, args ...any) { s.notes.Say(fmt.Sprintf(format, args...)) }
 
@@ -295,13 +261,13 @@ const savedWait = time.Second
 // savedRule returns a rule as iptables-nft-save prints it; "" if it does not.
 func (s *Snapshot) savedRule(table string, as *follow.Rule) string {
 	if s.nft == nil {
-		s.nft = saved{}
+		s.nft = xtables.Saved{}
 		tool, err := xtables.FindTool(xtables.System{}, s.family, xtables.NFT)
 		if err == nil {
 			ctx, cancel := context.WithTimeout(s.sets.ctx, savedWait)
 			defer cancel()
-			var all saved
-			if all, err = readSaved(ctx, tool); err == nil {
+			var all xtables.Saved
+			if all, err = tool.Saved(ctx, maxSaved); err == nil {
 				s.nft = all
 			}
 		}
@@ -310,10 +276,10 @@ func (s *Snapshot) savedRule(table string, as *follow.Rule) string {
 		}
 	}
 	c := s.nft[table][as.Chain]
-	if c == nil || as.Number > len(c.rules) {
+	if c == nil || as.Number > len(c.Rules) {
 		return ""
 	}
-	return c.rules[as.Number-1]
+	return c.Rules[as.Number-1].Text
 }
 
 // sets answers matches on ipsets by asking the kernel.

@@ -5,8 +5,9 @@ package xtables
 import (
 	"errors"
 	"fmt"
-	"kube-proxy/internal/kernel"
 	"time"
+
+	"kube-proxy/internal/kernel"
 
 	"golang.org/x/sys/unix"
 

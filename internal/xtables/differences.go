@@ -5,7 +5,6 @@ package xtables
 import (
 	"context"
 	"iter"
-	"maps"
 	"slices"
 	"strings"
 
@@ -42,12 +41,18 @@ type differ struct {
 	holds Holding
 	*mode.Reporter
 	ours   func(ChainID) bool
+	names  [Raw + 1][]string // by table, sorted
 	wanted map[ChainID]bool
 	// printed are the chains as iptables prints them; nil until needed.
 	printed map[ChainID]Digest
 }
 
-func (d *differ) all(jumps []Jump, want iter.Seq[Wanted]) error {
+func (d *differ) all(jumps []Jump, want iter.Seq[Wanted]) (err error) {
+	for t := range d.names {
+		if d.names[t], err = d.holds.Names(Table(t)); err != nil {
+			return err
+		}
+	}
 	if err := d.jumps(jumps); err != nil {
 		return err
 	}
@@ -64,9 +69,8 @@ func (d *differ) chain(id ChainID) (*ChainState, error) {
 	if err := d.ctx.Err(); err != nil {
 		return nil, err
 	}
-	names, err := d.holds.Names(id.Table)
-	if err != nil || !names[id.Name] {
-		return nil, err
+	if _, there := slices.BinarySearch(d.names[id.Table], id.Name); !there {
+		return nil, nil
 	}
 	return d.holds.Chain(id)
 }
@@ -212,11 +216,7 @@ func (d *differ) printedAlike(c Chain) (bool, error) {
 // stale reports unwanted chains of ours that have rules.
 func (d *differ) stale() error {
 	for t := range Tables {
-		names, err := d.holds.Names(t)
-		if err != nil {
-			return err
-		}
-		for _, n := range slices.Sorted(maps.Keys(names)) {
+		for _, n := range d.names[t] {
 			id := ChainID{t, n}
 			if d.wanted[id] || !d.ours(id) {
 				continue

@@ -7,6 +7,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"math"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -38,8 +41,8 @@ type ChainState struct {
 type Holding interface {
 	// Chain returns a chain; nil if it does not exist.
 	Chain(id ChainID) (*ChainState, error)
-	// Names returns the names of a table's chains.
-	Names(t Table) (map[string]bool, error)
+	// Names returns the names of a table's chains, sorted.
+	Names(t Table) ([]string, error)
 	// Generation is a number that changes with every change of a rule, 0 if unknown.
 	Generation() (uint32, error)
 	Close()
@@ -50,9 +53,9 @@ type Holding interface {
 func (t *Tool) OpenHolding(ctx context.Context) (Holding, error) {
 	if t.Backend == Legacy {
 		if !LegacyInUse(t.Family) { // listing its tables would create them
-			return &listing{}, nil
+			return Saved{}, nil
 		}
-		return t.saved(ctx)
+		return t.Saved(ctx, math.MaxInt)
 	}
 	nf, err := kernel.OpenNetfilter()
 	if err != nil {
@@ -61,67 +64,63 @@ func (t *Tool) OpenHolding(ctx context.Context) (Holding, error) {
 	return &nftHolding{nf: nf, family: t.Family}, nil
 }
 
-// listing is the parsed output of iptables-save.
-type listing struct {
-	names  map[Table]map[string]bool
-	chains map[ChainID]*ChainState
-}
+// Saved is the output of iptables-save: the chains of any table, by the names of both.
+type Saved map[string]map[string]*ChainState
 
-func (t *Tool) saved(ctx context.Context) (*listing, error) {
-	all := &listing{map[Table]map[string]bool{}, map[ChainID]*ChainState{}}
+// Saved reads the output of iptables-save. It fails if that has more than most chains and rules.
+func (t *Tool) Saved(ctx context.Context, most int) (Saved, error) {
+	all, n := Saved{}, 0
 	err := t.Lines(ctx, func(line SavedLine) {
-		table, known := TableNamed(line.Table)
-		if !known {
+		if n++; n > most {
 			return
 		}
-		id := ChainID{table, string(line.Chain)}
-		if line.Kind == SavedRule {
-			if c := all.chains[id]; c != nil {
-				c.Rules = append(c.Rules, Rule{Text: string(line.Rest)})
-			}
-			return
+		if all[line.Table] == nil {
+			all[line.Table] = map[string]*ChainState{}
 		}
-		if all.names[table] == nil {
-			all.names[table] = map[string]bool{}
+		if line.Kind == SavedChain {
+			all[line.Table][string(line.Chain)] = &ChainState{Hooked: !bytes.HasPrefix(line.Rest, []byte("-")),
+				Drops: bytes.HasPrefix(line.Rest, []byte("DROP"))}
+		} else if c := all[line.Table][string(line.Chain)]; c != nil {
+			c.Rules = append(c.Rules, Rule{Text: string(line.Rest)})
 		}
-		all.names[table][id.Name] = true
-		all.chains[id] = &ChainState{Hooked: !bytes.HasPrefix(line.Rest, []byte("-")),
-			Drops: bytes.HasPrefix(line.Rest, []byte("DROP"))}
 	})
+	if err == nil && n > most {
+		err = fmt.Errorf("%s lists more than %d rules", t.Program, most)
+	}
 	return all, err
 }
 
-func (l *listing) Chain(id ChainID) (*ChainState, error)  { return l.chains[id], nil }
-func (l *listing) Names(t Table) (map[string]bool, error) { return l.names[t], nil }
+func (s Saved) Chain(id ChainID) (*ChainState, error) { return s[id.Table.String()][id.Name], nil }
+func (s Saved) Names(t Table) ([]string, error)       { return slices.Sorted(maps.Keys(s[t.String()])), nil }
 
 // The kernel has no sign of a rule that was replaced by another.
-func (l *listing) Generation() (uint32, error) { return 0, nil }
-func (l *listing) Close()                      {}
+func (s Saved) Generation() (uint32, error) { return 0, nil }
+func (s Saved) Close()                      {}
 
 // nftHolding reads one chain at a time from nf_tables, by netlink. Its cost is that of the rules in
 // the chain; the programs list the names of all chains first (docs/adr/0056).
 type nftHolding struct {
 	nf     *kernel.Netfilter
 	family lb.Family
-	chains map[string]map[string]bool // names by table, once requested
+	chains map[string][]string // names by table, once requested
 }
 
 func (h *nftHolding) Close() { h.nf.Close() }
 
 func (h *nftHolding) Generation() (uint32, error) { return h.nf.Generation() }
 
-func (h *nftHolding) Names(t Table) (map[string]bool, error) {
+func (h *nftHolding) Names(t Table) ([]string, error) {
 	if h.chains == nil {
 		all, err := h.nf.Chains(nfproto(h.family))
 		if err != nil {
 			return nil, fmt.Errorf("list the chains of nf_tables: %w", err)
 		}
-		h.chains = map[string]map[string]bool{}
+		h.chains = map[string][]string{}
 		for _, c := range all {
-			if h.chains[c.Table] == nil {
-				h.chains[c.Table] = map[string]bool{}
-			}
-			h.chains[c.Table][c.Name] = true
+			h.chains[c.Table] = append(h.chains[c.Table], c.Name)
+		}
+		for _, names := range h.chains {
+			slices.Sort(names)
 		}
 	}
 	return h.chains[t.String()], nil

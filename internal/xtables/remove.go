@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -107,7 +106,7 @@ func (t *Tool) verify(ctx context.Context, found *leftovers) error {
 		if err != nil {
 			return fmt.Errorf("verify the removal: %w", err)
 		}
-		for _, name := range slices.Sorted(maps.Keys(names)) {
+		for _, name := range names {
 			if id := (ChainID{Table(i), name}); found.goes(id) && !found.mayStay(id, h) {
 				remain = append(remain, id.Table.String()+" "+name)
 			}

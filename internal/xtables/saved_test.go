@@ -66,14 +66,17 @@ func TestSavedCutOff(t *testing.T) {
 			continue
 		}
 		tool := &Tool{Run: prints(text[:n]), Program: "iptables", Backend: Legacy}
-		if got, err := tool.saved(t.Context()); err == nil {
+		if got, err := tool.Saved(t.Context(), 3); err == nil {
 			t.Errorf("%q: %v, no error", text[:n], got)
 		}
 	}
 	tool := &Tool{Run: prints(text), Program: "iptables", Backend: Legacy}
-	got, err := tool.saved(t.Context())
-	if err != nil || len(got.chains) != 2 || len(got.chains[ChainID{NAT, "OUTPUT"}].Rules) != 1 {
+	got, err := tool.Saved(t.Context(), 3)
+	if err != nil || len(got["nat"]) != 2 || len(got["nat"]["OUTPUT"].Rules) != 1 {
 		t.Errorf("the whole text: %v, %v", got, err)
+	}
+	if got, err := tool.Saved(t.Context(), 2); err == nil {
+		t.Errorf("more than 2 lines: %v, no error", got)
 	}
 }
 

@@ -57,11 +57,10 @@ func (t *Tool) Lines(ctx context.Context, each func(SavedLine)) error {
 
 // lines lists a table as iptables-save would, the chains first.
 func (h *nftHolding) lines(t Table, each func(SavedLine)) error {
-	all, err := h.Names(t)
+	names, err := h.Names(t)
 	if err != nil {
 		return err
 	}
-	names := slices.Sorted(maps.Keys(all))
 	for _, name := range names {
 		line := SavedLine{Kind: SavedChain, Table: t.String(), Chain: []byte(name), Rest: []byte("-")}
 		if IsBuiltIn(name) {

@@ -69,7 +69,7 @@ func (p *Plane) looksComplete(h xtables.Holding) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		for name := range names {
+		for _, name := range names {
 			if id := (xtables.ChainID{Table: t, Name: name}); xtables.Ours(id) {
 				have.Chains[id] = xtables.Digest{}
 			}
