@@ -21,14 +21,11 @@ import (
 // liberal when the plane is made. Connections to NodePorts on 127.0.0.1 are counted (MT-17), others
 // are not.
 func TestInvalidAndLocalhostAreCounted(t *testing.T) {
-	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
+	eachBackend(t, func(t *testing.T, b xtables.Backend) {
 		for _, liberal := range []string{"0", "1"} {
-			t.Run(string(b)+"/liberal="+liberal, func(t *testing.T) {
-				needs(t, b)
-				countPackets(t, b, liberal)
-			})
+			t.Run("liberal="+liberal, func(t *testing.T) { countPackets(t, b, liberal) })
 		}
-	}
+	})
 }
 
 func countPackets(t *testing.T, b xtables.Backend, liberal string) {
@@ -112,10 +109,7 @@ func countPackets(t *testing.T, b xtables.Backend, liberal string) {
 	}
 
 	lab.On("node1", func() {
-		if _, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: p.Family,
-			Backend: p.Backend}); err != nil {
-			t.Fatal(err)
-		}
+		removes(t, xtables.RemoveConfig{Family: p.Family, Backend: p.Backend})
 		nf, err := kernel.OpenNetfilter()
 		if err != nil {
 			t.Fatal(err)

@@ -17,7 +17,7 @@ import (
 
 // BenchmarkFirstSync writes services with ten backends each to an empty kernel.
 func BenchmarkFirstSync(b *testing.B) {
-	for _, back := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
+	for _, back := range xtables.Both {
 		for _, n := range []int{1000, 5000} {
 			b.Run(fmt.Sprintf("%s/services=%d", back, n), func(b *testing.B) {
 				w := planetest.World{Family: lb.IPv4}
@@ -37,7 +37,7 @@ func BenchmarkFirstSync(b *testing.B) {
 
 // BenchmarkChange changes one endpoint of one service among many.
 func BenchmarkChange(b *testing.B) {
-	for _, back := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
+	for _, back := range xtables.Both {
 		for _, n := range []int{100, 5000} {
 			b.Run(fmt.Sprintf("%s/services=%d", back, n), func(b *testing.B) {
 				needs(b, back)
@@ -62,7 +62,7 @@ func BenchmarkChange(b *testing.B) {
 // BenchmarkSourceRanges adds a Service with 300 source ranges and 300 ports, adds one more range,
 // and changes another Service beside it.
 func BenchmarkSourceRanges(b *testing.B) {
-	for _, back := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
+	for _, back := range xtables.Both {
 		b.Run(string(back), func(b *testing.B) {
 			w := planetest.World{Family: lb.IPv4}
 			for b.Loop() {
@@ -74,7 +74,7 @@ func BenchmarkSourceRanges(b *testing.B) {
 				took := func(unit string, o lb.Owner, fronts []*lb.Frontend) {
 					changes, _ := table.Replace(o, fronts)
 					began := time.Now()
-					apply(b, p, changes, nil)
+					apply(b, p, changes)
 					b.ReportMetric(float64(time.Since(began).Microseconds())/1000, unit)
 				}
 				for _, c := range []struct {
@@ -95,7 +95,7 @@ func BenchmarkSourceRanges(b *testing.B) {
 // does: with a Reset and then pieces. Then it changes an endpoint, and adds a service. It measures
 // the processor time of the programs, because elapsed time says little on a busy machine.
 func BenchmarkManyEndpoints(b *testing.B) {
-	for _, back := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
+	for _, back := range xtables.Both {
 		for _, n := range []int{1000, 5000} {
 			b.Run(fmt.Sprintf("%s/services=%d", back, n), func(b *testing.B) {
 				w := planetest.World{Family: lb.IPv4}
@@ -119,7 +119,7 @@ func BenchmarkManyEndpoints(b *testing.B) {
 							used += weight.Of(table.Get(later[0]))
 						}
 						began := time.Now()
-						apply(b, p, piece, nil)
+						apply(b, p, piece)
 						longest = max(longest, time.Since(began))
 					}
 					b.ReportMetric(time.Since(start).Seconds(), "load-s")
@@ -131,7 +131,7 @@ func BenchmarkManyEndpoints(b *testing.B) {
 					}{{"endpoint-ms", 7}, {"service-ms", n + 1}} {
 						changes, _ := table.Replace(w.ClusterIP(c.i, 50*c.i+1, 50))
 						began := time.Now()
-						apply(b, p, changes, nil)
+						apply(b, p, changes)
 						b.ReportMetric(float64(time.Since(began).Microseconds())/1000, c.unit)
 					}
 				}

@@ -65,41 +65,30 @@ func traced(f lb.Family) trace.Mode { return Mode().Trace(mode.Settings{Family: 
 // TestConformance sends the packets of every scenario through the kernel, with both variants of
 // iptables.
 func TestConformance(t *testing.T) {
-	t.Run("nft", func(t *testing.T) {
-		needs(t, xtables.NFT)
-		planetest.Run(t, planetest.Config{Mode: "iptables", New: newLiberal(xtables.NFT), Differs: differs,
-			Untouched: true, Trace: traced, Core: core, TooLarge: tooLarge})
-	})
-	t.Run("legacy", func(t *testing.T) {
-		needs(t, xtables.Legacy)
-		planetest.Run(t, planetest.Config{Mode: "iptables-legacy", New: newLiberal(xtables.Legacy), Differs: differs,
-			Untouched: true, Trace: traced, Core: core, TooLarge: tooLarge})
+	modes := map[xtables.Backend]string{xtables.NFT: "iptables", xtables.Legacy: "iptables-legacy"}
+	eachBackend(t, func(t *testing.T, b xtables.Backend) {
+		planetest.Run(t, planetest.Config{Mode: modes[b], New: newLiberal(b), Differs: differs, Untouched: true,
+			Trace: traced, Core: core, TooLarge: tooLarge})
 	})
 }
 
 // TestRandomTransitions walks at random between the states of all scenarios.
 func TestRandomTransitions(t *testing.T) {
-	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
-		t.Run(string(b), func(t *testing.T) {
-			needs(t, b)
-			t.Parallel()
-			planetest.Transitions(t, planetest.Config{New: newWith(b)})
-		})
-	}
+	eachBackend(t, func(t *testing.T, b xtables.Backend) {
+		t.Parallel()
+		planetest.Transitions(t, planetest.Config{New: newWith(b)})
+	})
 }
 
 // TestHistory sends packets to all Services after each step of a node's life, and while something
 // is damaged.
 func TestHistory(t *testing.T) {
-	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
-		t.Run(string(b), func(t *testing.T) {
-			needs(t, b)
-			t.Parallel()
-			planetest.History(t, planetest.Config{New: newLiberal(b), Trace: traced, Drift: backend(b).damage,
-				TakeOver: backend(b).usurp,
-				Break:    planetest.BreakChains(backend(b).program), AffinityByEndpoint: true})
-		})
-	}
+	eachBackend(t, func(t *testing.T, b xtables.Backend) {
+		t.Parallel()
+		planetest.History(t, planetest.Config{New: newLiberal(b), Trace: traced, Drift: backend(b).damage,
+			TakeOver: backend(b).usurp,
+			Break:    planetest.BreakChains(backend(b).program), AffinityByEndpoint: true})
+	})
 }
 
 // backend is a back end, with the changes that other programs make through it.

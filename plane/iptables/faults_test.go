@@ -23,7 +23,6 @@ import (
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/test/exectest"
 	"kube-proxy/test/planetest"
 )
 
@@ -169,9 +168,7 @@ func TestServedRowsThatAreRefusedStay(t *testing.T) {
 				t.Errorf("%s was served by\n%s\nand is by\n%s", o, was, is)
 			}
 		}
-		if n, err := auditAll(p); n != 0 || err != nil {
-			t.Errorf("an audit then repaired %d, %v", n, err)
-		}
+		repairs(t, p, 0, "after a Reset")
 		node := w.Node()
 		node.NodePorts = append(node.NodePorts, netip.PrefixFrom(w.Addr(193, 0), 24))
 		if err := p.SetNode(t.Context(), node); err != nil {
@@ -186,9 +183,7 @@ func TestServedRowsThatAreRefusedStay(t *testing.T) {
 		if is := chainsOf("ns/svc-5"); is != served["ns/svc-5"] {
 			t.Errorf("the row that is refused was served by\n%s\nand is by\n%s", served["ns/svc-5"], is)
 		}
-		if n, err := auditAll(p); n != 0 || err != nil {
-			t.Errorf("an audit while a row is refused repaired %d, %v", n, err)
-		}
+		repairs(t, p, 0, "while a row is refused")
 		run.refuses = nil
 		if got := halving(t, p, table, res.Later); len(got) > 0 {
 			t.Errorf("refused: %v, want none any more", got)
@@ -199,9 +194,7 @@ func TestServedRowsThatAreRefusedStay(t *testing.T) {
 		}
 		after := dump(t, p)
 		inNetns(t)
-		fresh := newPlane(t, cfg)
-		reset(t, fresh, table)
-		if want := dump(t, fresh); after != want {
+		if want := fresh(t, cfg, table); after != want {
 			t.Errorf("got:\n%s\na fresh start makes:\n%s", after, want)
 		}
 	})
@@ -384,7 +377,7 @@ func TestLockIsHeld(t *testing.T) {
 		t.Errorf("it waited %v", took)
 	}
 	f.Close()
-	apply(t, p, changes, nil)
+	apply(t, p, changes)
 }
 
 // Programs before 1.6.2 cannot wait for the lock, so the plane takes it for them. They do not
@@ -405,14 +398,11 @@ func TestOldIptablesDP14(t *testing.T) {
 		t.Run(c.version, func(t *testing.T) {
 			lock := filepath.Join(t.TempDir(), "lock")
 			t.Setenv("XTABLES_LOCKFILE", lock)
-			fake := program{&exectest.Fake{Programs: []string{"iptables", "iptables-restore", "iptables-save"}}}
+			fake := fakeTool(c.version, "iptables")
 			restores := 0
-			fake.Do = func(stdin []byte, name string, args ...string) (string, error) {
-				if slices.Contains(args, "--version") {
-					return c.version, nil
-				}
-				if name != "iptables-restore" {
-					return "", nil
+			fake.fail = func(stdin []byte, args []string) error {
+				if len(stdin) == 0 {
+					return nil
 				}
 				restores++
 				if got := strings.Join(args, " "); got != c.args {
@@ -424,13 +414,13 @@ func TestOldIptablesDP14(t *testing.T) {
 				}
 				f, err := os.OpenFile(lock, os.O_CREATE|os.O_RDONLY, 0o600)
 				if err != nil {
-					return "", err
+					return err
 				}
 				defer f.Close()
 				if held := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil; held != c.holds {
 					t.Errorf("we hold the lock: %t", held)
 				}
-				return "", nil
+				return nil
 			}
 			p := newPlane(t, Config{Family: lb.IPv4, Runner: fake})
 			reset(t, p, shopTable())
@@ -498,7 +488,7 @@ func TestListWithoutRights(t *testing.T) {
 // configuration names one.
 func TestOtherBackend(t *testing.T) {
 	fake := fakeTool("", "iptables", "iptables-nft", "iptables-legacy")
-	fake.Do = func(_ []byte, name string, args ...string) (string, error) {
+	fake.says = func(name string, args []string) (string, error) {
 		legacy := strings.HasPrefix(name, "iptables-legacy")
 		switch {
 		case slices.Contains(args, "--version") && legacy:
@@ -549,14 +539,12 @@ func TestStatsMT11(t *testing.T) {
 		if s := p.Stats(); s.Last != s.Owned {
 			t.Errorf("a first sync wrote %+v of %+v", s.Last, s.Owned)
 		}
-		changes, _ := table.Replace(w.Full(100, 1000, 2, 1, 0))
-		apply(t, p, changes, nil)
+		replace(t, p, table)(w.Full(100, 1000, 2, 1, 0))
 		compare("an endpoint went")
 		if s := p.Stats(); s.Last.NAT == 0 || s.Last.NAT > 20 || s.Last.Filter != 0 {
 			t.Errorf("a change wrote %+v", s.Last)
 		}
-		changes, _ = table.Replace(lb.Owner{Name: "ns/svc-100"}, nil)
-		apply(t, p, changes, nil)
+		replace(t, p, table)(lb.Owner{Name: "ns/svc-100"}, nil)
 		compare("a service went")
 		reset(t, p, table)
 		compare("again")
@@ -620,9 +608,7 @@ func TestForeignCommentOfSeveralLines(t *testing.T) {
 		theirs := run(t, "", p.Tool.Program, "-S", "INPUT")
 		table := w.Table(3, 2)
 		reset(t, p, table)
-		if repaired, err := auditAll(p); repaired != 0 || err != nil {
-			t.Errorf("an audit repaired %d, %v", repaired, err)
-		}
+		repairs(t, p, 0, "unchanged")
 		if now := run(t, "", p.Tool.Program, "-S", "INPUT"); !strings.HasSuffix(now,
 			strings.TrimPrefix(theirs, "-P INPUT ACCEPT\n")) {
 			t.Errorf("the rules of others were\n%s\nand are\n%s", theirs, now)
@@ -630,14 +616,9 @@ func TestForeignCommentOfSeveralLines(t *testing.T) {
 		// In one of our chains such a rule is drift like any other.
 		svc := portID{"ns/svc-1:http", lb.TCP}.chain(xtables.ClusterChain)
 		run(t, "", p.Tool.Program, "-t", "nat", "-I", svc, "-m", "comment", "--comment", comments[0], "-j", "ACCEPT")
-		if repaired, err := auditAll(p); repaired != 1 || err != nil {
-			t.Errorf("with a rule of others in a chain of ours, an audit repaired %d, %v", repaired, err)
-		}
+		repairs(t, p, 1, "with a rule of others in a chain of ours")
 		// No line of a comment counts as a rule to remove.
-		if r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: cfg.Family,
-			Backend: cfg.Backend}); err != nil || len(r.Left) > 0 {
-			t.Errorf("left %q, %v", r.Left, err)
-		}
+		removes(t, xtables.RemoveConfig{Family: cfg.Family, Backend: cfg.Backend})
 		if now := run(t, "", p.Tool.Program, "-S", "INPUT"); !strings.Contains(now,
 			strings.TrimPrefix(theirs, "-P INPUT ACCEPT\n")) {
 			t.Errorf("the rules of others were\n%s\nand are\n%s", theirs, now)

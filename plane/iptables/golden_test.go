@@ -58,14 +58,11 @@ func TestRender(t *testing.T) {
 				t.Fatal(err)
 			}
 			golden.Equal(t, filepath.Join("testdata", name+".rules"), string(got))
-			for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
-				t.Run(string(b), func(t *testing.T) {
-					needs(t, b)
-					inNetns(t)
-					run(t, string(got), tool+string(b)+"-restore", "--noflush", "--test")
-					run(t, string(got), tool+string(b)+"-restore", "--noflush")
-				})
-			}
+			eachBackend(t, func(t *testing.T, b xtables.Backend) {
+				inNetns(t)
+				run(t, string(got), tool+string(b)+"-restore", "--noflush", "--test")
+				run(t, string(got), tool+string(b)+"-restore", "--noflush")
+			})
 		})
 	}
 }
@@ -107,14 +104,12 @@ func TestLargeClusterHasNoEndpointCommentsDP12(t *testing.T) {
 	table := w.Table(100, 10)
 	reset(t, p, table)
 	for i := range 3 {
-		changes, _ := table.Replace(w.ClusterIP(200+i, 5000+i, 1))
-		apply(t, p, changes, nil)
+		replace(t, p, table)(w.ClusterIP(200+i, 5000+i, 1))
 		if note.MatchString(wrote) {
 			t.Errorf("service %d: rules of endpoints have comments", i)
 		}
 	}
-	changes, _ := table.Replace(w.ClusterIP(7, 5000, 11)) // one whose rules had comments
-	apply(t, p, changes, nil)
+	replace(t, p, table)(w.ClusterIP(7, 5000, 11)) // one whose rules had comments
 	if note.MatchString(wrote) {
 		t.Errorf("a service that changes keeps the comments of its endpoints:\n%s", wrote)
 	}

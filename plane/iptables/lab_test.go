@@ -4,7 +4,6 @@ package iptables
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"os/exec"
 	"strings"
@@ -62,10 +61,19 @@ func reset(t testing.TB, p *Plane, want *lb.Table) plane.ResetResult {
 	return res
 }
 
-func apply(t testing.TB, p *Plane, changes []lb.Change, _ []lb.Conflict) {
+func apply(t testing.TB, p *Plane, changes []lb.Change) {
 	t.Helper()
 	if _, err := p.Apply(context.Background(), changes); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// replace returns a function that gives an owner these frontends, in the table and in the plane.
+func replace(t testing.TB, p *Plane, table *lb.Table) func(lb.Owner, []*lb.Frontend) {
+	return func(o lb.Owner, fronts []*lb.Frontend) {
+		t.Helper()
+		changes, _ := table.Replace(o, fronts)
+		apply(t, p, changes)
 	}
 }
 
@@ -77,6 +85,14 @@ func auditAll(p *Plane) (repaired int, err error) {
 		if repaired += n; err != nil || p.round == nil {
 			return repaired, err
 		}
+	}
+}
+
+// repairs checks how much an audit of all rules repairs.
+func repairs(t testing.TB, p *Plane, want int, when string) {
+	t.Helper()
+	if got, err := auditAll(p); got != want || err != nil {
+		t.Errorf("%s: an audit repaired %d, %v; want %d", when, got, err, want)
 	}
 }
 
@@ -101,15 +117,24 @@ func run(t testing.TB, stdin, name string, args ...string) string {
 	return string(out)
 }
 
+// eachBackend runs a test with both back ends.
+func eachBackend(t *testing.T, f func(t *testing.T, b xtables.Backend)) {
+	for _, b := range xtables.Both {
+		t.Run(string(b), func(t *testing.T) {
+			needs(t, b)
+			f(t, b)
+		})
+	}
+}
+
 // eachKind runs a test with both back ends and both families, each in its own namespace.
 func eachKind(t *testing.T, f func(t *testing.T, w planetest.World, cfg Config)) {
-	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
+	eachBackend(t, func(t *testing.T, b xtables.Backend) {
 		for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
-			t.Run(fmt.Sprintf("%s/%s", b, fam), func(t *testing.T) {
-				needs(t, b)
+			t.Run(fam.String(), func(t *testing.T) {
 				inNetns(t)
 				f(t, planetest.World{Family: fam}, Config{Family: fam, Backend: b})
 			})
 		}
-	}
+	})
 }

@@ -19,7 +19,7 @@ func inPieces(t *testing.T, p *Plane, tab *lb.Table, later []lb.Key) {
 		for _, k := range part {
 			piece = append(piece, lb.Change{Key: k, New: tab.Get(k)})
 		}
-		apply(t, p, piece, nil)
+		apply(t, p, piece)
 	}
 }
 
@@ -28,12 +28,6 @@ func inPieces(t *testing.T, p *Plane, tab *lb.Table, later []lb.Key) {
 // holds for an empty kernel.
 func TestResetLeavesRowsForLater(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
-		whole := func(tab *lb.Table) (text string) {
-			inNetns(t)
-			p := newPlane(t, cfg)
-			reset(t, p, tab)
-			return dump(t, p)
-		}
 		tab := w.Table(20, 3)
 		base := newPlane(t, cfg)
 		reset(t, base, tab)
@@ -60,9 +54,7 @@ func TestResetLeavesRowsForLater(t *testing.T) {
 			}
 		}
 		inPieces(t, p, tab, later)
-		if n, err := auditAll(p); n != 0 || err != nil {
-			t.Errorf("an audit repairs %d, error %v", n, err)
-		}
+		repairs(t, p, 0, "all rows are written")
 		got = dump(t, p)
 
 		inNetns(t)
@@ -74,11 +66,10 @@ func TestResetLeavesRowsForLater(t *testing.T) {
 			t.Fatalf("cold: %d rows left for later, error %v", len(later), err)
 		}
 		inPieces(t, cold, tab, later)
-		if n, err := auditAll(cold); n != 0 || err != nil {
-			t.Errorf("cold: an audit repairs %d, error %v", n, err)
-		}
+		repairs(t, cold, 0, "cold")
 		fromNothing := dump(t, cold)
-		want := whole(tab)
+		inNetns(t)
+		want := fresh(t, cfg, tab)
 		if got != want {
 			t.Errorf("got:\n%s\nwant:\n%s", got, want)
 		}

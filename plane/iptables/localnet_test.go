@@ -5,7 +5,6 @@ package iptables
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"strings"
 	"testing"
 
@@ -34,9 +33,7 @@ func TestMartianRuleStaysWhileRouted(t *testing.T) {
 		if err := sysctlsReadOnly(); err != nil {
 			return err
 		}
-		elsewhere := shopTable().Node
-		elsewhere.NodePorts = []netip.Prefix{netip.MustParsePrefix("172.18.0.2/32")}
-		if err := p.SetNode(t.Context(), elsewhere); err != nil {
+		if err := p.SetNode(t.Context(), elsewhere()); err != nil {
 			t.Error(err)
 		}
 		routesLocalnet(t, true)
@@ -44,9 +41,7 @@ func TestMartianRuleStaysWhileRouted(t *testing.T) {
 		if err != nil || !strings.Contains(string(out), xtables.BlockLocalnet) {
 			t.Errorf("route_localnet is 1, and KUBE-FIREWALL has %q, %v", out, err)
 		}
-		if repaired, err := auditAll(p); repaired != 0 || err != nil {
-			t.Errorf("an audit repaired %d, %v", repaired, err)
-		}
+		repairs(t, p, 0, "unchanged")
 		return nil
 	})
 	if err != nil {
@@ -125,15 +120,14 @@ COMMIT
 // The kubelet writes the same rule that blocks localnet, and other programs that set route_localnet
 // for an interface rely on it. So one copy always stays (G3, CVE-2020-8558).
 func TestMartianRuleOfKubelet(t *testing.T) {
-	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
+	eachBackend(t, func(t *testing.T, b xtables.Backend) {
 		for _, unlistable := range []bool{false, true} {
 			if unlistable && b == xtables.Legacy {
 				continue
 			}
-			t.Run(fmt.Sprintf("%s/unlistable %t", b, unlistable), func(t *testing.T) {
-				needs(t, b)
+			t.Run(fmt.Sprintf("unlistable %t", unlistable), func(t *testing.T) {
 				inNetns(t)
-				program := programOf(Config{Family: lb.IPv4, Backend: b})
+				program := backend(b).program(lb.IPv4)
 				count := func(when string) {
 					t.Helper()
 					if n := strings.Count(run(t, "", program, "-S", xtables.NodeFirewall),
@@ -151,35 +145,28 @@ func TestMartianRuleOfKubelet(t *testing.T) {
 				reset(t, p, shopTable())
 				count("NodePorts do not answer on 127.0.0.1")
 				p = newPlane(t, Config{Family: lb.IPv4, Backend: b})
-				elsewhere := shopTable().Node
-				elsewhere.NodePorts = []netip.Prefix{netip.MustParsePrefix("172.18.0.2/32")}
 				reset(t, p, shopTable())
 				count("they do")
-				for _, n := range []lb.Node{elsewhere, shopTable().Node, elsewhere} {
+				for _, n := range []lb.Node{elsewhere(), shopTable().Node, elsewhere()} {
 					if err := p.SetNode(t.Context(), n); err != nil {
 						t.Error(err)
 					}
 					count(fmt.Sprintf("NodePorts are on %v", n.NodePorts))
 				}
 				routesLocalnet(t, false)
-				if repaired, err := auditAll(p); repaired != 0 || err != nil {
-					t.Errorf("an audit repaired %d, %v", repaired, err)
-				}
+				repairs(t, p, 0, "unchanged")
 				if unlistable {
 					return
 				}
 				reset(t, p, shopTable())
 				for range 2 {
-					if r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: lb.IPv4,
-						Backend: b}); err != nil || len(r.Left) > 0 {
-						t.Errorf("remove: left %q, %v", r.Left, err)
-					}
+					removes(t, xtables.RemoveConfig{Family: lb.IPv4, Backend: b})
 					count("our rules are removed")
 				}
 				routesLocalnet(t, false)
 			})
 		}
-	}
+	})
 }
 
 // With a kubelet, the rule does not show who set route_localnet. Other programs may need it, for
@@ -190,15 +177,15 @@ func TestLocalnetOfOthers(t *testing.T) {
 	inNetns(t)
 	run(t, kubeletFirewall, "iptables-nft-restore", "--noflush")
 	run(t, "", "sysctl", "-qw", xtables.RouteLocalnet+"=1")
-	elsewhere := shopTable()
-	elsewhere.Node.NodePorts = []netip.Prefix{netip.MustParsePrefix("172.18.0.2/32")}
+	moved := shopTable()
+	moved.Node = elsewhere()
 	p := newPlane(t, Config{Family: lb.IPv4, Backend: xtables.NFT})
-	reset(t, p, elsewhere)
+	reset(t, p, moved)
 	routesLocalnet(t, true)
 	run(t, "", "sysctl", "-qw", xtables.RouteLocalnet+"=0")
 	reset(t, p, shopTable())
 	routesLocalnet(t, true)
-	reset(t, p, elsewhere)
+	reset(t, p, moved)
 	routesLocalnet(t, false)
 }
 
@@ -212,9 +199,9 @@ func TestMartianRuleOfLaterKubelet(t *testing.T) {
 	if repaired, err := p.Audit(t.Context(), false); repaired != 0 || err != nil {
 		t.Errorf("an audit repaired %d, %v", repaired, err)
 	}
-	elsewhere := shopTable().Node
-	elsewhere.NodePorts = nil
-	if err := p.SetNode(t.Context(), elsewhere); err != nil {
+	node := shopTable().Node
+	node.NodePorts = nil
+	if err := p.SetNode(t.Context(), node); err != nil {
 		t.Error(err)
 	}
 	if rules := run(t, "", "iptables-nft", "-S", xtables.NodeFirewall); !strings.Contains(rules,

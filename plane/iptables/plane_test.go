@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -37,8 +38,7 @@ func TestChangeIsOfItsOwnSize(t *testing.T) {
 		reset(t, p, table)
 		size := func(o lb.Owner, fronts []*lb.Frontend) int {
 			before := p.Stats().Bytes
-			changes, _ := table.Replace(o, fronts)
-			apply(t, p, changes, nil)
+			replace(t, p, table)(o, fronts)
 			return int(p.Stats().Bytes - before)
 		}
 		rec.runs = nil
@@ -85,7 +85,7 @@ func TestManyChangesTakeFewCopies(t *testing.T) {
 		more, _ := table.Replace(w.ClusterIP(i, 100_000+10*i, 10))
 		changes = append(changes, more...)
 	}
-	apply(t, p, changes, nil)
+	apply(t, p, changes)
 	if n := p.Stats().Restores - before; n != 1 {
 		t.Errorf("%d changes took %d restores, want 1", len(changes), n)
 	}
@@ -93,52 +93,55 @@ func TestManyChangesTakeFewCopies(t *testing.T) {
 
 // blackHole is an iptables that accepts everything and keeps nothing.
 type blackHole struct {
-	runs    []string
-	version string // nft if empty
-	saved   string // output of iptables-save
-	fail    func(stdin []byte, args []string) error
+	runs     []string
+	programs []string // nil for all
+	version  string   // nft if empty
+	saved    string   // output of iptables-save
+	fail     func(stdin []byte, args []string) error
+	says     func(name string, args []string) (string, error) // instead of version and saved
 }
 
-func (b *blackHole) LookPath(name string) (string, error) { return "/sbin/" + name, nil }
+func (b *blackHole) LookPath(name string) (string, error) {
+	if b.programs != nil && !slices.Contains(b.programs, name) {
+		return "", &exec.Error{Name: name, Err: exec.ErrNotFound}
+	}
+	return "/sbin/" + name, nil
+}
 
 func (b *blackHole) Pipe(_ context.Context, in func(io.Writer) error, out func(io.Reader) error, name string,
 	args ...string) error {
-	return piped(b.run, in, out, name, args...)
-}
-
-// piped runs a program that reads and writes text.
-func piped(run func(stdin []byte, name string, args ...string) ([]byte, error), in func(io.Writer) error,
-	out func(io.Reader) error, name string, args ...string) error {
 	var text bytes.Buffer
 	if in != nil {
 		if err := in(&text); err != nil {
 			return err
 		}
 	}
-	said, err := run(text.Bytes(), name, args...)
+	said, err := b.run(text.Bytes(), name, args)
 	if err != nil || out == nil {
 		return err
 	}
-	if err := out(bytes.NewReader(said)); err != nil {
+	if err := out(strings.NewReader(said)); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	return nil
 }
 
-func (b *blackHole) run(stdin []byte, name string, args ...string) ([]byte, error) {
+func (b *blackHole) run(stdin []byte, name string, args []string) (string, error) {
 	b.runs = append(b.runs, name+" "+strings.Join(args, " "))
 	if b.fail != nil {
 		if err := b.fail(stdin, args); err != nil {
-			return nil, err
+			return "", err
 		}
 	}
-	if slices.Contains(args, "--version") {
-		return []byte(cmp.Or(b.version, "iptables v1.8.9 (nf_tables)") + "\n"), nil
+	switch {
+	case b.says != nil:
+		return b.says(name, args)
+	case slices.Contains(args, "--version"):
+		return cmp.Or(b.version, "iptables v1.8.9 (nf_tables)") + "\n", nil
+	case strings.HasSuffix(name, "-save"):
+		return b.saved, nil
 	}
-	if strings.HasSuffix(name, "-save") {
-		return []byte(b.saved), nil
-	}
-	return nil, nil
+	return "", nil
 }
 
 // A health check in a service port without name, which has the same name, changes none of its
@@ -161,8 +164,7 @@ func TestHealthCheckBesidePortWithoutName(t *testing.T) {
 		if got := natOf(dump(t, second)); got != before {
 			t.Errorf("with a health check, got:\n%s\nwant:\n%s", got, before)
 		}
-		changes, conflicts := checked.Replace(o, append(slices.Clone(fronts), check(2)))
-		apply(t, second, changes, conflicts)
+		replace(t, second, checked)(o, append(slices.Clone(fronts), check(2)))
 		if got := natOf(dump(t, second)); got != before {
 			t.Errorf("with another count, got:\n%s\nwant:\n%s", got, before)
 		}
@@ -261,8 +263,7 @@ func TestDeepTreesAreTaken(t *testing.T) {
 		table.Replace(deepRows(w, 40))
 		p := newPlane(t, cfg)
 		reset(t, p, table)
-		changes, conflicts := table.Replace(w.ClusterIP(1, 1, 2))
-		apply(t, p, changes, conflicts)
+		replace(t, p, table)(w.ClusterIP(1, 1, 2))
 		restarted := newPlane(t, cfg)
 		if res := reset(t, restarted, table); len(res.Later) > 0 {
 			t.Errorf("left for later: %v", res.Later)
@@ -286,9 +287,7 @@ func TestRestartWritesNothing(t *testing.T) {
 		if s := second.Stats(); s.Restores != 0 {
 			t.Errorf("a restart ran %d restores that wrote %d chains", s.Restores, s.Chains)
 		}
-		if repaired, err := auditAll(second); repaired != 0 || err != nil {
-			t.Errorf("an audit repaired %d, %v", repaired, err)
-		}
+		repairs(t, second, 0, "unchanged")
 		if after := dump(t, second); after != before {
 			t.Errorf("before:\n%s\nafter:\n%s", before, after)
 		}
@@ -343,9 +342,7 @@ func TestDriftIsRepaired(t *testing.T) {
 			if got := dump(t, p); got != want {
 				t.Errorf("%s: not repaired:\n%s", drift.name, got)
 			}
-			if again, err := auditAll(p); again != 0 || err != nil {
-				t.Errorf("%s: a second audit repaired %d, %v", drift.name, again, err)
-			}
+			repairs(t, p, 0, drift.name+", a second audit")
 		}
 		saves := p.Stats().Saves
 		p.ListedAt = p.ListedAt.Add(-time.Hour)
@@ -374,7 +371,7 @@ func TestChainInUseElsewhere(t *testing.T) {
 		run(t, "", p.Tool.Program, "-t", "nat", "-A", "OUTPUT", "-j", svc)
 		changes, _ := table.Replace(lb.Owner{Name: "ns/svc-1"}, nil)
 		more, _ := table.Replace(w.ClusterIP(5, 500, 2))
-		apply(t, p, append(changes, more...), nil)
+		apply(t, p, append(changes, more...))
 		out := run(t, "", p.Tool.Program+"-save", "-t", "nat")
 		if strings.Contains(out, "-A "+svc+" ") || !strings.Contains(out, "ns/svc-5:http") {
 			t.Errorf("after the service went:\n%s", out)
@@ -393,9 +390,7 @@ func TestChainInUseElsewhere(t *testing.T) {
 		if n := strings.Count(run(t, "", p.Tool.Program+"-save", "-t", "nat"), ":"+xtables.EndpointChain); n != 6 {
 			t.Errorf("%d chains of endpoints, want 2 of each of the 3 services", n)
 		}
-		if repaired, err := auditAll(p); err != nil || repaired != 0 {
-			t.Errorf("a later audit repaired %d, %v", repaired, err)
-		}
+		repairs(t, p, 0, "later")
 	})
 }
 
@@ -426,19 +421,16 @@ func TestStepsEndWhereAFreshStartDoes(t *testing.T) {
 			}
 		}
 		for i := range 120 {
-			changes, _ := table.Replace(w.ClusterIP(i*37%4096, i, i%3))
-			apply(t, p, changes, nil)
+			replace(t, p, table)(w.ClusterIP(i*37%4096, i, i%3))
 			if i%5 == 0 {
 				compare(fmt.Sprintf("service %d came", i))
 			}
 		}
-		changes, _ := table.Replace(w.Full(50_000, 9000, 3, 1, 0)) // addresses far from the others
-		apply(t, p, changes, nil)
+		replace(t, p, table)(w.Full(50_000, 9000, 3, 1, 0)) // addresses far from the others
 		compare("an outlier came")
 		for i := range 120 {
 			o, _ := w.ClusterIP(i*37%4096, 0, 0)
-			changes, _ := table.Replace(o, nil)
-			apply(t, p, changes, nil)
+			replace(t, p, table)(o, nil)
 			if i%5 == 0 {
 				compare(fmt.Sprintf("service %d went", i))
 			}

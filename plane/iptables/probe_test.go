@@ -35,8 +35,7 @@ func TestProbeHT04(t *testing.T) {
 		table := w.Table(40, 3)
 		table.Replace(w.Full(100, 1000, 3, 1, time.Hour))
 		reset(t, p, table)
-		changes, conflicts := table.Replace(w.Full(100, 1000, 2, 1, time.Hour))
-		apply(t, p, changes, conflicts)
+		replace(t, p, table)(w.Full(100, 1000, 2, 1, time.Hour))
 		if n, err := p.Audit(t.Context(), true); err != nil || n != 0 {
 			t.Fatalf("before: repaired %d, error %v", n, err)
 		}
@@ -60,9 +59,7 @@ func TestProbeHT04(t *testing.T) {
 			now.Last != stats.Last || now.Owned != stats.Owned {
 			t.Errorf("before: %+v, after: %+v", stats, now)
 		}
-		if n, err := auditAll(p); err != nil || n != 0 {
-			t.Errorf("an audit of all rules then repaired %d, error %v", n, err)
-		}
+		repairs(t, p, 0, "after the probes")
 		if after := dump(t, p); after != before {
 			t.Errorf("before:\n%s\nafter:\n%s", before, after)
 		}

@@ -16,7 +16,6 @@ import (
 	"testing"
 
 	"kube-proxy/internal/kernel"
-	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
@@ -40,11 +39,16 @@ func saved(t *testing.T, program string) string {
 	return volatile.ReplaceAllString(run(t, "", program+"-save"), "")
 }
 
-func programOf(cfg Config) string {
-	if cfg.Family == lb.IPv6 {
-		return "ip6tables-" + string(cfg.Backend)
+func programOf(cfg Config) string { return backend(cfg.Backend).program(cfg.Family) }
+
+// removes removes chains, and nothing of them may stay.
+func removes(t testing.TB, cfg xtables.RemoveConfig) xtables.Removed {
+	t.Helper()
+	r, err := xtables.Remove(t.Context(), cfg)
+	if err != nil || len(r.Left) > 0 {
+		t.Errorf("remove: left %q, %v", r.Left, err)
 	}
-	return "iptables-" + string(cfg.Backend)
+	return r
 }
 
 // makeSets creates the ipsets that rules of the mode ipvs match (DP-32).
@@ -72,21 +76,14 @@ func TestRemoveDP15(t *testing.T) {
 		program := programOf(cfg)
 		run(t, readRules(t, "others.rules"), program+"-restore", "--noflush")
 		before := saved(t, program)
-		remove := func(what string) xtables.Removed {
-			t.Helper()
-			r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: cfg.Family, Backend: cfg.Backend})
-			if err != nil || len(r.Left) > 0 {
-				t.Errorf("%s: left %q, %v", what, r.Left, err)
-			}
-			return r
-		}
+		all := xtables.RemoveConfig{Family: cfg.Family, Backend: cfg.Backend}
 		same := func(what string) {
 			t.Helper()
 			if after := saved(t, program); after != before {
 				t.Errorf("%s: others had\n%s\nand have\n%s", what, before, after)
 			}
 		}
-		if r := remove("nothing"); r.Chains+r.Rules > 0 {
+		if r := removes(t, all); r.Chains+r.Rules > 0 {
 			t.Errorf("removed %+v where there was nothing of ours", r)
 		}
 		same("nothing")
@@ -100,7 +97,7 @@ func TestRemoveDP15(t *testing.T) {
 				makeSets(t)
 			}
 			run(t, readRules(t, file), program+"-restore", "--noflush")
-			if r := remove(file); r.Chains != want.Chains || r.Rules != want.Rules {
+			if r := removes(t, all); r.Chains != want.Chains || r.Rules != want.Rules {
 				t.Errorf("%s: removed %d chains and %d rules, want %d and %d", file, r.Chains, r.Rules, want.Chains,
 					want.Rules)
 			}
@@ -113,7 +110,7 @@ func TestRemoveDP15(t *testing.T) {
 		table.Replace(restricted(w, 200, 3, someRanges(w, 0, 5), lb.Balance))
 		table.Replace(restricted(w, 201, 3, someRanges(w, 0, 5), lb.Reject))
 		reset(t, p, table)
-		remove("our plane")
+		removes(t, all)
 		same("our plane")
 		reset(t, p, table)
 	})
@@ -130,12 +127,8 @@ func TestRemoveBeside(t *testing.T) {
 		makeSets(t)
 		beside := func(keep *xtables.Layout) xtables.Removed {
 			t.Helper()
-			r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: cfg.Family, Backend: cfg.Backend,
-				KeepLocalnet: true, Keep: keep})
-			if err != nil || len(r.Left) > 0 {
-				t.Errorf("left %q, %v", r.Left, err)
-			}
-			return r
+			return removes(t, xtables.RemoveConfig{Family: cfg.Family, Backend: cfg.Backend, KeepLocalnet: true,
+				Keep: keep})
 		}
 		has := func(want, gone []string) {
 			t.Helper()
@@ -281,7 +274,7 @@ func TestRemoveMartianDP10(t *testing.T) {
 func TestRemoveMakesNothing(t *testing.T) {
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 		inNetns(t)
-		for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
+		for _, b := range xtables.Both {
 			needs(t, b)
 			if r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: fam, Backend: b}); err != nil ||
 				r.Chains+r.Rules+len(r.Left) > 0 {
@@ -454,30 +447,16 @@ func TestRemoveFirewall(t *testing.T) {
 
 // Removing another mode's chains leaves the rule that protects 127.0.0.1 to the mode that wrote it.
 func TestRemoveOfOthersLeavesTheFirewall(t *testing.T) {
-	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
-		needs(t, b)
-		if err := netlab.Isolated(0, func() error {
-			p, err := New(Config{Family: lb.IPv4, Backend: b})
-			if err != nil {
-				return err
-			}
-			defer p.Close()
-			if _, err := p.Reset(t.Context(), shopTable()); err != nil {
-				return err
-			}
-			none := func(string, string) bool { return false }
-			r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: lb.IPv4, Backend: b, Ours: none})
-			if err != nil || len(r.Left) > 0 {
-				t.Errorf("%s: left %q, %v", b, r.Left, err)
-			}
-			routesLocalnet(t, true)
-			out, err := xtables.Output(t.Context(), p.Tool.Run, p.Tool.Program, "-S", xtables.NodeFirewall)
-			if err != nil || !strings.Contains(string(out), xtables.BlockLocalnet) {
-				t.Errorf("%s: KUBE-FIREWALL has %q, %v", b, out, err)
-			}
-			return nil
-		}); err != nil {
-			t.Error(err)
+	eachBackend(t, func(t *testing.T, b xtables.Backend) {
+		inNetns(t)
+		p := newPlane(t, Config{Family: lb.IPv4, Backend: b})
+		reset(t, p, shopTable())
+		none := func(string, string) bool { return false }
+		removes(t, xtables.RemoveConfig{Family: lb.IPv4, Backend: b, Ours: none})
+		routesLocalnet(t, true)
+		if rules := run(t, "", p.Tool.Program, "-S", xtables.NodeFirewall); !strings.Contains(rules,
+			xtables.BlockLocalnet) {
+			t.Errorf("KUBE-FIREWALL has %q", rules)
 		}
-	}
+	})
 }

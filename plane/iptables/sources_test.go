@@ -54,8 +54,7 @@ func TestCostOfSourceRanges(t *testing.T) {
 				reset(t, p, tab)
 				cost := func(i, ports int, sources []netip.Prefix) (rules, bytes int) {
 					before := p.Stats()
-					changes, _ := tab.Replace(restricted(w, i, ports, sources, do))
-					apply(t, p, changes, nil)
+					replace(t, p, tab)(restricted(w, i, ports, sources, do))
 					after := p.Stats()
 					return after.Last.NAT + after.Last.Filter, int(after.Bytes - before.Bytes)
 				}
@@ -120,8 +119,7 @@ func TestSourceListsComeAndGo(t *testing.T) {
 			{"no restriction", 1, nil, lb.Balance, 1, 1},
 			{"one list for another", 3, one, lb.Balance, 1, 1},
 		} {
-			changes, _ := tab.Replace(restricted(w, step.i, 2, step.ranges, step.do))
-			apply(t, p, changes, nil)
+			replace(t, p, tab)(restricted(w, step.i, 2, step.ranges, step.do))
 			for tb, want := range map[xtables.Table]int{xtables.NAT: step.NAT, xtables.Filter: step.filter} {
 				out := run(t, "", p.Tool.Program+"-save", "-t", tb.String())
 				if n := strings.Count(out, "\n:"+xtables.SourceList); n != want {
@@ -131,9 +129,7 @@ func TestSourceListsComeAndGo(t *testing.T) {
 			if len(p.st.lists) != step.NAT+step.filter {
 				t.Errorf("%s: %d lists are known", step.what, len(p.st.lists))
 			}
-			if repaired, err := auditAll(p); repaired != 0 || err != nil {
-				t.Errorf("%s: an audit repaired %d, %v", step.what, repaired, err)
-			}
+			repairs(t, p, 0, step.what)
 			before := dump(t, p)
 			p = newPlane(t, cfg)
 			reset(t, p, tab)
@@ -142,8 +138,7 @@ func TestSourceListsComeAndGo(t *testing.T) {
 			}
 		}
 		for i := 1; i <= 3; i++ {
-			changes, _ := tab.Replace(lb.Owner{Name: fmt.Sprintf("ns/restricted-%d", i)}, nil)
-			apply(t, p, changes, nil)
+			replace(t, p, tab)(lb.Owner{Name: fmt.Sprintf("ns/restricted-%d", i)}, nil)
 		}
 		if out := run(t, "", p.Tool.Program+"-save"); strings.Contains(out, xtables.SourceList) || len(p.st.lists) > 0 {
 			t.Errorf("lists without users:\n%s", out)

@@ -64,9 +64,7 @@ func TestLargeServicesInStages(t *testing.T) {
 					t.Errorf("%s: %d calls, want about %d", step.what, calls, step.calls)
 				}
 			}
-			if n, err := auditAll(p); n != 0 || err != nil {
-				t.Errorf("the audit repaired %d, %v", n, err)
-			}
+			repairs(t, p, 0, "at the end")
 			if got, want := dump(t, p), fresh(t, cfg, tab); got != want {
 				t.Fatalf("got:\n%s\nwant:\n%s", got, want)
 			}
@@ -79,30 +77,27 @@ func TestLargeServicesInStages(t *testing.T) {
 // the same as a fresh one, with Services of many stages too (TN-72). The kernel treats packets as
 // the table says.
 func TestWalk(t *testing.T) {
-	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
-		t.Run(string(b), func(t *testing.T) {
-			needs(t, b)
-			t.Parallel()
-			planetest.Walks(t, 3, 40, func(t testing.TB) planetest.Kernel {
-				k, run := backend(b).kernel(t), &refuser{System: xtables.System{Lock: ownLock()}}
-				k.New = func(f lb.Family) (planetest.Plane, error) {
-					return New(Config{Family: f, Backend: b, Runner: run})
-				}
-				k.Slow = func(f lb.Family) (planetest.Plane, error) {
-					return slow(Config{Family: f, Backend: b, Runner: run})
-				}
-				k.Faults = planetest.Faults{
-					Begin: func(rnd *rand.Rand) { run.refuses = run.atRandom(t.Context(), rnd) },
-					End:   func() { run.refuses = nil },
-					Check: func(t testing.TB, p planetest.Plane, table *lb.Table) {
-						packets := planetest.World{Family: table.Family}.Packets(table, false)
-						compare(t, p.(*Plane), table, packets[:min(10, len(packets))])
-					},
-				}
-				return k
-			})
+	eachBackend(t, func(t *testing.T, b xtables.Backend) {
+		t.Parallel()
+		planetest.Walks(t, 3, 40, func(t testing.TB) planetest.Kernel {
+			k, run := backend(b).kernel(t), &refuser{System: xtables.System{Lock: ownLock()}}
+			k.New = func(f lb.Family) (planetest.Plane, error) {
+				return New(Config{Family: f, Backend: b, Runner: run})
+			}
+			k.Slow = func(f lb.Family) (planetest.Plane, error) {
+				return slow(Config{Family: f, Backend: b, Runner: run})
+			}
+			k.Faults = planetest.Faults{
+				Begin: func(rnd *rand.Rand) { run.refuses = run.atRandom(t.Context(), rnd) },
+				End:   func() { run.refuses = nil },
+				Check: func(t testing.TB, p planetest.Plane, table *lb.Table) {
+					packets := planetest.World{Family: table.Family}.Packets(table, false)
+					compare(t, p.(*Plane), table, packets[:min(10, len(packets))])
+				},
+			}
+			return k
 		})
-	}
+	})
 }
 
 // atRandom refuses some restores, or makes them end after some of their tables.

@@ -84,13 +84,10 @@ COMMIT
 // nor do established ones that send all the time (G4). Then it changes back: upstream writes its
 // rules over ours. Then it changes to ours again.
 func TestTakeOverUnderTraffic(t *testing.T) {
-	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
-		t.Run(string(b), func(t *testing.T) { takeOver(t, b) })
-	}
+	eachBackend(t, takeOver)
 }
 
 func takeOver(t *testing.T, b xtables.Backend) {
-	needs(t, b)
 	lab := netlab.ForTest(t, netlab.Options{})
 	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
 	restore := "iptables-" + string(b) + "-restore"
@@ -177,6 +174,13 @@ func TestLocalhostNodePortSV64(t *testing.T) {
 	}
 }
 
+// elsewhere is shopTable's node with NodePorts on another address than 127.0.0.1.
+func elsewhere() lb.Node {
+	node := shopTable().Node
+	node.NodePorts = []netip.Prefix{netip.MustParsePrefix("172.18.0.2/32")}
+	return node
+}
+
 // routesLocalnet checks whether packets to 127.0.0.0/8 are routed.
 func routesLocalnet(t *testing.T, want bool) {
 	t.Helper()
@@ -189,55 +193,50 @@ func routesLocalnet(t *testing.T, want bool) {
 // Other hosts on the link do not reach listeners on 127.0.0.1, although that is routed, nor after
 // the node's NodePorts no longer cover 127.0.0.1 (CVE-2020-8558, DP-10).
 func TestMartiansAreDroppedDP10(t *testing.T) {
-	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
-		t.Run(string(b), func(t *testing.T) {
-			needs(t, b)
-			lab := netlab.ForTest(t, netlab.Options{})
-			lab.Serve(netlab.TCP, 8080, "node1")
-			// The client routes packets to 127.0.0.1 to the node.
-			lab.On("client", func() {
-				run(t, "", "sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1")
-				run(t, "", "ip", "rule", "add", "pref", "1", "lookup", "local")
-				run(t, "", "ip", "rule", "del", "pref", "0")
-				run(t, "", "ip", "rule", "add", "pref", "0", "to", "127.0.0.2", "lookup", "7")
-				run(t, "", "ip", "route", "add", "127.0.0.2", "via", "172.18.0.2", "src", "172.18.0.100", "table", "7")
-			})
-			reaches := func() bool {
-				_, err := lab.Dial("client", netlab.TCP, netip.MustParseAddrPort("127.0.0.2:8080"),
-					netlab.DialOptions{Timeout: 500 * time.Millisecond})
-				return err == nil
-			}
-			lab.On("node1", func() { run(t, "", "sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1") })
-			if !reaches() {
-				t.Fatal("with route_localnet, and without the rule, the client does not reach 127.0.0.2")
-			}
-			var p *Plane
-			lab.On("node1", func() {
-				p = newPlane(t, Config{Family: lb.IPv4, Backend: b})
-				reset(t, p, shopTable())
-				routesLocalnet(t, true)
-			})
-			if reaches() {
-				t.Error("the client reaches what listens on 127.0.0.0/8 of the node")
-			}
-			lab.On("node1", func() {
-				run(t, "", "sysctl", "-qw", "net.ipv4.conf.all.route_localnet=0")
-				if repaired, err := p.Audit(t.Context(), true); repaired != 1 || err != nil {
-					t.Errorf("another program has set route_localnet to 0: repaired %d, %v", repaired, err)
-				}
-				routesLocalnet(t, true)
-			})
-			lab.On("node1", func() {
-				elsewhere := shopTable().Node
-				elsewhere.NodePorts = []netip.Prefix{netip.MustParsePrefix("172.18.0.2/32")}
-				if err := p.SetNode(t.Context(), elsewhere); err != nil {
-					t.Fatal(err)
-				}
-				routesLocalnet(t, false)
-			})
-			if reaches() {
-				t.Error("without NodePorts on 127.0.0.1 the client reaches what listens there")
-			}
+	eachBackend(t, func(t *testing.T, b xtables.Backend) {
+		lab := netlab.ForTest(t, netlab.Options{})
+		lab.Serve(netlab.TCP, 8080, "node1")
+		// The client routes packets to 127.0.0.1 to the node.
+		lab.On("client", func() {
+			run(t, "", "sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1")
+			run(t, "", "ip", "rule", "add", "pref", "1", "lookup", "local")
+			run(t, "", "ip", "rule", "del", "pref", "0")
+			run(t, "", "ip", "rule", "add", "pref", "0", "to", "127.0.0.2", "lookup", "7")
+			run(t, "", "ip", "route", "add", "127.0.0.2", "via", "172.18.0.2", "src", "172.18.0.100", "table", "7")
 		})
-	}
+		reaches := func() bool {
+			_, err := lab.Dial("client", netlab.TCP, netip.MustParseAddrPort("127.0.0.2:8080"),
+				netlab.DialOptions{Timeout: 500 * time.Millisecond})
+			return err == nil
+		}
+		lab.On("node1", func() { run(t, "", "sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1") })
+		if !reaches() {
+			t.Fatal("with route_localnet, and without the rule, the client does not reach 127.0.0.2")
+		}
+		var p *Plane
+		lab.On("node1", func() {
+			p = newPlane(t, Config{Family: lb.IPv4, Backend: b})
+			reset(t, p, shopTable())
+			routesLocalnet(t, true)
+		})
+		if reaches() {
+			t.Error("the client reaches what listens on 127.0.0.0/8 of the node")
+		}
+		lab.On("node1", func() {
+			run(t, "", "sysctl", "-qw", "net.ipv4.conf.all.route_localnet=0")
+			if repaired, err := p.Audit(t.Context(), true); repaired != 1 || err != nil {
+				t.Errorf("another program has set route_localnet to 0: repaired %d, %v", repaired, err)
+			}
+			routesLocalnet(t, true)
+		})
+		lab.On("node1", func() {
+			if err := p.SetNode(t.Context(), elsewhere()); err != nil {
+				t.Fatal(err)
+			}
+			routesLocalnet(t, false)
+		})
+		if reaches() {
+			t.Error("without NodePorts on 127.0.0.1 the client reaches what listens there")
+		}
+	})
 }

@@ -16,34 +16,16 @@ import (
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/test/exectest"
 	"kube-proxy/test/planetest"
 )
 
-// fakeTool returns a machine with the programs of a family, whose --version prints version.
-func fakeTool(version string, programs ...string) program {
-	f := program{&exectest.Fake{}}
+// fakeTool returns a machine with only these programs of iptables, whose --version prints version.
+func fakeTool(version string, programs ...string) *blackHole {
+	b := &blackHole{version: version, programs: []string{}}
 	for _, p := range programs {
-		f.Programs = append(f.Programs, p, p+"-restore", p+"-save")
+		b.programs = append(b.programs, p, p+"-restore", p+"-save")
 	}
-	f.Do = func(_ []byte, name string, args ...string) (string, error) {
-		if slices.Contains(args, "--version") {
-			return version, nil
-		}
-		return "", nil
-	}
-	return f
-}
-
-// program is a fake one.
-type program struct{ *exectest.Fake }
-
-func (p program) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string,
-	args ...string) error {
-	run := func(stdin []byte, name string, args ...string) ([]byte, error) {
-		return p.Run(ctx, stdin, name, args...)
-	}
-	return piped(run, in, out, name, args...)
+	return b
 }
 
 func TestFindTool(t *testing.T) {
@@ -89,11 +71,9 @@ func TestFindTool(t *testing.T) {
 	}
 }
 
-// A restore that fails without effect leaves the plane unchanged, and the next one succeeds. After
-// one that may have been applied in part, the plane requires a Reset. slowTool is a busy machine,
-// where each program is slow.
+// slowTool is a busy machine, where each program is slow.
 type slowTool struct {
-	program
+	*blackHole
 	takes time.Duration
 }
 
@@ -101,7 +81,7 @@ func (s slowTool) Pipe(ctx context.Context, in func(io.Writer) error, out func(i
 	args ...string) error {
 	select {
 	case <-time.After(s.takes):
-		return s.program.Pipe(ctx, in, out, name, args...)
+		return s.blackHole.Pipe(ctx, in, out, name, args...)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -110,7 +90,7 @@ func (s slowTool) Pipe(ctx context.Context, in func(io.Writer) error, out func(i
 // A busy machine still has its programs and tables: slowness makes New choose no other back end,
 // and no other mode.
 func TestBusyMachineHasItsTables(t *testing.T) {
-	fake := func() program {
+	fake := func() *blackHole {
 		return fakeTool("iptables v1.8.9 (nf_tables)", "iptables-nft", "iptables-legacy")
 	}
 	synctest.Test(t, func(t *testing.T) {
@@ -125,6 +105,8 @@ func TestBusyMachineHasItsTables(t *testing.T) {
 	})
 }
 
+// A restore that fails without effect leaves the plane unchanged, and the next one succeeds. After
+// one that may have been applied in part, the plane requires a Reset.
 func TestRestoreFails(t *testing.T) {
 	w := planetest.World{Family: lb.IPv4}
 	for _, c := range []struct {
@@ -154,7 +136,7 @@ func TestRestoreFails(t *testing.T) {
 				t.Errorf("the plane is not as it was: %s", got)
 			}
 			hole.fail = nil
-			apply(t, p, changes, nil)
+			apply(t, p, changes)
 			if len(p.st.rows) != 33 {
 				t.Errorf("%d rows, want 33", len(p.st.rows))
 			}
@@ -163,12 +145,12 @@ func TestRestoreFails(t *testing.T) {
 }
 
 // endless lists rules without end, while the reader reads.
-type endless struct{ program }
+type endless struct{ *blackHole }
 
 func (e endless) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string,
 	args ...string) error {
 	if !strings.HasSuffix(name, "-save") {
-		return e.program.Pipe(ctx, in, out, name, args...)
+		return e.blackHole.Pipe(ctx, in, out, name, args...)
 	}
 	r, w := io.Pipe()
 	go func() {
@@ -214,7 +196,7 @@ func TestChooseDP14(t *testing.T) {
 			inNetns(t)
 			run(t, "", "iptables-legacy", "-t", "nat", "-S") // creates the tables
 			fake := fakeTool("", "iptables-nft", "iptables-legacy")
-			fake.Do = func(_ []byte, name string, args ...string) (string, error) {
+			fake.says = func(name string, args []string) (string, error) {
 				text := map[string]string{"iptables-nft": c.nft, "iptables-legacy": c.legacy}[strings.TrimSuffix(name,
 					"-save")]
 				if strings.HasSuffix(name, "-save") {

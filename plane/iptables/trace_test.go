@@ -53,8 +53,7 @@ func TestCommentsAreNoDifference(t *testing.T) {
 		table := w.Table(2, 450)
 		reset(t, p, table)
 		for i := range 4 { // from the second on the cluster is large
-			changes, conflicts := table.Replace(w.ClusterIP(2+i, 1000+i*400, 400-100*i))
-			apply(t, p, changes, conflicts)
+			replace(t, p, table)(w.ClusterIP(2+i, 1000+i*400, 400-100*i))
 		}
 		var comments [2]int
 		for i := range 6 {
@@ -74,63 +73,59 @@ func TestCommentsAreNoDifference(t *testing.T) {
 // A query while the engine writes sees a state that the kernel held, and finds only differences
 // that are being written (-race).
 func TestLookWhileWriting(t *testing.T) {
-	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
-		t.Run(string(b), func(t *testing.T) {
-			needs(t, b)
-			inNetns(t)
-			ns, err := netns.Get()
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer ns.Close()
-			w := planetest.World{Family: lb.IPv4}
-			p := newPlane(t, Config{Family: lb.IPv4, Backend: b})
-			table, same := w.Table(100, 3), w.Table(100, 3)
-			reset(t, p, table)
-			packet := trace.Packet{From: netip.AddrPortFrom(w.Addr(100, 999), 0), In: "veth1",
-				To: netip.AddrPortFrom(w.Addr(10, 1), 80), Proto: lb.TCP}
-			ctx, stop := context.WithCancel(t.Context())
-			defer stop()
-			ended := make(chan error, 2)
-			beside := func(fn func() error) {
-				go func() { ended <- netlab.In(ns, fn) }()
-			}
-			beside(func() error {
-				for ctx.Err() == nil {
-					got, err := p.TracePacket(t.Context(), packet)
-					if err == nil {
-						err = balancesOverOneSet(w, got)
-					}
-					if err != nil {
-						return err
-					}
+	eachBackend(t, func(t *testing.T, b xtables.Backend) {
+		inNetns(t)
+		ns, err := netns.Get()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ns.Close()
+		w := planetest.World{Family: lb.IPv4}
+		p := newPlane(t, Config{Family: lb.IPv4, Backend: b})
+		table, same := w.Table(100, 3), w.Table(100, 3)
+		reset(t, p, table)
+		packet := trace.Packet{From: netip.AddrPortFrom(w.Addr(100, 999), 0), In: "veth1",
+			To: netip.AddrPortFrom(w.Addr(10, 1), 80), Proto: lb.TCP}
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		ended := make(chan error, 2)
+		beside := func(fn func() error) {
+			go func() { ended <- netlab.In(ns, fn) }()
+		}
+		beside(func() error {
+			for ctx.Err() == nil {
+				got, err := p.TracePacket(t.Context(), packet)
+				if err == nil {
+					err = balancesOverOneSet(w, got)
 				}
-				return nil
-			})
-			beside(func() error {
-				for ctx.Err() == nil {
-					err := p.Differences(t.Context(), same, func(d trace.Difference) bool {
-						if k := d.Key; k.Addr.IsValid() && k.Addr != packet.To.Addr() {
-							t.Errorf("differs, though no program wrote it: %+v", d)
-						}
-						return true
-					})
-					if err != nil {
-						return err
-					}
+				if err != nil {
+					return err
 				}
-				return nil
-			})
-			for i := range 30 {
-				changes, conflicts := table.Replace(w.ClusterIP(0, 1000*i, 1+i%4))
-				apply(t, p, changes, conflicts)
 			}
-			stop()
-			if err := errors.Join(<-ended, <-ended); err != nil {
-				t.Error(err)
-			}
+			return nil
 		})
-	}
+		beside(func() error {
+			for ctx.Err() == nil {
+				err := p.Differences(t.Context(), same, func(d trace.Difference) bool {
+					if k := d.Key; k.Addr.IsValid() && k.Addr != packet.To.Addr() {
+						t.Errorf("differs, though no program wrote it: %+v", d)
+					}
+					return true
+				})
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		for i := range 30 {
+			replace(t, p, table)(w.ClusterIP(0, 1000*i, 1+i%4))
+		}
+		stop()
+		if err := errors.Join(<-ended, <-ended); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // balancesOverOneSet returns an error if the answer's backends are not from one set, or have

@@ -72,8 +72,7 @@ func TestRulesPrintedOtherwise(t *testing.T) {
 		audit("a rule too many, and none", 2, true)
 		audit("and repaired again", 0, false)
 
-		changes, _ := tab.Replace(w.ClusterIP(3, 90, 2))
-		apply(t, p, changes, nil)
+		replace(t, p, tab)(w.ClusterIP(3, 90, 2))
 		audit("a change", 0, true)
 		audit("after the change", 0, false)
 

@@ -52,28 +52,22 @@ func TestTableThatIptablesCannotShow(t *testing.T) {
 		}
 		want := leading()
 		for range 2 {
-			if repaired, err := auditAll(p); repaired != 0 || err != nil {
-				t.Errorf("an audit repaired %d, %v", repaired, err)
-			}
+			repairs(t, p, 0, "unchanged")
 		}
 		again := newPlane(t, cfg)
 		reset(t, again, table)
 		if got := leading(); got != want {
 			t.Errorf("%d rules lead to our chains, and after audits and a restart %d", want, got)
 		}
-		changes, _ := table.Replace(w.ClusterIP(9, 100, 3))
-		apply(t, again, changes, nil)
-		changes, _ = table.Replace(lb.Owner{Name: "ns/svc-9"}, nil)
-		apply(t, again, changes, nil)
+		replace(t, again, table)(w.ClusterIP(9, 100, 3))
+		replace(t, again, table)(lb.Owner{Name: "ns/svc-9"}, nil)
 		for _, chain := range []string{"filter FORWARD", "nat " +
 			portID{"ns/svc-1:http", lb.TCP}.chain(xtables.ClusterChain)} {
 			run(t, "", "nft", strings.Fields("flush chain "+family+" "+chain)...)
 			if repaired, err := again.Audit(context.Background(), false); repaired == 0 || err != nil {
 				t.Errorf("the rules of %s are gone: repaired %d, %v", chain, repaired, err)
 			}
-			if repaired, err := auditAll(again); repaired != 0 || err != nil {
-				t.Errorf("the rules of %s are back: repaired %d, %v", chain, repaired, err)
-			}
+			repairs(t, again, 0, "the rules of "+chain+" are back")
 		}
 		if got := leading(); got != want {
 			t.Errorf("%d rules lead to our chains, want %d again", got, want)

@@ -66,8 +66,6 @@ func TestUpstreamDeletesWhatItKnows(t *testing.T) {
 			}
 		}
 		reset(t, p, table) // and back
-		if repaired, err := auditAll(p); repaired != 0 || err != nil {
-			t.Errorf("after another change of mode an audit repaired %d, %v", repaired, err)
-		}
+		repairs(t, p, 0, "after another change of mode")
 	})
 }

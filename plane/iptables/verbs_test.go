@@ -12,12 +12,9 @@ import (
 )
 
 func TestVerbs(t *testing.T) {
-	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
-		t.Run(string(b), func(t *testing.T) {
-			needs(t, b)
-			planetest.Verbs(t, backend(b).kernel)
-		})
-	}
+	eachBackend(t, func(t *testing.T, b xtables.Backend) {
+		planetest.Verbs(t, backend(b).kernel)
+	})
 }
 
 // kernel returns a new network namespace that the calling goroutine enters.

@@ -42,8 +42,7 @@ func TestAuditsInWindows(t *testing.T) {
 					select {
 					case <-p.Drift():
 						// Added and removed again.
-						changes, _ := tab.Replace(w.ClusterIP(200+calls%3, 3000+10*calls, calls%5))
-						apply(t, p, changes, nil)
+						replace(t, p, tab)(w.ClusterIP(200+calls%3, 3000+10*calls, calls%5))
 						continue
 					default:
 					}
