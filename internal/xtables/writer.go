@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"kube-proxy/internal/nft/wire"
-	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/selfwrites"
 )
@@ -283,12 +282,4 @@ func (w *Writer) Learn(ctx context.Context, wanted map[ChainID]Digest, jumps []J
 	maps.DeleteFunc(w.prints, func(id ChainID, _ printed) bool { _, known := wanted[id]; return !known })
 	w.Count(func(s *Stats) { s.Unlike = len(w.prints) + len(w.unread) })
 	return n, nil
-}
-
-// MatchKey returns the match of a destination; dst is empty for a key without address.
-func MatchKey(key lb.Key) (dst, ports string) {
-	if key.Addr.IsValid() {
-		dst = fmt.Sprintf("-d %s/%d ", key.Addr, key.Addr.BitLen())
-	}
-	return dst, fmt.Sprintf("-p %s -m %s --dport %d ", key.Proto, key.Proto, key.Port)
 }

@@ -49,7 +49,7 @@ func TestResetLeavesRowsForLater(t *testing.T) {
 		}
 		got := dump(t, p)
 		for f := range small.All() {
-			if !strings.Contains(got, "-d "+p.base.host(f.Key.Addr)+" ") {
+			if !strings.Contains(got, "-d "+f.Key.Addr.String()+"/") {
 				t.Errorf("%s, which was served, is not", f.Key)
 			}
 		}

@@ -38,8 +38,6 @@ type renderer struct {
 	mark   uint32
 }
 
-func (r *renderer) host(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).String() }
-
 // rendered has the chains and rules that a service port needs.
 type rendered struct {
 	chains   []xtables.Chain                    // of this service port only
@@ -96,18 +94,18 @@ func (u *portRenderer) decide(f *lb.Frontend) {
 func (u *portRenderer) row(f *lb.Frontend) {
 	if f.Accepts() { // a health check translates nothing
 		u.out[f.Key] = []dispatched{
-			{inHealthChecks, []string{u.match(f.Key, "") + xtables.Comment(f.Service, " health check node port") +
+			{inHealthChecks, []string{xtables.MatchKey(f.Key, "") + xtables.Comment(f.Service, " health check node port") +
 				"-j ACCEPT"}}}
 		return
 	}
 	var out []dispatched
 	if target := u.target(f); target != "" {
 		note := xtables.Comment(f.Service, " ", title(f.Kind))
-		at := dispatched{inServices, []string{u.match(f.Key, "") + note + "-j " + target}}
+		at := dispatched{inServices, []string{xtables.MatchKey(f.Key, "") + note + "-j " + target}}
 		if f.Key.IsNodePort() {
 			at.to = inNodePorts
 			if u.counts && u.localnet() {
-				at.rules = append([]string{"-d " + xtables.Loopback4.String() + " " + u.match(f.Key, "") + note +
+				at.rules = append([]string{"-d " + xtables.Loopback4.String() + " " + xtables.MatchKey(f.Key, "") + note +
 					xtables.Counting(xtables.LocalhostAccepted) + "-j " + target}, at.rules...)
 			}
 		}
@@ -131,20 +129,6 @@ func title(k lb.Kind) string {
 	return "node port"
 }
 
-// match returns the match on a key and a source, in the order of iptables-save: an interface comes
-// after the destination.
-func (r *renderer) match(k lb.Key, source string) string {
-	s := source
-	switch {
-	case k.IsNodePort():
-	case strings.Contains(source, "-i "):
-		s = "-d " + r.host(k.Addr) + " " + source
-	default:
-		s += "-d " + r.host(k.Addr) + " "
-	}
-	return s + "-p " + k.Proto.String() + " -m " + k.Proto.String() + " --dport " + strconv.Itoa(int(k.Port)) + " "
-}
-
 // target returns the chain that translates the frontend's packets, or "".
 func (u *portRenderer) target(f *lb.Frontend) string {
 	if !slices.ContainsFunc(f.Routes, func(r lb.Route) bool { return r.To != nil }) {
@@ -163,14 +147,6 @@ func (u *portRenderer) target(f *lb.Frontend) string {
 	note := xtables.Comment(f.Service, " loadbalancer IP")
 	others, list := u.sourceList(xtables.NAT, f)
 	return u.variant(xtables.FirewallChain, []string{others + note + "-j " + list, note + "-j " + target})
-}
-
-// from matches a source prefix; one of no length matches all.
-func from(p netip.Prefix) string {
-	if p.Bits() == 0 {
-		return ""
-	}
-	return "-s " + p.String() + " "
 }
 
 // variant returns the name of the service port's chain with that content. Frontends of a service
@@ -197,7 +173,9 @@ func (u *portRenderer) direct(f *lb.Frontend) (string, bool) {
 	if last.To != nil {
 		scope = last.To.ID.Scope
 	}
-	match := func(source string) string { return u.match(f.Key, source) + xtables.Comment(f.Service, " cluster IP") }
+	match := func(source string) string {
+		return xtables.MatchKey(f.Key, source) + xtables.Comment(f.Service, " cluster IP")
+	}
 	switch {
 	case last.To == nil || len(f.Sources) > 0:
 		return "", false
@@ -238,29 +216,13 @@ func (r *renderer) notPods() (source, mark string) {
 	return "", xtables.MarkMasq
 }
 
-// pods returns the matches for sources that are pods: none, one or several.
-func (r *renderer) pods() []string {
-	switch d := r.node.Pods; {
-	case d.Interface != "":
-		return []string{"-i " + d.Interface + " "}
-	case d.InterfacePrefix != "":
-		return []string{"-i " + d.InterfacePrefix + "+ "}
-	default:
-		var out []string
-		for _, p := range d.Prefixes {
-			out = append(out, from(p))
-		}
-		return out
-	}
-}
-
 // routes returns the rules that implement a frontend's routes in order (DP-04).
 func (u *portRenderer) routes(f *lb.Frontend) []string {
 	var rules []string
 	for _, route := range f.Routes {
-		for _, m := range u.sources(route.From) {
-			text := m[0] + xtables.Comment(describe(route.From), " traffic for ", f.Service, " external destinations") +
-				m[1]
+		for _, m := range xtables.Sources(route.From, u.node.Pods) {
+			text := m.Before + xtables.Comment(describe(route.From), " traffic for ", f.Service,
+				" external destinations") + m.After
 			if route.Do != lb.Balance {
 				if route.From != lb.Anywhere {
 					rules = append(rules, text+"-j RETURN")
@@ -284,21 +246,6 @@ func describe(f lb.From) string {
 		return "route LOCAL"
 	}
 	return "masquerade or local"
-}
-
-// sources returns the matches of a route: the parts before and after the comment.
-func (r *renderer) sources(f lb.From) [][2]string {
-	switch f {
-	case lb.Pods:
-		var out [][2]string
-		for _, p := range r.pods() {
-			out = append(out, [2]string{p, ""})
-		}
-		return out
-	case lb.Host:
-		return [][2]string{{"", "-m addrtype --src-type LOCAL "}}
-	}
-	return [][2]string{{"", ""}}
 }
 
 // choice is a chain to which packets go at random, by the number of backends behind it.
@@ -407,7 +354,7 @@ func (u *portRenderer) endpoint(a netip.AddrPort) string {
 		translate += "-m recent --set --name " + name + " " + u.recentMask()
 	}
 	u.chains = append(u.chains, xtables.Chain{ID: xtables.ChainID{Table: xtables.NAT, Name: name}, Rules: []string{
-		"-s " + u.host(a.Addr()) + " " + note + "-j " + xtables.MarkMasq,
+		xtables.FromPrefix(netip.PrefixFrom(a.Addr(), a.Addr().BitLen())) + note + "-j " + xtables.MarkMasq,
 		translate + "-m " + proto + " -j DNAT --to-destination " + a.String(),
 	}})
 	return name
@@ -441,8 +388,8 @@ func (u *portRenderer) refusal(f *lb.Frontend) dispatched {
 			continue
 		}
 		rejects = rejects || route.Do == lb.Reject
-		for _, m := range u.sources(route.From) {
-			rules = append(rules, u.match(f.Key, m[0])+xtables.Comment(f.Service, note)+m[1]+verdict)
+		for _, m := range xtables.Sources(route.From, u.node.Pods) {
+			rules = append(rules, xtables.MatchKey(f.Key, m.Before)+xtables.Comment(f.Service, note)+m.After+verdict)
 		}
 	}
 	if len(f.Sources) == 0 {
@@ -452,9 +399,9 @@ func (u *portRenderer) refusal(f *lb.Frontend) dispatched {
 	kept := xtables.Comment(f.Service, " traffic not accepted by "+u.id.chain(xtables.FirewallChain))
 	if rejects { // but only sources inside the ranges
 		others, list := u.sourceList(xtables.Filter, f)
-		p.rules = append([]string{u.match(f.Key, others) + kept + "-j " + list}, rules...)
+		p.rules = append([]string{xtables.MatchKey(f.Key, others) + kept + "-j " + list}, rules...)
 	}
-	p.rules = append(p.rules, u.match(f.Key, "")+kept+"-j DROP")
+	p.rules = append(p.rules, xtables.MatchKey(f.Key, "")+kept+"-j DROP")
 	return p
 }
 

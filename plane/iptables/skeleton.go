@@ -20,7 +20,7 @@ func (r *renderer) skeleton() []xtables.Chain {
 	}
 	off := []string{}
 	for _, p := range r.node.Pods.Prefixes {
-		off = append(off, from(p)+"-j RETURN")
+		off = append(off, xtables.FromPrefix(p)+"-j RETURN")
 	}
 	off = append(off, "-j "+xtables.MarkMasq)
 	chains := []xtables.Chain{

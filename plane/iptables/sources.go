@@ -24,7 +24,7 @@ type list struct {
 func listChain(id xtables.ChainID, ranges []netip.Prefix) xtables.Chain {
 	c := xtables.Chain{ID: id, Rules: make([]string, 0, len(ranges)+1)}
 	for _, p := range ranges {
-		c.Rules = append(c.Rules, from(p)+"-j RETURN")
+		c.Rules = append(c.Rules, xtables.FromPrefix(p)+"-j RETURN")
 	}
 	verdict := "ACCEPT"
 	if id.Table == xtables.Filter {
@@ -41,7 +41,7 @@ func (u *portRenderer) sourceList(t xtables.Table, f *lb.Frontend) (others, name
 	ranges := f.Sources
 	own := netip.PrefixFrom(f.Key.Addr, f.Key.Addr.BitLen())
 	if i := slices.Index(ranges, own); i >= 0 {
-		others, ranges = "! "+from(own), slices.Delete(slices.Clone(ranges), i, i+1)
+		others, ranges = "! "+xtables.FromPrefix(own), slices.Delete(slices.Clone(ranges), i, i+1)
 	}
 	var text strings.Builder
 	for _, p := range ranges {

@@ -4,10 +4,11 @@ package iptables
 
 import (
 	"context"
-	"kube-proxy/internal/xtables"
 	"maps"
 	"slices"
 	"time"
+
+	"kube-proxy/internal/xtables"
 )
 
 // windowSize is the approximate number of chains and rules that one Audit checks of a larger total

@@ -78,25 +78,6 @@ func chainRules(n nodeFacts) map[chainName][]string {
 	return all
 }
 
-// pods returns the matches of sources that are pods.
-func (n *nodeFacts) pods() (all []string) {
-	d := n.node.Pods
-	switch {
-	case d.Interface != "":
-		return []string{"-i " + d.Interface + " "}
-	case d.InterfacePrefix != "":
-		return []string{"-i " + d.InterfacePrefix + "+ "}
-	}
-	for _, p := range d.Prefixes {
-		if p.Bits() == 0 {
-			all = append(all, "")
-			continue
-		}
-		all = append(all, "-s "+p.String()+" ")
-	}
-	return all
-}
-
 // mangle has the chains that decide by the origin of a packet: its virtual server, masquerading,
 // drops. They are in the last table before IPVS in which a set can mark packets.
 func (n *nodeFacts) mangle(all map[chainName][]string) {
@@ -123,17 +104,17 @@ func (n *nodeFacts) mangle(all map[chainName][]string) {
 	all[chainName{"mangle", chainSent}] = []string{fmt.Sprintf("-j MARK --set-xmark 0x0/%#x", ^n.masq)}
 	var rules []string
 	for _, o := range []struct {
-		name    string
-		set     set
-		sources []string
+		name string
+		set  set
+		from lb.From
 	}{
-		{"PODS", setMarksPods, n.pods()},
-		{"HOST", setMarksHost, []string{"-m addrtype --src-type LOCAL "}},
-		{"ANYWHERE", setMarksAnywhere, []string{""}},
+		{"PODS", setMarksPods, lb.Pods},
+		{"HOST", setMarksHost, lb.Host},
+		{"ANYWHERE", setMarksAnywhere, lb.Anywhere},
 	} {
 		chain := chainOriginPrefix + o.name
-		for _, source := range o.sources {
-			rules = append(rules, source+n.matches(o.set, "dst,dst")+"-g "+chain)
+		for _, s := range xtables.Sources(o.from, n.node.Pods) {
+			rules = append(rules, s.Before+s.After+n.matches(o.set, "dst,dst")+"-g "+chain)
 		}
 		all[chainName{"mangle", chain}] = []string{
 			"-j SET --map-set " + o.set.name(n.family) + " dst,dst --map-mark",

@@ -120,50 +120,15 @@ func (c *IPTables) ChangedBy() string { return c.keep.ChangedBy() }
 // Close is part of [Redirector].
 func (c *IPTables) Close() error { return errors.Join(c.keep.Close(), c.close()) }
 
-// source is a match of a kind of source: the parts before and after -d, and at the end of the rule.
-// Each way to recognise pods has one.
-type source struct{ before, in, after string }
-
-func (c *IPTables) sources(f lb.From) (all []source) {
-	switch d := c.node.Pods; {
-	case f == lb.Anywhere:
-		return []source{{}}
-	case f == lb.Host:
-		return []source{{after: "-m addrtype --src-type LOCAL "}}
-	case d.Interface != "":
-		return []source{{in: "-i " + d.Interface + " "}}
-	case d.InterfacePrefix != "":
-		return []source{{in: "-i " + d.InterfacePrefix + "+ "}}
-	}
-	for _, p := range c.node.Pods.Prefixes {
-		all = append(all, source{before: matchSource(p)})
-	}
-	return all
-}
-
-// matchSource matches packets from a prefix.
-func matchSource(p netip.Prefix) string {
-	if p.Bits() == 0 {
-		return ""
-	}
-	return "-s " + p.String() + " "
-}
-
-// match is a rule's match of a source and a key, in the order in which iptables-save prints it.
-func match(s source, k lb.Key) string {
-	dst, ports := xtables.MatchKey(k)
-	return s.before + dst + s.in + ports + s.after
-}
-
 // lead returns the rules of an entry in nat and in filter.
 func (c *IPTables) lead(l Entry) (nat, filter []string) {
 	if len(l.Sources) > 0 {
-		to := match(source{}, l.Key) + "-j " + listChain(l.Sources)
+		to := xtables.MatchKey(l.Key, "") + "-j " + listChain(l.Sources)
 		nat, filter = append(nat, to), append(filter, to)
 	}
 	for _, r := range l.Routes {
-		for _, s := range c.sources(r.From) {
-			m := match(s, l.Key)
+		for _, s := range xtables.Sources(r.From, c.node.Pods) {
+			m := xtables.MatchKey(l.Key, s.Before) + s.After
 			switch {
 			case r.Port != 0 && (l.Key.IsNodePort() || !c.address.IsValid()):
 				nat = append(nat, m+fmt.Sprintf("-j DNAT --to-destination :%d", r.Port))
@@ -200,7 +165,7 @@ func listChain(sources []netip.Prefix) string {
 // list returns the chain of a list, in nat and in filter. It returns packets of these sources.
 func list(sources []netip.Prefix) (nat, filter []string) {
 	for _, p := range sources {
-		nat = append(nat, matchSource(p)+"-j RETURN")
+		nat = append(nat, xtables.FromPrefix(p)+"-j RETURN")
 	}
 	return append(slices.Clone(nat), "-j ACCEPT"), append(slices.Clone(nat), "-j DROP")
 }
@@ -287,8 +252,7 @@ func (c *rowsChange) share(l Entry, by int) {
 		case n == 0:
 			c.Entries[inGuard][k] = nil
 		case n == by: // the first
-			_, ports := xtables.MatchKey(k)
-			c.Entries[inGuard][k] = []string{c.reject(ports, k.Proto)}
+			c.Entries[inGuard][k] = []string{c.reject(xtables.MatchKey(k, ""), k.Proto)}
 		}
 	}
 	if len(l.Sources) > 0 {
