@@ -41,8 +41,8 @@ func FromPrefix(p netip.Prefix) string {
 	return "-s " + p.String() + " "
 }
 
-// MatchKey matches a destination, and a source of which it has the beginning, in the order of
-// iptables-save: an interface comes after the address.
+// MatchKey matches a destination and the beginning of a [Source], in the order of iptables-save: an
+// interface comes after the address.
 func MatchKey(k lb.Key, source string) string {
 	dst := ""
 	if !k.IsNodePort() {

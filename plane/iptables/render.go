@@ -92,20 +92,20 @@ func (u *portRenderer) decide(f *lb.Frontend) {
 }
 
 func (u *portRenderer) row(f *lb.Frontend) {
+	match := xtables.MatchKey(f.Key, "")
 	if f.Accepts() { // a health check translates nothing
-		u.out[f.Key] = []dispatched{
-			{inHealthChecks, []string{xtables.MatchKey(f.Key, "") + xtables.Comment(f.Service, " health check node port") +
-				"-j ACCEPT"}}}
+		u.out[f.Key] = []dispatched{{inHealthChecks, []string{match +
+			xtables.Comment(f.Service, " health check node port") + "-j ACCEPT"}}}
 		return
 	}
 	var out []dispatched
 	if target := u.target(f); target != "" {
-		note := xtables.Comment(f.Service, " ", title(f.Kind))
-		at := dispatched{inServices, []string{xtables.MatchKey(f.Key, "") + note + "-j " + target}}
+		match += xtables.Comment(f.Service, " ", title(f.Kind))
+		at := dispatched{inServices, []string{match + "-j " + target}}
 		if f.Key.IsNodePort() {
 			at.to = inNodePorts
 			if u.counts && u.localnet() {
-				at.rules = append([]string{"-d " + xtables.Loopback4.String() + " " + xtables.MatchKey(f.Key, "") + note +
+				at.rules = append([]string{"-d " + xtables.Loopback4.String() + " " + match +
 					xtables.Counting(xtables.LocalhostAccepted) + "-j " + target}, at.rules...)
 			}
 		}
