@@ -128,14 +128,13 @@ type Way struct {
 
 // owners are programs by what the names of their tables or chains begin with.
 var owners = []struct{ prefix, owner string }{
-	{"cali-", "Calico"}, {"calico", "Calico"}, {"KUBE-ROUTER", "kube-router"}, {"KUBE-POD-FW",
-		"kube-router"}, {"KUBE-NWPLCY", "kube-router"},
-	{"CILIUM", "Cilium"}, {"OLD_CILIUM", "Cilium"}, {"firewalld", "firewalld"}, {"ufw", "ufw"}, {"DOCKER",
-		"Docker"}, {"docker", "Docker"},
-	{"FLANNEL", "Flannel"}, {"flannel", "Flannel"}, {"WEAVE", "Weave"}, {"f2b-", "fail2ban"}, {"CNI-",
-		"CNI plugins"}, {"LIBVIRT", "libvirt"},
-	{"ISTIO", "Istio"}, {"ANTREA", "Antrea"}, {"antrea", "Antrea"}, {"kube-network-policies",
-		"kube-network-policies"}, {"kindnet", "kindnet"},
+	{"cali-", "Calico"}, {"calico", "Calico"},
+	{"KUBE-ROUTER", "kube-router"}, {"KUBE-POD-FW", "kube-router"}, {"KUBE-NWPLCY", "kube-router"},
+	{"CILIUM", "Cilium"}, {"OLD_CILIUM", "Cilium"}, {"firewalld", "firewalld"}, {"ufw", "ufw"},
+	{"DOCKER", "Docker"}, {"docker", "Docker"}, {"FLANNEL", "Flannel"}, {"flannel", "Flannel"},
+	{"WEAVE", "Weave"}, {"f2b-", "fail2ban"}, {"CNI-", "CNI plugins"}, {"LIBVIRT", "libvirt"},
+	{"ISTIO", "Istio"}, {"ANTREA", "Antrea"}, {"antrea", "Antrea"},
+	{"kube-network-policies", "kube-network-policies"}, {"kindnet", "kindnet"},
 	{"kube-proxy", "kube-proxy"}, {"KUBE-", "kube-proxy or kubelet"},
 }
 
