@@ -16,15 +16,9 @@ import (
 	"kube-proxy/trace"
 )
 
-// Differences implements mode.Tracer. It renders one service port after the other. It ignores
-// comments, because rules of many endpoints have none (DP-12), and makes one comparison at a time.
+// Differences implements mode.Tracer. It renders one service port after the other, and ignores
+// comments, because rules of many endpoints have none (DP-12).
 func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error {
-	select {
-	case p.compare <- struct{}{}:
-		defer func() { <-p.compare }()
-	case <-ctx.Done():
-		return fmt.Errorf("iptables: compare: %w", ctx.Err())
-	}
 	// The settings of a renderer, except those that the engine's goroutine changes.
 	r := renderer{family: p.Family, node: want.Node, localhost: p.base.localhost, fullyRandom: p.base.fullyRandom,
 		mark: p.base.mark, liberal: !p.dry && liberal(), counts: p.accounting.Load() != nil}

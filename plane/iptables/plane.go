@@ -42,9 +42,8 @@ type Config struct {
 type Plane struct {
 	*xtables.Writer
 	*xtwalk.Tracer
-	compare chan struct{} // has room for one comparison at a time
-	base    renderer      // the constant part of a renderer
-	st      *state        // nil before the first Reset, and while the kernel's content is unknown
+	base renderer // the constant part of a renderer
+	st   *state   // nil before the first Reset, and while the kernel's content is unknown
 
 	written  atomic.Pointer[xtables.Stats] // after the last write; for Measure
 	reported reported
@@ -116,8 +115,7 @@ func New(cfg Config) (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Plane{Writer: xtables.NewWriter(t, xtables.Ours, cfg.Writes), Tracer: xtwalk.New(t),
-		compare: make(chan struct{}, 1)}
+	p := &Plane{Writer: xtables.NewWriter(t, xtables.Ours, cfg.Writes), Tracer: xtwalk.New(t)}
 	p.window, p.drift = windowSize, make(chan struct{}, 1)
 	p.maxLines, p.maxBatchWeight = xtables.NFTLines, nftBatchWeight
 	if t.Backend == xtables.Legacy {
