@@ -80,16 +80,6 @@ func (d *Dispatcher) address(nibbles string) netip.Addr {
 	return netip.AddrFrom4([4]byte(b[:]))
 }
 
-// protoOf returns the protocol of a nibble.
-func protoOf(nibble byte) lb.Proto {
-	for p, n := range protoNibble {
-		if n == nibble {
-			return p
-		}
-	}
-	return lb.TCP
-}
-
 // Entry is one frontend.
 type Entry struct {
 	Path  string // nibbles, each a byte
@@ -102,7 +92,8 @@ type Node struct {
 	Children []string // nil in a leaf
 }
 
-var protoNibble = map[lb.Proto]byte{lb.TCP: 0, lb.UDP: 1, lb.SCTP: 2}
+// protocols are by their nibble.
+var protocols = []lb.Proto{lb.TCP, lb.UDP, lb.SCTP}
 
 // PathOf returns the path of a key.
 func PathOf(k lb.Key) string {
@@ -112,7 +103,7 @@ func PathOf(k lb.Key) string {
 			b = append(b, octet>>4, octet&15)
 		}
 	}
-	b = append(b, protoNibble[k.Proto])
+	b = append(b, byte(slices.Index(protocols, k.Proto)))
 	for shift := 12; shift >= 0; shift -= 4 {
 		b = append(b, byte(k.Port>>shift)&15)
 	}
@@ -365,7 +356,7 @@ func (d *Dispatcher) hop(p string) string {
 	if rest == "" {
 		return s
 	}
-	proto := protoOf(rest[0])
+	proto := protocols[rest[0]]
 	s += "-p " + proto.String() + " "
 	if len(rest) == 1 {
 		return s
@@ -387,7 +378,7 @@ func (d *Dispatcher) hop(p string) string {
 // Key returns the key of a path.
 func (d *Dispatcher) Key(path string) (k lb.Key) {
 	addr, rest := d.split(path)
-	k.Addr, k.Proto = d.address(addr), protoOf(rest[0])
+	k.Addr, k.Proto = d.address(addr), protocols[rest[0]]
 	for _, nibble := range []byte(rest[1:]) {
 		k.Port = k.Port<<4 | uint16(nibble)
 	}

@@ -63,12 +63,12 @@ func Remove(ctx context.Context, cfg RemoveConfig) (Removed, error) {
 	if err != nil {
 		return Removed{}, err
 	}
-	return t.Remove(ctx, cfg)
+	return t.remove(ctx, cfg)
 }
 
-// Remove lists the rules, removes ours, and verifies that with the kernel. It starts again if other
+// remove lists the rules, removes ours, and verifies that with the kernel. It starts again if other
 // programs change rules meanwhile.
-func (t *Tool) Remove(ctx context.Context, cfg RemoveConfig) (done Removed, err error) {
+func (t *Tool) remove(ctx context.Context, cfg RemoveConfig) (done Removed, err error) {
 	for range 3 {
 		found := newLeftovers(cfg)
 		if err = t.Lines(ctx, found.Read); err == nil {

@@ -3,8 +3,8 @@
 package xtables
 
 import (
-	"bytes"
 	"context"
+	"strings"
 )
 
 // Snapshot is the kernel's state of a user's chains and of the rules that jump to them.
@@ -59,7 +59,7 @@ func (t *Tool) Snapshot(ctx context.Context, ours func(ChainID) bool, each func(
 // AddJump adds a rule of a foreign chain.
 func (s *Snapshot) AddJump(r Rule, from ChainID) {
 	j := Jump{from, r.Text}
-	if !bytes.Contains([]byte(r.Text), []byte("-j KUBE-")) && j.Bare() != BlockLocalnetJump.Bare() {
+	if !strings.Contains(r.Text, "-j KUBE-") && j.Bare() != BlockLocalnetJump.Bare() {
 		return
 	}
 	s.Jumps[j.Bare()] = j

@@ -295,8 +295,8 @@ func LegacyInUse(f lb.Family) bool {
 	return err == nil && len(bytes.TrimSpace(b)) > 0
 }
 
-// List passes the lines of iptables-save to a function.
-func (t *Tool) List(ctx context.Context, read func(io.Reader) error) error {
+// save runs iptables-save and passes its output to a function.
+func (t *Tool) save(ctx context.Context, read func(io.Reader) error) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	switch err := t.Run.Pipe(ctx, nil, read, t.Program+"-save"); {

@@ -25,7 +25,7 @@ import (
 // Lines lists the output of iptables-save, and the kernel's rules of the tables that it leaves out.
 func (t *Tool) Lines(ctx context.Context, each func(SavedLine)) error {
 	var cannot []Table
-	err := t.List(ctx, func(r io.Reader) error {
+	err := t.save(ctx, func(r io.Reader) error {
 		for line, err := range ReadSaved(r) {
 			if err != nil {
 				return err

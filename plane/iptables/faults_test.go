@@ -476,7 +476,7 @@ func TestListWithoutRights(t *testing.T) {
 			return &xtables.RunError{Name: c.program + "-save", Said: c.said, Err: errors.New("exit status 1")}
 		}}
 		tool := &xtables.Tool{Run: hole, Program: c.program, Family: lb.IPv4, Backend: c.backend}
-		err := tool.List(t.Context(), func(r io.Reader) error { _, err := io.Copy(io.Discard, r); return err })
+		err := tool.Lines(t.Context(), func(xtables.SavedLine) {})
 		if err == nil || !strings.Contains(err.Error(), c.program+" may not be used: run as root with CAP_NET_ADMIN "+
 			"and CAP_NET_RAW") {
 			t.Errorf("error: %v", err)
