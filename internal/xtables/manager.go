@@ -110,9 +110,6 @@ func (k *Manager) Close() error {
 	return k.Writer.Close()
 }
 
-// FullyRandom reports whether this iptables supports --random-fully.
-func (t *Tool) FullyRandom() bool { return t.Version.AtLeast(Version{1, 6, 2}) }
-
 // Rules returns the rules of the mode's chains, as they are in the kernel.
 func (k *Manager) Rules(ctx context.Context) ([]ChainRule, error) {
 	_, all, err := k.Held(ctx)

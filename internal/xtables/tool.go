@@ -37,14 +37,7 @@ const (
 // Version is the version that iptables --version prints.
 type Version [3]int
 
-func (v Version) AtLeast(o Version) bool {
-	for i := range v {
-		if v[i] != o[i] {
-			return v[i] > o[i]
-		}
-	}
-	return true
-}
+func (v Version) atLeast(o Version) bool { return slices.Compare(v[:], o[:]) >= 0 }
 
 // parseVersion reads "iptables v1.8.9 (nf_tables)".
 func parseVersion(s string) (v Version, b Backend, err error) {
@@ -74,6 +67,9 @@ type Tool struct {
 	Wait    []string // arguments to wait for the lock
 	Needs   []Extension
 }
+
+// FullyRandom reports whether this iptables supports --random-fully.
+func (t *Tool) FullyRandom() bool { return t.Version.atLeast(Version{1, 6, 2}) }
 
 // Real reports whether the programs are the system's, so that the kernel holds their state.
 func (t *Tool) Real() bool {
@@ -137,9 +133,9 @@ func probe(run Runner, f lb.Family, program string) (*Tool, error) {
 	}
 	t.Needs = Needed[t.Backend]
 	// The nft back end needs no lock. Older programs cannot wait: for them the lock is taken here.
-	if t.Backend == Legacy && t.Version.AtLeast(Version{1, 6, 2}) {
+	if t.Backend == Legacy && t.Version.atLeast(Version{1, 6, 2}) {
 		t.Wait = []string{"-w", "5"}
-		if !t.Version.AtLeast(Version{1, 8, 8}) { // later ones ignore it, and complain
+		if !t.Version.atLeast(Version{1, 8, 8}) { // later ones ignore it, and complain
 			t.Wait = append(t.Wait, "-W", "100000")
 		}
 	}

@@ -51,8 +51,8 @@ type Plane struct {
 	// accounting reads the counters; nil without counters.
 	accounting atomic.Pointer[kernel.Netfilter]
 
-	round  *round // the audit in progress, if it has windows
-	window int    // chains and rules in a window
+	round  []xtables.ChainID // the rest of an audit in windows; nil between audits
+	window int               // chains and rules in a window
 	drift  chan struct{}
 
 	// found are the keys that the kernel served before a Reset, until one succeeds: a failed Reset

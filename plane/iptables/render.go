@@ -100,7 +100,7 @@ func (u *portRenderer) row(f *lb.Frontend) {
 	}
 	var out []dispatched
 	if target := u.target(f); target != "" {
-		match += xtables.Comment(f.Service, " ", title(f.Kind))
+		match += xtables.Comment(f.Service, " ", titles[f.Kind])
 		at := dispatched{inServices, []string{match + "-j " + target}}
 		if f.Key.IsNodePort() {
 			at.to = inNodePorts
@@ -117,17 +117,9 @@ func (u *portRenderer) row(f *lb.Frontend) {
 	u.out[f.Key] = out
 }
 
-func title(k lb.Kind) string {
-	switch k {
-	case lb.ClusterIP:
-		return "cluster IP"
-	case lb.ExternalIP:
-		return "external IP"
-	case lb.LoadBalancer:
-		return "loadbalancer IP"
-	}
-	return "node port"
-}
+// titles are the kinds of frontends in comments.
+var titles = map[lb.Kind]string{lb.ClusterIP: "cluster IP", lb.ExternalIP: "external IP",
+	lb.LoadBalancer: "loadbalancer IP", lb.NodePort: "node port"}
 
 // target returns the chain that translates the frontend's packets, or "".
 func (u *portRenderer) target(f *lb.Frontend) string {
@@ -221,7 +213,7 @@ func (u *portRenderer) routes(f *lb.Frontend) []string {
 	var rules []string
 	for _, route := range f.Routes {
 		for _, m := range xtables.Sources(route.From, u.node.Pods) {
-			text := m.Before + xtables.Comment(describe(route.From), " traffic for ", f.Service,
+			text := m.Before + xtables.Comment(origins[route.From], " traffic for ", f.Service,
 				" external destinations") + m.After
 			if route.Do != lb.Balance {
 				if route.From != lb.Anywhere {
@@ -238,15 +230,8 @@ func (u *portRenderer) routes(f *lb.Frontend) []string {
 	return rules
 }
 
-func describe(f lb.From) string {
-	switch f {
-	case lb.Pods:
-		return "pod"
-	case lb.Host:
-		return "route LOCAL"
-	}
-	return "masquerade or local"
-}
+// origins are the sources of packets in comments.
+var origins = map[lb.From]string{lb.Pods: "pod", lb.Host: "route LOCAL", lb.Anywhere: "masquerade or local"}
 
 // choice is a chain to which packets go at random, by the number of backends behind it.
 type choice struct {

@@ -15,11 +15,6 @@ import (
 // (TN-73).
 const windowSize = 6000
 
-// round is an audit of many chains, in windows. It reads each chain from the kernel separately, and
-// writes happen between windows. It only detects whether anything differs; if so, the plane lists
-// all rules.
-type round struct{ left []xtables.ChainID }
-
 // inWindows reports whether an audit is too large for one call. The legacy programs list all rules
 // or none.
 func (p *Plane) inWindows() bool {
@@ -27,8 +22,10 @@ func (p *Plane) inWindows() bool {
 		p.st.Rules[xtables.Filter] > p.window
 }
 
-// nextWindow checks the next window of the audit, or the first of a new one. It reports whether
-// everything seen so far is as wanted, and requests the next window by Drift.
+// nextWindow checks the next window of the audit, or the first of a new one. It reads each chain
+// from the kernel separately, and writes happen between windows. It reports whether everything seen
+// so far is as wanted, and requests the next window by Drift; if anything differs, the plane lists
+// all rules.
 func (p *Plane) nextWindow(ctx context.Context) (same bool, err error) {
 	h, err := p.Tool.OpenHolding(ctx)
 	if err != nil {
@@ -40,17 +37,17 @@ func (p *Plane) nextWindow(ctx context.Context) (same bool, err error) {
 		if same, err := p.looksComplete(h); err != nil || !same {
 			return false, err
 		}
-		p.round = &round{left: slices.Collect(maps.Keys(p.st.Digests))}
+		p.round = slices.Collect(maps.Keys(p.st.Digests))
 	}
-	for n := 0; n < p.window && len(p.round.left) > 0; p.round.left = p.round.left[1:] {
-		id := p.round.left[0]
+	for n := 0; n < p.window && len(p.round) > 0; p.round = p.round[1:] {
+		id := p.round[0]
 		if same, err := p.holdsStill(h, id); err != nil || !same {
 			p.round = nil
 			return false, err
 		}
 		n += 1 + int(p.st.Digests[id].Rules)
 	}
-	if len(p.round.left) == 0 {
+	if len(p.round) == 0 {
 		p.round = nil
 		p.ListedAt = time.Now()
 		return true, nil
