@@ -4,7 +4,6 @@ package iptables
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"strings"
 	"sync/atomic"
@@ -13,7 +12,6 @@ import (
 
 	"kube-proxy/cluster"
 	"kube-proxy/engine"
-	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/test/planetest"
 )
@@ -30,11 +28,7 @@ func TestEngineFindsRefusedRows(t *testing.T) {
 		t.Run(version, func(t *testing.T) {
 			const services = 300
 			w := planetest.World{Family: lb.IPv4}
-			var chains []string
-			for _, i := range []int{7, 222} {
-				chains = append(chains, portID{fmt.Sprintf("ns/svc-%d:http", i), lb.TCP}.chain(xtables.ClusterChain))
-			}
-			hole := &blackHole{version: version, fail: refusing(chains...)}
+			hole := &blackHole{version: version, fail: refusing(chainOf(7), chainOf(222))}
 			p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
 			store := cluster.NewStore("node1")
 			rows := map[cluster.Name][]*lb.Frontend{}

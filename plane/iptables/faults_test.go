@@ -65,9 +65,7 @@ func TestKernelRefusesRows(t *testing.T) {
 	for _, version := range []string{"iptables v1.8.9 (nf_tables)", "iptables v1.8.9 (legacy)"} {
 		t.Run(version, func(t *testing.T) {
 			w := planetest.World{Family: lb.IPv4}
-			hole := &blackHole{version: version,
-				fail: refusing(portID{"ns/svc-7:http", lb.TCP}.chain(xtables.ClusterChain),
-					portID{"ns/svc-333:http", lb.TCP}.chain(xtables.ClusterChain))}
+			hole := &blackHole{version: version, fail: refusing(chainOf(7), chainOf(333))}
 			p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
 			table := w.Table(400, 10)
 			// Refused because of its own rule, independent of the others.
@@ -155,7 +153,7 @@ func TestServedRowsThatAreRefusedStay(t *testing.T) {
 		// One removed and one added, which moves branches of the tree.
 		table.Replace(lb.Owner{Name: "ns/svc-9"}, nil)
 		table.Replace(w.ClusterIP(41, 9000, 2))
-		bad := portID{"ns/svc-5:http", lb.TCP}.chain(xtables.ClusterChain)
+		bad := chainOf(5)
 		run := &refuser{System: xtables.System{Lock: ownLock()}, refuses: refusing(bad)}
 		cfg.Runner = run
 		p := newPlane(t, cfg)
@@ -614,7 +612,7 @@ func TestForeignCommentOfSeveralLines(t *testing.T) {
 			t.Errorf("the rules of others were\n%s\nand are\n%s", theirs, now)
 		}
 		// In one of our chains such a rule is drift like any other.
-		svc := portID{"ns/svc-1:http", lb.TCP}.chain(xtables.ClusterChain)
+		svc := chainOf(1)
 		run(t, "", p.Tool.Program, "-t", "nat", "-I", svc, "-m", "comment", "--comment", comments[0], "-j", "ACCEPT")
 		repairs(t, p, 1, "with a rule of others in a chain of ours")
 		// No line of a comment counts as a rule to remove.

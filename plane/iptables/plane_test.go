@@ -309,7 +309,7 @@ func TestDriftIsRepaired(t *testing.T) {
 			t.Errorf("another program has its own chain: repaired %d, %v", repaired, err)
 		}
 		want := dump(t, p)
-		svc := portID{"ns/svc-7:http", lb.TCP}.chain(xtables.ClusterChain)
+		svc := chainOf(7)
 		for _, drift := range []struct {
 			name    string
 			args    []string
@@ -367,7 +367,7 @@ func TestChainInUseElsewhere(t *testing.T) {
 		p := newPlane(t, cfg)
 		table := w.Table(3, 2)
 		reset(t, p, table)
-		svc := portID{"ns/svc-1:http", lb.TCP}.chain(xtables.ClusterChain)
+		svc := chainOf(1)
 		run(t, "", p.Tool.Program, "-t", "nat", "-A", "OUTPUT", "-j", svc)
 		changes, _ := table.Replace(lb.Owner{Name: "ns/svc-1"}, nil)
 		more, _ := table.Replace(w.ClusterIP(5, 500, 2))

@@ -39,7 +39,7 @@ func TestProbeHT04(t *testing.T) {
 		if n, err := p.Audit(t.Context(), true); err != nil || n != 0 {
 			t.Fatalf("before: repaired %d, error %v", n, err)
 		}
-		before, rules, stats, seen := dump(t, p), rulesOf(t, p), p.Stats(), transactions(t, p, cfg.Writes)
+		before, rules, stats, seen := dump(t, p), saved(t, p.Tool.Program), p.Stats(), transactions(t, p, cfg.Writes)
 		for range 3 {
 			if err := p.Probe(t.Context()); err != nil {
 				t.Fatal(err)
@@ -63,7 +63,7 @@ func TestProbeHT04(t *testing.T) {
 		if after := dump(t, p); after != before {
 			t.Errorf("before:\n%s\nafter:\n%s", before, after)
 		}
-		if after := rulesOf(t, p); after != rules {
+		if after := saved(t, p.Tool.Program); after != rules {
 			t.Errorf("the kernel had\n%s\nand has\n%s", rules, after)
 		}
 		q := newPlane(t, cfg)
@@ -99,18 +99,6 @@ func TestProbeHT04(t *testing.T) {
 	})
 }
 
-// rulesOf lists the rules of all tables, without comments.
-func rulesOf(t *testing.T, p *Plane) string {
-	t.Helper()
-	var rules strings.Builder
-	for line := range strings.Lines(run(t, "", p.Tool.Program+"-save")) {
-		if !strings.HasPrefix(line, "#") {
-			rules.WriteString(line)
-		}
-	}
-	return rules.String()
-}
-
 // transactions returns the number of this process's transactions in this network namespace; only
 // the nft back end counts them.
 func transactions(t *testing.T, p *Plane, ours *selfwrites.Ledger) uint32 {
@@ -140,7 +128,7 @@ func TestProbeRefused(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		p := newPlane(t, cfg)
 		reset(t, p, w.Table(5, 3))
-		rules := rulesOf(t, p)
+		rules := saved(t, p.Tool.Program)
 		err := withoutNetAdmin(t, func() error { return p.Probe(t.Context()) })
 		if err == nil || errors.Is(err, plane.ErrStateLost) || !strings.Contains(err.Error(), "iptables: probe: ") {
 			t.Errorf("programs without CAP_NET_ADMIN: error %v", err)
@@ -148,7 +136,7 @@ func TestProbeRefused(t *testing.T) {
 		if s := p.Stats(); s.Failures != 1 || s.PartialFailures != 0 {
 			t.Errorf("counted %+v", s)
 		}
-		if after := rulesOf(t, p); after != rules {
+		if after := saved(t, p.Tool.Program); after != rules {
 			t.Errorf("the kernel had\n%s\nand has\n%s", rules, after)
 		}
 		if err := p.Probe(t.Context()); err != nil {

@@ -57,7 +57,7 @@ func TestCommentsAreNoDifference(t *testing.T) {
 		}
 		var comments [2]int
 		for i := range 6 {
-			for _, rule := range (&vandal{t, w, p}).rules("nat", portOfService(i).chain(xtables.ClusterChain)) {
+			for _, rule := range (&vandal{t, w, p}).rules("nat", chainOf(i)) {
 				comments[min(1, strings.Count(rule, " -> "))]++
 			}
 		}

@@ -59,7 +59,7 @@ const (
 
 func portOfService(i int) portID { return portID{fmt.Sprintf("ns/svc-%d:http", i), lb.TCP} }
 
-func (v *vandal) svc(i int) string { return portOfService(i).chain(xtables.ClusterChain) }
+func chainOf(service int) string { return portOfService(service).chain(xtables.ClusterChain) }
 
 func (v *vandal) sep(i, backend int) string {
 	return portOfService(i).chain(xtables.EndpointChain, v.backend(i, backend).String())
@@ -155,10 +155,10 @@ func TestSabotageIsSeen(t *testing.T) {
 				do: func() { v.iptables("-t", "nat", "-F", v.sep(loose, 2)) }, service: loose, from: pod,
 				want: answer{verdict: trace.Balance, shares: map[int]float64{0: 1. / 3, 1: 1. / 3},
 					way: "0.3333 end otherwise: pass"}, differs: []string{v.sep(loose, 2), v.sep(loose, 2)}},
-			{name: "a Service's chain is emptied", do: func() { v.iptables("-t", "nat", "-F", v.svc(loose)) },
+			{name: "a Service's chain is emptied", do: func() { v.iptables("-t", "nat", "-F", chainOf(loose)) },
 				service: loose, from: pod,
-				want: answer{verdict: trace.Pass}, differs: slices.Repeat([]string{v.svc(loose)}, 4)},
-			{name: "the Service's rule is deleted", do: func() { v.remove("nat", xtables.Services, v.svc(loose)) },
+				want: answer{verdict: trace.Pass}, differs: slices.Repeat([]string{chainOf(loose)}, 4)},
+			{name: "the Service's rule is deleted", do: func() { v.remove("nat", xtables.Services, chainOf(loose)) },
 				service: loose, from: pod,
 				want: answer{verdict: trace.Pass}, differs: []string{"rule of chain KUBE-SERVICES of table nat"}},
 			{name: "the refusal is deleted", do: func() { v.remove("filter", xtables.Services, "has no endpoints") },
@@ -190,26 +190,26 @@ func TestSabotageIsSeen(t *testing.T) {
 			}, service: loose, from: host,
 				want: all(false), differs: []string{"chain KUBE-MARK-MASQ"}},
 			{name: "a chance is another", do: func() {
-				v.iptables("-t", "nat", "-R", v.svc(loose), v.find("nat", v.svc(loose), v.sep(loose, 0)), "-m",
+				v.iptables("-t", "nat", "-R", chainOf(loose), v.find("nat", chainOf(loose), v.sep(loose, 0)), "-m",
 					"statistic", "--mode", "random", "--probability", "0.5", "-j", v.sep(loose, 0))
 			}, service: loose, from: pod, want: balance(map[int]float64{0: 0.5, 1: 0.25, 2: 0.25}),
-				differs: []string{v.svc(loose)}},
+				differs: []string{chainOf(loose)}},
 			{name: "an endpoint is another", do: func() {
 				v.iptables("-t", "nat", "-R", v.sep(loose, 1), "2", "-p", "tcp", "-j", "DNAT", "--to-destination",
 					v.backend(loose, 7).String())
 			}, service: loose, from: pod, want: balance(map[int]float64{0: 1. / 3, 7: 1. / 3, 2: 1. / 3}),
 				differs: []string{v.sep(loose, 1)}},
 			{name: "rules in another order", do: func() {
-				last := v.rules("nat", v.svc(loose))
-				v.iptables("-t", "nat", "-D", v.svc(loose), fmt.Sprint(len(last)))
-				v.iptables("-t", "nat", "-I", v.svc(loose), "1", "-m", "comment", "--comment", "mine", "-j",
+				last := v.rules("nat", chainOf(loose))
+				v.iptables("-t", "nat", "-D", chainOf(loose), fmt.Sprint(len(last)))
+				v.iptables("-t", "nat", "-I", chainOf(loose), "1", "-m", "comment", "--comment", "mine", "-j",
 					v.sep(loose, 2))
 			}, service: loose, from: pod, want: balance(map[int]float64{2: 1}),
-				differs: []string{"order of the rules of chain " + v.svc(loose)}},
+				differs: []string{"order of the rules of chain " + chainOf(loose)}},
 			{name: "a rule more", do: func() {
-				v.iptables("-t", "nat", "-I", v.svc(loose), "-j", "RETURN")
+				v.iptables("-t", "nat", "-I", chainOf(loose), "-j", "RETURN")
 			}, service: loose, from: pod,
-				want: answer{verdict: trace.Pass}, differs: []string{v.svc(loose)}},
+				want: answer{verdict: trace.Pass}, differs: []string{chainOf(loose)}},
 			{name: "the table is emptied", do: func() { v.iptables("-t", "nat", "-F") }, service: loose, from: pod,
 				want: answer{verdict: trace.Pass}, differs: nil},
 			{name: "an unknown Service", do: func() {

@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"kube-proxy/internal/xtables"
-	"kube-proxy/lb"
 	"kube-proxy/test/planetest"
 )
 
@@ -63,11 +62,10 @@ func TestRulesPrintedOtherwise(t *testing.T) {
 		audit("again", 0, false)
 
 		program := p.Tool.Program
-		run(t, "", program, "-t", "nat", "-F", portID{"ns/svc-1:http", lb.TCP}.chain(xtables.ClusterChain))
+		run(t, "", program, "-t", "nat", "-F", chainOf(1))
 		audit("a chain of these is flushed", 1, true)
 		audit("and repaired", 0, false)
-		run(t, "", program, "-t", "nat", "-I", portID{"ns/svc-2:http", lb.TCP}.chain(xtables.ClusterChain), "-j",
-			"RETURN")
+		run(t, "", program, "-t", "nat", "-I", chainOf(2), "-j", "RETURN")
 		run(t, "", program, "-t", "filter", "-F", xtables.Forward)
 		audit("a rule too many, and none", 2, true)
 		audit("and repaired again", 0, false)

@@ -61,8 +61,7 @@ func TestTableThatIptablesCannotShow(t *testing.T) {
 		}
 		replace(t, again, table)(w.ClusterIP(9, 100, 3))
 		replace(t, again, table)(lb.Owner{Name: "ns/svc-9"}, nil)
-		for _, chain := range []string{"filter FORWARD", "nat " +
-			portID{"ns/svc-1:http", lb.TCP}.chain(xtables.ClusterChain)} {
+		for _, chain := range []string{"filter FORWARD", "nat " + chainOf(1)} {
 			run(t, "", "nft", strings.Fields("flush chain "+family+" "+chain)...)
 			if repaired, err := again.Audit(context.Background(), false); repaired == 0 || err != nil {
 				t.Errorf("the rules of %s are gone: repaired %d, %v", chain, repaired, err)

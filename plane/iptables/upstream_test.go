@@ -37,7 +37,7 @@ func TestUpstreamDeletesWhatItKnows(t *testing.T) {
 			var declared, rules []string
 			active := map[string]bool{}
 			for i := range left {
-				svc := portID{fmt.Sprintf("ns/svc-%d:http", i), lb.TCP}.chain(xtables.ClusterChain)
+				svc := chainOf(i)
 				active[svc] = true
 				declared = append(declared, svc)
 				rules = append(rules, fmt.Sprintf("-A KUBE-SERVICES -d %s -p tcp -m tcp --dport 80 -j %s",

@@ -56,7 +56,7 @@ func TestAuditsInWindows(t *testing.T) {
 				}
 			}
 			all("nothing", false)
-			svc, program := portID{"ns/svc-1:http", lb.TCP}.chain(xtables.ClusterChain), p.Tool.Program
+			svc, program := chainOf(1), p.Tool.Program
 			for _, c := range [][]string{
 				{"-t", "nat", "-F", svc},
 				{"-t", "nat", "-A", svc, "-j", "RETURN"},
