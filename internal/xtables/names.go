@@ -36,6 +36,9 @@ type ChainID struct {
 	Name  string
 }
 
+// Chain names a chain of the table.
+func (t Table) Chain(name string) ChainID { return ChainID{t, name} }
+
 // Permanent chains. Other software looks for them by name (G3).
 const (
 	Services          = "KUBE-SERVICES"          // nat, filter

@@ -51,7 +51,7 @@ func NewChains(rules []xtables.ChainRule, sets Sets, report func(line string)) *
 	c := &Chains{sets, report, map[xtables.ChainID]*xtables.ChainState{}}
 	for _, r := range rules {
 		if t, known := xtables.TableNamed(r.Table); known {
-			id := xtables.ChainID{Table: t, Name: r.Chain}
+			id := t.Chain(r.Chain)
 			if c.chains[id] == nil {
 				c.chains[id] = &xtables.ChainState{Hooked: true}
 			}
@@ -74,7 +74,7 @@ func (c *Chains) Pass(ctx context.Context, table, chain string, p *Packet) (trac
 	w := newWalker(ctx, trace.Packet{From: p.From, To: p.To, Proto: p.Proto}, c, p)
 	w.report, w.allOurs, w.sets = c.report, true, c.sets
 	on := w.base([]follow.Flow{{Share: 1, State: follow.State{To: p.To, Mark: p.Mark, Masqueraded: p.Masqueraded}}},
-		xtables.ChainID{Table: t, Name: chain})
+		t.Chain(chain))
 	if w.err != nil {
 		return "", w.err
 	}

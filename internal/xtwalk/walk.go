@@ -117,7 +117,7 @@ func (w *walker) asked(here []follow.Flow) []follow.Flow {
 func (w *walker) hook(flows []follow.Flow, name string, tables ...xtables.Table) []follow.Flow {
 	for _, t := range tables {
 		if len(flows) > 0 && w.err == nil {
-			flows = w.base(flows, xtables.ChainID{Table: t, Name: name})
+			flows = w.base(flows, t.Chain(name))
 		}
 	}
 	return flows
@@ -132,7 +132,7 @@ func (w *walker) base(flows []follow.Flow, id xtables.ChainID) (on []follow.Flow
 	}
 	w.doubt = false
 	back, ended, err := follow.Chains{Most: maxDeep, Read: func(name string) (follow.Chain, error) {
-		c, err := w.chain(xtables.ChainID{Table: id.Table, Name: name})
+		c, err := w.chain(id.Table.Chain(name))
 		if c == nil { // it went while we read
 			return nil, err
 		}

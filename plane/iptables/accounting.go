@@ -67,8 +67,7 @@ func (p *Plane) tryCounting(ctx context.Context) bool {
 	defer p.Count(func(s *xtables.Stats) { *s = before }) // the metrics do not count the trial
 	try := func(rules ...string) error {
 		var b xtables.Batch
-		b.Only(xtables.Mangle).Put(xtables.Chain{ID: xtables.ChainID{Table: xtables.Mangle, Name: xtables.Canary},
-			Rules: rules})
+		b.Only(xtables.Mangle).Put(xtables.Chain{ID: xtables.Mangle.Chain(xtables.Canary), Rules: rules})
 		return p.Restore(ctx, &b)
 	}
 	err := try(xtables.Counting(xtables.InvalidDropped))

@@ -108,7 +108,7 @@ func (l *loader) load(ctx context.Context, ports []portRows) error {
 
 // build creates the restores.
 func (l *loader) build(ctx context.Context, ports []portRows) error {
-	is, known := l.have.Chains[xtables.ChainID{Table: xtables.NAT, Name: xtables.Services}]
+	is, known := l.have.Chains[xtables.NAT.Chain(xtables.Services)]
 	cold := !known || is.Rules == 0
 	l.frame(cold)
 	if err := l.flush(ctx, false); err != nil {
@@ -139,7 +139,7 @@ func (l *loader) frame(cold bool) {
 	for _, d := range l.st.dispatchers {
 		for at := range d.Upwards() {
 			leaf := d.Table == xtables.NAT && d.Nodes[at].Children == nil
-			id := xtables.ChainID{Table: d.Table, Name: d.Name(at)}
+			id := d.Table.Chain(d.Name(at))
 			if leaf {
 				l.left[id.Name] = len(d.RangeOf(at))
 			}
@@ -283,7 +283,7 @@ func (c comparison) differs(id xtables.ChainID) bool {
 // portDiffers reports the same for any chain of a service port.
 func (c comparison) portDiffers(s *servicePort) bool {
 	return slices.ContainsFunc(s.chains, func(name string) bool {
-		return c.differs(xtables.ChainID{Table: xtables.NAT, Name: name})
+		return c.differs(xtables.NAT.Chain(name))
 	})
 }
 

@@ -88,7 +88,7 @@ func (h *host) removeStale(ctx context.Context, what mode.Removal) (mode.Report,
 func layout() *xtables.Layout {
 	keep := &xtables.Layout{Ours: func(table, chain string) bool {
 		t, ok := xtables.TableNamed(table)
-		return ok && t < xtables.Tables && xtables.Ours(xtables.ChainID{Table: t, Name: chain})
+		return ok && t < xtables.Tables && xtables.Ours(t.Chain(chain))
 	}}
 	for _, j := range jumps() {
 		keep.Jumps = append(keep.Jumps, xtables.ChainRule{Table: j.From.Table.String(), Chain: j.From.Name,

@@ -38,14 +38,14 @@ func TestNotices(t *testing.T) {
 		s.Failures, s.PartialFailures, s.Owned, s.Last, s.Unlike = 3, 2, xtables.Written{Filter: 10, NAT: 20},
 			xtables.Written{Filter: 1, NAT: 2}, 4
 	})
-	p.Stuck(xtables.ChainID{Table: xtables.NAT, Name: "KUBE-SVC-A"})
+	p.Stuck(xtables.NAT.Chain("KUBE-SVC-A"))
 	if got := measured()[restoreFailures+"[]"]; got != 0 {
 		t.Errorf("in the middle of a write there are %v failures", got)
 	}
 	for range 2 {
 		notices()
 	}
-	p.Stuck(xtables.ChainID{Table: xtables.NAT, Name: "KUBE-SVC-B"})
+	p.Stuck(xtables.NAT.Chain("KUBE-SVC-B"))
 	notices()
 	if want := []string{"chains[nat KUBE-SVC-A]", "chains4", "chains[nat KUBE-SVC-A nat KUBE-SVC-B]"}; !slices.Equal(
 		reported, want) {

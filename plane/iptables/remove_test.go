@@ -351,7 +351,7 @@ func TestSweepManyStuckChains(t *testing.T) {
 		var want []string
 		used := map[string]bool{}
 		for i := range c.chains {
-			id := xtables.ChainID{Table: xtables.NAT, Name: fmt.Sprintf("%s%04d", xtables.EndpointChain, i)}
+			id := xtables.NAT.Chain(fmt.Sprintf("%s%04d", xtables.EndpointChain, i))
 			if ids = append(ids, id); i*c.stuck/c.chains != (i+1)*c.stuck/c.chains {
 				used[id.Name] = true
 				want = append(want, id.Name)

@@ -153,7 +153,7 @@ func (u *portRenderer) variant(prefix string, rules []string) string {
 		name = u.id.chain(prefix, content)
 	}
 	u.named[prefix], u.named[content] = name, name
-	u.variants = append(u.variants, xtables.Chain{ID: xtables.ChainID{Table: xtables.NAT, Name: name}, Rules: rules})
+	u.variants = append(u.variants, xtables.Chain{ID: xtables.NAT.Chain(name), Rules: rules})
 	return name
 }
 
@@ -258,8 +258,7 @@ func (u *portRenderer) balance(s *lb.BackendSet, rules []string) {
 	} else {
 		rules = append(rules, u.parts(u.setPrefix(s.ID.Scope), all)...)
 	}
-	u.chains = append(u.chains, xtables.Chain{ID: xtables.ChainID{Table: xtables.NAT, Name: u.setChain(s.ID.Scope)},
-		Rules: rules})
+	u.chains = append(u.chains, xtables.Chain{ID: xtables.NAT.Chain(u.setChain(s.ID.Scope)), Rules: rules})
 }
 
 // recent returns the rules for session affinity, which send clients to their previous endpoint.
@@ -302,12 +301,10 @@ func (u *portRenderer) parts(prefix string, all []choice) (rules []string) {
 			n++
 		}
 		part := choice{chain: u.id.chain(prefix, "part", all[0].chain), backends: n}
-		u.chains = append(u.chains, xtables.Chain{ID: xtables.ChainID{Table: xtables.NAT, Name: part.chain},
-			Rules: oneOf(all[:n])})
+		u.chains = append(u.chains, xtables.Chain{ID: xtables.NAT.Chain(part.chain), Rules: oneOf(all[:n])})
 		if u.sticky > 0 {
 			recent := u.id.chain(prefix, "recent", all[0].chain)
-			u.chains = append(u.chains, xtables.Chain{ID: xtables.ChainID{Table: xtables.NAT, Name: recent},
-				Rules: u.recent(all[:n])})
+			u.chains = append(u.chains, xtables.Chain{ID: xtables.NAT.Chain(recent), Rules: u.recent(all[:n])})
 			rules = append(rules, "-j "+recent)
 		}
 		to, all = append(to, part), all[n:]
@@ -338,7 +335,7 @@ func (u *portRenderer) endpoint(a netip.AddrPort) string {
 	if u.sticky > 0 {
 		translate += "-m recent --set --name " + name + " " + u.recentMask()
 	}
-	u.chains = append(u.chains, xtables.Chain{ID: xtables.ChainID{Table: xtables.NAT, Name: name}, Rules: []string{
+	u.chains = append(u.chains, xtables.Chain{ID: xtables.NAT.Chain(name), Rules: []string{
 		xtables.FromPrefix(netip.PrefixFrom(a.Addr(), a.Addr().BitLen())) + note + "-j " + xtables.MarkMasq,
 		translate + "-m " + proto + " -j DNAT --to-destination " + a.String(),
 	}})

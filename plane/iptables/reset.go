@@ -109,7 +109,7 @@ func (s *snapshot) leads(k lb.Key, rules []dispatched) (translated, held bool) {
 		}
 		translated = true
 		for _, rule := range d.rules {
-			_, known := s.Chains[xtables.ChainID{Table: xtables.NAT, Name: rule[strings.LastIndexByte(rule, ' ')+1:]}]
+			_, known := s.Chains[xtables.NAT.Chain(rule[strings.LastIndexByte(rule, ' ')+1:])]
 			held = held && known
 		}
 	}
@@ -123,7 +123,7 @@ func (st *state) keepAsHeld(kept map[portID]bool, have *snapshot) {
 	for id := range kept {
 		port := st.ports[id]
 		port.chains = slices.DeleteFunc(port.chains, func(name string) bool {
-			id := xtables.ChainID{Table: xtables.NAT, Name: name}
+			id := xtables.NAT.Chain(name)
 			is, known := have.Chains[id]
 			if known {
 				st.Note(id, is)

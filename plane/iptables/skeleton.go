@@ -18,35 +18,34 @@ func (r *renderer) skeleton() []xtables.Chain {
 	if r.fullyRandom {
 		masquerade += " --random-fully"
 	}
-	off := []string{}
-	for _, p := range r.node.Pods.Prefixes {
-		off = append(off, xtables.FromPrefix(p)+"-j RETURN")
-	}
-	off = append(off, "-j "+xtables.MarkMasq)
 	chains := []xtables.Chain{
 		r.marking(),
-		{ID: xtables.ChainID{Table: xtables.NAT, Name: xtables.Postrouting}, Rules: []string{
+		{ID: xtables.NAT.Chain(xtables.Postrouting), Rules: []string{
 			"-m mark ! --mark " + bit + " -j RETURN",
 			fmt.Sprintf("-j MARK --set-xmark %#x/0x0", r.mark),
 			masquerade,
 		}},
-		{ID: xtables.ChainID{Table: xtables.Filter, Name: xtables.Forward}, Rules: r.forward(bit)},
+		{ID: xtables.Filter.Chain(xtables.Forward), Rules: r.forward(bit)},
 		// Only declared: the kubelet's rules stay.
-		{ID: xtables.ChainID{Table: xtables.Filter, Name: xtables.NodeFirewall}, Rules: nil},
+		{ID: xtables.Filter.Chain(xtables.NodeFirewall)},
 	}
 	if len(r.node.Pods.Prefixes) > 1 {
-		chains = append(chains, xtables.Chain{ID: xtables.ChainID{Table: xtables.NAT, Name: xtables.MarkOffCluster},
-			Rules: off})
+		var rules []string
+		for _, p := range r.node.Pods.Prefixes {
+			rules = append(rules, xtables.FromPrefix(p)+"-j RETURN")
+		}
+		rules = append(rules, "-j "+xtables.MarkMasq)
+		chains = append(chains, xtables.Chain{ID: xtables.NAT.Chain(xtables.MarkOffCluster), Rules: rules})
 	}
 	for t := range xtables.Tables {
-		chains = append(chains, xtables.Chain{ID: xtables.ChainID{Table: t, Name: xtables.Canary}, Rules: nil})
+		chains = append(chains, xtables.Chain{ID: t.Chain(xtables.Canary)})
 	}
 	return chains
 }
 
 // marking returns KUBE-MARK-MASQ, which marks packets to masquerade.
 func (r *renderer) marking() xtables.Chain {
-	return xtables.Chain{ID: xtables.ChainID{Table: xtables.NAT, Name: xtables.MarkMasq},
+	return xtables.Chain{ID: xtables.NAT.Chain(xtables.MarkMasq),
 		Rules: []string{fmt.Sprintf("-j MARK --set-xmark %#[1]x/%#[1]x", r.mark)}}
 }
 
@@ -79,16 +78,13 @@ func (r *renderer) toNodePorts(target string) []string {
 // jumps returns the rules that jump to our chains, in the order of their insertion (DP-01).
 func jumps() []xtables.Jump {
 	const isNew = "-m conntrack --ctstate NEW "
-	to := func(t xtables.Table, target, cond, note string, from ...string) []xtables.Jump {
-		var out []xtables.Jump
+	to := func(t xtables.Table, target, cond, note string, from ...string) (all []xtables.Jump) {
 		for _, f := range from {
-			out = append(out, xtables.Jump{From: xtables.ChainID{Table: t, Name: f}, Rule: cond +
-				xtables.Comment(note) + "-j " + target})
+			all = append(all, xtables.Jump{From: t.Chain(f), Rule: cond + xtables.Comment(note) + "-j " + target})
 		}
-		return out
+		return all
 	}
-	var out []xtables.Jump
-	for _, list := range [][]xtables.Jump{
+	return slices.Concat(
 		// OUTPUT too, unlike upstream: processes of the node are refused as fast as others.
 		to(xtables.Filter, xtables.ExternalServices, isNew, "kubernetes externally-visible service portals", "INPUT",
 			"FORWARD", "OUTPUT"),
@@ -97,14 +93,11 @@ func jumps() []xtables.Jump {
 		to(xtables.Filter, xtables.Forward, "", "kubernetes forwarding rules", "FORWARD"),
 		to(xtables.Filter, xtables.ProxyFirewall, isNew, "kubernetes load balancer firewall", "INPUT", "OUTPUT",
 			"FORWARD"),
-		{{From: xtables.ChainID{Table: xtables.Filter, Name: "INPUT"}, Rule: "-j " + xtables.NodeFirewall},
-			{From: xtables.ChainID{Table: xtables.Filter, Name: "OUTPUT"}, Rule: "-j " + xtables.NodeFirewall}},
+		[]xtables.Jump{{From: xtables.Filter.Chain("INPUT"), Rule: "-j " + xtables.NodeFirewall},
+			{From: xtables.Filter.Chain("OUTPUT"), Rule: "-j " + xtables.NodeFirewall}},
 		to(xtables.NAT, xtables.Services, "", "kubernetes service portals", "OUTPUT", "PREROUTING"),
 		to(xtables.NAT, xtables.Postrouting, "", "kubernetes postrouting rules", "POSTROUTING"),
-	} {
-		out = append(out, list...)
-	}
-	return out
+	)
 }
 
 // openLocalnet lets NodePorts answer on 127.0.0.1, and reports whether it changed the setting.

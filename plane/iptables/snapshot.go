@@ -53,7 +53,7 @@ func servedBy(name, rule string) (k lb.Key, ok bool) {
 	leads := false
 	k, ok = xtables.MatchedKey(rule, func(option, value string) {
 		if option == "-j" {
-			leads = xtables.IsDynamic(xtables.ChainID{Table: xtables.NAT, Name: value}) && !dispatches(value)
+			leads = xtables.IsDynamic(xtables.NAT.Chain(value)) && !dispatches(value)
 		}
 	})
 	return k, ok && leads && k.Addr.IsValid() != isNodePorts(name)

@@ -49,7 +49,7 @@ func (u *portRenderer) sourceList(t xtables.Table, f *lb.Frontend) (others, name
 		text.WriteByte(' ')
 	}
 	name = xtables.SourceList + xtables.Hash(text.String())
-	u.lists[xtables.ChainID{Table: t, Name: name}] = ranges
+	u.lists[t.Chain(name)] = ranges
 	return others, name
 }
 

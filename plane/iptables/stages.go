@@ -190,7 +190,7 @@ func (p *Plane) abandon(g *goal) {
 	for _, id := range g.ports {
 		if port := p.st.ports[id]; port != nil {
 			for _, name := range port.chains {
-				needed[xtables.ChainID{Table: xtables.NAT, Name: name}] = true
+				needed[xtables.NAT.Chain(name)] = true
 			}
 		}
 	}

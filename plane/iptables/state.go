@@ -233,7 +233,7 @@ func (st *state) replace(id portID, rows []*lb.Frontend, c *change, last ...*lb.
 	// A chain cannot be deleted before those that jump to it.
 	for _, name := range slices.Backward(had) {
 		if !has[name] {
-			c.drops = append(c.drops, xtables.ChainID{Table: xtables.NAT, Name: name})
+			c.drops = append(c.drops, xtables.NAT.Chain(name))
 			c.lines[id] += 2
 		}
 	}

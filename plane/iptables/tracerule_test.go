@@ -69,7 +69,7 @@ func TestRulesAreReadAsIptablesPrintsThem(t *testing.T) {
 		want, strange := map[xtables.ChainID][]string{}, 0
 		if err := p.Lines(t.Context(), func(line xtables.SavedLine) {
 			which, _ := xtables.TableNamed(line.Table)
-			id := xtables.ChainID{Table: which, Name: string(line.Chain)}
+			id := which.Chain(string(line.Chain))
 			want[id] = append(want[id], string(line.Rest))
 		}); err != nil {
 			t.Fatal(err)

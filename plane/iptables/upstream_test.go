@@ -60,8 +60,7 @@ func TestUpstreamDeletesWhatItKnows(t *testing.T) {
 			run(t, input+strings.Join(rules, "\n")+"\n"+"COMMIT\n", p.Tool.Program+"-restore", "--noflush")
 		}
 		for line := range strings.Lines(run(t, "", p.Tool.Program+"-save", "-t", "nat")) {
-			if id := (xtables.ChainID{Table: xtables.NAT, Name: strings.Fields(line[1:] + " -")[0]}); line[0] == ':' &&
-				xtables.IsDynamic(id) {
+			if id := xtables.NAT.Chain(strings.Fields(line[1:] + " -")[0]); line[0] == ':' && xtables.IsDynamic(id) {
 				t.Errorf("upstream leaves %s behind", id.Name)
 			}
 		}

@@ -68,7 +68,7 @@ func (p *Plane) looksComplete(h xtables.Holding) (bool, error) {
 			return false, err
 		}
 		for _, name := range names {
-			if id := (xtables.ChainID{Table: t, Name: name}); xtables.Ours(id) {
+			if id := t.Chain(name); xtables.Ours(id) {
 				have.Chains[id] = xtables.Digest{}
 			}
 		}
