@@ -37,8 +37,7 @@ func TestSmallMTU(t *testing.T) {
 			pod2, _ := netlab.HostByName("pod2")
 			lab.On(netlab.Node1, func() {
 				if c.device != "" {
-					err := onLink(c.device, func(l netlink.Link) error { return netlink.LinkSetMTU(l, 1400) })()
-					if err != nil {
+					if err := runs("ip link set " + c.device + " mtu 1400")(); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -108,10 +107,7 @@ func TestARP(t *testing.T) {
 			lab := netlab.ForTest(t, netlab.Options{})
 			var n trace.Node
 			lab.On(netlab.Node1, func() {
-				err := errors.Join(
-					onLink("lo", func(l netlink.Link) error {
-						return netlink.AddrAdd(l, &netlink.Addr{IPNet: prefix(vip + "/32")})
-					})(),
+				err := errors.Join(runs("ip addr add "+vip+" dev lo")(),
 					sysctls("ipv4/conf/all/arp_ignore", c.all, "ipv4/conf/eth0/arp_ignore", c.eth0,
 						"ipv4/conf/eth0/arp_filter", c.filter)())
 				if err != nil {
@@ -147,10 +143,7 @@ func TestARP(t *testing.T) {
 // answered reports whether another host of the LAN answers ARP for an address.
 func answered(t *testing.T, addr string) bool {
 	t.Helper()
-	err := onLink("eth0", func(l netlink.Link) error {
-		return netlink.RouteReplace(&netlink.Route{Dst: prefix(addr + "/32"), LinkIndex: l.Attrs().Index})
-	})()
-	if err != nil {
+	if err := runs("ip route replace " + addr + " dev eth0")(); err != nil {
 		t.Fatal(err)
 	}
 	if err := sendWhole(netip.MustParseAddr(addr), 10); err != nil && !errors.Is(err, unix.EHOSTUNREACH) {

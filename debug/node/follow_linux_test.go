@@ -13,9 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
 	"kube-proxy/internal/hooks"
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
@@ -29,7 +26,7 @@ type fault struct {
 	six      bool
 	in       string
 	bridge   bool
-	break_   func() error // on node1
+	break_   func() error // on node1; nil for nothing
 	want     trace.NodeVerdict
 	by       string // a part of the culprit
 	doubt    string // a part of what was not evaluated
@@ -46,88 +43,22 @@ func sysctls(kv ...string) func() error {
 	}
 }
 
-// routed adds a route of a type to a host, or to its whole prefix.
-func routed(to string, typ int, table int) func() error {
-	return func() error {
-		dst := prefix(to)
-		return netlink.RouteReplace(&netlink.Route{Dst: dst, Type: typ, Table: table, Priority: 1})
-	}
-}
-
-func prefix(cidr string) *net.IPNet {
-	_, p, err := net.ParseCIDR(cidr)
-	if err != nil {
-		panic(err)
-	}
-	return p
-}
-
-func onLink(name string, do func(netlink.Link) error) func() error {
-	return func() error {
-		l, err := netlink.LinkByName(name)
-		if err != nil {
-			return err
-		}
-		return do(l)
-	}
-}
-
-// noRouteTo deletes the routes to a prefix and the default route.
-func noRouteTo(cidr string) func() error {
-	return func() error {
-		family := netlink.FAMILY_V4
-		if strings.Contains(cidr, ":") {
-			family = netlink.FAMILY_V6
-		}
-		all, err := netlink.RouteList(nil, family)
-		for _, r := range all {
-			if r.Dst != nil && (r.Dst.String() == prefix(cidr).String() ||
-				r.Dst.String() == "0.0.0.0/0" || r.Dst.String() == "::/0") {
-				err = errors.Join(err, netlink.RouteDel(&r))
-			}
-		}
-		return err
-	}
-}
-
 // failedNeighbour routes an address that no host has to a link.
 func failedNeighbour(link, addr string) func() error {
-	return onLink(link, func(l netlink.Link) error {
-		return errors.Join(netlink.RouteAdd(&netlink.Route{Dst: prefix(addr + "/32"), LinkIndex: l.Attrs().Index}),
-			netlink.NeighAdd(&netlink.Neigh{LinkIndex: l.Attrs().Index,
-				IP: net.ParseIP(addr), State: netlink.NUD_FAILED}))
-	})
+	return runs(fmt.Sprintf("ip route add %[1]s dev %[2]s; ip neigh add %[1]s dev %[2]s nud failed", addr, link))
 }
 
 // asksNeighbour routes an address that no host has to a link, and sends a datagram to it.
 func asksNeighbour(link, addr string) func() error {
-	return onLink(link, func(l netlink.Link) error {
-		err := netlink.RouteAdd(&netlink.Route{Dst: prefix(addr + "/32"), LinkIndex: l.Attrs().Index})
-		c, dialed := net.Dial("udp", addr+":9")
-		if err = errors.Join(err, dialed); err != nil {
+	return both(runs("ip route add "+addr+" dev "+link), func() error {
+		c, err := net.Dial("udp", addr+":9")
+		if err != nil {
 			return err
 		}
 		defer c.Close()
 		_, err = c.Write([]byte("x"))
 		return err
 	})
-}
-
-// via routes a prefix to a next hop of a link.
-func via(to, gateway, link string) func() error {
-	return onLink(link, func(l netlink.Link) error {
-		return netlink.RouteReplace(&netlink.Route{Dst: prefix(to), LinkIndex: l.Attrs().Index,
-			Gw: net.ParseIP(gateway), Flags: int(netlink.FLAG_ONLINK)})
-	})
-}
-
-func ruleTo(rule func(*netlink.Rule)) func() error {
-	return func() error {
-		r := netlink.NewRule()
-		r.Priority = 10
-		rule(r)
-		return netlink.RuleAdd(r)
-	}
 }
 
 func both(all ...func() error) func() error {
@@ -138,8 +69,6 @@ func both(all ...func() error) func() error {
 		return err
 	}
 }
-
-func nothing() error { return nil }
 
 // runs runs a command of a shell, on the thread of the caller.
 func runs(command string) func() error {
@@ -157,16 +86,16 @@ func blocked(selector string) func() error {
 }
 
 var faults = []fault{
-	{name: "nothing", from: "pod1", to: "pod2", break_: nothing, want: trace.Delivered},
-	{name: "nothing, bridge", from: "pod1", to: "pod3", bridge: true, break_: nothing, want: trace.Delivered},
-	{name: "bridge-nf-call", from: "pod1", to: "pod2", bridge: true, break_: nothing, want: trace.Undecided,
+	{name: "nothing", from: "pod1", to: "pod2", want: trace.Delivered},
+	{name: "nothing, bridge", from: "pod1", to: "pod3", bridge: true, want: trace.Delivered},
+	{name: "bridge-nf-call", from: "pod1", to: "pod2", bridge: true, want: trace.Undecided,
 		doubt: "net.bridge.bridge-nf-call-iptables is not 1"}, // the lab's pods have no direct route, others have
-	{name: "nothing, from outside", from: "client", to: "pod2", break_: nothing, want: trace.Delivered},
-	{name: "nothing, to another node", from: "pod1", to: "pod4", break_: nothing, want: trace.Delivered},
-	{name: "nothing, from the node", from: "node1", to: "pod1", break_: nothing, want: trace.Delivered},
-	{name: "nothing, to the node", from: "pod1", to: "node1", break_: nothing, want: trace.Delivered},
-	{name: "nothing, to itself", from: "node1", to: "node1", break_: nothing, want: trace.Delivered},
-	{name: "nothing, IPv6", from: "pod1", to: "pod4", six: true, break_: nothing, want: trace.Delivered},
+	{name: "nothing, from outside", from: "client", to: "pod2", want: trace.Delivered},
+	{name: "nothing, to another node", from: "pod1", to: "pod4", want: trace.Delivered},
+	{name: "nothing, from the node", from: "node1", to: "pod1", want: trace.Delivered},
+	{name: "nothing, to the node", from: "pod1", to: "node1", want: trace.Delivered},
+	{name: "nothing, to itself", from: "node1", to: "node1", want: trace.Delivered},
+	{name: "nothing, IPv6", from: "pod1", to: "pod4", six: true, want: trace.Delivered},
 	{name: "ip_forward", from: "pod1", to: "pod2", break_: sysctls("ipv4/ip_forward", "0"),
 		want: trace.Dropped, by: "net.ipv4.ip_forward=0"},
 	{name: "ip_forward, local only", from: "pod1", to: "node1", break_: sysctls("ipv4/ip_forward", "0"),
@@ -184,34 +113,32 @@ var faults = []fault{
 	{name: "forwarding of IPv6, forced on the way in alone", from: "pod1", to: "pod2", six: true,
 		break_: sysctls("ipv6/conf/all/forwarding", "0", "ipv6/conf/vethpod1/force_forwarding", "1"),
 		want:   trace.Dropped, by: "net.ipv6.conf.all.forwarding=0"},
-	{name: "no route", from: "client", to: "pod2", break_: noRouteTo("10.1.1.12/32"),
+	{name: "no route", from: "client", to: "pod2", break_: runs("ip route del 10.1.1.12; ip route del default"),
 		want: trace.Rejected, by: "no route to 10.1.1.12"},
-	{name: "no route, IPv6", from: "client", to: "pod2", six: true, break_: noRouteTo("fd00:10:1:1::12/128"),
-		want: trace.Rejected, by: "no route"},
-	{name: "no route, from the node", from: "node1", to: "pod2", break_: noRouteTo("10.1.1.12/32"),
-		want: trace.Rejected, by: "no route to 10.1.1.12"},
+	{name: "no route, IPv6", from: "client", to: "pod2", six: true,
+		break_: runs("ip -6 route del fd00:10:1:1::12; ip -6 route del default"),
+		want:   trace.Rejected, by: "no route"},
+	{name: "no route, from the node", from: "node1", to: "pod2",
+		break_: runs("ip route del 10.1.1.12; ip route del default"),
+		want:   trace.Rejected, by: "no route to 10.1.1.12"},
 	{name: "no route for the reply", from: "client", to: "pod2",
-		break_: routed("172.18.0.100/32", unix.RTN_BLACKHOLE, unix.RT_TABLE_MAIN),
+		break_: runs("ip route add blackhole 172.18.0.100"),
 		in:     "eth0", want: trace.Dropped, by: "172.18.0.100 is a blackhole"},
 	{name: "blackhole", from: "pod1", to: "pod4",
-		break_: routed("10.1.2.14/32", unix.RTN_BLACKHOLE, unix.RT_TABLE_MAIN),
+		break_: runs("ip route replace blackhole 10.1.2.14"),
 		want:   trace.Dropped, by: "the route to 10.1.2.14 is a blackhole"},
 	{name: "unreachable", from: "pod1", to: "pod4",
-		break_: routed("10.1.2.14/32", unix.RTN_UNREACHABLE, unix.RT_TABLE_MAIN),
+		break_: runs("ip route replace unreachable 10.1.2.14"),
 		want:   trace.Rejected, by: "the route to 10.1.2.14 is unreachable"},
-	{name: "prohibit", from: "pod1", to: "pod4", break_: routed("10.1.2.14/32", unix.RTN_PROHIBIT, unix.RT_TABLE_MAIN),
+	{name: "prohibit", from: "pod1", to: "pod4", break_: runs("ip route replace prohibit 10.1.2.14"),
 		want: trace.Rejected, by: "prohibits 10.1.2.14"},
 	{name: "blackhole, IPv6", from: "pod1", to: "pod4", six: true,
-		break_: routed("fd00:10:1:2::14/128", unix.RTN_BLACKHOLE, unix.RT_TABLE_MAIN),
+		break_: runs("ip route add blackhole fd00:10:1:2::14 metric 1"),
 		want:   trace.Dropped, by: "blackhole"},
 	{name: "policy rule", from: "pod1", to: "pod4", want: trace.Dropped, by: "blackhole",
-		break_: both(routed("10.1.2.0/24", unix.RTN_BLACKHOLE, 77), ruleTo(func(r *netlink.Rule) {
-			r.Table, r.Src = 77, prefix("10.1.1.11/32")
-		}))},
+		break_: runs("ip route add blackhole 10.1.2.0/24 table 77; ip rule add from 10.1.1.11 lookup 77 prio 10")},
 	{name: "policy rule of the device", from: "pod1", to: "pod4", want: trace.Rejected, by: "prohibits",
-		break_: both(routed("10.1.2.0/24", unix.RTN_PROHIBIT, 77), ruleTo(func(r *netlink.Rule) {
-			r.Table, r.IifName = 77, "vethpod1"
-		}))},
+		break_: runs("ip route add prohibit 10.1.2.0/24 table 77; ip rule add iif vethpod1 lookup 77 prio 10")},
 	{name: "policy rule of the port", from: "pod1", to: "pod4", want: trace.Dropped, by: "blackhole",
 		break_: runs("ip rule add ipproto tcp dport 8080 blackhole prio 10")},
 	{name: "policy rule of another port", from: "pod1", to: "pod4", want: trace.Delivered,
@@ -219,23 +146,23 @@ var faults = []fault{
 	{name: "policy rule of the protocol", from: "node1", to: "pod4", six: true, want: trace.Rejected, by: "blackhole",
 		break_: runs("ip -6 rule add ipproto tcp prio 10 blackhole")},
 	{name: "device down", from: "client", to: "pod2",
-		break_: onLink("vethpod2", netlink.LinkSetDown), want: trace.Dropped,
+		break_: runs("ip link set vethpod2 down"), want: trace.Dropped,
 		by: "endpoint 10.1.1.12:8080 is on this node, but its route leads through eth0 to 172.18.0.254"},
 	{name: "neighbour failed", from: "pod1", to: "10.1.1.99", break_: failedNeighbour("vethpod2", "10.1.1.99"),
 		want: trace.Dropped, by: "neighbour 10.1.1.99 on vethpod2 is FAILED"},
 	{name: "neighbour incomplete", from: "pod1", to: "10.1.1.99", break_: asksNeighbour("vethpod2", "10.1.1.99"),
 		want: trace.Dropped, by: "neighbour 10.1.1.99 on vethpod2 is INCOMPLETE"},
 	{name: "next hop incomplete", from: "pod1", to: "pod4", want: trace.Dropped,
-		break_: both(asksNeighbour("vethpod2", "10.1.1.99"), via("10.1.2.14/32", "10.1.1.99", "vethpod2")),
-		by:     "neighbour 10.1.1.99 on vethpod2 is INCOMPLETE"},
+		break_: both(asksNeighbour("vethpod2", "10.1.1.99"),
+			runs("ip route replace 10.1.2.14 via 10.1.1.99 dev vethpod2 onlink")),
+		by: "neighbour 10.1.1.99 on vethpod2 is INCOMPLETE"},
 	{name: "next hop of the reply failed", from: "client", to: "pod2", in: "eth0", want: trace.Dropped,
-		break_: both(failedNeighbour("vethpod1", "10.1.1.99"), via("172.18.0.100/32", "10.1.1.99", "vethpod1")),
-		by:     "neighbour 10.1.1.99 on vethpod1 is FAILED"},
+		break_: both(failedNeighbour("vethpod1", "10.1.1.99"),
+			runs("ip route replace 172.18.0.100 via 10.1.1.99 dev vethpod1 onlink")),
+		by: "neighbour 10.1.1.99 on vethpod1 is FAILED"},
 	{name: "strict rp_filter", from: "client", to: "pod2", in: "eth0", want: trace.Dropped,
-		by: "rp_filter=1 (strict) of eth0: the route back to 172.18.0.100 leads through vethpod1",
-		break_: both(sysctls("ipv4/conf/eth0/rp_filter", "1"), onLink("vethpod1", func(l netlink.Link) error {
-			return netlink.RouteAdd(&netlink.Route{Dst: prefix("172.18.0.100/32"), LinkIndex: l.Attrs().Index})
-		}))},
+		by:     "rp_filter=1 (strict) of eth0: the route back to 172.18.0.100 leads through vethpod1",
+		break_: both(sysctls("ipv4/conf/eth0/rp_filter", "1"), runs("ip route add 172.18.0.100 dev vethpod1"))},
 	{name: "XFRM, forwarded", from: "pod1", to: "pod2", want: trace.Dropped,
 		by:     "XFRM policy src 0.0.0.0/0 dst 10.1.1.12/32 dir fwd priority 0 action block",
 		break_: blocked("dst 10.1.1.12 proto tcp dport 8080 dir fwd")},
@@ -263,13 +190,16 @@ var faults = []fault{
 		break_: runs("ip xfrm policy add dst 10.1.2.14 dir out tmpl src 172.18.0.2 dst 172.18.0.3 proto esp")},
 	{name: "XFRM, by an unknown port", from: "pod1", to: "pod2", want: trace.Undecided, doubt: "XFRM policy",
 		break_: blocked("dst 10.1.1.12 proto tcp sport 40000 dir fwd")},
-	{name: "loopback from outside", from: "pod1", to: "127.0.0.1", break_: nothing,
+	{name: "loopback from outside", from: "pod1", to: "127.0.0.1",
 		want: trace.Dropped, by: "net.ipv4.conf.vethpod1.route_localnet=0"},
 }
 
 // TestFaults breaks a node, asks, and sends a real packet (NT-02, NT-03, NT-04, NT-07).
 func TestFaults(t *testing.T) {
 	for _, f := range faults {
+		if f.break_ == nil {
+			f.break_ = both()
+		}
 		t.Run(f.name, func(t *testing.T) {
 			lab := netlab.ForTest(t, netlab.Options{Bridge: f.bridge})
 			const port = 8080

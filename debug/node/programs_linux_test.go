@@ -2,7 +2,7 @@ package node
 
 import (
 	"errors"
-	"net"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -97,8 +97,8 @@ func netkit(attach ebpf.AttachType) func(*testing.T, *netlab.TestLab, int) (link
 		if err := netlink.LinkAdd(kit); err != nil {
 			return nil, err
 		}
-		lab.On("pod1", func() { err = routedBy("kit0", "10.1.1.12/32", "10.1.1.11") })
-		if err = errors.Join(err, routedBy("kit1", "10.1.1.11/32", "")); err != nil {
+		lab.On("pod1", func() { err = routedBy("kit0", "10.1.1.12", "src 10.1.1.11") })
+		if err = errors.Join(err, routedBy("kit1", "10.1.1.11", "")); err != nil {
 			return nil, err
 		}
 		l, err := netlink.LinkByName("kit1")
@@ -112,10 +112,7 @@ func netkit(attach ebpf.AttachType) func(*testing.T, *netlab.TestLab, int) (link
 
 // routedBy routes a prefix to a device, which it sets up.
 func routedBy(device, to, source string) error {
-	return onLink(device, func(l netlink.Link) error {
-		return errors.Join(netlink.LinkSetUp(l), netlink.RouteReplace(&netlink.Route{Dst: prefix(to),
-			LinkIndex: l.Attrs().Index, Src: net.ParseIP(source), Scope: netlink.SCOPE_LINK}))
-	})()
+	return runs(fmt.Sprintf("ip link set %s up; ip route replace %s dev %s %s", device, to, device, source))()
 }
 
 var programs = []program{
