@@ -21,7 +21,8 @@ func xtablesLock() string { return cmp.Or(os.Getenv("XTABLES_LOCKFILE"), "/run/x
 const lockWait = 5 * time.Second
 
 // lockXtables takes the lock that programs before 1.6.2 do not wait for (DP-14).
-func lockXtables(ctx context.Context, path string) (unlock func(), err error) {
+func lockXtables(ctx context.Context) (unlock func(), err error) {
+	path := xtablesLock()
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDONLY|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("take the lock of iptables: %w", err)

@@ -113,11 +113,7 @@ func readRule(in *bufio.Reader) (text []byte, lines int, err error) {
 
 // opensQuote reports whether a part of a rule has an odd number of quotes.
 func opensQuote(part []byte) bool {
-	odd := bytes.Count(part, []byte(`"`))%2 == 1
-	if bytes.IndexByte(part, '\\') < 0 {
-		return odd
-	}
-	odd = false
+	odd := false
 	for i := 0; i < len(part); i++ {
 		switch part[i] {
 		case '\\':

@@ -310,7 +310,7 @@ func (t *Tool) restore(ctx context.Context, write func(io.Writer) error) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	if t.Backend == Legacy && t.Wait == nil {
-		unlock, err := lockXtables(ctx, xtablesLock())
+		unlock, err := lockXtables(ctx)
 		if err != nil {
 			return err
 		}
