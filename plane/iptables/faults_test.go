@@ -289,14 +289,11 @@ func TestHalfALoadServes(t *testing.T) {
 	}
 }
 
-// scripts installs shell scripts as the only programs of iptables.
-func scripts(t *testing.T, restore string) {
+// install installs shell scripts, by the names of the programs that they replace.
+func install(t *testing.T, scripts map[string]string) {
 	t.Helper()
 	dir := t.TempDir()
-	for name, text := range map[string]string{
-		"iptables-nft": `echo "iptables v1.8.9 (nf_tables)"`, "iptables-nft-save": "true",
-		"iptables-nft-restore": restore,
-	} {
+	for name, text := range scripts {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+text+"\n"), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -317,7 +314,8 @@ func TestProgramMisbehaves(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			inNetns(t)
-			scripts(t, c.script)
+			install(t, map[string]string{"iptables-nft": `echo "iptables v1.8.9 (nf_tables)"`,
+				"iptables-nft-save": "true", "iptables-nft-restore": c.script})
 			p := newPlane(t, Config{Family: lb.IPv4, Backend: xtables.NFT, Runner: xtables.System{}})
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			if strings.Contains(c.want, "deadline") {
@@ -677,17 +675,13 @@ func TestLoadThatEndsCommitsNothing(t *testing.T) {
 func TestKilledAfterItsWork(t *testing.T) {
 	needs(t, xtables.NFT)
 	inNetns(t)
-	dir := t.TempDir()
-	die := filepath.Join(dir, "die")
+	die := filepath.Join(t.TempDir(), "die")
 	real, err := exec.LookPath("iptables-nft-restore")
 	if err != nil {
 		t.Fatal(err)
 	}
-	script := fmt.Sprintf("#!/bin/sh\n%s \"$@\" || exit\n[ -e %s ] && kill -9 $$\nexit 0\n", real, die)
-	if err := os.WriteFile(filepath.Join(dir, "iptables-nft-restore"), []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	install(t, map[string]string{
+		"iptables-nft-restore": fmt.Sprintf("%s \"$@\" || exit\n[ -e %s ] && kill -9 $$\nexit 0", real, die)})
 	w := planetest.World{Family: lb.IPv4}
 	p := newPlane(t, Config{Family: lb.IPv4, Backend: xtables.NFT})
 	table := w.Table(3, 2)

@@ -3,10 +3,8 @@
 package iptables
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -303,24 +301,6 @@ func TestRemoveWithoutPrograms(t *testing.T) {
 	}
 }
 
-// unlucky is a Runner for which other programs change rules now and then: some restores fail.
-type unlucky struct {
-	xtables.System
-	fail  int // number of failing restores
-	after int // the first to fail
-}
-
-func (u *unlucky) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string,
-	args ...string) error {
-	if strings.HasSuffix(name, "-restore") {
-		if u.after--; u.after < 0 && u.fail > 0 {
-			u.fail--
-			return errors.New("line 2 failed")
-		}
-	}
-	return u.System.Pipe(ctx, in, out, name, args...)
-}
-
 // If a restore fails because another program changed rules, Remove lists the rules again. A
 // permanent failure is an error that names family and program.
 func TestRemoveTriesAgain(t *testing.T) {
@@ -329,8 +309,14 @@ func TestRemoveTriesAgain(t *testing.T) {
 		for after := range 3 { // entries, jumps, chains
 			inNetns(t)
 			run(t, readRules(t, "old.rules"), "iptables-nft-restore", "--noflush")
+			restores := 0
 			r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: lb.IPv4, Backend: xtables.NFT,
-				Runner: &unlucky{fail: fail, after: after}})
+				Runner: &refuser{refuses: func([]byte, []string) error {
+					if restores++; restores > after && restores <= after+fail {
+						return errors.New("line 2 failed")
+					}
+					return nil
+				}}})
 			left := strings.Contains(saved(t, "iptables-nft"), "KUBE-")
 			switch {
 			case fail < 100 && (err != nil || left || len(r.Left) > 0):
@@ -388,12 +374,7 @@ func TestRemoveAsksTheKernel(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		program := programOf(cfg)
 		run(t, readRules(t, "old.rules"), program+"-restore", "--noflush")
-		dir := t.TempDir()
-		if err := os.WriteFile(filepath.Join(dir, program+"-restore"), []byte("#!/bin/sh\nexec cat >/dev/null\n"),
-			0o755); err != nil {
-			t.Fatal(err)
-		}
-		t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+		install(t, map[string]string{program + "-restore": "exec cat >/dev/null"})
 		r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: cfg.Family, Backend: cfg.Backend})
 		if err == nil || !strings.Contains(err.Error(), "the kernel still has 10 chains of kube-proxy (filter KUBE-") ||
 			!strings.Contains(err.Error(), "then run --cleanup again") {
