@@ -155,7 +155,7 @@ func (r *ruleText) between(low, high []byte, no bool) bool {
 	case v.base == unix.NFT_PAYLOAD_NETWORK_HEADER:
 		return same && r.address(v, low, no)
 	case v.base == unix.NFT_PAYLOAD_TRANSPORT_HEADER && v.size == 2 && len(low) == 2 && v.mask == nil && v.offset <= 2:
-		name := protoNames[r.number]
+		name := ProtocolNames[r.number]
 		if name != "tcp" && name != "udp" && name != "sctp" {
 			return false
 		}
@@ -180,7 +180,7 @@ func (r *ruleText) meta(v nftValue, value []byte, no bool) bool {
 		return v.mask == nil
 	case unix.NFT_META_L4PROTO:
 		r.number = value[0]
-		name := protoNames[r.number]
+		name := ProtocolNames[r.number]
 		if name == "" {
 			name = fmt.Sprint(r.number)
 		}
@@ -200,8 +200,8 @@ func (r *ruleText) meta(v nftValue, value []byte, no bool) bool {
 	return false
 }
 
-// protoNames are the names of protocols that iptables prints.
-var protoNames = map[uint8]string{1: "icmp", 6: "tcp", 17: "udp", 33: "dccp", 50: "esp", 51: "ah", 58: "ipv6-icmp",
+// ProtocolNames are the names of protocols as iptables prints them, by number.
+var ProtocolNames = map[uint8]string{1: "icmp", 6: "tcp", 17: "udp", 33: "dccp", 50: "esp", 51: "ah", 58: "ipv6-icmp",
 	132: "sctp", 136: "udplite"}
 
 // address reads a comparison with the first octets of an address.

@@ -127,9 +127,6 @@ func (b *reader) original(no bool, end func(Conn) netip.AddrPort) {
 	})
 }
 
-func (w *walker) sender(follow.Flow) netip.Addr     { return w.from() }
-func (w *walker) receiver(f follow.Flow) netip.Addr { return f.To.Addr() }
-
 // reverse reads the match rpfilter: the route back to the source uses the incoming interface.
 func (b *reader) reverse() {
 	invert, marked, loose := false, false, false

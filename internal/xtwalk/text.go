@@ -183,16 +183,8 @@ var options = map[string]func(b *reader, no bool){
 			b.is(no, func(w *walker, _ follow.Flow) bool { return uint8(w.packet.Proto) == n })
 		}
 	},
-	"-s": func(b *reader, no bool) {
-		b.prefix(func(p netip.Prefix) {
-			b.is(no, func(w *walker, _ follow.Flow) bool { return p.Contains(w.from()) })
-		})
-	},
-	"-d": func(b *reader, no bool) {
-		b.prefix(func(p netip.Prefix) {
-			b.is(no, func(_ *walker, f follow.Flow) bool { return p.Contains(f.To.Addr()) })
-		})
-	},
+	"-s": func(b *reader, no bool) { b.contains(no, (*walker).sender) },
+	"-d": func(b *reader, no bool) { b.contains(no, (*walker).receiver) },
 	"-i": func(b *reader, no bool) {
 		b.through(no, func(w *walker, _ follow.Flow) (string, bool) { return w.route.comesIn(w) })
 	},
@@ -226,12 +218,8 @@ var options = map[string]func(b *reader, no bool){
 			b.meets(func(*walker, follow.Flow) float64 { return p })
 		}
 	},
-	"addrtype --src-type": func(b *reader, no bool) {
-		b.addressType(no, func(w *walker, _ follow.Flow) netip.Addr { return w.from() })
-	},
-	"addrtype --dst-type": func(b *reader, no bool) {
-		b.addressType(no, func(_ *walker, f follow.Flow) netip.Addr { return f.To.Addr() })
-	},
+	"addrtype --src-type": func(b *reader, no bool) { b.addressType(no, (*walker).sender) },
+	"addrtype --dst-type": func(b *reader, no bool) { b.addressType(no, (*walker).receiver) },
 	"conntrack --ctstate": states,
 	"state --state":       states,
 	"conntrack --ctdir":   func(b *reader, _ bool) { b.direction(b.next()) },
@@ -266,8 +254,7 @@ var options = map[string]func(b *reader, no bool){
 }
 
 func protocol(name string) (uint8, error) {
-	for n, is := range map[uint8]string{1: "icmp", 6: "tcp", 17: "udp", 33: "dccp", 50: "esp", 51: "ah",
-		58: "ipv6-icmp", 132: "sctp", 136: "udplite"} {
+	for n, is := range xtables.ProtocolNames {
 		if is == name {
 			return n, nil
 		}
@@ -286,6 +273,16 @@ func (b *reader) prefix(of func(netip.Prefix)) {
 	if p, err := netip.ParsePrefix(word); b.check("address "+word, err) {
 		of(p)
 	}
+}
+
+func (w *walker) sender(follow.Flow) netip.Addr     { return w.from() }
+func (w *walker) receiver(f follow.Flow) netip.Addr { return f.To.Addr() }
+
+// contains reads a prefix, which must contain an address of the packet.
+func (b *reader) contains(no bool, of func(*walker, follow.Flow) netip.Addr) {
+	b.prefix(func(p netip.Prefix) {
+		b.is(no, func(w *walker, f follow.Flow) bool { return p.Contains(of(w, f)) })
+	})
 }
 
 // through matches packets by their input or output interface, or by a prefix of its name.
