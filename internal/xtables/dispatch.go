@@ -160,7 +160,7 @@ func (d *Dispatcher) update(paths []string) (write, drop []string) {
 	}
 	slices.Sort(drop)
 	slices.Reverse(drop)
-	return write, slices.DeleteFunc(slices.Compact(drop), func(p string) bool { return d.Nodes[p] != nil })
+	return write, drop
 }
 
 // visit updates one node, whose entries are those from lo to hi.
@@ -169,7 +169,7 @@ func (d *Dispatcher) visit(at, parent string, lo, hi int, paths []string, write,
 	now := &Node{Parent: parent}
 	d.Nodes[at] = now
 	if hi-lo > LeafSize {
-		for b := range d.branches(lo, hi, max(LeafSize, (hi-lo)/heavy)) {
+		for _, b := range d.branches(lo, hi, max(LeafSize, (hi-lo)/heavy)) {
 			now.Children = append(now.Children, b.path)
 			inside := within(paths, b.path)
 			if known := d.Nodes[b.path]; known == nil || len(inside) > 0 {
@@ -194,13 +194,9 @@ type branch struct {
 	lo, hi int
 }
 
-// branches yields the parts of the entries from lo to hi, divided by the first nibble that differs,
-// in order. A part of more than most entries is divided again.
-func (d *Dispatcher) branches(lo, hi, most int) iter.Seq[branch] {
-	return func(yield func(branch) bool) { d.divide(lo, hi, most, yield) }
-}
-
-func (d *Dispatcher) divide(lo, hi, most int, yield func(branch) bool) bool {
+// branches returns the parts of the entries from lo to hi, divided by the first nibble that
+// differs, in order. A part of more than most entries is divided again.
+func (d *Dispatcher) branches(lo, hi, most int) (all []branch) {
 	first, last := d.entries[lo].Path, d.entries[hi-1].Path
 	common := 0
 	for first[common] == last[common] {
@@ -209,16 +205,13 @@ func (d *Dispatcher) divide(lo, hi, most int, yield func(branch) bool) bool {
 	for i := lo; i < hi; {
 		b := branch{path: d.entries[i].Path[:common+1], lo: i}
 		b.hi = i + d.count(i, hi, b.path)
-		switch i = b.hi; {
-		case b.hi-b.lo > most:
-			if !d.divide(b.lo, b.hi, most, yield) {
-				return false
-			}
-		case !yield(b):
-			return false
+		if i = b.hi; b.hi-b.lo > most {
+			all = append(all, d.branches(b.lo, b.hi, most)...)
+		} else {
+			all = append(all, b)
 		}
 	}
-	return true
+	return all
 }
 
 // count returns the number of entries from lo on that begin with the prefix.
@@ -283,7 +276,7 @@ func (d *Dispatcher) Chain(at string) Chain {
 // Wanted yields the chains of all nodes.
 func (d *Dispatcher) Wanted() iter.Seq[Wanted] {
 	return func(yield func(Wanted) bool) {
-		for at := range d.Upwards() {
+		for _, at := range d.Upwards("") {
 			if !yield(Wanted{Chain: d.Chain(at), Key: func(rule string) lb.Key { return d.keyOf(at, rule) }}) {
 				return
 			}
@@ -332,18 +325,12 @@ func (n *Node) ChildOf(path string) string {
 	return n.Children[i]
 }
 
-// Upwards yields the nodes, each after its children.
-func (d *Dispatcher) Upwards() iter.Seq[string] {
-	var visit func(at string, yield func(string) bool) bool
-	visit = func(at string, yield func(string) bool) bool {
-		for _, child := range d.Nodes[at].Children {
-			if !visit(child, yield) {
-				return false
-			}
-		}
-		return yield(at)
+// Upwards returns a node and those below it, each after its children.
+func (d *Dispatcher) Upwards(at string) (all []string) {
+	for _, child := range d.Nodes[at].Children {
+		all = append(all, d.Upwards(child)...)
 	}
-	return func(yield func(string) bool) { visit("", yield) }
+	return append(all, at)
 }
 
 // hop matches the destinations that begin with a path.

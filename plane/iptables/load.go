@@ -137,7 +137,7 @@ func (l *loader) frame(cold bool) {
 		l.branches()
 	}
 	for _, d := range l.st.dispatchers {
-		for at := range d.Upwards() {
+		for _, at := range d.Upwards("") {
 			leaf := d.Table == xtables.NAT && d.Nodes[at].Children == nil
 			id := d.Table.Chain(d.Name(at))
 			if leaf {
@@ -187,7 +187,7 @@ func (l *loader) blockLocalnet() {
 func (l *loader) branches() {
 	for _, i := range []dispatcherIndex{inServices, inNodePorts} {
 		d := l.st.dispatchers[i]
-		for at := range d.Upwards() {
+		for _, at := range d.Upwards("") {
 			if d.Nodes[at].Children != nil {
 				l.put(d.Chain(at))
 			}
@@ -206,7 +206,7 @@ func (l *loader) refusals() {
 		if d.Table != xtables.Filter {
 			continue
 		}
-		for at := range d.Upwards() {
+		for _, at := range d.Upwards("") {
 			l.put(d.Chain(at))
 		}
 	}
