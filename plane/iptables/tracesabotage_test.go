@@ -135,131 +135,109 @@ func TestSabotageIsSeen(t *testing.T) {
 			}
 		}
 		healthy("at first")
+		passes := answer{verdict: trace.Pass}
 		balance := func(shares map[int]float64) answer { return answer{verdict: trace.Balance, shares: shares} }
-		theirs := w.Addr(100, 12345)
+		does := func(commands ...string) func() {
+			return func() {
+				for _, c := range commands {
+					v.iptables(strings.Fields(c)...)
+				}
+			}
+		}
+		removes := func(table, chain, text string) func() { return func() { v.remove(table, chain, text) } }
+		svc, unknown, third := chainOf(loose), "KUBE-SVC-UNKNOWN", 1./3
 		for _, c := range []struct {
-			name    string
-			do      func()
-			service int
-			from    trace.Packet
-			want    answer
+			name string
+			do   func()
+			// The packet is a pod's to the loose Service; with host the node's, with unserved to
+			// that Service.
+			host, unserved bool
+			want           answer
 			// For each difference a part of its object, and of the wanted or existing content.
 			differs []string
 			undo    func()
 		}{
-			{name: "an endpoint's rule is deleted", do: func() { v.remove("nat", v.sep(loose, 0), "DNAT") },
-				service: loose, from: pod,
-				want:    answer{verdict: trace.Balance, shares: map[int]float64{1: 0.5, 2: 0.5}},
+			{name: "an endpoint's rule is deleted", do: removes("nat", v.sep(loose, 0), "DNAT"),
+				want:    balance(map[int]float64{1: 0.5, 2: 0.5}),
 				differs: []string{"rule of chain " + v.sep(loose, 0) + " of table nat (ns/svc-1:http)"}},
-			{name: "the last endpoint's chain is emptied",
-				do: func() { v.iptables("-t", "nat", "-F", v.sep(loose, 2)) }, service: loose, from: pod,
-				want: answer{verdict: trace.Balance, shares: map[int]float64{0: 1. / 3, 1: 1. / 3},
+			{name: "the last endpoint's chain is emptied", do: does("-t nat -F " + v.sep(loose, 2)),
+				want: answer{verdict: trace.Balance, shares: map[int]float64{0: third, 1: third},
 					way: "0.3333 end otherwise: pass"}, differs: []string{v.sep(loose, 2), v.sep(loose, 2)}},
-			{name: "a Service's chain is emptied", do: func() { v.iptables("-t", "nat", "-F", chainOf(loose)) },
-				service: loose, from: pod,
-				want: answer{verdict: trace.Pass}, differs: slices.Repeat([]string{chainOf(loose)}, 4)},
-			{name: "the Service's rule is deleted", do: func() { v.remove("nat", xtables.Services, chainOf(loose)) },
-				service: loose, from: pod,
-				want: answer{verdict: trace.Pass}, differs: []string{"rule of chain KUBE-SERVICES of table nat"}},
-			{name: "the refusal is deleted", do: func() { v.remove("filter", xtables.Services, "has no endpoints") },
-				service: unserved, from: pod,
-				want: answer{verdict: trace.Pass}, differs: []string{"rule of chain KUBE-SERVICES of table filter"}},
-			{name: "PREROUTING leads nowhere", do: func() { v.remove("nat", "PREROUTING", xtables.Services) },
-				service: loose, from: pod,
-				want: answer{verdict: trace.Pass}, differs: []string{"rule of chain PREROUTING of table nat"}},
-			{name: "OUTPUT leads nowhere", do: func() { v.remove("nat", "OUTPUT", xtables.Services) }, service: loose,
-				from: host, want: answer{verdict: trace.Pass}, differs: []string{"rule of chain OUTPUT of table nat"}},
-			{name: "OUTPUT leads nowhere, others do not care",
-				do: func() { v.remove("nat", "OUTPUT", xtables.Services) }, service: loose, from: pod,
+			{name: "a Service's chain is emptied", do: does("-t nat -F " + svc), want: passes,
+				differs: slices.Repeat([]string{svc}, 4)},
+			{name: "the Service's rule is deleted", do: removes("nat", xtables.Services, svc), want: passes,
+				differs: []string{"rule of chain KUBE-SERVICES of table nat"}},
+			{name: "the refusal is deleted", do: removes("filter", xtables.Services, "has no endpoints"),
+				unserved: true, want: passes, differs: []string{"rule of chain KUBE-SERVICES of table filter"}},
+			{name: "PREROUTING leads nowhere", do: removes("nat", "PREROUTING", xtables.Services), want: passes,
+				differs: []string{"rule of chain PREROUTING of table nat"}},
+			{name: "OUTPUT leads nowhere", do: removes("nat", "OUTPUT", xtables.Services), host: true, want: passes,
+				differs: []string{"rule of chain OUTPUT of table nat"}},
+			{name: "OUTPUT leads nowhere, others do not care", do: removes("nat", "OUTPUT", xtables.Services),
 				want: all(false), differs: []string{"rule of chain OUTPUT of table nat"}},
-			{name: "FORWARD refuses no client", do: func() { v.remove("filter", "FORWARD", xtables.Services) },
-				service: unserved, from: pod,
-				want: answer{verdict: trace.Pass}, differs: []string{"rule of chain FORWARD of table filter"}},
-			{name: "the node's packets are refused nowhere",
-				do: func() { v.remove("filter", "OUTPUT", xtables.Services) }, service: unserved, from: host,
-				want: answer{verdict: trace.Pass}, differs: []string{"rule of chain OUTPUT of table filter"}},
-			{name: "POSTROUTING masquerades no packet",
-				do: func() { v.remove("nat", "POSTROUTING", xtables.Postrouting) }, service: loose, from: host,
-				want: all(false), differs: []string{"rule of chain POSTROUTING of table nat"}},
-			{name: "INPUT leads nowhere", do: func() { v.remove("filter", "INPUT", xtables.ExternalServices) },
-				service: loose, from: pod, want: all(false), differs: []string{"rule of chain INPUT of table filter"}},
-			{name: "no packet is marked", do: func() { v.iptables("-t", "nat", "-F", xtables.MarkMasq) },
-				service: loose, from: host, want: all(false), differs: []string{"chain KUBE-MARK-MASQ"}},
-			{name: "another mark", do: func() {
-				v.iptables("-t", "nat", "-R", xtables.MarkMasq, "1", "-j", "MARK", "--set-xmark", "0x8/0x8")
-			}, service: loose, from: host,
-				want: all(false), differs: []string{"chain KUBE-MARK-MASQ"}},
+			{name: "FORWARD refuses no client", do: removes("filter", "FORWARD", xtables.Services), unserved: true,
+				want: passes, differs: []string{"rule of chain FORWARD of table filter"}},
+			{name: "the node's packets are refused nowhere", do: removes("filter", "OUTPUT", xtables.Services),
+				host: true, unserved: true, want: passes, differs: []string{"rule of chain OUTPUT of table filter"}},
+			{name: "POSTROUTING masquerades no packet", do: removes("nat", "POSTROUTING", xtables.Postrouting),
+				host: true, want: all(false), differs: []string{"rule of chain POSTROUTING of table nat"}},
+			{name: "INPUT leads nowhere", do: removes("filter", "INPUT", xtables.ExternalServices), want: all(false),
+				differs: []string{"rule of chain INPUT of table filter"}},
+			{name: "no packet is marked", do: does("-t nat -F " + xtables.MarkMasq), host: true, want: all(false),
+				differs: []string{"chain KUBE-MARK-MASQ"}},
+			{name: "another mark", do: does("-t nat -R " + xtables.MarkMasq + " 1 -j MARK --set-xmark 0x8/0x8"),
+				host: true, want: all(false), differs: []string{"chain KUBE-MARK-MASQ"}},
 			{name: "a chance is another", do: func() {
-				v.iptables("-t", "nat", "-R", chainOf(loose), v.find("nat", chainOf(loose), v.sep(loose, 0)), "-m",
-					"statistic", "--mode", "random", "--probability", "0.5", "-j", v.sep(loose, 0))
-			}, service: loose, from: pod, want: balance(map[int]float64{0: 0.5, 1: 0.25, 2: 0.25}),
-				differs: []string{chainOf(loose)}},
-			{name: "an endpoint is another", do: func() {
-				v.iptables("-t", "nat", "-R", v.sep(loose, 1), "2", "-p", "tcp", "-j", "DNAT", "--to-destination",
-					v.backend(loose, 7).String())
-			}, service: loose, from: pod, want: balance(map[int]float64{0: 1. / 3, 7: 1. / 3, 2: 1. / 3}),
-				differs: []string{v.sep(loose, 1)}},
+				does("-t nat -R " + svc + " " + v.find("nat", svc, v.sep(loose, 0)) +
+					" -m statistic --mode random --probability 0.5 -j " + v.sep(loose, 0))()
+			}, want: balance(map[int]float64{0: 0.5, 1: 0.25, 2: 0.25}), differs: []string{svc}},
+			{name: "an endpoint is another", do: does("-t nat -R " + v.sep(loose, 1) +
+				" 2 -p tcp -j DNAT --to-destination " + v.backend(loose, 7).String()),
+				want: balance(map[int]float64{0: third, 7: third, 2: third}), differs: []string{v.sep(loose, 1)}},
 			{name: "rules in another order", do: func() {
-				last := v.rules("nat", chainOf(loose))
-				v.iptables("-t", "nat", "-D", chainOf(loose), fmt.Sprint(len(last)))
-				v.iptables("-t", "nat", "-I", chainOf(loose), "1", "-m", "comment", "--comment", "mine", "-j",
-					v.sep(loose, 2))
-			}, service: loose, from: pod, want: balance(map[int]float64{2: 1}),
-				differs: []string{"order of the rules of chain " + chainOf(loose)}},
-			{name: "a rule more", do: func() {
-				v.iptables("-t", "nat", "-I", chainOf(loose), "-j", "RETURN")
-			}, service: loose, from: pod,
-				want: answer{verdict: trace.Pass}, differs: []string{chainOf(loose)}},
-			{name: "the table is emptied", do: func() { v.iptables("-t", "nat", "-F") }, service: loose, from: pod,
-				want: answer{verdict: trace.Pass}, differs: nil},
-			{name: "an unknown Service", do: func() {
-				v.iptables("-t", "nat", "-N", "KUBE-SVC-UNKNOWN")
-				v.iptables("-t", "nat", "-A", "KUBE-SVC-UNKNOWN", "-j", "RETURN")
-			}, service: loose, from: pod, want: all(false), differs: []string{"chain KUBE-SVC-UNKNOWN of table nat"}},
+				last := v.rules("nat", svc)
+				does(fmt.Sprintf("-t nat -D %s %d", svc, len(last)),
+					"-t nat -I "+svc+" 1 -m comment --comment mine -j "+v.sep(loose, 2))()
+			}, want: balance(map[int]float64{2: 1}), differs: []string{"order of the rules of chain " + svc}},
+			{name: "a rule more", do: does("-t nat -I " + svc + " -j RETURN"), want: passes, differs: []string{svc}},
+			{name: "the table is emptied", do: does("-t nat -F"), want: passes},
+			{name: "an unknown Service", do: does("-t nat -N "+unknown, "-t nat -A "+unknown+" -j RETURN"),
+				want: all(false), differs: []string{"chain KUBE-SVC-UNKNOWN of table nat"}},
 
-			{name: "others forward nothing", do: func() { v.iptables("-P", "FORWARD", "DROP") }, service: loose,
-				from: pod, want: answer{verdict: trace.Drop, way: "-t filter -P FORWARD DROP"}, undo: func() {
-					v.iptables("-P", "FORWARD", "ACCEPT")
-				}},
-			{name: "others forward what is not understood", do: func() {
-				v.iptables("-P", "FORWARD", "DROP")
-				v.iptables("-A", "FORWARD", "-m", "limit", "--limit", "1/s", "-j", "ACCEPT")
-			}, service: loose, from: pod, want: answer{verdict: trace.Balance, shares: all(false).shares,
-				way: "-P FORWARD DROP (not judged"}, undo: func() {
-				v.iptables("-P", "FORWARD", "ACCEPT")
-				v.remove("filter", "FORWARD", "limit")
-			}},
-			{name: "others only count", do: func() { v.iptables("-t", "nat", "-I", "PREROUTING") }, service: loose,
-				from: pod, want: all(false), undo: func() { v.iptables("-t", "nat", "-D", "PREROUTING", "1") }},
-			{name: "others drop what goes to an endpoint", do: func() {
-				v.iptables("-I", "FORWARD", "-d", v.backend(loose, 1).Addr().String(), "-j", "DROP")
-			}, service: loose,
-				from: pod, want: balance(map[int]float64{0: 1. / 3, 2: 1. / 3}), undo: func() {
-					v.remove("filter", "FORWARD", "-j DROP")
-				}},
-			{name: "others let pass what is to be refused", do: func() {
-				v.iptables("-I", "FORWARD", "-d", v.clusterIP(unserved).Addr().String(), "-j", "ACCEPT")
-			},
-				service: unserved, from: pod, want: answer{verdict: trace.Pass}, undo: func() {
-					v.remove("filter", "FORWARD", "-j ACCEPT")
-				}},
-			{name: "others translate first", do: func() {
-				v.iptables("-t", "nat", "-I", "PREROUTING", "-p", "tcp", "-i", "veth+", "-j", "DNAT",
-					"--to-destination", v.backend(loose, 9).String())
-			}, service: loose, from: pod, want: balance(map[int]float64{9: 1}), undo: func() {
-				v.remove("nat", "PREROUTING", "DNAT")
-			}},
-			{name: "others do not match", do: func() {
-				v.iptables("-t", "nat", "-N", "THEIRS")
-				v.iptables("-t", "nat", "-I", "PREROUTING", "!", "-s", theirs.String(), "-j", "THEIRS")
-				v.iptables("-t", "nat", "-A", "THEIRS", "-j", "ACCEPT")
-			}, service: loose, from: pod, want: answer{verdict: trace.Pass, way: "-t nat -A THEIRS -j ACCEPT"},
+			{name: "others forward nothing", do: does("-P FORWARD DROP"), undo: does("-P FORWARD ACCEPT"),
+				want: answer{verdict: trace.Drop, way: "-t filter -P FORWARD DROP"}},
+			{name: "others forward what is not understood",
+				do: does("-P FORWARD DROP", "-A FORWARD -m limit --limit 1/s -j ACCEPT"),
 				undo: func() {
-					v.remove("nat", "PREROUTING", "THEIRS")
-				}},
+					v.iptables("-P", "FORWARD", "ACCEPT")
+					v.remove("filter", "FORWARD", "limit")
+				},
+				want: answer{verdict: trace.Balance, shares: all(false).shares, way: "-P FORWARD DROP (not judged"}},
+			{name: "others only count", do: does("-t nat -I PREROUTING"), undo: does("-t nat -D PREROUTING 1"),
+				want: all(false)},
+			{name: "others drop what goes to an endpoint",
+				do:   does("-I FORWARD -d " + v.backend(loose, 1).Addr().String() + " -j DROP"),
+				undo: removes("filter", "FORWARD", "-j DROP"), want: balance(map[int]float64{0: third, 2: third})},
+			{name: "others let pass what is to be refused",
+				do:   does("-I FORWARD -d " + v.clusterIP(unserved).Addr().String() + " -j ACCEPT"),
+				undo: removes("filter", "FORWARD", "-j ACCEPT"), unserved: true, want: passes},
+			{name: "others translate first", do: does("-t nat -I PREROUTING -p tcp -i veth+ -j DNAT --to-destination " +
+				v.backend(loose, 9).String()),
+				undo: removes("nat", "PREROUTING", "DNAT"), want: balance(map[int]float64{9: 1})},
+			{name: "others do not match", do: does("-t nat -N THEIRS", "-t nat -I PREROUTING ! -s "+
+				w.Addr(100, 12345).String()+" -j THEIRS", "-t nat -A THEIRS -j ACCEPT"),
+				undo: removes("nat", "PREROUTING", "THEIRS"),
+				want: answer{verdict: trace.Pass, way: "-t nat -A THEIRS -j ACCEPT"}},
 		} {
 			c.do()
-			v.meets(c.name, c.service, c.from, c.want)
+			service, from := loose, pod
+			if c.unserved {
+				service = unserved
+			}
+			if c.host {
+				from = host
+			}
+			v.meets(c.name, service, from, c.want)
 			diffs := planetest.Differences(t, p, table)
 			for i, d := range diffs {
 				if c.undo != nil || c.name != "the table is emptied" &&
