@@ -134,11 +134,11 @@ func (h *nftHolding) Chain(id ChainID) (*ChainState, error) {
 			return nil, err
 		}
 	}
-	const getRule = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETRULE
-	rules, err := h.nf.Ask(getRule, unix.NLM_F_DUMP, nfproto(h.family), func(e *netlink.Encoder) {
+	of := func(e *netlink.Encoder) {
 		e.Str(unix.NFTA_RULE_TABLE, id.Table.String())
 		e.Str(unix.NFTA_RULE_CHAIN, id.Name)
-	})
+	}
+	rules, err := h.nf.Ask(wire.MsgType(unix.NFT_MSG_GETRULE), unix.NLM_F_DUMP, nfproto(h.family), of)
 	if err != nil {
 		return nil, fmt.Errorf("read chain %s of table %s: %w", id.Name, id.Table, err)
 	}
@@ -151,8 +151,7 @@ func (h *nftHolding) Chain(id ChainID) (*ChainState, error) {
 
 // base reads the policy of a built-in chain, and whether the chain exists.
 func (h *nftHolding) base(id ChainID, c *ChainState) (there bool, err error) {
-	const getChain = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETCHAIN
-	answers, err := h.nf.Ask(getChain, 0, nfproto(h.family), func(e *netlink.Encoder) {
+	answers, err := h.nf.Ask(wire.MsgType(unix.NFT_MSG_GETCHAIN), 0, nfproto(h.family), func(e *netlink.Encoder) {
 		e.Str(unix.NFTA_CHAIN_TABLE, id.Table.String())
 		e.Str(unix.NFTA_CHAIN_NAME, id.Name)
 	})
