@@ -163,7 +163,7 @@ fuzz: ## every fuzz target for FUZZTIME (30s)
 	@grep -rn --include='*_test.go' -oE '^func Fuzz[A-Za-z0-9_]+' . | grep -v '^./test/e2e/' | \
 	while IFS=: read -r file _ func; do \
 	  name=$${func#func }; echo "== $$(dirname $$file) $$name"; \
-	  go -C "$$(dirname $$file)" test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) .; \
+	  go -C "$$(dirname $$file)" test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 1x .; \
 	done
 
 generate: deps objects ## build the eBPF objects, and rewrite docs/conformance.md from complete runs on this machine's kernel and on the others
