@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Message is a netlink message from the kernel. Its body is only valid while it is handled.
+// Message is a netlink message. One from the kernel is only valid while it is handled.
 type Message struct {
 	Type, Flags uint16
 	Seq         uint32 // of the request that it answers
@@ -319,17 +319,22 @@ func (c *Conn) receiveOnce(fd uintptr) bool {
 }
 
 // cut takes the first message from the datagram.
-func (c *Conn) cut() (Message, error) {
-	b, n := c.unread, 0
+func (c *Conn) cut() (m Message, err error) {
+	m, c.unread, err = Cut(c.unread)
+	return m, err
+}
+
+// Cut splits b into its first message and the rest. The error wraps unix.EBADMSG.
+func Cut(b []byte) (m Message, rest []byte, err error) {
+	n := 0
 	if len(b) >= unix.SizeofNlMsghdr {
 		n = int(Order.Uint32(b))
 	}
 	if n < unix.SizeofNlMsghdr || n > len(b) {
-		c.unread = nil
-		return Message{}, fmt.Errorf("netlink message of %d bytes in %d: %w", n, len(b), unix.EBADMSG)
+		return Message{}, nil, fmt.Errorf("netlink message of %d bytes in %d: %w", n, len(b), unix.EBADMSG)
 	}
-	c.unread = b[min((n+3)&^3, len(b)):]
-	return Message{Order.Uint16(b[4:]), Order.Uint16(b[6:]), Order.Uint32(b[8:]), b[unix.SizeofNlMsghdr:n]}, nil
+	m = Message{Order.Uint16(b[4:]), Order.Uint16(b[6:]), Order.Uint32(b[8:]), b[unix.SizeofNlMsghdr:n]}
+	return m, b[min((n+3)&^3, len(b)):], nil
 }
 
 // outcome returns the error in the last message of an answer. The end of a dump may have one too.

@@ -1,6 +1,10 @@
 package netlink
 
-import "encoding/binary"
+import (
+	"bytes"
+	"encoding/binary"
+	"net/netip"
+)
 
 // Order is the byte order of headers, and of numbers in attributes of most subsystems; netfilter's
 // are big endian.
@@ -63,6 +67,12 @@ func (e *Encoder) Bytes(typ uint16, v []byte) {
 	e.head(4+len(v), typ)
 	e.B = append(e.B, v...)
 	e.pad()
+}
+
+// Addr appends an address as 4 or 16 bytes.
+func (e *Encoder) Addr(typ uint16, a netip.Addr) {
+	b := a.As16() // in which an IPv4 address comes last
+	e.Bytes(typ, b[len(b)-a.BitLen()/8:])
 }
 
 // Str appends a string attribute.
@@ -191,10 +201,6 @@ func Native32(b []byte) uint32 {
 
 // CStr returns b as a string without the terminating NUL.
 func CStr(b []byte) string {
-	for i, c := range b {
-		if c == 0 {
-			return string(b[:i])
-		}
-	}
-	return string(b)
+	text, _, _ := bytes.Cut(b, []byte{0})
+	return string(text)
 }

@@ -8,8 +8,7 @@ import (
 
 // Numbers of the kernel's nfnetlink_conntrack.h, nf_conntrack_common.h and netlink.h.
 const (
-	headerLen = 20 // struct nlmsghdr and struct nfgenmsg
-	nested    = 0x8000
+	nested = 0x8000
 
 	ack    = 0x4 // NLM_F_*
 	dump   = 0x300
@@ -176,10 +175,10 @@ func appendTuple(e *netlink.Encoder, typ uint16, t Tuple, by By) {
 		}
 		ip := e.Nest(ctaTupleIP)
 		if by&BySource != 0 {
-			e.Bytes(src, t.From.Addr().AsSlice())
+			e.Addr(src, t.From.Addr())
 		}
 		if by&ByDestination != 0 {
-			e.Bytes(dst, t.To.Addr().AsSlice())
+			e.Addr(dst, t.To.Addr())
 		}
 		e.EndNest(ip)
 	}

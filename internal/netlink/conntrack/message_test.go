@@ -10,7 +10,10 @@ import (
 	"kube-proxy/internal/netlink"
 )
 
-const tcp, udp = 6, 17
+const (
+	tcp, udp  = 6, 17
+	headerLen = 16 // struct nlmsghdr
+)
 
 // appendEntry appends the attributes of client's entry with the service at to, with replies from
 // from.
@@ -49,7 +52,7 @@ func TestParse(t *testing.T) {
 		Reply: Tuple{netip.MustParseAddrPort("[2001:db8::3]:3"), netip.MustParseAddrPort("[2001:db8::1]:1"), tcp,
 			true},
 		Status: SeenReply | Assured | Confirmed, Timeout: 86400, Mark: 0x4000, State: 3}
-	ok := e.Parse(six.AppendNew(nil, 10)[headerLen-4:])
+	ok := e.Parse(six.AppendNew(nil, 10)[headerLen:])
 	e.tuple = nil
 	if !ok || !reflect.DeepEqual(e, six) {
 		t.Errorf("IPv6: %+v, %v; want %+v", e, ok, six)
@@ -79,7 +82,7 @@ func TestAppendDelete(t *testing.T) {
 	}
 	// A request lacks the reply tuple, so Parse rejects it.
 	var again Entry
-	again.Parse(b[headerLen-4:])
+	again.Parse(b[headerLen:])
 	if !bytes.Equal(again.tuple, e.tuple) || !bytes.Equal(again.id, e.id) || !bytes.Equal(again.zone, e.zone) {
 		t.Errorf("the request names %+v, want %+v", again, e)
 	}

@@ -48,10 +48,10 @@ func Lookup(ctx context.Context, conn netlink.Asker, q Query) (r Route, err erro
 	head := make([]byte, unix.SizeofRtMsg)
 	head[0], head[1] = family(q.To), byte(q.To.BitLen())
 	var e netlink.Encoder
-	e.Bytes(unix.RTA_DST, q.To.AsSlice())
+	e.Addr(unix.RTA_DST, q.To)
 	if q.In != 0 {
 		head[2] = byte(q.From.BitLen())
-		e.Bytes(unix.RTA_SRC, q.From.AsSlice())
+		e.Addr(unix.RTA_SRC, q.From)
 		e.Native32(unix.RTA_IIF, uint32(q.In))
 	}
 	if q.Mark != 0 {

@@ -75,15 +75,10 @@ func ParseAddress(body []byte) (a Address, ok bool) {
 // AppendAddress appends a request about an address: unix.RTM_NEWADDR or unix.RTM_DELADDR.
 func AppendAddress(e *netlink.Encoder, typ, flags uint16, a Address) {
 	at := e.Begin(typ, flags, 0)
-	family := byte(unix.AF_INET)
-	if a.Addr.Is6() {
-		family = unix.AF_INET6
-	}
-	e.B = append(e.B, family, byte(a.Bits), 0, a.Scope)
+	e.B = append(e.B, family(a.Addr), byte(a.Bits), 0, a.Scope)
 	e.B = netlink.Order.AppendUint32(e.B, uint32(a.Index))
-	ip := a.Addr.AsSlice()
-	e.Bytes(unix.IFA_LOCAL, ip)
-	e.Bytes(unix.IFA_ADDRESS, ip)
+	e.Addr(unix.IFA_LOCAL, a.Addr)
+	e.Addr(unix.IFA_ADDRESS, a.Addr)
 	e.Native32(unix.IFA_FLAGS, a.Flags&^unix.IFA_F_DEPRECATED)
 	if a.Flags&unix.IFA_F_DEPRECATED != 0 { // it is preferred for 0 s, and valid for ever
 		var lifetimes [16]byte // struct ifa_cacheinfo
