@@ -24,7 +24,6 @@ const (
 
 // batch is a call of Do in progress. Its memory is reused.
 type batch struct {
-	protocol uint8
 	ops      []Op
 	failures netlink.Failures
 
@@ -42,7 +41,7 @@ type batch struct {
 // again. A refusal because of the set, such as a full one, fails those behind it too.
 func (c *Conn) Do(ctx context.Context, ops []Op, failed func(i int, err error)) error {
 	b := &c.batch
-	b.protocol, b.ops, b.failures, b.todo = c.protocol, ops, netlink.Failures{Failed: failed}, b.todo[:0]
+	b.ops, b.failures, b.todo = ops, netlink.Failures{Failed: failed}, b.todo[:0]
 	for i := range ops {
 		if err := ops[i].Member.check(ops[i].Set); err != nil {
 			b.fail(i, err)
@@ -116,7 +115,7 @@ func (b *batch) Append(e *netlink.Encoder, n int) error {
 		cmd = cmdDelete
 	}
 	// Without NLM_F_EXCL: adding an existing member, or deleting a missing one, is no error.
-	at := begin(e, b.protocol, cmd, unix.NLM_F_ACK)
+	at := begin(e, cmd, unix.NLM_F_ACK)
 	e.Str(attrSetName, first.Set.Name)
 	e.Native32(attrLine, 0) // the kernel's refusal names the line here
 	adt := e.Nest(attrADT)

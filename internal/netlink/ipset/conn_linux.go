@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -15,23 +16,13 @@ import (
 // Conn is a connection to the ipsets of one network namespace. Only one goroutine may use it at a
 // time.
 type Conn struct {
-	kernel   netlink.Transport
-	protocol uint8
-	types    map[typeOf]versions // the kernel's answers about them
-	bulk     netlink.Bulk
-	batch    batch
+	kernel netlink.Transport
+	bulk   netlink.Bulk
+	batch  batch
 }
 
-type typeOf struct {
-	name   Type
-	family Family
-}
-
-type versions struct{ min, max uint8 }
-
-// newest is the newest supported version of the protocol. Kernels since 2.6.39 have version 6,
-// those since 4.20 version 7.
-const newest = 7
+// protocol is the supported version of the protocol, which kernels since 4.20 have.
+const protocol = 7
 
 // Open connects in the calling thread's network namespace. The kernel loads a module if it has one;
 // see [Loaded]. The error wraps [ErrUnsupported] without ipsets, and unix.EPERM without
@@ -55,8 +46,7 @@ func Open() (*Conn, error) {
 // New returns a connection over a transport, which Close closes; if New fails, the caller must
 // close it.
 func New(ctx context.Context, kernel netlink.Transport) (*Conn, error) {
-	c := &Conn{kernel: kernel, protocol: newest, types: map[typeOf]versions{},
-		bulk: netlink.Bulk{Piece: messagesAtOnce}}
+	c := &Conn{kernel: kernel, bulk: netlink.Bulk{Piece: messagesAtOnce}}
 	var oldest, latest uint8
 	err := c.ask(ctx, cmdProtocol, 0, nil, func(attrs []byte) error {
 		latest = netlink.U8(netlink.Attribute(attrs, attrProtocol))
@@ -69,11 +59,10 @@ func New(ctx context.Context, kernel netlink.Transport) (*Conn, error) {
 		return nil, fmt.Errorf("ipset: the kernel has no ipsets (CONFIG_IP_SET, the module ip_set): %w", ErrUnsupported)
 	case err != nil:
 		return nil, fmt.Errorf("ipset: query the protocol version: %w", err)
-	case latest == 0 || oldest > newest:
+	case latest < protocol || oldest > protocol:
 		return nil, fmt.Errorf("ipset: the kernel speaks versions %d to %d of the protocol, and this program version "+
-			"%d: %w", oldest, latest, newest, ErrUnsupported)
+			"%d: %w", oldest, latest, protocol, ErrUnsupported)
 	}
-	c.protocol = min(latest, newest)
 	return c, nil
 }
 
@@ -94,7 +83,7 @@ func (c *Conn) Close() error { return c.kernel.Close() }
 func (c *Conn) Counters() netlink.Counters { return c.bulk.Counters }
 
 // begin begins a message.
-func begin(e *netlink.Encoder, protocol uint8, cmd, flags uint16) (at int) {
+func begin(e *netlink.Encoder, cmd, flags uint16) (at int) {
 	at = e.Netfilter(unix.NFNL_SUBSYS_IPSET<<8|cmd, flags, unix.AF_INET, 0, 0)
 	e.U8(attrProtocol, protocol)
 	return at
@@ -106,7 +95,7 @@ func (c *Conn) ask(ctx context.Context, cmd, flags uint16, build func(*netlink.E
 	f func(attrs []byte) error) error {
 	e := &c.bulk.Out
 	e.B = e.B[:0]
-	at := begin(e, c.protocol, cmd, flags)
+	at := begin(e, cmd, flags)
 	if build != nil {
 		build(e)
 	}
@@ -131,35 +120,25 @@ func (c *Conn) command(ctx context.Context, cmd, flags uint16, doing string, bui
 	return nil
 }
 
-// revision returns the format of a type for a new set: the first with marks, or the nearest that
-// the kernel has.
-func (c *Conn) revision(ctx context.Context, s Set) (uint8, error) {
-	key := typeOf{s.Type, s.family()}
-	v, known := c.types[key]
-	if !known {
-		err := c.ask(ctx, cmdType, 0, func(e *netlink.Encoder) {
-			e.Str(attrTypeName, string(s.Type))
-			e.U8(attrFamily, uint8(s.family()))
-		}, func(attrs []byte) error {
-			v.max = netlink.U8(netlink.Attribute(attrs, attrRevision))
-			v.min = netlink.U8(netlink.Attribute(attrs, attrRevisionMin))
-			return nil
-		})
-		if errors.Is(err, unix.EEXIST) || errors.Is(err, errFindType) {
-			return 0, fmt.Errorf("the kernel has no ipsets of type %s, %s (the module ip_set_%s): %w", s.Type,
-				s.family(), modules[s.Type], ErrUnsupported)
-		}
-		if err != nil {
-			return 0, fmt.Errorf("query ipsets of type %s: %w", s.Type, explain(err))
-		}
-		c.types[key] = v
+// hasType returns an error that wraps [ErrUnsupported] if the kernel does not have the set's type.
+func (c *Conn) hasType(ctx context.Context, s Set) error {
+	err := c.ask(ctx, cmdType, 0, func(e *netlink.Encoder) {
+		e.Str(attrTypeName, string(s.Type))
+		e.U8(attrFamily, uint8(s.family()))
+	}, nil)
+	if errors.Is(err, unix.EEXIST) || errors.Is(err, errFindType) {
+		return s.noType()
 	}
-	want := revisions[s.Type]
-	if v.max < want && s.SkbInfo {
-		return 0, fmt.Errorf("the kernel has no marks in ipsets of type %s: it has revision %d, they came with %d: %w",
-			s.Type, v.max, want, ErrUnsupported)
+	if err != nil {
+		return fmt.Errorf("query ipsets of type %s: %w", s.Type, explain(err))
 	}
-	return max(min(want, v.max), v.min), nil
+	return nil
+}
+
+func (s Set) noType() error {
+	module := strings.NewReplacer(":", "_", ",", "").Replace(string(s.Type))
+	return fmt.Errorf("the kernel has no ipsets of type %s, %s (the module ip_set_%s): %w", s.Type, s.family(), module,
+		ErrUnsupported)
 }
 
 // family returns the family for the kernel.
@@ -177,7 +156,7 @@ func (c *Conn) Able(ctx context.Context, sets []Set) error {
 		if err := s.check(); err != nil {
 			return err
 		}
-		if _, err := c.revision(ctx, s); err != nil {
+		if err := c.hasType(ctx, s); err != nil {
 			return err
 		}
 	}
@@ -192,15 +171,11 @@ func (c *Conn) create(ctx context.Context, s Set, family Family) error {
 	if err := s.check(); err != nil {
 		return err
 	}
-	revision, err := c.revision(ctx, s)
-	if err != nil {
-		return fmt.Errorf("create ipset %s: %w", s.Name, err)
-	}
-	return c.command(ctx, cmdCreate, unix.NLM_F_CREATE|unix.NLM_F_EXCL, "create ipset "+s.String(),
+	err := c.command(ctx, cmdCreate, unix.NLM_F_CREATE|unix.NLM_F_EXCL, "create ipset "+s.String(),
 		func(e *netlink.Encoder) {
 			e.Str(attrSetName, s.Name)
 			e.Str(attrTypeName, string(s.Type))
-			e.U8(attrRevision, revision)
+			e.U8(attrRevision, kinds[s.Type].revision)
 			e.U8(attrFamily, uint8(family))
 			data := e.Nest(attrData)
 			if s.Type == BitmapPort {
@@ -215,6 +190,10 @@ func (c *Conn) create(ctx context.Context, s Set, family Family) error {
 			}
 			e.EndNest(data)
 		})
+	if errors.Is(err, ErrUnsupported) {
+		return fmt.Errorf("create ipset %s: %w", s.Name, s.noType())
+	}
+	return err
 }
 
 // Ensure creates a set unless it exists. It replaces another set of that name. It replaces one of

@@ -332,7 +332,7 @@ func TestErrors(t *testing.T) {
 		"add to a missing set": {
 			c.Do(ctx, []Op{{Set: &Set{Name: "b", Type: HashIP, Family: IPv4}, Member: Member{Addr: addr("10.0.0.1")}}},
 				nil), ErrNoSet},
-		"an unknown type": {only(c.revision(ctx, Set{Name: "x", Type: "hash:nothing"})), ErrUnsupported},
+		"an unknown type": {c.hasType(ctx, Set{Name: "x", Type: "hash:nothing"}), ErrUnsupported},
 	} {
 		if !errors.Is(x.got, x.want) {
 			t.Errorf("%s: %v, want %v", what, x.got, x.want)
@@ -580,18 +580,19 @@ func TestTransportFails(t *testing.T) {
 // A kernel that speaks other versions of the protocol, and one that speaks none.
 func TestProtocol(t *testing.T) {
 	for _, x := range []struct {
-		oldest, latest uint8
-		err            error
-		spoken         uint8
-		fails          error
+		kernel kernelThatSpeaks
+		want   error
 	}{
-		{6, 7, nil, 7, nil}, {0, 6, nil, 6, nil}, {6, 9, nil, 7, nil}, {8, 9, nil, 0, ErrUnsupported},
-		{0, 0, nil, 0, ErrUnsupported},
-		{0, 0, &netlink.Error{Errno: unix.EINVAL}, 0, ErrUnsupported}, {0, 0, &netlink.Error{Errno: unix.EPERM}, 0,
-			unix.EPERM},
+		{kernelThatSpeaks{oldest: 6, latest: 7}, nil},
+		{kernelThatSpeaks{oldest: 6, latest: 9}, nil},
+		{kernelThatSpeaks{latest: 7}, nil},
+		{kernelThatSpeaks{latest: 6}, ErrUnsupported},
+		{kernelThatSpeaks{oldest: 8, latest: 9}, ErrUnsupported},
+		{kernelThatSpeaks{}, ErrUnsupported},
+		{kernelThatSpeaks{err: &netlink.Error{Errno: unix.EINVAL}}, ErrUnsupported},
+		{kernelThatSpeaks{err: &netlink.Error{Errno: unix.EPERM}}, unix.EPERM},
 	} {
-		c, err := New(t.Context(), kernelThatSpeaks{oldest: x.oldest, latest: x.latest, err: x.err})
-		if !errors.Is(err, x.fails) || err == nil && c.protocol != x.spoken {
+		if _, err := New(t.Context(), x.kernel); !errors.Is(err, x.want) {
 			t.Errorf("%+v: %v", x, err)
 		}
 	}
@@ -651,7 +652,7 @@ func FuzzMembers(f *testing.F) {
 		if second, ok := netip.AddrFromSlice(b); ok && bits >= 0 && bits <= second.BitLen() {
 			m.Net, _ = second.Prefix(bits)
 		}
-		for typ := range shapes {
+		for typ := range kinds {
 			s := Set{Name: "x", Type: typ, Family: IPv6, SkbInfo: true}
 			if m.Addr.Is4() {
 				s.Family = IPv4

@@ -35,10 +35,8 @@ const (
 	attrADT         = 8
 	attrLine        = 9
 	attrProtocolMin = 10
-	attrRevisionMin = 10
 
 	attrIP        = 1 // of sets and members
-	attrCIDR      = 3
 	attrPort      = 4
 	attrPortTo    = 5
 	attrTimeout   = 6
@@ -134,10 +132,6 @@ var texts = map[unix.Errno]string{
 	errHashRange: "the range is none",
 }
 
-// modules are the modules of the types.
-var modules = map[Type]string{HashIP: "hash_ip", HashIPPort: "hash_ipport", HashIPPortIP: "hash_ipportip",
-	HashIPPortNet: "hash_ipportnet", BitmapPort: "bitmap_port"}
-
 // appendMember appends a member with the number of its line, which the kernel's error names.
 func appendMember(e *netlink.Encoder, m *Member, line uint32) {
 	data := e.Nest(attrData)
@@ -169,14 +163,12 @@ func appendParts(e *netlink.Encoder, m *Member) {
 }
 
 func appendAddr(e *netlink.Encoder, typ uint16, a netip.Addr) {
-	nest := e.Nest(typ)
-	if a.Is4() {
-		b := a.As4()
-		e.Bytes(addressIPv4|unix.NLA_F_NET_BYTEORDER, b[:])
-	} else {
-		b := a.As16()
-		e.Bytes(addressIPv6|unix.NLA_F_NET_BYTEORDER, b[:])
+	kind := uint16(addressIPv4)
+	if a.Is6() {
+		kind = addressIPv6
 	}
+	nest := e.Nest(typ)
+	e.Addr(kind|unix.NLA_F_NET_BYTEORDER, a)
 	e.EndNest(nest)
 }
 

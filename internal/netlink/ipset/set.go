@@ -88,7 +88,7 @@ func (s Set) check() error {
 	if err := checkName(s.Name); err != nil {
 		return err
 	}
-	if _, known := revisions[s.Type]; !known {
+	if _, known := kinds[s.Type]; !known {
 		return fmt.Errorf("ipset %s: unknown type %q", s.Name, s.Type)
 	}
 	if s.Type != BitmapPort && s.Family != IPv4 && s.Family != IPv6 {
@@ -211,7 +211,7 @@ func protoName(p uint8) string {
 
 // check returns an error if a set cannot have the member. The kernel accepts members that pass.
 func (m Member) check(s *Set) error {
-	wants, has := shapes[s.Type], shape{m.Addr.IsValid(), m.Proto != 0, m.Net.IsValid()}
+	wants, has := kinds[s.Type].shape, shape{m.Addr.IsValid(), m.Proto != 0, m.Net.IsValid()}
 	switch {
 	case has != wants, !has.proto && m.Port != 0 && s.Type != BitmapPort:
 		return fmt.Errorf("a %s has no such members", s.Type)
@@ -238,16 +238,18 @@ func (m Member) check(s *Set) error {
 // shape says which parts members have.
 type shape struct{ addr, proto, net bool }
 
-var shapes = map[Type]shape{
-	HashIP:        {addr: true},
-	HashIPPort:    {addr: true, proto: true},
-	HashIPPortIP:  {true, true, true},
-	HashIPPortNet: {true, true, true},
-	BitmapPort:    {},
+// kinds are the types: the shape of their members, and the first format with marks. Old programs
+// cannot list later ones.
+var kinds = map[Type]struct {
+	shape
+	revision uint8
+}{
+	HashIP:        {shape{addr: true}, 4},
+	HashIPPort:    {shape{addr: true, proto: true}, 5},
+	HashIPPortIP:  {shape{true, true, true}, 5},
+	HashIPPortNet: {shape{true, true, true}, 7},
+	BitmapPort:    {shape{}, 3},
 }
-
-// revisions are the first formats of the types with marks. Old programs cannot list later ones.
-var revisions = map[Type]uint8{HashIP: 4, HashIPPort: 5, HashIPPortIP: 5, HashIPPortNet: 7, BitmapPort: 3}
 
 // Op adds or deletes a member. Adding an existing one sets its mark; deleting a missing one does
 // nothing.
