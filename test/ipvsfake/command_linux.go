@@ -1,7 +1,6 @@
 package ipvsfake
 
 import (
-	"container/list"
 	"net/netip"
 	"slices"
 
@@ -87,7 +86,7 @@ func (k *Kernel) change(cmd Command, attrs [][]byte) error {
 	if err != nil {
 		return err
 	}
-	s := k.services.find(at)
+	s := k.services[at]
 	var w wanted
 	if cmd == NewService || cmd == SetService {
 		if w, err = serviceWanted(a); err != nil {
@@ -105,9 +104,10 @@ func (k *Kernel) change(cmd Command, attrs [][]byte) error {
 		if err := k.check(at.family, w); err != nil {
 			return err
 		}
-		s = &service{key: at, byName: map[name]*list.Element{}}
+		k.made++
+		s = &service{key: at, made: k.made, destinations: map[name]*destination{}}
 		w.apply(s)
-		k.services.add(s)
+		k.services[at] = s
 	case SetService:
 		if err := k.check(at.family, w); err != nil {
 			return err
@@ -137,10 +137,10 @@ func (k *Kernel) setTimeouts(attrs [][]byte) error {
 
 // remove removes a service with its destinations.
 func (k *Kernel) remove(s *service) {
-	for d := range s.all {
+	for _, d := range s.destinations {
 		k.throwAway(d)
 	}
-	k.services.remove(s)
+	delete(k.services, s.key)
 }
 
 // throwAway keeps a destination with connections: they continue, and it has them again if it
@@ -191,15 +191,14 @@ func (k *Kernel) changeDestination(cmd Command, s *service, attr []byte) error {
 	if cmd != DelDest && (int32(d.weight) < 0 || d.lower > d.upper) {
 		return unix.ERANGE
 	}
-	was := s.find(d.name)
+	was := s.destinations[d.name]
 	switch cmd {
 	case NewDest:
 		if was != nil {
 			return unix.EEXIST
 		}
 		if at := slices.IndexFunc(k.trash, func(o *destination) bool {
-			return o.of.key == s.key &&
-				o.name == d.name
+			return o.of.key == s.key && o.name == d.name
 		}); at >= 0 {
 			d.conns = k.trash[at].conns
 			if k.trash[at].of == s {
@@ -209,18 +208,19 @@ func (k *Kernel) changeDestination(cmd Command, s *service, attr []byte) error {
 		} else if !reachable(d.family, addrOf(d.family, d.addr)) {
 			return unix.EINVAL
 		}
-		d.of = s
-		s.add(d)
+		k.made++
+		d.of, d.made = s, k.made
+		s.destinations[d.name] = d
 	case SetDest, DelDest:
 		if was == nil {
 			return unix.ENOENT
 		}
 		if cmd == DelDest {
 			k.throwAway(was)
-			s.remove(was)
+			delete(s.destinations, d.name)
 			break
 		}
-		d.of, d.conns, d.stats = was.of, was.conns, was.stats
+		d.of, d.made, d.conns, d.stats = was.of, was.made, was.conns, was.stats
 		*was = *d
 	default:
 		return unix.EINVAL

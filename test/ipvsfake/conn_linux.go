@@ -19,26 +19,6 @@ type Conn struct {
 	closed bool
 }
 
-// message is a request, taken apart.
-type message struct {
-	typ, flags uint16
-	body       []byte
-}
-
-func (m message) dumps() bool { return m.flags&unix.NLM_F_DUMP == unix.NLM_F_DUMP }
-
-// cut takes the first message off b.
-func cut(b []byte) (m message, rest []byte, err error) {
-	n := 0
-	if len(b) >= unix.SizeofNlMsghdr {
-		n = int(order.Uint32(b))
-	}
-	if n < unix.SizeofNlMsghdr+4 || n > len(b) {
-		return m, nil, fmt.Errorf("a message of %d bytes in %d: %w", n, len(b), unix.EINVAL)
-	}
-	return message{order.Uint16(b[4:]), order.Uint16(b[6:]), b[unix.SizeofNlMsghdr:n]}, b[min((n+3)&^3, len(b)):], nil
-}
-
 // Close closes the connection.
 func (c *Conn) Close() error {
 	c.closed = true
@@ -57,14 +37,14 @@ func (c *Conn) Do(ctx context.Context, request []byte, f func(netlink.Message) e
 	if err := c.usable(ctx); err != nil {
 		return err
 	}
-	m, _, err := cut(request)
+	m, _, err := netlink.Cut(request)
 	if err != nil {
 		return err
 	}
 	bodies, err := c.kernel.take(m)
 	for _, body := range bodies {
 		if err == nil && f != nil {
-			err = f(netlink.Message{Type: m.typ, Body: body})
+			err = f(netlink.Message{Type: m.Type, Body: body})
 		}
 	}
 	return err
@@ -76,7 +56,7 @@ func (c *Conn) Each(ctx context.Context, messages []byte, outcome func(i int, er
 		return err
 	}
 	for i := 0; len(messages) > 0; i++ {
-		m, rest, err := cut(messages)
+		m, rest, err := netlink.Cut(messages)
 		if err != nil {
 			return err
 		}
@@ -88,11 +68,11 @@ func (c *Conn) Each(ctx context.Context, messages []byte, outcome func(i int, er
 }
 
 // take carries out a message, unless Before returns an error.
-func (k *Kernel) take(m message) (bodies [][]byte, err error) {
+func (k *Kernel) take(m netlink.Message) (bodies [][]byte, err error) {
 	k.mu.Lock()
 	k.messages++
 	r, before := Request{N: k.messages}, k.Before
-	if m.typ == k.family {
+	if m.Type == k.family {
 		r.Command, r.Service, r.Destination = k.names(m)
 	} else {
 		before = nil
@@ -120,9 +100,9 @@ func (k *Kernel) take(m message) (bodies [][]byte, err error) {
 }
 
 // names returns the readable part of a message's object.
-func (k *Kernel) names(m message) (cmd Command, id ipvs.ServiceID, addr netip.AddrPort) {
-	cmd = Command(m.body[0])
-	attrs, err := parse(m.body[4:], cmdLengths)
+func (k *Kernel) names(m netlink.Message) (cmd Command, id ipvs.ServiceID, addr netip.AddrPort) {
+	cmd = Command(m.Body[0])
+	attrs, err := parse(m.Body[4:], cmdLengths)
 	if err != nil {
 		return
 	}
@@ -138,27 +118,27 @@ func (k *Kernel) names(m message) (cmd Command, id ipvs.ServiceID, addr netip.Ad
 }
 
 // carryOut carries out a message, and returns the answers.
-func (k *Kernel) carryOut(m message) (bodies [][]byte, err error) {
-	if m.typ == unix.GENL_ID_CTRL {
-		if netlink.CStr(netlink.Attribute(m.body[4:], unix.CTRL_ATTR_FAMILY_NAME)) != "IPVS" || k.cfg.Absent {
+func (k *Kernel) carryOut(m netlink.Message) (bodies [][]byte, err error) {
+	if m.Type == unix.GENL_ID_CTRL {
+		if netlink.CStr(netlink.Attribute(m.Body[4:], unix.CTRL_ATTR_FAMILY_NAME)) != "IPVS" || k.cfg.Absent {
 			return nil, unix.ENOENT
 		}
 		return [][]byte{k.familyAnswer()}, nil
 	}
 	switch {
-	case m.typ != k.family || k.cfg.Absent:
+	case m.Type != k.family || k.cfg.Absent:
 		return nil, unix.ENOENT
 	case k.cfg.Unprivileged:
 		return nil, unix.EPERM
 	}
-	attrs, err := parse(m.body[4:], cmdLengths)
+	attrs, err := parse(m.Body[4:], cmdLengths)
 	if err != nil {
 		return nil, err
 	}
-	switch cmd := Command(m.body[0]); cmd {
+	switch cmd := Command(m.Body[0]); cmd {
 	case GetService:
-		if m.dumps() {
-			for s := range k.services.all {
+		if m.Flags&unix.NLM_F_DUMP == unix.NLM_F_DUMP {
+			for _, s := range k.listed() {
 				bodies = append(bodies, serviceAnswer(s))
 			}
 			return bodies, nil
@@ -167,15 +147,15 @@ func (k *Kernel) carryOut(m message) (bodies [][]byte, err error) {
 		if err != nil {
 			return nil, err
 		}
-		s := k.services.find(at)
+		s := k.services[at]
 		if s == nil {
 			return nil, unix.ESRCH
 		}
 		return [][]byte{serviceAnswer(s)}, nil
 	case GetDest:
 		at, _, err := k.serviceKey(attrs[attrService])
-		if s := k.services.find(at); err == nil && s != nil {
-			for d := range s.all {
+		if s := k.services[at]; err == nil && s != nil {
+			for _, d := range s.listed() {
 				bodies = append(bodies, destinationAnswer(d))
 			}
 		}

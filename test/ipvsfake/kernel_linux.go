@@ -80,7 +80,8 @@ type Kernel struct {
 	mu       sync.Mutex
 	family   uint16 // its number
 	messages int
-	services table
+	made     int // how many services and destinations were created
+	services map[key]*service
 	trash    []*destination // removed with connections
 	timeouts [3]uint32      // TCP, TCP FIN, UDP; in seconds
 }
@@ -90,7 +91,7 @@ func New(cfg Config) *Kernel {
 	if cfg.Schedulers == nil {
 		cfg.Schedulers = Schedulers
 	}
-	return &Kernel{cfg: cfg, family: 0x1b, services: newTable(), timeouts: [3]uint32{15 * 60, 2 * 60, 5 * 60}}
+	return &Kernel{cfg: cfg, family: 0x1b, services: map[key]*service{}, timeouts: [3]uint32{15 * 60, 2 * 60, 5 * 60}}
 }
 
 // Connect makes a connection to the kernel.
@@ -114,7 +115,7 @@ func (k *Kernel) SetFamilyID(id uint16) {
 func (k *Kernel) Flush() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for _, s := range slices.Collect(k.services.all) {
+	for _, s := range k.services {
 		k.remove(s)
 	}
 }
@@ -133,7 +134,7 @@ func (k *Kernel) SetStats(id ipvs.ServiceID, addr netip.AddrPort, s ipvs.Stats) 
 func (k *Kernel) SetServiceStats(id ipvs.ServiceID, s ipvs.Stats) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	of := k.services.find(keyOf(id))
+	of := k.services[keyOf(id)]
 	if of == nil {
 		return fmt.Errorf("there is no virtual server %s", id)
 	}
@@ -144,9 +145,9 @@ func (k *Kernel) SetServiceStats(id ipvs.ServiceID, s ipvs.Stats) error {
 func (k *Kernel) withDestination(id ipvs.ServiceID, addr netip.AddrPort, f func(*destination)) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if s := k.services.find(keyOf(id)); s != nil {
+	if s := k.services[keyOf(id)]; s != nil {
 		family := uint16(ipvs.FamilyOf(addr.Addr()))
-		if d := s.find(name{family, addrBytes(addr.Addr()), addr.Port()}); d != nil {
+		if d := s.destinations[name{family, addrBytes(addr.Addr()), addr.Port()}]; d != nil {
 			f(d)
 			return nil
 		}
@@ -165,9 +166,9 @@ func (k *Kernel) State() []VirtualServer {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	var all []VirtualServer
-	for s := range k.services.all {
+	for _, s := range k.services {
 		v := VirtualServer{Service: s.state()}
-		for d := range s.all {
+		for _, d := range s.destinations {
 			v.Destinations = append(v.Destinations, d.state())
 		}
 		slices.SortFunc(v.Destinations, func(a, b ipvs.DestinationState) int { return a.Addr.Compare(b.Addr) })

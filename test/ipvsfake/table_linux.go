@@ -1,9 +1,12 @@
 package ipvsfake
 
 import (
-	"container/list"
+	"cmp"
+	"maps"
 	"net/netip"
+	"slices"
 
+	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/netlink/ipvs"
 )
 
@@ -49,36 +52,27 @@ func (k key) id() ipvs.ServiceID {
 // service is a virtual service.
 type service struct {
 	key
+	made         int // its place in the order of creation
 	scheduler    string
 	flags        uint32
 	ticks        uint32 // the timeout in ticks of the clock, cut to 32 bits
 	netmask      [4]byte
-	destinations list.List              // of *destination, the newest first
-	byName       map[name]*list.Element // of them
+	destinations map[name]*destination
 	stats        ipvs.Stats
 }
 
 func (s *service) timeout() uint32 { return s.ticks / hz }
 
-// find returns the destination of a name, or nil.
-func (s *service) find(n name) *destination {
-	if e := s.byName[n]; e != nil {
-		return e.Value.(*destination)
-	}
-	return nil
+// listed returns the services in the order of a list: the oldest first.
+func (k *Kernel) listed() []*service {
+	return slices.SortedFunc(maps.Values(k.services), func(a, b *service) int { return cmp.Compare(a.made, b.made) })
 }
 
-func (s *service) add(d *destination) { s.byName[d.name] = s.destinations.PushFront(d) }
-
-func (s *service) remove(d *destination) {
-	s.destinations.Remove(s.byName[d.name])
-	delete(s.byName, d.name)
-}
-
-// all yields the destinations.
-func (s *service) all(yield func(*destination) bool) {
-	for e := s.destinations.Front(); e != nil && yield(e.Value.(*destination)); e = e.Next() {
-	}
+// listed returns the destinations in the order of a list: the newest first.
+func (s *service) listed() []*destination {
+	return slices.SortedFunc(maps.Values(s.destinations), func(a, b *destination) int {
+		return cmp.Compare(b.made, a.made)
+	})
 }
 
 // name is the key of a destination in its service.
@@ -91,6 +85,7 @@ type name struct {
 // destination is a real server of a service, which it outlives if it has connections.
 type destination struct {
 	name
+	made         int // its place in the order of creation
 	of           *service
 	forwarding   uint32
 	weight       uint32
@@ -104,15 +99,12 @@ func (d *destination) addrPort() netip.AddrPort {
 }
 
 func (s *service) state() ipvs.Service {
-	mask := ipvs.Service{ServiceID: s.id(), Scheduler: s.scheduler, Flags: ipvs.Flags(s.flags &^ flagHashed),
-		Timeout: s.timeout()}
+	mask := netlink.BE32(s.netmask[:])
 	if s.family == uint16(ipvs.IPv6) {
-		mask.Netmask = order.Uint32(s.netmask[:])
-	} else {
-		mask.Netmask = uint32(s.netmask[0])<<24 | uint32(s.netmask[1])<<16 | uint32(s.netmask[2])<<8 |
-			uint32(s.netmask[3])
+		mask = netlink.Native32(s.netmask[:])
 	}
-	return mask
+	return ipvs.Service{ServiceID: s.id(), Scheduler: s.scheduler, Flags: ipvs.Flags(s.flags &^ flagHashed),
+		Timeout: s.timeout(), Netmask: mask}
 }
 
 func (d *destination) state() ipvs.DestinationState {
@@ -120,33 +112,5 @@ func (d *destination) state() ipvs.DestinationState {
 		Destination: ipvs.Destination{Addr: d.addrPort(), Forwarding: ipvs.Forwarding(d.forwarding),
 			Weight: int32(d.weight), Upper: d.upper, Lower: d.lower},
 		Active: d.conns.Active, Inactive: d.conns.Inactive, Persistent: d.conns.Persistent, Stats: d.stats,
-	}
-}
-
-// table holds services in the order of their creation.
-type table struct {
-	byKey map[key]*list.Element // of order
-	order list.List             // of *service
-}
-
-func newTable() table { return table{byKey: map[key]*list.Element{}} }
-
-func (t *table) find(k key) *service {
-	if e := t.byKey[k]; e != nil {
-		return e.Value.(*service)
-	}
-	return nil
-}
-
-func (t *table) add(s *service) { t.byKey[s.key] = t.order.PushBack(s) }
-
-func (t *table) remove(s *service) {
-	t.order.Remove(t.byKey[s.key])
-	delete(t.byKey, s.key)
-}
-
-// all yields the services.
-func (t *table) all(yield func(*service) bool) {
-	for e := t.order.Front(); e != nil && yield(e.Value.(*service)); e = e.Next() {
 	}
 }
