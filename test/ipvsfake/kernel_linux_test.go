@@ -30,10 +30,10 @@ var (
 var expected = []string{
 	"1: <nil>", "1: file exists", "1: no such file or directory", "1: invalid argument", "2: <nil>",
 	"2: no such process", "2: no such file or directory",
-	"3: <nil>", "3: no such process", "4: <nil>", "4: file exists", "4: no such process", "4: invalid argument",
-	"4: numerical result out of range",
-	"5: <nil>", "5: no such process", "5: no such file or directory", "6: <nil>", "6: no such process",
-	"6: no such file or directory",
+	"3: <nil>", "3: no such process", "5: <nil>", "5: file exists", "5: no such process", "5: invalid argument",
+	"5: numerical result out of range",
+	"6: <nil>", "6: no such process", "6: no such file or directory", "7: <nil>", "7: no such process",
+	"7: no such file or directory",
 	"timeouts: <nil>", "timeouts: invalid argument",
 }
 

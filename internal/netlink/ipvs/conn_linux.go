@@ -27,7 +27,6 @@ type Conn struct {
 	kernel netlink.Transport
 	family uint16 // the kernel's number of the IPVS family
 	bulk   netlink.Bulk
-	reply  decoder
 
 	// The state of a call of Do.
 	ops      []Op
@@ -159,7 +158,7 @@ func (c *Conn) Services(ctx context.Context, f func(ServiceState) error) error {
 	err := c.resolve(ctx)
 	if err == nil {
 		err = c.ask(ctx, cmdGetService, unix.NLM_F_DUMP, nil, func(body []byte) error {
-			s, err := c.reply.service(body)
+			s, err := parseService(body)
 			if err != nil {
 				return err
 			}
@@ -177,7 +176,7 @@ func (c *Conn) Service(ctx context.Context, id ServiceID) (ServiceState, error) 
 	var s ServiceState
 	found := false
 	err := c.ask(ctx, cmdGetService, unix.NLM_F_ACK, naming(id), func(body []byte) (err error) {
-		s, err = c.reply.service(body)
+		s, err = parseService(body)
 		found = err == nil
 		return err
 	})
@@ -199,7 +198,7 @@ func naming(id ServiceID) func(*netlink.Encoder) {
 // service. It returns an error of f. f must not use the connection.
 func (c *Conn) Destinations(ctx context.Context, id ServiceID, f func(DestinationState) error) error {
 	err := c.ask(ctx, cmdGetDest, unix.NLM_F_DUMP, naming(id), func(body []byte) error {
-		d, err := c.reply.destination(body, id.Family)
+		d, err := parseDestination(body)
 		if err != nil {
 			return err
 		}

@@ -1,7 +1,6 @@
 package ipvs
 
 import (
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 
@@ -16,13 +15,7 @@ const (
 	familyName    = "IPVS"
 	familyVersion = 1
 
-	cmdNewService = 1
-	cmdSetService = 2
-	cmdDelService = 3
-	cmdGetService = 4
-	cmdNewDest    = 5
-	cmdSetDest    = 6
-	cmdDelDest    = 7
+	cmdGetService = 4 // and the verbs
 	cmdGetDest    = 8
 	cmdSetConfig  = 12
 	cmdGetConfig  = 13
@@ -43,8 +36,7 @@ const (
 	svcFlags     = 7 // struct ip_vs_flags: the flags, and their mask
 	svcTimeout   = 8
 	svcNetmask   = 9
-	svcStats     = 10
-	svcStats64   = 12 // from Linux 4.1 on
+	svcStats64   = 12
 
 	destAddr       = 1
 	destPort       = 2
@@ -55,8 +47,7 @@ const (
 	destActive     = 7
 	destInactive   = 8
 	destPersistent = 9
-	destStats      = 10
-	destFamily     = 11 // from Linux 3.18 on
+	destFamily     = 11
 	destStats64    = 12
 
 	statConns      = 1
@@ -68,9 +59,6 @@ const (
 
 const genlHeader = 4 // struct genlmsghdr
 
-var commands = [...]uint8{NewService: cmdNewService, SetService: cmdSetService, DelService: cmdDelService,
-	NewDestination: cmdNewDest, SetDestination: cmdSetDest, DelDestination: cmdDelDest}
-
 // begin begins a request to the family with that number.
 func begin(e *netlink.Encoder, family uint16, flags uint16, cmd uint8) int {
 	at := e.Begin(family, flags, 0)
@@ -80,7 +68,7 @@ func begin(e *netlink.Encoder, family uint16, flags uint16, cmd uint8) int {
 
 // appendOp appends the message of an operation.
 func appendOp(e *netlink.Encoder, family uint16, op *Op) {
-	at := begin(e, family, unix.NLM_F_ACK, commands[op.Verb])
+	at := begin(e, family, unix.NLM_F_ACK, uint8(op.Verb))
 	appendService(e, &op.Service, op.Verb == NewService || op.Verb == SetService)
 	if op.Verb >= NewDestination {
 		appendDestination(e, &op.Destination, op.Verb != DelDestination)
@@ -95,7 +83,7 @@ func appendService(e *netlink.Encoder, s *Service, whole bool) {
 		e.Native32(svcMark, s.Mark)
 	} else {
 		e.Native16(svcProtocol, uint16(s.Proto))
-		appendAddr(e, svcAddr, s.Addr.Addr())
+		e.Addr(svcAddr, s.Addr.Addr())
 		e.U16(svcPort, s.Addr.Port())
 	}
 	if whole {
@@ -116,7 +104,7 @@ func appendService(e *netlink.Encoder, s *Service, whole bool) {
 
 func appendDestination(e *netlink.Encoder, d *Destination, whole bool) {
 	nest := e.Nest(attrDest)
-	appendAddr(e, destAddr, d.Addr.Addr())
+	e.Addr(destAddr, d.Addr.Addr())
 	e.U16(destPort, d.Addr.Port())
 	e.Native16(destFamily, uint16(FamilyOf(d.Addr.Addr())))
 	if whole {
@@ -128,16 +116,6 @@ func appendDestination(e *netlink.Encoder, d *Destination, whole bool) {
 	e.EndNest(nest)
 }
 
-func appendAddr(e *netlink.Encoder, typ uint16, a netip.Addr) {
-	if a.Is4() {
-		b := a.As4()
-		e.Bytes(typ, b[:])
-		return
-	}
-	b := a.As16()
-	e.Bytes(typ, b[:])
-}
-
 // attributes returns the attributes of an answer's body, if it answers that command.
 func attributes(body []byte, cmd uint8) ([]byte, bool) {
 	if len(body) < genlHeader || body[0] != cmd {
@@ -146,33 +124,10 @@ func attributes(body []byte, cmd uint8) ([]byte, bool) {
 	return body[genlHeader:], true
 }
 
-// decoder reads answers. It interns the names of schedulers.
-type decoder struct{ names map[string]string }
-
-func (d *decoder) name(b []byte) string {
-	for i, c := range b {
-		if c == 0 {
-			b = b[:i]
-			break
-		}
-	}
-	if s, ok := d.names[string(b)]; ok {
-		return s
-	}
-	if d.names == nil {
-		d.names = make(map[string]string)
-	}
-	s := string(b)
-	if len(d.names) < 100 {
-		d.names[s] = s
-	}
-	return s
-}
-
-// service decodes an answer about a virtual service.
-func (d *decoder) service(body []byte) (ServiceState, error) {
+// parseService reads an answer about a virtual service.
+func parseService(body []byte) (ServiceState, error) {
 	var s ServiceState
-	attrs, ok := attributes(body, cmdNewService)
+	attrs, ok := attributes(body, uint8(NewService))
 	if !ok {
 		return s, fmt.Errorf("an answer of %d bytes describes no virtual server", len(body))
 	}
@@ -191,19 +146,15 @@ func (d *decoder) service(body []byte) (ServiceState, error) {
 		case svcMark:
 			s.Mark = netlink.Native32(v)
 		case svcScheduler:
-			s.Scheduler = d.name(v)
+			s.Scheduler = netlink.CStr(v)
 		case svcFlags:
 			s.Flags = Flags(netlink.Native32(v)) &^ hashed
 		case svcTimeout:
 			s.Timeout = netlink.Native32(v)
 		case svcNetmask:
 			netmask = v
-		case svcStats:
-			if s.Stats == (Stats{}) {
-				s.Stats = stats(v)
-			}
 		case svcStats64:
-			s.Stats = stats(v)
+			s.Stats = parseStats(v)
 		}
 		return true
 	})
@@ -218,7 +169,7 @@ func (d *decoder) service(body []byte) (ServiceState, error) {
 	if s.Mark != 0 {
 		return s, nil
 	}
-	a, ok := address(s.Family, addr)
+	a, ok := parseAddress(s.Family, addr)
 	if !ok {
 		return s, fmt.Errorf("the kernel lists a virtual server with an address of %d bytes", len(addr))
 	}
@@ -226,14 +177,15 @@ func (d *decoder) service(body []byte) (ServiceState, error) {
 	return s, nil
 }
 
-// destination decodes an answer about a destination of a service of that family.
-func (d *decoder) destination(body []byte, family Family) (DestinationState, error) {
+// parseDestination reads an answer about a destination.
+func parseDestination(body []byte) (DestinationState, error) {
 	var s DestinationState
-	attrs, ok := attributes(body, cmdNewDest)
+	attrs, ok := attributes(body, uint8(NewDestination))
 	if !ok {
 		return s, fmt.Errorf("an answer of %d bytes describes no real server", len(body))
 	}
 	var addr []byte
+	var family Family
 	var port uint16
 	netlink.Attributes(netlink.Attribute(attrs, attrDest), func(typ uint16, v []byte) bool {
 		switch typ {
@@ -257,16 +209,12 @@ func (d *decoder) destination(body []byte, family Family) (DestinationState, err
 			s.Persistent = netlink.Native32(v)
 		case destFamily:
 			family = Family(netlink.Native16(v))
-		case destStats:
-			if s.Stats == (Stats{}) {
-				s.Stats = stats(v)
-			}
 		case destStats64:
-			s.Stats = stats(v)
+			s.Stats = parseStats(v)
 		}
 		return true
 	})
-	a, ok := address(family, addr)
+	a, ok := parseAddress(family, addr)
 	if !ok {
 		return s, fmt.Errorf("the kernel lists a real server of the address family %d with an address of %d bytes",
 			family, len(addr))
@@ -275,8 +223,8 @@ func (d *decoder) destination(body []byte, family Family) (DestinationState, err
 	return s, nil
 }
 
-// address decodes an address field, which has 16 bytes for IPv4 too.
-func address(family Family, b []byte) (netip.Addr, bool) {
+// parseAddress reads an address field, which has 16 bytes for IPv4 too.
+func parseAddress(family Family, b []byte) (netip.Addr, bool) {
 	switch {
 	case family == IPv4 && len(b) >= 4:
 		return netip.AddrFrom4([4]byte(b)), true
@@ -286,13 +234,13 @@ func address(family Family, b []byte) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// stats decodes counters of 32 or 64 bits.
-func stats(b []byte) (s Stats) {
+// parseStats reads counters.
+func parseStats(b []byte) (s Stats) {
 	netlink.Attributes(b, func(typ uint16, v []byte) bool {
-		n := uint64(netlink.Native32(v))
-		if len(v) >= 8 {
-			n = binary.NativeEndian.Uint64(v)
+		if len(v) < 8 {
+			return false
 		}
+		n := netlink.Order.Uint64(v)
 		switch typ {
 		case statConns:
 			s.Conns = n

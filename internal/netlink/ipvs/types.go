@@ -151,15 +151,15 @@ type DestinationState struct {
 // Verb is the kind of an operation.
 type Verb uint8
 
-// The verbs. Set replaces all settings of an existing Service or Destination. Deleting a service
-// deletes its destinations.
+// The verbs, as the kernel numbers them (IPVS_CMD_…). Set replaces all settings of an existing
+// Service or Destination. Deleting a service deletes its destinations.
 const (
-	NewService Verb = iota + 1
-	SetService
-	DelService // only the ServiceID counts
-	NewDestination
-	SetDestination
-	DelDestination // only the address counts
+	NewService     Verb = 1
+	SetService     Verb = 2
+	DelService     Verb = 3 // only the ServiceID counts
+	NewDestination Verb = 5
+	SetDestination Verb = 6
+	DelDestination Verb = 7 // only the address counts
 )
 
 var verbs = [...]string{NewService: "add", SetService: "change", DelService: "remove", NewDestination: "add",
