@@ -114,12 +114,16 @@ func (p *Plane) drainDue(ctx context.Context) error {
 // inspectAt returns the real servers that have drained, or serve no connection any more.
 func (p *Plane) inspectAt(ctx context.Context, s *virtual, now time.Time, counts bool) (gone []netip.AddrPort,
 	err error) {
+	listed, err := p.cfg.IPVS.Destinations(ctx, s.id)
+	if err != nil {
+		return nil, fmt.Errorf("look for connections of virtual server %s: %w", s.id, err)
+	}
 	left := map[netip.AddrPort]bool{}
 	late := s.leaving && (now.Sub(s.drain.left) >= stay || p.l.taken(s))
-	err = p.cfg.IPVS.Destinations(ctx, s.id, func(d ipvs.DestinationState) error {
+	for _, d := range listed {
 		is, drains := s.drain.dests[d.Addr]
 		if !drains {
-			return nil
+			continue
 		}
 		left[d.Addr] = true
 		if s.leaving {
@@ -129,10 +133,6 @@ func (p *Plane) inspectAt(ctx context.Context, s *virtual, now time.Time, counts
 			gone = append(gone, d.Addr)
 		}
 		s.drain.dests[d.Addr] = is
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("look for connections of virtual server %s: %w", s.id, err)
 	}
 	for a := range s.drain.dests {
 		if !left[a] { // another program removed it

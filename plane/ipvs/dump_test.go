@@ -99,12 +99,13 @@ func (d *dumper) servers(ctx context.Context) error {
 		name := d.name(s.ServiceID)
 		d.line("virtual server %s scheduler %s flags %d timeout %d netmask %d", name, s.Scheduler, s.Flags, s.Timeout,
 			s.Netmask)
-		err = d.cfg.IPVS.Destinations(ctx, s.ServiceID, func(is ipvs.DestinationState) error {
+		var all []ipvs.DestinationState
+		all, err = d.cfg.IPVS.Destinations(ctx, s.ServiceID)
+		for _, is := range all {
 			if is.Weight != 0 {
 				d.line("virtual server %s to %s weight %d forwarding %d", name, is.Addr, is.Weight, is.Forwarding)
 			}
-			return nil
-		})
+		}
 	}
 	return err
 }

@@ -57,10 +57,11 @@ func damageKernel(b xtables.Backend) func(lb.Family, *rand.Rand) error {
 			return conn.Do(context.Background(), []ipvs.Op{{Verb: ipvs.DelService, Service: s}}, nil)
 		case 1:
 			var ops []ipvs.Op
-			if err := conn.Destinations(context.Background(), s.ServiceID, func(d ipvs.DestinationState) error {
+			all, err := conn.Destinations(context.Background(), s.ServiceID)
+			for _, d := range all {
 				ops = append(ops, ipvs.Op{Verb: ipvs.DelDestination, Service: s, Destination: d.Destination})
-				return nil
-			}); err != nil {
+			}
+			if err != nil {
 				return err
 			}
 			return conn.Do(context.Background(), ops, nil)

@@ -374,11 +374,8 @@ func (k *lab) harm(f lb.Family, rnd *rand.Rand, kind int) error {
 		return err
 	}
 	s := servers[rnd.IntN(len(servers))].Service
-	var dests []ipvs.Destination
-	if err := k.conn.Destinations(ctx, s.ServiceID, func(d ipvs.DestinationState) error {
-		dests = append(dests, d.Destination)
-		return nil
-	}); err != nil {
+	dests, err := k.conn.Destinations(ctx, s.ServiceID)
+	if err != nil {
 		return err
 	}
 	do := func(verb ipvs.Verb, d ipvs.Destination) error {
@@ -400,11 +397,11 @@ func (k *lab) harm(f lb.Family, rnd *rand.Rand, kind int) error {
 		return do(ipvs.NewDestination, ipvs.Destination{Addr: netip.AddrPortFrom(w.Addr(100, 99999), 99), Weight: 3})
 	case 3:
 		if len(dests) > 0 {
-			return do(ipvs.DelDestination, dests[rnd.IntN(len(dests))])
+			return do(ipvs.DelDestination, dests[rnd.IntN(len(dests))].Destination)
 		}
 	case 4:
 		if len(dests) > 0 {
-			d := dests[rnd.IntN(len(dests))]
+			d := dests[rnd.IntN(len(dests))].Destination
 			d.Weight = int32(rnd.IntN(3))
 			return do(ipvs.SetDestination, d)
 		}

@@ -194,14 +194,13 @@ func drain(ctx context.Context, conn *ipvs.Conn, servers []ipvs.Op) (cut int, er
 		cut = 0
 		var busy []ipvs.Op
 		for _, s := range servers {
-			n := 0
-			err := conn.Destinations(context.WithoutCancel(ctx), s.Service.ServiceID,
-				func(d ipvs.DestinationState) error {
-					n += int(d.Active)
-					return nil
-				})
+			all, err := conn.Destinations(context.WithoutCancel(ctx), s.Service.ServiceID)
 			if err != nil {
 				return 0, fmt.Errorf("%w: its connections are cut off now", err)
+			}
+			n := 0
+			for _, d := range all {
+				n += int(d.Active)
 			}
 			if n > 0 {
 				cut += n

@@ -182,10 +182,11 @@ func listServers(t *testing.T) (string, int) {
 		return nil
 	})
 	for _, id := range ids {
-		err = errors.Join(err, conn.Destinations(t.Context(), id, func(d ipvs.DestinationState) error {
+		all, listErr := conn.Destinations(t.Context(), id)
+		for _, d := range all {
 			b.WriteString(ipvs.SaveDestination(id, d.Destination))
-			return nil
-		}))
+		}
+		err = errors.Join(err, listErr)
 	}
 	if err != nil {
 		t.Fatal(err)

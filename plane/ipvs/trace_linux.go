@@ -213,11 +213,7 @@ func (w *way) balance(s ipvs.Service) error {
 	w.linef("%s", strings.TrimSpace(ipvs.SaveService(s)))
 	var persistent uint32
 	var sum int64
-	var all []ipvs.DestinationState
-	err := w.view.IPVS.Destinations(w.ctx, s.ServiceID, func(d ipvs.DestinationState) error {
-		all = append(all, d)
-		return nil
-	})
+	all, err := w.view.IPVS.Destinations(w.ctx, s.ServiceID)
 	if err != nil {
 		return err
 	}

@@ -157,11 +157,10 @@ func (s *spoiler) vip() (ipvs.Service, []ipvs.Destination) {
 		s.Fatal(err)
 	}
 	var real []ipvs.Destination
-	if err := s.ipvs.Destinations(s.Context(), is.ServiceID, func(d ipvs.DestinationState) error {
+	all, err := s.ipvs.Destinations(s.Context(), is.ServiceID)
+	must(s, err)
+	for _, d := range all {
 		real = append(real, d.Destination)
-		return nil
-	}); err != nil {
-		s.Fatal(err)
 	}
 	slices.SortFunc(real, func(a, b ipvs.Destination) int { return compare(a.Addr, b.Addr) })
 	return is.Service, real

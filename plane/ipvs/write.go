@@ -25,7 +25,7 @@ import (
 type Servers interface {
 	Do(ctx context.Context, ops []ipvs.Op, failed func(i int, err error)) error
 	Services(ctx context.Context, f func(ipvs.ServiceState) error) error
-	Destinations(ctx context.Context, id ipvs.ServiceID, f func(ipvs.DestinationState) error) error
+	Destinations(ctx context.Context, id ipvs.ServiceID) ([]ipvs.DestinationState, error)
 }
 
 // writer writes the objects that a verb touched.
@@ -391,17 +391,17 @@ func (w *writer) leave(ctx context.Context, ops []serverOp, s *virtual) ([]serve
 	if !s.drains() || len(s.dests) == 0 || taken {
 		return append(ops, s.op(ipvs.DelService, netip.AddrPort{}, 0)), nil
 	}
-	busy := map[netip.AddrPort]bool{}
-	err := w.cfg.IPVS.Destinations(ctx, s.id, func(d ipvs.DestinationState) error {
-		if d.Active > 0 { // closed and half-open connections do not keep a removed Service
-			busy[d.Addr] = true
-		}
-		return nil
-	})
+	listed, err := w.cfg.IPVS.Destinations(ctx, s.id)
 	w.wrote++
 	if err != nil {
 		return ops, w.fail(s, w.l.touched.servers[s], fmt.Errorf("look for connections of virtual server %s: %w", s.id,
 			err))
+	}
+	busy := map[netip.AddrPort]bool{}
+	for _, d := range listed {
+		if d.Active > 0 { // closed and half-open connections do not keep a removed Service
+			busy[d.Addr] = true
+		}
 	}
 	if len(busy) == 0 {
 		return append(ops, s.op(ipvs.DelService, netip.AddrPort{}, 0)), nil
@@ -560,13 +560,13 @@ func (p *Plane) read(ctx context.Context, s *virtual) error {
 
 // destsOf lists the real servers of a virtual server.
 func (p *Plane) destsOf(ctx context.Context, id ipvs.ServiceID) (map[netip.AddrPort]dest, error) {
-	dests := map[netip.AddrPort]dest{}
-	err := p.cfg.IPVS.Destinations(ctx, id, func(d ipvs.DestinationState) error {
-		dests[d.Addr] = destOf(d.Destination)
-		return nil
-	})
+	listed, err := p.cfg.IPVS.Destinations(ctx, id)
 	if err != nil {
 		return nil, fmt.Errorf("list the real servers of virtual server %s: %w", id, err)
+	}
+	dests := make(map[netip.AddrPort]dest, len(listed))
+	for _, d := range listed {
+		dests[d.Addr] = destOf(d.Destination)
 	}
 	return dests, nil
 }

@@ -132,10 +132,11 @@ func state(t *testing.T, c *ipvs.Conn) string {
 	for id, line := range all {
 		one, oneErr := c.Service(t.Context(), id)
 		line += fmt.Sprintf(" alone %t", one.String() == line)
-		err = errors.Join(err, oneErr, c.Destinations(t.Context(), id, func(d ipvs.DestinationState) error {
+		destinations, destinationsErr := c.Destinations(t.Context(), id)
+		for _, d := range destinations {
 			line += fmt.Sprintf("\n  %+v", d)
-			return nil
-		}))
+		}
+		err = errors.Join(err, oneErr, destinationsErr)
 		lines = append(lines, line)
 	}
 	timeouts, timeoutsErr := c.Timeouts(t.Context())

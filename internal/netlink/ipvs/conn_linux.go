@@ -194,20 +194,17 @@ func naming(id ServiceID) func(*netlink.Encoder) {
 	return func(e *netlink.Encoder) { appendService(e, &Service{ServiceID: id}, false) }
 }
 
-// Destinations calls f with each destination of a service, in no order; with none of a missing
-// service. It returns an error of f. f must not use the connection.
-func (c *Conn) Destinations(ctx context.Context, id ServiceID, f func(DestinationState) error) error {
-	err := c.ask(ctx, cmdGetDest, unix.NLM_F_DUMP, naming(id), func(body []byte) error {
+// Destinations lists the destinations of a service, in no order; none of a missing service.
+func (c *Conn) Destinations(ctx context.Context, id ServiceID) (all []DestinationState, err error) {
+	err = c.ask(ctx, cmdGetDest, unix.NLM_F_DUMP, naming(id), func(body []byte) error {
 		d, err := parseDestination(body)
-		if err != nil {
-			return err
-		}
-		return f(d)
+		all = append(all, d)
+		return err
 	})
 	if err != nil {
-		return fmt.Errorf("list real servers of virtual server %s: %w", id, err)
+		return nil, fmt.Errorf("list real servers of virtual server %s: %w", id, err)
 	}
-	return nil
+	return all, nil
 }
 
 // Timeouts returns the timeouts of connections.

@@ -1,7 +1,6 @@
 package ipvs_test
 
 import (
-	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -111,25 +110,37 @@ func list(t testing.TB, c *ipvs.Conn) map[ipvs.Service][]ipvs.Destination {
 		all[s.Service] = []ipvs.Destination{}
 		return nil
 	})
-	for s := range all {
-		err = errors.Join(err, c.Destinations(t.Context(), s.ServiceID, func(d ipvs.DestinationState) error {
-			all[s] = append(all[s], d.Destination)
-			return nil
-		}))
-		slices.SortFunc(all[s], func(a, b ipvs.Destination) int { return a.Addr.Compare(b.Addr) })
-	}
 	if err != nil {
 		t.Fatal(err)
 	}
+	for s := range all {
+		all[s] = destinations(t, c, s.ServiceID)
+	}
 	return all
 }
+
+// destinations lists the destinations of a service, sorted by address.
+func destinations(t testing.TB, c *ipvs.Conn, id ipvs.ServiceID) (all []ipvs.Destination) {
+	t.Helper()
+	listed, err := c.Destinations(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range listed {
+		all = append(all, d.Destination)
+	}
+	slices.SortFunc(all, byAddress)
+	return all
+}
+
+func byAddress(a, b ipvs.Destination) int { return a.Addr.Compare(b.Addr) }
 
 func expect(t testing.TB, c *ipvs.Conn, want map[ipvs.Service][]ipvs.Destination) {
 	t.Helper()
 	text := func(all map[ipvs.Service][]ipvs.Destination) string {
 		var lines []string
 		for s, ds := range all {
-			ds = slices.SortedFunc(slices.Values(ds), func(a, b ipvs.Destination) int { return a.Addr.Compare(b.Addr) })
+			ds = slices.SortedFunc(slices.Values(ds), byAddress)
 			lines = append(lines, fmt.Sprintf("%v\n   %+v", s, ds))
 		}
 		slices.Sort(lines)
@@ -266,11 +277,8 @@ func verbs(t *testing.T, c *ipvs.Conn) {
 		!strings.Contains(err.Error(), "UDP 10.96.0.10:53") {
 		t.Errorf("a service that is not there: %v", err)
 	}
-	if err := c.Destinations(t.Context(), byAddr.ServiceID, func(ipvs.DestinationState) error {
-		t.Error("called")
-		return nil
-	}); err != nil {
-		t.Errorf("destinations of a service that is not there: %v", err)
+	if all := destinations(t, c, byAddr.ServiceID); len(all) > 0 {
+		t.Errorf("destinations of a service that is not there: %v", all)
 	}
 	// The timeouts of connections; 0 keeps one.
 	want := ipvs.Timeouts{TCP: 10 * time.Minute, TCPFin: 30 * time.Second, UDP: 50 * time.Second}
@@ -338,15 +346,7 @@ func many(t *testing.T, c *ipvs.Conn, n int) {
 	}); err != nil || seen != len(want) {
 		t.Errorf("%d services are listed, %v; want %d", seen, err, len(want))
 	}
-	var ds []ipvs.Destination
-	if err := c.Destinations(t.Context(), sticky.ServiceID, func(d ipvs.DestinationState) error {
-		ds = append(ds, d.Destination)
-		return nil
-	}); err != nil {
-		t.Error(err)
-	}
-	slices.SortFunc(ds, func(a, b ipvs.Destination) int { return cmp.Or(a.Addr.Compare(b.Addr)) })
-	if !slices.Equal(ds, want[sticky]) {
+	if ds := destinations(t, c, sticky.ServiceID); !slices.Equal(ds, want[sticky]) {
 		t.Errorf("%d destinations are listed, or others; want %d", len(ds), len(want[sticky]))
 	}
 	// An error of the callback ends the list, and the connection stays usable.
@@ -390,15 +390,13 @@ func TestKernelCountsConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	look := func() (got ipvs.DestinationState) {
+	look := func() ipvs.DestinationState {
 		t.Helper()
-		if err := c.Destinations(t.Context(), service.ServiceID, func(d ipvs.DestinationState) error {
-			got = d
-			return nil
-		}); err != nil {
-			t.Fatal(err)
+		all, err := c.Destinations(t.Context(), service.ServiceID)
+		if err != nil || len(all) != 1 {
+			t.Fatal(all, err)
 		}
-		return got
+		return all[0]
 	}
 	before := look()
 	for end := time.Now().Add(30 * time.Second); before.Stats.Conns == 0 && time.Now().Before(end); before = look() {
