@@ -139,9 +139,8 @@ func (n *nodeFacts) firewall(table string, all map[chainName][]string) {
 // translating one that IPVS serves.
 func (n *nodeFacts) nat(all map[chainName][]string) {
 	var rules []string
-	accept := func(s set) { rules = append(rules, n.matches(s, "dst,dst")+"-j ACCEPT") }
 	for _, s := range []set{setClusterIP, setExternalIP, setExternalIPLocal} {
-		accept(s)
+		rules = append(rules, n.matches(s, "dst,dst")+"-j ACCEPT")
 	}
 	for _, s := range []set{setLoadBalancer, setLoadBalancerLocal} {
 		rules = append(rules, n.matches(s, "dst,dst")+"-j "+chainLoadBalancer)

@@ -62,9 +62,6 @@ func (c *counters) follow(s *virtual) {
 		delete(c.of, s.id)
 		return
 	case is == nil || s.made:
-		if c.of == nil {
-			c.of = map[ipvs.ServiceID]*counter{}
-		}
 		c.last++
 		is = &counter{number: c.last, base: s.found, since: c.reading}
 		if s.made {

@@ -47,9 +47,6 @@ func (p *Plane) drain(s *virtual, a netip.AddrPort) {
 		return
 	}
 	s.drain.dests[a] = seen{left: now, noticed: now}
-	if p.drains == nil {
-		p.drains = map[*virtual]struct{}{}
-	}
 	p.drains[s] = struct{}{}
 	p.wake(s.drain.next)
 }

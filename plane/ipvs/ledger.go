@@ -160,17 +160,11 @@ func (l *ledger) set(key lb.Key, row *lb.Frontend) error {
 			l.rows[key] = row
 			l.countRow(key, row, +1)
 		}
-		index(l.byPort, key, row != nil && key.IsNodePort() && !row.Accepts())
+		if delete(l.byPort, key); row != nil && key.IsNodePort() && !row.Accepts() {
+			l.byPort[key] = struct{}{}
+		}
 	})
 	return err
-}
-
-func index(all map[lb.Key]struct{}, key lb.Key, in bool) {
-	if in {
-		all[key] = struct{}{}
-	} else {
-		delete(all, key)
-	}
 }
 
 // change applies a change to the frontends of keys. It counts the new objects before it uncounts
@@ -589,10 +583,7 @@ func (l *ledger) wants(s *virtual, a netip.AddrPort) bool {
 }
 
 func hasBackend(s *lb.BackendSet, a netip.AddrPort) bool {
-	if s == nil {
-		return false
-	}
-	return s.Backends.Has(a)
+	return s != nil && s.Backends.Has(a)
 }
 
 func compare(a, b netip.AddrPort) int {

@@ -7,8 +7,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"kube-proxy/internal/netlink/ipset"
@@ -103,7 +105,7 @@ type Plane struct {
 	drains    map[*virtual]struct{}
 	unread    []ipvs.ServiceID // the rest that the audit in progress must list
 	notices   notices
-	stats     stats
+	stats     atomic.Pointer[Stats]
 	counters  counters
 	tracing   chan struct{} // has a value for each reader
 
@@ -137,7 +139,7 @@ func New(cfg Config) (*Plane, error) {
 	cfg.Sticky = cmp.Or(cfg.Sticky, "mh")
 	cfg.Idle = cmp.Or(cfg.Idle, silent)
 	p := &Plane{cfg: cfg, drift: make(chan struct{}, 1), step: step, tracing: make(chan struct{}, maxTracers)}
-	p.counters.on = cfg.Counters != nil
+	p.counters.on, p.counters.of = cfg.Counters != nil, map[ipvs.ServiceID]*counter{}
 	for s := range setCount {
 		p.sets[s] = s.made(cfg.Family)
 	}
@@ -191,18 +193,10 @@ func (w *writer) later(changes []lb.Change) (keys []lb.Key) {
 	for _, c := range changes {
 		if w.cutFor[c.Key] {
 			keys = append(keys, c.Key)
-			w.stage(c.Key, c.New)
+			w.staged[c.Key] = c.New
 		}
 	}
 	return keys
-}
-
-// stage remembers a frontend that the kernel has in part.
-func (p *Plane) stage(key lb.Key, row *lb.Frontend) {
-	if p.staged == nil {
-		p.staged = map[lb.Key]*lb.Frontend{}
-	}
-	p.staged[key] = row
 }
 
 // maxErrors limits the errors that are reported: if one object fails, all may.
@@ -242,18 +236,12 @@ func (p *Plane) ended(verb string, w *writer, err error) error {
 
 // lose forgets the state of the kernel.
 func (p *Plane) lose() {
-	p.l = nil
-	p.drains = nil
-	p.staged, p.undone = nil, nil
+	p.l, p.drains = nil, map[*virtual]struct{}{}
+	p.staged, p.undone = map[lb.Key]*lb.Frontend{}, map[lb.Key][]any{}
 }
 
 func sortedKeys[V any](m map[lb.Key]V) []lb.Key {
-	keys := make([]lb.Key, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.SortFunc(keys, lb.Key.Compare)
-	return keys
+	return slices.SortedFunc(maps.Keys(m), lb.Key.Compare)
 }
 
 // SetNode writes the consequences of a change of the node.
@@ -261,13 +249,11 @@ func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 	if err := p.usable(ctx); err != nil {
 		return fmt.Errorf("ipvs: set node: %w", err)
 	}
-	err := func() error {
-		if err := p.cfg.Chains.SetNode(ctx, n); err != nil {
-			return err
-		}
+	err := p.cfg.Chains.SetNode(ctx, n)
+	if err == nil {
 		p.node = n
-		return p.replace(ctx)
-	}()
+		err = p.replace(ctx)
+	}
 	if err != nil {
 		p.lose() // only a Reset finds what differs from the node's state
 		return fmt.Errorf("ipvs: set node: %w: %w", err, plane.ErrStateLost)

@@ -73,7 +73,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	for _, key := range sortedKeys(w.cutFor) {
 		if row := want.Get(key); row != nil && len(w.errs[key]) == 0 {
 			res.Later = append(res.Later, key)
-			p.stage(key, row)
+			p.staged[key] = row
 		}
 	}
 	for _, key := range sortedKeys(w.errs) {

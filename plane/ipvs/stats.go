@@ -2,8 +2,6 @@
 
 package ipvs
 
-import "sync/atomic"
-
 // Stats are the sizes of a plane's state, for its family.
 type Stats struct {
 	// Draining counts the virtual servers with real servers that take no new connections.
@@ -11,8 +9,6 @@ type Stats struct {
 	// Members counts those of all ipsets, and Addresses those of Services, wherever they are bound.
 	Members, Addresses int
 }
-
-type stats struct{ atomic.Pointer[Stats] }
 
 // publish updates Stats.
 func (p *Plane) publish() {

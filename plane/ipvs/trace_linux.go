@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"kube-proxy/internal/xtwalk"
 	"net/netip"
 	"slices"
 	"strings"
@@ -13,6 +12,7 @@ import (
 
 	"kube-proxy/internal/netlink/ipset"
 	"kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/xtwalk"
 	"kube-proxy/lb"
 	"kube-proxy/trace"
 )

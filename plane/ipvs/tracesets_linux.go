@@ -2,10 +2,10 @@ package ipvs
 
 import (
 	"errors"
-	"kube-proxy/internal/xtwalk"
 	"net/netip"
 
 	"kube-proxy/internal/netlink/ipset"
+	"kube-proxy/internal/xtwalk"
 	"kube-proxy/lb"
 )
 

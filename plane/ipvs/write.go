@@ -145,9 +145,6 @@ func (w *writer) forget() {
 // remember schedules another write of an object, with the next write of its frontend, or with the
 // next audit for the zero key.
 func (p *Plane) remember(key lb.Key, object any) {
-	if p.undone == nil {
-		p.undone = map[lb.Key][]any{}
-	}
 	p.undone[key] = append(p.undone[key], object)
 }
 
