@@ -57,9 +57,7 @@ func benchmarkServices(b *testing.B, services int) {
 	}
 	lab.On("node1", func() {
 		p, err := newWhole(xtables.NFT, lb.IPv4, 0)
-		if err != nil {
-			b.Fatal(err)
-		}
+		must(b, err)
 		defer p.Close()
 		begin, sync := time.Now(), cpu(b)
 		must(b, only(planetest.ResetAll(b.Context(), p, table)))

@@ -57,13 +57,14 @@ func TestChains(t *testing.T) {
 	}
 }
 
-func mustRun(t *testing.T, stdin, program string, args ...string) string {
+// mustRun returns the output of a program.
+func mustRun(t testing.TB, stdin, program string, args ...string) string {
 	t.Helper()
 	cmd := exec.Command(program, args...)
 	cmd.Stdin = strings.NewReader(stdin)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		t.Fatalf("%s %q: %v: %s", program, args, err, out)
+		t.Fatalf("%s %s: %v\n%s\n%s", program, strings.Join(args, " "), err, out, stdin)
 	}
 	return string(out)
 }
@@ -150,9 +151,7 @@ func manager(t *testing.T, n nodeFacts, b xtables.Backend) *chainManager {
 func managerHere(t *testing.T, n nodeFacts, b xtables.Backend) *chainManager {
 	t.Helper()
 	k, err := newChains(nodeFacts{family: n.family, masq: n.masq, excluded: n.excluded}, b, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	k.facts.fullyRandom = n.fullyRandom
 	t.Cleanup(func() {
 		if err := k.Close(); err != nil {

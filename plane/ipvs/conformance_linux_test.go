@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"slices"
 	"sync"
 	"testing"
 
@@ -24,7 +23,7 @@ import (
 // whole is a plane with its connections to the kernel.
 type whole struct {
 	*Plane
-	closes []func() error
+	opened closers
 	chains *heldOnce
 }
 
@@ -72,13 +71,7 @@ func (w *whole) Audit(ctx context.Context, full bool) (int, error) {
 	return w.Plane.Audit(ctx, full)
 }
 
-func (w *whole) Close() error {
-	var errs []error
-	for _, c := range slices.Backward(w.closes) {
-		errs = append(errs, c())
-	}
-	return errors.Join(errs...)
-}
+func (w *whole) Close() error { return w.opened.Close() }
 
 // newWhole creates a plane in the network namespace of the calling thread, with the sysctls of the
 // mode (DP-30).
@@ -101,36 +94,45 @@ func newWhole(b xtables.Backend, f lb.Family, step int, exclude ...netip.Prefix)
 	if err != nil {
 		return nil, err
 	}
-	w.closes = append(w.closes, servers.Close)
-	setConn, err := ipset.Open()
+	w.opened = append(w.opened, servers)
+	cfg := Config{Family: f, Masquerade: 1 << 14, ExcludeCIDRs: exclude, IPVS: servers}
+	held, err := cfg.open(b, &w.opened)
 	if err != nil {
 		return nil, err
 	}
-	w.closes = append(w.closes, setConn.Close)
-	device, err := openDevice(f)
-	if err != nil {
-		return nil, err
-	}
-	w.closes = append(w.closes, device.Close)
-	chains, err := newChains(nodeFacts{family: f, masq: 1 << 14, excluded: exclude}, b, nil)
-	if err != nil {
-		return nil, err
-	}
-	w.closes = append(w.closes, chains.Close)
-	held := chains.Held
 	if w.chains = (&heldOnce{list: held}); b == xtables.Legacy {
 		held = w.chains.held
 	}
-	if w.Plane, err = New(Config{Family: f, Masquerade: 1 << 14, ExcludeCIDRs: exclude, IPVS: servers, Sets: setConn,
-		Device: device, Chains: chains,
-		View: func() (*View, error) { return openView(f, ipvs.Open, held) }}); err != nil {
+	cfg.View = func() (*View, error) { return openView(f, ipvs.Open, held) }
+	if w.Plane, err = New(cfg); err != nil {
 		return nil, err
 	}
-	w.closes = append(w.closes, w.Plane.Close)
+	w.opened = append(w.opened, w.Plane)
 	if step > 0 {
 		w.Plane.step = step
 	}
 	return w, nil
+}
+
+// open opens the kernel's ipsets, addresses and rules.
+func (cfg *Config) open(b xtables.Backend, opened *closers) (heldChains, error) {
+	sets, err := ipset.Open()
+	if err != nil {
+		return nil, err
+	}
+	*opened = append(*opened, sets)
+	device, err := openDevice(cfg.Family)
+	if err != nil {
+		return nil, err
+	}
+	*opened = append(*opened, device)
+	chains, err := newChains(nodeFacts{family: cfg.Family, masq: cfg.Masquerade, excluded: cfg.ExcludeCIDRs}, b, nil)
+	if err != nil {
+		return nil, err
+	}
+	*opened = append(*opened, chains)
+	cfg.Sets, cfg.Device, cfg.Chains = sets, device, chains
+	return chains.Held, nil
 }
 
 var loadOnce = sync.OnceValue(kernel.LoadIPVS)

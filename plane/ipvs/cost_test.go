@@ -73,10 +73,9 @@ func costsOfChanges(t *testing.T, f lb.Family, services int, counts bool) map[st
 	if counts {
 		k.count(t)
 	}
-	p := k.plane(t, f)
 	w := planetest.World{Family: f}
 	table := w.Table(services, 3)
-	must(t, only(planetest.ResetAll(t.Context(), p, table)))
+	p := k.start(t, f, table)
 	k.ipvs.Before = func(r ipvsfake.Request) error {
 		if r.Command == ipvsfake.GetService {
 			t.Error("the virtual servers were listed")
@@ -106,11 +105,9 @@ func costsOfChanges(t *testing.T, f lb.Family, services int, counts bool) map[st
 		hasten(p)
 		return p.drainDue(context.Background())
 	})
-	if len(p.drains) > 0 {
-		for s := range p.drains {
-			if len(s.drain.dests) > 0 {
-				t.Errorf("%s has not drained", s.id)
-			}
+	for s := range p.drains {
+		if len(s.drain.dests) > 0 {
+			t.Errorf("%s has not drained", s.id)
 		}
 	}
 	measure("a Service more", fronts(50000, 21, 3))
@@ -129,10 +126,9 @@ func TestCostOfNodePort(t *testing.T) {
 		for i := range addresses {
 			k.others = append(k.others, w.Addr(192, 1+i))
 		}
-		p := k.plane(t, lb.IPv4)
 		table := w.Table(10, 2)
 		table.Node.NodePorts = []netip.Prefix{netip.PrefixFrom(w.Addr(192, 0), 8)}
-		must(t, only(planetest.ResetAll(t.Context(), p, table)))
+		p := k.start(t, lb.IPv4, table)
 		set := func(n int) []*lb.Frontend {
 			return []*lb.Frontend{{Key: lb.Key{Port: 30080, Proto: lb.TCP}, Service: "ns/np:http", Kind: lb.NodePort,
 				Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: w.Set("ns/np:http", lb.Cluster,
@@ -155,10 +151,8 @@ func TestCostOfNodePort(t *testing.T) {
 func TestFirstSync(t *testing.T) {
 	const services = 10000
 	k := newLab(t)
-	p := k.plane(t, lb.IPv4)
-	w := planetest.World{Family: lb.IPv4}
-	table := w.Table(services, 3)
-	must(t, only(planetest.ResetAll(t.Context(), p, table)))
+	table := planetest.World{Family: lb.IPv4}.Table(services, 3)
+	k.start(t, lb.IPv4, table)
 	c := k.cost()
 	t.Logf("%d Services: %.2f messages each, %d system calls for those to IPVS, %d members and addresses", services,
 		float64(c.messages)/services, c.sends, c.wrote)
@@ -191,7 +185,6 @@ func TestFirstSync(t *testing.T) {
 // for each new one, and so does the fake.
 func TestLarge(t *testing.T) {
 	k := newLab(t)
-	p := k.plane(t, lb.IPv4)
 	w := planetest.World{Family: lb.IPv4}
 	table := w.Table(0, 0)
 	table.Replace(w.ClusterIP(1, 0, 16000))
@@ -203,7 +196,7 @@ func TestLarge(t *testing.T) {
 			Service: name, Kind: lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}})
 	}
 	table.Replace(lb.Owner{Name: "ns/many"}, many)
-	must(t, only(planetest.ResetAll(t.Context(), p, table)))
+	p := k.start(t, lb.IPv4, table)
 	for _, n := range []int{15999, 16000} {
 		changes, _ := table.Replace(w.ClusterIP(1, 0, n))
 		before := k.cost()

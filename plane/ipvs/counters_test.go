@@ -21,22 +21,16 @@ import (
 // count makes planes of the lab count, on a separate connection.
 func (k *lab) count(t testing.TB) {
 	t.Helper()
-	conn, err := ipvs.New(t.Context(), k.ipvs.Connect())
-	if err != nil {
-		t.Fatal(err)
-	}
-	k.counters = conn
+	k.counters = connect(t, k.ipvs)
 }
 
 // startedCounting returns a lab with a plane that counts, and holds startTable.
 func startedCounting(t testing.TB, f lb.Family) (*lab, *Plane, *lb.Table, planetest.World) {
 	t.Helper()
-	w := planetest.World{Family: f}
-	k := newLab(t)
+	k, w := newLab(t), planetest.World{Family: f}
 	k.count(t)
-	p, table := k.plane(t, f), startTable(w)
-	must(t, only(planetest.ResetAll(t.Context(), p, table)))
-	return k, p, table, w
+	table := startTable(w)
+	return k, k.start(t, f, table), table, w
 }
 
 // connect adds n connections to each virtual server that has backends, also foreign ones. It
@@ -148,8 +142,7 @@ func TestCounters(t *testing.T) {
 		two := k.connect(t, f, table, 1, own)
 		planetest.WantCounted(t, p, "more", plus(one, two))
 
-		again := k.plane(t, f)
-		must(t, only(planetest.ResetAll(t.Context(), again, table)))
+		again := k.start(t, f, table)
 		planetest.WantCounted(t, again, "a process that finds them", map[string]uint64{})
 		planetest.WantCounted(t, again, "more since", k.connect(t, f, table, 5, own))
 
@@ -320,8 +313,8 @@ func TestCountersOfADisturbedList(t *testing.T) {
 	id := ipvs.ByAddr(netip.AddrPortFrom(w.Addr(10, 1), 80), uint8(lb.TCP))
 	d := &disturbed{Counters: k.counters, lacks: func(ipvs.ServiceID) bool { return false }, then: func() {}}
 	k.counters = d
-	p, table := k.plane(t, lb.IPv4), w.Table(3, 2)
-	must(t, only(planetest.ResetAll(t.Context(), p, table)))
+	table := w.Table(3, 2)
+	p := k.start(t, lb.IPv4, table)
 	want := k.connect(t, lb.IPv4, table, 50, nil)
 	planetest.WantCounted(t, p, "whole", want)
 	d.lacks = func(is ipvs.ServiceID) bool { return is == id }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -14,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlink/ipset"
-	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/test/golden"
@@ -33,14 +31,14 @@ type damaged struct {
 
 func newDamaged(t *testing.T, f lb.Family) *damaged {
 	d := &damaged{deviceBench: newDeviceBench(t, f), World: planetest.World{Family: f}}
-	conn, err := ipvs.New(t.Context(), ipvsfake.New(ipvsfake.Config{}).Connect())
-	d.must(err)
+	conn := connect(t, ipvsfake.New(ipvsfake.Config{}))
+	var err error
 	d.sets, err = ipset.Open()
-	d.must(err)
+	must(d.t, err)
 	t.Cleanup(func() { d.sets.Close() })
 	d.foreign(unix.RTM_NEWADDR, d.other.Attrs().Index, d.Addr(192, 1), d.Addr(192, 1).BitLen())
 	d.p, err = New(Config{Family: f, Masquerade: 1 << 14, IPVS: conn, Sets: d.sets, Device: d.device, Chains: &rules{}})
-	d.must(err)
+	must(d.t, err)
 	t.Cleanup(func() { d.p.Close() })
 	d.table = d.Table(5, 3)
 	for i := range 3 {
@@ -56,11 +54,7 @@ func newDamaged(t *testing.T, f lb.Family) *damaged {
 // run runs a command, as another program on the node would.
 func (d *damaged) run(stdin string, args ...string) {
 	d.t.Helper()
-	cmd := exec.Command(args[0], args[1:]...)
-	cmd.Stdin = strings.NewReader(stdin)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		d.t.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, out)
-	}
+	mustRun(d.t, stdin, args[0], args[1:]...)
 }
 
 // state returns the content of the kernel's ipsets and kube-ipvs0.
@@ -77,13 +71,13 @@ func (d *damaged) state() string {
 			all = append(all, name+" "+m.String())
 		})
 		if !errors.Is(err, ipset.ErrNoSet) {
-			d.must(err)
+			must(d.t, err)
 			all = append(all, h.Set.String())
 		}
 	}
 	addrs, err := netlink.AddrList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: d.indexOf(Device)}},
 		netlink.FAMILY_ALL)
-	d.must(err)
+	must(d.t, err)
 	for _, a := range addrs {
 		if a.IP.IsGlobalUnicast() {
 			all = append(all, "address "+a.IP.String())
@@ -110,7 +104,7 @@ func (d *damaged) repairs(full bool, right func() string) {
 		if errors.Is(err, plane.ErrStateLost) {
 			_, err = d.p.Reset(d.t.Context(), d.table)
 		}
-		d.must(err)
+		must(d.t, err)
 		switch wrong = right(); {
 		case wrong == "":
 			return
@@ -139,9 +133,14 @@ func TestDamage(t *testing.T) {
 	name := func(d *damaged, s set) string { return s.name(d.World.Family) }
 	device := func(d *damaged) netlink.Link {
 		l, err := netlink.LinkByName(Device)
-		d.must(err)
+		must(d.t, err)
 		return l
 	}
+	recreate := func(d *damaged) {
+		must(d.t, netlink.LinkAdd(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Name: Device},
+			LinkType: DeviceType}))
+	}
+	inet := func(d *damaged) ipset.Family { return ipset.Family(wireFamily(d.World.Family)) }
 	eachDamaged("flush a set", true, func(d *damaged) { d.run("", "ipset", "flush", name(d, setClusterIP)) })
 	eachDamaged("flush all sets", true, func(d *damaged) { d.run("", "ipset", "flush") })
 	eachDamaged("destroy a set", true, func(d *damaged) { d.run("", "ipset", "destroy", name(d, setMarksAnywhere)) })
@@ -150,14 +149,12 @@ func TestDamage(t *testing.T) {
 		d.run(fmt.Sprintf("destroy %s\ncreate %[1]s hash:ip\n", name(d, setClusterIP)), "ipset", "restore")
 	})
 	eachDamaged("a set whose members go by themselves", true, func(d *damaged) {
-		family := map[lb.Family]string{lb.IPv4: "inet", lb.IPv6: "inet6"}[d.World.Family]
 		d.run(fmt.Sprintf("create other hash:ip,port family %s skbinfo timeout 5\nswap other %s\ndestroy other\n",
-			family, name(d, setMarksAnywhere)), "ipset", "restore")
+			inet(d), name(d, setMarksAnywhere)), "ipset", "restore")
 	})
 	eachDamaged("a set that is full", true, func(d *damaged) {
-		family := map[lb.Family]string{lb.IPv4: "inet", lb.IPv6: "inet6"}[d.World.Family]
 		d.run(fmt.Sprintf("create other hash:ip,port family %s maxelem 1\nadd other %s,tcp:1\nswap other %s\n"+
-			"destroy other\n", family, d.Addr(10, 77), name(d, setClusterIP)), "ipset", "restore")
+			"destroy other\n", inet(d), d.Addr(10, 77), name(d, setClusterIP)), "ipset", "restore")
 	})
 	eachDamaged("a member that is one too many", true, func(d *damaged) {
 		d.run("", "ipset", "add", name(d, setIPs), d.Addr(10, 9999).String())
@@ -174,19 +171,19 @@ func TestDamage(t *testing.T) {
 		d.foreign(unix.RTM_NEWADDR, d.indexOf(Device), d.Addr(10, 9999), d.Addr(10, 9999).BitLen())
 	})
 	eachDamaged("delete the device", false, func(d *damaged) {
-		d.must(netlink.LinkDel(device(d)))
-		d.must(netlink.LinkAdd(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Name: Device}, LinkType: DeviceType}))
+		must(d.t, netlink.LinkDel(device(d)))
+		recreate(d)
 	})
 	eachDamaged("rename the device", false, func(d *damaged) {
-		d.must(netlink.LinkSetName(device(d), "mine"))
+		must(d.t, netlink.LinkSetName(device(d), "mine"))
 		mine, err := netlink.LinkByName("mine")
-		d.must(err)
-		d.must(netlink.LinkAdd(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Name: Device}, LinkType: DeviceType}))
-		d.must(netlink.LinkDel(mine))
+		must(d.t, err)
+		recreate(d)
+		must(d.t, netlink.LinkDel(mine))
 	})
 	eachDamaged("set the device up, and down", false, func(d *damaged) {
-		d.must(netlink.LinkSetUp(device(d)))
-		d.must(netlink.LinkSetDown(device(d)))
+		must(d.t, netlink.LinkSetUp(device(d)))
+		must(d.t, netlink.LinkSetDown(device(d)))
 		if d.World.Family == lb.IPv4 { // whose addresses are unaffected
 			d.foreign(unix.RTM_DELADDR, d.indexOf(Device), d.Addr(10, 1), d.Addr(10, 1).BitLen())
 		}
@@ -255,9 +252,7 @@ func TestNewsOutliveAFailedAudit(t *testing.T) {
 	device := &placeFails{fakeDevice: k.devs[w.Family]}
 	cfg.Device = device
 	p, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer p.Close()
 	must(t, only(p.Reset(t.Context(), w.Table(3, 2))))
 	k.others = append(k.others, w.Addr(10, 1))

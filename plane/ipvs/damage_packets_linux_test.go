@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/netlink/ipset"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
@@ -66,13 +67,6 @@ func (k *packets) run(stdin string, args ...string) error {
 	return nil
 }
 
-func (k *packets) must(err error) {
-	k.t.Helper()
-	if err != nil {
-		k.t.Fatal(err)
-	}
-}
-
 // repair acts as the engine: it makes the plane repair the changes that it noticed, or with full
 // those that it finds.
 func (k *packets) repair(full bool) {
@@ -90,7 +84,7 @@ func (k *packets) repair(full bool) {
 			if errors.Is(err, plane.ErrStateLost) {
 				k.reset()
 			} else {
-				k.must(err)
+				must(k.t, err)
 			}
 		})
 		select { // notifications that arrived in the meantime
@@ -124,7 +118,7 @@ func (k *packets) bound() bool {
 	has := false
 	k.On(netlab.Node1, func() {
 		all, err := k.p.cfg.Device.Addresses(context.Background())
-		k.must(err)
+		must(k.t, err)
 		for _, a := range all {
 			has = has || a == k.vip.Addr()
 		}
@@ -152,22 +146,22 @@ func TestDamageAndPackets(t *testing.T) {
 			if f == lb.IPv6 {
 				add = append(add, "preferred_lft", "0")
 			}
-			k.must(k.run("", add...))
+			must(k.t, k.run("", add...))
 			k.repair(false)
 			if k.bound() {
 				t.Error("kube-ipvs0 has an address that another interface has")
 			}
 			traffic.More()
 			// A second one, while the first has it.
-			k.must(k.run("", "ip", "link", "add", "late", "type", "dummy"))
-			k.must(k.run("", "ip", "addr", "add", bits, "dev", "late"))
-			k.must(k.run("", "ip", "addr", "del", bits, "dev", netlab.Uplink))
+			must(k.t, k.run("", "ip", "link", "add", "late", "type", "dummy"))
+			must(k.t, k.run("", "ip", "addr", "add", bits, "dev", "late"))
+			must(k.t, k.run("", "ip", "addr", "del", bits, "dev", netlab.Uplink))
 			traffic.More()
 			traffic.Stop()
 
 			open, err := k.Open(netlab.Client, netlab.TCP, k.vip, netlab.DialOptions{Timeout: 10 * time.Second})
-			k.must(err)
-			k.must(k.run("", "ip", "link", "del", "late"))
+			must(k.t, err)
+			must(k.t, k.run("", "ip", "link", "del", "late"))
 			k.repair(false)
 			if !k.bound() {
 				t.Error("kube-ipvs0 lacks an address that no other interface has")
@@ -178,7 +172,7 @@ func TestDamageAndPackets(t *testing.T) {
 			if err := k.run("", "ipset", "destroy", name(setMarksAnywhere)); err == nil {
 				t.Error("a set that rules use was destroyed")
 			}
-			family := map[lb.Family]string{lb.IPv4: "inet", lb.IPv6: "inet6"}[f]
+			family := ipset.Family(wireFamily(f))
 			for _, damage := range []struct {
 				what, restore string
 				full          bool
@@ -192,18 +186,18 @@ func TestDamageAndPackets(t *testing.T) {
 					fmt.Sprintf("create x hash:ip,port family %s maxelem 1\nswap x %s\ndestroy x\n", family,
 						name(setMarksPods)), true},
 			} {
-				k.must(k.run(damage.restore, "ipset", "restore"))
+				must(k.t, k.run(damage.restore, "ipset", "restore"))
 				k.repair(true)
 				k.serves(damage.what)
 			}
-			k.must(k.run("", "ip", "addr", "flush", "dev", Device))
+			must(k.t, k.run("", "ip", "addr", "flush", "dev", Device))
 			k.repair(false)
 			k.serves("all addresses flushed")
-			k.must(k.run("", "ip", "link", "del", Device))
+			must(k.t, k.run("", "ip", "link", "del", Device))
 			k.repair(false)
 			k.serves("device deleted")
-			k.must(k.run("", "ip", "link", "set", Device, "up"))
-			k.must(k.run("", "ip", "link", "set", Device, "down"))
+			must(k.t, k.run("", "ip", "link", "set", Device, "up"))
+			must(k.t, k.run("", "ip", "link", "set", Device, "down"))
 			if f == lb.IPv6 { // it loses only the IPv6 addresses
 				k.repair(false)
 			}

@@ -56,13 +56,13 @@ func newDeviceBench(t testing.TB, family lb.Family) *deviceBench {
 		b.net = "fd00:10:96::"
 	}
 	b.other = &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}}
-	b.must(netlink.LinkAdd(b.other))
-	b.must(netlink.LinkSetUp(b.other))
+	must(b.t, netlink.LinkAdd(b.other))
+	must(b.t, netlink.LinkSetUp(b.other))
 	var err error
 	if b.device, err = openDevice(family); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { b.must(b.Close()) })
+	t.Cleanup(func() { must(b.t, b.Close()) })
 	b.Notify(func() {
 		select {
 		case b.news <- struct{}{}:
@@ -75,13 +75,6 @@ func newDeviceBench(t testing.TB, family lb.Family) *deviceBench {
 func eachFamily(t *testing.T, f func(t *testing.T, b *deviceBench)) {
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(family.String(), func(t *testing.T) { f(t, newDeviceBench(t, family)) })
-	}
-}
-
-func (b *deviceBench) must(err error) {
-	b.t.Helper()
-	if err != nil {
-		b.t.Fatal(err)
 	}
 }
 
@@ -99,9 +92,9 @@ func (b *deviceBench) addrs(n int) []netip.Addr {
 // begin creates the device, and lists its addresses.
 func (b *deviceBench) begin() {
 	b.t.Helper()
-	b.must(b.Ensure(b.t.Context()))
+	must(b.t, b.Ensure(b.t.Context()))
 	_, err := b.Place(b.t.Context())
-	b.must(err)
+	must(b.t, err)
 	b.News()
 }
 
@@ -175,7 +168,7 @@ func (b *deviceBench) noted(a netip.Addr, index int, there bool) {
 func (b *deviceBench) foreign(typ uint16, index int, a netip.Addr, bits int) {
 	b.t.Helper()
 	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE})
-	b.must(err)
+	must(b.t, err)
 	defer conn.Close()
 	var e nlconn.Encoder
 	flags := uint16(unix.NLM_F_ACK)
@@ -184,12 +177,12 @@ func (b *deviceBench) foreign(typ uint16, index int, a netip.Addr, bits int) {
 	}
 	route.AppendAddress(&e, typ, flags, route.Address{Addr: a, Bits: bits, Index: int32(index),
 		Flags: unix.IFA_F_NODAD})
-	b.must(conn.Do(b.t.Context(), e.B, nil))
+	must(b.t, conn.Do(b.t.Context(), e.B, nil))
 }
 
 func (b *deviceBench) indexOf(name string) int {
 	l, err := netlink.LinkByName(name)
-	b.must(err)
+	must(b.t, err)
 	return l.Attrs().Index
 }
 
@@ -204,30 +197,30 @@ func TestDevice(t *testing.T) {
 		b.begin()
 		b.has()
 		all := b.addrs(600)
-		b.must(b.Add(ctx, all, nil))
+		must(b.t, b.Add(ctx, all, nil))
 		if b.bulk.Sends != 3 || b.bulk.Messages != 600 {
 			t.Errorf("600 addresses took %d system calls, %d messages", b.bulk.Sends, b.bulk.Messages)
 		}
 		b.has(all...)
-		b.must(b.Add(ctx, all[:5], nil))
-		b.must(b.Remove(ctx, all[5:], nil))
-		b.must(b.Remove(ctx, all[5:10], nil))
+		must(b.t, b.Add(ctx, all[:5], nil))
+		must(b.t, b.Remove(ctx, all[5:], nil))
+		must(b.t, b.Remove(ctx, all[5:10], nil))
 		b.has(all[:5]...)
 		for range 50 { // a late notification does not count as foreign
-			b.must(b.Remove(ctx, all[:1], nil))
-			b.must(b.Add(ctx, all[:1], nil))
+			must(b.t, b.Remove(ctx, all[:1], nil))
+			must(b.t, b.Add(ctx, all[:1], nil))
 		}
 		b.silent()
-		b.must(b.Ensure(ctx))
+		must(b.t, b.Ensure(ctx))
 		b.has(all[:5]...)
 		link, err := netlink.LinkByName(Device)
-		b.must(err)
+		must(b.t, err)
 		if link.Type() != DeviceType || link.Attrs().RawFlags&unix.IFF_NOARP == 0 ||
 			link.Attrs().RawFlags&unix.IFF_UP != 0 {
 			t.Errorf("the device is of type %s, with flags %#x", link.Type(), link.Attrs().RawFlags)
 		}
 		listed, err := route.Addresses(ctx, b.conn, b.device.number())
-		b.must(err)
+		must(b.t, err)
 		for _, a := range listed {
 			want := uint32(unix.IFA_F_NOPREFIXROUTE | unix.IFA_F_PERMANENT)
 			scope := byte(unix.RT_SCOPE_HOST)
@@ -246,27 +239,27 @@ func TestDeviceOthersWrite(t *testing.T) {
 	eachFamily(t, func(t *testing.T, b *deviceBench) {
 		ctx, all := t.Context(), b.addrs(4)
 		b.begin()
-		b.must(b.Add(ctx, all[:3], nil))
+		must(b.t, b.Add(ctx, all[:3], nil))
 		index := b.indexOf(Device)
 		b.foreign(unix.RTM_DELADDR, index, all[1], all[1].BitLen())
 		b.await(true, false)
 		b.has(all[0], all[2])
-		b.must(b.Add(ctx, all[1:2], nil))
+		must(b.t, b.Add(ctx, all[1:2], nil))
 		b.has(all[:3]...)
 		b.foreign(unix.RTM_NEWADDR, index, all[3], all[3].BitLen()-8)
 		b.await(true, false)
 		b.has(all...)
-		b.must(b.Remove(ctx, all[3:], nil))
+		must(b.t, b.Remove(ctx, all[3:], nil))
 		b.has(all[:3]...)
 		b.leads(all[3], false)
 		b.silent()
 
 		link, err := netlink.LinkByName(Device)
-		b.must(err)
-		b.must(netlink.LinkSetUp(link)) // which gives it an IPv6 address
+		must(b.t, err)
+		must(b.t, netlink.LinkSetUp(link)) // which gives it an IPv6 address
 		b.silent()
 		b.has(all[:3]...)
-		b.must(netlink.LinkSetDown(link)) // which removes its IPv6 addresses
+		must(b.t, netlink.LinkSetDown(link)) // which removes its IPv6 addresses
 		if b.family == lb.IPv6 {
 			b.foreign(unix.RTM_NEWADDR, b.other.Attrs().Index, all[3], all[3].BitLen())
 			b.noted(all[3], b.other.Attrs().Index, true) // and so all earlier notifications have arrived
@@ -274,12 +267,12 @@ func TestDeviceOthersWrite(t *testing.T) {
 			b.foreign(unix.RTM_DELADDR, b.other.Attrs().Index, all[3], all[3].BitLen())
 			b.await(false, true)
 			b.has()
-			b.must(b.Add(ctx, all[:3], nil))
+			must(b.t, b.Add(ctx, all[:3], nil))
 		}
 		b.silent()
 		b.has(all[:3]...)
 
-		b.must(netlink.LinkDel(link))
+		must(b.t, netlink.LinkDel(link))
 		b.await(true, false)
 		if _, err := b.Addresses(ctx); !errors.Is(err, ErrNoDevice) {
 			t.Errorf("addresses of a device that is gone: %v", err)
@@ -293,9 +286,9 @@ func TestDeviceOthersWrite(t *testing.T) {
 			t.Errorf("to add to a device that is gone: %v, %d times", err, failed)
 		}
 		b.begin()
-		b.must(b.Add(ctx, all[:1], nil))
+		must(b.t, b.Add(ctx, all[:1], nil))
 		b.has(all[0])
-		b.must(netlink.LinkSetAlias(b.other, "whatever is done to other interfaces"))
+		must(b.t, netlink.LinkSetAlias(b.other, "whatever is done to other interfaces"))
 		b.silent()
 	})
 }
@@ -318,7 +311,7 @@ func TestDeviceListIsAhead(t *testing.T) {
 		_, err := b.list(t.Context())
 		place := b.place
 		b.mu.Unlock()
-		b.must(err)
+		must(b.t, err)
 		if place != c.news {
 			t.Errorf("%s is news of the place: %t, want %t", c.addr, place, c.news)
 		}
@@ -331,8 +324,8 @@ func TestDeviceGoneUnnoticed(t *testing.T) {
 		b.begin()
 		b.mu.Lock() // so that notifications wait
 		link, err := netlink.LinkByName(Device)
-		b.must(err)
-		b.must(netlink.LinkDel(link))
+		must(b.t, err)
+		must(b.t, netlink.LinkDel(link))
 		c := &change{device: b.device, index: b.index, typ: unix.RTM_NEWADDR, addrs: b.addrs(1)}
 		b.mu.Unlock()
 		b.bulk.Do(t.Context(), b.conn, 1, c)
@@ -352,14 +345,14 @@ func TestDevicePlace(t *testing.T) {
 			node, loopback, linkLocal, nodes = "fd00:18::2", "::1", "fe80::1", "fd00:18::/64"
 		}
 		lo, err := netlink.LinkByName("lo")
-		b.must(err)
-		b.must(netlink.LinkSetUp(lo))
+		must(b.t, err)
+		must(b.t, netlink.LinkSetUp(lo))
 		b.begin()
-		b.must(b.Add(ctx, all[:2], nil))
+		must(b.t, b.Add(ctx, all[:2], nil))
 		expect := func(prefix string, nodePorts []string, own []string, elsewhere ...string) {
 			t.Helper()
 			p, err := b.Place(ctx)
-			b.must(err)
+			must(b.t, err)
 			l := newLedger(layout{family: b.family})
 			l.place(p, lb.Node{NodePorts: []netip.Prefix{netip.MustParsePrefix(prefix)}})
 			has := []string{}
@@ -392,12 +385,12 @@ func TestDevicePlace(t *testing.T) {
 		both := []string{vip, node}
 		slices.SortFunc(both, func(x, y string) int { return netip.MustParseAddr(x).Compare(netip.MustParseAddr(y)) })
 		expect(every, both, both, loopback, node, vip)
-		b.must(b.Remove(ctx, all[:1], nil))
+		must(b.t, b.Remove(ctx, all[:1], nil))
 		b.has(all[1])
 		b.leads(all[0], true)
 		// A second interface gets it, and the first loses it: no news.
 		second := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "eth1"}}
-		b.must(netlink.LinkAdd(second))
+		must(b.t, netlink.LinkAdd(second))
 		b.foreign(unix.RTM_NEWADDR, second.Attrs().Index, all[0], all[0].BitLen())
 		// IPv6 needs a moment before the address is the node's.
 		b.noted(all[0], second.Attrs().Index, true)
@@ -405,11 +398,11 @@ func TestDevicePlace(t *testing.T) {
 		b.silent()
 		expect(every, both, both, loopback, node, vip)
 		// The last interface with it is removed.
-		b.must(netlink.LinkDel(second))
+		must(b.t, netlink.LinkDel(second))
 		b.await(false, true)
 		expect(every, []string{node}, []string{node}, loopback, node)
 		b.leads(all[0], false)
-		b.must(b.Add(ctx, all[:1], nil))
+		must(b.t, b.Add(ctx, all[:1], nil))
 		b.has(all[:2]...)
 		if linkLocal != "" {
 			b.foreign(unix.RTM_NEWADDR, b.other.Attrs().Index, netip.MustParseAddr(linkLocal), 64)
@@ -421,7 +414,7 @@ func TestDevicePlace(t *testing.T) {
 		b.mu.Lock()
 		_, err = b.list(ctx)
 		b.mu.Unlock()
-		b.must(err)
+		must(b.t, err)
 		if lacks(before, b.others) || lacks(b.others, before) {
 			t.Errorf("notified of %v, listed %v", before, b.others)
 		}
@@ -440,7 +433,7 @@ func TestDeviceLost(t *testing.T) {
 	eachFamily(t, func(t *testing.T, b *deviceBench) {
 		ctx, all := t.Context(), b.addrs(400)
 		b.begin()
-		b.must(b.events.SetReceiveBuffer(1))
+		must(b.t, b.events.SetReceiveBuffer(1))
 		b.mu.Lock()
 		index := b.index
 		b.mu.Unlock()
@@ -467,7 +460,7 @@ func TestDeviceOfOthers(t *testing.T) {
 	eachFamily(t, func(t *testing.T, b *deviceBench) {
 		ctx, all := t.Context(), b.addrs(2)
 		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: Device}, PeerName: "peer"}
-		b.must(netlink.LinkAdd(veth))
+		must(b.t, netlink.LinkAdd(veth))
 		if err := b.Ensure(ctx); err == nil || !strings.Contains(err.Error(), `of type "veth"`) {
 			t.Errorf("a device of another type: %v", err)
 		}
@@ -478,9 +471,9 @@ func TestDeviceOfOthers(t *testing.T) {
 		if p, err := b.Place(ctx); err != nil || !p.Elsewhere[all[0]] || p.Elsewhere[all[1]] {
 			t.Errorf("%+v, %v", p, err)
 		}
-		b.must(netlink.LinkDel(veth))
-		b.must(b.Ensure(ctx))
-		b.must(b.Add(ctx, all, nil))
+		must(b.t, netlink.LinkDel(veth))
+		must(b.t, b.Ensure(ctx))
+		must(b.t, b.Add(ctx, all, nil))
 		b.has(all...)
 	})
 }
@@ -493,10 +486,10 @@ func TestDeviceAddressIsNoSource(t *testing.T) {
 			own, far = "fd00:18::2", "2001:db8:18::/64"
 		}
 		b.begin() // so that it is listed before the interface with the node's address
-		b.must(b.Add(t.Context(), b.addrs(3), nil))
+		must(b.t, b.Add(t.Context(), b.addrs(3), nil))
 		host := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "eth1"}}
-		b.must(netlink.LinkAdd(host))
-		b.must(netlink.LinkSetUp(host))
+		must(b.t, netlink.LinkAdd(host))
+		must(b.t, netlink.LinkSetUp(host))
 		b.foreign(unix.RTM_NEWADDR, host.Attrs().Index, netip.MustParseAddr(own), 16)
 		for _, args := range []string{"route add " + far + " dev eth0", "route get " + netip.MustParsePrefix(far).
 			Addr().Next().String()} {

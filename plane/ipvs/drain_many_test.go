@@ -21,10 +21,9 @@ func TestManyDrainTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const services, backends = 50, 500
 		k := newLab(t)
-		p := k.plane(t, lb.IPv4)
 		w := planetest.World{Family: lb.IPv4}
 		table := w.Table(services, backends)
-		must(t, only(planetest.ResetAll(context.Background(), p, table)))
+		p := k.start(t, lb.IPv4, table)
 		listed := 0
 		k.ipvs.Before = func(r ipvsfake.Request) error {
 			if r.Command == ipvsfake.GetDest {
@@ -85,8 +84,7 @@ func TestManyDrainTogether(t *testing.T) {
 func TestAuditListsAPart(t *testing.T) {
 	const services, backends = 50, 500
 	k := newLab(t)
-	p := k.plane(t, lb.IPv4)
-	must(t, only(planetest.ResetAll(t.Context(), p, planetest.World{Family: lb.IPv4}.Table(services, backends))))
+	p := k.start(t, lb.IPv4, planetest.World{Family: lb.IPv4}.Table(services, backends))
 	listed := 0
 	k.ipvs.Before = func(r ipvsfake.Request) error {
 		if r.Command == ipvsfake.GetDest {

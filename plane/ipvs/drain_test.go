@@ -177,9 +177,7 @@ func TestDrainReturns(t *testing.T) {
 			d.apply(d.service(lb.TCP, 0, 2))
 			d.want("left", 1, 1, 0)
 			if restart {
-				d.p.Close()
-				d.p = d.plane(t, lb.IPv4)
-				d.reset()
+				d.restart()
 				d.want("after a restart", 1, 1, 0)
 				d.wait(time.Minute, nil)
 				d.want("a minute after a restart", 1, 1, 0)
@@ -199,9 +197,7 @@ func TestDrainGoesOnAfterRestart(t *testing.T) {
 		d := newDrainLab(t, lb.TCP)
 		d.busy(2, 1, 0, 0)
 		d.apply(d.service(lb.TCP, 0, 2))
-		d.p.Close()
-		d.p = d.plane(t, lb.IPv4)
-		d.reset()
+		d.restart()
 		d.wait(time.Minute, nil)
 		d.want("with a connection", 1, 1, 0)
 		d.busy(2, 0, 0, 0)
@@ -287,9 +283,7 @@ func TestDrainDeletedServiceIsBounded(t *testing.T) {
 			}
 			if restart {
 				d.wait(stay/2, used)
-				d.p.Close()
-				d.p = d.plane(t, lb.IPv4)
-				d.reset()
+				d.restart()
 			}
 			d.wait(stay-time.Second, used)
 			d.want("before the bound", -1, 0, -1)
@@ -339,15 +333,7 @@ func TestDrainFollowsTheTimeout(t *testing.T) {
 	for _, idle := range []time.Duration{5 * time.Minute, time.Hour} {
 		synctest.Test(t, func(t *testing.T) {
 			d := newDrainLab(t, lb.TCP)
-			cfg := d.config(lb.IPv4)
-			cfg.Idle = idle
-			d.p.Close()
-			var err error
-			if d.p, err = New(cfg); err != nil {
-				t.Fatal(err)
-			}
-			defer d.p.Close()
-			d.reset()
+			d.p.cfg.Idle = idle
 			d.busy(2, 5, 100, 100)
 			d.apply(d.service(lb.TCP, 0, 2))
 			d.wait(idle-time.Second, nil)

@@ -22,9 +22,7 @@ func TestIPVSServersOfOthersGoOn(t *testing.T) {
 	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
 	lab.Serve(netlab.TCP, 9000, "pod3") // behind the foreign servers
 	silence, err := lab.Silence(8080)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	at := netip.MustParseAddrPort
 	vip, more, late, balancer, node := at("10.96.0.10:80"), at("10.96.0.10:81"), at("10.96.0.10:82"),
 		at("192.0.2.10:80"), at("172.18.0.2:30080")
@@ -55,9 +53,7 @@ func TestIPVSServersOfOthersGoOn(t *testing.T) {
 	lab.On("node1", func() {
 		p, err := newWhole(xtables.NFT, lb.IPv4, 0, netip.MustParsePrefix("10.96.0.10/32"),
 			netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("172.18.0.0/16"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer p.Close()
 		// So that the node accepts the packets, and no interface has the address.
 		for _, to := range []netip.AddrPort{vip, balancer} {

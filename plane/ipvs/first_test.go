@@ -95,9 +95,7 @@ func TestFirstKeepsTheAddress(t *testing.T) {
 			d.apply(lb.Owner{Name: "ns/svc-2"}, nil)
 			d.bound("only provisional", true, false)
 			for _, n := range []lb.Node{d.with, d.without} {
-				if err := d.p.SetNode(d.Context(), n); err != nil {
-					d.Fatal(err)
-				}
+				must(d, d.p.SetNode(d.Context(), n))
 				d.bound("some pod's, by the node's prefixes, or no endpoint's", n.Pods.IsZero(), false)
 			}
 			d.apply(lb.Owner{Name: "tenant/a"}, nil)

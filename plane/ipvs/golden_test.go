@@ -48,9 +48,7 @@ func previewText(p preview) string {
 // addresses (DP-31, DP-32, DP-35).
 func TestGoldens(t *testing.T) {
 	all, err := scenario.LoadDir("../../test/testdata/scenarios")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, sc := range all {
 		t.Run(sc.Name, func(t *testing.T) {
 			var b strings.Builder
@@ -59,9 +57,7 @@ func TestGoldens(t *testing.T) {
 				r := sc.Replay(f)
 				for {
 					step, ok, err := r.Next()
-					if err != nil {
-						t.Fatal(err)
-					}
+					must(t, err)
 					if !ok {
 						break
 					}

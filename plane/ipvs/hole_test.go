@@ -70,9 +70,7 @@ func TestNoHole(t *testing.T) {
 				_, err = p.Apply(t.Context(), changes)
 			}
 			k.ipvs.Before, k.refuse = nil, nil
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			after := k.moment(f, "")
 			for _, at := range moments {
 				if hole := hole(before, at, after, p.l.mark.drop()); hole != "" {
@@ -115,9 +113,9 @@ func TestGuardsComeFirst(t *testing.T) {
 	guarded := row([]netip.Prefix{netip.PrefixFrom(w.Addr(100, 0), 8)}, lb.Route{From: lb.Anywhere, Do: lb.Balance,
 		To: w.Set("ns/web:http", lb.Cluster, 1, 2)})
 	k := newLab(t)
-	p, table := k.plane(t, lb.IPv4), w.Table(0, 0)
+	table := w.Table(0, 0)
 	table.Replace(owner, []*lb.Frontend{reject})
-	must(t, only(planetest.ResetAll(t.Context(), p, table)))
+	p := k.start(t, lb.IPv4, table)
 	asked := 0
 	k.ipvs.Before = func(r ipvsfake.Request) error {
 		if r.Command == ipvsfake.NewDest {

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -228,9 +229,7 @@ func TestNoClientIsRefused(t *testing.T) {
 	ctx, rnd, w := t.Context(), rand.New(rand.NewPCG(1, 2)), planetest.World{Family: lb.IPv4}
 	lab.On("node1", func() {
 		p, err := newWhole(xtables.NFT, lb.IPv4, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer p.Close()
 		table.Replace(shopRows(all))
 		must(t, only(planetest.ResetAll(ctx, p, table)))
@@ -248,7 +247,7 @@ func TestNoClientIsRefused(t *testing.T) {
 					some = append(some, b)
 				}
 			}
-			sortBackends(some)
+			slices.SortFunc(some, func(a, b lb.Backend) int { return a.Addr.Compare(b.Addr) })
 			todo, _ := table.Replace(shopRows(some))
 			if n := rnd.IntN(20); rnd.IntN(4) == 0 {
 				more, _ := table.Replace(w.ClusterIP(n, rnd.IntN(100), rnd.IntN(3)))
@@ -264,14 +263,6 @@ func TestNoClientIsRefused(t *testing.T) {
 		traffic.More()
 		traffic.Stop()
 	})
-}
-
-func sortBackends(all []lb.Backend) {
-	for i := range all {
-		for j := i; j > 0 && all[j].Addr.Compare(all[j-1].Addr) < 0; j-- {
-			all[j], all[j-1] = all[j-1], all[j]
-		}
-	}
 }
 
 // PN-43: no client reaches a listener on all addresses of the node by a service address, or by a
@@ -293,9 +284,7 @@ func TestServicesOfTheHost(t *testing.T) {
 						Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}})
 				lab.On("node1", func() {
 					p, err := newWhole(b, f, 0)
-					if err != nil {
-						t.Fatal(err)
-					}
+					must(t, err)
 					t.Cleanup(func() { p.Close() })
 					must(t, only(planetest.ResetAll(t.Context(), p, table)))
 				})
@@ -336,9 +325,7 @@ func TestSourceRangesOfTheNode(t *testing.T) {
 			lab := netlab.ForTest(t, netlab.Options{})
 			lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
 			silence, err := lab.Silence(8080)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			balancer := netip.MustParseAddrPort("192.0.2.10:80")
 			host := netip.PrefixFrom(balancer.Addr(), 32)
 			pod3 := netip.MustParsePrefix("10.1.1.13/32")
@@ -346,9 +333,7 @@ func TestSourceRangesOfTheNode(t *testing.T) {
 				{Addr: netip.MustParseAddrPort("10.1.2.14:8080")}}
 			lab.On("node1", func() {
 				p, err := newWhole(b, lb.IPv4, 0)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				defer p.Close()
 				table, _, _ := planetest.Shop(lb.IPv4)
 				must(t, only(planetest.ResetAll(t.Context(), p, table)))
@@ -393,9 +378,7 @@ func TestInvalidPacketsKeepToSourceRanges(t *testing.T) {
 			all := []lb.Backend{{Addr: netip.MustParseAddrPort("10.1.1.11:8080"), Local: true}}
 			lab.On("node1", func() {
 				p, err := newWhole(b, lb.IPv4, 0)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				defer p.Close()
 				table, _, _ := planetest.Shop(lb.IPv4)
 				for _, let := range []bool{false, true} {
@@ -472,14 +455,10 @@ func TestKernelCounters(t *testing.T) {
 	lab.On("node1", func() {
 		for round := range 2 {
 			p, err := newWhole(xtables.NFT, lb.IPv4, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			defer p.Close()
 			reads, err := ipvs.Open()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			defer reads.Close()
 			p.cfg.Counters, p.counters.on = reads, true
 			must(t, only(planetest.ResetAll(t.Context(), p, table)))

@@ -47,11 +47,14 @@ type lab struct {
 
 func newLab(t testing.TB) *lab {
 	kernel := ipvsfake.New(ipvsfake.Config{})
+	return labOf(kernel, connect(t, kernel))
+}
+
+func connect(t testing.TB, kernel *ipvsfake.Kernel) *ipvs.Conn {
+	t.Helper()
 	conn, err := ipvs.New(context.Background(), kernel.Connect())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return labOf(kernel, conn)
+	must(t, err)
+	return conn
 }
 
 func labOf(kernel *ipvsfake.Kernel, conn *ipvs.Conn) *lab {
@@ -74,9 +77,7 @@ func (k *lab) config(f lb.Family) Config {
 func (k *lab) plane(t testing.TB, f lb.Family) *Plane {
 	t.Helper()
 	p, err := New(k.config(f))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { p.Close() })
 	return p
 }
@@ -84,11 +85,17 @@ func (k *lab) plane(t testing.TB, f lb.Family) *Plane {
 // started returns a lab with a plane that holds startTable.
 func started(t testing.TB, f lb.Family) (*lab, *Plane, *lb.Table, planetest.World) {
 	t.Helper()
-	w := planetest.World{Family: f}
-	k := newLab(t)
-	p, table := k.plane(t, f), startTable(w)
-	must(t, only(planetest.ResetAll(t.Context(), p, table)))
-	return k, p, table, w
+	k, w := newLab(t), planetest.World{Family: f}
+	table := startTable(w)
+	return k, k.start(t, f, table), table, w
+}
+
+// start returns a plane that holds the table.
+func (k *lab) start(t testing.TB, f lb.Family, table *lb.Table) *Plane {
+	t.Helper()
+	p := k.plane(t, f)
+	must(t, only(planetest.ResetAll(context.Background(), p, table)))
+	return p
 }
 
 // served is a lab with an IPv4 plane and its table.
@@ -108,8 +115,10 @@ func newServed(t testing.TB) served {
 // restart starts another process.
 func (d *served) restart() {
 	d.Helper()
-	d.p = d.plane(d.TB, d.Family)
-	d.reset()
+	if d.p != nil {
+		d.p.Close()
+	}
+	d.p = d.start(d.TB, d.Family, d.table)
 }
 
 func (d *served) reset() {

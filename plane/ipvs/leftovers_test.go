@@ -74,9 +74,7 @@ add KUBE-MARK-ANY 192.0.2.1,tcp:30010
 	ledgers := map[ipvs.Family]*ledger{}
 	for _, f := range c.Families {
 		l, err := c.read(t.Context(), f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		ledgers[wireFamily(f)] = l
 	}
 	by := func(proto lb.Proto, at string) ipvs.ServiceID {

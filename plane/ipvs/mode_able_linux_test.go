@@ -1,7 +1,6 @@
 package ipvs
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -33,16 +32,6 @@ func inNamespace(t *testing.T) {
 	netlab.EnterForTest(t)
 }
 
-// output returns the output of a program.
-func output(t *testing.T, name string, args ...string) string {
-	t.Helper()
-	out, err := exec.Command(name, args...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
-	}
-	return string(out)
-}
-
 // of runs the rest of a test with another kind of device.
 func of(t *testing.T, kind string) {
 	t.Helper()
@@ -54,7 +43,7 @@ func of(t *testing.T, kind string) {
 // G7: hasDevice probes for a kind of device without creating one.
 func TestHasDevice(t *testing.T) {
 	inNamespace(t)
-	before := output(t, "ip", "-o", "link")
+	before := mustRun(t, "", "ip", "-o", "link")
 	of(t, "bridge")
 	if err := hasDevice(mode.Settings{}); err != nil {
 		t.Errorf("a kind that all kernels have: %v", err)
@@ -64,10 +53,10 @@ func TestHasDevice(t *testing.T) {
 		!strings.Contains(err.Error(), "no devices of type nonesuch (the module nonesuch)") {
 		t.Errorf("a kind that no kernel has: %v", err)
 	}
-	if after := output(t, "ip", "-o", "link"); after != before {
+	if after := mustRun(t, "", "ip", "-o", "link"); after != before {
 		t.Errorf("asking changed the devices from\n%s\nto\n%s", before, after)
 	}
-	output(t, "ip", "link", "add", Device, "type", "bridge")
+	mustRun(t, "", "ip", "link", "add", Device, "type", "bridge")
 	of(t, "veth")
 	want := `there is a device kube-ipvs0 of type "bridge", and it must be of type veth: rename it, or delete it`
 	if err := hasDevice(mode.Settings{}); err == nil || !strings.Contains(err.Error(), want) {
@@ -87,7 +76,7 @@ func TestHasSets(t *testing.T) {
 			t.Errorf("%s: %v", f, err)
 		}
 	}
-	if sets := output(t, "ipset", "list", "-n"); sets != "" {
+	if sets := mustRun(t, "", "ipset", "list", "-n"); sets != "" {
 		t.Errorf("asking made the sets\n%s", sets)
 	}
 }
@@ -123,9 +112,7 @@ func listed(t *testing.T, c *ipvs.Conn) (all []string) {
 		all = append(all, fmt.Sprintf("%s %s %#x", s.ServiceID, s.Scheduler, s.Flags))
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	slices.Sort(all)
 	return all
 }
@@ -138,9 +125,7 @@ func needsIPVS(t *testing.T) *ipvs.Conn {
 	if errors.Is(err, ipvs.ErrNoIPVS) {
 		t.Skip(err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -216,32 +201,6 @@ func TestIPVSSchedulerBesideNamespaces(t *testing.T) {
 	others.Wait()
 }
 
-// kernelWith answers like an IPVS with these schedulers.
-type kernelWith struct {
-	schedulers []string
-	refuses    error // everything
-	there      map[ipvs.ServiceID]bool
-}
-
-func (k *kernelWith) Do(_ context.Context, ops []ipvs.Op, _ func(int, error)) error {
-	id := ops[0].Service.ServiceID
-	switch {
-	case k.refuses != nil:
-		return k.refuses
-	case ops[0].Verb == ipvs.DelService && !k.there[id]:
-		return unix.ESRCH
-	case ops[0].Verb == ipvs.DelService:
-		delete(k.there, id)
-	case k.there[id]:
-		return unix.EEXIST
-	case !slices.Contains(k.schedulers, ops[0].Service.Scheduler):
-		return unix.ENOENT
-	default:
-		k.there[id] = true
-	}
-	return nil
-}
-
 // A missing scheduler is an error if the configuration names it, and otherwise a reason to use
 // another mode.
 func TestCheckScheduler(t *testing.T) {
@@ -259,21 +218,26 @@ func TestCheckScheduler(t *testing.T) {
 		{"mh", "", false, false, `no scheduler "mh" for IPVS (the module ip_vs_mh), and no other`},
 	} {
 		for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
-			left := probeID(f)
-			k := &kernelWith{schedulers: strings.Fields(c.has), there: map[ipvs.ServiceID]bool{left: true}}
-			err := checkScheduler(t.Context(), k, f, c.asked)
+			k := ipvsfake.New(ipvsfake.Config{Schedulers: strings.Fields(c.has)})
+			conn, left := connect(t, k), ipvs.Service{ServiceID: probeID(f), Scheduler: "none"}
+			left.Netmask = left.Family.WholeAddress()
+			must(t, conn.Do(t.Context(), []ipvs.Op{{Verb: ipvs.NewService, Service: left}}, nil))
+			err := checkScheduler(t.Context(), conn, f, c.asked)
 			if (err == nil) != c.ok || errors.Is(err, mode.ErrAsked) != c.asks || err != nil &&
 				!strings.Contains(err.Error(), c.says) {
 				t.Errorf("%q of %q: %v", c.asked, c.has, err)
 			}
-			if len(k.there) > 0 {
-				t.Errorf("%q of %q: left %v", c.asked, c.has, k.there)
+			if all := k.State(); len(all) > 0 {
+				t.Errorf("%q of %q: left %v", c.asked, c.has, all)
 			}
 		}
 	}
 	for errno, says := range map[unix.Errno]string{unix.EAFNOSUPPORT: "has no IPv6 (CONFIG_IP_VS_IPV6)",
 		unix.EPERM: "not permitted"} {
-		if err := checkScheduler(t.Context(), &kernelWith{refuses: errno}, lb.IPv6, "rr"); err == nil ||
+		k := ipvsfake.New(ipvsfake.Config{})
+		conn := connect(t, k)
+		k.Before = func(ipvsfake.Request) error { return errno }
+		if err := checkScheduler(t.Context(), conn, lb.IPv6, "rr"); err == nil ||
 			errors.Is(err, mode.ErrAsked) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v: %v", errno, err)
 		}
@@ -293,15 +257,9 @@ func TestTimeouts(t *testing.T) {
 	if want := (ipvs.Timeouts{TCP: time.Second, TCPFin: 90 * time.Second}); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
-	kernel := ipvsfake.New(ipvsfake.Config{})
-	conn, err := ipvs.New(t.Context(), kernel.Connect())
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := connect(t, ipvsfake.New(ipvsfake.Config{}))
 	before, err := conn.Timeouts(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, c := range []struct {
 		ask  *Options
 		want ipvs.Timeouts

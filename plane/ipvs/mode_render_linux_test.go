@@ -15,18 +15,6 @@ import (
 	"kube-proxy/test/scenario"
 )
 
-// input passes text to a program's standard input, and returns its output.
-func input(t *testing.T, text, name string, args ...string) string {
-	t.Helper()
-	cmd := exec.Command(name, args...)
-	cmd.Stdin = strings.NewReader(text)
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s %s: %v\n%s\n%s", name, strings.Join(args, " "), err, out, text)
-	}
-	return string(out)
-}
-
 // sortedLines returns the lines with one of the prefixes, sorted.
 func sortedLines(text string, prefixes ...string) (lines []string) {
 	for line := range strings.Lines(text) {
@@ -47,17 +35,15 @@ func TestRenderScenarios(t *testing.T) {
 			t.Skip(err)
 		}
 	}
-	output(t, "ip", "link", "set", "lo", "up")
+	mustRun(t, "", "ip", "link", "set", "lo", "up")
 	all, err := scenario.LoadDir("../../test/testdata/scenarios")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	taken := map[string]bool{} // rules that iptables has accepted already: they differ only by node
 	for i, sc := range all {
 		f, parts := rendered(t, i, sc)
 		members, rules := parts[1], parts[3]
-		input(t, members, "ipset", "restore")
-		if got, want := sortedLines(output(t, "ipset", "save"), "add "),
+		mustRun(t, members, "ipset", "restore")
+		if got, want := sortedLines(mustRun(t, "", "ipset", "save"), "add "),
 			sortedLines(members, "add "); !slices.Equal(got, want) {
 			t.Errorf("%s, %s: ipset save prints\n%s\nwant\n%s", sc.Name, f, strings.Join(got, "\n"),
 				strings.Join(want, "\n"))
@@ -68,9 +54,9 @@ func TestRenderScenarios(t *testing.T) {
 			if f == lb.IPv6 {
 				program = "ip6tables-nft-restore"
 			}
-			input(t, rules, program, "--noflush", "--test")
+			mustRun(t, rules, program, "--noflush", "--test")
 		}
-		output(t, "ipset", "destroy")
+		mustRun(t, "", "ipset", "destroy")
 	}
 	if len(all) < 50 || len(taken) < 4 {
 		t.Errorf("%d scenarios, and %d sets of rules", len(all), len(taken))
@@ -88,9 +74,7 @@ func rendered(t *testing.T, i int, sc *scenario.Scenario) (f lb.Family, parts []
 	var last *lb.Table
 	for r := sc.Replay(f); ; {
 		step, ok, err := r.Next()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if !ok {
 			break
 		}
@@ -123,9 +107,7 @@ func rendered(t *testing.T, i int, sc *scenario.Scenario) (f lb.Family, parts []
 func TestIPVSGoldensRestore(t *testing.T) {
 	inVM(t)
 	all, err := scenario.LoadDir("../../test/testdata/scenarios")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if len(all) < 50 {
 		t.Errorf("%d scenarios", len(all))
 	}
@@ -134,12 +116,12 @@ func TestIPVSGoldensRestore(t *testing.T) {
 	for i, sc := range all {
 		t.Run(sc.Name, func(t *testing.T) {
 			inNamespace(t)
-			output(t, "ip", "link", "set", "lo", "up") // IPVS accepts real servers only with routes
+			mustRun(t, "", "ip", "link", "set", "lo", "up") // IPVS accepts real servers only with routes
 			f, parts := rendered(t, i, sc)
 			if parts[0] != "\n" {
-				input(t, parts[0], "ipvsadm", "--restore")
+				mustRun(t, parts[0], "ipvsadm", "--restore")
 			}
-			input(t, parts[1], "ipset", "restore")
+			mustRun(t, parts[1], "ipset", "restore")
 			same := func(what, got string, want string, prefixes ...string) {
 				t.Helper()
 				if got, want := sortedLines(got, prefixes...), sortedLines(want, prefixes...); !slices.Equal(got,
@@ -155,8 +137,8 @@ func TestIPVSGoldensRestore(t *testing.T) {
 			if !taken[parts[3]] {
 				taken[parts[3]] = true
 				program := programOf(f, "nft")
-				input(t, parts[3], program+"-restore", "--noflush")
-				same("rules", output(t, program+"-save"), parts[3], "-A ")
+				mustRun(t, parts[3], program+"-restore", "--noflush")
+				same("rules", mustRun(t, "", program+"-save"), parts[3], "-A ")
 			}
 		})
 	}
@@ -170,9 +152,7 @@ func TestIPVSGoldensRestore(t *testing.T) {
 func listServers(t *testing.T) (string, int) {
 	t.Helper()
 	conn, err := ipvs.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer conn.Close()
 	var b strings.Builder
 	var ids []ipvs.ServiceID
@@ -188,9 +168,7 @@ func listServers(t *testing.T) (string, int) {
 		}
 		err = errors.Join(err, listErr)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return b.String(), len(ids)
 }
 
@@ -198,17 +176,13 @@ func listServers(t *testing.T) (string, int) {
 func listSets(t *testing.T, f lb.Family) string {
 	t.Helper()
 	conn, err := ipset.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer conn.Close()
 	var b strings.Builder
 	for s := range setCount {
 		want, members := s.made(f), []ipset.Member(nil)
 		is, err := conn.Members(t.Context(), want.Name, func(m ipset.Member) { members = append(members, m) })
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if other := is.Differs(want); other != "" {
 			t.Errorf("set %s has %s", want.Name, other)
 		}

@@ -42,8 +42,7 @@ func leavingNodePortSurvivesRestart(t *testing.T, refused error) {
 	if has == (refused != nil) || m.Mask != 0 {
 		t.Errorf("the NodePort has the member %v: new connections must be refused, as where nothing listens", m)
 	}
-	p2 := k.plane(t, lb.IPv4)
-	must(t, only(planetest.ResetAll(t.Context(), p2, table)))
+	p2 := k.start(t, lb.IPv4, table)
 	k.connections(always(0))
 	for range 5 {
 		hasten(p2)
@@ -68,9 +67,7 @@ func TestMasqueradeBitChanges(t *testing.T) {
 		cfg := k.config(lb.IPv4)
 		cfg.Masquerade = bit
 		p, err := New(cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer p.Close()
 		must(t, only(planetest.ResetAll(t.Context(), p, table)))
 		for _, v := range k.ipvs.State() {

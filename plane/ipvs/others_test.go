@@ -22,12 +22,9 @@ func (k *lab) foreign(t *testing.T, ids ...ipvs.ServiceID) {
 	t.Helper()
 	for _, id := range ids {
 		s := ipvs.Service{ServiceID: id, Scheduler: "wlc", Netmask: id.Family.WholeAddress()}
-		err := k.conn.Do(t.Context(), []ipvs.Op{{Verb: ipvs.NewService, Service: s},
+		must(t, k.conn.Do(t.Context(), []ipvs.Op{{Verb: ipvs.NewService, Service: s},
 			{Verb: ipvs.NewDestination, Service: s, Destination: ipvs.Destination{
-				Addr: netip.MustParseAddrPort("192.168.9.9:9"), Weight: 9}}}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+				Addr: netip.MustParseAddrPort("192.168.9.9:9"), Weight: 9}}}, nil))
 	}
 }
 
@@ -57,9 +54,7 @@ func TestOthersVirtualServers(t *testing.T) {
 	cfg := k.config(lb.IPv4)
 	cfg.ExcludeCIDRs = []netip.Prefix{netip.PrefixFrom(w.Addr(10, 2), 32), netip.MustParsePrefix("192.168.0.0/16")}
 	p, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { p.Close() })
 	table := w.Table(4, 2)
 	check := func(when string) {
@@ -72,9 +67,7 @@ func TestOthersVirtualServers(t *testing.T) {
 		}
 	}
 	res, err := p.Reset(t.Context(), table)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	check("reset")
 	if len(res.Later) != 1 || res.Later[0] != keyOf(protected) {
 		t.Errorf("left for later: %v, want what another has", res.Later)
@@ -125,14 +118,13 @@ func TestNodePortAtAddressThatLeft(t *testing.T) {
 	k := newLab(t)
 	table := startTable(w)
 	table.Node.NodePorts = []netip.Prefix{lb.IPv4.Everywhere()}
-	must(t, only(planetest.ResetAll(t.Context(), k.plane(t, lb.IPv4), table)))
+	k.start(t, lb.IPv4, table)
 	left := serviceOf(lb.Key{Addr: w.Addr(192, 77), Port: 30010, Proto: lb.TCP})
 	if k.scheduler(left) != "rr" {
 		t.Fatalf("%s is not served", left)
 	}
-	k.others = k.others[:0]
-	k.others = append(k.others, w.Addr(192, 1))
-	must(t, only(planetest.ResetAll(t.Context(), k.plane(t, lb.IPv4), table)))
+	k.others = []netip.Addr{w.Addr(192, 1)}
+	k.start(t, lb.IPv4, table)
 	if k.scheduler(left) != "none" {
 		t.Errorf("%s stays", left)
 	}
@@ -157,10 +149,9 @@ func TestOthersIPSet(t *testing.T) {
 func TestAddressesOfOtherDevices(t *testing.T) {
 	w := planetest.World{Family: lb.IPv4}
 	k := newLab(t)
-	p := k.plane(t, lb.IPv4)
 	table := startTable(w)
 	table.Node.NodePorts = []netip.Prefix{lb.IPv4.Everywhere()}
-	must(t, only(planetest.ResetAll(t.Context(), p, table)))
+	p := k.start(t, lb.IPv4, table)
 	vip := w.Addr(198, 11)
 	more := serviceOf(lb.Key{Addr: w.Addr(192, 99), Port: 30010, Proto: lb.TCP})
 	was := k.others
@@ -231,8 +222,7 @@ func TestOthersMakeWhatCouldNotBeMade(t *testing.T) {
 // Another program deletes a virtual server in each round of a write: the next audit creates it.
 func TestOthersDeleteInEachRound(t *testing.T) {
 	k, p, table, w := started(t, lb.IPv4)
-	other, err := ipvs.New(t.Context(), k.ipvs.Connect())
-	must(t, err)
+	other := connect(t, k.ipvs)
 	o, f := w.ClusterIP(30, 7, 2)
 	id := serviceOf(f[0].Key)
 	k.ipvs.Before = func(r ipvsfake.Request) error {

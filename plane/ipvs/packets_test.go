@@ -54,9 +54,7 @@ func TestServingBackendKeepsFlows(t *testing.T) {
 		}
 		d.apply(serving(0, 2, 3))
 		d.want("it terminates", 1, 1, 0)
-		d.p.Close()
-		d.p = d.plane(t, lb.IPv4)
-		d.reset()
+		d.restart()
 		d.want("after a restart", 1, 1, 0)
 		if n, err := d.p.Audit(t.Context(), true); n != 0 || err != nil {
 			t.Errorf("an audit repaired %d, %v", n, err)
@@ -84,7 +82,7 @@ func TestRefusedRemovalIsKnown(t *testing.T) {
 		t.Fatal("no error")
 	}
 	k.ipvs.Before = nil
-	must(t, only(planetest.ResetAll(t.Context(), k.plane(t, lb.IPv4), table)))
+	k.start(t, lb.IPv4, table)
 	for _, v := range k.ipvs.State() {
 		if v.ServiceID == np {
 			t.Error("it stays for ever")
@@ -104,9 +102,7 @@ func TestChainsComeInTime(t *testing.T) {
 		p := k.plane(t, lb.IPv4)
 		p.step = 1
 		res, err := p.Reset(t.Context(), w.Table(20, 1))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if served != want || (len(res.Later) == 0) != (want > 0) {
 			t.Errorf("with the rules %q: the chains came when %d of 20 Services were served, %d are left for later",
 				was, served, len(res.Later))

@@ -69,10 +69,10 @@ func (k *lab) held(p *Plane, key lb.Key) (h held) {
 func TestTooManySourceRangesSV61(t *testing.T) {
 	const many = maxRanges/2 + 1 // fits once, not twice
 	k, w := newLab(t), planetest.World{Family: lb.IPv4}
-	p, table := k.plane(t, lb.IPv4), w.Table(0, 0)
+	table := w.Table(0, 0)
 	greedy, other := lb.Owner{Name: "a/greedy"}, lb.Owner{Name: "b/other"}
 	table.Replace(greedy, ranged(w, greedy.Name, 1, 2, 2))
-	must(t, only(planetest.ResetAll(t.Context(), p, table)))
+	p := k.start(t, lb.IPv4, table)
 	first, second := lb.Key{Addr: w.Addr(198, 1), Port: 80, Proto: lb.TCP}, lb.Key{Addr: w.Addr(198, 1), Port: 81,
 		Proto: lb.TCP}
 	third := lb.Key{Addr: w.Addr(198, 2), Port: 80, Proto: lb.TCP}
@@ -162,9 +162,7 @@ func TestTooManySourceRangesTakeNoMemory(t *testing.T) {
 		runtime.ReadMemStats(&before)
 		p := k.plane(t, lb.IPv4)
 		res, err := p.Reset(t.Context(), table)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, key := range res.Later {
 			// The plane refuses most.
 			p.Apply(t.Context(), []lb.Change{{Key: key, New: table.Get(key)}})

@@ -14,11 +14,6 @@ import (
 	"kube-proxy/mode"
 )
 
-// doer carries out operations on virtual servers, as [ipvs.Conn] does.
-type doer interface {
-	Do(ctx context.Context, ops []ipvs.Op, failed func(i int, err error)) error
-}
-
 // loadScheduler loads the modules lblc and lblcr, which the kernel must not load for a virtual
 // server. Loading them waits until no network namespace is being removed, and that waits for the
 // lock of IPVS. The request for a virtual server holds this lock: a deadlock of the whole node. A
@@ -45,7 +40,7 @@ func loadScheduler(name string) {
 // hasScheduler reports whether the kernel has a scheduler, and IPVS for the family. The kernel has
 // no list, so it creates a virtual server at a documentation address, and removes it (DP-35). That
 // loads a module.
-func hasScheduler(ctx context.Context, kernel doer, f lb.Family, name string) (bool, error) {
+func hasScheduler(ctx context.Context, kernel *ipvs.Conn, f lb.Family, name string) (bool, error) {
 	s := ipvs.Service{ServiceID: probeID(f), Scheduler: name, Flags: schedulerFlags(name)}
 	s.Netmask = s.Family.WholeAddress()
 	loadScheduler(name)
@@ -79,7 +74,7 @@ func hasScheduler(ctx context.Context, kernel doer, f lb.Family, name string) (b
 // checkScheduler returns an error if the kernel does not have the scheduler. It wraps
 // [mode.ErrAsked] if the configuration names it and the kernel has others. Otherwise the kernel
 // lacks modules of IPVS, and the process uses another mode.
-func checkScheduler(ctx context.Context, kernel doer, f lb.Family, asked string) error {
+func checkScheduler(ctx context.Context, kernel *ipvs.Conn, f lb.Family, asked string) error {
 	name := schedulerOf(asked)
 	there, err := hasScheduler(ctx, kernel, f, name)
 	if there || err != nil {

@@ -33,9 +33,9 @@ func (k *lab) weights(key lb.Key) (serve, all int) {
 func TestLargeServicesInStages(t *testing.T) {
 	const n = 5 * stage
 	k := newLab(t)
-	p, w := k.plane(t, lb.IPv4), planetest.World{Family: lb.IPv4}
+	w := planetest.World{Family: lb.IPv4}
 	table := w.Table(0, 0)
-	must(t, only(planetest.ResetAll(t.Context(), p, table)))
+	p := k.start(t, lb.IPv4, table)
 	strangers, most := 100, 0
 	change := func(what string, owner lb.Owner, rows []*lb.Frontend, each func(call int)) {
 		t.Helper()
@@ -104,7 +104,7 @@ func TestLargeServicesInStages(t *testing.T) {
 func TestLargeServicesInStagesElsewhere(t *testing.T) {
 	const n = 3 * stage
 	k := newLab(t)
-	p, w := k.plane(t, lb.IPv4), planetest.World{Family: lb.IPv4}
+	w := planetest.World{Family: lb.IPv4}
 	table := w.Table(0, 0)
 	table.Replace(w.ClusterIP(1, 0, n))
 	writes, most := 0, 0
@@ -114,12 +114,11 @@ func TestLargeServicesInStagesElsewhere(t *testing.T) {
 		}
 		return nil
 	}
-	must(t, only(planetest.ResetAll(t.Context(), p, table)))
+	k.start(t, lb.IPv4, table)
 	// Another process, whose table no longer has it.
 	k.connections(always(1))
-	p = k.plane(t, lb.IPv4)
 	writes = 0
-	must(t, only(planetest.ResetAll(t.Context(), p, w.Table(0, 0))))
+	p := k.start(t, lb.IPv4, w.Table(0, 0))
 	for most = writes; len(p.Drift()) > 0; most = max(most, writes) {
 		<-p.Drift()
 		writes = 0

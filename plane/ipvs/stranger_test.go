@@ -16,7 +16,6 @@ import (
 	"kube-proxy/policy"
 	"kube-proxy/test/adversary"
 	"kube-proxy/test/golden"
-	"kube-proxy/test/planetest"
 )
 
 // street is a node with Services of a victim and of a tenant, from events to the kernel's objects.
@@ -46,10 +45,7 @@ func newStreet(t *testing.T) *street {
 // restart starts another process.
 func (s *street) restart() {
 	s.Helper()
-	s.p = s.plane(s.T, lb.IPv4)
-	if _, err := planetest.ResetAll(s.Context(), s.p, s.table); err != nil {
-		s.Fatal(err)
-	}
+	s.p = s.start(s.T, lb.IPv4, s.table)
 }
 
 // do passes an event on to the kernel.
@@ -65,9 +61,7 @@ func (s *street) do(ev cluster.Event) {
 		some, _ := s.table.Replace(owner, policy.Resolve(v, s.set))
 		changes = append(changes, some...)
 	}
-	if _, err := s.p.Apply(s.Context(), changes); err != nil {
-		s.Fatal(err)
-	}
+	must(s, only(s.p.Apply(s.Context(), changes)))
 }
 
 // strangersService has an address of every kind, and endpoints on other nodes.

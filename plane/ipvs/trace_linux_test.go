@@ -39,27 +39,27 @@ func newLookBench(t *testing.T, b xtables.Backend, f lb.Family) *lookBench {
 		k.connect = func() (*ipvs.Conn, error) { return ipvs.New(t.Context(), fake.Connect()) }
 	}
 	addr, err := netlink.ParseAddr(netip.PrefixFrom(k.Addr(192, 1), k.Addr(192, 1).BitLen()).String())
-	k.must(err)
+	must(k.t, err)
 	addr.Flags = 0x02 // IFA_F_NODAD
-	k.must(netlink.AddrAdd(k.other, addr))
+	must(k.t, netlink.AddrAdd(k.other, addr))
 	conn, err := k.connect()
-	k.must(err)
+	must(k.t, err)
 	t.Cleanup(func() { conn.Close() })
 	k.sets, err = ipset.Open()
-	k.must(err)
+	must(k.t, err)
 	t.Cleanup(func() { k.sets.Close() })
 	chains, err := newChains(nodeFacts{family: f, masq: 1 << 14}, b, nil)
-	k.must(err)
+	must(k.t, err)
 	t.Cleanup(func() { chains.Close() })
 	k.p, err = New(Config{Family: f, Masquerade: 1 << 14, IPVS: conn, Sets: k.sets, Device: k.device, Chains: chains,
 		View: func() (*View, error) {
 			return openView(f, k.connect, chains.Held)
 		}})
-	k.must(err)
+	must(k.t, err)
 	t.Cleanup(func() { k.p.Close() })
 	k.table = inspectTable(k.World)
 	_, err = planetest.ResetAll(t.Context(), k.p, k.table)
-	k.must(err)
+	must(k.t, err)
 	return k
 }
 
@@ -110,7 +110,7 @@ func TestLookAtKernel(t *testing.T) {
 func (k *lookBench) sabotage(t *testing.T, b xtables.Backend, do func(*spoiler)) {
 	t.Helper()
 	conn, err := k.connect()
-	k.must(err)
+	must(k.t, err)
 	defer conn.Close()
 	program := strings.TrimSuffix("iptables-"+string(b), "-")
 	if k.Family == lb.IPv6 {
@@ -121,23 +121,23 @@ func (k *lookBench) sabotage(t *testing.T, b xtables.Backend, do func(*spoiler))
 		i := slices.IndexFunc(k.p.sets[:], func(s ipset.Set) bool {
 			return strings.HasSuffix(s.Name, "-"+name) && !strings.Contains(s.Name, "NODE-PORT")
 		})
-		k.must(k.sets.Do(t.Context(), []ipset.Op{{Set: &k.p.sets[i], Member: m, Delete: !there}}, nil))
+		must(k.t, k.sets.Do(t.Context(), []ipset.Op{{Set: &k.p.sets[i], Member: m, Delete: !there}}, nil))
 	},
 		addr: func(a netip.Addr) {
 			t.Helper()
 			link, err := netlink.LinkByName(Device)
-			k.must(err)
+			must(k.t, err)
 			addr, err := netlink.ParseAddr(netip.PrefixFrom(a, a.BitLen()).String())
-			k.must(err)
-			k.must(netlink.AddrDel(link, addr))
+			must(k.t, err)
+			must(k.t, netlink.AddrDel(link, addr))
 		},
 		rules: func(spoil func(xtables.ChainRule) bool) {
 			t.Helper()
 			view, err := k.p.cfg.View()
-			k.must(err)
+			must(k.t, err)
 			defer view.Close()
 			jumps, rules, err := view.Held(t.Context())
-			k.must(err)
+			must(k.t, err)
 			for _, r := range slices.Concat(jumps, rules) {
 				if spoil(r) {
 					mustRun(t, "", program, append([]string{"-w", "-t", r.Table, "-D", r.Chain},
@@ -190,7 +190,7 @@ TCP fd00:0000:0000:0000:0000:0000:0000:0001 0000 fd00:0010:0096:0000:0000:0000:0
 func TestLookWhileRowsChange(t *testing.T) {
 	k := newLookBench(t, xtables.NFT, lb.IPv4)
 	here, err := netns.Get()
-	k.must(err)
+	must(k.t, err)
 	defer here.Close()
 	stop, done := make(chan struct{}), make(chan error, 1)
 	packets := k.Packets(k.table, true)
@@ -222,11 +222,11 @@ func TestLookWhileRowsChange(t *testing.T) {
 		for _, n := range []int{2 + i%3, 3} {
 			changes, _ := k.table.Replace(k.ClusterIP(i%10, i%10*3, n))
 			_, err := k.p.Apply(t.Context(), changes)
-			k.must(err)
+			must(k.t, err)
 		}
 	}
 	close(stop)
-	k.must(<-done)
+	must(k.t, <-done)
 	for _, d := range planetest.Differences(t, k.p, k.table) {
 		t.Errorf("differs: %+v", d)
 	}

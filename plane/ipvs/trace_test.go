@@ -104,11 +104,9 @@ func inspectTable(w planetest.World) *lb.Table {
 
 // newTraced returns a lab with a plane that holds the table.
 func newTraced(t *testing.T, f lb.Family) (*lab, *Plane, *lb.Table, planetest.World) {
-	w := planetest.World{Family: f}
-	k := newLab(t)
-	p, table := k.plane(t, f), inspectTable(w)
-	must(t, only(planetest.ResetAll(t.Context(), p, table)))
-	return k, p, table, w
+	k, w := newLab(t), planetest.World{Family: f}
+	table := inspectTable(w)
+	return k, k.start(t, f, table), table, w
 }
 
 // follow follows packets. It returns their verdicts and at most most findings of Compare.
@@ -119,9 +117,7 @@ func follow(t *testing.T, p *Plane, table *lb.Table, packets []trace.Packet, mos
 	for _, packet := range packets {
 		want := trace.Ask(table, asked(), packet)
 		got, err := p.TracePacket(t.Context(), packet)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if found := trace.Compare(want, got); found != nil && len(findings) < most {
 			findings = append(findings, fmt.Sprintf("%+v: %s\nkernel: %s %v masquerade %t\n%s", packet,
 				strings.Join(found, " "), got.Verdict, got.Backends, got.Masquerade, strings.Join(got.Way, "\n")))
@@ -144,18 +140,14 @@ type spoiler struct {
 
 func (s *spoiler) do(verb ipvs.Verb, service ipvs.Service, d ipvs.Destination) {
 	s.Helper()
-	if err := s.ipvs.Do(s.Context(), []ipvs.Op{{Verb: verb, Service: service, Destination: d}}, nil); err != nil {
-		s.Fatal(err)
-	}
+	must(s, s.ipvs.Do(s.Context(), []ipvs.Op{{Verb: verb, Service: service, Destination: d}}, nil))
 }
 
 // vip returns the virtual server of the first Service, and its real servers.
 func (s *spoiler) vip() (ipvs.Service, []ipvs.Destination) {
 	s.Helper()
 	is, err := s.ipvs.Service(s.Context(), ipvs.ByAddr(netip.AddrPortFrom(s.Addr(10, 1), 80), uint8(lb.TCP)))
-	if err != nil {
-		s.Fatal(err)
-	}
+	must(s, err)
 	var real []ipvs.Destination
 	all, err := s.ipvs.Destinations(s.Context(), is.ServiceID)
 	must(s, err)
@@ -316,9 +308,7 @@ func TestFollowAffinityAndDraining(t *testing.T) {
 	follow := func() trace.Kernel {
 		t.Helper()
 		got, err := p.TracePacket(t.Context(), packet)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return got
 	}
 	k.stays = map[netip.Addr]netip.AddrPort{client: real}

@@ -49,10 +49,7 @@ func TestWalk(t *testing.T) {
 }
 
 func (k *lab) faults(t testing.TB) planetest.Faults {
-	other, err := ipvs.New(t.Context(), k.ipvs.Connect())
-	if err != nil {
-		t.Fatal(err)
-	}
+	other := connect(t, k.ipvs)
 	base := slices.Clone(k.others)
 	place := func(others []netip.Addr) {
 		k.others = others
@@ -165,7 +162,7 @@ func (k *lab) ends(t testing.TB, p *Plane, want *lb.Table) {
 		must(t, only(p.Audit(t.Context(), true)))
 	}
 	fresh := newLab(t)
-	must(t, only(planetest.ResetAll(t.Context(), fresh.plane(t, want.Family), want)))
+	fresh.start(t, want.Family, want)
 	if want, got := fresh.nameless(want.Family), k.nameless(want.Family); got != want {
 		t.Fatalf("when all connections have ended:\n%s", golden.Diff(want, got))
 	}
