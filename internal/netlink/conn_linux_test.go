@@ -73,9 +73,7 @@ func openThere(t testing.TB, cfg Config) *Conn {
 	var c *Conn
 	var err error
 	netlab.NamespaceForTest(t).Do(func() { c, err = Open(cfg) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -112,18 +110,14 @@ func expectFresh(t *testing.T, c *Conn, port uint32, dumped int) {
 func port(t testing.TB, c *Conn) uint32 {
 	t.Helper()
 	p, err := c.Port()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return p
 }
 
 // deafen makes the kernel drop all answers.
 func deafen(t testing.TB, c *Conn) {
 	t.Helper()
-	if err := c.Filter([]unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Filter([]unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}}))
 }
 
 // awaited is a context that ends as soon as a goroutine waits for its end, like that of nlconntest,
@@ -179,9 +173,7 @@ func TestTogether(t *testing.T) {
 	var all sync.WaitGroup
 	for range 2 {
 		c, err := Open(Config{Protocol: unix.NETLINK_NETFILTER})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer c.Close()
 		all.Go(func() {
 			for range 20 {
@@ -321,18 +313,14 @@ func TestLateAnswers(t *testing.T) {
 	for range 3 {
 		late := generation()
 		binary.NativeEndian.PutUint32(late[8:], c.Next())
-		if err := c.transmit(t.Context(), false,
-			append(late, message(200<<8, 0, unix.AF_UNSPEC, c.Next())...)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.transmit(t.Context(), false,
+			append(late, message(200<<8, 0, unix.AF_UNSPEC, c.Next())...)))
 	}
 	if n, err := count(c, t.Context(), tables()); n != 3 || err != nil {
 		t.Errorf("%d tables, %v", n, err)
 	}
-	if err := c.transmit(t.Context(), false, message(nftables|unix.NFT_MSG_GETTABLE, 0, unix.NFPROTO_IPV4, 1,
-		unix.NFTA_TABLE_NAME, "missing")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.transmit(t.Context(), false, message(nftables|unix.NFT_MSG_GETTABLE, 0, unix.NFPROTO_IPV4, 1,
+		unix.NFTA_TABLE_NAME, "missing")))
 	batch(t, c, "d") // its message has the number 1 too
 }
 
@@ -369,25 +357,19 @@ func TestBatch(t *testing.T) {
 // An answer that does not fit the buffer.
 func TestNoRoom(t *testing.T) {
 	c := netfilter(t)
-	if err := c.SetReceiveBuffer(1); err != nil { // the minimum
-		t.Fatal(err)
-	}
+	must(t, c.SetReceiveBuffer(1)) // the minimum
 	var many []byte
 	for range 500 {
 		many = append(many, message(200<<8, 0, unix.AF_UNSPEC, c.Next())...)
 	}
 	before := port(t, c)
-	if err := c.transmit(t.Context(), false, many); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.transmit(t.Context(), false, many))
 	if err := c.Do(t.Context(), generation(), nil); !errors.Is(err, unix.ENOBUFS) || !errors.Is(err, ErrNoAnswer) {
 		t.Errorf("one request: %v", err)
 	}
 	expectFresh(t, c, before, 0)
 	before = port(t, c)
-	if err := c.SetReceiveBuffer(1); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.SetReceiveBuffer(1))
 	bufs, last := addTables(slices.Repeat([]string{"a"}, 500)...)
 	// The first error fits the buffer.
 	if err := c.Batch(t.Context(), bufs, last); !errors.Is(err, unix.EEXIST) {
@@ -434,13 +416,9 @@ func TestListen(t *testing.T) {
 			writer, err = Open(Config{Protocol: unix.NETLINK_NETFILTER})
 		}
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer writer.Close()
-	if err := c.Join(unix.NFNLGRP_NFTABLES); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Join(unix.NFNLGRP_NFTABLES))
 	noticed, lost, done, held := make(chan uint16, 100), make(chan bool, 100), make(chan bool), make(chan bool)
 	go func() {
 		defer close(done)
@@ -456,17 +434,13 @@ func TestListen(t *testing.T) {
 		t.Errorf("received %#x", typ)
 	}
 	<-noticed // the new generation; the listener then pauses
-	if err := c.SetReceiveBuffer(1); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.SetReceiveBuffer(1))
 	for i := range 50 {
 		batch(t, writer, fmt.Sprintf("b-%d", i))
 	}
 	close(held)
 	<-lost
-	if err := c.Leave(unix.NFNLGRP_NFTABLES); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Leave(unix.NFNLGRP_NFTABLES))
 	c.Close()
 	<-done
 }
@@ -515,10 +489,8 @@ func TestEach(t *testing.T) {
 			got[i] = err
 		})
 	}
-	if err := c.transmit(t.Context(), false, message(nftables|unix.NFT_MSG_GETTABLE, unix.NLM_F_ACK, unix.NFPROTO_IPV4,
-		1, unix.NFTA_TABLE_NAME, "missing")); err != nil {
-		t.Fatal(err) // its answer is unread
-	}
+	must(t, c.transmit(t.Context(), false, message(nftables|unix.NFT_MSG_GETTABLE, unix.NLM_F_ACK, unix.NFPROTO_IPV4,
+		1, unix.NFTA_TABLE_NAME, "missing"))) // its answer is unread
 	got, err := each(t.Context(), ask("a", "missing", "a"))
 	if err != nil || len(got) != 3 || got[0] != nil || !errors.Is(got[1], unix.ENOENT) || got[2] != nil {
 		t.Errorf("%v, %v", got, err)
@@ -532,9 +504,7 @@ func TestEach(t *testing.T) {
 		t.Errorf("a context that has ended: %v, %v", got, err)
 	}
 	// The buffer holds only some answers.
-	if err := c.SetReceiveBuffer(1); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.SetReceiveBuffer(1))
 	before, known, unknown := port(t, c), 0, 0
 	got, err = each(t.Context(), ask(slices.Repeat([]string{"missing"}, 50)...))
 	for _, err := range got {
@@ -565,5 +535,13 @@ func TestEach(t *testing.T) {
 		}
 	}); n > 5 {
 		t.Errorf("100 messages make %v pieces of garbage", n)
+	}
+}
+
+// must ends the test if there is an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -19,12 +19,10 @@ const (
 	forwardMask   = 7
 )
 
-func (k *Kernel) knows(family uint16) bool {
-	return family == unix.AF_INET || family == unix.AF_INET6 && !k.cfg.NoIPv6
-}
+func knows(family uint16) bool { return family == unix.AF_INET || family == unix.AF_INET6 }
 
 // serviceKey reads the attributes that name a service (ip_vs_genl_parse_service).
-func (k *Kernel) serviceKey(attr []byte) (key, [][]byte, error) {
+func serviceKey(attr []byte) (key, [][]byte, error) {
 	if attr == nil {
 		return key{}, nil, unix.EINVAL
 	}
@@ -34,7 +32,7 @@ func (k *Kernel) serviceKey(attr []byte) (key, [][]byte, error) {
 		return key{}, nil, unix.EINVAL
 	}
 	at := key{family: u16(a[svcAF])}
-	if !k.knows(at.family) {
+	if !knows(at.family) {
 		return key{}, nil, unix.EAFNOSUPPORT
 	}
 	if a[svcMark] != nil {
@@ -82,7 +80,7 @@ func (k *Kernel) change(cmd Command, attrs [][]byte) error {
 	if cmd == SetConfig {
 		return k.setTimeouts(attrs)
 	}
-	at, a, err := k.serviceKey(attrs[attrService])
+	at, a, err := serviceKey(attrs[attrService])
 	if err != nil {
 		return err
 	}
@@ -182,7 +180,7 @@ func (k *Kernel) changeDestination(cmd Command, s *service, attr []byte) error {
 	if err != nil {
 		return err
 	}
-	if !k.knows(d.family) {
+	if !knows(d.family) {
 		return unix.EAFNOSUPPORT
 	}
 	if d.family != s.family && cmd != DelDest && d.forwarding != forwardTunnel {

@@ -73,7 +73,7 @@ func (k *Kernel) take(m netlink.Message) (bodies [][]byte, err error) {
 	k.messages++
 	r, before := Request{N: k.messages}, k.Before
 	if m.Type == k.family {
-		r.Command, r.Service, r.Destination = k.names(m)
+		r.Command, r.Service, r.Destination = names(m)
 	} else {
 		before = nil
 	}
@@ -100,13 +100,13 @@ func (k *Kernel) take(m netlink.Message) (bodies [][]byte, err error) {
 }
 
 // names returns the readable part of a message's object.
-func (k *Kernel) names(m netlink.Message) (cmd Command, id ipvs.ServiceID, addr netip.AddrPort) {
+func names(m netlink.Message) (cmd Command, id ipvs.ServiceID, addr netip.AddrPort) {
 	cmd = Command(m.Body[0])
 	attrs, err := parse(m.Body[4:], cmdLengths)
 	if err != nil {
 		return
 	}
-	at, _, err := k.serviceKey(attrs[attrService])
+	at, _, err := serviceKey(attrs[attrService])
 	if err != nil {
 		return
 	}
@@ -143,7 +143,7 @@ func (k *Kernel) carryOut(m netlink.Message) (bodies [][]byte, err error) {
 			}
 			return bodies, nil
 		}
-		at, _, err := k.serviceKey(attrs[attrService])
+		at, _, err := serviceKey(attrs[attrService])
 		if err != nil {
 			return nil, err
 		}
@@ -153,7 +153,7 @@ func (k *Kernel) carryOut(m netlink.Message) (bodies [][]byte, err error) {
 		}
 		return [][]byte{serviceAnswer(s)}, nil
 	case GetDest:
-		at, _, err := k.serviceKey(attrs[attrService])
+		at, _, err := serviceKey(attrs[attrService])
 		if s := k.services[at]; err == nil && s != nil {
 			for _, d := range s.listed() {
 				bodies = append(bodies, destinationAnswer(d))

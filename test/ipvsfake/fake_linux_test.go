@@ -15,9 +15,7 @@ import (
 func connect(t *testing.T, k *ipvsfake.Kernel) *ipvs.Conn {
 	t.Helper()
 	c, err := ipvs.New(t.Context(), k.Connect())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c
 }
 
@@ -66,9 +64,7 @@ func TestString(t *testing.T) {
 func counted(t *testing.T, c *ipvs.Conn, id ipvs.ServiceID) ipvs.Stats {
 	t.Helper()
 	s, err := c.Service(t.Context(), id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return s.Stats
 }
 
@@ -78,10 +74,8 @@ func TestConnections(t *testing.T) {
 	k, c := filled(t)
 	stats := ipvs.Stats{Conns: 5, InPackets: 1 << 33, OutPackets: 3, InBytes: 1 << 40, OutBytes: 4}
 	conns := ipvsfake.Conns{Active: 1, Inactive: 2, Persistent: 3}
-	if err := errors.Join(k.SetConns(web.ServiceID, one.Addr, conns), k.SetStats(web.ServiceID, one.Addr, stats),
-		k.SetServiceStats(web.ServiceID, stats)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(k.SetConns(web.ServiceID, one.Addr, conns), k.SetStats(web.ServiceID, one.Addr, stats),
+		k.SetServiceStats(web.ServiceID, stats)))
 	if err := k.SetConns(web.ServiceID, six.Addr, conns); err == nil ||
 		!strings.Contains(err.Error(), "[fd00:1::1]:8443") {
 		t.Errorf("a destination that is not there: %v", err)
@@ -93,9 +87,7 @@ func TestConnections(t *testing.T) {
 				got = d
 			}
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return got
 	}
 	want := ipvs.DestinationState{Destination: one, Active: 1, Inactive: 2, Persistent: 3, Stats: stats}
@@ -104,17 +96,13 @@ func TestConnections(t *testing.T) {
 	}
 	remove := ipvs.Op{Verb: ipvs.DelDestination, Service: web, Destination: one}
 	add := ipvs.Op{Verb: ipvs.NewDestination, Service: web, Destination: one}
-	if err := c.Do(t.Context(), []ipvs.Op{remove, add}, nil); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Do(t.Context(), []ipvs.Op{remove, add}, nil))
 	if got := look(); got != want {
 		t.Errorf("removed and back: %+v, want %+v", got, want)
 	}
 	other := web
 	other.Scheduler, other.Flags = "wrr", 0
-	if err := c.Do(t.Context(), []ipvs.Op{{Verb: ipvs.SetService, Service: other}}, nil); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Do(t.Context(), []ipvs.Op{{Verb: ipvs.SetService, Service: other}}, nil))
 	if got := counted(t, c, web.ServiceID); got != stats {
 		t.Errorf("with another scheduler, and a destination that was removed meanwhile, the service counts %+v, want "+
 			"%+v", got, stats)
@@ -122,10 +110,8 @@ func TestConnections(t *testing.T) {
 	if err := k.SetServiceStats(ipvs.ByMark(ipvs.IPv4, 99), stats); err == nil {
 		t.Error("a service that is not there has counters")
 	}
-	if err := c.Do(t.Context(), []ipvs.Op{{Verb: ipvs.DelService, Service: web}, {Verb: ipvs.NewService, Service: web},
-		add}, nil); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Do(t.Context(), []ipvs.Op{{Verb: ipvs.DelService, Service: web}, {Verb: ipvs.NewService, Service: web},
+		add}, nil))
 	if got := counted(t, c, web.ServiceID); got != (ipvs.Stats{}) {
 		t.Errorf("removed and back the service counts %+v", got)
 	}
@@ -153,5 +139,13 @@ func TestBefore(t *testing.T) {
 		!noticed[0].Command.Writes() || noticed[0].Service != web.ServiceID || noticed[0].Destination != one.Addr ||
 		noticed[1].N != noticed[0].N+1 {
 		t.Errorf("%v; noticed %+v", err, noticed)
+	}
+}
+
+// must ends the test if there is an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

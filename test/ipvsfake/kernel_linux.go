@@ -21,8 +21,6 @@ type Config struct {
 	Absent bool
 	// Schedulers are those that the kernel has or can load; nil means all of Linux.
 	Schedulers []string
-	// NoIPv6 is a kernel that was started without IPv6.
-	NoIPv6 bool
 	// Unprivileged is a process without CAP_NET_ADMIN.
 	Unprivileged bool
 }

@@ -45,9 +45,7 @@ func TestFakeIsLikeTheKernel(t *testing.T) {
 	if err == nil {
 		err = netlink.LinkSetUp(loopback)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	kernel, err := ipvs.Open()
 	if errors.Is(err, ipvs.ErrNoIPVS) {
 		t.Skipf("%v; make test-kernels has it", err)

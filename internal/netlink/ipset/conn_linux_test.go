@@ -27,9 +27,7 @@ func open(t testing.TB) *Conn {
 	}
 	netlab.EnterForTest(t)
 	c, err := Open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -550,9 +548,7 @@ func TestTransportFails(t *testing.T) {
 	netlabConn := open(t)
 	x := &transport{Transport: netlabConn.kernel}
 	c, err := New(t.Context(), x)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s := Set{Name: "a", Type: HashIPPort, Family: IPv4}
 	must(t, c.Create(t.Context(), s))
 	ops := many(&s, 12_000) // two system calls

@@ -17,9 +17,7 @@ import (
 func openFake(t testing.TB, k *ipvsfake.Kernel) *ipvs.Conn {
 	t.Helper()
 	c, err := ipvs.New(t.Context(), k.Connect())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -147,9 +145,7 @@ func (c smallBuffer) Each(ctx context.Context, messages []byte, outcome func(int
 func TestLittleRoomForAnswers(t *testing.T) {
 	k := ipvsfake.New(ipvsfake.Config{})
 	c, err := ipvs.New(t.Context(), smallBuffer{k.Connect(), 50})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	batch := make([]ipvs.Op, 2000)
 	for i := range batch {
 		batch[i] = ipvs.Op{Verb: ipvs.NewService, Service: mark}
@@ -184,9 +180,7 @@ func TestFamilyNumberChanges(t *testing.T) {
 // Operations allocate no garbage, neither one nor ten thousand.
 func TestNoGarbage(t *testing.T) {
 	c, err := ipvs.New(t.Context(), silent{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	batch := make([]ipvs.Op, 10000)
 	for i := range batch {
 		batch[i] = ipvs.Op{Verb: ipvs.NewDestination, Service: sticky, Destination: samples[sticky][0]}
@@ -261,9 +255,7 @@ func FuzzAnswers(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte) {
 		at := &swapped{silent{}}
 		c, err := ipvs.New(t.Context(), at)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		at.Transport = canned{typ: 99, body: body}
 		s, err := c.Service(t.Context(), sticky.ServiceID)
 		if err == nil && (s.Family != ipvs.IPv4 && s.Family != ipvs.IPv6 || s.Mark == 0 &&
@@ -288,9 +280,7 @@ type swapped struct{ netlink.Transport }
 func answers(t testing.TB, k *ipvsfake.Kernel) (all [][]byte) {
 	spy := &spied{k.Connect(), &all}
 	c, err := ipvs.New(t.Context(), spy)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	list(t, c)
 	if _, err := c.Timeouts(t.Context()); err != nil {
 		t.Fatal(err)

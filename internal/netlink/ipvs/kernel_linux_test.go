@@ -27,19 +27,18 @@ func openKernel(t testing.TB) *ipvs.Conn {
 	if err == nil {
 		err = netlink.LinkSetUp(loopback) // without a routing table packets can reach no address
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c, err := ipvs.Open()
 	if errors.Is(err, ipvs.ErrNoIPVS) {
 		t.Skipf("%v; make test-kernels has it", err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
+
+// state is what a kernel has.
+type state = map[ipvs.Service][]ipvs.Destination
 
 var (
 	byAddr = ipvs.Service{ServiceID: ipvs.ByAddr(netip.MustParseAddrPort("10.96.0.10:53"), unix.IPPROTO_UDP),
@@ -55,7 +54,7 @@ var (
 	mark6 = ipvs.Service{ServiceID: ipvs.ByMark(ipvs.IPv6, 0x4007), Scheduler: "rr", Flags: ipvs.Persistent |
 		ipvs.OnePacket, Timeout: 60, Netmask: 64}
 
-	samples = map[ipvs.Service][]ipvs.Destination{
+	samples = state{
 		byAddr: {},
 		sticky: {
 			{Addr: netip.MustParseAddrPort("10.1.0.1:8080"), Weight: 1},
@@ -73,7 +72,7 @@ var (
 )
 
 // ops returns the operations that create the services of a map.
-func ops(all map[ipvs.Service][]ipvs.Destination) (ops []ipvs.Op) {
+func ops(all state) (ops []ipvs.Op) {
 	for s, ds := range all {
 		ops = append(ops, ipvs.Op{Verb: ipvs.NewService, Service: s})
 		for _, d := range ds {
@@ -85,9 +84,7 @@ func ops(all map[ipvs.Service][]ipvs.Destination) (ops []ipvs.Op) {
 
 func do(t testing.TB, c *ipvs.Conn, ops ...ipvs.Op) {
 	t.Helper()
-	if err := c.Do(t.Context(), ops, nil); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Do(t.Context(), ops, nil))
 }
 
 // empty removes all services.
@@ -100,9 +97,9 @@ func empty(t testing.TB, c *ipvs.Conn) {
 }
 
 // list lists everything. Destinations are sorted by address.
-func list(t testing.TB, c *ipvs.Conn) map[ipvs.Service][]ipvs.Destination {
+func list(t testing.TB, c *ipvs.Conn) state {
 	t.Helper()
-	all := map[ipvs.Service][]ipvs.Destination{}
+	all := state{}
 	err := c.Services(t.Context(), func(s ipvs.ServiceState) error {
 		if _, twice := all[s.Service]; twice {
 			t.Errorf("%v is listed twice", s.Service)
@@ -110,9 +107,7 @@ func list(t testing.TB, c *ipvs.Conn) map[ipvs.Service][]ipvs.Destination {
 		all[s.Service] = []ipvs.Destination{}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for s := range all {
 		all[s] = destinations(t, c, s.ServiceID)
 	}
@@ -123,9 +118,7 @@ func list(t testing.TB, c *ipvs.Conn) map[ipvs.Service][]ipvs.Destination {
 func destinations(t testing.TB, c *ipvs.Conn, id ipvs.ServiceID) (all []ipvs.Destination) {
 	t.Helper()
 	listed, err := c.Destinations(t.Context(), id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, d := range listed {
 		all = append(all, d.Destination)
 	}
@@ -135,9 +128,9 @@ func destinations(t testing.TB, c *ipvs.Conn, id ipvs.ServiceID) (all []ipvs.Des
 
 func byAddress(a, b ipvs.Destination) int { return a.Addr.Compare(b.Addr) }
 
-func expect(t testing.TB, c *ipvs.Conn, want map[ipvs.Service][]ipvs.Destination) {
+func expect(t testing.TB, c *ipvs.Conn, want state) {
 	t.Helper()
-	text := func(all map[ipvs.Service][]ipvs.Destination) string {
+	text := func(all state) string {
 		var lines []string
 		for s, ds := range all {
 			ds = slices.SortedFunc(slices.Values(ds), byAddress)
@@ -159,9 +152,7 @@ func TestKernelHoldsWhatIsAsked(t *testing.T) {
 	do(t, c, ops(samples)...)
 	expect(t, c, samples)
 	other, err := moby.New("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer other.Close()
 	theirs, err := other.GetServices()
 	if err != nil || len(theirs) != len(samples) {
@@ -206,10 +197,8 @@ func TestKernelHoldsWhatIsAsked(t *testing.T) {
 		Protocol: unix.IPPROTO_UDP, Port: 53, SchedName: "rr", Netmask: 0xffffffff}
 	dest := &moby.Destination{AddressFamily: unix.AF_INET, Address: netip.MustParseAddr("10.1.0.1").AsSlice(),
 		Port: 8080, Weight: 1}
-	if err := errors.Join(other.NewService(made), other.NewDestination(made, dest)); err != nil {
-		t.Fatal(err)
-	}
-	expect(t, c, map[ipvs.Service][]ipvs.Destination{
+	must(t, errors.Join(other.NewService(made), other.NewDestination(made, dest)))
+	expect(t, c, state{
 		byAddr: {{Addr: netip.MustParseAddrPort("10.1.0.1:8080"), Weight: 1}}})
 }
 
@@ -227,39 +216,32 @@ func verbs(t *testing.T, c *ipvs.Conn) {
 	bad.Netmask = 0
 	none := byAddr
 	none.Scheduler = "nothing"
+	of := func(verb ipvs.Verb, d ipvs.Destination) ipvs.Op {
+		return ipvs.Op{Verb: verb, Service: byAddr, Destination: d}
+	}
 	for _, step := range []struct {
 		op     ipvs.Op
 		errno  error
 		says   string
-		result map[ipvs.Service][]ipvs.Destination
+		result state
 	}{
 		{ipvs.Op{Verb: ipvs.SetService, Service: byAddr}, unix.ESRCH, "change virtual server UDP 10.96.0.10:53", nil},
 		{ipvs.Op{Verb: ipvs.DelService, Service: byAddr}, unix.ESRCH, "remove virtual server UDP 10.96.0.10:53", nil},
-		{ipvs.Op{Verb: ipvs.NewDestination, Service: byAddr, Destination: d}, unix.ESRCH,
-			"add real server 10.1.0.1:8080 of virtual server UDP 10.96.0.10:53", nil},
+		{of(ipvs.NewDestination, d), unix.ESRCH, "add real server 10.1.0.1:8080 of virtual server UDP 10.96.0.10:53",
+			nil},
 		{ipvs.Op{Verb: ipvs.NewService, Service: none}, unix.ENOENT, "with scheduler nothing", nil},
 		{ipvs.Op{Verb: ipvs.NewService, Service: bad}, unix.EINVAL, "[fd00:96::10]:443", nil},
-		{ipvs.Op{Verb: ipvs.NewService, Service: byAddr}, nil, "", map[ipvs.Service][]ipvs.Destination{byAddr: {}}},
-		{ipvs.Op{Verb: ipvs.NewService, Service: changed}, unix.EEXIST, "add virtual server",
-			map[ipvs.Service][]ipvs.Destination{byAddr: {}}},
-		{ipvs.Op{Verb: ipvs.SetDestination, Service: byAddr, Destination: d}, unix.ENOENT, "change real server",
-			map[ipvs.Service][]ipvs.Destination{byAddr: {}}},
-		{ipvs.Op{Verb: ipvs.NewDestination, Service: byAddr, Destination: d}, nil, "",
-			map[ipvs.Service][]ipvs.Destination{byAddr: {d}}},
-		{ipvs.Op{Verb: ipvs.NewDestination, Service: byAddr, Destination: d}, unix.EEXIST, "add real server",
-			map[ipvs.Service][]ipvs.Destination{byAddr: {d}}},
-		{ipvs.Op{Verb: ipvs.SetDestination, Service: byAddr, Destination: changedD}, nil, "",
-			map[ipvs.Service][]ipvs.Destination{byAddr: {changedD}}},
-		{ipvs.Op{Verb: ipvs.SetService, Service: none}, unix.ENOENT, "nothing", map[ipvs.Service][]ipvs.Destination{
-			byAddr: {changedD}}},
-		{ipvs.Op{Verb: ipvs.SetService, Service: changed}, nil, "", map[ipvs.Service][]ipvs.Destination{
-			changed: {changedD}}},
-		{ipvs.Op{Verb: ipvs.DelDestination, Service: byAddr, Destination: d}, nil, "",
-			map[ipvs.Service][]ipvs.Destination{changed: {}}},
-		{ipvs.Op{Verb: ipvs.DelDestination, Service: byAddr, Destination: d}, unix.ENOENT, "remove real server",
-			map[ipvs.Service][]ipvs.Destination{changed: {}}},
-		{ipvs.Op{Verb: ipvs.NewDestination, Service: byAddr, Destination: d}, nil, "",
-			map[ipvs.Service][]ipvs.Destination{changed: {d}}},
+		{ipvs.Op{Verb: ipvs.NewService, Service: byAddr}, nil, "", state{byAddr: {}}},
+		{ipvs.Op{Verb: ipvs.NewService, Service: changed}, unix.EEXIST, "add virtual server", state{byAddr: {}}},
+		{of(ipvs.SetDestination, d), unix.ENOENT, "change real server", state{byAddr: {}}},
+		{of(ipvs.NewDestination, d), nil, "", state{byAddr: {d}}},
+		{of(ipvs.NewDestination, d), unix.EEXIST, "add real server", state{byAddr: {d}}},
+		{of(ipvs.SetDestination, changedD), nil, "", state{byAddr: {changedD}}},
+		{ipvs.Op{Verb: ipvs.SetService, Service: none}, unix.ENOENT, "nothing", state{byAddr: {changedD}}},
+		{ipvs.Op{Verb: ipvs.SetService, Service: changed}, nil, "", state{changed: {changedD}}},
+		{of(ipvs.DelDestination, d), nil, "", state{changed: {}}},
+		{of(ipvs.DelDestination, d), unix.ENOENT, "remove real server", state{changed: {}}},
+		{of(ipvs.NewDestination, d), nil, "", state{changed: {d}}},
 		{ipvs.Op{Verb: ipvs.DelService, Service: byAddr}, nil, "", nil},
 	} {
 		err := c.Do(t.Context(), []ipvs.Op{step.op}, nil)
@@ -300,7 +282,7 @@ func TestKernelMany(t *testing.T) { many(t, openKernel(t), 3000) }
 
 func many(t *testing.T, c *ipvs.Conn, n int) {
 	t.Helper()
-	want := map[ipvs.Service][]ipvs.Destination{sticky: {}}
+	want := state{sticky: {}}
 	batch := []ipvs.Op{{Verb: ipvs.NewService, Service: sticky}}
 	refused := map[int]error{}
 	for i := range n {
@@ -373,22 +355,16 @@ func TestKernelCountsConnections(t *testing.T) {
 			}
 		}
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	listener, err := net.Listen("tcp", "10.1.0.1:8080")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer listener.Close()
 	service, d := sticky, ipvs.Destination{Addr: netip.MustParseAddrPort("10.1.0.1:8080"), Weight: 1}
 	service.Scheduler, service.Flags = "rr", ipvs.Persistent
 	do(t, c, ipvs.Op{Verb: ipvs.NewService, Service: service}, ipvs.Op{Verb: ipvs.NewDestination, Service: service,
 		Destination: d})
 	conn, err := net.DialTimeout("tcp", service.Addr.String(), 10*time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer conn.Close()
 	look := func() ipvs.DestinationState {
 		t.Helper()
@@ -409,9 +385,7 @@ func TestKernelCountsConnections(t *testing.T) {
 	}
 	whole := func() (got ipvs.ServiceState) {
 		t.Helper()
-		if err := c.Services(t.Context(), func(s ipvs.ServiceState) error { got = s; return nil }); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Services(t.Context(), func(s ipvs.ServiceState) error { got = s; return nil }))
 		return got
 	}
 	summed := whole()
@@ -452,16 +426,20 @@ func TestKernelRefusesTheUnprivileged(t *testing.T) {
 	openKernel(t)
 	caps := [2]unix.CapUserData{}
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	if err := unix.Capget(&header, &caps[0]); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Capget(&header, &caps[0]))
 	kept := caps
 	caps[0].Effective &^= 1 << unix.CAP_NET_ADMIN
-	if err := unix.Capset(&header, &caps[0]); err != nil { // of this thread
-		t.Fatal(err)
-	}
+	must(t, unix.Capset(&header, &caps[0])) // of this thread
 	defer unix.Capset(&header, &kept[0])
 	if _, err := ipvs.Open(); !errors.Is(err, unix.EPERM) {
 		t.Errorf("without CAP_NET_ADMIN: %v", err)
+	}
+}
+
+// must ends the test if there is an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }
