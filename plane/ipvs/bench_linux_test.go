@@ -12,7 +12,6 @@ import (
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/netlink/ipset"
-	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/test/planetest"
@@ -20,7 +19,7 @@ import (
 
 // asked returns the messages and bytes sent to IPVS and ipsets.
 func (w *whole) asked() (messages, bytes uint64) {
-	v, s := w.cfg.IPVS.(*ipvs.Conn).Counters(), w.cfg.Sets.(*ipset.Conn).Counters()
+	v, s := w.cfg.IPVS.Counters(), w.cfg.Sets.(*ipset.Conn).Counters()
 	return v.Messages + s.Messages, v.Bytes + s.Bytes
 }
 
@@ -56,9 +55,7 @@ func benchmarkServices(b *testing.B, services int) {
 		table.Replace(o, fronts)
 	}
 	lab.On("node1", func() {
-		p, err := newWhole(xtables.NFT, lb.IPv4, 0)
-		must(b, err)
-		defer p.Close()
+		p := wholeForTest(b, xtables.NFT, lb.IPv4)
 		begin, sync := time.Now(), cpu(b)
 		must(b, only(planetest.ResetAll(b.Context(), p, table)))
 		sync, took := cpu(b)-sync, time.Since(begin)

@@ -75,7 +75,7 @@ func (w *whole) Close() error { return w.opened.Close() }
 
 // newWhole creates a plane in the network namespace of the calling thread, with the sysctls of the
 // mode (DP-30).
-func newWhole(b xtables.Backend, f lb.Family, step int, exclude ...netip.Prefix) (_ *whole, err error) {
+func newWhole(b xtables.Backend, f lb.Family, exclude ...netip.Prefix) (_ *whole, err error) {
 	for _, s := range sysctls(mode.Settings{}) {
 		if s.Before != [2]int{} { // only for kernels older than the tests'
 			continue
@@ -104,14 +104,18 @@ func newWhole(b xtables.Backend, f lb.Family, step int, exclude ...netip.Prefix)
 		held = w.chains.held
 	}
 	cfg.View = func() (*View, error) { return openView(f, ipvs.Open, held) }
-	if w.Plane, err = New(cfg); err != nil {
-		return nil, err
-	}
+	w.Plane = New(cfg)
 	w.opened = append(w.opened, w.Plane)
-	if step > 0 {
-		w.Plane.step = step
-	}
 	return w, nil
+}
+
+// wholeForTest is newWhole; the plane closes at the end of the test.
+func wholeForTest(t testing.TB, b xtables.Backend, f lb.Family, exclude ...netip.Prefix) *whole {
+	t.Helper()
+	w, err := newWhole(b, f, exclude...)
+	must(t, err)
+	t.Cleanup(func() { w.Close() })
+	return w
 }
 
 // open opens the kernel's ipsets, addresses and rules.
@@ -165,7 +169,7 @@ func traced(f lb.Family) trace.Mode { return Mode().Trace(mode.Settings{Family: 
 func conformance(b xtables.Backend) planetest.Config {
 	return planetest.Config{Mode: "ipvs", Variant: b != xtables.NFT, Differs: differs, DiffersIn: differsIn,
 		Holds: true, AffinityByAddress: true, Trace: traced, Core: core, Forget: forgetServers,
-		New: func(f lb.Family) (planetest.Plane, error) { return opened(newWhole(b, f, 0)) }}
+		New: func(f lb.Family) (planetest.Plane, error) { return opened(newWhole(b, f)) }}
 }
 
 // forgetServers deletes all virtual servers, because those with connections from the scenario
@@ -176,14 +180,7 @@ func forgetServers() error {
 		return err
 	}
 	defer conn.Close()
-	var ops []ipvs.Op
-	if err := conn.Services(context.Background(), func(s ipvs.ServiceState) error {
-		ops = append(ops, ipvs.Op{Verb: ipvs.DelService, Service: s.Service})
-		return nil
-	}); err != nil {
-		return err
-	}
-	return conn.Do(context.Background(), ops, nil)
+	return errors.Join(deleteServers(conn, lb.IPv4), deleteServers(conn, lb.IPv6))
 }
 
 func opened(w *whole, err error) (planetest.Plane, error) {

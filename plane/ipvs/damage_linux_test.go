@@ -37,8 +37,7 @@ func newDamaged(t *testing.T, f lb.Family) *damaged {
 	must(d.t, err)
 	t.Cleanup(func() { d.sets.Close() })
 	d.foreign(unix.RTM_NEWADDR, d.other.Attrs().Index, d.Addr(192, 1), d.Addr(192, 1).BitLen())
-	d.p, err = New(Config{Family: f, Masquerade: 1 << 14, IPVS: conn, Sets: d.sets, Device: d.device, Chains: &rules{}})
-	must(d.t, err)
+	d.p = New(Config{Family: f, Masquerade: 1 << 14, IPVS: conn, Sets: d.sets, Device: d.device, Chains: &rules{}})
 	t.Cleanup(func() { d.p.Close() })
 	d.table = d.Table(5, 3)
 	for i := range 3 {
@@ -251,8 +250,7 @@ func TestNewsOutliveAFailedAudit(t *testing.T) {
 	cfg := k.config(w.Family)
 	device := &placeFails{fakeDevice: k.devs[w.Family]}
 	cfg.Device = device
-	p, err := New(cfg)
-	must(t, err)
+	p := New(cfg)
 	defer p.Close()
 	must(t, only(p.Reset(t.Context(), w.Table(3, 2))))
 	k.others = append(k.others, w.Addr(10, 1))

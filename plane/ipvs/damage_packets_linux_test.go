@@ -35,13 +35,9 @@ func newPackets(t *testing.T, f lb.Family) *packets {
 	k.table, k.vip, k.node = planetest.Shop(f)
 	k.Serve(netlab.TCP, 8080, "pod1", "pod4")
 	k.On(netlab.Node1, func() {
-		var err error
-		if k.p, err = newWhole(xtables.NFT, f, 0); err != nil {
-			t.Fatal(err)
-		}
+		k.p = wholeForTest(t, xtables.NFT, f)
 		k.reset()
 	})
-	t.Cleanup(func() { k.p.Close() })
 	return k
 }
 

@@ -85,7 +85,7 @@ func (d *device) Close() error {
 	return cmp.Or(err, d.conn.Close())
 }
 
-// Notify sets the function that another goroutine calls when News changes. It must not call the
+// Notify implements [Addresses]. Another goroutine calls the function, which must not call the
 // device.
 func (d *device) Notify(f func()) {
 	d.mu.Lock()
@@ -93,7 +93,7 @@ func (d *device) Notify(f func()) {
 	d.notify = f
 }
 
-// News reports whether other programs changed the result of Addresses or Place since the last call.
+// News implements [Addresses].
 func (d *device) News() (addresses, place bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -205,7 +205,7 @@ func (d *device) noticeLink(l route.Link, there bool) {
 // pods'.
 func linkLocal(a netip.Addr) bool { return a.Is6() && a.IsLinkLocalUnicast() }
 
-// Ensure creates the device if it does not exist.
+// Ensure implements [Addresses].
 func (d *device) Ensure(ctx context.Context) error {
 	err := d.find(ctx)
 	if !errors.Is(err, ErrNoDevice) {
@@ -245,8 +245,7 @@ func findDevice(ctx context.Context, conn netlink.Asker) (route.Link, error) {
 	return link, err
 }
 
-// Addresses lists the addresses of the device, without link-local ones. The error wraps ErrNoDevice
-// if it does not exist.
+// Addresses implements [Addresses]. The error wraps ErrNoDevice if the device does not exist.
 func (d *device) Addresses(ctx context.Context) ([]netip.Addr, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -294,8 +293,8 @@ func lacks(some, all map[netip.Addr][]int32) bool {
 	return false
 }
 
-// Place returns the addresses of other devices. It queries the kernel only on the first call, and
-// after notifications were lost.
+// Place implements [Addresses]. It queries the kernel only on the first call, and after
+// notifications were lost.
 func (d *device) Place(ctx context.Context) (Place, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -315,9 +314,7 @@ func (d *device) Place(ctx context.Context) (Place, error) {
 	return p, nil
 }
 
-// Add adds addresses to the device, and calls failed for each that the kernel refuses. An address
-// that it already has is no error. When Add returns, the kernel delivers packets to the others
-// locally. The error wraps ErrNoDevice if the device does not exist.
+// Add implements [Addresses]. When it returns, the kernel delivers packets to the addresses here.
 func (d *device) Add(ctx context.Context, addrs []netip.Addr, failed func(i int, err error)) error {
 	err := d.change(ctx, unix.RTM_NEWADDR, addrs, failed)
 	if d.family == lb.IPv6 && len(addrs) > 0 {
@@ -326,9 +323,7 @@ func (d *device) Add(ctx context.Context, addrs []netip.Addr, failed func(i int,
 	return err
 }
 
-// Remove removes addresses from the device, and calls failed for each that the kernel refuses. An
-// address that it does not have is no error. The error wraps ErrNoDevice if the device does not
-// exist.
+// Remove implements [Addresses].
 func (d *device) Remove(ctx context.Context, addrs []netip.Addr, failed func(i int, err error)) error {
 	return d.change(ctx, unix.RTM_DELADDR, addrs, failed)
 }

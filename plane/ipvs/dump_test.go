@@ -85,29 +85,28 @@ func (d *dumper) mark(m uint32) string {
 }
 
 func (d *dumper) servers(ctx context.Context) error {
-	var all []ipvs.Service
-	err := d.cfg.IPVS.Services(ctx, func(s ipvs.ServiceState) error {
-		if s.Family == wireFamily(d.cfg.Family) && !d.leaving[s.ServiceID] {
-			all = append(all, s.Service)
-		}
-		return nil
-	})
-	for _, s := range all {
-		if err != nil {
-			break
+	servers, err := serversOf(d.cfg.IPVS, d.cfg.Family)
+	if err != nil {
+		return err
+	}
+	for _, s := range servers {
+		if d.leaving[s.ServiceID] {
+			continue
 		}
 		name := d.name(s.ServiceID)
 		d.line("virtual server %s scheduler %s flags %d timeout %d netmask %d", name, s.Scheduler, s.Flags, s.Timeout,
 			s.Netmask)
-		var all []ipvs.DestinationState
-		all, err = d.cfg.IPVS.Destinations(ctx, s.ServiceID)
+		all, err := d.cfg.IPVS.Destinations(ctx, s.ServiceID)
+		if err != nil {
+			return err
+		}
 		for _, is := range all {
 			if is.Weight != 0 {
 				d.line("virtual server %s to %s weight %d forwarding %d", name, is.Addr, is.Weight, is.Forwarding)
 			}
 		}
 	}
-	return err
+	return nil
 }
 
 func (d *dumper) setMembers(ctx context.Context) error {

@@ -26,8 +26,7 @@ func TestIPVSServersOfOthersGoOn(t *testing.T) {
 	at := netip.MustParseAddrPort
 	vip, more, late, balancer, node := at("10.96.0.10:80"), at("10.96.0.10:81"), at("10.96.0.10:82"),
 		at("192.0.2.10:80"), at("172.18.0.2:30080")
-	all := []lb.Backend{{Addr: at("10.1.1.11:8080"), Local: true}, {Addr: at("10.1.2.14:8080")}}
-	owner, fronts := shopRows(all)
+	owner, fronts := shopRows(twoPods)
 	fronts[2].Sources = []netip.Prefix{netip.MustParsePrefix("10.1.1.13/32")}
 	table := &lb.Table{Node: lb.Node{NodePorts: []netip.Prefix{netip.PrefixFrom(node.Addr(), 32)},
 		Pods: lb.Detector{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}}}}
@@ -51,10 +50,8 @@ func TestIPVSServersOfOthersGoOn(t *testing.T) {
 		}
 	}
 	lab.On("node1", func() {
-		p, err := newWhole(xtables.NFT, lb.IPv4, 0, netip.MustParsePrefix("10.96.0.10/32"),
+		p := wholeForTest(t, xtables.NFT, lb.IPv4, netip.MustParsePrefix("10.96.0.10/32"),
 			netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("172.18.0.0/16"))
-		must(t, err)
-		defer p.Close()
 		// So that the node accepts the packets, and no interface has the address.
 		for _, to := range []netip.AddrPort{vip, balancer} {
 			mustRun(t, "", "ip", "route", "add", "local", to.Addr().String(), "dev", "lo")

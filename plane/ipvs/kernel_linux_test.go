@@ -40,13 +40,8 @@ func damageKernel(b xtables.Backend) func(lb.Family, *rand.Rand) error {
 			return err
 		}
 		defer conn.Close()
-		var servers []ipvs.Service
-		if err := conn.Services(context.Background(), func(s ipvs.ServiceState) error {
-			if s.Family == wireFamily(f) {
-				servers = append(servers, s.Service)
-			}
-			return nil
-		}); err != nil {
+		servers, err := serversOf(conn, f)
+		if err != nil {
 			return err
 		}
 		if len(servers) == 0 {
@@ -87,14 +82,7 @@ func wipeKernel(b xtables.Backend) func(lb.Family) error {
 			return err
 		}
 		defer conn.Close()
-		var ops []ipvs.Op
-		err = conn.Services(context.Background(), func(s ipvs.ServiceState) error {
-			if s.Family == wireFamily(f) {
-				ops = append(ops, ipvs.Op{Verb: ipvs.DelService, Service: s.Service})
-			}
-			return nil
-		})
-		err = errors.Join(err, conn.Do(context.Background(), ops, nil),
+		err = errors.Join(deleteServers(conn, f),
 			command("ip", "-"+strings.TrimPrefix(f.String(), "IPv"), "addr", "flush", "dev", Device))
 		for _, table := range []string{"mangle", "nat", "filter"} {
 			err = errors.Join(err, command(programOf(f, b), "-t", table, "-F"), command(programOf(f, b), "-t", table,
@@ -133,19 +121,22 @@ func TestIPVSTenants(t *testing.T) {
 // realKernel is a new network namespace of the test.
 func realKernel(t testing.TB) planetest.Kernel {
 	netlab.EnterForTest(t)
-	var last planetest.Plane // of the process before, which has ended when the next one starts
-	next := func(f lb.Family, step int) (planetest.Plane, error) {
+	var last *whole // of the process before, which has ended when the next one starts
+	next := func(f lb.Family, each int) (planetest.Plane, error) {
 		if last != nil {
-			if err := last.(*whole).Close(); err != nil {
+			if err := last.Close(); err != nil {
 				return nil, err
 			}
 		}
-		p, err := opened(newWhole(xtables.NFT, f, step))
-		last = p
-		return p, err
+		p, err := newWhole(xtables.NFT, f)
+		if err != nil {
+			return nil, err
+		}
+		p.step, last = each, p
+		return p, nil
 	}
 	return planetest.Kernel{
-		New:    func(f lb.Family) (planetest.Plane, error) { return next(f, 0) },
+		New:    func(f lb.Family) (planetest.Plane, error) { return next(f, step) },
 		Slow:   func(f lb.Family) (planetest.Plane, error) { return next(f, 10) },
 		Damage: damageKernel(xtables.NFT), Wipe: wipeKernel(xtables.NFT), HealthChecks: true, FirstKeeps: true,
 	}
@@ -209,6 +200,10 @@ func shopRows(pods []lb.Backend) (lb.Owner, []*lb.Frontend) {
 	}
 }
 
+// twoPods are pod1 and pod4.
+var twoPods = []lb.Backend{{Addr: netip.MustParseAddrPort("10.1.1.11:8080"), Local: true},
+	{Addr: netip.MustParseAddrPort("10.1.2.14:8080")}}
+
 // While endpoints are added and removed ten thousand times, beside changes of other Services, no
 // client is refused or waits for a second SYN. Open connections continue, though their endpoint
 // leaves and returns (DP-34).
@@ -228,9 +223,7 @@ func TestNoClientIsRefused(t *testing.T) {
 	table, vip, nodePort := planetest.Shop(lb.IPv4)
 	ctx, rnd, w := t.Context(), rand.New(rand.NewPCG(1, 2)), planetest.World{Family: lb.IPv4}
 	lab.On("node1", func() {
-		p, err := newWhole(xtables.NFT, lb.IPv4, 0)
-		must(t, err)
-		defer p.Close()
+		p := wholeForTest(t, xtables.NFT, lb.IPv4)
 		table.Replace(shopRows(all))
 		must(t, only(planetest.ResetAll(ctx, p, table)))
 		balancer := netip.MustParseAddrPort("192.0.2.10:80")
@@ -283,9 +276,7 @@ func TestServicesOfTheHost(t *testing.T) {
 					[]*lb.Frontend{{Key: lb.Key{Port: 30000, Proto: lb.TCP}, Service: "shop/web", Kind: lb.HealthCheck,
 						Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}})
 				lab.On("node1", func() {
-					p, err := newWhole(b, f, 0)
-					must(t, err)
-					t.Cleanup(func() { p.Close() })
+					p := wholeForTest(t, b, f)
 					must(t, only(planetest.ResetAll(t.Context(), p, table)))
 				})
 				for _, from := range []string{"client", "pod3", "node1"} {
@@ -329,12 +320,8 @@ func TestSourceRangesOfTheNode(t *testing.T) {
 			balancer := netip.MustParseAddrPort("192.0.2.10:80")
 			host := netip.PrefixFrom(balancer.Addr(), 32)
 			pod3 := netip.MustParsePrefix("10.1.1.13/32")
-			all := []lb.Backend{{Addr: netip.MustParseAddrPort("10.1.1.11:8080"), Local: true},
-				{Addr: netip.MustParseAddrPort("10.1.2.14:8080")}}
 			lab.On("node1", func() {
-				p, err := newWhole(b, lb.IPv4, 0)
-				must(t, err)
-				defer p.Close()
+				p := wholeForTest(t, b, lb.IPv4)
 				table, _, _ := planetest.Shop(lb.IPv4)
 				must(t, only(planetest.ResetAll(t.Context(), p, table)))
 				for _, c := range []struct {
@@ -347,7 +334,7 @@ func TestSourceRangesOfTheNode(t *testing.T) {
 					{[]netip.Prefix{netip.MustParsePrefix("172.18.0.100/32")}, map[string]bool{"client": true}},
 					{nil, map[string]bool{"pod3": true, "node1": true, "client": true}},
 				} {
-					owner, fronts := shopRows(all)
+					owner, fronts := shopRows(twoPods)
 					fronts[2].Sources = c.sources
 					changes, _ := table.Replace(owner, fronts)
 					must(t, only(p.Apply(t.Context(), changes)))
@@ -377,9 +364,7 @@ func TestInvalidPacketsKeepToSourceRanges(t *testing.T) {
 			balancer, client := netip.MustParseAddrPort("192.0.2.10:80"), netip.MustParseAddr("172.18.0.100")
 			all := []lb.Backend{{Addr: netip.MustParseAddrPort("10.1.1.11:8080"), Local: true}}
 			lab.On("node1", func() {
-				p, err := newWhole(b, lb.IPv4, 0)
-				must(t, err)
-				defer p.Close()
+				p := wholeForTest(t, b, lb.IPv4)
 				table, _, _ := planetest.Shop(lb.IPv4)
 				for _, let := range []bool{false, true} {
 					sources := []netip.Prefix{netip.MustParsePrefix("10.1.1.13/32")}
@@ -441,22 +426,18 @@ func TestKernelCounters(t *testing.T) {
 	lab := netlab.ForTest(t, netlab.Options{})
 	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
 	lab.Serve(netlab.UDP, 8080, "pod1", "pod4")
-	all := []lb.Backend{{Addr: netip.MustParseAddrPort("10.1.1.11:8080"), Local: true},
-		{Addr: netip.MustParseAddrPort("10.1.2.14:8080")}}
 	table, vip, nodePort := planetest.Shop(lb.IPv4)
-	table.Replace(shopRows(all))
+	table.Replace(shopRows(twoPods))
 	balancer, dns := netip.MustParseAddrPort("192.0.2.10:80"), netip.MustParseAddrPort("10.96.0.53:53")
 	table.Replace(lb.Owner{Name: "shop/dns"},
 		[]*lb.Frontend{{Key: lb.Key{Addr: dns.Addr(), Port: dns.Port(), Proto: lb.UDP}, Service: "shop/dns",
 			Kind: lb.ClusterIP, Affinity: time.Hour, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true,
 				To: &lb.BackendSet{ID: lb.SetID{Service: "shop/dns", Proto: lb.UDP, Scope: lb.Cluster},
-					Backends: lb.BackendsOf(all...)}}}}})
+					Backends: lb.BackendsOf(twoPods...)}}}}})
 	service := table.Get(lb.Key{Addr: vip.Addr(), Port: vip.Port(), Proto: lb.TCP}).Service
 	lab.On("node1", func() {
 		for round := range 2 {
-			p, err := newWhole(xtables.NFT, lb.IPv4, 0)
-			must(t, err)
-			defer p.Close()
+			p := wholeForTest(t, xtables.NFT, lb.IPv4)
 			reads, err := ipvs.Open()
 			must(t, err)
 			defer reads.Close()

@@ -76,8 +76,7 @@ func (k *lab) config(f lb.Family) Config {
 
 func (k *lab) plane(t testing.TB, f lb.Family) *Plane {
 	t.Helper()
-	p, err := New(k.config(f))
-	must(t, err)
+	p := New(k.config(f))
 	t.Cleanup(func() { p.Close() })
 	return p
 }
@@ -351,13 +350,11 @@ func (r *rules) Rules(context.Context) (all []xtables.ChainRule, err error) {
 // kernel returns the lab as planetest.Verbs needs it.
 func (k *lab) kernel() planetest.Kernel {
 	return planetest.Kernel{
-		New: func(f lb.Family) (planetest.Plane, error) { return New(k.config(f)) },
+		New: func(f lb.Family) (planetest.Plane, error) { return New(k.config(f)), nil },
 		Slow: func(f lb.Family) (planetest.Plane, error) {
-			p, err := New(k.config(f))
-			if err == nil {
-				p.step = 10
-			}
-			return p, err
+			p := New(k.config(f))
+			p.step = 10
+			return p, nil
 		},
 		Damage:       k.damage,
 		Wipe:         k.wipe,
@@ -372,17 +369,11 @@ func (k *lab) damage(f lb.Family, rnd *rand.Rand) error { return k.harm(f, rnd, 
 // harm does one kind of damage.
 func (k *lab) harm(f lb.Family, rnd *rand.Rand, kind int) error {
 	ctx := context.Background()
-	var servers []ipvs.ServiceState
-	err := k.conn.Services(ctx, func(s ipvs.ServiceState) error {
-		if s.Family == wireFamily(f) {
-			servers = append(servers, s)
-		}
-		return nil
-	})
+	servers, err := serversOf(k.conn, f)
 	if err != nil || len(servers) == 0 {
 		return err
 	}
-	s := servers[rnd.IntN(len(servers))].Service
+	s := servers[rnd.IntN(len(servers))]
 	dests, err := k.conn.Destinations(ctx, s.ServiceID)
 	if err != nil {
 		return err
@@ -450,18 +441,32 @@ const stray = 8
 
 // wipe removes everything.
 func (k *lab) wipe(f lb.Family) error {
-	var ops []ipvs.Op
-	err := k.conn.Services(context.Background(), func(s ipvs.ServiceState) error {
-		if s.Family == wireFamily(f) {
-			ops = append(ops, ipvs.Op{Verb: ipvs.DelService, Service: s.Service})
-		}
-		return nil
-	})
 	for name := range k.sets {
 		if strings.Contains(name, "-6-") == (f == lb.IPv6) {
 			delete(k.sets, name)
 		}
 	}
 	k.devs[f].made = false
-	return errors.Join(err, k.conn.Do(context.Background(), ops, nil))
+	return deleteServers(k.conn, f)
+}
+
+// serversOf lists the virtual servers of a family.
+func serversOf(conn *ipvs.Conn, f lb.Family) (all []ipvs.Service, err error) {
+	err = conn.Services(context.Background(), func(s ipvs.ServiceState) error {
+		if s.Family == wireFamily(f) {
+			all = append(all, s.Service)
+		}
+		return nil
+	})
+	return all, err
+}
+
+// deleteServers deletes them.
+func deleteServers(conn *ipvs.Conn, f lb.Family) error {
+	servers, err := serversOf(conn, f)
+	var ops []ipvs.Op
+	for _, s := range servers {
+		ops = append(ops, ipvs.Op{Verb: ipvs.DelService, Service: s})
+	}
+	return errors.Join(err, conn.Do(context.Background(), ops, nil))
 }

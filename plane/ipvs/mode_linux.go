@@ -93,15 +93,12 @@ func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 	if err != nil {
 		return nil, err
 	}
-	p.Plane, err = New(Config{
+	p.Plane = New(Config{
 		Family: s.Family, Masquerade: mark, Scheduler: asked.IPVS.Scheduler, Sticky: sticky, Idle: timeouts.TCP,
 		ExcludeCIDRs: asked.excluded(), IPVS: p.ipvs, Sets: p.sets, Device: device, Chains: p.chains,
 		Counters: counters,
 		View:     func() (*View, error) { return openView(s.Family, ipvs.Open, p.chains.Held) },
 	})
-	if err != nil {
-		return nil, err
-	}
 	h.backends[s.Family] = p.chains.Backend
 	h.said.Do(func() {
 		p.first = []mode.Notice{deprecated}

@@ -66,8 +66,7 @@ func TestMasqueradeBitChanges(t *testing.T) {
 	byMark := func(bit uint32) (n int) {
 		cfg := k.config(lb.IPv4)
 		cfg.Masquerade = bit
-		p, err := New(cfg)
-		must(t, err)
+		p := New(cfg)
 		defer p.Close()
 		must(t, only(planetest.ResetAll(t.Context(), p, table)))
 		for _, v := range k.ipvs.State() {

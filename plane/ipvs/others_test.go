@@ -53,8 +53,7 @@ func TestOthersVirtualServers(t *testing.T) {
 	k.foreign(t, elsewhere, mark, ours, protected)
 	cfg := k.config(lb.IPv4)
 	cfg.ExcludeCIDRs = []netip.Prefix{netip.PrefixFrom(w.Addr(10, 2), 32), netip.MustParsePrefix("192.168.0.0/16")}
-	p, err := New(cfg)
-	must(t, err)
+	p := New(cfg)
 	t.Cleanup(func() { p.Close() })
 	table := w.Table(4, 2)
 	check := func(when string) {

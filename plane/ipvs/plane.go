@@ -38,14 +38,14 @@ type Config struct {
 	ExcludeCIDRs []netip.Prefix
 	// The plane writes to IPVS, Sets, Device and Chains. All are required; the plane does not close
 	// them.
-	IPVS   Servers
+	IPVS   *ipvs.Conn
 	Sets   Sets
 	Device Addresses
 	Chains Chains
 	// Counters lists counted connections; nil counts none. The plane does not close it.
 	Counters Counters
 	// View opens connections for TracePacket and Differences, in the network namespace of the
-	// calling thread. If it is nil, both fail.
+	// calling thread.
 	View func() (*View, error)
 }
 
@@ -128,13 +128,7 @@ const (
 )
 
 // New returns a plane. It makes no calls.
-func New(cfg Config) (*Plane, error) {
-	switch {
-	case cfg.Family != lb.IPv4 && cfg.Family != lb.IPv6:
-		return nil, fmt.Errorf("ipvs: family %s: want IPv4 or IPv6", cfg.Family)
-	case cfg.IPVS == nil || cfg.Sets == nil || cfg.Device == nil || cfg.Chains == nil:
-		return nil, errors.New("ipvs: nothing to write to")
-	}
+func New(cfg Config) *Plane {
 	cfg.Scheduler = schedulerOf(cfg.Scheduler)
 	cfg.Sticky = cmp.Or(cfg.Sticky, "mh")
 	cfg.Idle = cmp.Or(cfg.Idle, silent)
@@ -143,8 +137,9 @@ func New(cfg Config) (*Plane, error) {
 	for s := range setCount {
 		p.sets[s] = s.made(cfg.Family)
 	}
+	p.stats.Store(&Stats{})
 	cfg.Device.Notify(p.signal)
-	return p, nil
+	return p
 }
 
 // layout returns the part of the configuration that rendering needs.

@@ -16,8 +16,7 @@ func (k *lab) real(t *testing.T, f lb.Family) *Plane {
 	cfg, opened := k.config(f), closers{}
 	_, err := cfg.open(xtables.Auto, &opened)
 	must(t, err)
-	p, err := New(cfg)
-	must(t, err)
+	p := New(cfg)
 	t.Cleanup(func() { must(t, errors.Join(p.Close(), opened.Close())) })
 	return p
 }

@@ -20,9 +20,4 @@ func (p *Plane) publish() {
 }
 
 // Stats returns the sizes after the last finished write. Any goroutine may call it.
-func (p *Plane) Stats() Stats {
-	if s := p.stats.Load(); s != nil {
-		return *s
-	}
-	return Stats{}
-}
+func (p *Plane) Stats() Stats { return *p.stats.Load() }

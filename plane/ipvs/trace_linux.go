@@ -19,7 +19,7 @@ import (
 
 // View has its own connections for reading the kernel, in the caller's network namespace.
 type View struct {
-	IPVS   ServerView
+	IPVS   *ipvs.Conn
 	Sets   SetView
 	Device Addresses
 	// Held returns the jumps to the mode's chains, and their rules.
@@ -30,12 +30,6 @@ type View struct {
 	Stays func(ctx context.Context, id ipvs.ServiceID, client netip.Addr) (netip.AddrPort, error)
 	// Close closes the connections.
 	Close func() error
-}
-
-// ServerView is the part of ipvs.Conn that a trace needs.
-type ServerView interface {
-	Servers
-	Service(ctx context.Context, id ipvs.ServiceID) (ipvs.ServiceState, error)
 }
 
 // SetView is the part of ipset.Conn that a trace needs.
@@ -50,9 +44,6 @@ const maxTracers = 1
 
 // view waits for its turn, and opens a View.
 func (p *Plane) view(ctx context.Context) (*View, func(), error) {
-	if p.cfg.View == nil {
-		return nil, nil, errors.New("no connection to inspect the kernel")
-	}
 	select {
 	case p.tracing <- struct{}{}:
 	case <-ctx.Done():

@@ -51,11 +51,10 @@ func newLookBench(t *testing.T, b xtables.Backend, f lb.Family) *lookBench {
 	chains, err := newChains(nodeFacts{family: f, masq: 1 << 14}, b, nil)
 	must(k.t, err)
 	t.Cleanup(func() { chains.Close() })
-	k.p, err = New(Config{Family: f, Masquerade: 1 << 14, IPVS: conn, Sets: k.sets, Device: k.device, Chains: chains,
+	k.p = New(Config{Family: f, Masquerade: 1 << 14, IPVS: conn, Sets: k.sets, Device: k.device, Chains: chains,
 		View: func() (*View, error) {
 			return openView(f, k.connect, chains.Held)
 		}})
-	must(k.t, err)
 	t.Cleanup(func() { k.p.Close() })
 	k.table = inspectTable(k.World)
 	_, err = planetest.ResetAll(t.Context(), k.p, k.table)

@@ -30,7 +30,7 @@ func TestRandomTransitions(t *testing.T) {
 		}
 		lab := labOf(k, conn)
 		lab.others = append(lab.others, nodeAddresses(f)...) // of the scenarios
-		return New(lab.config(f))
+		return New(lab.config(f)), nil
 	}})
 }
 

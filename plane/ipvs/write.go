@@ -21,13 +21,6 @@ import (
 	"kube-proxy/plane"
 )
 
-// Servers is the part of ipvs.Conn that the plane needs.
-type Servers interface {
-	Do(ctx context.Context, ops []ipvs.Op, failed func(i int, err error)) error
-	Services(ctx context.Context, f func(ipvs.ServiceState) error) error
-	Destinations(ctx context.Context, id ipvs.ServiceID) ([]ipvs.DestinationState, error)
-}
-
 // writer writes the objects that a verb touched.
 //
 // The kernel has no transactions here, so the order keeps clients served (ADR 0046). It writes
