@@ -95,11 +95,12 @@ func hasSets(s mode.Settings) error {
 		return unsupported(err, ipset.ErrUnsupported)
 	}
 	defer c.Close()
-	var all []ipset.Set
 	for set := range setCount {
-		all = append(all, set.made(s.Family))
+		if err := c.Able(context.Background(), set.made(s.Family)); err != nil {
+			return unsupported(err, ipset.ErrUnsupported)
+		}
 	}
-	return unsupported(c.Able(context.Background(), all), ipset.ErrUnsupported)
+	return nil
 }
 
 // unsupported makes an error of another package wrap plane.ErrUnsupported too.

@@ -120,8 +120,9 @@ func (c *Conn) command(ctx context.Context, cmd, flags uint16, doing string, bui
 	return nil
 }
 
-// hasType returns an error that wraps [ErrUnsupported] if the kernel does not have the set's type.
-func (c *Conn) hasType(ctx context.Context, s Set) error {
+// Able returns an error that wraps [ErrUnsupported] if the kernel does not have the set's type. It
+// creates no set; the kernel may load a module.
+func (c *Conn) Able(ctx context.Context, s Set) error {
 	err := c.ask(ctx, cmdType, 0, func(e *netlink.Encoder) {
 		e.Str(attrTypeName, string(s.Type))
 		e.U8(attrFamily, uint8(s.family()))
@@ -147,20 +148,6 @@ func (s Set) family() Family {
 		return 0
 	}
 	return s.Family
-}
-
-// Able returns an error that wraps [ErrUnsupported] if the kernel cannot have one of the sets. It
-// creates none; the kernel may load modules.
-func (c *Conn) Able(ctx context.Context, sets []Set) error {
-	for _, s := range sets {
-		if err := s.check(); err != nil {
-			return err
-		}
-		if err := c.hasType(ctx, s); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // Create makes a set. The error wraps unix.EEXIST if the name is in use, and [ErrUnsupported] if
