@@ -307,9 +307,6 @@ func (w *writer) lowerOne(ctx context.Context, ops []serverOp, s *virtual) ([]se
 	if s.refs == 0 {
 		return w.leave(ctx, ops, s)
 	}
-	if s.set != nil && w.l.wantsAll(s) {
-		return ops, nil
-	}
 	return w.removeServers(ops, s, func(a netip.AddrPort) fate {
 		switch {
 		case w.l.wants(s, a):
@@ -335,35 +332,28 @@ const (
 
 // removeServers appends operations that remove real servers, at most a stage of them.
 func (w *writer) removeServers(ops []serverOp, s *virtual, fateOf func(netip.AddrPort) fate) []serverOp {
+	leaving := map[netip.AddrPort]fate{}
+	for a := range s.dests {
+		if f := fateOf(a); f != stays {
+			leaving[a] = f
+		}
+	}
 	first := len(ops)
-	for _, a := range sortedAddrs(s.dests) {
+	for _, a := range sortedAddrs(leaving) {
 		if len(ops)-first >= stage {
 			w.cut[s] = true
 			break
 		}
-		f := fateOf(a)
-		switch {
-		case f == goes:
+		if leaving[a] == goes {
 			ops = append(ops, s.op(ipvs.DelDestination, a, 0))
-		case f != stays && s.dests[a].weight != 0:
+		} else if s.dests[a].weight != 0 {
 			ops = append(ops, s.op(ipvs.SetDestination, a, 0))
 		}
-		if f == drains {
+		if leaving[a] == drains {
 			w.drain(s, a)
 		}
 	}
 	return ops
-}
-
-// wantsAll reports whether every real server is wanted. It costs a lookup for each backend.
-func (l *ledger) wantsAll(s *virtual) bool {
-	n := 0
-	for b := range s.set.Backends.All() {
-		if _, has := s.dests[b.Addr]; has && !l.withholds(b.Addr.Addr()) {
-			n++
-		}
-	}
-	return n == len(s.dests)
 }
 
 func sortedAddrs[V any](m map[netip.AddrPort]V) []netip.AddrPort {
