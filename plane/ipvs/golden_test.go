@@ -10,14 +10,13 @@ import (
 	"testing"
 
 	"kube-proxy/internal/netlink/ipset"
-	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/test/golden"
 	"kube-proxy/test/scenario"
 )
 
 func testLayout(f lb.Family) layout {
-	return layout{family: f, scheduler: "rr", sticky: "mh", stickyFlags: ipvs.Sched1, mark: marks{1 << 14}}
+	return layout{family: f, scheduler: "rr", sticky: "mh", mark: marks{1 << 14}}
 }
 
 // nodeAddresses returns the addresses of node1 in the scenarios' lab.

@@ -14,11 +14,9 @@ import (
 type layout struct {
 	family    lb.Family
 	scheduler string
-	flags     ipvs.Flags // of the scheduler
 	// sticky is the scheduler of virtual servers by mark with session affinity.
-	sticky      string
-	stickyFlags ipvs.Flags
-	mark        marks
+	sticky string
+	mark   marks
 }
 
 // wireFamily returns Linux's number of the family.
@@ -45,13 +43,14 @@ const portFTP = 21
 
 // service returns the virtual server with that name.
 func (l *layout) service(id ipvs.ServiceID, affinity uint32) ipvs.Service {
-	s := ipvs.Service{ServiceID: id, Scheduler: l.scheduler, Flags: l.flags, Netmask: id.Family.WholeAddress()}
+	s := ipvs.Service{ServiceID: id, Scheduler: l.scheduler, Flags: schedulerFlags(l.scheduler),
+		Netmask: id.Family.WholeAddress()}
 	switch {
 	case affinity == 0:
 	case id.Mark == 0 && id.Proto == uint8(lb.TCP) && id.Addr.Port() == portFTP:
 		// A persistent one would take all ports of its address from 1024 on without a virtual
 		// server.
-		s.Scheduler, s.Flags = l.sticky, l.stickyFlags
+		s.Scheduler, s.Flags = l.sticky, stickyFlags
 	default:
 		s.Flags |= ipvs.Persistent
 		s.Timeout = affinity
@@ -80,7 +79,7 @@ func bindingOf(row *lb.Frontend) binding {
 func (l *layout) byMark(id ipvs.ServiceID, sticky bool) ipvs.Service {
 	s := l.service(id, 0)
 	if sticky {
-		s.Scheduler, s.Flags = l.sticky, l.stickyFlags
+		s.Scheduler, s.Flags = l.sticky, stickyFlags
 	}
 	return s
 }

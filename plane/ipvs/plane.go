@@ -144,8 +144,7 @@ func New(cfg Config) *Plane {
 
 // layout returns the part of the configuration that rendering needs.
 func (cfg *Config) layout() layout {
-	return layout{family: cfg.Family, scheduler: cfg.Scheduler, flags: schedulerFlags(cfg.Scheduler),
-		sticky: cfg.Sticky, stickyFlags: ipvs.Sched1, mark: marks{cfg.Masquerade}}
+	return layout{family: cfg.Family, scheduler: cfg.Scheduler, sticky: cfg.Sticky, mark: marks{cfg.Masquerade}}
 }
 
 // usable returns an error if writes are impossible now.
