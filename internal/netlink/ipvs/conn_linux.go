@@ -230,14 +230,10 @@ func (c *Conn) Timeouts(ctx context.Context) (Timeouts, error) {
 // SetTimeouts sets the timeouts of connections, in whole seconds, for later packets; 0 keeps a
 // timeout.
 func (c *Conn) SetTimeouts(ctx context.Context, t Timeouts) error {
-	all := [...]struct {
-		attr  uint16
-		value time.Duration
-	}{{attrTimeoutTCP, t.TCP}, {attrTimeoutTCPFin, t.TCPFin}, {attrTimeoutUDP, t.UDP}}
 	err := c.ask(ctx, cmdSetConfig, unix.NLM_F_ACK, func(e *netlink.Encoder) {
-		for _, v := range all {
-			if v.value != 0 {
-				e.Native32(v.attr, uint32(v.value/time.Second))
+		for i, timeout := range []time.Duration{t.TCP, t.TCPFin, t.UDP} {
+			if timeout != 0 {
+				e.Native32(attrTimeoutTCP+uint16(i), uint32(timeout/time.Second))
 			}
 		}
 	}, nil)
