@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	"kube-proxy/internal/netlab"
-	"kube-proxy/internal/netlink/ipset"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/test/golden"
@@ -74,16 +73,7 @@ func makeSets(t *testing.T, f lb.Family) {
 	t.Helper()
 	var b strings.Builder
 	for s := range setCount {
-		fmt.Fprintf(&b, "create %s %s", s.name(f), s.typ())
-		if s.typ() == ipset.BitmapPort {
-			b.WriteString(" range 0-65535")
-		} else if f == lb.IPv6 {
-			b.WriteString(" family inet6")
-		}
-		if s.marks() {
-			b.WriteString(" skbinfo")
-		}
-		b.WriteString("\n")
+		fmt.Fprintln(&b, "create", s.made(f))
 	}
 	mustRun(t, b.String(), "ipset", "restore", "-exist")
 }

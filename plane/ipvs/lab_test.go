@@ -204,13 +204,21 @@ func (k *lab) Ensure(_ context.Context, s ipset.Set) (bool, error) {
 	return true, nil
 }
 
-func (k *lab) Members(_ context.Context, name string, f func(ipset.Member)) (ipset.Header, error) {
+func (k *lab) Members(ctx context.Context, name string, f func(ipset.Member)) (ipset.Header, error) {
+	h, err := k.Header(ctx, name)
+	if err != nil {
+		return h, err
+	}
+	for _, m := range k.sets[name].members {
+		f(m)
+	}
+	return h, nil
+}
+
+func (k *lab) Header(_ context.Context, name string) (ipset.Header, error) {
 	s := k.sets[name]
 	if s == nil {
 		return ipset.Header{}, fmt.Errorf("ipset %s: %w", name, ipset.ErrNoSet)
-	}
-	for _, m := range s.members {
-		f(m)
 	}
 	return ipset.Header{Set: s.Set}, nil
 }

@@ -24,22 +24,11 @@ func TestKnown(t *testing.T) {
 	}
 	var many strings.Builder
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
-		for _, name := range SetNames(f) {
-			typ := "hash:ip,port"
-			switch {
-			case strings.Contains(name, "NODE-PORT") && !strings.Contains(name, "SCTP-HAS"):
-				typ = "bitmap:port range 0-65535"
-			case strings.HasSuffix(name, "IPVS-IPS"):
-				typ = "hash:ip"
-			case strings.HasSuffix(name, "LOOP-BACK"), strings.HasSuffix(name, "SOURCE-IP"):
-				typ = "hash:ip,port,ip"
-			case strings.Contains(name, "-MARK-"):
-				typ += " skbinfo"
-			}
-			if f == lb.IPv6 && strings.HasPrefix(typ, "hash") {
-				typ += " family inet6"
-			}
-			fmt.Fprintln(&many, "create", name, typ)
+		for s := range setCount {
+			fmt.Fprintln(&many, "create", s.made(f))
+		}
+		for _, old := range SetNames(f)[setCount:] {
+			fmt.Fprintln(&many, "create", old, "bitmap:port range 0-65535")
 		}
 	}
 	many.WriteString(`create KUBE-SRC-AAAA hash:ip

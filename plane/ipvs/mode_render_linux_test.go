@@ -10,6 +10,7 @@ import (
 
 	"kube-proxy/internal/netlink/ipset"
 	"kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/test/scenario"
@@ -50,11 +51,7 @@ func TestRenderScenarios(t *testing.T) {
 		}
 		if !taken[rules] {
 			taken[rules] = true
-			program := "iptables-nft-restore"
-			if f == lb.IPv6 {
-				program = "ip6tables-nft-restore"
-			}
-			mustRun(t, rules, program, "--noflush", "--test")
+			mustRun(t, rules, programOf(f, xtables.NFT)+"-restore", "--noflush", "--test")
 		}
 		mustRun(t, "", "ipset", "destroy")
 	}

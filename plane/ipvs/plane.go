@@ -107,7 +107,7 @@ type Plane struct {
 	notices   notices
 	stats     atomic.Pointer[Stats]
 	counters  counters
-	tracing   chan struct{} // has a value for each reader
+	tracing   chan struct{} // has room for the only reader at a time
 
 	// step is the weight of new frontends that one Reset writes; it leaves the others for later.
 	// Tests change it.
@@ -132,7 +132,7 @@ func New(cfg Config) *Plane {
 	cfg.Scheduler = schedulerOf(cfg.Scheduler)
 	cfg.Sticky = cmp.Or(cfg.Sticky, "mh")
 	cfg.Idle = cmp.Or(cfg.Idle, silent)
-	p := &Plane{cfg: cfg, drift: make(chan struct{}, 1), step: step, tracing: make(chan struct{}, maxTracers)}
+	p := &Plane{cfg: cfg, drift: make(chan struct{}, 1), step: step, tracing: make(chan struct{}, 1)}
 	p.counters.on, p.counters.of = cfg.Counters != nil, map[ipvs.ServiceID]*counter{}
 	for s := range setCount {
 		p.sets[s] = s.made(cfg.Family)

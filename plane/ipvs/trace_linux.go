@@ -39,9 +39,6 @@ type SetView interface {
 	Header(ctx context.Context, name string) (ipset.Header, error)
 }
 
-// maxTracers is the number of concurrent readers; others wait.
-const maxTracers = 1
-
 // view waits for its turn, and opens a View.
 func (p *Plane) view(ctx context.Context) (*View, func(), error) {
 	select {

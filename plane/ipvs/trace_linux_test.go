@@ -111,10 +111,6 @@ func (k *lookBench) sabotage(t *testing.T, b xtables.Backend, do func(*spoiler))
 	conn, err := k.connect()
 	must(k.t, err)
 	defer conn.Close()
-	program := strings.TrimSuffix("iptables-"+string(b), "-")
-	if k.Family == lb.IPv6 {
-		program = "ip6tables-" + string(b)
-	}
 	do(&spoiler{T: t, World: k.World, ipvs: conn, member: func(name string, m ipset.Member, there bool) {
 		t.Helper()
 		i := slices.IndexFunc(k.p.sets[:], func(s ipset.Set) bool {
@@ -139,7 +135,7 @@ func (k *lookBench) sabotage(t *testing.T, b xtables.Backend, do func(*spoiler))
 			must(k.t, err)
 			for _, r := range slices.Concat(jumps, rules) {
 				if spoil(r) {
-					mustRun(t, "", program, append([]string{"-w", "-t", r.Table, "-D", r.Chain},
+					mustRun(t, "", programOf(k.Family, b), append([]string{"-w", "-t", r.Table, "-D", r.Chain},
 						unquoted(xtables.Words(r.Rule))...)...)
 				}
 			}

@@ -23,11 +23,8 @@ import (
 	"kube-proxy/trace"
 )
 
-// labView reads a lab.
-type labView struct{ *lab }
-
-func (v labView) Has(_ context.Context, name string, m ipset.Member) (bool, error) {
-	s := v.sets[name]
+func (k *lab) Has(_ context.Context, name string, m ipset.Member) (bool, error) {
+	s := k.sets[name]
 	if s == nil {
 		return false, fmt.Errorf("ipset %s: %w", name, ipset.ErrNoSet)
 	}
@@ -44,14 +41,6 @@ func (v labView) Has(_ context.Context, name string, m ipset.Member) (bool, erro
 	return false, nil
 }
 
-func (v labView) Header(_ context.Context, name string) (ipset.Header, error) {
-	s := v.sets[name]
-	if s == nil {
-		return ipset.Header{}, fmt.Errorf("ipset %s: %w", name, ipset.ErrNoSet)
-	}
-	return ipset.Header{Set: s.Set}, nil
-}
-
 // view returns the View of a lab. Its chains are those that the plane would write, as changed by
 // spoil.
 func (k *lab) view(f lb.Family) (*View, error) {
@@ -60,7 +49,7 @@ func (k *lab) view(f lb.Family) (*View, error) {
 		return nil, err
 	}
 	rules := k.rules[f]
-	return &View{IPVS: conn, Sets: labView{k}, Device: k.devs[f], Close: conn.Close,
+	return &View{IPVS: conn, Sets: k, Device: k.devs[f], Close: conn.Close,
 		Held: func(context.Context) (jumps, held []xtables.ChainRule, err error) {
 			jumps = chainJumps()
 			all := chainRules(nodeFacts{family: f, masq: 1 << 14, node: rules.node, fullyRandom: true})
