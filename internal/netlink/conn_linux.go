@@ -261,7 +261,7 @@ func (c *Conn) Next() uint32 {
 }
 
 // transmit sends in one system call, after it replaced a broken socket, and with discard dropped
-// old answers.
+// old answers. The kernel handles the messages before the system call returns.
 func (c *Conn) transmit(ctx context.Context, discard bool, bufs ...[]byte) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -275,11 +275,6 @@ func (c *Conn) transmit(ctx context.Context, discard bool, bufs ...[]byte) error
 		}
 		c.unread = nil
 	}
-	return c.send(bufs)
-}
-
-// send sends messages. The kernel handles them before the system call returns.
-func (c *Conn) send(bufs [][]byte) error {
 	if err := c.makeRoom(bufs); err != nil {
 		return err
 	}
