@@ -263,13 +263,10 @@ func weightOf(scheduler string, weight int32) int64 {
 // leave takes the translated packet out of the node. All real servers except the client itself are
 // alike.
 func (w *way) leave() error {
-	to := w.Backends[0].Address
-	for _, b := range w.Backends {
-		if b.Address.Addr() != w.packet.From.Addr() {
-			to = b.Address
-			break
-		}
-	}
+	another := slices.IndexFunc(w.Backends, func(b trace.Backend) bool {
+		return b.Address.Addr() != w.packet.From.Addr()
+	})
+	to := w.Backends[max(0, another)].Address
 	here, err := w.view.Here(w.ctx, to.Addr())
 	if err != nil {
 		return err

@@ -84,12 +84,12 @@ func staysInKernel(_ context.Context, id ipvs.ServiceID, client netip.Addr) (net
 
 // staysIn reads /proc/net/ip_vs_conn: a template has port 0 for the client's.
 func staysIn(list io.Reader, id ipvs.ServiceID, client netip.Addr) (netip.AddrPort, error) {
-	read := 0
+	read, protocol := 0, strings.ToUpper(lb.Proto(id.Proto).String())
 	lines := bufio.NewScanner(list)
 	for lines.Scan() {
 		read += len(lines.Bytes()) + 1
 		f := strings.Fields(lines.Text())
-		if len(f) < 7 || f[2] != "0000" || f[0] != protocolNames[id.Proto] {
+		if len(f) < 7 || f[2] != "0000" || f[0] != protocol {
 			continue
 		}
 		from, to, by := connectionEnd(f[1], f[2]), connectionEnd(f[3], f[4]), connectionEnd(f[5], f[6])
@@ -105,9 +105,6 @@ func staysIn(list io.Reader, id ipvs.ServiceID, client netip.Addr) (netip.AddrPo
 	}
 	return netip.AddrPort{}, nil
 }
-
-// protocolNames are the names in the list of connections.
-var protocolNames = map[uint8]string{uint8(lb.TCP): "TCP", uint8(lb.UDP): "UDP", uint8(lb.SCTP): "SCTP"}
 
 // connectionEnd reads an address and a port in hexadecimal; an IPv4 address has eight digits.
 func connectionEnd(addr, port string) netip.AddrPort {

@@ -186,20 +186,16 @@ func (w *writer) fail(object any, key lb.Key, err error) error {
 
 // sortedServers returns the touched virtual servers without a failure, in a fixed order.
 func (w *writer) sortedServers() []*virtual {
-	all := make([]*virtual, 0, len(w.l.touched.servers))
-	for s := range w.l.touched.servers {
-		if !w.failed[s] {
-			all = append(all, s)
-		}
-	}
-	slices.SortFunc(all, func(a, b *virtual) int { return compareIDs(a.id, b.id) })
-	return all
+	all := slices.SortedFunc(maps.Keys(w.l.touched.servers), compareServers)
+	return slices.DeleteFunc(all, func(s *virtual) bool { return w.failed[s] })
 }
 
 // sortedServers returns all virtual servers in a fixed order.
 func (l *ledger) sortedServers() []*virtual {
-	return slices.SortedFunc(maps.Values(l.servers), func(a, b *virtual) int { return compareIDs(a.id, b.id) })
+	return slices.SortedFunc(maps.Values(l.servers), compareServers)
 }
+
+func compareServers(a, b *virtual) int { return compareIDs(a.id, b.id) }
 
 func compareIDs(a, b ipvs.ServiceID) int {
 	return cmp.Or(cmp.Compare(a.Mark, b.Mark), compare(a.Addr, b.Addr), cmp.Compare(a.Proto, b.Proto))
