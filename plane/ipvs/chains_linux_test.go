@@ -218,16 +218,12 @@ COMMIT
 					want = append(want, strings.TrimSpace(line))
 				}
 			}
-			slices.Sort(is)
-			slices.Sort(want)
-			if is, want = slices.Compact(is), slices.Compact(want); !slices.Equal(is, want) {
-				for _, line := range slices.Compact(slices.Sorted(slices.Values(slices.Concat(is, want)))) {
-					if !slices.Contains(want, line) {
-						t.Errorf("there is %s", line)
-					} else if !slices.Contains(is, line) {
-						t.Errorf("there is not %s", line)
-					}
-				}
+			once := func(lines []string) string {
+				slices.Sort(lines)
+				return strings.Join(slices.Compact(lines), "\n") + "\n"
+			}
+			if diff := golden.Diff(once(want), once(is)); diff != "" {
+				t.Error(diff)
 			}
 			if repaired, err := k.Audit(t.Context(), true); repaired != 0 || err != nil {
 				t.Errorf("an audit repairs %d, %v", repaired, err)

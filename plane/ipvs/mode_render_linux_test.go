@@ -13,18 +13,20 @@ import (
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
+	"kube-proxy/test/golden"
 	"kube-proxy/test/scenario"
 )
 
 // sortedLines returns the lines with one of the prefixes, sorted.
-func sortedLines(text string, prefixes ...string) (lines []string) {
+func sortedLines(text string, prefixes ...string) string {
+	var lines []string
 	for line := range strings.Lines(text) {
 		if slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(line, p) }) {
-			lines = append(lines, strings.TrimSpace(line))
+			lines = append(lines, strings.TrimSpace(line)+"\n")
 		}
 	}
 	slices.Sort(lines)
-	return lines
+	return strings.Join(lines, "")
 }
 
 // ipset accepts the rendering of each scenario's last state, and prints it unchanged; iptables
@@ -44,10 +46,9 @@ func TestRenderScenarios(t *testing.T) {
 		f, parts := rendered(t, i, sc)
 		members, rules := parts[1], parts[3]
 		mustRun(t, members, "ipset", "restore")
-		if got, want := sortedLines(mustRun(t, "", "ipset", "save"), "add "),
-			sortedLines(members, "add "); !slices.Equal(got, want) {
-			t.Errorf("%s, %s: ipset save prints\n%s\nwant\n%s", sc.Name, f, strings.Join(got, "\n"),
-				strings.Join(want, "\n"))
+		saved := sortedLines(mustRun(t, "", "ipset", "save"), "add ")
+		if diff := golden.Diff(sortedLines(members, "add "), saved); diff != "" {
+			t.Errorf("%s, %s: ipset save prints\n%s", sc.Name, f, diff)
 		}
 		if !taken[rules] {
 			taken[rules] = true
@@ -121,10 +122,8 @@ func TestIPVSGoldensRestore(t *testing.T) {
 			mustRun(t, parts[1], "ipset", "restore")
 			same := func(what, got string, want string, prefixes ...string) {
 				t.Helper()
-				if got, want := sortedLines(got, prefixes...), sortedLines(want, prefixes...); !slices.Equal(got,
-					want) {
-					t.Errorf("%s: the kernel has of %s\n%s\nwant\n%s", f, what, strings.Join(got, "\n"),
-						strings.Join(want, "\n"))
+				if diff := golden.Diff(sortedLines(want, prefixes...), sortedLines(got, prefixes...)); diff != "" {
+					t.Errorf("%s: the kernel has of %s\n%s", f, what, diff)
 				}
 			}
 			listed, n := listServers(t)
