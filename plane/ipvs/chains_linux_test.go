@@ -4,14 +4,12 @@ import (
 	"bytes"
 	"fmt"
 	"net/netip"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
-	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/test/golden"
@@ -130,10 +128,7 @@ func TestChainsInKernel(t *testing.T) {
 
 func manager(t *testing.T, n nodeFacts, b xtables.Backend) *chainManager {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("network namespaces need root")
-	}
-	netlab.EnterForTest(t)
+	inNamespace(t)
 	makeSets(t, n.family)
 	return managerHere(t, n, b)
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -15,7 +14,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/netlab"
 	nlconn "kube-proxy/internal/netlink"
 	"kube-proxy/internal/netlink/route"
 	"kube-proxy/lb"
@@ -34,15 +32,10 @@ type deviceBench struct {
 // supports.
 func enterForDevice(t testing.TB) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
-	netlab.EnterForTest(t)
-	was := DeviceType
-	t.Cleanup(func() { DeviceType = was })
+	inNamespace(t)
 	try := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Name: "try"}, LinkType: "dummy"}
 	if err := netlink.LinkAdd(try); errors.Is(err, unix.EOPNOTSUPP) {
-		DeviceType = "bridge"
+		of(t, "bridge")
 	} else if err = errors.Join(err, netlink.LinkDel(try)); err != nil {
 		t.Fatal(err)
 	}

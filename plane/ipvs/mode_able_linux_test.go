@@ -24,7 +24,7 @@ import (
 )
 
 // inNamespace runs the rest of a test in a new network namespace.
-func inNamespace(t *testing.T) {
+func inNamespace(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces need root")
@@ -33,7 +33,7 @@ func inNamespace(t *testing.T) {
 }
 
 // of runs the rest of a test with another kind of device.
-func of(t *testing.T, kind string) {
+func of(t testing.TB, kind string) {
 	t.Helper()
 	was := DeviceType
 	DeviceType = kind
