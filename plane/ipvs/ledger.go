@@ -558,17 +558,12 @@ func (l *ledger) place(p Place, n lb.Node) {
 		}
 	}
 	l.elsewhere = p.Elsewhere
-	l.know(n)
+	l.pods, l.services, l.apiServers = n.Pods.Prefixes, n.ServiceCIDRs, n.APIServers
 	for a, is := range l.addrs {
 		if l.binds(a, is) != before[a] {
 			l.rebound(lb.Key{}, a, before[a])
 		}
 	}
-}
-
-// know records the table's facts about the cluster.
-func (l *ledger) know(n lb.Node) {
-	l.pods, l.services, l.apiServers = n.Pods.Prefixes, n.ServiceCIDRs, n.APIServers
 }
 
 // keeps reports whether flows to a real server outside of the set continue: the Service still has

@@ -16,7 +16,7 @@ import (
 // preview is what a new plane would write to an empty kernel, in a fixed order.
 type preview struct {
 	ops       []ipvs.Op // that create the virtual and real servers
-	sets      []previewSet
+	sets      [setCount]previewSet
 	addresses []netip.Addr // on kube-ipvs0
 }
 
@@ -28,16 +28,13 @@ type previewSet struct {
 // previewOf returns the preview of a table on a node that has those addresses, beside service
 // addresses.
 func previewOf(l layout, own []netip.Addr, table *lb.Table) preview {
-	led := newLedger(l)
-	led.own = own
-	led.know(table.Node)
-	led.conflict(table)
+	node := Place{Own: own, Elsewhere: map[netip.Addr]bool{}}
 	for _, a := range own {
-		led.elsewhere[a] = true
-		if lb.Within(table.Node.NodePorts, a) {
-			led.nodePorts = append(led.nodePorts, a)
-		}
+		node.Elsewhere[a] = true
 	}
+	led := newLedger(l)
+	led.place(node, table.Node)
+	led.conflict(table)
 	for _, row := range table.Sorted() {
 		_ = led.set(row.Key, row) // a refused frontend has no ranges, and drops
 	}
@@ -47,15 +44,12 @@ func previewOf(l layout, own []netip.Addr, table *lb.Table) preview {
 			p.ops = append(p.ops, op.Op)
 		}
 	}
-	members := slices.SortedFunc(maps.Keys(led.members), compareMembers)
 	for s := range setCount {
-		made := previewSet{Set: s.made(l.family)}
-		for _, m := range members {
-			if m.set == s {
-				made.members = append(made.members, m.wire(led.members[m].want))
-			}
-		}
-		p.sets = append(p.sets, made)
+		p.sets[s].Set = s.made(l.family)
+	}
+	for _, m := range slices.SortedFunc(maps.Keys(led.members), compareMembers) {
+		of := &p.sets[m.set]
+		of.members = append(of.members, m.wire(led.members[m].want))
 	}
 	for a, is := range led.addrs {
 		if led.binds(a, is) {
