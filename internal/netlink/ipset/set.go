@@ -171,7 +171,7 @@ func (m Member) String() string {
 	case m.Proto == 0:
 		b.WriteString(m.Addr.String())
 	default:
-		fmt.Fprintf(&b, "%s,%s:%d", m.Addr, protoName(m.Proto), m.Port)
+		fmt.Fprintf(&b, "%s,%s:%d", m.Addr, cmp.Or(protocols[m.Proto], fmt.Sprint(m.Proto)), m.Port)
 	}
 	if m.Net.IsValid() {
 		b.WriteByte(',')
@@ -197,17 +197,7 @@ const (
 	sctp = 132
 )
 
-func protoName(p uint8) string {
-	switch p {
-	case tcp:
-		return "tcp"
-	case udp:
-		return "udp"
-	case sctp:
-		return "sctp"
-	}
-	return fmt.Sprint(p)
-}
+var protocols = map[uint8]string{tcp: "tcp", udp: "udp", sctp: "sctp"}
 
 // check returns an error if a set cannot have the member. The kernel accepts members that pass.
 func (m Member) check(s *Set) error {

@@ -62,13 +62,8 @@ func (id ServiceID) String() string {
 		}
 		return fmt.Sprintf("mark %#x", id.Mark)
 	}
-	switch id.Proto {
-	case 6:
-		return "TCP " + id.Addr.String()
-	case 17:
-		return "UDP " + id.Addr.String()
-	case 132:
-		return "SCTP " + id.Addr.String()
+	if name, known := map[uint8]string{6: "TCP", 17: "UDP", 132: "SCTP"}[id.Proto]; known {
+		return name + " " + id.Addr.String()
 	}
 	return fmt.Sprintf("protocol %d %s", id.Proto, id.Addr)
 }
