@@ -214,12 +214,10 @@ func (l *ledger) countRow(key lb.Key, row *lb.Frontend, by int32) {
 func (l *ledger) countBackend(key lb.Key, a netip.Addr, by int32) {
 	is := l.addrs[a]
 	before := is.yields && l.binds(a, is)
-	if l.backends[a] += by; l.backends[a] == 0 {
-		delete(l.backends, a)
-	}
+	setOrDelete(l.backends, a, l.backends[a]+by)
 	if is.yields {
 		is.yields = l.backends[a] > 0
-		l.setAddress(a, is)
+		setOrDelete(l.addrs, a, is)
 		l.rebound(key, a, before)
 	}
 }
@@ -235,9 +233,7 @@ func (l *ledger) countFront(key lb.Key, f *front, by int32) {
 			s.refs += by
 			switch late := s.of.set != m.other.set; {
 			case late:
-				if l.late[*m.other] += by; l.late[*m.other] == 0 {
-					delete(l.late, *m.other)
-				}
+				setOrDelete(l.late, *m.other, l.late[*m.other]+by)
 			case by > 0:
 				s.set, s.serving = m.to, m.serving
 			}
@@ -340,7 +336,7 @@ func (l *ledger) bind(key lb.Key, s *virtual, as binding) {
 	case fresh:
 		is.yields = as == provisional && l.yield(a, is)
 	}
-	l.setAddress(a, is)
+	setOrDelete(l.addrs, a, is)
 	l.rebound(key, a, before)
 }
 
@@ -400,11 +396,11 @@ func (l *ledger) conflict(want *lb.Table) {
 	}
 }
 
-func (l *ledger) setAddress(a netip.Addr, is address) {
-	if is == (address{}) {
-		delete(l.addrs, a)
-	} else {
-		l.addrs[a] = is
+// setOrDelete sets an entry of a map, which has no zero values.
+func setOrDelete[K, V comparable](m map[K]V, key K, value V) {
+	var zero V
+	if m[key] = value; value == zero {
+		delete(m, key)
 	}
 }
 

@@ -36,7 +36,5 @@ func (l *ledger) countRanges(row *lb.Frontend, by int) {
 		return
 	}
 	service := lb.OwnerOf(row.Service)
-	if l.ranges[service] += by * len(row.Sources); l.ranges[service] == 0 {
-		delete(l.ranges, service)
-	}
+	setOrDelete(l.ranges, service, l.ranges[service]+by*len(row.Sources))
 }

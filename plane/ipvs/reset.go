@@ -300,7 +300,7 @@ func (p *Plane) readAddresses(ctx context.Context, l *ledger) error {
 	for a, is := range l.addrs {
 		if is.has && !has[a] {
 			is.has = false
-			l.setAddress(a, is)
+			setOrDelete(l.addrs, a, is)
 			l.touched.addrs[a] = lb.Key{}
 		}
 	}

@@ -663,7 +663,7 @@ func (w *writer) addressOps(ctx context.Context, add bool, which func(netip.Addr
 			}
 			is := w.l.addrs[a]
 			is.has = add
-			w.l.setAddress(a, is)
+			setOrDelete(w.l.addrs, a, is)
 			return nil
 		})
 }
