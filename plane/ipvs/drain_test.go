@@ -74,16 +74,15 @@ func (d *drainLab) wait(time_ time.Duration, each func(second int)) {
 
 // weights returns the weights of the virtual server's real servers; nil without a virtual server.
 func (d *drainLab) weights() map[netip.AddrPort]int32 {
-	for _, v := range d.ipvs.State() {
-		if v.ServiceID == d.web {
-			all := map[netip.AddrPort]int32{}
-			for _, s := range v.Destinations {
-				all[s.Addr] = s.Weight
-			}
-			return all
-		}
+	v, found := d.find(d.web)
+	if !found {
+		return nil
 	}
-	return nil
+	all := map[netip.AddrPort]int32{}
+	for _, s := range v.Destinations {
+		all[s.Addr] = s.Weight
+	}
+	return all
 }
 
 // want checks that pods 0, 1, … have these weights; -1 means no real server.

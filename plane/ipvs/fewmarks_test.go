@@ -51,16 +51,13 @@ func (c *fewMarks) reached(i int) (backends []netip.AddrPort, ok bool) {
 			continue
 		}
 		is := c.sets[setMarksPods.name(lb.IPv4)].members[m]
-		for _, v := range c.ipvs.State() {
-			if v.ServiceID == ipvs.ByMark(ipvs.IPv4, is.Mark) {
-				for _, d := range v.Destinations {
-					if d.Weight > 0 {
-						backends = append(backends, d.Addr)
-					}
-				}
-				return backends, true
+		v, found := c.find(ipvs.ByMark(ipvs.IPv4, is.Mark))
+		for _, d := range v.Destinations {
+			if d.Weight > 0 {
+				backends = append(backends, d.Addr)
 			}
 		}
+		return backends, found
 	}
 	return nil, false
 }

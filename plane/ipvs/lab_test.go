@@ -139,6 +139,16 @@ func (k *lab) connections(active func() uint32) {
 	}
 }
 
+// find returns a virtual server.
+func (k *lab) find(id ipvs.ServiceID) (v ipvsfake.VirtualServer, found bool) {
+	for _, v := range k.ipvs.State() {
+		if v.ServiceID == id {
+			return v, true
+		}
+	}
+	return v, false
+}
+
 // always returns n.
 func always(n uint32) func() uint32 { return func() uint32 { return n } }
 

@@ -29,10 +29,8 @@ func (k *lab) foreign(t *testing.T, ids ...ipvs.ServiceID) {
 }
 
 func (k *lab) scheduler(id ipvs.ServiceID) string {
-	for _, v := range k.ipvs.State() {
-		if v.ServiceID == id {
-			return v.Scheduler
-		}
+	if v, found := k.find(id); found {
+		return v.Scheduler
 	}
 	return "none"
 }
@@ -209,11 +207,8 @@ func TestOthersMakeWhatCouldNotBeMade(t *testing.T) {
 		// As if an audit could not list the real servers of all.
 		p.unread = []ipvs.ServiceID{probeID(lb.IPv4)}
 		must(t, only(p.Audit(t.Context(), true)))
-		for _, v := range k.ipvs.State() {
-			if v.ServiceID == theirs.Service.ServiceID && (len(v.Destinations) != 2 || v.Destinations[0].Weight != 1 ||
-				v.Destinations[1].Weight != 1) {
-				t.Errorf("made by others with %d real servers: %+v", dests, v)
-			}
+		if serve, all := k.weights(f[0].Key); serve != 2 || all != 2 {
+			t.Errorf("made by others with %d real servers: %d of %d serve, want 2", dests, serve, all)
 		}
 	}
 }

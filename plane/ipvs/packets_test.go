@@ -83,10 +83,8 @@ func TestRefusedRemovalIsKnown(t *testing.T) {
 	}
 	k.ipvs.Before = nil
 	k.start(t, lb.IPv4, table)
-	for _, v := range k.ipvs.State() {
-		if v.ServiceID == np {
-			t.Error("it stays for ever")
-		}
+	if _, stays := k.find(np); stays {
+		t.Error("it stays for ever")
 	}
 }
 

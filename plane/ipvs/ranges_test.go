@@ -55,11 +55,8 @@ func (k *lab) held(p *Plane, key lb.Key) (h held) {
 	h.firewalled = n > 0
 	_, mark := at(setMarksAnywhere)
 	h.drops = mark == p.l.mark.drop()
-	for _, v := range k.ipvs.State() {
-		for _, d := range v.Destinations {
-			h.balances = h.balances || v.ServiceID == serviceOf(key) && d.Weight > 0
-		}
-	}
+	serve, _ := k.weights(key)
+	h.balances = serve > 0
 	return h
 }
 

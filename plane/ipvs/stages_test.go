@@ -13,18 +13,13 @@ import (
 // weights counts the real servers of the virtual server of a frontend: those with weight 1, and
 // all.
 func (k *lab) weights(key lb.Key) (serve, all int) {
-	for _, v := range k.ipvs.State() {
-		if v.ServiceID != serviceOf(key) {
-			continue
-		}
-		for _, d := range v.Destinations {
-			all++
-			if d.Weight > 0 {
-				serve++
-			}
+	v, _ := k.find(serviceOf(key))
+	for _, d := range v.Destinations {
+		if d.Weight == 1 {
+			serve++
 		}
 	}
-	return serve, all
+	return serve, len(v.Destinations)
 }
 
 // A Service of 10,000 endpoints is added, replaced completely, and removed. No call sends the
