@@ -254,12 +254,7 @@ func TestCountersGoOn(t *testing.T) {
 	key := lb.Key{Addr: w.Addr(10, 31), Port: 80, Proto: lb.TCP}
 	theirs := add
 	theirs.Service.ServiceID = serviceOf(key)
-	k.ipvs.Before = func(r ipvsfake.Request) error {
-		if r.Command == ipvsfake.NewService && r.Service == theirs.Service.ServiceID {
-			return unix.EPERM
-		}
-		return nil
-	}
+	k.refuses(ipvsfake.NewService, theirs.Service.ServiceID, unix.EPERM)
 	if _, err := p.Apply(t.Context(), replacedBy(t, table, w, 30)); err == nil {
 		t.Fatal("a virtual server that cannot be made is no error")
 	}

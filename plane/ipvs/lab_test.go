@@ -139,6 +139,16 @@ func (k *lab) connections(active func() uint32) {
 	}
 }
 
+// refuses makes the kernel refuse a command about a virtual server.
+func (k *lab) refuses(c ipvsfake.Command, id ipvs.ServiceID, errno unix.Errno) {
+	k.ipvs.Before = func(r ipvsfake.Request) error {
+		if r.Command == c && r.Service == id {
+			return errno
+		}
+		return nil
+	}
+}
+
 // find returns a virtual server.
 func (k *lab) find(id ipvs.ServiceID) (v ipvsfake.VirtualServer, found bool) {
 	for _, v := range k.ipvs.State() {

@@ -188,12 +188,7 @@ func TestOthersMakeWhatCouldNotBeMade(t *testing.T) {
 		o, f := w.ClusterIP(30, 7, 2)
 		theirs := ipvs.Op{Verb: ipvs.NewService, Service: ipvs.Service{ServiceID: serviceOf(f[0].Key), Scheduler: "rr",
 			Netmask: ipvs.IPv4.WholeAddress()}}
-		k.ipvs.Before = func(r ipvsfake.Request) error {
-			if r.Command == ipvsfake.NewService && r.Service == theirs.Service.ServiceID {
-				return unix.EPERM
-			}
-			return nil
-		}
+		k.refuses(ipvsfake.NewService, theirs.Service.ServiceID, unix.EPERM)
 		if _, err := p.Apply(t.Context(), replaced(table, o, f)); !errors.Is(err, unix.EPERM) {
 			t.Fatalf("a virtual server that cannot be made: %v", err)
 		}

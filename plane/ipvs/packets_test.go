@@ -72,12 +72,7 @@ func TestServingBackendKeepsFlows(t *testing.T) {
 func TestRefusedRemovalIsKnown(t *testing.T) {
 	k, p, table, w := started(t, lb.IPv4)
 	np := serviceOf(lb.Key{Addr: w.Addr(192, 1), Port: 30010, Proto: lb.TCP})
-	k.ipvs.Before = func(r ipvsfake.Request) error {
-		if r.Command == ipvsfake.DelService && r.Service == np {
-			return unix.ENOMEM
-		}
-		return nil
-	}
+	k.refuses(ipvsfake.DelService, np, unix.ENOMEM)
 	if _, err := p.Apply(t.Context(), replaced(table, lb.Owner{Name: "ns/svc-10"}, nil)); err == nil {
 		t.Fatal("no error")
 	}
