@@ -152,51 +152,28 @@ func Attribute(b []byte, typ uint16) (v []byte) {
 }
 
 // U8 returns an attribute of one byte, or 0 without a value. The functions below do the same.
-func U8(b []byte) uint8 {
-	if len(b) < 1 {
-		return 0
-	}
-	return b[0]
-}
+func U8(b []byte) uint8 { return number(b, 1, func(b []byte) uint8 { return b[0] }) }
 
 // BE16 returns a number in big endian.
-func BE16(b []byte) uint16 {
-	if len(b) < 2 {
-		return 0
-	}
-	return binary.BigEndian.Uint16(b)
-}
+func BE16(b []byte) uint16 { return number(b, 2, binary.BigEndian.Uint16) }
 
 // BE32 returns a number in big endian.
-func BE32(b []byte) uint32 {
-	if len(b) < 4 {
-		return 0
-	}
-	return binary.BigEndian.Uint32(b)
-}
+func BE32(b []byte) uint32 { return number(b, 4, binary.BigEndian.Uint32) }
 
 // BE64 returns a number in big endian.
-func BE64(b []byte) uint64 {
-	if len(b) < 8 {
-		return 0
-	}
-	return binary.BigEndian.Uint64(b)
-}
+func BE64(b []byte) uint64 { return number(b, 8, binary.BigEndian.Uint64) }
 
 // Native16 returns a number in the machine's byte order.
-func Native16(b []byte) uint16 {
-	if len(b) < 2 {
-		return 0
-	}
-	return Order.Uint16(b)
-}
+func Native16(b []byte) uint16 { return number(b, 2, Order.Uint16) }
 
 // Native32 returns a number in the machine's byte order.
-func Native32(b []byte) uint32 {
-	if len(b) < 4 {
-		return 0
+func Native32(b []byte) uint32 { return number(b, 4, Order.Uint32) }
+
+func number[T any](b []byte, size int, read func([]byte) T) (v T) {
+	if len(b) >= size {
+		v = read(b)
 	}
-	return Order.Uint32(b)
+	return v
 }
 
 // CStr returns b as a string without the terminating NUL.
