@@ -1,7 +1,6 @@
 package ipvs
 
 import (
-	"cmp"
 	"iter"
 	"net/netip"
 	"slices"
@@ -575,10 +574,6 @@ func (l *ledger) wants(s *virtual, a netip.AddrPort) bool {
 
 func hasBackend(s *lb.BackendSet, a netip.AddrPort) bool {
 	return s != nil && s.Backends.Has(a)
-}
-
-func compare(a, b netip.AddrPort) int {
-	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Port(), b.Port()))
 }
 
 // drains reports whether real servers keep their connections when they leave: TCP ones do (DP-34).

@@ -3,7 +3,6 @@
 package ipvs
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -397,8 +396,6 @@ func (f *foreigners) saw(id ipvs.ServiceID, l *ledger, want *lb.Table) {
 	f.n++
 	if id.Mark == 0 && want.Get(keyOf(id)) != nil {
 		f.ours = append(f.ours, id)
-		slices.SortFunc(f.ours, func(a, b ipvs.ServiceID) int {
-			return cmp.Or(compare(a.Addr, b.Addr), cmp.Compare(a.Proto, b.Proto))
-		})
+		slices.SortFunc(f.ours, compareIDs)
 	}
 }

@@ -205,7 +205,7 @@ func (w *way) balance(s ipvs.Service) error {
 	if err != nil {
 		return err
 	}
-	slices.SortFunc(all, func(a, b ipvs.DestinationState) int { return compare(a.Addr, b.Addr) })
+	slices.SortFunc(all, func(a, b ipvs.DestinationState) int { return a.Addr.Compare(b.Addr) })
 	open := uint32(0)
 	for _, d := range all {
 		open += d.Active + d.Inactive

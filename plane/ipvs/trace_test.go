@@ -143,7 +143,7 @@ func (s *spoiler) vip() (ipvs.Service, []ipvs.Destination) {
 	for _, d := range all {
 		real = append(real, d.Destination)
 	}
-	slices.SortFunc(real, func(a, b ipvs.Destination) int { return compare(a.Addr, b.Addr) })
+	slices.SortFunc(real, func(a, b ipvs.Destination) int { return a.Addr.Compare(b.Addr) })
 	return is.Service, real
 }
 

@@ -198,7 +198,7 @@ func (l *ledger) sortedServers() []*virtual {
 func compareServers(a, b *virtual) int { return compareIDs(a.id, b.id) }
 
 func compareIDs(a, b ipvs.ServiceID) int {
-	return cmp.Or(cmp.Compare(a.Mark, b.Mark), compare(a.Addr, b.Addr), cmp.Compare(a.Proto, b.Proto))
+	return cmp.Or(cmp.Compare(a.Mark, b.Mark), a.Addr.Compare(b.Addr), cmp.Compare(a.Proto, b.Proto))
 }
 
 // serverOp is an operation on a virtual server.
@@ -353,7 +353,7 @@ func (w *writer) removeServers(ops []serverOp, s *virtual, fateOf func(netip.Add
 }
 
 func sortedAddrs[V any](m map[netip.AddrPort]V) []netip.AddrPort {
-	return slices.SortedFunc(maps.Keys(m), compare)
+	return slices.SortedFunc(maps.Keys(m), netip.AddrPort.Compare)
 }
 
 // leave removes a virtual server without frontends. Its open connections continue for a while, as
@@ -614,7 +614,7 @@ func (w *writer) proves(m member) bool {
 
 func compareMembers(a, b member) int {
 	return cmp.Or(cmp.Compare(a.set, b.set), a.addr.Compare(b.addr), cmp.Compare(a.port, b.port),
-		cmp.Compare(a.proto, b.proto), a.from.Addr().Compare(b.from.Addr()), cmp.Compare(a.from.Bits(), b.from.Bits()))
+		cmp.Compare(a.proto, b.proto), a.from.Compare(b.from))
 }
 
 func (w *writer) memberOps(ctx context.Context, ops []memberOp) error {
