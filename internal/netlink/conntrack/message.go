@@ -142,17 +142,12 @@ func (e *Entry) Parse(body []byte) bool {
 // parse reads CTA_TUPLE_ORIG or CTA_TUPLE_REPLY.
 func (t *Tuple) parse(b []byte) {
 	var from, to netip.Addr
-	ip := netlink.Attribute(b, ctaTupleIP)
-	netlink.Attributes(ip, func(typ uint16, v []byte) bool {
-		switch {
-		case typ == ctaIPv4Src && len(v) == 4:
-			from = netip.AddrFrom4([4]byte(v))
-		case typ == ctaIPv4Dst && len(v) == 4:
-			to = netip.AddrFrom4([4]byte(v))
-		case typ == ctaIPv6Src && len(v) == 16:
-			from = netip.AddrFrom16([16]byte(v))
-		case typ == ctaIPv6Dst && len(v) == 16:
-			to = netip.AddrFrom16([16]byte(v))
+	netlink.Attributes(netlink.Attribute(b, ctaTupleIP), func(typ uint16, v []byte) bool {
+		switch typ {
+		case ctaIPv4Src, ctaIPv6Src:
+			from, _ = netip.AddrFromSlice(v)
+		case ctaIPv4Dst, ctaIPv6Dst:
+			to, _ = netip.AddrFromSlice(v)
 		}
 		return true
 	})
