@@ -172,14 +172,11 @@ func appendAddr(e *netlink.Encoder, typ uint16, a netip.Addr) {
 	e.EndNest(nest)
 }
 
-func parseAddr(nest []byte) (a netip.Addr) {
-	netlink.Attributes(nest, func(typ uint16, v []byte) bool {
-		switch {
-		case typ == addressIPv4 && len(v) == 4, typ == addressIPv6 && len(v) == 16:
-			a, _ = netip.AddrFromSlice(v)
-		}
-		return true
-	})
+func parseAddr(nest []byte) netip.Addr {
+	a, ok := netip.AddrFromSlice(netlink.Attribute(nest, addressIPv4))
+	if !ok {
+		a, _ = netip.AddrFromSlice(netlink.Attribute(nest, addressIPv6))
+	}
 	return a
 }
 
