@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 	"unsafe"
@@ -240,18 +241,11 @@ func (c *Conn) Filter(program []unix.SockFilter) error {
 
 // Request returns a request made of the parts of its body, with the flags and unix.NLM_F_REQUEST.
 func Request(typ, flags uint16, body ...[]byte) []byte {
-	n := unix.SizeofNlMsghdr
-	for _, b := range body {
-		n += len(b)
-	}
-	r := Order.AppendUint32(make([]byte, 0, n), uint32(n))
-	r = Order.AppendUint16(r, typ)
-	r = Order.AppendUint16(r, flags|unix.NLM_F_REQUEST)
-	r = append(r, 0, 0, 0, 0, 0, 0, 0, 0) // the sequence number, which Do writes, and the port
-	for _, b := range body {
-		r = append(r, b...)
-	}
-	return r
+	var e Encoder
+	at := e.Begin(typ, flags, 0) // Do writes the sequence number
+	e.B = append(e.B, slices.Concat(body...)...)
+	e.EndMessage(at)
+	return e.B
 }
 
 // Next returns a new sequence number.
