@@ -6,10 +6,9 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"os"
-	"strings"
 	"sync"
 
+	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/mode"
 )
@@ -158,6 +157,6 @@ func (p *Plane) Traffic(ctx context.Context, f func(mode.Count)) error {
 
 // counting reports whether the kernel updates its counters.
 func counting() bool {
-	b, err := os.ReadFile("/proc/sys/net/ipv4/vs/run_estimation")
-	return err != nil || strings.TrimSpace(string(b)) != "0" // kernels before 6.2 have no such setting, and count
+	v, err := kernel.Sysctl("net.ipv4.vs.run_estimation")
+	return err != nil || v != "0" // kernels before 6.2 have no such setting, and count
 }
