@@ -395,7 +395,7 @@ func (l *ledger) conflict(want *lb.Table) {
 	}
 }
 
-// setOrDelete sets an entry of a map, which has no zero values.
+// setOrDelete sets an entry of a map that keeps no zero values.
 func setOrDelete[K, V comparable](m map[K]V, key K, value V) {
 	var zero V
 	if m[key] = value; value == zero {
