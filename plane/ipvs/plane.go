@@ -130,7 +130,7 @@ const (
 // New returns a plane. It makes no calls.
 func New(cfg Config) *Plane {
 	cfg.Scheduler = schedulerOf(cfg.Scheduler)
-	cfg.Sticky = cmp.Or(cfg.Sticky, "mh")
+	cfg.Sticky = cmp.Or(cfg.Sticky, stickyScheduler)
 	cfg.Idle = cmp.Or(cfg.Idle, silent)
 	p := &Plane{cfg: cfg, drift: make(chan struct{}, 1), step: step, tracing: make(chan struct{}, 1)}
 	p.counters.on, p.counters.of = cfg.Counters != nil, map[ipvs.ServiceID]*counter{}
