@@ -28,6 +28,12 @@ func newDrainLab(t testing.TB, proto lb.Proto) *drainLab {
 	return d
 }
 
+// drainTest runs a test with a drainLab.
+func drainTest(t *testing.T, proto lb.Proto, test func(*testing.T, *drainLab)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { test(t, newDrainLab(t, proto)) })
+}
+
 // service returns a Service with n backends from pod first on; a negative n removes it.
 func (d *drainLab) service(proto lb.Proto, first, n int) (lb.Owner, []*lb.Frontend) {
 	var all []lb.Backend
@@ -110,8 +116,7 @@ func (d *drainLab) want(when string, weights ...int32) {
 // A TCP backend that leaves keeps its connections and gets no new ones; it is removed soon after
 // the last of them ends (DP-34, PN-40).
 func TestDrainDP34(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := newDrainLab(t, lb.TCP)
+	drainTest(t, lb.TCP, func(t *testing.T, d *drainLab) {
 		d.busy(2, 3, 10, 10)
 		d.apply(d.service(lb.TCP, 0, 2))
 		d.want("at once", 1, 1, 0)
@@ -128,8 +133,7 @@ func TestDrainDP34(t *testing.T) {
 
 // Without connections it is removed at the first check, and the checks end.
 func TestDrainWithoutConnections(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := newDrainLab(t, lb.TCP)
+	drainTest(t, lb.TCP, func(t *testing.T, d *drainLab) {
 		d.apply(d.service(lb.TCP, 0, 1))
 		d.wait(firstLook+time.Second, nil)
 		d.want("after the first check", 1, -1, -1)
@@ -145,8 +149,7 @@ func TestDrainWithoutConnections(t *testing.T) {
 // A real server that leaves right before a check for another one stays until the next: packets that
 // chose it may be on their way.
 func TestDrainPacketsUnderWay(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := newDrainLab(t, lb.TCP)
+	drainTest(t, lb.TCP, func(t *testing.T, d *drainLab) {
 		d.busy(0, 1, 0, 0)
 		d.apply(d.service(lb.TCP, 1, 2))
 		d.wait(firstLook-time.Second, nil)
@@ -170,8 +173,7 @@ func TestDrainPacketsUnderWay(t *testing.T) {
 // A backend that returns gets its weight back, also with a restart in between (PN-40, #92019).
 func TestDrainReturns(t *testing.T) {
 	for _, restart := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			d := newDrainLab(t, lb.TCP)
+		drainTest(t, lb.TCP, func(t *testing.T, d *drainLab) {
 			d.busy(2, 1, 0, 0)
 			d.apply(d.service(lb.TCP, 0, 2))
 			d.want("left", 1, 1, 0)
@@ -192,8 +194,7 @@ func TestDrainReturns(t *testing.T) {
 
 // After a restart, the plane finds a draining real server, and removes it once drained.
 func TestDrainGoesOnAfterRestart(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := newDrainLab(t, lb.TCP)
+	drainTest(t, lb.TCP, func(t *testing.T, d *drainLab) {
 		d.busy(2, 1, 0, 0)
 		d.apply(d.service(lb.TCP, 0, 2))
 		d.restart()
@@ -213,8 +214,7 @@ func TestDrainBoundPN42(t *testing.T) {
 		bound time.Duration
 	}{"clients repeat what is lost": {true, mute}, "no client sends": {false, silent}} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				d := newDrainLab(t, lb.TCP)
+			drainTest(t, lb.TCP, func(t *testing.T, d *drainLab) {
 				d.busy(2, 5, 100, 100)
 				d.apply(d.service(lb.TCP, 0, 2))
 				in := func(s int) {
@@ -234,8 +234,7 @@ func TestDrainBoundPN42(t *testing.T) {
 // The virtual server of a removed Service stays for its connections, which continue as in other
 // modes, with its address. It takes no new ones, and no other key uses it (DP-53).
 func TestDrainDeletedServiceDP53(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := newDrainLab(t, lb.TCP)
+	drainTest(t, lb.TCP, func(t *testing.T, d *drainLab) {
 		d.busy(1, 2, 0, 0)
 		d.apply(lb.Owner{Name: "ns/web"}, nil)
 		d.want("deleted", -1, 0, -1)
@@ -266,8 +265,7 @@ func TestDrainDeletedServiceDP53(t *testing.T) {
 // after a restart (TN-63).
 func TestDrainDeletedServiceIsBounded(t *testing.T) {
 	for _, restart := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			d := newDrainLab(t, lb.TCP)
+		drainTest(t, lb.TCP, func(t *testing.T, d *drainLab) {
 			d.busy(1, 1, 0, 0)
 			d.apply(lb.Owner{Name: "ns/web"}, nil)
 			used := func(s int) {
@@ -297,8 +295,7 @@ func TestDrainDeletedServiceIsBounded(t *testing.T) {
 // also if the device gets the address later (TN-63).
 func TestDrainAtAddressOfAnotherDevice(t *testing.T) {
 	for _, later := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			d := newDrainLab(t, lb.TCP)
+		drainTest(t, lb.TCP, func(t *testing.T, d *drainLab) {
 			device := func() {
 				d.others = append(d.others, d.web.Addr.Addr())
 				d.devs[lb.IPv4].notice(false, true)
@@ -325,8 +322,7 @@ func TestDrainAtAddressOfAnotherDevice(t *testing.T) {
 // (TN-64).
 func TestDrainFollowsTheTimeout(t *testing.T) {
 	for _, idle := range []time.Duration{5 * time.Minute, time.Hour} {
-		synctest.Test(t, func(t *testing.T) {
-			d := newDrainLab(t, lb.TCP)
+		drainTest(t, lb.TCP, func(t *testing.T, d *drainLab) {
 			d.p.cfg.Idle = idle
 			d.busy(2, 5, 100, 100)
 			d.apply(d.service(lb.TCP, 0, 2))
@@ -340,8 +336,7 @@ func TestDrainFollowsTheTimeout(t *testing.T) {
 
 // A Service that returns while connections of its predecessor drain takes over its virtual server.
 func TestDrainServiceReturns(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := newDrainLab(t, lb.TCP)
+	drainTest(t, lb.TCP, func(t *testing.T, d *drainLab) {
 		d.busy(1, 2, 0, 0)
 		d.apply(lb.Owner{Name: "ns/web"}, nil)
 		d.apply(d.service(lb.TCP, 1, 2))
@@ -355,8 +350,7 @@ func TestDrainServiceReturns(t *testing.T) {
 // UDP and SCTP leave at once (DP-34).
 func TestNoDrainOfUDP(t *testing.T) {
 	for _, proto := range []lb.Proto{lb.UDP, lb.SCTP} {
-		synctest.Test(t, func(t *testing.T) {
-			d := newDrainLab(t, proto)
+		drainTest(t, proto, func(t *testing.T, d *drainLab) {
 			d.busy(2, 3, 0, 0)
 			d.apply(d.service(proto, 0, 2))
 			d.want("at once", 1, 1, -1)

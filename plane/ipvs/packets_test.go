@@ -4,7 +4,6 @@ package ipvs
 
 import (
 	"testing"
-	"testing/synctest"
 
 	"golang.org/x/sys/unix"
 
@@ -16,8 +15,7 @@ import (
 // While connections of a removed Service continue, new ones to it are dropped, as if the Service
 // did not exist; closed connections do not keep it (DP-53).
 func TestGoneServiceTakesNoMore(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := newDrainLab(t, lb.TCP)
+	drainTest(t, lb.TCP, func(t *testing.T, d *drainLab) {
 		any := d.sets[setMarksAnywhere.name(lb.IPv4)].members
 		dropped := func() bool {
 			m, has := any[member{addr: d.web.Addr.Addr(), port: d.web.Addr.Port(), proto: lb.TCP}.wire(mark{})]
