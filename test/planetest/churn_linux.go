@@ -2,6 +2,7 @@ package planetest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -10,6 +11,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
@@ -176,8 +179,12 @@ func (r *run) senders(made *int64) ([]func() error, error) {
 			})
 			continue
 		}
+		dial := v.dial
+		if shots[0].Proto == lb.UDP {
+			dial = v.query
+		}
 		out = append(out, func() error {
-			c, err := v.dial(shots[0], r.s.timeout)
+			c, err := dial(shots[0], r.s.timeout)
 			if err != nil {
 				return err
 			}
@@ -188,32 +195,36 @@ func (r *run) senders(made *int64) ([]func() error, error) {
 	return out, nil
 }
 
-// forAWhile repeats all these actions, at the same time, until the time is over or one fails.
+// query is dial as a resolver does it: a datagram without an answer is sent again soon, from another
+// socket. The answer of an endpoint that leaves may be lost with its flow, and mode ebpf ends the
+// socket.
+func (v *volley) query(shot scenario.Shot, timeout time.Duration) (*netlab.Conn, error) {
+	for end := time.Now().Add(timeout); ; {
+		c, err := v.dial(shot, resend)
+		ended := errors.Is(err, netlab.ErrReset) || errors.Is(err, unix.EDESTADDRREQ)
+		if !errors.Is(err, netlab.ErrTimeout) && !(ended && v.r.s.Sockets) || time.Now().After(end) {
+			return c, err
+		}
+	}
+}
+
+// forAWhile repeats all these actions, at the same time, until the time is over or one fails. A
+// failure of an action that began in time counts, however late.
 func forAWhile(things []func() error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), churnTime)
+	defer cancel()
 	var all sync.WaitGroup
-	errs := make(chan error, len(things))
-	stop := make(chan struct{})
-	for _, do := range things {
+	errs := make([]error, len(things))
+	for i, do := range things {
 		all.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				if err := do(); err != nil {
-					errs <- err
-					return
-				}
+			for ctx.Err() == nil && errs[i] == nil {
+				errs[i] = do()
+			}
+			if errs[i] != nil {
+				cancel()
 			}
 		})
 	}
-	var failed error
-	select {
-	case failed = <-errs:
-	case <-time.After(churnTime):
-	}
-	close(stop)
 	all.Wait()
-	return failed
+	return errors.Join(errs...)
 }

@@ -2,10 +2,12 @@ package planetest
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"kube-proxy/lb"
@@ -273,4 +275,20 @@ func TestHolesAreFound(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A failure counts too that comes after the time is over.
+func TestLateFailureCounts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		late := errors.New("late")
+		for name, failing := range map[string]func() error{
+			"begun in time": func() error { time.Sleep(2 * churnTime); return late },
+			"at once":       func() error { return late },
+		} {
+			working := func() error { time.Sleep(time.Millisecond); return nil }
+			if err := forAWhile([]func() error{failing, working}); !errors.Is(err, late) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	})
 }
