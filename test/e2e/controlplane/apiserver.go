@@ -105,7 +105,7 @@ func (c *ControlPlane) AuditLog() string { return filepath.Join(c.config.Dir, "a
 // StartAPIServer starts the API server with the same addresses, certificates and users each time,
 // and waits for /readyz.
 func (c *ControlPlane) StartAPIServer(ctx context.Context) error {
-	process, err := c.start("kube-apiserver", exec.Command(c.config.Programs.APIServer, c.apiserverArgs...))
+	process, err := c.start("kube-apiserver", exec.Command(c.config.APIServer, c.apiserverArgs...))
 	if err != nil {
 		return err
 	}

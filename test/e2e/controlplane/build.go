@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -35,56 +34,22 @@ func Root() (string, error) {
 	}
 }
 
-// Programs has the paths of a control plane's programs.
-type Programs struct {
-	APIServer string
-	Etcd      string
+// packages are those of the programs in the module in apiserver/.
+var packages = map[string]string{
+	"kube-apiserver":          "k8s.io/kubernetes/cmd/kube-apiserver",
+	"kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
+	"kubeadm":                 "k8s.io/kubernetes/cmd/kubeadm",
+	"kubelet":                 "k8s.io/kubernetes/cmd/kubelet",
+	"etcd":                    "go.etcd.io/etcd/server/v3",
 }
 
-// PodPrograms are the paths of the programs that pods need beside a control plane.
-type PodPrograms struct {
-	ControllerManager string
-	Kubelet           string
-}
+const ldflags = "-s -w -X k8s.io/component-base/version.gitVersion=v1.36.3"
 
-// program is a program of the module in apiserver/.
-type program struct{ name, pkg, ldflags string }
-
-const kubernetesFlags = "-s -w -X k8s.io/component-base/version.gitVersion=v1.36.3"
-
-// Build builds kube-apiserver and etcd from their Go module into bin/, unless they were built from
-// the same go.mod and go.sum by the same Go. A build takes minutes; logf gets a line every 15 s.
-func Build(ctx context.Context, logf func(format string, args ...any)) (*Programs, error) {
-	bin, err := build(ctx, logf, "stamp",
-		program{"kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver", kubernetesFlags},
-		program{"etcd", "go.etcd.io/etcd/server/v3", "-s -w"})
-	if err != nil {
-		return nil, err
-	}
-	return &Programs{APIServer: filepath.Join(bin, "kube-apiserver"), Etcd: filepath.Join(bin, "etcd")}, nil
-}
-
-// BuildForPods is Build for kube-controller-manager and kubelet.
-func BuildForPods(ctx context.Context, logf func(format string, args ...any)) (*PodPrograms, error) {
-	bin, err := build(ctx, logf, "stamp-pods",
-		program{"kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager", kubernetesFlags},
-		program{"kubelet", "k8s.io/kubernetes/cmd/kubelet", kubernetesFlags})
-	if err != nil {
-		return nil, err
-	}
-	return &PodPrograms{ControllerManager: filepath.Join(bin, "kube-controller-manager"),
-		Kubelet: filepath.Join(bin, "kubelet")}, nil
-}
-
-// BuildKubeadm builds kubeadm, which prints the objects that it installs.
-func BuildKubeadm(ctx context.Context, logf func(format string, args ...any)) (path string, err error) {
-	bin, err := build(ctx, logf, "stamp-kubeadm", program{"kubeadm", "k8s.io/kubernetes/cmd/kubeadm", kubernetesFlags})
-	return filepath.Join(bin, "kubeadm"), err
-}
-
-// build builds programs with a common stamp file and returns their folder.
-func build(ctx context.Context, logf func(format string, args ...any), stampName string,
-	programs ...program) (bin string, err error) {
+// Build builds programs from their Go module into a folder and returns that folder. It skips those
+// that were built there from the same go.mod and go.sum by the same Go. The names are
+// kube-apiserver, etcd, kube-controller-manager, kubelet and kubeadm. A build takes minutes; logf
+// gets a line every 15 s.
+func Build(ctx context.Context, logf func(format string, args ...any), programs ...string) (bin string, err error) {
 	root, err := Root()
 	if err != nil {
 		return "", err
@@ -99,36 +64,25 @@ func build(ctx context.Context, logf func(format string, args ...any), stampName
 	if err != nil {
 		return "", err
 	}
-	var files, names []string
-	for _, p := range programs {
-		files, names = append(files, filepath.Join(bin, p.name)), append(names, p.name)
-	}
-	stampFile := filepath.Join(bin, stampName)
-	if built, err := os.ReadFile(stampFile); err == nil && string(built) == stamp && exist(files...) {
-		return bin, nil
-	}
-	logf("building %s (a few minutes, once)", strings.Join(names, " and "))
-	defer every(15*time.Second, func(since time.Duration) { logf("still building, %v", since) })()
-	for i, p := range programs {
-		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", files[i], "-ldflags", p.ldflags, p.pkg)
-		cmd.Dir = source
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return "", fmt.Errorf("build %s: %w\n%s", p.name, err, out)
+	for _, name := range programs {
+		file := filepath.Join(bin, name)
+		if built, err := os.ReadFile(file + ".stamp"); err == nil && string(built) == stamp {
+			continue
 		}
-	}
-	if err := os.WriteFile(stampFile, []byte(stamp), 0o644); err != nil {
-		return "", fmt.Errorf("note the build: %w", err)
+		logf("building %s (a few minutes, once)", name)
+		stop := every(15*time.Second, func(since time.Duration) { logf("still building, %v", since) })
+		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", file, "-ldflags", ldflags, packages[name])
+		cmd.Dir = source
+		out, err := cmd.CombinedOutput()
+		stop()
+		if err != nil {
+			return "", fmt.Errorf("build %s: %w\n%s", name, err, out)
+		}
+		if err := os.WriteFile(file+".stamp", []byte(stamp), 0o644); err != nil {
+			return "", fmt.Errorf("note the build: %w", err)
+		}
 	}
 	return bin, nil
-}
-
-func exist(files ...string) bool {
-	for _, file := range files {
-		if _, err := os.Stat(file); err != nil {
-			return false
-		}
-	}
-	return true
 }
 
 // lockBuild makes the bin folder if it is missing, and waits until no other process builds into it:

@@ -31,19 +31,21 @@ import (
 // stopGrace is how long etcd and the API server get to end in good order.
 const stopGrace = 20 * time.Second
 
-// Config configures a control plane. The zero value is valid except for Dir and Programs.
+// Config configures a control plane. The zero value is valid except for Dir, APIServer and
+// Etcd.
 type Config struct {
 	// existing, empty folder for data, certificates and logs; a memory file system makes writes
 	// fast
-	Dir      string
-	Programs Programs   // see Build; etcd 3.4 too will do, but an API server on it refuses to watch with initial events
-	Netns    string     // path of the network namespace to run in; "" is the caller's
-	Addr     netip.Addr // address of the API server, assigned in Netns; zero is 127.0.0.1
-	Snapshot string     // folder that Snapshot wrote, to start with its data; "" is an empty cluster
-	Port     int        // of the API server; 0 is any that is free
-	Pods     bool       // pods run: ServiceAccounts have tokens, and a kubelet has the rights of its node alone
-	AllAddrs bool       // listen on every address of Netns; the certificate is valid for Addr alone all the same
-	Logf     func(format string, args ...any)
+	Dir       string
+	APIServer string     // path of the program, see Build
+	Etcd      string     // the same; 3.4 too will do, but an API server on it refuses to watch with initial events
+	Netns     string     // path of the network namespace to run in; "" is the caller's
+	Addr      netip.Addr // address of the API server, assigned in Netns; zero is 127.0.0.1
+	Snapshot  string     // folder that Snapshot wrote, to start with its data; "" is an empty cluster
+	Port      int        // of the API server; 0 is any that is free
+	Pods      bool       // pods run: ServiceAccounts have tokens, and a kubelet has the rights of its node alone
+	AllAddrs  bool       // listen on every address of Netns; the certificate is valid for Addr alone all the same
+	Logf      func(format string, args ...any)
 }
 
 func (c Config) bindAddress() netip.Addr {

@@ -13,7 +13,7 @@ import (
 
 // newControlPlane starts one on 127.0.0.1.
 func newControlPlane(t *testing.T) *ControlPlane {
-	programs, err := Build(t.Context(), t.Logf)
+	bin, err := Build(t.Context(), t.Logf, "kube-apiserver", "etcd")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,7 +26,8 @@ func newControlPlane(t *testing.T) *ControlPlane {
 			t.Error(err)
 		}
 	})
-	c, err := Start(t.Context(), Config{Dir: dir, Programs: *programs, Logf: t.Logf})
+	c, err := Start(t.Context(), Config{Dir: dir, APIServer: filepath.Join(bin, "kube-apiserver"),
+		Etcd: filepath.Join(bin, "etcd"), Logf: t.Logf})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,7 @@ import (
 func (c *ControlPlane) StartEtcd(ctx context.Context) error {
 	client := fmt.Sprintf("http://127.0.0.1:%d", c.etcdPort)
 	peer := fmt.Sprintf("http://127.0.0.1:%d", c.peerPort)
-	cmd := exec.Command(c.config.Programs.Etcd, "--name", "e2e", "--data-dir", c.etcdData(),
+	cmd := exec.Command(c.config.Etcd, "--name", "e2e", "--data-dir", c.etcdData(),
 		"--listen-client-urls", client, "--advertise-client-urls", client,
 		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "e2e="+peer,
 		"--quota-backend-bytes", "8589934592", "--log-level", "warn")

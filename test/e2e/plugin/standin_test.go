@@ -2,8 +2,8 @@ package plugin
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -19,7 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"kube-proxy/test/e2e/controlplane"
+	"kube-proxy/test/e2e/testbed"
 )
 
 // standIn answers like an API server without WebSockets: it lists pods, and lets a Kubelet run
@@ -84,27 +84,17 @@ func hollow(n int) (k *Kubelet, pods []corev1.Pod) {
 
 // program builds the plugin.
 var program = sync.OnceValues(func() (string, error) {
-	root, err := controlplane.Root()
-	if err != nil {
-		return "", err
-	}
 	dir, err := os.MkdirTemp("", "svcproxy")
 	if err != nil {
 		return "", err
 	}
-	plugin := filepath.Join(dir, "kubectl-svcproxy")
-	build := exec.Command("go", "build", "-trimpath", "-o", plugin, "./cmd/kubectl-svcproxy")
-	build.Dir = filepath.Join(root, "..", "..")
-	out, err := build.CombinedOutput()
-	return plugin, errors.Join(err, errors.New(string(out)))
+	return testbed.Build(context.Background(), dir, "kubectl-svcproxy")
 })
 
 // runs returns a function that runs the plugin.
 func runs(t *testing.T, kubeconfig string) func(args ...string) (int, string) {
 	plugin, err := program()
-	if plugin == "" {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return func(args ...string) (int, string) {
 		begun := time.Now()
 		cmd := exec.Command(plugin, append([]string{"--kubeconfig=" + kubeconfig, "--timeout=60s"}, args...)...)
@@ -148,9 +138,7 @@ func TestPage(t *testing.T) {
 	k, pods := hollow(2)
 	kubeconfig := standIn(t, k, pods)
 	plugin, err := program()
-	if plugin == "" {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cmd := exec.Command(plugin, "ui", "--node=hollow001", "--kubeconfig="+kubeconfig)
 	out, err := cmd.StdoutPipe()
 	must(t, err)

@@ -45,7 +45,9 @@ func install(t *testing.T, old []*unstructured.Unstructured, more string) []*uns
 // programs of iptables need it. A change of values rolls out, and back, while clients continue.
 func TestChart(t *testing.T) {
 	asLeft(t, testbed.IPTables)
-	addr, plugin := web(t), buildPlugin(t)
+	addr := web(t)
+	plugin, err := testbed.Build(t.Context(), bed.Dir, "kubectl-svcproxy")
+	must(t, err)
 	const pods = "config: {clusterCIDR: '10.1.0.0/16,fd00:10:1::/48'"
 	steps := []struct{ name, values string }{
 		{"nftables with the binary alone", "tag: e2e-minimal}\n" + pods + ", mode: nftables}"},
@@ -103,18 +105,6 @@ func TestChart(t *testing.T) {
 			must(t, err)
 		}
 	}
-}
-
-// buildPlugin builds the plugin of kubectl.
-func buildPlugin(t *testing.T) (path string) {
-	t.Helper()
-	root, err := controlplane.Root()
-	must(t, err)
-	path = filepath.Join(bed.Dir, "kubectl-svcproxy")
-	build := exec.Command("go", "build", "-o", path, "./cmd/kubectl-svcproxy")
-	build.Dir = filepath.Join(root, "..", "..")
-	must(t, build.Run())
-	return path
 }
 
 // askByPlugin asks the proxies in their pods, by exec through API server, kubelet and containerd

@@ -22,10 +22,10 @@ const registry = "registry.example"
 // these pods and this API server.
 func kubeadmWrites(t *testing.T, pods, api string) string {
 	t.Helper()
-	kubeadm, err := controlplane.BuildKubeadm(t.Context(), t.Logf)
+	bin, err := controlplane.Build(t.Context(), t.Logf, "kubeadm")
 	must(t, err)
-	made, err := bed.Command(t.Context(), netlab.Node1, kubeadm, "init", "phase", "addon", "kube-proxy",
-		"--print-manifest",
+	made, err := bed.Command(t.Context(), netlab.Node1, filepath.Join(bin, "kubeadm"), "init", "phase", "addon",
+		"kube-proxy", "--print-manifest",
 		"--kubernetes-version", "v1.36.3", "--pod-network-cidr", pods, "--control-plane-endpoint", api,
 		"--apiserver-advertise-address", netip.MustParseAddrPort(api).Addr().String(), "--kubeconfig", "none",
 		"--image-repository", registry)

@@ -18,7 +18,9 @@ import (
 // With the capability BPF, trace and why see BPF programs too, and leave nothing open.
 func TestThreeNodes(t *testing.T) {
 	asLeft(t, testbed.IPTables)
-	addr, plugin := web(t), buildPlugin(t)
+	addr := web(t)
+	plugin, err := testbed.Build(t.Context(), bed.Dir, "kubectl-svcproxy")
+	must(t, err)
 	for _, host := range []string{netlab.Node2, netlab.Client} {
 		at, _ := netlab.HostByName(host)
 		object := controlplane.Node(host, at.V4, map[string]string{
@@ -30,7 +32,7 @@ func TestThreeNodes(t *testing.T) {
 				must(t, bed.API.PutNode(context.Background(), object))
 			}
 		})
-		other, err := StartNode(t.Context(), bed, host, programs.Kubelet, t.Logf)
+		other, err := StartNode(t.Context(), bed, host, kubelet, t.Logf)
 		must(t, err)
 		t.Cleanup(func() { must(t, other.Close()) })
 		must(t, other.Import(t.Context(), archive))

@@ -36,10 +36,10 @@ const patience = 60 * time.Second
 const image = "localhost/kube-proxy"
 
 var (
-	bed      *testbed.Bed
-	node     *Node // node1
-	programs *controlplane.PodPrograms
-	archive  string // of the image
+	bed     *testbed.Bed
+	node    *Node  // node1
+	kubelet string // path of the program
+	archive string // of the image
 )
 
 func TestMain(m *testing.M) {
@@ -56,9 +56,11 @@ func run(m *testing.M) (code int, err error) {
 	logf := func(format string, args ...any) {
 		fmt.Printf("%6.1fs %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
 	}
-	if programs, err = controlplane.BuildForPods(ctx, logf); err != nil {
+	bin, err := controlplane.Build(ctx, logf, "kube-controller-manager", "kubelet")
+	if err != nil {
 		return 1, err
 	}
+	kubelet = filepath.Join(bin, "kubelet")
 	if bed, err = testbed.New(ctx, testbed.Options{Pods: true, Logf: logf}); err != nil {
 		return 1, err
 	}
@@ -66,10 +68,10 @@ func run(m *testing.M) (code int, err error) {
 	if archive, err = makeImage(ctx, bed.Dir, logf); err != nil {
 		return 1, err
 	}
-	if err := bed.API.StartControllerManager(programs.ControllerManager); err != nil {
+	if err := bed.API.StartControllerManager(filepath.Join(bin, "kube-controller-manager")); err != nil {
 		return 1, err
 	}
-	if node, err = StartNode(ctx, bed, netlab.Node1, programs.Kubelet, logf); err != nil {
+	if node, err = StartNode(ctx, bed, netlab.Node1, kubelet, logf); err != nil {
 		return 1, err
 	}
 	defer func() { err = errors.Join(err, node.Close()) }()

@@ -12,12 +12,14 @@
 package testbed
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"sync"
 
 	"github.com/vishvananda/netlink"
@@ -88,7 +90,10 @@ func New(ctx context.Context, options Options) (*Bed, error) {
 		if options.Binary != "" {
 			return options.Binary, nil
 		}
-		return buildProxy(ctx, b.Dir)
+		if given := os.Getenv("KUBE_PROXY"); given != "" {
+			return filepath.Abs(given)
+		}
+		return Build(ctx, b.Dir, "kube-proxy")
 	})
 	if err := b.start(ctx); err != nil {
 		return nil, errors.Join(err, b.Close())
@@ -97,14 +102,11 @@ func New(ctx context.Context, options Options) (*Bed, error) {
 }
 
 func (b *Bed) start(ctx context.Context) (err error) {
-	programs := &controlplane.Programs{}
+	var bin string
 	if !b.options.NoAPI {
-		if programs, err = controlplane.Build(ctx, b.options.Logf); err != nil {
+		if bin, err = controlplane.Build(ctx, b.options.Logf, "kube-apiserver", "etcd"); err != nil {
 			return err
 		}
-	}
-	if b.options.Etcd != "" {
-		programs.Etcd = b.options.Etcd
 	}
 	if b.Dir, err = controlplane.MakeDir("kube-proxy-e2e-"); err != nil {
 		return err
@@ -127,7 +129,9 @@ func (b *Bed) start(ctx context.Context) (err error) {
 		return nil
 	}
 	b.API, err = controlplane.Start(ctx, controlplane.Config{
-		Dir: b.Dir, Programs: *programs, Netns: handlePath(b.api), Addr: APIAddr, AllAddrs: true,
+		Dir: b.Dir, APIServer: filepath.Join(bin, "kube-apiserver"),
+		Etcd:  cmp.Or(b.options.Etcd, filepath.Join(bin, "etcd")),
+		Netns: handlePath(b.api), Addr: APIAddr, AllAddrs: true,
 		Snapshot: b.options.Snapshot, Logf: b.options.Logf, Pods: b.options.Pods, Port: b.apiPort(),
 	})
 	if err != nil {

@@ -14,23 +14,19 @@ import (
 	"kube-proxy/test/e2e/controlplane"
 )
 
-// buildProxy builds the product of this repository into dir and returns the path. KUBE_PROXY names
-// another binary to test.
-func buildProxy(ctx context.Context, dir string) (string, error) {
-	if given := os.Getenv("KUBE_PROXY"); given != "" {
-		return filepath.Abs(given)
-	}
+// Build builds a program of this repository, such as kube-proxy, into dir and returns its path.
+func Build(ctx context.Context, dir, program string) (path string, err error) {
 	root, err := controlplane.Root()
 	if err != nil {
 		return "", err
 	}
-	binary := filepath.Join(dir, "kube-proxy")
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", binary, "./cmd/kube-proxy")
+	path = filepath.Join(dir, program)
+	cmd := exec.CommandContext(ctx, "go", "build", "-o", path, "./cmd/"+program)
 	cmd.Dir = filepath.Join(root, "..", "..")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build kube-proxy: %w\n%s", err, out)
+		return "", fmt.Errorf("build %s: %w\n%s", program, err, out)
 	}
-	return binary, nil
+	return path, nil
 }
 
 // Proxy is a kube-proxy process in node1.

@@ -17,7 +17,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	logf := func(format string, args ...any) { fmt.Printf(format+"\n", args...) }
-	if _, err := controlplane.Build(ctx, logf); err != nil {
+	if _, err := controlplane.Build(ctx, logf, "kube-apiserver", "etcd"); err != nil {
 		fmt.Fprintln(os.Stderr, "build:", err)
 		stop()
 		os.Exit(1)
