@@ -129,7 +129,7 @@ func (c talk) ask(t *testing.T, timeout time.Duration) string {
 // network is a client and a node that forwards; the pods' addresses are the node's own.
 func network(t *testing.T) (client, node namespace) {
 	client, node = newNamespace(t), newNamespace(t)
-	client.sh(t, "ip link set lo up; ip link add uplink type veth peer name inside netns "+strconv.Itoa(node.TID()))
+	client.sh(t, "ip link set lo up; ip link add uplink type veth peer name inside netns "+strconv.Itoa(node.TID))
 	node.sh(t, `ip link set lo up; cd /proc/sys/net; echo 1 >ipv4/ip_forward; echo 1 >ipv6/conf/all/forwarding
 		ip link set inside up; ip addr add 192.0.2.1/24 dev inside; ip addr add 2001:db8::1/64 dev inside nodad
 		for i in 1 2 3; do ip addr add 10.1.0.$i/32 dev lo; ip addr add 2001:db8:1::$i/128 dev lo nodad; done

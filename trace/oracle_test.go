@@ -106,14 +106,14 @@ func replay(t *testing.T, sc *scenario.Scenario, f lb.Family, asked map[trace.Ve
 			if p.Verb != scenario.Send && p.Verb != scenario.Open {
 				continue
 			}
-			shots, err := r.Resolve(p, hostAddr)
+			shots, err := r.Resolve(p, netlab.Addr)
 			if err != nil {
 				t.Fatalf("%s:%d: %v", sc.Name, p.Line, err)
 			}
 			for _, shot := range shots {
 				from := shot.Local
 				if !from.IsValid() {
-					from = hostAddr(p.From, f == lb.IPv6)
+					from = netlab.Addr(p.From, f == lb.IPv6)
 				}
 				what := sc.Name + " " + step.State.Name + ": " + p.Text
 				if shot.Proto == 0 {
@@ -142,9 +142,4 @@ func packet(facts cluster.Facts, from netip.Addr, to netip.AddrPort, proto lb.Pr
 	here := func(a netip.Addr) bool { return facts.Node != nil && slices.Contains(facts.Node.Addrs, a) }
 	return trace.Packet{From: netip.AddrPortFrom(from, 0), Host: here(from), To: to, Here: here(to.Addr()),
 		Proto: proto}
-}
-
-func hostAddr(host string, six bool) netip.Addr {
-	h, _ := netlab.HostByName(host)
-	return h.Addr(six)
 }

@@ -99,7 +99,7 @@ func (r *run) build(context.Context) bool {
 	}
 	for _, host := range []string{"pod1", "pod2", "pod4", netlab.Node2} {
 		if err == nil {
-			_, err = l.net.Listen(host, netlab.TCP, echoPort, netlab.ListenOptions{})
+			_, err = l.net.Listen(host, netlab.TCP, echoPort)
 		}
 	}
 	l.ask = api.NewClient(l.path("admin.sock"))

@@ -36,10 +36,9 @@ func (l *Lab) BaitSink() error {
 	}
 	for _, name := range []string{Node1, Node2} {
 		node, _ := HostByName(name)
-		pods4, pods6 := podRanges(name)
-		for _, pods := range []netip.Prefix{pods4, pods6} {
-			route := &netlink.Route{LinkIndex: uplink.Attrs().Index, Dst: ipNet(pods), Gw: node.Addr(pods.Addr().Is6()).
-				AsSlice()}
+		for _, six := range []bool{false, true} {
+			pods := podRange(name, six)
+			route := &netlink.Route{LinkIndex: uplink.Attrs().Index, Dst: ipNet(pods), Gw: node.Addr(six).AsSlice()}
 			if err := h.RouteReplace(route); err != nil {
 				return fmt.Errorf("netlab: give the sink a route to %s: %w", pods, err)
 			}
@@ -56,7 +55,7 @@ func (l *Lab) BaitPort(proto Proto, port uint16) error {
 	if l.baits[at] {
 		return nil
 	}
-	if _, err := l.Listen(Sink, proto, port, ListenOptions{}); err != nil {
+	if _, err := l.Listen(Sink, proto, port); err != nil {
 		return err
 	}
 	l.baits[at] = true

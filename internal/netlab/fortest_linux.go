@@ -33,7 +33,7 @@ func ForTest(t TB, opts Options) *TestLab {
 func (l *TestLab) Serve(proto Proto, port uint16, hosts ...string) {
 	l.t.Helper()
 	for _, host := range hosts {
-		if _, err := l.Listen(host, proto, port, ListenOptions{}); err != nil {
+		if _, err := l.Listen(host, proto, port); err != nil {
 			l.t.Fatal(err)
 		}
 	}
@@ -86,29 +86,4 @@ func (t *CheckedTraffic) check(err error) {
 	if err != nil {
 		t.t.Error(err)
 	}
-}
-
-// EnterForTest runs the rest of a test in a new network namespace, as EnterNew does.
-func EnterForTest(t TB) {
-	t.Helper()
-	leave, err := EnterNew()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := leave(); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
-// NamespaceForTest makes a namespace that ends with the test.
-func NamespaceForTest(t TB) *Namespace {
-	t.Helper()
-	n, err := NewNamespace()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(n.Close)
-	return n
 }

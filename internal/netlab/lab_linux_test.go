@@ -29,7 +29,7 @@ func newLab(t testing.TB, opts Options) *Lab {
 
 func listen(t *testing.T, l *Lab, host string, proto Proto, port uint16) *Responder {
 	t.Helper()
-	r, err := l.Listen(host, proto, port, ListenOptions{})
+	r, err := l.Listen(host, proto, port)
 	if proto == SCTP && errors.Is(err, ErrUnsupported) {
 		t.Skip(err)
 	}
@@ -62,7 +62,7 @@ func TestReach(t *testing.T) {
 				for _, s := range servers {
 					listen(t, l, s, proto, 8080)
 				}
-				var speed maxBatchWeight
+				var speed pace
 				for _, from := range []string{"pod1", "pod3", "pod5", Node1, Node2, Client} {
 					for _, s := range servers {
 						speed.take(func() { reach(t, l, from, proto, s, false) })
@@ -89,12 +89,12 @@ func reach(t *testing.T, l *Lab, from string, proto Proto, server string, six bo
 	}
 }
 
-// maxBatchWeight counts slow exchanges. Waiting for a repeated SYN takes a second; a few exchanges
-// may be slow because the machine is busy. Time in which the machine does not run this process does
-// not count.
-type maxBatchWeight struct{ slow, all int }
+// pace counts slow exchanges. Waiting for a repeated SYN takes a second; a few exchanges may be
+// slow because the machine is busy. Time in which the machine does not run this process does not
+// count.
+type pace struct{ slow, all int }
 
-func (p *maxBatchWeight) take(exchange func()) {
+func (p *pace) take(exchange func()) {
 	const turn = 50 * time.Millisecond
 	turns, over, done := 0, make(chan struct{}), make(chan struct{})
 	go func() {
@@ -117,7 +117,7 @@ func (p *maxBatchWeight) take(exchange func()) {
 	}
 }
 
-func (p *maxBatchWeight) check(t *testing.T) {
+func (p *pace) check(t *testing.T) {
 	t.Helper()
 	if 4*p.slow > p.all {
 		t.Errorf("%d of %d exchanges took more than 0.7 s", p.slow, p.all)
@@ -159,7 +159,7 @@ func TestRefused(t *testing.T) {
 			t.Parallel()
 			l := newLab(t, Options{NoNode2: true})
 			listen(t, l, "pod2", proto, 7) // to skip if there is no SCTP
-			var speed maxBatchWeight
+			var speed pace
 			for _, from := range []string{"pod1", Node1, Client} {
 				for i := range 20 { // more than the kernel's usual limit of ICMP errors
 					h, _ := HostByName("pod2")

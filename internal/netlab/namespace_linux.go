@@ -1,7 +1,6 @@
 package netlab
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/vishvananda/netns"
@@ -41,12 +40,14 @@ func In(ns netns.NsHandle, fn func() error) error {
 // Namespace is a network namespace with only the link lo, which is down, and a thread in it. The
 // thread, and the programs that it starts, have their own mounts.
 type Namespace struct {
+	TID   int // of the thread, by which ip names the namespace
 	calls chan func()
-	tid   int
 }
 
-// NewNamespace makes a namespace. The caller must Close it. It needs root (CAP_SYS_ADMIN).
-func NewNamespace() (*Namespace, error) {
+// NamespaceForTest makes a namespace. Its thread ends with the test, and it ends with the last
+// socket and program in it. It needs root (CAP_SYS_ADMIN).
+func NamespaceForTest(t TB) *Namespace {
+	t.Helper()
 	n := &Namespace{calls: make(chan func())}
 	made := make(chan error)
 	go func() {
@@ -54,7 +55,7 @@ func NewNamespace() (*Namespace, error) {
 			if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 				return fmt.Errorf("netlab: keep mounts to the namespace: %w", err)
 			}
-			n.tid = unix.Gettid()
+			n.TID = unix.Gettid()
 			made <- nil
 			for call := range n.calls {
 				call()
@@ -66,9 +67,10 @@ func NewNamespace() (*Namespace, error) {
 		}
 	}()
 	if err := <-made; err != nil {
-		return nil, err
+		t.Fatal(err)
 	}
-	return n, nil
+	t.Cleanup(func() { close(n.calls) })
+	return n
 }
 
 // Do runs fn on the namespace's thread, calls from several goroutines one after the other. Sockets
@@ -83,23 +85,20 @@ func (n *Namespace) Do(fn func()) {
 	<-done
 }
 
-// TID is the id of the namespace's thread, by which ip names its network namespace.
-func (n *Namespace) TID() int { return n.tid }
-
-// Close ends the thread; Do must not be called any more. The namespace ends with the last socket
-// and program in it.
-func (n *Namespace) Close() { close(n.calls) }
-
-// EnterNew locks the calling goroutine to its thread and takes it into a new network namespace,
-// until leave is called from the same goroutine. It needs root (CAP_SYS_ADMIN).
-func EnterNew() (leave func() error, err error) {
+// EnterForTest locks the test's goroutine to its thread and takes it into a new network namespace
+// until the test ends. It needs root (CAP_SYS_ADMIN).
+func EnterForTest(t TB) {
+	t.Helper()
 	home, err := lockThread()
 	if err != nil {
-		return nil, fmt.Errorf("netlab: %w", err)
+		t.Fatal(err)
 	}
-	leave = func() error { return returnTo(home) }
+	t.Cleanup(func() {
+		if err := returnTo(home); err != nil {
+			t.Error(err)
+		}
+	})
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		return nil, fmt.Errorf("netlab: make a network namespace (root is needed): %w", errors.Join(err, leave()))
+		t.Fatal(fmt.Errorf("make a network namespace (root is needed): %w", err))
 	}
-	return leave, nil
 }

@@ -1,37 +1,23 @@
 package netlab
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"net/netip"
 	"os"
-	"strings"
 	"sync"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// ListenOptions refine a responder. The zero value answers as the host, on all of
-// its addresses (SCTP: on its IPv4 and its IPv6 address, because an SCTP server on
-// all addresses announces each of them).
-type ListenOptions struct {
-	// Name is the responder's name; empty: the host's name.
-	Name string
-	// Addr, if valid, is the only address listened on.
-	Addr netip.Addr
-	// Transparent sets IP_TRANSPARENT on the sockets, which takes CAP_NET_ADMIN or CAP_NET_RAW.
-	Transparent bool
-}
-
 // Responder answers every datagram, and every connection as soon as it accepts, with one line: its
-// name, the source that it saw, and the address and port at which it was reached ("pod1
+// host's name, the source that it saw, and the address and port at which it was reached ("pod1
 // 10.1.1.12:41234 10.1.1.11:8080"). Later data on a connection is echoed until the client closes.
 type Responder struct {
 	lab   *Lab
-	name  string
+	host  string
 	proto Proto
 	port  uint16
 
@@ -41,23 +27,26 @@ type Responder struct {
 	done   sync.WaitGroup
 }
 
-// Listen starts a responder on a port of the host; port 0 takes a free one, which
-// Port returns. If the kernel lacks the protocol, the error is ErrUnsupported.
-func (l *Lab) Listen(host string, proto Proto, port uint16, opts ListenOptions) (*Responder, error) {
-	r := &Responder{lab: l, name: opts.Name, proto: proto, port: port, files: map[*os.File]struct{}{}}
-	r.name = cmp.Or(r.name, host)
-	if strings.ContainsAny(r.name, " \n") {
-		return nil, fmt.Errorf("netlab: responder name %q has a space", r.name)
-	}
-	addrs := []netip.Addr{opts.Addr}
-	if !opts.Addr.IsValid() {
-		addrs = []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
-		if h, ok := HostByName(host); ok && proto == SCTP {
-			addrs = []netip.Addr{h.V4, h.V6}
-		}
+// Listen starts a responder on a port of the host, on all of its addresses (SCTP: on its IPv4 and
+// its IPv6 address, because an SCTP server on all addresses announces each of them). If the kernel
+// lacks the protocol, the error is ErrUnsupported.
+func (l *Lab) Listen(host string, proto Proto, port uint16) (*Responder, error) {
+	return l.respond(host, proto, port, false)
+}
+
+// ListenTransparent is Listen with IP_TRANSPARENT on the sockets.
+func (l *Lab) ListenTransparent(host string, proto Proto, port uint16) (*Responder, error) {
+	return l.respond(host, proto, port, true)
+}
+
+func (l *Lab) respond(host string, proto Proto, port uint16, transparent bool) (*Responder, error) {
+	r := &Responder{lab: l, host: host, proto: proto, port: port, files: map[*os.File]struct{}{}}
+	addrs := []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
+	if h, ok := HostByName(host); ok && proto == SCTP {
+		addrs = []netip.Addr{h.V4, h.V6}
 	}
 	for _, addr := range addrs {
-		if err := r.listen(host, addr, opts.Transparent); err != nil {
+		if err := r.listen(addr, transparent); err != nil {
 			return nil, errors.Join(fmt.Errorf("netlab: listen on %s %s %d: %w", host, proto, port, err), r.Close())
 		}
 	}
@@ -66,9 +55,6 @@ func (l *Lab) Listen(host string, proto Proto, port uint16, opts ListenOptions) 
 	}
 	return r, nil
 }
-
-// Port is the port that the responder listens on.
-func (r *Responder) Port() uint16 { return r.port }
 
 // Close stops listening, closes the responder's connections and waits for its
 // goroutines.
@@ -113,9 +99,9 @@ func (r *Responder) drop(f *os.File) {
 }
 
 // listen opens one socket in the host and serves it.
-func (r *Responder) listen(host string, addr netip.Addr, transparent bool) error {
+func (r *Responder) listen(addr netip.Addr, transparent bool) error {
 	var fd int
-	err := r.lab.Do(host, func() (err error) {
+	err := r.lab.Do(r.host, func() (err error) {
 		fd, err = socket(r.proto, addr.Is6(), netip.AddrPortFrom(addr, r.port))
 		return err
 	})
@@ -131,21 +117,16 @@ func (r *Responder) listen(host string, addr netip.Addr, transparent bool) error
 	} else if err == nil {
 		err = os.NewSyscallError("listen", unix.Listen(fd, 128))
 	}
-	var at netip.AddrPort
-	if err == nil {
-		at, err = localAddr(fd)
-	}
 	if err != nil {
 		return errors.Join(err, file.Close())
 	}
-	r.port = at.Port()
 	if !r.keep(file) {
 		return os.ErrClosed
 	}
 	go func() {
 		defer r.drop(file)
 		if r.proto == UDP {
-			r.datagrams(file, at.Port())
+			r.datagrams(file)
 		} else {
 			r.accept(file)
 		}
@@ -189,7 +170,7 @@ func (r *Responder) connection(conn *os.File, seen netip.AddrPort) {
 	if err != nil {
 		return
 	}
-	if _, err := fmt.Fprintf(conn, "%s %s %s\n", r.name, seen, at); err != nil {
+	if _, err := fmt.Fprintf(conn, "%s %s %s\n", r.host, seen, at); err != nil {
 		return
 	}
 	// Plain reads and writes: os.File's splicing does not support SCTP.
@@ -217,7 +198,7 @@ func askDestination(fd int, six bool) error {
 }
 
 // datagrams answers each datagram from the address that it was sent to.
-func (r *Responder) datagrams(file *os.File, port uint16) {
+func (r *Responder) datagrams(file *os.File) {
 	buf, oob := make([]byte, 64<<10), make([]byte, 512)
 	for {
 		err := wait(file, false, func(fd int) error {
@@ -227,7 +208,7 @@ func (r *Responder) datagrams(file *os.File, port uint16) {
 			}
 			seen := addrPort(from)
 			at, control := destination(oob[:oobn])
-			reply := fmt.Sprintf("%s %s %s\n", r.name, seen, netip.AddrPortFrom(at, port))
+			reply := fmt.Sprintf("%s %s %s\n", r.host, seen, netip.AddrPortFrom(at, r.port))
 			// A reply that cannot be sent is a lost packet to the client.
 			_ = unix.Sendmsg(fd, []byte(reply), control, from, 0)
 			return nil

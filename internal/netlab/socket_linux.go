@@ -103,7 +103,7 @@ func setUp(fd int, six bool, local netip.AddrPort) error {
 		return nil
 	}
 	if !local.Addr().IsValid() {
-		local = netip.AddrPortFrom(defaultFor(family(six)).Addr(), local.Port())
+		local = netip.AddrPortFrom(unspecified(six), local.Port())
 	}
 	if err := unix.Bind(fd, sockaddr(local)); err != nil {
 		return fmt.Errorf("bind to %s: %w", local, err)
@@ -146,8 +146,8 @@ func repeatSoon(fd int) error {
 	return nil
 }
 
-// family returns some address of the family.
-func family(six bool) netip.Addr {
+// unspecified returns the address that stands for all of the family.
+func unspecified(six bool) netip.Addr {
 	if six {
 		return netip.IPv6Unspecified()
 	}

@@ -98,6 +98,12 @@ func HostByName(name string) (Host, bool) {
 	return Host{}, false
 }
 
+// Addr is the address of a host of a full lab: IPv6 if six, else IPv4.
+func Addr(host string, six bool) netip.Addr {
+	h, _ := HostByName(host)
+	return h.Addr(six)
+}
+
 // Owner returns the name of the host with the address, "" without one. It assigns the address of a
 // node's pod bridge (Options.Bridge) to the node.
 func Owner(addr netip.Addr) string {
@@ -108,18 +114,22 @@ func Owner(addr netip.Addr) string {
 		}
 	}
 	for _, node := range []string{Node1, Node2} {
-		p4, p6 := podRanges(node)
-		if addr == p4.Addr().Next() || addr == p6.Addr().Next() {
+		if addr == podRange(node, addr.Is6()).Addr().Next() {
 			return node
 		}
 	}
 	return ""
 }
 
-// podRanges returns the pod ranges of a node.
-func podRanges(node string) (v4, v6 netip.Prefix) {
-	if node == Node1 {
-		return Node1Pods4, Node1Pods6
+// podRange returns a node's pod range of a family.
+func podRange(node string, six bool) netip.Prefix {
+	switch {
+	case node == Node1 && six:
+		return Node1Pods6
+	case node == Node1:
+		return Node1Pods4
+	case six:
+		return Node2Pods6
 	}
-	return Node2Pods4, Node2Pods6
+	return Node2Pods4
 }

@@ -207,7 +207,7 @@ func (w *wiring) podBridge(i int, node Host) error {
 	if err := w.bridge(node.Name, PodBridge, mac(2, byte(i), 0)); err != nil {
 		return err
 	}
-	p4, p6 := podRanges(node.Name)
+	p4, p6 := podRange(node.Name, false), podRange(node.Name, true)
 	return errors.Join(
 		w.addr(node.Name, PodBridge, netip.PrefixFrom(p4.Addr().Next(), p4.Bits())),
 		w.addr(node.Name, PodBridge, netip.PrefixFrom(p6.Addr().Next(), p6.Bits())),
@@ -286,21 +286,8 @@ func (w *wiring) lanRoutes(h Host) error {
 	return nil
 }
 
-func podRange(node string, six bool) netip.Prefix {
-	p4, p6 := podRanges(node)
-	if six {
-		return p6
-	}
-	return p4
-}
-
 // defaultFor is the default route's destination in the address's family.
-func defaultFor(a netip.Addr) netip.Prefix {
-	if a.Is6() {
-		return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-	}
-	return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-}
+func defaultFor(a netip.Addr) netip.Prefix { return netip.PrefixFrom(unspecified(a.Is6()), 0) }
 
 func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}

@@ -341,7 +341,7 @@ set host/web/tcp/cluster
 func TestLocalhostPortTakenTN58(t *testing.T) {
 	l := newLocalhostLab(t, lb.IPv4)
 	l.stop()
-	taken, err := l.Listen("node1", netlab.TCP, 30080, netlab.ListenOptions{})
+	taken, err := l.Listen("node1", netlab.TCP, 30080)
 	if err != nil {
 		t.Fatal(err)
 	}

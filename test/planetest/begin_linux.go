@@ -23,7 +23,7 @@ type attempt struct {
 // an answer arrives. sent is false if the line is not for this family.
 func (r *run) begin(p scenario.Packet) (sent bool, err error) {
 	r.mu.Lock()
-	shots, err := r.replay.Resolve(p, hostAddr)
+	shots, err := r.replay.Resolve(p, netlab.Addr)
 	r.mu.Unlock()
 	if err != nil || len(shots) == 0 {
 		return false, err
@@ -31,8 +31,8 @@ func (r *run) begin(p scenario.Packet) (sent bool, err error) {
 	from, to := netip.AddrPortFrom(shots[0].Local, r.lab.nextPort()), shots[0].To
 	ended := make(chan attempt, 1)
 	go func() {
-		c, err := r.lab.lab.Open(p.From, protos[shots[0].Proto], to, netlab.DialOptions{Timeout: r.s.timeout,
-			Local: from})
+		c, err := r.lab.lab.Open(p.From, netlab.Proto(shots[0].Proto.String()), to,
+			netlab.DialOptions{Timeout: r.s.timeout, Local: from})
 		ended <- attempt{c, err}
 	}()
 	r.mu.Lock()

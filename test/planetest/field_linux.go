@@ -101,7 +101,7 @@ func (f *field) listen() error {
 		}
 		for _, proto := range []netlab.Proto{netlab.TCP, netlab.UDP, netlab.SCTP} {
 			for _, port := range Ports {
-				_, err := f.lab.Listen(h.Name, proto, port, netlab.ListenOptions{})
+				_, err := f.lab.Listen(h.Name, proto, port)
 				if proto == netlab.SCTP && errors.Is(err, netlab.ErrUnsupported) {
 					f.noSCTP = true
 					break
@@ -124,7 +124,7 @@ func (f *field) expect(shots []scenario.Shot) error {
 		if !bait || s.Proto == 0 || s.Proto == lb.SCTP && f.noSCTP {
 			continue
 		}
-		if err := f.lab.BaitPort(protos[s.Proto], s.To.Port()); err != nil {
+		if err := f.lab.BaitPort(netlab.Proto(s.Proto.String()), s.To.Port()); err != nil {
 			return err
 		}
 	}
@@ -275,5 +275,3 @@ func (f *field) owner(a netip.Addr) string {
 	}
 	return netlab.Owner(a)
 }
-
-var protos = map[lb.Proto]netlab.Proto{lb.TCP: netlab.TCP, lb.UDP: netlab.UDP, lb.SCTP: netlab.SCTP}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/nftables"
@@ -49,7 +50,7 @@ func TestHistoryFinds(t *testing.T) {
 	needRoot(t)
 	hosts := func(f lb.Family) (pod2, v, s1 string) {
 		w := &town{family: f}
-		return hostAddr("pod2", w.six()).String(), map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[f],
+		return netlab.Addr("pod2", w.six()).String(), map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[f],
 			w.addr("10.97.0.2", "fd00:10:96::2:2").String()
 	}
 	for _, c := range []struct {
@@ -90,7 +91,7 @@ func TestHistoryFinds(t *testing.T) {
 			first: func(f lb.Family) (mutant, string) {
 				pod2, ip, _ := hosts(f)
 				return mutant{}, beside("prerouting", "%s daddr %s dnat %[1]s to %[3]s", ip, pod2,
-					hostAddr("pod3", f == lb.IPv6))
+					netlab.Addr("pod3", f == lb.IPv6))
 			}},
 		{name: "forgets its clients at a restart", want: "which is still there, and now",
 			restarted: func(lb.Family) (mutant, string) {

@@ -100,7 +100,7 @@ func (r *run) ask(p scenario.Packet) (asked bool, err error) {
 	default:
 		return false, nil
 	}
-	shots, err := r.replay.Resolve(p, hostAddr)
+	shots, err := r.replay.Resolve(p, netlab.Addr)
 	if err != nil || len(shots) == 0 || shots[0].Proto == 0 || r.led(shots[0]) { // a ping is of no load balancer
 		return false, err
 	}
@@ -328,7 +328,7 @@ func (r *run) nodePortsDiffer(s scenario.Shot, m Meeting) bool {
 	if m.By != "" {
 		return !asked(s.To.Addr())
 	}
-	return !asked(hostAddr(netlab.Node1, r.family == lb.IPv6)) || s.To.Addr().IsLoopback()
+	return !asked(netlab.Addr(netlab.Node1, r.family == lb.IPv6)) || s.To.Addr().IsLoopback()
 }
 
 // split reports whether the frontend treats the sources differently from the node's address.

@@ -67,7 +67,7 @@ func newEnder(f lb.Family, flaw string) (Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &ender{Plane: p, ns: ns, self: hostAddr(netlab.Node1, f == lb.IPv6), flaw: flaw,
+	return &ender{Plane: p, ns: ns, self: netlab.Addr(netlab.Node1, f == lb.IPv6), flaw: flaw,
 		sets: map[lb.SetID]*listening{}}, nil
 }
 

@@ -97,7 +97,7 @@ func (h *history) calls(callers []caller, timeout time.Duration) (all []*call) {
 		}
 		to := netip.AddrPortFrom(row.Key.Addr, row.Key.Port)
 		if row.Key.IsNodePort() {
-			to = netip.AddrPortFrom(hostAddr(netlab.Node1, h.six()), row.Key.Port)
+			to = netip.AddrPortFrom(netlab.Addr(netlab.Node1, h.six()), row.Key.Port)
 		}
 		for _, from := range callers {
 			shot := scenario.Shot{Local: from.addr(h.six()), To: to, Proto: row.Key.Proto, Key: row.Key}
@@ -111,7 +111,7 @@ func (c caller) addr(six bool) netip.Addr {
 	if c.local.IsValid() {
 		return c.local
 	}
-	return hostAddr(c.host, six)
+	return netlab.Addr(c.host, six)
 }
 
 // strangers returns packets for no Service: between pods, from the node to itself, from others to
@@ -122,8 +122,8 @@ func (h *history) strangers() (all []*call) {
 		{netlab.Node1, "pod1"}, {netlab.Node1, "pod5"}, {netlab.Client, "pod3"}, {netlab.Client, netlab.Node1},
 		{netlab.Node2, "pod1"}} {
 		n := (i + h.rnd.IntN(townServices)) % townServices
-		to := netip.AddrPortFrom(hostAddr(way[1], h.six()), uint16(townPort+n))
-		shot := scenario.Shot{Local: hostAddr(way[0], h.six()), To: to, Proto: lb.Proto(protoOf(n))}
+		to := netip.AddrPortFrom(netlab.Addr(way[1], h.six()), uint16(townPort+n))
+		shot := scenario.Shot{Local: netlab.Addr(way[0], h.six()), To: to, Proto: lb.Proto(protoOf(n))}
 		all = append(all, &call{from: caller{host: way[0]}, shot: shot, timeout: h.timeout})
 	}
 	return all

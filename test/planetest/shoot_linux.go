@@ -53,11 +53,6 @@ func indent(s string) string {
 	return "    " + strings.ReplaceAll(strings.TrimRight(s, "\n"), "\n", "\n    ") + "\n"
 }
 
-func hostAddr(host string, six bool) netip.Addr {
-	h, _ := netlab.HostByName(host)
-	return h.Addr(six)
-}
-
 // volley is a line of packets on its way.
 type volley struct {
 	r     *run
@@ -72,7 +67,7 @@ type volley struct {
 // send makes the connections of a line; sent is false if the line is not for this family.
 func (r *run) send(p scenario.Packet) (sent bool, err error) {
 	r.mu.Lock()
-	shots, err := r.replay.Resolve(p, hostAddr)
+	shots, err := r.replay.Resolve(p, netlab.Addr)
 	r.mu.Unlock()
 	if err != nil || len(shots) == 0 {
 		return false, err
@@ -296,8 +291,8 @@ func (v *volley) dial(shot scenario.Shot, timeout time.Duration) (*netlab.Conn, 
 func (v *volley) shoot(shot scenario.Shot, timeout time.Duration) (c *netlab.Conn, err error) {
 	for range 100 {
 		local := netip.AddrPortFrom(shot.Local, v.r.lab.nextPort())
-		c, err = v.r.lab.lab.Open(v.p.From, protos[shot.Proto], shot.To, netlab.DialOptions{Timeout: timeout,
-			Local: local})
+		c, err = v.r.lab.lab.Open(v.p.From, netlab.Proto(shot.Proto.String()), shot.To,
+			netlab.DialOptions{Timeout: timeout, Local: local})
 		if !errors.Is(err, unix.EADDRINUSE) {
 			break
 		}

@@ -136,8 +136,8 @@ func (w *town) settle(lab *field) error {
 			continue
 		}
 		for i := range townServices {
-			proto := protos[lb.Proto(protoOf(i))]
-			if _, err := lab.lab.Listen(h.Name, proto, uint16(townPort+i), netlab.ListenOptions{}); err != nil {
+			proto := netlab.Proto(lb.Proto(protoOf(i)).String())
+			if _, err := lab.lab.Listen(h.Name, proto, uint16(townPort+i)); err != nil {
 				return err
 			}
 		}
@@ -184,7 +184,7 @@ type caller struct {
 // callers are those whose packets to Services meet the node.
 func (w *town) callers() []caller {
 	all := []caller{{"pod1", netip.Addr{}, lb.Pods}, {"pod2", netip.Addr{}, lb.Pods}, {"pod3", netip.Addr{}, lb.Pods},
-		{netlab.Node1, netip.Addr{}, lb.Host}, {netlab.Client, hostAddr(netlab.Client, w.six()), lb.Anywhere}}
+		{netlab.Node1, netip.Addr{}, lb.Host}, {netlab.Client, netlab.Addr(netlab.Client, w.six()), lb.Anywhere}}
 	for i := range outsiders {
 		all = append(all, caller{netlab.Client, w.outsider(i), lb.Anywhere})
 	}

@@ -92,7 +92,7 @@ func (r *run) way(from string, shot scenario.Shot, local netip.Addr) trace.Packe
 	to := shot.To.Addr()
 	here := r.holds(to)
 	if !local.IsValid() {
-		local = hostAddr(from, r.family == lb.IPv6)
+		local = netlab.Addr(from, r.family == lb.IPv6)
 		if from == netlab.Node1 && here {
 			local = to
 		}

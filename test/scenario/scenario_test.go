@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"kube-proxy/cluster"
+	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/policy"
 )
@@ -296,7 +297,7 @@ pod1 as lb(shop/x) -> shop/web:http : pod1
 		t.Fatal(ok, err)
 	}
 	for _, p := range step.State.Packets {
-		if shots, err := r.Resolve(p, hostAddr); err == nil {
+		if shots, err := r.Resolve(p, netlab.Addr); err == nil {
 			t.Errorf("%s: %v, no error", p.Text, shots)
 		}
 	}

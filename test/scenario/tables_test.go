@@ -2,7 +2,6 @@ package scenario
 
 import (
 	"maps"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -86,7 +85,7 @@ func replay(t *testing.T, s *Scenario, f lb.Family, got map[string]string, targe
 		}
 		for _, p := range step.State.Packets {
 			if sends(p) {
-				shots, err := r.Resolve(p, hostAddr)
+				shots, err := r.Resolve(p, netlab.Addr)
 				if err != nil {
 					t.Errorf("%s.txtar:%d: %s: %v", s.Name, p.Line, p.Text, err)
 				}
@@ -98,11 +97,6 @@ func replay(t *testing.T, s *Scenario, f lb.Family, got map[string]string, targe
 
 // sends reports whether the line names a target.
 func sends(p Packet) bool { return p.Verb == Send || p.Verb == Open || p.Verb == Begin }
-
-func hostAddr(host string, six bool) netip.Addr {
-	h, _ := netlab.HostByName(host)
-	return h.Addr(six)
-}
 
 // compare shows the differences between a file's golden sections and the expected ones.
 func compare(t *testing.T, s *Scenario, got map[string]string) {

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"kube-proxy/internal/netlab"
-	"kube-proxy/lb"
 )
 
 // Ports of every pod: those that answer with the pod's name (TCP and UDP), and a web page for curl.
@@ -63,7 +62,7 @@ func (f *field) openPods() error {
 		}
 		for _, port := range whoPorts {
 			for _, proto := range []netlab.Proto{netlab.TCP, netlab.UDP} {
-				if _, err := f.lab.Listen(h.Name, proto, port, netlab.ListenOptions{}); err != nil {
+				if _, err := f.lab.Listen(h.Name, proto, port); err != nil {
 					return err
 				}
 			}
@@ -98,7 +97,7 @@ func (f *field) listenSink(s *shop) error {
 		if r.shot.Key.IsNodePort() {
 			continue
 		}
-		if err := f.lab.BaitPort(protos[r.shot.Proto], r.shot.To.Port()); err != nil {
+		if err := f.lab.BaitPort(netlab.Proto(r.shot.Proto.String()), r.shot.To.Port()); err != nil {
 			return err
 		}
 	}
@@ -110,5 +109,3 @@ func (f *field) calibrate() (err error) {
 	f.silence, err = f.lab.Silence(whoPorts[0])
 	return err
 }
-
-var protos = map[lb.Proto]netlab.Proto{lb.TCP: netlab.TCP, lb.UDP: netlab.UDP, lb.SCTP: netlab.SCTP}

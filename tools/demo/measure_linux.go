@@ -106,7 +106,7 @@ func (f *field) volley(r row, timeout time.Duration, n int, t *tally) {
 
 func (f *field) connect(r row, timeout time.Duration) (answer, error) {
 	port := uint16(33000 + f.port.Add(1)%32000) // not used lately, so that no flow is taken for an older one
-	c, err := f.lab.Open(r.from, protos[r.shot.Proto], r.shot.To, netlab.DialOptions{
+	c, err := f.lab.Open(r.from, netlab.Proto(r.shot.Proto.String()), r.shot.To, netlab.DialOptions{
 		Timeout: timeout, Local: netip.AddrPortFrom(r.shot.Local, port),
 	})
 	if err != nil {

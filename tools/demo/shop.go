@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -134,7 +133,7 @@ func rowsOf(p scenario.Packet, views []view, group string) (rows []row, err erro
 		return nil, errors.New("want the source as a host or an address")
 	}
 	for _, v := range views {
-		shots, err := v.replay.Resolve(p, hostAddr)
+		shots, err := v.replay.Resolve(p, netlab.Addr)
 		if err != nil {
 			return nil, err
 		}
@@ -197,9 +196,4 @@ func kindOf(t scenario.Target) string {
 		return "unknown"
 	}
 	return kinds[t.Addr.Kind]
-}
-
-func hostAddr(host string, six bool) netip.Addr {
-	h, _ := netlab.HostByName(host)
-	return h.Addr(six)
 }

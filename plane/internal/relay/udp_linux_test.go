@@ -283,15 +283,6 @@ func openDescriptors(t testing.TB) int {
 	return len(entries)
 }
 
-func overflows(t testing.TB) uint64 {
-	t.Helper()
-	n, err := netlab.Overflows()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n
-}
-
 // The largest number of sessions, each answered, takes the memory and descriptors that
 // docs/adr/0037 states, and all of it is returned.
 func TestUDPManySessions(t *testing.T) {
@@ -377,11 +368,11 @@ func TestUDPFloodBesideAServiceTN54(t *testing.T) {
 					}
 				}
 			})
-			asked, lost, before := 0, uint64(0), overflows(t)
+			asked, lost, before := 0, uint64(0), netlab.Overflows(t)
 			for full := false; !full || asked < 200; asked++ {
 				for !ask(t, c, fmt.Sprint(asked), timeout/4) {
 					// The flood also goes through a CPU's queue, which may be full.
-					if lost++; lost > overflows(t)-before {
+					if lost++; lost > netlab.Overflows(t)-before {
 						t.Fatalf("datagram %d is lost; %+v", asked, r.Stats().UDP)
 					}
 				}

@@ -133,7 +133,7 @@ func (b *bench) audit(full bool) (n int) {
 // Serve starts a responder with a socket like the proxy's.
 func (b *bench) Serve(p netlab.Proto, port uint16, host string) {
 	b.t.Helper()
-	if _, err := b.Listen(host, p, port, netlab.ListenOptions{Transparent: true}); err != nil {
+	if _, err := b.ListenTransparent(host, p, port); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -255,7 +255,7 @@ func TestRefuses(t *testing.T) {
 func TestIntruder(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		for _, p := range []netlab.Proto{netlab.TCP, netlab.UDP} {
-			if _, err := b.Listen(netlab.Node1, p, 40001, netlab.ListenOptions{}); err != nil {
+			if _, err := b.Listen(netlab.Node1, p, 40001); err != nil {
 				t.Fatal(err)
 			}
 		}

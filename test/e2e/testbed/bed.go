@@ -121,7 +121,7 @@ func (b *Bed) start(ctx context.Context) (err error) {
 		if !host.Pod() {
 			continue
 		}
-		if _, err := b.Lab.Listen(host.Name, netlab.TCP, PodPort, netlab.ListenOptions{}); err != nil {
+		if _, err := b.Lab.Listen(host.Name, netlab.TCP, PodPort); err != nil {
 			return err
 		}
 	}
