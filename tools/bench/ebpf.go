@@ -19,12 +19,7 @@ func ebpfJobs(o options) []job {
 // ebpfRows compare with a direct connection, and with the packet path, measured by turns in the
 // same run.
 func ebpfRows(f figures) (all []row) {
-	value := func(name, unit string) float64 {
-		if values := f.get(inEBPF, name, unit); len(values) > 0 {
-			return median(values)
-		}
-		return 0
-	}
+	value := func(name, unit string) float64 { return f.median(inEBPF, name, unit) }
 	for _, r := range []struct {
 		work, name string
 		most       float64

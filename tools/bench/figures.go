@@ -57,6 +57,14 @@ func (f figures) add(pkg string, l line) {
 // get returns the values of all rounds; none if not measured.
 func (f figures) get(pkg, name, unit string) []float64 { return f[figureKey(pkg, name, unit)] }
 
+// median returns the median of all rounds, 0 if not measured.
+func (f figures) median(pkg, name, unit string) float64 {
+	if values := f.get(pkg, name, unit); len(values) > 0 {
+		return median(values)
+	}
+	return 0
+}
+
 // sizes returns the measured sizes of a benchmark in ascending order: the numbers N of
 // "name/services=N" followed by after.
 func (f figures) sizes(pkg, name, after string) []int {

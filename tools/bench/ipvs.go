@@ -17,12 +17,7 @@ func ipvsJobs(o options) []job {
 // ipvsRows counts the requests of a change to the kernel, and compares sizes within the run.
 func ipvsRows(f figures) (all []row) {
 	sizes := f.sizes(inIPVS, "IPVS", "")
-	value := func(n int, unit string) float64 {
-		if values := f.get(inIPVS, fmt.Sprintf("IPVS/services=%d", n), unit); len(values) > 0 {
-			return median(values)
-		}
-		return 0
-	}
+	value := func(n int, unit string) float64 { return f.median(inIPVS, fmt.Sprintf("IPVS/services=%d", n), unit) }
 	const change = "ipvs: one endpoint changes, in the plane, in a VM"
 	for _, n := range sizes {
 		all = append(all, newRow(change, number(n), "–", fmt.Sprintf("%s; %s of CPU there",

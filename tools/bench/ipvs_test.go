@@ -1,9 +1,6 @@
 package main
 
-import (
-	"strings"
-	"testing"
-)
+import "testing"
 
 // A change is judged by messages and by the growth of its computation, a connection by the ratio of
 // one run.
@@ -17,7 +14,7 @@ func TestIPVSRows(t *testing.T) {
 	} {
 		f.add(inIPVS, line{name, values})
 	}
-	want := strings.TrimSpace(`
+	wantRows(t, f, `
 ipvs: one endpoint changes, in the plane, in a VM|100|–|≤ 4 messages|2 messages (200 bytes; 400 µs of CPU there)|yes
 ipvs: one endpoint changes, in the plane, in a VM|10,000|–|≤ 4 messages|5 messages (200 bytes; 800 µs of CPU there)|NO
 ipvs: one endpoint changes, in the plane, in a VM: CPU|10,000 against 100|–|≤ 1.5 ×|2 ×|NO
@@ -25,11 +22,4 @@ ipvs: first sync, in a VM|100|–|–|13 messages a Service of ten backends, 900
 ipvs: first sync, in a VM|10,000|–|–|13 messages a Service of ten backends, 900 bytes; 9 s of CPU there|yes
 ipvs: a connection to the last Service against the first, in a VM|100|–|≤ 1.1 ×|1.05 ×|yes
 ipvs: a connection to the last Service against the first, in a VM|10,000|–|≤ 1.1 ×|1.2 ×|NO`)
-	var got []string
-	for _, r := range rows(f) {
-		got = append(got, strings.Join(r.cells(), "|"))
-	}
-	if text := strings.Join(got, "\n"); text != want {
-		t.Errorf("got\n%s\nwant\n%s", text, want)
-	}
 }

@@ -135,10 +135,7 @@ func apiRows(f figures, operation string, make func(at) row) (all []row) {
 
 // value returns the value of an operation; 0 if not measured.
 func (a at) value(operation, unit string) float64 {
-	if values := a.get(inMeasure, a.prefix+operation, unit); len(values) > 0 {
-		return median(values)
-	}
-	return 0
+	return a.median(inMeasure, a.prefix+operation, unit)
 }
 
 // limit judges a value that is in ms.
@@ -172,11 +169,16 @@ func newServiceRows(f figures) []row {
 func startRows(f figures) []row {
 	upstream := map[int]string{5000: "3.9 s", 10_000: "17 s", 100_000: "others: 16 min 44 s with 44,000"}
 	return apiRows(f, "start", func(a at) row {
-		more := fmt.Sprintf("longest %s; %s of CPU", amount(a.value("start", "max-ms"), "ms"),
-			amount(a.value("start", "cpu-ms/op"), "ms"))
-		return newRow("process start → the last service answers", a.where, scale(upstream, a.services), more,
-			a.limit("", "start", "p50-ms", bySize(a.services, 1500, 3000, 20_000)))
+		return a.startRow("", scale(upstream, a.services), bySize(a.services, 1500, 3000, 20_000))
 	})
+}
+
+// startRow makes the row of a start; prefix begins the description of the work.
+func (a at) startRow(prefix, upstream string, most float64) row {
+	more := fmt.Sprintf("longest %s; %s of CPU", amount(a.value("start", "max-ms"), "ms"),
+		amount(a.value("start", "cpu-ms/op"), "ms"))
+	return newRow(prefix+"process start → the last service answers", a.where, upstream, more,
+		a.limit("", "start", "p50-ms", most))
 }
 
 func cpuRows(f figures) []row {
@@ -189,10 +191,14 @@ func cpuRows(f figures) []row {
 func memoryRows(f figures) []row {
 	upstream := map[int]string{5000: "285 MiB", 10_000: "505 MiB"}
 	return apiRows(f, "start", func(a at) row {
-		peak := max(a.value("start", "peak-MiB"), a.value("change", "peak-MiB"), a.value("new", "peak-MiB"))
-		return newRow("peak memory, resident", a.where, scale(upstream, a.services), "",
-			limit{"", bySize(a.services, 90, 130, 700), "MiB", peak})
+		return a.memoryRow("", scale(upstream, a.services), bySize(a.services, 90, 130, 700))
 	})
+}
+
+// memoryRow makes the row of the largest memory; prefix begins the description of the work.
+func (a at) memoryRow(prefix, upstream string, most float64) row {
+	peak := max(a.value("start", "peak-MiB"), a.value("change", "peak-MiB"), a.value("new", "peak-MiB"))
+	return newRow(prefix+"peak memory, resident", a.where, upstream, "", limit{"", most, "MiB", peak})
 }
 
 // bySize is the limit for n services; the issue gives it for 5,000, 10,000 and 100,000.

@@ -36,9 +36,21 @@ func measured() figures {
 	return f
 }
 
+// wantRows compares the rows of figures with lines whose cells are separated by "|".
+func wantRows(t *testing.T, f figures, want string) {
+	t.Helper()
+	var got []string
+	for _, r := range rows(f) {
+		got = append(got, strings.Join(r.cells(), "|"))
+	}
+	if text := strings.Join(got, "\n"); text != strings.TrimSpace(want) {
+		t.Errorf("got\n%s\nwant\n%s", text, want)
+	}
+}
+
 // Each kind of row, judged or not.
 func TestRows(t *testing.T) {
-	want := strings.TrimSpace(`
+	wantRows(t, measured(), `
 one endpoint changes: policy, table, rendering|100|–|≤ 20 µs, ≤ 4 KB|4 µs, 4.3 KB|NO
 one endpoint changes: policy, table, rendering|10,000|–|≤ 20 µs, ≤ 4 KB|4.2 µs, 4.3 KB|NO
 one endpoint changes: policy, table, rendering|100,000|–|≤ 20 µs, ≤ 4 KB|4.8 µs, 4.3 KB|NO
@@ -59,13 +71,6 @@ CPU per change|10,000|6.1 s|≤ 5 ms|600 µs|yes
 peak memory, resident|5,000|285 MiB|≤ 90 MiB|60 MiB|yes
 peak memory, resident|10,000|505 MiB|≤ 130 MiB|131 MiB|NO
 peak memory, resident|100,000, stand-in|–|≤ 700 MiB|650 MiB|yes`)
-	var got []string
-	for _, r := range rows(measured()) {
-		got = append(got, strings.Join(r.cells(), "|"))
-	}
-	if text := strings.Join(got, "\n"); text != want {
-		t.Errorf("rows are\n%s\nwant\n%s", text, want)
-	}
 }
 
 // Without a measurement there is no row.
@@ -95,17 +100,7 @@ func TestTablesRows(t *testing.T) {
 	}
 	add("IPTables", 1)
 	add("IPTablesLegacy", 1)
-	check := func(want string) {
-		t.Helper()
-		var got []string
-		for _, r := range rows(f) {
-			got = append(got, strings.Join(r.cells(), "|"))
-		}
-		if text := strings.Join(got, "\n"); text != strings.TrimSpace(want) {
-			t.Errorf("rows are\n%s\nwant\n%s", text, want)
-		}
-	}
-	check(`
+	wantRows(t, f, `
 iptables-nft: process start → the last service answers|5,000|6 min 27 s|≤ 7 s|6.5 s (longest 7.1 s; 5 s of CPU)|yes
 iptables-legacy: process start → the last service answers|5,000|500 ms for the restore alone|≤ 4 s|6.5 s (longest 7.1 s; 5 s of CPU)|NO
 iptables-nft: API write → a connection reaches the changed endpoint|5,000|p50 470 ms|p50 ≤ 80 ms|p50 81 ms (p99 101 ms; API server: p50 3.5 ms, p99 80 ms)|NO

@@ -77,11 +77,7 @@ func (b tables) row(f figures, operation string, n int) row {
 	}
 	switch work := b.name + ": "; operation {
 	case "start":
-		more := fmt.Sprintf("longest %s; %s of CPU", amount(ours.value("start", "max-ms"), "ms"),
-			amount(ours.value("start", "cpu-ms/op"), "ms"))
-		return newRow(work+"process start → the last service answers", number(n),
-			upstream(k.start, "", "start", "p50-ms", "ms"), more,
-			ours.limit("", "start", "p50-ms", b.start))
+		return ours.startRow(work, upstream(k.start, "", "start", "p50-ms", "ms"), b.start)
 	case "change":
 		return change(work+"API write → a connection reaches the changed endpoint", "change", k.change, 80)
 	case "new":
@@ -97,8 +93,6 @@ func (b tables) row(f figures, operation string, n int) row {
 			"ms"), "",
 			ours.limit("", "change", "cpu-ms/op", 80))
 	default:
-		peak := max(ours.value("start", "peak-MiB"), ours.value("change", "peak-MiB"), ours.value("new", "peak-MiB"))
-		return newRow(work+"peak memory, resident", number(n), upstream(k.memory, "", "start", "peak-MiB", "MiB"), "",
-			limit{"", 90, "MiB", peak})
+		return ours.memoryRow(work, upstream(k.memory, "", "start", "peak-MiB", "MiB"), 90)
 	}
 }

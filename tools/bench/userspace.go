@@ -17,12 +17,7 @@ func userspaceJobs(o options) []job {
 
 // userspaceRows compares with direct traffic to the pod, measured by turns in the same run.
 func userspaceRows(f figures) (all []row) {
-	value := func(name, unit string) float64 {
-		if values := f.get(inProgram, name, unit); len(values) > 0 {
-			return median(values)
-		}
-		return 0
-	}
+	value := func(name, unit string) float64 { return f.median(inProgram, name, unit) }
 	for _, r := range []struct {
 		work, name, unit string
 		least            float64
