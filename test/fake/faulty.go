@@ -15,21 +15,10 @@ import (
 // ErrInjected is wrapped by all errors that a [Faulty] plane makes up.
 var ErrInjected = errors.New("injected failure")
 
-// Target is the plane behind a Faulty plane: an engine.Plane.
-type Target interface {
-	Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error)
-	Apply(ctx context.Context, changes []lb.Change) (plane.ApplyResult, error)
-	SetNode(ctx context.Context, n lb.Node) error
-	Probe(ctx context.Context) error
-	Drift() <-chan struct{}
-	Audit(ctx context.Context, full bool) (repaired int, err error)
-	MaxBatchWeight() int
-}
-
 // Faulty makes a plane fail. A failing call has done a random part of its work: none, some, or all
 // of it. Make one with [NewFaulty]; its methods may be called from any goroutine.
 type Faulty struct {
-	target Target
+	*Plane
 
 	mu    sync.Mutex
 	rand  *rand.Rand
@@ -42,10 +31,10 @@ type Faulty struct {
 	calls int
 }
 
-// NewFaulty returns a plane that acts like target until a method makes it fail. The same seed gives
-// the same failures.
-func NewFaulty(target Target, seed uint64) *Faulty {
-	return &Faulty{target: target, rand: rand.New(rand.NewPCG(seed, seed))}
+// NewFaulty returns a plane that acts like p until a method makes it fail. The same seed gives the
+// same failures.
+func NewFaulty(p *Plane, seed uint64) *Faulty {
+	return &Faulty{Plane: p, rand: rand.New(rand.NewPCG(seed, seed))}
 }
 
 // FailWith makes each call fail with probability p, from 0 to 1.
@@ -56,7 +45,7 @@ func (f *Faulty) FailWith(p float64) {
 }
 
 // FailNext makes the next calls fail with these errors, one each. With a nil error a call passes.
-// An error that wraps plane.ErrStateLost makes the target lose its state, if it can.
+// An error that wraps plane.ErrStateLost makes the plane lose its state.
 func (f *Faulty) FailNext(errs ...error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -162,10 +151,10 @@ func (f *Faulty) Apply(ctx context.Context, changes []lb.Change) (res plane.Appl
 	}
 	f.mu.Unlock()
 	if err == nil {
-		return f.target.Apply(ctx, changes)
+		return f.Plane.Apply(ctx, changes)
 	}
 	if len(part) > 0 {
-		if _, err := f.target.Apply(ctx, part); err != nil {
+		if _, err := f.Plane.Apply(ctx, part); err != nil {
 			return res, err
 		}
 	}
@@ -205,33 +194,29 @@ func (f *Faulty) without(want *lb.Table) (*lb.Table, []lb.Key) {
 }
 
 func (f *Faulty) lose(err error) {
-	if x, ok := f.target.(interface{ Lose(signal bool) }); ok && errors.Is(err, plane.ErrStateLost) {
-		x.Lose(false)
+	if errors.Is(err, plane.ErrStateLost) {
+		f.Lose(false)
 	}
 }
 
-// Reset resets the target, or a random part of it and fails. Keys that are refused are left for
+// Reset resets the plane, or a random part of it and fails. Keys that are refused are left for
 // later.
 func (f *Faulty) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error) {
 	err := f.verdict()
 	if err == nil {
 		rest, refused := f.without(want)
-		res, err := f.target.Reset(ctx, rest)
+		res, err := f.Plane.Reset(ctx, rest)
 		if err == nil && len(refused) > 0 {
 			res.Later = append(res.Later, refused...)
 			res.Dropped = slices.DeleteFunc(res.Dropped, func(k lb.Key) bool { return want.Get(k) != nil })
 		}
 		return res, err
 	}
-	if x, ok := f.target.(interface {
-		ResetPartly(*lb.Table, func(lb.Key) bool)
-	}); ok {
-		f.mu.Lock()
-		share := f.rand.Float64()
-		coin := rand.New(rand.NewPCG(f.rand.Uint64(), f.rand.Uint64()))
-		f.mu.Unlock()
-		x.ResetPartly(want, func(lb.Key) bool { return coin.Float64() < share })
-	}
+	f.mu.Lock()
+	share := f.rand.Float64()
+	coin := rand.New(rand.NewPCG(f.rand.Uint64(), f.rand.Uint64()))
+	f.mu.Unlock()
+	f.resetPartly(want, func(lb.Key) bool { return coin.Float64() < share })
 	f.lose(err)
 	return plane.ResetResult{}, fmt.Errorf("fake: reset: %w", err)
 }
@@ -251,27 +236,21 @@ func (f *Faulty) SetNode(ctx context.Context, n lb.Node) error {
 	if err := f.fails("set node"); err != nil {
 		return err
 	}
-	return f.target.SetNode(ctx, n)
+	return f.Plane.SetNode(ctx, n)
 }
 
-// Probe is the target's, or fails. Refused keys do not make it fail: it writes no frontend.
+// Probe is the plane's, or fails. Refused keys do not make it fail: it writes no frontend.
 func (f *Faulty) Probe(ctx context.Context) error {
 	if err := f.fails("probe"); err != nil {
 		return err
 	}
-	return f.target.Probe(ctx)
+	return f.Plane.Probe(ctx)
 }
 
-// Drift is the target's.
-func (f *Faulty) Drift() <-chan struct{} { return f.target.Drift() }
-
-// Audit is the target's, or fails before it has done anything.
+// Audit is the plane's, or fails before it has done anything.
 func (f *Faulty) Audit(ctx context.Context, full bool) (repaired int, err error) {
 	if err := f.fails("audit"); err != nil {
 		return 0, err
 	}
-	return f.target.Audit(ctx, full)
+	return f.Plane.Audit(ctx, full)
 }
-
-// MaxBatchWeight is the target's.
-func (f *Faulty) MaxBatchWeight() int { return f.target.MaxBatchWeight() }

@@ -181,9 +181,9 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, e
 	return plane.ResetResult{Later: later, Dropped: dropped}, nil
 }
 
-// ResetPartly does the part of a Reset that concerns the chosen keys and leaves the plane as after
+// resetPartly does the part of a Reset that concerns the chosen keys and leaves the plane as after
 // a failed Reset: a mixture. [Faulty] uses it.
-func (p *Plane) ResetPartly(want *lb.Table, chosen func(lb.Key) bool) {
+func (p *Plane) resetPartly(want *lb.Table, chosen func(lb.Key) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ready = false
