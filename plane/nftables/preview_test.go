@@ -102,9 +102,9 @@ func TestRenderScenarios(t *testing.T) {
 // textPlane is a plane whose Reset goes through Render and nft.
 type textPlane struct{ *Plane }
 
-// Tracer returns nil: nft expresses rules in other words than the plane, so numbers read from the
-// kernel do not match (ADR 0056).
-func (textPlane) Tracer() planetest.Tracer { return nil }
+// HidesTracer: nft expresses rules in other words than the plane, so numbers read from the kernel
+// do not match (ADR 0056).
+func (textPlane) HidesTracer() {}
 
 func (p textPlane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error) {
 	text, err := Render(Config{Family: p.ip.Family}, want)

@@ -15,10 +15,7 @@ import (
 // map from the tables of that name, with nft.
 func BreakTable(table string) func(lb.Family, *rand.Rand) (string, error) {
 	return func(f lb.Family, rnd *rand.Rand) (string, error) {
-		family := "ip"
-		if f == lb.IPv6 {
-			family = "ip6"
-		}
+		family := nftFamily(f)
 		listed, err := exec.Command("nft", "-j", "list", "table", family, table).Output()
 		if err != nil {
 			return "", fmt.Errorf("nft -j list table %s %s: %w", family, table, err)

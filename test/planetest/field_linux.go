@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -118,10 +117,7 @@ func (f *field) listen() error {
 // expect makes the sink answer the next packets, if they reach it.
 func (f *field) expect(shots []scenario.Shot) error {
 	for _, s := range shots {
-		bait := slices.ContainsFunc(netlab.ServiceRanges(), func(p netip.Prefix) bool {
-			return p.Contains(s.To.Addr())
-		})
-		if !bait || s.Proto == 0 || s.Proto == lb.SCTP && f.noSCTP {
+		if !lb.Within(netlab.ServiceRanges(), s.To.Addr()) || s.Proto == 0 || s.Proto == lb.SCTP && f.noSCTP {
 			continue
 		}
 		if err := f.lab.BaitPort(netlab.Proto(s.Proto.String()), s.To.Port()); err != nil {

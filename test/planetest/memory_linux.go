@@ -1,9 +1,6 @@
-//go:build linux
-
 package planetest
 
 import (
-	"io"
 	"net/netip"
 	"runtime"
 	"slices"
@@ -84,8 +81,8 @@ func footprint(t *testing.T, shape adversary.Shape, k Kernel) (heap, kernel int)
 	}
 	kernel = k.bytes(t, w.Family) - before
 	full := liveHeap()
-	if c, ok := p.(io.Closer); ok {
-		c.Close()
+	if err := shut(p); err != nil {
+		t.Error(err)
 	}
 	p = nil // but the kernel's state stays: a fake kernel has its memory in the heap
 	left := liveHeap()

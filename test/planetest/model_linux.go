@@ -195,8 +195,7 @@ func (r *run) arrives(o *outcome, from string, s scenario.Shot, m Meeting) {
 			host = from
 		}
 		switch {
-		case m.By == "" && host == "" && slices.ContainsFunc(netlab.ServiceRanges(),
-			func(p netip.Prefix) bool { return p.Contains(a.Addr()) }):
+		case m.By == "" && host == "" && lb.Within(netlab.ServiceRanges(), a.Addr()):
 			o.hosts[netlab.Sink] = a.Port()
 		case host == "":
 			o.dropped = true

@@ -21,9 +21,7 @@ func (r *run) otherwise(how Proxied) {
 func (r *run) balanced(shots []scenario.Shot) bool {
 	return len(shots) > 0 && slices.ContainsFunc(shots, func(s scenario.Shot) bool {
 		row := r.table.Get(s.Key)
-		return row != nil && slices.ContainsFunc(row.Routes, func(route lb.Route) bool {
-			return route.Do == lb.Balance
-		})
+		return row != nil && balances(row)
 	})
 }
 

@@ -35,9 +35,9 @@ type ender struct {
 	conns []net.Conn
 }
 
-// Tracer returns nil: the kernel redirects packets to listeners of this test, and not to the
-// backends of the table.
-func (*ender) Tracer() Tracer { return nil }
+// HidesTracer: the kernel redirects packets to listeners of this test, and not to the backends of
+// the table.
+func (*ender) HidesTracer() {}
 
 // listening is the socket of one backend set.
 type listening struct {

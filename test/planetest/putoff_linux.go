@@ -20,10 +20,7 @@ func PutOff(t testing.TB, lab *netlab.TestLab, fam lb.Family) (next func()) {
 	if testing.Short() { // as in emulation, where each takes ten times as long
 		steps = 4_000
 	}
-	family := "ip"
-	if fam == lb.IPv6 {
-		family = "ip6"
-	}
+	family := nftFamily(fam)
 	nft := func(text string, args ...string) string {
 		t.Helper()
 		c := lab.Command(netlab.Node1, "nft", args...)

@@ -77,17 +77,11 @@ type Release struct {
 
 // ReadRelease reads a file of [Release.Write]; nil without one.
 func ReadRelease(file string) (*Release, error) {
-	data, err := os.ReadFile(file)
+	r, err := read[Release](file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
-	} else if err != nil {
-		return nil, fmt.Errorf("read the release check: %w", err)
 	}
-	var r Release
-	if err := json.Unmarshal(data, &r); err != nil {
-		return nil, fmt.Errorf("read the release check: %s: %w", file, err)
-	}
-	return &r, nil
+	return &r, err
 }
 
 // NewRelease returns the check of a commit that passed. It is an error if a complete run of a mode
@@ -116,15 +110,25 @@ func NewRelease(s Seen, kernels []string, results []Results) (*Release, error) {
 }
 
 // Write writes the check to a file.
-func (r *Release) Write(file string) error {
-	data, err := json.MarshalIndent(r, "", "  ")
+func (r *Release) Write(file string) error { return write(file, r) }
+
+func read[T any](file string) (v T, err error) {
+	data, err := os.ReadFile(file)
 	if err == nil {
-		err = os.WriteFile(file, append(data, '\n'), 0o644)
+		err = json.Unmarshal(data, &v)
 	}
 	if err != nil {
-		return fmt.Errorf("write the release check: %w", err)
+		return v, fmt.Errorf("read %s: %w", file, err)
 	}
-	return nil
+	return v, nil
+}
+
+func write(file string, v any) error {
+	data, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return fmt.Errorf("write %s: %w", file, err)
+	}
+	return os.WriteFile(file, append(data, '\n'), 0o644)
 }
 
 // ReadResults reads all files of a folder, ordered by mode and kernel.
@@ -135,21 +139,14 @@ func ReadResults(dir string) ([]Results, error) {
 	}
 	var all []Results
 	for _, file := range files {
-		data, err := os.ReadFile(file)
+		r, err := read[Results](file)
 		if err != nil {
-			return nil, fmt.Errorf("read results: %w", err)
-		}
-		var r Results
-		if err := json.Unmarshal(data, &r); err != nil {
-			return nil, fmt.Errorf("read results: %s: %w", file, err)
+			return nil, err
 		}
 		all = append(all, r)
 	}
 	slices.SortFunc(all, func(a, b Results) int {
-		if c := strings.Compare(a.Mode, b.Mode); c != 0 {
-			return c
-		}
-		return compareVersions(a.Kernel, b.Kernel)
+		return cmp.Or(strings.Compare(a.Mode, b.Mode), compareVersions(a.Kernel, b.Kernel))
 	})
 	return all, nil
 }
@@ -219,16 +216,5 @@ func (r Results) oldest() string {
 
 // Write writes the results to their file in dir.
 func (r Results) Write(dir string) error {
-	data, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return fmt.Errorf("write results: %w", err)
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("write results: %w", err)
-	}
-	file := filepath.Join(dir, strings.ReplaceAll(r.Mode+"-"+r.Kernel, " ", "-")+".json")
-	if err := os.WriteFile(file, append(data, '\n'), 0o644); err != nil {
-		return fmt.Errorf("write results: %w", err)
-	}
-	return nil
+	return write(filepath.Join(dir, strings.ReplaceAll(r.Mode+"-"+r.Kernel, " ", "-")+".json"), r)
 }

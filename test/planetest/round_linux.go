@@ -38,7 +38,7 @@ func (h *history) forgetGone() {
 		row := h.table.Get(m.key)
 		route := routeOf(row, v.from.class)
 		if row == nil || row.Affinity == 0 || row.Service != v.service || route == nil || route.To == nil ||
-			route.To.ID != m.set || !hasBackend(route.To, m.backend) {
+			route.To.ID != m.set || !route.To.Backends.Has(m.backend) {
 			delete(h.met, v)
 		}
 	}
@@ -53,7 +53,7 @@ func (h *history) forgetEndpoints() {
 			for _, row := range h.table.Sorted() {
 				if row.Service == v.service && row.Key.Proto == v.proto && row.Affinity > 0 &&
 					slices.ContainsFunc(row.Routes, func(r lb.Route) bool {
-						return r.To != nil && hasBackend(r.To, a)
+						return r.To != nil && r.To.Backends.Has(a)
 					}) {
 					return false
 				}
@@ -74,8 +74,6 @@ func routeOf(row *lb.Frontend, from lb.From) *lb.Route {
 	}
 	return nil
 }
-
-func hasBackend(s *lb.BackendSet, a netip.AddrPort) bool { return s.Backends.Has(a) }
 
 // call is one packet, or one connection, to a frontend or between strangers.
 type call struct {

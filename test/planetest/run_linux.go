@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -279,7 +280,7 @@ func (s *suite) play(sc *scenario.Scenario, stretch int) (_ Result, failures []s
 	result := Result{Families: map[string]string{}}
 	for _, r := range runs {
 		lapsed = lapsed || r.lapsed
-		result.SCTP += r.sctp
+		result.SCTP += int(r.sctp.Load())
 		note(&result.Proxied, r.proxied)
 		result.Families[r.family.String()] = r.verdict()
 		failures = append(failures, r.failures...)
@@ -310,6 +311,8 @@ type run struct {
 	stretch int
 	// restarted: another plane has taken the place of the first.
 	restarted bool
+	passed    atomic.Int32 // lines that did as they should
+	sctp      atomic.Int32 // lines that this kernel cannot send
 
 	mu       sync.Mutex
 	proxied  []Proxied            // differences because connections end at the plane
@@ -319,8 +322,6 @@ type run struct {
 	affine   map[client]time.Time // when each client with an affinity connected last
 	lapsed   bool                 // something failed after an affinity may have been over
 	failures []string
-	passed   int // lines that did as they should
-	sctp     int // lines that this kernel cannot send
 }
 
 func (s *suite) newRun(sc *scenario.Scenario, lab *field, f lb.Family) *run {
@@ -332,9 +333,9 @@ func (r *run) verdict() string {
 	switch {
 	case len(r.failures) > 0:
 		return Fails
-	case r.passed == 0 && r.sctp == 0:
+	case r.passed.Load() == 0 && r.sctp.Load() == 0:
 		return NotApplicable
-	case r.passed == 0:
+	case r.passed.Load() == 0:
 		return NeedsSCTP
 	}
 	return Passes

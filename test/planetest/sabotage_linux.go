@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"kube-proxy/mode"
 	"kube-proxy/plane"
 	"kube-proxy/trace"
 )
@@ -71,7 +72,7 @@ func (h *history) sabotage(i int) error {
 
 // repair calls audits until nothing differs, and Reset if an audit requests it and may. It reports
 // whether anything was repaired. An audit checks only a part, so many may be needed.
-func (h *history) repair(look Tracer, mayReset bool) (repaired bool, err error) {
+func (h *history) repair(look mode.Tracer, mayReset bool) (repaired bool, err error) {
 	err = h.onNode(func() error {
 		var left []trace.Difference
 		for range 10 {
@@ -100,7 +101,7 @@ func (h *history) repair(look Tracer, mayReset bool) (repaired bool, err error) 
 // about it. It returns the number of packets that they report as differing from the table. A packet
 // that differs and is not reported is an error. For a client that is its own backend any difference
 // suffices, because the kernel has no separate state for such a client.
-func (h *history) ask(look Tracer, differs bool) (named int, err error) {
+func (h *history) ask(look mode.Tracer, differs bool) (named int, err error) {
 	callers := h.callers()[:5] // three pods, the node, and one from outside
 	calls := h.calls(callers, 500*time.Millisecond)
 	r := h.shoot(calls)
@@ -140,7 +141,7 @@ func (h *history) ask(look Tracer, differs bool) (named int, err error) {
 
 // again sends packets once more with a long timeout, because a busy machine answers late. A packet
 // that still has another outcome is an error.
-func (h *history) again(look Tracer, unnamed []*call) error {
+func (h *history) again(look mode.Tracer, unnamed []*call) error {
 	for _, c := range unnamed {
 		c.timeout = 5 * time.Second
 	}

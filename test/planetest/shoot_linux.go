@@ -34,15 +34,11 @@ func (r *run) line(p scenario.Packet) {
 	}
 	switch {
 	case errors.Is(err, netlab.ErrUnsupported):
-		r.mu.Lock()
-		r.sctp++
-		r.mu.Unlock()
+		r.sctp.Add(1)
 	case err != nil:
 		r.failf("  %s.txtar:%d: %s\n%s%s", r.sc.Name, p.Line, p.Text, indent(err.Error()), indent(r.dumpText()))
 	case sent:
-		r.mu.Lock()
-		r.passed++
-		r.mu.Unlock()
+		r.passed.Add(1)
 	}
 }
 
@@ -133,9 +129,7 @@ func (r *run) unserved(shots []scenario.Shot) bool {
 		held, serves := false, false
 		for f := range r.table.All() {
 			held = held || f.Key.Addr == s.To.Addr()
-			serves = serves || f.Key == s.Key && slices.ContainsFunc(f.Routes, func(to lb.Route) bool {
-				return to.Do == lb.Balance
-			})
+			serves = serves || f.Key == s.Key && balances(f)
 		}
 		if !held || serves || s.Proto == 0 || r.lab.owner(s.To.Addr()) == netlab.Node1 { // there a program may answer
 			return false
@@ -148,8 +142,7 @@ func (r *run) unserved(shots []scenario.Shot) bool {
 // frontend.
 func (r *run) strange(shots []scenario.Shot) bool {
 	for _, s := range shots {
-		in := func(p netip.Prefix) bool { return p.Contains(s.To.Addr()) }
-		if !slices.ContainsFunc(netlab.ServiceRanges(), in) || r.lab.owner(s.To.Addr()) == netlab.Node1 ||
+		if !lb.Within(netlab.ServiceRanges(), s.To.Addr()) || r.lab.owner(s.To.Addr()) == netlab.Node1 ||
 			r.table.Get(lb.Key{Addr: s.To.Addr(), Port: s.To.Port(), Proto: s.Proto}) != nil {
 			return false
 		}

@@ -1,5 +1,3 @@
-//go:build linux
-
 package planetest
 
 import (
@@ -17,6 +15,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/policy"
 	"kube-proxy/test/adversary"
+	"kube-proxy/test/scenario"
 	"kube-proxy/test/seedtest"
 	"kube-proxy/trace"
 )
@@ -30,7 +29,7 @@ import (
 // fresh gives the calling goroutine an empty kernel, as in [Verbs].
 func Tenants(t *testing.T, walks int, fresh func(testing.TB) Kernel) {
 	seed := seedtest.Of(t)
-	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
+	for _, f := range families {
 		for walk := range uint64(walks) {
 			t.Run(fmt.Sprintf("%s/%d", f, walk), func(t *testing.T) {
 				n := newNeighbours(t, f, fresh)
@@ -171,14 +170,8 @@ func (n *neighbours) replace(events ...cluster.Event) (changed []lb.Change) {
 
 // latest is the last change of each key, in the order of keys.
 func latest(all []lb.Change) []lb.Change {
-	last := map[lb.Key]lb.Change{}
-	for _, c := range all {
-		if first, again := last[c.Key]; again {
-			c.Old = first.Old
-		}
-		last[c.Key] = c
-	}
-	return slices.SortedFunc(maps.Values(last), func(a, b lb.Change) int { return a.Key.Compare(b.Key) })
+	return slices.SortedFunc(slices.Values(scenario.Fold(all)),
+		func(a, b lb.Change) int { return a.Key.Compare(b.Key) })
 }
 
 // acts lets one namespace write objects, and compares the state of all others.

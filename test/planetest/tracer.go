@@ -4,49 +4,37 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"testing"
 
 	"kube-proxy/lb"
+	"kube-proxy/mode"
 	"kube-proxy/trace"
-	"testing"
 )
 
-// Tracer is a plane that reports the kernel state: [kube-proxy/mode.Tracer].
-type Tracer interface {
-	TracePacket(ctx context.Context, p trace.Packet) (trace.Kernel, error)
-	Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error
+// tracer returns the plane as a Tracer, if it is one. A test's wrapper of a plane that must not
+// trace has a method HidesTracer.
+func tracer(p Plane) (mode.Tracer, bool) {
+	l, ok := p.(mode.Tracer)
+	_, hides := p.(interface{ HidesTracer() })
+	return l, ok && !hides
 }
 
-// tracer returns the plane as a Tracer, if it is one. A test's wrapper of a plane has a method
-// Tracer, which may return nil.
-func tracer(p Plane) (Tracer, bool) {
-	if w, ok := p.(interface{ Tracer() Tracer }); ok {
-		l := w.Tracer()
-		return l, l != nil
-	}
-	l, ok := p.(Tracer)
-	return l, ok
-}
-
-// maxDifferences is how many differences a failure names.
-const maxDifferences = 10
+// maxDifferences is how many differences are read at most.
+const maxDifferences = 100
 
 // differences returns the differences between the kernel and the table, up to a limit.
-func differences(ctx context.Context, l Tracer, want *lb.Table) ([]trace.Difference, error) {
-	return someDifferences(ctx, l, want, maxDifferences)
-}
-
-func someDifferences(ctx context.Context, l Tracer, want *lb.Table, most int) (found []trace.Difference, err error) {
+func differences(ctx context.Context, l mode.Tracer, want *lb.Table) (found []trace.Difference, err error) {
 	err = l.Differences(ctx, want, func(d trace.Difference) bool {
 		found = append(found, d)
-		return len(found) < most
+		return len(found) < maxDifferences
 	})
 	return found, err
 }
 
 // Differences returns the kernel's differences from the table, a hundred at most.
-func Differences(t testing.TB, l Tracer, want *lb.Table) []trace.Difference {
+func Differences(t testing.TB, l mode.Tracer, want *lb.Table) []trace.Difference {
 	t.Helper()
-	found, err := someDifferences(t.Context(), l, want, 100)
+	found, err := differences(t.Context(), l, want)
 	if err != nil {
 		t.Fatal(err)
 	}

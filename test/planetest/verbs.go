@@ -50,7 +50,7 @@ type Kernel struct {
 //
 // fresh gives the calling goroutine an empty kernel, such as a new network namespace.
 func Verbs(t *testing.T, fresh func(testing.TB) Kernel) {
-	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
+	for _, f := range families {
 		for name, prove := range map[string]func(*verbs){
 			"before the first reset": (*verbs).notSetUp,
 			"reset":                  (*verbs).reset,
