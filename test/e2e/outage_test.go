@@ -24,7 +24,7 @@ func TestAPIServerRestart(t *testing.T) {
 	t.Run("stopped", func(t *testing.T) { testAPIServerRestart(t, bed.API.StopAPIServer) })
 	t.Run("killed", func(t *testing.T) {
 		inMode(t, testbed.IPTables)
-		testAPIServerRestart(t, bed.API.KillAPIServer)
+		testAPIServerRestart(t, bed.API.APIServer().Kill)
 	})
 }
 
@@ -68,7 +68,7 @@ func TestWithoutWatchList(t *testing.T) {
 	} else {
 		t.Logf("the API server says: %v", err)
 	}
-	testAPIServerRestart(t, bed.API.KillAPIServer)
+	testAPIServerRestart(t, bed.API.APIServer().Kill)
 }
 
 // The shared control plane does allow it, so that all other tests cover that way.
@@ -109,7 +109,7 @@ func TestEtcdDown(t *testing.T) {
 	startProxy(t)
 	await(t, "pod3", steady, "pod1", "pod4")
 	stopTraffic := traffic(t, "pod3", steady)
-	must(t, bed.API.KillEtcd())
+	must(t, bed.API.Etcd().Kill())
 	sameRulesFor(t, 4*time.Second)
 	must(t, bed.API.StartEtcd(t.Context()))
 	must(t, bed.API.AwaitAPIServer(t.Context()))

@@ -125,9 +125,6 @@ func (c *ControlPlane) APIServer() *Process { return c.apiserver }
 // StopAPIServer ends the API server in good order.
 func (c *ControlPlane) StopAPIServer() error { return c.apiserver.Stop(stopGrace) }
 
-// KillAPIServer ends the API server with SIGKILL.
-func (c *ControlPlane) KillAPIServer() error { return c.apiserver.Kill() }
-
 // logTail is the last lines of a process's log.
 func (c *ControlPlane) logTail(name string, lines int) string {
 	content, err := os.ReadFile(c.logFile(name))

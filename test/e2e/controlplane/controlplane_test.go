@@ -60,8 +60,8 @@ func TestRestartAndRestore(t *testing.T) {
 	if got := services(t, ctx, c); !slices.Equal(got, []string{"after", "before"}) {
 		t.Fatalf("services are %q, want after and before", got)
 	}
-	must(c.KillAPIServer())
-	must(c.KillEtcd())
+	must(c.APIServer().Kill())
+	must(c.Etcd().Kill())
 	must(c.Restore(snapshot))
 	must(c.StartEtcd(ctx))
 	must(c.StartAPIServer(ctx))

@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 )
 
-// StartEtcd starts etcd on its data folder, which survives StopEtcd and KillEtcd, and waits until
+// StartEtcd starts etcd on its data folder, which survives its end, and waits until
 // it answers.
 func (c *ControlPlane) StartEtcd(ctx context.Context) error {
 	client := fmt.Sprintf("http://127.0.0.1:%d", c.etcdPort)
@@ -30,9 +30,6 @@ func (c *ControlPlane) Etcd() *Process { return c.etcd }
 
 // StopEtcd ends etcd in good order.
 func (c *ControlPlane) StopEtcd() error { return c.etcd.Stop(stopGrace) }
-
-// KillEtcd ends etcd with SIGKILL.
-func (c *ControlPlane) KillEtcd() error { return c.etcd.Kill() }
 
 // Snapshot copies the data of the stopped etcd to a new folder.
 func (c *ControlPlane) Snapshot(dir string) error {

@@ -40,9 +40,9 @@ func testSession(t *testing.T, config Config) {
 	if u.first <= 0 || u.last < u.first || u.last > time.Second {
 		t.Errorf("connections were set up in %v to %v", u.first, u.last)
 	}
-	cpu, err := s.CPUTime()
+	cpu, err := s.proxy.CPUTime()
 	must(err)
-	memory, err := s.PeakMemory()
+	memory, err := s.proxy.PeakMemory()
 	must(err)
 	if start <= 0 || cpu <= 0 || memory < 1<<20 {
 		t.Errorf("start %v, CPU %v, memory %d", start, cpu, memory)

@@ -411,12 +411,6 @@ func (s *Session) await(ctx context.Context, addr netip.AddrPort, pod string) er
 	return nil
 }
 
-// CPUTime is the processor time that the proxy has used since its start, to 10 ms.
-func (s *Session) CPUTime() (time.Duration, error) { return s.proxy.CPUTime() }
-
-// PeakMemory is the largest resident size of the proxy so far, in bytes.
-func (s *Session) PeakMemory() (int64, error) { return s.proxy.PeakMemory() }
-
 func probeName(i int) string { return fmt.Sprintf("probe-%02d", i) }
 
 // podSlice is the slice of a service with one pod of the lab.

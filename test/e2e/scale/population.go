@@ -59,10 +59,8 @@ func (h *Harness) Mark(ctx context.Context) (string, error) {
 		if err == nil {
 			return addr.String(), nil
 		}
-		select {
-		case <-ctx.Done():
-			return "", errors.Join(err, ctx.Err())
-		case <-time.After(100 * time.Millisecond):
+		if ended := sleep(ctx, 100*time.Millisecond); ended != nil {
+			return "", errors.Join(err, ended)
 		}
 	}
 }
@@ -124,10 +122,8 @@ func (p *Population) Await(ctx context.Context, addr string) error {
 		if n == 0 {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%d of %d nodes (%s) have not seen the marker: %w", n, len(p.nodes), p.Name, ctx.Err())
-		case <-time.After(10 * time.Millisecond):
+		if err := sleep(ctx, 10*time.Millisecond); err != nil {
+			return fmt.Errorf("%d of %d nodes (%s) have not seen the marker: %w", n, len(p.nodes), p.Name, err)
 		}
 	}
 }

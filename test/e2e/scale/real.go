@@ -56,10 +56,8 @@ func (h *Harness) followed(ctx context.Context, proxy *testbed.Proxy) error {
 		if err == nil && strings.Contains(rules, addr) {
 			return nil
 		}
-		select {
-		case <-ctx.Done(): // err: there was no table yet
-			return fmt.Errorf("kube-proxy does not follow: %w\n%s", errors.Join(err, ctx.Err()), proxy.LogTail(20))
-		case <-time.After(100 * time.Millisecond):
+		if ended := sleep(ctx, 100*time.Millisecond); ended != nil { // err: there was no table yet
+			return fmt.Errorf("kube-proxy does not follow: %w\n%s", errors.Join(err, ended), proxy.LogTail(20))
 		}
 	}
 }

@@ -1,14 +1,12 @@
 package scale
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/netip"
-	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -87,11 +85,12 @@ func Roll(ctx context.Context, bed *testbed.Bed, r Rollout) (result Rolled, err 
 			return result, err
 		}
 		defer func() { err = errors.Join(err, proxy.Kill()) }()
-		v, err := watchKernel(ctx, bed, host)
+		v := newView(host)
+		monitor, _, err := bed.FollowRules(ctx, host, func(line string) { v.take(line, time.Now()) })
 		if err != nil {
 			return result, err
 		}
-		defer func() { err = errors.Join(err, v.process.Kill()) }()
+		defer func() { err = errors.Join(err, monitor.Kill()) }()
 		views = append(views, v)
 	}
 	for _, v := range views {
@@ -305,8 +304,7 @@ func use(ctx context.Context, bed *testbed.Bed, host string, to netip.AddrPort, 
 
 // view is the state of a node's rules in the kernel.
 type view struct {
-	host    string
-	process *controlplane.Process
+	host string
 
 	mu          sync.Mutex
 	first, last map[netip.Addr]time.Time       // when a pod's address was added, and when it was removed last
@@ -316,35 +314,6 @@ type view struct {
 func newView(host string) *view {
 	return &view{host: host, first: map[netip.Addr]time.Time{}, last: map[netip.Addr]time.Time{},
 		rules: map[string]map[netip.Addr]bool{}}
-}
-
-// watchKernel follows the rules of a host from now on.
-func watchKernel(ctx context.Context, bed *testbed.Bed, host string) (*view, error) {
-	netns, err := bed.Netns(host)
-	if err != nil {
-		return nil, err
-	}
-	v := newView(host)
-	out, in := io.Pipe()
-	cmd := exec.CommandContext(ctx, "nft", "monitor", "ruleset")
-	cmd.Stdout = in
-	if v.process, err = controlplane.StartProcess("nft monitor", netns, cmd); err != nil {
-		return nil, err
-	}
-	go func() {
-		<-v.process.Done()
-		in.Close()
-	}()
-	go v.follow(out, time.Now)
-	return v, nil
-}
-
-// follow reads the monitor's output to its end.
-func (v *view) follow(from io.Reader, now func() time.Time) {
-	lines := bufio.NewReader(from) // a rule of upstream's has all pods of a Service: too long for a Scanner
-	for line, err := lines.ReadString('\n'); err == nil; line, err = lines.ReadString('\n') {
-		v.take(line, now())
-	}
 }
 
 // take notes a line of the monitor. Ours adds and deletes elements. Upstream replaces the rule of a

@@ -114,11 +114,10 @@ func TestView(t *testing.T) {
 		"add element ip kube-proxy backends { 0x00000007 . 1 : 100.64.0.3 . 8080 }",
 		"delete element ip kube-proxy backends { 0x00000007 . 1 : 100.64.0.3 . 8080 }",
 	}
-	v, line := newView("node"), int64(0)
-	v.follow(strings.NewReader(strings.Join(lines, "\n")+"\n"), func() time.Time {
-		line++
-		return time.Unix(line, 0)
-	})
+	v := newView("node")
+	for i, line := range lines {
+		v.take(line, time.Unix(int64(i+1), 0))
+	}
 	for _, want := range []struct {
 		pod         string
 		first, last int64 // lines, from 1

@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"kube-proxy/internal/pause"
 )
 
 // Storm is a failure that makes many nodes turn to the API server at once.
@@ -64,10 +66,8 @@ func (h *Harness) Run(ctx context.Context, s Storm, outage, window time.Duration
 			return nil, fmt.Errorf("after %s: %w", s.Name, err)
 		}
 	}
-	select {
-	case <-time.After(time.Until(back.Add(window))):
-	case <-ctx.Done():
-		return nil, ctx.Err()
+	if err := sleep(ctx, time.Until(back.Add(window))); err != nil {
+		return nil, err
 	}
 	var gusts []Gust
 	for _, p := range all {
@@ -114,7 +114,7 @@ func (g Gust) String() string {
 // restart kills the API server and starts it again after the outage. Its new watch cache begins
 // later than the nodes' versions, so it answers each watch with 410 Gone.
 func restart(ctx context.Context, h *Harness, outage time.Duration, _ []*Population) error {
-	if err := h.Bed.API.KillAPIServer(); err != nil {
+	if err := h.Bed.API.APIServer().Kill(); err != nil {
 		return err
 	}
 	if err := sleep(ctx, outage); err != nil {
@@ -125,7 +125,7 @@ func restart(ctx context.Context, h *Harness, outage time.Duration, _ []*Populat
 
 // etcdAway kills etcd, and starts it again after the outage.
 func etcdAway(ctx context.Context, h *Harness, outage time.Duration, _ []*Population) error {
-	if err := h.Bed.API.KillEtcd(); err != nil {
+	if err := h.Bed.API.Etcd().Kill(); err != nil {
 		return err
 	}
 	if err := sleep(ctx, outage); err != nil {
@@ -171,7 +171,7 @@ func update(ctx context.Context, h *Harness, _ time.Duration, all []*Population)
 
 // boot starts all nodes while the API server is down, which starts after the outage.
 func boot(ctx context.Context, h *Harness, outage time.Duration, all []*Population) error {
-	if err := h.Bed.API.KillAPIServer(); err != nil {
+	if err := h.Bed.API.APIServer().Kill(); err != nil {
 		return err
 	}
 	for _, p := range all {
@@ -188,10 +188,6 @@ func boot(ctx context.Context, h *Harness, outage time.Duration, all []*Populati
 }
 
 func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
-	}
+	pause.For(ctx, d)
+	return ctx.Err()
 }

@@ -7,8 +7,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-
-	"kube-proxy/internal/netlab"
 )
 
 // Meaning prints the contents of the proxy's sets and maps, a line for each element, sorted, with
@@ -20,8 +18,12 @@ func (b *Bed) Meaning(ctx context.Context) (string, error) {
 	if b.Mode.Name == IPTables.Name {
 		return b.iptablesRules(ctx)
 	}
+	there, err := b.present(ctx)
+	if err != nil {
+		return "", err
+	}
 	var lines []string
-	for _, table := range tables {
+	for _, table := range there {
 		sets, err := b.elements(ctx, table)
 		if err != nil {
 			return "", err
@@ -35,14 +37,9 @@ func (b *Bed) Meaning(ctx context.Context) (string, error) {
 // element is an element of a set (data empty) or map.
 type element struct{ key, data []string }
 
-// elements lists a table by set; a table that does not exist has none.
+// elements lists a table by set.
 func (b *Bed) elements(ctx context.Context, table string) (map[string][]element, error) {
-	existing, err := b.Command(ctx, netlab.Node1, "nft", "list", "tables")
-	if err != nil || !strings.Contains(existing, "table "+table+"\n") {
-		return nil, err
-	}
-	out, err := b.Command(ctx, netlab.Node1, "nft", append([]string{"--json", "list", "table"},
-		strings.Fields(table)...)...)
+	out, err := b.nft(ctx, "--json list table "+table)
 	if err != nil {
 		return nil, err
 	}

@@ -136,14 +136,12 @@ func (b *Bed) Leftovers(ctx context.Context, mode string) ([]string, error) {
 	var left []string
 	switch mode {
 	case "nftables":
-		existing, err := b.Command(ctx, netlab.Node1, "nft", "list", "tables")
+		there, err := b.present(ctx)
 		if err != nil {
 			return nil, err
 		}
-		for _, table := range tables {
-			if strings.Contains(existing, "table "+table+"\n") {
-				left = append(left, "table "+table)
-			}
+		for _, table := range there {
+			left = append(left, "table "+table)
 		}
 	case "iptables":
 		for _, program := range []string{"iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy"} {
@@ -169,8 +167,7 @@ func (b *Bed) Leftovers(ctx context.Context, mode string) ([]string, error) {
 func (b *Bed) FlushRules(ctx context.Context) error {
 	if b.Mode == NFTables {
 		for _, table := range tables {
-			if _, err := b.Command(ctx, netlab.Node1, "nft", append([]string{"flush", "table"},
-				strings.Fields(table)...)...); err != nil {
+			if _, err := b.nft(ctx, "flush table "+table); err != nil {
 				return err
 			}
 		}

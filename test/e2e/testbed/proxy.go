@@ -59,14 +59,14 @@ func (b *Bed) startProxy(kubeconfig, mode string, args ...string) (*Proxy, error
 	if err := b.Prepare(context.Background()); err != nil {
 		return nil, err
 	}
-	var maxBatchWeight []string
+	var period []string
 	if mode != "nftables" { // its default is 0, and otherwise it would use that of iptables (CF-62)
-		maxBatchWeight = []string{"--iptables-min-sync-period", minSyncPeriod.String()}
+		period = []string{"--iptables-min-sync-period", minSyncPeriod.String()}
 	}
 	return b.StartProxyExactly(slices.Concat([]string{
 		"--kubeconfig", kubeconfig, "--proxy-mode=" + mode, "--hostname-override", netlab.Node1,
 		"--cluster-cidr", netlab.Cluster4.String() + "," + netlab.Cluster6.String(), "-v", "2",
-	}, maxBatchWeight, b.options.Args, args)...)
+	}, period, b.options.Args, args)...)
 }
 
 // Kubeconfig is the path of the kubeconfig of the proxy's user.

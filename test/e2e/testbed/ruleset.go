@@ -21,7 +21,23 @@ var tables = []string{"ip kube-proxy", "ip6 kube-proxy"}
 
 // Chain lists a chain of the proxy's IPv4 table, as the nft program prints it.
 func (b *Bed) Chain(ctx context.Context, name string) (string, error) {
-	return b.Command(ctx, netlab.Node1, "nft", "list", "chain", "ip", "kube-proxy", name)
+	return b.nft(ctx, "list chain ip kube-proxy "+name)
+}
+
+// nft runs a command of nft in node1.
+func (b *Bed) nft(ctx context.Context, command string) (string, error) {
+	return b.Command(ctx, netlab.Node1, "nft", strings.Fields(command)...)
+}
+
+// present returns those of the proxy's tables that exist.
+func (b *Bed) present(ctx context.Context) (there []string, err error) {
+	existing, err := b.nft(ctx, "list tables")
+	for _, table := range tables {
+		if strings.Contains(existing, "table "+table+"\n") {
+			there = append(there, table)
+		}
+	}
+	return there, err
 }
 
 // Command runs a command in a host of the lab and returns its standard output.
@@ -52,8 +68,7 @@ func (b *Bed) Ruleset(ctx context.Context) (string, error) {
 	}
 	var all strings.Builder
 	for _, table := range tables {
-		out, err := b.Command(ctx, netlab.Node1, "nft", append([]string{"--stateless", "list", "table"},
-			strings.Fields(table)...)...)
+		out, err := b.nft(ctx, "--stateless list table "+table)
 		if err != nil {
 			return "", err
 		}
@@ -64,7 +79,7 @@ func (b *Bed) Ruleset(ctx context.Context) (string, error) {
 
 // CleanNode removes all rules, of any mode, and every tracked connection from node1.
 func (b *Bed) CleanNode(ctx context.Context) error {
-	if _, err := b.Command(ctx, netlab.Node1, "nft", "flush", "ruleset"); err != nil {
+	if _, err := b.nft(ctx, "flush ruleset"); err != nil {
 		return err
 	}
 	if err := b.cleanIPTables(ctx); err != nil {
@@ -78,39 +93,61 @@ func (b *Bed) CleanNode(ctx context.Context) error {
 // those of the legacy back end of iptables.
 type Monitor struct {
 	process *controlplane.Process
-	read    chan struct{} // closed at the end of the output
+	read    <-chan struct{} // closed at the end of the output
 
 	mu    sync.Mutex
 	lines []string
 }
 
 // WatchRules starts a Monitor and returns once it sees every change.
-func (b *Bed) WatchRules(ctx context.Context) (*Monitor, error) {
-	node, err := b.Netns(netlab.Node1)
+func (b *Bed) WatchRules(ctx context.Context) (m *Monitor, err error) {
+	m = &Monitor{}
+	m.process, m.read, err = b.FollowRules(ctx, netlab.Node1, func(line string) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.lines = append(m.lines, line)
+	})
 	if err != nil {
 		return nil, err
+	}
+	return m, m.waitListening(ctx, b)
+}
+
+// FollowRules runs nft's monitor in a host, and calls take for each line of its output. read is
+// closed at the end of the output.
+func (b *Bed) FollowRules(ctx context.Context, host string, take func(line string)) (
+	process *controlplane.Process, read <-chan struct{}, err error,
+) {
+	netns, err := b.Netns(host)
+	if err != nil {
+		return nil, nil, err
 	}
 	cmd := exec.CommandContext(ctx, "nft", "monitor")
 	out, in := io.Pipe()
 	cmd.Stdout = in
-	process, err := controlplane.StartProcess("nft monitor", node, cmd)
-	if err != nil {
-		return nil, err
+	if process, err = controlplane.StartProcess("nft monitor", netns, cmd); err != nil {
+		return nil, nil, err
 	}
-	m := &Monitor{process: process, read: make(chan struct{})}
-	go m.collect(out)
 	go func() {
 		<-process.Done()
 		in.Close()
 	}()
-	return m, m.waitListening(ctx, b)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		lines := bufio.NewReader(out) // a rule of upstream's has all pods of a Service: too long for a Scanner
+		for line, err := lines.ReadString('\n'); err == nil; line, err = lines.ReadString('\n') {
+			take(strings.TrimSuffix(line, "\n"))
+		}
+	}()
+	return process, done, nil
 }
 
 // waitListening makes changes until the monitor reports one.
 func (m *Monitor) waitListening(ctx context.Context, b *Bed) error {
 	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
 		for _, verb := range []string{"add", "delete"} {
-			if _, err := b.Command(ctx, netlab.Node1, "nft", verb, "table", "inet", monitorTable); err != nil {
+			if _, err := b.nft(ctx, verb+" table inet "+monitorTable); err != nil {
 				return errors.Join(err, m.process.Kill())
 			}
 		}
@@ -127,17 +164,6 @@ func (m *Monitor) waitListening(ctx context.Context, b *Bed) error {
 
 // monitorTable is made and deleted to see whether the monitor listens.
 const monitorTable = "e2e-monitor"
-
-func (m *Monitor) collect(out io.Reader) {
-	defer close(m.read)
-	scanner := bufio.NewScanner(out)
-	scanner.Buffer(nil, 16<<20)
-	for scanner.Scan() {
-		m.mu.Lock()
-		m.lines = append(m.lines, scanner.Text())
-		m.mu.Unlock()
-	}
-}
 
 // Stop ends the monitor and returns the changes of the proxy's tables, a line each.
 func (m *Monitor) Stop() ([]string, error) {
