@@ -118,11 +118,8 @@ func TestModelIsProven(t *testing.T) {
 			}}}
 		var text string
 		for _, name := range scenarios {
-			i := slices.IndexFunc(all, func(s *scenario.Scenario) bool { return s.Name == name })
-			if i < 0 {
-				t.Fatalf("there is no scenario %s", name)
-			}
-			result, failures, err := s.try(all[i])
+			sc := named(t, all, name)
+			result, failures, err := s.try(sc)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -16,9 +16,11 @@ import (
 	"kube-proxy/test/scenario"
 )
 
+func inKernel(f lb.Family) (Plane, error) { return nftables.New(nftables.Config{Family: f}) }
+
 // mutant is a plane that works, but receives false data.
 type mutant struct {
-	*nftables.Plane
+	Plane
 	row  func(lb.Frontend) *lb.Frontend // nil: the frontend unchanged; it may return nil for no frontend
 	set  func(lb.BackendSet) lb.BackendSet
 	node func(lb.Node) lb.Node
@@ -26,6 +28,21 @@ type mutant struct {
 	forget func(lb.Change) bool
 	sets   map[*lb.BackendSet]*lb.BackendSet
 }
+
+// of makes mutants of planes.
+func (m mutant) of(create func(lb.Family) (Plane, error)) func(lb.Family) (Plane, error) {
+	return func(f lb.Family) (Plane, error) {
+		p, err := create(f)
+		if err != nil {
+			return nil, err
+		}
+		mine := m
+		mine.Plane, mine.sets = p, map[*lb.BackendSet]*lb.BackendSet{}
+		return &mine, nil
+	}
+}
+
+func (m *mutant) Close() error { return shut(m.Plane) }
 
 func (m *mutant) Apply(ctx context.Context, changes []lb.Change) (plane.ApplyResult, error) {
 	var reported []lb.Change
@@ -99,12 +116,7 @@ func without(from lb.From) func(lb.Frontend) *lb.Frontend {
 // would not be noticed.
 func TestMutantsAreFound(t *testing.T) {
 	all := load(t, "")
-	labs := &pool{}
-	t.Cleanup(func() {
-		if err := labs.close(); err != nil {
-			t.Error(err)
-		}
-	})
+	labs := newPool(t)
 	pod5 := map[bool]netip.Addr{false: netip.MustParseAddr("10.1.2.15"), true: netip.MustParseAddr("fd00:10:1:2::15")}
 	for _, c := range []struct {
 		name, scenario string
@@ -202,21 +214,9 @@ func TestMutantsAreFound(t *testing.T) {
 }
 
 func found(t *testing.T, all []*scenario.Scenario, labs *pool, name string, m mutant) {
-	i := slices.IndexFunc(all, func(s *scenario.Scenario) bool { return s.Name == name })
-	if i < 0 {
-		t.Fatalf("there is no scenario %s", name)
-	}
-	newPlane := func(f lb.Family) (Plane, error) {
-		p, err := nftables.New(nftables.Config{Family: f})
-		if err != nil {
-			return nil, err
-		}
-		mine := m
-		mine.Plane, mine.sets = p, map[*lb.BackendSet]*lb.BackendSet{}
-		return &mine, nil
-	}
-	s := &suite{Config: Config{Mode: "mutant", New: newPlane}, labs: labs, timeout: 300 * time.Millisecond}
-	_, failures, err := s.try(all[i])
+	sc := named(t, all, name)
+	s := &suite{Config: Config{Mode: "mutant", New: m.of(inKernel)}, labs: labs, timeout: 300 * time.Millisecond}
+	_, failures, err := s.try(sc)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -254,12 +254,7 @@ func TestHolesAreFound(t *testing.T) {
 		p, err := nftables.New(nftables.Config{Family: f})
 		return holey{p}, err
 	}
-	s := &suite{Config: Config{Mode: "holey", New: newPlane}, labs: &pool{}, timeout: 300 * time.Millisecond}
-	defer func() {
-		if err := s.labs.close(); err != nil {
-			t.Error(err)
-		}
-	}()
+	s := &suite{Config: Config{Mode: "holey", New: newPlane}, labs: newPool(t), timeout: 300 * time.Millisecond}
 	missed := slices.Clone(families)
 	for tries := 0; len(missed) > 0; tries++ { // on a busy machine there are few connections in a while
 		if tries == 10 {

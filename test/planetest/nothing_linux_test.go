@@ -28,6 +28,27 @@ func (nothing) Drift() <-chan struct{}                   { return nil }
 func (nothing) Audit(context.Context, bool) (int, error) { return 0, nil }
 func (nothing) MaxBatchWeight() int                      { return 1 }
 
+// newPool returns labs for a test.
+func newPool(t *testing.T) *pool {
+	p := &pool{}
+	t.Cleanup(func() {
+		if err := p.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return p
+}
+
+// named returns the scenario of a name.
+func named(t *testing.T, all []*scenario.Scenario, name string) *scenario.Scenario {
+	t.Helper()
+	i := slices.IndexFunc(all, func(s *scenario.Scenario) bool { return s.Name == name })
+	if i < 0 {
+		t.Fatalf("there is no scenario %s", name)
+	}
+	return all[i]
+}
+
 // A suite that cannot fail proves nothing: every line with an answer or a refusal at a service
 // address must fail with a plane that programs nothing. Lines whose packets the network itself
 // refuses or drops may pass.
@@ -35,29 +56,21 @@ func TestNothingFails(t *testing.T) {
 	all := load(t, "")
 	s := &suite{
 		Config: Config{Mode: "nothing", New: func(lb.Family) (Plane, error) { return nothing{}, nil }},
-		labs:   &pool{}, timeout: 300 * time.Millisecond,
+		labs:   newPool(t), timeout: 300 * time.Millisecond,
 	}
-	defer func() {
-		if err := s.labs.close(); err != nil {
-			t.Error(err)
-		}
-	}()
 	for _, name := range []string{"clusterip", "nodeport", "hairpin", "no-endpoints", "external-policy-local",
 		"source-ranges",
 		"session-affinity-survives-changes", "established-connections", "udp", "detect-bridge", "unknown-port"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			i := slices.IndexFunc(all, func(s *scenario.Scenario) bool { return s.Name == name })
-			if i < 0 {
-				t.Fatal("there is no such scenario")
-			}
-			_, failures, err := s.try(all[i])
+			sc := named(t, all, name)
+			_, failures, err := s.try(sc)
 			if err != nil {
 				t.Fatal(err)
 			}
 			failed := strings.Join(failures, "\n")
 			for _, f := range families {
-				expectFailures(t, all[i], f, failed)
+				expectFailures(t, sc, f, failed)
 			}
 		})
 	}

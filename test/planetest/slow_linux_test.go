@@ -9,7 +9,6 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/nftables"
 	"kube-proxy/test/scenario"
 )
 
@@ -49,12 +48,7 @@ func affine(t *testing.T) *scenario.Scenario {
 // the plane; a plane without affinity is one, however slow the machine.
 func TestSlowMachine(t *testing.T) {
 	load(t, "") // skips without root
-	labs := &pool{}
-	t.Cleanup(func() {
-		if err := labs.close(); err != nil {
-			t.Error(err)
-		}
-	})
+	labs := newPool(t)
 	none := mutant{row: func(g lb.Frontend) *lb.Frontend { g.Affinity = 0; return &g }}
 	for _, c := range []struct {
 		name  string
@@ -64,13 +58,8 @@ func TestSlowMachine(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			newPlane := func(f lb.Family) (Plane, error) {
-				p, err := nftables.New(nftables.Config{Family: f})
-				if err != nil {
-					return nil, err
-				}
-				mine := c.m
-				mine.Plane, mine.sets = p, map[*lb.BackendSet]*lb.BackendSet{}
-				return lame{&mine}, nil
+				p, err := c.m.of(inKernel)(f)
+				return lame{p}, err
 			}
 			s := &suite{Config: Config{Mode: "lame", New: newPlane}, labs: labs, timeout: timeout}
 			_, failures, lapsed, err := s.play(affine(t), 1)

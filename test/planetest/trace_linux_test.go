@@ -7,8 +7,6 @@ import (
 	"time"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/nftables"
-	"kube-proxy/test/scenario"
 	"kube-proxy/trace"
 )
 
@@ -16,12 +14,7 @@ import (
 // running one.
 func TestWrongAnswersAreFound(t *testing.T) {
 	all := load(t, "")
-	labs := &pool{}
-	t.Cleanup(func() {
-		if err := labs.close(); err != nil {
-			t.Error(err)
-		}
-	})
+	labs := newPool(t)
 	for _, c := range []struct {
 		name, scenario string
 		how            trace.Mode
@@ -32,17 +25,12 @@ func TestWrongAnswersAreFound(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			i := slices.IndexFunc(all, func(s *scenario.Scenario) bool { return s.Name == c.scenario })
-			if i < 0 {
-				t.Fatalf("there is no scenario %s", c.scenario)
-			}
+			sc := named(t, all, c.scenario)
 			s := &suite{labs: labs, timeout: 300 * time.Millisecond,
 				Config: Config{Mode: "nftables", Trace: func(lb.Family) trace.Mode {
 					return c.how
-				}, New: func(f lb.Family) (Plane, error) {
-					return nftables.New(nftables.Config{Family: f})
-				}}}
-			_, failures, err := s.try(all[i])
+				}, New: inKernel}}
+			_, failures, err := s.try(sc)
 			if err != nil {
 				t.Fatal(err)
 			}
