@@ -195,7 +195,7 @@ func (r *run) senders(made *int64) ([]func() error, error) {
 	return out, nil
 }
 
-// query is dial as a resolver does it: a datagram without an answer is sent again soon, from another
+// query is dial as a resolver does it: it soon repeats a datagram without an answer, from another
 // socket. The answer of an endpoint that leaves may be lost with its flow, and mode ebpf ends the
 // socket.
 func (v *volley) query(shot scenario.Shot, timeout time.Duration) (*netlab.Conn, error) {
