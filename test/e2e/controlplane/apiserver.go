@@ -49,14 +49,12 @@ rules:
 // prepareAPIServer writes the files that the API server reads and computes its command line.
 func (c *ControlPlane) prepareAPIServer() error {
 	dir := c.config.Dir
-	ca, err := newAuthority("e2e")
+	serving := []netip.Addr{c.config.Addr, netip.MustParseAddr("10.96.0.1")}
+	certFile, keyFile, err := writeServer(dir, "apiserver", serving, []string{"kubernetes.default.svc"})
 	if err != nil {
 		return err
 	}
-	c.ca = ca
-	serving := []netip.Addr{c.config.Addr, netip.MustParseAddr("10.96.0.1")}
-	certFile, keyFile, err := ca.writeServer(dir, "apiserver", serving, []string{"kubernetes.default.svc"})
-	if err != nil {
+	if c.cert, err = os.ReadFile(certFile); err != nil {
 		return err
 	}
 	saKey, saPublic, err := writeServiceAccountKeys(dir)

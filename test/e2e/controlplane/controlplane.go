@@ -61,7 +61,7 @@ type ControlPlane struct {
 	Client kubernetes.Interface // as AdminUser, without a rate limit
 
 	config        Config
-	ca            *authority
+	cert          []byte // of the API server, which is its own authority
 	etcdPort      int
 	peerPort      int
 	securePort    int
@@ -146,7 +146,7 @@ func (c *ControlPlane) RESTConfig(user string) *rest.Config {
 	return &rest.Config{
 		Host:            c.URL(),
 		BearerToken:     token(user),
-		TLSClientConfig: rest.TLSClientConfig{CAData: c.ca.pem},
+		TLSClientConfig: rest.TLSClientConfig{CAData: c.cert},
 		ContentConfig:   rest.ContentConfig{ContentType: "application/vnd.kubernetes.protobuf"},
 		QPS:             -1,
 		Dial: func(ctx context.Context, network, address string) (net.Conn, error) {

@@ -12,7 +12,7 @@ import (
 // not nil, may change it first; its only cluster and its only user are called "e2e".
 func (c *ControlPlane) Kubeconfig(name, user string, edit func(*api.Config)) (string, error) {
 	config := api.NewConfig()
-	config.Clusters["e2e"] = &api.Cluster{Server: c.URL(), CertificateAuthorityData: c.ca.pem}
+	config.Clusters["e2e"] = &api.Cluster{Server: c.URL(), CertificateAuthorityData: c.cert}
 	config.AuthInfos["e2e"] = &api.AuthInfo{Token: token(user)}
 	config.Contexts["e2e"] = &api.Context{Cluster: "e2e", AuthInfo: "e2e"}
 	config.CurrentContext = "e2e"

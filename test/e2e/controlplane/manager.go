@@ -1,8 +1,6 @@
 package controlplane
 
 import (
-	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 )
@@ -15,12 +13,9 @@ func (c *ControlPlane) StartControllerManager(program string) error {
 	if err != nil {
 		return err
 	}
-	authority := filepath.Join(c.config.Dir, "ca.crt")
-	if err := os.WriteFile(authority, c.ca.pem, 0o644); err != nil {
-		return fmt.Errorf("write certificate of the authority: %w", err)
-	}
 	c.manager, err = c.start("kube-controller-manager", exec.Command(program, "--kubeconfig="+kubeconfig,
 		"--controllers=daemonset-controller,garbage-collector-controller,root-ca-certificate-publisher-controller,"+
-			"serviceaccount-controller", "--root-ca-file="+authority, "--leader-elect=false", "--secure-port=0"))
+			"serviceaccount-controller", "--root-ca-file="+filepath.Join(c.config.Dir, "apiserver.crt"),
+		"--leader-elect=false", "--secure-port=0"))
 	return err
 }

@@ -16,43 +16,9 @@ import (
 	"time"
 )
 
-// authority is a throwaway certificate authority.
-type authority struct {
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-	pem  []byte
-}
-
-// newAuthority makes a self-signed authority that is valid for a day.
-func newAuthority(name string) (*authority, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, fmt.Errorf("generate key of authority %s: %w", name, err)
-	}
-	template := &x509.Certificate{
-		SerialNumber:          big.NewInt(1),
-		Subject:               pkix.Name{CommonName: name},
-		NotBefore:             time.Now().Add(-time.Hour),
-		NotAfter:              time.Now().Add(24 * time.Hour),
-		IsCA:                  true,
-		BasicConstraintsValid: true,
-		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		return nil, fmt.Errorf("sign authority %s: %w", name, err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		return nil, fmt.Errorf("parse authority %s: %w", name, err)
-	}
-	return &authority{cert: cert, key: key, pem: encodeCert(der)}, nil
-}
-
-// writeServer writes NAME.crt and NAME.key into dir: a server certificate that is valid for the
-// given addresses and names only.
-func (a *authority) writeServer(dir, name string, addrs []netip.Addr, dns []string) (certFile, keyFile string,
-	err error) {
+// writeServer writes NAME.crt and NAME.key into dir: a server certificate that is valid for a day,
+// for the given addresses and names only. It is its own authority.
+func writeServer(dir, name string, addrs []netip.Addr, dns []string) (certFile, keyFile string, err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return "", "", fmt.Errorf("generate key of %s: %w", name, err)
@@ -62,21 +28,24 @@ func (a *authority) writeServer(dir, name string, addrs []netip.Addr, dns []stri
 		ips = append(ips, net.IP(addr.AsSlice()))
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()),
-		Subject:      pkix.Name{CommonName: name},
-		NotBefore:    time.Now().Add(-time.Hour),
-		NotAfter:     time.Now().Add(24 * time.Hour),
-		KeyUsage:     x509.KeyUsageDigitalSignature,
-		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		IPAddresses:  ips,
-		DNSNames:     dns,
+		SerialNumber:          big.NewInt(time.Now().UnixNano()),
+		Subject:               pkix.Name{CommonName: name},
+		NotBefore:             time.Now().Add(-time.Hour),
+		NotAfter:              time.Now().Add(24 * time.Hour),
+		IsCA:                  true,
+		BasicConstraintsValid: true,
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		IPAddresses:           ips,
+		DNSNames:              dns,
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, &key.PublicKey, a.key)
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
 		return "", "", fmt.Errorf("sign certificate of %s: %w", name, err)
 	}
 	certFile = filepath.Join(dir, name+".crt")
-	if err := os.WriteFile(certFile, encodeCert(der), 0o600); err != nil {
+	cert := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	if err := os.WriteFile(certFile, cert, 0o600); err != nil {
 		return "", "", fmt.Errorf("write certificate of %s: %w", name, err)
 	}
 	keyFile, err = writeKey(dir, name, key)
@@ -116,8 +85,4 @@ func writeServiceAccountKeys(dir string) (private, public string, err error) {
 		return "", "", fmt.Errorf("write service-account key: %w", err)
 	}
 	return private, public, nil
-}
-
-func encodeCert(der []byte) []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }

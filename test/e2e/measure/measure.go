@@ -4,12 +4,7 @@
 // runs its benchmarks.
 package measure
 
-import (
-	"slices"
-	"time"
-
-	"kube-proxy/test/e2e/testbed"
-)
+import "kube-proxy/test/e2e/testbed"
 
 // Config configures a measurement.
 type Config struct {
@@ -20,13 +15,4 @@ type Config struct {
 	Keep      bool         // keep the filled etcd in bin/ and use it the next time
 	StandIn   bool         // use an API server that is quickly filled, in place of etcd and kube-apiserver
 	Logf      func(format string, args ...any)
-}
-
-// Times are a distribution. The 99th percentile of few values is the largest.
-type Times struct{ P50, P99, Max time.Duration }
-
-func times(took []time.Duration) Times {
-	slices.Sort(took)
-	rank := func(percent int) time.Duration { return took[(len(took)*percent+99)/100-1] }
-	return Times{P50: rank(50), P99: rank(99), Max: rank(100)}
 }
