@@ -22,9 +22,7 @@ type attempt struct {
 // begin starts a connection and returns when node1 tracks it. The client then repeats its SYN until
 // an answer arrives. sent is false if the line is not for this family.
 func (r *run) begin(p scenario.Packet) (sent bool, err error) {
-	r.mu.Lock()
-	shots, err := r.replay.Resolve(p, netlab.Addr)
-	r.mu.Unlock()
+	shots, err := r.resolve(p)
 	if err != nil || len(shots) == 0 {
 		return false, err
 	}

@@ -164,7 +164,7 @@ func (r *run) senders(made *int64) ([]func() error, error) {
 	}
 	var out []func() error
 	for _, p := range step.State.Packets {
-		shots, err := r.replay.Resolve(p, netlab.Addr)
+		shots, err := r.resolve(p)
 		if err != nil {
 			return nil, err
 		}

@@ -60,9 +60,8 @@ func History(t *testing.T, cfg Config) {
 // history is one walk of one plane.
 type history struct {
 	town
-	cfg    Config
-	family lb.Family
-	steps  int
+	cfg   Config
+	steps int
 	// timeout is how long an answer may take that is expected.
 	timeout time.Duration
 
@@ -81,7 +80,7 @@ type history struct {
 
 func newHistory(cfg Config, f lb.Family, seed uint64) *history {
 	rnd := rand.New(rand.NewPCG(seed, uint64(f)))
-	return &history{town: town{family: f, rnd: rnd}, cfg: cfg, family: f, steps: historySteps, timeout: timeout,
+	return &history{town: town{family: f, rnd: rnd}, cfg: cfg, steps: historySteps, timeout: timeout,
 		met: map[visitor]meeting{}, known: map[visitor][]netip.AddrPort{}}
 }
 

@@ -18,12 +18,14 @@ import (
 
 // misled is a plane beside whose rules another program writes others, as if they were its own.
 type misled struct {
-	*mutant
+	Plane
 	script string
 }
 
+func (p misled) Close() error { return shut(p.Plane) }
+
 func (p misled) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error) {
-	res, err := p.mutant.Reset(ctx, want)
+	res, err := p.Plane.Reset(ctx, want)
 	if err != nil || p.script == "" {
 		return res, err
 	}
@@ -110,10 +112,6 @@ func TestHistoryFinds(t *testing.T) {
 				starts := 0
 				cfg := Config{AffinityByEndpoint: c.byEndpoint, New: func(f lb.Family) (Plane, error) {
 					starts++
-					p, err := nftables.New(nftables.Config{Family: f})
-					if err != nil {
-						return nil, err
-					}
 					m, script := mutant{}, ""
 					switch {
 					case c.first != nil:
@@ -121,11 +119,11 @@ func TestHistoryFinds(t *testing.T) {
 					case c.restarted != nil && starts > 1:
 						m, script = c.restarted(f)
 					}
-					m.Plane, m.sets = p, map[*lb.BackendSet]*lb.BackendSet{}
+					p, err := m.of(inKernel)(f)
 					if c.idle {
-						return idle{misled{&m, script}}, nil
+						return idle{misled{p, script}}, err
 					}
-					return misled{&m, script}, nil
+					return misled{p, script}, err
 				}}
 				if c.idle {
 					cfg.Drift = func(f lb.Family, _ *rand.Rand) error {

@@ -100,7 +100,7 @@ func (r *run) ask(p scenario.Packet) (asked bool, err error) {
 	default:
 		return false, nil
 	}
-	shots, err := r.replay.Resolve(p, netlab.Addr)
+	shots, err := r.resolve(p)
 	if err != nil || len(shots) == 0 || shots[0].Proto == 0 || r.led(shots[0]) { // a ping is of no load balancer
 		return false, err
 	}

@@ -60,11 +60,16 @@ type volley struct {
 	late bool // the last of them was sent when the client's affinity may have expired
 }
 
+// resolve returns the targets of a line; none if it is not for this family.
+func (r *run) resolve(p scenario.Packet) ([]scenario.Shot, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.replay.Resolve(p, netlab.Addr)
+}
+
 // send makes the connections of a line; sent is false if the line is not for this family.
 func (r *run) send(p scenario.Packet) (sent bool, err error) {
-	r.mu.Lock()
-	shots, err := r.replay.Resolve(p, netlab.Addr)
-	r.mu.Unlock()
+	shots, err := r.resolve(p)
 	if err != nil || len(shots) == 0 {
 		return false, err
 	}

@@ -149,16 +149,6 @@ func (r *Replay) owner(n cluster.Name) lb.Owner {
 	return o
 }
 
-// Service returns the Service "ns/name" as it is now, or nil.
-func (r *Replay) Service(name string) *cluster.Service {
-	for n, svc := range r.services {
-		if n.String() == name && r.store.View(n).Service != nil {
-			return svc
-		}
-	}
-	return nil
-}
-
 // Fresh returns the table of the current state made from nothing: the one that a proxy that starts
 // now must hold.
 func (r *Replay) Fresh() *lb.Table {
