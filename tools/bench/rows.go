@@ -64,8 +64,8 @@ func newRow(work, services, upstream, more string, limits ...bound) row {
 // rows is the table of all results.
 func rows(f figures) []row {
 	var all []row
-	for _, add := range []func(figures) []row{pureRows, kernelRows, changeRows, newServiceRows, startRows, cpuRows,
-		memoryRows, tablesRows, userspaceRows, ipvsRows, ebpfRows, traceRows} {
+	for _, add := range []func(figures) []row{pureRows, kernelRows, serverRows, tablesRows, userspaceRows, ipvsRows,
+		ebpfRows, traceRows} {
 		all = append(all, add(f)...)
 	}
 	return all
@@ -122,17 +122,6 @@ type at struct {
 	where    string // for the table
 }
 
-// apiRows makes a row of each number of services with a measurement of an operation, with a real
-// API server and with a stand-in.
-func apiRows(f figures, operation string, make func(at) row) (all []row) {
-	for _, server := range []struct{ name, where string }{{"APIServer", ""}, {"StandIn", ", stand-in"}} {
-		for _, n := range f.sizes(inMeasure, server.name, "/"+operation) {
-			all = append(all, make(at{f, n, fmt.Sprintf("%s/services=%d/", server.name, n), number(n) + server.where}))
-		}
-	}
-	return all
-}
-
 // value returns the value of an operation; 0 if not measured.
 func (a at) value(operation, unit string) float64 {
 	return a.median(inMeasure, a.prefix+operation, unit)
@@ -150,27 +139,41 @@ func (a at) writePart(operation string) string {
 		amount(a.value(operation, "write-p50-ms"), "ms"), amount(a.value(operation, "write-p99-ms"), "ms"))
 }
 
-func changeRows(f figures) []row {
-	upstream := map[int]string{5000: "p50 1.46 s", 10_000: "p50 3.98 s"}
-	return apiRows(f, "change", func(a at) row {
-		return newRow("API write → a connection reaches the changed endpoint", a.where, scale(upstream, a.services),
-			a.writePart("change"), a.limit("p50", "change", "p50-ms", 40), a.limit("p99", "change", "p99-ms", 100))
-	})
-}
-
-func newServiceRows(f figures) []row {
-	upstream := map[int]string{5000: "p50 3.1 s", 10_000: "p50 8.1 s"}
-	return apiRows(f, "new", func(a at) row {
-		return newRow("API write of a new service and its slice → it answers", a.where, scale(upstream, a.services),
-			a.writePart("new"), a.limit("p50", "new", "p50-ms", 50), a.limit("p99", "new", "p99-ms", 120))
-	})
-}
-
-func startRows(f figures) []row {
-	upstream := map[int]string{5000: "3.9 s", 10_000: "17 s", 100_000: "others: 16 min 44 s with 44,000"}
-	return apiRows(f, "start", func(a at) row {
-		return a.startRow("", scale(upstream, a.services), bySize(a.services, 1500, 3000, 20_000))
-	})
+// serverRows makes a row of each number of services with a measurement of an operation, with a real
+// API server and with a stand-in.
+func serverRows(f figures) (all []row) {
+	for _, r := range []struct {
+		operation string
+		upstream  map[int]string
+		row       func(a at, upstream string) row
+	}{
+		{"change", map[int]string{5000: "p50 1.46 s", 10_000: "p50 3.98 s"}, func(a at, upstream string) row {
+			return newRow("API write → a connection reaches the changed endpoint", a.where, upstream,
+				a.writePart("change"), a.limit("p50", "change", "p50-ms", 40), a.limit("p99", "change", "p99-ms", 100))
+		}},
+		{"new", map[int]string{5000: "p50 3.1 s", 10_000: "p50 8.1 s"}, func(a at, upstream string) row {
+			return newRow("API write of a new service and its slice → it answers", a.where, upstream,
+				a.writePart("new"), a.limit("p50", "new", "p50-ms", 50), a.limit("p99", "new", "p99-ms", 120))
+		}},
+		{"start", map[int]string{5000: "3.9 s", 10_000: "17 s", 100_000: "others: 16 min 44 s with 44,000"},
+			func(a at, upstream string) row {
+				return a.startRow("", upstream, bySize(a.services, 1500, 3000, 20_000))
+			}},
+		{"change", map[int]string{5000: "2.1 s", 10_000: "6.1 s"}, func(a at, upstream string) row {
+			return newRow("CPU per change", a.where, upstream, "", a.limit("", "change", "cpu-ms/op", 5))
+		}},
+		{"start", map[int]string{5000: "285 MiB", 10_000: "505 MiB"}, func(a at, upstream string) row {
+			return a.memoryRow("", upstream, bySize(a.services, 90, 130, 700))
+		}},
+	} {
+		for _, server := range []struct{ name, where string }{{"APIServer", ""}, {"StandIn", ", stand-in"}} {
+			for _, n := range f.sizes(inMeasure, server.name, "/"+r.operation) {
+				a := at{f, n, fmt.Sprintf("%s/services=%d/", server.name, n), number(n) + server.where}
+				all = append(all, r.row(a, scale(r.upstream, n)))
+			}
+		}
+	}
+	return all
 }
 
 // startRow makes the row of a start; prefix begins the description of the work.
@@ -179,20 +182,6 @@ func (a at) startRow(prefix, upstream string, most float64) row {
 		amount(a.value("start", "cpu-ms/op"), "ms"))
 	return newRow(prefix+"process start → the last service answers", a.where, upstream, more,
 		a.limit("", "start", "p50-ms", most))
-}
-
-func cpuRows(f figures) []row {
-	upstream := map[int]string{5000: "2.1 s", 10_000: "6.1 s"}
-	return apiRows(f, "change", func(a at) row {
-		return newRow("CPU per change", a.where, scale(upstream, a.services), "", a.limit("", "change", "cpu-ms/op", 5))
-	})
-}
-
-func memoryRows(f figures) []row {
-	upstream := map[int]string{5000: "285 MiB", 10_000: "505 MiB"}
-	return apiRows(f, "start", func(a at) row {
-		return a.memoryRow("", scale(upstream, a.services), bySize(a.services, 90, 130, 700))
-	})
 }
 
 // memoryRow makes the row of the largest memory; prefix begins the description of the work.
