@@ -35,10 +35,9 @@ func (l *Lab) BaitSink() error {
 		return fmt.Errorf("netlab: find %s of the sink: %w", Uplink, err)
 	}
 	for _, name := range []string{Node1, Node2} {
-		node, _ := HostByName(name)
 		for _, six := range []bool{false, true} {
 			pods := podRange(name, six)
-			route := &netlink.Route{LinkIndex: uplink.Attrs().Index, Dst: ipNet(pods), Gw: node.Addr(six).AsSlice()}
+			route := &netlink.Route{LinkIndex: uplink.Attrs().Index, Dst: ipNet(pods), Gw: Addr(name, six).AsSlice()}
 			if err := h.RouteReplace(route); err != nil {
 				return fmt.Errorf("netlab: give the sink a route to %s: %w", pods, err)
 			}
@@ -75,10 +74,9 @@ func (l *Lab) Silence(port uint16) (time.Duration, error) {
 	var slowest time.Duration
 	for range 3 {
 		for _, name := range []string{"pod1", "pod4"} {
-			pod, _ := HostByName(name)
 			for _, six := range []bool{false, true} {
 				begin := time.Now()
-				if _, err := l.Dial("pod3", TCP, netip.AddrPortFrom(pod.Addr(six), port), DialOptions{}); err != nil {
+				if _, err := l.Dial("pod3", TCP, netip.AddrPortFrom(Addr(name, six), port), DialOptions{}); err != nil {
 					return 0, fmt.Errorf("the lab does not work: %w", err)
 				}
 				slowest = max(slowest, time.Since(begin))

@@ -255,24 +255,22 @@ func (w *wiring) pod(i int, h Host) error {
 
 // lanRoutes gives a LAN host its routes, as the package comment shows them.
 func (w *wiring) lanRoutes(h Host) error {
-	sink, _ := HostByName(Sink)
 	for _, six := range []bool{false, true} {
-		via := func(name string) netip.Addr { next, _ := HostByName(name); return next.Addr(six) }
 		var err error
 		switch h.Name {
 		case Node1, Node2:
-			err = w.route(h.Name, defaultFor(h.Addr(six)), sink.Addr(six))
+			err = w.route(h.Name, defaultFor(h.Addr(six)), Addr(Sink, six))
 			if other := map[string]string{Node1: Node2, Node2: Node1}[h.Name]; !w.lab.opts.NoNode2 {
-				err = errors.Join(err, w.route(h.Name, podRange(other, six), via(other)))
+				err = errors.Join(err, w.route(h.Name, podRange(other, six), Addr(other, six)))
 			}
 		case Client:
-			err = w.route(h.Name, podRange(Node1, six), via(Node1))
+			err = w.route(h.Name, podRange(Node1, six), Addr(Node1, six))
 			if !w.lab.opts.NoNode2 {
-				err = errors.Join(err, w.route(h.Name, podRange(Node2, six), via(Node2)))
+				err = errors.Join(err, w.route(h.Name, podRange(Node2, six), Addr(Node2, six)))
 			}
 			for _, p := range []netip.Prefix{Service4, Service6, LoadBalancer4, LoadBalancer6, External4, External6} {
 				if p.Addr().Is6() == six {
-					err = errors.Join(err, w.route(h.Name, p, via(Node1)))
+					err = errors.Join(err, w.route(h.Name, p, Addr(Node1, six)))
 				}
 			}
 		case Sink:
@@ -337,10 +335,9 @@ func (w *wiring) blackhole(host string, dst netip.Prefix) error {
 // podRoute routes one pod's address over its own link. It names the source, because the link itself
 // has no address.
 func (w *wiring) podRoute(pod Host, far string, addr netip.Addr) error {
-	node, _ := HostByName(pod.Node)
 	err := w.handles[pod.Node].RouteAdd(&netlink.Route{
 		LinkIndex: w.index[pod.Node+"/"+far], Scope: unix.RT_SCOPE_LINK,
-		Dst: ipNet(netip.PrefixFrom(addr, addr.BitLen())), Src: node.Addr(addr.Is6()).AsSlice(),
+		Dst: ipNet(netip.PrefixFrom(addr, addr.BitLen())), Src: Addr(pod.Node, addr.Is6()).AsSlice(),
 	})
 	if err != nil {
 		return fmt.Errorf("add route to %s over %s: %w", addr, far, err)
@@ -359,9 +356,8 @@ func (l *Lab) waitReady() error {
 		} else if h.Name == Sink {
 			continue
 		}
-		to, _ := HostByName(next)
 		for _, six := range []bool{false, true} {
-			if err := l.waitEcho(h.Name, to.Addr(six)); err != nil {
+			if err := l.waitEcho(h.Name, Addr(next, six)); err != nil {
 				return fmt.Errorf("the new link of %s does not carry: %w", h.Name, err)
 			}
 		}

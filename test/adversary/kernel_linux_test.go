@@ -83,10 +83,7 @@ const (
 
 func (n *node) six() bool { return n.family == lb.IPv6 }
 
-func (n *node) addr(host string) netip.Addr {
-	h, _ := netlab.HostByName(host)
-	return h.Addr(n.six())
-}
+func (n *node) addr(host string) netip.Addr { return netlab.Addr(host, n.six()) }
 
 // Applied is engine.Observer's.
 func (n *node) Applied(changes []lb.Change) {
