@@ -2,15 +2,8 @@ package plugin
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"io"
-	"math/big"
-	"net"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -35,25 +28,6 @@ type Kubelet struct {
 	Pods map[string]Run
 	// Running and Most count commands: now, and the most there were at once.
 	Running, Most atomic.Int64
-}
-
-// Serve answers the API server at a listener until that is closed. API servers do not check the
-// certificate by default.
-func (k *Kubelet) Serve(l net.Listener) error {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return err
-	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
-	cert, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		return err
-	}
-	config := &tls.Config{
-		Certificates: []tls.Certificate{{Certificate: [][]byte{cert}, PrivateKey: key}},
-		NextProtos:   []string{"http/1.1"},
-	}
-	return (&http.Server{Handler: k}).Serve(tls.NewListener(l, config))
 }
 
 // ServeHTTP answers /exec/NAMESPACE/POD/CONTAINER.

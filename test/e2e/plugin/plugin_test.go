@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -68,7 +69,10 @@ func newCluster(t *testing.T, hollow int) *clusterBed {
 	c.add(t, "stopped", "--config=/x", false, nil)
 	l, err := bed.Occupy(netlab.Node1, kubeletPort)
 	must(t, err)
-	go c.kubelet.Serve(l)
+	server := httptest.NewUnstartedServer(c.kubelet)
+	server.Listener.Close()
+	server.Listener = l
+	server.StartTLS() // API servers do not check the certificate by default
 	t.Cleanup(func() { l.Close() })
 	c.grant(t)
 	c.kubeconfig, err = bed.API.Kubeconfig("laptop", controlplane.StrangerUser, nil)
