@@ -133,7 +133,7 @@ func (r *Replay) ports(t Target) ([]cluster.ServicePort, error) {
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("Service %s has no port %q", t.Addr.Of, t.Port)
+		return nil, fmt.Errorf("there is no port %q of Service %s", t.Port, t.Addr.Of)
 	}
 	proto := t.Proto
 	if proto == 0 {
