@@ -154,7 +154,7 @@ const nftaTableHandle = 4
 
 // baseOf reads a base chain; ok is false for another chain.
 func baseOf(id tableID, body []byte) (b base, ok bool) {
-	hook, accepts := wire.HookAndPolicy(body)
+	hook, accepts := wire.HookOf(body)
 	return base{
 		Hook: hook, family: id.family, table: id, name: wire.Table{Family: id.family, Name: id.name}.Title(),
 		chain: nlconn.CStr(nlconn.Attribute(body, unix.NFTA_CHAIN_NAME)), drops: !accepts, devices: devicesOf(body),

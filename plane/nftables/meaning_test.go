@@ -304,10 +304,8 @@ func sameMeaning(t *testing.T, p *Plane) {
 // kernelRules reads the rules of a chain.
 func kernelRules(t *testing.T, p *Plane, chain string) [][]expr.Any {
 	var rules [][]expr.Any
-	err := p.sock.Dump(t.Context(), wire.Request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, p.ip.Proto,
-		unix.NFTA_RULE_TABLE, TableName, unix.NFTA_RULE_CHAIN, chain), func(body []byte) error {
+	err := p.reader().RulesOf(t.Context(), chain, func(body []byte) {
 		rules = append(rules, exprsOf(t, p, netlink.Attribute(body, unix.NFTA_RULE_EXPRESSIONS)))
-		return nil
 	})
 	if err != nil {
 		t.Fatal(err)

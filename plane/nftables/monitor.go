@@ -149,11 +149,10 @@ func (m *monitor) noticeElements(present bool, body []byte) {
 		if n.elements == nil {
 			n.elements = map[elementKey]elementNote{}
 		}
-		netlink.Attributes(netlink.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
+		wire.ElementsIn(body, func(el []byte) {
 			rec := d.Record(nil, el)
 			k := len(rec) - d.DataLen()
 			n.elements[elementKey{i, string(rec[:k])}] = elementNote{present, string(rec[k:])}
-			return true
 		})
 		if len(n.elements) > manyNotes {
 			n.everything, n.elements = true, nil

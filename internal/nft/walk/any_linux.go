@@ -26,7 +26,7 @@ func NewAny(sock *wire.Socket, family byte, table string, node Node, extend Exte
 }
 
 // Title returns the table as nft names it.
-func (a *Any) Title() string { return a.w.title() }
+func (a *Any) Title() string { return a.w.table.Title() }
 
 // Pass sends flows through a chain. back are the flows that reached its end or returned, ended
 // those that it decided.
@@ -42,5 +42,3 @@ func (a *Any) Lines() []string {
 	a.w.said = follow.Said{}
 	return lines
 }
-
-func (w *walk) title() string { return wire.Table{Family: w.t.Family, Name: w.t.Name}.Title() }

@@ -3,7 +3,6 @@ package walk
 import (
 	"bytes"
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -61,17 +60,16 @@ func (w *walk) readBases() error {
 		if !c.IsBase() {
 			continue
 		}
-		request := wire.Request(unix.NFT_MSG_GETCHAIN, 0, w.t.Family, unix.NFTA_CHAIN_TABLE, w.t.Name,
-			unix.NFTA_CHAIN_NAME, name)
-		err := w.sock.Ask(w.ctx, request, func(body []byte) {
-			h, accepts := wire.HookAndPolicy(body)
+		before := len(w.bases)
+		err := w.table.ReadChain(w.ctx, name, func(body []byte) {
+			h, accepts := wire.HookOf(body)
 			w.bases = append(w.bases, base{name, h, !accepts})
 		})
-		switch {
-		case errors.Is(err, unix.ENOENT):
-			w.say("no base chain %s", name)
-		case err != nil:
+		if err != nil {
 			return fmt.Errorf("chain %s: %w", name, err)
+		}
+		if len(w.bases) == before {
+			w.say("no base chain %s", name)
 		}
 	}
 	slices.SortStableFunc(w.bases, func(a, b base) int { return cmp.Compare(a.Priority, b.Priority) })
@@ -87,16 +85,9 @@ func (w *walk) rules(chain string) ([]Rule, error) {
 	if err := w.afford(chain); err != nil {
 		return nil, fmt.Errorf("rules of chain %s: %w", chain, err)
 	}
-	request := wire.Request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, w.t.Family, unix.NFTA_RULE_TABLE, w.t.Name,
-		unix.NFTA_RULE_CHAIN, chain)
 	err := wire.Undisturbed(w.ctx, func() error {
 		all = nil
-		return w.sock.Ask(w.ctx, request, func(body []byte) {
-			table, name := nlconn.Attribute(body, unix.NFTA_RULE_TABLE), nlconn.Attribute(body, unix.NFTA_RULE_CHAIN)
-			if nlconn.CStr(table) == w.t.Name && nlconn.CStr(name) == chain {
-				all = append(all, RuleOf(body))
-			}
-		})
+		return w.table.RulesOf(w.ctx, chain, func(body []byte) { all = append(all, RuleOf(body)) })
 	})
 	if err != nil {
 		return nil, fmt.Errorf("rules of chain %s: %w", chain, err)
@@ -112,13 +103,11 @@ func (w *walk) afford(chain string) error {
 		return nil
 	}
 	uses := 0
-	request := wire.Request(unix.NFT_MSG_GETCHAIN, 0, w.t.Family, unix.NFTA_CHAIN_TABLE, w.t.Name, unix.NFTA_CHAIN_NAME,
-		chain)
-	err := w.sock.Ask(w.ctx, request, func(body []byte) {
+	err := w.table.ReadChain(w.ctx, chain, func(body []byte) {
 		uses = int(nlconn.BE32(nlconn.Attribute(body, unix.NFTA_CHAIN_USE)))
 	})
 	switch {
-	case err != nil && !errors.Is(err, unix.ENOENT):
+	case err != nil:
 		return err
 	case uses > *w.budget:
 		return ErrTooMany
@@ -141,12 +130,11 @@ func (w *walk) fetch(set string, keys []string) error {
 			ask = append(ask, []byte(k))
 		}
 	}
-	table := wire.Table{Socket: w.sock, Family: w.t.Family, Name: w.t.Name}
 	var err error
 	if w.node == nil {
-		err = table.Elements(w.ctx, set, ask, func(el []byte) { known[string(wire.ElementKey(el))] = elementOf(el) })
+		err = w.table.Elements(w.ctx, set, ask, func(el []byte) { known[string(wire.ElementKey(el))] = elementOf(el) })
 	} else {
-		err = w.fetchAny(table, set, ask, known)
+		err = w.fetchAny(set, ask, known)
 	}
 	if err != nil {
 		return fmt.Errorf("elements of %s: %w", set, err)
@@ -155,14 +143,14 @@ func (w *walk) fetch(set string, keys []string) error {
 }
 
 // fetchAny is fetch for a set that may have intervals, and an element for all other keys.
-func (w *walk) fetchAny(table wire.Table, set string, ask [][]byte, known map[string]element) error {
+func (w *walk) fetchAny(set string, ask [][]byte, known map[string]element) error {
 	for _, k := range ask {
 		take := func(el []byte) { known[string(k)] = elementOf(el) }
-		if err := table.Elements(w.ctx, set, [][]byte{k}, take); err != nil {
+		if err := w.table.Elements(w.ctx, set, [][]byte{k}, take); err != nil {
 			return err
 		}
 		if !known[string(k)].there {
-			if err := table.CatchAll(w.ctx, set, take); err != nil {
+			if err := w.table.CatchAll(w.ctx, set, take); err != nil {
 				return err
 			}
 		}
@@ -192,11 +180,10 @@ func (w *walk) keyLen(set string) (int, error) {
 		return n, nil
 	}
 	n := 0
-	err := w.sock.Ask(w.ctx, wire.Request(unix.NFT_MSG_GETSET, 0, w.t.Family, unix.NFTA_SET_TABLE, w.t.Name,
-		unix.NFTA_SET_NAME, set), func(body []byte) {
+	err := w.table.ReadSet(w.ctx, set, func(body []byte) {
 		n = int(nlconn.BE32(nlconn.Attribute(body, unix.NFTA_SET_KEY_LEN)))
 	})
-	if err != nil && !errors.Is(err, unix.ENOENT) {
+	if err != nil {
 		return 0, fmt.Errorf("set %s: %w", set, err)
 	}
 	w.foreign[set] = n

@@ -57,10 +57,10 @@ func Go(ctx context.Context, sock *wire.Socket, t Table, p trace.Packet) (all []
 }
 
 type walk struct {
-	ctx  context.Context
-	sock *wire.Socket
-	t    Table
-	p    trace.Packet
+	ctx   context.Context
+	table wire.Table
+	t     Table
+	p     trace.Packet
 
 	seen   Seen
 	node   Node // nil in a walk through only one table
@@ -85,7 +85,8 @@ type walk struct {
 }
 
 func newWalk(ctx context.Context, sock *wire.Socket, t Table, p trace.Packet) *walk {
-	return &walk{ctx: ctx, sock: sock, t: t, p: p, seen: seenOf(t.Family, p), chains: map[string][]Rule{},
+	table := wire.Table{Socket: sock, Family: t.Family, Name: t.Name}
+	return &walk{ctx: ctx, table: table, t: t, p: p, seen: seenOf(t.Family, p), chains: map[string][]Rule{},
 		elements: map[string]map[string]element{}, foreign: map[string]int{}}
 }
 
@@ -94,19 +95,18 @@ func (w *walk) say(format string, args ...any) { w.said.Say(fmt.Sprintf(format, 
 
 // whole reads the table, and walks once or twice.
 func (w *walk) whole() error {
-	table := wire.Table{Socket: w.sock, Family: w.t.Family, Name: w.t.Name}
-	there, dormant, err := table.State(w.ctx)
+	there, dormant, err := w.table.State(w.ctx)
 	if err != nil {
 		return err
 	}
 	start := []follow.Flow{{Share: 1, State: follow.State{To: w.p.To}}}
 	if !there || dormant {
 		what := map[bool]string{false: "no %s", true: "%s is dormant: none of its chains is in force"}
-		w.say(what[there], table.Title())
+		w.say(what[there], w.table.Title())
 		w.ends = start
 		return nil
 	}
-	w.say("%s", table.Title())
+	w.say("%s", w.table.Title())
 	if err := w.readBases(); err != nil {
 		return err
 	}

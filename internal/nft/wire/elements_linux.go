@@ -23,12 +23,10 @@ func (t Table) Elements(ctx context.Context, set string, keys [][]byte, found fu
 		some, answered := keys[:min(len(keys), ElementsAtOnce)], 0
 		t.request = elementsRequest(t.request[:0], t.Family, t.Name, set, some)
 		err := t.Ask(ctx, t.request, func(body []byte) {
-			netlink.Attributes(netlink.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS),
-				func(_ uint16, el []byte) bool {
-					answered++
-					found(el)
-					return true
-				})
+			ElementsIn(body, func(el []byte) {
+				answered++
+				found(el)
+			})
 		})
 		switch {
 		case err == nil:
@@ -44,14 +42,19 @@ func (t Table) Elements(ctx context.Context, set string, keys [][]byte, found fu
 	return nil
 }
 
+// ElementsIn calls f for the elements in the body of a message about them.
+func ElementsIn(body []byte, f func(el []byte)) {
+	netlink.Attributes(netlink.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
+		f(el)
+		return true
+	})
+}
+
 // CatchAll reads the catch-all element of a set, which exists since Linux 5.13, and calls found if
 // the set has one.
 func (t Table) CatchAll(ctx context.Context, set string, found func(el []byte)) error {
 	err := t.Ask(ctx, elementsRequest(nil, t.Family, t.Name, set, [][]byte{nil}), func(body []byte) {
-		netlink.Attributes(netlink.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
-			found(el)
-			return true
-		})
+		ElementsIn(body, found)
 	})
 	// Older kernels do not have such elements.
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) {

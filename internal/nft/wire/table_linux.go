@@ -33,13 +33,10 @@ func (t Table) list(ctx context.Context, typ, table uint16, f func(body []byte),
 // State reports whether the table exists, and whether it is dormant, which means that none of its
 // chains is in force.
 func (t Table) State(ctx context.Context) (there, dormant bool, err error) {
-	err = t.Ask(ctx, Request(unix.NFT_MSG_GETTABLE, 0, t.Family, unix.NFTA_TABLE_NAME, t.Name), func(body []byte) {
+	err = t.read(ctx, Request(unix.NFT_MSG_GETTABLE, 0, t.Family, unix.NFTA_TABLE_NAME, t.Name), func(body []byte) {
 		there, dormant = true,
 			netlink.BE32(netlink.Attribute(body, unix.NFTA_TABLE_FLAGS))&unix.NFT_TABLE_F_DORMANT != 0
 	})
-	if errors.Is(err, unix.ENOENT) {
-		err = nil
-	}
 	return there, dormant, err
 }
 
@@ -56,10 +53,15 @@ func (t Table) EachSet(ctx context.Context, f func(name string, body []byte)) er
 	})
 }
 
-// EachChain calls f for the chains.
+// EachChain calls f for the chains. If the policy of a chain does not accept, the type of its hook
+// says so, and the hook equals none of ours.
 func (t Table) EachChain(ctx context.Context, f func(name string, h Hook)) error {
 	return t.list(ctx, unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, func(body []byte) {
-		f(netlink.CStr(netlink.Attribute(body, unix.NFTA_CHAIN_NAME)), HookOf(body))
+		h, accepts := HookOf(body)
+		if !accepts {
+			h.Type += " with another policy"
+		}
+		f(netlink.CStr(netlink.Attribute(body, unix.NFTA_CHAIN_NAME)), h)
 	})
 }
 
@@ -70,16 +72,40 @@ func (t Table) EachRule(ctx context.Context, f func(chain string, body []byte)) 
 	})
 }
 
+// RulesOf calls f for the rules of one chain, in order.
+func (t Table) RulesOf(ctx context.Context, chain string, f func(body []byte)) error {
+	return t.list(ctx, unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, func(body []byte) {
+		if netlink.CStr(netlink.Attribute(body, unix.NFTA_RULE_CHAIN)) == chain {
+			f(body)
+		}
+	}, unix.NFTA_RULE_CHAIN, chain)
+}
+
+// ReadChain calls f with the body of a message about the chain, if it exists.
+func (t Table) ReadChain(ctx context.Context, name string, f func(body []byte)) error {
+	return t.read(ctx, Request(unix.NFT_MSG_GETCHAIN, 0, t.Family, unix.NFTA_CHAIN_TABLE, t.Name,
+		unix.NFTA_CHAIN_NAME, name), f)
+}
+
+// ReadSet calls f with the body of a message about the set, if it exists.
+func (t Table) ReadSet(ctx context.Context, name string, f func(body []byte)) error {
+	return t.read(ctx, Request(unix.NFT_MSG_GETSET, 0, t.Family, unix.NFTA_SET_TABLE, t.Name, unix.NFTA_SET_NAME,
+		name), f)
+}
+
+// read is Ask about an object that may not exist.
+func (t Table) read(ctx context.Context, request []byte, f func(body []byte)) error {
+	if err := t.Ask(ctx, request, f); !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	return nil
+}
+
 // EachElement calls f for the elements of a set.
 func (t Table) EachElement(ctx context.Context, set string, f func(el []byte)) error {
 	request := Request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, t.Family, unix.NFTA_SET_ELEM_LIST_TABLE, t.Name,
 		unix.NFTA_SET_ELEM_LIST_SET, set)
-	return t.Ask(ctx, request, func(body []byte) {
-		netlink.Attributes(netlink.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
-			f(el)
-			return true
-		})
-	})
+	return t.Ask(ctx, request, func(body []byte) { ElementsIn(body, f) })
 }
 
 // Get returns the data of those elements with these keys that exist.

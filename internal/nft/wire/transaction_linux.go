@@ -155,18 +155,9 @@ func (t *Transaction) AddChain(name string, h Hook) {
 	e.EndMessage(at)
 }
 
-// HookOf reads the hook of a chain from the body of a message about it. If the chain's policy does
-// not accept, the type says so, and the hook equals none of ours.
-func HookOf(body []byte) Hook {
-	h, accepts := HookAndPolicy(body)
-	if h != (Hook{}) && !accepts {
-		h.Type += " with another policy"
-	}
-	return h
-}
-
-// HookAndPolicy reads the hook of a chain, and whether its policy accepts.
-func HookAndPolicy(body []byte) (h Hook, accepts bool) {
+// HookOf reads the hook of a chain from the body of a message about it, and whether its policy
+// accepts; that of a regular chain does.
+func HookOf(body []byte) (h Hook, accepts bool) {
 	hook := netlink.Attribute(body, unix.NFTA_CHAIN_HOOK)
 	if hook == nil {
 		return h, true
