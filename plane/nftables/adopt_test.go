@@ -43,7 +43,6 @@ func TestSetIDsWhenKeysChangeHands(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			eachFamily(t, func(t *testing.T, w planetest.World) {
-				inNetns(t)
 				table := func(forms [2]form) *lb.Table {
 					tab := &lb.Table{Node: w.Node()}
 					for i := range 2 * pairs {
@@ -69,8 +68,7 @@ func TestSetIDsWhenKeysChangeHands(t *testing.T) {
 					}
 					return tab
 				}
-				p := newPlane(t, w.Family)
-				reset(t, p, table(c.was))
+				p := started(t, w, table(c.was))
 				before := p.st.sets
 				if err := p.Close(); err != nil {
 					t.Error(err)

@@ -81,7 +81,7 @@ func acrossARestart(t *testing.T, fam lb.Family) {
 		for _, f := range []string{"other", "first"} {
 			for _, row := range table.Sorted() {
 				if row.Service == f {
-					apply(t, p, []lb.Change{{Key: row.Key, New: row}}, nil)
+					apply(t, p, []lb.Change{{Key: row.Key, New: row}})
 				}
 			}
 		}
@@ -93,15 +93,13 @@ func acrossARestart(t *testing.T, fam lb.Family) {
 		lab.On(netlab.Node1, func() { runNFT(t, "flush map "+p.ip.Name()+" kube-proxy affinity") })
 	}
 	lab.On(netlab.Node1, func() {
-		o, fronts := service("first", at("pod1", 8080))
-		apply2(t, p, table, o, fronts)
+		apply(t, p, planetest.Changes(table.Replace(service("first", at("pod1", 8080)))))
 		if err := p.Close(); err != nil {
 			t.Error(err)
 		}
 		p = newPlane(t, fam)
 		reset(t, p, table)
-		o, fronts = service("other", at("pod1", 8080), at("pod2", 8081))
-		apply2(t, p, table, o, fronts)
+		apply(t, p, planetest.Changes(table.Replace(service("other", at("pod1", 8080), at("pod2", 8081)))))
 	})
 	for range 5 {
 		if got := dial(); got != at("pod1", 8080) {
@@ -183,12 +181,12 @@ func TestNumbersAreNeverUsedAgain(t *testing.T) {
 				reset(t, p, tab)
 			case 3:
 				did = fmt.Sprintf("Service %d goes", i)
-				apply2(t, p, tab, lb.Owner{Name: name(w, i)}, nil)
+				apply(t, p, planetest.Changes(tab.Replace(lb.Owner{Name: name(w, i)}, nil)))
 			default:
 				first, n := rnd.IntN(20), rnd.IntN(6)
 				did = fmt.Sprintf("Service %d has %d backends from %d", i, n, first)
-				o, f := w.Full(i, first, n, min(n, rnd.IntN(3)), time.Duration(1+rnd.IntN(2))*time.Hour)
-				apply2(t, p, tab, o, f)
+				hours := time.Duration(1 + rnd.IntN(2))
+				apply(t, p, planetest.Changes(tab.Replace(w.Full(i, first, n, min(n, rnd.IntN(3)), hours*time.Hour))))
 			}
 			if err := h.see(p.st); err != nil {
 				t.Fatalf("step %d, %s: %v", step, did, err)
@@ -491,11 +489,9 @@ func TestTableWithoutNumbers(t *testing.T) {
 			"emptied": "flush map %[1]s kube-proxy reserved",
 		} {
 			t.Run(name, func(t *testing.T) {
-				inNetns(t)
-				p := newPlane(t, w.Family)
 				tab := w.Table(2, 2)
 				tab.Replace(w.Full(2, 10, 3, 1, time.Hour))
-				reset(t, p, tab)
+				p := started(t, w, tab)
 				lead(t, p, lb.SetID{Service: "ns/svc-2:http", Proto: lb.TCP, Scope: lb.Cluster}, 1)
 				if err := p.Close(); err != nil {
 					t.Error(err)
@@ -516,11 +512,9 @@ func TestTableWithoutNumbers(t *testing.T) {
 
 // A process that uses up the numbers returns an error, and the following Reset creates a new table.
 func TestNumbersEndWhileRunning(t *testing.T) {
-	inNetns(t)
 	w := planetest.World{Family: lb.IPv4}
-	p := newPlane(t, w.Family)
 	tab := w.Table(2, 2)
-	reset(t, p, tab)
+	p := started(t, w, tab)
 	p.st.ids.Last, p.st.ids.Reserved = slots.End-2, slots.End+slots.Block
 	o, f := w.Full(3, 20, 3, 1, time.Hour)
 	changes, _ := tab.Replace(o, f)
@@ -540,12 +534,10 @@ func TestNumbersEndWhileRunning(t *testing.T) {
 // each backend from one counter of the whole table, and when it ran out, the clients of all
 // Services lost their affinity. Here an older process has left that counter near its end (TN-32).
 func TestTogglesUseUpNoNumbers(t *testing.T) {
-	inNetns(t)
 	w := planetest.World{Family: lb.IPv4}
-	p := newPlane(t, w.Family)
 	tab := w.Table(2, 2)
 	tab.Replace(w.Full(2, 10, 3, 1, time.Hour))
-	reset(t, p, tab)
+	p := started(t, w, tab)
 	stranger := lb.SetID{Service: "ns/svc-2:http", Proto: lb.TCP, Scope: lb.Cluster}
 	lead(t, p, stranger, p.st.sets[stranger].members[1])
 	if err := p.Close(); err != nil {
@@ -558,8 +550,7 @@ func TestTogglesUseUpNoNumbers(t *testing.T) {
 	reset(t, p, tab)
 	_, before := entries(t, p)
 	for toggle := range 100 {
-		o, f := w.Full(3, 20, 5, 1, time.Duration(toggle%2)*time.Hour)
-		apply2(t, p, tab, o, f)
+		apply(t, p, planetest.Changes(tab.Replace(w.Full(3, 20, 5, 1, time.Duration(toggle%2)*time.Hour))))
 	}
 	for id, s := range p.st.sets {
 		for _, m := range s.members {
@@ -576,10 +567,8 @@ func TestTogglesUseUpNoNumbers(t *testing.T) {
 
 // An audit repairs numbers that another program changes while the process runs.
 func TestAuditOfNumbers(t *testing.T) {
-	inNetns(t)
 	w := planetest.World{Family: lb.IPv4}
-	p := newPlane(t, w.Family)
-	reset(t, p, w.Table(2, 2))
+	p := started(t, w, w.Table(2, 2))
 	before := runNFT(t, "list map ip kube-proxy reserved")
 	for _, full := range []bool{false, true} {
 		runNFT(t, "delete element ip kube-proxy reserved { 1 }; add element ip kube-proxy reserved { 9 : 9 }")
@@ -596,13 +585,11 @@ func TestAuditOfNumbers(t *testing.T) {
 // The estimated usage of the map is close to the real one, and names the Services that fill it.
 func TestAffinityUse(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
-		inNetns(t)
-		p := newPlane(t, w.Family)
 		tab := &lb.Table{Node: w.Node()}
 		for i := range 4 {
 			tab.Replace(w.Full(i, 10*i, 3, 0, time.Hour))
 		}
-		reset(t, p, tab)
+		p := started(t, w, tab)
 		lead(t, p, lb.SetID{Service: "ns/svc-2:http", Proto: lb.TCP, Scope: lb.Cluster}, 1)
 		if _, err := p.Audit(t.Context(), true); err != nil {
 			t.Fatal(err)
@@ -620,11 +607,9 @@ func TestAffinityUse(t *testing.T) {
 // A Service with affinity and more endpoints than a set can hold is served. Each node chooses some,
 // which differ from another node's, and keeps its choice.
 func TestAffinityOfManyBackends(t *testing.T) {
-	inNetns(t)
 	w := planetest.World{Family: lb.IPv4}
-	p := newPlane(t, w.Family)
 	tab := &lb.Table{Node: w.Node()}
-	reset(t, p, tab)
+	p := started(t, w, tab)
 	of := func(first, n int) (lb.Owner, []*lb.Frontend) {
 		o, f := w.ClusterIP(0, first, n)
 		f[0].Affinity = time.Hour
@@ -639,10 +624,8 @@ func TestAffinityOfManyBackends(t *testing.T) {
 		}
 		return m
 	}
-	o, f := of(0, 100)
-	apply2(t, p, tab, o, f)
-	o, f = of(0, 20_000)
-	apply2(t, p, tab, o, f)
+	apply(t, p, planetest.Changes(tab.Replace(of(0, 100))))
+	apply(t, p, planetest.Changes(tab.Replace(of(0, 20_000))))
 	before := held(p)
 	if len(before) != maxStickySlots {
 		t.Fatalf("%d of 20,000 backends are served, want %d", len(before), maxStickySlots)
@@ -657,8 +640,7 @@ func TestAffinityOfManyBackends(t *testing.T) {
 		t.Errorf("%d of the last 4,640 backends are served", high)
 	}
 	sent := p.Stats()
-	o, f = of(100, 19_900) // the first hundred leave
-	apply2(t, p, tab, o, f)
+	apply(t, p, planetest.Changes(tab.Replace(of(100, 19_900)))) // the first hundred leave
 	stay := 0
 	for ap := range held(p) {
 		if before[ap] {
@@ -685,7 +667,7 @@ func TestAffinityOfANodePortWithTheSameNumber(t *testing.T) {
 		s.On(netlab.Node1, func() {
 			f := *s.p.st.rows[lb.Key{Addr: s.vip(1), Port: 80, Proto: lb.TCP}].front
 			f.Key, f.Kind = lb.Key{Port: 80, Proto: lb.TCP}, lb.NodePort
-			apply(t, s.p, []lb.Change{{Key: f.Key, New: &f}}, nil)
+			apply(t, s.p, []lb.Change{{Key: f.Key, New: &f}})
 			id := f.Set(lb.Cluster).ID
 			lead(t, s.p, id, s.p.st.sets[id].members[0])
 		})

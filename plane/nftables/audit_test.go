@@ -48,13 +48,11 @@ func TestDrift(t *testing.T) {
 		{"foreign set", "add set T mine { type ipv4_addr; }", "set mine"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			inNetns(t)
 			w := planetest.World{Family: lb.IPv4}
-			p := newPlane(t, w.Family)
 			tab := w.Table(5, 3)
 			tab.Replace(w.Full(10, 500, 5, 2, 0))
 			tab.Replace(w.Full(11, 600, 5, 0, 3*time.Hour))
-			reset(t, p, tab)
+			p := started(t, w, tab)
 			runNFT(t, "add table ip others; add chain ip others mine")
 			want := dump(t, p)
 			sent := p.Stats()
@@ -87,11 +85,9 @@ func TestDrift(t *testing.T) {
 // A full audit finds changes that no notification reported.
 func TestFullAudit(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
-		inNetns(t)
-		p := newPlane(t, w.Family)
 		tab := w.Table(5, 3)
 		tab.Replace(w.Full(10, 500, 5, 2, time.Hour))
-		reset(t, p, tab)
+		p := started(t, w, tab)
 		want := dump(t, p)
 		fam := nftFamily(w.Family)
 		if err := p.mon.Listen(false); err != nil {
@@ -119,11 +115,9 @@ func TestStateLost(t *testing.T) {
 		"asleep":   "add table ip kube-proxy { flags dormant; }",
 	} {
 		t.Run(name, func(t *testing.T) {
-			inNetns(t)
 			w := planetest.World{Family: lb.IPv4}
-			p := newPlane(t, w.Family)
 			tab := w.Table(5, 3)
-			reset(t, p, tab)
+			p := started(t, w, tab)
 			want := dump(t, p)
 			runNFT(t, do)
 			noticed(t, p)
@@ -151,12 +145,10 @@ func TestStateLost(t *testing.T) {
 // A change of the node is one transaction, with the same result as a fresh start.
 func TestSetNode(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
-		inNetns(t)
-		p := newPlane(t, w.Family)
 		tab := w.Table(3, 3)
 		tab.Replace(w.Full(10, 500, 5, 2, time.Hour))
 		tab.Replace(w.Full(11, 500, 5, 0, 0))
-		reset(t, p, tab)
+		p := started(t, w, tab)
 		a, b := w.Node(), w.Node()
 		b.Pods.Prefixes = append(b.Pods.Prefixes, w.Node().ServiceCIDRs[0])
 		c := w.Node()
@@ -182,17 +174,14 @@ func TestSetNode(t *testing.T) {
 // A full audit removes unused objects, and does not count them as drift.
 func TestUnusedObjectsAreRemoved(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
-		inNetns(t)
-		p := newPlane(t, w.Family)
 		tab := w.Table(3, 3)
-		reset(t, p, tab)
+		p := started(t, w, tab)
 		chains := len(p.st.chains)
 		for i := range 20 {
 			n := i%7 + 1
-			o, f := w.Full(100, 500, n, min(n, i%3), time.Duration(i%3)*time.Hour)
-			apply2(t, p, tab, o, f)
+			apply(t, p, planetest.Changes(tab.Replace(w.Full(100, 500, n, min(n, i%3), time.Duration(i%3)*time.Hour))))
 		}
-		apply2(t, p, tab, lb.Owner{Name: "ns/svc-100"}, nil)
+		apply(t, p, planetest.Changes(tab.Replace(lb.Owner{Name: "ns/svc-100"}, nil)))
 		if len(p.st.chains) == chains {
 			t.Fatal("no chain was added")
 		}
@@ -214,11 +203,9 @@ func TestUnusedObjectsAreRemoved(t *testing.T) {
 // A map with very many backends is read element by element. Restart and audit work as usual.
 func TestBigMap(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
-		inNetns(t)
-		p := newPlane(t, w.Family)
 		tab := w.Table(300, 10)
 		tab.Replace(w.Full(1000, 5000, 5, 2, time.Hour))
-		reset(t, p, tab)
+		p := started(t, w, tab)
 		want := dump(t, p)
 		q := newPlane(t, w.Family)
 		p.bigMap, q.bigMap, p.window = 100, 100, 100
@@ -259,13 +246,10 @@ func TestBigMap(t *testing.T) {
 // as the elements have windows (TN-31).
 func TestAuditsOfALargeSet(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
-		inNetns(t)
-		p := newPlane(t, w.Family)
-		p.window = 100
 		tab := w.Table(3, 2)
-		reset(t, p, tab)
-		o, f := w.Full(9, 100, 1000, 0, 0)
-		apply2(t, p, tab, o, f)
+		p := started(t, w, tab)
+		p.window = 100
+		apply(t, p, planetest.Changes(tab.Replace(w.Full(9, 100, 1000, 0, 0))))
 		audit := func() int {
 			n, err := p.Audit(t.Context(), true)
 			if err != nil {
@@ -287,8 +271,7 @@ func TestAuditsOfALargeSet(t *testing.T) {
 			if repaired += n; n > p.window+10 {
 				t.Errorf("audit %d repaired %d elements, want a window of %d at most", i, n, p.window)
 			}
-			o, f := w.ClusterIP(20+i, 5000+i, 3)
-			apply2(t, p, tab, o, f)
+			apply(t, p, planetest.Changes(tab.Replace(w.ClusterIP(20+i, 5000+i, 3))))
 		}
 		if repaired < 1000 || repaired > 1100 {
 			t.Errorf("repaired %d elements of some 1,000", repaired)

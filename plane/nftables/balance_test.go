@@ -28,10 +28,8 @@ import (
 func TestScaleUpAndDown(t *testing.T) {
 	const most = 700
 	w := planetest.World{Family: lb.IPv4}
-	inNetns(t)
-	p := newPlane(t, w.Family)
 	tab := w.Table(3, 2)
-	reset(t, p, tab)
+	p := started(t, w, tab)
 	chains, before := len(p.st.chains), p.Stats()
 	steps := 0
 	for n := 1; n <= 2*most; n++ {
@@ -39,7 +37,7 @@ func TestScaleUpAndDown(t *testing.T) {
 		if n == 2*most {
 			f = nil
 		}
-		apply2(t, p, tab, o, f)
+		apply(t, p, planetest.Changes(tab.Replace(o, f)))
 		steps++
 	}
 	if c := len(p.st.chains) - chains; c > exactSizes+8*6 {
@@ -247,11 +245,9 @@ func TestChainsOfSessionAffinity(t *testing.T) {
 		t.Errorf("%+v becomes %+v", n, parseShape(lb.Local, n.number()))
 	}
 
-	inNetns(t)
 	w := planetest.World{Family: lb.IPv4}
-	p := newPlane(t, w.Family)
 	tab := w.Table(3, 2)
-	reset(t, p, tab)
+	p := started(t, w, tab)
 	before, sizes := len(p.st.chains), map[uint32]bool{}
 	seed := seedtest.Of(t)
 	rnd := rand.New(rand.NewPCG(seed, 1))
@@ -261,7 +257,7 @@ func TestChainsOfSessionAffinity(t *testing.T) {
 		f[0].Affinity = time.Duration(1+rnd.IntN(day)) * time.Second
 		sizes[roundSize(uint32(f[0].Set(lb.Cluster).Backends.Len()))] = true
 		times[roundSeconds(seconds(f[0].Affinity))] = true
-		apply2(t, p, tab, o, f)
+		apply(t, p, planetest.Changes(tab.Replace(o, f)))
 	}
 	if got, want := len(p.st.chains)-before, len(sizes)+len(times); got != want || want > exactSizes+8*4+312 {
 		t.Errorf("%d chains more than before, want %d", got, want)
@@ -269,7 +265,7 @@ func TestChainsOfSessionAffinity(t *testing.T) {
 	isFresh(t, p, tab)
 	for i := range services {
 		o, _ := w.ClusterIP(50+i, 1000, 1)
-		apply2(t, p, tab, o, nil)
+		apply(t, p, planetest.Changes(tab.Replace(o, nil)))
 	}
 	if _, err := p.Audit(t.Context(), true); err != nil {
 		t.Fatal(err)

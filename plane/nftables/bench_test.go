@@ -24,7 +24,7 @@ func BenchmarkEndpointIntoKernel(b *testing.B) {
 			p, flip := loaded(b, n)
 			before := p.Stats()
 			for b.Loop() {
-				apply(b, p, flip(), nil)
+				apply(b, p, flip())
 			}
 			sent := p.Stats().minus(before)
 			b.ReportMetric(float64(sent.Messages)/float64(b.N), "messages/op")
@@ -57,8 +57,7 @@ func BenchmarkServiceIntoKernel(b *testing.B) {
 			w := planetest.World{Family: lb.IPv4}
 			p, tab := loadedTable(b, n)
 			for i := n; b.Loop(); i++ {
-				changes, _ := tab.Replace(w.ClusterIP(i, i*10, 10))
-				apply(b, p, changes, nil)
+				apply(b, p, planetest.Changes(tab.Replace(w.ClusterIP(i, i*10, 10))))
 			}
 		})
 	}

@@ -19,11 +19,7 @@ import (
 
 func countingPlane(t testing.TB, f lb.Family) *Plane {
 	t.Helper()
-	p, err := New(Config{Family: f, CountServices: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { p.Close() })
+	p := planeOf(t, Config{Family: f, CountServices: true})
 	if !p.Counts() {
 		t.Fatal("this kernel does not count")
 	}

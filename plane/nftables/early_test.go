@@ -5,7 +5,6 @@ package nftables
 import (
 	"testing"
 
-	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/plane/selfwrites"
 	"kube-proxy/test/planetest"
@@ -23,11 +22,7 @@ func TestReadEarly(t *testing.T) {
 	}{
 		{name: "nothing changes", after: func(*testing.T, *selfwrites.Ledger) {}},
 		{name: "the other family is written", after: func(t *testing.T, ours *selfwrites.Ledger) {
-			p, err := New(Config{Family: lb.IPv6, Writes: ours})
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { p.Close() })
+			p := planeOf(t, Config{Family: lb.IPv6, Writes: ours})
 			reset(t, p, (planetest.World{Family: lb.IPv6}).Table(2, 2))
 		}},
 		{name: "another process flushes a map", reads: true, after: func(t *testing.T, _ *selfwrites.Ledger) {
@@ -38,19 +33,13 @@ func TestReadEarly(t *testing.T) {
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			netlab.EnterForTest(t)
 			tab := w.Table(20, 3)
-			before := newPlane(t, lb.IPv4)
-			reset(t, before, tab)
+			before := started(t, w, tab)
 			want := dump(t, before)
 			before.Close()
 
 			ours := &selfwrites.Ledger{}
-			p, err := New(Config{Family: lb.IPv4, Writes: ours})
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { p.Close() })
+			p := planeOf(t, Config{Family: lb.IPv4, Writes: ours})
 			<-p.early.done
 			c.after(t, ours)
 			requests := func() int {

@@ -23,11 +23,25 @@ func inNetns(t testing.TB) {
 
 func newPlane(t testing.TB, f lb.Family) *Plane {
 	t.Helper()
-	p, err := New(Config{Family: f})
+	return planeOf(t, Config{Family: f})
+}
+
+func planeOf(t testing.TB, cfg Config) *Plane {
+	t.Helper()
+	p, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+// started returns a plane with a table, in a new network namespace.
+func started(t testing.TB, w planetest.World, want *lb.Table) *Plane {
+	t.Helper()
+	inNetns(t)
+	p := newPlane(t, w.Family)
+	reset(t, p, want)
 	return p
 }
 
@@ -40,7 +54,7 @@ func reset(t testing.TB, p *Plane, want *lb.Table) plane.ResetResult {
 	return res
 }
 
-func apply(t testing.TB, p *Plane, changes []lb.Change, _ []lb.Conflict) {
+func apply(t testing.TB, p *Plane, changes []lb.Change) {
 	t.Helper()
 	if _, err := p.Apply(context.Background(), changes); err != nil {
 		t.Fatal(err)
@@ -79,9 +93,7 @@ func fresh(t *testing.T, f lb.Family, want *lb.Table) string {
 	done := make(chan struct{})
 	go func() { // in a new thread and namespace
 		defer close(done)
-		inNetns(t)
-		p := newPlane(t, f)
-		reset(t, p, want)
+		p := started(t, planetest.World{Family: f}, want)
 		last := ""
 		s = dumpUntil(t, p, func(s string) bool {
 			still := s == last || len(s) < 10_000 // so few elements fit in one message

@@ -14,9 +14,8 @@ import (
 // start.
 func TestResetLeavesRowsForLater(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
-		inNetns(t)
 		tab := w.Table(20, 3)
-		reset(t, newPlane(t, w.Family), tab)
+		started(t, w, tab)
 		tab.Replace(w.ClusterIP(3, 500, 4))
 		tab.Replace(lb.Owner{Name: "ns/svc-4"}, nil)
 		before := fresh(t, w.Family, tab)

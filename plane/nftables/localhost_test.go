@@ -319,7 +319,7 @@ set host/web/tcp/cluster
 			}
 			for row := range more.All() {
 				l.table.Replace(lb.Owner{Name: lb.OwnerOf(row.Service)}, []*lb.Frontend{row})
-				l.On("node1", func() { apply(t, l.plane, []lb.Change{{Key: row.Key, New: row}}, nil) })
+				l.On("node1", func() { apply(t, l.plane, []lb.Change{{Key: row.Key, New: row}}) })
 			}
 			if _, err := l.Dial("node1", netlab.TCP, at, netlab.DialOptions{}); err != nil {
 				t.Errorf("the other Service: %v", err)
@@ -388,11 +388,7 @@ func TestRenderLocalhost(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p, err := New(cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer p.Close()
+		p := planeOf(t, cfg)
 		reset(t, p, tab)
 		if s := p.Stats(); s.Messages != 0 {
 			t.Errorf("the plane found something to do: %+v", s)

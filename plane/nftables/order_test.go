@@ -42,14 +42,13 @@ func TestPortsShareAnOrder(t *testing.T) {
 		}
 		return len(in)
 	}
-	inNetns(t)
-	p, tab := newPlane(t, w.Family), &lb.Table{Node: w.Node()}
-	reset(t, p, tab)
-	apply2(t, p, tab, lb.Owner{Name: "ns/a"}, rows(pods))
+	tab := &lb.Table{Node: w.Node()}
+	p := started(t, w, tab)
+	apply(t, p, planetest.Changes(tab.Replace(lb.Owner{Name: "ns/a"}, rows(pods))))
 	if n := orders(p); n != 0 {
 		t.Errorf("%d orders in memory for new sets, want none", n)
 	}
-	apply2(t, p, tab, lb.Owner{Name: "ns/a"}, rows(slices.Delete(slices.Clone(pods), 10, 11)))
+	apply(t, p, planetest.Changes(tab.Replace(lb.Owner{Name: "ns/a"}, rows(slices.Delete(slices.Clone(pods), 10, 11)))))
 	if n := orders(p); n != 1 {
 		t.Errorf("%d orders in memory after an endpoint left, want 1", n)
 	}

@@ -17,13 +17,11 @@ import (
 // A second Reset, and a Reset by a new process, have nothing to do: a restart is invisible.
 func TestRestartSendsNothing(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
-		inNetns(t)
-		p := newPlane(t, w.Family)
 		tab := w.Table(20, 4)
 		tab.Replace(w.Full(100, 500, 5, 2, 0))
 		tab.Replace(w.Full(101, 600, 5, 0, time.Hour))
 		tab.Replace(w.Full(102, 700, 0, 0, 0))
-		reset(t, p, tab)
+		p := started(t, w, tab)
 		before := dump(t, p)
 		sent := p.Stats().Batches
 		reset(t, p, tab)
@@ -42,10 +40,8 @@ func TestRestartSendsNothing(t *testing.T) {
 // A new process changes only differences, and keeps ids, so that clients keep their backends.
 func TestRestartSendsTheDifference(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
-		inNetns(t)
-		p := newPlane(t, w.Family)
 		tab := w.Table(50, 10)
-		reset(t, p, tab)
+		p := started(t, w, tab)
 		cold := p.Stats()
 
 		tab.Replace(w.ClusterIP(7, 1000, 3))
@@ -81,7 +77,7 @@ func TestHealthCheckSendsNothing(t *testing.T) {
 		reset(t, p, tab)
 		before, sent := dump(t, p), p.Stats().Batches
 		for _, want := range [][]*lb.Frontend{{check(1)}, {check(2)}, nil, {check(1)}} {
-			apply2(t, p, tab, balanced, want)
+			apply(t, p, planetest.Changes(tab.Replace(balanced, want)))
 			if n := p.Stats().Batches; n != sent {
 				t.Errorf("%v: %d batches sent", want, n-sent)
 			}
@@ -89,11 +85,11 @@ func TestHealthCheckSendsNothing(t *testing.T) {
 		nodePort := check(0)
 		nodePort.Kind, nodePort.LocalEndpoints, nodePort.Routes = lb.NodePort, 0,
 			[]lb.Route{{From: lb.Anywhere, Do: lb.Reject}}
-		apply2(t, p, tab, balanced, []*lb.Frontend{nodePort})
+		apply(t, p, planetest.Changes(tab.Replace(balanced, []*lb.Frontend{nodePort})))
 		if got, want := dump(t, p), fresh(t, w.Family, tab); got != want || got == before {
 			t.Errorf("with a NodePort instead, got:\n%s\nwant:\n%s", got, want)
 		}
-		apply2(t, p, tab, balanced, []*lb.Frontend{check(1)})
+		apply(t, p, planetest.Changes(tab.Replace(balanced, []*lb.Frontend{check(1)})))
 		// The chains of the NodePort's class stay until the next Reset, but all references to them
 		// must be gone.
 		if _, ok := p.st.rows[port]; ok {
@@ -107,20 +103,12 @@ func TestHealthCheckSendsNothing(t *testing.T) {
 
 func name(w planetest.World, i int) string { o, _ := w.ClusterIP(i, 0, 0); return o.Name }
 
-func apply2(t testing.TB, p *Plane, tab *lb.Table, o lb.Owner, fronts []*lb.Frontend) {
-	t.Helper()
-	changes, conflicts := tab.Replace(o, fronts)
-	apply(t, p, changes, conflicts)
-}
-
 // The messages and bytes of a change do not depend on the number of services.
 func TestCostOfAChange(t *testing.T) {
 	cost := func(n int) (endpoint, service Stats) {
 		w := planetest.World{Family: lb.IPv4}
-		inNetns(t)
-		p := newPlane(t, w.Family)
 		tab := w.Table(n, 10)
-		reset(t, p, tab)
+		p := started(t, w, tab)
 		before := p.Stats()
 		o, f := w.ClusterIP(n/2, n/2*10, 10)
 		set := f[0].Set(lb.Cluster)
@@ -128,11 +116,10 @@ func TestCostOfAChange(t *testing.T) {
 		all[8].Addr = netip.AddrPortFrom(all[8].Addr.Addr(), 8081) // of ten, one on another node
 		slices.SortFunc(all, lb.Backend.Compare)
 		set.Backends = lb.BackendsOf(all...)
-		apply2(t, p, tab, o, f)
+		apply(t, p, planetest.Changes(tab.Replace(o, f)))
 		endpoint = p.Stats().minus(before)
 		before = p.Stats()
-		o, f = w.ClusterIP(n, n*10, 10)
-		apply2(t, p, tab, o, f)
+		apply(t, p, planetest.Changes(tab.Replace(w.ClusterIP(n, n*10, 10))))
 		return endpoint, p.Stats().minus(before)
 	}
 	var small, large [2]Stats
@@ -157,11 +144,9 @@ func (s Stats) minus(o Stats) Stats {
 
 // Planes ignore the serving state beside the routes (DP-50).
 func TestServingAloneSendsNothing(t *testing.T) {
-	inNetns(t)
 	w := planetest.World{Family: lb.IPv4}
-	p := newPlane(t, w.Family)
 	tab := w.Table(3, 2)
-	reset(t, p, tab)
+	p := started(t, w, tab)
 	sent := p.Stats()
 	for n := range 3 {
 		o, f := w.ClusterIP(1, 2, 2)
@@ -172,7 +157,7 @@ func TestServingAloneSendsNothing(t *testing.T) {
 		if len(changes) != 1 {
 			t.Fatalf("%d changes", len(changes))
 		}
-		apply(t, p, changes, nil)
+		apply(t, p, changes)
 	}
 	reset(t, p, tab)
 	if s := p.Stats().minus(sent); s != (Stats{}) {
@@ -211,12 +196,10 @@ func TestResetWithABadRow(t *testing.T) {
 // The nft program, also that of Debian 12, can list our table.
 func TestListing(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
-		inNetns(t)
-		p := newPlane(t, w.Family)
 		tab := w.Table(3, 2)
 		tab.Replace(w.Full(10, 500, 5, 2, 0))
 		tab.Replace(w.Full(11, 600, 5, 0, 3*time.Hour))
-		reset(t, p, tab)
+		started(t, w, tab)
 		out := runNFT(t, "list ruleset")
 		for _, want := range []string{
 			w.Addr(10, 1).String() + " . tcp . 80 : 0x",

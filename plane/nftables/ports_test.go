@@ -49,7 +49,7 @@ func TestPatchOfManyPorts(t *testing.T) {
 			before := p.Stats()
 			var was, is runtime.MemStats
 			runtime.ReadMemStats(&was)
-			apply(t, p, changes, nil)
+			apply(t, p, changes)
 			runtime.ReadMemStats(&is)
 			cost[ports] += is.TotalAlloc - was.TotalAlloc
 			if sent := p.Stats().minus(before); sent.Bytes > uint64(200+200*ports) {

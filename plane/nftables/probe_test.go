@@ -11,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/test/planetest"
@@ -21,7 +20,7 @@ import (
 // nor another process finds anything to repair (HT-04).
 func TestProbeHT04(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
-		netlab.EnterForTest(t)
+		inNetns(t)
 		p := newPlane(t, w.Family)
 		if err := p.Probe(t.Context()); !errors.Is(err, plane.ErrStateLost) {
 			t.Errorf("before a Reset: error %v", err)
@@ -77,10 +76,8 @@ func generationOf(t *testing.T, p *Plane) uint32 {
 
 // If the kernel refuses all our writes, a probe fails with the reason.
 func TestProbeRefused(t *testing.T) {
-	netlab.EnterForTest(t)
 	w := planetest.World{Family: lb.IPv4}
-	p := newPlane(t, w.Family)
-	reset(t, p, w.Table(5, 3))
+	p := started(t, w, w.Table(5, 3))
 	before := dump(t, p)
 	header := &unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	caps := make([]unix.CapUserData, 2)

@@ -49,15 +49,12 @@ func someRanges(w planetest.World, from, n, bits int) []netip.Prefix {
 // ranges is the size of the change, however many ports and ranges the Service and others have.
 func TestCostOfSourceRanges(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
-		inNetns(t)
-		p := newPlane(t, w.Family)
 		tab := w.Table(3, 2)
-		reset(t, p, tab)
+		p := started(t, w, tab)
 		all := w.Addr(0, 0).BitLen()
 		bytesOf := func(i, ports int, sources []netip.Prefix) uint64 {
 			before := p.Stats()
-			o, f := restricted(w, i, ports, sources)
-			apply2(t, p, tab, o, f)
+			apply(t, p, planetest.Changes(tab.Replace(restricted(w, i, ports, sources))))
 			return p.Stats().minus(before).Bytes
 		}
 		bytesOf(1, 1, someRanges(w, 0, 1, all)) // the chains that all Services share
@@ -69,8 +66,7 @@ func TestCostOfSourceRanges(t *testing.T) {
 			t.Errorf("a Service with ranges that another one has takes %d bytes, with one range %d", again, ports)
 		}
 		// So 4 no longer shares its list.
-		o, f := restricted(w, 5, 300, someRanges(w, 2000, 300, all))
-		apply2(t, p, tab, o, f)
+		apply(t, p, planetest.Changes(tab.Replace(restricted(w, 5, 300, someRanges(w, 2000, 300, all)))))
 		for i := 10; i < 110; i++ {
 			bytesOf(i, 1, someRanges(w, 5000+i*300, 300, all))
 		}
@@ -89,11 +85,9 @@ func TestCostOfSourceRanges(t *testing.T) {
 // each other. The table equals the result of a fresh start, and the state matches it.
 func TestSourceListsWalk(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
-		inNetns(t)
 		rnd := rand.New(rand.NewPCG(1, 2))
-		p := newPlane(t, w.Family)
 		tab := w.Table(2, 2)
-		reset(t, p, tab)
+		p := started(t, w, tab)
 		bits := w.Addr(0, 0).BitLen()
 		pool := make([][]netip.Prefix, 6)
 		for i := range pool {
@@ -136,7 +130,7 @@ func TestSourceListsWalk(t *testing.T) {
 					t.Fatal("a bad change was taken")
 				}
 			}
-			apply(t, p, changes, nil)
+			apply(t, p, changes)
 			if step%15 == 0 {
 				p.Close()
 				p = newPlane(t, w.Family)
@@ -193,10 +187,8 @@ func BenchmarkSourceRanges(b *testing.B) {
 	for _, bc := range []struct{ services, ports, ranges int }{{1, 300, 300}, {1, 100, 1000}, {1, 1, 100_000},
 		{100, 1, 1000}} {
 		b.Run(fmt.Sprintf("services=%d/ports=%d/ranges=%d", bc.services, bc.ports, bc.ranges), func(b *testing.B) {
-			inNetns(b)
-			p := newPlane(b, w.Family)
 			tab := w.Table(10, 2)
-			reset(b, p, tab)
+			p := started(b, w, tab)
 			var changes, back []lb.Change
 			for i := range bc.services {
 				o, f := restricted(w, i, bc.ports, someRanges(w, i*bc.ranges, bc.ranges, 32))
@@ -207,27 +199,24 @@ func BenchmarkSourceRanges(b *testing.B) {
 				}
 			}
 			for b.Loop() {
-				apply(b, p, changes, nil)
+				apply(b, p, changes)
 				b.StopTimer()
-				apply(b, p, back, nil)
+				apply(b, p, back)
 				b.StartTimer()
 			}
 		})
 		b.Run(fmt.Sprintf("services=%d/ports=%d/ranges=%d/other", bc.services, bc.ports, bc.ranges),
 			func(b *testing.B) {
-				inNetns(b)
-				p := newPlane(b, w.Family)
 				tab := w.Table(10, 2)
 				for i := range bc.services {
 					tab.Replace(restricted(w, i, bc.ports, someRanges(w, i*bc.ranges, bc.ranges, 32)))
 				}
-				reset(b, p, tab)
+				p := started(b, w, tab)
 				i := 0
 				for b.Loop() {
 					i++
 					o, f := restricted(w, 5000, 1, someRanges(w, 900_000+i%2, 3, 32))
-					c, _ := tab.Replace(o, f)
-					apply(b, p, c, nil)
+					apply(b, p, planetest.Changes(tab.Replace(o, f)))
 				}
 			})
 	}

@@ -24,10 +24,8 @@ import (
 // one that a Reset loses.
 func TestResetRefusesARowThatTheKernelHas(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
-		inNetns(t)
-		p := newPlane(t, w.Family)
 		tab := w.Table(5, 3)
-		reset(t, p, tab)
+		p := started(t, w, tab)
 		o, fronts := w.ClusterIP(2, 6, 4)
 		tab.Replace(o, fronts)
 		p.maxSlots = 3
@@ -53,11 +51,9 @@ func TestResetRefusesARowThatTheKernelHas(t *testing.T) {
 // A full audit of a large table compares a part of it, and keeps the notes about the rest.
 func TestFullAuditRepairsNoticedDrift(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
-		inNetns(t)
-		p := newPlane(t, w.Family)
-		p.window = 1
 		tab := w.Table(50, 3)
-		reset(t, p, tab)
+		p := started(t, w, tab)
+		p.window = 1
 		want := dump(t, p)
 		fam := nftFamily(w.Family)
 		id := p.st.sets[lb.SetID{Service: "ns/svc-2:http", Proto: lb.TCP, Scope: lb.Cluster}].id
@@ -75,11 +71,9 @@ func TestFullAuditRepairsNoticedDrift(t *testing.T) {
 
 // A failed audit keeps its notes for the next one.
 func TestFailedAuditRemembers(t *testing.T) {
-	inNetns(t)
 	w := planetest.World{Family: lb.IPv4}
-	p := newPlane(t, w.Family)
 	tab := w.Table(5, 3)
-	reset(t, p, tab)
+	p := started(t, w, tab)
 	want := dump(t, p)
 	runNFT(t, "flush map ip kube-proxy services; flush chain ip kube-proxy cluster")
 	noticed(t, p)
@@ -110,10 +104,8 @@ func closedSocket(t *testing.T) *wire.Socket {
 // the third replaces the table. Readings are trusted again afterwards.
 func TestResetWithWhatCannotBeSeen(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
-		inNetns(t)
-		p := newPlane(t, w.Family)
 		tab := w.Table(20, 3)
-		reset(t, p, tab)
+		p := started(t, w, tab)
 		p.bigMap = 10
 		fam := nftFamily(w.Family)
 		id := p.st.sets[lb.SetID{Service: "ns/svc-2:http", Proto: lb.TCP, Scope: lb.Cluster}].id
@@ -165,11 +157,9 @@ func busyNeighbour(t *testing.T) {
 
 // Other programs may change their own tables as often as they like; we can still read ours.
 func TestBusyNeighbour(t *testing.T) {
-	inNetns(t)
 	w := planetest.World{Family: lb.IPv4}
-	p := newPlane(t, w.Family)
 	tab := w.Table(2000, 4)
-	reset(t, p, tab)
+	p := started(t, w, tab)
 	want := fresh(t, w.Family, tab)
 	busyNeighbour(t)
 	q := newPlane(t, w.Family)
@@ -198,11 +188,9 @@ func TestBusyNeighbour(t *testing.T) {
 // batch. The plane must not assume that nothing was written: objects it does not know of would stay
 // for ever.
 func TestAnswerWithoutRoom(t *testing.T) {
-	inNetns(t)
 	w := planetest.World{Family: lb.IPv4}
-	p := newPlane(t, w.Family)
 	tab := w.Table(3, 2)
-	reset(t, p, tab)
+	p := started(t, w, tab)
 	want := dump(t, p)
 	if err := p.sock.SetReceiveBuffer(1); err != nil { // the minimum
 		t.Fatal(err)

@@ -18,11 +18,9 @@ import (
 // A kernel that does not answer blocks no reading of the table for ever, nor beyond the end of the
 // context.
 func TestSilentKernel(t *testing.T) {
-	inNetns(t)
 	w := planetest.World{Family: lb.IPv4}
-	p := newPlane(t, w.Family)
 	tab := w.Table(5, 3)
-	reset(t, p, tab)
+	p := started(t, w, tab)
 	want := dump(t, p)
 	nothing := func() {}
 	nlconntest.Check(t, p.sock.Conn, nothing, func(ctx context.Context) error {
@@ -40,11 +38,9 @@ func TestSilentKernel(t *testing.T) {
 // answers a batch before it has done it, or not at all. The next Reset uses another socket, which
 // the monitor knows.
 func TestSilentKernelWhenWriting(t *testing.T) {
-	inNetns(t)
 	w := planetest.World{Family: lb.IPv4}
-	p := newPlane(t, w.Family)
 	tab := w.Table(3, 2)
-	reset(t, p, tab)
+	p := started(t, w, tab)
 	p.sock.Timeout = time.Hour
 	changes, _ := tab.Replace(w.ClusterIP(3, 50, 3))
 	for _, write := range []struct {

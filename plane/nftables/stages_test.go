@@ -13,11 +13,9 @@ import (
 // size, from any state to any other. A fresh plane would hold the same (TN-30).
 func TestLargeSetsInStages(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
-		inNetns(t)
-		p := newPlane(t, w.Family)
-		p.maxBatchWeight = 100
 		tab := w.Table(3, 2)
-		reset(t, p, tab)
+		p := started(t, w, tab)
+		p.maxBatchWeight = 100
 		for _, step := range []struct {
 			what     string
 			first, n int

@@ -606,7 +606,7 @@ func TestLookBesideApply(t *testing.T) {
 			c, _ := l.want.Replace(random(r.IntN(30)))
 			changes = append(changes, c...)
 		}
-		apply(t, l.Plane, changes, nil)
+		apply(t, l.Plane, changes)
 		if i%50 == 49 {
 			if all := l.differences(); len(all) != 0 {
 				t.Fatalf("after %d Applies these differ: %+v", i+1, all)

@@ -67,16 +67,7 @@ func TestForeignChangeDuringLargeBatch(t *testing.T) {
 func bothPlanes(t *testing.T) (four, six *Plane) {
 	t.Helper()
 	var ours selfwrites.Ledger
-	var planes [2]*Plane
-	for i, f := range []lb.Family{lb.IPv4, lb.IPv6} {
-		p, err := New(Config{Family: f, Writes: &ours})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { p.Close() })
-		planes[i] = p
-	}
-	return planes[0], planes[1]
+	return planeOf(t, Config{Family: lb.IPv4, Writes: &ours}), planeOf(t, Config{Family: lb.IPv6, Writes: &ours})
 }
 
 // The ledger no longer checks whether a closed plane listens.
@@ -96,11 +87,9 @@ func TestClosedPlaneLeavesTheLedger(t *testing.T) {
 // hook, and if that step fails the next Reset starts over.
 func TestLoadInSteps(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
-		inNetns(t)
 		tab := w.Table(50, 10)
 		tab.Replace(w.Full(1000, 5000, 5, 2, time.Hour))
-		p := newPlane(t, w.Family)
-		reset(t, p, tab)
+		p := started(t, w, tab)
 		want := dump(t, p)
 		c := p.newChange(p.st)
 		c.out.DeleteTable()

@@ -66,15 +66,13 @@ func TestUnusedChainDamaged(t *testing.T) {
 	for what, damage := range damages {
 		for how, look := range looks {
 			t.Run(what+"/"+how, func(t *testing.T) {
-				inNetns(t)
 				w := planetest.World{Family: lb.IPv4}
-				p := newPlane(t, w.Family)
 				tab := w.Table(3, 3)
-				reset(t, p, tab)
+				p := started(t, w, tab)
 				come(t, p, tab)
 				want := dump(t, p)
 				for _, i := range []int{100, 101} {
-					apply2(t, p, tab, lb.Owner{Name: name(w, i)}, nil)
+					apply(t, p, planetest.Changes(tab.Replace(lb.Owner{Name: name(w, i)}, nil)))
 				}
 				u := unusedOf(p.st)
 				if len(u.chains) < 8 {
@@ -99,10 +97,8 @@ func TestUnusedChainDamaged(t *testing.T) {
 // come adds Services that need chains which others do not.
 func come(t *testing.T, p *Plane, tab *lb.Table) {
 	w := planetest.World{Family: p.ip.Family}
-	o, f := w.Full(100, 500, 7, 2, 0)
-	apply2(t, p, tab, o, f)
-	o, f = w.Full(101, 600, 5, 1, time.Hour)
-	apply2(t, p, tab, o, f)
+	apply(t, p, planetest.Changes(tab.Replace(w.Full(100, 500, 7, 2, 0))))
+	apply(t, p, planetest.Changes(tab.Replace(w.Full(101, 600, 5, 1, time.Hour))))
 }
 
 // unused lists the objects that no frontend needs: chains, and elements of the maps that refer to

@@ -34,8 +34,7 @@ func TestUserNamespace(t *testing.T) {
 	p := newPlane(t, w.Family)
 	tab := w.Table(20, 3)
 	reset(t, p, tab)
-	changes, conflicts := tab.Replace(w.Full(30, 100, 4, 2, 0))
-	apply(t, p, changes, conflicts)
+	apply(t, p, planetest.Changes(tab.Replace(w.Full(30, 100, 4, 2, 0))))
 	if n, err := p.Audit(t.Context(), true); err != nil || n != 0 {
 		t.Errorf("a full audit repaired %d, error %v", n, err)
 	}

@@ -14,6 +14,9 @@ import (
 // Plane is the tested plane. One that is an io.Closer is closed when its scenario ends.
 type Plane = engine.Plane
 
+// Changes returns the changes of [lb.Table.Replace] without the conflicts.
+func Changes(changes []lb.Change, _ []lb.Conflict) []lb.Change { return changes }
+
 // ResetAll makes the plane hold the whole table: it resets the plane, and applies the postponed
 // frontends in pieces, as the engine does.
 func ResetAll(ctx context.Context, p Plane, want *lb.Table) (plane.ResetResult, error) {
