@@ -151,16 +151,13 @@ func (p *planner) stickable(b *lb.BackendSet) *lb.BackendSet {
 		if p.chosen == nil {
 			p.chosen = map[*lb.BackendSet]*lb.BackendSet{}
 		}
-		p.chosen[b] = stickable(b, p.seed)
+		p.chosen[b] = selection(b, p.seed)
 	}
 	return p.chosen[b]
 }
 
-// stickable is the choice for a seed that planner.stickable caches.
-func stickable(b *lb.BackendSet, seed uint32) *lb.BackendSet {
-	if b.Backends.Len() <= maxStickySlots {
-		return b
-	}
+// selection returns maxStickySlots of the backends, others for each seed.
+func selection(b *lb.BackendSet, seed uint32) *lb.BackendSet {
 	type ranked struct {
 		lb.Backend
 		rank uint64
@@ -182,10 +179,6 @@ func stickable(b *lb.BackendSet, seed uint32) *lb.BackendSet {
 	return &lb.BackendSet{ID: b.ID, Backends: lb.BackendsOf(few...)}
 }
 
-// HashesClients reports whether the kernel can hash the addresses of clients with session affinity.
-// Without it, the clients of one Service can use up the space that others need.
-func (p *Plane) HashesClients() bool { return p.rules.hashes }
-
 // lacks reports whether the kernel lacks an expression of a rule. It probes with a transaction that
 // the kernel refuses in any case.
 func (p *Plane) lacks(ctx context.Context, r rule.Rule) (bool, error) {
@@ -203,28 +196,18 @@ func (p *Plane) lacks(ctx context.Context, r rule.Rule) (bool, error) {
 	return false, nil
 }
 
-// AffinityUse reports how full the session affinity map is.
-type AffinityUse struct {
-	// Entries is an estimate of the number of elements, and Limit the maximum. Limit is 0 before
-	// the first measurement, and on kernels that cannot hash.
-	Entries, Limit int
-	// Busiest lists some of the Services with the most entries, as "namespace/name:port".
-	Busiest []string
+// affinityUse is how full the session affinity map is.
+type affinityUse struct {
+	entries, limit int      // the estimated number of elements, and the maximum
+	busiest        []string // some of the Services with the most entries, as "namespace/name:port"
 }
-
-// Percent returns the used share of the limit in percent, or 0 before the first measurement.
-func (u AffinityUse) Percent() int { return u.Entries * 100 / max(u.Limit, 1) }
-
-// Affinity returns how full the session affinity map was at the last Reset or full audit.
-func (p *Plane) Affinity() AffinityUse { return p.use }
 
 // affinitySamples is the number of places that a measurement reads. Counting all of them would take
 // the kernel seconds, and no known kernel reports their number.
 const affinitySamples = 512
 
-// measureAffinity estimates the number of used places from a sample.
+// measureAffinity estimates the number of used places from a sample, unless the kernel cannot hash.
 func (p *Plane) measureAffinity(ctx context.Context) error {
-	p.use = AffinityUse{}
 	if !p.rules.hashes {
 		return nil
 	}
@@ -240,11 +223,12 @@ func (p *Plane) measureAffinity(ctx context.Context) error {
 		key := wire.AppendNumber(wire.AppendNumber(nil, s.id), rand.Uint32N(p.rules.places))
 		found := func([]byte) { taken++; by[s.source.ID.Service]++ }
 		if err := p.reader().Elements(ctx, p.rules.set(sAffinity).Name, [][]byte{key}, found); err != nil {
+			p.use.Store(nil)
 			return fmt.Errorf("nftables %s: look at elements of %s: %w", p.ip.Family, p.rules.set(sAffinity).Name, err)
 		}
 	}
-	p.use = AffinityUse{Entries: taken * len(sets) * int(p.rules.places) / affinitySamples,
-		Limit: int(p.rules.sets[sAffinity].Size), Busiest: most(by, 3)}
+	p.use.Store(&affinityUse{entries: taken * len(sets) * int(p.rules.places) / affinitySamples,
+		limit: int(p.rules.sets[sAffinity].Size), busiest: most(by, 3)})
 	return nil
 }
 

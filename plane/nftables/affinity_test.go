@@ -393,7 +393,7 @@ func TestAffinityWithoutHash(t *testing.T) {
 			if repaired, err := s.p.Audit(t.Context(), true); repaired != 0 || err != nil {
 				t.Errorf("an audit repaired %d, %v", repaired, err)
 			}
-			if use := s.p.Affinity(); use.Limit != 0 {
+			if use := s.p.use.Load(); use != nil {
 				t.Errorf("measured %+v where there are no places", use)
 			}
 		})
@@ -457,7 +457,7 @@ func TestProbeOfExpressions(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
 		p := newPlane(t, w.Family)
-		if !p.HashesClients() {
+		if !p.rules.hashes {
 			t.Error("this kernel cannot hash") // all kernels of the suite can
 		}
 		before, err := p.sock.Generation(t.Context())
@@ -594,12 +594,12 @@ func TestAffinityUse(t *testing.T) {
 		if _, err := p.Audit(t.Context(), true); err != nil {
 			t.Fatal(err)
 		}
-		use := p.Affinity()
-		if n := affinityPlaces; use.Entries < n/2 || use.Entries > n*3/2 || use.Limit != affinityLimit {
-			t.Errorf("%+v for %d entries of %d", use, n, affinityLimit)
+		use := p.use.Load()
+		if n := affinityPlaces; use == nil || use.entries < n/2 || use.entries > n*3/2 || use.limit != affinityLimit {
+			t.Fatalf("%+v for %d entries of %d", use, n, affinityLimit)
 		}
-		if !slices.Equal(use.Busiest, []string{"ns/svc-2:http"}) {
-			t.Errorf("the busiest are %q", use.Busiest)
+		if !slices.Equal(use.busiest, []string{"ns/svc-2:http"}) {
+			t.Errorf("the busiest are %q", use.busiest)
 		}
 	})
 }

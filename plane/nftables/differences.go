@@ -114,13 +114,13 @@ func (d *differ) compute() {
 		d.lists[l.Number] = l
 	}
 	for k, r := range st.rows {
-		keepLeast(d.setRows, r.cluster.number(), k)
-		keepLeast(d.setRows, r.local.number(), k)
+		keepLeast(d.setRows, r.cluster.number(), k, lb.Key.Compare)
+		keepLeast(d.setRows, r.local.number(), k, lb.Key.Compare)
 		if r.list != nil {
-			keepLeast(d.listRows, r.list.Number, k)
+			keepLeast(d.listRows, r.list.Number, k, lb.Key.Compare)
 		}
 		if isClusterIP(r.front) {
-			keepLeast(d.ipRows, k.Addr, k)
+			keepLeast(d.ipRows, k.Addr, k, lb.Key.Compare)
 		}
 	}
 	delete(d.sets, noSet)
@@ -130,10 +130,11 @@ func (d *differ) compute() {
 // Numbers for sets and lists that the kernel has no part of.
 const noSet, noList = slots.End, ranges.MaxLists
 
-// keepLeast keeps the lowest key.
-func keepLeast[K comparable](keys map[K]lb.Key, of K, k lb.Key) {
-	if was, ok := keys[of]; !ok || k.Compare(was) < 0 {
-		keys[of] = k
+// keepLeast records a value for a key, or keeps the previous one if that is lower: so maps are read
+// in any order with the same result.
+func keepLeast[K comparable, V any](values map[K]V, k K, v V, compare func(a, b V) int) {
+	if was, ok := values[k]; !ok || compare(v, was) < 0 {
+		values[k] = v
 	}
 }
 

@@ -58,11 +58,10 @@ func (p *Plane) Notices() (all []mode.Notice) {
 		all = append(all, mode.Notice{Text: "This kernel lacks the nftables expression hash (CONFIG_NFT_HASH): with " +
 			"session affinity, clients of one Service can take the memory that those of others need"})
 	}
-	if shown := p.shown.Load(); shown == nil || shown.Entries != p.use.Entries || shown.Limit != p.use.Limit {
-		use := p.use
-		p.shown.Store(&use)
+	percent, busiest := 0, []string(nil)
+	if use := p.use.Load(); use != nil {
+		percent, busiest = use.entries*100/use.limit, use.busiest
 	}
-	percent, busiest := p.use.Percent(), p.use.Busiest
 	if percent >= 80 && !p.reported.nearly {
 		p.reported.nearly = true
 		all = append(all, mode.Notice{
@@ -81,9 +80,9 @@ func (p *Plane) Notices() (all []mode.Notice) {
 // measurement, and if the kernel cannot measure.
 func (p *Plane) Measure(emit mode.Emit) error {
 	emit(cleanupFailures, 0)
-	if use := p.shown.Load(); use != nil && use.Limit > 0 {
-		emit(entriesMetric, float64(use.Entries))
-		emit(limitMetric, float64(use.Limit))
+	if use := p.use.Load(); use != nil {
+		emit(entriesMetric, float64(use.entries))
+		emit(limitMetric, float64(use.limit))
 	}
 	return p.measureLocalhost(emit)
 }

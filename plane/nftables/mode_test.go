@@ -26,7 +26,7 @@ func TestAffinityNearlyFull(t *testing.T) {
 	}
 	var reported, logged []string
 	for _, entries := range []int{0, 79, 80, 100, 60, 99, 59, 79, 81} {
-		p.use = AffinityUse{Entries: entries, Limit: 100, Busiest: []string{"shop/web:http"}}
+		p.use.Store(&affinityUse{entries: entries, limit: 100, busiest: []string{"shop/web:http"}})
 		for _, n := range p.Notices() {
 			e := n.Event("n1")
 			reported, logged = append(reported, e.Reason+": "+e.Note), append(logged, n.Text)
@@ -35,8 +35,7 @@ func TestAffinityNearlyFull(t *testing.T) {
 			t.Errorf("of %d entries the metrics say %v", entries, got)
 		}
 	}
-	p.use = AffinityUse{} // unknown
-	p.Notices()
+	p.use.Store(nil) // unknown
 	if got := measured(); len(got) != 1 {
 		t.Errorf("where it is not known the metrics say %v", got)
 	}
@@ -63,8 +62,7 @@ func TestNotices(t *testing.T) {
 	if n := p.Notices(); len(n) != 0 {
 		t.Errorf("reported again: %+v", n)
 	}
-	p.use = AffinityUse{Limit: 1}
-	p.Notices()
+	p.use.Store(&affinityUse{limit: 1})
 	names := map[string]bool{}
 	for _, m := range Mode().Metrics {
 		names[m.Name] = m.Help != ""

@@ -55,8 +55,7 @@ type Plane struct {
 	st         *state // nil before the first Reset
 	trust      trust
 	stats      Stats
-	use        AffinityUse
-	shown      atomic.Pointer[AffinityUse] // the values that Measure reports
+	use        atomic.Pointer[affinityUse] // nil if unknown
 	reported   reported
 	readLayout layout
 	// counters is nil without counting, and localhost and rejected are nil without localhost

@@ -212,20 +212,13 @@ func newAbout(w wanted) about {
 	a := about{w, map[netip.Addr]string{}, map[uint32]string{}}
 	for _, r := range w.st.rows {
 		if isClusterIP(r.front) {
-			keepFirst(a.services, r.front.Key.Addr, lb.OwnerOf(r.front.Service))
+			keepLeast(a.services, r.front.Key.Addr, lb.OwnerOf(r.front.Service), strings.Compare)
 		}
 		if r.list != nil {
-			keepFirst(a.lists, r.list.Number, r.front.Service)
+			keepLeast(a.lists, r.list.Number, r.front.Service, strings.Compare)
 		}
 	}
 	return a
-}
-
-// keepFirst keeps the alphabetically first name, so that equal tables give equal text.
-func keepFirst[K comparable](names map[K]string, k K, name string) {
-	if was, ok := names[k]; !ok || name < was {
-		names[k] = name
-	}
 }
 
 func (a *about) record(i setIndex, rec []byte) string {

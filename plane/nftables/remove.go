@@ -37,7 +37,7 @@ func Remove(ctx context.Context, fam lb.Family) (removed bool, err error) {
 	}
 	defer s.Close()
 	ip := rule.IPOf(fam)
-	for _, name := range []string{StandInName, TableName} {
+	for _, name := range []string{standInName, TableName} {
 		was, err := removeTable(ctx, s, ip, name)
 		if err != nil {
 			return removed, err
@@ -49,12 +49,9 @@ func Remove(ctx context.Context, fam lb.Family) (removed bool, err error) {
 
 // removeTable deletes a table, its translating chains first, and reports whether it existed.
 func removeTable(ctx context.Context, s *wire.Socket, ip rule.IP, name string) (removed bool, err error) {
-	there, err := hasTable(ctx, s, ip.Proto, name)
-	if err != nil {
-		return false, fmt.Errorf("look for table %s of %s: %w", name, ip.Family, err)
-	}
-	if !there {
-		return false, nil
+	there, err := hasTable(ctx, s, ip, name)
+	if err != nil || !there {
+		return false, err
 	}
 	for _, chain := range translating {
 		err = transact(ctx, s, ip, name, func(t *wire.Transaction) { t.DeleteChain(chain) })
@@ -80,13 +77,13 @@ func removeTable(ctx context.Context, s *wire.Socket, ip rule.IP, name string) (
 
 // hasTable reports whether the family has a table of that name. The query does not load nf_tables'
 // families.
-func hasTable(ctx context.Context, s *wire.Socket, proto byte, name string) (bool, error) {
-	there, _, err := wire.Table{Socket: s, Family: proto, Name: name}.State(ctx)
+func hasTable(ctx context.Context, s *wire.Socket, ip rule.IP, name string) (bool, error) {
+	there, _, err := wire.Table{Socket: s, Family: ip.Proto, Name: name}.State(ctx)
 	switch {
 	case errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
 		return false, nil // no such family, or no nf_tables
 	case err != nil:
-		return false, probeError(err)
+		return false, fmt.Errorf("look for table %s of %s: %w", name, ip.Family, probeError(err))
 	}
 	return there, nil
 }

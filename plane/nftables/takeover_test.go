@@ -90,7 +90,7 @@ func TestTakeOverPacketUnderWay(t *testing.T) {
 	lab := netlab.ForTest(t, netlab.Options{})
 	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
 	lab.On("node1", func() {
-		runNFT(t, upstreamTable+"table ip "+StandInName+" { map services { type ipv4_addr : ipv4_addr; }; }")
+		runNFT(t, upstreamTable+"table ip "+standInName+" { map services { type ipv4_addr : ipv4_addr; }; }")
 	})
 	next := planetest.PutOff(t, lab, lb.IPv4)
 	answered := make(chan error)
@@ -104,7 +104,7 @@ func TestTakeOverPacketUnderWay(t *testing.T) {
 	next()
 	lab.On("node1", func() {
 		reset(t, newPlane(t, lb.IPv4), shopTable())
-		if left := runNFT(t, "list", "tables"); strings.Contains(left, StandInName) {
+		if left := runNFT(t, "list", "tables"); strings.Contains(left, standInName) {
 			t.Errorf("left: %s", left)
 		}
 	})
