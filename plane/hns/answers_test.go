@@ -23,6 +23,16 @@ func (n *windowsNode) once(name string, f hnsfake.Fault) {
 	})
 }
 
+// always fails all calls of a name.
+func (n *windowsNode) always(name string, f hnsfake.Fault) {
+	n.FailWith(func(c hnsfake.Call) *hnsfake.Fault {
+		if c.Name != name {
+			return nil
+		}
+		return &f
+	})
+}
+
 // badAnswers are answers of a faulty HNS, and the words that report them.
 var badAnswers = map[string]struct {
 	fault hnsfake.Fault
@@ -42,9 +52,7 @@ func TestBadAnswersToAChange(t *testing.T) {
 		for _, call := range []string{"CreateEndpoint", "CreateLoadBalancer", "ModifyLoadBalancer",
 			"DeleteLoadBalancer"} {
 			t.Run(fmt.Sprintf("%s to %s", what, call), func(t *testing.T) {
-				n := newNode(hns.L2Bridge, hnsfake.Everything)
-				p, table := n.plane(t, lb.IPv4), world.Table(2, 3)
-				reset(t, p, table)
+				n, p, table := started(t, 2, 3)
 				var changes []lb.Change
 				add := func(c []lb.Change, _ []lb.Conflict) { changes = append(changes, c...) }
 				switch call {
@@ -91,13 +99,19 @@ func (n *windowsNode) asFresh(t *testing.T, p testPlane, table *lb.Table) {
 	if _, err := p.Audit(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
-	fresh := newNode(hns.L2Bridge, hnsfake.Everything)
-	reset(t, fresh.plane(t, lb.IPv4), table)
-	if n.Own() != fresh.Own() {
-		t.Errorf("held:\n%s\nwant:\n%s", n.Own(), fresh.Own())
-	}
+	n.isFresh(t, lb.IPv4, table)
 	if touched := n.Touched(); len(touched) > 0 {
 		t.Errorf("touched %q", touched)
+	}
+}
+
+// isFresh checks that HNS holds the result of a fresh start.
+func (n *windowsNode) isFresh(t *testing.T, f lb.Family, table *lb.Table) {
+	t.Helper()
+	fresh := newNode(hns.L2Bridge, hnsfake.Everything)
+	reset(t, fresh.plane(t, f), table)
+	if n.Own() != fresh.Own() {
+		t.Errorf("held:\n%s\nwant:\n%s", n.Own(), fresh.Own())
 	}
 }
 
@@ -105,9 +119,7 @@ func (n *windowsNode) asFresh(t *testing.T, p testPlane, table *lb.Table) {
 func TestBadLists(t *testing.T) {
 	for _, call := range []string{"Features", "Networks", "Endpoints", "LoadBalancers"} {
 		for what, bad := range badAnswers {
-			n := newNode(hns.L2Bridge, hnsfake.Everything)
-			p, table := n.plane(t, lb.IPv4), world.Table(6, 3)
-			reset(t, p, table)
+			n, p, _ := started(t, 6, 3)
 			before := n.Own()
 			n.once(call, bad.fault)
 			_, err := p.Audit(t.Context(), true)

@@ -157,8 +157,7 @@ func TestForwardHealthChecksCF32(t *testing.T) {
 	set := fronts[0].Set(lb.Cluster)
 	change := func(fronts ...*lb.Frontend) {
 		t.Helper()
-		changes, conflicts := table.Replace(o, fronts)
-		apply(t, p, changes, conflicts)
+		apply(t, p, planetest.Changes(table.Replace(o, fronts)))
 	}
 	change(fronts[0], loadBalancer("198.0.0.2", set), loadBalancer("198.0.0.3", set), healthCheck(32100))
 	expect("another address", "198.0.0.2:32100", "198.0.0.3:32100")

@@ -122,13 +122,13 @@ func TestRefusal(t *testing.T) {
 
 // check reports a missing network, ManagementIP, host MAC or source VIP (WN-05).
 func TestMissingWN05(t *testing.T) {
-	ours := hnsNetworks{{ID: "1", Name: "cbr0", Type: Overlay, ManagementIP: "172.18.0.2", HostMAC: "00-15-5D-00-00-01",
+	ours := []Network{{ID: "1", Name: "cbr0", Type: Overlay, ManagementIP: "172.18.0.2", HostMAC: "00-15-5D-00-00-01",
 		Ipams: []Ipam{{Subnets: []Subnet{{IPAddressPrefix: "10.1.1.0/24"}}}}}}
-	bare := hnsNetworks{{ID: "1", Name: "cbr0", Type: L2Bridge}}
+	bare := []Network{{ID: "1", Name: "cbr0", Type: L2Bridge}}
 	noMAC := slices.Clone(ours)
 	noMAC[0].HostMAC = ""
 	for name, c := range map[string]struct {
-		has       hnsNetworks
+		has       []Network
 		sourceVIP string
 		says      string // "" if nothing is missing
 	}{
@@ -138,7 +138,7 @@ func TestMissingWN05(t *testing.T) {
 		"another's VIP":    {ours, "10.1.2.2", "is in no subnet"},
 		"no ManagementIP":  {bare, "", "has no ManagementIP"},
 		"no host MAC":      {noMAC, "10.1.1.2", "has no host MAC"},
-		"a network of NAT": {hnsNetworks{{ID: "1", Name: "cbr0", Type: "NAT"}}, "", "is of type NAT"},
+		"a network of NAT": {[]Network{{ID: "1", Name: "cbr0", Type: "NAT"}}, "", "is of type NAT"},
 		"two of that name": {append(slices.Clone(ours), ours...), "10.1.1.2", "have the name"},
 	} {
 		m := modeOn(func() (HNS, error) { return networked{all: c.has}, nil })
@@ -156,13 +156,10 @@ func asking(network, sourceVIP string) option.Blocks {
 	return option.Blocks{o}
 }
 
-// hnsNetworks are the networks of an HNS.
-type hnsNetworks []Network
-
 // networked is an HNS with networks.
 type networked struct {
 	HNS
-	all hnsNetworks
+	all []Network
 }
 
 func (n networked) Networks(context.Context, string) ([]Network, error) { return n.all, nil }

@@ -202,7 +202,16 @@ func resetAll(p testPlane, want *lb.Table) ([]lb.Key, error) {
 	return failed, err
 }
 
-func apply(t testing.TB, p testPlane, changes []lb.Change, _ []lb.Conflict) {
+// started returns a node with the newest HNS, and a plane that holds the table of some Services.
+func started(t testing.TB, services, backends int) (*windowsNode, testPlane, *lb.Table) {
+	t.Helper()
+	n := newNode(hns.L2Bridge, hnsfake.Everything)
+	p, table := n.plane(t, lb.IPv4), world.Table(services, backends)
+	reset(t, p, table)
+	return n, p, table
+}
+
+func apply(t testing.TB, p testPlane, changes []lb.Change) {
 	t.Helper()
 	if _, err := p.Apply(t.Context(), changes); err != nil {
 		t.Fatal(err)

@@ -33,12 +33,7 @@ func TestOrderDP46(t *testing.T) {
 	old := hnsfake.Everything
 	old.ModifyLoadbalancer = false
 	lying := func(n *windowsNode) { // it claims the feature, and lacks it
-		n.FailWith(func(c hnsfake.Call) *hnsfake.Fault {
-			if c.Name == "ModifyLoadBalancer" {
-				return &hnsfake.Fault{Code: hns.CodeNotImplemented}
-			}
-			return nil
-		})
+		n.always("ModifyLoadBalancer", hnsfake.Fault{Code: hns.CodeNotImplemented})
 	}
 	inPlace := []string{"CreateEndpoint", "ModifyLoadBalancer", "DeleteEndpoint"}
 	recreate := []string{"CreateEndpoint", "DeleteLoadBalancer", "CreateLoadBalancer", "DeleteEndpoint"}
@@ -65,8 +60,7 @@ func TestOrderDP46(t *testing.T) {
 				asked = n.trace()
 			}
 			for _, first := range []int{33, 36, 39} { // other endpoints each time
-				changes, _ := table.Replace(world.ClusterIP(0, first, 2))
-				apply(t, p, changes, nil)
+				apply(t, p, planetest.Changes(table.Replace(world.ClusterIP(0, first, 2))))
 				if got := slices.DeleteFunc(asked(),
 					func(s string) bool { return s == "EndpointsAt" }); c.want != nil && !slices.Equal(got, c.want) {
 					t.Errorf("calls %v, want %v", got, c.want)
@@ -94,21 +88,14 @@ func TestComesBackDP46(t *testing.T) {
 	table.Replace(world.ClusterIP(1, 60, 2))
 	reset(t, p, table)
 	before := n.Own()
-	refused := 0
-	n.FailWith(func(c hnsfake.Call) *hnsfake.Fault {
-		if c.Name == "CreateLoadBalancer" && refused == 0 {
-			refused++
-			return &hnsfake.Fault{Code: hns.CodeInvalidPolicy}
-		}
-		return nil
-	})
+	n.once("CreateLoadBalancer", hnsfake.Fault{Code: hns.CodeInvalidPolicy})
 	changes, _ := table.Replace(world.ClusterIP(0, 33, 2))
 	_, err := p.Apply(t.Context(), changes)
 	says(t, err, "10.0.0.1:80/tcp", "ns/svc-0:http", "0x803b000d")
-	if after := n.Own(); after != before || refused != 1 {
+	if after := n.Own(); after != before {
 		t.Errorf("held:\n%s\nwant:\n%s", after, before)
 	}
-	apply(t, p, changes, nil)
+	apply(t, p, changes)
 	if n.has(world.Addr(100, 31)) || !n.has(world.Addr(100, 34)) {
 		t.Errorf("the change is not in force:\n%s", n.Own())
 	}
@@ -119,12 +106,9 @@ func TestComesBackDP46(t *testing.T) {
 
 // Services share the endpoint of a backend, which is deleted with the last of them (DP-46).
 func TestSharedEndpointsDP46(t *testing.T) {
-	n := newNode(hns.L2Bridge, hnsfake.Everything)
-	p, table := n.plane(t, lb.IPv4), world.Table(0, 0)
-	reset(t, p, table)
+	n, p, table := started(t, 0, 0)
 	for i := range 3 {
-		changes, _ := table.Replace(world.ClusterIP(i, 30, 2))
-		apply(t, p, changes, nil)
+		apply(t, p, planetest.Changes(table.Replace(world.ClusterIP(i, 30, 2))))
 	}
 	if _, endpoints := n.own(lb.IPv4); len(endpoints) != 1 {
 		t.Errorf("%d endpoints for one backend of another node", len(endpoints))
@@ -133,8 +117,7 @@ func TestSharedEndpointsDP46(t *testing.T) {
 		if !n.has(world.Addr(100, 31)) {
 			t.Fatalf("the endpoint went before service %d", i)
 		}
-		changes, _ := table.Replace(lb.Owner{Name: serviceName(i)}, nil)
-		apply(t, p, changes, nil)
+		apply(t, p, planetest.Changes(table.Replace(lb.Owner{Name: serviceName(i)}, nil)))
 	}
 	if own := n.Own(); own != "\n" {
 		t.Errorf("left:\n%s", own)
@@ -147,15 +130,8 @@ func TestSharedEndpointsDP46(t *testing.T) {
 // A call that fails but takes effect leaves an unknown load balancer with the key. The plane
 // requests an audit, which adopts it.
 func TestAnswerLost(t *testing.T) {
-	n := newNode(hns.L2Bridge, hnsfake.Everything)
-	p, table := n.plane(t, lb.IPv4), world.Table(1, 2)
-	reset(t, p, table)
-	n.FailWith(func(c hnsfake.Call) *hnsfake.Fault {
-		if c.Name == "CreateLoadBalancer" {
-			return &hnsfake.Fault{Code: hns.CodeServiceUnreachable, Done: true}
-		}
-		return nil
-	})
+	n, p, table := started(t, 1, 2)
+	n.always("CreateLoadBalancer", hnsfake.Fault{Code: hns.CodeServiceUnreachable, Done: true})
 	changes, _ := table.Replace(world.ClusterIP(5, 30, 2))
 	_, err := p.Apply(t.Context(), changes)
 	says(t, err, "10.0.0.6:80/tcp", "HNS cannot be reached")
@@ -227,18 +203,13 @@ func TestShownOtherwise(t *testing.T) {
 		p, table := newPlane(t, cfg), w.Table(3, 3)
 		reset(t, p, table)
 		for i := range 3 {
-			changes, _ := table.Replace(w.ClusterIP(1, 3*i, 3))
-			apply(t, p, changes, nil)
+			apply(t, p, planetest.Changes(table.Replace(w.ClusterIP(1, 3*i, 3))))
 			if repaired, err := p.Audit(t.Context(), true); repaired != 0 || err != nil {
 				t.Errorf("%s: an audit repaired %d, %v", f, repaired, err)
 			}
 		}
 		table.Replace(lb.Owner{Name: serviceName(1)}, nil)
 		reset(t, p, table)
-		fresh := newNode(hns.L2Bridge, hnsfake.Everything)
-		reset(t, fresh.plane(t, f), table)
-		if n.Own() != fresh.Own() {
-			t.Errorf("held:\n%s\nwant:\n%s", n.Own(), fresh.Own())
-		}
+		n.isFresh(t, f, table)
 	}
 }

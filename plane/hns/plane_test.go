@@ -89,9 +89,7 @@ func TestNetworkComesBackDP48(t *testing.T) {
 	} {
 		for _, back := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, back %t", verb, back), func(t *testing.T) {
-				n := newNode(hns.L2Bridge, hnsfake.Everything)
-				p, table := n.plane(t, lb.IPv4), world.Table(3, 3)
-				reset(t, p, table)
+				n, p, table := started(t, 3, 3)
 				n.RemoveNetwork(n.network)
 				if back {
 					n.addNetwork(hns.L2Bridge)
@@ -105,11 +103,7 @@ func TestNetworkComesBackDP48(t *testing.T) {
 					n.addNetwork(hns.L2Bridge)
 				}
 				reset(t, p, table)
-				fresh := newNode(hns.L2Bridge, hnsfake.Everything)
-				reset(t, fresh.plane(t, lb.IPv4), table)
-				if n.Own() != fresh.Own() {
-					t.Errorf("held:\n%s\nwant:\n%s", n.Own(), fresh.Own())
-				}
+				n.isFresh(t, lb.IPv4, table)
 			})
 		}
 	}
@@ -213,8 +207,7 @@ func TestOverlayCF31(t *testing.T) {
 		w.Policies = append(w.Policies, route("100.0.3.0/24", "192.0.0.3"))
 	})
 	set = &lb.BackendSet{ID: set.ID, Backends: backends("100.0.3.1")}
-	changes, _ = table.Replace(clusterIP(set))
-	apply(t, p, changes, nil)
+	apply(t, p, planetest.Changes(table.Replace(clusterIP(set))))
 	if e := n.endpointOf(t, "100.0.3.1"); !strings.Contains(string(e.Policies[0].Settings), "192.0.0.3") {
 		t.Errorf("the new node's pod: %+v", e)
 	}
@@ -261,12 +254,11 @@ func TestContainerHasTheAddressDP49(t *testing.T) {
 		t.Errorf("to try again cost %v, want to ask for the pod once, and whether the network is still there", c)
 	}
 	n.AddPod(n.network, "late", world.Addr(100, 0))
-	apply(t, p, changes, nil)
+	apply(t, p, changes)
 	if l, _ := n.balancerOf("10.0.0.1", 80); len(l.HostComputeEndpoints) != 3 {
 		t.Errorf("leads to %v, want three", l.HostComputeEndpoints)
 	}
-	changes, _ = table.Replace(lb.Owner{Name: "ns/svc-0"}, nil)
-	apply(t, p, changes, nil)
+	apply(t, p, planetest.Changes(table.Replace(lb.Owner{Name: "ns/svc-0"}, nil)))
 	if touched := n.Touched(); len(touched) > 0 || n.Own() != "\n" {
 		t.Errorf("touched %q, left:\n%s", touched, n.Own())
 	}
@@ -295,9 +287,8 @@ func TestAdoptsByExactMatchPN76(t *testing.T) {
 	if err != nil || len(res.Dropped) != 4 {
 		t.Errorf("dropped %v, error %v", res.Dropped, err)
 	}
-	changes, _ := table.Replace(world.ClusterIP(99, 0, 3)) // a foreign load balancer with two port mappings has these
-	_, err = restarted.Apply(t.Context(), changes)
-	_ = err
+	// A foreign load balancer with two port mappings has these.
+	_, _ = restarted.Apply(t.Context(), planetest.Changes(table.Replace(world.ClusterIP(99, 0, 3))))
 	if touched := n.Touched(); len(touched) > 0 {
 		t.Errorf("objects of others: %q", touched)
 	}
@@ -386,9 +377,7 @@ func TestOthersHaveTheKeyPN76(t *testing.T) {
 // An audit reports each time what it cannot repair, except failures of Apply that the engine
 // retries.
 func TestAuditReports(t *testing.T) {
-	n := newNode(hns.L2Bridge, hnsfake.Everything)
-	p, table := n.plane(t, lb.IPv4), world.Table(3, 2)
-	reset(t, p, table)
+	n, p, table := started(t, 3, 2)
 	n.noCNI = true
 	changes, _ := table.Replace(world.ClusterIP(1, 60, 2)) // a missing pod
 	if _, err := p.Apply(t.Context(), changes); err == nil {
@@ -399,12 +388,7 @@ func TestAuditReports(t *testing.T) {
 	}
 	l, _ := n.balancerOf("10.0.0.3", 80)
 	n.Damage(l.ID)
-	n.FailWith(func(c hnsfake.Call) *hnsfake.Fault {
-		if c.Name == "CreateLoadBalancer" {
-			return &hnsfake.Fault{Code: hns.CodeInvalidPolicy}
-		}
-		return nil
-	})
+	n.always("CreateLoadBalancer", hnsfake.Fault{Code: hns.CodeInvalidPolicy})
 	for range 3 {
 		_, err := p.Audit(t.Context(), true)
 		says(t, err, "audit", "10.0.0.3:80/tcp", "ns/svc-2:http", "0x803b000d")
@@ -443,8 +427,7 @@ func TestOldVersionDP45(t *testing.T) {
 	if l, ok := n.balancerOf("198.0.0.1", 80); ok {
 		t.Errorf("an address with source ranges is open to everybody: %+v", l)
 	}
-	changes, _ := table.Replace(world.Full(7, 300, 3, 2, time.Hour))
-	apply(t, p, changes, nil)
+	apply(t, p, planetest.Changes(table.Replace(world.Full(7, 300, 3, 2, time.Hour))))
 	if text := notices(p); text != "" {
 		t.Errorf("reported again:\n%s", text)
 	}
@@ -452,9 +435,7 @@ func TestOldVersionDP45(t *testing.T) {
 
 // The metrics report the plane's content and calls.
 func TestMeasure(t *testing.T) {
-	n := newNode(hns.L2Bridge, hnsfake.Everything)
-	p, table := n.plane(t, lb.IPv4), world.Table(4, 3)
-	reset(t, p, table)
+	n, p, table := started(t, 4, 3)
 	n.once("CreateLoadBalancer", hnsfake.Fault{Code: hns.CodeInvalidPolicy})
 	changes, _ := table.Replace(world.ClusterIP(9, 30, 3))
 	if _, err := p.Apply(t.Context(), changes); err == nil {

@@ -97,11 +97,11 @@ func TestPreserveDestinationIsOursPN76(t *testing.T) {
 		}
 	}
 	for _, preserve := range []bool{false, true} {
-		changes, conflicts := table.Replace(preserving(preserve))
+		changes, _ := table.Replace(preserving(preserve))
 		if len(changes) != 2 {
 			t.Errorf("preserve %t: %d changes, want those of the two outer addresses", preserve, len(changes))
 		}
-		apply(t, p, changes, conflicts)
+		apply(t, p, changes)
 		l, _ := n.balancerOf("198.0.0.2", 80)
 		if has := l.PortMappings[0].Flags&hns.MappingPreserveDIP != 0; has != preserve {
 			t.Errorf("preserve %t: %+v", preserve, l)

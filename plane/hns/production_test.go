@@ -16,6 +16,7 @@ import (
 	"kube-proxy/mode"
 	"kube-proxy/plane/hns"
 	"kube-proxy/test/hnsfake"
+	"kube-proxy/test/planetest"
 )
 
 // Behaviour that has proven to work with HNS in production, with one test each.
@@ -133,13 +134,11 @@ func TestClusterIPEndpointWN06(t *testing.T) {
 	}
 	p = newPlane(t, p.Config())
 	reset(t, p, table)
-	changes, _ := table.Replace(o, fronts)
-	apply(t, p, changes, nil)
+	apply(t, p, planetest.Changes(table.Replace(o, fronts)))
 	if !n.has(vip) {
 		t.Error("the endpoint went with the first port")
 	}
-	changes, _ = table.Replace(o, nil)
-	apply(t, p, changes, nil)
+	apply(t, p, planetest.Changes(table.Replace(o, nil)))
 	if n.has(vip) {
 		t.Errorf("the endpoint is left:\n%s", n.Own())
 	}
@@ -167,8 +166,7 @@ func TestSourceOfALoadBalancerWN08(t *testing.T) {
 		}
 		// Another Service with the same backends gets the same source
 		// (kubernetes/kubernetes#91912).
-		changes, _ := table.Replace(service(1, c.backends...))
-		apply(t, p, changes, nil)
+		apply(t, p, planetest.Changes(table.Replace(service(1, c.backends...))))
 		if l, _ := n.balancerOf("10.0.0.2", 80); l.SourceVIP != c.want {
 			t.Errorf("%s, the second Service: source %q, want %q", what, l.SourceVIP, c.want)
 		}
@@ -257,8 +255,7 @@ func TestFiltersWN14(t *testing.T) {
 		reset(t, p, table)
 		for i := range 2 {
 			n.Counts()
-			changes, _ := table.Replace(world.ClusterIP(i, 30*i, 9)) // three pods of this node
-			apply(t, p, changes, nil)
+			apply(t, p, planetest.Changes(table.Replace(world.ClusterIP(i, 30*i, 9)))) // three pods of this node
 			if l, _ := n.balancerOf(world.Addr(10, i+1).String(), 80); len(l.HostComputeEndpoints) != 9 {
 				t.Errorf("%s: %+v, want nine endpoints", filter, l)
 			}
@@ -282,25 +279,21 @@ func TestServer2019WN16(t *testing.T) {
 	p, table := n.plane(t, lb.IPv4), world.Table(0, 0)
 	reset(t, p, table)
 	for i := range 20 {
-		changes, _ := table.Replace(world.ClusterIP(i, 30*i, 3))
-		apply(t, p, changes, nil)
+		apply(t, p, planetest.Changes(table.Replace(world.ClusterIP(i, 30*i, 3))))
 	}
 	for i := range 20 {
-		changes, _ := table.Replace(lb.Owner{Name: serviceName(i)}, nil)
-		apply(t, p, changes, nil)
+		apply(t, p, planetest.Changes(table.Replace(lb.Owner{Name: serviceName(i)}, nil)))
 	}
 	if own := n.Own(); own != "\n" {
 		t.Errorf("left:\n%s", own)
 	}
 
 	a := world.Addr(100, 601)
-	changes, _ := table.Replace(service(0, a.String()))
-	apply(t, p, changes, nil)
+	apply(t, p, planetest.Changes(table.Replace(service(0, a.String()))))
 	pod := n.AddPod(n.network, "pod", a) // beside ours
 	o, fronts := service(1, a.String())
 	fronts[0].Routes[0].To.Backends = lb.BackendsOf(lb.Backend{Addr: netip.AddrPortFrom(a, 8080), Local: true})
-	changes, _ = table.Replace(o, fronts)
-	apply(t, p, changes, nil)
+	apply(t, p, planetest.Changes(table.Replace(o, fronts)))
 	if l, _ := n.balancerOf("10.0.0.2", 80); !slices.Equal(l.HostComputeEndpoints, []string{pod}) {
 		t.Errorf("leads to %v, want the pod's %s", l.HostComputeEndpoints, pod)
 	}
@@ -315,7 +308,7 @@ func TestServer2019WN16(t *testing.T) {
 	}
 
 	_, fronts = world.Full(2767, 0, 3, 1, 0) // NodePort 32767
-	changes, _ = table.Replace(lb.Owner{Name: "ns/svc-2767"}, fronts)
+	changes, _ := table.Replace(lb.Owner{Name: "ns/svc-2767"}, fronts)
 	_, err := p.Apply(t.Context(), changes)
 	says(t, err, "32767", "0x803b0013", "netsh int ipv4 show", "dynamicport")
 	if !errors.Is(err, hns.ErrExists) || strings.Count(err.Error(), "0x803b0013") != 1 {
@@ -433,7 +426,7 @@ func TestForwardHealthzWN22(t *testing.T) {
 		o, fronts := world.ClusterIP(1, 30, 2)
 		changes, _ := table.Replace(o, append(fronts, loadBalancer("198.0.0.2", fronts[0].Set(lb.Cluster)),
 			healthCheck(32100)))
-		apply(t, p, changes, nil)
+		apply(t, p, changes)
 		if _, ok := n.balancerOf("198.0.0.2", 32100); !ok {
 			t.Errorf("%s: the Service's own check is not forwarded:\n%s", build, n.Own())
 		}
@@ -474,8 +467,7 @@ func TestModificationsIgnored(t *testing.T) {
 	reset(t, p, table)
 	for _, endpoints := range []int{3, 1, 4} {
 		o, fronts := world.ClusterIP(0, 10, endpoints)
-		changes, conflicts := table.Replace(o, fronts)
-		apply(t, p, changes, conflicts)
+		apply(t, p, planetest.Changes(table.Replace(o, fronts)))
 		for _, l := range n.State().LoadBalancers {
 			if len(l.HostComputeEndpoints) != endpoints {
 				t.Errorf("%d endpoints, want %d", len(l.HostComputeEndpoints), endpoints)
