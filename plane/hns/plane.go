@@ -103,7 +103,7 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.Apply
 	if err := p.usable(ctx); err != nil {
 		return res, fmt.Errorf("hns: apply %d changes: %w", len(changes), err)
 	}
-	w := p.writer()
+	w := &writer{Plane: p}
 	services := map[string]bool{}
 	var errs []error
 	for _, c := range changes {

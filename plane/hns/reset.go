@@ -161,7 +161,7 @@ type reconciliation struct {
 func (p *Plane) reconciliation(pic picture, was *state, rows []*lb.Frontend) *reconciliation {
 	st := newState(pic.facts)
 	p.st = st
-	r := &reconciliation{writer: p.writer(), rows: rows, failed: map[lb.Key]error{}}
+	r := &reconciliation{writer: &writer{Plane: p}, rows: rows, failed: map[lb.Key]error{}}
 	for _, row := range rows {
 		st.rows[row.Key] = row
 		r.note(nil, row, map[string]bool{})

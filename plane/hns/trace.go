@@ -34,7 +34,6 @@ func (pic *picture) follow(packet trace.Packet) trace.Kernel {
 		return trace.Kernel{Verdict: trace.Pass, Way: []string{fmt.Sprintf("no load balancer has %s/%s", packet.To,
 			packet.Proto)}}
 	}
-	six := packet.To.Addr().Is6()
 	k := trace.Kernel{Verdict: trace.Pass, Way: []string{pic.describe(l)}}
 	local, behind := mapping.Flags&MappingLocalRoutedVIP != 0, pic.behind(packet.From.Addr())
 	outside := !packet.Host && !behind
@@ -54,7 +53,7 @@ func (pic *picture) follow(packet trace.Packet) trace.Kernel {
 	}
 	direct := l.Flags&FlagDSR != 0
 	for _, id := range l.HostComputeEndpoints {
-		e, a := pic.endpoint(id, six)
+		e, a := pic.endpoint(id, lb.FamilyOf(packet.To.Addr()))
 		switch {
 		case !a.IsValid():
 			k.Way = append(k.Way, fmt.Sprintf("endpoint %s: not in the network", id))
@@ -124,11 +123,7 @@ func (n *network) at(a netip.Addr) netip.Addr {
 }
 
 // endpoint returns an endpoint of the network and its address in a family, invalid if it has none.
-func (pic *picture) endpoint(id string, six bool) (Endpoint, netip.Addr) {
-	family := lb.IPv4
-	if six {
-		family = lb.IPv6
-	}
+func (pic *picture) endpoint(id string, family lb.Family) (Endpoint, netip.Addr) {
 	for _, e := range pic.endpoints {
 		if all := addresses(e, family); strings.EqualFold(e.ID, id) && len(all) > 0 {
 			return e, all[0]

@@ -21,8 +21,6 @@ type writer struct {
 	listed []Endpoint // the network's endpoints, if HNS may be unable to filter
 }
 
-func (p *Plane) writer() *writer { return &writer{Plane: p} }
-
 // row writes the load balancer of a frontend, or removes it if the frontend is nil.
 func (w *writer) row(ctx context.Context, key lb.Key, row *lb.Frontend) error {
 	st := w.st
@@ -377,7 +375,7 @@ func (w *writer) idleAll(addrs []netip.Addr) {
 // (kubernetes/kubernetes#130963). Failures are left to the audit.
 func (w *writer) sweep(ctx context.Context) (deleted int, err error) {
 	var errs []error
-	for _, a := range sorted(w.st.unused) {
+	for _, a := range slices.SortedFunc(maps.Keys(w.st.unused), netip.Addr.Compare) {
 		e := w.st.endpoints[a]
 		err := w.delete(ctx, e.id, w.hns.DeleteEndpoint)
 		if delete(w.st.unused, a); err == nil || errors.Is(err, ErrNotFound) {
@@ -446,8 +444,4 @@ func (w *writer) note(was, is *lb.Frontend, services map[string]bool) {
 			c.rows[row.Key] = row.Kind
 		}
 	}
-}
-
-func sorted(m map[netip.Addr]bool) []netip.Addr {
-	return slices.SortedFunc(maps.Keys(m), netip.Addr.Compare)
 }
