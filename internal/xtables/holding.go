@@ -162,7 +162,7 @@ func (h *nftHolding) base(id ChainID, c *ChainState) (there bool, err error) {
 		return false, fmt.Errorf("read chain %s of table %s: %w", id.Name, id.Table, err)
 	}
 	for _, a := range answers {
-		hook, accepts := wire.HookAndPolicy(a)
+		hook, accepts := wire.HookOf(a)
 		c.Hooked, c.Drops = hook != wire.Hook{}, !accepts
 	}
 	return len(answers) > 0, nil
