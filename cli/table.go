@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net/netip"
 	"net/url"
 	"slices"
 	"strconv"
@@ -86,7 +85,7 @@ func tableText(out io.Writer, rows []inspect.Frontend, wide bool) {
 	for _, r := range rows {
 		line := []string{r.Key, r.Family, r.Service, r.Kind, backendsOf(r), routesOf(r)}
 		if wide {
-			line = append(line, setsOf(r), affinityText(r.AffinitySeconds), cmp.Or(joined(r.SourceRanges), "-"))
+			line = append(line, setsOf(r), affinityText(r.AffinitySeconds), orDash(lb.JoinPrefixes(r.SourceRanges, ",")))
 		}
 		lines = append(lines, line)
 	}
@@ -100,14 +99,6 @@ func affinityText(seconds int) string {
 		return "-"
 	}
 	return strconv.Itoa(seconds) + "s"
-}
-
-func joined(prefixes []netip.Prefix) string {
-	var all []string
-	for _, p := range prefixes {
-		all = append(all, p.String())
-	}
-	return strings.Join(all, ",")
 }
 
 // backendsOf returns the number of backends of a frontend, in each set.

@@ -89,14 +89,14 @@ func writeNode(b *strings.Builder, n Node) {
 			words = append(words, word, value)
 		}
 	}
-	add("nodeports", joinPrefixes(n.NodePorts))
+	add("nodeports", JoinPrefixes(n.NodePorts, ","))
 	if n.Localhost.IsValid() {
 		add("localhost", n.Localhost.String())
 	}
-	add("pods", joinPrefixes(n.Pods.Prefixes))
+	add("pods", JoinPrefixes(n.Pods.Prefixes, ","))
 	add("pods-interface", n.Pods.Interface)
 	add("pods-interface-prefix", n.Pods.InterfacePrefix)
-	add("services", joinPrefixes(n.ServiceCIDRs))
+	add("services", JoinPrefixes(n.ServiceCIDRs, ","))
 	if len(words) > 0 {
 		b.WriteString("node " + strings.Join(words, " ") + "\n")
 	}
@@ -108,7 +108,7 @@ func writeHeader(b *strings.Builder, f *Frontend) {
 		fmt.Fprintf(b, " affinity %ds", f.Affinity/time.Second)
 	}
 	if len(f.Sources) > 0 {
-		b.WriteString(" sources " + joinPrefixes(f.Sources))
+		b.WriteString(" sources " + JoinPrefixes(f.Sources, ","))
 	}
 	if f.PreserveDestination {
 		b.WriteString(" preserve destination")
@@ -158,10 +158,11 @@ func writeSets(b *strings.Builder, sets map[SetID]*BackendSet) {
 	}
 }
 
-func joinPrefixes(ps []netip.Prefix) string {
+// JoinPrefixes returns the networks as text, with a separator between them.
+func JoinPrefixes(ps []netip.Prefix, separator string) string {
 	words := make([]string, len(ps))
 	for i, p := range ps {
 		words[i] = p.String()
 	}
-	return strings.Join(words, ",")
+	return strings.Join(words, separator)
 }

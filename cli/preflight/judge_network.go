@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"kube-proxy/lb"
 )
 
 func networkKinds() []Kind {
@@ -161,11 +163,7 @@ func list(ps []netip.Prefix) string {
 	if len(ps) == 0 {
 		return "no pod networks"
 	}
-	all := make([]string, len(ps))
-	for i, p := range ps {
-		all[i] = p.String()
-	}
-	return strings.Join(all, ", ")
+	return lb.JoinPrefixes(ps, ", ")
 }
 
 // The default range of NodePorts; the proxy has no setting for another.

@@ -262,10 +262,4 @@ func has(ps []netip.Prefix, fam lb.Family) bool {
 	return slices.ContainsFunc(ps, func(p netip.Prefix) bool { return lb.FamilyOf(p.Addr()) == fam })
 }
 
-func list(ps []netip.Prefix) string {
-	words := make([]string, len(ps))
-	for i, p := range ps {
-		words[i] = p.String()
-	}
-	return strings.Join(words, ",")
-}
+func list(ps []netip.Prefix) string { return lb.JoinPrefixes(ps, ",") }
