@@ -260,6 +260,13 @@ func show[T any](q *queries, raw json.RawMessage, text func(*T)) (*T, error) {
 	return answer, nil
 }
 
+// printJSON prints a value for programs.
+func printJSON(out io.Writer, value any) error {
+	e := json.NewEncoder(out)
+	e.SetIndent("", "  ")
+	return e.Encode(value)
+}
+
 // head is the first line of an answer for people: it names the node. An answer that repeats comes
 // after the last one, or on a terminal in its place; the time is as in events.
 func (q *queries) head(node string) {
@@ -285,9 +292,7 @@ func (q *queries) head(node string) {
 func (q *queries) program(raw json.RawMessage) (bool, error) {
 	switch q.format {
 	case "json":
-		e := json.NewEncoder(q.out)
-		e.SetIndent("", "  ")
-		return true, e.Encode(raw)
+		return true, printJSON(q.out, raw)
 	case "yaml":
 		text, err := yaml.JSONToYAML(raw)
 		if err != nil {

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
@@ -121,12 +120,7 @@ type CheckReport struct {
 
 func printFindings(out io.Writer, asJSON bool, r CheckReport) error {
 	if asJSON {
-		data, err := json.MarshalIndent(r, "", "  ")
-		if err != nil {
-			return err
-		}
-		_, err = fmt.Fprintf(out, "%s\n", data)
-		return err
+		return printJSON(out, r)
 	}
 	_, err := io.WriteString(out, findingsText(inkFor(out), r.Findings))
 	return err

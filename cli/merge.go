@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -11,8 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"sigs.k8s.io/yaml"
 
 	"kube-proxy/debug/api"
 	"kube-proxy/debug/inspect"
@@ -92,12 +89,9 @@ func answersForPrograms(out io.Writer, answers []nodeAnswer, format string) erro
 		}
 		all.Nodes = append(all.Nodes, of)
 	}
-	text, err := json.MarshalIndent(all, "", "  ")
-	if err == nil && format == "yaml" {
-		text, err = yaml.JSONToYAML(text)
-	}
+	text, err := json.Marshal(all)
 	if err == nil {
-		_, err = out.Write(append(bytes.TrimSpace(text), '\n'))
+		_, err = (&queries{out: out, format: format}).program(text)
 	}
 	return err
 }

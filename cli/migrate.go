@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -52,9 +51,7 @@ func (p *program) migrate() *cobra.Command {
 			if i := cmd.ArgsLenAtDash(); i >= 0 {
 				files, flags = args[:i], args[i:]
 			}
-			inputs, err := unlessEnded(cmd.Context(), func() ([]migrate.Input, error) {
-				return migrationInput(files, flags, os.Stdin)
-			})
+			inputs, err := unlessEnded(cmd.Context(), files, flags)
 			if err != nil {
 				return err
 			}
@@ -80,24 +77,23 @@ func (p *program) migrate() *cobra.Command {
 	return cmd
 }
 
-// unlessEnded returns the result of read, or an error if ctx ends before: input from a terminal, or
-// from a pipe without a writer, may never arrive.
-func unlessEnded[T any](ctx context.Context, read func() (T, error)) (T, error) {
+// unlessEnded returns the result of [migrationInput], or an error if ctx ends before: input from a
+// terminal, or from a pipe without a writer, may never arrive.
+func unlessEnded(ctx context.Context, files, flags []string) ([]migrate.Input, error) {
 	type result struct {
-		value T
-		err   error
+		inputs []migrate.Input
+		err    error
 	}
 	done := make(chan result, 1)
 	go func() {
-		value, err := read()
-		done <- result{value, err}
+		inputs, err := migrationInput(files, flags, os.Stdin)
+		done <- result{inputs, err}
 	}()
 	select {
 	case r := <-done:
-		return r.value, r.err
+		return r.inputs, r.err
 	case <-ctx.Done():
-		var none T
-		return none, fmt.Errorf("read the input: %w", context.Cause(ctx))
+		return nil, fmt.Errorf("read the input: %w", context.Cause(ctx))
 	}
 }
 
@@ -148,11 +144,7 @@ func printMigration(out, errOut io.Writer, asJSON bool, r *migrate.Result) error
 		if m.Flags == nil {
 			m.Flags = []string{}
 		}
-		data, err := json.MarshalIndent(m, "", "  ")
-		if err == nil {
-			_, err = fmt.Fprintf(out, "%s\n", data)
-		}
-		return err
+		return printJSON(out, m)
 	}
 	var b strings.Builder
 	for _, severity := range []migrate.Severity{migrate.Missing, migrate.Change, migrate.Same} {

@@ -165,7 +165,7 @@ func endpointsText(w io.Writer, f inspect.DetailFamily, p inspect.DetailPort, wi
 		head = append(head, "HINTS")
 	}
 	lines := [][]string{append(head, "WHY NOT")}
-	more := reasons{}
+	more := map[string]int{} // endpoints, by why they are excluded
 	for _, e := range f.Endpoints {
 		if e.Service != p.Service || e.Protocol != p.Protocol || out && e.Why == "" {
 			continue
@@ -201,9 +201,6 @@ func endpointsText(w io.Writer, f inspect.DetailFamily, p inspect.DetailPort, wi
 		fmt.Fprintf(w, "  and %d more: %s\n", more[why], lb.Printable(why))
 	}
 }
-
-// reasons counts endpoints by why they are excluded.
-type reasons map[string]int
 
 // maxExcluded is how many excluded endpoints of a port people are shown, without -o wide.
 const maxExcluded = 20

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -85,7 +84,8 @@ func tableText(out io.Writer, rows []inspect.Frontend, wide bool) {
 	for _, r := range rows {
 		line := []string{r.Key, r.Family, r.Service, r.Kind, backendsOf(r), routesOf(r)}
 		if wide {
-			line = append(line, setsOf(r), affinityText(r.AffinitySeconds), orDash(lb.JoinPrefixes(r.SourceRanges, ",")))
+			line = append(line, setsOf(r), affinityText(r.AffinitySeconds),
+				orDash(lb.JoinPrefixes(r.SourceRanges, ",")))
 		}
 		lines = append(lines, line)
 	}
@@ -114,7 +114,7 @@ func backendsOf(r inspect.Frontend) string {
 			all = append(all, strconv.Itoa(route.Backends))
 		}
 	}
-	return cmp.Or(strings.Join(all, "/"), "-")
+	return orDash(strings.Join(all, "/"))
 }
 
 // routesOf describes the action of a frontend for each source; routes with the same action are
@@ -147,5 +147,5 @@ func setsOf(r inspect.Frontend) string {
 			all = append(all, route.Set)
 		}
 	}
-	return cmp.Or(strings.Join(all, ","), "-")
+	return orDash(strings.Join(all, ","))
 }

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"runtime"
@@ -27,10 +26,5 @@ func printVersion(out io.Writer, raw bool) error {
 			}
 		}
 	}
-	text, err := json.MarshalIndent(info, "", "  ")
-	if err != nil {
-		return fmt.Errorf("print the version: %w", err)
-	}
-	_, err = fmt.Fprintln(out, string(text))
-	return err
+	return printJSON(out, info)
 }
