@@ -102,7 +102,7 @@ func draw(d *inspect.Detail) picture {
 		more += f.MoreEndpoints
 	}
 	ends := w.endpoints(zones, more)
-	w.middle(d, ends)
+	w.middle(d)
 	w.fronts(d)
 	w.leads(ends)
 	w.Height = max(w.Height, boxHeight) + 2
@@ -125,21 +125,21 @@ func (w *drawing) endpoints(zones []zone, unnamed int) []placed {
 		if withZones {
 			w.heading("zone", zoneText(z))
 		}
-		var left tally
-		left.why = maps.Clone(z.why)
-		left.all, left.in = z.all, z.in
+		var left tally // not drawn
 		for _, h := range z.host {
-			if room[k] == 0 {
-				break
+			if room[k] > 0 {
+				w.heading("group", nodeText(&h))
 			}
-			w.heading("group", nodeText(&h))
-			for _, e := range h.ends[:min(len(h.ends), room[k])] {
+			for _, e := range h.ends {
+				if room[k] == 0 {
+					left.add(&e.Endpoint)
+					continue
+				}
 				e.at = box{X: endX, Y: w.ends, W: endW, H: boxHeight, Class: "end " + endClass(&e.Endpoint),
 					Text: e.Address.String(), Sub: short(endSays(&e.Endpoint), 58), Title: endTitle(&e.Endpoint)}
 				w.Boxes = append(w.Boxes, e.at)
 				w.ends += boxHeight + boxGap
 				room[k]--
-				left.remove(&e.Endpoint)
 				drawn = append(drawn, e)
 			}
 		}
@@ -232,11 +232,8 @@ func endSays(e *inspect.Endpoint) string {
 	return endState(*e) + "; not " + other + ": " + e.Why
 }
 
-// setKey names a set of a service port.
-func setKey(service, protocol, scope string) string { return service + "/" + protocol + "/" + scope }
-
-// middle draws the sets that routes or endpoints refer to.
-func (w *drawing) middle(d *inspect.Detail, ends []placed) {
+// middle draws the sets that routes refer to, without the name of their Service.
+func (w *drawing) middle(d *inspect.Detail) {
 	size := map[string]int{}
 	for _, f := range d.Families {
 		for _, r := range f.Frontends {
@@ -249,7 +246,8 @@ func (w *drawing) middle(d *inspect.Detail, ends []placed) {
 	}
 	y := groupHeight
 	for _, k := range slices.Sorted(maps.Keys(size)) {
-		b := box{X: setX, Y: y, W: setW, H: boxHeight, Class: "set", Text: short(setName(d, k), 24),
+		name := strings.TrimLeft(strings.TrimPrefix(k, d.Namespace+"/"+d.Name), ":/")
+		b := box{X: setX, Y: y, W: setW, H: boxHeight, Class: "set", Text: short(name, 24),
 			Sub: plural(size[k], "backend", "backends"), Title: visible(k)}
 		if size[k] == 0 {
 			b.Class = "set out"
@@ -259,15 +257,6 @@ func (w *drawing) middle(d *inspect.Detail, ends []placed) {
 		y += 2*boxHeight + boxGap
 	}
 	w.Height = max(w.Height, y-boxHeight)
-}
-
-// setName is a set's name without the name of its Service.
-func setName(d *inspect.Detail, key string) string {
-	full := d.Namespace + "/" + d.Name
-	if len(key) > len(full) && key[:len(full)] == full {
-		return key[len(full)+1:]
-	}
-	return key
 }
 
 // fronts draws the service addresses on the left, with the lines to their sets.
@@ -337,7 +326,7 @@ func (w *drawing) leads(ends []placed) {
 	for k := range ends {
 		e := &ends[k]
 		for _, scope := range e.In {
-			if set, ok := w.sets[setKey(e.Service, e.Protocol, scope)]; ok {
+			if set, ok := w.sets[e.Service+"/"+e.Protocol+"/"+scope]; ok {
 				class := "lead"
 				if e.Terminating {
 					class = "lead draining"

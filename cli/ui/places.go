@@ -49,18 +49,6 @@ func (t *tally) add(e *inspect.Endpoint) {
 	t.why[endSays(e)]++
 }
 
-// remove uncounts an endpoint.
-func (t *tally) remove(e *inspect.Endpoint) {
-	if t.all--; len(balancing(e)) > 0 {
-		t.in--
-		return
-	}
-	why := endSays(e)
-	if t.why[why]--; t.why[why] == 0 {
-		delete(t.why, why)
-	}
-}
-
 // reasons returns the most frequent reasons against connections, with counts: "3 not ready".
 func (t *tally) reasons(most int) (out []string) {
 	order := slices.SortedFunc(maps.Keys(t.why), func(a, b string) int {

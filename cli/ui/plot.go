@@ -101,15 +101,8 @@ func plotOf(all []change) plot {
 	if len(all) == 0 {
 		return p
 	}
-	newest, oldest := all[0].At, all[0].At
-	for _, c := range all {
-		if c.At.Before(oldest) {
-			oldest = c.At
-		}
-		if c.At.After(newest) {
-			newest = c.At
-		}
-	}
+	byTime := func(a, b change) int { return a.At.Compare(b.At) }
+	newest, oldest := slices.MaxFunc(all, byTime).At, slices.MinFunc(all, byTime).At
 	span := max(newest.Sub(oldest), plotSpan)
 	x := func(t time.Time) float64 {
 		return round(plotLeft + plotInnerW*(1-newest.Sub(t).Seconds()/span.Seconds()))
