@@ -38,11 +38,6 @@ func networkKinds() []Kind {
 	}
 }
 
-type server struct {
-	name string
-	at   netip.AddrPort
-}
-
 func isIPv4(p netip.Prefix) bool { return p.Addr().Is4() }
 
 // uplink returns the interface of the default route, in either family.

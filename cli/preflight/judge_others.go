@@ -2,6 +2,7 @@ package preflight
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 )
@@ -188,7 +189,10 @@ func (j *judge) writer() {
 }
 
 func (j *judge) ports() {
-	for _, p := range []server{{"healthz", j.Healthz}, {"metrics", j.Metrics}} {
+	for _, p := range []struct {
+		name string
+		at   netip.AddrPort
+	}{{"healthz", j.Healthz}, {"metrics", j.Metrics}} {
 		if !p.at.IsValid() {
 			j.ok(p.name, "disabled")
 			continue

@@ -51,7 +51,9 @@ func Look(ctx context.Context, s *Setup) *Facts {
 	look(ctx, s, &looking, &f.Links, links)
 	look(ctx, s, &looking, &f.Routes, routes)
 	look(ctx, s, &looking, &f.Sockets, listening)
-	look(ctx, s, &looking, &f.Sysctls, func(context.Context) (map[string]string, error) { return readSysctls() })
+	look(ctx, s, &looking, &f.Sysctls, func(context.Context) (map[string]string, error) {
+		return readSysctls(kernel.Sysctl)
+	})
 	look(ctx, s, &looking, &f.Elsewhere, func(context.Context) ([]Assignment, error) { return sysctlFiles("/") })
 	look(ctx, s, &looking, &f.ReadOnly, func(context.Context) (bool, error) {
 		err := unix.Access("/proc/sys/net/ipv4/ip_forward", unix.W_OK)

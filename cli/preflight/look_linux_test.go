@@ -2,6 +2,7 @@ package preflight
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -165,11 +166,11 @@ func TestReadSaved(t *testing.T) {
 
 // Without /proc/sys all sysctls are unknown; that differs from a kernel without them.
 func TestSysctlsNotThere(t *testing.T) {
-	if all, err := readSysctlsBy(func(string) (string, error) { return "", fs.ErrNotExist }); err == nil ||
+	if all, err := readSysctls(func(string) (string, error) { return "", fs.ErrNotExist }); err == nil ||
 		!strings.Contains(err.Error(), "/proc/sys") {
 		t.Errorf("%v %v", all, err)
 	}
-	all, err := readSysctlsBy(func(name string) (string, error) {
+	all, err := readSysctls(func(name string) (string, error) {
 		if name == ipForward {
 			return "1", nil
 		}
@@ -197,7 +198,7 @@ func TestSysctlFiles(t *testing.T) {
 }
 
 func TestParseSocket(t *testing.T) {
-	if !littleEndian {
+	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
 		t.Skip("the lines are of a little-endian machine")
 	}
 	for line, want := range map[string]string{

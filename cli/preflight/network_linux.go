@@ -23,9 +23,6 @@ import (
 	rtnl "kube-proxy/internal/netlink/route"
 )
 
-// littleEndian is the order of this machine.
-var littleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
-
 // programTimeout is how long a program may take to print its version.
 const programTimeout = 5 * time.Second
 
@@ -138,9 +135,7 @@ func parseSocket(line string, udp bool) (at netip.AddrPort, inode string, ok boo
 		return at, "", false
 	}
 	for word := range slices.Chunk(raw, 4) { // each in the order of the machine
-		if littleEndian {
-			slices.Reverse(word)
-		}
+		binary.NativeEndian.PutUint32(word, binary.BigEndian.Uint32(word))
 	}
 	a, valid := netip.AddrFromSlice(raw)
 	return netip.AddrPortFrom(a, uint16(n)), f[9], valid
@@ -149,15 +144,10 @@ func parseSocket(line string, udp bool) (at netip.AddrPort, inode string, ok boo
 // asked are the sysctls that Judge reads.
 var asked = []string{
 	ipForward, ipv6Forwarding, "net.ipv4.conf.all.rp_filter", bridgeCalls, bridgeCalls6,
-	"net.ipv4.conf.all.route_localnet",
-	conntrackMax, conntrackCount, conntrackBuckets, portRange, "net.ipv4.ip_local_reserved_ports", "fs.file-max",
-	"fs.nr_open",
-	"kernel.unprivileged_bpf_disabled",
+	routeLocalnet, conntrackMax, conntrackCount, conntrackBuckets, portRange, portsReserved,
 }
 
-func readSysctls() (map[string]string, error) { return readSysctlsBy(kernel.Sysctl) }
-
-func readSysctlsBy(read func(name string) (string, error)) (map[string]string, error) {
+func readSysctls(read func(name string) (string, error)) (map[string]string, error) {
 	all := map[string]string{}
 	for _, name := range asked {
 		value, err := read(name)
