@@ -72,11 +72,10 @@ func (o object) String() string {
 
 // pod is a PodSpec, as far as it matters.
 type pod struct {
-	HostNetwork    bool              `json:"hostNetwork"`
-	Containers     []container       `json:"containers"`
-	InitContainers []container       `json:"initContainers"`
-	Volumes        []volume          `json:"volumes"`
-	NodeSelector   map[string]string `json:"nodeSelector"`
+	HostNetwork  bool              `json:"hostNetwork"`
+	Containers   []container       `json:"containers"`
+	Volumes      []volume          `json:"volumes"`
+	NodeSelector map[string]string `json:"nodeSelector"`
 }
 
 type container struct {
@@ -85,17 +84,14 @@ type container struct {
 	Command         []string `json:"command"`
 	Args            []string `json:"args"`
 	SecurityContext *struct {
-		Privileged             *bool `json:"privileged"`
-		RunAsNonRoot           *bool `json:"runAsNonRoot"`
-		ReadOnlyRootFilesystem *bool `json:"readOnlyRootFilesystem"`
-		Capabilities           *struct {
+		Privileged   *bool `json:"privileged"`
+		Capabilities *struct {
 			Add []string `json:"add"`
 		} `json:"capabilities"`
 	} `json:"securityContext"`
 	VolumeMounts []struct {
 		Name      string `json:"name"`
 		MountPath string `json:"mountPath"`
-		ReadOnly  bool   `json:"readOnly"`
 	} `json:"volumeMounts"`
 }
 
@@ -141,7 +137,7 @@ func (r *reader) input(in Input) error {
 		return errors.New("it is not text: " + want)
 	}
 	if line, ok := commandLine(string(in.Data)); ok {
-		return r.command(line, in.Name)
+		return r.arguments(split(line), in.Name)
 	}
 	for i, doc := range documents.Split(string(in.Data), -1) {
 		if len(strings.TrimSpace(withoutComments(doc))) == 0 {
@@ -242,15 +238,10 @@ func (r *reader) configMap(o object) error {
 		r.Cilium = o.Data
 		return nil
 	}
-	key := keyOf(o)
-	if key == "" {
-		r.configMaps = append(r.configMaps, o)
-		return nil
-	}
-	if err := r.configuration([]byte(o.Data[key]), o.String()+", key "+key); err != nil {
-		return err
-	}
 	r.configMaps = append(r.configMaps, o)
+	if key := keyOf(o); key != "" {
+		return r.configuration([]byte(o.Data[key]), o.String()+", key "+key)
+	}
 	return nil
 }
 
@@ -331,9 +322,6 @@ func (c container) line() []string {
 	}
 	return all
 }
-
-// command takes a command line as text.
-func (r *reader) command(line, where string) error { return r.arguments(split(line), where) }
 
 // filledIn matches the placeholders that Kubernetes, a shell or systemd replaces.
 var filledIn = regexp.MustCompile(`\$[({A-Za-z_]`)
