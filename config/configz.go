@@ -37,9 +37,7 @@ func named(v reflect.Value) any {
 	case reflect.Struct:
 		fields := map[string]any{}
 		for i := range v.NumField() {
-			switch f := v.Type().Field(i); {
-			case !f.IsExported() || f.Name == "TypeMeta":
-			default:
+			if f := v.Type().Field(i); f.IsExported() && f.Name != "TypeMeta" {
 				fields[f.Name] = named(v.Field(i))
 			}
 		}

@@ -41,19 +41,11 @@ func kindOf(t reflect.Type) kind {
 	}
 	switch t {
 	case reflect.TypeFor[metav1.Duration]():
-		return kind{name: "duration", want: wantDuration,
-			parse: func(s string, at reflect.Value) error {
-				return duration(s, at.Addr().Interface().(*metav1.Duration))
-			},
-			print: func(at reflect.Value) string { return at.Interface().(metav1.Duration).Duration.String() }}
+		return durationKind(func(at reflect.Value) *metav1.Duration { return at.Addr().Interface().(*metav1.Duration) })
 	case reflect.TypeFor[logsapi.TimeOrMetaDuration](): // a number is of nanoseconds, as older versions wrote it
-		return kind{name: "duration", want: wantDuration,
-			parse: func(s string, at reflect.Value) error {
-				return duration(s, &at.Addr().Interface().(*logsapi.TimeOrMetaDuration).Duration)
-			},
-			print: func(at reflect.Value) string {
-				return at.Interface().(logsapi.TimeOrMetaDuration).Duration.Duration.String()
-			}}
+		return durationKind(func(at reflect.Value) *metav1.Duration {
+			return &at.Addr().Interface().(*logsapi.TimeOrMetaDuration).Duration
+		})
 	case reflect.TypeFor[logsapi.VModuleConfiguration]():
 		return kind{name: "list", want: "pattern=N, with commas between",
 			inFile: "a list of mappings with filePattern and verbosity",
@@ -123,11 +115,14 @@ func basicKind(t reflect.Type) kind {
 	}
 }
 
-const wantDuration = "a duration such as 30s, 1m30s or 250ms"
-
-func duration(s string, at *metav1.Duration) (err error) {
-	at.Duration, err = time.ParseDuration(s)
-	return err
+// durationKind is the kind of a type with a duration in it.
+func durationKind(in func(at reflect.Value) *metav1.Duration) kind {
+	return kind{name: "duration", want: "a duration such as 30s, 1m30s or 250ms",
+		parse: func(s string, at reflect.Value) (err error) {
+			in(at).Duration, err = time.ParseDuration(s)
+			return err
+		},
+		print: func(at reflect.Value) string { return in(at).Duration.String() }}
 }
 
 func printAny(at reflect.Value) string { return fmt.Sprint(at.Interface()) }

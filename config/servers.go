@@ -173,7 +173,7 @@ func (o *Options) port(name string, port int32, at *string) {
 		return
 	}
 	old, flag := "--"+name+"-port", "--"+name+"-bind-address"
-	_, err := option.ParseAddr(*at)
+	a, err := option.ParseAddr(*at)
 	switch {
 	case port < 0 || port > 65535:
 		o.problem(old, fmt.Sprint(port), "want 0 to 65535")
@@ -184,7 +184,6 @@ func (o *Options) port(name string, port int32, at *string) {
 		}
 		*at = ""
 	case err == nil: // a bare IP
-		a, _ := option.ParseAddr(*at)
 		*at = netip.AddrPortFrom(a, uint16(port)).String()
 	case !o.changed(flag[2:]):
 		host, _, _ := strings.Cut(*at, ":")

@@ -1,6 +1,7 @@
 package option
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -12,11 +13,7 @@ func ParseAddr(s string) (netip.Addr, error) {
 	if strings.Contains(s, ".") && !strings.Contains(s, ":") {
 		octets := strings.Split(s, ".")
 		for i, octet := range octets {
-			if short := strings.TrimLeft(octet, "0"); short != "" || octet == "" {
-				octets[i] = short
-			} else {
-				octets[i] = "0"
-			}
+			octets[i] = cmp.Or(strings.TrimLeft(octet, "0"), octet[:min(1, len(octet))])
 		}
 		s = strings.Join(octets, ".")
 	}
