@@ -76,9 +76,7 @@ func testBadInput(n *namespace, file string, c *txtar.Archive, g spoiler) {
 	got := map[string]string{}
 	if wants(c, "exit") != "" {
 		got["exit"] = fmt.Sprintln(p.end(0))
-		if now := n.serves(); now != goodServed {
-			t.Errorf("the rules were\n%sand are\n%s", goodServed, now)
-		}
+		n.wantGood("after the end")
 	} else {
 		p.await(allWritten)
 		got["serves"] = n.serves()

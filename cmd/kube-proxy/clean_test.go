@@ -146,9 +146,7 @@ func TestCleanupBesideProxy(t *testing.T) {
 		"them again: stop it first"; !strings.Contains(p.log(), want) {
 		t.Errorf("want %q in\n%s", want, p.log())
 	}
-	if got := n.serves(); got != goodServed {
-		t.Errorf("the kernel has\n%s", got)
-	}
+	n.wantGood("after a refused cleanup")
 }
 
 // PR-09: --init-only makes the settings and ends; a later process finds them.
@@ -240,8 +238,6 @@ func TestInitOnlyThenNetAdmin(t *testing.T) {
 		c.Path = path
 	})
 	n.code(healthURL+"/readyz", 200)
-	if got := n.serves(); got != goodServed {
-		t.Errorf("the kernel has\n%s", got)
-	}
+	n.wantGood("without privileges")
 	p.stop()
 }

@@ -28,9 +28,7 @@ func TestKilled(t *testing.T) {
 	for range 3 {
 		p := n.serve("nftables")
 		p.end(syscall.SIGKILL)
-		if got := n.serves(); got != goodServed {
-			t.Errorf("after kill -9 the kernel has\n%s", got)
-		}
+		n.wantGood("after kill -9")
 	}
 }
 
@@ -67,9 +65,7 @@ func TestStopWhileStarting(t *testing.T) {
 		if code != 0 && !bySignal {
 			t.Errorf("SIGTERM after %v: %v\n%s", delay, p.cmd.ProcessState, p.log())
 		}
-		if got := n.serves(); got != goodServed {
-			t.Errorf("SIGTERM after %v: the kernel has\n%s", delay, got)
-		}
+		n.wantGood("SIGTERM after " + delay.String())
 	}
 }
 
@@ -96,9 +92,7 @@ func TestStopWhileAPIServerHangs(t *testing.T) {
 	if took := time.Since(start); took > 20*time.Second {
 		t.Errorf("it took %v to end", took)
 	}
-	if got := n.serves(); got != goodServed {
-		t.Errorf("the kernel has\n%s", got)
-	}
+	n.wantGood("after the end")
 }
 
 // A source that fails ends the process with its error, before anything is written.

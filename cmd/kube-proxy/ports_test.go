@@ -22,9 +22,7 @@ func TestOccupiedPorts(t *testing.T) {
 		`use.* again=true`))
 	p.await(regexp.MustCompile(`E.*\] "Metrics server cannot listen, retrying" every="5s" ` +
 		`err=.*127.0.0.1:10249.*address already in use`))
-	if got := n.serves(); got != goodServed {
-		t.Errorf("the kernel has\n%s", got)
-	}
+	n.wantGood("with occupied ports")
 	health.Close()
 	metrics.Close()
 	n.code(healthURL+"/readyz", 200)
@@ -67,9 +65,7 @@ func TestOccupiedPortsHardFail(t *testing.T) {
 		if got := strings.Count(p.log(), "\nkube-proxy: "); got != len(c.says) {
 			t.Errorf("%d problems, want %d:\n%s", got, len(c.says), p.log())
 		}
-		if got := n.serves(); got != goodServed {
-			t.Errorf("the kernel has\n%s", got)
-		}
+		n.wantGood("after the end")
 	}
 }
 

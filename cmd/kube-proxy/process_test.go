@@ -296,3 +296,11 @@ func good() []byte {
 }
 
 const goodServed = "frontend 10.96.0.1 . tcp . 80\nbackend 10.0.0.1 . 8080\n"
+
+// wantGood fails the test unless the kernel serves [good], and nothing else.
+func (n *namespace) wantGood(when string) {
+	n.t.Helper()
+	if got := n.serves(); got != goodServed {
+		n.t.Errorf("%s: the kernel has\n%s", when, got)
+	}
+}

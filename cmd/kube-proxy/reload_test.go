@@ -102,9 +102,7 @@ func TestReload(t *testing.T) {
 		" was updated, and a change of mode takes effect in a new process only"; !strings.Contains(p.log(), want) {
 		t.Errorf("want %q in:\n%s", want, p.log())
 	}
-	if got := n.serves(); got != goodServed {
-		t.Errorf("after the end the kernel has\n%s", got)
-	}
+	n.wantGood("after the end")
 }
 
 // SV-13: the served external IPs change live, and the resulting refusals are logged once for each

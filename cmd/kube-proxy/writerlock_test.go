@@ -46,9 +46,7 @@ func TestTwoProxies(t *testing.T) {
 	// The answer of the first: a probe does not show that another waits, so DaemonSets use no surge
 	// (docs/operate.md).
 	n.code(healthURL+"/readyz", 200)
-	if got := n.serves(); got != goodServed {
-		t.Errorf("while the second waits the kernel has\n%s", got)
-	}
+	n.wantGood("while the second waits")
 	first.end(syscall.SIGKILL)
 	second.await(regexp.MustCompile(`The other kube-proxy exited; taking over its rules`))
 	second.await(allWritten)
@@ -130,9 +128,7 @@ func TestSquatters(t *testing.T) {
 			squatter.await(regexp.MustCompile("squatting: .*CAP_NET_ADMIN"))
 			p := n.serve("nftables")
 			n.code(healthURL+"/readyz", 200)
-			if got := n.serves(); got != goodServed {
-				t.Errorf("the kernel has\n%s", got)
-			}
+			n.wantGood("beside a squatter")
 			if strings.Contains(p.log(), "nother kube-proxy") {
 				t.Errorf("the squatter was heeded:\n%s", p.log())
 			}
