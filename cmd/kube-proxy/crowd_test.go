@@ -85,12 +85,7 @@ func TestManyHealthCheckPorts(t *testing.T) {
 	n.code(healthURL+"/readyz", 200)
 	n.code(metricsURL+"/metrics", 200)
 	n.write("m/good.yaml", service("good", "10.96.0.1", 80, "10.0.0.77"))
-	for end := time.Now().Add(timeout); !strings.Contains(n.command("nft", "list", "map", "ip", "kube-proxy",
-		"backends"), "10.0.0.77"); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("the change is not in the kernel:\n%s", p.log())
-		}
-	}
+	n.eventually("10.0.0.77", "nft", "list", "map", "ip", "kube-proxy", "backends")
 	if open := p.files(); open > fewFiles*3/4 {
 		t.Errorf("%d descriptors of %d are in use", open, fewFiles)
 	}

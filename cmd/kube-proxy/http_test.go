@@ -4,12 +4,12 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 )
 
 // answer is a server's response.
@@ -54,17 +54,16 @@ func (n *namespace) get(url string) answer {
 }
 
 // until waits until the answer is as it should be.
-func (n *namespace) until(url, want string, is func(answer) bool) answer {
+func (n *namespace) until(url, want string, is func(answer) bool) (a answer) {
 	n.t.Helper()
-	for end := time.Now().Add(timeout); ; time.Sleep(5 * time.Millisecond) {
-		a, err := n.ask(http.MethodGet, url, "")
-		if err == nil && is(a) {
-			return a
+	until(n.t, func() string {
+		var err error
+		if a, err = n.ask(http.MethodGet, url, ""); err != nil || !is(a) {
+			return fmt.Sprintf("GET %s: %d %s, %v: want %s", url, a.code, a.body, err, want)
 		}
-		if time.Now().After(end) {
-			n.t.Fatalf("GET %s: %d %s, %v: want %s", url, a.code, a.body, err, want)
-		}
-	}
+		return ""
+	})
+	return a
 }
 
 // code waits until the answer has the status code.
@@ -76,18 +75,15 @@ func (n *namespace) code(url string, code int) answer {
 // refused waits until no server listens.
 func (n *namespace) refused(addr string) {
 	n.t.Helper()
-	for end := time.Now().Add(timeout); ; time.Sleep(5 * time.Millisecond) {
+	until(n.t, func() string {
 		var conn net.Conn
 		var err error
-		n.Do(func() { conn, err = net.Dial("tcp", addr) })
-		if err != nil {
-			return
+		if n.Do(func() { conn, err = net.Dial("tcp", addr) }); err != nil {
+			return ""
 		}
 		conn.Close()
-		if time.Now().After(end) {
-			n.t.Fatalf("a server listens on %s", addr)
-		}
-	}
+		return "a server listens on " + addr
+	})
 }
 
 // listen has the test itself listen in the namespace.

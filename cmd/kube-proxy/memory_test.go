@@ -213,12 +213,12 @@ func TestNewMode(t *testing.T) {
 		}
 	}
 	n.write("m/other.yaml", service("other", "10.96.0.2", 80, "10.0.0.2"))
-	for end := time.Now().Add(timeout); !strings.Contains(remembers(lb.IPv4),
-		"10.96.0.2:80/tcp shop/other"); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("a new Service is not served:\n%s\n%s", remembers(lb.IPv4), p.log())
+	until(t, func() string {
+		if got := remembers(lb.IPv4); !strings.Contains(got, "10.96.0.2:80/tcp shop/other") {
+			return "a new Service is not served:\n" + got + "\n" + p.log()
 		}
-	}
+		return ""
+	})
 	p.stop()
 	if remembers(lb.IPv6) == "" {
 		t.Error("the rules went with the process")

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // configured starts the program with a configuration file, and waits until it has written all
@@ -40,15 +39,12 @@ func (n *namespace) without(text string, command ...string) {
 
 func (n *namespace) settles(text string, want bool, command ...string) {
 	n.t.Helper()
-	for end := time.Now().Add(timeout); ; time.Sleep(10 * time.Millisecond) {
-		out := n.command(command...)
-		if strings.Contains(out, text) == want {
-			return
+	until(n.t, func() string {
+		if out := n.command(command...); strings.Contains(out, text) != want {
+			return fmt.Sprintf("%s: %q in it is %v, want %v:\n%s", strings.Join(command, " "), text, !want, want, out)
 		}
-		if time.Now().After(end) {
-			n.t.Fatalf("%s: %q in it is %v, want %v:\n%s", strings.Join(command, " "), text, !want, want, out)
-		}
-	}
+		return ""
+	})
 }
 
 // PR-04: live settings take effect, and the process stays; an invalid file changes nothing.

@@ -8,7 +8,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"kube-proxy/debug/inspect"
 )
@@ -104,13 +103,12 @@ func TestStatesAgree(t *testing.T) {
 		n.write("m/"+s.name+".yaml", s.manifest(k+1))
 	}
 	last := situations[len(situations)-1].name
-	for end := time.Now().Add(timeout); ; time.Sleep(50 * time.Millisecond) {
-		if code, _, _ := n.kubeProxy("why", "shop/"+last); code == 0 {
-			break
-		} else if time.Now().After(end) {
-			t.Fatalf("the proxy does not know shop/%s", last)
+	until(t, func() string {
+		if code, _, _ := n.kubeProxy("why", "shop/"+last); code != 0 {
+			return "the proxy does not know shop/" + last
 		}
-	}
+		return ""
+	})
 	bad := n.statesOf(url)
 	n.statusSays(url, bad)
 }
@@ -198,14 +196,12 @@ func TestEventsNameEndpoints(t *testing.T) {
 	const want = "−10.0.0.8:8080 (n2, not ready)"
 	p.await(regexp.MustCompile(`Endpoints of a Service changed.*service="shop/web" endpoints="` +
 		regexp.QuoteMeta(want)))
-	for end := time.Now().Add(timeout); ; time.Sleep(20 * time.Millisecond) {
-		_, out, _ := n.kubeProxy("events", "shop/web")
-		if strings.Contains(out, want) {
-			break
-		} else if time.Now().After(end) {
-			t.Fatalf("events do not name the endpoint:\n%s", out)
+	until(t, func() string {
+		if _, out, _ := n.kubeProxy("events", "shop/web"); !strings.Contains(out, want) {
+			return "events do not name the endpoint:\n" + out
 		}
-	}
+		return ""
+	})
 	last := regexp.MustCompile(`(?m)^last change +shop/web: .*` + regexp.QuoteMeta(want) +
 		`.*; \d+s ago, in force [0-9.]+(µs|ms|s) after this proxy learned of it$`)
 	if _, out, _ := n.kubeProxy("status"); !last.MatchString(out) {
