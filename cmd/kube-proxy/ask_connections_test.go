@@ -19,11 +19,7 @@ func TestAskConnections(t *testing.T) {
 	n.serve("nftables")
 	// so that they are remembered on a busy machine too
 	n.command("sh", "-c", "echo 600 >/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close")
-	var l net.Listener
-	var err error
-	n.Do(func() { l, err = net.Listen("tcp", "10.0.0.1:8080") })
-	do(t, err)
-	defer l.Close()
+	l := n.listen("10.0.0.1:8080")
 	go func() {
 		for c, err := l.Accept(); err == nil; c, err = l.Accept() {
 			defer c.Close()
@@ -31,6 +27,7 @@ func TestAskConnections(t *testing.T) {
 	}()
 	dial := func() *net.TCPConn {
 		var c net.Conn
+		var err error
 		n.Do(func() { c, err = net.DialTimeout("tcp", "10.96.0.1:80", timeout) })
 		do(t, err)
 		return c.(*net.TCPConn)

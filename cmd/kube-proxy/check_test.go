@@ -5,18 +5,18 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"net"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"unsafe"
 
-	"golang.org/x/sys/unix"
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 
 	"kube-proxy/cli"
 	"kube-proxy/cli/preflight"
+	"kube-proxy/test/golden"
 )
 
 // checked is the output of kube-proxy check in a namespace.
@@ -41,9 +41,16 @@ func (n *namespace) check(spoilt func(*exec.Cmd), args ...string) checked {
 	return c
 }
 
-// finds fails the test without such a finding: "id severity about: part of the observation"; about
+// finds fails the test without such findings: "id severity about: part of the observation"; about
 // may be left out.
-func (c checked) finds(t *testing.T, want string) {
+func (c checked) finds(t *testing.T, wants ...string) {
+	t.Helper()
+	for _, want := range wants {
+		c.has(t, want)
+	}
+}
+
+func (c checked) has(t *testing.T, want string) {
 	t.Helper()
 	var of []string
 	for _, f := range c.Findings {
@@ -109,7 +116,7 @@ func TestCheckFinds(t *testing.T) {
 				"drop; }'", "iptables-nft -N ufw-before-forward", "iptables-nft -P FORWARD DROP",
 			"ip link add kube-dummy-if type bridge", "ip link add bpfin.cali type veth peer name bpfout.cali",
 			"sysctl -qw net.ipv4.ip_local_port_range='1024 60999'"},
-			other: func(t *testing.T, n *namespace) { n.occupy(t, "127.0.0.1:30080") },
+			other: func(t *testing.T, n *namespace) { n.listen("127.0.0.1:30080") },
 			want: []string{"firewalld warning: …inet firewalld", "drop-policy warning inet mine fence: its policy at " +
 				"input is drop", "ufw warning", "kube-router warning", "calico-ebpf warning: …bpfin.cali",
 				"drop-policy warning ip filter FORWARD: its policy at forward is drop",
@@ -131,8 +138,8 @@ func TestCheckFinds(t *testing.T) {
 				"kube-proxy-rules info: …ip nat", "kube-proxy-rules info: …nftables tables ip6 kube-proxy",
 				"kube-proxy-rules info: …the device kube-ipvs0"}},
 		{name: "another kube-proxy that runs", other: func(t *testing.T, n *namespace) {
-			n.occupy(t, "0.0.0.0:10256")
-			n.occupy(t, "127.0.0.1:10249")
+			n.listen("0.0.0.0:10256")
+			n.listen("127.0.0.1:10249")
 		}, want: []string{"ports warning healthz: …10256 is used by process",
 			"ports warning metrics: …10249 is used by process"}},
 		{name: "this kube-proxy runs", other: func(t *testing.T, n *namespace) {
@@ -176,9 +183,7 @@ func TestCheckFinds(t *testing.T) {
 				c.other(t, n)
 			}
 			got := n.check(nil, c.args...)
-			for _, want := range c.want {
-				got.finds(t, want)
-			}
+			got.finds(t, c.want...)
 			if c.runs != "" && got.Runs != c.runs {
 				t.Errorf("it says that mode %q would run, want %s", got.Runs, c.runs)
 			}
@@ -189,36 +194,13 @@ func TestCheckFinds(t *testing.T) {
 	}
 }
 
-// occupy has this process listen in the namespace until the test ends.
-func (n *namespace) occupy(t *testing.T, at string) {
-	t.Helper()
-	var l net.Listener
-	var err error
-	n.Do(func() { l, err = net.Listen("tcp", at) })
-	do(t, err)
-	t.Cleanup(func() { l.Close() })
-}
-
 // loadBPF keeps an empty BPF program of that name in the kernel until the test ends.
 func loadBPF(t *testing.T, name string) {
 	t.Helper()
-	code := [2]uint64{0xb7, 0x95} // r0 = 0; exit
-	license := []byte("GPL\x00")
-	attr := struct {
-		typ, count     uint32
-		code, license  uint64
-		level, size    uint32
-		log            uint64
-		version, flags uint32
-		name           [16]byte
-	}{typ: unix.BPF_PROG_TYPE_SOCKET_FILTER, count: 2, code: uint64(uintptr(unsafe.Pointer(&code))),
-		license: uint64(uintptr(unsafe.Pointer(&license[0])))}
-	copy(attr.name[:15], name)
-	fd, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_LOAD, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
-	if errno != 0 {
-		t.Fatalf("load a BPF program: %v", errno)
-	}
-	t.Cleanup(func() { unix.Close(int(fd)) })
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: name, Type: ebpf.SocketFilter, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
+	do(t, err)
+	t.Cleanup(func() { p.Close() })
 }
 
 // If something cannot be determined, each finding says so, with a remedy; the command ends, and its
@@ -245,9 +227,7 @@ func TestCheckInTheDark(t *testing.T) {
 			if known := !slices.Contains(c.wants, "mode-configured unknown"); known != (got.Runs != "") {
 				t.Errorf("it says that mode %q would run", got.Runs)
 			}
-			for _, want := range c.wants {
-				got.finds(t, want)
-			}
+			got.finds(t, c.wants...)
 			for _, f := range got.Findings {
 				if f.Severity == preflight.Unknown && (!strings.Contains(f.Seen, "cannot check") &&
 					!strings.Contains(f.Seen, "not tried") || f.Remedy == "") {
@@ -268,12 +248,10 @@ func TestCheckInTheDark(t *testing.T) {
 				cmd.Path}, cmd.Args[1:]...)
 			cmd.Path = setpriv
 		})
-		for _, want := range []string{"privileges ok", "mode unknown iptables IPv4: cannot check: needs root, or " +
+		got.finds(t, "privileges ok", "mode unknown iptables IPv4: cannot check: needs root, or "+
 			"CAP_SYS_ADMIN, for a temporary network namespace",
 			"mode-configured unknown", "drop-policy ok", "kube-proxy-rules ok",
-			"cilium unknown: cannot check: needs root, or CAP_SYS_ADMIN", "ip-forward ok"} {
-			got.finds(t, want)
-		}
+			"cilium unknown: cannot check: needs root, or CAP_SYS_ADMIN", "ip-forward ok")
 	})
 }
 
@@ -304,7 +282,7 @@ func TestCheckChangesNothing(t *testing.T) {
 				n.check(nil, args...)
 			}
 			if after := n.everything(); after != before {
-				t.Errorf("the node is another:\n%s", different(before, after))
+				t.Errorf("the node is another:\n%s", golden.Diff(before, after))
 			}
 		})
 	}
@@ -322,21 +300,4 @@ ip -d link; ip addr; ip route show table all; ip rule; ipset list; ls /sys/modul
 ls -d /run/xtables.lock /etc/sysctl.d/* 2>/dev/null; readlink /proc/self/ns/net; conntrack -L 2>/dev/null | sed 's/ [0-9]* src/ src/' | sort
 `
 	return n.command("sh", "-c", script)
-}
-
-// different returns the lines that only one of two texts has.
-func different(before, after string) string {
-	a, b := strings.Split(before, "\n"), strings.Split(after, "\n")
-	var out []string
-	for _, line := range a {
-		if !slices.Contains(b, line) {
-			out = append(out, "- "+line)
-		}
-	}
-	for _, line := range b {
-		if !slices.Contains(a, line) {
-			out = append(out, "+ "+line)
-		}
-	}
-	return strings.Join(out, "\n")
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net"
 	"regexp"
 	"strings"
 	"syscall"
@@ -75,11 +74,7 @@ func TestStopWhileAPIServerHangs(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.serve("nftables").end(syscall.SIGTERM)
-	var l net.Listener
-	var err error
-	n.Do(func() { l, err = net.Listen("tcp", "127.0.0.1:0") })
-	do(t, err)
-	defer l.Close()
+	l := n.listen("127.0.0.1:0")
 	p := n.start([]string{"--proxy-mode=nftables", "--hostname-override=n1", "--master=http://" + l.Addr().String()})
 	conn, err := l.Accept()
 	do(t, err)
