@@ -371,13 +371,7 @@ func TestAskCrowd(t *testing.T) {
 	p := n.serve("nftables")
 	at := "/run/kube-proxy/admin.sock"
 	until(t, func() string { _, _, errOut := n.kubeProxy("table"); return errOut })
-	resident := func() int { return residentOf(t, p.cmd.Process.Pid) }
-	files := func() int {
-		entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid))
-		do(t, err)
-		return len(entries)
-	}
-	memory, open := resident(), files()
+	memory, open := p.resident(), p.files()
 	var conns []net.Conn
 	for i := range 1000 {
 		var c net.Conn
@@ -405,10 +399,10 @@ func TestAskCrowd(t *testing.T) {
 		}
 		return ""
 	})
-	if f := files(); f > open+80 { // 64 connections, and two sockets for each of four that have connections counted
+	if f := p.files(); f > open+80 { // 64 connections, and two sockets for each of four that have connections counted
 		t.Errorf("%d more descriptors for %d who connect", f-open, len(conns))
 	}
-	if m := resident(); m > memory+64<<20 {
+	if m := p.resident(); m > memory+64<<20 {
 		t.Errorf("%d MiB more for %d who connect", (m-memory)>>20, len(conns))
 	}
 	for _, c := range conns {

@@ -5,7 +5,6 @@ package main
 import (
 	"fmt"
 	"net"
-	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -108,12 +107,4 @@ func (n *namespace) openMany(url string, many int, says string) {
 		conn.SetWriteDeadline(time.Now().Add(timeout))
 		conn.Write([]byte(says)) // the other end may have closed it already
 	}
-}
-
-// files returns how many descriptors the process has open.
-func (p *process) files() int {
-	p.t.Helper()
-	open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid))
-	do(p.t, err)
-	return len(open)
 }

@@ -4,13 +4,12 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -155,31 +154,6 @@ func until(t testing.TB, what func() string) {
 	}
 }
 
-// files counts the descriptors that the program has open.
-func (p *labProgram) files() int {
-	p.n.t.Helper()
-	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid))
-	do(p.n.t, err)
-	return len(entries)
-}
-
-// resident is the memory that the program has, in bytes.
-func (p *labProgram) resident() int {
-	p.n.t.Helper()
-	return residentOf(p.n.t, p.cmd.Process.Pid)
-}
-
-// residentOf is the memory that a process has, in bytes.
-func residentOf(t testing.TB, pid int) int {
-	t.Helper()
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	do(t, err)
-	m := regexp.MustCompile(`VmRSS:\s+(\d+) kB`).FindSubmatch(data)
-	kb, err := strconv.Atoi(string(m[1]))
-	do(t, err)
-	return kb << 10
-}
-
 // ports returns the listening TCP ports in node1, on any address, except those of the program's own
 // servers.
 func (n *nodeLab) ports() []string {
@@ -210,62 +184,40 @@ func (p *labProgram) get(path string) (string, error) {
 	if _, err := fmt.Fprintf(c, "GET %s HTTP/1.0\r\n\r\n", path); err != nil {
 		return "", err
 	}
-	return readAll(c)
+	page, err := io.ReadAll(c)
+	return string(page), err
 }
 
 // dial connects from a host.
 func (n *nodeLab) dial(host, network string, to netip.AddrPort, within time.Duration) (c net.Conn, err error) {
-	if e := n.Do(host, func() error {
+	err = n.Do(host, func() (err error) {
 		c, err = net.DialTimeout(network, to.String(), within)
-		return nil
-	}); e != nil {
-		return nil, e
-	}
+		return err
+	})
 	return c, err
 }
 
 // listen listens on a port of TCP of a host; backlog 0 is the usual one.
 func (n *nodeLab) listen(host string, port uint16) (l net.Listener, err error) {
-	if e := n.Do(host, func() error {
+	err = n.Do(host, func() (err error) {
 		l, err = net.Listen("tcp4", fmt.Sprintf(":%d", port))
-		return nil
-	}); e != nil {
-		return nil, e
-	}
+		return err
+	})
 	return l, err
 }
 
 // listenUDP has a socket of UDP on a port of a host.
 func (n *nodeLab) listenUDP(host string, port uint16) (c *net.UDPConn, err error) {
-	if e := n.Do(host, func() error {
+	err = n.Do(host, func() (err error) {
 		c, err = net.ListenUDP("udp4", &net.UDPAddr{Port: int(port)})
-		return nil
-	}); e != nil {
-		return nil, e
+		return err
+	})
+	if err != nil {
+		return nil, err
 	}
-	if err == nil {
-		raw, e := c.SyscallConn()
-		if e == nil {
-			e = raw.Control(func(fd uintptr) {
-				unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 8<<20)
-			})
-		}
-		err = e
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, err
 	}
-	return c, err
-}
-
-func readAll(c net.Conn) (string, error) {
-	var b strings.Builder
-	buf := make([]byte, 64<<10)
-	for {
-		n, err := c.Read(buf)
-		b.Write(buf[:n])
-		if err != nil {
-			if n == 0 && b.Len() > 0 {
-				return b.String(), nil
-			}
-			return b.String(), err
-		}
-	}
+	return c, raw.Control(func(fd uintptr) { unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 8<<20) })
 }

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -237,6 +238,25 @@ func (p *process) stop() {
 	if code := p.end(syscall.SIGTERM); code != 0 {
 		p.t.Errorf("exit code %d after SIGTERM:\n%s", code, p.log())
 	}
+}
+
+// files returns how many descriptors the process has open.
+func (p *process) files() int {
+	p.t.Helper()
+	open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid))
+	do(p.t, err)
+	return len(open)
+}
+
+// resident is the memory that the process has, in bytes.
+func (p *process) resident() int {
+	p.t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	do(p.t, err)
+	m := regexp.MustCompile(`VmRSS:\s+(\d+) kB`).FindSubmatch(data)
+	kb, err := strconv.Atoi(string(m[1]))
+	do(p.t, err)
+	return kb << 10
 }
 
 var elements = regexp.MustCompile(`(?s)elements = \{(.*?)\}`)

@@ -190,8 +190,8 @@ func (n *snapshotLab) ready(code string) {
 			}
 			defer c.Close()
 			fmt.Fprintf(c, "GET %s HTTP/1.0\r\n\r\n", path)
-			answer, _ := readAll(c)
-			if !strings.HasPrefix(answer, "HTTP/1.0 "+code) {
+			answer, _ := io.ReadAll(c)
+			if !strings.HasPrefix(string(answer), "HTTP/1.0 "+code) {
 				return fmt.Sprintf("%s: %s, want %s", path, answer, code)
 			}
 			return ""
