@@ -26,9 +26,6 @@ type Flags struct {
 	ProxyNamespace, Selector string
 }
 
-// DefaultNamespace is where kubeadm and the chart's documentation install the proxy.
-const DefaultNamespace = "kube-system"
-
 // selectors are the labels of kubeadm's DaemonSets and of the chart's.
 var selectors = []string{"k8s-app in (kube-proxy,kube-proxy-windows)",
 	"app.kubernetes.io/name in (kube-proxy,kube-proxy-windows)"}
@@ -37,7 +34,8 @@ var selectors = []string{"k8s-app in (kube-proxy,kube-proxy-windows)",
 func (f *Flags) Add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.kubeconfig, clientcmd.RecommendedConfigPathFlag, "", "")
 	clientcmd.BindOverrideFlags(&f.overrides, flags, clientcmd.RecommendedConfigOverrideFlags(""))
-	flags.StringVar(&f.ProxyNamespace, "proxy-namespace", DefaultNamespace, "")
+	// where kubeadm and the chart's documentation install the proxy
+	flags.StringVar(&f.ProxyNamespace, "proxy-namespace", "kube-system", "")
 	flags.StringVar(&f.Selector, "selector", "", "")
 }
 
