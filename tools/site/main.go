@@ -92,14 +92,21 @@ func build(docs fs.FS, out, source string) error {
 		if err := p.read(docs, source, &find); err != nil {
 			return fmt.Errorf("docs/%s: %w", p.File, err)
 		}
-		if err := write(filepath.Join(out, p.URL()), func(w *bytes.Buffer) error {
-			return layout.Execute(w, map[string]any{"Page": p, "Sections": sections, "First": first,
-				"Style": template.CSS(style)})
-		}); err != nil {
+		var b bytes.Buffer
+		err := layout.Execute(&b, map[string]any{"Page": p, "Sections": sections, "First": first,
+			"Style": template.CSS(style)})
+		if err == nil {
+			err = write(filepath.Join(out, p.URL()), b.Bytes())
+		}
+		if err != nil {
 			return fmt.Errorf("docs/%s: %w", p.File, err)
 		}
 	}
-	if err := write(filepath.Join(out, "search.js"), func(w *bytes.Buffer) error { return find.write(w) }); err != nil {
+	index, err := find.script()
+	if err == nil {
+		err = write(filepath.Join(out, "search.js"), index)
+	}
+	if err != nil {
 		return err
 	}
 	pictures, err := fs.Glob(docs, "pictures/*")
@@ -108,28 +115,21 @@ func build(docs fs.FS, out, source string) error {
 	}
 	for _, name := range pictures {
 		data, err := fs.ReadFile(docs, name)
-		if err != nil {
-			return err
+		if err == nil {
+			err = write(filepath.Join(out, name), data)
 		}
-		if err := write(filepath.Join(out, name), func(w *bytes.Buffer) error {
-			w.Write(data)
-			return nil
-		}); err != nil {
+		if err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func write(name string, fill func(*bytes.Buffer) error) error {
-	var b bytes.Buffer
-	if err := fill(&b); err != nil {
-		return err
-	}
+func write(name string, data []byte) error {
 	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return err
 	}
-	return os.WriteFile(name, b.Bytes(), 0o644)
+	return os.WriteFile(name, data, 0o644)
 }
 
 // item is a page in the contents: "- [Title](file.md): summary".

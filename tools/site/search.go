@@ -4,6 +4,7 @@ import (
 	"bytes"
 	_ "embed"
 	"encoding/json"
+	"fmt"
 	"regexp"
 	"strings"
 
@@ -40,8 +41,8 @@ func (s *search) text(text []byte) {
 	}
 }
 
-// write writes the script of the search, with the index.
-func (s *search) write(w *bytes.Buffer) error {
+// script returns the script of the search, with the index.
+func (s *search) script() ([]byte, error) {
 	most := len(s.Sections) / 4 // a word in more sections is too common to search for
 	for word, in := range s.Words {
 		if len(in) > most && most > 0 {
@@ -49,13 +50,7 @@ func (s *search) write(w *bytes.Buffer) error {
 		}
 	}
 	index, err := json.Marshal(s)
-	if err != nil {
-		return err
-	}
-	w.WriteString("const index = ")
-	w.Write(index)
-	w.WriteString(";\n" + script)
-	return nil
+	return fmt.Appendf(nil, "const index = %s;\n%s", index, script), err
 }
 
 //go:embed search.js
