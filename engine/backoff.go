@@ -3,6 +3,8 @@ package engine
 import (
 	"container/heap"
 	"time"
+
+	"kube-proxy/internal/ordered"
 )
 
 // Backoff of failed work: 50 ms at first, doubled on each failure, 30 s at most.
@@ -51,7 +53,7 @@ func (c *credit) until() time.Time {
 // in the heap is being tried; its delay is kept. The zero waitlist is empty.
 type waitlist[K comparable] struct {
 	entries map[K]*waiting[K]
-	queue   waitQueue[K]
+	queue   ordered.Heap[*waiting[K]]
 }
 
 type waiting[K comparable] struct {
@@ -59,6 +61,11 @@ type waiting[K comparable] struct {
 	pause pause
 	at    int // place in the queue, -1 while it is being tried
 }
+
+// Place implements [ordered.Element].
+func (e *waiting[K]) Place() *int { return &e.at }
+
+func (e *waiting[K]) before(o *waiting[K]) bool { return e.pause.until.Before(o.pause.until) }
 
 // fail makes k wait, longer than before.
 func (w *waitlist[K]) fail(k K, now time.Time) { w.entry(k).wait(w, now) }
@@ -75,7 +82,7 @@ func (w *waitlist[K]) entry(k K) *waiting[K] {
 	e := w.entries[k]
 	if e == nil {
 		if w.entries == nil {
-			w.entries = map[K]*waiting[K]{}
+			w.entries, w.queue.Before = map[K]*waiting[K]{}, (*waiting[K]).before
 		}
 		e = &waiting[K]{key: k, at: -1}
 		w.entries[k] = e
@@ -110,50 +117,25 @@ func (w *waitlist[K]) forget(k K) {
 	}
 	delete(w.entries, k)
 	if len(w.entries) == 0 {
-		w.entries, w.queue = nil, nil
+		*w = waitlist[K]{}
 	}
 }
 
 // due removes the keys whose backoff has passed from the queue, and returns them.
 func (w *waitlist[K]) due(now time.Time) []K {
 	var keys []K
-	for len(w.queue) > 0 && !w.queue[0].pause.until.After(now) {
-		keys = append(keys, heap.Pop(&w.queue).(*waiting[K]).key)
+	for e := w.queue.First(); e != nil && !e.pause.until.After(now); e = w.queue.First() {
+		heap.Pop(&w.queue)
+		e.at = -1
+		keys = append(keys, e.key)
 	}
 	return keys
 }
 
 // next returns when the first key is due, and false if no key waits.
 func (w *waitlist[K]) next() (time.Time, bool) {
-	if len(w.queue) == 0 {
-		return time.Time{}, false
+	if e := w.queue.First(); e != nil {
+		return e.pause.until, true
 	}
-	return w.queue[0].pause.until, true
-}
-
-// waitQueue is a heap ordered by time.
-type waitQueue[K comparable] []*waiting[K]
-
-func (q waitQueue[K]) Len() int           { return len(q) }
-func (q waitQueue[K]) Less(i, j int) bool { return q[i].pause.until.Before(q[j].pause.until) }
-func (q waitQueue[K]) Swap(i, j int) {
-	q[i], q[j] = q[j], q[i]
-	q[i].at, q[j].at = i, j
-}
-
-// Push is heap.Interface's; use heap.Push.
-func (q *waitQueue[K]) Push(x any) {
-	e := x.(*waiting[K])
-	e.at = len(*q)
-	*q = append(*q, e)
-}
-
-// Pop is heap.Interface's; use heap.Pop.
-func (q *waitQueue[K]) Pop() any {
-	last := len(*q) - 1
-	e := (*q)[last]
-	(*q)[last] = nil
-	*q = (*q)[:last]
-	e.at = -1
-	return e
+	return time.Time{}, false
 }
