@@ -121,9 +121,7 @@ func desired(store *cluster.Store, budget *engine.Budget) (*lb.Table, []lb.Confl
 	for _, name := range names {
 		budget.Weigh(store.View(name))
 	}
-	slices.SortFunc(names, func(a, b cluster.Name) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-	})
+	slices.SortFunc(names, cluster.Name.Compare)
 	var refused []string
 	for _, name := range names {
 		v, s := store.View(name), budget.Settings(name)

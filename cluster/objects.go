@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 )
@@ -10,6 +11,11 @@ type Name struct{ Namespace, Name string }
 
 // String returns "namespace/name".
 func (n Name) String() string { return n.Namespace + "/" + n.Name }
+
+// Compare orders names by namespace, and then by name.
+func (n Name) Compare(o Name) int {
+	return cmp.Or(cmp.Compare(n.Namespace, o.Namespace), cmp.Compare(n.Name, o.Name))
+}
 
 // Protocol is a transport protocol, by its IANA protocol number.
 type Protocol uint8

@@ -155,7 +155,7 @@ func (m *model) owned(n cluster.Name) []*cluster.Slice {
 }
 
 func sortSlices(s []*cluster.Slice) []*cluster.Slice {
-	slices.SortFunc(s, func(a, b *cluster.Slice) int { return compareNames(a.Name, b.Name) })
+	slices.SortFunc(s, func(a, b *cluster.Slice) int { return a.Name.Compare(b.Name) })
 	return s
 }
 
@@ -166,8 +166,8 @@ func checkStore(t *testing.T, s *cluster.Store, m *model, fresh *cluster.Store) 
 		t.Errorf("synced %v, want %v", got, want)
 	}
 	names := s.Names()
-	slices.SortFunc(names, compareNames)
-	if want := slices.SortedFunc(maps.Keys(m.services), compareNames); !slices.Equal(names, want) {
+	slices.SortFunc(names, cluster.Name.Compare)
+	if want := slices.SortedFunc(maps.Keys(m.services), cluster.Name.Compare); !slices.Equal(names, want) {
 		t.Errorf("services %v, want %v", names, want)
 	}
 	for _, store := range []*cluster.Store{s, fresh} {

@@ -50,12 +50,8 @@ func fold(s *cluster.Store, events ...cluster.Event) (refs []cluster.Ref, facts 
 			refs[i].V4, refs[i].V6 = refs[i].V4 || r.V4, refs[i].V6 || r.V6
 		}
 	}
-	slices.SortFunc(refs, func(a, b cluster.Ref) int { return compareNames(a.Name, b.Name) })
+	slices.SortFunc(refs, func(a, b cluster.Ref) int { return a.Name.Compare(b.Name) })
 	return refs, facts
-}
-
-func compareNames(a, b cluster.Name) int {
-	return slices.Compare([]string{a.Namespace, a.Name}, []string{b.Namespace, b.Name})
 }
 
 func both(n string) cluster.Ref { return cluster.Ref{Name: name(n), V4: true, V6: true} }
@@ -114,7 +110,7 @@ func TestFirstListByFamilySV11(t *testing.T) {
 	for ipv6, want := range map[bool][]cluster.Name{
 		false: {name("dual"), name("four")}, true: {name("dual"), name("six")},
 	} {
-		if got := slices.SortedFunc(slices.Values(s.NamesIn(ipv6)), compareNames); !slices.Equal(got, want) {
+		if got := slices.SortedFunc(slices.Values(s.NamesIn(ipv6)), cluster.Name.Compare); !slices.Equal(got, want) {
 			t.Errorf("IPv6 %v: %v, want %v", ipv6, got, want)
 		}
 	}
@@ -495,7 +491,7 @@ func TestRelist(t *testing.T) {
 	refs, _ := fold(s, cluster.ServicesListed{Services: []*cluster.Service{service("a"), changed}})
 	wantDirty(t, "services relisted", refs, both("b"), both("c"))
 	names := s.Names()
-	slices.SortFunc(names, compareNames)
+	slices.SortFunc(names, cluster.Name.Compare)
 	if !slices.Equal(names, []cluster.Name{name("a"), name("c")}) {
 		t.Errorf("services %v, want a and c", names)
 	}

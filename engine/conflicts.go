@@ -44,8 +44,8 @@ type conflict struct {
 // share returns the namespace whose message limit the conflict counts for. Other tenants cannot
 // exhaust the limit for changes of the loser itself.
 func (c conflict) share() string {
-	loser := nameOf(c.Loser.Name).Namespace
-	if nameOf(c.cause).Namespace != loser {
+	loser := lb.NamespaceOf(c.Loser.Name)
+	if lb.NamespaceOf(c.cause) != loser {
 		return loser + ", by others"
 	}
 	return loser
@@ -117,7 +117,7 @@ func (e *Engine) reportProvisionalOwners(provisional []provisionalKey) {
 	first, keys := byService(provisionalOwners, func(l ProvisionalOwner) (string, lb.Key) { return l.Owner, l.Key })
 	for _, l := range first {
 		l.Keys = keys[l.Owner]
-		if !e.provisionalOwners.Allow(nameOf(l.Owner).Namespace) {
+		if !e.provisionalOwners.Allow(lb.NamespaceOf(l.Owner)) {
 			continue
 		}
 		e.cfg.Log.Warn("Service uses an address of the service network until another Service gets it as its cluster IP",

@@ -285,7 +285,7 @@ func (e *Engine) reportRefused(service string, refused []lb.Refused) {
 	}
 	text := fmt.Sprintf("%d frontends of service %s are malformed: %v", len(refused), service, refused[0].Err)
 	e.stats.failed(text, time.Now())
-	if e.said.first(text) && e.failures.Allow(nameOf(service).Namespace) {
+	if e.said.first(text) && e.failures.Allow(lb.NamespaceOf(service)) {
 		e.cfg.Log.Error("Left out malformed frontends, keeping the previous ones", "service", service, "frontends",
 			len(refused), "first", refused[0].Err)
 		e.reportFailed(nameOf(service), refused[0].Key, "left out", refused[0].Err)

@@ -108,7 +108,7 @@ func (e *Engine) accepted(changes []lb.Change, shows bool) {
 		e.pending.forget(c.Key)
 		e.noLocal.set(c.Key, c.New)
 	}
-	if first != nil && e.failures.Allow(nameOf(serviceOf(*first)).Namespace) {
+	if first != nil && e.failures.Allow(lb.NamespaceOf(serviceOf(*first))) {
 		e.cfg.Log.Info("Wrote frontends after failures", "frontends", rows, "first", first.Key.String(), "service",
 			serviceOf(*first))
 	}
@@ -145,7 +145,7 @@ func (e *Engine) rowFailed(c lb.Change, err error) {
 	}
 	p.logged = err.Error()
 	e.reportFailed(nameOf(serviceOf(c)), c.Key, "write", err)
-	if e.failures.Allow(nameOf(serviceOf(c)).Namespace) {
+	if e.failures.Allow(lb.NamespaceOf(serviceOf(c))) {
 		e.cfg.Log.Error("Failed to write a frontend, retrying it alone", "key", c.Key.String(), "service",
 			serviceOf(c), "err", err)
 	}

@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -249,9 +248,7 @@ func fittingPorts(sorted []*cluster.Slice, searched func(*cluster.Slice) bool) i
 	return len(sorted)
 }
 
-func byName(a, b *cluster.Slice) int {
-	return cmp.Or(cmp.Compare(a.Name.Namespace, b.Name.Namespace), cmp.Compare(a.Name.Name, b.Name.Name))
-}
+func byName(a, b *cluster.Slice) int { return a.Name.Compare(b.Name) }
 
 // tooMany returns the refusal of all addresses that do not fit; an empty one if all fit.
 func (s *Settings) tooMany(u use, addrs []netip.Addr, fits int, f fit, ports int) Refusal {

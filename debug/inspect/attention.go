@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"kube-proxy/cluster"
+	"kube-proxy/lb"
 )
 
 // Brief is a Service that is not ok, in short.
@@ -164,7 +165,7 @@ func (i *Inspector) Attention() Attention {
 	out.Services = len(bad)
 	slices.SortFunc(bad, compareBriefs)
 	for _, b := range bad { // sorted by state, then by namespace
-		namespace, _, _ := strings.Cut(b.Service, "/")
+		namespace := lb.NamespaceOf(b.Service)
 		last := len(out.Groups) - 1
 		if last < 0 || out.Groups[last].Namespace != namespace ||
 			out.Groups[last].State != b.State || out.Groups[last].Severity != b.Severity {
@@ -197,7 +198,7 @@ func (i *Inspector) Tally(most int, each func(namespace string, s State, v Sever
 	}
 	all, counts := i.oddOnes(), map[string]int{}
 	for _, b := range all {
-		counts[ParseName(b.Service).Namespace]++
+		counts[lb.NamespaceOf(b.Service)]++
 	}
 	named := slices.SortedFunc(maps.Keys(counts), func(a, b string) int {
 		return cmp.Or(counts[b]-counts[a], strings.Compare(a, b))
@@ -207,7 +208,7 @@ func (i *Inspector) Tally(most int, each func(namespace string, s State, v Sever
 		counts[n] = 0
 	}
 	for _, b := range all {
-		k := kind{ParseName(b.Service).Namespace, b.State, b.Severity}
+		k := kind{lb.NamespaceOf(b.Service), b.State, b.Severity}
 		if counts[k.namespace] == 0 {
 			k.namespace = OtherNamespaces
 		}

@@ -44,7 +44,7 @@ func (i *Inspector) Changed(said string) (cluster.Name, error) {
 	case 1:
 		return gone[0], nil
 	}
-	slices.SortFunc(gone, compareNames)
+	slices.SortFunc(gone, cluster.Name.Compare)
 	return name, ambiguous("Services that are gone", name.Name, gone)
 }
 

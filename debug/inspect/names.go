@@ -1,7 +1,6 @@
 package inspect
 
 import (
-	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -34,13 +33,9 @@ func (i *Inspector) listed() ([]cluster.Name, uint64) {
 		c.sorted, c.changes, c.newest, c.known = i.cfg.Store.Names(), changes, newest, true
 		// a busy machine may have stopped this process meanwhile
 		c.until = now.Add(min(100*time.Since(now), 2*time.Second))
-		slices.SortFunc(c.sorted, compareNames)
+		slices.SortFunc(c.sorted, cluster.Name.Compare)
 	}
 	return c.sorted, c.newest
-}
-
-func compareNames(a, b cluster.Name) int {
-	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }
 
 // ParseName parses "ns/name", as in frontends and changes, with or without ":port".

@@ -64,7 +64,7 @@ func (i *Inspector) failing() map[string]map[lb.Key]engine.Failing {
 			continue
 		}
 		for _, row := range f.Stats().Failing {
-			name := ParseName(row.Service).String()
+			name := lb.OwnerOf(row.Service)
 			if out[name] == nil {
 				out[name] = map[lb.Key]engine.Failing{}
 			}

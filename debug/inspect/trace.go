@@ -393,7 +393,7 @@ func (i *Inspector) pod(ctx context.Context, said string) (name cluster.Name, ad
 	ctx, cancel := context.WithTimeout(ctx, kernelWait)
 	defer cancel()
 	found, err := i.cfg.Pods(ctx, name)
-	names := slices.SortedFunc(maps.Keys(found), compareNames)
+	names := slices.SortedFunc(maps.Keys(found), cluster.Name.Compare)
 	switch {
 	case err != nil:
 		return name, nil, Problemf(Unavailable, "finding the address of pod %s: %v; %s", bare, err, see)
