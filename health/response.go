@@ -22,7 +22,10 @@ func (s *Services) serve(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Connection", "close") // the next request must open a new connection
 	}
 	w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(n)) // HT-11
-	answer(w, code, body(service, n, healthy))
+	b := body{LocalEndpoints: n, ServiceProxyHealthy: healthy}
+	b.Service.Namespace, b.Service.Name, _ = strings.Cut(service, "/")
+	text, _ := json.MarshalIndent(b, "", "\t") // strings and numbers can always be written
+	answer(w, code, text)
 }
 
 // count returns the Service of a port and the number of its endpoints on this node: that of the
@@ -39,24 +42,12 @@ func (s *Services) count(p *port) (service string, n int, known bool) {
 	return p.service, n, known
 }
 
-// body returns the body that load balancers have always read at such ports, byte for byte (HT-12).
-func body(service string, n int, healthy bool) []byte {
-	namespace, name, _ := strings.Cut(service, "/")
-	b := append([]byte(nil), "{\n\t\"service\": {\n\t\t\"namespace\": "...)
-	b = appendJSON(b, namespace)
-	b = append(b, ",\n\t\t\"name\": "...)
-	b = appendJSON(b, name)
-	b = append(b, "\n\t},\n\t\"localEndpoints\": "...)
-	b = strconv.AppendInt(b, int64(n), 10)
-	b = append(b, ",\n\t\"serviceProxyHealthy\": "...)
-	b = strconv.AppendBool(b, healthy)
-	return append(b, "\n}"...)
-}
-
-func appendJSON(b []byte, s string) []byte {
-	quoted, err := json.Marshal(s)
-	if err != nil { // there is no string that cannot be quoted
-		return append(b, `""`...)
-	}
-	return append(b, quoted...)
+// body is what load balancers have always read at such ports, byte for byte (HT-12).
+type body struct {
+	Service struct {
+		Namespace string `json:"namespace"`
+		Name      string `json:"name"`
+	} `json:"service"`
+	LocalEndpoints      int  `json:"localEndpoints"`
+	ServiceProxyHealthy bool `json:"serviceProxyHealthy"`
 }
