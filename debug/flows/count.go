@@ -178,9 +178,7 @@ func (c *count) rates(now time.Time, dropped func() (uint32, error)) *Rates {
 			}
 			r.Frontends = append(r.Frontends, rate)
 		} else {
-			r.Others.Frontends++
-			r.Others.New += n.new
-			r.Others.Total += n.total
+			r.Others++
 		}
 		n.new = 0
 	}

@@ -350,10 +350,11 @@ func TestTop(t *testing.T) {
 
 	var top *Top
 	var err error
-	n.Do(func() { top, err = Listen(Config{Tables: tables, Every: 50 * time.Millisecond}) })
+	n.Do(func() { top, err = Listen(tables) })
 	if err != nil {
 		t.Fatal(err)
 	}
+	top.every = 50 * time.Millisecond
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	rates := follow(ctx, top)
@@ -398,7 +399,7 @@ func TestTopOverrun(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	rates := follow(ctx, newTop(Config{Tables: tables, Every: 20 * time.Millisecond}, slowFeed{f, gate}))
+	rates := follow(ctx, &Top{tables: tables, every: 20 * time.Millisecond, most: 10, from: slowFeed{f, gate}})
 	n.inject(t, 0, all, func(i int) ctwire.Entry { return numbered(i, "10.96.0.10:80") })
 	close(gate)
 	rows, last := sum(t, rates, all)
@@ -456,7 +457,7 @@ func TestTopWithoutEvents(t *testing.T) {
 	n := newNode(t)
 	n.sh(t, "echo 0 >/proc/sys/net/netfilter/nf_conntrack_events")
 	var err error
-	n.Do(func() { _, err = Listen(Config{Tables: tables}) })
+	n.Do(func() { _, err = Listen(tables) })
 	if err == nil || !strings.Contains(err.Error(), "nf_conntrack_events") {
 		t.Errorf("%v", err)
 	}

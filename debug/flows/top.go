@@ -9,17 +9,6 @@ import (
 	"kube-proxy/lb"
 )
 
-// Config configures a [Top].
-type Config struct {
-	// Tables returns the frontends of each family. It is called at the start and after every
-	// period. A table with the same slice as before costs nothing.
-	Tables func() []Table
-	// Every is the period of the reports; 0 for a second.
-	Every time.Duration
-	// Most is the number of listed frontends; 0 means 1,000.
-	Most int
-}
-
 // Table is a snapshot of the frontends of a family, which must not change.
 type Table struct {
 	Family lb.Family
@@ -34,10 +23,11 @@ type Rates struct {
 	// previous report.
 	Since, At time.Time
 	Span      time.Duration
-	// Frontends are those that had a connection since counting began, the busiest in Span first.
+	// Frontends are those that had a connection since counting began, the busiest in Span first; at
+	// most 1,000.
 	Frontends []Rate
-	// Others is the sum of frontends that are not listed.
-	Others Sum
+	// Others is the number of frontends that are not listed.
+	Others int
 	// Elsewhere counts connections in Span without a frontend.
 	Elsewhere uint64
 	// Missed is the number of lost kernel messages in Span, because they were not read in time:
@@ -57,19 +47,15 @@ type Rate struct {
 	Total uint64
 }
 
-// Sum is the sum of many frontends.
-type Sum struct {
-	Frontends  int
-	New, Total uint64
-}
-
 // AtLeast reports whether the numbers of Span are lower bounds.
 func (r *Rates) AtLeast() bool { return r.Missed > 0 }
 
 // Top counts new connections to each frontend. Make one with [Listen].
 type Top struct {
-	cfg  Config
-	from feed
+	tables func() []Table // as in [Listen]
+	every  time.Duration  // the period of the reports
+	most   int            // the number of listed frontends
+	from   feed
 }
 
 // feed is the source of new connections.
@@ -85,34 +71,25 @@ type feed interface {
 }
 
 // Listen starts to listen, in the network namespace of the calling thread, until [Top.Each] ends.
-// An error gives the reason why there are no rates: this system or kernel does not report new
-// connections.
-func Listen(cfg Config) (*Top, error) {
+// tables returns the frontends of each family. It is called at the start and after every report. A
+// table with the same slice as before costs nothing. An error gives the reason why there are no
+// rates: this system or kernel does not report new connections.
+func Listen(tables func() []Table) (*Top, error) {
 	from, err := openFeed()
 	if err != nil {
 		return nil, err
 	}
-	return newTop(cfg, from), nil
+	return &Top{tables: tables, every: time.Second, most: 1000, from: from}, nil
 }
 
-func newTop(cfg Config, from feed) *Top {
-	if cfg.Every <= 0 {
-		cfg.Every = time.Second
-	}
-	if cfg.Most <= 0 {
-		cfg.Most = 1000
-	}
-	return &Top{cfg, from}
-}
-
-// Each calls f with the rates of every period until it returns false or ctx ends. If f takes longer
-// than a period, the next one is as long. Call it once.
+// Each calls f with the rates of every second until it returns false or ctx ends. If f takes longer
+// than that, the next period is as long. Call it once.
 func (t *Top) Each(ctx context.Context, f func(*Rates) bool) {
 	defer t.from.close()
-	c := newCount(t.cfg.Most, time.Now())
+	c := newCount(t.most, time.Now())
 	t.refresh(ctx, c)
 	go t.from.listen(c.add, c.lost)
-	every := time.NewTicker(t.cfg.Every)
+	every := time.NewTicker(t.every)
 	defer every.Stop()
 	for {
 		select {
@@ -132,7 +109,7 @@ const localsEvery = 10 * time.Second
 
 // refresh loads the current frontends and addresses.
 func (t *Top) refresh(ctx context.Context, c *count) {
-	if c.take(t.cfg.Tables()) && time.Since(c.localsRead) >= localsEvery {
+	if c.take(t.tables()) && time.Since(c.localsRead) >= localsEvery {
 		if local, err := t.from.locals(ctx); err == nil { // else the previous ones are right, or nearly
 			c.local(local)
 		}

@@ -77,8 +77,7 @@ func (f *scripted) open(n int, to string) {
 }
 
 func reported(r *Rates) string {
-	s := fmt.Sprintf("elsewhere %d missed %d/%d others %d %d/%d", r.Elsewhere, r.Missed, r.MissedInAll,
-		r.Others.Frontends, r.Others.New, r.Others.Total)
+	s := fmt.Sprintf("elsewhere %d missed %d/%d others %d", r.Elsewhere, r.Missed, r.MissedInAll, r.Others)
 	for _, rate := range r.Frontends {
 		s += fmt.Sprintf(" | %s %d %.0f/s %d", rate.Frontend.Key, rate.New, rate.PerSecond, rate.Total)
 	}
@@ -112,10 +111,10 @@ func TestRates(t *testing.T) {
 		f.here[netip.MustParseAddr("192.0.2.1")] = struct{}{}
 		f.here[netip.MustParseAddr("198.51.100.1")] = struct{}{}
 		ctx, cancel := context.WithCancel(t.Context())
-		rates := follow(ctx, newTop(Config{Every: 2 * time.Second, Most: 2, Tables: func() []Table {
+		rates := follow(ctx, &Top{every: 2 * time.Second, most: 2, from: f, tables: func() []Table {
 			return []Table{{Family: lb.IPv4, NodePorts: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")},
 				Frontends: *rows.Load()}}
-		}}, f))
+		}})
 		expect := func(want string) {
 			t.Helper()
 			if got := reported(<-rates); got != want {
@@ -127,21 +126,21 @@ func TestRates(t *testing.T) {
 		f.open(1, "198.51.100.1:30080") // answers no NodePorts
 		f.open(1, "192.0.2.1:32000")
 		f.open(1, "10.96.0.2:80") // not there yet
-		expect("elsewhere 3 missed 0/0 others 0 0/0 | 10.96.0.1:80/tcp 6 3/s 6 | nodeport:30080/tcp 2 1/s 2")
+		expect("elsewhere 3 missed 0/0 others 0 | 10.96.0.1:80/tcp 6 3/s 6 | nodeport:30080/tcp 2 1/s 2")
 		more := append(first[:2:2], row("10.96.0.2:80/tcp", "b"))
 		rows.Store(&more)
-		expect("elsewhere 0 missed 0/0 others 0 0/0 | 10.96.0.1:80/tcp 0 0/s 6 | nodeport:30080/tcp 0 0/s 2")
+		expect("elsewhere 0 missed 0/0 others 0 | 10.96.0.1:80/tcp 0 0/s 6 | nodeport:30080/tcp 0 0/s 2")
 		f.lose <- 10
 		f.open(4, "10.96.0.2:80")
-		expect("elsewhere 0 missed 10/10 others 1 0/2 | 10.96.0.2:80/tcp 4 2/s 4 | 10.96.0.1:80/tcp 0 0/s 6")
+		expect("elsewhere 0 missed 10/10 others 1 | 10.96.0.2:80/tcp 4 2/s 4 | 10.96.0.1:80/tcp 0 0/s 6")
 		f.lose <- 0 // for lack of memory, without a number
-		expect("elsewhere 0 missed 1/11 others 1 0/2 | 10.96.0.1:80/tcp 0 0/s 6 | 10.96.0.2:80/tcp 0 0/s 4")
+		expect("elsewhere 0 missed 1/11 others 1 | 10.96.0.1:80/tcp 0 0/s 6 | 10.96.0.2:80/tcp 0 0/s 4")
 		less := more[1:] // the Service is deleted, with its counts
 		rows.Store(&less)
-		expect("elsewhere 0 missed 0/11 others 1 0/2 | 10.96.0.1:80/tcp 0 0/s 6 | 10.96.0.2:80/tcp 0 0/s 4")
+		expect("elsewhere 0 missed 0/11 others 1 | 10.96.0.1:80/tcp 0 0/s 6 | 10.96.0.2:80/tcp 0 0/s 4")
 		synctest.Wait()
 		f.open(2, "10.96.0.1:80")
-		expect("elsewhere 2 missed 0/11 others 0 0/0 | 10.96.0.2:80/tcp 0 0/s 4 | nodeport:30080/tcp 0 0/s 2")
+		expect("elsewhere 2 missed 0/11 others 0 | 10.96.0.2:80/tcp 0 0/s 4 | nodeport:30080/tcp 0 0/s 2")
 		if f.reads > 2 {
 			t.Errorf("the addresses of this machine were read %d times in 12 s", f.reads)
 		}

@@ -81,7 +81,7 @@ func (i *Inspector) Top(ctx context.Context, each func(*Top) bool) error {
 	default:
 		return Problemf(Unavailable, "%d commands already count connections: end one of them (top)", maxWatching)
 	}
-	t, err := flows.Listen(flows.Config{Tables: i.tables()})
+	t, err := flows.Listen(i.tables())
 	if err != nil {
 		return Problemf(Unavailable, "%v", err)
 	}
@@ -96,7 +96,7 @@ func (i *Inspector) Top(ctx context.Context, each func(*Top) bool) error {
 
 func top(r *flows.Rates) *Top {
 	out := &Top{Since: r.Since, At: r.At, Span: r.Span.Seconds(), Services: []TopLine{}, Frontends: []TopLine{},
-		Elsewhere: r.Elsewhere, Missed: r.Missed, AtLeast: r.AtLeast(), MoreFrontends: r.Others.Frontends}
+		Elsewhere: r.Elsewhere, Missed: r.Missed, AtLeast: r.AtLeast(), MoreFrontends: r.Others}
 	by := map[string]int{}
 	for _, x := range r.Frontends {
 		line := TopLine{x.Frontend.Service, x.Frontend.Key.String(), x.Family.String(), x.New, x.PerSecond, x.Total}
