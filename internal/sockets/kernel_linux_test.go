@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -204,7 +205,7 @@ func TestPrograms(t *testing.T) {
 	var w *Watcher
 	ns.Do(func() {
 		var err error
-		w, err = New(Config{Period: 100 * time.Millisecond, Collides: func(c Collision) {
+		w, err = New(Config{Serves: notLoopback, Log: slog.New(slog.DiscardHandler), Collides: func(c Collision) {
 			mu.Lock()
 			defer mu.Unlock()
 			reported = append(reported, fmt.Sprintf("%s %s %v", c.Service, strings.TrimPrefix(c.Key.String(),
@@ -217,7 +218,7 @@ func TestPrograms(t *testing.T) {
 	if w == nil {
 		return
 	}
-	w.confirm = 200 * time.Millisecond
+	w.every, w.confirm = 100*time.Millisecond, 200*time.Millisecond
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); w.Run(ctx) }()

@@ -14,20 +14,17 @@ import (
 	"kube-proxy/lb"
 )
 
-// Config configures a Watcher. Collides is required.
+// Config configures a Watcher. All fields must be set.
 type Config struct {
 	// Collides is called by the goroutine of Run: for each socket that loses traffic to a NodePort,
 	// and once for all ports that one Service newly takes at the node's own addresses. It is called
 	// again if a collision had ended in between. It must be fast.
 	Collides func(Collision)
-	// Local returns the addresses of this node; nil ignores Services with such addresses.
+	// Local returns the addresses of this node.
 	Local func() ([]netip.Addr, error)
-	// Serves reports whether NodePorts answer at an address of this node; nil is all but loopback.
+	// Serves reports whether NodePorts answer at an address of this node.
 	Serves func(netip.Addr) bool
-	// Period is the time between two checks of all NodePorts, plus or minus 10 %; 0 means 5
-	// minutes, and a negative value never.
-	Period time.Duration
-	// Log reports failures; nil is slog.Default().
+	// Log reports failures.
 	Log *slog.Logger
 }
 
@@ -48,11 +45,16 @@ type Collision struct {
 // delay is how long Run waits for more after the first change.
 const delay = 100 * time.Millisecond
 
+// checkEvery is the time between two checks of all NodePorts, plus or minus 10 %, so that nodes do
+// not check together.
+const checkEvery = 5 * time.Minute
+
 // Watcher compares NodePorts and frontends at the node's own addresses with sockets and with each
 // other.
 type Watcher struct {
 	cfg    Config
 	kernel kernel
+	every  time.Duration // checkEvery; tests wait less
 	// confirm is the age at which a UDP socket is reported: a client without connect(2) looks like
 	// a server, but not for long.
 	confirm time.Duration
@@ -127,12 +129,7 @@ func (s socket) takes(fam lb.Family) bool {
 }
 
 func newWatcher(cfg Config, k kernel) *Watcher {
-	cfg.Period = cmp.Or(cfg.Period, 5*time.Minute)
-	cfg.Log = cmp.Or(cfg.Log, slog.Default())
-	if cfg.Serves == nil {
-		cfg.Serves = func(a netip.Addr) bool { return !a.IsLoopback() }
-	}
-	return &Watcher{cfg: cfg, kernel: k, confirm: 3 * time.Second, wake: make(chan struct{}, 1),
+	return &Watcher{cfg: cfg, kernel: k, every: checkEvery, confirm: 3 * time.Second, wake: make(chan struct{}, 1),
 		rows: map[lb.Family]map[port]string{lb.IPv4: {}, lb.IPv6: {}}, addrs: map[netip.Addr]map[port]string{},
 		fresh: map[port]struct{}{}, gone: map[state]struct{}{}, reported: map[state]struct{}{},
 		suspects: map[state]suspect{}, errs: map[string]string{}}
@@ -154,9 +151,6 @@ func (o *Observer) Applied(changes []lb.Change) {
 	for _, c := range changes {
 		if c.Key.IsNodePort() {
 			o.w.note(o.w.rows[o.fam], c, lb.NodePort)
-			continue
-		}
-		if o.w.cfg.Local == nil {
 			continue
 		}
 		rows := o.w.addrs[c.Key.Addr]
@@ -200,10 +194,7 @@ const maxGone = 4096
 // Run looks until ctx ends, and then closes the connections. Call it once.
 func (w *Watcher) Run(ctx context.Context) {
 	defer w.kernel.close()
-	var periodic <-chan time.Time
-	if w.cfg.Period > 0 {
-		periodic = time.After(w.period())
-	}
+	periodic := time.After(w.period())
 	var confirm <-chan time.Time
 	for {
 		all := false
@@ -232,9 +223,9 @@ func (w *Watcher) Run(ctx context.Context) {
 	}
 }
 
-// period is Config.Period, plus or minus 10 %, so that nodes do not check together.
+// period returns the time until the next check of all NodePorts.
 func (w *Watcher) period() time.Duration {
-	return time.Duration(float64(w.cfg.Period) * (0.9 + 0.2*rand.Float64()))
+	return time.Duration(float64(w.every) * (0.9 + 0.2*rand.Float64()))
 }
 
 // take returns the ports to check now, by protocol: those with a NodePort, or with a frontend at an

@@ -103,12 +103,15 @@ type rig struct {
 	reported   []string
 }
 
+// notLoopback: NodePorts answer at all addresses but loopback ones.
+func notLoopback(a netip.Addr) bool { return !a.IsLoopback() }
+
 // bubble runs a test with a Watcher in fake time.
 func bubble(t *testing.T, f func(*rig)) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &rig{t: t, kernel: &fakeKernel{}}
 		r.Watcher = newWatcher(Config{Log: slog.New(slog.NewTextHandler(&r.log, nil)),
-			Local: r.kernel.local,
+			Local: r.kernel.local, Serves: notLoopback,
 			Collides: func(c Collision) {
 				r.reportedMu.Lock()
 				defer r.reportedMu.Unlock()
