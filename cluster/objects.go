@@ -154,18 +154,6 @@ func (n *Node) Equal(o *Node) bool {
 		slices.Equal(n.PodCIDRs, o.PodCIDRs) && n.Leaving == o.Leaving
 }
 
-// Addr returns the node's first address of the family, or the zero Addr.
-func (n *Node) Addr(ipv6 bool) netip.Addr {
-	if n != nil {
-		for _, a := range n.Addrs {
-			if a.Is6() == ipv6 {
-				return a
-			}
-		}
-	}
-	return netip.Addr{}
-}
-
 // ServiceCIDR is a networking.k8s.io/v1 ServiceCIDR.
 type ServiceCIDR struct {
 	Name     string

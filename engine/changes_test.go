@@ -225,7 +225,7 @@ func TestDriftNodeAndConfigurationAreReported(t *testing.T) {
 		}
 		c.ResolveNode = func(f cluster.Facts) (n lb.Node) {
 			if f.Node != nil {
-				n.NodePorts = []netip.Prefix{netip.PrefixFrom(f.Node.Addr(false), 32)}
+				n.NodePorts = []netip.Prefix{netip.PrefixFrom(f.Node.Addrs[0], 32)}
 			}
 			return n
 		}

@@ -173,7 +173,7 @@ func (r *rig) state() string {
 	}
 	f := r.store.Facts()
 	if f.Node != nil {
-		out = append(out, "node:"+f.Node.Addr(false).String())
+		out = append(out, "node:"+f.Node.Addrs[0].String())
 	}
 	for _, c := range f.CIDRs {
 		out = append(out, "cidr:"+c.String())

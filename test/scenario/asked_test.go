@@ -111,7 +111,7 @@ func (c *askedCluster) packet(src, dst string) (p trace.Packet, err error) {
 	if err != nil {
 		return p, err
 	}
-	node := c.store.Facts().Node.Addr(false)
+	node := c.store.Facts().Node.Addrs[0]
 	if p.From = from.Addr; from.Node {
 		p.From = netip.AddrPortFrom(node, 0)
 	}
