@@ -107,10 +107,8 @@ func (e *Engine) reportNodeSet() {
 
 // reportFailed reports a failure unless its text is the same as that of the last one.
 func (e *Engine) reportFailed(name cluster.Name, k lb.Key, verb string, err error) {
-	if e.cfg.Changes != nil {
-		e.cfg.Changes.Add(changes.Entry{Kind: changes.Failed, Family: e.cfg.Family, Service: name, Key: k,
-			Done: time.Now().UnixNano(), Why: verb + ": " + err.Error()})
-	}
+	e.cfg.Changes.Add(changes.Entry{Kind: changes.Failed, Family: e.cfg.Family, Service: name, Key: k,
+		Done: time.Now().UnixNano(), Why: verb + ": " + err.Error()})
 }
 
 // nameOf returns the name of the Service of a frontend; ":port" may follow it in row.

@@ -44,7 +44,7 @@ func (n *noLocal) set(k lb.Key, f *lb.Frontend) {
 		}
 	}
 	// A frontend that drops lacks a local endpoint: source ranges are not among the routes.
-	if f == nil || len(f.Routes) == 0 || f.Routes[len(f.Routes)-1].Do != lb.Drop {
+	if f == nil || len(f.Routes) == 0 || f.Last().Do != lb.Drop {
 		return
 	}
 	if n.rows == nil {

@@ -31,9 +31,7 @@ type load struct {
 // intervals.
 func (e *Engine) lose(w *Write, now time.Time) {
 	e.resets.due, e.writer.searches = true, nil
-	if e.cfg.Changes != nil {
-		e.resets.why = w.Verb + ": " + w.Err.Error()
-	}
+	e.resets.why = w.Verb + ": " + w.Err.Error()
 	if n := e.resets.losses.add(1, now); n > 0 {
 		e.cfg.Log.Warn("Kernel state unknown, rewriting everything", "times", n, "verb", w.Verb, "err", w.Err)
 	}

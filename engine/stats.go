@@ -20,7 +20,6 @@ type Stats struct {
 	Visited   uint64 // frontends that the table inspected
 	Applies   uint64 // calls of Plane.Apply
 	Resets    uint64 // calls of Plane.Reset
-	SetNodes  uint64 // calls of Plane.SetNode
 	Offered   uint64 // changes in calls of Apply
 	Changes   uint64 // changes that were accepted
 	Failures  uint64 // calls of the plane that returned an error or panicked
@@ -125,8 +124,6 @@ func (l *ledger) called(w *Write, end time.Time) {
 		}
 	case "reset":
 		s.Resets++
-	case "setnode":
-		s.SetNodes++
 	case "audit":
 		s.Audits++
 		s.Repaired += uint64(w.Changes)
