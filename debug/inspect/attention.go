@@ -123,10 +123,14 @@ func (i *Inspector) failingNames() (names []cluster.Name) {
 	return names
 }
 
-// compareBriefs orders the worst first, then by name.
-func compareBriefs(a, b Brief) int {
-	return cmp.Or(b.Severity.Compare(a.Severity), gravity[b.State]-gravity[a.State],
-		strings.Compare(a.Service, b.Service))
+// bad returns the Services that need attention, the worst first, then by name.
+func (i *Inspector) bad() []Brief {
+	all := slices.DeleteFunc(i.oddOnes(), func(b Brief) bool { return !b.Severity.Bad() })
+	slices.SortFunc(all, func(a, b Brief) int {
+		return cmp.Or(b.Severity.Compare(a.Severity), gravity[b.State]-gravity[a.State],
+			strings.Compare(a.Service, b.Service))
+	})
+	return all
 }
 
 // Attention lists the Services that need it.
@@ -161,9 +165,8 @@ const (
 // Attention lists the Services that need attention.
 func (i *Inspector) Attention() Attention {
 	out := Attention{Node: i.Node(), Groups: []Group{}}
-	bad := slices.DeleteFunc(i.oddOnes(), func(b Brief) bool { return !b.Severity.Bad() })
+	bad := i.bad()
 	out.Services = len(bad)
-	slices.SortFunc(bad, compareBriefs)
 	for _, b := range bad { // sorted by state, then by namespace
 		namespace := lb.NamespaceOf(b.Service)
 		last := len(out.Groups) - 1

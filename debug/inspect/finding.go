@@ -128,9 +128,7 @@ func repaired(now time.Time, recent []changes.Entry) string {
 
 // serviceFindings has a finding for each state of Services that needs attention.
 func (i *Inspector) serviceFindings(f *findings) {
-	bad := slices.DeleteFunc(i.oddOnes(), func(b Brief) bool { return !b.Severity.Bad() })
-	slices.SortFunc(bad, compareBriefs)
-	for len(bad) > 0 {
+	for bad := i.bad(); len(bad) > 0; {
 		n := 1
 		for n < len(bad) && bad[n].State == bad[0].State && bad[n].Severity == bad[0].Severity {
 			n++

@@ -90,7 +90,9 @@ func (i *Inspector) find(said string) (name cluster.Name, port string, err error
 // ambiguous is the problem of a name that several have.
 func ambiguous(kind, said string, names []cluster.Name) *Problem {
 	p := Problemf(Ambiguous, "%d %s have the name %s: add the namespace", len(names), kind, said)
-	p.Candidates = first(names)
+	for _, n := range names[:min(len(names), maxCandidates)] {
+		p.Candidates = append(p.Candidates, n.String())
+	}
 	return p
 }
 
@@ -126,12 +128,4 @@ func (i *Inspector) unknown(said string, name cluster.Name) *Problem {
 			"are not known here"
 	}
 	return p
-}
-
-func first(names []cluster.Name) []string {
-	var out []string
-	for _, n := range names[:min(len(names), maxCandidates)] {
-		out = append(out, n.String())
-	}
-	return out
 }

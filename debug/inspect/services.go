@@ -114,7 +114,7 @@ func (i *Inspector) service(v cluster.View, failing map[string]map[lb.Key]engine
 		Namespace: v.Name.Namespace, Name: v.Name.Name, Type: typeNames[svc.Type],
 		Internal: policyNames[svc.InternalPolicy], External: policyNames[svc.ExternalPolicy],
 		Affinity:  int(svc.AffinitySeconds),
-		Endpoints: countEndpoints(v),
+		Endpoints: countEndpoints(v), State: OK, Severity: Fine,
 	}
 	for _, of := range []struct {
 		kind  lb.Kind
@@ -127,7 +127,7 @@ func (i *Inspector) service(v cluster.View, failing map[string]map[lb.Key]engine
 	for _, p := range svc.Ports {
 		s.Ports = append(s.Ports, Port{p.Name, p.Port, lb.Proto(p.Protocol).String(), p.NodePort})
 	}
-	j := newJudged(&s)
+	j := judged{&s}
 	for _, f := range i.cfg.Families {
 		o := f.owned(v.Name)
 		for _, row := range o.rows {

@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"cmp"
 	"fmt"
 
 	"kube-proxy/lb"
@@ -72,19 +73,11 @@ func (s Severity) Compare(o Severity) int { return ranks[s] - ranks[o] }
 
 // compare orders states, the least grave first; the severity counts first.
 func (s *Service) compare(state State, severity Severity) int {
-	if d := s.Severity.Compare(severity); d != 0 {
-		return d
-	}
-	return gravity[s.State] - gravity[state]
+	return cmp.Or(s.Severity.Compare(severity), gravity[s.State]-gravity[state])
 }
 
 // judged gathers the gravest state of a Service.
 type judged struct{ *Service }
-
-func newJudged(s *Service) judged {
-	s.State, s.Severity = OK, Fine
-	return judged{s}
-}
 
 // is records that the Service is in a state.
 func (j judged) is(s State, format string, args ...any) { j.as(s, severities[s], format, args...) }
