@@ -91,13 +91,8 @@ func newHTTP(what string, h http.Handler, log *slog.Logger) *http.Server {
 	return s
 }
 
-// Listen sets the address; the zero AddrPort means no address. An unspecified address, of either
-// family, means all addresses of both, where the kernel has both (CF-14). The new address is bound
-// before the old one is closed, unless one of them contains the other: then a connection may be
-// refused in between.
-//
-// An address that cannot be bound is retried every 5 s, while the old one serves; with hardFail the
-// first try must succeed, or it ends [Server.Run] with an error (HT-07). Listen does not block.
+// Listen sets the address, as [listen.Mover.Move] does (CF-14). With hardFail a failed first try
+// ends [Server.Run] (HT-07).
 func (s *Server) Listen(at netip.AddrPort, hardFail bool) { s.listener.Move(at, hardFail) }
 
 // Drain makes /readyz and /healthz fail from now on, because the process is about to end (PR-07).
