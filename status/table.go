@@ -247,21 +247,10 @@ func tabled() []metric {
 			read: measured(mode.Metric{Name: mode.ServiceBytes, Labels: []string{"ip_family"}})},
 		{row: "EXT", name: "source_connected", kind: gauge,
 			help: "1 while the proxy follows the API server or the manifest folder; 0 while it cannot and the last " +
-				"known state stays in force", read: func(s *snapshot, emit emit) {
-				connected := 0.0
-				if s.cfg.Connected() {
-					connected = 1
-				}
-				emit(connected)
-			}},
+				"known state stays in force", read: func(s *snapshot, emit emit) { emit(truth(s.cfg.Connected())) }},
 		{row: "SN-03", name: "snapshot_serving", kind: gauge,
 			help: "1 while the rules in force come from a snapshot, as the API server has not answered yet",
-			read: snapshotted(func(s Snapshot) float64 {
-				if s.Serving {
-					return 1
-				}
-				return 0
-			})},
+			read: snapshotted(func(s Snapshot) float64 { return truth(s.Serving) })},
 		{row: "SN-05", name: "snapshot_last_write_timestamp_seconds", kind: gauge,
 			help: "When this process wrote its last snapshot, in seconds since 1970; 0 before the first, and without " +
 				"--snapshot", read: snapshotted(func(s Snapshot) float64 {
@@ -305,6 +294,14 @@ func conntracked(value func(entries, limit uint64) uint64) func(*snapshot, emit)
 			emit(float64(value(entries, limit)))
 		}
 	}
+}
+
+// truth is 1 for true.
+func truth(is bool) float64 {
+	if is {
+		return 1
+	}
+	return 0
 }
 
 func snapshotted(value func(Snapshot) float64) func(*snapshot, emit) {
