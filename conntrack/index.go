@@ -31,8 +31,7 @@ type leaving struct {
 }
 
 // everywhere are all addresses.
-var everywhere = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(),
-	0)}
+var everywhere = []netip.Prefix{lb.IPv4.Everywhere(), lb.IPv6.Everywhere()}
 
 func newIndex(proxied func(lb.Key, netip.AddrPort) bool) *index {
 	return &index{proxied: proxied, rows: map[lb.Key]*lb.Frontend{}, suspect: map[lb.Key]struct{}{},
