@@ -240,27 +240,19 @@ func parsePort(s string) (uint16, error) {
 // serviceName reads ns/name, name, or the name that DNS has for it: name.ns, name.ns.svc,
 // name.ns.svc.cluster.local.
 func serviceName(s string) (string, error) {
-	ns, name, both := strings.Cut(s, "/")
-	if !both {
-		name, ns, _ = strings.Cut(s, ".")
-		ns, rest, more := strings.Cut(ns, ".")
-		if more && rest != "svc" && !strings.HasPrefix(rest, "svc.") {
+	ns, name, qualified := strings.Cut(s, "/")
+	if !qualified {
+		name, ns, qualified = strings.Cut(s, ".")
+		domain, more := "", false
+		if ns, domain, more = strings.Cut(ns, "."); more && domain != "svc" && !strings.HasPrefix(domain, "svc.") {
 			return "", errNoName
 		}
-		if ns == "" {
-			if !isLabel(name) || strings.ContainsRune(s, '.') {
-				return "", errNoName
-			}
-			return name, nil
-		}
-		return joined(ns, name)
 	}
-	return joined(ns, name)
-}
-
-func joined(ns, name string) (string, error) {
-	if !isLabel(ns) || !isLabel(name) {
+	switch {
+	case !isLabel(name) || qualified && !isLabel(ns):
 		return "", errNoName
+	case !qualified:
+		return name, nil
 	}
 	return ns + "/" + name, nil
 }
