@@ -40,25 +40,21 @@ func (d *diag) close() { d.conn.Close() }
 
 func (d *diag) sockets(ctx context.Context, proto lb.Proto, port uint16) ([]socket, error) {
 	var out []socket
-	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		list, err := d.dump(ctx, family, proto, port)
+	for _, family := range []struct {
+		number uint8
+		name   lb.Family
+	}{{unix.AF_INET, lb.IPv4}, {unix.AF_INET6, lb.IPv6}} {
+		list, err := d.dump(ctx, family.number, proto, port)
 		if proto == lb.SCTP && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) ||
 			errors.Is(err, unix.EINVAL)) {
 			continue // a kernel without this module has no such sockets, or does not list them
 		}
 		if err != nil {
-			return nil, fmt.Errorf("sockets: list %v sockets of %s: %w", proto, familyName(family), err)
+			return nil, fmt.Errorf("sockets: list %v sockets of %s: %w", proto, family.name, err)
 		}
 		out = append(out, list...)
 	}
 	return out, nil
-}
-
-func familyName(family uint8) string {
-	if family == unix.AF_INET {
-		return lb.IPv4.String()
-	}
-	return lb.IPv6.String()
 }
 
 // The kernel's numbers of a socket's states, which UDP and SCTP share.
