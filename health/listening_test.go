@@ -26,9 +26,7 @@ func TestRetryHT15(t *testing.T) {
 		o, reported := &fakeOpener{}, 0
 		s := newServices(ServicesConfig{OnListenFailed: func(string, uint16, error) { reported++ }})
 		s.open = o.listen
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan struct{})
-		go func() { s.Run(ctx); close(done) }()
+		stop := runServices(t, s)
 		v4 := s.Observer(lb.IPv4)
 		o.Refuse("", "in use")
 		start := time.Now()
@@ -62,8 +60,7 @@ func TestRetryHT15(t *testing.T) {
 		if len(o.Tried(start)) != n {
 			t.Error("it goes on trying for a Service that is gone")
 		}
-		cancel()
-		<-done
+		stop()
 	})
 }
 
@@ -73,9 +70,7 @@ func TestRetryOfOthers(t *testing.T) {
 		o := &fakeOpener{}
 		s := newServices(ServicesConfig{})
 		s.open = o.listen
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan struct{})
-		go func() { s.Run(ctx); close(done) }()
+		stop := runServices(t, s)
 		v4 := s.Observer(lb.IPv4)
 		o.Refuse("", "in use")
 		const n = 20
@@ -92,8 +87,7 @@ func TestRetryOfOthers(t *testing.T) {
 		if tries := len(o.Tried(time.Now())) - before; tries != 10 {
 			t.Errorf("tried %d times in ten minutes, want once a minute", tries)
 		}
-		cancel()
-		<-done
+		stop()
 	})
 }
 
@@ -113,9 +107,7 @@ func TestAddressesChange(t *testing.T) {
 		}
 		s := newServices(ServicesConfig{Addresses: func() []netip.Addr { return *addrs.Load() }})
 		s.open = o.listen
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan struct{})
-		go func() { s.Run(ctx); close(done) }()
+		stop := runServices(t, s)
 		use("192.0.2.1", "2001:db8::1")
 		s.Observer(lb.IPv4).Applied(set(check("shop/web", 80, 1)))
 		synctest.Wait()
@@ -158,8 +150,7 @@ func TestAddressesChange(t *testing.T) {
 		use("2001:db8::3")
 		s.AddressesChanged()
 		expect("[]")
-		cancel()
-		<-done
+		stop()
 		expect("[close [2001:db8::2]:80]")
 	})
 }
@@ -176,9 +167,7 @@ func TestAppliedDoesNotBlock(t *testing.T) {
 			<-blocked
 			return o.listen(ctx, p)
 		}
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan struct{})
-		go func() { s.Run(ctx); close(done) }()
+		stop := runServices(t, s)
 		synctest.Wait()
 		for i := range 100 {
 			v4.Applied(set(check("shop/web", uint16(81+i), 1)))
@@ -189,8 +178,7 @@ func TestAppliedDoesNotBlock(t *testing.T) {
 		if n := len(o.Did()); n != 101 {
 			t.Errorf("%d listeners opened, want 101", n)
 		}
-		cancel()
-		<-done
+		stop()
 		v4.Applied(gone(80)) // after Run
 	})
 }
@@ -308,9 +296,7 @@ func TestManyPortsThatCannotListen(t *testing.T) {
 				reported[namespace]++
 			}})
 		s.open = o.listen
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan struct{})
-		go func() { s.Run(ctx); close(done) }()
+		stop := runServices(t, s)
 		v4 := s.Observer(lb.IPv4)
 		o.Refuse("", "in use")
 		for port := range uint16(1000) {
@@ -322,8 +308,7 @@ func TestManyPortsThatCannotListen(t *testing.T) {
 		if reported["tenant"] != ratelimit.Burst || reported["stranger"] != 1 {
 			t.Errorf("reported failures %v, want %d of the tenant's and the stranger's", reported, ratelimit.Burst)
 		}
-		cancel()
-		<-done
+		stop()
 		if lines := strings.Count(log.String(), "\n"); lines != ratelimit.Burst+1 {
 			t.Errorf("%d lines, want %d", lines, ratelimit.Burst+1)
 		}

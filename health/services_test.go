@@ -55,11 +55,13 @@ func newDesk(t testing.TB) *desk {
 	return d
 }
 
-func runServices(t testing.TB, s *Services) {
+func runServices(t testing.TB, s *Services) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { s.Run(ctx); close(done) }()
-	t.Cleanup(func() { cancel(); <-done })
+	stop = func() { cancel(); <-done }
+	t.Cleanup(stop)
+	return stop
 }
 
 func (d *desk) at(port uint16) netip.AddrPort { return netip.AddrPortFrom(d.addr, port) }
