@@ -166,7 +166,7 @@ type sliceFacts struct {
 // facts collects properties of the slices.
 func (r *resolver) facts() (f sliceFacts) {
 	for _, sl := range r.view.Slices {
-		if !r.ofFamily(sl) {
+		if !r.settings.ofFamily(sl) {
 			continue
 		}
 		f.slices++
@@ -252,7 +252,7 @@ func (c *portExplainer) endpoints(p *cluster.ServicePort) {
 	}
 	if c.ports == nil { // of many ports each slice has a few
 		for _, sl := range c.entire.view.Slices {
-			if c.ofFamily(sl) && !slices.ContainsFunc(sl.Ports, func(sp cluster.SlicePort) bool {
+			if c.settings.ofFamily(sl) && !slices.ContainsFunc(sl.Ports, func(sp cluster.SlicePort) bool {
 				return isPort(sp, p)
 			}) {
 				c.gather(found, sl, 0)

@@ -70,10 +70,14 @@ func nodeAddr(f cluster.Facts, s Settings) netip.Addr {
 	if ip := s.NodePortAddrs.NodeIP; isFamily(ip, s.Family) {
 		return ip
 	}
-	if f.Node == nil {
-		return netip.Addr{}
+	if f.Node != nil {
+		for _, a := range f.Node.Addrs {
+			if isFamily(a, s.Family) {
+				return a
+			}
+		}
 	}
-	return addrOf(f.Node.Addrs, s.Family)
+	return netip.Addr{}
 }
 
 // detector distinguishes pods' traffic from other traffic (CF-33). A mode without its input in this

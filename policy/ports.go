@@ -2,6 +2,7 @@ package policy
 
 import (
 	"cmp"
+	"slices"
 
 	"kube-proxy/cluster"
 	"kube-proxy/lb"
@@ -90,23 +91,13 @@ func isPort(sp cluster.SlicePort, p *cluster.ServicePort) bool {
 	return sp.Name == p.Name && sp.Protocol == p.Protocol && sp.Port != 0
 }
 
-func (r *resolver) ofFamily(sl *cluster.Slice) bool { return r.settings.ofFamily(sl) }
-
 func (s *Settings) ofFamily(sl *cluster.Slice) bool { return sl.IPv6 == (s.Family == lb.IPv6) }
 
 // isServed reports whether a slice's port is one of the Service's.
 func (r *resolver) isServed(sp cluster.SlicePort) bool {
-	if sp.Port == 0 {
-		return false
-	}
 	if r.ports != nil {
 		_, ours := r.ports.first[portName{sp.Name, sp.Protocol}]
-		return ours
+		return ours && sp.Port != 0
 	}
-	for _, p := range r.svc.Ports {
-		if p.Port != 0 && p.Name == sp.Name && p.Protocol == sp.Protocol {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(r.svc.Ports, func(p cluster.ServicePort) bool { return p.Port != 0 && isPort(sp, &p) })
 }

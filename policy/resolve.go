@@ -184,16 +184,6 @@ func affinity(svc *cluster.Service) time.Duration {
 	return time.Duration(min(max(svc.AffinitySeconds, 0), maxAffinity)) * time.Second
 }
 
-// addrOf returns the first address of the family, or the zero Addr.
-func addrOf(addrs []netip.Addr, f lb.Family) netip.Addr {
-	for _, a := range addrs {
-		if isFamily(a, f) {
-			return a
-		}
-	}
-	return netip.Addr{}
-}
-
 // isFamily reports whether a can be an address of a node in the family. The unspecified address,
 // addresses with a zone and IPv4-mapped ones cannot: no packet carries them.
 func isFamily(a netip.Addr, f lb.Family) bool {
