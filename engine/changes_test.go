@@ -52,7 +52,7 @@ func (o *ringReported) want(t *testing.T, what string, want ...string) {
 
 func changesBubble(t *testing.T, change func(*Config), f func(*rig, *ringReported)) {
 	t.Helper()
-	o := &ringReported{Ring: changes.New(0)}
+	o := &ringReported{Ring: changes.New()}
 	bubble(t, func(c *Config) {
 		c.Changes = o.Ring
 		if change != nil {
@@ -293,7 +293,7 @@ func TestTellingIsFree(t *testing.T) {
 		})
 	}
 	without := allocs(nil)
-	if n := allocs(changes.New(0)); n != without {
+	if n := allocs(changes.New()); n != without {
 		t.Errorf("a change costs %v allocations with a Ring, %v without", n, without)
 	}
 	t.Logf("%v allocations for each change", without)
@@ -302,7 +302,7 @@ func TestTellingIsFree(t *testing.T) {
 // With ten readers that poll ten times a second, a change costs the process at most 10 µs more.
 func TestReadersCostLittle(t *testing.T) {
 	cost := func(readers int) time.Duration {
-		ring := changes.New(0)
+		ring := changes.New()
 		r := newRig(t, func(c *Config) { c.Changes, c.Observers = ring, nil })
 		r.fill(10)
 		ctx, cancel := context.WithCancel(t.Context())

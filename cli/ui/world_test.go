@@ -43,7 +43,7 @@ type world struct {
 
 // newWorld returns a world with a node and these Services, each with an endpoint on this node.
 func newWorld(t testing.TB, names ...cluster.Name) *world {
-	w := &world{t: t, store: cluster.NewStore("node1"), ring: changes.New(0),
+	w := &world{t: t, store: cluster.NewStore("node1"), ring: changes.New(),
 		settings: policy.Settings{Family: lb.IPv4}}
 	w.stats.Begun = true
 	w.store.Fold(cluster.NodeSet{Node: &cluster.Node{Name: "node1",

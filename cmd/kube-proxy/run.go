@@ -72,7 +72,7 @@ func newProxy(modes mode.List, args []string, cfg *config.Config, logs *logging.
 			return true
 		}}
 	p.present.Store(&wiring.Config{Config: cfg})
-	p.changes = changes.New(0)
+	p.changes = changes.New()
 	p.problems = ratelimit.New(log, "Malformed object")
 	p.collisions = ratelimit.New(log, "Service port is in use on this node")
 	p.facts, p.hangups = make(chan struct{}, 1), make(chan os.Signal, 1)

@@ -60,7 +60,7 @@ func TestEndpointsAreNamed(t *testing.T) {
 		{"a frontend that came", func() { set(1, 1) }, nil, row(1, 1), ""},
 	} {
 		c.there()
-		ring, reported := New(8), ""
+		ring, reported := newRing(8), ""
 		entry := of("shop", "web")
 		ring.Add(entry)
 		ring.Add(of("shop", "other"))

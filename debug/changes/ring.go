@@ -12,9 +12,9 @@ import (
 	"kube-proxy/lb"
 )
 
-// DefaultSize is how many entries a Ring has by default: some 690 KB, and a text of up to [maxWhy]
-// bytes for each.
-const DefaultSize = 4096
+// ringSize is how many entries a Ring has: some 690 KB, and a text of up to [maxWhy] bytes for
+// each.
+const ringSize = 4096
 
 // buckets is the number of buckets for namespaces; the first holds entries without a namespace.
 const buckets = 64
@@ -44,13 +44,12 @@ type bucket struct {
 	first, last int32
 }
 
-// New returns a Ring with room for size entries; 0 means [DefaultSize]. Numbers of entries start at
-// the current microsecond, so that they are larger than those of the previous process, and a reader
-// that continues after a restart misses nothing.
-func New(size int) *Ring {
-	if size <= 0 {
-		size = DefaultSize
-	}
+// New returns an empty Ring. Numbers of entries start at the current microsecond, so that they are
+// larger than those of the previous process, and a reader that continues after a restart misses
+// nothing.
+func New() *Ring { return newRing(ringSize) }
+
+func newRing(size int) *Ring {
 	return &Ring{seed: maphash.MakeSeed(), slots: make([]slot, size), seq: uint64(time.Now().UnixMicro())}
 }
 

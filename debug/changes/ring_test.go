@@ -28,7 +28,7 @@ func names(r *Ring) (out []string) {
 }
 
 func TestNewestStay(t *testing.T) {
-	r := New(3)
+	r := newRing(3)
 	first, _ := r.Counts()
 	for i := range 5 {
 		r.Add(of("shop", fmt.Sprint("s", i)))
@@ -52,13 +52,13 @@ func TestNewestStay(t *testing.T) {
 // number gets all of them.
 func TestNumbersGrowOverRestarts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		before := New(3)
+		before := newRing(3)
 		for i := range 1000 {
 			before.Add(of("shop", fmt.Sprint("s", i)))
 		}
 		last, _ := before.Counts()
 		time.Sleep(time.Second)
-		next := New(3)
+		next := newRing(3)
 		next.Add(of("shop", "web"))
 		if entries, newest := next.After(last); len(entries) != 1 || newest <= last {
 			t.Errorf("after %d of the process before: %v, newest %d", last, entries, newest)
@@ -68,7 +68,7 @@ func TestNumbersGrowOverRestarts(t *testing.T) {
 
 // A tenant who changes his Services all the time drops only his own history.
 func TestFloodPushesOutItsOwn(t *testing.T) {
-	r := New(100)
+	r := newRing(100)
 	r.Add(Entry{Kind: Reset, Frontends: 3})
 	quiet := []string{"a", "b", "c", "d"}
 	for _, ns := range quiet {
@@ -95,7 +95,7 @@ func TestFloodPushesOutItsOwn(t *testing.T) {
 
 // A program that always undoes our work, or a kernel that refuses everything, fills only one entry.
 func TestTheSameAgainIsOneEntry(t *testing.T) {
-	r := New(10)
+	r := newRing(10)
 	first, _ := r.Counts()
 	for i := range 1000 {
 		r.Add(Entry{Kind: Repaired, Family: lb.IPv4, Learned: int64(i + 1), Done: int64(i + 2), Frontends: 2,
@@ -120,7 +120,7 @@ func TestTheSameAgainIsOneEntry(t *testing.T) {
 // To add costs no allocation and a bounded time, also where all is full and the namespaces are
 // many.
 func TestAddAllocatesNothing(t *testing.T) {
-	r := New(256)
+	r := newRing(256)
 	entries := make([]Entry, 1000)
 	for i := range entries {
 		entries[i] = of(fmt.Sprint("ns", i), "web")
@@ -136,7 +136,7 @@ func TestAddAllocatesNothing(t *testing.T) {
 }
 
 func TestLongTextIsCut(t *testing.T) {
-	r := New(1)
+	r := newRing(1)
 	r.Add(Entry{Kind: Failed, Why: strings.Repeat("ä", 100_000)})
 	entries, _ := r.After(0)
 	if n := len(entries[0].Why); n > maxWhy+len("…") {
@@ -186,7 +186,7 @@ func TestLatency(t *testing.T) {
 
 // Readers and writers at once: run with -race. Each reader sees each entry once, in order.
 func TestReadersSeeAll(t *testing.T) {
-	r := New(100_000)
+	r := newRing(100_000)
 	first, _ := r.Counts()
 	ctx, cancel := context.WithCancel(t.Context())
 	var readers, writers sync.WaitGroup
@@ -225,7 +225,7 @@ func TestReadersSeeAll(t *testing.T) {
 }
 
 func BenchmarkAdd(b *testing.B) {
-	r := New(0)
+	r := New()
 	e := of("shop", "web")
 	b.ReportAllocs()
 	for b.Loop() {

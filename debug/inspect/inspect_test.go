@@ -55,7 +55,7 @@ func (l *tracer) Differences(_ context.Context, _ *lb.Table, each func(trace.Dif
 var settings = policy.Settings{Family: lb.IPv4, ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}}
 
 func newWorld() *world {
-	w := &world{store: cluster.NewStore("n1"), table: &lb.Table{Family: lb.IPv4}, ring: changes.New(64)}
+	w := &world{store: cluster.NewStore("n1"), table: &lb.Table{Family: lb.IPv4}, ring: changes.New()}
 	w.store.Fold(cluster.NodeSet{
 		Node: &cluster.Node{Name: "n1", Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}})
 	cfg := Config{Store: w.store, Changes: w.ring, Families: []Family{{Family: lb.IPv4,
@@ -354,7 +354,7 @@ func TestServicesSince(t *testing.T) {
 	since("[] [] false")
 	w.ring.Add(changes.Entry{Kind: changes.Reset})
 	since("[] [] true")
-	for range 100 { // more than there are places
+	for range 5000 { // more than there are places
 		w.ring.Add(entry)
 	}
 	since("[] [] true")

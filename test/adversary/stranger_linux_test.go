@@ -128,7 +128,7 @@ type bystander struct {
 
 func newBystander(t *testing.T, shape adversary.Shape, n int, observers []*observer) *bystander {
 	s := &bystander{world: emptyWorld(t, lb.IPv4, 1), shape: shape, n: min(n, len(shape.Services)),
-		ring: changes.New(0), observers: observers}
+		ring: changes.New(), observers: observers}
 	s.plane.Slow(0, maxBatchWeight)
 	resolve := s.resolve
 	s.resolve = func(v cluster.View) []*lb.Frontend {

@@ -23,7 +23,7 @@ import (
 func hostile(t *testing.T, n *node, b *browser) {
 	names := []string{"<script>window.owned=1</script>", `"><img src=x onerror="window.owned=1">`,
 		"javascript&colon;window.owned=1", "web\u202egnp.exe", "bell\a\x1b[31m", strings.Repeat("x", 253)}
-	store, ring := cluster.NewStore("node1"), changes.New(0)
+	store, ring := cluster.NewStore("node1"), changes.New()
 	var table lb.Table
 	settings := policy.Settings{Family: lb.IPv4}
 	store.Fold(cluster.ServicesListed{})

@@ -52,7 +52,7 @@ func Hollow(name string, failing bool) Run {
 	if failing {
 		tracer = damaged{}
 	}
-	ring := changes.New(0)
+	ring := changes.New()
 	ring.Add(changes.Entry{
 		Kind: changes.Service, Family: lb.IPv4, Service: web, What: changes.ServiceChanged, Services: 1, Frontends: 1,
 		API: changed.Add(-time.Second).UnixNano(), Learned: changed.UnixNano(),
