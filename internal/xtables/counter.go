@@ -7,10 +7,9 @@ import (
 	"fmt"
 	"time"
 
-	"kube-proxy/internal/kernel"
-
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlink"
 )
 
