@@ -224,7 +224,10 @@ func (p *Plane) open() error {
 		if err != nil {
 			return err
 		}
-		if k.witness, err = newWitness(k.obj.Refusals, p.serviceOf, p.cfg.Log); err != nil {
+		if err = p.switches.goOn(k.obj.Config); err == nil {
+			k.witness, err = newWitness(k.obj.Refusals, p.serviceOf, p.cfg.Log)
+		}
+		if err != nil {
 			return errors.Join(err, k.close())
 		}
 		p.mu.Lock()
@@ -298,9 +301,6 @@ func (p *Plane) repair(have *snapshot) (repaired int, err error) {
 		return 0, err
 	}
 	if err := p.addresses.use(p.kernel.obj.Addresses, p.node.NodePorts); err != nil {
-		return 0, err
-	}
-	if err := p.switches.goOn(p.kernel.obj.Config); err != nil {
 		return 0, err
 	}
 	p.handOver(p.switches.wanted(), false)

@@ -51,10 +51,7 @@ func (s *switches) goOn(config *ebpf.Map) error {
 
 // endWait has the programs connect sockets of pods, if they shall.
 func (s *switches) endWait() error {
-	s.mu.Lock()
-	s.waits = false
-	s.mu.Unlock()
-	return s.change(func(*bpf.LBSettings) {})
+	return s.change(func(*bpf.LBSettings) { s.waits = false })
 }
 
 // wanted returns the settings that programs follow or shall follow.
