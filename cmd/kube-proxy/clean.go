@@ -39,7 +39,7 @@ func (p *proxy) cleanOthers(ctx context.Context) {
 	var reported []string
 	for wait := cleanAgain; ctx.Err() == nil; wait = min(2*wait, cleanAgainMost) {
 		report, err := cleanup.Others(ctx, p.modes, p.choice.Mode, what)
-		if wait == cleanAgain {
+		if wait == cleanAgain && ctx.Err() == nil { // else the next process waits for what is left
 			p.othersGone()
 		}
 		report.Left = slices.DeleteFunc(report.Left, func(s string) bool { return slices.Contains(reported, s) })
