@@ -180,8 +180,7 @@ type Configurable interface {
 	Configure(option.Blocks) error
 }
 
-// Successor is a plane that leaves part of its work to its rules until those of other modes are
-// removed.
+// Successor is a plane that begins part of its work only when the rules of other modes are removed.
 type Successor interface {
 	// OthersGone begins that work. It is called once, from any goroutine, after the first attempt
 	// to remove the rules of other modes, whatever is left.

@@ -57,12 +57,12 @@ func (p *proxy) cleanOthers(ctx context.Context) {
 	}
 }
 
-// othersGone has the planes begin what waited for the removal of other modes' rules.
+// othersGone has the planes begin the work that waited for the removal of other modes' rules.
 func (p *proxy) othersGone() {
 	for _, f := range p.families {
 		if s, ok := f.plane.(mode.Successor); ok {
 			if err := s.OthersGone(); err != nil {
-				p.log.Error("Failed to begin what waited for the removal of other rules; an audit retries",
+				p.log.Error("Failed to begin the work that waited for the removal of other rules; an audit retries",
 					"family", f.name, "err", err)
 			}
 		}

@@ -41,7 +41,7 @@ type Config struct {
 	Stale string
 	// Count has connections counted.
 	Count bool
-	// Wait has programs that connect no sockets of pods yet wait for [Plane.OthersGone].
+	// Wait is whether programs connect the first sockets of pods only after [Plane.OthersGone].
 	Wait bool
 	// Log takes failures outside the calls of a plane; nil discards them.
 	Log *slog.Logger

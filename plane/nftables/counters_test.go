@@ -90,9 +90,9 @@ func TestCounters(t *testing.T) {
 	})
 }
 
-// fill uses all the space for counters, in small transactions. Linux 5.10 takes the memory of a
-// counter from what it provides in the background. If that is used up, it loses a reference to the
-// module of counters, until no rule can have one.
+// fill uses all the space for counters, in small transactions. Linux 5.10 allocates counters from
+// memory that it reserves in the background. With each failure it drops a reference to the module
+// nft_counter, and with the last of them no rule can have a counter.
 func fill(t *testing.T, p *Plane) {
 	t.Helper()
 	w := planetest.World{Family: p.ip.Family}
