@@ -116,6 +116,9 @@ func TestStaleSockets(t *testing.T) {
 				b.t.Errorf("socket %d to an endpoint that left is still connected", i)
 				continue
 			}
+			if _, err := unix.Write(fd, []byte("hello\n")); err != unix.EDESTADDRREQ {
+				b.t.Errorf("socket %d has no endpoint, and a write returns %v", i, err)
+			}
 			to := dns
 			if i == 3 {
 				to = netip.AddrPortFrom(netip.AddrFrom16(dns.Addr().As16()), dns.Port())
