@@ -124,6 +124,8 @@ func nftFaults() []nodeFault {
 		{"another port", "inet", "forward priority 0", "tcp dport 8081 drop", "", "", trace.Delivered, "", ""},
 		{"a set", "inet", "forward priority 0", "ip daddr { 10.1.1.0/30, 10.1.1.12 } tcp dport { 80, 8000-8090 } drop",
 			"", "", trace.Dropped, "rule 1", ""},
+		{"a mask with a gap", "ip", "forward priority 0", "ip daddr & 255.0.255.255 == 10.0.1.12 drop",
+			"", "", trace.Dropped, "ip daddr & 255.0.255.255 10.0.1.12 drop", ""},
 		{"an interface", "inet", "forward priority 0", `iifname "vethpod1" oifname "vethpod*" drop`,
 			"", "", trace.Dropped, "rule 1", ""},
 		{"another interface", "inet", "forward priority 0", `iifname "vethpod3" drop`, "", "", trace.Delivered, "", ""},

@@ -5,9 +5,10 @@
 // policy, planes compare their renderings, and test/planetest sends the packets through real
 // network namespaces. The README in test/testdata/scenarios explains the format.
 //
-//	s, err := scenario.ParseFile("test/testdata/scenarios/clusterip.txtar")
-//	for state, step := range s.Replay(lb.IPv4).Steps() {
+//	s, err := scenario.Parse("clusterip.txtar", content, "")
+//	r := s.Replay(lb.IPv4)
+//	for step, ok, err := r.Next(); ok; step, ok, err = r.Next() {
 //		plane.Apply(ctx, step.Changes)   // or Reset(ctx, step.Table)
-//		for _, p := range state.Packets { … }
+//		for _, p := range step.State.Packets { … }
 //	}
 package scenario

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -84,7 +85,10 @@ func (t *ruleText) add(s Step) {
 	case "bitwise":
 		switch {
 		case from.kind == addressValue:
-			from.bits = ones(s.mask)
+			ones, total := net.IPMask(s.mask).Size()
+			if from.bits = ones; total == 0 && len(s.mask) > 0 { // not a prefix
+				from.text += " & " + from.value(s.mask)
+			}
 		case from.kind == stateValue:
 			from.mask = s.mask
 		case len(s.mask) > 0:
@@ -277,14 +281,4 @@ func (o operand) value(v string) string {
 		return strings.Join(names, ",")
 	}
 	return "0x" + hex.EncodeToString(b)
-}
-
-// ones returns the number of bits in a mask.
-func ones(mask string) (n int) {
-	for _, b := range []byte(mask) {
-		for ; b != 0; b <<= 1 {
-			n++
-		}
-	}
-	return n
 }
