@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"os"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -52,77 +51,6 @@ func TestOpenSaysWhatIsMissing(t *testing.T) {
 		c.Close()
 	} else if !errors.Is(err, ipvs.ErrNoIPVS) && !errors.Is(err, unix.EPERM) {
 		t.Error(err)
-	}
-}
-
-// With any errno or a lost answer at each message of a batch, only that operation fails, and all
-// others are done.
-func TestEachOperationFailsForItself(t *testing.T) {
-	all := ops(samples)
-	for n := range all {
-		for _, fault := range []error{unix.ENOENT, unix.EEXIST, unix.EPERM, unix.ENOMEM, ipvsfake.ErrLost} {
-			k := ipvsfake.New(ipvsfake.Config{})
-			c := openFake(t, k)
-			start := k.Messages()
-			k.Before = func(r ipvsfake.Request) error {
-				if r.N == start+1+n {
-					return fault
-				}
-				return nil
-			}
-			got := map[int]error{}
-			err := c.Do(t.Context(), all, func(i int, err error) { got[i] = err })
-			want := fault
-			if fault == ipvsfake.ErrLost {
-				want = netlink.ErrNoAnswer
-			}
-			if !errors.Is(got[n], want) || !errors.Is(err, got[n]) && !errors.Is(err, want) {
-				t.Fatalf("%v at %v: %v, %v", fault, all[n], got, err)
-			}
-			delete(got, n)
-			for i, err := range got { // a service that was not created has no destinations
-				if all[n].Verb != ipvs.NewService || fault == ipvsfake.ErrLost || all[i].Service != all[n].Service ||
-					!errors.Is(err, unix.ESRCH) {
-					t.Errorf("%v at %v: %v", fault, all[n], err)
-				}
-			}
-			if fault == ipvsfake.ErrLost {
-				expect(t, c, samples)
-			}
-		}
-	}
-}
-
-// If the context ends between two system calls, the rest is not sent, and each of its operations
-// fails.
-func TestContextEndsABatch(t *testing.T) {
-	k := ipvsfake.New(ipvsfake.Config{})
-	c := openFake(t, k)
-	ctx, cancel := context.WithCancel(t.Context())
-	start := k.Messages()
-	k.Before = func(r ipvsfake.Request) error {
-		if r.N == start+100 {
-			cancel()
-		}
-		return nil
-	}
-	batch := make([]ipvs.Op, 1000)
-	for i := range batch {
-		batch[i] = ipvs.Op{Verb: ipvs.NewService, Service: mark}
-		batch[i].Service.Mark = uint32(i + 1)
-	}
-	reported := 0
-	err := c.Do(ctx, batch, func(i int, err error) {
-		if reported++; !errors.Is(err, context.Canceled) {
-			t.Errorf("%v", err)
-		}
-	})
-	if done := len(k.State()); !errors.Is(err, context.Canceled) || reported == 0 || done+reported != len(batch) {
-		t.Errorf("%d were done and %d reported, %v", done, reported, err)
-	}
-	c.Close()
-	if err := c.Do(t.Context(), batch[:1], nil); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("after Close: %v", err)
 	}
 }
 

@@ -1,17 +1,16 @@
 package ipvs_test
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	moby "github.com/moby/ipvs"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -59,12 +58,12 @@ var (
 		sticky: {
 			{Addr: netip.MustParseAddrPort("10.1.0.1:8080"), Weight: 1},
 			{Addr: netip.MustParseAddrPort("10.1.0.1:8081"), Weight: 0, Upper: 20, Lower: 10},
-			{Addr: netip.MustParseAddrPort("10.1.0.2:0"), Weight: 1<<31 - 1, Forwarding: ipvs.Route},
+			{Addr: netip.MustParseAddrPort("10.1.0.2:80"), Weight: 1<<31 - 1, Forwarding: ipvs.Route},
 		},
 		stream: {{Addr: netip.MustParseAddrPort("10.1.0.3:9"), Weight: 65536}},
 		six: {
 			{Addr: netip.MustParseAddrPort("[fd00:1::1]:8443"), Weight: 1},
-			{Addr: netip.MustParseAddrPort("10.1.0.4:8443"), Weight: 2, Forwarding: ipvs.Tunnel},
+			{Addr: netip.MustParseAddrPort("10.1.0.4:443"), Weight: 2, Forwarding: ipvs.Tunnel},
 		},
 		mark:  {{Addr: netip.MustParseAddrPort("10.1.0.5:8080"), Weight: 1}},
 		mark6: {{Addr: netip.MustParseAddrPort("[fd00:1::5]:8080"), Weight: 1}},
@@ -144,62 +143,42 @@ func expect(t testing.TB, c *ipvs.Conn, want state) {
 	}
 }
 
-// The kernel lists the requested services, to this package and to another client, moby/ipvs
-// (DP-30); and this package reads what that client creates. That client lacks 64-bit counters, so
-// only ours are compared.
+// The kernel lists the requested services, to this package and to the program ipvsadm (DP-30), and
+// this package reads what that program creates.
 func TestKernelHoldsWhatIsAsked(t *testing.T) {
 	c := openKernel(t)
-	do(t, c, ops(samples)...)
-	expect(t, c, samples)
-	other, err := moby.New("")
-	must(t, err)
-	defer other.Close()
-	theirs, err := other.GetServices()
-	if err != nil || len(theirs) != len(samples) {
-		t.Fatalf("moby/ipvs lists %d services, %v", len(theirs), err)
+	ipvsadm := func(stdin string, args ...string) string {
+		t.Helper()
+		cmd := exec.Command("ipvsadm", args...)
+		cmd.Stdin = strings.NewReader(stdin)
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("ipvsadm %v: %v: %s", args, err, out)
+		}
+		return string(out)
 	}
-	for s, want := range samples {
-		i := slices.IndexFunc(theirs, func(o *moby.Service) bool {
-			return ipvs.Family(o.AddressFamily) == s.Family && o.FWMark == s.Mark &&
-				(s.Mark != 0 || o.Port == s.Addr.Port() && uint8(o.Protocol) == s.Proto)
-		})
-		if i < 0 {
-			t.Errorf("moby/ipvs does not list %v", s)
-			continue
-		}
-		o, mask := theirs[i], s.Netmask
-		if s.Family == ipvs.IPv4 { // the other client reads it in the machine's byte order
-			mask = binary.NativeEndian.Uint32(binary.BigEndian.AppendUint32(nil, mask))
-		}
-		if o.SchedName != s.Scheduler || ipvs.Flags(o.Flags)&^2 != s.Flags || o.Timeout != s.Timeout ||
-			o.Netmask != mask {
-			t.Errorf("of %+v moby/ipvs says %+v", s, o)
-		}
-		if s.Mark == 0 && o.Address.String() != s.Addr.Addr().String() {
-			t.Errorf("of %v moby/ipvs says the address %v", s, o.Address)
-		}
-		ds, err := other.GetDestinations(o)
-		if err != nil || len(ds) != len(want) {
-			t.Errorf("of %v moby/ipvs lists %d destinations, %v; want %d", s, len(ds), err, len(want))
-		}
-		for _, d := range ds {
-			at := netip.AddrPortFrom(netip.MustParseAddr(d.Address.String()), d.Port)
-			i := slices.IndexFunc(want, func(w ipvs.Destination) bool { return w.Addr == at })
-			if i < 0 || uint16(d.Weight) != uint16(want[i].Weight) || d.ConnectionFlags != uint32(want[i].Forwarding) ||
-				d.UpperThreshold != want[i].Upper || d.LowerThreshold != want[i].Lower {
-				t.Errorf("of %v moby/ipvs says %+v; want one of %+v", s, d, want)
+	sorted := func(text string) string { return strings.Join(slices.Sorted(strings.Lines(text)), "") }
+	save := func(all state) string {
+		var b strings.Builder
+		for s, destinations := range all {
+			b.WriteString(ipvs.SaveService(s))
+			for _, d := range destinations {
+				b.WriteString(ipvs.SaveDestination(s.ServiceID, d))
 			}
 		}
+		return sorted(b.String())
 	}
-
+	do(t, c, ops(samples)...)
+	expect(t, c, samples)
+	saved := strings.ReplaceAll(ipvsadm("", "-S", "-n"), " --tun-type ipip", "") // the default
+	if got, want := sorted(saved), save(samples); got != want {
+		t.Errorf("ipvsadm saves\n%swant\n%s", got, want)
+	}
 	empty(t, c)
-	made := &moby.Service{AddressFamily: unix.AF_INET, Address: byAddr.Addr.Addr().AsSlice(),
-		Protocol: unix.IPPROTO_UDP, Port: 53, SchedName: "rr", Netmask: 0xffffffff}
-	dest := &moby.Destination{AddressFamily: unix.AF_INET, Address: netip.MustParseAddr("10.1.0.1").AsSlice(),
-		Port: 8080, Weight: 1}
-	must(t, errors.Join(other.NewService(made), other.NewDestination(made, dest)))
-	expect(t, c, state{
-		byAddr: {{Addr: netip.MustParseAddrPort("10.1.0.1:8080"), Weight: 1}}})
+	ipvsadm(save(samples), "--restore")
+	if got, want := save(list(t, c)), save(samples); got != want {
+		t.Errorf("what ipvsadm created is listed as\n%swant\n%s", got, want)
+	}
 }
 
 // Each verb has its effect, and an error names its object.
