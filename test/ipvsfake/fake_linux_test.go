@@ -45,21 +45,6 @@ func filled(t *testing.T) (*ipvsfake.Kernel, *ipvs.Conn) {
 	return k, c
 }
 
-// The state is printed in the format of ipvsadm-save -n.
-func TestString(t *testing.T) {
-	k, _ := filled(t)
-	const want = `-A -t 10.96.0.10:80 -s sh -p 10800 -M 255.255.255.0 -b sh-fallback,sh-port
--a -t 10.96.0.10:80 -r 10.1.0.1:8080 -m -w 1
--a -t 10.96.0.10:80 -r 10.1.0.2:8080 -g -w 0
--A -u [fd00::a]:53 -s rr -o
--A -f 7 -6 -s wrr -p 60 -M 64
--a -f 7 -6 -r [fd00:1::1]:8443 -m -w 2
-`
-	if got := k.String(); got != want {
-		t.Errorf("got\n%swant\n%s", got, want)
-	}
-}
-
 // counted returns the counters of a service.
 func counted(t *testing.T, c *ipvs.Conn, id ipvs.ServiceID) ipvs.Stats {
 	t.Helper()
