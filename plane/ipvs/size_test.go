@@ -17,17 +17,18 @@ import (
 // The weight of a Service is at least the number of its virtual and real servers, scheduler tables,
 // addresses and members in the kernel (TN-11).
 func TestWeigh(t *testing.T) {
-	for _, scheduler := range []string{"", "mh", "sh"} {
-		for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
-			t.Run(scheduler+fam.String(), func(t *testing.T) {
-				asked := &Options{}
-				asked.IPVS.Scheduler = scheduler
-				planetest.Weighing{Family: fam, Weigh: weigh(mode.Settings{Blocks: option.Blocks{asked}}), Within: 3,
-					Costly: 200_000,
-					Count:  func(_ *testing.T, want *lb.Table) int { return objectsOf(fam, scheduler, want) },
-				}.Run(t)
-			})
-		}
+	for _, c := range []struct {
+		scheduler string
+		family    lb.Family
+	}{{"", lb.IPv4}, {"", lb.IPv6}, {"mh", lb.IPv4}, {"sh", lb.IPv6}} {
+		t.Run(c.scheduler+c.family.String(), func(t *testing.T) {
+			asked := &Options{}
+			asked.IPVS.Scheduler = c.scheduler
+			planetest.Weighing{Family: c.family, Weigh: weigh(mode.Settings{Blocks: option.Blocks{asked}}), Within: 3,
+				Costly: 200_000,
+				Count:  func(_ *testing.T, want *lb.Table) int { return objectsOf(c.family, c.scheduler, want) },
+			}.Run(t)
+		})
 	}
 }
 

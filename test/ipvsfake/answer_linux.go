@@ -8,7 +8,10 @@ import (
 )
 
 // answer begins the body of an answer: struct genlmsghdr.
-func answer(cmd Command) *netlink.Encoder { return &netlink.Encoder{B: []byte{byte(cmd), 1, 0, 0}} }
+func answer(cmd Command) *netlink.Encoder {
+	const room = 512 // for a service or destination
+	return &netlink.Encoder{B: append(make([]byte, 0, room), byte(cmd), 1, 0, 0)}
+}
 
 // nest is Encoder.Nest without the flag NLA_F_NESTED, which IPVS does not set.
 func nest(e *netlink.Encoder, typ uint16) int {
