@@ -186,35 +186,34 @@ func TestDrainReturns(t *testing.T) {
 			d.apply(d.service(lb.TCP, 0, 3))
 			d.want("returned", 1, 1, 1)
 			d.busy(2, 0, 0, 0)
+			d.ipvs.Before = func(r ipvsfake.Request) error {
+				if r.Command == ipvsfake.DelDest {
+					t.Errorf("%s is removed", r.Destination)
+				}
+				return nil
+			}
 			d.wait(time.Hour, nil)
 			d.want("an hour later", 1, 1, 1)
 		})
 	}
 }
 
-// After a restart, the plane finds a draining real server, and removes it once drained.
-func TestDrainGoesOnAfterRestart(t *testing.T) {
-	drainTest(t, lb.TCP, func(t *testing.T, d *drainLab) {
-		d.busy(2, 1, 0, 0)
-		d.apply(d.service(lb.TCP, 0, 2))
-		d.restart()
-		d.wait(time.Minute, nil)
-		d.want("with a connection", 1, 1, 0)
-		d.busy(2, 0, 0, 0)
-		d.wait(lastLook+time.Second, nil)
-		d.want("without", 1, 1, -1)
-	})
-}
-
-// The connections of a dead node keep its real server for two minutes of unanswered packets, and
-// idle ones for 15 minutes. This is a bound, whatever clients do (PN-42).
+// The connections of a dead node keep its real server for two minutes of unanswered packets (PN-42).
+// Idle ones keep it until IPVS forgets them, after --ipvs-tcp-timeout (TN-64). This is a bound,
+// whatever clients do.
 func TestDrainBoundPN42(t *testing.T) {
 	for name, tc := range map[string]struct {
-		in    bool // clients send
-		bound time.Duration
-	}{"clients repeat what is lost": {true, mute}, "no client sends": {false, silent}} {
+		in          bool // clients send
+		idle, bound time.Duration
+	}{
+		"clients repeat what is lost":       {true, silent, mute},
+		"no client sends":                   {false, silent, silent},
+		"IPVS forgets idle ones soon":       {false, 5 * time.Minute, 5 * time.Minute},
+		"IPVS remembers idle ones for long": {false, time.Hour, time.Hour},
+	} {
 		t.Run(name, func(t *testing.T) {
 			drainTest(t, lb.TCP, func(t *testing.T, d *drainLab) {
+				d.p.cfg.Idle = tc.idle
 				d.busy(2, 5, 100, 100)
 				d.apply(d.service(lb.TCP, 0, 2))
 				in := func(s int) {
@@ -316,35 +315,6 @@ func TestDrainAtAddressOfAnotherDevice(t *testing.T) {
 			}
 		})
 	}
-}
-
-// Idle connections to a leaving real server end when IPVS forgets them, after --ipvs-tcp-timeout
-// (TN-64).
-func TestDrainFollowsTheTimeout(t *testing.T) {
-	for _, idle := range []time.Duration{5 * time.Minute, time.Hour} {
-		drainTest(t, lb.TCP, func(t *testing.T, d *drainLab) {
-			d.p.cfg.Idle = idle
-			d.busy(2, 5, 100, 100)
-			d.apply(d.service(lb.TCP, 0, 2))
-			d.wait(idle-time.Second, nil)
-			d.want("before the timeout", 1, 1, 0)
-			d.wait(lastLook+2*time.Second, nil)
-			d.want("after the timeout", 1, 1, -1)
-		})
-	}
-}
-
-// A Service that returns while connections of its predecessor drain takes over its virtual server.
-func TestDrainServiceReturns(t *testing.T) {
-	drainTest(t, lb.TCP, func(t *testing.T, d *drainLab) {
-		d.busy(1, 2, 0, 0)
-		d.apply(lb.Owner{Name: "ns/web"}, nil)
-		d.apply(d.service(lb.TCP, 1, 2))
-		d.want("returned", -1, 1, 1)
-		d.busy(1, 0, 0, 0)
-		d.wait(time.Hour, nil)
-		d.want("an hour later", -1, 1, 1)
-	})
 }
 
 // UDP and SCTP leave at once (DP-34).

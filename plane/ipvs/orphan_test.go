@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/lb"
-	"kube-proxy/test/planetest"
 )
 
 // After a restart, the plane still recognises a virtual server of a removed NodePort with open
@@ -54,33 +53,5 @@ func leavingNodePortSurvivesRestart(t *testing.T, refused error) {
 				t.Errorf("%v to %v is still there", v.ServiceID, d.Addr)
 			}
 		}
-	}
-}
-
-// The plane recognises virtual servers by marks of another masquerade bit as ours by the sets that
-// refer to them, and removes them.
-func TestMasqueradeBitChanges(t *testing.T) {
-	w := planetest.World{Family: lb.IPv4}
-	k := newLab(t)
-	table := startTable(w)
-	byMark := func(bit uint32) (n int) {
-		cfg := k.config(lb.IPv4)
-		cfg.Masquerade = bit
-		p := New(cfg)
-		defer p.Close()
-		must(t, only(planetest.ResetAll(t.Context(), p, table)))
-		for _, v := range k.ipvs.State() {
-			if v.Mark != 0 {
-				n++
-			}
-		}
-		return n
-	}
-	before := byMark(1 << 14)
-	if before == 0 {
-		t.Fatal("no virtual server goes by a mark")
-	}
-	if after := byMark(1 << 15); after != before {
-		t.Errorf("%d virtual servers go by marks, %d did before the bit changed", after, before)
 	}
 }

@@ -111,19 +111,20 @@ func TestOthersVirtualServers(t *testing.T) {
 
 // The plane removes a NodePort at an address that the node lost while no proxy ran.
 func TestNodePortAtAddressThatLeft(t *testing.T) {
-	w := planetest.World{Family: lb.IPv4}
-	k := newLab(t)
-	table := startTable(w)
-	table.Node.NodePorts = []netip.Prefix{lb.IPv4.Everywhere()}
-	k.start(t, lb.IPv4, table)
-	left := serviceOf(lb.Key{Addr: w.Addr(192, 77), Port: 30010, Proto: lb.TCP})
-	if k.scheduler(left) != "rr" {
-		t.Fatalf("%s is not served", left)
+	d := newServed(t)
+	d.table.Node.NodePorts = []netip.Prefix{lb.IPv4.Everywhere()}
+	key := lb.Key{Port: 30010, Proto: lb.TCP}
+	d.table.Replace(lb.Owner{Name: "ns/np"}, []*lb.Frontend{{Key: key, Service: "ns/np:http", Kind: lb.NodePort,
+		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: d.Set("ns/np:http", lb.Cluster, 1, 2)}}}})
+	d.restart()
+	key.Addr = d.Addr(192, 77)
+	if d.scheduler(serviceOf(key)) != "rr" {
+		t.Fatalf("%s is not served", key)
 	}
-	k.others = []netip.Addr{w.Addr(192, 1)}
-	k.start(t, lb.IPv4, table)
-	if k.scheduler(left) != "none" {
-		t.Errorf("%s stays", left)
+	d.others = []netip.Addr{d.Addr(192, 1)}
+	d.restart()
+	if d.scheduler(serviceOf(key)) != "none" {
+		t.Errorf("%s stays", key)
 	}
 }
 
@@ -137,45 +138,6 @@ func TestOthersIPSet(t *testing.T) {
 		if _, err := p.Reset(t.Context(), startTable(planetest.World{Family: lb.IPv4})); !errors.Is(err,
 			ipset.ErrOther) || !strings.Contains(err.Error(), name) {
 			t.Errorf("another program's %s: %v", name, err)
-		}
-	}
-}
-
-// A node gets and loses addresses: its present addresses serve NodePorts. A service address on
-// another device is served, and leaves kube-ipvs0 (DP-31).
-func TestAddressesOfOtherDevices(t *testing.T) {
-	w := planetest.World{Family: lb.IPv4}
-	k := newLab(t)
-	table := startTable(w)
-	table.Node.NodePorts = []netip.Prefix{lb.IPv4.Everywhere()}
-	p := k.start(t, lb.IPv4, table)
-	vip := w.Addr(198, 11)
-	more := serviceOf(lb.Key{Addr: w.Addr(192, 99), Port: 30010, Proto: lb.TCP})
-	was := k.others
-	for _, step := range []struct {
-		what   string
-		others []netip.Addr
-		has    bool
-	}{{"addresses come", append([]netip.Addr{vip, w.Addr(192, 99)}, was...), true}, {"addresses go", was, false}} {
-		k.others = step.others
-		k.devs[lb.IPv4].notice(false, true)
-		select {
-		case <-p.Drift():
-		default:
-			t.Fatalf("%s: not reported", step.what)
-		}
-		must(t, only(p.Audit(t.Context(), false)))
-		if bound := k.devs[lb.IPv4].addrs[vip]; bound == step.has {
-			t.Errorf("%s: kube-ipvs0 has the address %t", step.what, bound)
-		}
-		if serves := k.scheduler(more) == "rr"; serves != step.has {
-			t.Errorf("%s: the NodePort is served there: %t", step.what, serves)
-		}
-		if k.scheduler(serviceOf(lb.Key{Addr: vip, Port: 80, Proto: lb.TCP})) != "rr" {
-			t.Errorf("%s: the load balancer's address is not served", step.what)
-		}
-		if n, err := p.Audit(t.Context(), true); n != 0 || err != nil {
-			t.Errorf("%s: an audit repaired %d more, %v", step.what, n, err)
 		}
 	}
 }
