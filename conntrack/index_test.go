@@ -380,8 +380,8 @@ func TestStaleAtNodeAddresses(t *testing.T) {
 
 // A pass over the table is not worth it for changes that cannot leave a flow behind.
 func TestUnsuspicious(t *testing.T) {
-	affine := row(vip, service, lb.Cluster, podA)
-	affine.Affinity = 1
+	affine, health := row(vip, service, lb.Cluster, podA), row("nodeport:32100/tcp", service, 0)
+	affine.Affinity, health.Routes[0].Do = 1, lb.Accept
 	for name, then := range map[string]lb.Change{
 		"a backend comes to others": set(row(vip, service, lb.Cluster, podA, podB)),
 		"the same row":              set(row(vip, service, lb.Cluster, podA)),
@@ -392,6 +392,7 @@ func TestUnsuspicious(t *testing.T) {
 		"one serves that no route may reach":          set(serving(row(vip, service, lb.Cluster, podA), podA, podB)),
 		"TN-82 a TCP row without endpoints":           set(row("10.96.0.10:53/tcp", service, lb.Cluster)),
 		"DP-53 a TCP row goes":                        remove("10.96.0.10:53/tcp"),
+		"a health check, which translates nothing":    set(health),
 	} {
 		x := newIndex(nil)
 		x.apply(set(row(vip, service, lb.Cluster, podA)))
@@ -442,22 +443,6 @@ func BenchmarkApplied(b *testing.B) {
 				x.take(map[netip.Addr]struct{}{})
 			}
 		})
-	}
-}
-
-// A health check is of TCP and translates nothing, so adding, changing and deleting it makes
-// nothing suspect.
-func TestHealthCheckIsNoFlow(t *testing.T) {
-	x := newIndex(nil)
-	health := &lb.Frontend{Key: lb.Key{Port: 32100, Proto: lb.TCP}, Service: "dns/dns", Kind: lb.HealthCheck,
-		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}
-	more := *health
-	more.LocalEndpoints = 1
-	for _, c := range []lb.Change{set(health), {Key: health.Key, Old: health, New: &more},
-		{Key: health.Key, Old: &more}} {
-		if x.apply(c) || len(x.suspect) != 0 {
-			t.Errorf("from\n%sto\n%smade suspect: %v", c.Old, c.New, x.suspect)
-		}
 	}
 }
 
