@@ -35,7 +35,7 @@ func TestFloodOfConflicts(t *testing.T) {
 	bubble(t, func(c *Config) { c.Contested = func(l Loss) { reported = append(reported, l) } }, func(r *rig) {
 		r.start()
 		r.list()
-		const services, ports = 160, 100
+		const services, ports = 60, 10
 		flood := claimants(1000, services, ports)
 		for i := len(flood) - 1; i >= 0; i-- {
 			r.do(cluster.ServiceSet{Service: flood[i]})
@@ -106,18 +106,18 @@ func TestConflictsCostNoOtherService(t *testing.T) {
 		return all, others
 	}
 	_, few := measure(2, 2)
-	many, beside := measure(101, 1000) // 1,000 keys, 100,000 conflicts
-	oneKey, besideOne := measure(11_000, 1)
+	many, beside := measure(101, 100) // 100 keys, 10,000 conflicts
+	oneKey, besideOne := measure(2000, 1)
 	if few != beside || few != besideOne {
-		t.Errorf("a change of another Service costs %+v beside 2 conflicts, %+v beside 100,000, %+v beside a key with "+
-			"11,000 claimants", few, beside, besideOne)
+		t.Errorf("a change of another Service costs %+v beside 2 conflicts, %+v beside 10,000, %+v beside a key with "+
+			"2,000 claimants", few, beside, besideOne)
 	}
 	// The engine inspects a frontend when it arrives, as cluster IP and as external IP, and
 	// compares it a few times.
 	for _, c := range []struct {
 		cost
 		rows uint64
-	}{{many, 2 * 101 * 1000}, {oneKey, 2 * 11_000}} {
+	}{{many, 2 * 101 * 100}, {oneKey, 2 * 2000}} {
 		if c.visited > 5*c.rows {
 			t.Errorf("%d rows were visited %d times", c.rows, c.visited)
 		}

@@ -10,7 +10,6 @@ import (
 	"kube-proxy/cluster"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/policy"
 	"kube-proxy/test/fake"
 )
 
@@ -37,17 +36,6 @@ func TestNothingBeforeTheLists(t *testing.T) {
 		r.run()
 		if c := r.plane.Counts(); c.Resets != 1 || c.Applies == 0 || c.Audits != 0 {
 			t.Errorf("after another service: %+v, want one Reset and an Apply", c)
-		}
-		r.converged()
-	})
-}
-
-// SV-05: lists that are empty are lists.
-func TestEmptyLists(t *testing.T) {
-	bubble(t, nil, func(r *rig) {
-		r.begin()
-		if c := r.plane.Counts(); c.Resets != 1 {
-			t.Errorf("after empty lists: %+v, want one Reset", c)
 		}
 		r.converged()
 	})
@@ -278,48 +266,6 @@ func TestConflict(t *testing.T) {
 			t.Error("the loser did not get the key")
 		}
 		r.converged()
-	})
-}
-
-// ResolveAll calls the policy again for every Service.
-func TestResolveAll(t *testing.T) {
-	masq := false
-	resolve := func(c *Config) {
-		c.Resolve = func(v cluster.View) []*lb.Frontend {
-			s := settings
-			s.MasqueradeAll = masq
-			return policy.Resolve(v, s)
-		}
-	}
-	bubble(t, resolve, func(r *rig) {
-		r.start()
-		r.list()
-		r.add(1)
-		r.add(2)
-		r.run()
-		before := r.plane.Dump()
-		masq = true
-		r.engine.ResolveAll()
-		r.run()
-		if r.plane.Dump() == before || r.engine.Stats().Resets != 1 {
-			t.Errorf("after ResolveAll: %d resets and\n%s", r.engine.Stats().Resets, r.plane.Dump())
-		}
-		masq = false
-		r.engine.ResolveAll()
-		r.run()
-		r.converged()
-	})
-}
-
-// Query shows the desired table.
-func TestQuery(t *testing.T) {
-	bubble(t, nil, func(r *rig) {
-		r.begin(1)
-		r.engine.Query(func(table *lb.Table) {
-			if table.Get(svcKey(1)) == nil || table.Len() != 1 {
-				t.Errorf("the table has %d rows, none for %s", table.Len(), svcKey(1))
-			}
-		})
 	})
 }
 

@@ -9,33 +9,11 @@ import (
 	"kube-proxy/cluster"
 	"kube-proxy/internal/ratelimit"
 	"kube-proxy/lb"
-	"kube-proxy/plane"
 	"kube-proxy/test/fake"
 )
 
-// Add A, which fails after the plane programmed A, then delete A: folding the two into nothing
-// would leave A in the kernel forever.
-func TestDoubt(t *testing.T) {
-	for seed := range uint64(20) {
-		bubble(t, nil, func(r *rig) {
-			r.faulty = fake.NewFaulty(r.plane, seed)
-			r.engine.cfg.Plane = r.faulty
-			r.begin()
-			r.faulty.FailNext(fake.ErrInjected)
-			r.add(1)
-			r.run()
-			r.do(cluster.ServiceGone{Name: svcName(1)})
-			r.after(time.Minute)
-			if r.plane.Has(svcKey(1)) {
-				t.Errorf("seed %d: the deleted row is in the kernel", seed)
-			}
-			r.converged()
-		})
-	}
-}
-
-// The same in one turn: the delete arrives before the retry, and the desired state equals the last
-// accepted one.
+// A write fails after the plane has changed something, and the last accepted state is desired again
+// before the retry: the key is offered nevertheless.
 func TestDoubtIsOfferedThoughNothingChanged(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.begin(1)
@@ -43,7 +21,7 @@ func TestDoubtIsOfferedThoughNothingChanged(t *testing.T) {
 		r.do(cluster.SliceSet{Slice: slice(1, 1, 5)})
 		r.run()
 		before := r.engine.Stats()
-		if before.Doubtful != 1 || before.Pending != 1 {
+		if before.Doubtful != 1 || before.Pending != 1 || before.LastError == "" || before.LastFailure.IsZero() {
 			t.Fatalf("after a failure: %+v", before)
 		}
 		r.do(cluster.SliceSet{Slice: slice(1, 1, 3)})
@@ -103,34 +81,6 @@ func TestBadObject(t *testing.T) {
 		if r.log.Count("Wrote frontends after failures") != 1 {
 			t.Errorf("no line about the success:\n%s", r.log)
 		}
-	})
-}
-
-// A Reset writes all other frontends if the plane cannot hold one of them; that one is retried
-// alone.
-func TestBadObjectInReset(t *testing.T) {
-	bubble(t, nil, func(r *rig) {
-		r.list()
-		for i := range 10 {
-			r.add(i)
-		}
-		r.faulty.Refuse(svcKey(3))
-		r.start()
-		r.run()
-		s := r.engine.Stats()
-		if r.plane.Len() != 9 || !s.Begun || len(s.Failing) != 1 || s.Failing[0].Key != svcKey(3) || s.Pending != 1 {
-			t.Errorf("%d rows; %+v", r.plane.Len(), s)
-		}
-		r.add(20)
-		r.run()
-		if !r.plane.Has(svcKey(20)) {
-			t.Error("a good row waits for a bad one")
-		}
-		r.after(time.Minute)
-		if s := r.engine.Stats(); s.Resets != 1 || s.Failing[0].Tries < 5 {
-			t.Errorf("want one Reset and several tries: %+v", s)
-		}
-		r.heals()
 	})
 }
 
@@ -231,20 +181,6 @@ func TestManyBadObjects(t *testing.T) {
 	})
 }
 
-// A write that fails once is repaired at once.
-func TestPassingFailure(t *testing.T) {
-	bubble(t, nil, func(r *rig) {
-		r.begin()
-		r.faulty.FailNext(fake.ErrInjected)
-		r.add(1)
-		r.after(60 * time.Millisecond)
-		r.converged()
-		if s := r.engine.Stats(); s.Failures != 1 || s.LastError == "" || s.LastFailure.IsZero() {
-			t.Errorf("the failure is not in the statistics: %+v", s)
-		}
-	})
-}
-
 // A failed Reset is retried with backoff and logged once for each error text; events that arrive
 // meanwhile are part of the next one.
 func TestResetFails(t *testing.T) {
@@ -271,36 +207,6 @@ func TestResetFails(t *testing.T) {
 		if s := r.engine.Stats(); s.Resets != 11 || s.Applies != 0 || s.Retries != 10 {
 			t.Errorf("%+v", s)
 		}
-	})
-}
-
-// ErrStateLost from any call causes a Reset; the observers receive its result.
-func TestStateLost(t *testing.T) {
-	bubble(t, func(c *Config) { c.AuditPeriod = time.Minute }, func(r *rig) {
-		r.start()
-		r.list()
-		r.add(1)
-		r.add(2)
-		r.run()
-		r.faulty.FailNext(fmt.Errorf("table gone: %w", plane.ErrStateLost))
-		r.do(cluster.SliceSet{Slice: slice(1, 1, 7)}, cluster.ServiceGone{Name: svcName(2)})
-		r.run()
-		if s := r.engine.Stats(); s.Resets != 2 {
-			t.Errorf("%d resets after a lost state", s.Resets)
-		}
-		r.converged()
-		r.plane.Lose(false)
-		r.after(2 * time.Minute)
-		if s := r.engine.Stats(); s.Resets != 3 {
-			t.Errorf("%d resets after an audit found nothing", s.Resets)
-		}
-		r.converged()
-		r.plane.Lose(true)
-		r.run()
-		if s := r.engine.Stats(); s.Resets != 4 {
-			t.Errorf("%d resets after drift", s.Resets)
-		}
-		r.converged()
 	})
 }
 
@@ -433,11 +339,7 @@ func TestPanicInTable(t *testing.T) {
 		}
 	}
 	bubble(t, change, func(r *rig) {
-		r.start()
-		r.list()
-		r.add(1)
-		r.add(2)
-		r.run()
+		r.begin(1, 2)
 		sick.Store(true)
 		r.do(cluster.SliceSet{Slice: slice(1, 1, 9)}, cluster.SliceSet{Slice: slice(2, 1, 9)})
 		r.after(10 * time.Minute)
@@ -505,7 +407,7 @@ func TestQueuedSinceListed(t *testing.T) {
 func TestFloodOfFailures(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.begin()
-		const rows, times = 100, 200
+		const rows, times = 10, 100
 		keys := make([]lb.Key, rows)
 		for i := range keys {
 			keys[i] = svcKey(i)

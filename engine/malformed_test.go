@@ -24,11 +24,7 @@ func TestMalformedRows(t *testing.T) {
 		return rows
 	}
 	bubble(t, func(c *Config) { c.Resolve = resolve }, func(r *rig) {
-		r.start()
-		r.list()
-		r.add(1)
-		r.add(2)
-		r.run()
+		r.begin(1, 2)
 		good := r.plane.Dump()
 		spoilt = true
 		r.do(cluster.SliceSet{Slice: slice(1, 7, 2)}, cluster.SliceSet{Slice: slice(2, 7, 2)})

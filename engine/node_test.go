@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -20,6 +21,44 @@ func resolveDefault(v cluster.View) []*lb.Frontend { return policy.Resolve(v, se
 
 func cidr(s string) cluster.Event {
 	return cluster.CIDRSet{CIDR: &cluster.ServiceCIDR{Name: "c", Prefixes: []netip.Prefix{netip.MustParsePrefix(s)}}}
+}
+
+// PR-05: nothing is written before the node has pod CIDRs, then at once; a later change takes
+// effect live, and the deletion of the Node changes nothing.
+func TestPodCIDRsLivePR05(t *testing.T) {
+	node := func(cidrs ...netip.Prefix) cluster.Event {
+		return cluster.NodeSet{Node: &cluster.Node{Name: nodeName, PodCIDRs: cidrs}}
+	}
+	first, second := netip.MustParsePrefix("10.0.0.0/24"), netip.MustParsePrefix("10.0.7.0/24")
+	bubble(t, func(c *Config) { c.Settings.DetectLocal = policy.NodeCIDR }, func(r *rig) {
+		r.store.WaitForPodCIDRs()
+		r.begin(1)
+		r.do(node())
+		r.after(4 * time.Minute)
+		if c := r.plane.Counts(); c.Resets != 0 || c.Applies != 0 {
+			t.Fatalf("written without pod CIDRs: %+v", c)
+		}
+		for _, step := range []struct {
+			what string
+			ev   cluster.Event
+			want netip.Prefix
+		}{
+			{"at the start", node(first), first}, {"changed", node(second), second},
+			{"the Node is gone", cluster.NodeGone{Name: nodeName}, second}, {"the Node is back", node(first), first},
+		} {
+			r.do(step.ev)
+			r.run()
+			var want lb.Node
+			want.NodePorts, want.Pods.Prefixes = []netip.Prefix{lb.IPv4.Everywhere()}, []netip.Prefix{step.want}
+			if dump := r.plane.Dump(); !strings.HasSuffix(dump, fmt.Sprintf("node %+v\n", want)) ||
+				!r.plane.Has(svcKey(1)) {
+				t.Errorf("%s: want %+v in\n%s", step.what, want, dump)
+			}
+		}
+		if c := r.plane.Counts(); c.Resets != 1 {
+			t.Errorf("%d Resets, want the first alone", c.Resets)
+		}
+	})
 }
 
 // A change of the node is one SetNode, or none where the plane's view of it stays the same.
@@ -111,11 +150,7 @@ func TestPanicInNode(t *testing.T) {
 // Drift is repaired at once where it is signalled, and by the full audit where it is not.
 func TestAudit(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
-		r.start()
-		r.list()
-		r.add(1)
-		r.add(2)
-		r.run()
+		r.begin(1, 2)
 		r.plane.Steal(svcKey(1), true)
 		r.run()
 		if s := r.engine.Stats(); s.Repaired != 1 || s.Audits != 1 ||
@@ -140,7 +175,8 @@ func TestAudit(t *testing.T) {
 	})
 }
 
-// A program that undoes our work all the time costs at most ten audits a second.
+// A program that undoes our work all the time costs at most ten audits a second. The log has one
+// line at once, then one a minute with the number of repairs.
 func TestDriftStorm(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.begin(1)
@@ -151,7 +187,14 @@ func TestDriftStorm(t *testing.T) {
 		if s := r.engine.Stats(); s.Audits < 90 || s.Audits > 101 {
 			t.Errorf("%d audits in 10 s", s.Audits)
 		}
-		r.after(time.Second)
+		for range 590 {
+			r.plane.Steal(svcKey(1), true)
+			r.after(time.Second)
+		}
+		if n := r.log.Count("Repaired objects that other programs had " +
+			"changed"); n != 10 || r.log.Count("objects=60\n") != 8 || r.log.Count("objects=1\n") != 1 {
+			t.Errorf("%d lines in ten minutes, want 10:\n%s", n, r.log)
+		}
 		r.converged()
 	})
 }
@@ -196,26 +239,6 @@ func TestAuditFails(t *testing.T) {
 	})
 }
 
-// A program that undoes our work all the time does not fill the log: one line at once, then one a
-// minute with the number of repairs.
-func TestDriftLog(t *testing.T) {
-	bubble(t, nil, func(r *rig) {
-		r.begin(1)
-		for range 600 {
-			r.plane.Steal(svcKey(1), true)
-			r.after(time.Second)
-		}
-		if s := r.engine.Stats(); s.Repaired != 600 {
-			t.Errorf("repaired %d, want 600", s.Repaired)
-		}
-		if n := r.log.Count("Repaired objects that other programs had " +
-			"changed"); n != 10 || r.log.Count("objects=60\n") != 9 || r.log.Count("objects=1\n") != 1 {
-			t.Errorf("%d lines in ten minutes, want 10:\n%s", n, r.log)
-		}
-		r.converged()
-	})
-}
-
 // If a program removes everything all the time, the engine writes everything at most ten times a
 // second, and again soon after the end; the log has a line a minute.
 func TestLossStorm(t *testing.T) {
@@ -242,7 +265,7 @@ func TestLossStorm(t *testing.T) {
 
 // Removing the whole table is a bigger change than removing an element. The engine counts and logs
 // it as such (MT EXT), once the rules are restored. State that the plane lost by itself, in a
-// write, is not attributed to another program.
+// write, causes a Reset too, but is not attributed to another program.
 func TestStateLostToOthers(t *testing.T) {
 	var audits []Write
 	bubble(t, func(c *Config) {
@@ -266,9 +289,10 @@ func TestStateLostToOthers(t *testing.T) {
 		r.faulty.FailNext(fmt.Errorf("confused: %w", plane.ErrStateLost))
 		r.do(cluster.SliceSet{Slice: slice(1, 1, 7)})
 		r.after(time.Second)
-		if s := r.engine.Stats(); s.Repaired != 1 || len(audits) != 1 {
-			t.Errorf("%d repaired, audits %+v after a failed write: others did nothing", s.Repaired, audits)
+		if s := r.engine.Stats(); s.Repaired != 1 || len(audits) != 1 || s.Resets != 3 || s.Probes != 0 {
+			t.Errorf("%+v, audits %+v after a write lost the state: others did nothing", s, audits)
 		}
+		r.converged()
 		r.plane.Lose(true)
 		r.after(time.Second)
 		if s := r.engine.Stats(); s.Repaired != 3 || len(audits) != 2 || audits[1].Changes != 2 {
@@ -297,7 +321,7 @@ func (o *nodeReported) Applied(changes []lb.Change) {
 func (o *nodeReported) NodeApplied(n lb.Node) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.got = append(o.got, "node "+joined(n.ServiceCIDRs))
+	o.got = append(o.got, fmt.Sprint("node ", n.ServiceCIDRs))
 }
 
 // Observers that implement NodeObserver receive the node after the plane has accepted it, not
@@ -321,19 +345,19 @@ func TestNodeIsReported(t *testing.T) {
 		r.do(cluster.ServicesListed{Services: []*cluster.Service{service(1)}},
 			cluster.SlicesListed{Slices: []*cluster.Slice{slice(1, 1, 1)}})
 		r.run()
-		want("the Reset", "node 172.16.0.0/16", "1 rows")
+		want("the Reset", "node [172.16.0.0/16]", "1 rows")
 		r.do(cidr("172.16.0.0/15"))
 		r.run()
-		want("SetNode", "node 172.16.0.0/15")
+		want("SetNode", "node [172.16.0.0/15]")
 		r.faulty.FailNext(fake.ErrInjected)
 		r.do(cidr("172.16.0.0/14"))
 		r.run()
 		want("SetNode fails")
 		r.after(time.Second)
-		want("the retry", "node 172.16.0.0/14")
+		want("the retry", "node [172.16.0.0/14]")
 		r.faulty.FailNext(plane.ErrStateLost)
 		r.do(cidr("172.16.0.0/13"))
 		r.run()
-		want("the Reset after a loss", "node 172.16.0.0/13")
+		want("the Reset after a loss", "node [172.16.0.0/13]")
 	})
 }

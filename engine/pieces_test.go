@@ -88,54 +88,6 @@ type observer func([]lb.Change)
 
 func (o observer) Applied(changes []lb.Change) { o(changes) }
 
-// One tenant's Service with thousands of ports does not delay others' changes, and is written in
-// pieces.
-func TestManyPortsDelayNoService(t *testing.T) {
-	const ports = 2000
-	huge := service(1)
-	huge.Name.Namespace = "greedy"
-	huge.Ports = nil
-	sl := slice(1, 1, 10)
-	sl.Name.Namespace, sl.Service = "greedy", huge.Name
-	sl.Ports = nil
-	for i := range ports {
-		name := fmt.Sprint("p", i)
-		huge.Ports = append(huge.Ports, cluster.ServicePort{Name: name, Protocol: cluster.TCP, Port: uint16(1 + i)})
-		sl.Ports = append(sl.Ports, cluster.SlicePort{Name: name, Protocol: cluster.TCP, Port: uint16(1 + i)})
-	}
-	first, came := 0, 0
-	slowRig(t, nil, func(r *rig, n int) {
-		switch {
-		case first == 0:
-		case n == first+2:
-			r.add(7)
-		case n > first+2 && came == 0 && r.engine.table.Get(svcKey(7)) != nil:
-			came = n
-		}
-	})(func(r *rig) {
-		r.list()
-		r.start()
-		r.run()
-		first = int(r.engine.Stats().Resets + r.engine.Stats().Applies)
-		r.engine.cfg.Observers = append(r.engine.cfg.Observers, observer(func(changes []lb.Change) {
-			for _, c := range changes {
-				if c.Key == svcKey(7) && came != first+3 {
-					t.Errorf("the other service came with write %d, marked after write %d", came, first+2)
-				}
-			}
-		}))
-		r.do(cluster.SliceSet{Slice: sl}, cluster.ServiceSet{Service: huge})
-		r.run()
-		if n := r.engine.Stats().Applies; n < ports/10 {
-			t.Errorf("%d writes for %d ports", n, ports)
-		}
-		if came == 0 {
-			t.Error("the other service did not come")
-		}
-		r.converged()
-	})
-}
-
 // MinSyncPeriod is the time between two writes, not between the pieces of one.
 func TestPiecesDoNotWaitForMinSyncPeriod(t *testing.T) {
 	slowRig(t, func(c *Config) { c.MinSyncPeriod = 10 * time.Second }, nil)(func(r *rig) {

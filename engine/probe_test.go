@@ -192,7 +192,7 @@ func TestOddServiceHT04(t *testing.T) {
 		r.start()
 		r.run()
 		if s := r.engine.Stats(); !s.QueuedSince.IsZero() || s.Probes != 1 || len(s.Failing) != 1 || !s.Begun ||
-			s.LastSynced.IsZero() {
+			s.LastSynced.IsZero() || s.Resets != 1 || !r.plane.Has(svcKey(0)) {
 			t.Errorf("after a Reset without the row: %+v", s)
 		}
 		odd := service(2)

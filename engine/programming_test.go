@@ -103,11 +103,7 @@ func TestProgrammedMT04(t *testing.T) {
 // A change that cannot be written stays owed, and does not delay other changes.
 func TestProgrammedAfterFailures(t *testing.T) {
 	latencyBubble(t, nil, func(r *rig, l *latencies) {
-		r.start()
-		r.list()
-		r.add(1)
-		r.add(2)
-		r.run()
+		r.begin(1, 2)
 		r.faulty.Refuse(svcKey(1))
 		r.do(triggered(1, 2, 3, 0))
 		r.do(triggered(2, 2, 3, 0))
