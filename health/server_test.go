@@ -66,128 +66,94 @@ func TestAnswers(t *testing.T) {
 	midnight := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 	at := func(sec float64) time.Time { return midnight.Add(time.Duration(sec * float64(time.Second))) }
 	const (
-		now   = `"2000-01-01T00:10:00Z"`
-		begin = `"2000-01-01T00:00:00Z"`
-		four  = `"2000-01-01T00:01:40Z"`
-		six   = `"2000-01-01T00:03:20.5Z"`
+		now   = "2000-01-01T00:10:00Z"
+		begin = "2000-01-01T00:00:00Z"
+		four  = "2000-01-01T00:01:40Z"
+		six   = "2000-01-01T00:03:20.5Z"
 	)
-	well := func() scene {
-		return scene{period: 30 * time.Second, known: true, eligible: true,
-			v4: State{LastSuccess: at(100), Begun: true}, v6: State{LastSuccess: at(200.5), Begun: true}}
+	status := func(at4 string, ok4 bool, at6 string, ok6 bool) string {
+		return fmt.Sprintf(`{"IPv4":{"lastUpdated":"%s","healthy":%t},"IPv6":{"lastUpdated":"%s","healthy":%t}}`,
+			at4, ok4, at6, ok6)
 	}
-	status := func(ok4, ok6 bool) string {
-		return fmt.Sprintf(`"status":{"IPv4":{"lastUpdated":%s,"healthy":%t},"IPv6":{"lastUpdated":%s,"healthy":%t}}}`,
-			four, ok4, six, ok6)
-	}
-	allWell := status(true, true)
-	swapped := fmt.Sprintf(`"status":{"IPv4":{"lastUpdated":%s,"healthy":true},"IPv6":{"lastUpdated":%s,`+
-		`"healthy":false}}}`, six, four)
-	waiting := func(body string) string { return strings.TrimSuffix(body, "}") + `,"waiting":"for another"}` }
-	ready := `{"currentTime":` + now + `,"ready":true,"draining":false,"missing":[]}`
+	well := status(four, true, six, true)
+	const ready, waiting = `"ready":true,"draining":false,"missing":[]`, `,"waiting":"for another"`
 	for _, test := range []struct {
 		name                   string
 		change                 func(*scene)
 		healthz, livez, readyz int
-		healthzBody, livezBody string
-		readyzBody             string
+		last                   string // time of the last success, where an answer is not 200
+		eligible, healthy      bool   // of /healthz
+		status, ready, more    string // JSON
 	}{
-		{"HT-01 HT-02 all is well, though nothing has changed for minutes (HT-04, HT-05)", func(*scene) {}, 200, 200,
-			200,
-			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":true,` + allWell,
-			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` + allWell, ready},
+		{"HT-01 HT-02 all is well, though nothing has changed for minutes (HT-04, HT-05)", func(*scene) {},
+			200, 200, 200, "", true, true, well, ready, ""},
 		{"HT-04 a change waits, not yet for two periods", func(sc *scene) { sc.v4.QueuedSince = at(540.000000001) },
-			200, 200, 200,
-			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":true,` + allWell,
-			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` + allWell, ready},
-		{"HT-04 a change waits for two periods", func(sc *scene) { sc.v4.QueuedSince = at(540) }, 503, 503, 200,
-			`{"lastUpdated":` + six + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":false,` +
-				status(false, true),
-			`{"lastUpdated":` + six + `,"currentTime":` + now + `,"healthy":false,` + status(false, true), ready},
-		{"HT-04 in the other family", func(sc *scene) { sc.v6.QueuedSince = at(0) }, 503, 503, 200,
-			`{"lastUpdated":` + six + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":false,` +
-				status(true, false),
-			`{"lastUpdated":` + six + `,"currentTime":` + now + `,"healthy":false,` + status(true, false), ready},
+			200, 200, 200, "", true, true, well, ready, ""},
+		{"HT-04 a change waits for two periods", func(sc *scene) { sc.v4.QueuedSince = at(540) },
+			503, 503, 200, six, true, false, status(four, false, six, true), ready, ""},
+		{"HT-04 in the other family", func(sc *scene) { sc.v6.QueuedSince = at(0) },
+			503, 503, 200, six, true, false, status(four, true, six, false), ready, ""},
 		{"HT-05 of the families the one that was updated last counts", func(sc *scene) {
 			sc.v4, sc.v6 = sc.v6, sc.v4
 			sc.v6.QueuedSince = at(500)
-		}, 503, 503, 200,
-			`{"lastUpdated":` + six + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":false,` + swapped,
-			`{"lastUpdated":` + six + `,"currentTime":` + now + `,"healthy":false,` + swapped, ready},
+		}, 503, 503, 200, six, true, false, status(six, true, four, false), ready, ""},
 		{"CF-61 with a longer period it may wait longer", func(sc *scene) {
-			sc.v4.QueuedSince, sc.period = at(540),
-				31*time.Second
-		}, 200, 200, 200,
-			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":true,` + allWell,
-			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` + allWell, ready},
-		{"a period that is not known is 30 s", func(sc *scene) { sc.v4.QueuedSince, sc.period = at(541), 0 }, 200, 200,
-			200,
-			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":true,` + allWell,
-			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` + allWell, ready},
-		{"another process writes, not yet for two periods", func(sc *scene) { sc.waits = at(540.000000001) }, 200, 200,
-			200,
-			waiting(`{"lastUpdated":` + now + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":true,` +
-				allWell),
-			waiting(`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` + allWell), waiting(ready)},
+			sc.v4.QueuedSince, sc.period = at(540), 31*time.Second
+		}, 200, 200, 200, "", true, true, well, ready, ""},
+		{"a period that is not known is 30 s", func(sc *scene) { sc.v4.QueuedSince, sc.period = at(541), 0 },
+			200, 200, 200, "", true, true, well, ready, ""},
+		{"another process writes, not yet for two periods", func(sc *scene) { sc.waits = at(540.000000001) },
+			200, 200, 200, "", true, true, well, ready, waiting},
 		{"another process writes for two periods: that is no reason to restart", func(sc *scene) { sc.waits = at(540) },
-			503, 200, 200,
-			waiting(`{"lastUpdated":` + six + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":false,` +
-				allWell),
-			waiting(`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` + allWell), waiting(ready)},
-		{"HT-06 the node is about to go: that is no reason to restart", func(sc *scene) { sc.eligible = false }, 503,
-			200, 200,
-			`{"lastUpdated":` + six + `,"currentTime":` + now + `,"nodeEligible":false,"healthy":true,` + allWell,
-			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` + allWell, ready},
-		{"HT-06 the node is unknown", func(sc *scene) { sc.known = false }, 503, 200, 200,
-			`{"lastUpdated":` + six + `,"currentTime":` + now + `,"nodeEligible":false,"healthy":true,` + allWell,
-			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` + allWell, ready},
-		{"HT-06 there are no Node objects", func(sc *scene) { sc.known, sc.noNodes = false, true }, 200, 200, 200,
-			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":true,` + allWell,
-			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` + allWell, ready},
-		{"PR-07 the process is about to end", func(sc *scene) { sc.drained = true }, 503, 200, 503,
-			`{"lastUpdated":` + six + `,"currentTime":` + now + `,"nodeEligible":false,"healthy":true,` + allWell,
-			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` + allWell,
-			`{"currentTime":` + now + `,"ready":false,"draining":true,"missing":[]}`},
-		{"PN-70 one family has not begun, which is healthy (HT-04)", func(sc *scene) { sc.v6 = State{} }, 200, 200, 503,
-			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":true,` +
-				`"status":{"IPv4":{"lastUpdated":` + four + `,"healthy":true},"IPv6":{"lastUpdated":` + begin +
-				`,"healthy":true}}}`,
-			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` +
-				`"status":{"IPv4":{"lastUpdated":` + four + `,"healthy":true},"IPv6":{"lastUpdated":` + begin +
-				`,"healthy":true}}}`,
-			`{"currentTime":` + now + `,"ready":false,"draining":false,"missing":["IPv6"]}`},
-		{"PN-70 none has begun, and cannot", func(sc *scene) { sc.v4, sc.v6 = State{QueuedSince: at(1)}, State{} }, 503,
-			503, 503,
-			`{"lastUpdated":` + begin + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":false,` +
-				`"status":{"IPv4":{"lastUpdated":` + begin + `,"healthy":false},"IPv6":{"lastUpdated":` + begin +
-				`,"healthy":true}}}`,
-			`{"lastUpdated":` + begin + `,"currentTime":` + now + `,"healthy":false,` +
-				`"status":{"IPv4":{"lastUpdated":` + begin + `,"healthy":false},"IPv6":{"lastUpdated":` + begin +
-				`,"healthy":true}}}`,
-			`{"currentTime":` + now + `,"ready":false,"draining":false,"missing":["IPv4","IPv6"]}`},
-		{"one family is served", func(sc *scene) { sc.v4Only = true }, 200, 200, 200,
-			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":true,` +
-				`"status":{"IPv4":{"lastUpdated":` + four + `,"healthy":true}}}`,
-			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,"status":{"IPv4":{"lastUpdated":` +
-				four + `,"healthy":true}}}`, ready},
+			503, 200, 200, six, true, false, well, ready, waiting},
+		{"HT-06 the node is about to go: that is no reason to restart", func(sc *scene) { sc.eligible = false },
+			503, 200, 200, six, false, true, well, ready, ""},
+		{"HT-06 the node is unknown", func(sc *scene) { sc.known = false },
+			503, 200, 200, six, false, true, well, ready, ""},
+		{"HT-06 there are no Node objects", func(sc *scene) { sc.known, sc.noNodes = false, true },
+			200, 200, 200, "", true, true, well, ready, ""},
+		{"PR-07 the process is about to end", func(sc *scene) { sc.drained = true },
+			503, 200, 503, six, false, true, well, `"ready":false,"draining":true,"missing":[]`, ""},
+		{"PN-70 one family has not begun, which is healthy (HT-04)", func(sc *scene) { sc.v6 = State{} },
+			200, 200, 503, "", true, true, status(four, true, begin, true),
+			`"ready":false,"draining":false,"missing":["IPv6"]`, ""},
+		{"PN-70 none has begun, and cannot", func(sc *scene) { sc.v4, sc.v6 = State{QueuedSince: at(1)}, State{} },
+			503, 503, 503, begin, true, false, status(begin, false, begin, true),
+			`"ready":false,"draining":false,"missing":["IPv4","IPv6"]`, ""},
+		{"one family is served", func(sc *scene) { sc.v4Only = true },
+			200, 200, 200, "", true, true, `{"IPv4":{"lastUpdated":"` + four + `","healthy":true}}`, ready, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				sc := well()
+				sc := scene{period: 30 * time.Second, known: true, eligible: true,
+					v4: State{LastSuccess: at(100), Begun: true}, v6: State{LastSuccess: at(200.5), Begun: true}}
 				test.change(&sc)
 				s := sc.server()
 				time.Sleep(10 * time.Minute)
+				updated := func(code int) string {
+					if code == http.StatusOK {
+						return now
+					}
+					return test.last
+				}
+				alive := test.livez == http.StatusOK
 				for _, c := range []struct {
 					path string
 					code int
 					body string
-				}{{"/healthz", test.healthz, test.healthzBody}, {"/livez", test.livez, test.livezBody},
-					{"/readyz", test.readyz, test.readyzBody}} {
-					w := probe(s, http.MethodGet, c.path)
-					if w.Code != c.code || w.Body.String() != c.body {
-						t.Errorf("%s: %d\n%s\nwant %d\n%s", c.path, w.Code, w.Body, c.code, c.body)
+				}{
+					{"/healthz", test.healthz, fmt.Sprintf(`"lastUpdated":"%s","currentTime":"%s","nodeEligible":%t,`+
+						`"healthy":%t,"status":%s`, updated(test.healthz), now, test.eligible, test.healthy, test.status)},
+					{"/livez", test.livez, fmt.Sprintf(`"lastUpdated":"%s","currentTime":"%s","healthy":%t,"status":%s`,
+						updated(test.livez), now, alive, test.status)},
+					{"/readyz", test.readyz, fmt.Sprintf(`"currentTime":"%s",%s`, now, test.ready)},
+				} {
+					want := "{" + c.body + test.more + "}"
+					if w := probe(s, http.MethodGet, c.path); w.Code != c.code || w.Body.String() != want {
+						t.Errorf("%s: %d\n%s\nwant %d\n%s", c.path, w.Code, w.Body, c.code, want)
 					}
 				}
-				if s.Healthy() != (test.livez == 200) {
+				if s.Healthy() != alive {
 					t.Errorf("Healthy is %t", s.Healthy())
 				}
 			})
