@@ -21,7 +21,7 @@ import (
 type badServer struct {
 	api   *apiServer
 	bad   atomic.Bool
-	reply func(w http.ResponseWriter, r *http.Request)
+	reply http.HandlerFunc
 }
 
 func (b *badServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -37,45 +37,43 @@ func (b *badServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // was known must stay in force meanwhile, what changed must arrive in the end, and in the bad time
 // no more than maxOthers requests may come from others than the leader: those that they sent
 // before it had failed.
-func misbehave(t *testing.T, maxOthers int, reply func(b *badServer, w http.ResponseWriter, r *http.Request)) *rig {
-	t.Helper()
-	r := newRig(t)
-	b := &badServer{api: r.api}
-	b.reply = func(w http.ResponseWriter, req *http.Request) { reply(b, w, req) }
-	r.api.down()
-	r.api.handler = b
-	r.api.up()
-	r.api.put(testService("api", 90), testService("web", 80), testSlice("web", "web-1", "10.1.0.5"),
-		testNode("n1", "192.0.2.1"))
-	r.start()
-	r.wait("api:90 web:80→10.1.0.5 node:192.0.2.1")
-	r.require(2)
-	b.bad.Store(true)
-	r.api.down()
-	ofLeader, ofAll := r.api.asked("/nodes?"), r.api.asked("")
-	r.api.up()
-	enough := func() bool { return r.api.asked("/nodes?") >= ofLeader+badRequests }
-	r.until(enough, func() string { return "no retries" })
-	ofLeader, ofAll = r.api.asked("/nodes?")-ofLeader, r.api.asked("")-ofAll
-	if others := ofAll - ofLeader; others > maxOthers {
-		t.Errorf("%d requests of the other resources beside %d of the leader", others, ofLeader)
-	}
-	if got := r.state(); got != "api:90 web:80→10.1.0.5 node:192.0.2.1" {
-		t.Errorf("the bad server changed the state to %q", got)
-	}
-	b.bad.Store(false)
-	r.api.down() // of what hangs
-	r.api.put(testService("web", 81))
-	r.api.up()
-	r.wait("api:90 web:81→10.1.0.5 node:192.0.2.1")
-	r.noDips()
-	if len(r.log.Lines("Cannot watch the API server")) > 0 {
-		r.waitLog("answers again")
-	}
-	if lines := r.log.Lines("Cannot watch the API server"); len(lines) > 2 {
-		t.Errorf("%d lines of the log:\n%s", len(lines), strings.Join(lines, "\n"))
-	}
-	return r
+func misbehave(t *testing.T, maxOthers int, reply http.HandlerFunc) {
+	withServer(t, func(t *testing.T, r *rig) {
+		b := &badServer{api: r.api, reply: reply}
+		r.api.down()
+		r.api.handler = b
+		r.api.up()
+		r.api.put(testService("api", 90), testService("web", 80), testSlice("web", "web-1", "10.1.0.5"),
+			testNode("n1", "192.0.2.1"))
+		r.start()
+		r.wait("api:90 web:80→10.1.0.5 node:192.0.2.1")
+		r.require(2)
+		b.bad.Store(true)
+		r.api.down()
+		ofLeader, ofAll := r.api.asked("/nodes?"), r.api.asked("")
+		r.api.up()
+		enough := func() bool { return r.api.asked("/nodes?") >= ofLeader+badRequests }
+		r.until(enough, func() string { return "no retries" })
+		ofLeader, ofAll = r.api.asked("/nodes?")-ofLeader, r.api.asked("")-ofAll
+		if others := ofAll - ofLeader; others > maxOthers {
+			t.Errorf("%d requests of the other resources beside %d of the leader", others, ofLeader)
+		}
+		if got := r.state(); got != "api:90 web:80→10.1.0.5 node:192.0.2.1" {
+			t.Errorf("the bad server changed the state to %q", got)
+		}
+		b.bad.Store(false)
+		r.api.down() // of what hangs
+		r.api.put(testService("web", 81))
+		r.api.up()
+		r.wait("api:90 web:81→10.1.0.5 node:192.0.2.1")
+		r.noDips()
+		if len(r.log.Lines("Cannot watch the API server")) > 0 {
+			r.waitLog("answers again")
+		}
+		if lines := r.log.Lines("Cannot watch the API server"); len(lines) > 2 {
+			t.Errorf("%d lines of the log:\n%s", len(lines), strings.Join(lines, "\n"))
+		}
+	})
 }
 
 // badRequests is how many requests of the leader a bad server sees before it is good again.
@@ -83,7 +81,6 @@ const badRequests = 4
 
 // SV-69: garbage and truncated bodies, in each encoding, change nothing.
 func TestGarbage(t *testing.T) {
-	t.Parallel()
 	protobuf, truncated := string(encoded(t, false, "a", "b", "c")), string(encoded(t, true, "a", "b", "c"))
 	for name, answer := range map[string]struct{ media, body string }{
 		"a web page":             {"text/html", "<html><body>502 Bad Gateway</body></html>"},
@@ -98,8 +95,7 @@ func TestGarbage(t *testing.T) {
 		"a size beyond all": {"application/vnd.kubernetes.protobuf", "k8s\x00\x12\xff\xff\xff\xff\xff\x1f"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			misbehave(t, 9, func(_ *badServer, w http.ResponseWriter, _ *http.Request) {
+			misbehave(t, 9, func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set("Content-Type", answer.media)
 				_, _ = w.Write([]byte(answer.body))
 			})
@@ -109,14 +105,12 @@ func TestGarbage(t *testing.T) {
 
 // 429 with and without Retry-After: all is retried, and the header is obeyed.
 func TestTooManyRequests(t *testing.T) {
-	t.Parallel()
 	for _, tc := range []struct {
 		after  string
 		others int
 	}{{"", 9}, {"1", 4 * badRequests}} { // client-go itself repeats a request with the header, each resource by itself
 		t.Run("Retry-After="+tc.after, func(t *testing.T) {
-			t.Parallel()
-			misbehave(t, tc.others, func(_ *badServer, w http.ResponseWriter, _ *http.Request) {
+			misbehave(t, tc.others, func(w http.ResponseWriter, _ *http.Request) {
 				if tc.after != "" {
 					w.Header().Set("Retry-After", tc.after)
 				}
@@ -129,22 +123,22 @@ func TestTooManyRequests(t *testing.T) {
 // SV-69: a server that ends each watch at once, or one that is behind a proxy which does: changes
 // arrive, one line says so, and streams are opened ever more slowly.
 func TestShortWatches(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	r.api.life = 20 * time.Millisecond
-	r.api.put(testService("web", 80), testSlice("web", "web-1", "10.1.0.5"), testNode("n1", "192.0.2.1"))
-	r.start()
-	r.wait("web:80→10.1.0.5 node:192.0.2.1")
-	r.require(1)
-	r.waitLog("ends watches early")
-	for port := range int32(3) {
-		r.api.put(testService("web", 81+port))
-		r.wait(fmt.Sprintf("web:%d→10.1.0.5 node:192.0.2.1", 81+port))
-	}
-	r.noDips()
-	if lines := r.log.Lines("ends watches early"); len(lines) != 1 {
-		t.Errorf("log: %v", lines)
-	}
+	withServer(t, func(t *testing.T, r *rig) {
+		r.api.life = 20 * time.Millisecond
+		r.api.put(testService("web", 80), testSlice("web", "web-1", "10.1.0.5"), testNode("n1", "192.0.2.1"))
+		r.start()
+		r.wait("web:80→10.1.0.5 node:192.0.2.1")
+		r.require(1)
+		r.waitLog("ends watches early")
+		for port := range int32(3) {
+			r.api.put(testService("web", 81+port))
+			r.wait(fmt.Sprintf("web:%d→10.1.0.5 node:192.0.2.1", 81+port))
+		}
+		r.noDips()
+		if lines := r.log.Lines("ends watches early"); len(lines) != 1 {
+			t.Errorf("log: %v", lines)
+		}
+	})
 }
 
 // Streams that end after a second are opened about 15 times in a minute, each resource by itself.
@@ -256,26 +250,25 @@ func TestBookmarksOutOfOrder(t *testing.T) {
 // SV-69: objects whose versions are no numbers, go back or are beyond all others: the last that
 // arrived counts, after a break too.
 func TestLyingVersions(t *testing.T) {
-	t.Parallel()
 	for _, version := range []string{"9223372036854775807", "18446744073709551616", "zero", "", "1"} {
 		t.Run(version, func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t)
-			r.api.silent = true
-			r.api.put(testService("web", 80), testNode("n1", "192.0.2.1"))
-			r.start()
-			r.wait("web:80 node:192.0.2.1")
-			r.require(1)
-			r.api.lie(testService("web", 81), version)
-			r.wait("web:81 node:192.0.2.1")
-			r.api.down()
-			r.api.up()
-			r.api.put(testService("web", 82))
-			r.wait("web:82 node:192.0.2.1")
-			r.noDips()
-			if n := r.api.asked(""); n > 40 {
-				t.Errorf("%d requests", n)
-			}
+			withServer(t, func(t *testing.T, r *rig) {
+				r.api.silent = true
+				r.api.put(testService("web", 80), testNode("n1", "192.0.2.1"))
+				r.start()
+				r.wait("web:80 node:192.0.2.1")
+				r.require(1)
+				r.api.lie(testService("web", 81), version)
+				r.wait("web:81 node:192.0.2.1")
+				r.api.down()
+				r.api.up()
+				r.api.put(testService("web", 82))
+				r.wait("web:82 node:192.0.2.1")
+				r.noDips()
+				if n := r.api.asked(""); n > 40 {
+					t.Errorf("%d requests", n)
+				}
+			})
 		})
 	}
 }

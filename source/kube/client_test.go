@@ -23,7 +23,6 @@ import (
 // PR-11, CF-03, CF-04: the configured types are requested from the server, except what could not be
 // read.
 func TestContentTypes(t *testing.T) {
-	t.Parallel()
 	const protobuf, json = "application/vnd.kubernetes.protobuf", "application/json"
 	for _, c := range []struct{ contentType, acceptTypes, send, accept, ignored string }{
 		{"", "", protobuf, protobuf + "," + json, ""},
@@ -36,35 +35,37 @@ func TestContentTypes(t *testing.T) {
 		{"", "application/yaml,,application/cbor", protobuf, protobuf + "," + json,
 			"application/yaml application/cbor"},
 	} {
-		r := newRig(t)
-		r.api.put(testService("web", 80), testNode("n1", "192.0.2.1"))
-		r.api.json = !strings.HasPrefix(c.accept, protobuf) // as a server answers a request for JSON first
-		accepts := map[string]bool{}
-		r.api.answer = func(req *http.Request) *metav1.Status {
-			accepts[req.Header.Get("Accept")] = true
-			return nil
-		}
-		cfg := r.config()
-		cfg.ContentType, cfg.AcceptContentTypes = c.contentType, c.acceptTypes
-		rest, err := cfg.RESTConfig()
-		if err != nil || rest.ContentType != c.send || rest.AcceptContentTypes != c.accept {
-			t.Errorf("%q, %q: sends %q, accepts %q, %v", c.contentType, c.acceptTypes, rest.ContentType,
-				rest.AcceptContentTypes, err)
-		}
-		r.startWith(cfg)
-		r.wait("web:80 node:192.0.2.1")
-		r.api.set(func() {
-			for accept := range accepts {
-				if types, _, _ := strings.Cut(accept, ";stream=watch"); !strings.HasPrefix(c.accept, types) {
-					t.Errorf("%q, %q: the server was asked for %q", c.contentType, c.acceptTypes, accept)
+		t.Run(c.contentType+" "+c.acceptTypes, func(t *testing.T) {
+			withServer(t, func(t *testing.T, r *rig) {
+				r.api.put(testService("web", 80), testNode("n1", "192.0.2.1"))
+				r.api.json = !strings.HasPrefix(c.accept, protobuf) // as a server answers a request for JSON first
+				accepts := map[string]bool{}
+				r.api.answer = func(req *http.Request) *metav1.Status {
+					accepts[req.Header.Get("Accept")] = true
+					return nil
 				}
-			}
+				cfg := r.config()
+				cfg.ContentType, cfg.AcceptContentTypes = c.contentType, c.acceptTypes
+				rest, err := cfg.RESTConfig()
+				if err != nil || rest.ContentType != c.send || rest.AcceptContentTypes != c.accept {
+					t.Errorf("sends %q, accepts %q, %v", rest.ContentType, rest.AcceptContentTypes, err)
+				}
+				r.startWith(cfg)
+				r.wait("web:80 node:192.0.2.1")
+				r.api.set(func() {
+					for accept := range accepts {
+						if types, _, _ := strings.Cut(accept, ";stream=watch"); !strings.HasPrefix(c.accept, types) {
+							t.Errorf("the server was asked for %q", accept)
+						}
+					}
+				})
+				reported := r.log.Lines("content types")
+				if (c.ignored != "") != (len(reported) == 1) || len(reported) == 1 && !strings.Contains(reported[0],
+					c.ignored) {
+					t.Errorf("log %q", reported)
+				}
+			})
 		})
-		reported := r.log.Lines("content types")
-		if (c.ignored != "") != (len(reported) == 1) || len(reported) == 1 && !strings.Contains(reported[0],
-			c.ignored) {
-			t.Errorf("%q, %q: log %q", c.contentType, c.acceptTypes, reported)
-		}
 	}
 }
 
@@ -175,14 +176,17 @@ func TestEnvironment(t *testing.T) {
 
 // MT-21: LISTs count in the latency of requests, though their answers stream.
 func TestListLatency(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	r.api.watchList, r.api.page = false, 500
-	r.api.put(testService("web", 80), testNode("n1", "192.0.2.1"), testCIDR("10.96.0.0/16"))
-	r.start()
-	r.wait("web:80 node:192.0.2.1 cidr:10.96.0.0/16")
-	r.until(func() bool { return latencies(t, r.api.addr) >= 4 }, func() string {
-		return fmt.Sprintf("%d requests were measured, of at least 4", latencies(t, r.api.addr))
+	withServer(t, func(t *testing.T, r *rig) {
+		r.api.watchList, r.api.page = false, 500
+		r.api.put(testService("web", 80), testNode("n1", "192.0.2.1"), testCIDR("10.96.0.0/16"))
+		cfg := r.config()
+		cfg.Master = "http://192.0.2.9:6443" // of this test alone
+		r.startWith(cfg)
+		r.wait("web:80 node:192.0.2.1 cidr:10.96.0.0/16")
+		measured := func() uint64 { return latencies(t, "192.0.2.9:6443") }
+		r.until(func() bool { return measured() >= 4 }, func() string {
+			return fmt.Sprintf("%d requests were measured, of at least 4", measured())
+		})
 	})
 }
 

@@ -152,68 +152,66 @@ func certificate(t *testing.T, host string) ([]byte, tls.Certificate) {
 }
 
 // CF-02: a server with a certificate of another host, or of another authority: one clear message.
-// With the right certificate a token is sent, and one that was replaced in its file is used.
-func TestCredentials(t *testing.T) {
-	rightPEM, right := certificate(t, "127.0.0.1")
-	otherHostPEM, otherHost := certificate(t, "another.example")
-	_, otherCA := certificate(t, "127.0.0.1")
-	for _, c := range []struct {
-		name, want string
-		ca         []byte
-		cert       tls.Certificate
-	}{
-		{"other host", "certificate is not valid", otherHostPEM, otherHost},
-		{"other authority", "certificate is not valid", rightPEM, otherCA},
-		{"right", "", rightPEM, right},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			r := newRig(t)
-			r.api.put(testService("web", 80))
-			r.api.answer = func(req *http.Request) *metav1.Status {
-				if req.Header.Get("Authorization") != "Bearer good" {
-					return failure(401, metav1.StatusReasonUnauthorized, "Unauthorized")
-				}
-				return nil
-			}
-			secure := httptest.NewUnstartedServer(r.api)
-			secure.Config.ErrorLog = log.New(io.Discard, "", 0)
-			secure.TLS = &tls.Config{Certificates: []tls.Certificate{c.cert}}
-			secure.StartTLS()
-			defer func() { secure.CloseClientConnections(); secure.Listener.Close() }()
-			dir := t.TempDir()
-			for name, data := range map[string]string{"ca": string(c.ca), "token": "bad",
-				"config": kubeconfig(secure.URL, "ca", "token")} {
-				if err := os.WriteFile(filepath.Join(dir, name), []byte(data), 0o600); err != nil {
-					t.Fatal(err)
-				}
-			}
-			cfg := r.config()
-			cfg.Master, cfg.Kubeconfig = "", filepath.Join(dir, "config")
-			src, err := New(cfg)
-			if err != nil {
-				t.Fatal(err)
-			}
-			r.run(src)
-			if c.want != "" {
-				r.waitLog(c.want)
-				time.Sleep(2 * time.Second)
+func TestWrongCertificates(t *testing.T) {
+	_, other := certificate(t, "127.0.0.1")
+	ca, otherHost := certificate(t, "another.example")
+	for name, cert := range map[string]tls.Certificate{"host": otherHost, "authority": other} {
+		t.Run(name, func(t *testing.T) {
+			server := httptest.NewUnstartedServer(nil)
+			server.Config.ErrorLog = log.New(io.Discard, "", 0)
+			server.TLS = &tls.Config{Certificates: []tls.Certificate{cert}}
+			server.StartTLS()
+			defer server.Close()
+			withServer(t, func(t *testing.T, r *rig) {
+				cfg := r.config()
+				cfg.Dial, cfg.Master, cfg.Kubeconfig = nil, "", writeKubeconfig(t, server.URL, ca, "token")
+				r.startWith(cfg)
+				r.waitLog("certificate is not valid")
+				time.Sleep(30 * time.Second)
 				if lines := r.log.Lines("level=ERROR"); len(lines) != 1 {
 					t.Errorf("log:\n%s", strings.Join(lines, "\n"))
 				}
-				return
-			}
-			r.waitLog("does not accept our credentials (401)")
-			if err := os.WriteFile(filepath.Join(dir, "token"), []byte("good"), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			// client-go reads a token file once a minute; it is the store's state that counts here,
-			// so the source is started again instead of waiting.
-			again := newRig(t)
-			cfg.Log = nil
-			again.startWith(cfg)
-			again.wait("web:80")
+			})
 		})
 	}
+}
+
+// CF-02: with the right certificate a token is sent, and one that was replaced in its file is used.
+func TestCredentials(t *testing.T) {
+	withServer(t, func(t *testing.T, r *rig) {
+		ca, cert := certificate(t, "127.0.0.1")
+		r.api.down()
+		r.api.cert = &cert
+		r.api.up()
+		r.api.put(testService("web", 80))
+		r.api.answer = func(req *http.Request) *metav1.Status {
+			if req.Header.Get("Authorization") != "Bearer good" {
+				return failure(401, metav1.StatusReasonUnauthorized, "Unauthorized")
+			}
+			return nil
+		}
+		cfg := r.config()
+		cfg.Master, cfg.Kubeconfig = "", writeKubeconfig(t, "https://"+serverAddr, ca, "bad")
+		r.startWith(cfg)
+		r.waitLog("does not accept our credentials (401)")
+		if err := os.WriteFile(filepath.Join(filepath.Dir(cfg.Kubeconfig), "token"), []byte("good"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute) // client-go reads a token file once a minute
+		r.wait("web:80")
+	})
+}
+
+// writeKubeconfig writes a kubeconfig beside its files ca and token.
+func writeKubeconfig(t *testing.T, server string, ca []byte, token string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, data := range map[string]string{"ca": string(ca), "token": token, "config": kubeconfig(server, "ca", "token")} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(data), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return filepath.Join(dir, "config")
 }
 
 // How many requests a second, and how many at once, is what was asked for; 0 and less are no bound

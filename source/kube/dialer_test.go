@@ -1,25 +1,30 @@
 package kube
 
 import (
-	"fmt"
+	"context"
+	"errors"
+	"net"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
+
+	"kube-proxy/cluster"
 )
 
 // Where the API server is becomes known before it is connected to, by address and by name (TN-66).
 func TestWhereTheAPIServerIs(t *testing.T) {
 	for _, host := range []string{"127.0.0.1", "localhost"} {
-		t.Run(host, func(t *testing.T) {
-			r := newRig(t)
-			cfg := r.config()
-			cfg.Master = strings.Replace(cfg.Master, "127.0.0.1", host, 1)
-			r.startWith(cfg)
-			want := netip.MustParseAddrPort(r.api.addr)
-			r.until(func() bool { return slices.Contains(r.store.Facts().APIServers, want) }, func() string {
-				return fmt.Sprintf("API servers at %v, want %v", r.store.Facts().APIServers, want)
-			})
-		})
+		var known []netip.AddrPort
+		refused := errors.New("refused")
+		d := dialer{send: func(ev cluster.Event) { known = ev.(cluster.APIServerAt).Addrs },
+			base: func(_ context.Context, _, addr string) (net.Conn, error) {
+				if addr != host+":6443" || !slices.Contains(known, netip.MustParseAddrPort(serverAddr)) {
+					t.Errorf("%s is dialed, and known at %v", addr, known)
+				}
+				return nil, refused
+			}}
+		if _, err := d.dial(t.Context(), "tcp", host+":6443"); !errors.Is(err, refused) {
+			t.Errorf("%s: %v", host, err)
+		}
 	}
 }

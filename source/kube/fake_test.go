@@ -1,16 +1,23 @@
 package kube
 
 import (
+	"context"
+	"crypto/tls"
 	"encoding/json"
+	"io"
+	"log"
 	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
+	"os"
 	"reflect"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -27,16 +34,15 @@ import (
 // apiServer is an API server of a few hundred lines: four resources, LIST in pages, WATCH,
 // streaming lists, bookmarks, protobuf and JSON, and what can go wrong with each.
 type apiServer struct {
-	t    testing.TB
-	addr string
 	http *httptest.Server
 
-	mu      sync.Mutex
-	changed chan struct{} // closed at the next change
-	lives   int           // how often it was taken down: what was asked before is not answered
-	rv      int
-	objects map[string]map[string]apiObject // by plural and namespace/name
-	history []change
+	mu       sync.Mutex
+	listener *memory
+	changed  chan struct{} // closed at the next change
+	lives    int           // how often it was taken down: what was asked before is not answered
+	rv       int
+	objects  map[string]map[string]apiObject // by plural and namespace/name
+	history  []change
 	// The knobs.
 	watchList bool // streaming lists are supported
 	noStorage bool // but the storage does not do its part: the stream begins with an error, and ends
@@ -49,6 +55,7 @@ type apiServer struct {
 	life      time.Duration // of a watch; 0: until the client leaves
 	ahead     int           // each watch begins with a bookmark that is so far in the future
 	handler   http.Handler  // in place of this one; it may call this one
+	cert      *tls.Certificate
 	requests  []string
 	// bulk: there are so many Services and slices beside the others; they are made when asked for.
 	bulk int
@@ -60,37 +67,35 @@ type change struct {
 	was, now apiObject
 }
 
-func newAPIServer(t testing.TB) *apiServer {
-	s := &apiServer{t: t, rv: 100, watchList: true, changed: make(chan struct{}),
-		objects: map[string]map[string]apiObject{}}
+// serverAddr is where clients believe that the server is.
+const serverAddr = "127.0.0.1:6443"
+
+func newAPIServer(t *testing.T) *apiServer {
+	s := &apiServer{rv: 100, watchList: true, changed: make(chan struct{}), objects: map[string]map[string]apiObject{}}
 	s.up()
-	t.Cleanup(s.down)
+	t.Cleanup(func() {
+		s.down()
+		time.Sleep(5 * time.Minute) // client-go's pauses end by time alone
+	})
 	return s
 }
 
+// up makes the server reachable, in memory: a bubble of synctest knows when such connections wait.
 func (s *apiServer) up() {
-	s.t.Helper()
-	addr := s.addr
-	if addr == "" {
-		addr = "127.0.0.1:0"
-	}
-	var listener net.Listener
-	var err error
-	for range 500 { // another program may have the port for a moment
-		if listener, err = net.Listen("tcp", addr); err == nil {
-			break
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	s.addr = listener.Addr().String()
 	handler := s.handler
 	if handler == nil {
 		handler = s
 	}
-	s.http = &httptest.Server{Listener: listener, Config: &http.Server{Handler: handler}}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.listener = newMemory()
+	s.http = &httptest.Server{Listener: s.listener, Config: &http.Server{Handler: handler}}
+	if s.cert != nil {
+		s.http.Config.ErrorLog = log.New(io.Discard, "", 0)
+		s.http.TLS = &tls.Config{Certificates: []tls.Certificate{*s.cert}}
+		s.http.StartTLS()
+		return
+	}
 	s.http.Start()
 }
 
@@ -101,6 +106,49 @@ func (s *apiServer) down() {
 	defer s.mu.Unlock()
 	s.lives++
 	s.wake()
+}
+
+// dial is for [Config].
+func (s *apiServer) dial(context.Context, string, string) (net.Conn, error) {
+	s.mu.Lock()
+	l := s.listener
+	s.mu.Unlock()
+	return l.dial()
+}
+
+// memory listens for connections of this process.
+type memory struct {
+	conns  chan net.Conn
+	closed chan struct{}
+	close  func()
+}
+
+func newMemory() *memory {
+	m := &memory{conns: make(chan net.Conn), closed: make(chan struct{})}
+	m.close = sync.OnceFunc(func() { close(m.closed) })
+	return m
+}
+
+func (m *memory) Addr() net.Addr { return net.TCPAddrFromAddrPort(netip.MustParseAddrPort(serverAddr)) }
+func (m *memory) Close() error   { m.close(); return nil }
+
+func (m *memory) Accept() (net.Conn, error) {
+	select {
+	case c := <-m.conns:
+		return c, nil
+	case <-m.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (m *memory) dial() (net.Conn, error) {
+	ours, theirs := net.Pipe()
+	select {
+	case m.conns <- theirs:
+		return ours, nil
+	case <-m.closed:
+		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
+	}
 }
 
 // set changes the knobs or other state.

@@ -32,15 +32,12 @@ type Source struct {
 	codec     runtime.ParameterCodec
 	// noStreaming: the server does not send lists as streams.
 	noStreaming atomic.Bool
-	// retryOptional is how long an absent or forbidden optional API is left alone the first time,
-	// in which the API server may just be starting; each further time is twice as long, up to
-	// maxRetryOptional.
-	retryOptional time.Duration
 }
 
-// maxRetryOptional is the longest time for which an absent or forbidden optional API is left
-// alone.
-const maxRetryOptional = 10 * time.Minute
+// firstRetryOptional is how long an absent or forbidden optional API is left alone the first time,
+// in which the API server may just be starting; each further time is twice as long, up to
+// maxRetryOptional.
+const firstRetryOptional, maxRetryOptional = 5 * time.Second, 10 * time.Minute
 
 // New returns a Source for the API server that cfg names. It reads files but does not connect.
 func New(cfg Config) (*Source, error) {
@@ -53,12 +50,11 @@ func New(cfg Config) (*Source, error) {
 		return nil, err
 	}
 	s := &Source{
-		log:           log,
-		reporter:      convert.NewReporter(cfg.OnProblem),
-		outage:        newOutage(log, config.Host),
-		resources:     []*resource{services(), endpointSlices(), node(cfg.NodeName), serviceCIDRs()},
-		codec:         runtime.NewParameterCodec(newScheme()),
-		retryOptional: 5 * time.Second,
+		log:       log,
+		reporter:  convert.NewReporter(cfg.OnProblem),
+		outage:    newOutage(log, config.Host),
+		resources: []*resource{services(), endpointSlices(), node(cfg.NodeName), serviceCIDRs()},
+		codec:     runtime.NewParameterCodec(newScheme()),
 	}
 	s.dialer.base, config.Dial = config.Dial, s.dialer.dial
 	if err := s.connectTo(config); err != nil {
@@ -146,7 +142,7 @@ func backoff() *wait.Backoff {
 
 // follow follows one resource until ctx ends.
 func (s *Source) follow(ctx context.Context, r *resource, sink func(cluster.Event)) {
-	retry, reported := s.retryOptional, false
+	retry, reported := firstRetryOptional, false
 	for ctx.Err() == nil {
 		attempt, giveUp := context.WithCancelCause(ctx)
 		lw := &listWatch{Source: s, resource: r, giveUp: giveUp}
@@ -162,7 +158,7 @@ func (s *Source) follow(ctx context.Context, r *resource, sink func(cluster.Even
 		}
 		// Only the optional resource, ServiceCIDRs, is given up.
 		if kept.listed {
-			retry, reported = s.retryOptional, false
+			retry, reported = firstRetryOptional, false
 		}
 		sink(cluster.CIDRsAbsent{})
 		if !reported {

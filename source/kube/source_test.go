@@ -8,8 +8,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	core "k8s.io/api/core/v1"
@@ -80,8 +80,8 @@ func newRig(t *testing.T) *rig {
 }
 
 func (r *rig) config() Config {
-	return Config{Master: "http://" + r.api.addr, NodeName: "n1", Log: slog.New(slog.NewTextHandler(&r.log, nil)),
-		OnProblem: func(p convert.Problem) {
+	return Config{Master: "http://" + serverAddr, NodeName: "n1", Dial: r.api.dial,
+		Log: slog.New(slog.NewTextHandler(&r.log, nil)), OnProblem: func(p convert.Problem) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			r.problems = append(r.problems, p)
@@ -207,159 +207,149 @@ func (r *rig) until(ok func() bool, message func() string) {
 	}
 }
 
-// eachList runs a test with a server that streams lists and with one that does not.
-func eachList(t *testing.T, test func(t *testing.T, r *rig)) {
+// withServer runs a test with a server and a clock of its own, in which names cannot be resolved.
+func withServer(t *testing.T, test func(t *testing.T, r *rig)) {
+	t.Helper()
 	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { test(t, newRig(t)) })
+}
+
+// eachList runs a test with servers that stream lists and that do not, in both encodings.
+func eachList(t *testing.T, test func(t *testing.T, r *rig)) {
 	for _, watchList := range []bool{true, false} {
-		t.Run(fmt.Sprintf("watchList=%v", watchList), func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t)
-			r.api.watchList = watchList
-			test(t, r)
-		})
+		for _, json := range []bool{true, false} {
+			t.Run(fmt.Sprintf("watchList=%v json=%v", watchList, json), func(t *testing.T) {
+				withServer(t, func(t *testing.T, r *rig) {
+					r.api.watchList, r.api.json = watchList, json
+					test(t, r)
+				})
+			})
+		}
 	}
 }
 
 // Whatever the server supports, objects that exist, come, change, lose their selection and go are
 // followed.
 func TestFollow(t *testing.T) {
-	t.Parallel()
-	for _, watchList := range []bool{true, false} {
-		for _, json := range []bool{false, true} {
-			t.Run(fmt.Sprintf("watchList=%v json=%v", watchList, json), func(t *testing.T) {
-				t.Parallel()
-				r := newRig(t)
-				r.api.watchList, r.api.json = watchList, json
-				other := testService("other", 1)
-				other.Labels = map[string]string{convert.LabelProxyName: "someone"}
-				r.api.put(testService("web", 80), other, testSlice("web", "web-1", "10.1.0.5"),
-					testNode("n1", "192.0.2.1"), testNode("n2", "192.0.2.2"), testCIDR("10.96.0.0/16"))
-				r.start()
-				r.wait("web:80→10.1.0.5 node:192.0.2.1 cidr:10.96.0.0/16")
-				if lists := r.api.asked("/services?", "limit"); (lists == 0) != watchList {
-					t.Errorf("%d lists", lists)
-				}
-				// SV-01: the selection is the server's.
-				r.api.put(testService("api", 90))
-				r.wait("api:90 web:80→10.1.0.5 node:192.0.2.1 cidr:10.96.0.0/16")
-				r.api.put(testSlice("web", "web-1", "10.1.0.6"), testSlice("web", "web-2", "10.1.0.7"))
-				r.wait("api:90 web:80→10.1.0.6,10.1.0.7 node:192.0.2.1 cidr:10.96.0.0/16")
-				r.api.put(testService("web", 81), testNode("n1", "192.0.2.9"))
-				r.wait("api:90 web:81→10.1.0.6,10.1.0.7 node:192.0.2.9 cidr:10.96.0.0/16")
-				labelled := testService("web", 81)
-				labelled.Labels = map[string]string{convert.LabelProxyName: "someone"}
-				r.api.put(labelled)
-				r.wait("api:90 node:192.0.2.9 cidr:10.96.0.0/16")
-				r.api.put(testService("web", 82))
-				r.wait("api:90 web:82→10.1.0.6,10.1.0.7 node:192.0.2.9 cidr:10.96.0.0/16")
-				r.api.remove("services", "shop/api")
-				r.api.remove("endpointslices", "shop/web-2")
-				r.api.remove("nodes", "/n1")
-				r.api.remove("servicecidrs", "/kubernetes")
-				r.wait("web:82→10.1.0.6 node:192.0.2.9") // what a Node said stays in force when it goes
-				for _, bad := range []string{"ERROR", "WARN"} {
-					if lines := r.log.Lines("level=" + bad); len(lines) > 0 {
-						t.Errorf("log: %v", lines)
-					}
-				}
-			})
+	eachList(t, func(t *testing.T, r *rig) {
+		other := testService("other", 1)
+		other.Labels = map[string]string{convert.LabelProxyName: "someone"}
+		r.api.put(testService("web", 80), other, testSlice("web", "web-1", "10.1.0.5"),
+			testNode("n1", "192.0.2.1"), testNode("n2", "192.0.2.2"), testCIDR("10.96.0.0/16"))
+		r.start()
+		r.wait("web:80→10.1.0.5 node:192.0.2.1 cidr:10.96.0.0/16")
+		if lists := r.api.asked("/services?", "limit"); (lists == 0) != r.api.watchList {
+			t.Errorf("%d lists", lists)
 		}
-	}
+		if at := fmt.Sprint(r.store.Facts().APIServers); at != "["+serverAddr+"]" {
+			t.Errorf("the API server is at %s", at)
+		}
+		// SV-01: the selection is the server's.
+		r.api.put(testService("api", 90))
+		r.wait("api:90 web:80→10.1.0.5 node:192.0.2.1 cidr:10.96.0.0/16")
+		r.api.put(testSlice("web", "web-1", "10.1.0.6"), testSlice("web", "web-2", "10.1.0.7"))
+		r.wait("api:90 web:80→10.1.0.6,10.1.0.7 node:192.0.2.1 cidr:10.96.0.0/16")
+		r.api.put(testService("web", 81), testNode("n1", "192.0.2.9"))
+		r.wait("api:90 web:81→10.1.0.6,10.1.0.7 node:192.0.2.9 cidr:10.96.0.0/16")
+		labelled := testService("web", 81)
+		labelled.Labels = map[string]string{convert.LabelProxyName: "someone"}
+		r.api.put(labelled)
+		r.wait("api:90 node:192.0.2.9 cidr:10.96.0.0/16")
+		r.api.put(testService("web", 82))
+		r.wait("api:90 web:82→10.1.0.6,10.1.0.7 node:192.0.2.9 cidr:10.96.0.0/16")
+		r.api.remove("services", "shop/api")
+		r.api.remove("endpointslices", "shop/web-2")
+		r.api.remove("nodes", "/n1")
+		r.api.remove("servicecidrs", "/kubernetes")
+		r.wait("web:82→10.1.0.6 node:192.0.2.9") // what a Node said stays in force when it goes
+		for _, bad := range []string{"ERROR", "WARN"} {
+			if lines := r.log.Lines("level=" + bad); len(lines) > 0 {
+				t.Errorf("log: %v", lines)
+			}
+		}
+	})
 }
 
 // An API server that goes away and comes back: nothing is removed meanwhile, what changed is there
 // within seconds, and the log has one line for the beginning and one for the end.
 func TestOutage(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	r.api.put(testService("web", 80), testService("api", 90))
-	src := r.start()
-	r.wait("api:90 web:80")
-	r.require(2)
-	if !src.Connected() {
-		t.Error("it says that the API server is not followed")
-	}
-	r.api.down()
-	r.waitLog("cannot be reached")
-	if src.Connected() {
-		t.Error("it says that the API server is followed")
-	}
-	time.Sleep(2 * time.Second)
-	r.wait("api:90 web:80")
-	r.require(1)
-	r.api.remove("services", "shop/api")
-	r.api.put(testService("web", 81))
-	r.api.up()
-	r.wait("web:81")
-	r.waitLog("answers again")
-	if !src.Connected() {
-		t.Error("it does not say that the API server is followed again")
-	}
-	r.noDips()
-	for _, part := range []string{"cannot be reached", "answers again"} {
-		if lines := r.log.Lines(part); len(lines) != 1 {
-			t.Errorf("%d lines:\n%s", len(lines), strings.Join(lines, "\n"))
+	withServer(t, func(t *testing.T, r *rig) {
+		r.api.put(testService("web", 80), testService("api", 90))
+		src := r.start()
+		r.wait("api:90 web:80")
+		r.require(2)
+		if !src.Connected() {
+			t.Error("it says that the API server is not followed")
 		}
-	}
+		r.api.down()
+		r.waitLog("cannot be reached")
+		if src.Connected() {
+			t.Error("it says that the API server is followed")
+		}
+		time.Sleep(2 * time.Second)
+		r.wait("api:90 web:80")
+		r.require(1)
+		r.api.remove("services", "shop/api")
+		r.api.put(testService("web", 81))
+		r.api.up()
+		r.wait("web:81")
+		r.waitLog("answers again")
+		if !src.Connected() {
+			t.Error("it does not say that the API server is followed again")
+		}
+		r.noDips()
+		for _, part := range []string{"cannot be reached", "answers again"} {
+			if lines := r.log.Lines(part); len(lines) != 1 {
+				t.Errorf("%d lines:\n%s", len(lines), strings.Join(lines, "\n"))
+			}
+		}
+	})
 }
 
 // An API server that is down when the proxy starts: the lists come when it is up.
 func TestDownAtStart(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	r.api.put(testService("web", 80))
-	r.api.down()
-	r.start()
-	r.waitLog("cannot be reached")
-	if r.listCount() > 0 {
-		t.Error("a list without a server")
-	}
-	r.api.up()
-	r.wait("web:80")
+	withServer(t, func(t *testing.T, r *rig) {
+		r.api.put(testService("web", 80))
+		r.api.down()
+		r.start()
+		r.waitLog("cannot be reached")
+		if r.listCount() > 0 {
+			t.Error("a list without a server")
+		}
+		r.api.up()
+		r.wait("web:80")
+	})
 }
 
 // While the API server is away, client-go sleeps for seconds between two attempts, whatever becomes
 // of the context: the end of the process does not wait for that, and no event follows
 // once Run has returned.
 func TestEndsWhileDown(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	r.api.down()
-	src, err := New(r.config())
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	var over atomic.Bool
-	done := make(chan error, 1)
-	go func() {
-		done <- src.Run(ctx, func(ev cluster.Event) {
-			if over.Load() {
-				t.Errorf("%T after the end", ev)
-			}
-		})
-	}()
-	time.Sleep(2 * time.Second) // the pauses are of a second and more now
-	cancel()
-	// Half a second in which this process has its turns, however busy the machine is.
-	for turns := 50; ; turns-- {
-		select {
-		case err := <-done:
-			if err != nil {
-				t.Error(err)
-			}
-		case <-time.After(10 * time.Millisecond):
-			if turns > 0 {
-				continue
-			}
-			t.Error("Run goes on half a second after it was to end")
+	withServer(t, func(t *testing.T, r *rig) {
+		r.api.down()
+		src, err := New(r.config())
+		if err != nil {
+			t.Fatal(err)
 		}
-		break
-	}
-	over.Store(true)
-	r.api.put(testService("web", 80))
-	r.api.up()
-	time.Sleep(3 * time.Second)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := false
+		go func() {
+			err = src.Run(ctx, func(ev cluster.Event) {
+				if ctx.Err() != nil {
+					t.Errorf("%T after the end", ev)
+				}
+			})
+			ended = true
+		}()
+		time.Sleep(2 * time.Second) // the pauses are of a second and more now
+		cancel()
+		if synctest.Wait(); !ended || err != nil {
+			t.Errorf("ended at once: %t, %v", ended, err)
+		}
+		r.api.put(testService("web", 80))
+		r.api.up()
+		time.Sleep(time.Minute)
+	})
 }
 
 // 410 Gone: the history was compacted while the streams were broken. Everything is listed again.
@@ -386,7 +376,6 @@ func TestGone(t *testing.T) {
 // An older copy of the data: the state becomes that of the copy, whether the server refuses
 // versions of the future or is silent about them.
 func TestOlderCopy(t *testing.T) {
-	t.Parallel()
 	for _, silent := range []bool{true, false} {
 		t.Run(fmt.Sprintf("silent=%v", silent), func(t *testing.T) {
 			eachList(t, func(t *testing.T, r *rig) {
@@ -416,49 +405,41 @@ func TestOlderCopy(t *testing.T) {
 
 // A list that breaks off is no list.
 func TestInterruptedList(t *testing.T) {
-	t.Parallel()
-	for _, watchList := range []bool{true, false} {
-		for _, json := range []bool{true, false} {
-			t.Run(fmt.Sprintf("watchList=%v json=%v", watchList, json), func(t *testing.T) {
-				t.Parallel()
-				r := newRig(t)
-				r.api.watchList, r.api.json, r.api.cut = watchList, json, 1500
-				for i := range 20 {
-					r.api.put(testService(fmt.Sprint("s", i), 80), testSlice("web", fmt.Sprint("web-", i), "10.1.0.5"))
-				}
-				r.start()
-				r.until(func() bool { return r.api.asked("/services") >= 4 }, func() string { return "no retries" })
-				if r.listCount() > 0 || len(r.store.Names()) > 0 {
-					t.Errorf("%d lists, %d services", r.listCount(), len(r.store.Names()))
-				}
-				r.api.set(func() { r.api.cut = 0 })
-				r.until(func() bool { return len(r.store.Names()) == 20 && r.store.Synced() },
-					func() string { return "no list" })
-			})
+	eachList(t, func(t *testing.T, r *rig) {
+		r.api.cut = 1500
+		for i := range 20 {
+			r.api.put(testService(fmt.Sprint("s", i), 80), testSlice("web", fmt.Sprint("web-", i), "10.1.0.5"))
 		}
-	}
+		r.start()
+		r.until(func() bool { return r.api.asked("/services") >= 4 }, func() string { return "no retries" })
+		if r.listCount() > 0 || len(r.store.Names()) > 0 {
+			t.Errorf("%d lists, %d services", r.listCount(), len(r.store.Names()))
+		}
+		r.api.set(func() { r.api.cut = 0 })
+		r.until(func() bool { return len(r.store.Names()) == 20 && r.store.Synced() },
+			func() string { return "no list" })
+	})
 }
 
 // Paged lists: one event for all pages.
 func TestPages(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	r.api.watchList, r.api.page = false, 7
-	for i := range 20 {
-		r.api.put(testService(fmt.Sprint("s", i), 80))
-	}
-	r.require(20)
-	r.start()
-	r.until(func() bool { return len(r.store.Names()) == 20 }, func() string { return "no list" })
-	if pages := r.api.asked("/services?", "continue="); pages != 2 {
-		t.Errorf("%d further pages", pages)
-	}
+	withServer(t, func(t *testing.T, r *rig) {
+		r.api.watchList, r.api.page = false, 7
+		for i := range 20 {
+			r.api.put(testService(fmt.Sprint("s", i), 80))
+		}
+		r.require(20)
+		r.start()
+		r.until(func() bool { return len(r.store.Names()) == 20 }, func() string { return "no list" })
+		if pages := r.api.asked("/services?", "continue="); pages != 2 {
+			t.Errorf("%d further pages", pages)
+		}
+	})
 }
 
 // The errors of credentials: one clear message, nothing removed, and all is well when they are
 // corrected.
 func TestRefused(t *testing.T) {
-	t.Parallel()
 	for _, c := range []struct {
 		code    int
 		reason  metav1.StatusReason
@@ -470,35 +451,35 @@ func TestRefused(t *testing.T) {
 		{429, metav1.StatusReasonTooManyRequests, "is busy (429)"},
 	} {
 		t.Run(fmt.Sprint(c.code), func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t)
-			r.api.put(testService("web", 80), testSlice("web", "web-1", "10.1.0.5"))
-			refuse := func(req *http.Request) *metav1.Status {
-				if resourceOf(req) != "services" {
-					return nil
+			withServer(t, func(t *testing.T, r *rig) {
+				r.api.put(testService("web", 80), testSlice("web", "web-1", "10.1.0.5"))
+				refuse := func(req *http.Request) *metav1.Status {
+					if resourceOf(req) != "services" {
+						return nil
+					}
+					return failure(c.code, c.reason, "no")
 				}
-				return failure(c.code, c.reason, "no")
-			}
-			r.api.answer = refuse
-			r.start()
-			r.waitLog(c.message)
-			r.until(func() bool { return r.api.asked("/services") >= 4 }, func() string { return "no retries" })
-			if lines := r.log.Lines(c.message); len(lines) != 1 {
-				t.Errorf("log: %v", lines)
-			}
-			r.api.set(func() { r.api.answer = nil })
-			r.wait("web:80→10.1.0.5")
-			r.waitLog("answers again")
-			// The same in the middle of things.
-			r.require(1)
-			r.api.set(func() { r.api.answer = refuse })
-			r.api.down()
-			r.api.up()
-			time.Sleep(time.Second)
-			r.api.set(func() { r.api.answer = nil })
-			r.api.put(testService("web", 81))
-			r.wait("web:81→10.1.0.5")
-			r.noDips()
+				r.api.answer = refuse
+				r.start()
+				r.waitLog(c.message)
+				r.until(func() bool { return r.api.asked("/services") >= 4 }, func() string { return "no retries" })
+				if lines := r.log.Lines(c.message); len(lines) != 1 {
+					t.Errorf("log: %v", lines)
+				}
+				r.api.set(func() { r.api.answer = nil })
+				r.wait("web:80→10.1.0.5")
+				r.waitLog("answers again")
+				// The same in the middle of things.
+				r.require(1)
+				r.api.set(func() { r.api.answer = refuse })
+				r.api.down()
+				r.api.up()
+				time.Sleep(time.Second)
+				r.api.set(func() { r.api.answer = nil })
+				r.api.put(testService("web", 81))
+				r.wait("web:81→10.1.0.5")
+				r.noDips()
+			})
 		})
 	}
 }
@@ -506,89 +487,86 @@ func TestRefused(t *testing.T) {
 // SV-03: ServiceCIDRs may be absent or forbidden. One line reports it; the API is tried again much
 // later.
 func TestNoCIDRs(t *testing.T) {
-	t.Parallel()
 	for _, c := range []struct {
 		code   int
 		reason metav1.StatusReason
 	}{{404, metav1.StatusReasonNotFound}, {403, metav1.StatusReasonForbidden}} {
 		t.Run(fmt.Sprint(c.code), func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t)
-			r.api.put(testService("web", 80), testCIDR("10.96.0.0/16"))
-			refuse := func(req *http.Request) *metav1.Status {
-				if resourceOf(req) == "servicecidrs" {
-					return failure(c.code, c.reason, "no")
+			withServer(t, func(t *testing.T, r *rig) {
+				r.api.put(testService("web", 80), testCIDR("10.96.0.0/16"))
+				refuse := func(req *http.Request) *metav1.Status {
+					if resourceOf(req) == "servicecidrs" {
+						return failure(c.code, c.reason, "no")
+					}
+					return nil
 				}
-				return nil
-			}
-			r.api.answer = refuse
-			src, err := New(r.config())
-			if err != nil {
-				t.Fatal(err)
-			}
-			src.retryOptional = 200 * time.Millisecond
-			r.store.WaitForFacts(true)
-			r.run(src)
-			r.wait("web:80")
-			r.until(r.store.Synced, func() string { return "the absence is not told" })
-			r.until(func() bool { return r.api.asked("/servicecidrs") >= 4 }, func() string { return "no retries" })
-			if lines := r.log.Lines("Cannot list a resource"); len(lines) != 1 {
-				t.Errorf("log: %v", lines)
-			}
-			r.api.set(func() { r.api.answer = nil })
-			r.wait("web:80 cidr:10.96.0.0/16")
-			// An API server that has just started forbids everything for a moment. What was known
-			// stays.
-			r.api.down()
-			r.api.set(func() { r.api.answer = refuse })
-			r.api.up()
-			r.until(func() bool { return len(r.log.Lines("Cannot list a resource")) == 2 },
-				func() string { return "not told again" })
-			r.wait("web:80 cidr:10.96.0.0/16")
-			r.api.set(func() { r.api.answer = nil })
-			r.api.put(testCIDR("10.97.0.0/16"))
-			r.wait("web:80 cidr:10.97.0.0/16")
+				r.api.answer = refuse
+				r.store.WaitForFacts(true)
+				r.start()
+				r.wait("web:80")
+				r.until(r.store.Synced, func() string { return "the absence is not told" })
+				start := time.Now()
+				r.until(func() bool { return r.api.asked("/servicecidrs") >= 3 }, func() string { return "no retries" })
+				if waited := time.Since(start); waited < 2*firstRetryOptional {
+					t.Errorf("the second pause is no longer than the first: %v in all", waited)
+				}
+				if lines := r.log.Lines("Cannot list a resource"); len(lines) != 1 {
+					t.Errorf("log: %v", lines)
+				}
+				r.api.set(func() { r.api.answer = nil })
+				r.wait("web:80 cidr:10.96.0.0/16")
+				// An API server that has just started forbids everything for a moment. What was known
+				// stays.
+				r.api.down()
+				r.api.set(func() { r.api.answer = refuse })
+				r.api.up()
+				r.until(func() bool { return len(r.log.Lines("Cannot list a resource")) == 2 },
+					func() string { return "not told again" })
+				r.wait("web:80 cidr:10.96.0.0/16")
+				r.api.set(func() { r.api.answer = nil })
+				r.api.put(testCIDR("10.97.0.0/16"))
+				r.wait("web:80 cidr:10.97.0.0/16")
+			})
 		})
 	}
 }
 
 // SV-04: a Node that does not exist is reported as such.
 func TestNoNode(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	r.api.put(testService("web", 80), testNode("n2", "192.0.2.2"))
-	r.start()
-	r.wait("web:80")
-	r.api.put(testNode("n1", "192.0.2.1"))
-	r.wait("web:80 node:192.0.2.1")
+	withServer(t, func(t *testing.T, r *rig) {
+		r.api.put(testService("web", 80), testNode("n2", "192.0.2.2"))
+		r.start()
+		r.wait("web:80")
+		r.api.put(testNode("n1", "192.0.2.1"))
+		r.wait("web:80 node:192.0.2.1")
+	})
 }
 
 // Problems are reported once for each change of an object, not again when it is listed again.
 func TestProblemsOnce(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	bad := testSlice("web", "web-1", "10.1.0.5", "fd00::5")
-	r.api.put(testService("web", 80), bad)
-	r.start()
-	r.wait("web:80→10.1.0.5")
-	lists := r.listCount()
-	r.api.down()
-	r.api.put(testService("web", 81))
-	r.api.set(func() { r.api.compacted = r.api.rv })
-	r.api.up()
-	r.wait("web:81→10.1.0.5")
-	r.until(func() bool { return r.listCount() >= lists+2 }, func() string { return "nothing was listed again" })
-	r.mu.Lock()
-	reported := slices.Clone(r.problems)
-	r.mu.Unlock()
-	if len(reported) != 1 || reported[0].Reason != convert.ReasonIncorrectIPVersion ||
-		reported[0].Name.Name != "web-1" {
-		t.Errorf("told %v", reported)
-	}
-	r.api.put(testSlice("web", "web-1", "10.1.0.5", "fd00::6"))
-	r.until(func() bool {
+	withServer(t, func(t *testing.T, r *rig) {
+		r.api.put(testService("web", 80), testSlice("web", "web-1", "10.1.0.5", "fd00::5"))
+		r.start()
+		r.wait("web:80→10.1.0.5")
+		lists := r.listCount()
+		r.api.down()
+		r.api.put(testService("web", 81))
+		r.api.set(func() { r.api.compacted = r.api.rv })
+		r.api.up()
+		r.wait("web:81→10.1.0.5")
+		r.until(func() bool { return r.listCount() >= lists+2 }, func() string { return "nothing was listed again" })
 		r.mu.Lock()
-		defer r.mu.Unlock()
-		return len(r.problems) == 2
-	}, func() string { return "a change was not told" })
+		reported := slices.Clone(r.problems)
+		r.mu.Unlock()
+		if len(reported) != 1 || reported[0].Reason != convert.ReasonIncorrectIPVersion ||
+			reported[0].Name.Name != "web-1" {
+			t.Errorf("told %v", reported)
+		}
+		r.api.put(testSlice("web", "web-1", "10.1.0.5", "fd00::6"))
+		r.until(func() bool {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			return len(r.problems) == 2
+		}, func() string { return "a change was not told" })
+	})
 }
