@@ -79,10 +79,12 @@ func (w *world) add(namespace, name, ip string, endpoints, notReady int) {
 	sl := &cluster.Slice{Name: cluster.Name{Namespace: namespace, Name: name + "-1"}, Service: full,
 		Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}}}
 	at := netip.MustParseAddr("100.64.0.1")
+	var all []cluster.Endpoint
 	for i := range endpoints {
-		sl.Endpoints = sl.Endpoints.With(cluster.Endpoint{Addr: at, Ready: i < notReady, Serving: i < notReady})
+		all = append(all, cluster.Endpoint{Addr: at, Ready: i < notReady, Serving: i < notReady})
 		at = at.Next()
 	}
+	sl.Endpoints = cluster.EndpointsOf(all...)
 	w.store.Fold(cluster.Batch{cluster.ServiceSet{Service: svc}, cluster.SliceSet{Slice: sl}})
 	w.table.Node = policy.ResolveNode(w.store.Facts(), settings)
 	w.table.Replace(lb.Owner{Name: full.String()}, policy.Resolve(w.store.View(full), settings))

@@ -32,6 +32,7 @@ func TestSmallMTU(t *testing.T) {
 		{"vethpod1", false, "do not fit from vethpod2 (MTU 1500) to vethpod1 (MTU 1400)"},
 	} {
 		t.Run(fmt.Sprintf("%s, six %v", c.device, c.six), func(t *testing.T) {
+			t.Parallel()
 			lab := netlab.ForTest(t, netlab.Options{})
 			pod1, _ := netlab.HostByName("pod1")
 			pod2, _ := netlab.HostByName("pod2")
@@ -104,6 +105,7 @@ func TestARP(t *testing.T) {
 		{"3", "0", "0", true}, {"0", "8", "0", false}, {"0", "0", "1", true},
 	} {
 		t.Run("arp_ignore "+c.all+" "+c.eth0+", arp_filter "+c.filter, func(t *testing.T) {
+			t.Parallel()
 			lab := netlab.ForTest(t, netlab.Options{})
 			var n trace.Node
 			lab.On(netlab.Node1, func() {

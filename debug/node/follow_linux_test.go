@@ -201,6 +201,7 @@ func TestFaults(t *testing.T) {
 			f.break_ = both()
 		}
 		t.Run(f.name, func(t *testing.T) {
+			t.Parallel()
 			lab := netlab.ForTest(t, netlab.Options{Bridge: f.bridge})
 			const port = 8080
 			from, _ := netlab.HostByName(f.from)
@@ -234,8 +235,7 @@ func TestFaults(t *testing.T) {
 				}
 			})
 			if !to.Addr().IsLoopback() && f.want != trace.Undecided {
-				_, err := lab.Dial(f.from, netlab.TCP, to, netlab.DialOptions{Timeout: time.Second})
-				if real := outcome(err); real != f.want {
+				if real, err := outcome(lab, f.from, to, f.want); real != f.want {
 					t.Errorf("the real packet is %s (%v), want %s", real, err, f.want)
 				}
 			}
@@ -272,12 +272,18 @@ func (open) Path() []string  { return nil }
 
 func onNode1(a netip.AddrPort) bool { return netlab.Node1Pods4.Contains(a.Addr()) }
 
-func outcome(err error) trace.NodeVerdict {
+// outcome sends a real packet. It waits long for an answer only if it wants one.
+func outcome(lab *netlab.TestLab, from string, to netip.AddrPort, want trace.NodeVerdict) (trace.NodeVerdict, error) {
+	timeout := 10 * time.Second
+	if want == trace.Dropped {
+		timeout = 300 * time.Millisecond
+	}
+	_, err := lab.Dial(from, netlab.TCP, to, netlab.DialOptions{Timeout: timeout})
 	switch {
 	case err == nil:
-		return trace.Delivered
+		return trace.Delivered, nil
 	case errors.Is(err, netlab.ErrTimeout):
-		return trace.Dropped
+		return trace.Dropped, err
 	}
-	return trace.Rejected
+	return trace.Rejected, err
 }

@@ -6,7 +6,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -54,8 +53,7 @@ func TestConntrackFull(t *testing.T) {
 						t.Errorf("%s, %q (%v); want %s, %q", n.Verdict, says, err, wants.verdict, wants.says)
 					}
 				})
-				_, err := lab.Dial("pod1", netlab.TCP, q.Packet.To, netlab.DialOptions{Timeout: 500 * time.Millisecond})
-				if real := outcome(err); real != c.want {
+				if real, err := outcome(lab, "pod1", q.Packet.To, c.want); real != c.want {
 					t.Errorf("the real packet is %s (%v), want %s", real, err, c.want)
 				}
 			}
