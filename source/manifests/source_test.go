@@ -143,6 +143,7 @@ func svc(name string, port int) string {
 
 // A folder is watched: files are added, changed, moved, broken, repaired and deleted.
 func TestFollow(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.write("a.yaml", svc("web", 80)+svc("api", 90))
 	r.start()
@@ -216,6 +217,7 @@ func TestFollow(t *testing.T) {
 // Of an object in two files the first file's counts, by name; the other takes over when the first
 // is deleted.
 func TestTwoFiles(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.write("b.yaml", svc("web", 2))
 	r.start()
@@ -234,6 +236,7 @@ func TestTwoFiles(t *testing.T) {
 
 // A ConfigMap's volume: the files are links through ..data, which is swapped for another folder.
 func TestConfigMapVolume(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	put := func(version, text string) {
 		t.Helper()
@@ -265,6 +268,7 @@ func TestConfigMapVolume(t *testing.T) {
 // The folder itself is replaced by another one, or deleted: its objects stay until a folder exists
 // again.
 func TestFolderGoes(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	root := r.dir
 	r.dir = filepath.Join(root, "m")
@@ -363,6 +367,7 @@ func TestNewErrors(t *testing.T) {
 // Files that only look like manifests are reported once, and have no other effect. A link that
 // worked before and now has no target counts as a deleted file.
 func TestNoFiles(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.write("a.yaml", svc("web", 1))
 	for link, to := range map[string]string{"gone.yaml": "nowhere", "loop.yaml": "loop.yaml"} {
@@ -422,6 +427,7 @@ func TestLoad(t *testing.T) {
 // The zone of an endpoint is for people, and no difference between two slices
 // (cluster.TestZoneMakesNothingDirty): it is followed all the same.
 func TestZoneIsFollowed(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	in := func(zone string) string {
 		return svc("web", 80) + "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n" +

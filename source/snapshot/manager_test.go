@@ -169,19 +169,19 @@ func TestRefresh(t *testing.T) {
 		var current atomic.Bool
 		d.run(current.Load, func(k *Manager) {
 			k.Changed()
-			time.Sleep(24 * time.Hour)
+			time.Sleep(8 * time.Hour)
 			if n := d.files(); n > 0 {
 				t.Errorf("%d files without a source", n)
 			}
 			current.Store(true)
-			time.Sleep(24 * time.Hour)
-			if n := d.files(); n < 23 || n > 25 {
-				t.Errorf("%d files in a day without a change", n)
+			time.Sleep(8 * time.Hour)
+			if n := d.files(); n < 7 || n > 9 {
+				t.Errorf("%d files in eight hours without a change", n)
 			}
 			current.Store(false)
 			k.Changed()
 		})
-		if n := d.files(); n > 25 {
+		if n := d.files(); n > 9 {
 			t.Errorf("%d files: the end writes what the source does not confirm", n)
 		}
 	})
