@@ -34,20 +34,6 @@ func TestParseLine(t *testing.T) {
 	}
 }
 
-func TestSizes(t *testing.T) {
-	f := figures{}
-	for _, name := range []string{"A/services=1000", "A/services=200", "AB/services=5", "A/services=7/start",
-		"A/services=30/stop"} {
-		f.add("./p", line{name, map[string]float64{"ns/op": 1, "B/op": 1}})
-	}
-	f.add("./q", line{"A/services=3", map[string]float64{"ns/op": 1}})
-	for after, want := range map[string][]int{"": {200, 1000}, "/start": {7}, "/none": nil} {
-		if got := f.sizes("./p", "A", after); !slices.Equal(got, want) {
-			t.Errorf("sizes with %q: %v, want %v", after, got, want)
-		}
-	}
-}
-
 func TestMedian(t *testing.T) {
 	for _, c := range []struct {
 		in   []float64
