@@ -20,6 +20,15 @@ type picture struct {
 	balancers []LoadBalancer
 }
 
+// byID returns the endpoints by their ids in lower case: HNS shows ids in any case.
+func (pic *picture) byID() map[string]Endpoint {
+	all := make(map[string]Endpoint, len(pic.endpoints))
+	for _, e := range pic.endpoints {
+		all[strings.ToLower(e.ID)] = e
+	}
+	return all
+}
+
 // read lists HNS.
 func (p *Plane) read(ctx context.Context, node lb.Node) (pic picture, err error) {
 	if err := ctx.Err(); err != nil {
@@ -215,11 +224,7 @@ func (r *reconciliation) adoptEndpoints(pic picture, was *state) {
 
 // adoptBalancers takes the load balancers of this network's proxies into the state.
 func (r *reconciliation) adoptBalancers(pic picture, was *state) {
-	st := r.st
-	byID := make(map[string]Endpoint, len(pic.endpoints))
-	for _, e := range pic.endpoints {
-		byID[strings.ToLower(e.ID)] = e
-	}
+	st, byID := r.st, pic.byID()
 	checks := st.checked(r.cfg.HealthzPort)
 	for _, l := range pic.balancers {
 		s, ok := shapeOf(l)

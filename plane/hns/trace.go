@@ -51,9 +51,12 @@ func (pic *picture) follow(packet trace.Packet) trace.Kernel {
 		k.Way = append(k.Way, "no remote endpoint has the address, which pods of an overlay network need")
 		return k
 	}
-	direct := l.Flags&FlagDSR != 0
+	direct, byID := l.Flags&FlagDSR != 0, pic.byID()
 	for _, id := range l.HostComputeEndpoints {
-		e, a := pic.endpoint(id, lb.FamilyOf(packet.To.Addr()))
+		e, a := byID[strings.ToLower(id)], netip.Addr{}
+		if all := addresses(e, lb.FamilyOf(packet.To.Addr())); len(all) > 0 {
+			a = all[0]
+		}
 		switch {
 		case !a.IsValid():
 			k.Way = append(k.Way, fmt.Sprintf("endpoint %s: not in the network", id))
@@ -120,16 +123,6 @@ func (pic *picture) behind(a netip.Addr) bool {
 func (n *network) at(a netip.Addr) netip.Addr {
 	node, _ := n.provider(a)
 	return node
-}
-
-// endpoint returns an endpoint of the network and its address in a family, invalid if it has none.
-func (pic *picture) endpoint(id string, family lb.Family) (Endpoint, netip.Addr) {
-	for _, e := range pic.endpoints {
-		if all := addresses(e, family); strings.EqualFold(e.ID, id) && len(all) > 0 {
-			return e, all[0]
-		}
-	}
-	return Endpoint{}, netip.Addr{}
 }
 
 // describe describes a load balancer in one line.
