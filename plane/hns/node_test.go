@@ -49,14 +49,8 @@ func (n *windowsNode) addNetwork(t hns.NetworkType) {
 
 // schedule creates the endpoints of local backends, as the CNI plugin does before pods are ready.
 func (n *windowsNode) schedule(rows ...*lb.Frontend) {
-	if n == nil || n.noCNI || !n.there() {
+	if n == nil || n.noCNI || !n.HasNetwork(n.network) {
 		return
-	}
-	held := map[netip.Addr]bool{}
-	for _, e := range n.State().Endpoints {
-		for _, c := range e.IPConfigurations {
-			held[netip.MustParseAddr(c.IPAddress)] = e.HostComputeNetwork == n.network
-		}
 	}
 	for _, row := range rows {
 		for _, r := range row.Routes {
@@ -64,17 +58,12 @@ func (n *windowsNode) schedule(rows ...*lb.Frontend) {
 				continue
 			}
 			for b := range r.To.Backends.All() {
-				if a := b.Addr.Addr(); b.Local && !held[a] {
+				if a := b.Addr.Addr(); b.Local && !n.has(a) {
 					n.AddPod(n.network, "pod "+a.String(), a)
-					held[a] = true
 				}
 			}
 		}
 	}
-}
-
-func (n *windowsNode) there() bool {
-	return slices.ContainsFunc(n.State().Networks, func(w hns.Network) bool { return w.ID == n.network })
 }
 
 // testPlane is a plane with a CNI that creates pods before each write.
@@ -99,16 +88,17 @@ func (p testPlane) Apply(ctx context.Context, changes []lb.Change) (plane.ApplyR
 	return p.Plane.Apply(ctx, changes)
 }
 
-// has reports whether an endpoint has the address.
-func (n *windowsNode) has(a netip.Addr) bool {
-	for _, e := range n.State().Endpoints {
-		for _, c := range e.IPConfigurations {
-			if c.IPAddress == a.String() {
-				return true
-			}
+// has reports whether an endpoint of the network has the address.
+func (n *windowsNode) has(a netip.Addr) bool { return n.Has(n.network, a) }
+
+// writes returns the number of calls since the last Counts that write.
+func (n *windowsNode) writes() (calls int) {
+	for call, made := range n.Counts() {
+		if !slices.Contains([]string{"Features", "Networks", "Endpoints", "EndpointsAt", "LoadBalancers"}, call) {
+			calls += made
 		}
 	}
-	return false
+	return calls
 }
 
 func (n *windowsNode) config(f lb.Family) hns.Config {
@@ -156,10 +146,8 @@ func (n *windowsNode) own(f lb.Family) (balancers, endpoints []string) {
 func (n *windowsNode) endpointOf(t testing.TB, a string) hns.Endpoint {
 	t.Helper()
 	for _, e := range n.State().Endpoints {
-		for _, c := range e.IPConfigurations {
-			if c.IPAddress == a {
-				return e
-			}
+		if e.Has(netip.MustParseAddr(a)) {
+			return e
 		}
 	}
 	t.Fatalf("no endpoint has %s:\n%s", a, n.Own())

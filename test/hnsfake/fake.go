@@ -2,7 +2,6 @@ package hnsfake
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"math"
@@ -39,13 +38,6 @@ type Fault struct {
 	Late int
 }
 
-// Count are the calls of one name.
-type Count struct {
-	Calls int
-	// Bytes is the size of the JSON of requests and answers.
-	Bytes int
-}
-
 // Everything are the features of the newest HNS, 15.5 and later.
 var Everything = hns.Features{V2: true, DSR: true, SessionAffinity: true, IPv6DualStack: true, ModifyLoadbalancer: true,
 	RemoteSubnet: true}
@@ -72,7 +64,7 @@ type Fake struct {
 	fault     func(Call) *Fault
 	late      []late
 	calls     int
-	counts    map[string]Count
+	counts    map[string]int
 }
 
 // late is a returned call that is still to take effect.
@@ -114,7 +106,7 @@ func With(facts Facts) *Fake {
 	return &Fake{
 		facts: facts, networks: map[string]hns.Network{}, endpoints: map[string]*endpoint{}, at: map[place][]string{},
 		balancers: map[string]*hns.LoadBalancer{}, keys: map[Key]string{}, reserved: map[Key]bool{},
-		foreign: map[string]bool{}, counts: map[string]Count{},
+		foreign: map[string]bool{}, counts: map[string]int{},
 	}
 }
 
@@ -151,16 +143,16 @@ func (f *Fake) wait() {
 }
 
 // Counts returns the calls since the last Counts, by method.
-func (f *Fake) Counts() map[string]Count {
+func (f *Fake) Counts() map[string]int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	out := f.counts
-	f.counts = map[string]Count{}
+	f.counts = map[string]int{}
 	return out
 }
 
 // call makes one call: it fails as configured, counts, and runs do.
-func call[T any](ctx context.Context, f *Fake, name, object string, request any, do func() (T, *hns.Error)) (T, error) {
+func call[T any](ctx context.Context, f *Fake, name, object string, do func() (T, *hns.Error)) (T, error) {
 	var zero T
 	f.mu.Lock()
 	f.calls++
@@ -184,17 +176,13 @@ func call[T any](ctx context.Context, f *Fake, name, object string, request any,
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.catchUp(f.calls)
-	n := f.counts[name]
-	n.Calls++
-	n.Bytes += size(request)
-	defer func() { f.counts[name] = n }()
+	f.counts[name]++
 	if how == nil || how.Done {
 		got, err := do()
 		if err != nil {
 			return zero, refuse(err)
 		}
 		if how == nil {
-			n.Bytes += size(got)
 			return got, nil
 		}
 	}
@@ -230,17 +218,6 @@ func (f *Fake) CatchUp() {
 	f.catchUp(math.MaxInt)
 }
 
-func size(v any) int {
-	if v == nil || v == (struct{}{}) {
-		return 0
-	}
-	text, err := json.Marshal(v)
-	if err != nil {
-		panic(fmt.Sprintf("hnsfake: a request that is no JSON: %v", err))
-	}
-	return len(text)
-}
-
 func bad(code uint32, format string, args ...any) *hns.Error {
 	return &hns.Error{Kind: hns.KindOf(code), Code: code, Text: fmt.Sprintf(format, args...)}
 }
@@ -252,12 +229,12 @@ func (f *Fake) id() string {
 
 // Features is part of hns.HNS, as are the next methods.
 func (f *Fake) Features(ctx context.Context) (hns.Features, error) {
-	return call(ctx, f, "Features", "", nil, func() (hns.Features, *hns.Error) { return f.facts.Features, nil })
+	return call(ctx, f, "Features", "", func() (hns.Features, *hns.Error) { return f.facts.Features, nil })
 }
 
 // Networks compares names exactly.
 func (f *Fake) Networks(ctx context.Context, name string) ([]hns.Network, error) {
-	return call(ctx, f, "Networks", name, name, func() ([]hns.Network, *hns.Error) {
+	return call(ctx, f, "Networks", name, func() ([]hns.Network, *hns.Error) {
 		var out []hns.Network
 		for _, id := range slices.Sorted(maps.Keys(f.networks)) {
 			if f.networks[id].Name == name {
@@ -278,7 +255,7 @@ func (f *Fake) known() *hns.Error {
 
 // Endpoints of an unknown network are none, because HNS only filters.
 func (f *Fake) Endpoints(ctx context.Context, network string) ([]hns.Endpoint, error) {
-	return call(ctx, f, "Endpoints", network, network, func() ([]hns.Endpoint, *hns.Error) {
+	return call(ctx, f, "Endpoints", network, func() ([]hns.Endpoint, *hns.Error) {
 		var out []hns.Endpoint
 		for _, id := range f.ofNetwork(network) {
 			out = append(out, clone(f.endpoints[id].Endpoint))
@@ -295,7 +272,7 @@ func (f *Fake) ofNetwork(network string) []string {
 
 // EndpointsAt filters as in the transcript.
 func (f *Fake) EndpointsAt(ctx context.Context, network, address string) ([]hns.Endpoint, error) {
-	return call(ctx, f, "EndpointsAt", address, address, func() ([]hns.Endpoint, *hns.Error) {
+	return call(ctx, f, "EndpointsAt", address, func() ([]hns.Endpoint, *hns.Error) {
 		addr, err := netip.ParseAddr(address)
 		if err != nil {
 			return nil, bad(hns.CodeInvalidAddress, "%v", err)
@@ -317,7 +294,7 @@ func (f *Fake) EndpointsAt(ctx context.Context, network, address string) ([]hns.
 
 // CreateEndpoint is part of hns.HNS.
 func (f *Fake) CreateEndpoint(ctx context.Context, e hns.Endpoint) (hns.Endpoint, error) {
-	return call(ctx, f, "CreateEndpoint", describe(e), e, func() (hns.Endpoint, *hns.Error) {
+	return call(ctx, f, "CreateEndpoint", describe(e), func() (hns.Endpoint, *hns.Error) {
 		if err := f.known(); err != nil {
 			return hns.Endpoint{}, err
 		}
@@ -363,7 +340,7 @@ func (f *Fake) deleteFails() *hns.Error {
 // DeleteEndpoint is part of hns.HNS.
 func (f *Fake) DeleteEndpoint(ctx context.Context, id string) error {
 	id = strings.ToUpper(id)
-	_, err := call(ctx, f, "DeleteEndpoint", id, id, func() (struct{}, *hns.Error) {
+	_, err := call(ctx, f, "DeleteEndpoint", id, func() (struct{}, *hns.Error) {
 		e := f.endpoints[id]
 		switch {
 		case e == nil:
@@ -392,7 +369,7 @@ func (f *Fake) dropEndpoint(id string) {
 
 // LoadBalancers is part of hns.HNS.
 func (f *Fake) LoadBalancers(ctx context.Context) ([]hns.LoadBalancer, error) {
-	return call(ctx, f, "LoadBalancers", "", nil, func() ([]hns.LoadBalancer, *hns.Error) {
+	return call(ctx, f, "LoadBalancers", "", func() ([]hns.LoadBalancer, *hns.Error) {
 		var out []hns.LoadBalancer
 		for _, id := range slices.Sorted(maps.Keys(f.balancers)) {
 			out = append(out, reported(*f.balancers[id]))
@@ -403,7 +380,7 @@ func (f *Fake) LoadBalancers(ctx context.Context) ([]hns.LoadBalancer, error) {
 
 // CreateLoadBalancer is part of hns.HNS.
 func (f *Fake) CreateLoadBalancer(ctx context.Context, l hns.LoadBalancer) (hns.LoadBalancer, error) {
-	return call(ctx, f, "CreateLoadBalancer", describeBalancer(l), l, func() (hns.LoadBalancer, *hns.Error) {
+	return call(ctx, f, "CreateLoadBalancer", describeBalancer(l), func() (hns.LoadBalancer, *hns.Error) {
 		if err := f.known(); err != nil {
 			return hns.LoadBalancer{}, err
 		}
@@ -471,7 +448,7 @@ func describeBalancer(l hns.LoadBalancer) string {
 
 // ModifyLoadBalancer is part of hns.HNS.
 func (f *Fake) ModifyLoadBalancer(ctx context.Context, l hns.LoadBalancer) (hns.LoadBalancer, error) {
-	return call(ctx, f, "ModifyLoadBalancer", l.ID, l, func() (hns.LoadBalancer, *hns.Error) {
+	return call(ctx, f, "ModifyLoadBalancer", l.ID, func() (hns.LoadBalancer, *hns.Error) {
 		if !f.facts.Features.ModifyLoadbalancer {
 			return l, bad(hns.CodeNotImplemented, "this version cannot modify load balancers")
 		}
@@ -504,7 +481,7 @@ func sameBut(a, b hns.LoadBalancer) bool {
 // DeleteLoadBalancer is part of hns.HNS.
 func (f *Fake) DeleteLoadBalancer(ctx context.Context, id string) error {
 	id = strings.ToUpper(id)
-	_, err := call(ctx, f, "DeleteLoadBalancer", id, id, func() (struct{}, *hns.Error) {
+	_, err := call(ctx, f, "DeleteLoadBalancer", id, func() (struct{}, *hns.Error) {
 		if f.balancers[id] == nil {
 			return struct{}{}, bad(hns.CodeElementNotFound, "no load balancer has this ID")
 		}

@@ -483,24 +483,6 @@ func TestOthers(t *testing.T) {
 	}
 }
 
-// Calls are counted, and the bytes of their requests and answers.
-func TestCounts(t *testing.T) {
-	s := setUp(t, hns.L2Bridge, Everything)
-	s.Counts()
-	l := s.create(s.balancer(s.pod))
-	if err := s.DeleteLoadBalancer(ctx, "no such"); err == nil {
-		t.Error("deleted what is not there")
-	}
-	c := s.Counts()
-	if got := c["CreateLoadBalancer"]; got.Calls != 1 || got.Bytes != 2*size(l)-size(l.ID)-len(`"ID":,`) {
-		t.Errorf("create: %+v, the answer has %d bytes", got, size(l))
-	}
-	if got := c["DeleteLoadBalancer"]; got != (Count{Calls: 1, Bytes: len(`"no such"`)}) || len(c) != 2 ||
-		len(s.Counts()) != 0 {
-		t.Errorf("delete: %+v of %v", got, c)
-	}
-}
-
 // The load balancer of a packet, its possible destinations, and the source that the backend sees.
 func TestResolve(t *testing.T) {
 	const dsr, ilb, local = hns.FlagDSR, hns.MappingILB, hns.MappingLocalRoutedVIP

@@ -65,6 +65,20 @@ func (f *Fake) AddPod(network, name string, addrs ...netip.Addr) string {
 	return made.ID
 }
 
+// Has reports whether an endpoint of the network has the address.
+func (f *Fake) Has(network string, a netip.Addr) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.at[place{network, a}]) > 0
+}
+
+// HasNetwork reports whether the network exists.
+func (f *Fake) HasNetwork(id string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.networks[id].ID != ""
+}
+
 // RemovePod removes a container's endpoint though it is used, as a CNI plugin does. Load balancers
 // lose the endpoint; those without another are deleted.
 func (f *Fake) RemovePod(id string) {
