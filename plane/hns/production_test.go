@@ -453,23 +453,22 @@ func (u *unchanging) ModifyLoadBalancer(ctx context.Context, l hns.LoadBalancer)
 // HNS 15.4 ignores modifications: from then on the load balancer is deleted and created again, also
 // after a Reset (kubernetes/kubernetes#131466, WN-28).
 func TestModificationsIgnored(t *testing.T) {
-	n := newNode(hns.L2Bridge, hnsfake.Everything)
+	n, overlay := overlayNode(t)
 	h := &unchanging{Fake: n.Fake}
-	cfg := n.config(lb.IPv4)
+	cfg := overlay.Config()
 	cfg.HNS = h
 	made, err := hns.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, table := testPlane{made, n}, world.Table(1, 2)
+	p, table := testPlane{made, n}, world.Table(0, 0)
+	table.Replace(service(0, "100.0.2.1"))
 	reset(t, p, table)
-	for _, endpoints := range []int{3, 1, 4} {
-		o, fronts := world.ClusterIP(0, 10, endpoints)
-		apply(t, p, planetest.Changes(table.Replace(o, fronts)))
-		for _, l := range n.State().LoadBalancers {
-			if len(l.HostComputeEndpoints) != endpoints {
-				t.Errorf("%d endpoints, want %d", len(l.HostComputeEndpoints), endpoints)
-			}
+	for _, backends := range [][]string{{"100.0.2.1", "100.0.2.2"}, {"100.0.2.2"}, {"100.0.2.1", "100.0.2.3"}} {
+		apply(t, p, planetest.Changes(table.Replace(service(0, backends...))))
+		if l, _ := n.balancerOf("10.0.0.1", 80); len(l.HostComputeEndpoints) != len(backends) ||
+			!n.has(world.Addr(10, 1)) {
+			t.Errorf("want endpoints for %v and the cluster IP:\n%s", backends, n.Own())
 		}
 		if repaired, err := p.Audit(t.Context(), true); repaired != 0 || err != nil {
 			t.Errorf("an audit repairs %d, %v", repaired, err)
