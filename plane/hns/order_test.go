@@ -104,29 +104,6 @@ func TestComesBackDP46(t *testing.T) {
 	}
 }
 
-// Services share the endpoint of a backend, which is deleted with the last of them (DP-46).
-func TestSharedEndpointsDP46(t *testing.T) {
-	n, p, table := started(t, 0, 0)
-	for i := range 3 {
-		apply(t, p, planetest.Changes(table.Replace(world.ClusterIP(i, 30, 2))))
-	}
-	if _, endpoints := n.own(lb.IPv4); len(endpoints) != 1 {
-		t.Errorf("%d endpoints for one backend of another node", len(endpoints))
-	}
-	for i := range 3 {
-		if !n.has(world.Addr(100, 31)) {
-			t.Fatalf("the endpoint went before service %d", i)
-		}
-		apply(t, p, planetest.Changes(table.Replace(lb.Owner{Name: serviceName(i)}, nil)))
-	}
-	if own := n.Own(); own != "\n" {
-		t.Errorf("left:\n%s", own)
-	}
-	if touched := n.Touched(); len(touched) > 0 {
-		t.Errorf("touched %q", touched)
-	}
-}
-
 // A call that fails but takes effect leaves an unknown load balancer with the key. The plane
 // requests an audit, which adopts it.
 func TestAnswerLost(t *testing.T) {

@@ -289,40 +289,32 @@ func TestRefusedLoadBalancers(t *testing.T) {
 
 // Older versions reject unknown fields.
 func TestFeatures(t *testing.T) {
+	balancer := func(change func(*hns.LoadBalancer)) func(*stage) error {
+		return func(s *stage) error {
+			l := s.balancer(s.pod)
+			change(&l)
+			return second(s.CreateLoadBalancer(ctx, l))
+		}
+	}
 	for what, c := range map[string]struct {
 		without func(*hns.Features)
 		ask     func(s *stage) error
 		want    error
 	}{
-		"DSR": {func(f *hns.Features) { f.DSR = false }, func(s *stage) error {
-			l := s.balancer(s.pod)
-			l.Flags = hns.FlagDSR
-			_, err := s.CreateLoadBalancer(ctx, l)
-			return err
-		}, hns.ErrInvalid},
-		"session affinity": {func(f *hns.Features) { f.SessionAffinity = false }, func(s *stage) error {
-			l := s.balancer(s.pod)
-			l.PortMappings[0].DistributionType = hns.PerClient
-			_, err := s.CreateLoadBalancer(ctx, l)
-			return err
-		}, hns.ErrInvalid},
+		"DSR": {func(f *hns.Features) { f.DSR = false }, balancer(func(l *hns.LoadBalancer) { l.Flags = hns.FlagDSR }),
+			hns.ErrInvalid},
+		"session affinity": {func(f *hns.Features) { f.SessionAffinity = false },
+			balancer(func(l *hns.LoadBalancer) { l.PortMappings[0].DistributionType = hns.PerClient }), hns.ErrInvalid},
 		"IPv6": {func(f *hns.Features) { f.IPv6DualStack = false }, func(s *stage) error {
-			_, err := s.CreateEndpoint(ctx, s.elsewhere("fd00:10:1:2::14"))
-			return err
+			return second(s.CreateEndpoint(ctx, s.elsewhere("fd00:10:1:2::14")))
 		}, hns.ErrInvalid},
-		"IPv6 of a frontend": {func(f *hns.Features) { f.IPv6DualStack = false }, func(s *stage) error {
-			l := s.balancer(s.pod)
-			l.FrontendVIPs, l.Flags = nil, hns.FlagIPv6
-			_, err := s.CreateLoadBalancer(ctx, l)
-			return err
-		}, hns.ErrInvalid},
+		"IPv6 of a frontend": {func(f *hns.Features) { f.IPv6DualStack = false },
+			balancer(func(l *hns.LoadBalancer) { l.FrontendVIPs, l.Flags = nil, hns.FlagIPv6 }), hns.ErrInvalid},
 		"modify": {func(f *hns.Features) { f.ModifyLoadbalancer = false }, func(s *stage) error {
-			_, err := s.ModifyLoadBalancer(ctx, s.create(s.balancer(s.pod)))
-			return err
+			return second(s.ModifyLoadBalancer(ctx, s.create(s.balancer(s.pod))))
 		}, hns.ErrUnsupported},
 		"schema version 2": {func(f *hns.Features) { f.V2 = false }, func(s *stage) error {
-			_, err := s.Networks(ctx, "cbr0")
-			return err
+			return second(s.Networks(ctx, "cbr0"))
 		}, hns.ErrUnsupported},
 	} {
 		s := setUp(t, hns.L2Bridge, Everything)
@@ -337,93 +329,39 @@ func TestFeatures(t *testing.T) {
 	}
 }
 
-// calls are those of hns.HNS, each with an object in the stage.
-var calls = map[string]func(context.Context, *stage, hns.LoadBalancer) error{
-	"Features": func(ctx context.Context, s *stage, _ hns.LoadBalancer) error { return second(s.Features(ctx)) },
-	"Networks": func(ctx context.Context, s *stage, _ hns.LoadBalancer) error {
-		return second(s.Networks(ctx, "cbr0"))
-	},
-	"Endpoints": func(ctx context.Context, s *stage, _ hns.LoadBalancer) error {
-		return second(s.Endpoints(ctx, s.network))
-	},
-	"EndpointsAt": func(ctx context.Context, s *stage, _ hns.LoadBalancer) error {
-		return second(s.EndpointsAt(ctx, s.network, "10.1.1.11"))
-	},
-	"CreateEndpoint": func(ctx context.Context, s *stage, _ hns.LoadBalancer) error {
-		return second(s.CreateEndpoint(ctx, s.elsewhere("10.1.2.15")))
-	},
-	"DeleteEndpoint": func(ctx context.Context, s *stage, _ hns.LoadBalancer) error {
-		return s.DeleteEndpoint(ctx, s.remote)
-	},
-	"LoadBalancers": func(ctx context.Context, s *stage, _ hns.LoadBalancer) error {
-		return second(s.LoadBalancers(ctx))
-	},
-	"CreateLoadBalancer": func(ctx context.Context, s *stage, l hns.LoadBalancer) error {
-		l.ID, l.FrontendVIPs = "", nil
-		return second(s.CreateLoadBalancer(ctx, l))
-	},
-	"ModifyLoadBalancer": func(ctx context.Context, s *stage, l hns.LoadBalancer) error {
-		l.HostComputeEndpoints = []string{s.pod, s.remote}
-		return second(s.ModifyLoadBalancer(ctx, l))
-	},
-	"DeleteLoadBalancer": func(ctx context.Context, s *stage, l hns.LoadBalancer) error {
-		return s.DeleteLoadBalancer(ctx, l.ID)
-	},
-}
-
 func second[T any](_ T, err error) error { return err }
 
-// Each call fails as configured: before it takes effect, after, or with its context.
+// A call fails as configured: before it takes effect, after, or with its context. All methods pass
+// through one function, and plane/hns tests most of them.
 func TestFaults(t *testing.T) {
-	methods := reflect.TypeFor[hns.HNS]()
-	for i := range methods.NumMethod() {
-		name := methods.Method(i).Name
-		do := calls[name]
-		if do == nil {
-			t.Fatalf("%s is not tried", name)
-		}
-		for what, c := range map[string]struct {
-			fault   Fault
-			want    error
-			happens bool
-		}{
-			"access denied":   {Fault{Code: hns.CodeAccessDenied}, hns.ErrDenied, false},
-			"no answer":       {Fault{Code: hns.CodeServiceUnreachable}, hns.ErrRPC, false},
-			"answer is lost":  {Fault{Code: hns.CodeServiceUnreachable, Done: true}, hns.ErrRPC, true},
-			"hangs":           {Fault{Hangs: true}, hns.ErrTimeout, false},
-			"hangs when done": {Fault{Hangs: true, Done: true}, hns.ErrTimeout, true},
-			"of a kind":       {Fault{Kind: hns.ErrFailed}, hns.ErrFailed, false},
-		} {
-			synctest.Test(t, func(t *testing.T) {
-				sound, faulty := setUp(t, hns.L2Bridge, Everything), setUp(t, hns.L2Bridge, Everything)
-				l, m := sound.create(sound.balancer(sound.pod)), faulty.create(faulty.balancer(faulty.pod))
-				want := sound.Own()
-				if err := do(ctx, sound, l); err != nil {
-					t.Fatalf("%s: %v", name, err)
-				}
-				if c.happens {
-					want = sound.Own()
-				}
-				faulty.FailWith(func(call Call) *Fault {
-					if call.Name != name {
-						return nil
-					}
-					return &c.fault
-				})
-				soon, cancel := context.WithTimeout(ctx, time.Minute)
-				defer cancel()
-				refused(t, name+", "+what, do(soon, faulty, m), c.want)
-				if got := faulty.Own(); got != want {
-					t.Errorf("%s, %s: left\n%swant\n%s", name, what, got, want)
-				}
-				faulty.FailWith(nil)
-				cancel()
-				refused(t, name+", cancelled", do(soon, faulty, m), hns.ErrTimeout)
-				if got := faulty.Own(); got != want {
-					t.Errorf("%s, cancelled: left\n%swant\n%s", name, got, want)
-				}
-			})
-		}
+	for what, c := range map[string]struct {
+		fault   Fault
+		want    error
+		happens bool
+	}{
+		"access denied":   {Fault{Code: hns.CodeAccessDenied}, hns.ErrDenied, false},
+		"answer is lost":  {Fault{Code: hns.CodeServiceUnreachable, Done: true}, hns.ErrRPC, true},
+		"hangs":           {Fault{Hangs: true}, hns.ErrTimeout, false},
+		"hangs when done": {Fault{Hangs: true, Done: true}, hns.ErrTimeout, true},
+		"of a kind":       {Fault{Kind: hns.ErrInUse}, hns.ErrInUse, false},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := setUp(t, hns.L2Bridge, Everything)
+			l := s.create(s.balancer(s.pod))
+			s.FailWith(func(Call) *Fault { return &c.fault })
+			soon, cancel := context.WithTimeout(ctx, time.Minute)
+			defer cancel()
+			refused(t, what, s.DeleteLoadBalancer(soon, l.ID), c.want)
+			if hung := soon.Err() != nil; hung != (what == "hangs") {
+				t.Errorf("%s: the call hung: %t", what, hung)
+			}
+			s.FailWith(nil)
+			cancel()
+			refused(t, what+", cancelled", s.DeleteLoadBalancer(soon, l.ID), hns.ErrTimeout)
+			if happens := !s.State().Lives(l.ID); happens != c.happens {
+				t.Errorf("%s: takes effect: %t", what, happens)
+			}
+		})
 	}
 }
 
