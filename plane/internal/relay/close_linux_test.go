@@ -23,11 +23,7 @@ import (
 // no new clients even then: no process would serve them, and they would be reset when the child
 // closes the descriptor.
 func TestTCPCloseBesideAFork(t *testing.T) {
-	r, err := New(Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(r.Close)
+	r := newRelay(t, Config{})
 	l := listen(t, r, to(serve(t, echo)))
 	childs, err := unix.Dup(l.socket.(*listening).fd)
 	if err != nil {

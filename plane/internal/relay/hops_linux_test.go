@@ -151,10 +151,7 @@ func TestClientsTTL(t *testing.T) {
 		for _, six := range []bool{false, true} {
 			t.Run(fmt.Sprintf("silent=%v/six=%v", silent, six), func(t *testing.T) {
 				b := to(netip.AddrPortFrom(pod4.Addr(six), 8080))
-				l, err := r.Listen(Listening{lb.TCP, netip.AddrPortFrom(node.Addr(six), 0)}, b, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				l := listenAt(t, r, Listening{lb.TCP, netip.AddrPortFrom(node.Addr(six), 0)}, b)
 				dialledWith := func(hops int) (failed uint64, reported []error) {
 					before := r.Stats().TCP.DialsFailed
 					lab.On("pod1", func() {

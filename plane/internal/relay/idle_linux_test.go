@@ -1,12 +1,9 @@
 package relay
 
 import (
-	"errors"
 	"io"
 	"net"
-	"net/netip"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -30,53 +27,21 @@ func pass(r *Relay, d time.Duration) {
 	all.Wait()
 }
 
-// acceptAll is a backend that hands out its connections.
-func acceptAll(t *testing.T) (netip.AddrPort, chan net.Conn) {
-	t.Helper()
-	l, err := net.Listen("tcp", loopback.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	all := make(chan net.Conn, 8)
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			all <- c
-		}
-	}()
-	return l.Addr().(*net.TCPAddr).AddrPort(), all
-}
-
-func wasReset(t *testing.T, what string, c net.Conn) {
-	t.Helper()
-	c.SetReadDeadline(time.Now().Add(timeout))
-	if n, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("%s read %d bytes, %v, want a reset", what, n, err)
-	}
-}
-
 // A connection without a byte either way for the limit is reset at both ends and gives its source
 // port back. A byte in either direction restarts the limit (TN-78).
 func TestTCPIdleTN78(t *testing.T) {
 	for _, limit := range []time.Duration{24 * time.Hour, 0} {
-		at, accepted := acceptAll(t)
+		accepted := make(chan net.Conn)
+		at := serve(t, func(c *net.TCPConn) {
+			accepted <- c
+			<-t.Context().Done()
+		})
 		r := newRelay(t, Config{TCPIdle: func() time.Duration { return limit }})
-		l, err := r.Listen(Listening{Addr: loopback, Proto: lb.TCP}, to(at), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := listen(t, r, to(at))
 		var clients, backends [3]net.Conn // the first is idle; the second's client speaks, the third's backend
 		for i := range clients {
-			if clients[i], err = net.Dial("tcp", l.Addr().String()); err != nil {
-				t.Fatal(err)
-			}
-			defer clients[i].Close()
+			clients[i] = dial(t, l.Addr())
 			backends[i] = <-accepted
-			defer backends[i].Close()
 		}
 		say := func(from, to net.Conn) {
 			if _, err := from.Write([]byte("x")); err != nil {

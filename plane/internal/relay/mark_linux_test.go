@@ -1,57 +1,39 @@
 package relay
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"testing"
 
 	"golang.org/x/sys/unix"
-
-	"kube-proxy/lb"
 )
 
 // Packets to backends carry the mark, so that the rules do not redirect the proxy's own packets.
 func TestMark(t *testing.T) {
 	const mark = 1 << 14
-	r, err := New(Config{Mark: mark})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(r.Close)
 	// An accepted socket takes the mark of the handshake, if a sysctl of the node says so; over lo
 	// packets keep the mark of the sender.
-	ln, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(loopback))
-	if err != nil {
+	const sysctl = "/proc/sys/net/ipv4/tcp_fwmark_accept"
+	if err := os.WriteFile(sysctl, []byte("1"), 0); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { ln.Close() })
-	if err := os.WriteFile("/proc/sys/net/ipv4/tcp_fwmark_accept", []byte("1"), 0); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.WriteFile("/proc/sys/net/ipv4/tcp_fwmark_accept", []byte("0"), 0) })
-	l, err := r.Listen(Listening{lb.TCP, loopback}, to(ln.Addr().(*net.TCPAddr).AddrPort()), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	client := dial(t, l.Addr())
-	defer client.Close()
-	c, err := ln.AcceptTCP()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	raw, err := c.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := 0
-	if err := raw.Control(func(fd uintptr) {
-		got, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK)
-	}); err != nil {
-		t.Fatal(err)
-	}
-	if got != mark || err != nil {
-		t.Errorf("the handshake came with mark %#x, error %v; want %#x", got, err, mark)
+	t.Cleanup(func() { os.WriteFile(sysctl, []byte("0"), 0) })
+	met := make(chan string)
+	backend := serve(t, func(c *net.TCPConn) {
+		raw, err := c.SyscallConn()
+		if err != nil {
+			met <- err.Error()
+			return
+		}
+		raw.Control(func(fd uintptr) {
+			got, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK)
+			met <- fmt.Sprint(got, err)
+		})
+	})
+	dial(t, listen(t, newRelay(t, Config{Mark: mark}), to(backend)).Addr())
+	if got, want := <-met, fmt.Sprint(mark, error(nil)); got != want {
+		t.Errorf("the handshake came with mark and error %s, want %s", got, want)
 	}
 }
 

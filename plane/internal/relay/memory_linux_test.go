@@ -10,32 +10,20 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
-
-	"kube-proxy/lb"
 )
 
-// Ten thousand open connections take two descriptors each, no goroutine, no pipe, and a few hundred
-// bytes. If the process may open fewer files, the test opens as many connections as that allows.
+// Open connections take two descriptors each, no goroutine, no pipe, and a few hundred bytes.
 func TestTCPManyOpen(t *testing.T) {
-	const connections, most = 10_000, 600 // bytes each
-	n := connections
-	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
-	if spare := 200; int(limit.Cur) < perConn*n+spare {
-		n = (int(limit.Cur) - spare) / perConn
-	}
+	const n, most = 2500, 600 // bytes each
 	r := newRelay(t, Config{Descriptors: NewBudget(1 << 20)})
 	client := startPeer(t)
-	l, err := r.Listen(Listening{lb.TCP, loopback}, leadsTo(startPeer(t).backends["connect"]), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := listen(t, r, leadsTo(startPeer(t).backends["connect"]))
 	client.do(t, "hold", l.Addr(), 100) // one-time allocations are done
-	before, files, goroutines := heapAndStacks(), openFDs(t), runtime.NumGoroutine()
+	heapBefore, stacksBefore := memoryInUse()
+	files, goroutines := openFDs(t), runtime.NumGoroutine()
 	client.do(t, "hold", l.Addr(), n-100)
-	after, more := heapAndStacks(), openFDs(t)
+	heap, stacks := memoryInUse()
+	more := openFDs(t)
 	if open := r.Stats().TCP.Open; open != int64(n) {
 		t.Fatalf("%d are open", open)
 	}
@@ -45,7 +33,7 @@ func TestTCPManyOpen(t *testing.T) {
 			t.Errorf("loop %d has %d of them", i, has)
 		}
 	}
-	each := float64(after-before) / float64(n-100)
+	each := float64(heap+stacks-heapBefore-stacksBefore) / float64(n-100)
 	t.Logf("%d connections open: %.0f bytes of memory each, %.3f descriptors, %d pipes and %d goroutines more", n, each,
 		float64(more["socket"]-files["socket"])/float64(n-100), (more["pipe"]-files["pipe"])/2,
 		runtime.NumGoroutine()-goroutines)
@@ -71,10 +59,7 @@ func TestTCPStalledPeers(t *testing.T) {
 		t.Run(c.backend, func(t *testing.T) {
 			r := newRelay(t, Config{})
 			client := startPeer(t)
-			l, err := r.Listen(Listening{lb.TCP, loopback}, leadsTo(startPeer(t).backends[c.backend]), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			l := listen(t, r, leadsTo(startPeer(t).backends[c.backend]))
 			client.do(t, c.client, l.Addr(), connections)
 			moved, still := uint64(0), 0
 			// nothing moves any more
@@ -126,11 +111,11 @@ func (b leadsTo) Pick(Client, []netip.AddrPort) netip.AddrPort { return netip.Ad
 func (leadsTo) Dialled(Client, netip.AddrPort, error)          {}
 func (leadsTo) Serves(netip.AddrPort) bool                     { return true }
 
-// heapAndStacks returns the size of the program's heap and stacks in bytes.
-func heapAndStacks() uint64 {
+// memoryInUse returns the sizes of the program's heap and stacks in bytes.
+func memoryInUse() (heap, stacks int) {
 	runtime.GC()
 	runtime.GC()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	return m.HeapAlloc + m.StackInuse
+	return int(m.HeapAlloc), int(m.StackInuse)
 }

@@ -158,11 +158,7 @@ func echoSCTP(p sctpPeer) {
 
 func listenSCTP(t testing.TB, r *Relay, b Balancer) *Listener {
 	t.Helper()
-	l, err := r.Listen(Listening{lb.SCTP, loopback}, b, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l
+	return listenAt(t, r, Listening{lb.SCTP, loopback}, b)
 }
 
 // Messages arrive whole, in order, on their stream, ordered or unordered, with their protocol

@@ -160,13 +160,22 @@ func dial(t testing.TB, at netip.AddrPort) *net.TCPConn {
 func wantReset(t testing.TB, at netip.AddrPort) {
 	t.Helper()
 	c, err := net.DialTCP("tcp", nil, net.TCPAddrFromAddrPort(at))
-	if err == nil { // else the reset arrived before Dial returned
-		defer c.Close()
-		c.SetDeadline(time.Now().Add(timeout))
-		_, err = c.Read(make([]byte, 1))
+	if errors.Is(err, syscall.ECONNRESET) { // before Dial returned
+		return
 	}
-	if !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("got %v, want a reset", err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	wasReset(t, "the client", c)
+}
+
+// wasReset fails the test if the connection ends otherwise.
+func wasReset(t testing.TB, what string, c net.Conn) {
+	t.Helper()
+	c.SetReadDeadline(time.Now().Add(timeout))
+	if n, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("%s read %d bytes, %v, want a reset", what, n, err)
 	}
 }
 
@@ -186,42 +195,43 @@ func eventually(t testing.TB, what string, ok func() bool) {
 // Every byte arrives in both directions, whatever the chunks, and the end of one direction leaves
 // the other open.
 func TestTCPEveryByte(t *testing.T) {
-	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
-		r := start(cfg)
-		l := listen(t, r, to(serve(t, echo)))
-		var all sync.WaitGroup
-		for i := range 8 {
-			all.Go(func() {
-				c := dial(t, l.Addr())
-				random := rand.New(rand.NewPCG(1, uint64(i)))
-				sent := make([]byte, 3<<20)
-				for j := range sent {
-					sent[j] = byte(random.Uint32())
+	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) { everyByte(t, start(cfg)) })
+}
+
+func everyByte(t *testing.T, r *Relay) {
+	l := listen(t, r, to(serve(t, echo)))
+	var all sync.WaitGroup
+	for i := range 8 {
+		all.Go(func() {
+			c := dial(t, l.Addr())
+			random := rand.New(rand.NewPCG(1, uint64(i)))
+			sent := make([]byte, 3<<20)
+			for j := range sent {
+				sent[j] = byte(random.Uint32())
+			}
+			var got []byte
+			var read sync.WaitGroup
+			read.Go(func() { got = readSlowly(c, i) })
+			for rest := sent; len(rest) > 0; {
+				n := min(1+random.IntN(1<<(1+random.IntN(18))), len(rest))
+				if _, err := c.Write(rest[:n]); err != nil {
+					t.Error(err)
+					return
 				}
-				var got []byte
-				var read sync.WaitGroup
-				read.Go(func() { got = readSlowly(c, i) })
-				for rest := sent; len(rest) > 0; {
-					n := min(1+random.IntN(1<<(1+random.IntN(18))), len(rest))
-					if _, err := c.Write(rest[:n]); err != nil {
-						t.Error(err)
-						return
-					}
-					rest = rest[n:]
-				}
-				c.CloseWrite()
-				read.Wait()
-				if !bytes.Equal(got, sent) {
-					t.Errorf("connection %d: %d bytes came back of %d, or others", i, len(got), len(sent))
-				}
-			})
-		}
-		all.Wait()
-		eventually(t, "no connection is open", func() bool { return r.Stats().TCP.Open == 0 })
-		if s := r.Stats().TCP; s.Accepted != 8 || s.ToBackends != 8*3<<20 || s.ToClients != 8*3<<20 {
-			t.Errorf("%+v", s)
-		}
-	})
+				rest = rest[n:]
+			}
+			c.CloseWrite()
+			read.Wait()
+			if !bytes.Equal(got, sent) {
+				t.Errorf("connection %d: %d bytes came back of %d, or others", i, len(got), len(sent))
+			}
+		})
+	}
+	all.Wait()
+	eventually(t, "no connection is open", func() bool { return r.Stats().TCP.Open == 0 })
+	if s := r.Stats().TCP; s.Accepted != 8 || s.ToBackends != 8*3<<20 || s.ToClients != 8*3<<20 {
+		t.Errorf("%+v", s)
+	}
 }
 
 // readSlowly reads everything, in chunks and with pauses derived from seed.
@@ -263,22 +273,6 @@ func TestTCPRetry(t *testing.T) {
 		wantReset(t, l.Addr())
 		if s := r.Stats().TCP; s.Refused != 1 {
 			t.Errorf("%+v", s)
-		}
-	})
-}
-
-// The error for a port in use says so.
-func TestTCPPortInUse(t *testing.T) {
-	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
-		r := start(cfg)
-		l := listen(t, r, to())
-		again := Listening{lb.TCP, l.Addr()}
-		if _, err := r.Listen(again, to(), nil); !errors.Is(err, syscall.EADDRINUSE) {
-			t.Errorf("got %v", err)
-		}
-		l.Close()
-		if _, err := r.Listen(again, to(), nil); err != nil {
-			t.Errorf("after Close: %v", err)
 		}
 	})
 }
@@ -492,9 +486,7 @@ func TestTCPLeave(t *testing.T) {
 			roundTrip(t, c)
 		}
 		b.leave(goes)
-		if _, err := conns[goes].Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
-			t.Errorf("after its grace: %v", err)
-		}
+		wasReset(t, "after its grace, the client", conns[goes])
 		time.Sleep(cfg.Grace)
 		roundTrip(t, conns[stays])
 		roundTrip(t, conns[returns])
@@ -515,7 +507,7 @@ func roundTrip(t testing.TB, c net.Conn) {
 
 // A listener that closes leaves its connections open, including those that the relay has not
 // accepted yet. They still end when their backend has gone; those of other listeners to that
-// backend continue.
+// backend continue. The error for a port in use says so, and the port is free after Close.
 func TestTCPClose(t *testing.T) {
 	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
 		cfg.Grace = time.Millisecond
@@ -526,17 +518,20 @@ func TestTCPClose(t *testing.T) {
 		c, d := dial(t, l.Addr()), dial(t, other.Addr())
 		roundTrip(t, c)
 		roundTrip(t, d)
+		again := Listening{lb.TCP, l.Addr()}
+		if _, err := r.Listen(again, to(), nil); !errors.Is(err, syscall.EADDRINUSE) {
+			t.Errorf("a port in use: %v", err)
+		}
 		l.Close()
 		if _, err := net.DialTCP("tcp", nil, net.TCPAddrFromAddrPort(l.Addr())); !errors.Is(err, syscall.ECONNREFUSED) {
 			t.Errorf("after Close: %v", err)
 		}
 		roundTrip(t, c)
 		b.leave(backend)
-		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
-			t.Errorf("after the backend left: %v", err)
-		}
+		wasReset(t, "after the backend left, the client", c)
 		roundTrip(t, d)
 		l.Close()
+		listenAt(t, r, again, to())
 	})
 }
 
@@ -572,11 +567,8 @@ func TestTCPDrain(t *testing.T) {
 		}
 		cancel()
 		<-drained
-		for _, c := range []*net.TCPConn{c, d} {
-			if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
-				t.Errorf("after Drain: %v", err)
-			}
-		}
+		wasReset(t, "after Drain, a client", c)
+		wasReset(t, "after Drain, the client of a closed listener", d)
 		if _, err := r.Listen(Listening{lb.TCP, loopback}, to(), nil); !errors.Is(err, ErrClosed) {
 			t.Errorf("Listen after Drain: %v", err)
 		}
@@ -598,10 +590,7 @@ func TestTCPAddresses(t *testing.T) {
 			{"127.0.0.1:0", "127.0.0.1"}, {"0.0.0.0:0", "127.0.0.3"}, {"[::1]:0", "::1"}, {"[::]:0", "::1"},
 		} {
 			b := to(serve(t, echo))
-			l, err := r.Listen(Listening{lb.TCP, netip.MustParseAddrPort(tc.at)}, b, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			l := listenAt(t, r, Listening{lb.TCP, netip.MustParseAddrPort(tc.at)}, b)
 			asked := netip.AddrPortFrom(netip.MustParseAddr(tc.ask), l.Addr().Port())
 			c := dial(t, asked)
 			roundTrip(t, c)

@@ -5,24 +5,10 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 )
-
-// round is a Balancer that chooses the backends in turn.
-type round struct {
-	backends []netip.AddrPort
-	next     atomic.Uint32
-	gone     netip.AddrPort
-}
-
-func (r *round) Pick(Client, []netip.AddrPort) netip.AddrPort {
-	return r.backends[int(r.next.Add(1))%len(r.backends)]
-}
-func (*round) Dialled(Client, netip.AddrPort, error) {}
-func (r *round) Serves(backend netip.AddrPort) bool  { return backend != r.gone }
 
 // fakeSession is a session's socket that accepts every datagram.
 type fakeSession struct{ table *tableTest }
@@ -102,7 +88,7 @@ func TestUDPTableAtRandom(t *testing.T) {
 	backends := []netip.AddrPort{netip.MustParseAddrPort("10.1.0.1:53"), netip.MustParseAddrPort("10.1.0.2:53")}
 	groups := []*Group{NewGroup(), NewGroup()}
 	var fronts []*udpFront
-	b := &round{backends: backends}
+	b := to(backends...)
 	for i := range 6 {
 		fronts = append(fronts, frontOf(groups[i%2], b))
 	}
@@ -120,7 +106,7 @@ func TestUDPTableAtRandom(t *testing.T) {
 			tab.now = tab.now.Add(time.Duration(rnd.IntN(10)) * time.Second)
 			tab.expire(tab.now)
 		case what < 98:
-			b.gone = append(backends, netip.AddrPort{})[rnd.IntN(3)]
+			b.leave(append(backends, netip.AddrPort{})[rnd.IntN(3)])
 		default:
 			tab.close(f)
 		}

@@ -266,18 +266,11 @@ func TestUDPSession(t *testing.T) {
 	}
 }
 
-// never is a Balancer without backends.
-type never struct{}
-
-func (never) Pick(Client, []netip.AddrPort) netip.AddrPort { return netip.AddrPort{} }
-func (never) Dialled(Client, netip.AddrPort, error)        {}
-func (never) Serves(netip.AddrPort) bool                   { return false }
-
 // Datagrams without a backend are dropped and counted, and cost no session. A backend that appears
 // later serves.
 func TestUDPNoBackend(t *testing.T) {
 	r := startUDP(t, Config{}, 0)
-	l := listenUDP(t, r, loopback, never{})
+	l := listenUDP(t, r, loopback, to())
 	c := dialUDP(t, l.Addr())
 	drops(t, r, c, func(d Dropped) uint64 { return d.NoBackend })
 	if s := r.Stats().UDP; s.Open != 0 || s.ToBackends.Datagrams != 0 {
