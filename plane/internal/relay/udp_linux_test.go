@@ -105,22 +105,42 @@ func TestUDPNoWayToBackend(t *testing.T) {
 	drops(t, r, dialUDP(t, only.Addr()), func(d Dropped) uint64 { return d.SendFailed })
 }
 
-// The answer comes from the address that the client sent to; the Balancer gets that address too.
+// The answer comes from the address that the client sent to; the Balancer gets that address too. A
+// datagram to a broadcast address has no answer.
 func TestUDPAnswersFromTheAddressThatWasAsked(t *testing.T) {
 	r := startUDP(t, Config{}, 0)
-	b := to(boundAt(udpEcho(t, loopback, nil)))
-	l := listenUDP(t, r, netip.MustParseAddrPort("0.0.0.0:0"), b)
-	for i, asked := range []string{"127.0.0.1", "127.0.0.7", "127.9.9.9"} {
-		at := netip.AddrPortFrom(netip.MustParseAddr(asked), l.Addr().Port())
-		c := dialUDP(t, at) // takes answers only from there
-		if !ask(t, c, asked, timeout) {
-			t.Fatalf("%s does not answer", asked)
+	has(t, netip.MustParseAddr("fd00::7"))
+	for _, tc := range []struct {
+		every, from string
+		asked       []string
+	}{
+		{"[::]:0", "[::1]:0", []string{"::1", "fd00::7"}},
+		{"0.0.0.0:0", "127.0.0.1:0", []string{"127.0.0.1", "127.0.0.7", "127.9.9.9"}},
+	} {
+		b := to(boundAt(udpEcho(t, loopback, nil)))
+		l := listenUDP(t, r, netip.MustParseAddrPort(tc.every), b)
+		for i, asked := range tc.asked {
+			at := netip.AddrPortFrom(netip.MustParseAddr(asked), l.Addr().Port())
+			// takes answers only from there
+			c, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort(tc.from)),
+				net.UDPAddrFromAddrPort(at))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			if !ask(t, c, asked, timeout) {
+				t.Fatalf("%s does not answer", asked)
+			}
+			b.mu.Lock()
+			if b.clients[i].Local != at {
+				t.Errorf("the Balancer's clients have %v for %v", b.clients[i].Local, at)
+			}
+			b.mu.Unlock()
 		}
-		b.mu.Lock()
-		if b.clients[i].Local != at {
-			t.Errorf("the Balancer's clients have %v for %v", b.clients[i].Local, at)
+		if l.Addr().Addr().Is4() {
+			c := dialUDP(t, netip.AddrPortFrom(netip.MustParseAddr("127.255.255.255"), l.Addr().Port()))
+			drops(t, r, c, func(d Dropped) uint64 { return d.Malformed })
 		}
-		b.mu.Unlock()
 	}
 }
 
@@ -143,60 +163,6 @@ func relayOn(t testing.TB, lab *netlab.TestLab, cfg Config) (*Relay, netlab.Host
 	t.Cleanup(r.Close)
 	node, _ := netlab.HostByName(netlab.Node1)
 	return r, node
-}
-
-// Redirected datagrams are answered from the service address, in both families; those to a
-// broadcast address are not answered.
-func TestUDPRedirected(t *testing.T) {
-	lab := netlab.ForTest(t, netlab.Options{NoNode2: true})
-	r, node := relayOn(t, lab, Config{})
-	pod1, _ := netlab.HostByName("pod1")
-	for _, six := range []bool{false, true} {
-		family, service, every := "ip", netip.MustParseAddr("10.96.0.53"), netip.IPv4Unspecified()
-		if six {
-			family, service, every = "ip6", netip.MustParseAddr("fd00:10:96::53"), netip.IPv6Unspecified()
-		}
-		var backend *net.UDPConn
-		lab.On("pod1", func() { backend = udpEcho(t, netip.AddrPortFrom(pod1.Addr(six), 0), nil) })
-		l := listenUDP(t, r, netip.AddrPortFrom(every, 0), to(boundAt(backend)))
-		lab.On(netlab.Node1, func() {
-			command(t, "nft", fmt.Sprintf(`table %s kp { chain pre { type nat hook prerouting priority dstnat; %s `+
-				`daddr %v udp dport 53 dnat to %v; }; }`,
-				family, family, service, netip.AddrPortFrom(node.Addr(six), l.Addr().Port())))
-		})
-		for _, from := range []string{"pod3", netlab.Client} {
-			if from == netlab.Client {
-				lab.On(from, func() {
-					command(t, "ip", "route", "replace", netip.PrefixFrom(service, service.BitLen()).String(), "via",
-						node.Addr(six).String())
-				})
-			}
-			var c *net.UDPConn
-			lab.On(from, func() { c = dialUDP(t, netip.AddrPortFrom(service, 53)) })
-			for i := range 5 {
-				if !ask(t, c, fmt.Sprint(i), timeout) {
-					t.Fatalf("IPv6 %v: %s gets no answer; %+v", six, from, r.Stats().UDP)
-				}
-			}
-		}
-		if six {
-			continue
-		}
-		lab.On(netlab.Client, func() {
-			c, err := (&net.ListenConfig{}).ListenPacket(t.Context(), "udp4", ":0")
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer c.Close()
-			raw, _ := c.(*net.UDPConn).SyscallConn()
-			raw.Control(func(fd uintptr) { unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_BROADCAST, 1) })
-			if _, err := c.WriteTo([]byte("all"), &net.UDPAddr{IP: net.IPv4(172, 18, 0, 255),
-				Port: int(l.Addr().Port())}); err != nil {
-				t.Fatal(err)
-			}
-		})
-		eventually(t, "the broadcast is dropped", func() bool { return r.Stats().UDP.Dropped.Malformed == 1 })
-	}
 }
 
 // many is a socket that sends as any client of 127.0.0.0/8.
