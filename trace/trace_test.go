@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -317,6 +318,29 @@ func TestModes(t *testing.T) {
 		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: &other}}}})
 	if a := trace.Ask(tab, trace.Mode{HairpinsByNode: true}, p); !a.Backends[0].Hairpin {
 		t.Errorf("another Service says that it is on this node: %+v", a)
+	}
+}
+
+// SV-15, SV-16, SV-61: the answer names the configured ranges. The address itself is none of them; it
+// is allowed where the node is within them.
+func TestSources(t *testing.T) {
+	for _, c := range []struct{ sources, from, says string }{
+		{"172.18.0.2/32,192.0.2.53/32", "172.18.0.2", "only 172.18.0.2/32, and 172.18.0.2 is among them."},
+		{"172.18.0.2/32,192.0.2.53/32", "192.0.2.53", "only 172.18.0.2/32, and the address itself: 192.0.2.53 is that " +
+			"address."},
+		{"172.18.0.2/32,192.0.2.53/32", "192.0.2.54", "only 172.18.0.2/32, and the address itself: 192.0.2.54 is " +
+			"neither."},
+		{"203.0.113.0/24", "192.0.2.53", "only 203.0.113.0/24, and 192.0.2.53 is in none of them."},
+	} {
+		tab := table(t, "192.0.2.53:53/udp lab/dns:p loadbalancer sources "+c.sources+"\n"+
+			"  anywhere balance lab/dns:p/udp/cluster\n"+
+			"set lab/dns:p/udp/cluster\n  10.1.1.11:5353\n")
+		a := trace.Ask(tab, trace.Mode{}, trace.Packet{From: ap(c.from + ":0"), To: ap("192.0.2.53:53"), Proto: lb.UDP})
+		why := strings.Join(a.Why, "\n")
+		if !strings.Contains(why, "loadBalancerSourceRanges allows "+c.says) ||
+			(a.Verdict == trace.Balance) != !regexp.MustCompile("neither|none").MatchString(c.says) {
+			t.Errorf("from %s: %s: %s\nwant %s", c.from, a.Verdict, why, c.says)
+		}
 	}
 }
 

@@ -13,7 +13,6 @@ import (
 	"testing"
 
 	"kube-proxy/cli"
-	"kube-proxy/plane/all"
 	"kube-proxy/test/golden"
 )
 
@@ -80,7 +79,7 @@ func TestAskPage(t *testing.T) {
 	t.Chdir("../..")
 	page(t, false, func(args []string) string {
 		var out, errOut bytes.Buffer
-		err := command(all.Modes(), &out, &errOut, args).ExecuteContext(t.Context())
+		err := command(&out, &errOut, args).ExecuteContext(t.Context())
 		cli.Exit(&errOut, "kube-proxy", err)
 		if errOut.String() != shopNote {
 			t.Errorf("%v: on stderr is\n%swant\n%s", args, errOut.String(), shopNote)
@@ -95,7 +94,7 @@ func TestExampleRenders(t *testing.T) {
 		var out, errOut bytes.Buffer
 		args := []string{"render", "--manifests=../../docs/examples/shop", "--hostname-override=node1",
 			"--proxy-mode=" + m}
-		if err := command(all.Modes(), &out, &errOut, args).ExecuteContext(t.Context()); err != nil ||
+		if err := command(&out, &errOut, args).ExecuteContext(t.Context()); err != nil ||
 			errOut.Len() > 0 || out.Len() < 1000 {
 			t.Errorf("mode %s: %v, %d bytes, and on stderr\n%s", m, err, out.Len(), errOut.String())
 		}
@@ -121,7 +120,7 @@ func TestTracesInText(t *testing.T) {
 	}
 	for _, c := range commands {
 		var out, errOut bytes.Buffer
-		err := command(all.Modes(), &out, &errOut, append(strings.Fields(c), "--manifests=../../docs/examples/shop")).
+		err := command(&out, &errOut, append(strings.Fields(c), "--manifests=../../docs/examples/shop")).
 			ExecuteContext(t.Context())
 		if err != nil || errOut.String() != shopNote || out.Len() == 0 {
 			t.Errorf("%s: %v:\n%s%s", c, err, out.String(), errOut.String())

@@ -22,7 +22,6 @@ import (
 
 	"kube-proxy/cli"
 	"kube-proxy/debug/inspect"
-	"kube-proxy/plane/all"
 	"kube-proxy/test/golden"
 )
 
@@ -96,7 +95,7 @@ func TestAskGolden(t *testing.T) {
 			if line[0] != "completion" {
 				line = append(line, "--manifests=m", "--hostname-override=n1", "--cluster-cidr=10.1.0.0/16")
 			}
-			err := command(all.Modes(), &out, &errOut, line).ExecuteContext(t.Context())
+			err := command(&out, &errOut, line).ExecuteContext(t.Context())
 			code := cli.Exit(&errOut, "kube-proxy", err)
 			text := fmt.Sprintf("$ kube-proxy %q\n%s%sexit code %d\n", args, out.String(), errOut.String(), code)
 			if strings.ContainsFunc(text, func(r rune) bool { return r < ' ' && r != '\n' }) {
@@ -332,7 +331,7 @@ func TestAskWatchTellsAnswersApart(t *testing.T) {
 		t.Helper()
 		asked = 0
 		var out, errOut bytes.Buffer
-		err := command(all.Modes(), &out, &errOut, append(args, "--watch", "--admin-socket="+at)).
+		err := command(&out, &errOut, append(args, "--watch", "--admin-socket="+at)).
 			ExecuteContext(t.Context())
 		if code := cli.Exit(io.Discard, "kube-proxy", err); code != cli.ExitNotAsked {
 			t.Errorf("%v: %v: %s", args, err, errOut.String())
@@ -419,7 +418,7 @@ func TestAskJSONKeepsFields(t *testing.T) {
 		io.WriteString(w, `{"service":"a/b","verdict":"pass","backends":[],"later":{"field":12345678901234567890}}`)
 	}))
 	var out, errOut bytes.Buffer
-	err := command(all.Modes(), &out, &errOut, []string{"trace", "node", "a/b", "-o=json", "--admin-socket=" + at}).
+	err := command(&out, &errOut, []string{"trace", "node", "a/b", "-o=json", "--admin-socket=" + at}).
 		ExecuteContext(t.Context())
 	if err != nil || !strings.Contains(out.String(), `"field": 12345678901234567890`) || errOut.Len() != 0 {
 		t.Errorf("%v: %s%s", err, out.String(), errOut.String())

@@ -13,6 +13,7 @@ import (
 	"kube-proxy/internal/system"
 	"kube-proxy/internal/wiring"
 	"kube-proxy/mode"
+	"kube-proxy/plane/all"
 	"kube-proxy/plane/cleanup"
 )
 
@@ -74,7 +75,7 @@ const othersEnd = 10 * time.Second
 
 // removeRules removes rules for --cleanup and similar flags (PR-08, DP-15). It takes the writer
 // lock, so that no other process writes meanwhile.
-func removeRules(ctx context.Context, modes mode.List, cfg *config.Config, log *slog.Logger) error {
+func removeRules(ctx context.Context, cfg *config.Config, log *slog.Logger) error {
 	waiting, cancel := context.WithTimeoutCause(ctx, othersEnd,
 		errors.New("another kube-proxy runs in this network namespace and would write them again: stop it first"))
 	defer cancel()
@@ -83,7 +84,7 @@ func removeRules(ctx context.Context, modes mode.List, cfg *config.Config, log *
 		return fmt.Errorf("no rule was removed: %w", context.Cause(waiting))
 	}
 	defer writer.close()
-	modes = slices.DeleteFunc(slices.Clone(modes), func(m mode.Mode) bool {
+	modes := slices.DeleteFunc(all.Modes(), func(m mode.Mode) bool {
 		return !slices.Contains(cfg.Cleanup, m.Name)
 	})
 	report, err := cleanup.Run(ctx, modes, cfg.Removal())

@@ -10,8 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"kube-proxy/plane/all"
 )
 
 // A shell completes each argument: Services, by full and, if unique, by bare name; their ports; the
@@ -77,7 +75,7 @@ func TestCompletionByPlace(t *testing.T) {
 			args = append(args, line...)
 		}
 		var out bytes.Buffer
-		if err := command(all.Modes(), &out, &bytes.Buffer{}, args).ExecuteContext(t.Context()); err != nil {
+		if err := command(&out, &bytes.Buffer{}, args).ExecuteContext(t.Context()); err != nil {
 			t.Errorf("%s: %v", c.typed, err)
 		}
 		lines := strings.Split(strings.TrimSpace(out.String()), "\n")

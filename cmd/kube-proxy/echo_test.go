@@ -166,6 +166,30 @@ func (n *nodeLab) converse(host string, to netip.AddrPort, size int, within time
 	return string(name), nil
 }
 
+// askUDP sends a datagram until it is returned, tries times at most.
+func (n *nodeLab) askUDP(host string, to netip.AddrPort, what []byte, tries int) error {
+	c, err := n.dial(host, "udp", to, time.Second)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	buf := make([]byte, 64<<10)
+	for range tries {
+		c.SetDeadline(time.Now().Add(2 * time.Second))
+		if _, err = c.Write(what); err != nil {
+			continue
+		}
+		var k int
+		if k, err = c.Read(buf); err == nil {
+			if !bytes.Equal(buf[:k], what) {
+				return errGarbled
+			}
+			return nil
+		}
+	}
+	return err
+}
+
 func or(err, otherwise error) error {
 	if err != nil {
 		return err

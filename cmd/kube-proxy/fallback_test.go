@@ -21,66 +21,55 @@ import (
 // TestFallbackServes (S1, S2, DP-40): a host without usable iptables gets mode userspace, reports
 // that by log and metric, and serves; --cleanup removes its objects.
 func TestFallbackServes(t *testing.T) {
-	for _, c := range []struct {
-		name, mode string
-	}{
-		{"iptables is configured, its programs are missing", "iptables"},
-		{"ipvs is configured, falls back to iptables, and its programs are missing", "ipvs"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			n := newNodeLab(t)
-			n.mode = c.mode
-			one, two := n.echo("pod1", 8080), n.echo("pod4", 8080)
-			n.service(labService{name: "web", ip: labIP, nodePort: 30080, endpoints: []netip.AddrPort{one.at(),
-				two.at()}})
-			look := map[string]string{}
-			for _, name := range []string{"nft", "ip"} {
-				path, err := exec.LookPath(name)
-				if err != nil {
-					t.Fatalf("install nftables and iproute2: %v", err)
-				}
-				look[name] = path
+	n := newNodeLab(t)
+	n.mode = "iptables"
+	one, two := n.echo("pod1", 8080), n.echo("pod4", 8080)
+	n.service(labService{name: "web", ip: labIP, nodePort: 30080, endpoints: []netip.AddrPort{one.at(),
+		two.at()}})
+	look := map[string]string{}
+	for _, name := range []string{"nft", "ip"} {
+		path, err := exec.LookPath(name)
+		do(t, err)
+		look[name] = path
+	}
+	t.Setenv("PATH", t.TempDir())
+	p := n.serve()
+	log := p.log()
+	for _, want := range []string{"Mode cannot run on this host", `instead="userspace"`} {
+		if !strings.Contains(log, want) {
+			t.Errorf("it does not say %q:\n%s", want, log)
+		}
+	}
+	page, err := p.get("/metrics")
+	do(t, err)
+	said := false
+	for line := range strings.Lines(page) {
+		said = said || strings.HasPrefix(line, "kubeproxy_mode_info{") && strings.Contains(line, "userspace")
+	}
+	if !said {
+		t.Errorf("no metric says that the mode is userspace")
+	}
+	rnd := rand.New(rand.NewPCG(1, 2))
+	for _, from := range []string{"pod1", "pod3", "pod5", netlab.Client, netlab.Node1} {
+		for _, to := range []netip.AddrPort{labTarget, endpoint(netlab.Node1, 30080)} {
+			if from == "pod5" && to == labTarget {
+				continue // the other node has no proxy
 			}
-			t.Setenv("PATH", t.TempDir())
-			p := n.serve()
-			log := p.log()
-			for _, want := range []string{"Mode cannot run on this host", `instead="userspace"`} {
-				if !strings.Contains(log, want) {
-					t.Errorf("it does not say %q:\n%s", want, log)
-				}
+			if _, err := n.converse(from, to, 5000, timeout, rnd); err != nil {
+				t.Errorf("%s → %s: %v", from, to, err)
 			}
-			page, err := p.get("/metrics")
-			do(t, err)
-			said := false
-			for line := range strings.Lines(page) {
-				said = said || strings.HasPrefix(line, "kubeproxy_mode_info{") && strings.Contains(line, "userspace")
-			}
-			if !said {
-				t.Errorf("no metric says that the mode is userspace")
-			}
-			rnd := rand.New(rand.NewPCG(1, 2))
-			for _, from := range []string{"pod1", "pod3", "pod5", netlab.Client, netlab.Node1} {
-				for _, to := range []netip.AddrPort{labTarget, endpoint(netlab.Node1, 30080)} {
-					if from == "pod5" && to == labTarget {
-						continue // the other node has no proxy
-					}
-					if _, err := n.converse(from, to, 5000, timeout, rnd); err != nil {
-						t.Errorf("%s → %s: %v", from, to, err)
-					}
-				}
-			}
-			p.stop()
-			clean := n.start("--cleanup")
-			if code := clean.end(0); code != 0 {
-				t.Errorf("--cleanup: exit code %d:\n%s", code, clean.log())
-			}
-			for name, args := range map[string][]string{"nft": {"list", "tables"}, "ip": {"addr"}} {
-				out, err := n.Command(netlab.Node1, look[name], args...).CombinedOutput()
-				if s := string(out); err != nil || strings.Contains(s, "userspace") || strings.Contains(s, labIP+"/") {
-					t.Errorf("%s after --cleanup (%v):\n%s", name, err, s)
-				}
-			}
-		})
+		}
+	}
+	p.stop()
+	clean := n.start("--cleanup")
+	if code := clean.end(0); code != 0 {
+		t.Errorf("--cleanup: exit code %d:\n%s", code, clean.log())
+	}
+	for name, args := range map[string][]string{"nft": {"list", "tables"}, "ip": {"addr"}} {
+		out, err := n.Command(netlab.Node1, look[name], args...).CombinedOutput()
+		if s := string(out); err != nil || strings.Contains(s, "userspace") || strings.Contains(s, labIP+"/") {
+			t.Errorf("%s after --cleanup (%v):\n%s", name, err, s)
+		}
 	}
 }
 

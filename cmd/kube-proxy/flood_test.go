@@ -23,7 +23,7 @@ import (
 func TestFloodOfMalformedObjects(t *testing.T) {
 	var log logtest.Buffer
 	events := map[string]int{} // by namespace
-	p := newProxy(nil, nil, &config.Config{}, nil, slog.New(slog.NewTextHandler(&log, nil)))
+	p := newProxy(nil, &config.Config{}, nil, slog.New(slog.NewTextHandler(&log, nil)))
 	p.publish = func(e event.Event) { events[e.Regarding.Namespace]++ }
 	reporter := convert.NewReporter(p.malformed)
 	update := func(namespace string, n int) {

@@ -14,7 +14,7 @@ import (
 // the list.
 func TestHelpBeginsWithTheCommands(t *testing.T) {
 	var out, errOut bytes.Buffer
-	cmd := command(all.Modes(), &out, &errOut, []string{"--help"})
+	cmd := command(&out, &errOut, []string{"--help"})
 	if err := cmd.ExecuteContext(t.Context()); err != nil || errOut.Len() > 0 {
 		t.Fatalf("%v: %s", err, errOut.String())
 	}
@@ -44,7 +44,7 @@ func TestNoCommand(t *testing.T) {
 		{"--proxy-mode ipvs tabel x", "kube-proxy table?"},
 		{"help", ""}, {"no-help", ""}, {"serve", ""},
 	} {
-		err := command(all.Modes(), &bytes.Buffer{}, &bytes.Buffer{}, strings.Fields(c.args)).
+		err := command(&bytes.Buffer{}, &bytes.Buffer{}, strings.Fields(c.args)).
 			ExecuteContext(t.Context())
 		switch {
 		case err == nil || !strings.Contains(err.Error(), `"kube-proxy" does not take any arguments, got [`):

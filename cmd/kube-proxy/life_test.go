@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -16,39 +15,8 @@ import (
 	"kube-proxy/config"
 	"kube-proxy/engine"
 	"kube-proxy/lb"
-	"kube-proxy/plane/all"
 	"kube-proxy/test/logtest"
 )
-
-// kill -9 leaves the rules; the next process finds them and continues.
-func TestKilled(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	for range 3 {
-		p := n.serve("nftables")
-		p.end(syscall.SIGKILL)
-		n.wantGood("after kill -9")
-	}
-}
-
-// A file that becomes malformed while the proxy runs: its rules stay, and changes of other files
-// apply.
-func TestMalformedLater(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	p := n.serve("nftables")
-	n.write("m/good.yaml", []byte("kind: Service\nmetadata: {name: good\n"))
-	p.await(regexp.MustCompile(`m/good.yaml:\d: is not YAML: .*; the file's last good objects stay`))
-	n.write("m/other.yaml", service("other", "10.96.0.2", 80, "10.0.0.2"))
-	want := "frontend 10.96.0.1 . tcp . 80\nfrontend 10.96.0.2 . tcp . 80\nbackend 10.0.0.1 . 8080\n" +
-		"backend 10.0.0.2 . 8080\n"
-	for end := time.Now().Add(timeout); n.serves() != want; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("the kernel has\n%swant:\n%s", n.serves(), want)
-		}
-	}
-	p.stop()
-}
 
 // SIGTERM at any moment of the start ends the process in order, and leaves nothing half-written.
 // Before the process has a handler the signal itself ends it.
@@ -160,7 +128,7 @@ func TestNodeDoesNotCome(t *testing.T) {
 // proxy returns a proxy in nftables mode that is ready to serve, with its own writer lock.
 func (n *namespace) proxy(log *slog.Logger) *proxy {
 	n.t.Helper()
-	cfg, err := loadConfig(all.Modes(), []string{"--proxy-mode=nftables", "--hostname-override=n1",
+	cfg, err := loadConfig([]string{"--proxy-mode=nftables", "--hostname-override=n1",
 		"--healthz-bind-address=", "--metrics-bind-address=", "--admin-socket="})
 	do(n.t, err)
 	return n.proxyOf(cfg, log)
@@ -169,7 +137,7 @@ func (n *namespace) proxy(log *slog.Logger) *proxy {
 // proxyOf returns one with another configuration.
 func (n *namespace) proxyOf(cfg *config.Config, log *slog.Logger) *proxy {
 	n.t.Helper()
-	p := newProxy(all.Modes(), nil, cfg, nil, log)
+	p := newProxy(nil, cfg, nil, log)
 	var err error
 	n.Do(func() {
 		p.writer = newWriterLock(log)

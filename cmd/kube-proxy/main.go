@@ -21,17 +21,13 @@ import (
 	"kube-proxy/cli"
 	"kube-proxy/config"
 	"kube-proxy/logging"
-	"kube-proxy/mode"
 	"kube-proxy/plane/all"
 )
 
-func main() { run(all.Modes()) }
-
-// run is the program, with these modes.
-func run(modes mode.List) {
+func main() {
 	ctx := untilSignal()
 	out, errOut := standard()
-	name, cmd := "kube-proxy", command(modes, out, errOut, os.Args[1:])
+	name, cmd := "kube-proxy", command(out, errOut, os.Args[1:])
 	if cli.IsPlugin(os.Args[0]) {
 		name, cmd = cli.PluginName, cli.NewPlugin(out, errOut, os.Args[1:])
 	}
@@ -55,9 +51,9 @@ func untilSignal() context.Context {
 }
 
 // command is the program with this command line.
-func command(modes mode.List, out, errOut io.Writer, commandLine []string) *cobra.Command {
-	return cli.New(modes, out, errOut, commandLine, func(ctx context.Context, cfg *config.Config) error {
-		return start(ctx, modes, commandLine, cfg, out, errOut)
+func command(out, errOut io.Writer, commandLine []string) *cobra.Command {
+	return cli.New(all.Modes(), out, errOut, commandLine, func(ctx context.Context, cfg *config.Config) error {
+		return start(ctx, commandLine, cfg, out, errOut)
 	})
 }
 
@@ -73,7 +69,7 @@ func setGC(percent int) {
 }
 
 // start writes the configuration, or runs the proxy.
-func start(ctx context.Context, modes mode.List, args []string, cfg *config.Config, out, errOut io.Writer) (err error) {
+func start(ctx context.Context, args []string, cfg *config.Config, out, errOut io.Writer) (err error) {
 	log, err := logging.New(cfg.Logging, out, errOut)
 	if err != nil {
 		return fmt.Errorf("initialize logging: %w", err)
@@ -92,7 +88,7 @@ func start(ctx context.Context, modes mode.List, args []string, cfg *config.Conf
 	}
 	if cfg.WriteConfigTo == "" && len(cfg.Cleanup) == 0 && !cfg.InitOnly {
 		setGC(gcPercentListing)
-		p := newProxy(modes, args, cfg, log, log.Logger())
+		p := newProxy(args, cfg, log, log.Logger())
 		return asService(ctx, cfg.WindowsService, p.run, p.hangUp)
 	}
 	// The other tasks of the process, such as writing a file, log the warnings as well.
@@ -108,9 +104,9 @@ func start(ctx context.Context, modes mode.List, args []string, cfg *config.Conf
 		}
 		return nil
 	case len(cfg.Cleanup) > 0:
-		return removeRules(ctx, modes, cfg, log.Logger())
+		return removeRules(ctx, cfg, log.Logger())
 	default:
-		return newProxy(modes, args, cfg, log, log.Logger()).initOnly(ctx)
+		return newProxy(args, cfg, log, log.Logger()).initOnly(ctx)
 	}
 }
 

@@ -10,8 +10,6 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
-
-	"kube-proxy/plane/all"
 )
 
 // The test binary represents the program: with asProgram set it runs main, and no tests. The other
@@ -24,7 +22,6 @@ const (
 	asFiles     = "KUBE_PROXY_TEST_FILES"        // how many descriptors it may have
 	asSquatter  = "KUBE_PROXY_TEST_SQUAT"        // take the writer lock, as far as possible, and keep it
 	asReader    = "KUBE_PROXY_TEST_READER"       // be killed for any call that could change the node
-	withMemory  = "KUBE_PROXY_TEST_MEMORY"       // have the mode memory too, which keeps its rules in this folder
 )
 
 func TestMain(m *testing.M) {
@@ -34,10 +31,6 @@ func TestMain(m *testing.M) {
 	if err := spoil(); err != nil {
 		fmt.Fprintln(os.Stderr, "spoil the process:", err)
 		os.Exit(99)
-	}
-	if dir := os.Getenv(withMemory); dir != "" {
-		run(append(all.Modes(), memory(dir)))
-		return
 	}
 	main()
 }

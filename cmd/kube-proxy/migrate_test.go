@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/cli"
-	"kube-proxy/plane/all"
 )
 
 // readOnly makes the kernel kill this process if it could change a node or contact another program
@@ -164,7 +163,7 @@ func TestMigrateRefuses(t *testing.T) {
 		{[]string{"check", "now"}, "does not take any arguments"},
 	} {
 		var out, errOut bytes.Buffer
-		err := command(all.Modes(), &out, &errOut, c.args).ExecuteContext(t.Context())
+		err := command(&out, &errOut, c.args).ExecuteContext(t.Context())
 		if err == nil {
 			t.Errorf("%q: no error:\n%s", c.args, out.String())
 			continue
@@ -180,7 +179,7 @@ func TestMigrateRefuses(t *testing.T) {
 func TestCheckAndMigrateHelp(t *testing.T) {
 	for _, name := range []string{"check", "migrate"} {
 		var out, errOut bytes.Buffer
-		if err := command(all.Modes(), &out, &errOut, []string{name, "--help"}).Execute(); err != nil ||
+		if err := command(&out, &errOut, []string{name, "--help"}).Execute(); err != nil ||
 			!strings.HasPrefix(out.String(), "Usage: kube-proxy "+name) ||
 			!strings.Contains(out.String(), "Exit codes: 0 ") {
 			t.Errorf("%v\n%s\n%s", err, out.String(), errOut.String())
@@ -195,8 +194,8 @@ func TestTerminalIsLeftAlone(t *testing.T) {
 	write(t, file, []byte("kind: Pod\nmetadata: {name: kube-proxy-n1}\nspec: {containers: [{name: kube-proxy, image: "+
 		"\"a\\e]0;owned\\a\", command: [kube-proxy, \"--hostname-override=\\e[2J\"]}]}\n"))
 	var out, errOut bytes.Buffer
-	do(t, command(all.Modes(), &out, &errOut, []string{"migrate", file}).Execute())
-	cli.Exit(&errOut, "kube-proxy", command(all.Modes(), &out, &errOut, []string{"migrate", file + "\x1b[2J"}).
+	do(t, command(&out, &errOut, []string{"migrate", file}).Execute())
+	cli.Exit(&errOut, "kube-proxy", command(&out, &errOut, []string{"migrate", file + "\x1b[2J"}).
 		Execute())
 	for _, s := range []string{out.String(), errOut.String()} {
 		if strings.ContainsAny(s, "\x1b\x07\r\u009b") {

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"kube-proxy/cluster"
-	"kube-proxy/plane/all"
 	"kube-proxy/source/manifests"
 	"kube-proxy/test/logtest"
 )
@@ -54,7 +53,7 @@ func TestNodeCIDR(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			n := newNamespace(t)
-			cfg, err := loadConfig(all.Modes(), []string{"--proxy-mode=nftables", "--detect-local-mode=NodeCIDR",
+			cfg, err := loadConfig([]string{"--proxy-mode=nftables", "--detect-local-mode=NodeCIDR",
 				"--hostname-override=n1", "--master=http://" + noServer,
 				"--healthz-bind-address=", "--metrics-bind-address=", "--conntrack-max-per-core=0"})
 			do(t, err)

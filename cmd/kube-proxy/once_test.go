@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"kube-proxy/config"
-	"kube-proxy/plane/all"
 )
 
 // FL-02, FL-06: calls that end without serving, with their errors.
@@ -32,7 +31,7 @@ func TestCommand(t *testing.T) {
 		{"--proxy-mode=nftables --logtostderr=false --log-dir=" + dir + "/none", "", "initialize logging: --log-dir: "},
 	} {
 		var out, errOut bytes.Buffer
-		err := command(all.Modes(), &out, &errOut, strings.Fields(tc.args)).ExecuteContext(t.Context())
+		err := command(&out, &errOut, strings.Fields(tc.args)).ExecuteContext(t.Context())
 		switch {
 		case (err != nil) != (tc.fail != ""), err != nil && !strings.HasPrefix(err.Error(), tc.fail):
 			t.Errorf("%s: error %v, want %q", tc.args, err, tc.fail)
@@ -62,7 +61,7 @@ func TestCommandWarns(t *testing.T) {
 		"--write-config-to=" + dir + "/3": nil,
 	} {
 		var out, errOut bytes.Buffer
-		do(t, command(all.Modes(), &out, &errOut, strings.Fields(args)).ExecuteContext(t.Context()))
+		do(t, command(&out, &errOut, strings.Fields(args)).ExecuteContext(t.Context()))
 		has(t, args, errOut.String(), want...)
 		if len(want) == 0 && errOut.Len() > 0 {
 			t.Errorf("%s: %s", args, errOut.String())

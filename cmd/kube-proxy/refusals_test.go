@@ -60,7 +60,7 @@ func TestCrowdOfRefusals(t *testing.T) {
 	const services, rounds = 3000, 3
 	var log logtest.Buffer
 	events := 0
-	p := newProxy(nil, nil, &config.Config{Gates: map[string]bool{"AllowServiceExternalIPs": true}}, nil,
+	p := newProxy(nil, &config.Config{Gates: map[string]bool{"AllowServiceExternalIPs": true}}, nil,
 		slog.New(slog.NewTextHandler(&log, nil)))
 	p.publish = func(event.Event) { events++ }
 	resolve := p.resolver(lb.IPv4, engine.NewBudget(nil, func() policy.Settings { return p.settings(lb.IPv4) }))

@@ -18,6 +18,7 @@ import (
 	"kube-proxy/internal/system"
 	"kube-proxy/internal/wiring"
 	"kube-proxy/mode"
+	"kube-proxy/plane/all"
 )
 
 // watchConfig has changes of the configuration file take effect until ctx ends (PR-04, PR-07). fail
@@ -76,7 +77,7 @@ func (p *proxy) hangUp() {
 // requested it.
 func (p *proxy) reload(asked bool, fail func(error)) {
 	before := p.config()
-	read, err := loadConfig(p.modes, p.args)
+	read, err := loadConfig(p.args)
 	if err != nil {
 		p.notReloaded(err)
 		return
@@ -129,8 +130,8 @@ func (p *proxy) notReloaded(err error) {
 }
 
 // loadConfig reads the configuration of the command line.
-func loadConfig(modes mode.List, args []string) (*config.Config, error) {
-	opts := config.NewOptions(modes)
+func loadConfig(args []string) (*config.Config, error) {
+	opts := config.NewOptions(all.Modes())
 	flags := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	opts.AddFlags(flags)

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"kube-proxy/plane/all"
 	"kube-proxy/test/golden"
 )
 
@@ -18,7 +17,7 @@ import (
 func renderText(t *testing.T, args ...string) string {
 	t.Helper()
 	var out, errOut bytes.Buffer
-	if err := command(all.Modes(), &out, &errOut, append([]string{"render"}, args...)).
+	if err := command(&out, &errOut, append([]string{"render"}, args...)).
 		ExecuteContext(t.Context()); err != nil {
 		t.Fatalf("%v: %v\n%s", args, err, errOut.String())
 	}

@@ -22,6 +22,7 @@ import (
 	"kube-proxy/internal/wiring"
 	"kube-proxy/logging"
 	"kube-proxy/mode"
+	"kube-proxy/plane/all"
 	"kube-proxy/plane/selfwrites"
 	"kube-proxy/source/kube"
 )
@@ -66,8 +67,8 @@ type proxy struct {
 	connected func() bool
 }
 
-func newProxy(modes mode.List, args []string, cfg *config.Config, logs *logging.Log, log *slog.Logger) *proxy {
-	p := &proxy{modes: modes, args: args, logs: logs, log: log, store: cluster.NewStore(cfg.NodeName),
+func newProxy(args []string, cfg *config.Config, logs *logging.Log, log *slog.Logger) *proxy {
+	p := &proxy{modes: all.Modes(), args: args, logs: logs, log: log, store: cluster.NewStore(cfg.NodeName),
 		publish: func(event.Event) {}, dropped: func() uint64 { return 0 }, connected: func() bool {
 			return true
 		}}

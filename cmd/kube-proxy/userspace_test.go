@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -97,13 +99,18 @@ func (c *callers) wait() []failure {
 
 // SIGTERM under traffic, and the next process: it takes over ports and rules. Open connections
 // finish, and only those started between the end of one process and the start of the other can fail
-// (PR-07, DP-40).
+// (PR-07, DP-40). Listeners have ports of the range (CF-44). A second signal, or the drain timeout,
+// closes open connections.
 func TestUserspaceRestart(t *testing.T) {
 	n := newNodeLab(t)
 	one, two := n.echo("pod1", 8080), n.echo("pod4", 8080)
 	n.service(labService{name: "web", ip: labIP, nodePort: 30080, endpoints: []netip.AddrPort{one.at(), two.at()}})
-	p := n.serve("--userspace-drain-timeout=20s")
+	const inRange = "--proxy-port-range=31000-31009"
+	p := n.serve("--userspace-drain-timeout=1h", inRange)
 	ports := n.ports()
+	if !slices.ContainsFunc(ports, regexp.MustCompile(`^0\.0\.0\.0:3100\d$`).MatchString) {
+		t.Errorf("listeners at %q", ports)
+	}
 	nodePort := endpoint(netlab.Node1, 30080)
 	traffic := n.call([]string{"pod3", netlab.Client}, labTarget, nodePort)
 	traffic.progress(200)
@@ -121,15 +128,18 @@ func TestUserspaceRestart(t *testing.T) {
 		t.Fatalf("before SIGTERM: %v", failed)
 	}
 	signalled := time.Now()
-	p.signal(syscall.SIGTERM)
-	until(t, func() string {
-		if !strings.Contains(p.log(), "Draining connections") {
-			return "it does not drain:\n" + p.log()
-		}
-		return ""
-	})
-	// The next process serves while the first waits for the connection.
-	next := n.serve()
+	drains := func(p *labProgram) {
+		t.Helper()
+		p.signal(syscall.SIGTERM)
+		p.await(regexp.MustCompile(`"Draining connections; a second signal closes them at once" within=`))
+	}
+	drains(p)
+	// The next process serves while the first waits for the connection: it has the ports of the
+	// servers and the writer lock.
+	next := n.serve("--userspace-drain-timeout=1h", inRange)
+	if _, err := next.get("/metrics"); err != nil {
+		t.Error(err)
+	}
 	took := time.Since(signalled)
 	serving := time.Now()
 	traffic.progress(200)
@@ -161,5 +171,43 @@ func TestUserspaceRestart(t *testing.T) {
 	}
 	t.Logf("%d connections, %d of them failed in the %v from SIGTERM until the next process served",
 		traffic.made.Load()+int64(len(failed)), len(failed), took.Round(time.Millisecond))
-	next.stop()
+	connect := func() {
+		t.Helper()
+		c, err := n.dial("pod3", "tcp", labTarget, timeout)
+		do(t, err)
+		t.Cleanup(func() { c.Close() })
+		_, err = c.Read(hello)
+		do(t, err)
+	}
+	connect()
+	drains(next)
+	next.end(syscall.SIGTERM)
+	if status := next.cmd.ProcessState.Sys().(syscall.WaitStatus); !status.Signaled() {
+		t.Errorf("a second SIGTERM: %v\n%s", next.cmd.ProcessState, next.log())
+	}
+	last := n.serve("--userspace-drain-timeout=50ms", inRange)
+	connect()
+	last.stop()
+	if !strings.Contains(last.log(), "cut=1") {
+		t.Errorf("it does not say that it has cut a connection:\n%s", last.log())
+	}
+}
+
+// Connections that are over do not use up the node's ports towards an endpoint: the kernel
+// remembers each of them for a minute, and reuses a port after one to two seconds.
+func TestUserspacePortsOfTheNode(t *testing.T) {
+	n := newNodeLab(t)
+	n.On(netlab.Node1, func() {
+		do(t, os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("40000 40999"), 0))
+	})
+	n.service(labService{name: "web", ip: labIP, endpoints: []netip.AddrPort{n.echo("pod5", 8080).at()}})
+	n.serve("--proxy-port-range=20000-20999")
+	for round := range 2 {
+		time.Sleep(time.Duration(round) * 2500 * time.Millisecond)
+		for i := range 900 {
+			if err := n.Do("pod3", func() error { return shortConnection(labTarget) }); err != nil {
+				t.Fatalf("connection %d of round %d: %v", i, round, err)
+			}
+		}
+	}
 }
