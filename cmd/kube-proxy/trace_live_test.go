@@ -30,8 +30,6 @@ func TestTraceLive(t *testing.T) {
 		{nodeFault: nodeFault{name: "nothing, from outside", from: "client", expect: trace.Delivered}},
 		{nodeFault: nodeFault{name: "nothing, IPv6", from: "pod1", six: true, expect: trace.Delivered}},
 		{nodeFault: nodeFault{name: "nothing, UDP", from: "pod1", udp: true, expect: trace.Delivered}},
-		{nodeFault: nodeFault{name: "forward", from: "pod1", expect: trace.Dropped, by: "table inet firewall, chain c"},
-			hook: "forward priority 0", rule: "tcp dport 8080 drop"},
 		{nodeFault: nodeFault{name: "forward, IPv6, UDP", from: "pod1", six: true, udp: true, expect: trace.Dropped,
 			by: "table inet firewall, chain c"}, hook: "forward priority 0", rule: "udp dport 8080 drop"},
 		{nodeFault: nodeFault{name: "the reply", from: "pod1", expect: trace.Dropped,
@@ -45,9 +43,6 @@ func TestTraceLive(t *testing.T) {
 		{nodeFault: nodeFault{name: "ip_forward", from: "pod1", expect: trace.Dropped,
 			do:   "echo 0 >/proc/sys/net/ipv4/ip_forward",
 			undo: "echo 1 >/proc/sys/net/ipv4/ip_forward"}, lost: "packet last seen at prerouting"},
-		{nodeFault: nodeFault{name: "iptables-legacy", from: "pod1", expect: trace.Dropped,
-			do: "iptables-legacy -I FORWARD -j DROP", undo: "iptables-legacy -D FORWARD -j DROP"},
-			lost: "packet last seen at prerouting"},
 	} {
 		t.Run(f.name, func(t *testing.T) {
 			if f.rule != "" {
@@ -62,7 +57,7 @@ func TestTraceLive(t *testing.T) {
 			if f.from != netlab.Node1 {
 				go n.knock(f.nodeFault, stop)
 			}
-			a, _ := n.traced(t, f.nodeFault, "--live=3s")
+			a, _ := n.traced(t, f.nodeFault, "--live=2s")
 			l := a.Live
 			switch {
 			case l == nil:

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/debug/api"
 	"kube-proxy/debug/inspect"
 	"kube-proxy/internal/netlab"
 	"kube-proxy/trace"
@@ -451,7 +453,7 @@ func programFaults() []nodeFault {
 // TestTraceNode breaks a node on which the proxy serves, asks trace, and sends real packets: trace
 // predicts what happens to them (NT-01, NT-04, NT-06, NT-07, NT-08).
 func TestTraceNode(t *testing.T) {
-	for _, mode := range []string{"nftables", "iptables", "userspace", "ebpf"} {
+	for _, mode := range []string{"nftables", "iptables", "userspace"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel() // they mostly wait for packets that do not arrive
 			newTraceLab(t, mode).faults(t)
@@ -467,16 +469,15 @@ func TestTraceNodeIPVS(t *testing.T) {
 
 // faults breaks the node in all ways that concern the mode.
 func (n *nodeLab) faults(t *testing.T) {
-	p := n.serve(n.sockets(t)...)
+	p := n.serve()
 	defer p.stop()
-	rules := strings.Replace(n.mode, "ebpf", "nftables", 1) // what serves below
 	all := slices.Concat(nftFaults(), otherFaults(), familyFaults())
 	for _, f := range append(combinedFaults(), programFaults()...) {
 		f.modes = cmp.Or(f.modes, "nftables iptables")
 		all = append(all, f)
 	}
 	for _, f := range all {
-		if f.modes == "" || rules == "ipvs" || strings.Contains(f.modes, rules) {
+		if f.modes == "" || n.mode == "ipvs" || strings.Contains(f.modes, n.mode) {
 			t.Run(f.name, func(t *testing.T) { n.fault(t, f, n.mode) })
 		}
 	}
@@ -492,17 +493,6 @@ func newTraceLab(t *testing.T, mode string) *nodeLab {
 	n.dual("two", 20, "pod2", "pod4")
 	n.dual("sick", 30)
 	return n
-}
-
-// sockets are flags with which mode ebpf serves the sockets of the lab alone; none for other modes.
-func (n *nodeLab) sockets(t *testing.T) []string {
-	if n.mode != "ebpf" {
-		return nil
-	}
-	bpffs := t.TempDir()
-	do(t, unix.Mount("bpf", bpffs, "bpf", 0, ""))
-	t.Cleanup(func() { do(t, unix.Unmount(bpffs, 0)) })
-	return []string{"--ebpf-cgroup=" + n.Cgroup(netlab.Node1), "--ebpf-bpffs=" + bpffs}
 }
 
 // shell runs commands on node1.
@@ -568,26 +558,37 @@ func (n *nodeLab) expected(t *testing.T, f nodeFault) {
 	}
 }
 
-// traced queries trace for a packet of a host; text repeats the query in the format for people.
+// traced queries trace for a packet of a host, by the command where it has more arguments; text
+// repeats the query in the format for people.
 func (n *nodeLab) traced(t *testing.T, f nodeFault, more ...string) (a inspect.TraceAnswer, text func() string) {
 	t.Helper()
 	h, _ := netlab.HostByName(f.from)
 	_, to := f.asked()
-	from := h.Addr(f.six).String()
-	if f.port != 0 {
-		from = netip.AddrPortFrom(h.Addr(f.six), f.port).String()
-	}
+	from, socket := netip.AddrPortFrom(h.Addr(f.six), f.port), filepath.Join(n.dir, "admin.sock")
 	ask := func(format string) string {
-		p := n.program(append([]string{"trace", from, to, "--admin-socket=" + n.dir + "/admin.sock",
-			"-o", format}, more...)...)
+		said := from.String()
+		if f.port == 0 {
+			said = from.Addr().String()
+		}
+		p := n.program(append([]string{"trace", said, to, "--admin-socket=" + socket, "-o", format}, more...)...)
 		<-p.done
 		return p.log()
 	}
-	raw := ask("json")
-	if err := json.Unmarshal([]byte(raw), &a); err != nil {
-		t.Fatalf("%v: %s", err, raw)
+	var err error
+	if more != nil {
+		err = json.Unmarshal([]byte(ask("json")), &a)
+	} else {
+		query := url.Values{"from": {from.Addr().String()}, "to": {to}}
+		if f.port != 0 {
+			query.Set("port", fmt.Sprint(f.port))
+		}
+		err = api.NewClient(socket).Get(t.Context(), "trace", query, &a)
 	}
-	return a, func() string { return ask("wide") }
+	text = func() string { return ask("wide") }
+	if err != nil {
+		t.Fatalf("%v: %s", err, text())
+	}
+	return a, text
 }
 
 // shoot opens connections until two backends must have been chosen, and counts their outcomes.

@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/trace"
@@ -20,7 +21,10 @@ import (
 // NT-06).
 func TestTraceSockets(t *testing.T) {
 	n := newTraceLab(t, "ebpf")
-	p := n.serve(n.sockets(t)...)
+	bpffs := t.TempDir()
+	do(t, unix.Mount("bpf", bpffs, "bpf", 0, ""))
+	t.Cleanup(func() { do(t, unix.Unmount(bpffs, 0)) })
+	p := n.serve("--ebpf-cgroup="+n.Cgroup(netlab.Node1), "--ebpf-bpffs="+bpffs)
 	defer p.stop()
 	for _, f := range []nodeFault{
 		{name: "nothing"},
