@@ -265,23 +265,6 @@ func TestListing(t *testing.T) {
 	ask(10000)
 }
 
-// The page and the picture of a Service with 5,000 endpoints stay readable.
-func TestBigService(t *testing.T) {
-	name := cluster.Name{Namespace: "shop", Name: "big"}
-	w := newWorld(t)
-	w.service(name, 1, 5000)
-	page := w.get("service?name=shop/big", 200)
-	has(t, page, "5,000 ready of 5,000")
-	has(t, page, "more")
-	if len(page) > 1<<20 {
-		t.Errorf("%d bytes", len(page))
-	}
-	if n := strings.Count(page, `<g class="end`); n != shownEnds {
-		t.Errorf("%d endpoints in the picture, want %d", n, shownEnds)
-	}
-	has(t, page, `role="img" aria-labelledby="title-0" aria-describedby="says-0"`)
-}
-
 // KC-11: each port has a picture in each family, with its own addresses and endpoints; eight at
 // most.
 func TestPicturesByPortAndFamily(t *testing.T) {

@@ -19,6 +19,7 @@ func (w *world) places(name cluster.Name, at ...string) {
 		Ports: []cluster.ServicePort{{Name: "http", Protocol: cluster.TCP, Port: 80}}}
 	sl := &cluster.Slice{Name: cluster.Name{Namespace: name.Namespace, Name: name.Name + "-1"}, Service: name,
 		Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}}}
+	var endpoints []cluster.Endpoint
 	for k, where := range at {
 		where, state, _ := strings.Cut(where, " ")
 		zone, node, _ := strings.Cut(where, "/")
@@ -31,8 +32,9 @@ func (w *world) places(name cluster.Name, at ...string) {
 		case "near":
 			e.Hints = &cluster.Hints{Zones: []string{"zone-a"}}
 		}
-		sl.Endpoints = sl.Endpoints.With(e)
+		endpoints = append(endpoints, e)
 	}
+	sl.Endpoints = cluster.EndpointsOf(endpoints...)
 	w.store.Fold(cluster.ServiceSet{Service: s})
 	w.store.Fold(cluster.SliceSet{Slice: sl})
 	w.replace(name, policy.Resolve(w.store.View(name), w.settings))
@@ -118,7 +120,8 @@ func TestManyPlaces(t *testing.T) {
 	if n := strings.Count(page, `<g class="end`); n != shownEnds || len(page) > 1<<19 {
 		t.Errorf("%d endpoints in the picture, want %d; %d bytes", n, shownEnds, len(page))
 	}
-	for _, text := range []string{"zone-a (here): 1,667 of 1,667 in use", "and 1,647 more, 1,647 in use",
+	for _, text := range []string{"5,000 ready of 5,000", `role="img" aria-labelledby="title-0" aria-describedby="says-0"`,
+		"zone-a (here): 1,667 of 1,667 in use", "and 1,647 more, 1,647 in use",
 		"zone-b: 0 of 1,667 in use", "and 1,646 more, 0 in use", "1,647 for other zones, by its topology hints"} {
 		has(t, page, text)
 	}
