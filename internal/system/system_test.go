@@ -4,9 +4,11 @@ package system
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -303,7 +305,19 @@ func testHost(t *testing.T, c hostCase) {
 	}
 	h := Host{kernel.Tree{Proc: filepath.Join(root, "proc"), Sys: filepath.Join(root, "sys")}}
 	withReadOnly(t, root, c.readOnly, func() {
+		planned := plan(t, h, s)
+		for file, value := range parse(machine + c.host) {
+			if b, _ := os.ReadFile(filepath.Join(root, file)); strings.TrimSpace(string(b)) != value {
+				t.Errorf("%s is %q after Plan, want %q", file, b, value)
+			}
+		}
 		r, err := verb(h, s)
+		made := slices.DeleteFunc(slices.Clone(r.Wrote), func(s string) bool {
+			return !strings.HasPrefix(s, "Set sysctl ")
+		})
+		if again := plan(t, h, s); c.verb == nil && c.errs == nil && (!slices.Equal(planned, made) || again != nil) {
+			t.Errorf("planned %q, made %q, and planned again %q", planned, made, again)
+		}
 		for file, value := range want {
 			b, _ := os.ReadFile(filepath.Join(root, file))
 			if got := strings.TrimSpace(string(b)); got != value {
@@ -322,6 +336,25 @@ func testHost(t *testing.T, c hostCase) {
 			t.Errorf("a second time: %q", again.Wrote)
 		}
 	})
+}
+
+// plan returns what Plan says of sysctls, as Start reports what it does; but for the sysctl that the
+// plane sets.
+func plan(t *testing.T, h Host, s Settings) (all []string) {
+	t.Helper()
+	changes, err := h.Plan(s)
+	for _, c := range changes {
+		if strings.HasSuffix(c.Name, "route_localnet") {
+			continue
+		}
+		if all = append(all, fmt.Sprintf("Set sysctl %s from %s to %s", c.Name, c.Have, c.Want)); c.Asks == "" {
+			t.Errorf("%s: no setting requests it", c.Name)
+		}
+	}
+	if err != nil {
+		t.Log(err)
+	}
+	return all
 }
 
 func warnings(r Report) (all []string) {
