@@ -19,46 +19,39 @@ const fewFiles = 300
 // read the answer. Each server has a limit for them; the other servers continue, and changes reach
 // the kernel.
 func TestCrowd(t *testing.T) {
-	for mode, rules := range map[string]string{"nftables": "nft list ruleset", "iptables": "iptables-save"} {
-		t.Run(mode, func(t *testing.T) {
-			t.Parallel()
-			n := newNamespace(t)
-			n.command("ip", "addr", "add", "192.0.2.1/32", "dev", "lo") // the Node's, where NodePorts answer
-			n.write("m/node.yaml", node(""))
-			n.write("m/web.yaml", balanced(32100, 1))
-			args := usual(mode)
-			p := n.start(args, env(fmt.Sprintf("%s=%d", asFiles, fewFiles)))
-			p.await(allWritten)
-			asked := []string{healthURL + "/readyz", "http://192.0.2.1:32100/", metricsURL + "/metrics"}
-			for _, url := range asked {
-				n.code(url, 200)
-			}
-			for _, url := range asked {
-				for _, says := range []string{"", "GET / HTTP/1.1\r\nHost: a\r\nX-Slow: ",
-					"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 999\r\n\r\n1",
-					"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"} {
-					n.openMany(url, fewFiles/2, says)
-				}
-			}
-			for _, url := range asked {
-				n.code(url, 200)
-			}
-			n.write("m/web.yaml", balanced(32100, 2))
-			n.until(asked[1], "both endpoints", func(a answer) bool {
-				return strings.Contains(a.body, `"localEndpoints": 2`)
-			})
-			if got := n.command(strings.Fields(rules)...); !strings.Contains(got, "10.0.0.11") {
-				t.Errorf("the change is not in the kernel:\n%s", got)
-			}
-			if open := p.files(); open > fewFiles*3/4 {
-				t.Errorf("%d descriptors of %d are in use:\n%s", open, fewFiles, p.log())
-			}
-			if lines := strings.Count(p.log(), "\n"); lines > 100 {
-				t.Errorf("%d lines of log:\n%s", lines, p.log())
-			}
-			p.stop()
-		})
+	t.Parallel()
+	n := newNamespace(t)
+	n.command("ip", "addr", "add", "192.0.2.1/32", "dev", "lo") // the Node's, where NodePorts answer
+	n.write("m/node.yaml", node(""))
+	n.write("m/web.yaml", balanced(32100, 1))
+	p := n.start(usual("nftables"), env(fmt.Sprintf("%s=%d", asFiles, fewFiles)))
+	p.await(allWritten)
+	asked := []string{healthURL + "/readyz", "http://192.0.2.1:32100/", metricsURL + "/metrics"}
+	for _, url := range asked {
+		n.code(url, 200)
 	}
+	for _, url := range asked {
+		for _, says := range []string{"", "GET / HTTP/1.1\r\nHost: a\r\nX-Slow: ",
+			"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 999\r\n\r\n1",
+			"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"} {
+			n.openMany(url, fewFiles/2, says)
+		}
+	}
+	for _, url := range asked {
+		n.code(url, 200)
+	}
+	n.write("m/web.yaml", balanced(32100, 2))
+	n.until(asked[1], "both endpoints", func(a answer) bool {
+		return strings.Contains(a.body, `"localEndpoints": 2`)
+	})
+	has(t, "the kernel", n.command("nft", "list", "ruleset"), "10.0.0.11")
+	if open := p.files(); open > fewFiles*3/4 {
+		t.Errorf("%d descriptors of %d are in use:\n%s", open, fewFiles, p.log())
+	}
+	if lines := strings.Count(p.log(), "\n"); lines > 100 {
+		t.Errorf("%d lines of log:\n%s", lines, p.log())
+	}
+	p.stop()
 }
 
 // Health-check ports of Services have a share of the descriptors too: a namespace with more such

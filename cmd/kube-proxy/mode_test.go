@@ -37,13 +37,6 @@ func TestModeChoice(t *testing.T) {
 				`iptables: `, `executable file not found in $PATH`},
 			`kubeproxy_mode_info{asked="",mode="nftables",reason="mode iptables cannot run on this host, using ` +
 				`nftables instead: iptables: no usable iptables: `},
-		{"iptables", "iptables", nil, "iptables",
-			[]string{`"Serving" mode="iptables" configured="iptables" stack="dual-stack" primary="IPv4"`},
-			`kubeproxy_mode_info{asked="iptables",mode="iptables",reason=""} 1`},
-		{"ipvs on a kernel without it", "ipvs", withoutIPVS, "iptables",
-			[]string{`"Mode cannot run on this host" mode="ipvs" instead="iptables" err="ipvs: connect to IPVS: `},
-			`kubeproxy_mode_info{asked="ipvs",mode="iptables",reason="mode ipvs cannot run on this host, using ` +
-				`iptables instead: ipvs: connect to IPVS: `},
 		{"nftables", "nftables", withoutIPTables, "nftables", nil,
 			`kubeproxy_mode_info{asked="nftables",mode="nftables",reason=""} 1`},
 	} {

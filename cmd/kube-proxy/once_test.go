@@ -21,6 +21,7 @@ func TestCommand(t *testing.T) {
 		out, fail string // prefix of stdout, and of the error
 	}{
 		{"--version", "Kubernetes " + config.Compatible + "\n", ""},
+		{"--version=raw", "{\n  \"go\": \"go", ""},
 		{"--version=v1.2.3 --write-config-to=" + written, "", ""},
 		{"--help", "Usage: kube-proxy [flags]\n", ""},
 		{"--write-config-to=" + written + " --kube_api_qps=7", "", ""},

@@ -69,36 +69,37 @@ func TestOccupiedPortsHardFail(t *testing.T) {
 	}
 }
 
-// PN-60: a program of the node that listens on a NodePort is logged once; one that listens on
-// another port, or on an address that does not answer NodePorts, is not.
-func TestNodePortCollision(t *testing.T) {
+// PN-60, SV-65: a program of the node that listens on a NodePort is logged once; one that listens on
+// another port, or on an address that does not answer NodePorts, is not. A Service with the node's
+// own address takes a port from a program of the node, from another Service's NodePort and from this
+// process; it is served, and one line reports it.
+func TestPortsTaken(t *testing.T) {
 	t.Parallel()
-	for mode, flags := range map[string][]string{"nftables": nil, "iptables": {"--nodeport-addresses=192.0.2.0/24"}} {
-		t.Run(mode, func(t *testing.T) {
-			t.Parallel()
-			n := newNamespace(t)
-			n.command("ip", "address", "add", "192.0.2.1/32", "dev", "lo")
-			n.write("m/good.yaml", good())
-			n.write("m/web.yaml", balanced(32000, 1))
-			n.command("ip", "address", "add", "198.51.100.1/32", "dev", "lo")
-			for _, addr := range []string{"192.0.2.1:30080", "192.0.2.1:30090", "198.51.100.1:30081",
-				"127.0.0.1:30081"} {
-				n.listen(addr)
-			}
-			p := n.start(usual(mode, flags...))
-			warns := regexp.MustCompile(`W.*\] "Service port is in use on this node" service="shop/web" ` +
-				`note="NodePort 30080/tcp .*192.0.2.1:30080`)
-			p.await(warns)
-			n.write("m/web.yaml", balanced(32000, 2)) // the same again
-			n.until(metricsURL+"/metrics", "another change", func(a answer) bool {
-				return regexp.MustCompile(`sync_proxy_rules_endpoint_changes_total ([3-9])`).MatchString(a.body)
-			})
-			p.stop()
-			if got := len(warns.FindAllString(p.log(), -1)); got != 1 || strings.Contains(p.log(), "30081") ||
-				strings.Contains(p.log(), "30090") {
-				t.Errorf("%d warnings:\n%s", got, p.log())
-			}
-		})
+	n := newNamespace(t)
+	for _, addr := range []string{"192.0.2.1/32", "198.51.100.1/32"} {
+		n.command("ip", "address", "add", addr, "dev", "lo")
+	}
+	n.write("m/good.yaml", good())
+	n.write("m/web.yaml", balanced(32000, 1))
+	for _, addr := range []string{"192.0.2.1:2379", "192.0.2.1:30080", "192.0.2.1:30090", "198.51.100.1:30081",
+		"127.0.0.1:30081"} {
+		n.listen(addr)
+	}
+	p := n.serve("nftables", "--nodeport-addresses=192.0.2.0/24")
+	warns := regexp.MustCompile(`W.*\] "Service port is in use on this node" service="shop/web" ` +
+		`note="NodePort 30080/tcp .*192.0.2.1:30080`)
+	p.await(warns)
+	n.write("m/web.yaml", balanced(32000, 2)) // the same again
+	n.write("m/taker.yaml", []byte("kind: Service\nmetadata: {name: taker, namespace: evil}\n"+
+		"spec: {clusterIP: 10.96.7.8, externalIPs: [192.0.2.1, 192.0.2.2], ports: [{name: a, port: 2379}, {name: b, "+
+		"port: 10256}, {name: c, port: 30080}, {name: d, port: 80}]}\n"))
+	p.await(regexp.MustCompile(`W.*\] "Service port is in use on this node" service="evil/taker\S*" ` +
+		`note="192.0.2.1:\d+/tcp is at an address of node n1 itself and takes traffic from .*; there are \d more ` +
+		`such ports of this Service"`))
+	p.stop()
+	if got := len(warns.FindAllString(p.log(), -1)); got != 1 || strings.Contains(p.log(), "30081") ||
+		strings.Contains(p.log(), "30090") || strings.Contains(p.log(), "192.0.2.2") {
+		t.Errorf("%d warnings:\n%s", got, p.log())
 	}
 }
 
@@ -160,27 +161,4 @@ func TestFailures(t *testing.T) {
 			t.Errorf("error %v", err)
 		}
 	})
-}
-
-// PN-60, SV-65: a Service with the node's own address takes a port from a program of the node, from
-// another Service's NodePort and from this process; it is served, and one line reports it.
-func TestNodeAddressTaken(t *testing.T) {
-	t.Parallel()
-	n := newNamespace(t)
-	n.command("ip", "address", "add", "192.0.2.1/32", "dev", "lo")
-	n.listen("192.0.2.1:2379")
-	n.write("m/good.yaml", good())
-	n.write("m/nodeport.yaml", []byte("kind: Service\nmetadata: {name: old, namespace: shop}\n"+
-		"spec: {type: NodePort, clusterIP: 10.96.7.7, ports: [{port: 80, nodePort: 30080}]}\n"))
-	n.write("m/taker.yaml", []byte("kind: Service\nmetadata: {name: taker, namespace: evil}\n"+
-		"spec: {clusterIP: 10.96.7.8, externalIPs: [192.0.2.1, 192.0.2.2], ports: [{name: a, port: 2379}, {name: b, "+
-		"port: 10256}, {name: c, port: 30080}, {name: d, port: 80}]}\n"))
-	p := n.serve("nftables", "--nodeport-addresses=all")
-	p.await(regexp.MustCompile(`W.*\] "Service port is in use on this node" service="evil/taker\S*" ` +
-		`note="192.0.2.1:\d+/tcp is at an address of node n1 itself and takes traffic from .*; there are \d more ` +
-		`such ports of this Service"`))
-	p.stop()
-	if strings.Contains(p.log(), "192.0.2.2") {
-		t.Errorf("an address that the node does not have is reported:\n%s", p.log())
-	}
 }

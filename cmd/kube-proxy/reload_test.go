@@ -149,29 +149,6 @@ func TestReloadHostRefuses(t *testing.T) {
 	}
 }
 
-// PR-04: the swap of a symbolic link, which is how a mounted ConfigMap changes, is a change.
-func TestReloadConfigMap(t *testing.T) {
-	t.Parallel()
-	n := newNamespace(t)
-	swap := func(i int) {
-		t.Helper()
-		write(t, n.path(fmt.Sprintf("..%d/config.conf", i)),
-			nftablesFile(fmt.Sprintf("clusterCIDR: 10.%d.0.0/16\n", i)))
-		tmp := n.path("..data_tmp")
-		do(t, os.Symlink(fmt.Sprintf("..%d", i), tmp))
-		do(t, os.Rename(tmp, n.path("..data")))
-	}
-	swap(1)
-	file := n.path("config.conf")
-	do(t, os.Symlink("..data/config.conf", file))
-	p := n.configured(file)
-	for i := 2; i < 5; i++ {
-		swap(i)
-		n.eventually(fmt.Sprintf("10.%d.0.0/16", i), "nft", "list", "table", "ip", "kube-proxy")
-	}
-	p.stop()
-}
-
 // PR-07: SIGHUP without a configuration file has no effect.
 func TestHangup(t *testing.T) {
 	t.Parallel()

@@ -194,14 +194,17 @@ func TestUserspaceRestart(t *testing.T) {
 }
 
 // Connections that are over do not use up the node's ports towards an endpoint: the kernel
-// remembers each of them for a minute, and reuses a port after one to two seconds.
+// remembers each of them for a minute, and reuses a port after one to two seconds. Another Service
+// finds no port of the range; the plane's notice says so.
 func TestUserspacePortsOfTheNode(t *testing.T) {
 	n := newNodeLab(t)
 	n.On(netlab.Node1, func() {
 		do(t, os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("40000 40999"), 0))
 	})
 	n.service(labService{name: "web", ip: labIP, endpoints: []netip.AddrPort{n.echo("pod5", 8080).at()}})
-	n.serve("--proxy-port-range=20000-20999")
+	p := n.serve("--proxy-port-range=20000-20000")
+	n.service(labService{name: "late", ip: "10.96.0.20", endpoints: []netip.AddrPort{endpoint("pod5", 8080)}})
+	p.await(regexp.MustCompile(`"No port or listener is left; Services that need one are not served" family="IPv4"`))
 	for round := range 2 {
 		time.Sleep(time.Duration(round) * 2500 * time.Millisecond)
 		for i := range 900 {

@@ -96,13 +96,8 @@ func windowsCommands(n *windowsNode) {
 		out, errOut string // regular expressions
 	}{
 		{"version", []string{"--version"}, 0, `^Kubernetes v1\.\d+\.\d+\r?\n$`, `^$`},
-		{"raw version", []string{"--version=raw"}, 0, `"platform": "windows/amd64"`, `^$`},
 		{"help", []string{"--help"}, 0, `(?s)^Usage: kube-proxy \[flags\].*--windows-service`, `^$`},
 		{"a flag that is none", []string{"--bad"}, 1, `^$`, `^kube-proxy: unknown flag: --bad\n`},
-		{"two bad values", []string{"--bind-address=x", "--oom-score-adj=5000"}, 1, `^$`,
-			`(?s)--bind-address: "x".*--oom-score-adj: "5000"`},
-		{"a mode of Linux", []string{"--proxy-mode=nftables"}, 1, `^$`,
-			`--proxy-mode: "nftables": this mode is for Linux: want `},
 		{"a file that is not there", []string{"--config", `C:\none here\config.yaml`}, 1, `^$`,
 			`C:\\none here\\config\.yaml`},
 		{"the configuration written, from a file with CRLF, to a path with blanks",
@@ -121,8 +116,6 @@ func windowsCommands(n *windowsNode) {
 				`"seen": "[^"]*--proxy-mode=userspace`, `^$`},
 		{"a blank mode without HNS", []string{"--manifests", wine.Path(dir), "--hostname-override=n1"}, 1, `^$`,
 			`this machine has no Host Networking Service.*use --proxy-mode=userspace`},
-		{"migrate", []string{"migrate", "--", "--proxy-mode=iptables", "--cluster-cidr=10.0.0.0/16"}, 0,
-			`clusterCIDR: 10\.0\.0\.0/16`, `rolling update`},
 		{"render a mode of Linux", []string{"render", "--proxy-mode=nftables", "--manifests", wine.Path(dir)}, 1, `^$`,
 			`this mode is for Linux`},
 	} {
