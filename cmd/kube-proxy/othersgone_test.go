@@ -9,7 +9,6 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/mode"
-	"kube-proxy/plane/all"
 )
 
 // heir is a plane that counts how often the rules of other modes are gone.
@@ -48,12 +47,12 @@ func TestOthersGone(t *testing.T) {
 					}
 					return mode.Report{}, c.attempts[n-1]
 				}
-				cfg, err := loadConfig(all.Modes(), []string{"--hostname-override=n1"})
+				cfg, err := loadConfig([]string{"--hostname-override=n1"})
 				if err != nil {
 					t.Fatal(err)
 				}
-				p := newProxy(mode.List{{Name: "old", Rules: "old", Remove: remove}}, nil, cfg, nil,
-					slog.New(slog.DiscardHandler))
+				p := newProxy(nil, cfg, nil, slog.New(slog.DiscardHandler))
+				p.modes = mode.List{{Name: "old", Rules: "old", Remove: remove}}
 				p.choice.Mode = mode.Mode{Name: "new", Rules: "new"}
 				h := &heir{}
 				p.families = []*family{{name: lb.IPv4, plane: h}}
