@@ -32,6 +32,11 @@ func convert(to string, inputs ...Input) (*Result, error) {
 	return Convert(all.Modes(), p, to)
 }
 
+// convertText converts one text, for the mode to.
+func convertText(to, text string) (*Result, error) {
+	return convert(to, Input{Name: "in", Data: []byte(text)})
+}
+
 // says reports whether a statement begins with "severity about: part of the difference".
 func (r *Result) says(want string) bool {
 	return slices.ContainsFunc(r.Statements, func(s Statement) bool {
@@ -123,7 +128,7 @@ func TestModes(t *testing.T) {
 
 func TestCilium(t *testing.T) {
 	const head = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: cilium-config, namespace: kube-system}\ndata:\n"
-	r, err := convert("", Input{Name: "c", Data: []byte(head + `
+	r, err := convertText("", head+`
   kube-proxy-replacement: "true"
   kube-proxy-replacement-healthz-bind-address: 0.0.0.0:10256
   cluster-pool-ipv4-cidr: 10.0.0.0/8
@@ -133,7 +138,7 @@ func TestCilium(t *testing.T) {
   enable-host-port: "true"
   enable-l2-announcements: "false"
   debug: "false"
-`)})
+`)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,24 +158,16 @@ func TestCilium(t *testing.T) {
 	if r.says("l2-announcements") || r.says("debug") {
 		t.Errorf("it says what does not matter: %+v", r.Statements)
 	}
-	if _,
-		err := convert("",
-		Input{Name: "c", Data: []byte(head + "  kube-proxy-replacement: \"false\"\n")}); err == nil ||
+	if _, err := convertText("", head+"  kube-proxy-replacement: \"false\"\n"); err == nil ||
 		!strings.Contains(err.Error(), "kube-proxy-replacement is \"false\"") {
 		t.Errorf("without the replacement: %v", err)
 	}
-	if _,
-		err := convert("",
-		Input{Name: "c",
-			Data: []byte(head +
-				"  kube-proxy-replacement: \"true\"\n  nodeport-addresses: 192.0.2.0/99\n")}); err == nil ||
-		!strings.HasPrefix(err.Error(),
-			"Cilium's ConfigMap: KubeProxyConfiguration.nodePortAddresses: \"192.0.2.0/99\"") {
+	_, err = convertText("", head+"  kube-proxy-replacement: \"true\"\n  nodeport-addresses: 192.0.2.0/99\n")
+	if err == nil || !strings.HasPrefix(err.Error(),
+		"Cilium's ConfigMap: KubeProxyConfiguration.nodePortAddresses: \"192.0.2.0/99\"") {
 		t.Errorf("an address that is none: %v", err)
 	}
-	if r,
-		err := convert("iptables",
-		Input{Name: "c", Data: []byte(head + "  kube-proxy-replacement: strict\n")}); err != nil ||
+	if r, err := convertText("iptables", head+"  kube-proxy-replacement: strict\n"); err != nil ||
 		!strings.Contains(string(r.Config), "mode: iptables") || !strings.Contains(string(r.Config),
 		"detectLocalMode: NodeCIDR") {
 		t.Errorf("to iptables: %v\n%+v", err, r)
@@ -233,10 +230,8 @@ func TestProgramsThatOurImageLacks(t *testing.T) {
 		`[kube-proxy, --v=2]`:                "",
 		`[]`:                                 "",
 	} {
-		r,
-			err := convert("",
-			Input{Name: "p", Data: []byte("kind: Pod\nmetadata: {name: kube-proxy-n1}\nspec:\n  containers:\n" +
-				"  - {name: kube-proxy, command: " + command + "}\n")})
+		r, err := convert("", Input{Name: "p", Data: []byte("kind: Pod\nmetadata: {name: kube-proxy-n1}\nspec:\n" +
+			"  containers:\n  - {name: kube-proxy, command: " + command + "}\n")})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -263,7 +258,7 @@ func TestFilledIn(t *testing.T) {
 	const args = "kube-proxy --hostname-override $(NODE_NAME) --cluster-cidr $(CIDR) --proxy_mode=${MODE} " +
 		"--healthz-port=$PORT --kubeconfig=$(KC) --v=2"
 	const stays = "[--hostname-override=$(NODE_NAME)]"
-	r, err := convert("", Input{Name: "in", Data: []byte(args)})
+	r, err := convertText("", args)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -300,9 +295,9 @@ func TestCapabilities(t *testing.T) {
 		{"ALL", "iptables", ""},
 		{"NET_RAW", "nftables", "missing kube-proxy-n1: the container lacks the capability NET_ADMIN"},
 	} {
-		r, err := convert(c.to, Input{Name: "in", Data: []byte("kind: Pod\nmetadata: {name: kube-proxy-n1}\n" +
-			"spec: {hostNetwork: true, containers: [{name: kube-proxy, command: [kube-proxy], securityContext: " +
-			"{capabilities: {add: [" + c.add + "]}}}]}\n")})
+		r, err := convertText(c.to, "kind: Pod\nmetadata: {name: kube-proxy-n1}\n"+
+			"spec: {hostNetwork: true, containers: [{name: kube-proxy, command: [kube-proxy], securityContext: "+
+			"{capabilities: {add: ["+c.add+"]}}}]}\n")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -388,39 +383,32 @@ func TestBadInput(t *testing.T) {
 			"data: {kube-proxy-replacement: \"true\"}\n", "the input has both Cilium's ConfigMap and a kube-proxy"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if r, err := convert("", Input{Name: "in", Data: []byte(c.text)}); err == nil ||
+			if r, err := convertText("", c.text); err == nil ||
 				!strings.Contains(err.Error(), c.want) {
 				t.Errorf("%v (%+v), want %q", err, r, c.want)
 			}
 		})
 	}
-	if _, err := convert("kernelspace", Input{Name: "in", Data: []byte("--v=1")}); err == nil ||
+	if _, err := convertText("kernelspace", "--v=1"); err == nil ||
 		!strings.Contains(err.Error(), "--to: \"kernelspace\": want iptables") {
 		t.Errorf("a mode of Windows: %v", err)
 	}
 	// A repeated key is reported: only the last one counts.
-	twice,
-		err := convert("",
-		Input{Name: "in",
-			Data: []byte(configMap(head + "    mode: ipvs\n    bogus: 1\n    mode: iptables\n" +
-				"    iptables: {masqueradeBit: 3, masqueradeBit: 4}\n"))})
+	twice, err := convertText("", configMap(head+"    mode: ipvs\n    bogus: 1\n    mode: iptables\n"+
+		"    iptables: {masqueradeBit: 3, masqueradeBit: 4}\n"))
 	if err != nil || !twice.says("change mode: it occurs twice in ConfigMap kube-system/kube-proxy, key config.conf, "+
 		"again in line 5") || !twice.says("change masqueradeBit: it occurs twice in") || !twice.says("change bogus: ") {
 		t.Errorf("what stands there twice: %v %+v", err, twice)
 	}
-	gate,
-		err := convert("",
-		Input{Name: "in", Data: []byte(configMap(head + "    featureGates: {SupportIPVSProxyMode: true}\n"))})
+	gate, err := convertText("", configMap(head+"    featureGates: {SupportIPVSProxyMode: true}\n"))
 	if err != nil || !gate.says("key config.conf: KubeProxyConfiguration.featureGates: SupportIPVSProxyMode=true has "+
 		"no effect") {
 		t.Errorf("a gate that is always on: %v %+v", err, gate)
 	}
 	// A field that no version had is reported, with the nearest name; a field of several versions
 	// is read.
-	r,
-		err := convert("",
-		Input{Name: "in", Data: []byte(configMap(head + "    clusterCIDRs: 10.0.0.0/8\n    conntrackMaxPerCore: 7\n" +
-			"    udpTimeoutMilliseconds: 300\n    nftables: {minSyncPeriod: 2s}\n    resourceContainer: /x\n"))})
+	r, err := convertText("", configMap(head+"    clusterCIDRs: 10.0.0.0/8\n    conntrackMaxPerCore: 7\n"+
+		"    udpTimeoutMilliseconds: 300\n    nftables: {minSyncPeriod: 2s}\n    resourceContainer: /x\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -468,7 +456,7 @@ func FuzzMigrate(f *testing.F) {
 	f.Add("KUBE_PROXY_ARGS=\"--v=2 \\\n --master=x\"", "")
 	f.Add("kind: ConfigMap\ndata: {kube-proxy-replacement: strict, nodeport-addresses: 'x y'}", "iptables")
 	f.Fuzz(func(t *testing.T, text, to string) {
-		r, err := convert(to, Input{Name: "in", Data: []byte(text)})
+		r, err := convertText(to, text)
 		if err != nil {
 			return
 		}
