@@ -253,11 +253,14 @@ func TestGates(t *testing.T) {
 			strings.Join(others, on+",") + on}})
 		must(t, err)
 		for _, name := range others {
-			told := slices.DeleteFunc(slices.Clone(c.Warnings), func(w string) bool {
-				return !slices.Contains(strings.FieldsFunc(w, func(r rune) bool { return r == ' ' || r == ',' }), name+on)
-			})
-			if len(told) != 1 {
-				t.Errorf("%s%s: warnings %q", name, on, told)
+			times := 0
+			for _, w := range c.Warnings {
+				if slices.Contains(strings.Fields(strings.ReplaceAll(w, ",", " ")), name+on) {
+					times++
+				}
+			}
+			if times != 1 {
+				t.Errorf("%s%s is in %d warnings", name, on, times)
 			}
 		}
 	}

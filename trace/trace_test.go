@@ -321,15 +321,15 @@ func TestModes(t *testing.T) {
 	}
 }
 
-// SV-15, SV-16, SV-61: the answer names the configured ranges. The address itself is none of them; it
-// is allowed where the node is within them.
+// SV-15, SV-16, SV-61: the answer names the configured ranges. The address itself is none of them;
+// it is allowed where the node is within them.
 func TestSources(t *testing.T) {
 	for _, c := range []struct{ sources, from, says string }{
 		{"172.18.0.2/32,192.0.2.53/32", "172.18.0.2", "only 172.18.0.2/32, and 172.18.0.2 is among them."},
-		{"172.18.0.2/32,192.0.2.53/32", "192.0.2.53", "only 172.18.0.2/32, and the address itself: 192.0.2.53 is that " +
-			"address."},
-		{"172.18.0.2/32,192.0.2.53/32", "192.0.2.54", "only 172.18.0.2/32, and the address itself: 192.0.2.54 is " +
-			"neither."},
+		{"172.18.0.2/32,192.0.2.53/32", "192.0.2.53",
+			"only 172.18.0.2/32, and the address itself: 192.0.2.53 is that address."},
+		{"172.18.0.2/32,192.0.2.53/32", "192.0.2.54",
+			"only 172.18.0.2/32, and the address itself: 192.0.2.54 is neither."},
 		{"203.0.113.0/24", "192.0.2.53", "only 203.0.113.0/24, and 192.0.2.53 is in none of them."},
 	} {
 		tab := table(t, "192.0.2.53:53/udp lab/dns:p loadbalancer sources "+c.sources+"\n"+

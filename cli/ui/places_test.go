@@ -120,7 +120,8 @@ func TestManyPlaces(t *testing.T) {
 	if n := strings.Count(page, `<g class="end`); n != shownEnds || len(page) > 1<<19 {
 		t.Errorf("%d endpoints in the picture, want %d; %d bytes", n, shownEnds, len(page))
 	}
-	for _, text := range []string{"5,000 ready of 5,000", `role="img" aria-labelledby="title-0" aria-describedby="says-0"`,
+	for _, text := range []string{"5,000 ready of 5,000",
+		`role="img" aria-labelledby="title-0" aria-describedby="says-0"`,
 		"zone-a (here): 1,667 of 1,667 in use", "and 1,647 more, 1,647 in use",
 		"zone-b: 0 of 1,667 in use", "and 1,646 more, 0 in use", "1,647 for other zones, by its topology hints"} {
 		has(t, page, text)

@@ -338,8 +338,8 @@ func testHost(t *testing.T, c hostCase) {
 	})
 }
 
-// plan returns what Plan says of sysctls, as Start reports what it does; but for the sysctl that the
-// plane sets.
+// plan returns what Plan says of sysctls, as Start reports what it does; but for the sysctl that
+// the plane sets.
 func plan(t *testing.T, h Host, s Settings) (all []string) {
 	t.Helper()
 	changes, err := h.Plan(s)
