@@ -52,7 +52,7 @@
 //   - its Metrics, whose values its planes report (Measure), and its notices to operators
 //     (Notices).
 //
-// cmd/kube-proxy.TestNewMode has a mode that no other code names.
+// No other code names a mode: test/size counts comparisons with their names.
 //
 // # A new plane
 //
