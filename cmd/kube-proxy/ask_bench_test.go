@@ -5,8 +5,6 @@ package main
 import (
 	"bytes"
 	"fmt"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -46,11 +44,8 @@ func askTrace(b *testing.B, mode string) {
 	n.mode = mode
 	p := n.serve()
 	at := filepath.Join(n.dir, "admin.sock")
-	self, err := os.Executable()
-	do(b, err)
 	ask := func(c question) (time.Duration, error) {
-		cmd := exec.Command(self, append(c.args, "--admin-socket="+at)...)
-		cmd.Env = append(os.Environ(), asProgram+"=1")
+		cmd := program(b, append(c.args, "--admin-socket="+at)...)
 		began := time.Now()
 		out, err := cmd.CombinedOutput()
 		took := time.Since(began)

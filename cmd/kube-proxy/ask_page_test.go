@@ -12,7 +12,6 @@ import (
 	"strings"
 	"testing"
 
-	"kube-proxy/cli"
 	"kube-proxy/test/golden"
 )
 
@@ -78,25 +77,20 @@ const shopNote = "kube-proxy: note: answering for node node1, the only one in th
 func TestAskPage(t *testing.T) {
 	t.Chdir("../..")
 	page(t, false, func(args []string) string {
-		var out, errOut bytes.Buffer
-		err := command(&out, &errOut, args).ExecuteContext(t.Context())
-		cli.Exit(&errOut, "kube-proxy", err)
-		if errOut.String() != shopNote {
-			t.Errorf("%v: on stderr is\n%swant\n%s", args, errOut.String(), shopNote)
+		_, out, errOut := inProcess(t, args...)
+		if errOut != shopNote {
+			t.Errorf("%v: on stderr is\n%swant\n%s", args, errOut, shopNote)
 		}
-		return out.String()
+		return out
 	})
 }
 
 // The example renders without warnings in each mode.
 func TestExampleRenders(t *testing.T) {
 	for _, m := range []string{"iptables", "ipvs", "nftables"} {
-		var out, errOut bytes.Buffer
-		args := []string{"render", "--manifests=../../docs/examples/shop", "--hostname-override=node1",
-			"--proxy-mode=" + m}
-		if err := command(&out, &errOut, args).ExecuteContext(t.Context()); err != nil ||
-			errOut.Len() > 0 || out.Len() < 1000 {
-			t.Errorf("mode %s: %v, %d bytes, and on stderr\n%s", m, err, out.Len(), errOut.String())
+		if text := renderText(t, "--manifests=../../docs/examples/shop", "--hostname-override=node1",
+			"--proxy-mode="+m); len(text) < 1000 {
+			t.Errorf("mode %s: %d bytes", m, len(text))
 		}
 	}
 }
@@ -119,11 +113,9 @@ func TestTracesInText(t *testing.T) {
 		}
 	}
 	for _, c := range commands {
-		var out, errOut bytes.Buffer
-		err := command(&out, &errOut, append(strings.Fields(c), "--manifests=../../docs/examples/shop")).
-			ExecuteContext(t.Context())
-		if err != nil || errOut.String() != shopNote || out.Len() == 0 {
-			t.Errorf("%s: %v:\n%s%s", c, err, out.String(), errOut.String())
+		code, out, errOut := inProcess(t, append(strings.Fields(c), "--manifests=../../docs/examples/shop")...)
+		if code != 0 || errOut != shopNote || out == "" {
+			t.Errorf("%s: exit code %d:\n%s%s", c, code, out, errOut)
 		}
 	}
 }
@@ -153,12 +145,11 @@ func (n *namespace) kubeProxy(args ...string) (code int, out, errOut string) {
 // kubeProxyAs runs a command in the namespace, with more in its environment.
 func (n *namespace) kubeProxyAs(env []string, args ...string) (code int, out, errOut string) {
 	n.t.Helper()
-	self, err := os.Executable()
-	do(n.t, err)
-	cmd := exec.Command(self, args...)
+	cmd := program(n.t, args...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr, cmd.Dir = &stdout, &stderr, n.t.TempDir()
-	cmd.Env = append(append(os.Environ(), asProgram+"=1"), env...)
+	cmd.Env = append(cmd.Env, env...)
+	var err error
 	n.Do(func() { err = cmd.Run() })
 	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
 		n.t.Fatal(err)

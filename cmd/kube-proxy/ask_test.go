@@ -3,7 +3,6 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -90,14 +89,12 @@ func TestAskGolden(t *testing.T) {
 		"like-nodeport":  "trace node nodeprot:30080",
 	} {
 		t.Run(name, func(t *testing.T) {
-			var out, errOut bytes.Buffer
 			line := strings.Fields(args)
 			if line[0] != "completion" {
 				line = append(line, "--manifests=m", "--hostname-override=n1", "--cluster-cidr=10.1.0.0/16")
 			}
-			err := command(&out, &errOut, line).ExecuteContext(t.Context())
-			code := cli.Exit(&errOut, "kube-proxy", err)
-			text := fmt.Sprintf("$ kube-proxy %q\n%s%sexit code %d\n", args, out.String(), errOut.String(), code)
+			code, out, errOut := inProcess(t, line...)
+			text := fmt.Sprintf("$ kube-proxy %q\n%s%sexit code %d\n", args, out, errOut, code)
 			if strings.ContainsFunc(text, func(r rune) bool { return r < ' ' && r != '\n' }) {
 				t.Errorf("a terminal would obey it: %q", text)
 			}
@@ -230,12 +227,9 @@ func TestAskWithoutProxy(t *testing.T) {
 		"file": "no process listens at"} {
 		for _, line := range []string{"why shop/web", "trace node shop/web", "table", "diff", "events", "top",
 			"backends shop/web", "events --watch", "top -w"} {
-			var out, errOut bytes.Buffer
-			err := command(&out, &errOut, append(strings.Fields(line), "--admin-socket="+filepath.Join(dir, at))).
-				ExecuteContext(t.Context())
-			code := cli.Exit(&errOut, "kube-proxy", err)
-			if code != cli.ExitNotAsked || out.Len() > 0 || !strings.Contains(errOut.String(), says) {
-				t.Errorf("%s: %s: exit code %d, %s%s", at, line, code, &out, &errOut)
+			code, out, errOut := inProcess(t, append(strings.Fields(line), "--admin-socket="+filepath.Join(dir, at))...)
+			if code != cli.ExitNotAsked || out != "" || !strings.Contains(errOut, says) {
+				t.Errorf("%s: %s: exit code %d, %s%s", at, line, code, out, errOut)
 			}
 		}
 	}
@@ -306,13 +300,11 @@ func TestAskWatchTellsAnswersApart(t *testing.T) {
 	watch := func(args ...string) string {
 		t.Helper()
 		asked = 0
-		var out, errOut bytes.Buffer
-		err := command(&out, &errOut, append(args, "--watch", "--admin-socket="+at)).
-			ExecuteContext(t.Context())
-		if code := cli.Exit(io.Discard, "kube-proxy", err); code != cli.ExitNotAsked {
-			t.Errorf("%v: %v: %s", args, err, errOut.String())
+		code, out, errOut := inProcess(t, append(args, "--watch", "--admin-socket="+at)...)
+		if code != cli.ExitNotAsked {
+			t.Errorf("%v: exit code %d: %s", args, code, errOut)
 		}
-		return out.String()
+		return out
 	}
 	for _, command := range []string{"top", "events"} {
 		out := watch(command, "-o", "yaml")
@@ -393,14 +385,12 @@ func TestAskJSONKeepsFields(t *testing.T) {
 		w.Header().Set("Kube-Proxy-Admin", "1")
 		io.WriteString(w, `{"service":"a/b","verdict":"pass","backends":[],"later":{"field":12345678901234567890}}`)
 	}))
-	var out, errOut bytes.Buffer
-	err := command(&out, &errOut, []string{"trace", "node", "a/b", "-o=json", "--admin-socket=" + at}).
-		ExecuteContext(t.Context())
-	if err != nil || !strings.Contains(out.String(), `"field": 12345678901234567890`) || errOut.Len() != 0 {
-		t.Errorf("%v: %s%s", err, out.String(), errOut.String())
+	code, out, errOut := inProcess(t, "trace", "node", "a/b", "-o=json", "--admin-socket="+at)
+	if code != 0 || !strings.Contains(out, `"field": 12345678901234567890`) || errOut != "" {
+		t.Errorf("exit code %d: %s%s", code, out, errOut)
 	}
 	var a inspect.TraceAnswer
-	if err := json.Unmarshal(out.Bytes(), &a); err != nil || a.Verdict != "pass" {
+	if err := json.Unmarshal([]byte(out), &a); err != nil || a.Verdict != "pass" {
 		t.Errorf("%v", err)
 	}
 }
@@ -408,10 +398,8 @@ func TestAskJSONKeepsFields(t *testing.T) {
 // KC-01: by the name of the plugin, the program has the plugin's commands and kubectl's flags, and
 // errors in its name.
 func TestAskAsPlugin(t *testing.T) {
-	self, err := os.Executable()
-	do(t, err)
 	link := filepath.Join(t.TempDir(), "kubectl-svcproxy")
-	do(t, os.Symlink(self, link))
+	do(t, os.Symlink(self(t), link))
 	for _, c := range []struct {
 		args, want string
 		code       int
@@ -439,10 +427,7 @@ func TestConnect(t *testing.T) {
 	go http.Serve(listenAt(t, at), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		io.WriteString(w, "asked "+r.URL.Path)
 	}))
-	self, err := os.Executable()
-	do(t, err)
-	cmd := exec.Command(self, "connect", "--admin-socket="+at)
-	cmd.Env = append(os.Environ(), asProgram+"=1")
+	cmd := program(t, "connect", "--admin-socket="+at)
 	in, err := cmd.StdinPipe() // it stays open, as that of an exec may
 	do(t, err)
 	go io.WriteString(in, "GET /v1/status HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")

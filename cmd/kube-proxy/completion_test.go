@@ -3,7 +3,6 @@
 package main
 
 import (
-	"bytes"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -74,11 +73,11 @@ func TestCompletionByPlace(t *testing.T) {
 		} else {
 			args = append(args, line...)
 		}
-		var out bytes.Buffer
-		if err := command(&out, &bytes.Buffer{}, args).ExecuteContext(t.Context()); err != nil {
-			t.Errorf("%s: %v", c.typed, err)
+		code, out, errOut := inProcess(t, args...)
+		if code != 0 {
+			t.Errorf("%s: %s", c.typed, errOut)
 		}
-		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+		lines := strings.Split(strings.TrimSpace(out), "\n")
 		got := slices.Sorted(slices.Values(lines[:len(lines)-1])) // the last one is the directive
 		if !slices.Equal(got, slices.Sorted(slices.Values(c.want))) {
 			t.Errorf("%s: completions %q, want %q", c.typed, got, c.want)
@@ -89,10 +88,8 @@ func TestCompletionByPlace(t *testing.T) {
 // A real bash completes the same, with the functions of the package bash-completion if present, and
 // else with the two that the script needs of it.
 func TestCompletionInBash(t *testing.T) {
-	self, err := os.Executable()
-	do(t, err)
 	bin := t.TempDir()
-	do(t, os.Symlink(self, filepath.Join(bin, "kube-proxy")))
+	do(t, os.Symlink(self(t), filepath.Join(bin, "kube-proxy")))
 	m, err := filepath.Abs("testdata/ask/m")
 	do(t, err)
 	cmd := exec.Command("bash", "--norc", "--noprofile", "testdata/completion.bash", m)

@@ -27,17 +27,12 @@ func TestDriftNamed(t *testing.T) {
 			n := newTraceLab(t, mode)
 			p := n.serve("--iptables-sync-period=1s", "--iptables-min-sync-period=0s")
 			defer p.stop()
-			ask := func(command string) string {
-				a := n.program(command, "--admin-socket="+n.dir+"/admin.sock")
-				<-a.done
-				return a.log()
-			}
 			for _, c := range changes {
 				n.shell(t, c.do)
 				want := regexp.MustCompile(c.by)
 				until(t, func() string {
 					for _, command := range []string{"events", "status"} {
-						if says := ask(command); !want.MatchString(says) {
+						if _, says := n.query(command); !want.MatchString(says) {
 							return fmt.Sprintf("%s: %s lacks %s:\n%s", c.do, command, want, says)
 						}
 					}

@@ -107,6 +107,13 @@ func endpoint(host string, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(h.V4, port)
 }
 
+// query returns the exit code and the output of a command for the program on node1.
+func (n *nodeLab) query(args ...string) (code int, out string) {
+	n.t.Helper()
+	p := n.program(append(args, "--admin-socket="+filepath.Join(n.dir, "admin.sock"))...)
+	return p.end(0), p.log()
+}
+
 // labProgram is the program on node1.
 type labProgram struct {
 	*process
@@ -125,9 +132,7 @@ func (n *nodeLab) start(args ...string) *labProgram {
 // program starts the program with these arguments alone.
 func (n *nodeLab) program(args ...string) *labProgram {
 	n.t.Helper()
-	self, err := os.Executable()
-	do(n.t, err)
-	cmd := n.Command(netlab.Node1, self, args...)
+	cmd := n.Command(netlab.Node1, self(n.t), args...)
 	cmd.Env = append(os.Environ(), asProgram+"=1")
 	return &labProgram{launch(n.t, cmd.Cmd, cmd.Start, cmd.Wait), n}
 }

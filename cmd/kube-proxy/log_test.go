@@ -11,17 +11,6 @@ import (
 	"testing"
 )
 
-// logs starts the program with log flags on a folder of manifests with one invalid file, ends it,
-// and returns its output.
-func (n *namespace) logs(flags ...string) string {
-	n.t.Helper()
-	n.write("m/bad.yaml", []byte("kind: Service\nmetadata: {name: bad\n"))
-	p := n.start(usual("nftables", flags...), func(c *exec.Cmd) { c.Args[0] = "kube-proxy" }) // the name of log files
-	n.code(healthURL+"/readyz", 200)
-	p.stop()
-	return p.log()
-}
-
 func read(t *testing.T, path string) string {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -35,35 +24,29 @@ var klogLine = regexp.MustCompile(`(?m)^I\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ run\.g
 // Section 1.6: klog's file flags write files, through the real process.
 func TestLogFiles(t *testing.T) {
 	t.Parallel()
-	t.Run("folder", func(t *testing.T) {
-		t.Parallel()
-		n := newNode(t)
-		do(t, os.Mkdir(n.path("logs"), 0o755))
-		out := n.logs("--logtostderr=false", "--log_dir=logs", "-v=1")
-		// The flags are logged because of -v=1 (FL-05).
-		info, warning := read(t, n.path("logs/kube-proxy.INFO")), read(t, n.path("logs/kube-proxy.WARNING"))
-		if !klogLine.MatchString(info) {
-			t.Errorf("the file has\n%s", info)
-		}
-		has(t, "INFO", info, `] "FLAG: --log-dir=\"logs\""`, "bad.yaml:2: is not YAML",
-			"Stopping; the rules stay in force")
-		has(t, "WARNING", warning, "bad.yaml:2: is not YAML")
-		if strings.Contains(warning, "Starting kube-proxy") || strings.Contains(out, "Starting kube-proxy") {
-			t.Errorf("WARNING:\n%s\nstderr:\n%s", warning, out)
-		}
-		files, err := filepath.Glob(n.path("logs/kube-proxy.*.log.INFO.*"))
-		if err != nil || len(files) != 1 {
-			t.Errorf("files %q, %v", files, err)
-		}
+	n := newNode(t)
+	do(t, os.Mkdir(n.path("logs"), 0o755))
+	n.write("m/bad.yaml", []byte("kind: Service\nmetadata: {name: bad\n"))
+	p := n.start(usual("nftables", "--logtostderr=false", "--log_dir=logs", "-v=1"), func(c *exec.Cmd) {
+		c.Args[0] = "kube-proxy" // the name of log files
 	})
-	t.Run("json", func(t *testing.T) {
-		t.Parallel()
-		n := newNode(t)
-		if out := n.logs("--logging-format=json"); !regexp.MustCompile(`(?m)^\{"ts":[\d.]+,"v":0,` +
-			`"caller":"[^"]*run\.go:\d+","msg":"Starting kube-proxy",`).MatchString(out) {
-			t.Errorf("stderr:\n%s", out)
-		}
-	})
+	n.code(healthURL+"/readyz", 200)
+	p.stop()
+	// The flags are logged because of -v=1 (FL-05).
+	info, warning := read(t, n.path("logs/kube-proxy.INFO")), read(t, n.path("logs/kube-proxy.WARNING"))
+	if !klogLine.MatchString(info) {
+		t.Errorf("the file has\n%s", info)
+	}
+	has(t, "INFO", info, `] "FLAG: --log-dir=\"logs\""`, "bad.yaml:2: is not YAML",
+		"Stopping; the rules stay in force")
+	has(t, "WARNING", warning, "bad.yaml:2: is not YAML")
+	if strings.Contains(warning, "Starting kube-proxy") || strings.Contains(p.log(), "Starting kube-proxy") {
+		t.Errorf("WARNING:\n%s\nstderr:\n%s", warning, p.log())
+	}
+	files, err := filepath.Glob(n.path("logs/kube-proxy.*.log.INFO.*"))
+	if err != nil || len(files) != 1 {
+		t.Errorf("files %q, %v", files, err)
+	}
 }
 
 // FL-02: the reason why the process ends is in the log, wherever that goes, and on stderr.

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -43,10 +42,8 @@ func readOnly() error {
 // migrated runs the program where it can only read, and returns its output.
 func migrated(t *testing.T, stdin string, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
-	self, err := os.Executable()
-	do(t, err)
-	cmd := exec.Command(self, args...)
-	cmd.Env = append(os.Environ(), asProgram+"=1", asReader+"=1")
+	cmd := program(t, args...)
+	cmd.Env = append(cmd.Env, asReader+"=1")
 	var out, errOut bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &errOut
 	cmd.Run() // the exit code has the result
@@ -87,19 +84,17 @@ func TestMigrateOnlyReads(t *testing.T) {
 
 // A process that waits for input can be interrupted.
 func TestMigrateEndsWhileItReads(t *testing.T) {
-	self, err := os.Executable()
-	do(t, err)
 	fifo := filepath.Join(t.TempDir(), "fifo")
 	do(t, unix.Mkfifo(fifo, 0o600))
 	for name, waits := range map[string]string{"-": "0 0x0 ", fifo: "257 "} { // read of stdin, openat
-		cmd := exec.CommandContext(t.Context(), self, "migrate", name)
-		cmd.Env = append(os.Environ(), asProgram+"=1")
+		cmd := program(t, "migrate", name)
 		input, err := cmd.StdinPipe()
 		do(t, err)
 		defer input.Close()
 		var reported bytes.Buffer
 		cmd.Stderr = &reported
 		do(t, cmd.Start())
+		defer cmd.Process.Kill()
 		until(t, func() string {
 			threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", cmd.Process.Pid))
 			for _, thread := range threads {
@@ -162,15 +157,8 @@ func TestMigrateRefuses(t *testing.T) {
 			"deployment.yaml: failed to decode: its apiVersion is missing"},
 		{[]string{"check", "now"}, "does not take any arguments"},
 	} {
-		var out, errOut bytes.Buffer
-		err := command(&out, &errOut, c.args).ExecuteContext(t.Context())
-		if err == nil {
-			t.Errorf("%q: no error:\n%s", c.args, out.String())
-			continue
-		}
-		if code := cli.Exit(&errOut, "kube-proxy", err); code != 1 || !strings.Contains(errOut.String(), c.want) ||
-			out.Len() > 0 {
-			t.Errorf("%q:\n%s\n%s\nwant %q", c.args, out.String(), errOut.String(), c.want)
+		if code, out, errOut := inProcess(t, c.args...); code != 1 || !strings.Contains(errOut, c.want) || out != "" {
+			t.Errorf("%q: exit code %d\n%s\n%s\nwant %q", c.args, code, out, errOut, c.want)
 		}
 	}
 }
@@ -178,11 +166,9 @@ func TestMigrateRefuses(t *testing.T) {
 // --help of both commands describes the exit codes.
 func TestCheckAndMigrateHelp(t *testing.T) {
 	for _, name := range []string{"check", "migrate"} {
-		var out, errOut bytes.Buffer
-		if err := command(&out, &errOut, []string{name, "--help"}).Execute(); err != nil ||
-			!strings.HasPrefix(out.String(), "Usage: kube-proxy "+name) ||
-			!strings.Contains(out.String(), "Exit codes: 0 ") {
-			t.Errorf("%v\n%s\n%s", err, out.String(), errOut.String())
+		if code, out, errOut := inProcess(t, name, "--help"); code != 0 ||
+			!strings.HasPrefix(out, "Usage: kube-proxy "+name) || !strings.Contains(out, "Exit codes: 0 ") {
+			t.Errorf("exit code %d\n%s\n%s", code, out, errOut)
 		}
 	}
 }
@@ -193,16 +179,14 @@ func TestTerminalIsLeftAlone(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "pod.yaml")
 	write(t, file, []byte("kind: Pod\nmetadata: {name: kube-proxy-n1}\nspec: {containers: [{name: kube-proxy, image: "+
 		"\"a\\e]0;owned\\a\", command: [kube-proxy, \"--hostname-override=\\e[2J\"]}]}\n"))
-	var out, errOut bytes.Buffer
-	do(t, command(&out, &errOut, []string{"migrate", file}).Execute())
-	cli.Exit(&errOut, "kube-proxy", command(&out, &errOut, []string{"migrate", file + "\x1b[2J"}).
-		Execute())
-	for _, s := range []string{out.String(), errOut.String()} {
+	_, out, errOut := inProcess(t, "migrate", file)
+	_, _, missing := inProcess(t, "migrate", file+"\x1b[2J")
+	for _, s := range []string{out, errOut, missing} {
 		if strings.ContainsAny(s, "\x1b\x07\r\u009b") {
 			t.Errorf("%q", s)
 		}
 	}
-	if !strings.Contains(errOut.String(), `a\x1b]0;owned`) {
-		t.Errorf("the kept value is not reported:\n%s", errOut.String())
+	if !strings.Contains(errOut, `a\x1b]0;owned`) {
+		t.Errorf("the kept value is not reported:\n%s", errOut)
 	}
 }

@@ -31,9 +31,7 @@ func TestMigratingPage(t *testing.T) {
 	n.write("cilium-config.yaml", []byte("kind: ConfigMap\nmetadata: {name: cilium-config, namespace: kube-system}\n"+
 		"data: {kube-proxy-replacement: \"true\", cluster-pool-ipv4-cidr: 10.0.0.0/8, bpf-lb-mode: dsr}\n"))
 	n.write("manifests/web.yaml", good())
-	self, err := os.Executable()
-	do(t, err)
-	n.write("bin/kube-proxy", fmt.Appendf(nil, "#!/bin/sh\n%s=1 exec %s \"$@\"\n", asProgram, self))
+	n.write("bin/kube-proxy", fmt.Appendf(nil, "#!/bin/sh\n%s=1 exec %s \"$@\"\n", asProgram, self(t)))
 	do(t, os.Chmod(n.path("bin/kube-proxy"), 0o755))
 	commands := 0
 	for _, block := range regexp.MustCompile("(?ms)^ *```sh\n(.*?)^ *```").FindAllStringSubmatch(string(page), -1) {

@@ -41,13 +41,9 @@ func TestNodeCIDR(t *testing.T) {
 		wait   time.Duration
 		fails  string // "" if it serves
 	}{
-		{"no Node", nil, 50 * time.Millisecond,
-			`--detect-local-mode NodeCIDR: the Node "n1" is not known after 50ms: check that the cluster ` +
-				`allocates them, such as with --allocate-node-cidrs, and check --hostname-override`},
 		{"no pod CIDRs", []cluster.Event{podNode()}, 50 * time.Millisecond,
 			`--detect-local-mode NodeCIDR: the Node "n1" has no spec.podCIDRs after 50ms: check that the ` +
 				`cluster allocates them, such as with --allocate-node-cidrs, and check --hostname-override`},
-		{"pod CIDRs", []cluster.Event{podNode("10.1.0.0/24", "fd00:1::/64")}, time.Hour, ""},
 		{"pod CIDRs later", []cluster.Event{podNode(), podNode("10.1.0.0/24", "fd00:1::/64")}, time.Hour, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -61,11 +61,10 @@ func TestCommandWarns(t *testing.T) {
 			"/2 --healthz-port=1": {"--healthz-port and --metrics-port are ignored because --write-config-to is given"},
 		"--write-config-to=" + dir + "/3": nil,
 	} {
-		var out, errOut bytes.Buffer
-		do(t, command(&out, &errOut, strings.Fields(args)).ExecuteContext(t.Context()))
-		has(t, args, errOut.String(), want...)
-		if len(want) == 0 && errOut.Len() > 0 {
-			t.Errorf("%s: %s", args, errOut.String())
+		code, _, errOut := inProcess(t, strings.Fields(args)...)
+		has(t, args, errOut, want...)
+		if code != 0 || len(want) == 0 && errOut != "" {
+			t.Errorf("%s: exit code %d: %s", args, code, errOut)
 		}
 	}
 }

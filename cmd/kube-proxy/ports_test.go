@@ -69,10 +69,10 @@ func TestOccupiedPortsHardFail(t *testing.T) {
 	}
 }
 
-// PN-60, SV-65: a program of the node that listens on a NodePort is logged once; one that listens on
-// another port, or on an address that does not answer NodePorts, is not. A Service with the node's
-// own address takes a port from a program of the node, from another Service's NodePort and from this
-// process; it is served, and one line reports it.
+// PN-60, SV-65: a program of the node that listens on a NodePort is logged once; one that listens
+// on another port, or on an address that does not answer NodePorts, is not. A Service with the
+// node's own address takes a port from a program of the node, from another Service's NodePort and
+// from this process; it is served, and one line reports it.
 func TestPortsTaken(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -19,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/cli"
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlab"
 	"kube-proxy/test/logtest"
@@ -139,13 +141,32 @@ type process struct {
 
 func (p *process) log() string { return p.out.String() }
 
+// inProcess runs a command in this process.
+func inProcess(t *testing.T, args ...string) (code int, out, errOut string) {
+	var o, e bytes.Buffer
+	code = cli.Exit(&e, "kube-proxy", command(&o, &e, args).ExecuteContext(t.Context()))
+	return code, o.String(), e.String()
+}
+
+// self is the path of the test binary, which is the program with asProgram set.
+func self(t testing.TB) string {
+	path, err := os.Executable()
+	do(t, err)
+	return path
+}
+
+// program is a command that runs the program.
+func program(t testing.TB, args ...string) *exec.Cmd {
+	cmd := exec.Command(self(t), args...)
+	cmd.Env = append(os.Environ(), asProgram+"=1")
+	return cmd
+}
+
 // start starts the program in the folder; spoilt may change how.
 func (n *namespace) start(args []string, spoilt ...func(*exec.Cmd)) *process {
 	n.t.Helper()
-	self, err := os.Executable()
-	do(n.t, err)
-	cmd := exec.Command(self, args...)
-	cmd.Dir, cmd.Env = n.dir, append(os.Environ(), asProgram+"=1")
+	cmd := program(n.t, args...)
+	cmd.Dir = n.dir
 	for _, change := range spoilt {
 		if change != nil {
 			change(cmd)

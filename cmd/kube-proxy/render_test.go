@@ -3,7 +3,6 @@
 package main
 
 import (
-	"bytes"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,15 +15,11 @@ import (
 // renderText has the program render a folder.
 func renderText(t *testing.T, args ...string) string {
 	t.Helper()
-	var out, errOut bytes.Buffer
-	if err := command(&out, &errOut, append([]string{"render"}, args...)).
-		ExecuteContext(t.Context()); err != nil {
-		t.Fatalf("%v: %v\n%s", args, err, errOut.String())
+	code, out, errOut := inProcess(t, append([]string{"render"}, args...)...)
+	if code != 0 || errOut != "" {
+		t.Fatalf("%v: exit code %d\n%s", args, code, errOut)
 	}
-	if errOut.Len() > 0 {
-		t.Errorf("%v: %s", args, errOut.String())
-	}
-	return out.String()
+	return out
 }
 
 var renderArgs = []string{"--manifests=testdata/render/m", "--hostname-override=n1",

@@ -23,10 +23,8 @@ import (
 // "$@"; $dir is the lab's folder.
 func selftestProgram(t *testing.T, script string) string {
 	t.Helper()
-	self, err := os.Executable()
-	do(t, err)
 	name := filepath.Join(t.TempDir(), "program")
-	text := "#!/bin/sh\nexport " + asProgram + "=1\nset -- " + self +
+	text := "#!/bin/sh\nexport " + asProgram + "=1\nset -- " + self(t) +
 		" \"$@\"\nfor a; do case $a in --manifests=*) dir=${a#--manifests=};; esac; done\n" + script + "\n"
 	do(t, os.WriteFile(name, []byte(text), 0o755))
 	t.Cleanup(func() { // a killed script cannot stop its children

@@ -22,7 +22,7 @@ import (
 	"kube-proxy/test/seedtest"
 )
 
-var soakTime = flag.Duration("soak", 8*time.Second, "how long TestUserspaceSoak lasts")
+var soakTime = flag.Duration("soak", 4*time.Second, "how long TestUserspaceSoak lasts")
 
 // While backends die and return at random, and endpoints and Services change, clients compare every
 // byte. A connection fails only if a backend dies meanwhile. Afterwards the process holds the same

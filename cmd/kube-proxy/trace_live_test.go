@@ -113,19 +113,16 @@ func (n *nodeLab) withoutLive(t *testing.T) {
 
 // killedLive kills the command: the kernel removes its table. Only one runs at a time.
 func (n *nodeLab) killedLive(t *testing.T) {
-	args := []string{"trace", "10.1.1.13", one, "--admin-socket=" + n.dir + "/admin.sock", "--live=30s"}
-	p := n.program(args...)
+	p := n.program("trace", "10.1.1.13", one, "--admin-socket="+n.dir+"/admin.sock", "--live=30s")
 	until(t, func() string {
 		if strings.Contains(n.tables(t), liveTable) {
 			return ""
 		}
 		return "no table"
 	})
-	second := n.program(args...)
-	<-second.done
-	if code := second.cmd.ProcessState.ExitCode(); code != 1 ||
-		!strings.Contains(second.log(), "another trace --live") {
-		t.Errorf("a second one ends with %d: %s", code, second.log())
+	if code, says := n.query("trace", "10.1.1.13", one, "--live=30s"); code != 1 ||
+		!strings.Contains(says, "another trace --live") {
+		t.Errorf("a second one ends with %d: %s", code, says)
 	}
 	if err := p.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
