@@ -20,8 +20,8 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// damaged is a plane on the kernel's ipsets and addresses; IPVS and the rules are in memory.
-type damaged struct {
+// kernelBench is a plane on the kernel's ipsets and addresses.
+type kernelBench struct {
 	*deviceBench
 	planetest.World
 	p     *Plane
@@ -29,35 +29,39 @@ type damaged struct {
 	table *lb.Table
 }
 
-func newDamaged(t *testing.T, f lb.Family) *damaged {
-	d := &damaged{deviceBench: newDeviceBench(t, f), World: planetest.World{Family: f}}
-	conn := connect(t, ipvsfake.New(ipvsfake.Config{}))
+// newKernelBench returns a plane that holds inspectTable. rest returns IPVS, Chains and View, for
+// the network namespace of the calling thread.
+func newKernelBench(t *testing.T, f lb.Family, rest func() Config) *kernelBench {
+	k := &kernelBench{deviceBench: newDeviceBench(t, f), World: planetest.World{Family: f}}
+	k.foreign(unix.RTM_NEWADDR, k.other.Attrs().Index, k.Addr(192, 1), k.Addr(192, 1).BitLen())
 	var err error
-	d.sets, err = ipset.Open()
-	must(d.t, err)
-	t.Cleanup(func() { d.sets.Close() })
-	d.foreign(unix.RTM_NEWADDR, d.other.Attrs().Index, d.Addr(192, 1), d.Addr(192, 1).BitLen())
-	d.p = New(Config{Family: f, Masquerade: 1 << 14, IPVS: conn, Sets: d.sets, Device: d.device, Chains: &rules{}})
-	t.Cleanup(func() { d.p.Close() })
-	d.table = d.Table(5, 3)
-	for i := range 3 {
-		d.table.Replace(d.Full(10+i, 50, 4, i, 0))
-	}
-	res, err := d.p.Reset(t.Context(), d.table)
-	if err != nil || len(res.Later) > 0 {
-		t.Fatalf("%+v, %v", res, err)
-	}
-	return d
+	k.sets, err = ipset.Open()
+	must(t, err)
+	t.Cleanup(func() { k.sets.Close() })
+	cfg := rest()
+	cfg.Family, cfg.Masquerade, cfg.Sets, cfg.Device = f, 1<<14, k.sets, k.device
+	k.p = New(cfg)
+	t.Cleanup(func() { k.p.Close() })
+	k.table = inspectTable(k.World)
+	must(t, only(planetest.ResetAll(t.Context(), k.p, k.table)))
+	return k
+}
+
+// newDamaged returns a plane with IPVS and rules in memory.
+func newDamaged(t *testing.T, f lb.Family) *kernelBench {
+	return newKernelBench(t, f, func() Config {
+		return Config{IPVS: connect(t, ipvsfake.New(ipvsfake.Config{})), Chains: &rules{}}
+	})
 }
 
 // run runs a command, as another program on the node would.
-func (d *damaged) run(stdin string, args ...string) {
+func (d *kernelBench) run(stdin string, args ...string) {
 	d.t.Helper()
 	mustRun(d.t, stdin, args[0], args[1:]...)
 }
 
 // state returns the content of the kernel's ipsets and kube-ipvs0.
-func (d *damaged) state() string {
+func (d *kernelBench) state() string {
 	d.t.Helper()
 	var all []string
 	for s := range setCount {
@@ -88,7 +92,7 @@ func (d *damaged) state() string {
 
 // repairs makes the plane repair the changes that it noticed, or with full those that it finds,
 // until right returns no difference.
-func (d *damaged) repairs(full bool, right func() string) {
+func (d *kernelBench) repairs(full bool, right func() string) {
 	d.t.Helper()
 	wrong := ""
 	for end := time.After(10 * time.Second); ; {
@@ -116,7 +120,7 @@ func (d *damaged) repairs(full bool, right func() string) {
 // The plane repairs any foreign change of ipsets and addresses: addresses at once, ipsets in the
 // next full audit (DP-31, DP-32).
 func TestDamage(t *testing.T) {
-	eachDamaged := func(name string, full bool, damage func(d *damaged)) {
+	eachDamaged := func(name string, full bool, damage func(d *kernelBench)) {
 		for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 			t.Run(name+"/"+f.String(), func(t *testing.T) {
 				d := newDamaged(t, f)
@@ -129,58 +133,58 @@ func TestDamage(t *testing.T) {
 			})
 		}
 	}
-	name := func(d *damaged, s set) string { return s.name(d.World.Family) }
-	device := func(d *damaged) netlink.Link {
+	name := func(d *kernelBench, s set) string { return s.name(d.World.Family) }
+	device := func(d *kernelBench) netlink.Link {
 		l, err := netlink.LinkByName(Device)
 		must(d.t, err)
 		return l
 	}
-	recreate := func(d *damaged) {
+	recreate := func(d *kernelBench) {
 		must(d.t, netlink.LinkAdd(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Name: Device},
 			LinkType: DeviceType}))
 	}
-	inet := func(d *damaged) ipset.Family { return ipset.Family(wireFamily(d.World.Family)) }
-	eachDamaged("flush a set", true, func(d *damaged) { d.run("", "ipset", "flush", name(d, setClusterIP)) })
-	eachDamaged("flush all sets", true, func(d *damaged) { d.run("", "ipset", "flush") })
-	eachDamaged("destroy a set", true, func(d *damaged) { d.run("", "ipset", "destroy", name(d, setMarksAnywhere)) })
-	eachDamaged("destroy all sets", true, func(d *damaged) { d.run("", "ipset", "destroy") })
-	eachDamaged("a set of another type", true, func(d *damaged) {
+	inet := func(d *kernelBench) ipset.Family { return ipset.Family(wireFamily(d.World.Family)) }
+	eachDamaged("flush a set", true, func(d *kernelBench) { d.run("", "ipset", "flush", name(d, setClusterIP)) })
+	eachDamaged("flush all sets", true, func(d *kernelBench) { d.run("", "ipset", "flush") })
+	eachDamaged("destroy a set", true, func(d *kernelBench) { d.run("", "ipset", "destroy", name(d, setMarksAnywhere)) })
+	eachDamaged("destroy all sets", true, func(d *kernelBench) { d.run("", "ipset", "destroy") })
+	eachDamaged("a set of another type", true, func(d *kernelBench) {
 		d.run(fmt.Sprintf("destroy %s\ncreate %[1]s hash:ip\n", name(d, setClusterIP)), "ipset", "restore")
 	})
-	eachDamaged("a set whose members go by themselves", true, func(d *damaged) {
+	eachDamaged("a set whose members go by themselves", true, func(d *kernelBench) {
 		d.run(fmt.Sprintf("create other hash:ip,port family %s skbinfo timeout 5\nswap other %s\ndestroy other\n",
 			inet(d), name(d, setMarksAnywhere)), "ipset", "restore")
 	})
-	eachDamaged("a set that is full", true, func(d *damaged) {
+	eachDamaged("a set that is full", true, func(d *kernelBench) {
 		d.run(fmt.Sprintf("create other hash:ip,port family %s maxelem 1\nadd other %s,tcp:1\nswap other %s\n"+
 			"destroy other\n", inet(d), d.Addr(10, 77), name(d, setClusterIP)), "ipset", "restore")
 	})
-	eachDamaged("a member that is one too many", true, func(d *damaged) {
+	eachDamaged("a member that is one too many", true, func(d *kernelBench) {
 		d.run("", "ipset", "add", name(d, setIPs), d.Addr(10, 9999).String())
 	})
-	eachDamaged("another mark", true, func(d *damaged) {
+	eachDamaged("another mark", true, func(d *kernelBench) {
 		d.run("", "ipset", "add", "-exist", name(d, setMarksAnywhere), fmt.Sprintf("%s,tcp:80", d.Addr(10, 1)),
 			"skbmark", "0x1/0xff")
 	})
-	eachDamaged("delete an address", false, func(d *damaged) {
+	eachDamaged("delete an address", false, func(d *kernelBench) {
 		d.foreign(unix.RTM_DELADDR, d.indexOf(Device), d.Addr(10, 1), d.Addr(10, 1).BitLen())
 	})
-	eachDamaged("flush all addresses", false, func(d *damaged) { d.run("", "ip", "addr", "flush", "dev", Device) })
-	eachDamaged("an address that is one too many", false, func(d *damaged) {
+	eachDamaged("flush all addresses", false, func(d *kernelBench) { d.run("", "ip", "addr", "flush", "dev", Device) })
+	eachDamaged("an address that is one too many", false, func(d *kernelBench) {
 		d.foreign(unix.RTM_NEWADDR, d.indexOf(Device), d.Addr(10, 9999), d.Addr(10, 9999).BitLen())
 	})
-	eachDamaged("delete the device", false, func(d *damaged) {
+	eachDamaged("delete the device", false, func(d *kernelBench) {
 		must(d.t, netlink.LinkDel(device(d)))
 		recreate(d)
 	})
-	eachDamaged("rename the device", false, func(d *damaged) {
+	eachDamaged("rename the device", false, func(d *kernelBench) {
 		must(d.t, netlink.LinkSetName(device(d), "mine"))
 		mine, err := netlink.LinkByName("mine")
 		must(d.t, err)
 		recreate(d)
 		must(d.t, netlink.LinkDel(mine))
 	})
-	eachDamaged("set the device up, and down", false, func(d *damaged) {
+	eachDamaged("set the device up, and down", false, func(d *kernelBench) {
 		must(d.t, netlink.LinkSetUp(device(d)))
 		must(d.t, netlink.LinkSetDown(device(d)))
 		if d.World.Family == lb.IPv4 { // whose addresses are unaffected

@@ -20,46 +20,22 @@ import (
 	"kube-proxy/trace"
 )
 
-// lookBench is a plane on the kernel's ipsets, addresses and rules; IPVS is the kernel's if it has
-// it, else in memory.
-type lookBench struct {
-	*deviceBench
-	planetest.World
-	p     *Plane
-	table *lb.Table
-	sets  *ipset.Conn
-	// connect connects to IPVS.
-	connect func() (*ipvs.Conn, error)
-}
-
-func newLookBench(t *testing.T, b xtables.Backend, f lb.Family) *lookBench {
-	k := &lookBench{deviceBench: newDeviceBench(t, f), World: planetest.World{Family: f}, connect: ipvs.Open}
-	if loadOnce() != nil || !kernel.HasIPVS() {
-		fake := ipvsfake.New(ipvsfake.Config{})
-		k.connect = func() (*ipvs.Conn, error) { return ipvs.New(t.Context(), fake.Connect()) }
-	}
-	addr, err := netlink.ParseAddr(netip.PrefixFrom(k.Addr(192, 1), k.Addr(192, 1).BitLen()).String())
-	must(k.t, err)
-	addr.Flags = 0x02 // IFA_F_NODAD
-	must(k.t, netlink.AddrAdd(k.other, addr))
-	conn, err := k.connect()
-	must(k.t, err)
-	t.Cleanup(func() { conn.Close() })
-	k.sets, err = ipset.Open()
-	must(k.t, err)
-	t.Cleanup(func() { k.sets.Close() })
-	chains, err := newChains(nodeFacts{family: f, masq: 1 << 14}, b, nil)
-	must(k.t, err)
-	t.Cleanup(func() { chains.Close() })
-	k.p = New(Config{Family: f, Masquerade: 1 << 14, IPVS: conn, Sets: k.sets, Device: k.device, Chains: chains,
-		View: func() (*View, error) {
-			return openView(f, k.connect, chains.Held)
-		}})
-	t.Cleanup(func() { k.p.Close() })
-	k.table = inspectTable(k.World)
-	_, err = planetest.ResetAll(t.Context(), k.p, k.table)
-	must(k.t, err)
-	return k
+// newLookBench returns a plane with the kernel's rules too, and with its IPVS if it has it.
+func newLookBench(t *testing.T, b xtables.Backend, f lb.Family) *kernelBench {
+	return newKernelBench(t, f, func() Config {
+		connect := ipvs.Open
+		if loadOnce() != nil || !kernel.HasIPVS() {
+			fake := ipvsfake.New(ipvsfake.Config{})
+			connect = func() (*ipvs.Conn, error) { return ipvs.New(t.Context(), fake.Connect()) }
+		}
+		conn, err := connect()
+		must(t, err)
+		t.Cleanup(func() { conn.Close() })
+		chains, err := newChains(nodeFacts{family: f, masq: 1 << 14}, b, nil)
+		must(t, err)
+		t.Cleanup(func() { chains.Close() })
+		return Config{IPVS: conn, Chains: chains, View: func() (*View, error) { return openView(f, connect, chains.Held) }}
+	})
 }
 
 // The kernel's own sets, addresses and rules, with both variants of iptables, treat packets as the
@@ -105,12 +81,9 @@ func TestLookAtKernel(t *testing.T) {
 }
 
 // sabotage changes the kernel's state.
-func (k *lookBench) sabotage(t *testing.T, b xtables.Backend, do func(*spoiler)) {
+func (k *kernelBench) sabotage(t *testing.T, b xtables.Backend, do func(*spoiler)) {
 	t.Helper()
-	conn, err := k.connect()
-	must(k.t, err)
-	defer conn.Close()
-	do(&spoiler{T: t, World: k.World, ipvs: conn, member: func(name string, m ipset.Member, there bool) {
+	do(&spoiler{T: t, World: k.World, ipvs: k.p.cfg.IPVS, member: func(name string, m ipset.Member, there bool) {
 		t.Helper()
 		i := slices.IndexFunc(k.p.sets[:], func(s ipset.Set) bool {
 			return strings.HasSuffix(s.Name, "-"+name) && !strings.Contains(s.Name, "NODE-PORT")
