@@ -4,6 +4,7 @@ package ipvs
 
 import (
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -36,22 +37,25 @@ func TestCore(t *testing.T) {
 var figures = regexp.MustCompile(
 	`\[[0-9a-f:.]+\]|\b[0-9]+(\.[0-9]+){3}(/[0-9]+)?|\b[0-9a-f]*:[0-9a-f]*:[0-9a-f:.]*(/[0-9]+)?|\b[0-9]+\b`)
 
+// hexadecimal matches a mark, or a mark and its mask.
+var hexadecimal = regexp.MustCompile(`0x[0-9a-f]+(/0x[0-9a-f]+)?`)
+
 // forms returns the lines of a preview, with marks replaced by their meaning, and without other
 // numbers.
 func forms(text string) (all []string) {
 	m := marks{1 << 14}
-	marked := regexp.MustCompile(`0x[0-9a-f]+(/0x[0-9a-f]+)?`)
 	for line := range strings.Lines(text) {
 		if strings.HasPrefix(line, "create") {
 			continue
 		}
-		line = marked.ReplaceAllStringFunc(line, func(s string) string {
+		line = hexadecimal.ReplaceAllStringFunc(line, func(s string) string {
+			value, _ := strconv.ParseUint(s, 0, 32)
 			switch {
 			case strings.Contains(s, "/"):
 				return "masquerade"
-			case parseHex(s) == m.drop():
+			case uint32(value) == m.drop():
 				return "drop"
-			case parseHex(s)&m.masq != 0:
+			case uint32(value)&m.masq != 0:
 				return "server, masquerade"
 			}
 			return "server"
@@ -59,11 +63,4 @@ func forms(text string) (all []string) {
 		all = append(all, strings.TrimSpace(figures.ReplaceAllString(line, "N")))
 	}
 	return all
-}
-
-func parseHex(s string) (v uint32) {
-	for _, c := range s[2:] {
-		v = v<<4 | uint32(strings.IndexRune("0123456789abcdef", c))
-	}
-	return v
 }

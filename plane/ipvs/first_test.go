@@ -94,6 +94,9 @@ func TestFirstKeepsTheAddress(t *testing.T) {
 			d.bound("another backend's, then provisional", false, true)
 			d.apply(lb.Owner{Name: "ns/svc-2"}, nil)
 			d.bound("only provisional", true, false)
+			d.apply(d.ClusterIP(2, 5, 1))
+			d.bound("provisional, then a backend's again", true, false)
+			d.apply(lb.Owner{Name: "ns/svc-2"}, nil)
 			for _, n := range []lb.Node{d.with, d.without} {
 				must(d, d.p.SetNode(d.Context(), n))
 				d.bound("some pod's, by the node's prefixes, or no endpoint's", n.Pods.IsZero(), false)
