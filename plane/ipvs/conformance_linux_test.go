@@ -1,7 +1,6 @@
 package ipvs
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -15,7 +14,6 @@ import (
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
-	"kube-proxy/plane"
 	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
 )
@@ -24,51 +22,6 @@ import (
 type whole struct {
 	*Plane
 	opened closers
-	chains *heldOnce
-}
-
-// heldOnce lists the chains once until the plane writes them, which Apply never does. With the
-// legacy back end, listing runs iptables-save for each table, which took half a second for each
-// packet in emulation.
-type heldOnce struct {
-	list  heldChains
-	mu    sync.Mutex
-	known bool
-	jumps []xtables.ChainRule
-	rules []xtables.ChainRule
-}
-
-func (h *heldOnce) held(ctx context.Context) (jumps, rules []xtables.ChainRule, err error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if !h.known {
-		if h.jumps, h.rules, err = h.list(ctx); err != nil {
-			return nil, nil, err
-		}
-		h.known = true
-	}
-	return h.jumps, h.rules, nil
-}
-
-func (h *heldOnce) forget() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.known = false
-}
-
-func (w *whole) Reset(ctx context.Context, table *lb.Table) (plane.ResetResult, error) {
-	defer w.chains.forget()
-	return w.Plane.Reset(ctx, table)
-}
-
-func (w *whole) SetNode(ctx context.Context, n lb.Node) error {
-	defer w.chains.forget()
-	return w.Plane.SetNode(ctx, n)
-}
-
-func (w *whole) Audit(ctx context.Context, full bool) (int, error) {
-	defer w.chains.forget()
-	return w.Plane.Audit(ctx, full)
 }
 
 func (w *whole) Close() error { return w.opened.Close() }
@@ -99,9 +52,6 @@ func newWhole(b xtables.Backend, f lb.Family, exclude ...netip.Prefix) (_ *whole
 	held, err := cfg.open(b, &w.opened)
 	if err != nil {
 		return nil, err
-	}
-	if w.chains = (&heldOnce{list: held}); b == xtables.Legacy {
-		held = w.chains.held
 	}
 	cfg.View = func() (*View, error) { return openView(f, ipvs.Open, held) }
 	w.Plane = New(cfg)
@@ -169,7 +119,16 @@ func traced(f lb.Family) trace.Mode { return Mode().Trace(mode.Settings{Family: 
 func conformance(b xtables.Backend) planetest.Config {
 	return planetest.Config{Mode: "ipvs", Variant: b != xtables.NFT, Differs: differs, DiffersIn: differsIn,
 		Holds: true, AffinityByAddress: true, Trace: traced, Core: core, Forget: forgetServers,
-		New: func(f lb.Family) (planetest.Plane, error) { return opened(newWhole(b, f)) }}
+		New: func(f lb.Family) (planetest.Plane, error) {
+			w, err := newWhole(b, f)
+			switch {
+			case err != nil:
+				return nil, err
+			case b == xtables.Legacy:
+				return untraced{w}, nil
+			}
+			return w, nil
+		}}
 }
 
 // forgetServers deletes all virtual servers, because those with connections from the scenario
@@ -183,12 +142,11 @@ func forgetServers() error {
 	return errors.Join(deleteServers(conn, lb.IPv4), deleteServers(conn, lb.IPv6))
 }
 
-func opened(w *whole, err error) (planetest.Plane, error) {
-	if err != nil { // a typed nil is not nil
-		return nil, err
-	}
-	return w, nil
-}
+// untraced is a plane that does not trace: with the legacy back end each packet would run
+// iptables-save, half a second in emulation. TestLookAtKernel traces that.
+type untraced struct{ *whole }
+
+func (untraced) HidesTracer() {}
 
 var backends = []xtables.Backend{xtables.NFT, xtables.Legacy}
 
