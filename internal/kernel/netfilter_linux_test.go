@@ -7,7 +7,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlink"
@@ -140,28 +139,22 @@ func openThere(t testing.TB) (n *Netfilter) {
 // makeChain makes a table of IPv4 and a chain of it in one transaction.
 func makeChain(t *testing.T, n *Netfilter, table, chain string) {
 	t.Helper()
-	var batch []byte
-	last := uint32(0)
-	add := func(typ, flags int, head []byte, attrs ...*nl.RtAttr) {
-		m := nl.NewNetlinkRequest(typ, unix.NLM_F_CREATE|flags)
-		if m.Seq = n.conn.Next(); flags != 0 {
-			last = m.Seq
+	var e netlink.Encoder
+	add := func(typ, flags uint16, family byte, resource uint16, attrs ...func(*netlink.Encoder)) (seq uint32) {
+		seq = n.conn.Next()
+		at := e.Netfilter(typ, flags|unix.NLM_F_CREATE, family, seq, resource)
+		for _, attr := range attrs {
+			attr(&e)
 		}
-		m.RawData = head
-		for _, a := range attrs {
-			m.AddRawData(a.Serialize())
-		}
-		batch = append(batch, m.Serialize()...)
+		e.EndMessage(at)
+		return seq
 	}
-	text := func(typ int, s string) *nl.RtAttr { return nl.NewRtAttr(typ, nl.ZeroTerminated(s)) }
-	whole := []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES}
-	ipv4 := []byte{unix.NFPROTO_IPV4, unix.NFNETLINK_V0, 0, 0}
-	add(unix.NFNL_MSG_BATCH_BEGIN, 0, whole)
-	add(nftables|unix.NFT_MSG_NEWTABLE, 0, ipv4, text(unix.NFTA_TABLE_NAME, table))
-	add(nftables|unix.NFT_MSG_NEWCHAIN, unix.NLM_F_ACK, ipv4, text(unix.NFTA_CHAIN_TABLE, table),
-		text(unix.NFTA_CHAIN_NAME, chain))
-	add(unix.NFNL_MSG_BATCH_END, 0, whole)
-	if err := n.conn.Batch(t.Context(), [][]byte{batch}, last); err != nil {
+	add(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
+	add(nftables|unix.NFT_MSG_NEWTABLE, 0, unix.NFPROTO_IPV4, 0, named(unix.NFTA_TABLE_NAME, table))
+	last := add(nftables|unix.NFT_MSG_NEWCHAIN, unix.NLM_F_ACK, unix.NFPROTO_IPV4, 0,
+		named(unix.NFTA_CHAIN_TABLE, table), named(unix.NFTA_CHAIN_NAME, chain))
+	add(unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
+	if err := n.conn.Batch(t.Context(), [][]byte{e.B}, last); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -19,28 +19,19 @@ import (
 
 const nftables = unix.NFNL_SUBSYS_NFTABLES << 8
 
-// message returns a message to netfilter whose attributes are the bytes of numbers, and strings.
+// message returns a message to netfilter, with strings as attributes.
 func message(typ, flags uint16, family byte, seq uint32, attrs ...any) []byte {
-	b := make([]byte, unix.SizeofNlMsghdr, 256)
-	resource := byte(0)
+	resource := uint16(0)
 	if typ == unix.NFNL_MSG_BATCH_BEGIN || typ == unix.NFNL_MSG_BATCH_END {
 		resource = unix.NFNL_SUBSYS_NFTABLES
 	}
-	b = append(b, family, unix.NFNETLINK_V0, 0, resource)
+	var e Encoder
+	at := e.Netfilter(typ, flags, family, seq, resource)
 	for i := 0; i < len(attrs); i += 2 {
-		text := attrs[i+1].(string) + "\x00"
-		b = binary.NativeEndian.AppendUint16(b, uint16(4+len(text)))
-		b = binary.NativeEndian.AppendUint16(b, uint16(attrs[i].(int)))
-		b = append(b, text...)
-		for len(b)%4 != 0 {
-			b = append(b, 0)
-		}
+		e.Str(uint16(attrs[i].(int)), attrs[i+1].(string))
 	}
-	binary.NativeEndian.PutUint32(b, uint32(len(b)))
-	binary.NativeEndian.PutUint16(b[4:], typ)
-	binary.NativeEndian.PutUint16(b[6:], flags|unix.NLM_F_REQUEST)
-	binary.NativeEndian.PutUint32(b[8:], seq)
-	return b
+	e.EndMessage(at)
+	return e.B
 }
 
 func tables() []byte {
