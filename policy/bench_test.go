@@ -35,7 +35,7 @@ func benchmarkEndpointChange(b *testing.B, services int) {
 // TestEndpointChangeCost checks the benchmark's claim: a change costs the same with any number of
 // Services.
 func TestEndpointChangeCost(t *testing.T) {
-	for _, services := range []int{100, 10_000} {
+	for _, services := range []int{100, 2000} {
 		c := newChanger(services)
 		visited := c.table.Visited
 		const runs = 100

@@ -1,11 +1,9 @@
 package policy_test
 
 import (
-	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
-	"time"
 
 	"kube-proxy/cluster"
 	"kube-proxy/lb"
@@ -155,109 +153,5 @@ func TestSources(t *testing.T) {
 				t.Errorf("SV-15 ranges are for load-balancer IPs only, got\n%s", got)
 			}
 		})
-	}
-}
-
-// Each address has its own exception, which does not apply to the other.
-func TestSourcesOfTwoAddresses(t *testing.T) {
-	s := newScene().loadBalancer("192.0.2.7 192.0.2.8 192.0.2.9", "172.16.0.0/12")
-	want := `192.0.2.7:80/tcp shop/web:http loadbalancer sources 172.16.0.0/12,192.0.2.7/32
-192.0.2.8:80/tcp shop/web:http loadbalancer sources 172.16.0.0/12,192.0.2.8/32
-192.0.2.9:80/tcp shop/web:http loadbalancer sources 172.16.0.0/12,192.0.2.9/32`
-	if got := heads(s, "loadbalancer"); got != want {
-		t.Errorf("got\n%s\nwant\n%s", got, want)
-	}
-}
-
-func TestAffinitySV18(t *testing.T) {
-	for seconds, want := range map[int32]time.Duration{
-		-1: 0, 0: 0, 1: time.Second, 10800: 3 * time.Hour, 86400: 24 * time.Hour, 86401: 24 * time.Hour,
-	} {
-		s := newScene().external(cluster.PolicyLocal).endpoints(far)
-		s.svc.AffinitySeconds = seconds
-		for f := range s.resolve().All() {
-			if f.Affinity != want {
-				t.Errorf("%d s: %s has affinity %v, want %v", seconds, f.Key, f.Affinity, want)
-			}
-		}
-	}
-	s := newScene().with(func(s *scene) { s.svc.AffinitySeconds, s.svc.InternalPolicy = 10800, cluster.PolicyLocal })
-	for _, what := range []string{"reject", "drop"} {
-		if got := rows(s.resolve()); strings.Contains(got, "affinity") || !strings.Contains(got, what) {
-			t.Errorf("a row that only %ss has nothing to stick to:\n%s", what, got)
-		}
-		s.endpoints(far)
-	}
-}
-
-// The annotation applies to addresses outside the cluster with endpoints, and to no others.
-func TestPreserveDestination(t *testing.T) {
-	s := newScene().external(cluster.PolicyCluster).loadBalancer("192.0.2.7").endpoints(far)
-	for _, asked := range []bool{false, true} {
-		s.svc.PreserveDestination = asked
-		outer := 0
-		for f := range s.resolve().All() {
-			want := asked && (f.Kind == lb.LoadBalancer || f.Kind == lb.ExternalIP)
-			if f.PreserveDestination != want {
-				t.Errorf("asked %t: %s %s has %t", asked, f.Kind, f.Key, f.PreserveDestination)
-			}
-			if want {
-				outer++
-			}
-		}
-		if asked && outer == 0 {
-			t.Error("no row preserves the destination")
-		}
-	}
-	s = newScene().external(cluster.PolicyCluster).loadBalancer("192.0.2.7")
-	s.svc.PreserveDestination = true
-	if got := rows(s.resolve()); strings.Contains(got, "preserve") || !strings.Contains(got, "reject") {
-		t.Errorf("without endpoints:\n%s", got)
-	}
-}
-
-// All frontends of one port share one set for each scope; another port has its own.
-func TestSetsAreShared(t *testing.T) {
-	s := newScene().external(cluster.PolicyLocal).loadBalancer("192.0.2.7").endpoints(mixed, far)
-	s.svc.Ports = append(s.svc.Ports, cluster.ServicePort{Name: "https", Protocol: cluster.TCP, Port: 443})
-	s.slices[0].Ports = append(s.slices[0].Ports, cluster.SlicePort{Name: "https", Protocol: cluster.TCP, Port: 8443})
-	seen := map[lb.SetID]*lb.BackendSet{}
-	for _, f := range policy.Resolve(s.view(), s.settings) {
-		for _, r := range f.Routes {
-			if was := seen[r.To.ID]; was != nil && was != r.To {
-				t.Errorf("%s: set %s is a second value", f.Key, r.To.ID)
-			}
-			seen[r.To.ID] = r.To
-		}
-	}
-	if len(seen) != 4 {
-		t.Errorf("%d sets, want 4: two ports, two scopes", len(seen))
-	}
-}
-
-// Large services: many ports, many endpoints, long names. The slow twin is too slow here.
-func TestLargeServices(t *testing.T) {
-	s := newScene()
-	long := strings.Repeat("n", 63)
-	s.svc.Ports = nil
-	for i := range 1000 {
-		s.svc.Ports = append(s.svc.Ports, cluster.ServicePort{Name: fmt.Sprintf("%s-%d", long, i),
-			Protocol: cluster.TCP, Port: uint16(1 + i), NodePort: uint16(30000 + i)})
-	}
-	s.svc.Type = cluster.TypeNodePort
-	got := policy.Resolve(s.view(), s.settings)
-	if len(got) != 2000 || got[1999].Service != "shop/web:"+long+"-999" {
-		t.Errorf("1,000 ports: %d rows, want 2000", len(got))
-	}
-
-	s = newScene()
-	var eps []string
-	for i := range 5000 {
-		eps = append(eps, fmt.Sprintf("10.1.%d.%d", i/250, 1+i%250))
-	}
-	s.endpoints(eps[:2500]...).endpoints(eps[2000:]...)
-	set := policy.Resolve(s.view(), s.settings)[0].Set(lb.Cluster)
-	if set.Backends.Len() != 5000 {
-		t.Errorf("5,000 endpoints in two slices that overlap: %d backends", set.Backends.Len())
 	}
 }

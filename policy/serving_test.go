@@ -120,18 +120,6 @@ set shop/web:http/udp/cluster
 	}
 }
 
-// DP-53, DP-54: TCP frontends have no Serving set, SCTP frontends have one.
-func TestServingByProtocol(t *testing.T) {
-	for proto, want := range map[cluster.Protocol]bool{cluster.TCP: false, cluster.UDP: true, cluster.SCTP: true} {
-		s := newScene().endpoints(far, "10.1.2.15 terminating").with(func(s *scene) { overProtocol(s, proto) })
-		for _, f := range policy.Resolve(s.view(), s.settings) {
-			if got := f.Serving != nil; got != want {
-				t.Errorf("%v: has a Serving set: %v, want %v", proto, got, want)
-			}
-		}
-	}
-}
-
 // DP-50: an endpoint that stops serving, and that no route reaches, is a change for flow tables;
 // for planes it is the same routes over the same sets, by pointer.
 func TestServingAloneChanges(t *testing.T) {

@@ -105,9 +105,9 @@ func TestOddShapesAreLinear(t *testing.T) {
 		story        string
 		small, large shape
 	}{
-		{"ports", shape{ports: 500, slices: 10, endpoints: 10}, shape{ports: 8000, slices: 10, endpoints: 10}},
-		{"rows of one port with many endpoints", shape{ports: 1, slices: 5, endpoints: 500, externalIPs: 100},
-			shape{ports: 1, slices: 5, endpoints: 8000, externalIPs: 1600}},
+		{"ports", shape{ports: 200, slices: 10, endpoints: 10}, shape{ports: 3200, slices: 10, endpoints: 10}},
+		{"rows of one port with many endpoints", shape{ports: 1, slices: 5, endpoints: 200, externalIPs: 50},
+			shape{ports: 1, slices: 5, endpoints: 3200, externalIPs: 800}},
 		{"ports with source ranges", shape{ports: 100, slices: 1, endpoints: 1, ranges: 100},
 			shape{ports: 1600, slices: 1, endpoints: 1, ranges: 1600}},
 	} {

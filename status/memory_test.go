@@ -35,7 +35,7 @@ func TestMemory(t *testing.T) {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	total := m.TotalAlloc
-	const scrapes = 50
+	const scrapes = 10
 	for range scrapes {
 		scrape()
 	}
