@@ -179,8 +179,8 @@ func has(s *lb.BackendSet, is func(lb.Backend) bool) bool {
 	return slices.ContainsFunc(slices.Collect(s.Backends.All()), is)
 }
 
-// checkServing checks DP-50, DP-53 and DP-54 for a frontend: everything that its routes reach serves,
-// and more does, or Serving is nil, as for TCP.
+// checkServing checks DP-50, DP-53 and DP-54 for a frontend: everything that its routes reach
+// serves, and more does, or Serving is nil, as for TCP.
 func checkServing(f *lb.Frontend, sets map[lb.SetID]*lb.BackendSet) string {
 	s := f.Serving
 	if s == nil {

@@ -218,7 +218,7 @@ func TestPrograms(t *testing.T) {
 	if w == nil {
 		return
 	}
-	w.every, w.confirm = 100*time.Millisecond, 200*time.Millisecond
+	w.every, w.confirm = 20*time.Millisecond, 40*time.Millisecond
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); w.Run(ctx) }()
@@ -248,12 +248,15 @@ func TestPrograms(t *testing.T) {
 	stop := ns.start(t, "udp4", "0.0.0.0:30081")
 	second := "shop/web 30081/udp 0.0.0.0:30081"
 	wait(first, second)
-	time.Sleep(500 * time.Millisecond)
+	looks := func(n uint64) {
+		for until := w.looks.Load() + n; w.looks.Load() < until; {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	looks(5)
 	wait(first, second)
 	stop()
-	for gone := w.looks.Load() + 2; w.looks.Load() < gone; { // the first may have begun before
-		time.Sleep(10 * time.Millisecond)
-	}
+	looks(2) // the first may have begun before
 	ns.start(t, "udp4", "0.0.0.0:30081")
 	wait(first, second, second)
 
