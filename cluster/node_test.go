@@ -56,29 +56,6 @@ func TestWaitForPodCIDRsPR05(t *testing.T) {
 	}
 }
 
-// HT-06
-func TestNodeEligibleHT06(t *testing.T) {
-	s := cluster.NewStore("node-1")
-	for _, step := range []struct {
-		what            string
-		ev              cluster.Event
-		known, eligible bool
-	}{
-		{"no report", cluster.Batch{}, false, false},
-		{"another Node", cluster.NodeSet{Node: &cluster.Node{Name: "node-2"}}, false, false},
-		{"the Node", cluster.NodeSet{Node: &cluster.Node{Name: "node-1"}}, true, true},
-		{"it leaves", cluster.NodeSet{Node: &cluster.Node{Name: "node-1", Leaving: true}}, true, false},
-		{"it stays after all", cluster.NodeSet{Node: &cluster.Node{Name: "node-1"}}, true, true},
-		{"it is gone", cluster.NodeGone{Name: "node-1"}, false, false},
-		{"it is back", cluster.NodeSet{Node: &cluster.Node{Name: "node-1"}}, true, true},
-	} {
-		s.Fold(step.ev)
-		if known, eligible := s.NodeEligible(); known != step.known || eligible != step.eligible {
-			t.Errorf("%s: known %v, eligible %v", step.what, known, eligible)
-		}
-	}
-}
-
 // PN-71: a missing Node is reported once, so that the proxy can log it; each deletion of a Node is
 // a change.
 func TestNoNodePN71(t *testing.T) {

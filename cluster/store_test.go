@@ -84,21 +84,6 @@ func wantAddrs(t *testing.T, s *cluster.Store, n string, want ...string) {
 	}
 }
 
-func TestServiceGoesSV01(t *testing.T) {
-	s := cluster.NewStore("node-1")
-	refs, _ := fold(s, cluster.ServiceSet{Service: service("web")})
-	wantDirty(t, "a new Service", refs, both("web"))
-	// A Service that gets the label service-proxy-name leaves the selection: the source reports it
-	// as deleted.
-	refs, _ = fold(s, cluster.ServiceGone{Name: name("web")})
-	wantDirty(t, "a Service went", refs, both("web"))
-	if v := s.View(name("web")); v.Service != nil {
-		t.Errorf("the Service is still there: %v", v.Service)
-	}
-	refs, _ = fold(s, cluster.ServiceGone{Name: name("web")}, cluster.SliceGone{Name: name("none")})
-	wantDirty(t, "what is not there went", refs)
-}
-
 // A Service of the first list is dirty in the families of its addresses only (SV-11).
 func TestFirstListByFamilySV11(t *testing.T) {
 	four, six, none := service("four"), service("six"), service("none")
@@ -116,28 +101,6 @@ func TestFirstListByFamilySV11(t *testing.T) {
 	}
 	refs, _ = fold(s, cluster.ServicesListed{}, list)
 	wantDirty(t, "later lists", refs, both("dual"), both("four"), both("none"), both("six"))
-}
-
-func TestSliceWithoutServiceSV01(t *testing.T) {
-	s := cluster.NewStore("node-1")
-	refs, _ := fold(s, cluster.SliceSet{Slice: sliceOf("web-1", "web", "10.0.0.1")})
-	wantDirty(t, "a slice of an unknown Service", refs)
-	if names := s.Names(); len(names) != 0 {
-		t.Errorf("services %v, want none", names)
-	}
-	if v := s.View(name("web")); v.Service != nil {
-		t.Errorf("a slice made the Service %v", v.Service)
-	}
-	// The Service is added after its slices, and deleted before them: nothing is lost.
-	for range 2 {
-		refs, _ = fold(s, cluster.ServiceSet{Service: service("web")})
-		wantDirty(t, "the Service came", refs, both("web"))
-		wantAddrs(t, s, "web", "10.0.0.1")
-		fold(s, cluster.ServiceGone{Name: name("web")})
-	}
-	refs, _ = fold(s, cluster.SliceGone{Name: name("web-1")})
-	wantDirty(t, "the slice of a Service that is gone went", refs)
-	wantAddrs(t, s, "web")
 }
 
 func TestServiceCIDRsSV03(t *testing.T) {
@@ -383,62 +346,6 @@ func TestEndpointSize(t *testing.T) {
 	}
 }
 
-func TestEndpointMovesSV30(t *testing.T) {
-	const a, b = "10.0.0.1", "10.0.0.2"
-	put := func(n string, addrs ...string) cluster.Event {
-		return cluster.SliceSet{Slice: sliceOf(n, "web", addrs...)}
-	}
-	for _, test := range []struct {
-		name   string
-		events []cluster.Event
-	}{
-		{"added before removed", []cluster.Event{put("web-2", b, a), put("web-1")}},
-		{"removed before added", []cluster.Event{put("web-1"), put("web-2", b, a)}},
-		{"old slice goes first", []cluster.Event{cluster.SliceGone{Name: name("web-1")}, put("web-2", b, a)}},
-		{"old slice goes last", []cluster.Event{put("web-2", b, a), cluster.SliceGone{Name: name("web-1")}}},
-		{"in one list", []cluster.Event{cluster.SlicesListed{Slices: []*cluster.Slice{sliceOf("web-2", "web", b, a)}}}},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			s := cluster.NewStore("node-1")
-			fold(s, cluster.ServiceSet{Service: service("web")}, put("web-1", a), put("web-2", b))
-			refs, _ := fold(s, test.events...)
-			wantDirty(t, test.name, refs, v4("web"))
-			wantAddrs(t, s, "web", a, b)
-		})
-	}
-}
-
-// The label kubernetes.io/service-name of a slice may change: the old Service loses it, the new one
-// has it.
-func TestSliceChangesOwnerSV30(t *testing.T) {
-	s := cluster.NewStore("node-1")
-	fold(s, cluster.ServiceSet{Service: service("web")}, cluster.ServiceSet{Service: service("api")},
-		cluster.SliceSet{Slice: sliceOf("one", "web", "10.0.0.1")},
-		cluster.SliceSet{Slice: sliceOf("two", "web", "10.0.0.2")})
-	refs, _ := fold(s, cluster.SliceSet{Slice: sliceOf("one", "api", "fd00::1")})
-	wantDirty(t, "a slice changed owner and family", refs, v6("api"), v4("web"))
-	wantAddrs(t, s, "web", "10.0.0.2")
-	wantAddrs(t, s, "api", "fd00::1")
-	refs, _ = fold(s, cluster.SliceGone{Name: name("one")})
-	wantDirty(t, "it went", refs, v6("api"))
-	wantAddrs(t, s, "api")
-}
-
-// A change of one family leaves the other alone.
-func TestFamiliesSV34(t *testing.T) {
-	s := cluster.NewStore("node-1")
-	fold(s, cluster.ServiceSet{Service: service("web")})
-	refs, _ := fold(s, cluster.SliceSet{Slice: sliceOf("web-4", "web", "10.0.0.1")})
-	wantDirty(t, "an IPv4 slice", refs, v4("web"))
-	refs, _ = fold(s, cluster.SliceSet{Slice: sliceOf("web-6", "web", "fd00::1")})
-	wantDirty(t, "an IPv6 slice", refs, v6("web"))
-	refs, _ = fold(s, cluster.SliceSet{Slice: sliceOf("web-6", "web", "10.0.0.2")})
-	wantDirty(t, "a slice made again in the other family", refs, both("web"))
-	wantAddrs(t, s, "web", "10.0.0.1", "10.0.0.2")
-	refs, _ = fold(s, cluster.SliceGone{Name: name("web-4")})
-	wantDirty(t, "an IPv4 slice went", refs, v4("web"))
-}
-
 func TestNodeChangesSV40(t *testing.T) {
 	ranged := service("ranged")
 	ranged.SourceRanges = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
@@ -477,33 +384,6 @@ func TestNodeChangesSV40(t *testing.T) {
 				t.Error("the facts are not dirty")
 			}
 		})
-	}
-}
-
-// A list is complete: objects that it does not name are deleted. Nothing else deletes anything.
-func TestRelist(t *testing.T) {
-	s := cluster.NewStore("node-1")
-	fold(s, cluster.ServicesListed{Services: []*cluster.Service{service("a"), service("b")}},
-		cluster.SlicesListed{Slices: []*cluster.Slice{sliceOf("a-1", "a", "10.0.0.1"),
-			sliceOf("b-1", "b", "10.0.0.2")}})
-
-	changed := service("c")
-	refs, _ := fold(s, cluster.ServicesListed{Services: []*cluster.Service{service("a"), changed}})
-	wantDirty(t, "services relisted", refs, both("b"), both("c"))
-	names := s.Names()
-	slices.SortFunc(names, cluster.Name.Compare)
-	if !slices.Equal(names, []cluster.Name{name("a"), name("c")}) {
-		t.Errorf("services %v, want a and c", names)
-	}
-	wantAddrs(t, s, "b", "10.0.0.2") // slices have a list of their own
-
-	refs, _ = fold(s, cluster.SlicesListed{Slices: []*cluster.Slice{sliceOf("c-1", "c", "10.0.0.3")}})
-	wantDirty(t, "slices relisted", refs, v4("a"), v4("c"))
-	wantAddrs(t, s, "a")
-	wantAddrs(t, s, "b")
-	wantAddrs(t, s, "c", "10.0.0.3")
-	if !s.Synced() {
-		t.Error("not synced")
 	}
 }
 
