@@ -1,8 +1,6 @@
 package policy_test
 
 import (
-	"fmt"
-	"strings"
 	"testing"
 
 	"kube-proxy/cluster"
@@ -59,54 +57,6 @@ func TestHealthCheckSV21(t *testing.T) {
 				if f.Accepts() != (f.Kind == lb.HealthCheck) {
 					t.Errorf("a row of kind %s:\n%s", f.Kind, f)
 				}
-			}
-		})
-	}
-}
-
-// TestHealthCheckHT13: which endpoints count.
-func TestHealthCheckHT13(t *testing.T) {
-	second := func(s *scene) {
-		s.svc.Ports = append(s.svc.Ports, cluster.ServicePort{Name: "https", Protocol: cluster.TCP, Port: 443})
-	}
-	for _, test := range []struct {
-		name  string
-		scene *scene
-		want  int
-	}{
-		{"none", newScene(), 0},
-		{"only elsewhere", newScene().endpoints(far), 0},
-		{"here and elsewhere", newScene().endpoints("10.1.1.11 local", "10.1.1.12 local", far), 2},
-		{"not ready", newScene().endpoints("10.1.1.11 local unready", "10.1.1.12 local"), 1},
-		{"one that terminates and serves as the last (SV-37)", newScene().endpoints("10.1.1.11 local terminating"), 0},
-		{"one that terminates and is published as ready", newScene().endpoints("10.1.1.11 local").
-			with(edited(func(e *cluster.Endpoint) { e.Terminating = true })), 0},
-		{"copies", newScene().endpoints("10.1.1.11 local", "10.1.1.11 local").endpoints("10.1.1.11 local"), 1},
-		{"hints do not matter", newScene().endpoints("10.1.1.11 local zone=b", "10.1.2.14 zone=a"), 1},
-		{"the node has no name", newScene().endpoints("10.1.1.11 local").with(func(s *scene) { s.facts.NodeName = "" }),
-			0},
-		{"one address on two ports", newScene().endpoints("10.1.1.11 local").with(second).with(func(s *scene) {
-			s.slices[0].Ports = append(s.slices[0].Ports, cluster.SlicePort{Name: "https", Protocol: cluster.TCP,
-				Port: 8443})
-		}), 1},
-		{"each address on another port", newScene().endpoints("10.1.1.11 local").endpoints("10.1.1.12 local").
-			with(second).with(func(s *scene) {
-			s.slices[1].Ports[0].Name = "https"
-		}), 2},
-		{"a slice for a port that the Service has not", newScene().endpoints("10.1.1.11 local").with(func(s *scene) {
-			s.slices[0].Ports[0].Name = "metrics"
-		}), 0},
-		{"a slice of the other family", newScene().endpoints("10.1.1.11 local").endpoints("fd00:1::a local"), 1},
-		{"an address of the other family (SV-34)", newScene().endpoints("10.1.1.11 local", "fd00:1::a local").
-			with(func(s *scene) {
-				s.slices[0].IPv6 = false
-			}), 1},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			s := test.scene.with(balanced)
-			want := fmt.Sprintf("nodeport:32100/tcp shop/web healthcheck endpoints %d", test.want)
-			if got := heads(s, "healthcheck"); got != want {
-				t.Errorf("got  %s\nwant %s\nrows\n%s", got, want, strings.TrimSpace(rows(s.resolve())))
 			}
 		})
 	}

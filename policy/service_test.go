@@ -1,7 +1,6 @@
 package policy_test
 
 import (
-	"net/netip"
 	"strings"
 	"testing"
 
@@ -101,56 +100,6 @@ func TestServices(t *testing.T) {
 			}
 			if rows := policy.Resolve(s.view(), s.settings); test.want == "" && rows != nil {
 				t.Errorf("got %v, want nil", rows)
-			}
-		})
-	}
-}
-
-// TestSources checks SV-15 and SV-16. The node is 172.18.0.2.
-func TestSources(t *testing.T) {
-	for _, test := range []struct {
-		name   string
-		ranges string
-		change func(*scene)
-		want   string
-	}{
-		{"SV-15 none", "", nil, ""},
-		{"SV-15 of the family", "10.0.0.0/8 2001:db8::/32", nil, "10.0.0.0/8"},
-		{"SV-15 none of the family: no restriction", "2001:db8::/32", nil, ""},
-		{"SV-15 everybody is no restriction", "10.0.0.0/8 0.0.0.0/0", nil, ""},
-		{"SV-15 sorted, nested ones merged", "192.168.0.0/16 10.1.2.0/24 10.0.0.0/8 10.1.0.0/16 192.168.0.0/16", nil,
-			"10.0.0.0/8,192.168.0.0/16"},
-		{"SV-15 unmasked ones are masked", "10.1.2.3/8", nil, "10.0.0.0/8"},
-		{"SV-16 the node may, so the address may", "172.18.0.0/16", nil, "172.18.0.0/16,192.0.2.7/32"},
-		{"SV-16 the address may anyway", "172.18.0.0/16 192.0.2.0/24", nil, "172.18.0.0/16,192.0.2.0/24"},
-		{"SV-16 the node may not", "172.19.0.0/16", nil, "172.19.0.0/16"},
-		{"SV-16 the node's address is unknown", "172.18.0.0/16", func(s *scene) { s.facts.Node = nil },
-			"172.18.0.0/16"},
-		{"SV-16 the bind address is the node's", "10.0.0.0/8", func(s *scene) {
-			s.settings.NodePortAddrs.NodeIP = netip.MustParseAddr("10.0.0.9")
-		}, "10.0.0.0/8,192.0.2.7/32"},
-		{"SV-16 a bind address of the other family is not", "172.18.0.0/16", func(s *scene) {
-			s.settings.NodePortAddrs.NodeIP = netip.MustParseAddr("fd00::9")
-		}, "172.18.0.0/16,192.0.2.7/32"},
-		{"SV-16 an unspecified bind address is not", "172.18.0.0/16", func(s *scene) {
-			s.settings.NodePortAddrs.NodeIP = netip.IPv4Unspecified()
-		}, "172.18.0.0/16,192.0.2.7/32"},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			s := newScene().external(cluster.PolicyCluster).loadBalancer("192.0.2.7", strings.Fields(test.ranges)...)
-			s.svc.ExternalIPs = addrs("192.0.2.1")
-			if test.change != nil {
-				test.change(s)
-			}
-			want := "192.0.2.7:80/tcp shop/web:http loadbalancer"
-			if test.want != "" {
-				want += " sources " + test.want
-			}
-			if got := heads(s, "loadbalancer"); got != want {
-				t.Errorf("got  %s\nwant %s", got, want)
-			}
-			if got := heads(s, "clusterip", "externalip", "nodeport"); strings.Contains(got, "sources") {
-				t.Errorf("SV-15 ranges are for load-balancer IPs only, got\n%s", got)
 			}
 		})
 	}
