@@ -12,8 +12,8 @@ import (
 )
 
 // FuzzStore shows that after any sequence of events the store equals a fresh one with the final
-// objects (SV-01, SV-30, HT-06). It also shows that each event marks exactly the Services whose view
-// changed, in the right family (SV-34).
+// objects (SV-01, SV-04, SV-30, PR-06, HT-06). It also shows that each event marks exactly the
+// Services whose view changed, in the right family (SV-34, SV-40), and the facts if the node changed.
 func FuzzStore(f *testing.F) {
 	for seed := range uint64(200) {
 		f.Add(seed, uint8(3*seed))
@@ -37,13 +37,13 @@ type model struct {
 	slices                       map[cluster.Name]*cluster.Slice
 	cidrs                        map[string]*cluster.ServiceCIDR
 	node                         *cluster.Node // as [cluster.Facts] has it
-	nodeGone                     bool
+	nodeGone, nodeListed         bool          // the first message of a missing Node is a new fact (PN-71)
 	servicesListed, slicesListed bool
 }
 
 func newModel() *model {
 	return &model{map[cluster.Name]*cluster.Service{}, map[cluster.Name]*cluster.Slice{},
-		map[string]*cluster.ServiceCIDR{}, nil, false, false, false}
+		map[string]*cluster.ServiceCIDR{}, nil, false, false, false, false}
 }
 
 func (m *model) clone() *model {
@@ -94,13 +94,13 @@ func (m *model) event(rng *rand.Rand) cluster.Event {
 		if m.node != nil && len(said.PodCIDRs) == 0 {
 			known.PodCIDRs = m.node.PodCIDRs
 		}
-		m.node, m.nodeGone = &known, false
+		m.node, m.nodeGone, m.nodeListed = &known, false, true
 		return cluster.NodeSet{Node: said}
 	case 13:
 		if rng.IntN(2) == 0 {
 			return cluster.NodeSet{Node: &cluster.Node{Name: "node-2", Zone: "far"}}
 		}
-		m.nodeGone = m.node != nil
+		m.nodeGone, m.nodeListed = m.node != nil, true
 		return cluster.NodeGone{Name: "node-1"}
 	case 14:
 		c := randomCIDR(rng)
@@ -194,9 +194,19 @@ func checkStore(t *testing.T, s *cluster.Store, m *model, fresh *cluster.Store) 
 	}
 }
 
-// checkDirty compares the dirty Services of an event with those whose views differ.
+// checkDirty compares the dirty Services of an event with those whose views differ, and whether the
+// facts are dirty with whether the node differs. The service network is TestServiceCIDRsSV03's.
 func checkDirty(t *testing.T, before, after *model, ev cluster.Event, d cluster.Dirty) {
 	t.Helper()
+	facts := !before.node.Equal(after.node) || before.nodeGone != after.nodeGone ||
+		before.nodeListed != after.nodeListed
+	switch ev.(type) {
+	case cluster.CIDRSet, cluster.CIDRGone, cluster.CIDRsListed:
+	default:
+		if d.Facts != facts {
+			t.Fatalf("%T: facts dirty %v, want %v", ev, d.Facts, facts)
+		}
+	}
 	got := map[cluster.Name]cluster.Ref{}
 	for _, r := range d.Services {
 		was := got[r.Name]

@@ -138,33 +138,6 @@ func TestServiceCIDRsSV03(t *testing.T) {
 	want("an empty list", []cluster.Event{cluster.CIDRsListed{}}, true)
 }
 
-func TestOneNodeSV04(t *testing.T) {
-	s := cluster.NewStore("node-1")
-	refs, facts := fold(s, cluster.NodeSet{Node: &cluster.Node{Name: "node-2", Zone: "z"}},
-		cluster.NodeGone{Name: "node-2"})
-	wantDirty(t, "another node", refs)
-	if facts || s.Facts().Node != nil {
-		t.Error("another node was taken for this one")
-	}
-	node := &cluster.Node{Name: "node-1", Addrs: []netip.Addr{netip.MustParseAddr("172.18.0.2"),
-		netip.MustParseAddr("fd00::2")}}
-	if _, facts = fold(s, cluster.NodeSet{Node: node}); !facts || s.Facts().Node != node {
-		t.Error("this node was not taken")
-	}
-	same := *node
-	same.Addrs = slices.Clone(node.Addrs)
-	if _, facts = fold(s, cluster.NodeSet{Node: &same}); facts {
-		t.Error("the same node again changed the facts")
-	}
-	if got := s.Facts().Node.Addrs; !slices.Equal(got, node.Addrs) {
-		t.Errorf("addresses %s, want %s", got, node.Addrs)
-	}
-	if _, facts = fold(s, cluster.NodeGone{Name: "node-1"}); !facts || !s.Facts().NodeGone ||
-		s.Facts().NodeName != "node-1" {
-		t.Error("the node did not go")
-	}
-}
-
 func TestSyncedSV05(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -343,47 +316,6 @@ func TestEndpointSize(t *testing.T) {
 	}
 	if n := testing.AllocsPerRun(100, func() { cluster.At("node-1", "zone-a") }); n != 0 {
 		t.Errorf("a place that is known costs %v allocations", n)
-	}
-}
-
-func TestNodeChangesSV40(t *testing.T) {
-	ranged := service("ranged")
-	ranged.SourceRanges = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
-	base := cluster.Node{Name: "node-1", Zone: "a", Addrs: []netip.Addr{netip.MustParseAddr("172.18.0.2")},
-		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")}}
-	for _, test := range []struct {
-		name   string
-		change func(*cluster.Node)
-		want   []cluster.Ref
-	}{
-		{"zone", func(n *cluster.Node) { n.Zone = "b" }, []cluster.Ref{both("ranged"), both("web")}},
-		{"zone label gone", func(n *cluster.Node) { n.Zone = "" }, []cluster.Ref{both("ranged"), both("web")}},
-		{"address (SV-16)", func(n *cluster.Node) { n.Addrs = []netip.Addr{netip.MustParseAddr("172.18.0.3")} },
-			[]cluster.Ref{both("ranged")}},
-		{"other pod CIDR", func(n *cluster.Node) {
-			n.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.2.0.0/24")}
-		}, nil},
-		{"pod CIDR of the other family (SV-67)", func(n *cluster.Node) {
-			n.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("fd00:1::/64")}
-		}, []cluster.Ref{both("ranged"), both("web")}},
-		{"pod CIDR of another family too (SV-67)", func(n *cluster.Node) {
-			n.PodCIDRs = append(slices.Clip(n.PodCIDRs), netip.MustParsePrefix("fd00:1::/64"))
-		}, []cluster.Ref{v6("ranged"), v6("web")}},
-		{"leaving (HT-06)", func(n *cluster.Node) { n.Leaving = true }, nil},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			s := cluster.NewStore("node-1")
-			before, after := base, base
-			fold(s, cluster.NodeSet{Node: &before}, cluster.ServiceSet{Service: service("web")},
-				cluster.ServiceSet{Service: ranged},
-				cluster.SliceSet{Slice: sliceOf("orphan", "unknown", "10.0.0.1")})
-			test.change(&after)
-			refs, facts := fold(s, cluster.NodeSet{Node: &after})
-			wantDirty(t, test.name, refs, test.want...)
-			if !facts {
-				t.Error("the facts are not dirty")
-			}
-		})
 	}
 }
 
