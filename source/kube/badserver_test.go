@@ -273,14 +273,17 @@ func TestLyingVersions(t *testing.T) {
 	}
 }
 
-// A Node that is deleted while the server is away is gone, and one that was made is there, though
-// its stream goes on.
-func TestNodeChangesInOutage(t *testing.T) {
+// SV-04: a Node that does not exist is reported as such: at the start, and if it is deleted while
+// the server is away. One that was made meanwhile is there, though its stream goes on.
+func TestNoNode(t *testing.T) {
 	eachList(t, func(t *testing.T, r *rig) {
-		r.api.put(testService("web", 80), testNode("n1", "192.0.2.1"))
-		r.start()
-		r.wait("web:80 node:192.0.2.1")
 		gone := func() bool { return r.store.Facts().NodeGone }
+		r.api.put(testService("web", 80), testNode("n2", "192.0.2.2"))
+		r.store.WaitForFacts(true)
+		r.start()
+		r.until(r.store.Synced, func() string { return "the absence is not told" })
+		r.api.put(testNode("n1", "192.0.2.1"))
+		r.wait("web:80 node:192.0.2.1")
 		r.api.down()
 		r.api.remove("nodes", "/n1")
 		r.api.up()

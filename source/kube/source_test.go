@@ -306,21 +306,6 @@ func TestOutage(t *testing.T) {
 	})
 }
 
-// An API server that is down when the proxy starts: the lists come when it is up.
-func TestDownAtStart(t *testing.T) {
-	withServer(t, func(t *testing.T, r *rig) {
-		r.api.put(testService("web", 80))
-		r.api.down()
-		r.start()
-		r.waitLog("cannot be reached")
-		if r.listCount() > 0 {
-			t.Error("a list without a server")
-		}
-		r.api.up()
-		r.wait("web:80")
-	})
-}
-
 // While the API server is away, client-go sleeps for seconds between two attempts, whatever becomes
 // of the context: the end of the process does not wait for that, and no event follows
 // once Run has returned.
@@ -529,17 +514,6 @@ func TestNoCIDRs(t *testing.T) {
 			})
 		})
 	}
-}
-
-// SV-04: a Node that does not exist is reported as such.
-func TestNoNode(t *testing.T) {
-	withServer(t, func(t *testing.T, r *rig) {
-		r.api.put(testService("web", 80), testNode("n2", "192.0.2.2"))
-		r.start()
-		r.wait("web:80")
-		r.api.put(testNode("n1", "192.0.2.1"))
-		r.wait("web:80 node:192.0.2.1")
-	})
 }
 
 // Problems are reported once for each change of an object, not again when it is listed again.
