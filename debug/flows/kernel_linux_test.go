@@ -201,27 +201,6 @@ func reversed(s string) string {
 	return b + "\n" + a
 }
 
-// Of many connections of a client the requested number is reported, and that more exist; of a full
-// table nothing else is read.
-func TestFindMany(t *testing.T) {
-	n := newNode(t)
-	n.inject(t, 0, 5000, func(i int) ctwire.Entry { return numbered(i, "10.96.0.10:80") })
-	n.inject(t, 5000, 64, func(i int) ctwire.Entry { return numbered(i, "10.96.0.11:80") })
-	q := Query{Proto: lb.TCP, From: netip.MustParseAddrPort("100.64.0.0:0"),
-		To: netip.MustParseAddrPort("10.96.0.10:80")}
-	if f := n.find(t, q); len(f.Flows) != 64 || f.More {
-		t.Errorf("%d flows, more: %v; want 64", len(f.Flows), f.More)
-	}
-	q.Most = 64
-	if f := n.find(t, q); len(f.Flows) != 64 || f.More {
-		t.Errorf("%d flows, more: %v; want 64 and no more", len(f.Flows), f.More)
-	}
-	q.Most = 63
-	if f := n.find(t, q); len(f.Flows) != 63 || !f.More {
-		t.Errorf("%d flows, more: %v; want 63 and more", len(f.Flows), f.More)
-	}
-}
-
 // Open connections come before ended ones, however many have ended; those are only counted: a
 // client that opens a connection for each request leaves hundreds behind. The search keeps no data
 // of the others.
