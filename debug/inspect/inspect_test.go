@@ -425,27 +425,14 @@ func TestChangesOfAService(t *testing.T) {
 
 // The fields that issue 14 promises are present.
 func TestTraceJSON(t *testing.T) {
-	w := newWorld()
+	w := newWorld().with(&tracer{follow: []trace.Kernel{{Verdict: trace.Balance}}})
 	w.add("shop", "web", "10.96.0.1", 3, 3)
-	a, err := w.with(&tracer{follow: []trace.Kernel{{Verdict: trace.Balance}}}).Trace(t.Context(),
-		TraceQuery{From: "10.1.0.7", To: "web:http"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := json.Marshal(a)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var fields map[string]any
-	if err := json.Unmarshal(text, &fields); err != nil {
-		t.Fatal(err)
-	}
-	if fields["service"] != "shop/web:http" || fields["verdict"] != "balance" || fields["masquerade"] != false ||
-		len(fields["why"].([]any)) == 0 || fields["kernel"] == nil {
-		t.Errorf("%s", text)
-	}
-	first := fields["backends"].([]any)[0].(map[string]any)
-	if first["address"] != "100.64.0.1:8080" || fmt.Sprintf("%.2f", first["share"]) != "0.33" {
-		t.Errorf("%s", text)
+	a, err := w.Trace(t.Context(), TraceQuery{From: "10.1.0.7", To: "web:http"})
+	text, e := json.Marshal(a)
+	for _, field := range []string{`"service":"shop/web:http"`, `"verdict":"balance"`, `"masquerade":false`, `"why":["`,
+		`"kernel":{`, `"backends":[{"address":"100.64.0.1:8080","share":0.33`} {
+		if !strings.Contains(string(text), field) {
+			t.Errorf("no %s (%v) in\n%s", field, errors.Join(err, e), text)
+		}
 	}
 }
