@@ -235,7 +235,9 @@ func keyboard(t *testing.T, b *browser) {
 		head("Node")
 		b.stop("button[name=compare]")
 		b.press(keyEnter)
-		until(t, "the kernel is compared", func() bool { return b.text(".says") != "" })
+		until(t, "the kernel is compared", func() bool {
+			return strings.Contains(b.text(".says"), "frontends in the kernel match")
+		})
 		b.stop("nav a[href='./']")
 		b.press(keyEnter)
 		head("Services")
