@@ -130,16 +130,9 @@ func TestNodeAnnotation(t *testing.T) {
 
 // PR-12: a token file is read for each request, not once for all.
 func TestTokenFile(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	for name, data := range map[string]string{"token": "good\n", "config": strings.Replace(
-		kubeconfig("https://api.example:6443", "", "token"), `, certificate-authority: ""`, "", 1)} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(data), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	rest, err := Config{Kubeconfig: filepath.Join(dir, "config"), NodeName: "n1"}.RESTConfig()
-	if err != nil || rest.BearerTokenFile != filepath.Join(dir, "token") {
+	config := writeKubeconfig(t, "https://api.example:6443", nil, "good\n")
+	rest, err := Config{Kubeconfig: config, NodeName: "n1"}.RESTConfig()
+	if err != nil || rest.BearerTokenFile != filepath.Join(filepath.Dir(config), "token") {
 		t.Errorf("the token's file is %q, %v", rest.BearerTokenFile, err)
 	}
 }

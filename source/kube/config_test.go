@@ -1,18 +1,12 @@
 package kube
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
+	"context"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
 	"log"
-	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -49,8 +43,7 @@ func TestKubeconfigErrors(t *testing.T) {
 		}
 		return path
 	}
-	caPEM, _ := certificate(t, "127.0.0.1")
-	ca, token := write("ca.crt", string(caPEM)), write("token", "secret")
+	ca, token := write("ca.crt", string(authority(t))), write("token", "secret")
 	good := kubeconfig("https://192.0.2.1:6443", ca, token)
 	if _, err := New(Config{Kubeconfig: write("good", good), NodeName: "n1"}); err != nil {
 		t.Fatalf("the good one: %v", err)
@@ -128,47 +121,38 @@ func TestKubeconfigErrors(t *testing.T) {
 	}
 }
 
-// certificate makes a self-signed certificate for a host.
-func certificate(t *testing.T, host string) ([]byte, tls.Certificate) {
+// authority returns the certificate of httptest's servers, which is for 127.0.0.1.
+func authority(t *testing.T) []byte {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: host}, IsCA: true,
-		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
-	if ip := net.ParseIP(host); ip != nil {
-		tmpl.IPAddresses = []net.IP{ip}
-	} else {
-		tmpl.DNSNames = []string{host}
-	}
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), tls.Certificate{Certificate: [][]byte{der},
-		PrivateKey: key}
+	server := httptest.NewTLSServer(nil)
+	defer server.Close()
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
 }
 
 // CF-02: a server with a certificate of another host, or of another authority: one clear message.
 func TestWrongCertificates(t *testing.T) {
-	_, other := certificate(t, "127.0.0.1")
-	ca, otherHost := certificate(t, "another.example")
-	for name, cert := range map[string]tls.Certificate{"host": otherHost, "authority": other} {
-		t.Run(name, func(t *testing.T) {
+	ca := authority(t)
+	for _, c := range []struct {
+		host string
+		ca   []byte
+		want string
+	}{{"127.0.0.2", ca, "certificate is valid for"}, {"127.0.0.1", nil, "certificate signed by unknown authority"}} {
+		t.Run(c.host, func(t *testing.T) {
 			server := httptest.NewUnstartedServer(nil)
 			server.Config.ErrorLog = log.New(io.Discard, "", 0)
-			server.TLS = &tls.Config{Certificates: []tls.Certificate{cert}}
 			server.StartTLS()
 			defer server.Close()
 			withServer(t, func(t *testing.T, r *rig) {
 				cfg := r.config()
-				cfg.Dial, cfg.Master, cfg.Kubeconfig = nil, "", writeKubeconfig(t, server.URL, ca, "token")
+				cfg.Dial = func(ctx context.Context, network, _ string) (net.Conn, error) {
+					return new(net.Dialer).DialContext(ctx, network, server.Listener.Addr().String())
+				}
+				cfg.Master, cfg.Kubeconfig = "", writeKubeconfig(t, "https://"+c.host+":6443", c.ca, "token")
 				r.startWith(cfg)
-				r.waitLog("certificate is not valid")
+				r.waitLog(c.want)
 				time.Sleep(30 * time.Second)
-				if lines := r.log.Lines("level=ERROR"); len(lines) != 1 {
+				if lines := r.log.Lines("level=ERROR"); len(lines) != 1 ||
+					!strings.Contains(lines[0], "certificate is not valid") {
 					t.Errorf("log:\n%s", strings.Join(lines, "\n"))
 				}
 			})
@@ -178,10 +162,10 @@ func TestWrongCertificates(t *testing.T) {
 
 // CF-02: with the right certificate a token is sent, and one that was replaced in its file is used.
 func TestCredentials(t *testing.T) {
+	ca := authority(t)
 	withServer(t, func(t *testing.T, r *rig) {
-		ca, cert := certificate(t, "127.0.0.1")
 		r.api.down()
-		r.api.cert = &cert
+		r.api.tls = true
 		r.api.up()
 		r.api.put(testService("web", 80))
 		r.api.answer = func(req *http.Request) *metav1.Status {
@@ -202,11 +186,15 @@ func TestCredentials(t *testing.T) {
 	})
 }
 
-// writeKubeconfig writes a kubeconfig beside its files ca and token.
+// writeKubeconfig writes a kubeconfig beside its files ca and token. Without ca it names none.
 func writeKubeconfig(t *testing.T, server string, ca []byte, token string) string {
 	t.Helper()
 	dir := t.TempDir()
-	for name, data := range map[string]string{"ca": string(ca), "token": token, "config": kubeconfig(server, "ca", "token")} {
+	config := kubeconfig(server, "ca", "token")
+	if ca == nil {
+		config = strings.Replace(config, `certificate-authority: "ca"`, "", 1)
+	}
+	for name, data := range map[string]string{"ca": string(ca), "token": token, "config": config} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(data), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -232,10 +220,9 @@ func TestRequestRate(t *testing.T) {
 // below the folder of the container (WN-24).
 func TestHostProcessContainer(t *testing.T) {
 	root := t.TempDir()
-	ca, _ := certificate(t, "192.0.2.1")
 	for name, text := range map[string][]byte{
 		"var/run/secrets/kubernetes.io/serviceaccount/token":  []byte("secret"),
-		"var/run/secrets/kubernetes.io/serviceaccount/ca.crt": ca,
+		"var/run/secrets/kubernetes.io/serviceaccount/ca.crt": authority(t),
 		"etc/kubeconfig": []byte(`{clusters: [{name: c, cluster: {server: "https://192.0.2.2"}}], contexts: [{name: ` +
 			`x, context: {cluster: c}}], current-context: x}`),
 	} {

@@ -2,10 +2,7 @@ package kube
 
 import (
 	"context"
-	"crypto/tls"
 	"encoding/json"
-	"io"
-	"log"
 	"maps"
 	"net"
 	"net/http"
@@ -55,7 +52,7 @@ type apiServer struct {
 	life      time.Duration // of a watch; 0: until the client leaves
 	ahead     int           // each watch begins with a bookmark that is so far in the future
 	handler   http.Handler  // in place of this one; it may call this one
-	cert      *tls.Certificate
+	tls       bool          // with the certificate of [authority]
 	requests  []string
 	// bulk: there are so many Services and slices beside the others; they are made when asked for.
 	bulk int
@@ -90,13 +87,11 @@ func (s *apiServer) up() {
 	defer s.mu.Unlock()
 	s.listener = newMemory()
 	s.http = &httptest.Server{Listener: s.listener, Config: &http.Server{Handler: handler}}
-	if s.cert != nil {
-		s.http.Config.ErrorLog = log.New(io.Discard, "", 0)
-		s.http.TLS = &tls.Config{Certificates: []tls.Certificate{*s.cert}}
+	if s.tls {
 		s.http.StartTLS()
-		return
+	} else {
+		s.http.Start()
 	}
-	s.http.Start()
 }
 
 func (s *apiServer) down() {
