@@ -113,10 +113,6 @@ func TestWalk(t *testing.T) {
 				return one(p), nil
 			}
 		}, trace.Dropped, "notrack", 1, nil},
-		{"a full table", func(w *walk) {
-			w.conntrack = func() (uint64, uint64) { return 1, 9 }
-			w.sysctl = full
-		}, trace.Dropped, "the conntrack table is full (7 of 7)", 1, nil},
 		{"an existing connection in a full table", func(w *walk) {
 			w.sysctl = full
 			w.q.Backend, w.q.Sees = netip.MustParseAddrPort(near), w.q.Packet.From
@@ -131,15 +127,6 @@ func TestWalk(t *testing.T) {
 			trace.Dropped, "pod2 has no carrier", 0.5, nil},
 		{"no such interface", func(w *walk) { w.q.Packet.In = "evil\x1b[31m" }, trace.Dropped, "does not exist", 1,
 			func(n trace.Node) bool { return !strings.Contains(n.Lead()+n.Text(true), "\x1b") }},
-		{"a small MTU", func(w *walk) { w.links[3].MTU = 1400 }, trace.Delivered, "", 0,
-			func(n trace.Node) bool { return len(n.Warnings) == 1 && strings.Contains(n.Warnings[0], "1400") }},
-		{"ARP for an address of a load balancer", func(w *walk) {
-			w.q.Mode.Holds, w.q.Table.Frontend = true, &lb.Frontend{Kind: lb.LoadBalancer}
-			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) { return one(p), nil }
-			w.q.Table.Verdict = trace.Pass
-		}, trace.Delivered, "", 0, func(n trace.Node) bool {
-			return len(n.Warnings) == 1 && strings.Contains(n.Warnings[0], "arp_ignore=0")
-		}},
 		{"the proxy takes another backend", func(w *walk) {
 			w.q.Mode.Terminates = true
 			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:80")
