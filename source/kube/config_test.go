@@ -178,7 +178,8 @@ func TestCredentials(t *testing.T) {
 		cfg.Master, cfg.Kubeconfig = "", writeKubeconfig(t, "https://"+serverAddr, ca, "bad")
 		r.startWith(cfg)
 		r.waitLog("does not accept our credentials (401)")
-		if err := os.WriteFile(filepath.Join(filepath.Dir(cfg.Kubeconfig), "token"), []byte("good"), 0o600); err != nil {
+		token := filepath.Join(filepath.Dir(cfg.Kubeconfig), "token")
+		if err := os.WriteFile(token, []byte("good"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute) // client-go reads a token file once a minute
