@@ -500,8 +500,8 @@ func TestNoCIDRs(t *testing.T) {
 				}
 				r.api.set(func() { r.api.answer = nil })
 				r.wait("web:80 cidr:10.96.0.0/16")
-				// An API server that has just started forbids everything for a moment. What was known
-				// stays.
+				// An API server that has just started forbids everything for a moment. What was
+				// known stays.
 				r.api.down()
 				r.api.set(func() { r.api.answer = refuse })
 				r.api.up()
