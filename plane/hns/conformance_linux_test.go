@@ -2,7 +2,6 @@ package hns_test
 
 import (
 	"context"
-	"encoding/json"
 	"maps"
 	"net/netip"
 	"testing"
@@ -116,8 +115,6 @@ type stand struct {
 	state *hnsfake.State
 }
 
-const labNetwork = "cbr0"
-
 // sourceVIP is an address of node1's pod range that no pod has.
 func sourceVIP(six bool) netip.Addr {
 	if six {
@@ -138,7 +135,7 @@ func (n node) model(f lb.Family, _ scenario.Settings) (planetest.Model, error) {
 			s.AddPod(id, h.Name, h.V4, h.V6)
 		}
 	}
-	s.cfg = hns.Config{Family: f, HNS: s.Fake, Network: labNetwork, DSR: n.dsr}
+	s.cfg = hns.Config{Family: f, HNS: s.Fake, Network: networkName, DSR: n.dsr}
 	if n.network == hns.Overlay {
 		s.cfg.SourceVIP = sourceVIP(f == lb.IPv6)
 		s.SetServices(netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd00:10:96::/108"))
@@ -149,7 +146,7 @@ func (n node) model(f lb.Family, _ scenario.Settings) (planetest.Model, error) {
 func (n node) hnsNetwork() hns.Network {
 	host, _ := netlab.HostByName(netlab.Node1)
 	other, _ := netlab.HostByName(netlab.Node2)
-	net := hns.Network{Name: labNetwork, Type: n.network, ManagementIP: host.V4.String(), HostMAC: hostMAC,
+	net := hns.Network{Name: networkName, Type: n.network, ManagementIP: host.V4.String(), HostMAC: hostMAC,
 		Ipams: []hns.Ipam{{Type: "Static", Subnets: []hns.Subnet{
 			{IPAddressPrefix: netlab.Node1Pods4.String()}, {IPAddressPrefix: netlab.Node1Pods6.String()}}}}}
 	if n.network == "" {
@@ -157,20 +154,10 @@ func (n node) hnsNetwork() hns.Network {
 	}
 	if n.network == hns.Overlay {
 		for pods, node := range map[netip.Prefix]netip.Addr{netlab.Node2Pods4: other.V4, netlab.Node2Pods6: other.V6} {
-			net.Policies = append(net.Policies, policy(hns.PolicyRemoteSubnetRoute,
-				hns.RemoteSubnet{DestinationPrefix: pods.String(), ProviderAddress: node.String(),
-					DistributedRouterMacAddress: "00-15-5D-00-00-01"}))
+			net.Policies = append(net.Policies, route(pods.String(), node.String()))
 		}
 	}
 	return net
-}
-
-func policy(kind string, settings any) hns.Policy {
-	text, err := json.Marshal(settings)
-	if err != nil {
-		panic(err)
-	}
-	return hns.Policy{Type: kind, Settings: text}
 }
 
 func (s *stand) New() (planetest.Plane, error) {

@@ -15,35 +15,21 @@ import (
 // elsewhere.
 const backendsEach = 3
 
-// large returns a plane with that many Services, and its HNS.
-func large(t *testing.T, f lb.Family, kind hns.NetworkType, services int) (*hnsfake.Fake, *hns.Plane, *lb.Table) {
+// large returns a node with that many Services, and its plane.
+func large(t *testing.T, f lb.Family, kind hns.NetworkType, services int) (*windowsNode, testPlane, *lb.Table) {
 	t.Helper()
-	w := planetest.World{Family: f}
-	fake := hnsfake.New(hnsfake.Everything)
-	network := hns.Network{Name: labNetwork, Type: kind, ManagementIP: planetest.World{Family: lb.IPv4}.Addr(192, 1).
-		String(), HostMAC: hostMAC}
+	w, n := planetest.World{Family: f}, newNode(kind, hnsfake.Everything)
+	cfg := n.config(f)
 	if kind == hns.Overlay {
-		network.Policies = []hns.Policy{policy(hns.PolicyRemoteSubnetRoute, hns.RemoteSubnet{
-			DestinationPrefix: w.Node().Pods.Prefixes[0].String(), ProviderAddress: w.Addr(192, 2).String()})}
-	}
-	id := fake.AddNetwork(network)
-	for i := range services + 1 {
-		fake.AddPod(id, fmt.Sprintf("pod-%d", i), w.Addr(100, i*backendsEach))
-	}
-	cfg := hns.Config{Family: f, HNS: fake, Network: labNetwork}
-	if kind == hns.Overlay {
+		n.SetNetwork(n.network, func(net *hns.Network) {
+			net.Policies = []hns.Policy{route(w.Node().Pods.Prefixes[0].String(), w.Addr(192, 2).String())}
+		})
 		cfg.SourceVIP = w.Addr(100, 1<<23)
 	}
-	p, err := hns.New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	table := w.Table(services, backendsEach)
-	fake.Counts()
-	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
-		t.Fatal(err)
-	}
-	return fake, p, table
+	p, table := newPlane(t, cfg), w.Table(services, backendsEach)
+	n.Counts()
+	reset(t, p, table)
+	return n, p, table
 }
 
 // A change costs the same calls among 100 and 2,000 Services (DP-47).
@@ -68,7 +54,7 @@ func TestCostFollowsTheChange(t *testing.T) {
 // costs returns the cost of each change among n Services.
 func costs(t *testing.T, f lb.Family, kind hns.NetworkType, services int) map[string]map[string]int {
 	t.Helper()
-	fake, p, table := large(t, f, kind, services)
+	n, p, table := large(t, f, kind, services)
 	w := planetest.World{Family: f}
 	all := map[string]map[string]int{}
 	for _, c := range []struct {
@@ -88,11 +74,9 @@ func costs(t *testing.T, f lb.Family, kind hns.NetworkType, services int) map[st
 			fronts = nil
 		}
 		changes, _ := table.Replace(owner, fronts)
-		fake.Counts()
-		if _, err := p.Apply(t.Context(), changes); err != nil {
-			t.Fatalf("%s: %v", c.what, err)
-		}
-		all[c.what] = fake.Counts()
+		n.Counts()
+		apply(t, p, changes)
+		all[c.what] = n.Counts()
 	}
 	return all
 }
@@ -101,8 +85,8 @@ func costs(t *testing.T, f lb.Family, kind hns.NetworkType, services int) map[st
 // each kind. A restart finds everything and writes nothing.
 func TestFirstSync(t *testing.T) {
 	const services = 1000
-	fake, _, table := large(t, lb.IPv4, hns.L2Bridge, services)
-	cost := fake.Counts()
+	n, _, table := large(t, lb.IPv4, hns.L2Bridge, services)
+	cost := n.Counts()
 	for call, want := range map[string]int{"CreateLoadBalancer": services,
 		"CreateEndpoint": (backendsEach - 1) * services,
 		"Endpoints":      1, "LoadBalancers": 1, "Networks": 1} {
@@ -110,14 +94,8 @@ func TestFirstSync(t *testing.T) {
 			t.Errorf("%d calls of %s, want %d", got, call, want)
 		}
 	}
-	again, err := hns.New(hns.Config{Family: lb.IPv4, HNS: fake, Network: labNetwork})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := planetest.ResetAll(t.Context(), again, table); err != nil {
-		t.Fatal(err)
-	}
-	cost = fake.Counts()
+	reset(t, n.plane(t, lb.IPv4), table)
+	cost = n.Counts()
 	if want := map[string]int{"Features": 1, "Networks": 1, "Endpoints": 1, "LoadBalancers": 1}; !maps.Equal(cost,
 		want) {
 		t.Errorf("a restart makes the calls %v, want %v", cost, want)

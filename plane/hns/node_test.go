@@ -2,6 +2,7 @@ package hns_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 
 	"net/netip"
@@ -39,6 +40,20 @@ func oldNode(t hns.NetworkType, build string) *windowsNode {
 }
 
 const hostMAC = "00-15-5D-00-00-01"
+
+// route returns the policy of an overlay network that leads to the pods of another node.
+func route(pods, node string) hns.Policy {
+	return policy(hns.PolicyRemoteSubnetRoute, hns.RemoteSubnet{DestinationPrefix: pods, IsolationId: 4096,
+		ProviderAddress: node, DistributedRouterMacAddress: "00-11-22-33-44-55"})
+}
+
+func policy(kind string, settings any) hns.Policy {
+	text, err := json.Marshal(settings)
+	if err != nil {
+		panic(err)
+	}
+	return hns.Policy{Type: kind, Settings: text}
+}
 
 func (n *windowsNode) addNetwork(t hns.NetworkType) {
 	v4, v6 := planetest.World{Family: lb.IPv4}, planetest.World{Family: lb.IPv6}

@@ -142,41 +142,14 @@ func TestNoManagementIP(t *testing.T) {
 // In an overlay, load balancers need the address of --source-vip (CF-31). Remote endpoints route to
 // the node of their subnet, or are a node; others route to this node, with a notice (WN-04).
 func TestOverlayCF31(t *testing.T) {
-	n := newNode(hns.Overlay, hnsfake.Everything)
+	n, p := overlayNode(t)
 	n.noCNI = true
-	route := func(pods, node string) hns.Policy {
-		return hns.Policy{Type: hns.PolicyRemoteSubnetRoute, Settings: fmt.Appendf(nil,
-			`{"DestinationPrefix":%q,"IsolationId":4096,"ProviderAddress":%q,`+
-				`"DistributedRouterMacAddress":"00-11-22-33-44-55"}`, pods, node)}
-	}
-	n.SetNetwork(n.network, func(w *hns.Network) {
-		w.Ipams = []hns.Ipam{{Subnets: []hns.Subnet{{IPAddressPrefix: "100.0.0.0/24"}}}}
-		w.Policies = []hns.Policy{route("100.0.0.0/8", "192.0.0.9"), route("100.0.2.0/24", "192.0.0.2")}
-	})
-	n.SetNetwork(n.network, func(w *hns.Network) { w.Policies = w.Policies[1:] })
 	table := &lb.Table{Node: world.Node()}
-	backends := func(addrs ...string) lb.Backends {
-		var all []lb.Backend
-		for _, a := range addrs {
-			all = append(all, lb.Backend{Addr: netip.AddrPortFrom(netip.MustParseAddr(a), 8080)})
-		}
-		return lb.BackendsOf(all...)
-	}
-	set := &lb.BackendSet{ID: lb.SetID{Service: "ns/a:http", Proto: lb.TCP, Scope: lb.Cluster},
-		Backends: backends("100.0.2.7", "192.0.0.1", "192.0.0.2", "198.18.0.5")}
-	clusterIP := func(set *lb.BackendSet) (lb.Owner, []*lb.Frontend) {
-		return lb.Owner{Name: "ns/a"}, []*lb.Frontend{{Key: lb.Key{Addr: world.Addr(10, 1), Port: 80, Proto: lb.TCP},
-			Service: "ns/a:http", Kind: lb.ClusterIP,
-			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}}
-	}
-	table.Replace(clusterIP(set))
+	table.Replace(service(0, "100.0.2.7", "192.0.0.1", "192.0.0.2", "198.18.0.5"))
 
 	_, err := n.plane(t, lb.IPv4).Reset(t.Context(), table)
 	says(t, err, "overlay", "--source-vip", "winkernel.sourceVip")
 
-	cfg := n.config(lb.IPv4)
-	cfg.SourceVIP = netip.MustParseAddr("100.0.0.250")
-	p := newPlane(t, cfg)
 	reset(t, p, table)
 	for a, provider := range map[string]string{"100.0.2.7": "192.0.0.2", "192.0.0.1": "192.0.0.1",
 		"192.0.0.2": "192.0.0.2", "198.18.0.5": "192.0.0.1"} {
@@ -193,10 +166,13 @@ func TestOverlayCF31(t *testing.T) {
 
 	// An address that only a pod of this node can have gets no remote endpoint: the CNI plugin
 	// needs it.
-	hostile := &lb.BackendSet{ID: set.ID, Backends: backends("100.0.0.77", "100.0.2.7")}
-	changes, _ := table.Replace(clusterIP(hostile))
+	owner, hostile := service(0)
+	hostile[0].Set(lb.Cluster).Backends = lb.BackendsOf(
+		lb.Backend{Addr: netip.MustParseAddrPort("100.0.0.77:8080")},
+		lb.Backend{Addr: netip.MustParseAddrPort("100.0.2.7:8080")})
+	changes, _ := table.Replace(owner, hostile)
 	_, err = p.Apply(t.Context(), changes)
-	says(t, err, "10.0.0.1:80/tcp", "ns/a:http", "100.0.0.77", "CNI")
+	says(t, err, "10.0.0.1:80/tcp", "ns/svc-0:http", "100.0.0.77", "CNI")
 	if l, _ := n.balancerOf("10.0.0.1", 80); len(l.HostComputeEndpoints) != 1 ||
 		n.has(netip.MustParseAddr("100.0.0.77")) {
 		t.Errorf("the rest is not served, or the address is taken:\n%s", n.Own())
@@ -206,8 +182,7 @@ func TestOverlayCF31(t *testing.T) {
 	n.SetNetwork(n.network, func(w *hns.Network) {
 		w.Policies = append(w.Policies, route("100.0.3.0/24", "192.0.0.3"))
 	})
-	set = &lb.BackendSet{ID: set.ID, Backends: backends("100.0.3.1")}
-	apply(t, p, planetest.Changes(table.Replace(clusterIP(set))))
+	apply(t, p, planetest.Changes(table.Replace(service(0, "100.0.3.1"))))
 	if e := n.endpointOf(t, "100.0.3.1"); !strings.Contains(string(e.Policies[0].Settings), "192.0.0.3") {
 		t.Errorf("the new node's pod: %+v", e)
 	}
@@ -222,7 +197,7 @@ func TestOverlayCF31(t *testing.T) {
 
 	// The family without a source VIP is not served, with a notice; the other is.
 	cfg6 := n.config(lb.IPv6)
-	cfg6.SourceVIP = cfg.SourceVIP
+	cfg6.SourceVIP = p.Source()
 	six, w6 := newPlane(t, cfg6), planetest.World{Family: lb.IPv6}
 	reset(t, six, w6.Table(1, 1))
 	if balancers, _ := n.own(lb.IPv6); len(balancers) > 0 || !strings.Contains(notices(six), "--source-vip") {

@@ -27,9 +27,7 @@ func overlayNode(t *testing.T) (*windowsNode, testPlane) {
 	n := newNode(hns.Overlay, hnsfake.Everything)
 	n.SetNetwork(n.network, func(w *hns.Network) {
 		w.Ipams = []hns.Ipam{{Subnets: []hns.Subnet{{IPAddressPrefix: "100.0.0.0/24"}}}}
-		w.Policies = []hns.Policy{{Type: hns.PolicyRemoteSubnetRoute, Settings: []byte(
-			`{"DestinationPrefix":"100.0.2.0/24","IsolationId":4096,"ProviderAddress":"192.0.0.2",` +
-				`"DistributedRouterMacAddress":"00-11-22-33-44-55"}`)}}
+		w.Policies = []hns.Policy{route("100.0.2.0/24", "192.0.0.2")}
 	})
 	cfg := n.config(lb.IPv4)
 	cfg.SourceVIP = netip.MustParseAddr("100.0.0.250")

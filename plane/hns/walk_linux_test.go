@@ -83,10 +83,9 @@ func newSite(kind hns.NetworkType, facts hnsfake.Facts) *site {
 
 // come creates the network and its foreign objects, as after the start of a node.
 func (s *site) come() {
-	n := hns.Network{Name: labNetwork, Type: s.kind, ManagementIP: worlds[0].Addr(192, 1).String(), HostMAC: hostMAC}
+	n := hns.Network{Name: networkName, Type: s.kind, ManagementIP: worlds[0].Addr(192, 1).String(), HostMAC: hostMAC}
 	for _, w := range worlds {
-		n.Policies = append(n.Policies, policy(hns.PolicyRemoteSubnetRoute, hns.RemoteSubnet{
-			DestinationPrefix: w.Node().Pods.Prefixes[0].String(), ProviderAddress: w.Addr(192, 2).String()}))
+		n.Policies = append(n.Policies, route(w.Node().Pods.Prefixes[0].String(), w.Addr(192, 2).String()))
 	}
 	s.network, s.pods = s.AddNetwork(n), map[int]string{}
 	for i := range podsOfNode {
@@ -140,7 +139,7 @@ type sitePlane struct {
 func (p sitePlane) Dump() string { return p.s.Own() }
 
 func (s *site) plane(f lb.Family) (sitePlane, error) {
-	p, err := hns.New(hns.Config{Family: f, HNS: s.Fake, Network: labNetwork, DSR: true, SourceVIP: sources()[f/6]})
+	p, err := hns.New(hns.Config{Family: f, HNS: s.Fake, Network: networkName, DSR: true, SourceVIP: sources()[f/6]})
 	return sitePlane{p, s}, err
 }
 
