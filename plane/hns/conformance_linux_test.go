@@ -197,6 +197,9 @@ type watched struct {
 	s *stand
 }
 
+// Dump returns the objects of the plane.
+func (w watched) Dump() string { return w.s.Own() }
+
 func (w watched) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error) {
 	w.s.state = nil
 	return w.Plane.Reset(ctx, want)

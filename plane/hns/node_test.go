@@ -92,6 +92,9 @@ func (p testPlane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult
 	return p.Plane.Reset(ctx, want)
 }
 
+// Dump returns our objects of both families.
+func (p testPlane) Dump() string { return p.n.Own() }
+
 func (p testPlane) Apply(ctx context.Context, changes []lb.Change) (plane.ApplyResult, error) {
 	var rows []*lb.Frontend
 	for _, c := range changes {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -23,6 +24,34 @@ func TestVerbs(t *testing.T) {
 			planetest.Verbs(t, func(testing.TB) planetest.Kernel { return kernel(newNode(hns.L2Bridge, features)) })
 		})
 	}
+}
+
+// Changes of one namespace leave load balancers of others alone (TN-01).
+func TestTenants(t *testing.T) {
+	planetest.Tenants(t, 5, func(testing.TB) planetest.Kernel {
+		return kernel(newNode(hns.L2Bridge, hnsfake.Everything))
+	})
+}
+
+// objectBytes and referenceBytes are assumed sizes of an object and of a reference to an endpoint
+// in HNS.
+const objectBytes, referenceBytes = 1024, 36
+
+// One tenant's objects take heap and memory of HNS in proportion to their bytes (TN-91).
+func TestMemoryOfTenants(t *testing.T) {
+	planetest.Memory(t, 8, 500, 700, func(t testing.TB) planetest.Kernel {
+		n := newNode(hns.L2Bridge, hnsfake.Everything)
+		t.Cleanup(func() { runtime.KeepAlive(n) }) // else its memory would count as the plane's
+		k := kernel(n)
+		k.Bytes = func(lb.Family) (bytes int, err error) {
+			state := n.State()
+			for _, l := range state.LoadBalancers {
+				bytes += objectBytes + referenceBytes*len(l.HostComputeEndpoints)
+			}
+			return bytes + objectBytes*len(state.Endpoints), nil
+		}
+		return k
+	})
 }
 
 func kernel(n *windowsNode) planetest.Kernel {
