@@ -63,11 +63,10 @@ func siteKernel(kind uint8, often float64) func(testing.TB) planetest.Kernel {
 
 // site is an HNS with foreign objects.
 type site struct {
-	*hnsfake.Fake
-	network string
-	kind    hns.NetworkType
-	facts   hnsfake.Facts
-	pods    map[int]string // the endpoints of the pods of this node, by number
+	*windowsNode
+	kind  hns.NetworkType
+	facts hnsfake.Facts
+	pods  map[int]string // the endpoints of the pods of this node, by number
 }
 
 // podsOfNode is the number of pods on this node, those with even numbers.
@@ -76,27 +75,24 @@ const podsOfNode = 12
 var worlds = [2]planetest.World{{Family: lb.IPv4}, {Family: lb.IPv6}}
 
 func newSite(kind hns.NetworkType, facts hnsfake.Facts) *site {
-	s := &site{Fake: hnsfake.With(facts), kind: kind, facts: facts}
+	s := &site{windowsNode: &windowsNode{Fake: hnsfake.With(facts), noCNI: true}, kind: kind, facts: facts}
 	s.come()
 	return s
 }
 
 // come creates the network and its foreign objects, as after the start of a node.
 func (s *site) come() {
-	n := hns.Network{Name: networkName, Type: s.kind, ManagementIP: worlds[0].Addr(192, 1).String(), HostMAC: hostMAC}
-	for _, w := range worlds {
-		n.Policies = append(n.Policies, route(w.Node().Pods.Prefixes[0].String(), w.Addr(192, 2).String()))
-	}
-	s.network, s.pods = s.AddNetwork(n), map[int]string{}
+	s.addNetwork(s.kind)
+	s.SetNetwork(s.network, func(n *hns.Network) {
+		for _, w := range worlds {
+			n.Policies = append(n.Policies, route(w.Node().Pods.Prefixes[0].String(), w.Addr(192, 2).String()))
+		}
+	})
+	s.pods = map[int]string{}
 	for i := range podsOfNode {
 		s.addPod(i)
 	}
-	s.SetServices(slices.Concat(worlds[0].Node().ServiceCIDRs, worlds[1].Node().ServiceCIDRs)...)
 	s.stranger(s.AddPod(s.network, "stranger's pod", worlds[0].Addr(100, 1<<21), worlds[1].Addr(100, 1<<21)))
-}
-
-func sources() [2]netip.Addr {
-	return [2]netip.Addr{worlds[0].Addr(100, 1<<20), worlds[1].Addr(100, 1<<20)}
 }
 
 func (s *site) addPod(i int) {
@@ -130,17 +126,11 @@ func (s *site) stranger(pod string) {
 	}
 }
 
-// sitePlane dumps the objects of all planes in HNS.
-type sitePlane struct {
-	*hns.Plane
-	s *site
-}
-
-func (p sitePlane) Dump() string { return p.s.Own() }
-
-func (s *site) plane(f lb.Family) (sitePlane, error) {
-	p, err := hns.New(hns.Config{Family: f, HNS: s.Fake, Network: networkName, DSR: true, SourceVIP: sources()[f/6]})
-	return sitePlane{p, s}, err
+func (s *site) plane(f lb.Family) (testPlane, error) {
+	cfg := s.config(f)
+	cfg.DSR, cfg.SourceVIP = true, planetest.World{Family: f}.Addr(100, 1<<20)
+	p, err := hns.New(cfg)
+	return testPlane{p, s.windowsNode}, err
 }
 
 func (s *site) kernel(often float64) planetest.Kernel {
@@ -186,20 +176,15 @@ func (s *site) kernel(often float64) planetest.Kernel {
 				}
 			},
 			Local: func(a netip.Addr) bool {
-				return slices.ContainsFunc(s.podAddrs(), func(pod [2]netip.Addr) bool {
-					return pod[0] == a || pod[1] == a
-				})
+				for i := range podsOfNode {
+					if a == worlds[0].Addr(100, 2*i) || a == worlds[1].Addr(100, 2*i) {
+						return true
+					}
+				}
+				return false
 			},
 		},
 	}
-}
-
-// podAddrs returns the addresses of all pods of this node, by number.
-func (s *site) podAddrs() (all [][2]netip.Addr) {
-	for i := range podsOfNode {
-		all = append(all, [2]netip.Addr{worlds[0].Addr(100, 2*i), worlds[1].Addr(100, 2*i)})
-	}
-	return all
 }
 
 // fault returns the next call's failure.
@@ -235,10 +220,8 @@ func (s *site) podMoves(rnd *rand.Rand) string {
 // evict removes our endpoints with a pod's addresses, which the CNI plugin needs.
 func (s *site) evict(i int) {
 	for _, e := range s.State().Endpoints {
-		for _, a := range e.IPConfigurations {
-			if a.IPAddress == worlds[0].Addr(100, 2*i).String() || a.IPAddress == worlds[1].Addr(100, 2*i).String() {
-				s.Damage(e.ID)
-			}
+		if e.Has(worlds[0].Addr(100, 2*i)) || e.Has(worlds[1].Addr(100, 2*i)) {
+			s.Damage(e.ID)
 		}
 	}
 }
