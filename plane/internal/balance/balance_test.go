@@ -313,20 +313,6 @@ func TestClientsThatGiveUp(t *testing.T) {
 	})
 }
 
-// With all of them failing, clients are still sent to one after the other.
-func TestAllFail(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := New(Config{}).Set(setOf("ns/a", 1, 2, 3), 0)
-		for _, n := range []int{1, 2, 3} {
-			s.Dialled(client(0), backend(n), refused)
-		}
-		var tried []netip.AddrPort
-		for range 3 {
-			tried = append(tried, pick(t, s, 0, tried...))
-		}
-	})
-}
-
 // A sticky client is led past its backend while that fails, and stays with the one that it met
 // instead.
 func TestAffinityToOneThatFails(t *testing.T) {
