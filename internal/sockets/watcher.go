@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"kube-proxy/lb"
@@ -49,17 +48,16 @@ const delay = 100 * time.Millisecond
 // not check together.
 const checkEvery = 5 * time.Minute
 
+// confirmAfter is the age at which a UDP socket is reported: a client without connect(2) looks like
+// a server, but not for long.
+const confirmAfter = 3 * time.Second
+
 // Watcher compares NodePorts and frontends at the node's own addresses with sockets and with each
 // other.
 type Watcher struct {
 	cfg    Config
 	kernel kernel
-	every  time.Duration // checkEvery; tests wait less
-	// confirm is the age at which a UDP socket is reported: a client without connect(2) looks like
-	// a server, but not for long.
-	confirm time.Duration
-	wake    chan struct{} // has a value when there are fresh ports
-	looks   atomic.Uint64 // that are over
+	wake   chan struct{} // has a value when there are fresh ports
 
 	mu    sync.Mutex
 	rows  map[lb.Family]map[port]string  // the Service of each NodePort
@@ -129,7 +127,7 @@ func (s socket) takes(fam lb.Family) bool {
 }
 
 func newWatcher(cfg Config, k kernel) *Watcher {
-	return &Watcher{cfg: cfg, kernel: k, every: checkEvery, confirm: 3 * time.Second, wake: make(chan struct{}, 1),
+	return &Watcher{cfg: cfg, kernel: k, wake: make(chan struct{}, 1),
 		rows: map[lb.Family]map[port]string{lb.IPv4: {}, lb.IPv6: {}}, addrs: map[netip.Addr]map[port]string{},
 		fresh: map[port]struct{}{}, gone: map[state]struct{}{}, reported: map[state]struct{}{},
 		suspects: map[state]suspect{}, errs: map[string]string{}}
@@ -214,7 +212,7 @@ func (w *Watcher) Run(ctx context.Context) {
 		start := time.Now()
 		w.look(ctx, all)
 		if confirm = nil; len(w.suspects) > 0 {
-			confirm = time.After(w.confirm)
+			confirm = time.After(confirmAfter)
 		}
 		select { // endless changes cost a tenth of a CPU at most
 		case <-ctx.Done():
@@ -225,7 +223,7 @@ func (w *Watcher) Run(ctx context.Context) {
 
 // period returns the time until the next check of all NodePorts.
 func (w *Watcher) period() time.Duration {
-	return time.Duration(float64(w.every) * (0.9 + 0.2*rand.Float64()))
+	return time.Duration(float64(checkEvery) * (0.9 + 0.2*rand.Float64()))
 }
 
 // take returns the ports to check now, by protocol: those with a NodePort, or with a frontend at an
@@ -239,7 +237,7 @@ func (w *Watcher) take(all bool) map[lb.Proto]map[uint16]struct{} {
 		ports[p] = struct{}{}
 	}
 	for s, was := range w.suspects {
-		if time.Since(was.since) >= w.confirm {
+		if time.Since(was.since) >= confirmAfter {
 			ports[s.port] = struct{}{}
 		}
 	}
@@ -368,7 +366,6 @@ func (w *Watcher) look(ctx context.Context, all bool) {
 	w.withoutOurs(found)
 	w.nodePorts(found, looked)
 	w.compare(found, looked)
-	w.looks.Add(1)
 }
 
 // locate takes the ended claims, and finds the addresses of this node with frontends or such
@@ -451,7 +448,7 @@ func (w *Watcher) compare(found map[state]uint32, looked map[port]struct{}) {
 			if !known || was.inode != inode {
 				was = suspect{inode, now}
 			}
-			if now.Sub(was.since) < w.confirm {
+			if now.Sub(was.since) < confirmAfter {
 				suspects[s] = was
 				if claim := (state{service: s.service, port: s.port, addr: s.addr}); slices.Contains(ended[s.port],
 					claim) {

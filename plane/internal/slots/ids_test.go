@@ -14,7 +14,7 @@ import (
 // the kernel accepted its batch. A later process knows only the table's record, and the numbers in
 // use.
 func TestNumbersAreUsedOnce(t *testing.T) {
-	for seed := range uint64(20) {
+	for seed := range uint64(6) {
 		rnd := rand.New(rand.NewPCG(seed, 6))
 		used := map[uint32]bool{}
 		table := struct{ reserved, seen uint32 }{}

@@ -82,22 +82,6 @@ func TestNext(t *testing.T) {
 	}
 }
 
-// An added or removed endpoint changes one or two slots.
-func TestNextOfOneEndpoint(t *testing.T) {
-	all := some(rand.New(rand.NewPCG(1, 1)), 10, 10)
-	for i := range all.Len() {
-		without := sorted(slices.Delete(slices.Collect(all.All()), i, i+1))
-		if got := Next(First(all), all, without); !slices.Equal(got[:i], First(all)[:i]) || i < 9 &&
-			got[i] != all.At(9).Addr {
-			t.Errorf("without %d: %v", i, got)
-		}
-		if got := Next(First(without), without, all); !slices.Equal(got[:9], First(without)) ||
-			got[9] != all.At(i).Addr {
-			t.Errorf("with %d: %v", i, got)
-		}
-	}
-}
-
 // Whatever the kernel has, the slots hold the backends exactly, and each backend in a remaining
 // slot stays there.
 func TestAdopt(t *testing.T) {
