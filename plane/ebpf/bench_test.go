@@ -1,29 +1,27 @@
 //go:build linux
 
-package ebpf_test
+package ebpf
 
 import (
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
+	cilium "github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/ebpf"
 	"kube-proxy/plane/nftables"
 	"kube-proxy/test/planetest"
 	"kube-proxy/test/tables"
@@ -45,7 +43,7 @@ set shop/echo:udp/udp/cluster
 type way struct {
 	name    string
 	to      netip.AddrPort
-	sockets string // of [ebpf.Config]
+	sockets string // of [Config]
 }
 
 var ways = []way{
@@ -71,7 +69,7 @@ func BenchmarkSockets(b *testing.B) {
 			took := map[string][]time.Duration{}
 			for b.Loop() {
 				for _, w := range ways {
-					if err := p.Switch(w.sockets); err != nil {
+					if err := p.balance(w.sockets); err != nil {
 						b.Fatal(err)
 					}
 					if op.name == "connect" { // each way starts after this, so that caches are equally cold
@@ -116,7 +114,7 @@ func untracked(tb testing.TB, to netip.AddrPort) {
 }
 
 // echoLab starts the endpoint in pod1, and a plane with so many Services more.
-func echoLab(b *testing.B, lab *netlab.TestLab, services int) *ebpf.Plane {
+func echoLab(b *testing.B, lab *netlab.TestLab, services int) *Plane {
 	table := planetest.World{Family: lb.IPv4}.Table(services, 10)
 	shop, err := tables.Parse(echoShop)
 	if err != nil {
@@ -130,13 +128,13 @@ func echoLab(b *testing.B, lab *netlab.TestLab, services int) *ebpf.Plane {
 	table.Replace(lb.Owner{Name: "shop/echo"}, fronts)
 	lab.On("pod1", func() { serveEcho(b) })
 	all := &planes{bpffs: bpffs(b)}
-	var p *ebpf.Plane
+	var p *Plane
 	lab.On(netlab.Node1, func() {
 		if p, err = all.at(lb.IPv4, lab.Cgroup(netlab.Node1)); err != nil {
 			b.Fatal(err)
 		}
-		if _, err := p.Reset(b.Context(), table); err != nil || p.Failed() != nil {
-			b.Fatal(err, p.Failed())
+		if _, err := p.Reset(b.Context(), table); err != nil || p.failed != nil {
+			b.Fatal(err, p.failed)
 		}
 	})
 	b.Cleanup(func() { p.Close() })
@@ -207,7 +205,7 @@ func connects(to netip.AddrPort, samples []time.Duration) error {
 	return nil
 }
 
-func open(kind int, to netip.AddrPort) (fd int, err error) {
+func openEcho(kind int, to netip.AddrPort) (fd int, err error) {
 	if fd, err = unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0); err != nil {
 		return 0, err
 	}
@@ -232,7 +230,7 @@ func streams(to netip.AddrPort, samples []time.Duration) error {
 }
 
 func exchanges(to netip.AddrPort, samples []time.Duration, data []byte) error {
-	fd, err := open(unix.SOCK_STREAM, to)
+	fd, err := openEcho(unix.SOCK_STREAM, to)
 	if err != nil {
 		return err
 	}
@@ -257,7 +255,7 @@ func exchanges(to netip.AddrPort, samples []time.Duration, data []byte) error {
 
 // echoes sends datagrams with one unconnected socket.
 func echoes(to netip.AddrPort, samples []time.Duration) error {
-	fd, err := open(unix.SOCK_DGRAM, to)
+	fd, err := openEcho(unix.SOCK_DGRAM, to)
 	if err != nil {
 		return err
 	}
@@ -282,7 +280,7 @@ func echoes(to netip.AddrPort, samples []time.Duration) error {
 
 // timed is a packet path that notes how long its calls take.
 type timed struct {
-	ebpf.PacketPath
+	PacketPath
 	spent time.Duration
 }
 
@@ -311,7 +309,7 @@ func BenchmarkTables(b *testing.B) {
 					b.Fatal(err)
 				}
 				path := &timed{PacketPath: under}
-				p, err := ebpf.New(ebpf.Config{Family: lb.IPv4, Cgroup: lab.Cgroup(netlab.Node1),
+				p, err := New(Config{Family: lb.IPv4, Cgroup: lab.Cgroup(netlab.Node1),
 					Pins: filepath.Join(bpffs(b), "bench"), Sockets: "all", Stale: "none"}, path)
 				if err != nil {
 					b.Fatal(err)
@@ -319,8 +317,8 @@ func BenchmarkTables(b *testing.B) {
 				defer p.Close()
 				runtime.GC()
 				start, used := time.Now(), cpu(b)
-				if _, err := p.Reset(b.Context(), table); err != nil || p.Failed() != nil {
-					b.Fatal(err, p.Failed())
+				if _, err := p.Reset(b.Context(), table); err != nil || p.failed != nil {
+					b.Fatal(err, p.failed)
 				}
 				used = cpu(b) - used
 				first, ofPath := time.Since(start), path.spent
@@ -328,7 +326,17 @@ func BenchmarkTables(b *testing.B) {
 				b.ReportMetric(first.Seconds()*1e3, "first-ms")
 				b.ReportMetric(ofPath.Seconds()*1e3, "first-nftables-ms")
 				b.ReportMetric(used.Seconds()*1e3, "first-cpu-ms")
-				b.ReportMetric(float64(p.Memory())/(1<<20), "kernel-MiB")
+				var bytes uint64
+				for _, m := range []*cilium.Map{p.kernel.fronts.inner, p.kernel.sets.inner, p.kernel.slots.inner,
+					p.kernel.backends.inner} {
+					info, err := m.Info()
+					if err != nil {
+						b.Fatal(err)
+					}
+					size, _ := info.Memlock()
+					bytes += size
+				}
+				b.ReportMetric(float64(bytes)/(1<<20), "kernel-MiB")
 			})
 		})
 	}
@@ -343,15 +351,15 @@ func cpu(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-func benchChange(b *testing.B, w planetest.World, table *lb.Table, p *ebpf.Plane, path *timed) {
+func benchChange(b *testing.B, w planetest.World, table *lb.Table, p *Plane, path *timed) {
 	var more, under []time.Duration
-	before := p.Writes()
+	before := p.kernel.writes
 	for i := 0; b.Loop(); i++ {
 		owner, fronts := w.ClusterIP(i%100, i%100*10+i/100%2, 10)
 		changes, _ := table.Replace(owner, fronts)
 		start := time.Now()
-		if _, err := p.Apply(b.Context(), changes); err != nil || p.Failed() != nil {
-			b.Fatal(err, p.Failed())
+		if _, err := p.Apply(b.Context(), changes); err != nil || p.failed != nil {
+			b.Fatal(err, p.failed)
 		}
 		if len(changes) > 0 {
 			more, under = append(more, time.Since(start)-path.spent), append(under, path.spent)
@@ -360,126 +368,7 @@ func benchChange(b *testing.B, w planetest.World, table *lb.Table, p *ebpf.Plane
 	if len(more) > 0 {
 		b.ReportMetric(float64(median(more).Nanoseconds())/1e3, "change-more-µs")
 		b.ReportMetric(float64(median(under).Nanoseconds())/1e3, "change-nftables-µs")
-		b.ReportMetric(float64(p.Writes()-before)/float64(len(more)), "writes/change")
+		b.ReportMetric(float64(p.kernel.writes-before)/float64(len(more)), "writes/change")
 	}
 	b.ReportMetric(0, "ns/op")
-}
-
-// TestManyBackendsLeave: a tenth of 10,000 endpoints leave at once under load. No new
-// connection fails, and those that begin afterwards reach none of them (EB-11).
-func TestManyBackendsLeave(t *testing.T) {
-	const backends = 10_000
-	lab := netlab.ForTest(t, netlab.Options{Cgroup: true, NoNode2: true, NoClient: true})
-	all := &planes{bpffs: bpffs(t)}
-	addr := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{100, 64, byte(i >> 8), byte(i)}) }
-	table := func(gone int) *lb.Table {
-		var s strings.Builder
-		s.WriteString("node nodeports 0.0.0.0/0 pods 10.1.0.0/16\n10.96.0.10:80/tcp shop/web:http clusterip\n" +
-			"  anywhere balance shop/web:http/tcp/cluster\nset shop/web:http/tcp/cluster\n")
-		for i := gone; i < backends; i++ {
-			fmt.Fprintf(&s, "  %s:9000 local\n", addr(i))
-		}
-		want, err := tables.Parse(s.String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		return want
-	}
-	lab.On("pod1", func() {
-		ip(t, "route", "add", "local", "100.64.0.0/16", "dev", "lo")
-		l, err := net.Listen("tcp", ":9000")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { l.Close() })
-		go func() {
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				fmt.Fprintln(c, c.LocalAddr())
-				c.Close()
-			}
-		}()
-	})
-	lab.On(netlab.Node1, func() { ip(t, "route", "add", "100.64.0.0/16", "via", "10.1.1.11") })
-	var p *ebpf.Plane
-	lab.On(netlab.Node1, func() {
-		var err error
-		if p, err = all.at(lb.IPv4, lab.Cgroup(netlab.Node1)); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := planetest.ResetAll(t.Context(), checked{p}, table(0)); err != nil {
-			t.Fatal(err)
-		}
-	})
-	defer p.Close()
-	done, result, started := make(chan struct{}), make(chan error, 1), make(chan struct{})
-	go func() {
-		n := 0
-		lab.On("pod3", func() {
-			for ; ; n++ {
-				if n == 100 {
-					close(started)
-				}
-				select {
-				case <-done:
-					result <- nil
-					return
-				default:
-				}
-				if _, err := reach("10.96.0.10:80"); err != nil {
-					result <- fmt.Errorf("connection %d: %w", n, err)
-					return
-				}
-			}
-		})
-	}()
-	select {
-	case <-started:
-	case err := <-result:
-		t.Fatal(err)
-	}
-	lab.On(netlab.Node1, func() {
-		if _, err := (checked{p}).Apply(t.Context(), changesTo(table(backends/10))); err != nil {
-			t.Error(err)
-		}
-	})
-	lab.On("pod2", func() {
-		for range 300 {
-			at, err := reach("10.96.0.10:80")
-			if err != nil {
-				t.Fatal(err)
-			}
-			if at.Addr().Less(addr(backends / 10)) {
-				t.Errorf("a connection reached %s, which had left", at)
-			}
-		}
-	})
-	close(done)
-	if err := <-result; err != nil {
-		t.Error(err)
-	}
-}
-
-// reach connects in the calling thread's namespace, and returns where.
-func reach(to string) (at netip.AddrPort, err error) {
-	c, err := net.DialTimeout("tcp", to, 20*time.Second)
-	if err != nil {
-		return at, err
-	}
-	defer c.Close()
-	text, err := io.ReadAll(c)
-	if err != nil {
-		return at, err
-	}
-	return netip.ParseAddrPort(strings.TrimSpace(string(text)))
-}
-
-func ip(t *testing.T, args ...string) {
-	t.Helper()
-	if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
-		t.Fatalf("ip %v: %v: %s", args, err, out)
-	}
 }

@@ -1,13 +1,12 @@
 //go:build linux
 
-package ebpf_test
+package ebpf
 
 import (
 	"testing"
 
 	"kube-proxy/lb"
 	"kube-proxy/mode"
-	"kube-proxy/plane/ebpf"
 	"kube-proxy/plane/nftables"
 	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
@@ -15,7 +14,7 @@ import (
 
 // traced is what trace must know of the mode.
 func traced(f lb.Family) trace.Mode {
-	return ebpf.Mode(nftables.Mode()).Trace(mode.Settings{Family: f})
+	return Mode(nftables.Mode()).Trace(mode.Settings{Family: f})
 }
 
 // differsIn has the scenarios from which the mode differs by intent.

@@ -1,6 +1,6 @@
 //go:build linux
 
-package ebpf_test
+package ebpf
 
 import (
 	"bufio"
@@ -49,7 +49,7 @@ func TestExempt(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		folder := filepath.Join(b.t.TempDir(), "exempt")
 		open := b.connectOnly("pod3", b.to("VIP:53"))
-		b.must(b.plane.Switch("all", folder+"/*.net"))
+		b.must(b.plane.balance("all", folder+"/*.net"))
 		if !b.direct("pod3") {
 			b.t.Fatal("a pod is exempt without a pattern")
 		}
@@ -61,9 +61,7 @@ func TestExempt(t *testing.T) {
 		if !b.direct("pod2") {
 			b.t.Error("another pod is exempt")
 		}
-		if got := peer(b.t, open); got != b.to("VIP:53") {
-			b.t.Errorf("the peer of an open socket is %s", got)
-		}
+		b.hasPeer("an open socket", open, b.to("VIP:53"))
 		b.must(os.Remove(name))
 		if !eventually(func() bool { return b.direct("pod3") }) {
 			b.t.Error("the pod is exempt though its link is gone")
@@ -76,7 +74,7 @@ func TestExempt(t *testing.T) {
 func TestExemptCgroup(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		root := b.Cgroup(netlab.Node1)
-		b.must(b.plane.Switch("all", root+"/vm-*"))
+		b.must(b.plane.balance("all", root+"/vm-*"))
 		deep := b.folder(b.folder(filepath.Join(root, "vm-1")) + "/deeper")
 		for cgroup, direct := range map[string]bool{root: true, deep: false} {
 			if !eventually(func() bool { return b.passesIn(cgroup) != direct }) {

@@ -1,6 +1,6 @@
 //go:build linux
 
-package ebpf_test
+package ebpf
 
 import (
 	"fmt"
@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
-	"kube-proxy/plane/ebpf"
 )
 
 // TestCookieByProgram: where the kernel lacks SO_NETNS_COOKIE (before Linux 5.14) a program reads
@@ -26,11 +25,11 @@ func TestCookieByProgram(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer unix.Close(fd)
-			got, err := ebpf.CookieByProgram(fd)
+			got, err := cookieByProgram(fd)
 			if err != nil {
 				t.Fatal(err)
 			}
-			want, err := ebpf.NetnsCookie()
+			want, err := netnsCookie()
 			if err != nil || got != want || seen[got] != "" {
 				t.Errorf("%s: cookie %d, by the kernel's own %d, error %v; it is that of %q", host, got, want, err,
 					seen[got])
@@ -54,7 +53,7 @@ func TestOff(t *testing.T) {
 		b.On(netlab.Node1, func() { b.reset(b.table) })
 		note()
 		for words, lacks := range map[string]error{
-			"bind() to a NodePort with EPERM": ebpf.SetsErrors(), "do not end": b.plane.Unreaped(),
+			"bind() to a NodePort with EPERM": setsErrors(), "do not end": b.plane.unreaped,
 		} {
 			times := 0
 			for text, n := range said {
@@ -73,16 +72,16 @@ func TestOff(t *testing.T) {
 
 // TestOwnCookies: a thread in another network namespace knows that of the process too (EB-25).
 func TestOwnCookies(t *testing.T) {
-	home, err := ebpf.NetnsCookie()
+	home, err := netnsCookie()
 	if err != nil {
 		t.Fatal(err)
 	}
 	err = netlab.Isolated(0, func() error {
-		there, err := ebpf.NetnsCookie()
+		there, err := netnsCookie()
 		if err != nil {
 			return err
 		}
-		all, err := ebpf.OwnCookies()
+		all, err := ownCookies()
 		if there == home || !slices.Equal(all, []uint64{there, home}) {
 			t.Errorf("cookies %v, want %d and %d", all, there, home)
 		}

@@ -1,6 +1,6 @@
 //go:build linux
 
-package ebpf_test
+package ebpf
 
 import (
 	"bufio"
@@ -17,7 +17,6 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/ebpf"
 	"kube-proxy/plane/nftables"
 	"kube-proxy/test/planetest"
 )
@@ -64,7 +63,7 @@ func threadCgroup() (string, error) {
 // planes makes planes for the labs of a test.
 type planes struct {
 	bpffs string
-	with  func(*ebpf.Config) // changes the configuration; nil for none
+	with  func(*Config) // changes the configuration; nil for none
 }
 
 // new makes a plane in the namespace and the cgroup of the calling thread.
@@ -81,33 +80,33 @@ func (p *planes) new(f lb.Family) (planetest.Plane, error) {
 }
 
 // checked is a plane whose programs must not fail: without them it would serve as well.
-type checked struct{ *ebpf.Plane }
+type checked struct{ *Plane }
 
 func (c checked) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error) {
 	res, err := c.Plane.Reset(ctx, want)
-	return res, errors.Join(err, c.Failed())
+	return res, errors.Join(err, c.failed)
 }
 
 func (c checked) Apply(ctx context.Context, changes []lb.Change) (plane.ApplyResult, error) {
 	res, err := c.Plane.Apply(ctx, changes)
-	return res, errors.Join(err, c.Failed())
+	return res, errors.Join(err, c.failed)
 }
 
 func (c checked) SetNode(ctx context.Context, n lb.Node) error {
-	return errors.Join(c.Plane.SetNode(ctx, n), c.Failed())
+	return errors.Join(c.Plane.SetNode(ctx, n), c.failed)
 }
 
-func (p *planes) at(f lb.Family, cgroup string) (*ebpf.Plane, error) {
+func (p *planes) at(f lb.Family, cgroup string) (*Plane, error) {
 	under, err := nftables.New(nftables.Config{Family: f})
 	if err != nil {
 		return nil, err
 	}
-	cfg := ebpf.Config{Family: f, Cgroup: cgroup, Pins: p.bpffs,
+	cfg := Config{Family: f, Cgroup: cgroup, Pins: p.bpffs,
 		Sockets: "all", Stale: "udp"}
 	if p.with != nil {
 		p.with(&cfg)
 	}
-	return ebpf.New(cfg, under)
+	return New(cfg, under)
 }
 
 // bind binds a socket of its own to an address, and closes it: before Linux 5.17 one that was
@@ -125,7 +124,7 @@ func (b *bench) bind(host string, kind int, at netip.AddrPort) (err error) {
 
 // busy is the error of bind() to a NodePort.
 func busy() unix.Errno {
-	if ebpf.SetsErrors() != nil { // before Linux 5.18
+	if setsErrors() != nil { // before Linux 5.18
 		return unix.EPERM
 	}
 	return unix.EADDRINUSE

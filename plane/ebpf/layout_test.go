@@ -1,6 +1,6 @@
 //go:build linux
 
-package ebpf_test
+package ebpf
 
 import (
 	"os"
@@ -18,7 +18,7 @@ import (
 // it.
 func (b *bench) otherLayout(name string, spec *cebpf.MapSpec) {
 	b.t.Helper()
-	pin := filepath.Join(b.plane.Pins(), strings.ToLower(b.f.String()), name)
+	pin := filepath.Join(b.plane.cfg.Pins, strings.ToLower(b.f.String()), name)
 	b.must(os.Remove(pin))
 	m, err := cebpf.NewMap(spec)
 	if err == nil {
@@ -42,9 +42,7 @@ func TestLayout(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		tcp, udp := b.socket("pod3", unix.SOCK_STREAM, false), b.socket("pod3", unix.SOCK_DGRAM, false)
 		b.must(unix.Connect(tcp, sockaddr(b.to("VIP:80"))))
-		if _, _, err := asks(udp, b.to("VIP:53")); err != nil {
-			b.t.Fatal(err)
-		}
+		b.asks("at first", udp, b.to("VIP:53"), "pod1")
 		inner := &cebpf.MapSpec{Type: cebpf.Hash, KeySize: 4, ValueSize: 4, MaxEntries: 1024,
 			Flags: unix.BPF_F_NO_PREALLOC}
 		b.otherLayout("sets", &cebpf.MapSpec{Type: cebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 1,
@@ -55,16 +53,12 @@ func TestLayout(t *testing.T) {
 		b.restart(nil)
 		traffic.More()
 		traffic.Stop()
-		if got := peer(b.t, tcp); got != b.to("VIP:80") {
-			b.t.Errorf("the peer of an open socket is %s", got)
-		}
+		b.hasPeer("an open socket", tcp, b.to("VIP:80"))
 		b.noRules()
-		if from, _, err := asks(udp, b.to("VIP:53")); err != nil || from != b.to("VIP:53") {
-			b.t.Errorf("an open UDP socket: reply from %s, error %v", from, err)
-		}
+		b.asks("an open UDP socket", udp, b.to("VIP:53"), "pod1")
 		b.reaches("pod3", netlab.TCP, "VIP:80", "pod1")
 		b.restart(nil)
-		if n := b.plane.Writes(); n != 0 {
+		if n := b.plane.kernel.writes; n != 0 {
 			b.t.Errorf("the next process wrote %d elements", n)
 		}
 	})

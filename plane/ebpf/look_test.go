@@ -1,6 +1,6 @@
 //go:build linux
 
-package ebpf_test
+package ebpf
 
 import (
 	"net/netip"
@@ -38,7 +38,7 @@ func TestFollow(t *testing.T) {
 				b.t.Errorf("%s → VIP:81: %+v", from, k)
 			}
 		}
-		b.must(b.plane.Switch("host"))
+		b.must(b.plane.balance("host"))
 		if k := follow("pod2", "VIP:80"); k.Connected || k.Verdict != trace.Balance ||
 			!strings.Contains(k.Way[0], "sockets of the node alone") {
 			b.t.Errorf("with scope host, pod2 → VIP:80: %+v", k)
@@ -67,15 +67,15 @@ func TestDifferences(t *testing.T) {
 		}
 		for what, want := range map[string]string{"slots": "[" + b.to("pod1:8080").String() + "], not []",
 			"frontends": "not the packet path"} {
-			b.must(b.plane.Damage(what))
+			b.must(b.plane.damage(what))
 			if got := look(); !strings.Contains(got, want) {
 				b.t.Errorf("damaged %s, and diff lacks %q:\n%s", what, want, got)
 			}
-			if _, err := b.plane.AuditPrograms(); err != nil {
+			if _, err := b.plane.audit(); err != nil {
 				b.t.Fatal(err)
 			}
 		}
-		b.must(b.plane.Detach("connect6"))
+		b.must(b.plane.detach("connect6"))
 		if got := look(); !strings.Contains(got, "program of connect6: attached to") {
 			b.t.Errorf("a detached program: %s", got)
 		}

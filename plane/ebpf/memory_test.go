@@ -1,6 +1,6 @@
 //go:build linux
 
-package ebpf_test
+package ebpf
 
 import (
 	"errors"
@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
-	"kube-proxy/plane/ebpf"
 	"kube-proxy/plane/ebpf/bpf"
 )
 
@@ -80,7 +79,7 @@ func TestMemoryLimit(t *testing.T) {
 		var check, write error
 		b.On(netlab.Node1, func() {
 			b.within(limited, func() {
-				check, write = ebpf.Able(b.f, b.planes.bpffs, b.Cgroup(netlab.Node1)), b.plane.SetBackends(all)
+				check, write = ableWith(b.f, b.planes.bpffs, b.Cgroup(netlab.Node1)), b.plane.kernel.backends.set(all)
 			})
 		})
 		for want, err := range map[string]error{"make the maps of the programs: ": check,
@@ -109,14 +108,14 @@ func TestSocketMemory(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		proxy, tenant := memoryCgroup(b.t, "proxy"), memoryCgroup(b.t, "tenant")
 		b.On(netlab.Node1, func() {
-			pins := b.plane.Pins()
-			b.must(errors.Join(b.plane.CloseKernel(), ebpf.Unpin(pins, b.f)))
+			pins := b.plane.cfg.Pins
+			b.must(errors.Join(b.plane.forget(), unpinFamily(pins, b.f)))
 			b.within(proxy, func() { b.reset(b.table) })
 		})
 		empty := kernelMemory(b.t, proxy)
 		b.t.Logf("the programs and empty tables take %.0f bytes", empty)
-		if empty > ebpf.EmptyBytes || empty < ebpf.EmptyBytes/3 {
-			b.t.Errorf("want %d bytes at most, and not far less", ebpf.EmptyBytes)
+		if empty > emptyBytes || empty < emptyBytes/3 {
+			b.t.Errorf("want %d bytes at most, and not far less", emptyBytes)
 		}
 		for kind, use := range map[string]func(fd int) error{
 			"connected":   func(fd int) error { return unix.Connect(fd, sockaddr(b.to("VIP:53"))) },
@@ -136,8 +135,8 @@ func TestSocketMemory(t *testing.T) {
 			})
 			each := (kernelMemory(b.t, proxy) - before) / n
 			b.t.Logf("a socket that is %s takes %.0f bytes of the proxy's memory", kind, each)
-			if each < 100 || each > ebpf.SocketBytes {
-				b.t.Errorf("want some of the proxy's memory, and %d bytes at most", ebpf.SocketBytes)
+			if each < 100 || each > socketBytes {
+				b.t.Errorf("want some of the proxy's memory, and %d bytes at most", socketBytes)
 			}
 		}
 	})
@@ -147,7 +146,7 @@ func TestSocketMemory(t *testing.T) {
 // path, and find room when others close. Beyond the bound of all, other clients do too (EB-24).
 func TestTenantFillsStorage(t *testing.T) {
 	eachFamily(t, func(b *bench) {
-		b.must(b.plane.SetMost(100, 150))
+		b.must(b.plane.setMost(100, 150))
 		open := func(host string, n int) (fds []int, known int) {
 			for i := range n {
 				kind, to := unix.SOCK_DGRAM, b.to("VIP:53")
@@ -172,6 +171,11 @@ func TestTenantFillsStorage(t *testing.T) {
 				}
 			}
 		}
+		kept := func() (all int32, each int) {
+			b.must(b.plane.kernel.obj.Kept.Lookup(uint32(0), &all))
+			b.must(prune(b.plane.kernel.obj.KeptOf, func(uint64, int32) bool { each++; return false }))
+			return all, each
+		}
 		tenant, known := open("pod3", 160)
 		if known != 100 {
 			b.t.Errorf("the programs connected %d sockets of the tenant, want 100", known)
@@ -181,24 +185,22 @@ func TestTenantFillsStorage(t *testing.T) {
 			b.t.Errorf("the programs connected %d sockets of another client, want 50", known)
 		}
 		flows := b.socket("pod2", unix.SOCK_DGRAM, false)
-		if from, _, err := asks(flows, b.to("VIP:53")); err != nil || from != b.to("VIP:53") {
-			b.t.Errorf("a UDP socket beyond the bound: reply from %s, error %v", from, err)
-		}
+		b.asks("a UDP socket beyond the bound", flows, b.to("VIP:53"), "pod1")
 		end(tenant)
 		if _, known = open("pod3", 20); known != 20 {
 			b.t.Errorf("the programs connected %d of 20 sockets of the tenant after it had closed others", known)
 		}
 		end(other)
-		if all, each, err := b.plane.Kept(); err != nil || all != 20 || len(each) != 2 {
-			b.t.Errorf("%d sockets, by namespace %v, error %v; want 20, and those of two clients", all, each, err)
+		if all, each := kept(); all != 20 || each != 2 {
+			b.t.Errorf("%d sockets of %d clients, want 20 of two", all, each)
 		}
 		// A detached program misses sockets that close.
-		b.must(b.plane.Detach("sock_release"))
-		if n, err := b.plane.AuditPrograms(); n == 0 || err != nil {
+		b.must(b.plane.detach("sock_release"))
+		if n, err := b.plane.audit(); n == 0 || err != nil {
 			b.t.Errorf("repaired %d, error %v", n, err)
 		}
-		if all, each, err := b.plane.Kept(); err != nil || all != 0 || len(each) != 0 {
-			b.t.Errorf("%d sockets, by namespace %v, error %v; want none", all, each, err)
+		if all, each := kept(); all != 0 || each != 0 {
+			b.t.Errorf("%d sockets of %d clients, want none", all, each)
 		}
 	})
 }

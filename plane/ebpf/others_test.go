@@ -1,6 +1,6 @@
 //go:build linux
 
-package ebpf_test
+package ebpf
 
 import (
 	"errors"
@@ -18,7 +18,6 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
-	"kube-proxy/plane/ebpf"
 )
 
 // stranger attaches a program of another name, which changes nothing, to connect() in a cgroup,
@@ -58,8 +57,8 @@ func TestNeighbours(t *testing.T) {
 		below := b.folder(filepath.Join(b.Cgroup(netlab.Node1), "below"))
 		remove := b.stranger("harmless", below)
 		audit := func() string {
-			if _, err := b.plane.AuditPrograms(); err != nil {
-				b.plane.Settle(err)
+			if _, err := b.plane.audit(); err != nil {
+				b.plane.settle(err)
 			}
 			var all []string
 			for _, n := range b.plane.Notices() {
@@ -84,14 +83,14 @@ func TestNeighbours(t *testing.T) {
 		remove()
 		remove = b.stranger("cil_sock6_conne", b.Cgroup(netlab.Node1))
 		if got := audit(); !strings.Contains(got, "cil_sock6_conne") ||
-			!strings.Contains(got, "Cilium") || b.plane.Failed() == nil {
-			b.t.Errorf("beside Cilium: notices %q, programs off: %v", got, b.plane.Failed())
+			!strings.Contains(got, "Cilium") || b.plane.failed == nil {
+			b.t.Errorf("beside Cilium: notices %q, programs off: %v", got, b.plane.failed)
 		}
 		if b.direct("pod3") {
 			b.t.Error("the programs serve beside Cilium's")
 		}
 		b.On(netlab.Node1, func() {
-			if err := ebpf.Alone(b.f, b.Cgroup(netlab.Node1)); err == nil ||
+			if err := startAlone(b.f, b.Cgroup(netlab.Node1)); err == nil ||
 				!strings.Contains(err.Error(), "turn that off in Cilium") {
 				b.t.Errorf("a start beside Cilium: %v", err)
 			}
@@ -119,26 +118,26 @@ func TestTwoProxies(t *testing.T) {
 		serve := func(what string) {
 			b.t.Helper()
 			b.reaches("pod3", netlab.TCP, "VIP:80", "pod1")
-			if n, err := b.plane.AuditPrograms(); n != 0 || err != nil {
+			if n, err := b.plane.audit(); n != 0 || err != nil {
 				b.t.Errorf("%s, the first proxy repaired %d, error %v", what, n, err)
 			}
 		}
 		other.reaches("pod3", netlab.TCP, "VIP:80", "pod2")
 		serve("beside another one")
 		other.On(netlab.Node1, func() {
-			if err := ebpf.Alone(b.f, b.Cgroup(netlab.Node1)); err == nil ||
+			if err := startAlone(b.f, b.Cgroup(netlab.Node1)); err == nil ||
 				!strings.Contains(err.Error(), "turn that off in the kube-proxy of network namespace") {
 				b.t.Errorf("a start in the cgroup of another proxy: %v", err)
 			}
-			if err := ebpf.Alone(b.f, other.Cgroup(netlab.Node1)); err != nil {
+			if err := startAlone(b.f, other.Cgroup(netlab.Node1)); err != nil {
 				b.t.Errorf("a start again: %v", err)
 			}
 			below := b.folder(filepath.Join(b.Cgroup(netlab.Node1), "below"))
-			if err := ebpf.Alone(b.f, below); err == nil {
+			if err := startAlone(b.f, below); err == nil {
 				b.t.Error("a start below the cgroup of another proxy")
 			}
 		})
-		if err := errors.Join(other.plane.Close(), ebpf.Unpin(other.plane.Pins(), b.f)); err != nil {
+		if err := errors.Join(other.plane.Close(), unpinFamily(other.plane.cfg.Pins, b.f)); err != nil {
 			b.t.Error(err)
 		}
 		serve("after the other was removed")
@@ -151,7 +150,7 @@ func TestAble(t *testing.T) {
 	lab := b.Cgroup(netlab.Node1)
 	bare := func(f func() error) func() error { // has no mount of cgroup v2
 		return func() error {
-			root, err := ebpf.FindCgroupIn("/proc/self/mountinfo")
+			root, err := findCgroupIn("/proc/self/mountinfo")
 			if err == nil {
 				err = errors.Join(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
 					unix.Unmount(root, unix.MNT_DETACH))
@@ -176,30 +175,30 @@ func TestAble(t *testing.T) {
 			if err := unix.Mount("none", own, "cgroup2", 0, ""); err != nil {
 				return err
 			}
-			return errors.Join(ebpf.Able(b.f, b.planes.bpffs, ""), unix.Unmount(own, 0))
+			return errors.Join(ableWith(b.f, b.planes.bpffs, ""), unix.Unmount(own, 0))
 		})()
 	}
 	for name, tc := range map[string]struct {
 		able func() error
 		want []string
 	}{
-		"nothing": {func() error { return ebpf.Able(b.f, b.planes.bpffs, lab) }, nil},
+		"nothing": {func() error { return ableWith(b.f, b.planes.bpffs, lab) }, nil},
 		"no place for bpffs, and another folder for the cgroup": {
-			func() error { return ebpf.Able(b.f, "/nowhere", t.TempDir()) },
+			func() error { return ableWith(b.f, "/nowhere", t.TempDir()) },
 			[]string{"no place for the BPF file system (--ebpf-bpffs)", "/nowhere", "is no cgroup v2"}},
-		"no cgroup v2": {bare(func() error { return ebpf.Able(b.f, b.planes.bpffs, "") }),
+		"no cgroup v2": {bare(func() error { return ableWith(b.f, b.planes.bpffs, "") }),
 			[]string{"no cgroup v2 hierarchy is mounted (mount one"}},
 		"no BTF": {func() error {
 			defer btf.FlushKernelSpec()
 			err := errors.Join(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
 				unix.Mount("none", "/sys/kernel/btf", "tmpfs", 0, ""))
 			btf.FlushKernelSpec()
-			return errors.Join(err, ebpf.Reduced())
+			return errors.Join(err, reaps())
 		}, []string{"sockets whose endpoint is gone", "this kernel lacks BTF (CONFIG_DEBUG_INFO_BTF)"}},
 		"the root of cgroups is hidden": {container, []string{"that of a container", "--ebpf-cgroup"}},
 		"Cilium": {func() error {
 			defer b.stranger("cil_sock6_conne", lab)()
-			return ebpf.Able(b.f, b.planes.bpffs, lab)
+			return ableWith(b.f, b.planes.bpffs, lab)
 		}, []string{"cil_sock6_conne at connect6", "turn that off in Cilium"}},
 	} {
 		err := netlab.Isolated(unix.CLONE_NEWNS, tc.able)

@@ -1,6 +1,6 @@
 //go:build linux
 
-package ebpf_test
+package ebpf
 
 import (
 	"errors"
@@ -20,7 +20,6 @@ import (
 	"kube-proxy/internal/thread"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
-	"kube-proxy/plane/ebpf"
 )
 
 // lines keeps what is logged.
@@ -55,7 +54,7 @@ VIP:82/tcp shop/drops:http clusterip
 // one that drops does not answer. Refused calls are counted, and a sample is logged (EB-15, EB-16).
 func TestRefusals(t *testing.T) {
 	log := &lines{}
-	with := func(c *ebpf.Config) {
+	with := func(c *Config) {
 		c.Guard, c.Log = true, slog.New(slog.NewTextHandler(log, nil))
 	}
 	eachFamilyWith(t, with, func(b *bench) {
@@ -65,7 +64,7 @@ func TestRefusals(t *testing.T) {
 			if err := unix.Connect(fd, sockaddr(b.to("VIP:81"))); !errors.Is(err, unix.ECONNREFUSED) {
 				b.t.Errorf("%s connects to a Service without endpoints: %v", from, err)
 			}
-			if ebpf.SetsErrors() != nil {
+			if setsErrors() != nil {
 				continue // the rules answer datagrams, and sockets notice it later or not at all
 			}
 			fd = b.socket(from, unix.SOCK_DGRAM, false)
@@ -116,7 +115,7 @@ func TestRefusals(t *testing.T) {
 // makes few lines of the log, and a call to another's Service is logged (EB-16).
 func TestManyNamespaces(t *testing.T) {
 	log := &lines{}
-	eachFamilyWith(t, func(c *ebpf.Config) { c.Log = slog.New(slog.NewTextHandler(log, nil)) }, func(b *bench) {
+	eachFamilyWith(t, func(c *Config) { c.Log = slog.New(slog.NewTextHandler(log, nil)) }, func(b *bench) {
 		b.change(refusing + "VIP:83/tcp other/none:http clusterip\n  anywhere reject\n")
 		call := func(to string) (err error) {
 			thread.Own(func() {
@@ -135,7 +134,7 @@ func TestManyNamespaces(t *testing.T) {
 			})
 			return err
 		}
-		if ebpf.SetsErrors() != nil {
+		if setsErrors() != nil {
 			b.t.Skip("before Linux 5.18 the rules refuse, and an empty namespace has no route to them")
 		}
 		const n = 60
@@ -160,7 +159,7 @@ func TestManyNamespaces(t *testing.T) {
 // TestCounts: the programs count connections by service port, beside those of the packet path, and
 // forget those of Services that are gone (EB-17).
 func TestCounts(t *testing.T) {
-	eachFamilyWith(t, func(c *ebpf.Config) { c.Count = true }, func(b *bench) {
+	eachFamilyWith(t, func(c *Config) { c.Count = true }, func(b *bench) {
 		count := func() map[string]uint64 {
 			all := map[string]uint64{}
 			if err := b.plane.Traffic(t.Context(),

@@ -1,10 +1,10 @@
 //go:build linux
 
-package ebpf_test
+package ebpf
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -19,7 +19,6 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
-	"kube-proxy/plane/ebpf"
 	"kube-proxy/plane/nftables"
 	"kube-proxy/test/planetest"
 	"kube-proxy/test/tables"
@@ -31,7 +30,7 @@ type bench struct {
 	t      *testing.T
 	f      lb.Family
 	planes *planes
-	plane  *ebpf.Plane
+	plane  *Plane
 	table  *lb.Table
 	names  *strings.Replacer
 }
@@ -66,7 +65,7 @@ set shop/other:dns/udp/cluster
 // eachFamily runs a test in a lab of each family, whose plane has the table shop.
 func eachFamily(t *testing.T, test func(b *bench)) { eachFamilyWith(t, nil, test) }
 
-func eachFamilyWith(t *testing.T, with func(*ebpf.Config), test func(b *bench)) {
+func eachFamilyWith(t *testing.T, with func(*Config), test func(b *bench)) {
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(f.String(), func(t *testing.T) {
 			b := newBench(t, f, with)
@@ -93,7 +92,7 @@ func (b *bench) must(err error) {
 	}
 }
 
-func newBench(t *testing.T, f lb.Family, with func(*ebpf.Config)) *bench {
+func newBench(t *testing.T, f lb.Family, with func(*Config)) *bench {
 	lab := netlab.ForTest(t, netlab.Options{Cgroup: true, NoNode2: true, NoClient: true})
 	b := &bench{TestLab: lab, t: t, f: f, planes: &planes{bpffs: bpffs(t), with: with}, names: names4}
 	if f == lb.IPv6 {
@@ -103,7 +102,7 @@ func newBench(t *testing.T, f lb.Family, with func(*ebpf.Config)) *bench {
 }
 
 // restart replaces the plane by one with another configuration, as a new process does.
-func (b *bench) restart(with func(*ebpf.Config)) {
+func (b *bench) restart(with func(*Config)) {
 	b.t.Helper()
 	b.planes.with = with
 	b.On(netlab.Node1, func() {
@@ -113,7 +112,7 @@ func (b *bench) restart(with func(*ebpf.Config)) {
 	})
 }
 
-func (b *bench) newPlane() *ebpf.Plane {
+func (b *bench) newPlane() *Plane {
 	b.t.Helper()
 	p, err := b.planes.at(b.f, b.Cgroup(netlab.Node1))
 	b.must(err)
@@ -214,18 +213,19 @@ func (b *bench) socket(host string, kind int, mapped bool) (fd int) {
 	return fd
 }
 
-// asks sends a datagram with an unconnected socket, and returns the sender of the reply and its
-// text.
-func asks(fd int, to netip.AddrPort) (from netip.AddrPort, reply string, err error) {
+// asks sends a datagram with an unconnected socket, and expects a reply of the server, "" for any,
+// from the address that it sent to.
+func (b *bench) asks(when string, fd int, to netip.AddrPort, server string) {
+	b.t.Helper()
 	if err := unix.Sendto(fd, []byte("hello\n"), 0, sockaddr(to)); err != nil {
-		return from, "", fmt.Errorf("send to %s: %w", to, err)
+		b.t.Fatalf("%s: send to %s: %v", when, to, err)
 	}
-	buf := make([]byte, 1500)
-	n, sa, err := receive(fd, buf)
-	if err != nil {
-		return from, "", fmt.Errorf("receive from %s: %w", to, err)
+	reply := make([]byte, 1500)
+	n, from, err := receive(fd, reply)
+	if err != nil || addrPort(from) != to || !strings.Contains(string(reply[:n]), server) {
+		b.t.Errorf("%s: sent to %s: reply %q from %s, error %v; want one of %s", when, to, reply[:n],
+			addrPort(from), err, server)
 	}
-	return addrPort(sa), string(buf[:n]), nil
 }
 
 // receive waits for what a socket receives. Signals of Go's scheduler interrupt a socket that has a
@@ -238,105 +238,108 @@ func receive(fd int, buf []byte) (n int, from unix.Sockaddr, err error) {
 	}
 }
 
-// peer returns what getpeername says.
-func peer(t testing.TB, fd int) netip.AddrPort {
-	t.Helper()
+// hasPeer expects that getpeername answers the address.
+func (b *bench) hasPeer(when string, fd int, want netip.AddrPort) {
+	b.t.Helper()
 	sa, err := unix.Getpeername(fd)
-	if err != nil {
-		t.Fatal(err)
+	if got := addrPort(sa); err != nil || got != want {
+		b.t.Errorf("%s: peer %s, error %v; want %s", when, got, err, want)
 	}
-	return addrPort(sa)
 }
 
-// TestSockets: without any rule of the packet path, sockets of pods and of the node reach frontends
-// (EB-05).
+// TestSockets: without any rule of the packet path, sockets of pods and of the node meet endpoints.
 func TestSockets(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		b.noRules()
-		for _, from := range []string{"pod3", netlab.Node1, "pod1"} { // pod1 meets itself
-			b.reaches(from, netlab.TCP, "VIP:80", "pod1")
-			b.reaches(from, netlab.UDP, "VIP:53", "pod1")
-			b.reaches(from, netlab.TCP, "NODE:30080", "pod1")
-		}
-		b.reaches(netlab.Node1, netlab.TCP, "LOCAL:30080", "pod1")
-		// The loopback of another host, and a host without programs.
-		for from, to := range map[string]string{"pod3": "LOCAL:30080", "sink": "VIP:80"} {
-			if r, err := b.Dial(from, netlab.TCP, b.to(to), netlab.DialOptions{}); err == nil {
-				b.t.Errorf("%s → %s: %s answered", from, to, r.Server)
-			}
-		}
-	})
-}
-
-// TestPeerName: getpeername answers the address that a socket connected to, and nothing else
-// (EB-05).
-func TestPeerName(t *testing.T) {
-	eachFamily(t, func(b *bench) {
-		vip, pod := b.to("VIP:80"), b.to("pod1:8080")
-		for _, kind := range []int{unix.SOCK_STREAM, unix.SOCK_DGRAM} {
-			fd := b.socket("pod3", kind, false)
-			to := vip
-			if kind == unix.SOCK_DGRAM {
-				to = b.to("VIP:53")
-			}
-			if err := unix.Connect(fd, sockaddr(to)); err != nil {
-				t.Fatal(err)
-			}
-			if got := peer(t, fd); got != to {
-				b.t.Errorf("connected to %s: peer %s", to, got)
-			}
-			if kind == unix.SOCK_DGRAM { // a second connect() forgets the first
-				if err := unix.Connect(fd, sockaddr(pod)); err != nil {
-					t.Fatal(err)
-				}
-				if got := peer(t, fd); got != pod {
-					b.t.Errorf("connected to %s, and then to %s: peer %s", to, pod, got)
-				}
-			}
+		for name, prove := range map[string]func(*bench){
+			"reach EB-05":         (*bench).reach,
+			"peers EB-05":         (*bench).peers,
+			"unconnected EB-06":   (*bench).unconnected,
+			"mapped EB-07":        (*bench).mapped,
+			"fast open EB-05":     (*bench).fastOpen,
+			"passed socket EB-05": (*bench).passed,
+		} {
+			b.t.Run(name, func(t *testing.T) {
+				one := *b
+				one.t = t
+				prove(&one)
+			})
 		}
 	})
 }
 
-// TestUnconnected: replies to an unconnected UDP socket come from the addresses that it sent to,
-// and a destination keeps its endpoint (EB-06).
-func TestUnconnected(t *testing.T) {
-	eachFamily(t, func(b *bench) {
-		b.noRules()
-		fd := b.socket("pod3", unix.SOCK_DGRAM, false)
-		for range 3 {
-			for to, server := range map[string]string{"VIP:53": "pod1", "OTHER:53": "pod2"} {
-				from, reply, err := asks(fd, b.to(to))
-				b.must(err)
-				if from != b.to(to) || !strings.Contains(reply, server) {
-					b.t.Errorf("sent to %s: reply %q from %s, want one of %s", to, reply, from, server)
-				}
-			}
+// reach: sockets of pods and of the node reach frontends (EB-05).
+func (b *bench) reach() {
+	for _, from := range []string{"pod3", netlab.Node1, "pod1"} { // pod1 meets itself
+		b.reaches(from, netlab.TCP, "VIP:80", "pod1")
+		b.reaches(from, netlab.UDP, "VIP:53", "pod1")
+		b.reaches(from, netlab.TCP, "NODE:30080", "pod1")
+	}
+	b.reaches(netlab.Node1, netlab.TCP, "LOCAL:30080", "pod1")
+	// The loopback of another host, and a host without programs.
+	for from, to := range map[string]string{"pod3": "LOCAL:30080", "sink": "VIP:80"} {
+		if r, err := b.Dial(from, netlab.TCP, b.to(to), netlab.DialOptions{}); err == nil {
+			b.t.Errorf("%s → %s: %s answered", from, to, r.Server)
 		}
-	})
+	}
 }
 
-// TestMapped: an IPv6 socket reaches frontends of IPv4 by mapped addresses (EB-07).
-func TestMapped(t *testing.T) {
-	eachFamily(t, func(b *bench) {
-		if b.f == lb.IPv6 {
-			return // it has no mapped addresses; the programs of IPv4 see the sockets of both
-		}
-		b.noRules()
-		mapped := func(name string) netip.AddrPort {
-			a := b.to(name)
-			return netip.AddrPortFrom(netip.AddrFrom16(a.Addr().As16()), a.Port())
-		}
-		fd := b.socket("pod3", unix.SOCK_STREAM, true)
-		b.must(unix.Connect(fd, sockaddr(mapped("VIP:80"))))
-		if got := peer(t, fd); got != mapped("VIP:80") {
-			b.t.Errorf("peer %s", got)
-		}
-		fd = b.socket("pod3", unix.SOCK_DGRAM, true)
-		from, reply, err := asks(fd, mapped("VIP:53"))
-		if err != nil || from != mapped("VIP:53") || !strings.Contains(reply, "pod1") {
-			b.t.Errorf("reply %q from %s, error %v", reply, from, err)
-		}
-	})
+// peers: getpeername answers the address that a socket connected to, and nothing else (EB-05).
+func (b *bench) peers() {
+	tcp, udp := b.socket("pod3", unix.SOCK_STREAM, false), b.socket("pod3", unix.SOCK_DGRAM, false)
+	for _, c := range []struct {
+		fd int
+		to string
+	}{{tcp, "VIP:80"}, {udp, "VIP:53"}, {udp, "pod1:8080"}} { // a second connect() forgets the first
+		b.must(unix.Connect(c.fd, sockaddr(b.to(c.to))))
+		b.hasPeer("connected to "+c.to, c.fd, b.to(c.to))
+	}
+}
+
+// unconnected: replies to an unconnected UDP socket come from the addresses that it sent to, and a
+// destination keeps its endpoint (EB-06).
+func (b *bench) unconnected() {
+	fd := b.socket("pod3", unix.SOCK_DGRAM, false)
+	for range 3 {
+		b.asks("one Service", fd, b.to("VIP:53"), "pod1")
+		b.asks("another Service", fd, b.to("OTHER:53"), "pod2")
+	}
+}
+
+// mapped: an IPv6 socket reaches frontends of IPv4 by mapped addresses (EB-07).
+func (b *bench) mapped() {
+	if b.f == lb.IPv6 {
+		return // it has no mapped addresses; the programs of IPv4 see the sockets of both
+	}
+	mapped := func(name string) netip.AddrPort {
+		a := b.to(name)
+		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr().As16()), a.Port())
+	}
+	fd := b.socket("pod3", unix.SOCK_STREAM, true)
+	b.must(unix.Connect(fd, sockaddr(mapped("VIP:80"))))
+	b.hasPeer("mapped", fd, mapped("VIP:80"))
+	b.asks("mapped", b.socket("pod3", unix.SOCK_DGRAM, true), mapped("VIP:53"), "pod1")
+}
+
+// fastOpen: a TCP socket that connects by sending its first data meets an endpoint (EB-05).
+func (b *bench) fastOpen() {
+	fd := b.socket("pod3", unix.SOCK_STREAM, false)
+	b.must(unix.Sendto(fd, []byte("hello\n"), unix.MSG_FASTOPEN, sockaddr(b.to("VIP:80"))))
+	if _, _, err := receive(fd, make([]byte, 1500)); err != nil {
+		b.t.Error(err)
+	}
+	b.hasPeer("fast open", fd, b.to("VIP:80"))
+}
+
+// passed: a socket counts as one of the namespace that opened it, whichever thread uses it (EB-05).
+func (b *bench) passed() {
+	pods, nodes := b.socket("pod3", unix.SOCK_STREAM, false), b.socket(netlab.Node1, unix.SOCK_STREAM, false)
+	var errPod, errNode error
+	b.On(netlab.Node1, func() { errPod = unix.Connect(pods, sockaddr(b.to("LOCAL:30080"))) })
+	b.On("pod3", func() { errNode = unix.Connect(nodes, sockaddr(b.to("LOCAL:30080"))) })
+	if !errors.Is(errPod, unix.ECONNREFUSED) || errNode != nil {
+		b.t.Errorf("a pod's socket to its own loopback address: %v; the node's: %v", errPod, errNode)
+	}
 }
 
 // TestRestart: a new process takes over what the old one left, writes nothing, and sockets stay as
@@ -347,24 +350,20 @@ func TestRestart(t *testing.T) {
 		b.must(unix.Connect(fd, sockaddr(b.to("VIP:80"))))
 		traffic := b.Traffic(netlab.Way{From: "pod3", To: b.to("VIP:80")},
 			netlab.Way{From: netlab.Node1, To: b.to("VIP:80")})
-		for range 3 {
-			b.restart(nil)
-			if n := b.plane.Writes(); n != 0 {
-				b.t.Errorf("wrote %d elements", n)
-			}
-			traffic.More()
+		b.restart(nil)
+		if n := b.plane.kernel.writes; n != 0 {
+			b.t.Errorf("wrote %d elements", n)
 		}
+		traffic.More()
 		traffic.Stop()
-		if got := peer(t, fd); got != b.to("VIP:80") {
-			b.t.Errorf("peer %s", got)
-		}
+		b.hasPeer("after a restart", fd, b.to("VIP:80"))
 	})
 }
 
 // TestRemove: --cleanup detaches the programs and removes what is pinned, under traffic (EB-09).
 func TestRemove(t *testing.T) {
 	eachFamily(t, func(b *bench) {
-		pins := b.plane.Pins()
+		pins := b.plane.cfg.Pins
 		if pinned, _ := filepath.Glob(pins + "/*/*"); len(pinned) < 15 {
 			b.t.Fatalf("only %d objects are pinned: %v", len(pinned), pinned)
 		}
@@ -372,8 +371,8 @@ func TestRemove(t *testing.T) {
 			b.t.Fatalf("only %d programs are attached", n)
 		}
 		traffic := b.Traffic(netlab.Way{From: "pod3", To: b.to("VIP:80")})
-		b.On(netlab.Node1, func() { b.plane.CloseKernel() })
-		if err := ebpf.Unpin(pins, b.f); err != nil {
+		b.On(netlab.Node1, func() { b.plane.forget() })
+		if err := unpinFamily(pins, b.f); err != nil {
 			b.t.Error(err)
 		}
 		traffic.More()
@@ -413,20 +412,20 @@ func attached(t testing.TB, cgroup string) (n int) {
 func TestAudit(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		b.noRules()
-		pins := filepath.Join(b.plane.Pins(), strings.ToLower(b.f.String()))
+		pins := filepath.Join(b.plane.cfg.Pins, strings.ToLower(b.f.String()))
 		for name, damage := range map[string]func() error{
 			"removed pin":     func() error { return os.Remove(filepath.Join(pins, "link_connect6")) },
-			"detached":        func() error { return b.plane.Detach("connect6") },
-			"deleted backend": func() error { return b.plane.Damage("backends") },
-			"deleted slot":    func() error { return b.plane.Damage("slots") },
-			"deleted set":     func() error { return b.plane.Damage("sets") },
-			"deleted row":     func() error { return b.plane.Damage("frontends") },
-			"switched off":    func() error { return b.plane.Damage("config") },
+			"detached":        func() error { return b.plane.detach("connect6") },
+			"deleted backend": func() error { return b.plane.damage("backends") },
+			"deleted slot":    func() error { return b.plane.damage("slots") },
+			"deleted set":     func() error { return b.plane.damage("sets") },
+			"deleted row":     func() error { return b.plane.damage("frontends") },
+			"switched off":    func() error { return b.plane.damage("config") },
 		} {
 			if err := damage(); err != nil {
 				b.t.Fatalf("%s: %v", name, err)
 			}
-			if n, err := b.plane.AuditPrograms(); err != nil || n == 0 && name != "switched off" {
+			if n, err := b.plane.audit(); err != nil || n == 0 && name != "switched off" {
 				b.t.Errorf("%s: repaired %d, error %v", name, n, err)
 			}
 			b.reaches("pod3", netlab.TCP, "VIP:80", "pod1")
