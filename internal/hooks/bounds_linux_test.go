@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
-	"time"
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
@@ -26,22 +25,20 @@ func foreign(n int) string {
 var web = Packet{Proto: lb.TCP, From: netip.MustParseAddrPort("10.0.0.1:999"),
 	To: netip.MustParseAddrPort("10.1.1.1:80"), In: "lo", Out: "lo"}
 
-// 5,000 rules of others are evaluated. Of a chain with 100,000 the answer says: too many.
+// 5,000 rules of others are evaluated. Of a chain with 21,000 the answer says: too many.
 func TestManyRules(t *testing.T) {
 	for _, c := range []struct {
 		rules  int
 		doubts string
-	}{{5000, ""}, {100_000, "table inet fw, chain f, policy of more than 20000 rules"}} {
+	}{{5000, ""}, {21_000, "table inet fw, chain f, policy of more than 20000 rules"}} {
 		t.Run(fmt.Sprint(c.rules), func(t *testing.T) {
 			netlab.EnterForTest(t)
 			load(t, foreign(c.rules), "nft", "-f", "-")
-			start := time.Now()
 			s := opened(t, lb.IPv4)
 			ways, err := s.Pass(t.Context(), Forward, web)
 			if err != nil || len(ways) != 1 || ways[0].Verdict != "" {
 				t.Fatalf("%v, %v", describe(ways), err)
 			}
-			t.Logf("%d rules: %s", c.rules, time.Since(start))
 			if c.doubts == "" && ways[0].NotEvaluated != nil || c.doubts != "" &&
 				(len(ways[0].NotEvaluated) != 1 || ways[0].NotEvaluated[0].String() != c.doubts) {
 				t.Errorf("not evaluated: %v", ways[0].NotEvaluated)
