@@ -70,7 +70,7 @@ func footprint(t *testing.T, shape adversary.Shape, k Kernel) (heap, kernel int)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for piece := range slices.Chunk(res.Later, 50) {
+	for piece := range slices.Chunk(res.Later, 500) {
 		var changes []lb.Change
 		for _, key := range piece {
 			changes = append(changes, lb.Change{Key: key, New: table.Get(key)})

@@ -261,6 +261,7 @@ func (v *verbs) restart() {
 	_, fronts := v.w.ClusterIP(2, 0, 1)
 	t.Replace(lb.Owner{Name: "ns/svc-2"}, nil)
 	v.dropped(v.resetTo(t), []lb.Key{fronts[0].Key})
+	v.dropped(v.resetTo(t), nil)
 	v.holds("after a restart", t)
 }
 
