@@ -28,10 +28,8 @@ func (p *Plane) list(ctx context.Context) (*snapshot, error) {
 	p.round = nil
 	served := map[lb.Key]bool{}
 	have, err := p.List(ctx, func(id xtables.ChainID, rule []byte) {
-		if id.Table == xtables.NAT && dispatches(id.Name) {
-			if k, ok := servedBy(id.Name, string(rule)); ok {
-				served[k] = true
-			}
+		if k, ok := servedBy(id, string(rule)); ok {
+			served[k] = true
 		}
 	})
 	return &snapshot{have, served}, err
@@ -47,14 +45,16 @@ func isNodePorts(name string) bool {
 	return name == xtables.NodePorts || strings.HasPrefix(name, xtables.NodePortBranch)
 }
 
-// servedBy returns the key for which a rule of such a chain, ours or upstream's, jumps to a service
-// port.
-func servedBy(name, rule string) (k lb.Key, ok bool) {
+// servedBy returns the key for which a rule, ours or upstream's, jumps to a service port.
+func servedBy(chain xtables.ChainID, rule string) (k lb.Key, ok bool) {
+	if chain.Table != xtables.NAT || !dispatches(chain.Name) {
+		return k, false
+	}
 	leads := false
 	k, ok = xtables.MatchedKey(rule, func(option, value string) {
 		if option == "-j" {
 			leads = xtables.IsDynamic(xtables.NAT.Chain(value)) && !dispatches(value)
 		}
 	})
-	return k, ok && leads && k.Addr.IsValid() != isNodePorts(name)
+	return k, ok && leads && k.Addr.IsValid() != isNodePorts(chain.Name)
 }
