@@ -3,7 +3,6 @@
 package iptables
 
 import (
-	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -14,50 +13,6 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/test/planetest"
 )
-
-// BenchmarkFirstSync writes services with ten backends each to an empty kernel.
-func BenchmarkFirstSync(b *testing.B) {
-	for _, back := range xtables.Both {
-		for _, n := range []int{1000, 5000} {
-			b.Run(fmt.Sprintf("%s/services=%d", back, n), func(b *testing.B) {
-				w := planetest.World{Family: lb.IPv4}
-				want := w.Table(n, 10)
-				for b.Loop() {
-					b.StopTimer()
-					needs(b, back)
-					inNetns(b)
-					p := newPlane(b, Config{Family: lb.IPv4, Backend: back})
-					b.StartTimer()
-					reset(b, p, want)
-				}
-			})
-		}
-	}
-}
-
-// BenchmarkChange changes one endpoint of one service among many.
-func BenchmarkChange(b *testing.B) {
-	for _, back := range xtables.Both {
-		for _, n := range []int{100, 5000} {
-			b.Run(fmt.Sprintf("%s/services=%d", back, n), func(b *testing.B) {
-				needs(b, back)
-				inNetns(b)
-				w := planetest.World{Family: lb.IPv4}
-				p := newPlane(b, Config{Family: lb.IPv4, Backend: back})
-				table := w.Table(n, 10)
-				reset(b, p, table)
-				i := 0
-				for b.Loop() {
-					changes, _ := table.Replace(w.ClusterIP(7, 70+i%2, 10))
-					if _, err := p.Apply(context.Background(), changes); err != nil {
-						b.Fatal(err)
-					}
-					i++
-				}
-			})
-		}
-	}
-}
 
 // BenchmarkSourceRanges adds a Service with 300 source ranges and 300 ports, adds one more range,
 // and changes another Service beside it.

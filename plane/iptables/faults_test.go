@@ -65,9 +65,9 @@ func TestKernelRefusesRows(t *testing.T) {
 	for _, version := range []string{"iptables v1.8.9 (nf_tables)", "iptables v1.8.9 (legacy)"} {
 		t.Run(version, func(t *testing.T) {
 			w := planetest.World{Family: lb.IPv4}
-			hole := &blackHole{version: version, fail: refusing(chainOf(7), chainOf(333))}
+			hole := &blackHole{version: version, fail: refusing(chainOf(7), chainOf(133))}
 			p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
-			table := w.Table(400, 10)
+			table := w.Table(150, 10)
 			// Refused because of its own rule, independent of the others.
 			table.Replace(w.ClusterIP(500, 0, 0))
 			res, err := p.Reset(t.Context(), table)
@@ -83,13 +83,13 @@ func TestKernelRefusesRows(t *testing.T) {
 			}
 			got := halving(t, p, table, res.Later)
 			slices.SortFunc(got, lb.Key.Compare)
-			want := []lb.Key{{Addr: w.Addr(10, 8), Port: 80, Proto: lb.TCP}, {Addr: w.Addr(10, 334), Port: 80,
+			want := []lb.Key{{Addr: w.Addr(10, 8), Port: 80, Proto: lb.TCP}, {Addr: w.Addr(10, 134), Port: 80,
 				Proto: lb.TCP}}
 			if !slices.Equal(got, want) {
 				t.Errorf("refused: %v, want %v", got, want)
 			}
-			if len(p.st.rows) != 399 {
-				t.Errorf("%d rows are held, want the 399 good ones", len(p.st.rows))
+			if len(p.st.rows) != 149 {
+				t.Errorf("%d rows are held, want the 149 good ones", len(p.st.rows))
 			}
 		})
 	}
@@ -125,7 +125,7 @@ func (r *refuser) Pipe(ctx context.Context, in func(io.Writer) error, out func(i
 // way to an endpoint stay unchanged, until an Apply succeeds for the frontend. Then the kernel
 // holds the result of a fresh start.
 func TestServedRowsThatAreRefusedStay(t *testing.T) {
-	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
+	eachOnce(t, func(t *testing.T, w planetest.World, cfg Config) {
 		table := w.Table(40, 3)
 		table.Replace(w.Full(100, 1000, 3, 1, time.Hour))
 		reset(t, newPlane(t, cfg), table)
@@ -208,10 +208,10 @@ func TestKernelRefusesAll(t *testing.T) {
 	}}
 	p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
 	p.maxBatchWeight = math.MaxInt
-	if _, err := p.Reset(t.Context(), planetest.World{Family: lb.IPv4}.Table(1000, 10)); err == nil {
+	if _, err := p.Reset(t.Context(), planetest.World{Family: lb.IPv4}.Table(100, 10)); err == nil {
 		t.Fatal("no error")
 	}
-	if n := len(hole.runs); n > 1000 {
+	if n := len(hole.runs); n > 100 {
 		t.Errorf("%d runs", n)
 	}
 	if _, err := p.Apply(t.Context(), nil); !errors.Is(err, plane.ErrStateLost) {
@@ -234,8 +234,8 @@ func TestLoadEndsBetweenRestores(t *testing.T) {
 		return nil
 	}}
 	p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
-	p.maxBatchWeight = math.MaxInt
-	_, err := p.Reset(ctx, planetest.World{Family: lb.IPv4}.Table(2000, 10))
+	p.maxLines, p.maxBatchWeight = 1000, math.MaxInt
+	_, err := p.Reset(ctx, planetest.World{Family: lb.IPv4}.Table(200, 10))
 	if !errors.Is(err, context.Canceled) || restores > 3 {
 		t.Errorf("after %d restores: %v", restores, err)
 	}
@@ -278,8 +278,8 @@ func TestHalfALoadServes(t *testing.T) {
 		return nil
 	}}
 	p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
-	p.maxLines, p.maxBatchWeight = 4500, math.MaxInt
-	const n = 2000
+	p.maxLines, p.maxBatchWeight = 1200, math.MaxInt
+	const n = 500
 	reset(t, p, planetest.World{Family: lb.IPv4}.Table(n, 10))
 	if restores < 10 || leaf != n {
 		t.Fatalf("%d restores lead to %d services", restores, leaf)
@@ -302,57 +302,47 @@ func install(t *testing.T, scripts map[string]string) {
 }
 
 // A program that hangs and ignores signals is killed when the context ends. A program that crashes,
-// or exits before it has read all its input, is an error.
+// or exits before it has read all its input, is an error. One that succeeded counts as successful
+// even if another process holds its error output open: a child of it, or on a busy machine a child
+// of ours that was just forked and has not reached its exec.
 func TestProgramMisbehaves(t *testing.T) {
-	for _, c := range []struct{ name, script, want string }{
+	for _, c := range []struct{ name, script, want string }{ // part of the error
 		{"hangs", "sleep 60", "deadline exceeded"},
 		{"ignores signals", "trap '' TERM; sleep 61 & wait; sleep 61", "deadline exceeded"},
 		{"dies half-way", "head -c 100 >/dev/null; kill -9 $$", "killed"},
 		{"fails", "cat >/dev/null; echo 'line 3 failed' >&2; exit 1", "line 3 failed"},
 		{"says much", "cat >/dev/null; yes complaint | head -c 100000 >&2; exit 1", "complaint"},
 		{"reads nothing", "exit 0", "write its input"},
+		{"leaves its output open", "cat >/dev/null; sleep 4 >/dev/null &", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			inNetns(t)
-			install(t, map[string]string{"iptables-nft": `echo "iptables v1.8.9 (nf_tables)"`,
-				"iptables-nft-save": "true", "iptables-nft-restore": c.script})
-			p := newPlane(t, Config{Family: lb.IPv4, Backend: xtables.NFT, Runner: xtables.System{}})
+			t.Parallel()
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			if strings.Contains(c.want, "deadline") {
 				ctx, cancel = context.WithTimeout(t.Context(), 300*time.Millisecond)
 			}
 			defer cancel()
-			start := time.Now()
-			p.maxBatchWeight = math.MaxInt
-			_, err := p.Reset(ctx, planetest.World{Family: lb.IPv4}.Table(3000, 2))
-			if err == nil || !strings.Contains(err.Error(), c.want) || len(err.Error()) > 3000 {
+			err := xtables.System{}.Pipe(ctx, func(w io.Writer) error {
+				_, err := w.Write(make([]byte, 4<<20)) // more than a pipe holds
+				return err
+			}, nil, "sh", "-c", c.script)
+			if got := fmt.Sprint(err); (err == nil) != (c.want == "") || !strings.Contains(got, c.want) ||
+				len(got) > 3000 {
 				t.Errorf("error %.300v, want one with %q", err, c.want)
-			}
-			if took := time.Since(start); took > 50*time.Second { // the test did not wait for sleep
-				t.Errorf("it took %v", took)
 			}
 		})
 	}
 }
 
-// A program that succeeded counts as successful even if another process holds its error output
-// open: a child of it, or on a busy machine a child of ours that was just forked and has not
-// reached its exec.
-func TestProgramLeavesItsOutputOpen(t *testing.T) {
-	out, err := xtables.Output(t.Context(), xtables.System{}, "sh", "-c", "echo rules; sleep 4 >/dev/null &")
-	if err != nil || string(out) != "rules\n" {
-		t.Errorf("%q, %v", out, err)
-	}
-}
-
 // While another process holds the lock of the legacy back end, a restore waits for a bounded time,
-// and its error names that process (DP-14).
+// here a second, and its error names that process (DP-14).
 func TestLockIsHeld(t *testing.T) {
 	needs(t, xtables.Legacy)
 	inNetns(t)
 	lock := filepath.Join(t.TempDir(), "lock")
 	t.Setenv("XTABLES_LOCKFILE", lock)
 	p := newPlane(t, Config{Family: lb.IPv4, Backend: xtables.Legacy})
+	p.Tool.Wait = []string{"-w", "1"}
 	reset(t, p, shopTable())
 	changes, _ := shopTable().Replace(planetest.World{Family: lb.IPv4}.ClusterIP(1, 10, 1))
 	f, err := os.Create(lock)
@@ -363,14 +353,10 @@ func TestLockIsHeld(t *testing.T) {
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
 		t.Fatal(err)
 	}
-	start := time.Now()
 	_, err = p.Apply(t.Context(), changes)
 	me := fmt.Sprintf("process %d", os.Getpid())
 	if err == nil || !strings.Contains(err.Error(), me) {
 		t.Errorf("apply: %v, want an error that names %s", err, me)
-	}
-	if took := time.Since(start); took < 3*time.Second || took > 30*time.Second {
-		t.Errorf("it waited %v", took)
 	}
 	f.Close()
 	apply(t, p, changes)
@@ -509,7 +495,7 @@ func TestOtherBackend(t *testing.T) {
 
 // The metrics MT-09 to MT-12 match the kernel's rules.
 func TestStatsMT11(t *testing.T) {
-	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
+	eachOnce(t, func(t *testing.T, w planetest.World, cfg Config) {
 		p := newPlane(t, cfg)
 		table := w.Table(40, 3)
 		table.Replace(w.Full(100, 1000, 3, 1, 0))
@@ -594,7 +580,7 @@ func TestStaleChainsWhileNothingIsTaken(t *testing.T) {
 // A comment of a foreign rule may have several lines with any content: iptables-save prints them
 // unchanged.
 func TestForeignCommentOfSeveralLines(t *testing.T) {
-	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
+	eachOnce(t, func(t *testing.T, w planetest.World, cfg Config) {
 		p := newPlane(t, cfg)
 		comments := []string{"x\n-A FORWARD -j KUBE-FORWARD\n", "made by\nsetup.sh",
 			"a \"quoted\" \\\nCOMMIT\n*nat\n-A KUBE-SERVICES -j ACCEPT\n:KUBE-SVC-AAAA\n", "\nit's\n"}
@@ -657,14 +643,14 @@ func TestLoadThatEndsCommitsNothing(t *testing.T) {
 	w := planetest.World{Family: lb.IPv4}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	r := &tap{blackHole: blackHole{version: "iptables v1.8.9 (legacy)"}, after: 500_000, end: cancel}
+	r := &tap{blackHole: blackHole{version: "iptables v1.8.9 (legacy)"}, after: 100_000, end: cancel}
 	p := newPlane(t, Config{Family: lb.IPv4, Runner: r})
 	p.maxBatchWeight = math.MaxInt
-	if _, err := p.Reset(ctx, w.Table(2000, 10)); !errors.Is(err, context.Canceled) {
+	if _, err := p.Reset(ctx, w.Table(500, 10)); !errors.Is(err, context.Canceled) {
 		t.Errorf("reset: %v", err)
 	}
 	nat := r.text.String()[max(0, strings.LastIndex(r.text.String(), "*nat\n")):]
-	if complete := strings.Count(nat, "-A KUBE-SEP-") == 2*2000*10; r.fed == nil &&
+	if complete := strings.Count(nat, "-A KUBE-SEP-") == 2*500*10; r.fed == nil &&
 		strings.HasSuffix(nat, "COMMIT\n") && !complete {
 		t.Errorf("%d bytes that declare %d chains and have %d rules end with COMMIT", len(nat),
 			strings.Count(nat, "\n:"), strings.Count(nat, "\n-A "))

@@ -127,14 +127,28 @@ func eachBackend(t *testing.T, f func(t *testing.T, b xtables.Backend)) {
 	}
 }
 
+// eachFamily runs a test with a back end and both families, each in its own namespace.
+func eachFamily(t *testing.T, b xtables.Backend, f func(t *testing.T, w planetest.World, cfg Config)) {
+	needs(t, b)
+	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
+		t.Run(fam.String(), func(t *testing.T) {
+			inNetns(t)
+			f(t, planetest.World{Family: fam}, Config{Family: fam, Backend: b})
+		})
+	}
+}
+
 // eachKind runs a test with both back ends and both families, each in its own namespace.
 func eachKind(t *testing.T, f func(t *testing.T, w planetest.World, cfg Config)) {
+	eachBackend(t, func(t *testing.T, b xtables.Backend) { eachFamily(t, b, f) })
+}
+
+// eachOnce runs a test with both back ends and both families, but not in all combinations, as the
+// random walks do.
+func eachOnce(t *testing.T, f func(t *testing.T, w planetest.World, cfg Config)) {
+	families := map[xtables.Backend]lb.Family{xtables.NFT: lb.IPv6, xtables.Legacy: lb.IPv4}
 	eachBackend(t, func(t *testing.T, b xtables.Backend) {
-		for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
-			t.Run(fam.String(), func(t *testing.T) {
-				inNetns(t)
-				f(t, planetest.World{Family: fam}, Config{Family: fam, Backend: b})
-			})
-		}
+		inNetns(t)
+		f(t, planetest.World{Family: families[b]}, Config{Family: families[b], Backend: b})
 	})
 }

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"testing"
 
-	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
@@ -117,10 +116,9 @@ func TestRemoveDP15(t *testing.T) {
 // If the running mode keeps chains by iptables, Remove deletes the other mode's chains, and keeps
 // the running mode's where names are the same, in both directions (PR-08, DP-33).
 func TestRemoveBeside(t *testing.T) {
-	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
-		if w.Family == lb.IPv6 {
-			t.Skip("the sets of testdata/remove/ipvs.rules are those of IPv4")
-		}
+	eachBackend(t, func(t *testing.T, b xtables.Backend) {
+		inNetns(t)
+		cfg := Config{Family: lb.IPv4, Backend: b} // as the sets of testdata/remove/ipvs.rules
 		program := programOf(cfg)
 		makeSets(t)
 		beside := func(keep *xtables.Layout) xtables.Removed {
@@ -152,7 +150,7 @@ func TestRemoveBeside(t *testing.T) {
 
 		// From ipvs to iptables.
 		p := newPlane(t, cfg)
-		reset(t, p, w.Table(3, 2))
+		reset(t, p, planetest.World{Family: lb.IPv4}.Table(3, 2))
 		keep := layout()
 		if r := beside(keep); r.Chains == 0 || r.Rules == 0 {
 			t.Errorf("removed %+v", r)
@@ -186,7 +184,7 @@ func TestRemoveBeside(t *testing.T) {
 
 // Chains that foreign rules use stay and are reported, and the rest is still removed.
 func TestRemoveForeignReferences(t *testing.T) {
-	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
+	eachOnce(t, func(t *testing.T, w planetest.World, cfg Config) {
 		program := programOf(cfg)
 		reset(t, newPlane(t, cfg), w.Table(3, 2))
 		run(t, `*filter
@@ -247,25 +245,31 @@ COMMIT
 }
 
 // Without the rule that blocks localnet, route_localnet would let other hosts on the link reach
-// 127.0.0.1. So both are removed, or both stay for live connections (DP-10).
+// 127.0.0.1. So both are removed, or both stay for live connections, or because they are not of the
+// mode whose chains are removed (DP-10).
 func TestRemoveMartianDP10(t *testing.T) {
-	needs(t, xtables.NFT)
-	inNetns(t)
-	reset(t, newPlane(t, Config{Family: lb.IPv4, Backend: xtables.NFT}), shopTable())
-	for _, keep := range []bool{true, false} {
-		r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: lb.IPv4, Backend: xtables.NFT,
-			KeepLocalnet: keep})
-		if err != nil || len(r.Left) > 0 != keep {
-			t.Errorf("keep %t: left %q, %v", keep, r.Left, err)
+	eachBackend(t, func(t *testing.T, b xtables.Backend) {
+		inNetns(t)
+		reset(t, newPlane(t, Config{Family: lb.IPv4, Backend: b}), shopTable())
+		for _, c := range []struct {
+			what        xtables.RemoveConfig
+			stays, left bool
+		}{
+			{xtables.RemoveConfig{Ours: func(string, string) bool { return false }}, true, false},
+			{xtables.RemoveConfig{KeepLocalnet: true}, true, true},
+			{xtables.RemoveConfig{}, false, false},
+		} {
+			c.what.Family, c.what.Backend = lb.IPv4, b
+			r, err := xtables.Remove(t.Context(), c.what)
+			if err != nil || len(r.Left) > 0 != c.left {
+				t.Errorf("left %q, %v; want some: %t", r.Left, err, c.left)
+			}
+			routesLocalnet(t, c.stays)
+			if has := strings.Contains(saved(t, backend(b).program(lb.IPv4)), xtables.BlockLocalnet); has != c.stays {
+				t.Errorf("the rule is there: %t, want %t", has, c.stays)
+			}
 		}
-		value, err := kernel.Sysctl("net.ipv4.conf.all.route_localnet")
-		if err != nil || (value == "1") != keep {
-			t.Errorf("keep %t: route_localnet is %q, %v", keep, value, err)
-		}
-		if has := strings.Contains(saved(t, "iptables-nft"), xtables.BlockLocalnet); has != keep {
-			t.Errorf("keep %t: the rule is there: %t", keep, has)
-		}
-	}
+	})
 }
 
 // Remove does not touch an unused back end, because listing it would create its tables.
@@ -371,7 +375,7 @@ func TestSweepManyStuckChains(t *testing.T) {
 // TestRemoveAsksTheKernel (TN-71): Remove compares the kernel's content, and so detects programs
 // that report success and remove nothing.
 func TestRemoveAsksTheKernel(t *testing.T) {
-	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
+	eachOnce(t, func(t *testing.T, w planetest.World, cfg Config) {
 		program := programOf(cfg)
 		run(t, readRules(t, "old.rules"), program+"-restore", "--noflush")
 		install(t, map[string]string{program + "-restore": "exec cat >/dev/null"})
@@ -400,7 +404,7 @@ func TestRemoveFirewall(t *testing.T) {
 			left: "a rule of others leads to it: -A FORWARD -i eth7"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
+			eachOnce(t, func(t *testing.T, w planetest.World, cfg Config) {
 				p := newPlane(t, cfg)
 				reset(t, p, w.Table(3, 2))
 				if c.others != "" {
@@ -424,20 +428,4 @@ func TestRemoveFirewall(t *testing.T) {
 			})
 		})
 	}
-}
-
-// Removing another mode's chains leaves the rule that protects 127.0.0.1 to the mode that wrote it.
-func TestRemoveOfOthersLeavesTheFirewall(t *testing.T) {
-	eachBackend(t, func(t *testing.T, b xtables.Backend) {
-		inNetns(t)
-		p := newPlane(t, Config{Family: lb.IPv4, Backend: b})
-		reset(t, p, shopTable())
-		none := func(string, string) bool { return false }
-		removes(t, xtables.RemoveConfig{Family: lb.IPv4, Backend: b, Ours: none})
-		routesLocalnet(t, true)
-		if rules := run(t, "", p.Tool.Program, "-S", xtables.NodeFirewall); !strings.Contains(rules,
-			xtables.BlockLocalnet) {
-			t.Errorf("KUBE-FIREWALL has %q", rules)
-		}
-	})
 }

@@ -45,50 +45,40 @@ func someRanges(w planetest.World, from, n int) (all []netip.Prefix) {
 // also if its addresses are among the ranges. A Service that shares its ranges with another one
 // costs only its ports.
 func TestCostOfSourceRanges(t *testing.T) {
-	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
-		for _, do := range []lb.Action{lb.Balance, lb.Reject} {
-			t.Run(fmt.Sprintf("%s/%s", fam, do), func(t *testing.T) {
-				w := planetest.World{Family: fam}
-				p := newPlane(t, Config{Family: fam, Backend: xtables.NFT, Runner: &blackHole{}})
-				tab := w.Table(3, 2)
-				reset(t, p, tab)
-				cost := func(i, ports int, sources []netip.Prefix) (rules, bytes int) {
-					before := p.Stats()
-					replace(t, p, tab)(restricted(w, i, ports, sources, do))
-					after := p.Stats()
-					return after.Last.NAT + after.Last.Filter, int(after.Bytes - before.Bytes)
-				}
-				portRules, portBytes := cost(2, 300, someRanges(w, 0, 1))
-				rangeRules, rangeBytes := cost(3, 1, someRanges(w, 0, 300))
-				rules, bytes := cost(4, 300, someRanges(w, 1000, 300))
-				t.Logf("300 ports: %d rules, %d bytes; 300 ranges: %d, %d; both: %d, %d", portRules, portBytes,
-					rangeRules, rangeBytes, rules, bytes)
-				if rules > 3*(portRules+rangeRules)/2 || bytes > 3*(portBytes+rangeBytes)/2 {
-					t.Errorf("300 ports take %d rules in %d bytes, 300 ranges %d in %d, both %d in %d", portRules,
-						portBytes, rangeRules, rangeBytes, rules, bytes)
-				}
-				if rules, bytes := cost(5, 300, someRanges(w, 1000, 300)); rules > 3*portRules/2 ||
-					bytes > 3*portBytes/2 {
-					t.Errorf("a Service with ranges that another one has takes %d rules in %d bytes, with one range "+
-						"%d in %d", rules, bytes, portRules, portBytes)
-				}
-				self := w.Addr(198, 6)
-				own := append(someRanges(w, 1000, 300), netip.PrefixFrom(self, self.BitLen()))
-				if rules, bytes := cost(6, 300, own); rules > 3*portRules/2 || bytes > 3*portBytes/2 {
-					t.Errorf("with its own address beside, it takes %d rules in %d bytes", rules, bytes)
-				}
-				n := p.Stats().Restores
-				if rules, bytes := cost(4, 300, someRanges(w, 1000, 301)); rules > 3*(portRules+rangeRules)/2 ||
-					bytes > 3*(portBytes+rangeBytes)/2 {
-					t.Errorf("one range more takes %d rules in %d bytes", rules, bytes)
-				}
-				if n = p.Stats().Restores - n; n != 1 {
-					t.Errorf("one range more takes %d restores", n)
-				}
-				if p.st.Rules[xtables.NAT] > 20_000 || p.st.Rules[xtables.Filter] > 20_000 {
-					t.Errorf("%v rules, of 1,201 ports and 902 ranges", p.st.Rules)
-				}
-			})
+	for fam, do := range map[lb.Family]lb.Action{lb.IPv4: lb.Balance, lb.IPv6: lb.Reject} {
+		w := planetest.World{Family: fam}
+		p := newPlane(t, Config{Family: fam, Backend: xtables.NFT, Runner: &blackHole{}})
+		tab := w.Table(3, 2)
+		reset(t, p, tab)
+		type cost struct{ rules, bytes, restores int }
+		costOf := func(i, ports int, sources []netip.Prefix) cost {
+			before := p.Stats()
+			replace(t, p, tab)(restricted(w, i, ports, sources, do))
+			after := p.Stats()
+			return cost{after.Last.NAT + after.Last.Filter, int(after.Bytes - before.Bytes),
+				int(after.Restores - before.Restores)}
+		}
+		ports, ranges := costOf(2, 300, someRanges(w, 0, 1)), costOf(3, 1, someRanges(w, 0, 300))
+		both := cost{ports.rules + ranges.rules, ports.bytes + ranges.bytes, 1}
+		for _, c := range []struct {
+			what    string
+			i       int
+			sources []netip.Prefix
+			base    cost // the limit is half more
+		}{
+			{"300 ranges", 4, someRanges(w, 1000, 300), both},
+			{"ranges that another Service has", 5, someRanges(w, 1000, 300), ports},
+			{"its own address beside", 6, append(someRanges(w, 1000, 300), netip.PrefixFrom(w.Addr(198, 6),
+				w.Addr(198, 6).BitLen())), ports},
+			{"one range more", 4, someRanges(w, 1000, 301), both},
+		} {
+			got := costOf(c.i, 300, c.sources)
+			if got.rules > 3*c.base.rules/2 || got.bytes > 3*c.base.bytes/2 || got.restores != 1 {
+				t.Errorf("%s, 300 ports and %s: %+v, want at most half more than %+v", fam, c.what, got, c.base)
+			}
+		}
+		if p.st.Rules[xtables.NAT] > 20_000 || p.st.Rules[xtables.Filter] > 20_000 {
+			t.Errorf("%v rules, of 1,201 ports and 902 ranges", p.st.Rules)
 		}
 	}
 }
@@ -97,7 +87,7 @@ func TestCostOfSourceRanges(t *testing.T) {
 // for the kernel: in nat for Services with endpoints, in filter for those without. A process that
 // starts in between takes them over.
 func TestSourceListsComeAndGo(t *testing.T) {
-	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
+	eachOnce(t, func(t *testing.T, w planetest.World, cfg Config) {
 		p := newPlane(t, cfg)
 		tab := w.Table(2, 2)
 		reset(t, p, tab)

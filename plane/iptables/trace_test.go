@@ -48,7 +48,7 @@ func show(k trace.Kernel) string {
 // Comments make no difference: with many endpoints new rules have none, and old ones keep theirs
 // (DP-12).
 func TestCommentsAreNoDifference(t *testing.T) {
-	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
+	eachOnce(t, func(t *testing.T, w planetest.World, cfg Config) {
 		p := newPlane(t, cfg)
 		table := w.Table(2, 450)
 		reset(t, p, table)

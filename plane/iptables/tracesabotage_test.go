@@ -113,7 +113,7 @@ func (v *vandal) meets(what string, service int, from trace.Packet, want answer)
 // packet, and Differences names the change. Foreign rules are no difference, but may affect
 // packets. After a Reset nothing differs.
 func TestSabotageIsSeen(t *testing.T) {
-	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
+	eachOnce(t, func(t *testing.T, w planetest.World, cfg Config) {
 		p := newPlane(t, cfg)
 		v := &vandal{t, w, p}
 		table := w.Table(0, 0)

@@ -37,7 +37,7 @@ func (o otherwise) Pipe(ctx context.Context, in func(io.Writer) error, out func(
 // If iptables prints rules differently from how they were written, the plane does not repair them
 // for ever, and does not report them as foreign changes. It still repairs real foreign changes.
 func TestRulesPrintedOtherwise(t *testing.T) {
-	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
+	eachOnce(t, func(t *testing.T, w planetest.World, cfg Config) {
 		cfg.Runner = otherwise{xtables.System{Lock: ownLock()}, strings.NewReplacer("--probability 0.5",
 			"--probability 0,5", " --random-fully", " --fully-random",
 			"kubernetes service portals", "kubernetes service portal")}

@@ -18,10 +18,7 @@ import (
 // twice, and changes still work. A missing rule is restored, also one that jumps to an endpoint
 // (TN-70).
 func TestTableThatIptablesCannotShow(t *testing.T) {
-	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
-		if cfg.Backend == xtables.Legacy {
-			return // its tables have no such rules
-		}
+	eachFamily(t, xtables.NFT, func(t *testing.T, w planetest.World, cfg Config) {
 		if _, err := exec.LookPath("nft"); err != nil {
 			t.Skip(err)
 		}

@@ -19,7 +19,7 @@ import (
 // jumped to one of them, the deletion would fail, and with it every later restore of upstream's
 // (G4).
 func TestUpstreamDeletesWhatItKnows(t *testing.T) {
-	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
+	eachOnce(t, func(t *testing.T, w planetest.World, cfg Config) {
 		p := newPlane(t, cfg)
 		table := w.Table(60, 1)
 		for i := range 40 {
