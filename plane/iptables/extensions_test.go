@@ -4,6 +4,7 @@ package iptables
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,41 +14,21 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// A kernel that has the tables but lacks a required match or target is not usable. New names it, so
-// that another mode can be chosen.
+// A kernel that has the tables but lacks a match or target that the mode needs is not usable. The
+// error names it, so that another mode can be chosen. The same probe checks what other modes need.
 func TestKernelLacksExtension(t *testing.T) {
-	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
-		tool, err := xtables.FindTool(xtables.System{}, cfg.Family, cfg.Backend)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := tool.Usable(t.Context()); err != nil {
-			t.Fatalf("this kernel has all: %v", err)
-		}
-		for _, e := range []xtables.Extension{{Name: "nosuch", Target: false}, {Name: "NOSUCH", Target: true}} {
-			less := *tool
-			less.Needs = append(less.Needs[:len(less.Needs):len(less.Needs)], e)
-			err := less.Usable(t.Context())
-			if !errors.Is(err, plane.ErrUnsupported) || !strings.Contains(err.Error(), e.String()) {
-				t.Errorf("without %s: %v", e, err)
-			}
-		}
-	})
-}
-
-// The same probe checks what other modes need in addition.
-func TestHave(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		tool, err := cfg.tool()
 		if err != nil {
-			t.Fatal(err)
+			t.Fatalf("this kernel has all: %v", err)
 		}
-		p := tool
-		if err := p.Have([]string{"conntrack", "comment"}, []string{"MASQUERADE"}); err != nil {
+		if err := tool.Have([]string{"conntrack", "comment"}, []string{"MASQUERADE"}); err != nil {
 			t.Error(err)
 		}
-		for want, err := range map[string]error{"match nosuch": p.Have([]string{"nosuch"}, nil),
-			"target NOSUCH": p.Have(nil, []string{"NOSUCH"})} {
+		less := *tool
+		less.Needs = append(slices.Clone(tool.Needs), xtables.Extension{Name: "NOSUCH", Target: true})
+		for want, err := range map[string]error{"target NOSUCH": less.Usable(t.Context()),
+			"match nosuch": tool.Have([]string{"nosuch"}, nil)} {
 			if !errors.Is(err, plane.ErrUnsupported) || !strings.Contains(err.Error(), want) {
 				t.Errorf("without the %s: %v", want, err)
 			}
