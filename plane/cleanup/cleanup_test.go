@@ -3,8 +3,6 @@
 package cleanup
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -179,36 +177,21 @@ func TestRunAll(t *testing.T) {
 	}
 }
 
-// --cleanup-ipvs=false leaves IPVS alone, --cleanup-iptables removes only iptables rules.
+// --cleanup-iptables removes only iptables rules. TestGuardStaysWithAddresses has
+// --cleanup-ipvs=false.
 func TestRunParts(t *testing.T) {
 	needsAll(t)
-	for name, c := range map[string]struct {
-		what       mode.List
-		gone, stay []string
-	}{
-		"--cleanup --cleanup-ipvs=false": {only("iptables", "nftables"), []string{"KUBE-SVC-", "table ip kube-proxy\n"},
-			[]string{"KUBE-CLUSTER-IP\n", ipvs.Device}},
-		"--cleanup-iptables": {only("iptables"), []string{"KUBE-SVC-"},
-			[]string{"KUBE-CLUSTER-IP\n", ipvs.Device, "table ip kube-proxy\n"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inNetns(t)
-			ours(t)
-			if r := clean(t, c.what); len(r.Left) > 0 {
-				t.Errorf("left: %q", r.Left)
-			}
-			now := state(t)
-			for _, s := range c.gone {
-				if strings.Contains(now, s) {
-					t.Errorf("%q is there", s)
-				}
-			}
-			for _, s := range c.stay {
-				if !strings.Contains(now, s) {
-					t.Errorf("%q is gone", s)
-				}
-			}
-		})
+	inNetns(t)
+	ours(t)
+	if r := clean(t, only("iptables")); len(r.Left) > 0 {
+		t.Errorf("left: %q", r.Left)
+	}
+	now := state(t)
+	for part, stays := range map[string]bool{"KUBE-SVC-": false, "KUBE-CLUSTER-IP\n": true, ipvs.Device: true,
+		"table ip kube-proxy\n": true} {
+		if strings.Contains(now, part) != stays {
+			t.Errorf("%q: want it there: %t", part, stays)
+		}
 	}
 }
 
@@ -266,81 +249,57 @@ func legacyTables() bool {
 	return err == nil && len(b) > 0
 }
 
-// A table that iptables does not understand: later programs show part of it, earlier ones nothing.
-// In both cases the error reports that our chains stay, and the rule that jumps to one stays.
-func TestRunIncompatible(t *testing.T) {
-	needsAll(t)
-	inNetns(t)
-	run(t, "", "nft", "table ip nat { chain KUBE-SERVICES { accept; }; chain KUBE-MARK-MASQ { accept; }; "+
-		"chain PREROUTING { type filter hook input priority 5; jump KUBE-SERVICES; }; }")
-	r, err := Run(t.Context(), all.Modes(), mode.Removal{})
-	emptied := len(r.Left) == 1 && strings.Contains(r.Left[0], "chain nat KUBE-SERVICES stays, empty")
-	unseen := err != nil && strings.Contains(err.Error(), "the kernel still has")
-	if emptied == unseen {
-		t.Errorf("left: %q, %v", r.Left, err)
-	}
-	if now := run(t, "", "nft", "list", "ruleset"); !strings.Contains(now, "jump KUBE-SERVICES") {
-		t.Errorf("there is\n%s", now)
-	}
-}
-
 // PR-08: the objects that each mode removes, and those that it keeps.
 func TestOthers(t *testing.T) {
 	needsAll(t)
-	const (
-		nftRule, legacyRule = "nft KUBE-SVC-", "legacy KUBE-SVC-"
-		table4, table6      = "table ip kube-proxy\n", "table ip6 kube-proxy\n"
-		set4, set6          = "KUBE-CLUSTER-IP\n", "KUBE-6-CLUSTER-IP\n"
-		vip4, vip6          = "10.96.0.10", "fd00:10:96::10"
-	)
-	both := []lb.Family{lb.IPv4, lb.IPv6}
-	everything := []string{nftRule, legacyRule, table4, table6, set4, set6, vip4, vip6}
-	for name, c := range map[string]struct {
-		now  now
-		stay []string
+	if !legacyWorks() {
+		t.Skip("this machine has no legacy iptables")
+	}
+	each := map[lb.Family]xtables.Backend{lb.IPv4: xtables.Legacy, lb.IPv6: xtables.NFT}
+	for _, c := range []struct {
+		now now
+		// What stays of each family: rules of both back ends, a table of nftables, an ipset, an address.
+		stay4, stay6 string
 	}{
-		"nftables":             {now{mode: "nftables", families: both}, []string{table4, table6}},
-		"nftables, IPv4 alone": {now{mode: "nftables", families: both[:1]}, []string{table4, table6, set6, vip6}},
-		"nftables, excluded": {now{mode: "nftables", families: both,
-			exclude: []netip.Prefix{netip.MustParsePrefix("10.96.0.10/32")}}, []string{table4, table6, vip4}},
-		"userspace":     {now{mode: "userspace", families: both}, nil},
-		"iptables, nft": {now{mode: "iptables", families: both, backends: same(xtables.NFT)}, []string{nftRule}},
-		"iptables, legacy": {now{mode: "iptables", families: both, backends: same(xtables.Legacy)},
-			[]string{legacyRule}},
-		"iptables, one of each": {now{mode: "iptables", families: both, backends: map[lb.Family]xtables.Backend{
-			lb.IPv4: xtables.Legacy, lb.IPv6: xtables.NFT}},
-			[]string{legacyRule}},
+		{now{mode: "nftables", exclude: []netip.Prefix{netip.MustParsePrefix("10.96.0.10/32")}},
+			"table address", "table"},
+		{now{mode: "userspace", families: bothFamilies[1:]}, "nft legacy table set address", ""},
+		{now{mode: "iptables", backends: each}, "legacy", "nft"},
 		// In its own back end a plane has already taken over the previous rules.
-		"ipvs, nft": {now{mode: "ipvs", families: both, backends: same(xtables.NFT)},
-			[]string{nftRule, set4, set6, vip4, vip6}},
-		"ipvs, legacy": {now{mode: "ipvs", families: both, backends: same(xtables.Legacy)},
-			[]string{legacyRule, set4, set6, vip4, vip6}},
-		"userspace, IPv6 alone": {now{mode: "userspace", families: both[1:]}, []string{nftRule, legacyRule, table4,
-			set4, vip4}},
+		{now{mode: "ipvs", backends: each}, "legacy set address", "nft set address"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			if !legacyWorks() {
-				t.Skip("this machine has no legacy iptables")
-			}
+		t.Run(c.now.mode, func(t *testing.T) {
 			inNetns(t)
 			ours(t)
 			if _, err := c.now.others(t.Context()); err != nil {
 				t.Error(err)
 			}
-			now := run(t, "", "nft", "list", "tables") + run(t, "", "ipset", "list", "-n") + run(t, "", "ip", "addr")
-			for _, b := range backends {
-				if strings.Contains(rules(t, "iptables-"+string(b)), "KUBE-SVC-") {
-					now += string(b) + " KUBE-SVC-"
+			there := func(ip, table, set, address string) string {
+				var all []string
+				for _, b := range backends {
+					if strings.Contains(rules(t, ip+"-"+string(b)), "KUBE-SVC-") {
+						all = append(all, string(b))
+					}
 				}
+				for _, o := range []struct{ name, text, in string }{{"table", table, run(t, "", "nft", "list", "tables")},
+					{"set", set, run(t, "", "ipset", "list", "-n")}, {"address", address, run(t, "", "ip", "addr")}} {
+					if strings.Contains(o.in, o.text) {
+						all = append(all, o.name)
+					}
+				}
+				return strings.Join(all, " ")
 			}
-			for _, s := range everything {
-				if stays := slices.Contains(c.stay, s); strings.Contains(now, s) != stays {
-					t.Errorf("%q: want it there: %t\n%s", s, stays, now)
-				}
+			if got := there("iptables", "table ip kube-proxy\n", "KUBE-CLUSTER-IP\n", "10.96.0.10"); got != c.stay4 {
+				t.Errorf("of IPv4 there is %q, want %q", got, c.stay4)
+			}
+			if got := there("ip6tables", "table ip6 kube-proxy\n", "KUBE-6-CLUSTER-IP\n",
+				"fd00:10:96::10"); got != c.stay6 {
+				t.Errorf("of IPv6 there is %q, want %q", got, c.stay6)
 			}
 		})
 	}
-	if _, err := Others(t.Context(), all.Modes(), mode.Mode{Name: "new"}, mode.Removal{Families: both}); err == nil {
+	if _, err := Others(t.Context(), all.Modes(), mode.Mode{Name: "new"}, mode.Removal{
+		Families: bothFamilies}); err == nil {
 		t.Error("a mode that does not say what rules it writes is no error")
 	}
 }
@@ -387,18 +346,6 @@ func TestDeviceOfAnotherType(t *testing.T) {
 	}
 	if _, err := netlink.LinkByName(ipvs.Device); err != nil {
 		t.Error(err)
-	}
-}
-
-// A cancelled context ends it, with an error.
-func TestRunCanceled(t *testing.T) {
-	needsAll(t)
-	inNetns(t)
-	ours(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := Run(ctx, all.Modes(), mode.Removal{}); !errors.Is(err, context.Canceled) {
-		t.Errorf("canceled: %v", err)
 	}
 }
 

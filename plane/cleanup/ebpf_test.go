@@ -58,8 +58,6 @@ func TestIPVSTakeOverEBPF(t *testing.T) {
 	}}})
 }
 
-var bothFamilies = []lb.Family{lb.IPv4, lb.IPv6}
-
 // otherMode is a mode that a node changes to from mode ebpf, and back.
 type otherMode struct {
 	now   now
@@ -97,17 +95,10 @@ func takeOverEBPF(t *testing.T, modes []otherMode) {
 			ways = append(ways, w)
 		}
 	}
-	others := func(now now) string {
+	others := func(now now) (removed string) {
 		t.Helper()
-		var removed string
-		lab.On("node1", func() {
-			now.families, now.blocks = bothFamilies, blocks
-			r, err := now.others(t.Context())
-			if err != nil || len(r.Left) > 0 {
-				t.Errorf("%s: %+v, %v", now.mode, r, err)
-			}
-			removed = strings.Join(r.Removed, "\n")
-		})
+		now.blocks = blocks
+		lab.On("node1", func() { removed = now.clean(t) })
 		return removed
 	}
 	lab.On("node1", func() { start(t, bothFamilies, openNFTables) })

@@ -103,18 +103,16 @@ func reached(addr string) bool {
 // of them, whichever mode takes over, and with --cleanup (TN-67). A client tries all the time.
 func TestAddressesAreGuardedUntilTheyGo(t *testing.T) {
 	needsAll(t)
-	families := []lb.Family{lb.IPv4, lb.IPv6}
 	for name, c := range map[string]struct {
 		program string
 		// The mode that runs then, if its chains have the same names.
 		start func(lb.Family) (opened, error)
 		do    func(context.Context) (mode.Report, error)
 	}{
-		"to nftables":         {"iptables-nft", nil, now{mode: "nftables", families: families}.others},
-		"to nftables, legacy": {"iptables-legacy", nil, now{mode: "nftables", families: families}.others},
-		"to iptables": {"iptables-nft", openIPTables("nft"), now{mode: "iptables", families: families,
-			backends: same("nft")}.others},
-		"to userspace": {"iptables-nft", nil, now{mode: "userspace", families: families}.others},
+		"to nftables":         {"iptables-nft", nil, now{mode: "nftables"}.others},
+		"to nftables, legacy": {"iptables-legacy", nil, now{mode: "nftables"}.others},
+		"to iptables":         {"iptables-nft", openIPTables("nft"), now{mode: "iptables", backends: same("nft")}.others},
+		"to userspace":        {"iptables-nft", nil, now{mode: "userspace"}.others},
 		"--cleanup": {"iptables-nft", nil, func(ctx context.Context) (mode.Report, error) {
 			return Run(ctx, all.Modes(), mode.Removal{})
 		}},
@@ -125,7 +123,7 @@ func TestAddressesAreGuardedUntilTheyGo(t *testing.T) {
 			}
 			guarded(t, c.program)
 			if c.start != nil {
-				start(t, families, c.start)
+				start(t, bothFamilies, c.start)
 			}
 			stop := trying(t)
 			_, err := c.do(t.Context())
@@ -151,7 +149,7 @@ func TestGuardStaysWithAddresses(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Run(ctx, only("ipvs"), mode.Removal{}); !errors.Is(err, context.Canceled) ||
+	if _, err := Run(ctx, all.Modes(), mode.Removal{}); !errors.Is(err, context.Canceled) ||
 		!strings.Contains(state(t), ipvs.Device) || reached("10.96.0.10") {
 		t.Errorf("the removal was canceled: %v, and the program is reached, or there is\n%s", err, state(t))
 	}

@@ -220,7 +220,7 @@ func TestIPVSSwitchUnderTraffic(t *testing.T) {
 	lab.On("node1", func() { start(t, []lb.Family{lb.IPv4}, openNFTables) })
 	more() // both are in force
 	lab.On("node1", func() {
-		r, err := now{mode: "nftables", families: []lb.Family{lb.IPv4, lb.IPv6}, drain: time.Minute}.others(t.Context())
+		r, err := now{mode: "nftables", drain: time.Minute}.others(t.Context())
 		if err != nil || len(r.Left) > 0 || !slices.Contains(r.Removed, "1 virtual servers of IPv4") {
 			t.Errorf("%+v, %v", r, err)
 		}
@@ -259,7 +259,7 @@ func TestIPVSDrain(t *testing.T) {
 		done := make(chan mode.Report, 1)
 		go func() {
 			lab.On("node1", func() {
-				r, err := now{mode: "nftables", families: []lb.Family{lb.IPv4, lb.IPv6}, drain: drain}.others(ctx)
+				r, err := now{mode: "nftables", drain: drain}.others(ctx)
 				if err != nil && ctx.Err() == nil {
 					t.Error(err)
 				}
@@ -307,7 +307,7 @@ func TestIPVSDrainEnds(t *testing.T) {
 	must(t, errOf(lab.Open("pod3", netlab.TCP, vip, netlab.DialOptions{})))
 	lab.On("node1", func() {
 		start(t, []lb.Family{lb.IPv4}, openNFTables)
-		r, err := now{mode: "nftables", families: []lb.Family{lb.IPv4, lb.IPv6}, drain: 5 * ipvsLook}.others(
+		r, err := now{mode: "nftables", drain: 5 * ipvsLook}.others(
 			t.Context())
 		if err != nil || !slices.Contains(r.Removed, "1 connections through virtual servers of IPv4, which had not "+
 			"ended in 1s") || len(virtuals(t, openIPVS(t))) > 0 {

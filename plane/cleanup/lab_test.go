@@ -101,7 +101,7 @@ func only(names ...string) mode.List {
 // cleanup beside it.
 type now struct {
 	mode     string
-	families []lb.Family
+	families []lb.Family // nil for both
 	backends map[lb.Family]xtables.Backend
 	exclude  []netip.Prefix
 	drain    time.Duration
@@ -118,9 +118,24 @@ func (n now) others(ctx context.Context) (mode.Report, error) {
 	case "ipvs":
 		modes[i] = ipvs.ModeIn(n.backends)
 	}
-	return Others(ctx, modes, modes[i], mode.Removal{Families: n.families, Blocks: append(excluding(n.exclude),
-		n.blocks...), Drain: n.drain})
+	what := mode.Removal{Families: n.families, Blocks: append(excluding(n.exclude), n.blocks...), Drain: n.drain}
+	if what.Families == nil {
+		what.Families = bothFamilies
+	}
+	return Others(ctx, modes, modes[i], what)
 }
+
+// clean calls others, which must leave nothing, and returns what was removed.
+func (n now) clean(t *testing.T) (removed string) {
+	t.Helper()
+	r, err := n.others(t.Context())
+	if err != nil || len(r.Left) > 0 {
+		t.Errorf("beside mode %s: %+v, %v", n.mode, r, err)
+	}
+	return strings.Join(r.Removed, "\n")
+}
+
+var bothFamilies = []lb.Family{lb.IPv4, lb.IPv6}
 
 // legacyWorks reports whether this machine has the legacy back end.
 var legacyWorks = sync.OnceValue(func() bool {

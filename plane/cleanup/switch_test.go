@@ -12,7 +12,6 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
-	"kube-proxy/mode"
 	"kube-proxy/plane/iptables"
 	"kube-proxy/plane/nftables"
 	"kube-proxy/test/planetest"
@@ -69,22 +68,12 @@ func start(t *testing.T, families []lb.Family, open func(lb.Family) (opened, err
 func switchUnderTraffic(t *testing.T, b xtables.Backend) {
 	lab := netlab.ForTest(t, netlab.Options{})
 	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
-	families := []lb.Family{lb.IPv4, lb.IPv6}
-	useIPTables := func() { start(t, families, openIPTables(b)) }
-	useNFTables := func() { start(t, families, openNFTables) }
-	others := func(now now) mode.Report {
-		t.Helper()
-		now.families = families
-		r, err := now.others(t.Context())
-		if err != nil {
-			t.Error(err)
-		}
-		return r
-	}
+	useIPTables := func() { start(t, bothFamilies, openIPTables(b)) }
+	useNFTables := func() { start(t, bothFamilies, openNFTables) }
 	lab.On("node1", useIPTables)
 
 	var ways []netlab.Way
-	for _, fam := range families {
+	for _, fam := range bothFamilies {
 		_, vip, nodePort := planetest.Shop(fam)
 		// Pods keep their address; all others are masqueraded, including the node's own requests.
 		ways = append(ways, netlab.Way{From: "pod3", To: vip, Seen: "pod3"}, netlab.Way{From: "node1", To: vip,
@@ -101,10 +90,8 @@ func switchUnderTraffic(t *testing.T, b xtables.Backend) {
 		lab.On("node1", useNFTables)
 		traffic.More() // both are in force
 		lab.On("node1", func() {
-			r := others(now{mode: "nftables"})
-			if len(r.Left) > 0 || !strings.Contains(strings.Join(r.Removed, "\n"), "chains of iptables ("+string(b)+
-				", IPv6)") {
-				t.Errorf("%+v", r)
+			if r := (now{mode: "nftables"}).clean(t); !strings.Contains(r, "chains of iptables ("+string(b)+", IPv6)") {
+				t.Errorf("removed: %s", r)
 			}
 			for _, program := range []string{"iptables-" + string(b), "ip6tables-" + string(b)} {
 				for line := range strings.Lines(rules(t, program)) {
@@ -119,13 +106,11 @@ func switchUnderTraffic(t *testing.T, b xtables.Backend) {
 		lab.On("node1", useIPTables)
 		traffic.More()
 		lab.On("node1", func() {
-			r := others(now{mode: "iptables", backends: same(b)})
-			want := []string{"the nftables table kube-proxy of IPv4", "the nftables table kube-proxy of IPv6"}
-			if fmt.Sprint(r.Removed) != fmt.Sprint(want) || len(r.Left) > 0 {
-				t.Errorf("%+v", r)
-			}
-			if again := others(now{mode: "iptables", backends: same(b)}); len(again.Removed)+len(again.Left) > 0 {
-				t.Errorf("a second time: %+v", again)
+			for _, want := range []string{
+				"the nftables table kube-proxy of IPv4\nthe nftables table kube-proxy of IPv6", ""} {
+				if r := (now{mode: "iptables", backends: same(b)}).clean(t); r != want {
+					t.Errorf("removed: %s, want %s", r, want)
+				}
 			}
 		})
 		traffic.More()
@@ -164,8 +149,7 @@ func packetUnderWay(t *testing.T, b xtables.Backend, fam lb.Family) {
 		now  now
 	}{
 		{"to nftables", openNFTables, now{mode: "nftables", families: families}},
-		{"to iptables", openIPTables(b), now{mode: "iptables", families: families,
-			backends: map[lb.Family]xtables.Backend{fam: b}}},
+		{"to iptables", openIPTables(b), now{mode: "iptables", families: families, backends: same(b)}},
 	} {
 		answered := make(chan error)
 		go func() {
@@ -178,9 +162,7 @@ func packetUnderWay(t *testing.T, b xtables.Backend, fam lb.Family) {
 		next()
 		lab.On("node1", func() {
 			start(t, families, step.open)
-			if _, err := step.now.others(t.Context()); err != nil {
-				t.Error(err)
-			}
+			step.now.clean(t)
 		})
 		if err := <-answered; err != nil {
 			t.Errorf("%s: %v", step.name, err)

@@ -33,9 +33,8 @@ func TestSwitchUserspace(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			lab := netlab.ForTest(t, netlab.Options{})
 			lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
-			families := []lb.Family{lb.IPv4, lb.IPv6}
 			var ways []netlab.Way
-			for _, fam := range families {
+			for _, fam := range bothFamilies {
 				_, vip, nodePort := planetest.Shop(fam)
 				for _, w := range []netlab.Way{{From: "pod3", To: vip}, {From: "node1", To: vip},
 					{From: "client", To: nodePort}} {
@@ -43,16 +42,7 @@ func TestSwitchUserspace(t *testing.T) {
 					ways = append(ways, w)
 				}
 			}
-			others := func(now now) mode.Report {
-				t.Helper()
-				now.families = families
-				r, err := now.others(t.Context())
-				if err != nil || len(r.Left) > 0 {
-					t.Errorf("%+v, %v", r, err)
-				}
-				return r
-			}
-			lab.On("node1", func() { start(t, families, openIPTables(xtables.NFT)) })
+			lab.On("node1", func() { start(t, bothFamilies, openIPTables(xtables.NFT)) })
 			traffic := lab.Traffic(ways...)
 			defer traffic.Stop()
 			traffic.More()
@@ -63,21 +53,21 @@ func TestSwitchUserspace(t *testing.T) {
 				openIPTables(xtables.NFT)}} {
 				var proxies []*userspace.Plane
 				lab.On("node1", func() {
-					for _, fam := range families {
+					for _, fam := range bothFamilies {
 						proxies = append(proxies, startUserspace(t, fam, make))
 					}
 				})
 				traffic.More()
 				lab.On("node1", func() {
-					if r := others(now{mode: "userspace"}); len(r.Removed) == 0 {
+					if (now{mode: "userspace"}).clean(t) == "" {
 						t.Error("nothing of the mode before was removed")
 					}
 				})
 				traffic.More()
-				lab.On("node1", func() { start(t, families, next.open) })
+				lab.On("node1", func() { start(t, bothFamilies, next.open) })
 				traffic.More()
 				lab.On("node1", func() {
-					r := strings.Join(others(next.now).Removed, "\n")
+					r := next.now.clean(t)
 					if !strings.Contains(r, redirect.TableName) && !strings.Contains(r, "of mode userspace") {
 						t.Errorf("removed: %s", r)
 					}
