@@ -258,7 +258,8 @@ func TestOthers(t *testing.T) {
 	each := map[lb.Family]xtables.Backend{lb.IPv4: xtables.Legacy, lb.IPv6: xtables.NFT}
 	for _, c := range []struct {
 		now now
-		// What stays of each family: rules of both back ends, a table of nftables, an ipset, an address.
+		// What stays of each family: rules of a back end, a table of nftables, an ipset, an
+		// address.
 		stay4, stay6 string
 	}{
 		{now{mode: "nftables", exclude: []netip.Prefix{netip.MustParsePrefix("10.96.0.10/32")}},
@@ -281,8 +282,11 @@ func TestOthers(t *testing.T) {
 						all = append(all, string(b))
 					}
 				}
-				for _, o := range []struct{ name, text, in string }{{"table", table, run(t, "", "nft", "list", "tables")},
-					{"set", set, run(t, "", "ipset", "list", "-n")}, {"address", address, run(t, "", "ip", "addr")}} {
+				for _, o := range []struct{ name, text, in string }{
+					{"table", table, run(t, "", "nft", "list", "tables")},
+					{"set", set, run(t, "", "ipset", "list", "-n")},
+					{"address", address, run(t, "", "ip", "addr")},
+				} {
 					if strings.Contains(o.in, o.text) {
 						all = append(all, o.name)
 					}

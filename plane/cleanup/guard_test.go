@@ -111,8 +111,9 @@ func TestAddressesAreGuardedUntilTheyGo(t *testing.T) {
 	}{
 		"to nftables":         {"iptables-nft", nil, now{mode: "nftables"}.others},
 		"to nftables, legacy": {"iptables-legacy", nil, now{mode: "nftables"}.others},
-		"to iptables":         {"iptables-nft", openIPTables("nft"), now{mode: "iptables", backends: same("nft")}.others},
-		"to userspace":        {"iptables-nft", nil, now{mode: "userspace"}.others},
+		"to iptables": {"iptables-nft", openIPTables("nft"),
+			now{mode: "iptables", backends: same("nft")}.others},
+		"to userspace": {"iptables-nft", nil, now{mode: "userspace"}.others},
 		"--cleanup": {"iptables-nft", nil, func(ctx context.Context) (mode.Report, error) {
 			return Run(ctx, all.Modes(), mode.Removal{})
 		}},

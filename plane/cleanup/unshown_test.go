@@ -16,7 +16,7 @@ import (
 
 // TestTablesThatIptablesCannotShow (TN-70): another program adds rules that iptables cannot print,
 // and iptables-save omits the tables. --cleanup and a change of modes remove the rules of a mode
-// that writes by iptables. Its audits and restarts there are TestTableThatIptablesCannotShow of mode
+// that writes by iptables. Audits and restarts there have TestTableThatIptablesCannotShow of mode
 // iptables and TestChainsUnshown of mode ipvs.
 func TestTablesThatIptablesCannotShow(t *testing.T) {
 	needsAll(t)

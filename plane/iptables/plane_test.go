@@ -249,8 +249,8 @@ func deepKeys(fam lb.Family, ports int) (keys []lb.Key) {
 	return keys
 }
 
-// Load balancers at such addresses are served, with the maximum number of chains behind each, and so
-// is another tenant's later Service (TN-75).
+// Load balancers at such addresses are served, with the maximum number of chains behind each. So is
+// another tenant's later Service (TN-75).
 func TestDeepTreesAreTaken(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		table := &lb.Table{Node: w.Node()}

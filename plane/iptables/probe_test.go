@@ -136,7 +136,8 @@ func TestProbeFails(t *testing.T) {
 			}
 			run.refuses = nil
 		}
-		fails(&xtables.RunError{Name: "iptables-restore", Said: "line 2 failed", Err: errors.New("exit status 4")}, false)
+		fails(&xtables.RunError{Name: "iptables-restore", Said: "line 2 failed",
+			Err: errors.New("exit status 4")}, false)
 		if s := p.Stats(); s.Failures != 1 || s.PartialFailures != 0 {
 			t.Errorf("counted %+v", s)
 		}
