@@ -127,10 +127,8 @@ Counting starts with the process, and for frontends in use before with the first
 	`, kernel 6.18); 200 bytes of kernel memory for each
   frontend in use and 16 for each CPU. At most 65,536 frontends count within ten minutes.
 - userspace: an atomic addition for each connection; 100 bytes for each service port.
-- ipvs: nothing for packets. A reading lists all virtual servers: 380 ms of CPU for 10,000, emulated
-  (` + "`BenchmarkCounters`" +
-	` of plane/ipvs). The kernel adds up every 2 seconds; counts since then are lost with a virtual
-  server. With ` + "`net.ipv4.vs.run_estimation`" + ` 0 nothing is counted; the log says so.
+- ipvs: nothing for packets. A reading lists all virtual servers. The kernel adds up every 2 seconds; counts since
+  then are lost with a virtual server. With ` + "`net.ipv4.vs.run_estimation`" + ` 0 nothing is counted; the log says so.
 
 ## Metrics of every Kubernetes component (MT-21)
 
