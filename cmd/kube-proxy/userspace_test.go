@@ -197,6 +197,7 @@ func TestUserspaceRestart(t *testing.T) {
 // remembers each of them for a minute, and reuses a port after one to two seconds. Another Service
 // finds no port of the range; the plane's notice says so.
 func TestUserspacePortsOfTheNode(t *testing.T) {
+	t.Parallel()
 	n := newNodeLab(t)
 	n.On(netlab.Node1, func() {
 		do(t, os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("40000 40999"), 0))
