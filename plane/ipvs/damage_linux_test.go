@@ -146,7 +146,9 @@ func TestDamage(t *testing.T) {
 	inet := func(d *kernelBench) ipset.Family { return ipset.Family(wireFamily(d.World.Family)) }
 	eachDamaged("flush a set", true, func(d *kernelBench) { d.run("", "ipset", "flush", name(d, setClusterIP)) })
 	eachDamaged("flush all sets", true, func(d *kernelBench) { d.run("", "ipset", "flush") })
-	eachDamaged("destroy a set", true, func(d *kernelBench) { d.run("", "ipset", "destroy", name(d, setMarksAnywhere)) })
+	eachDamaged("destroy a set", true, func(d *kernelBench) {
+		d.run("", "ipset", "destroy", name(d, setMarksAnywhere))
+	})
 	eachDamaged("destroy all sets", true, func(d *kernelBench) { d.run("", "ipset", "destroy") })
 	eachDamaged("a set of another type", true, func(d *kernelBench) {
 		d.run(fmt.Sprintf("destroy %s\ncreate %[1]s hash:ip\n", name(d, setClusterIP)), "ipset", "restore")

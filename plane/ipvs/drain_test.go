@@ -189,9 +189,9 @@ func TestDrainReturns(t *testing.T) {
 	}
 }
 
-// The connections of a dead node keep its real server for two minutes of unanswered packets (PN-42).
-// Idle ones keep it until IPVS forgets them, after --ipvs-tcp-timeout (TN-64). This is a bound,
-// whatever clients do.
+// The connections of a dead node keep its real server for two minutes of unanswered packets
+// (PN-42). Idle ones keep it until IPVS forgets them, after --ipvs-tcp-timeout (TN-64). This is a
+// bound, whatever clients do.
 func TestDrainBoundPN42(t *testing.T) {
 	for name, tc := range map[string]struct {
 		in          bool // clients send

@@ -34,7 +34,8 @@ func newLookBench(t *testing.T, b xtables.Backend, f lb.Family) *kernelBench {
 		chains, err := newChains(nodeFacts{family: f, masq: 1 << 14}, b, nil)
 		must(t, err)
 		t.Cleanup(func() { chains.Close() })
-		return Config{IPVS: conn, Chains: chains, View: func() (*View, error) { return openView(f, connect, chains.Held) }}
+		view := func() (*View, error) { return openView(f, connect, chains.Held) }
+		return Config{IPVS: conn, Chains: chains, View: view}
 	})
 }
 
