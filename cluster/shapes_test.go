@@ -21,29 +21,6 @@ func slicesOf(n int) []*cluster.Slice {
 	return out
 }
 
-// BenchmarkOneOfManySlices measures a change of one slice, and the deletion and return of one,
-// beside others of its Service.
-func BenchmarkOneOfManySlices(b *testing.B) {
-	for _, n := range []int{1, 100, 10_000, 100_000} {
-		b.Run(fmt.Sprintf("slices=%d", n), func(b *testing.B) {
-			s := cluster.NewStore("node-1")
-			slices := slicesOf(n)
-			for _, sl := range slices {
-				s.Fold(cluster.SliceSet{Slice: sl})
-			}
-			sl := slices[n/2]
-			changed := *sl
-			changed.Endpoints = cluster.Endpoints{}
-			b.ReportAllocs()
-			for b.Loop() {
-				s.Fold(cluster.SliceSet{Slice: &changed})
-				s.Fold(cluster.SliceGone{Name: sl.Name})
-				s.Fold(cluster.SliceSet{Slice: sl})
-			}
-		})
-	}
-}
-
 // The cost of each slice of a Service does not grow with their number: they are added, and deleted
 // in the same order.
 func TestSlicesOfOneServiceAreLinear(t *testing.T) {

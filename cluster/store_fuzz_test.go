@@ -13,7 +13,8 @@ import (
 
 // FuzzStore shows that after any sequence of events the store equals a fresh one with the final
 // objects (SV-01, SV-04, SV-30, PR-06, HT-06). It also shows that each event marks exactly the
-// Services whose view changed, in the right family (SV-34, SV-40), and the facts if the node changed.
+// Services whose view changed, in the right family (SV-34, SV-40), and the facts if the node
+// changed.
 func FuzzStore(f *testing.F) {
 	for seed := range uint64(200) {
 		f.Add(seed, uint8(3*seed))

@@ -143,7 +143,8 @@ func TestAnswers(t *testing.T) {
 					body string
 				}{
 					{"/healthz", test.healthz, fmt.Sprintf(`"lastUpdated":"%s","currentTime":"%s","nodeEligible":%t,`+
-						`"healthy":%t,"status":%s`, updated(test.healthz), now, test.eligible, test.healthy, test.status)},
+						`"healthy":%t,"status":%s`, updated(test.healthz), now, test.eligible, test.healthy,
+						test.status)},
 					{"/livez", test.livez, fmt.Sprintf(`"lastUpdated":"%s","currentTime":"%s","healthy":%t,"status":%s`,
 						updated(test.livez), now, alive, test.status)},
 					{"/readyz", test.readyz, fmt.Sprintf(`"currentTime":"%s",%s`, now, test.ready)},

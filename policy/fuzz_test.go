@@ -21,8 +21,9 @@ func FuzzResolve(f *testing.F) {
 	f.Fuzz(checkRandomView)
 }
 
-// TestResolveRandomViews is the part of FuzzResolve that is fast enough for every test run. It proves
-// what the twin says of sources (SV-15, SV-16), of what serves (DP-50) and of health checks (HT-13).
+// TestResolveRandomViews is the part of FuzzResolve that is fast enough for every test run. It
+// proves what the twin says of sources (SV-15, SV-16), serving sets (DP-50) and health checks
+// (HT-13).
 func TestResolveRandomViews(t *testing.T) {
 	for seed := range uint64(5000) {
 		checkRandomView(t, seed, 0)

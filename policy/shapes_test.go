@@ -15,26 +15,11 @@ import (
 type shape struct {
 	ports, slices, endpoints int
 	externalIPs, ranges      int
-	protocol                 cluster.Protocol // 0 is TCP
-}
-
-func (s shape) String() string {
-	text := fmt.Sprintf("ports=%d/slices=%d/endpoints=%d", s.ports, s.slices, s.endpoints)
-	if s.externalIPs > 0 {
-		text += fmt.Sprintf("/external=%d", s.externalIPs)
-	}
-	if s.ranges > 0 {
-		text += fmt.Sprintf("/ranges=%d", s.ranges)
-	}
-	return text
 }
 
 // changerOf returns a cluster with a Service of the shape, with one endpoint that moves to another
 // address and back.
 func changerOf(s shape) *changer {
-	if s.protocol == 0 {
-		s.protocol = cluster.TCP
-	}
 	c := &changer{store: cluster.NewStore("node-1"), table: &lb.Table{}, settings: benchSettings()}
 	c.store.Fold(cluster.NodeSet{
 		Node: &cluster.Node{Name: "node-1", Addrs: []netip.Addr{netip.MustParseAddr("100.0.0.1")}}})
@@ -52,8 +37,8 @@ func changerOf(s shape) *changer {
 	var ports []cluster.SlicePort
 	for i := range s.ports {
 		name := fmt.Sprintf("p%d", i)
-		svc.Ports = append(svc.Ports, cluster.ServicePort{Name: name, Protocol: s.protocol, Port: uint16(1 + i)})
-		ports = append(ports, cluster.SlicePort{Name: name, Protocol: s.protocol, Port: uint16(10_000 + i)})
+		svc.Ports = append(svc.Ports, cluster.ServicePort{Name: name, Protocol: cluster.TCP, Port: uint16(1 + i)})
+		ports = append(ports, cluster.SlicePort{Name: name, Protocol: cluster.TCP, Port: uint16(10_000 + i)})
 	}
 	for i := range s.slices {
 		sl := benchSlice(0, 0)
@@ -76,28 +61,6 @@ func changerOf(s shape) *changer {
 	return c
 }
 
-// BenchmarkOddShapes measures one endpoint change of one large Service.
-func BenchmarkOddShapes(b *testing.B) {
-	for _, s := range []shape{
-		{ports: 10, slices: 10, endpoints: 10}, {ports: 100, slices: 10, endpoints: 10},
-		{ports: 1000, slices: 10, endpoints: 10}, {ports: 10_000, slices: 10, endpoints: 10},
-		{ports: 87, slices: 3, endpoints: 3000, protocol: cluster.UDP},
-		{ports: 1, slices: 10, endpoints: 50}, {ports: 1, slices: 10, endpoints: 500},
-		{ports: 1, slices: 10, endpoints: 5000}, {ports: 1, slices: 10, endpoints: 10_000},
-		{ports: 10, slices: 10, endpoints: 50, externalIPs: 100}, {ports: 10, slices: 10, endpoints: 5000,
-			externalIPs: 100},
-		{ports: 100, slices: 1, endpoints: 10, ranges: 1000}, {ports: 1000, slices: 1, endpoints: 10, ranges: 1000},
-	} {
-		b.Run(s.String(), func(b *testing.B) {
-			c := changerOf(s)
-			b.ReportAllocs()
-			for b.Loop() {
-				c.change()
-			}
-		})
-	}
-}
-
 // Twice as many ports in twice as many slice entries, or twice as many frontends with twice as many
 // shared endpoints, must not cost four times as much.
 func TestOddShapesAreLinear(t *testing.T) {
@@ -116,31 +79,5 @@ func TestOddShapesAreLinear(t *testing.T) {
 		if ratio > 80 { // 16 is linear, 256 is the square
 			t.Errorf("%s: a change costs %.0f times as much at sixteen times the size", test.story, ratio)
 		}
-	}
-}
-
-// BenchmarkHeadless measures the cost of adding and deleting Services without an address: nothing
-// is written for them.
-func BenchmarkHeadless(b *testing.B) {
-	for _, n := range []int{100, 100_000} {
-		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
-			c := newChanger(1)
-			headless := func(i int) *cluster.Service {
-				s := benchService(i)
-				s.ClusterIPs = nil
-				return s
-			}
-			for i := range n {
-				c.apply(cluster.SliceSet{Slice: benchSlice(1+i, 10)})
-				c.apply(cluster.ServiceSet{Service: headless(1 + i)})
-			}
-			states := [2]*cluster.Slice{benchSlice(n/2, 9), benchSlice(n/2, 10)}
-			b.ReportAllocs()
-			for i := 0; b.Loop(); i++ {
-				if c.apply(cluster.SliceSet{Slice: states[i%2]}) != 0 {
-					b.Fatal("a headless Service changed a row")
-				}
-			}
-		})
 	}
 }
