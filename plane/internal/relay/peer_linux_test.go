@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
-	"strings"
 	"testing"
 )
 
@@ -62,7 +61,8 @@ func (p *peer) line(tb testing.TB) string {
 	return p.out.Text()
 }
 
-// do makes the peer run a client action n times.
+// do makes the peer open n connections and keep them: "hold" sends a byte through each and awaits
+// one, "stall" sends one and reads nothing, "pour" sends as much as it can.
 func (p *peer) do(tb testing.TB, what string, at netip.AddrPort, n int) {
 	tb.Helper()
 	fmt.Fprintln(p.in, what, at, n)
@@ -90,29 +90,24 @@ func bePeer() int {
 		if _, err := fmt.Scanln(&what, &at, &n); err != nil {
 			return 0
 		}
-		var err error
-		switch what {
-		case "hold":
-			var more []net.Conn
-			more, err = hold(at, n)
-			held = append(held, more...)
-		case "stall", "pour":
-			for range n {
-				var c net.Conn
-				if c, err = net.Dial("tcp", at); err != nil {
-					break
-				}
-				held = append(held, c)
-				if what == "pour" {
-					go pour(c)
-				} else if _, err = c.Write([]byte("x")); err != nil {
-					break
-				}
+		for range n {
+			c, err := net.Dial("tcp", at)
+			if err != nil {
+				fmt.Println(err)
+				return 1
 			}
-		}
-		if err != nil {
-			fmt.Println(strings.ReplaceAll(err.Error(), "\n", " "))
-			return 1
+			held = append(held, c)
+			if what == "pour" {
+				go pour(c)
+				continue
+			}
+			if _, err = c.Write([]byte("x")); err == nil && what == "hold" {
+				_, err = io.ReadFull(c, make([]byte, 1))
+			}
+			if err != nil {
+				fmt.Println(err)
+				return 1
+			}
 		}
 		fmt.Println("done")
 	}
@@ -146,22 +141,4 @@ func backendOf(handle func(net.Conn)) net.Addr {
 		}
 	}()
 	return ln.Addr()
-}
-
-// hold opens n connections, sends a byte through each, and keeps them.
-func hold(at string, n int) (held []net.Conn, err error) {
-	for range n {
-		c, err := net.Dial("tcp", at)
-		if err != nil {
-			return held, err
-		}
-		held = append(held, c)
-		if _, err := c.Write([]byte("x")); err != nil {
-			return held, err
-		}
-		if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
-			return held, err
-		}
-	}
-	return held, nil
 }
