@@ -429,17 +429,20 @@ func TestUDPForgedRefusal(t *testing.T) {
 		sum += uint32(binary.BigEndian.Uint16(message[i:]))
 	}
 	binary.BigEndian.PutUint16(message[2:], ^uint16(sum>>16+sum&0xffff))
-	lab.On("pod2", func() {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMP)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer unix.Close(fd)
-		if err := unix.Sendto(fd, message, 0, &unix.SockaddrInet4{Addr: source.Addr().Unmap().As4()}); err != nil {
-			t.Fatal(err)
-		}
+	// An answer that the relay reads after a refusal proves that the backend serves.
+	eventually(t, "the session moves", func() bool {
+		lab.On("pod2", func() {
+			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMP)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer unix.Close(fd)
+			if err := unix.Sendto(fd, message, 0, &unix.SockaddrInet4{Addr: source.Addr().Unmap().As4()}); err != nil {
+				t.Fatal(err)
+			}
+		})
+		return ask(t, c, "after", timeout/10) && r.Stats().UDP.Moved == 1
 	})
-	eventually(t, "the session moves", func() bool { return ask(t, c, "after", timeout) && r.Stats().UDP.Moved == 1 })
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if slices.ContainsFunc(b.dialled, func(err error) bool { return err != nil }) {
