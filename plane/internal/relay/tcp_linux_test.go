@@ -156,8 +156,8 @@ func TestTCPOriginalDst(t *testing.T) {
 		l := listenAt(t, r, Listening{lb.TCP, netip.MustParseAddrPort(tc.listen)}, b)
 		service := netip.MustParseAddrPort(tc.service)
 		has(t, service.Addr())
-		command(t, "nft", fmt.Sprintf("add table %[1]s relay; add chain %[1]s relay out { type nat hook output priority "+
-			"-100; }; add rule %[1]s relay out %[1]s daddr %[2]s tcp dport %[3]d redirect to :%[4]d",
+		command(t, "nft", fmt.Sprintf("add table %[1]s relay; add chain %[1]s relay out { type nat hook output "+
+			"priority -100; }; add rule %[1]s relay out %[1]s daddr %[2]s tcp dport %[3]d redirect to :%[4]d",
 			tc.family, service.Addr(), service.Port(), l.Addr().Port()))
 		c := dial(t, service)
 		roundTrip(t, c)
