@@ -8,7 +8,6 @@ import (
 	"runtime"
 	"slices"
 	"testing"
-	"time"
 
 	"kube-proxy/lb"
 	"kube-proxy/test/planetest"
@@ -45,55 +44,6 @@ func BenchmarkEndpointRender(b *testing.B) {
 					b.Fatal(err)
 				}
 				c.out.Buffers()
-			}
-		})
-	}
-}
-
-// BenchmarkServiceIntoKernel adds a new service with 10 endpoints.
-func BenchmarkServiceIntoKernel(b *testing.B) {
-	for _, n := range sizes {
-		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
-			w := planetest.World{Family: lb.IPv4}
-			p, tab := loadedTable(b, n)
-			for i := n; b.Loop(); i++ {
-				apply(b, p, planetest.Changes(tab.Replace(w.ClusterIP(i, i*10, 10))))
-			}
-		})
-	}
-}
-
-// BenchmarkColdReset fills an empty kernel; BenchmarkWarmReset restarts with everything in place.
-func BenchmarkColdReset(b *testing.B) {
-	for _, n := range sizes {
-		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
-			inNetns(b)
-			tab := planetest.World{Family: lb.IPv4}.Table(n, 10)
-			b.ReportAllocs()
-			for b.Loop() {
-				b.StopTimer()
-				p := newPlane(b, lb.IPv4)
-				b.StartTimer()
-				reset(b, p, tab)
-				b.StopTimer()
-				c := p.newChange(p.st)
-				c.out.DeleteTable()
-				if err := p.commit(b.Context(), c.out); err != nil {
-					b.Fatal(err)
-				}
-				p.Close() // else it receives the next one's notifications
-				b.StartTimer()
-			}
-		})
-	}
-}
-
-func BenchmarkWarmReset(b *testing.B) {
-	for _, n := range sizes {
-		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
-			p, tab := loadedTable(b, n)
-			for b.Loop() {
-				reset(b, p, tab)
 			}
 		})
 	}
@@ -138,53 +88,5 @@ func loaded(b *testing.B, n int) (*Plane, func() []lb.Change) {
 		i++
 		changes, _ := tab.Replace(f.owner, f.fronts)
 		return changes
-	}
-}
-
-// BenchmarkRestart does a cold start and then a warm one, by a new process that finds everything in
-// place. Services have 10 endpoints, and every tenth has affinity. The warm start's cost is
-// reading, mostly in the kernel.
-func BenchmarkRestart(b *testing.B) {
-	w := planetest.World{Family: lb.IPv4}
-	for _, n := range sizes {
-		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
-			inNetns(b)
-			tab := &lb.Table{Node: w.Node()}
-			for i := range n {
-				o, f := w.ClusterIP(i, i*10, 10)
-				if i%10 == 0 {
-					f[0].Affinity = time.Hour
-				}
-				tab.Replace(o, f)
-			}
-			var took [2]time.Duration
-			var allocated [2]uint64
-			for b.Loop() {
-				for warm := range 2 {
-					p := newPlane(b, w.Family)
-					runtime.GC()
-					var before, after runtime.MemStats
-					runtime.ReadMemStats(&before)
-					start := time.Now()
-					reset(b, p, tab)
-					took[warm] += time.Since(start)
-					runtime.ReadMemStats(&after)
-					allocated[warm] += after.TotalAlloc - before.TotalAlloc
-					if warm == 1 {
-						c := p.newChange(p.st)
-						c.out.DeleteTable()
-						if err := p.commit(b.Context(), c.out); err != nil {
-							b.Fatal(err)
-						}
-					}
-					p.Close() // else it receives the next one's notifications
-				}
-			}
-			for i, name := range []string{"cold", "warm"} {
-				b.ReportMetric(took[i].Seconds()*1e3/float64(b.N), name+"-ms")
-				b.ReportMetric(float64(allocated[i])/float64(b.N)/1e6, name+"-MB")
-			}
-			b.ReportMetric(took[1].Seconds()/took[0].Seconds(), "warm/cold")
-		})
 	}
 }

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os/exec"
-	"strings"
 	"testing"
 	"time"
 
@@ -50,9 +48,10 @@ func TestCounters(t *testing.T) {
 			full   bool
 		}{"plain": {}, "with affinity": {sticky: time.Hour}, "no room": {full: true}} {
 			t.Run(name, func(t *testing.T) {
-				const n = 300
+				const n, room = 300, 16
 				inNetns(t)
 				p := countingPlane(t, w.Family)
+				p.rules.sets[sConnections].Size = room
 				tab := w.Table(3, 2)
 				_, f := w.ClusterIP(1, 100, 17)
 				f[0].Key.Proto, f[0].Set(lb.Cluster).ID.Proto, f[0].Affinity = lb.UDP, lb.UDP, c.sticky
@@ -62,21 +61,17 @@ func TestCounters(t *testing.T) {
 				}
 				reset(t, p, tab)
 				if c.full {
-					fill(t, p)
+					fill(t, p, room)
 				}
 				served := 0
-				flows(t, f[0].Key, n, func(i int) net.IP {
-					if w.Family == lb.IPv6 {
-						return net.IP(netip.MustParseAddr(fmt.Sprintf("2001:db8:7::%x", 1+i/2)).AsSlice())
-					}
-					return net.IPv4(100, 99, 1, byte(i/2))
-				}, func(netip.Addr, netip.Addr) { served++ })
+				flows(t, f[0].Key, n, func(i int) net.IP { return client(w.Family, i/2) },
+					func(netip.Addr, netip.Addr) { served++ })
 				if served != n {
 					t.Errorf("%d of %d flows were served", served, n)
 				}
 				got := countedOf(t, p)
 				switch {
-				case c.full && (len(got) != countersLimit || got[f[0].Key] != 0):
+				case c.full && (len(got) != room || got[f[0].Key] != 0):
 					t.Errorf("a full set has %d counters, and %d for the row", len(got), got[f[0].Key])
 				case !c.full && (len(got) != 1 || got[f[0].Key] != n):
 					t.Errorf("%v, want %d of %s alone", got, n, f[0].Key)
@@ -90,24 +85,14 @@ func TestCounters(t *testing.T) {
 	})
 }
 
-// fill uses all the space for counters, in small transactions. Linux 5.10 allocates counters from
-// memory that it reserves in the background. With each failure it drops a reference to the module
-// nft_counter, and with the last of them no rule can have a counter.
-func fill(t *testing.T, p *Plane) {
+// fill uses all the room for counters.
+func fill(t *testing.T, p *Plane, room int) {
 	t.Helper()
-	w := planetest.World{Family: p.ip.Family}
-	const together = 1024
-	for i := 0; i < countersLimit; i += together {
-		script := fmt.Sprintf("add element %s %s connections { ", p.ip.Name(), TableName)
-		for k := range together {
-			script += w.Addr(11, i+k).String() + " . tcp . 80 counter, "
-		}
-		cmd := exec.Command("nft", "-f", "-")
-		cmd.Stdin = strings.NewReader(script + "}\n")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("nft: %v\n%.500s", err, out)
-		}
+	w, all := planetest.World{Family: p.ip.Family}, ""
+	for i := range room {
+		all += w.Addr(11, i).String() + " . tcp . 80 counter, "
 	}
+	runNFT(t, fmt.Sprintf("add element %s %s connections { %s }", p.ip.Name(), TableName, all))
 }
 
 // A connection to a NodePort counts for the NodePort, and one to a cluster IP for the cluster IP,

@@ -142,7 +142,9 @@ func TestSourceListsWalk(t *testing.T) {
 			if n, err := p.Audit(t.Context(), step%4 == 0); n != 0 || err != nil {
 				t.Fatalf("step %d: an audit repaired %d, %v", step, n, err)
 			}
-			isFresh(t, p, tab, "step %d", step)
+			if step%4 == 3 {
+				isFresh(t, p, tab, "step %d", step)
+			}
 		}
 	})
 }

@@ -17,6 +17,7 @@ import (
 // them, the next audit, Reset or restart repairs them. The audit needs no Reset for that, and a new
 // Service that needs the chains finds them intact.
 func TestUnusedChainDamaged(t *testing.T) {
+	w := planetest.World{Family: lb.IPv4}
 	audit := func(full bool) func(*testing.T, *Plane, *lb.Table) *Plane {
 		return func(t *testing.T, p *Plane, _ *lb.Table) *Plane {
 			if n, err := p.Audit(t.Context(), full); err != nil || n == 0 {
@@ -25,9 +26,8 @@ func TestUnusedChainDamaged(t *testing.T) {
 			return p
 		}
 	}
-	looks := map[string]func(*testing.T, *Plane, *lb.Table) *Plane{
+	for how, look := range map[string]func(*testing.T, *Plane, *lb.Table) *Plane{
 		"audit of notifications": audit(false),
-		"full audit":             audit(true),
 		"full audit of a part": func(t *testing.T, p *Plane, tab *lb.Table) *Plane {
 			p.window = 10
 			return audit(true)(t, p, tab)
@@ -45,52 +45,37 @@ func TestUnusedChainDamaged(t *testing.T) {
 			return audit(true)(t, p, tab)
 		},
 		"restart": func(t *testing.T, p *Plane, tab *lb.Table) *Plane {
-			q := newPlane(t, p.ip.Family)
+			q := newPlane(t, w.Family)
 			reset(t, q, tab)
 			return q
 		},
-	}
-	damages := map[string]func(u unused) string{
-		"chains flushed":   func(u unused) string { return u.chain("flush chain T %s\n") },
-		"rules replaced":   func(u unused) string { return u.chain("flush chain T %s\nadd rule T %[1]s counter\n") },
-		"rules added":      func(u unused) string { return u.chain("insert rule T %s drop\n") },
-		"verdicts deleted": func(u unused) string { return u.verdict("delete element T %s { %d }\n") },
-		"verdicts lead nowhere": func(u unused) string {
-			return u.verdict("delete element T %s { %d }\nadd element T %[1]s { %[2]d : drop }\n")
-		},
-		"chains deleted": func(u unused) string {
-			return u.verdict("delete element T %s { %d }\n") + u.chain("flush chain T %s\n") +
-				u.chain("delete chain T %s\n")
-		},
-	}
-	for what, damage := range damages {
-		for how, look := range looks {
-			t.Run(what+"/"+how, func(t *testing.T) {
-				w := planetest.World{Family: lb.IPv4}
-				tab := w.Table(3, 3)
-				p := started(t, w, tab)
+	} {
+		t.Run(how, func(t *testing.T) {
+			tab := w.Table(3, 3)
+			p := started(t, w, tab)
+			for what, damage := range map[string]struct{ verdict, chain string }{
+				"chains flushed":        {chain: "flush chain T %s"},
+				"rules added":           {chain: "insert rule T %s drop"},
+				"verdicts lead nowhere": {verdict: "delete element T %s { %d }; add element T %[1]s { %[2]d : drop }"},
+				"chains deleted":        {"delete element T %s { %d }", "flush chain T %s; delete chain T %[1]s"},
+			} {
 				come(t, p, tab)
 				want := dump(t, p)
 				for _, i := range []int{100, 101} {
 					apply(t, p, planetest.Changes(tab.Replace(lb.Owner{Name: name(w, i)}, nil)))
 				}
-				u := unusedOf(p.st)
-				if len(u.chains) < 8 {
-					t.Fatalf("only %q are unused", u.chains)
-				}
-
-				runNFT(t, strings.ReplaceAll(damage(u), " T ", " ip kube-proxy "))
+				runNFT(t, strings.ReplaceAll(onUnused(t, p.st, damage.verdict, damage.chain), " T ", " ip kube-proxy "))
 				noticed(t, p)
 				p = look(t, p, tab)
 				differsNowhere(t, p, tab)
 				come(t, p, tab)
 				differsNowhere(t, p, tab)
-				isDump(t, p, want, "a Service that needs the chains again")
+				isDump(t, p, want, what, "and a Service that needs the chains again")
 				if n, err := p.Audit(t.Context(), true); err != nil || n != 0 {
-					t.Errorf("a full audit then repaired %d, error %v", n, err)
+					t.Errorf("%s: a full audit then repaired %d, error %v", what, n, err)
 				}
-			})
-		}
+			}
+		})
 	}
 }
 
@@ -101,50 +86,39 @@ func come(t *testing.T, p *Plane, tab *lb.Table) {
 	apply(t, p, planetest.Changes(tab.Replace(w.Full(101, 600, 5, 1, time.Hour))))
 }
 
-// unused lists the objects that no frontend needs: chains, and elements of the maps that refer to
-// them.
-type unused struct {
-	chains   []string
-	verdicts []verdictAt
-}
-
-type verdictAt struct {
-	in  string
-	key uint32
-}
-
-func unusedOf(st *state) (u unused) {
+// onUnused returns a script with a line for each object that no frontend needs: elements of maps
+// that refer to chains, and then those chains.
+func onUnused(t *testing.T, st *state, verdict, chain string) string {
+	t.Helper()
+	var verdicts, chains []string
+	add := func(c string, key uint32, maps ...string) {
+		for _, m := range maps {
+			verdicts = append(verdicts, fmt.Sprintf(verdict, m, key))
+		}
+		chains = append(chains, fmt.Sprintf(chain, c))
+	}
 	classes, shapes := st.needs()
 	for c := range st.classes {
 		if !classes[c] {
-			u.chains = append(u.chains, "nat."+c.String())
-			u.verdicts = append(u.verdicts, verdictAt{"nat-classes", uint32(c)}, verdictAt{"filter-classes", uint32(c)})
+			add("nat."+c.String(), uint32(c), "nat-classes", "filter-classes")
 		}
 	}
 	for s := range st.shapes {
 		if !shapes[s] {
-			u.chains = append(u.chains, s.chain())
-			u.verdicts = append(u.verdicts, verdictAt{s.scope.String() + "-shapes", s.number()})
+			add(s.chain(), s.number(), s.scope.String()+"-shapes")
 		}
 	}
-	return u
-}
-
-// chain returns a line for each chain, and verdict one for each element.
-func (u unused) chain(format string) string {
-	var b strings.Builder
-	for _, c := range u.chains {
-		fmt.Fprintf(&b, format, c)
+	if len(chains) < 8 {
+		t.Fatalf("only %q are unused", chains)
 	}
-	return b.String()
-}
-
-func (u unused) verdict(format string) string {
-	var b strings.Builder
-	for _, v := range u.verdicts {
-		fmt.Fprintf(&b, format, v.in, v.key)
+	script := ""
+	if verdict != "" {
+		script = strings.Join(verdicts, "\n") + "\n"
 	}
-	return b.String()
+	if chain != "" {
+		script += strings.Join(chains, "\n")
+	}
+	return script
 }
 
 func differsNowhere(t *testing.T, p *Plane, tab *lb.Table) {

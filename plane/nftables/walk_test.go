@@ -17,64 +17,32 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// saboteur damages the tables of both families at random, as another program with the same rights
-// could.
-type saboteur struct{ rnd *rand.Rand }
-
-// act does one random thing; the kernel may refuse it.
-func (s saboteur) act() {
-	do, w := "", planetest.World{Family: []lb.Family{lb.IPv4, lb.IPv6}[s.rnd.IntN(2)]}
-	fam := nftFamily(w.Family)
-	element := func(verb, set, el string) {
-		do = fmt.Sprintf("%s element %s kube-proxy %s { %s }", verb, fam, set, el)
+// sabotage does one random thing that another program with the same rights could; the kernel may
+// refuse it.
+func sabotage(rnd *rand.Rand) {
+	w := planetest.World{Family: []lb.Family{lb.IPv4, lb.IPv6}[rnd.IntN(2)]}
+	if rnd.IntN(3) == 0 {
+		_ = damage(w.Family, rnd)
+		return
 	}
-	addr := func(net byte) string { return w.Addr(net, 1+s.rnd.IntN(8)).String() }
-	id, slot := 1+s.rnd.IntN(40), s.rnd.IntN(12)
-	maps := []string{"services", "nodeports", "cluster-sets", "local-sets", "nodeport-cluster-sets", "set-shapes",
-		"backends", "members", "member-backends", "affinity", "nat-classes", "cluster-shapes"}
-	sets := []string{"source-ranges", "cluster-ips", "equal-bytes"}
-	chains := []string{"nat-prerouting", "cluster", "local", "nat-frontends", "service-network", "nat-postrouting",
-		"cluster-3"}
-	switch s.rnd.IntN(16) {
-	case 0:
-		element("delete", "backends", fmt.Sprintf("%d . %d", id, slot))
-	case 1:
-		element("add", "backends", fmt.Sprintf("%d . %d : %s . 99", id, slot, addr(100)))
-	case 2:
-		element("delete", "set-shapes", fmt.Sprint(id))
-	case 3:
-		element("add", "set-shapes", fmt.Sprintf("%d : %d", id, 1+s.rnd.IntN(9)))
-	case 4:
-		element("delete", "services", addr(10)+" . tcp . 80")
-	case 5:
-		element("add", "services", addr(10)+" . tcp . 80 : 0x000000c4")
-	case 6:
-		element("add", "cluster-sets", fmt.Sprintf("%s . tcp . 80 : %d", addr(203), id))
-	case 7:
-		element("delete", "members", fmt.Sprintf("%d . %d", id, slot))
-	case 8:
-		element("delete", "member-backends", fmt.Sprint(1+s.rnd.IntN(60)))
-	case 9:
-		element("add", "equal-bytes", fmt.Sprintf("%d . %d", s.rnd.IntN(4), s.rnd.IntN(4)))
-	case 10:
-		do = fmt.Sprintf("flush map %s kube-proxy %s", fam, maps[s.rnd.IntN(len(maps))])
-	case 11:
-		do = fmt.Sprintf("flush set %s kube-proxy %s", fam, sets[s.rnd.IntN(len(sets))])
-	case 12:
-		do = fmt.Sprintf("flush chain %s kube-proxy %s", fam, chains[s.rnd.IntN(len(chains))])
-	case 13:
-		do = fmt.Sprintf("add chain %[1]s kube-proxy mine; add rule %[1]s kube-proxy mine goto cluster; add rule "+
-			"%[1]s kube-proxy %[2]s jump mine", fam, chains[s.rnd.IntN(len(chains))])
-	case 14:
-		do = fmt.Sprintf("add map %[1]s kube-proxy mymap { type mark : verdict; }; add element %[1]s kube-proxy "+
-			"mymap { 7 : goto local }", fam)
-	default:
-		do = []string{"delete table %s kube-proxy", "flush ruleset",
-			"add table %s kube-proxy { flags dormant; }"}[s.rnd.IntN(3)]
-		if strings.Contains(do, "%") {
-			do = fmt.Sprintf(do, fam)
-		}
+	all := []string{
+		"delete element T backends { ID . SLOT }",
+		"add element T backends { ID . SLOT : POD . 99 }",
+		"delete element T set-shapes { ID }",
+		"add element T set-shapes { ID : SLOT }",
+		"delete element T services { VIP . tcp . 80 }",
+		"add element T services { VIP . tcp . 80 : 0x000000c4 }",
+		"add element T cluster-sets { VIP . tcp . 81 : ID }",
+		"delete element T members { ID . SLOT }",
+		"delete element T member-backends { SLOT . ID }",
+		"add element T equal-bytes { ID . SLOT }",
+		"add chain T mine; add rule T mine goto cluster; add rule T nat-frontends jump mine",
+		"add map T mymap { type mark : verdict; }; add element T mymap { 7 : goto local }",
+		"add table T { flags dormant; }",
 	}
+	do := strings.NewReplacer(" T ", " "+nftFamily(w.Family)+" "+TableName+" ", "ID", fmt.Sprint(1+rnd.IntN(40)),
+		"SLOT", fmt.Sprint(1+rnd.IntN(9)), "POD", w.Addr(100, 1+rnd.IntN(8)).String(),
+		"VIP", w.Addr(10, 1+rnd.IntN(8)).String()).Replace(all[rnd.IntN(len(all))])
 	exec.Command("nft", do).Run()
 }
 
@@ -88,10 +56,10 @@ func TestWalk(t *testing.T) {
 		k.Faults = planetest.Faults{
 			Begin: func(rnd *rand.Rand) {
 				stop, done = make(chan struct{}), make(chan struct{})
-				all := saboteur{rand.New(rand.NewPCG(rnd.Uint64(), 2))}
+				rnd = rand.New(rand.NewPCG(rnd.Uint64(), 2))
 				damage := onTheSameNamespace(t, func() {
 					for acts := 0; acts < 3 || !closed(stop); acts++ {
-						all.act()
+						sabotage(rnd)
 					}
 				})
 				go func() { defer close(done); damage() }()
