@@ -314,6 +314,8 @@ func (v *verbs) apply() {
 		{"gone again", nil, true},
 		{"a health check", healthCheck(1), v.HealthChecks},
 		{"a health check of more endpoints", healthCheck(2), false},
+		{"a NodePort at its port", v.instead(), true},
+		{"a health check at the port of the NodePort", healthCheck(1), true},
 		{"no health check", nil, v.HealthChecks},
 	} {
 		if _, written := v.change(t, o, c.fronts); written != c.written {
@@ -326,6 +328,13 @@ func (v *verbs) apply() {
 func healthCheck(endpoints int) []*lb.Frontend {
 	return []*lb.Frontend{{Key: lb.Key{Port: 32100, Proto: lb.TCP}, Service: "ns/svc-20", Kind: lb.HealthCheck,
 		LocalEndpoints: endpoints, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}}
+}
+
+// instead returns a NodePort that has the key of a health check.
+func (v *verbs) instead() []*lb.Frontend {
+	fronts := healthCheck(0)
+	fronts[0].Kind, fronts[0].Routes = lb.NodePort, balanced(v.w.Set(fronts[0].Service, lb.Cluster, 900, 2))
+	return fronts
 }
 
 // preserving returns the frontends of a Service with the annotation preserve-destination.
