@@ -140,7 +140,7 @@ func nftFamily(f lb.Family) string {
 	return "ip"
 }
 
-// damageNFTables empties a chain, a map or a set, or deletes the table.
+// damageNFTables empties a chain, a map or a set, adds a rule to a chain, or deletes the table.
 func damageNFTables(f lb.Family, rnd *rand.Rand) error {
 	text, err := run("nft", "-t", "list", "table", nftFamily(f), redirect.TableName)
 	if err != nil {
@@ -151,6 +151,9 @@ func damageNFTables(f lb.Family, rnd *rand.Rand) error {
 	for line := range strings.Lines(text) {
 		if w := strings.Fields(line); len(w) == 3 && w[2] == "{" && w[0] != "table" {
 			ways = append(ways, fmt.Sprintf("flush %s %s %s", w[0], table, w[1]))
+			if w[0] == "chain" {
+				ways = append(ways, fmt.Sprintf("insert rule %s %s accept", table, w[1]))
+			}
 		}
 	}
 	_, err = run("nft", ways[rnd.IntN(len(ways))])

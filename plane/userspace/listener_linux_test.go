@@ -60,7 +60,8 @@ func eachListenerLab(t *testing.T, kinds []kind, run func(t *testing.T, l *liste
 	}
 }
 
-// begin starts a plane, and checks that it serves all clients.
+// begin starts a plane, and checks that it serves all clients, and counts each connection and
+// session once.
 func (l *listenerLab) begin() {
 	l.t.Helper()
 	l.On(netlab.Node1, func() {
@@ -79,6 +80,9 @@ func (l *listenerLab) begin() {
 			l.dial(from, p, netip.AddrPortFrom(l.vip, 80), nil)
 		}
 		l.dial(from, netlab.TCP, netip.AddrPortFrom(l.node, 30080), nil)
+	}
+	if l.plane.Counts() {
+		planetest.WantCounted(l.t, l.plane, "three clients", map[string]uint64{"shop/web:http": 3 * 3})
 	}
 }
 

@@ -378,22 +378,6 @@ func TestAddressesFirst(t *testing.T) {
 	}
 }
 
-// If the node must have an address to serve it, a tenant's external address that is a pod's only
-// affects that frontend, and no pod.
-func TestAddressesOfPods(t *testing.T) {
-	m := newMachine()
-	m.own = true
-	p := begin(t, m, Config{},
-		&lb.Table{Node: lb.Node{Pods: lb.Detector{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}}}})
-	theirs, good := front("10.9.0.7:80/tcp", "evil/x:p", 0, 1), front("192.0.2.7:80/tcp", "ns/x:p", 0, 1)
-	theirs.Kind, good.Kind = lb.ExternalIP, lb.LoadBalancer
-	_, err := p.Apply(t.Context(), []lb.Change{{Key: theirs.Key, New: theirs}, {Key: good.Key, New: good}})
-	if err == nil || !strings.Contains(err.Error(), "evil/x:p") || len(m.leads) != 1 || len(m.socks) != 1 ||
-		len(p.services) != 1 {
-		t.Errorf("error %v; led %v", err, m.leads)
-	}
-}
-
 // The plane knows the port from which a frontend is answered, from the return of its write until
 // the frontend is deleted, also if another Service then has the key. It does not claim flows of
 // other programs (DP-50).
@@ -499,33 +483,21 @@ func TestAddressesOfOthers(t *testing.T) {
 		plane.ErrStateLost) {
 		t.Errorf("an address served is a pod's now: %v", err)
 	}
+	// A tenant's external IP that is a pod's is refused, also with the administrator's list.
+	bounded = true
+	pods := front("10.9.0.7:80/tcp", "evil/pods:p", 0, 1)
+	pods.Kind = lb.ExternalIP
+	want.Node.Pods.Prefixes = []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}
+	reset(balanced, own, server)
+	_, err = p.Apply(t.Context(), []lb.Change{{Key: pods.Key, New: pods}})
+	if err == nil || !strings.Contains(err.Error(), "evil/pods:p") || len(m.leads) != 3 || len(p.services) != 3 {
+		t.Errorf("error %v; led %v", err, m.leads)
+	}
 	// An API server's address is not added, whenever it becomes known: the node would cut itself
 	// off (TN-66).
-	bounded = true
 	want.Node.APIServers = []netip.Addr{balanced.Key.Addr}
 	if err := p.SetNode(t.Context(), want.Node); !errors.Is(err, plane.ErrStateLost) {
 		t.Errorf("the node keeps an API server's address: %v", err)
 	}
 	reset(server, own)
-}
-
-// BenchmarkEndpoint changes one endpoint among many Services.
-func BenchmarkEndpoint(b *testing.B) {
-	for _, services := range []int{100, 10_000} {
-		b.Run(fmt.Sprint(services), func(b *testing.B) {
-			m := newMachine()
-			want := world.Table(services, 3)
-			p := begin(b, m, Config{}, want)
-			calls := m.calls
-			i := 0
-			for b.Loop() {
-				i++
-				changes, _ := want.Replace(world.ClusterIP(1, 100+i%2, 3))
-				apply(b, p, changes, nil)
-			}
-			if m.calls != calls {
-				b.Errorf("the redirector was called %d times", m.calls-calls)
-			}
-		})
-	}
 }

@@ -50,9 +50,9 @@ func TestRefusalWithoutAddress(t *testing.T) {
 func TestIPTablesRefuses(t *testing.T) {
 	for _, w := range worlds() {
 		t.Run(w.Family.String(), func(t *testing.T) {
-			b := &bench{TestLab: netlab.ForTest(t, netlab.Options{NoNode2: true}), t: t, world: w, kind: kinds()[1]}
+			b := &bench{TestLab: netlab.ForTest(t, netlab.Options{NoNode2: true}), t: t, world: w, way: ways[1]}
 			b.start(Config{Family: w.Family})
-			b.Serve(netlab.TCP, 40001, netlab.Node1)
+			b.serve(netlab.TCP, 40001)
 			// no such match
 			good, bad := cluster(b.key(w.vip, 80, lb.TCP), to(40001)), cluster(b.key(w.vip, 81, lb.Proto(99)),
 				to(40002))

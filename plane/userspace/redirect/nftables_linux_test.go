@@ -2,10 +2,8 @@ package redirect
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
-	"strings"
 	"testing"
 	"time"
 
@@ -15,7 +13,6 @@ import (
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
-	"kube-proxy/plane"
 	"kube-proxy/plane/selfwrites"
 )
 
@@ -70,70 +67,6 @@ func (b *bench) awaitDrift() {
 	}
 }
 
-// TestNFTDrift: foreign changes of the table are noticed and repaired exactly; those elsewhere are
-// ignored.
-func TestNFTDrift(t *testing.T) {
-	for _, w := range worlds() {
-		t.Run(w.Family.String(), func(t *testing.T) {
-			b := &bench{TestLab: netlab.ForTest(t, netlab.Options{NoNode2: true}), t: t, world: w, kind: kinds()[0]}
-			b.start(Config{Family: w.Family})
-			b.Serve(netlab.TCP, 40001, netlab.Node1)
-			key := b.key(b.vip, 80, lb.TCP)
-			b.reset(cluster(key, to(40001)), cluster(b.key(b.vip, 81, lb.TCP), do(lb.Reject)))
-			fam := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[w.Family]
-			nft := func(format string, args ...any) {
-				t.Helper()
-				b.output("nft", strings.Fields(fmt.Sprintf(format, args...))...)
-			}
-			select {
-			case <-b.Drift():
-				t.Error("our own write was taken for another's")
-			default:
-			}
-			nft("add table %s foreign", fam)
-			nft("delete element %s %s services-anywhere { %s . tcp . 80 }", fam, TableName, w.vip)
-			b.awaitDrift()
-			if n := b.audit(false); n != 1 {
-				t.Errorf("repaired %d, want 1", n)
-			}
-			b.arrives("pod1", netlab.TCP, w.vip, 80)
-			nft("add rule %s %s refused counter", fam, TableName)
-			nft("add element %s %s services-anywhere { %s . tcp . 82 : 40001 }", fam, TableName, w.vip)
-			b.awaitDrift()
-			if n := b.audit(false); n != 2 {
-				t.Errorf("repaired %d, want 2", n)
-			}
-			if n := b.audit(true); n != 0 {
-				t.Errorf("%d things differ afterwards", n)
-			}
-			b.do(b.Probe)
-			if n := b.audit(false); n != 0 {
-				t.Errorf("a probe made %d differences", n)
-			}
-			nft("delete table %s %s", fam, TableName)
-			b.awaitDrift()
-			b.On(netlab.Node1, func() {
-				if _, err := b.Audit(t.Context(), false); !errors.Is(err, plane.ErrStateLost) {
-					t.Errorf("without its table: %v", err)
-				}
-				if err := b.Probe(t.Context()); !errors.Is(err, plane.ErrStateLost) {
-					t.Errorf("probe without the table: %v", err)
-				}
-				if err := b.Apply(t.Context(), nil, []lb.Key{key}); !errors.Is(err, plane.ErrStateLost) {
-					t.Errorf("a change without the table: %v", err)
-				}
-			})
-			b.reset(cluster(key, to(40001)))
-			b.arrives(netlab.Client, netlab.TCP, w.vip, 80)
-			if out := b.output("nft", "list", "ruleset"); !strings.Contains(out, "foreign") ||
-				!strings.Contains(out, "dnat") ||
-				!strings.Contains(out, ". tcp . 80 : 40001") || strings.Contains(out, "invalid") {
-				t.Errorf("nft lists:\n%s", out)
-			}
-		})
-	}
-}
-
 // TestReaddress: if the node loses the address to which packets are redirected, they are redirected
 // to another.
 func TestReaddress(t *testing.T) {
@@ -143,7 +76,7 @@ func TestReaddress(t *testing.T) {
 		} else {
 			b.output("ip", "addr", "add", "172.18.0.22/24", "dev", "eth0")
 		}
-		b.Serve(netlab.TCP, 40001, netlab.Node1)
+		b.serve(netlab.TCP, 40001)
 		b.reset(cluster(b.key(b.vip, 80, lb.TCP), to(40001)))
 		first := b.arrives("pod1", netlab.TCP, b.vip, 80).At.Addr()
 		for len(b.Drift()) > 0 {
