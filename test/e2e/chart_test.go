@@ -57,6 +57,19 @@ func parse(t *testing.T, yaml string) map[string]any {
 	return values
 }
 
+// daemonSet is the one of that name among the objects of the chart.
+func daemonSet(t *testing.T, objects []*unstructured.Unstructured, name string) (set appsv1.DaemonSet) {
+	t.Helper()
+	for _, object := range objects {
+		if object.GetKind() == "DaemonSet" && object.GetName() == name {
+			must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &set))
+			return set
+		}
+	}
+	t.Fatalf("the chart makes no DaemonSet %s", name)
+	return set
+}
+
 // chartSchema is values.schema.json.
 func chartSchema(t *testing.T) map[string]any {
 	t.Helper()
@@ -420,23 +433,17 @@ func TestChartProbes(t *testing.T) {
 		"'[fd00::1]:10356'":   "fd00::1 10356",
 		"fd00:1:2:3:4:5:6:78": "fd00:1:2:3:4:5:6:78 10256",
 	} {
-		for _, object := range render(t, parse(t, "apiServer: {host: a}\nconfig:\n  healthzBindAddress: "+address)) {
-			if object.GetKind() != "DaemonSet" {
-				continue
+		objects := render(t, parse(t, "apiServer: {host: a}\nconfig:\n  healthzBindAddress: "+address))
+		proxy := daemonSet(t, objects, "kube-proxy").Spec.Template.Spec.Containers[0]
+		for _, probe := range []*corev1.Probe{proxy.ReadinessProbe, proxy.LivenessProbe} {
+			port := int32(0)
+			for _, p := range proxy.Ports {
+				if p.Name == probe.HTTPGet.Port.StrVal {
+					port = p.ContainerPort
+				}
 			}
-			var set appsv1.DaemonSet
-			must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &set))
-			proxy := set.Spec.Template.Spec.Containers[0]
-			for _, probe := range []*corev1.Probe{proxy.ReadinessProbe, proxy.LivenessProbe} {
-				port := int32(0)
-				for _, p := range proxy.Ports {
-					if p.Name == probe.HTTPGet.Port.StrVal {
-						port = p.ContainerPort
-					}
-				}
-				if got := fmt.Sprint(probe.HTTPGet.Host, " ", port); got != want {
-					t.Errorf("healthzBindAddress %s: %s asks %q, want %q", address, probe.HTTPGet.Path, got, want)
-				}
+			if got := fmt.Sprint(probe.HTTPGet.Host, " ", port); got != want {
+				t.Errorf("healthzBindAddress %s: %s asks %q, want %q", address, probe.HTTPGet.Path, got, want)
 			}
 		}
 	}
@@ -444,28 +451,14 @@ func TestChartProbes(t *testing.T) {
 
 // SN-01: the directory of a snapshot is in one of the node, which the proxy can write to.
 func TestChartSnapshot(t *testing.T) {
-	values := "apiServer: {host: a}\nimage: {tag: v1}\nconfig: {snapshot: /var/lib/kube-proxy-state/snapshot}"
-	found := false
-	for _, object := range render(t, parse(t, values)) {
-		if object.GetKind() != "DaemonSet" {
-			continue
-		}
-		var set appsv1.DaemonSet
-		must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &set))
-		pod := set.Spec.Template.Spec
-		for _, v := range pod.Volumes {
-			found = found || v.Name == "snapshot" && v.HostPath.Path == "/var/lib/kube-proxy-state"
-		}
-		for _, m := range pod.Containers[0].VolumeMounts {
-			if m.Name == "snapshot" && m.MountPath == "/var/lib/kube-proxy-state" && !m.ReadOnly {
-				if !found {
-					t.Error("the directory is not of the node")
-				}
-				return
-			}
-		}
+	const dir = "/var/lib/kube-proxy-state"
+	objects := render(t, parse(t, "apiServer: {host: a}\nconfig: {snapshot: "+dir+"/snapshot}"))
+	pod := daemonSet(t, objects, "kube-proxy").Spec.Template.Spec
+	ofNode := func(v corev1.Volume) bool { return v.Name == "snapshot" && v.HostPath.Path == dir }
+	mounted := func(m corev1.VolumeMount) bool { return m.Name == "snapshot" && m.MountPath == dir && !m.ReadOnly }
+	if !slices.ContainsFunc(pod.Volumes, ofNode) || !slices.ContainsFunc(pod.Containers[0].VolumeMounts, mounted) {
+		t.Errorf("volumes %v, mounts %v", pod.Volumes, pod.Containers[0].VolumeMounts)
 	}
-	t.Error("the directory is not mounted")
 }
 
 // In mode ebpf the container has the node's BPF file system, cgroups and network namespaces, and
@@ -474,27 +467,21 @@ func TestChartEBPF(t *testing.T) {
 	own := map[string]string{"bpffs": "/sys/fs/bpf", "cgroup": "/sys/fs/cgroup", "netns": "/run/netns"}
 	rights := []corev1.Capability{"NET_ADMIN", "BPF", "PERFMON", "SYS_ADMIN", "SYS_RESOURCE"}
 	for mode, wanted := range map[string]bool{"ebpf": true, "nftables": false} {
-		for _, object := range render(t, parse(t, "apiServer: {host: a}\nimage: {tag: v1}\nconfig: {mode: "+mode+"}")) {
-			if object.GetKind() != "DaemonSet" {
-				continue
+		objects := render(t, parse(t, "apiServer: {host: a}\nconfig: {mode: "+mode+"}"))
+		pod := daemonSet(t, objects, "kube-proxy").Spec.Template.Spec
+		mounted := map[string]bool{}
+		for _, m := range pod.Containers[0].VolumeMounts {
+			mounted[m.Name] = true
+		}
+		for _, v := range pod.Volumes {
+			if path, is := own[v.Name]; is && (v.HostPath.Path != path || !mounted[v.Name]) {
+				t.Errorf("mode %s: volume %s is %s, mounted: %v", mode, v.Name, v.HostPath.Path, mounted[v.Name])
 			}
-			var set appsv1.DaemonSet
-			must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &set))
-			pod := set.Spec.Template.Spec
-			mounted := map[string]bool{}
-			for _, m := range pod.Containers[0].VolumeMounts {
-				mounted[m.Name] = true
-			}
-			for _, v := range pod.Volumes {
-				if path, is := own[v.Name]; is && (v.HostPath.Path != path || !mounted[v.Name]) {
-					t.Errorf("mode %s: volume %s is %s, mounted: %v", mode, v.Name, v.HostPath.Path, mounted[v.Name])
-				}
-			}
-			has := pod.Containers[0].SecurityContext.Capabilities.Add
-			if mounted["bpffs"] != wanted || mounted["cgroup"] != wanted || mounted["netns"] != wanted ||
-				slices.Equal(has, rights) != wanted {
-				t.Errorf("mode %s: mounts %v, capabilities %v", mode, mounted, has)
-			}
+		}
+		has := pod.Containers[0].SecurityContext.Capabilities.Add
+		if mounted["bpffs"] != wanted || mounted["cgroup"] != wanted || mounted["netns"] != wanted ||
+			slices.Equal(has, rights) != wanted {
+			t.Errorf("mode %s: mounts %v, capabilities %v", mode, mounted, has)
 		}
 	}
 }
@@ -535,20 +522,16 @@ func TestChartWindows(t *testing.T) {
 			continue
 		}
 		must(t, err)
-		var set appsv1.DaemonSet
 		config := ""
 		for _, object := range objects {
 			if text, ok, _ := unstructured.NestedString(object.Object, "data", "kube-proxy.yaml"); ok {
 				config = text
 			}
-			if object.GetName() == "kube-proxy-windows" && object.GetKind() == "DaemonSet" {
-				must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &set))
-			}
 		}
 		if !strings.Contains(config, c.config) || (c.config == "") != (config == "") {
 			t.Errorf("%s: the configuration is\n%s", c.values, config)
 		}
-		pod := set.Spec.Template.Spec
+		pod := daemonSet(t, objects, "kube-proxy-windows").Spec.Template.Spec
 		if w := pod.SecurityContext.WindowsOptions; !*w.HostProcess || *w.RunAsUserName != `NT AUTHORITY\SYSTEM` ||
 			!pod.HostNetwork || pod.OS.Name != corev1.Windows || pod.NodeSelector["kubernetes.io/os"] != "windows" {
 			t.Errorf("%s: the pods are %+v", c.values, pod)
