@@ -1,8 +1,6 @@
 package e2e
 
 import (
-	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -16,51 +14,9 @@ import (
 	"kube-proxy/test/e2e/testbed"
 )
 
-// badAccess is a failure of the proxy's access to the API.
-type badAccess struct {
-	name    string
-	user    string
-	spoil   func(*api.Config)
-	file    string // instead of a kubeconfig that is written
-	message string // text of one line of the log, case ignored
-	ends    bool   // the proxy ends; otherwise it must keep trying
-
-	perResource bool // the line may occur once for each resource, as each needs a separate permission
-}
-
-func badAccesses() []badAccess {
-	proxy := controlplane.ProxyUser
-	return []badAccess{
-		{name: "wrong-token", user: proxy, message: `unauthorized|\b401\b`,
-			spoil: func(c *api.Config) { c.AuthInfos["e2e"].Token = "wrong" }},
-		{name: "no-permission", user: controlplane.StrangerUser, message: `forbidden|\b403\b`, perResource: true},
-		{name: "other-host", user: proxy, message: `certificate is valid for`,
-			spoil: func(c *api.Config) {
-				c.Clusters["e2e"].Server = strings.Replace(c.Clusters["e2e"].Server, testbed.APIAddr.String(),
-					testbed.OtherAPIAddr.String(), 1)
-			}},
-		{name: "unknown-authority", user: proxy, message: `unknown authority`,
-			spoil: func(c *api.Config) { c.Clusters["e2e"].CertificateAuthorityData = nil }},
-		{name: "no-listener", user: proxy, message: `connection refused`,
-			spoil: func(c *api.Config) { c.Clusters["e2e"].Server = "https://" + testbed.APIAddr.String() + ":1" }},
-		{name: "no-such-file", file: "/does/not/exist.kubeconfig", message: `/does/not/exist\.kubeconfig`, ends: true},
-		{name: "no-server", user: proxy, message: `no-server\.kubeconfig.*server|server.*no-server\.kubeconfig`,
-			ends:  true,
-			spoil: func(c *api.Config) { c.Clusters["e2e"].Server = "" }},
-		{name: "no-yaml", file: "garbage", message: `no-yaml\.kubeconfig`, ends: true},
-	}
-}
-
-// Any fault in the kubeconfig: one line reports it, and the previous proxy's rules stay and serve.
-func TestBadAccess(t *testing.T) { testBadAccesses(t, badAccesses()) }
-
-// One way is enough to see that rules of iptables stay too.
-func TestBadAccessIPTables(t *testing.T) {
-	inMode(t, testbed.IPTables)
-	testBadAccesses(t, badAccesses()[:1])
-}
-
-func testBadAccesses(t *testing.T, cases []badAccess) {
+// A fault of the access to the API server is reported in one line; the proxy keeps trying, and the
+// previous proxy's rules stay and serve. source/kube.TestKubeconfigErrors has faults that end it.
+func TestBadAccess(t *testing.T) {
 	begin(t)
 	addr := web(t, "web", "pod1")
 	first := startProxy(t)
@@ -68,95 +24,52 @@ func testBadAccesses(t *testing.T, cases []badAccess) {
 	must(t, first.StopInOrder())
 	before := ruleset(t)
 
-	for _, c := range cases {
-		t.Run(c.name, func(t *testing.T) {
-			p, err := bed.StartProxyWith(c.kubeconfig(t))
-			must(t, err)
-			t.Cleanup(func() {
-				if err := p.Kill(); err != nil {
-					t.Error(err)
-				}
-			})
-			c.check(t, p)
-			if after := ruleset(t); after != before {
-				t.Errorf("the rules were\n%s\nand are\n%s", before, after)
-			}
-			await(t, "pod3", addr, "pod1")
-		})
+	type badAccess struct {
+		name, user string
+		spoil      func(*api.Config)
+		message    string // text of one line of the log, case ignored
 	}
-}
-
-// kubeconfig writes the spoilt kubeconfig.
-func (c badAccess) kubeconfig(t *testing.T) string {
-	t.Helper()
-	switch c.file {
-	case "":
+	cases := []badAccess{
+		{"wrong-token", controlplane.ProxyUser, func(c *api.Config) { c.AuthInfos["e2e"].Token = "wrong" },
+			`unauthorized|\b401\b`},
+		{"no-permission", controlplane.StrangerUser, nil, `(forbidden|\b403\b).*\bservices\b`},
+		{"other-host", controlplane.ProxyUser, func(c *api.Config) {
+			c.Clusters["e2e"].Server = strings.Replace(c.Clusters["e2e"].Server, testbed.APIAddr.String(),
+				testbed.OtherAPIAddr.String(), 1)
+		}, `certificate is valid for`},
+		{"unknown-authority", controlplane.ProxyUser,
+			func(c *api.Config) { c.Clusters["e2e"].CertificateAuthorityData = nil }, `unknown authority`},
+		{"no-listener", controlplane.ProxyUser,
+			func(c *api.Config) { c.Clusters["e2e"].Server = "https://" + testbed.APIAddr.String() + ":1" },
+			`connection refused`},
+	}
+	var proxies []*testbed.Proxy
+	for _, c := range cases {
 		file, err := bed.API.Kubeconfig(c.name, c.user, c.spoil)
 		must(t, err)
-		return file
-	case "garbage":
-		file := filepath.Join(t.TempDir(), c.name+".kubeconfig")
-		must(t, os.WriteFile(file, []byte("apiVersion: v1\nkind: Config\nclusters: {{{\n"), 0o600))
-		return file
-	default:
-		return c.file
+		proxies = append(proxies, startProxy(t, "--kubeconfig="+file))
 	}
+	for i, c := range cases {
+		awaitLog(t, proxies[i], "(?i)"+c.message)
+	}
+	time.Sleep(4 * time.Second) // for other lines
+	for i, c := range cases {
+		lines := regexp.MustCompile("(?i).*(?:"+c.message+").*").FindAllString(proxies[i].Log(), -1)
+		if len(lines) != 1 {
+			t.Errorf("%s: %d lines match %q:\n%s", c.name, len(lines), c.message, strings.Join(lines, "\n"))
+		}
+		select {
+		case <-proxies[i].Done():
+			t.Errorf("%s: the proxy has given up, status %d", c.name, proxies[i].ExitCode())
+		default:
+		}
+		must(t, proxies[i].Kill()) // in order, it would wait to send its events
+	}
+	if after := ruleset(t); after != before {
+		t.Errorf("the rules were\n%s\nand are\n%s", before, after)
+	}
+	await(t, "pod3", addr, "pod1")
 }
-
-// check waits until the proxy reports the fault and watches it for 4 s more. It fails the test
-// unless the report was one line, and the proxy has ended or continues as expected.
-func (c badAccess) check(t *testing.T, p *testbed.Proxy) {
-	t.Helper()
-	message := regexp.MustCompile("(?i)" + c.message)
-	said := func() (lines []string) {
-		for line := range strings.Lines(p.Log()) {
-			// At this verbosity the log begins with the values of all flags (FL-05), the file's
-			// name among them.
-			if message.MatchString(line) && !strings.Contains(line, `] "FLAG: `) {
-				lines = append(lines, line)
-			}
-		}
-		return lines
-	}
-	for deadline := time.Now().Add(patience); len(said()) == 0; time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("no line matches %q:\n%s", c.message, p.Log())
-		}
-	}
-	ended, wait := false, 4*time.Second
-	if c.ends {
-		wait = patience
-	}
-	select {
-	case <-p.Done():
-		ended = true
-	case <-time.After(wait):
-	}
-	switch {
-	case c.ends && !ended:
-		t.Errorf("the proxy goes on")
-	case !c.ends && ended:
-		t.Errorf("the proxy has given up, status %d", p.ExitCode())
-	case ended && p.ExitCode() <= 0:
-		t.Errorf("status %d, want a failure", p.ExitCode())
-	}
-	count := map[string]int{}
-	for _, line := range said() {
-		about := ""
-		if c.perResource {
-			about = resources.FindString(line)
-		}
-		count[about]++
-	}
-	for about, n := range count {
-		if n != 1 {
-			t.Errorf("%d lines match %q %s, want 1:\n%s", n, c.message, about, strings.Join(said(), ""))
-		}
-	}
-	t.Logf("ended: %v; it said: %s", ended, strings.TrimSpace(said()[0]))
-}
-
-var resources = regexp.MustCompile(`\b(services|endpointslices|nodes|servicecidrs)\b`)
 
 // A proxy that is not allowed to list keeps trying: once the permission is given, it serves.
 func TestPermissionComesLater(t *testing.T) {
@@ -164,10 +77,8 @@ func TestPermissionComesLater(t *testing.T) {
 	addr := web(t, "web", "pod1")
 	file, err := bed.API.Kubeconfig("later", controlplane.StrangerUser, nil)
 	must(t, err)
-	p, err := bed.StartProxyWith(file)
-	must(t, err)
-	t.Cleanup(func() { endProxy(t, p) })
-	time.Sleep(2 * time.Second)
+	p := startProxy(t, "--kubeconfig="+file)
+	awaitLog(t, p, "forbidden|403")
 	if name, err := bed.Ask("pod3", addr, brief); err == nil {
 		t.Fatalf("%s answers although the proxy may not read services", name)
 	}
@@ -182,12 +93,14 @@ func TestPermissionComesLater(t *testing.T) {
 	start := time.Now()
 	await(t, "pod3", addr, "pod1")
 	t.Logf("served %v after the permission was given", time.Since(start).Round(time.Millisecond))
-	if bed.Mode != testbed.NFTables {
-		return // there the service network has no rules (SV-62)
-	}
-	// An API server that is starting refuses everything for a moment, so this must not wait long
-	// either.
-	awaitRule(t, "service-network", "10.96.0.0/12 drop")
+	// The rules for unknown ports wait for the service network (SV-62). An API server that is
+	// starting refuses everything for a moment, so this must not wait long either.
+	until(t, func() string {
+		if rules := ruleset(t); !strings.Contains(rules, "10.96.0.0/12 drop") {
+			return "no rule drops packets to the service network:\n" + rules
+		}
+		return ""
+	})
 	t.Logf("the service network is known %v after the permission was given", time.Since(start).Round(time.Millisecond))
 	must(t, bindings.Delete(t.Context(), "later", metav1.DeleteOptions{}))
 }

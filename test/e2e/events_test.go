@@ -30,26 +30,23 @@ func deleteEvents(t *testing.T) {
 
 // awaitEvent waits for an event of the reason about the object of that name, and checks the
 // properties common to all events of the catalogue.
-func awaitEvent(t *testing.T, reason, name string) *eventsv1.Event {
+func awaitEvent(t *testing.T, reason, name string) (event eventsv1.Event) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+	until(t, func() string {
 		list, err := bed.API.Client.EventsV1().Events("").List(t.Context(), metav1.ListOptions{})
 		must(t, err)
-		for i := range list.Items {
-			if e := &list.Items[i]; e.Reason == reason && e.Regarding.Name == name {
-				checkEvent(t, e)
-				return e
+		missing := fmt.Sprintf("no event %s of %s, but %d others", reason, name, len(list.Items))
+		for _, e := range list.Items {
+			if e.Reason == reason && e.Regarding.Name == name {
+				event = e
+				return ""
 			}
+			missing += "\n" + e.Reason + " of " + e.Regarding.Name + ": " + e.Note
 		}
-		if time.Now().After(deadline) {
-			var all []string
-			for _, e := range list.Items {
-				all = append(all, e.Reason+" of "+e.Regarding.Name+": "+e.Note)
-			}
-			t.Fatalf("no event %s of %s after %v, but %d others:\n%s", reason, name, patience, len(all),
-				strings.Join(all, "\n"))
-		}
-	}
+		return missing
+	})
+	checkEvent(t, &event)
+	return event
 }
 
 // checkEvent compares an event with its entry in the catalogue.
@@ -76,88 +73,53 @@ func checkEvent(t *testing.T, e *eventsv1.Event) {
 		e.Regarding.Name, e.Note)
 }
 
-// Each start is reported (EV-01).
-func TestEventStarting(t *testing.T) {
+// The API server accepts events of all sources of the process: its start, choices, Services that
+// it cannot serve as they ask, and rules that another program removed, which are restored.
+func TestEvents(t *testing.T) {
 	begin(t)
 	deleteEvents(t)
-	startProxy(t)
-	awaitEvent(t, "Starting", netlab.Node1)
-}
-
-// A blank mode is reported, because the default may change (EV-07), and is iptables here.
-func TestEventBlankMode(t *testing.T) {
-	begin(t)
-	deleteEvents(t)
-	addr := web(t, "web", "pod1")
-	inMode(t, testbed.IPTables)
-	p, err := bed.StartProxyAsked("")
-	must(t, err)
-	t.Cleanup(func() { endProxy(t, p) })
-	await(t, "pod3", addr, "pod1")
-	if e := awaitEvent(t, "default-mode-will-change", netlab.Node1); !strings.Contains(e.Note, "iptables") {
-		t.Errorf("the event does not say that the mode is iptables: %s", e.Note)
-	}
-}
-
-// The Node's annotation selects the mode if none is configured (S0, CF-19): log, metric and event
-// report it.
-func TestEventModeFromAnnotation(t *testing.T) {
-	begin(t)
-	deleteEvents(t)
-	addr := web(t, "web", "pod1")
-	annotate := func(value string) {
-		patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%s}}}`, mode.Annotation, value)
-		_, err := bed.API.Client.CoreV1().Nodes().Patch(context.Background(), netlab.Node1, types.MergePatchType,
-			[]byte(patch), metav1.PatchOptions{})
-		must(t, err)
-	}
-	annotate(`"userspace"`)
-	t.Cleanup(func() { annotate("null") })
-	inMode(t, testbed.IPTables)
-	p, err := bed.StartProxyAsked("")
-	must(t, err)
-	t.Cleanup(func() { endProxy(t, p) })
-	await(t, "pod3", addr, "pod1")
-	if e := awaitEvent(t, "KubeProxyModeFromAnnotation", netlab.Node1); !strings.Contains(e.Note, "userspace") {
-		t.Errorf("the event does not name the mode: %s", e.Note)
-	}
-	if want := "Using the mode from the Node's annotation"; !strings.Contains(p.Log(), want) {
-		t.Errorf("the log does not say %q:\n%s", want, p.Log())
-	}
-	const reason = `reason="the Node's annotation net.experimental.kubernetes.io/proxy-mode names the mode userspace"`
-	if body := awaitCode(t, netlab.Node1, metricsPort, "/metrics", 200).Body; !strings.Contains(body, reason) {
-		t.Errorf("kubeproxy_mode_info does not say %s", reason)
-	}
-}
-
-// A name without a Node is reported (PN-71); services are served all the same.
-func TestEventNodeNotFound(t *testing.T) {
-	begin(t)
-	deleteEvents(t)
-	addr := web(t, "web", "pod1")
-	p, err := bed.StartProxy("--hostname-override", "elsewhere")
-	must(t, err)
-	t.Cleanup(func() { endProxy(t, p) })
-	await(t, "pod3", addr, "pod1")
-	awaitEvent(t, "KubeProxyNodeNotFound", "elsewhere")
-}
-
-// Of two services with the same external address the younger one gets an event about its loss
-// (SV-24).
-func TestEventContestedKey(t *testing.T) {
-	begin(t)
-	deleteEvents(t)
+	inMode(t, testbed.Blank)
 	external := netlab.External4.Addr().Next()
 	older, younger := externalService("older", external), externalService("younger", external)
 	must(t, bed.API.Create(t.Context(), older, slice("older", "pod1")))
 	time.Sleep(1100 * time.Millisecond) // creation times have seconds
 	must(t, bed.API.Create(t.Context(), younger, slice("younger", "pod2")))
-	startProxy(t)
-	await(t, netlab.Client, netip.AddrPortFrom(external, 80), "pod1")
-	if e := awaitEvent(t, "KubeProxyContestedKey", "younger"); !strings.Contains(e.Note, "default/older") ||
-		e.Regarding.UID != younger.UID {
-		t.Errorf("uid %q, want %q; note %q, want it to name default/older", e.Regarding.UID, younger.UID, e.Note)
+	nodePort := nodePortService(t, "port", "pod2")
+	local := controlplane.Service("local", 80)
+	local.Spec.Type = corev1.ServiceTypeLoadBalancer
+	local.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+	must(t, bed.API.Create(t.Context(), local, slice("local", "pod1")))
+	healthCheck := fmt.Sprint(local.Spec.HealthCheckNodePort)
+	for _, port := range []uint16{nodePort.Port(), uint16(local.Spec.HealthCheckNodePort)} {
+		program, err := bed.Occupy(netlab.Node1, port)
+		must(t, err)
+		defer program.Close()
 	}
+	p := startProxy(t, "--iptables-sync-period=1s")
+	await(t, netlab.Client, netip.AddrPortFrom(external, 80), "pod1")
+	await(t, netlab.Client, nodePort, "pod2")
+	for _, c := range []struct {
+		reason, about string
+		uid           types.UID
+		says          string
+	}{
+		{"Starting", netlab.Node1, netlab.Node1, ""},                         // EV-01
+		{"default-mode-will-change", netlab.Node1, netlab.Node1, "iptables"}, // EV-07
+		{"KubeProxyContestedKey", "younger", younger.UID, "default/older"},   // SV-24
+		{"FailedToStartServiceHealthcheck", "local", local.UID, healthCheck}, // EV-05, HT-15
+		{"KubeProxyNodePortInUse", "port", "", fmt.Sprint(nodePort.Port())},  // PN-60
+	} {
+		if e := awaitEvent(t, c.reason, c.about); c.uid != "" && e.Regarding.UID != c.uid ||
+			!strings.Contains(e.Note, c.says) {
+			t.Errorf("%s: uid %q, want %q; note %q, want %q in it", c.reason, e.Regarding.UID, c.uid, e.Note, c.says)
+		}
+	}
+	must(t, bed.FlushRules(t.Context()))
+	await(t, "pod3", address(older), "pod1")
+	awaitEvent(t, "KubeProxyDriftRepaired", netlab.Node1)
+	must(t, p.StopInOrder())
+	startProxy(t, "--hostname-override=elsewhere")
+	awaitEvent(t, "KubeProxyNodeNotFound", "elsewhere") // PN-71
 }
 
 func externalService(name string, external netip.Addr) *corev1.Service {
@@ -166,22 +128,26 @@ func externalService(name string, external netip.Addr) *corev1.Service {
 	return service
 }
 
-// Rules that another program removed are restored, and reported.
-func TestEventDrift(t *testing.T) { inModes(t, allModes, testEventDrift) }
-
-func testEventDrift(t *testing.T) {
+// The Node's annotation selects the mode if none is configured (S0, CF-19); an event reports it.
+func TestEventModeFromAnnotation(t *testing.T) {
 	begin(t)
 	deleteEvents(t)
-	addr := web(t, "web", "pod1")
-	p, err := bed.StartProxy("--iptables-sync-period", "1s")
-	must(t, err)
-	t.Cleanup(func() { endProxy(t, p) })
-	await(t, "pod3", addr, "pod1")
-	// Rules that were written just now may still be waited for.
-	time.Sleep(time.Second)
-	must(t, bed.FlushRules(t.Context()))
-	start := time.Now()
-	await(t, "pod3", addr, "pod1")
-	t.Logf("served again %v after all rules were flushed", time.Since(start).Round(time.Millisecond))
-	awaitEvent(t, "KubeProxyDriftRepaired", netlab.Node1)
+	annotate := func(value string) {
+		patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%s}}}`, mode.Annotation, value)
+		_, err := bed.API.Client.CoreV1().Nodes().Patch(context.Background(), netlab.Node1, types.MergePatchType,
+			[]byte(patch), metav1.PatchOptions{})
+		must(t, err)
+	}
+	annotate(`"userspace"`)
+	t.Cleanup(func() { annotate("null") })
+	inMode(t, testbed.Blank)
+	startProxy(t)
+	marker(t, "marker")
+	if e := awaitEvent(t, "KubeProxyModeFromAnnotation", netlab.Node1); !strings.Contains(e.Note, "userspace") {
+		t.Errorf("the event does not name the mode: %s", e.Note)
+	}
+	const reason = `reason="the Node's annotation net.experimental.kubernetes.io/proxy-mode names the mode userspace"`
+	if body := awaitOK(t, metricsPort, "/metrics").Body; !strings.Contains(body, reason) {
+		t.Errorf("kubeproxy_mode_info does not say %s", reason)
+	}
 }

@@ -47,7 +47,7 @@ func TestExampleDaemonSet(t *testing.T) {
 		get := probe.HTTPGet
 		for _, port := range serving.Ports {
 			if port.Name == get.Port.StrVal {
-				awaitCode(t, netlab.Node1, netip.AddrPortFrom(node1Addr(), uint16(port.HostPort)), get.Path, 200)
+				awaitOK(t, netip.AddrPortFrom(node1Addr(), uint16(port.HostPort)), get.Path)
 				t.Logf("%s probe: %s on port %d answers", what, get.Path, port.HostPort)
 			}
 		}
@@ -79,8 +79,7 @@ func startContainer(t *testing.T, c *corev1.Container) *testbed.Proxy {
 			"setpriv", "--no-new-privs", "--inh-caps=-all", "--bounding-set=" + capabilities}
 	}
 	p, err := bed.StartProxyBy(by, args...)
-	must(t, err)
-	t.Cleanup(func() { endProxy(t, p) })
+	started(t, p, err)
 	select {
 	case <-p.Done():
 	case <-time.After(500 * time.Millisecond):

@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"strings"
 	"testing"
 	"time"
 
@@ -64,26 +63,43 @@ func begin(t *testing.T) {
 	must(t, bed.CleanNode(t.Context()))
 }
 
-// startProxy starts a proxy that ends with the test, which then shows the end of its log if it
-// failed.
+// startProxy starts a proxy in the mode of the bed.
 func startProxy(t *testing.T, args ...string) *testbed.Proxy {
 	t.Helper()
 	p, err := bed.StartProxy(args...)
+	return started(t, p, err)
+}
+
+// started has a proxy end with the test, which then shows the end of its log if it failed.
+func started(t *testing.T, p *testbed.Proxy, err error) *testbed.Proxy {
+	t.Helper()
 	must(t, err)
-	t.Cleanup(func() { endProxy(t, p) })
+	t.Cleanup(func() {
+		select {
+		case <-p.Done():
+		default:
+			if err := p.StopInOrder(); err != nil {
+				t.Error(err)
+			}
+		}
+		if t.Failed() {
+			t.Logf("the end of the log of kube-proxy %d:\n%s", p.Pid(), p.LogTail(30))
+		}
+	})
 	return p
 }
 
-func endProxy(t *testing.T, p *testbed.Proxy) {
-	select {
-	case <-p.Done():
-	default:
-		if err := p.StopInOrder(); err != nil {
-			t.Error(err)
+// until calls missing until it returns "", but fails the test after the time limit.
+func until(t *testing.T, missing func() string) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		what := missing()
+		if what == "" {
+			return
 		}
-	}
-	if t.Failed() {
-		t.Logf("the end of the log of kube-proxy %d:\n%s", p.Pid(), p.LogTail(30))
+		if time.Now().After(deadline) {
+			t.Fatalf("after %v: %s", patience, what)
+		}
 	}
 }
 
@@ -203,28 +219,11 @@ func settledRules(t *testing.T) string {
 // awaitSilence waits until an address no longer answers.
 func awaitSilence(t *testing.T, host string, to netip.AddrPort) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+	until(t, func() string {
 		name, err := bed.Ask(host, to, brief)
 		if err != nil {
-			return
+			return ""
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s still answers at %s", name, to)
-		}
-	}
-}
-
-// awaitRule waits until a rule of the proxy's IPv4 chain holds the text.
-func awaitRule(t *testing.T, chain, text string) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
-		rules, err := bed.Chain(t.Context(), chain)
-		must(t, err)
-		if strings.Contains(rules, text) {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("no rule of %s holds %q after %v:\n%s", chain, text, patience, rules)
-		}
-	}
+		return fmt.Sprintf("%s still answers at %s", name, to)
+	})
 }

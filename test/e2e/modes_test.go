@@ -6,8 +6,7 @@ import (
 	"kube-proxy/test/e2e/testbed"
 )
 
-// The essential tests run in each of allModes, others where a mode can make a difference, and long
-// ones in one.
+// The essential tests run in each of allModes, others where a mode can make a difference.
 var (
 	allModes  = []testbed.Mode{testbed.NFTables, testbed.IPTables, testbed.IPTablesLegacy}
 	bothModes = []testbed.Mode{testbed.NFTables, testbed.IPTables}

@@ -14,43 +14,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiwatch "k8s.io/apimachinery/pkg/watch"
 
-	"kube-proxy/internal/netlab"
 	"kube-proxy/test/e2e/testbed"
 )
 
-// The API server goes down during changes and returns: connections live, no rule changes meanwhile,
-// and later changes arrive.
-func TestAPIServerRestart(t *testing.T) {
-	t.Run("stopped", func(t *testing.T) { testAPIServerRestart(t, bed.API.StopAPIServer) })
-	t.Run("killed", func(t *testing.T) {
-		inMode(t, testbed.IPTables)
-		testAPIServerRestart(t, bed.API.APIServer().Kill)
-	})
-}
-
-func testAPIServerRestart(t *testing.T, end func() error) {
-	begin(t)
-	steady := web(t, "steady", "pod1", "pod4")
-	startProxy(t)
-	await(t, "pod3", steady, "pod1", "pod4")
-	stopTraffic := traffic(t, "pod3", steady)
-	changes := startFlapping(t, "flapping", 10)
-	time.Sleep(500 * time.Millisecond)
-
-	must(t, end())
-	sameRulesFor(t, 3*time.Second)
-	start := time.Now()
-	must(t, bed.API.StartAPIServer(t.Context()))
-	t.Logf("the API server is back after %v", time.Since(start).Round(time.Millisecond))
-	time.Sleep(500 * time.Millisecond)
-	changes.stopAndCheck(t)
-	t.Logf("a new service answers after %v", marker(t, "marker"))
-	stopTraffic()
-}
-
-// An API server on an etcd before 3.4.31, such as Debian 12 has, refuses to watch with initial
-// events: the proxy must fall back to lists, at its start and when the API server is back.
+// An API server is killed during changes and returns: connections live, no rule changes meanwhile,
+// and later changes arrive. Its etcd is before 3.4.31, such as Debian 12 has: it refuses to watch
+// with initial events, so the proxy must fall back to lists, at its start and when the API server
+// is back. The control plane of all other tests allows it.
 func TestWithoutWatchList(t *testing.T) {
+	must(t, watchList(t))
 	etcd, err := exec.LookPath("etcd")
 	must(t, err)
 	old, err := testbed.New(t.Context(), testbed.Options{Etcd: etcd, Logf: t.Logf})
@@ -68,11 +40,20 @@ func TestWithoutWatchList(t *testing.T) {
 	} else {
 		t.Logf("the API server says: %v", err)
 	}
-	testAPIServerRestart(t, bed.API.APIServer().Kill)
-}
+	steady := web(t, "steady", "pod1", "pod4")
+	startProxy(t)
+	await(t, "pod3", steady, "pod1", "pod4")
+	stopTraffic := traffic(t, "pod3", steady)
+	changes := startFlapping(t, "flapping", 10)
+	time.Sleep(500 * time.Millisecond)
 
-// The shared control plane does allow it, so that all other tests cover that way.
-func TestWithWatchList(t *testing.T) { must(t, watchList(t)) }
+	must(t, bed.API.APIServer().Kill())
+	sameRulesFor(t, 3*time.Second)
+	must(t, bed.API.StartAPIServer(t.Context()))
+	changes.stopAndCheck(t)
+	t.Logf("a new service answers after %v", marker(t, "marker"))
+	stopTraffic()
+}
 
 // watchList watches services with initial events until their end.
 func watchList(t *testing.T) error {
@@ -102,7 +83,7 @@ func watchList(t *testing.T) error {
 	return errors.New("the watch ended before the initial events did")
 }
 
-// etcd is killed under the API server and returns later: as above.
+// etcd is killed under the API server and returns later.
 func TestEtcdDown(t *testing.T) {
 	begin(t)
 	steady := web(t, "steady", "pod1", "pod4")
@@ -117,14 +98,12 @@ func TestEtcdDown(t *testing.T) {
 	stopTraffic()
 }
 
-// The API server returns with older data: the proxy's newer data is undone, and a service that is
-// the same in both has no gap.
+// The API server stops, and no rule changes meanwhile. It returns with older data: the proxy's newer
+// data is undone, and a service that is the same in both has no gap.
 func TestOlderCopy(t *testing.T) {
 	inMode(t, testbed.IPTables)
 	begin(t)
-	steady := web(t, "steady", "pod1", "pod4")
-	changed := web(t, "changed", "pod1")
-	deleted := web(t, "deleted", "pod2")
+	steady, changed, deleted := web(t, "steady", "pod1", "pod4"), web(t, "changed", "pod1"), web(t, "deleted", "pod2")
 	must(t, bed.API.StopAPIServer())
 	must(t, bed.API.StopEtcd())
 	snapshot := filepath.Join(bed.Dir, "snapshot")
@@ -143,6 +122,7 @@ func TestOlderCopy(t *testing.T) {
 	await(t, "pod3", late, "pod5")
 
 	must(t, bed.API.StopAPIServer())
+	sameRulesFor(t, 3*time.Second)
 	must(t, bed.API.StopEtcd())
 	must(t, bed.API.Restore(snapshot))
 	must(t, bed.API.StartEtcd(t.Context()))
@@ -155,14 +135,11 @@ func TestOlderCopy(t *testing.T) {
 		time.Since(start).Round(time.Millisecond))
 	t.Logf("a new service answers after %v", marker(t, "marker"))
 	stopTraffic()
-	await(t, netlab.Client, steady, "pod1", "pod4")
 }
 
 // A proxy that does not read for a while (stopped by a signal, as a starved machine would) loses
 // its watches. It catches up with everything that happened, deletions included.
-func TestFrozenProxy(t *testing.T) { inModes(t, bothModes, testFrozenProxy) }
-
-func testFrozenProxy(t *testing.T) {
+func TestFrozenProxy(t *testing.T) {
 	begin(t)
 	gone := web(t, "gone", "pod2")
 	p := startProxy(t)

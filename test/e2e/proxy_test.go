@@ -8,20 +8,11 @@ import (
 	"kube-proxy/test/e2e/testbed"
 )
 
-// A regular restart of a proxy has no effect on clients: no connection of a loop fails, an open one
-// lives on, and changes in between are in force after its first sync.
-func TestProxyRestart(t *testing.T) {
-	inModes(t, bothModes, func(t *testing.T) {
-		testRestart(t, func(p *testbed.Proxy) error { return p.StopInOrder() })
-	})
-}
+// A restart of a proxy, in order or after it was killed in the middle of changes, has no effect on
+// clients: no connection of a loop fails, and changes in between are in force after its first sync.
+func TestProxyRestart(t *testing.T) { inModes(t, allModes, testProxyRestart) }
 
-// The same if it is killed, here in the middle of changes.
-func TestProxyKill(t *testing.T) {
-	inModes(t, allModes, func(t *testing.T) { testRestart(t, func(p *testbed.Proxy) error { return p.Kill() }) })
-}
-
-func testRestart(t *testing.T, end func(*testbed.Proxy) error) {
+func testProxyRestart(t *testing.T) {
 	begin(t)
 	steady := web(t, "steady", "pod1", "pod4")
 	moving := web(t, "moving", "pod1")
@@ -32,6 +23,7 @@ func testRestart(t *testing.T, end func(*testbed.Proxy) error) {
 	flapping := startFlapping(t, "flapping", 5)
 	for round, pod := range []string{"pod2", "pod5", "pod1", "pod3", "pod4"} {
 		time.Sleep(time.Duration(round) * 7 * time.Millisecond) // so that the end falls on different moments of a write
+		end := []func(*testbed.Proxy) error{(*testbed.Proxy).StopInOrder, (*testbed.Proxy).Kill}[round%2]
 		must(t, end(p))
 		time.Sleep(time.Duration(round) * 100 * time.Millisecond)
 		move(t, "moving", pod)

@@ -201,7 +201,7 @@ func (s *Session) startProxy() (*testbed.Proxy, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.bed.StartProxyWith(kubeconfig, "--admin-socket", s.adminSocket())
+	return s.bed.StartProxy("--kubeconfig="+kubeconfig, "--admin-socket="+s.adminSocket())
 }
 
 func (s *Session) adminSocket() string { return filepath.Join(s.bed.Dir, "admin.sock") }

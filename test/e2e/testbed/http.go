@@ -12,9 +12,8 @@ import (
 
 // Answer is the response of a server.
 type Answer struct {
-	Code   int
-	Header http.Header
-	Body   string
+	Code int
+	Body string
 }
 
 // Get sends an HTTP request to a server, from a host, on a new connection, for up to 3 s.
@@ -40,7 +39,7 @@ func (b *Bed) Get(ctx context.Context, host string, server netip.AddrPort, path 
 	if err != nil {
 		return nil, fmt.Errorf("read the answer of %s: %w", request.URL, err)
 	}
-	return &Answer{Code: response.StatusCode, Header: response.Header, Body: string(body)}, nil
+	return &Answer{Code: response.StatusCode, Body: string(body)}, nil
 }
 
 // Occupy listens on a TCP port of a host, on all its addresses, as another program would that has

@@ -2,8 +2,6 @@ package testbed
 
 import (
 	"context"
-	"fmt"
-	"slices"
 	"strings"
 
 	"kube-proxy/internal/netlab"
@@ -20,6 +18,7 @@ var (
 	NFTables       = Mode{Name: "nftables"}
 	IPTables       = Mode{Name: "iptables", Backend: "nft"}
 	IPTablesLegacy = Mode{Name: "iptables", Backend: "legacy"}
+	Blank          = Mode{Backend: "nft"} // no mode is configured, so that it is IPTables
 )
 
 func (m Mode) String() string {
@@ -54,54 +53,22 @@ func (b *Bed) programs() []string {
 	return []string{"iptables-" + b.Mode.Backend, "ip6tables-" + b.Mode.Backend}
 }
 
-// iptablesRules prints the chains of Kubernetes in the back end of iptables, including the rules of
-// built-in chains that jump to them, without counters, chain by chain in the order of their names.
-// Rules keep their order.
+// iptablesRules prints the chains of Kubernetes in the back end of iptables, and the rules of
+// built-in chains that jump to them, without counters.
 func (b *Bed) iptablesRules(ctx context.Context) (string, error) {
-	var all []string
+	var all strings.Builder
 	for _, program := range b.programs() {
 		out, err := b.Command(ctx, netlab.Node1, program+"-save")
 		if err != nil {
 			return "", err
 		}
-		all = append(all, kubeChains(program, out)...)
-	}
-	return strings.Join(all, "\n"), nil
-}
-
-// kubeChains reads the output of iptables-save: a line for each chain and each rule that has to do
-// with Kubernetes.
-func kubeChains(program, save string) []string {
-	type chain struct{ name, lines string }
-	var chains []chain
-	at := map[string]int{}
-	table := ""
-	for line := range strings.Lines(save) {
-		line = strings.TrimSpace(line)
-		fields := strings.Fields(line)
-		switch {
-		case strings.HasPrefix(line, "*"):
-			table = line[1:]
-		case !strings.Contains(line, "KUBE-") || strings.Contains(line, hint):
-		case strings.HasPrefix(line, ":"):
-			name := table + " " + fields[0][1:]
-			at[name] = len(chains)
-			chains = append(chains, chain{name: name, lines: program + " " + name})
-		case strings.HasPrefix(line, "-A "):
-			name := table + " " + fields[1]
-			if _, ok := at[name]; !ok { // a built-in chain
-				at[name] = len(chains)
-				chains = append(chains, chain{name: name, lines: program + " " + name})
+		for line := range strings.Lines(out) {
+			if strings.Contains(line, "KUBE-") && !strings.Contains(line, hint) {
+				all.WriteString(line)
 			}
-			chains[at[name]].lines += "\n\t" + strings.Join(fields[2:], " ")
 		}
 	}
-	slices.SortFunc(chains, func(a, b chain) int { return strings.Compare(a.name, b.name) })
-	var lines []string
-	for _, c := range chains {
-		lines = append(lines, c.lines)
-	}
-	return lines
+	return all.String(), nil
 }
 
 // cleanIPTables empties the tables of the legacy back end that the kernel has in node1. Those of
@@ -128,51 +95,9 @@ func (b *Bed) cleanIPTables(ctx context.Context) error {
 	return nil
 }
 
-// Leftovers lists the proxy's objects in node1's kernel of other modes than the given one:
-// "nftables" for its tables there, "iptables" for its chains in either back end. The hint of the
-// kubelet is not the proxy's, and KUBE-FIREWALL is shared with it: the proxy's rule there protects
-// 127.0.0.1 for as long as route_localnet is set (DP-10).
-func (b *Bed) Leftovers(ctx context.Context, mode string) ([]string, error) {
-	var left []string
-	switch mode {
-	case "nftables":
-		there, err := b.present(ctx)
-		if err != nil {
-			return nil, err
-		}
-		for _, table := range there {
-			left = append(left, "table "+table)
-		}
-	case "iptables":
-		for _, program := range []string{"iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy"} {
-			out, err := b.Command(ctx, netlab.Node1, program+"-save")
-			if err != nil {
-				return nil, err
-			}
-			for line := range strings.Lines(out) {
-				if strings.Contains(line, "KUBE-") && !strings.Contains(line, hint) &&
-					!strings.Contains(line, "KUBE-FIREWALL") {
-					left = append(left, program+": "+strings.TrimSpace(line))
-				}
-			}
-		}
-	default:
-		return nil, fmt.Errorf("leftovers of mode %q: want nftables or iptables", mode)
-	}
-	return left, nil
-}
-
-// FlushRules removes the rules from the proxy's chains, as another program might that assumes to be
-// alone.
+// FlushRules removes the rules from the chains of iptables, as another program might that assumes
+// to be alone.
 func (b *Bed) FlushRules(ctx context.Context) error {
-	if b.Mode == NFTables {
-		for _, table := range tables {
-			if _, err := b.nft(ctx, "flush table "+table); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
 	for _, program := range b.programs() {
 		// One restore, as other programs do it: each table at once.
 		const script = `printf '*mangle\nCOMMIT\n*filter\nCOMMIT\n*nat\nCOMMIT\n' | exec "$0"-restore`

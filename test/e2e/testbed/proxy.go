@@ -36,37 +36,21 @@ type Proxy struct {
 	log    string
 }
 
-// StartProxy starts kube-proxy in node1 as the proxy's user, in the mode of the bed.
-func (b *Bed) StartProxy(args ...string) (*Proxy, error) {
-	return b.StartProxyWith(b.kubeconfig, args...)
-}
-
 // minSyncPeriod is the wait of a change for others in iptables mode, in tests. The default, a
 // second like upstream's, would be most of a test's time.
 const minSyncPeriod = 10 * time.Millisecond
 
-// StartProxyWith starts kube-proxy in node1 with another kubeconfig and more arguments.
-func (b *Bed) StartProxyWith(kubeconfig string, args ...string) (*Proxy, error) {
-	return b.startProxy(kubeconfig, b.Mode.Name, args...)
-}
-
-// StartProxyAsked is StartProxy with another mode than that of the bed, "" for a blank one.
-func (b *Bed) StartProxyAsked(mode string, args ...string) (*Proxy, error) {
-	return b.startProxy(b.kubeconfig, mode, args...)
-}
-
-func (b *Bed) startProxy(kubeconfig, mode string, args ...string) (*Proxy, error) {
+// StartProxy starts kube-proxy in node1 as the proxy's user, in the mode of the bed, unless the
+// arguments say otherwise.
+func (b *Bed) StartProxy(args ...string) (*Proxy, error) {
 	if err := b.Prepare(context.Background()); err != nil {
 		return nil, err
 	}
 	var period []string
-	if mode != "nftables" { // its default is 0, and otherwise it would use that of iptables (CF-62)
+	if b.Mode.Name != "nftables" { // its default is 0, and otherwise it would use that of iptables (CF-62)
 		period = []string{"--iptables-min-sync-period", minSyncPeriod.String()}
 	}
-	return b.StartProxyExactly(slices.Concat([]string{
-		"--kubeconfig", kubeconfig, "--proxy-mode=" + mode, "--hostname-override", netlab.Node1,
-		"--cluster-cidr", netlab.Cluster4.String() + "," + netlab.Cluster6.String(), "-v", "2",
-	}, period, b.options.Args, args)...)
+	return b.StartProxyOn(netlab.Node1, append(period, args...)...)
 }
 
 // Kubeconfig is the path of the kubeconfig of the proxy's user.

@@ -19,25 +19,9 @@ import (
 // tables are the proxy's tables in node1.
 var tables = []string{"ip kube-proxy", "ip6 kube-proxy"}
 
-// Chain lists a chain of the proxy's IPv4 table, as the nft program prints it.
-func (b *Bed) Chain(ctx context.Context, name string) (string, error) {
-	return b.nft(ctx, "list chain ip kube-proxy "+name)
-}
-
 // nft runs a command of nft in node1.
 func (b *Bed) nft(ctx context.Context, command string) (string, error) {
 	return b.Command(ctx, netlab.Node1, "nft", strings.Fields(command)...)
-}
-
-// present returns those of the proxy's tables that exist.
-func (b *Bed) present(ctx context.Context) (there []string, err error) {
-	existing, err := b.nft(ctx, "list tables")
-	for _, table := range tables {
-		if strings.Contains(existing, "table "+table+"\n") {
-			there = append(there, table)
-		}
-	}
-	return there, err
 }
 
 // Command runs a command in a host of the lab and returns its standard output.
