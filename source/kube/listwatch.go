@@ -113,8 +113,14 @@ func (l *listWatch) list(ctx context.Context, opts metav1.ListOptions) (runtime.
 	if err := l.outage.turn(ctx, l.resource.plural); err != nil {
 		return nil, err
 	}
-	if opts.Continue == "" && l.forget.Load() {
+	switch {
+	case opts.Continue != "":
+	case l.forget.Load():
 		opts.ResourceVersion, opts.ResourceVersionMatch = "", ""
+	default:
+		if err := l.reaches(l.leaders(), opts.ResourceVersion); err != nil {
+			return nil, err
+		}
 	}
 	before := l.seen()
 	list, err := l.read(ctx, opts)
@@ -184,6 +190,10 @@ func (l *listWatch) watch(ctx context.Context, opts metav1.ListOptions) (watch.I
 		opts.ResourceVersion, opts.ResourceVersionMatch = "", metav1.ResourceVersionMatchNotOlderThan
 	case initial && l.forget.Load():
 		opts.ResourceVersion = ""
+	case initial:
+		if err := l.reaches(l.leaders(), opts.ResourceVersion); err != nil {
+			return nil, err
+		}
 	case !initial && (broken || l.resource.suspect()):
 		if err := l.compare(ctx, opts.ResourceVersion, before); err != nil {
 			return nil, l.failed(ctx, err)
@@ -208,8 +218,7 @@ func (l *listWatch) watch(ctx context.Context, opts metav1.ListOptions) (watch.I
 	return s, nil
 }
 
-// compare asks the server for its present version, and fails as for a version that the server has
-// forgotten if that is older than ours.
+// compare asks the server for its present version, and fails if that is older than ours.
 func (l *listWatch) compare(ctx context.Context, ours string, before []uint64) error {
 	list, err := l.read(ctx, metav1.ListOptions{Limit: 1})
 	if err != nil {
@@ -218,6 +227,13 @@ func (l *listWatch) compare(ctx context.Context, ours string, before []uint64) e
 	theirs := number(list.ResourceVersion)
 	l.reached(theirs, before)
 	l.outage.over(l.resource.plural)
+	return l.reaches(theirs, ours)
+}
+
+// reaches fails as for a version that the server has forgotten if the server's version is older
+// than ours. A Reflector then lists again without a version at once. The server would say so after
+// seconds, with an error that client-go repeats several times.
+func (l *listWatch) reaches(theirs uint64, ours string) error {
 	if theirs != 0 && theirs < number(ours) {
 		return l.older(theirs, number(ours))
 	}
@@ -279,10 +295,14 @@ func (s *stream) pump(ctx context.Context) {
 	defer well.Stop()
 	objects, n := &listing{}, 0
 	for {
+		var doubts <-chan struct{} // a list is read to its end: it is what a doubt asks for
+		if !s.initial {
+			doubts = s.resource.doubts
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.resource.doubts:
+		case <-doubts:
 			s.resource.doubt() // the next one compares
 			return
 		case <-well.C:

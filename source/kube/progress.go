@@ -1,6 +1,9 @@
 package kube
 
-import "sync/atomic"
+import (
+	"slices"
+	"sync/atomic"
+)
 
 // leader is the plural of the resource that is reconnected first. A LIST of the one Node is small,
 // so it is listed again after each break, and its version shows how far the server is.
@@ -38,6 +41,12 @@ func (p *progress) suspect() bool {
 	default:
 		return false
 	}
+}
+
+// leaders returns the server's version as the leader has read it, 0 before it has.
+func (s *Source) leaders() uint64 {
+	i := slices.IndexFunc(s.resources, func(r *resource) bool { return r.plural == leader })
+	return s.resources[i].seen.Load()
 }
 
 // seen returns what each resource has seen, to be taken before the leader sends a request.

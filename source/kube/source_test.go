@@ -388,6 +388,52 @@ func TestOlderCopy(t *testing.T) {
 	}
 }
 
+// The server returns with an older copy, refuses Services, and is lost again. Services are then
+// listed once, without the version that the server has not reached, and to the end, though the
+// leader doubts them a second time.
+func TestOlderCopyTwice(t *testing.T) {
+	eachList(t, func(t *testing.T, r *rig) {
+		for i := range 50 {
+			r.api.put(testService(fmt.Sprint("s", i), 80))
+		}
+		restore := r.api.backup()
+		r.start()
+		r.until(func() bool { return len(r.store.Names()) == 50 }, func() string { return "no list" })
+		r.api.remove("services", "shop/s0")
+		r.until(func() bool { return len(r.store.Names()) == 49 }, func() string { return "s0 is there" })
+		var lost string
+		r.api.set(func() { lost = fmt.Sprint("resourceVersion=", r.api.rv) })
+		asked := r.api.asked("/services?")
+		r.api.down()
+		restore()
+		r.api.set(func() {
+			r.api.answer = func(req *http.Request) *metav1.Status {
+				if resourceOf(req) != "services" {
+					return nil
+				}
+				return failure(500, metav1.StatusReasonInternalError, "no")
+			}
+		})
+		r.api.up()
+		r.until(func() bool { return r.api.asked("/services?") > asked+2 }, func() string { return "no retries" })
+		leads := r.api.asked("/nodes?")
+		r.api.down()
+		r.api.up()
+		r.until(func() bool { return r.api.asked("/nodes?") > leads }, func() string { return "the leader is away" })
+		time.Sleep(time.Second) // for its answer
+		lists, paged := r.listCount(), r.api.asked("/services?", "limit=500")
+		r.api.set(func() { r.api.answer = nil })
+		r.until(func() bool { return len(r.store.Names()) == 50 }, func() string { return "s0 is missing" })
+		if n := r.api.asked("/services?", lost); n > 0 {
+			t.Errorf("%d requests from the version that the server has not reached", n)
+		}
+		paged = r.api.asked("/services?", "limit=500") - paged
+		if paged > 0 && r.api.watchList || r.listCount() != lists+1 {
+			t.Errorf("%d lists, and %d streams were not read to the end", r.listCount()-lists, paged)
+		}
+	})
+}
+
 // A list that breaks off is no list.
 func TestInterruptedList(t *testing.T) {
 	eachList(t, func(t *testing.T, r *rig) {
