@@ -98,8 +98,8 @@ func TestEtcdDown(t *testing.T) {
 	stopTraffic()
 }
 
-// The API server stops, and no rule changes meanwhile. It returns with older data: the proxy's newer
-// data is undone, and a service that is the same in both has no gap.
+// The API server stops, and no rule changes meanwhile. It returns with older data: newer data is
+// undone, and a service that is the same in both has no gap.
 func TestOlderCopy(t *testing.T) {
 	inMode(t, testbed.IPTables)
 	begin(t)
