@@ -77,13 +77,6 @@ func addrs(v cluster.View) []string {
 	return out
 }
 
-func wantAddrs(t *testing.T, s *cluster.Store, n string, want ...string) {
-	t.Helper()
-	if got := addrs(s.View(name(n))); !slices.Equal(got, want) {
-		t.Errorf("%s: endpoints %v, want %v", n, got, want)
-	}
-}
-
 // A Service of the first list is dirty in the families of its addresses only (SV-11).
 func TestFirstListByFamilySV11(t *testing.T) {
 	four, six, none := service("four"), service("six"), service("none")
