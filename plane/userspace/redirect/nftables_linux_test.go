@@ -2,6 +2,7 @@ package redirect
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
+	"kube-proxy/plane"
 	"kube-proxy/plane/selfwrites"
 )
 
@@ -64,6 +66,32 @@ func (b *bench) awaitDrift() {
 	case <-b.Drift():
 	case <-time.After(10 * time.Second):
 		b.t.Fatal("no drift reported")
+	}
+}
+
+// TestTableLost: without its table every write asks for a Reset, which serves again.
+func TestTableLost(t *testing.T) {
+	for _, w := range worlds() {
+		t.Run(w.Family.String(), func(t *testing.T) {
+			b := &bench{TestLab: netlab.ForTest(t, netlab.Options{NoNode2: true}), t: t, world: w, way: ways[0]}
+			b.start(Config{Family: w.Family})
+			b.serve(netlab.TCP, 40001)
+			key := b.key(b.vip, 80, lb.TCP)
+			b.reset(cluster(key, to(40001)))
+			fam := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[w.Family]
+			b.output("nft", "delete", "table", fam, TableName)
+			b.awaitDrift()
+			b.On(netlab.Node1, func() {
+				if err := b.Probe(t.Context()); !errors.Is(err, plane.ErrStateLost) {
+					t.Errorf("a probe: %v", err)
+				}
+				if err := b.Apply(t.Context(), nil, []lb.Key{key}); !errors.Is(err, plane.ErrStateLost) {
+					t.Errorf("a change: %v", err)
+				}
+			})
+			b.reset(cluster(key, to(40001)))
+			b.arrives(netlab.Client, netlab.TCP, w.vip, 80)
+		})
 	}
 }
 
