@@ -49,6 +49,35 @@ func (b *bench) stranger(name, cgroup string) (remove func()) {
 	}
 }
 
+// TestProgramsComeAndGo: a list of programs does not fail because another program is attached while
+// it is read.
+func TestProgramsComeAndGo(t *testing.T) {
+	lab := netlab.ForTest(t, netlab.Options{Cgroup: true, NoNode2: true, NoClient: true})
+	b := &bench{TestLab: lab, t: t, f: lb.IPv4}
+	cgroup := b.Cgroup(netlab.Node1)
+	defer b.stranger("resident", cgroup)()
+	failed, end := make(chan error), make(chan struct{})
+	go func() {
+		connect6 := hook{name: "connect6", attach: cebpf.AttachCGroupInet6Connect}
+		for {
+			_, err := programsAt(cgroup, connect6, true)
+			select {
+			case failed <- err:
+			case <-end:
+				return
+			}
+		}
+	}()
+	defer close(end)
+	for range 2000 {
+		remove := b.stranger("passer-by", cgroup)
+		err := <-failed
+		if remove(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // TestNeighbours: a program of a cgroup below does not replace ours, and is reported. One that
 // connects sockets to endpoints switches ours off, and the rules serve, until it is gone (EB-19).
 func TestNeighbours(t *testing.T) {

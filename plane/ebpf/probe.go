@@ -102,6 +102,9 @@ func programNeeds(f lb.Family) (all []need) {
 	return all
 }
 
+// attempts bounds the lists of programs while others attach theirs.
+const attempts = 100
+
 // programsAt lists the programs that are attached to a cgroup itself, or those above it too.
 func programsAt(cgroup string, h hook, above bool) (*link.QueryResult, error) {
 	dir, err := os.Open(cgroup)
@@ -109,12 +112,18 @@ func programsAt(cgroup string, h hook, above bool) (*link.QueryResult, error) {
 		return nil, fmt.Errorf("list the programs of %s: %w", h.name, err)
 	}
 	defer dir.Close()
-	all, err := link.QueryPrograms(link.QueryOptions{Target: int(dir.Fd()), Attach: h.attach,
-		QueryFlags: uint32(flag(above)) * unix.BPF_F_QUERY_EFFECTIVE})
-	if err != nil {
-		return nil, fmt.Errorf("list the programs of %s at %s: %w", h.name, cgroup, err)
+	query := link.QueryOptions{Target: int(dir.Fd()), Attach: h.attach,
+		QueryFlags: uint32(flag(above)) * unix.BPF_F_QUERY_EFFECTIVE}
+	for range attempts {
+		var all *link.QueryResult
+		if all, err = link.QueryPrograms(query); err == nil {
+			return all, nil
+		}
+		if !errors.Is(err, unix.ENOSPC) { // else one came after they were counted
+			break
+		}
 	}
-	return all, nil
+	return nil, fmt.Errorf("list the programs of %s at %s: %w", h.name, cgroup, err)
 }
 
 // explain adds what a bare error of the kernel does not say.
