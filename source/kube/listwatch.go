@@ -117,10 +117,8 @@ func (l *listWatch) list(ctx context.Context, opts metav1.ListOptions) (runtime.
 	case opts.Continue != "":
 	case l.forget.Load():
 		opts.ResourceVersion, opts.ResourceVersionMatch = "", ""
-	default:
-		if err := l.reaches(l.leaders(), opts.ResourceVersion); err != nil {
-			return nil, err
-		}
+	case l.ahead(opts.ResourceVersion):
+		return nil, errAhead
 	}
 	before := l.seen()
 	list, err := l.read(ctx, opts)
@@ -139,6 +137,7 @@ func (l *listWatch) list(ctx context.Context, opts metav1.ListOptions) (runtime.
 // was asked for.
 func (l *listWatch) complete(version uint64, before []uint64) {
 	l.forget.Store(false)
+	l.resource.ahead.Store(false)
 	l.resource.at(version)
 	l.reached(version, before)
 	l.outage.over(l.resource.plural)
@@ -190,10 +189,8 @@ func (l *listWatch) watch(ctx context.Context, opts metav1.ListOptions) (watch.I
 		opts.ResourceVersion, opts.ResourceVersionMatch = "", metav1.ResourceVersionMatchNotOlderThan
 	case initial && l.forget.Load():
 		opts.ResourceVersion = ""
-	case initial:
-		if err := l.reaches(l.leaders(), opts.ResourceVersion); err != nil {
-			return nil, err
-		}
+	case initial && l.ahead(opts.ResourceVersion):
+		return nil, errAhead
 	case !initial && (broken || l.resource.suspect()):
 		if err := l.compare(ctx, opts.ResourceVersion, before); err != nil {
 			return nil, l.failed(ctx, err)
@@ -218,7 +215,17 @@ func (l *listWatch) watch(ctx context.Context, opts metav1.ListOptions) (watch.I
 	return s, nil
 }
 
-// compare asks the server for its present version, and fails if that is older than ours.
+// errAhead has a Reflector list again at once, without a version. The server would refuse a version
+// that it has not reached after seconds, with an error that client-go repeats several times.
+var errAhead = apierrors.NewResourceExpired("the API server may have an older copy of the data")
+
+// ahead reports whether a list from a version may be one that the server has not reached.
+func (l *listWatch) ahead(version string) bool {
+	return number(version) != 0 && l.resource.ahead.Load()
+}
+
+// compare asks the server for its present version, and fails as for a version that the server has
+// forgotten if that is older than ours.
 func (l *listWatch) compare(ctx context.Context, ours string, before []uint64) error {
 	list, err := l.read(ctx, metav1.ListOptions{Limit: 1})
 	if err != nil {
@@ -227,16 +234,10 @@ func (l *listWatch) compare(ctx context.Context, ours string, before []uint64) e
 	theirs := number(list.ResourceVersion)
 	l.reached(theirs, before)
 	l.outage.over(l.resource.plural)
-	return l.reaches(theirs, ours)
-}
-
-// reaches fails as for a version that the server has forgotten if the server's version is older
-// than ours. A Reflector then lists again without a version at once. The server would say so after
-// seconds, with an error that client-go repeats several times.
-func (l *listWatch) reaches(theirs uint64, ours string) error {
 	if theirs != 0 && theirs < number(ours) {
 		return l.older(theirs, number(ours))
 	}
+	l.resource.ahead.Store(false)
 	return nil
 }
 

@@ -1,9 +1,6 @@
 package kube
 
-import (
-	"slices"
-	"sync/atomic"
-)
+import "sync/atomic"
 
 // leader is the plural of the resource that is reconnected first. A LIST of the one Node is small,
 // so it is listed again after each break, and its version shows how far the server is.
@@ -16,6 +13,8 @@ type progress struct {
 	seen atomic.Uint64
 	// doubts has a value if the resource has seen more than the server may have.
 	doubts chan struct{}
+	// ahead: so it was when the leader last read the server's version, and nothing has refuted it.
+	ahead atomic.Bool
 }
 
 // at notes the version of an event or a list.
@@ -43,12 +42,6 @@ func (p *progress) suspect() bool {
 	}
 }
 
-// leaders returns the server's version as the leader has read it, 0 before it has.
-func (s *Source) leaders() uint64 {
-	i := slices.IndexFunc(s.resources, func(r *resource) bool { return r.plural == leader })
-	return s.resources[i].seen.Load()
-}
-
 // seen returns what each resource has seen, to be taken before the leader sends a request.
 func (s *Source) seen() []uint64 {
 	out := make([]uint64, len(s.resources))
@@ -67,6 +60,7 @@ func (l *listWatch) reached(theirs uint64, before []uint64) {
 	}
 	for i, r := range l.resources {
 		if r != l.resource && before[i] > theirs {
+			r.ahead.Store(true)
 			r.doubt()
 		}
 	}
