@@ -52,7 +52,7 @@
 //   - its Metrics, whose values its planes report (Measure), and its notices to operators
 //     (Notices).
 //
-// No other code names a mode: test/size counts comparisons with their names.
+// No other code names a mode: test/size counts comparisons with the names of modes.
 //
 // # A new plane
 //

@@ -4,12 +4,9 @@ package ebpf
 
 import (
 	"fmt"
-	"io"
-	"net"
 	"net/netip"
 	"strings"
 	"testing"
-	"time"
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
@@ -46,23 +43,7 @@ func TestManyBackendsLeave(t *testing.T) {
 	}
 	route("pod1", "local", "100.64.0.0/16", "dev", "lo")
 	route(netlab.Node1, "100.64.0.0/16", "via", "10.1.1.11")
-	lab.On("pod1", func() {
-		l, err := net.Listen("tcp", ":9000")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { l.Close() })
-		go func() {
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				fmt.Fprintln(c, c.LocalAddr())
-				c.Close()
-			}
-		}()
-	})
+	lab.Serve(netlab.TCP, 9000, "pod1")
 	var p *Plane
 	lab.On(netlab.Node1, func() {
 		var err error
@@ -74,26 +55,28 @@ func TestManyBackendsLeave(t *testing.T) {
 		}
 	})
 	defer p.Close()
+	vip := netip.MustParseAddrPort("10.96.0.10:80")
+	dial := func(from string) (netip.Addr, error) {
+		reply, err := lab.Dial(from, netlab.TCP, vip, netlab.DialOptions{})
+		return reply.At.Addr(), err
+	}
 	done, result, started := make(chan struct{}), make(chan error, 1), make(chan struct{})
 	go func() {
-		n := 0
-		lab.On("pod3", func() {
-			for ; ; n++ {
-				if n == 100 {
-					close(started)
-				}
-				select {
-				case <-done:
-					result <- nil
-					return
-				default:
-				}
-				if _, err := reach("10.96.0.10:80"); err != nil {
-					result <- fmt.Errorf("connection %d: %w", n, err)
-					return
-				}
+		for n := 0; ; n++ {
+			if n == 100 {
+				close(started)
 			}
-		})
+			select {
+			case <-done:
+				result <- nil
+				return
+			default:
+			}
+			if _, err := dial("pod3"); err != nil {
+				result <- fmt.Errorf("connection %d: %w", n, err)
+				return
+			}
+		}
 	}()
 	select {
 	case <-started:
@@ -105,33 +88,17 @@ func TestManyBackendsLeave(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	lab.On("pod2", func() {
-		for range 300 {
-			at, err := reach("10.96.0.10:80")
-			if err != nil {
-				t.Fatal(err)
-			}
-			if at.Addr().Less(addr(backends / 10)) {
-				t.Errorf("a connection reached %s, which had left", at)
-			}
+	for range 300 {
+		at, err := dial("pod2")
+		if err != nil {
+			t.Fatal(err)
 		}
-	})
+		if at.Less(addr(backends / 10)) {
+			t.Errorf("a connection reached %s, which had left", at)
+		}
+	}
 	close(done)
 	if err := <-result; err != nil {
 		t.Error(err)
 	}
-}
-
-// reach connects in the calling thread's namespace, and returns where.
-func reach(to string) (at netip.AddrPort, err error) {
-	c, err := net.DialTimeout("tcp", to, 20*time.Second)
-	if err != nil {
-		return at, err
-	}
-	defer c.Close()
-	text, err := io.ReadAll(c)
-	if err != nil {
-		return at, err
-	}
-	return netip.ParseAddrPort(strings.TrimSpace(string(text)))
 }

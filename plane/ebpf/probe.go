@@ -102,7 +102,7 @@ func programNeeds(f lb.Family) (all []need) {
 	return all
 }
 
-// attempts bounds the lists of programs while others attach theirs.
+// attempts is how often a list of programs is tried while other programs are attached.
 const attempts = 100
 
 // programsAt lists the programs that are attached to a cgroup itself, or those above it too.
