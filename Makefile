@@ -112,7 +112,7 @@ test: deps check ## all that this machine can prove: format, vet, staticcheck, r
 	@$(MAKE) unit
 	@$(MAKE) --no-print-directory -j2 --output-sync=target e2e vm
 
-check: deps build-windows ## gofmt, go vet, staticcheck, limits of size, plain English; for Windows build and go vet
+check: deps build-windows ## gofmt, go vet, staticcheck, structure, plain English; for Windows build and go vet
 	@test/size
 	@test/prose
 	@bad=$$(gofmt -l .); if [[ $$bad ]]; then echo "gofmt -w these:" $$bad >&2; exit 1; fi
