@@ -142,6 +142,11 @@ const imports = `
 	# The page asks the admin socket as commands do, in a process of its own: nothing that the daemon serves by HTTP knows it.
 	debug/api, debug/inspect, trace < cli/ui;
 
+	# What this node does not reach is decided without I/O; control asks the network, and planes report what clients meet.
+	cluster, lb < failover;
+	cluster, lb, failover < failover/control;
+	failover < mode, conntrack, plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace;
+
 	# The oracle says slowly what policy and lb say quickly; tests alone ask it.
 	cluster, policy, lb < test/oracle;
 	cluster < test/adversary;
@@ -193,7 +198,7 @@ const modules = `
 
 // pure packages import the standard library and each other alone, so that others may use them
 // anywhere.
-var pure = []string{"cluster", "lb", "plane", "policy", "trace"}
+var pure = []string{"cluster", "failover", "lb", "plane", "policy", "trace"}
 
 // badNames are package names that say nothing about the content.
 var badNames = []string{"util", "utils", "common", "helper", "helpers", "types", "manager", "managers", "misc"}
