@@ -27,7 +27,7 @@ __inline void reply(struct question *q, const struct settings *cfg)
 	struct frontend fe = {};
 	struct choice *c;
 
-	q->on = cfg->on;
+	q->on = balances(cfg);
 	q->set = of_class(&q->to, q->client, &fe, &q->refuses);
 	q->found = fe.front.proto != 0;
 	if (!q->set)

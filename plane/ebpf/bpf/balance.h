@@ -105,6 +105,18 @@ __inline int is_exempt(__u64 netns)
 	return 0;
 }
 
+/* is_alive reports whether the last heartbeat of the proxy is recent. */
+__inline int is_alive(const struct settings *cfg)
+{
+	return !cfg->timeout || bpf_ktime_get_ns() <= cfg->heartbeat + cfg->timeout;
+}
+
+/* balances reports whether the programs serve new connections. */
+__inline int balances(const struct settings *cfg)
+{
+	return cfg->on && is_alive(cfg);
+}
+
 /* class returns the client's class, or CLASSES if it takes the packet path. */
 __inline int class(const struct settings *cfg, __u64 netns)
 {
@@ -312,7 +324,7 @@ __inline __u32 lookup(struct bpf_sock_addr *ctx, const struct settings *cfg, con
 	set = of_class(to, class(cfg, netns), fe, &refuses);
 	if (refuses)
 		refuse(to, netns, refuses);
-	if (refuses != REJECTS || !cfg->on || !has_retval)
+	if (refuses != REJECTS || !has_retval || !balances(cfg))
 		return set;
 	bpf_set_retval(-ECONNREFUSED);
 	return REFUSED;

@@ -9,7 +9,7 @@ __inline int may_bind(struct bpf_sock *sk, const addr_t addr)
 	addr_t any4 = {0, 0, MAPPED, 0};
 	struct frontend fe;
 
-	if (!cfg || !cfg->guard || bpf_get_netns_cookie(sk) != cfg->node || is_loopback(addr))
+	if (!cfg || !cfg->guard || !is_alive(cfg) || bpf_get_netns_cookie(sk) != cfg->node || is_loopback(addr))
 		return PASS;
 	if (!(is_zero(addr) || same(addr, any4) || bpf_map_lookup_elem(&addresses, addr)) || !find_front(&port, &fe))
 		return PASS;

@@ -15,7 +15,7 @@ __inline int to_backend(struct bpf_sock_addr *ctx, struct front *to)
 	p = bpf_sk_storage_get(&connected, ctx->sk, 0, 0);
 	if (p)
 		p->backend = 0; /* of an earlier connect() */
-	if (!cfg->on)
+	if (!balances(cfg))
 		return 0;
 	set = lookup(ctx, cfg, to, &fe);
 	if (set == REFUSED)

@@ -8,9 +8,15 @@
 
 typedef __u32 addr_t[4];
 
+/* By this type in the BTF of the map config each version finds the programs of all others, whatever their
+ * names. It never changes, nor does the place of the cookie. */
+typedef __u64 kube_proxy_node;
+
 /* settings are the only element of its map. */
 struct settings {
-	__u64 node;  /* cookie of the node's network namespace */
+	kube_proxy_node node; /* cookie of the node's network namespace */
+	__u64 heartbeat; /* of the proxy, in ns of CLOCK_MONOTONIC */
+	__u64 timeout; /* ns after the heartbeat from which the packet path serves new connections; 0: never */
 	__u8 on;     /* new connections are balanced; known sockets are served in any case */
 	__u8 scope;  /* one of SCOPE_* */
 	__u8 guard;  /* bind() to a NodePort is refused in the node's namespace */

@@ -24,7 +24,7 @@ __inline int flow_to(struct bpf_sock_addr *ctx, struct front *to)
 	if (!set || set == REFUSED)
 		return set ? -1 : 0;
 	f = bpf_sk_storage_get(&flows, ctx->sk, 0, 0);
-	if (!f && cfg->on)
+	if (!f && balances(cfg))
 		f = keep(&flows, ctx, cfg);
 	if (!f)
 		return 0;
@@ -42,7 +42,7 @@ __inline int flow_to(struct bpf_sock_addr *ctx, struct front *to)
 	}
 	if (!known)
 		known = empty;
-	if (!known || !cfg->on || !choose(&fe, set, bpf_get_netns_cookie(ctx), &b))
+	if (!known || !balances(cfg) || !choose(&fe, set, bpf_get_netns_cookie(ctx), &b))
 		return 0;
 #pragma unroll
 	for (int i = 0; i < FLOWS; i++) {

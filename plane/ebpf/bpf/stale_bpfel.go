@@ -39,15 +39,17 @@ type StalePeer struct {
 }
 
 type StaleSettings struct {
-	_       structs.HostLayout
-	Node    uint64
-	On      uint8
-	Scope   uint8
-	Guard   uint8
-	Counts  uint8
-	Exempts uint8
-	Pad     [3]uint8
-	Most    [2]int32
+	_         structs.HostLayout
+	Node      uint64
+	Heartbeat uint64
+	Timeout   uint64
+	On        uint8
+	Scope     uint8
+	Guard     uint8
+	Counts    uint8
+	Exempts   uint8
+	Pad       [3]uint8
+	Most      [2]int32
 }
 
 type StaleStale struct {
