@@ -38,6 +38,21 @@ func (w wild) addr(net byte, n int) netip.Addr {
 	return netip.AddrFrom16([16]byte{0: 0xfd, 1: net, 15: i + 1})
 }
 
+// own is an address that a program may take for the node's: one of the node, another loopback
+// address, or the unspecified one. That of the other family has the same words as a key without
+// an address.
+func (w wild) own() netip.Addr {
+	switch w.IntN(4) {
+	case 0:
+		return w.family.Everywhere().Addr()
+	case 1:
+		return netip.IPv6Unspecified()
+	case 2:
+		return netip.MustParseAddr("127.9.9.9")
+	}
+	return w.addr(192, 3)
+}
+
 func (w wild) port() uint16 { return uint16(8080 + w.IntN(3)) }
 
 func (w wild) proto() lb.Proto { return []lb.Proto{lb.TCP, lb.TCP, lb.UDP, lb.SCTP}[w.IntN(4)] }
@@ -256,7 +271,7 @@ func (w wild) ask(t *testing.T, k *kernel, st *state, o oracle) {
 	t.Helper()
 	to, _ := w.key()
 	if to.IsNodePort() {
-		to.Addr = w.addr(192, 3)
+		to.Addr = w.own()
 	}
 	host := w.IntN(2) == 0
 	q := bpf.LBQuestion{Netns: 1, Client: ofPods, To: frontOf(to)}

@@ -241,8 +241,7 @@ func (p *Plane) compare(t *mode.Reporter, want *lb.Table) error {
 		}
 	}
 	for k := range have.fronts {
-		object := fmt.Sprintf("eBPF frontend %s/%s", placeOf(k.Addr, k.Port), lb.Proto(k.Proto))
-		if err := t.Report(lb.Key{}, object, "", "there"); err != nil {
+		if err := t.Report(lb.Key{}, "eBPF frontend "+keyOf(k).String(), "", "there"); err != nil {
 			return err
 		}
 	}

@@ -236,7 +236,7 @@ func (t *reading) endpoints(k bpf.LBFront) map[netip.AddrPort]bool {
 	all := map[netip.AddrPort]bool{}
 	var f bpf.LBFrontend
 	if t.fronts.Lookup(k, &f) != nil {
-		k.Addr = [4]uint32{}
+		k.Addr, k.Kind = [4]uint32{}, ofNodePort
 		if t.fronts.Lookup(k, &f) != nil {
 			return all
 		}

@@ -101,9 +101,10 @@ func (st *state) put(k lb.Key, is *row) {
 func (st *state) service(to bpf.LBFront) string {
 	st.mu.RLock()
 	defer st.mu.RUnlock()
-	at := placeOf(to.Addr, to.Port)
-	for _, a := range []netip.Addr{at.Addr(), {}} {
-		if r := st.rows[lb.Key{Addr: a, Port: at.Port(), Proto: lb.Proto(to.Proto)}]; r != nil {
+	key := keyOf(to)
+	for _, a := range []netip.Addr{key.Addr, {}} {
+		key.Addr = a
+		if r := st.rows[key]; r != nil {
 			return r.front.Service
 		}
 	}
@@ -248,12 +249,29 @@ func (st *state) backends() iter.Seq2[uint32, bpf.LBBackend] {
 	}
 }
 
+// The kinds of keys of frontends. No address stands for a NodePort: in IPv6 the words of none are
+// those of ::.
+const (
+	ofAddress uint8 = iota
+	ofNodePort
+)
+
 func frontOf(k lb.Key) bpf.LBFront {
-	f := bpf.LBFront{Port: bigEndian(k.Port), Proto: uint8(k.Proto)}
+	f := bpf.LBFront{Port: bigEndian(k.Port), Proto: uint8(k.Proto), Kind: ofNodePort}
 	if !k.IsNodePort() {
-		f.Addr = addrOf(k.Addr)
+		f.Addr, f.Kind = addrOf(k.Addr), ofAddress
 	}
 	return f
+}
+
+// keyOf is the reverse of frontOf.
+func keyOf(f bpf.LBFront) lb.Key {
+	at := placeOf(f.Addr, f.Port)
+	k := lb.Key{Addr: at.Addr(), Port: at.Port(), Proto: lb.Proto(f.Proto)}
+	if f.Kind == ofNodePort {
+		k.Addr = netip.Addr{}
+	}
+	return k
 }
 
 func slotOf(set, slot, backend uint32) (bpf.LBPlace, bpf.LBSlot) {

@@ -154,13 +154,14 @@ __inline int find_front(const struct front *to, struct frontend *fe)
 		return 0;
 	*fe = *found;
 	barrier();
-	return same(found->front.addr, to->addr) && found->front.port == to->port && found->front.proto == to->proto;
+	return same(found->front.addr, to->addr) && found->front.port == to->port &&
+	       found->front.proto == to->proto && found->front.kind == to->kind;
 }
 
 /* find_frontend finds what serves the destination: a row of its own, or a NodePort. */
 __inline int find_frontend(const struct front *to, int class, struct frontend *fe)
 {
-	struct front port = {.port = to->port, .proto = to->proto};
+	struct front port = {.port = to->port, .proto = to->proto, .kind = NODE_PORT};
 
 	if (find_front(to, fe))
 		return 1;

@@ -5,7 +5,7 @@
 __inline int may_bind(struct bpf_sock *sk, const addr_t addr)
 {
 	struct settings *cfg = bpf_map_lookup_elem(&config, &only);
-	struct front port = {.port = bpf_htons(sk->src_port), .proto = sk->protocol};
+	struct front port = {.port = bpf_htons(sk->src_port), .proto = sk->protocol, .kind = NODE_PORT};
 	addr_t any4 = {0, 0, MAPPED, 0};
 	struct frontend fe;
 
@@ -14,6 +14,7 @@ __inline int may_bind(struct bpf_sock *sk, const addr_t addr)
 	if (!(is_zero(addr) || same(addr, any4) || bpf_map_lookup_elem(&addresses, addr)) || !find_front(&port, &fe))
 		return PASS;
 	copy(port.addr, addr);
+	port.kind = ADDRESS;
 	refuse(&port, cfg->node, BIND);
 	if (has_retval)
 		bpf_set_retval(-EADDRINUSE);

@@ -44,7 +44,7 @@ type LBFront struct {
 	Addr  [4]uint32
 	Port  uint16
 	Proto uint8
-	Pad   uint8
+	Kind  uint8
 }
 
 type LBFrontend struct {

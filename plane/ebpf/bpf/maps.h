@@ -31,12 +31,13 @@ enum { SCOPE_ALL, SCOPE_HOST };
 /* The classes of clients: index of frontend.set. */
 enum { PODS, HOST, CLASSES };
 
-/* front is what a destination is found by. A NodePort has the address zero. */
+/* front is what a destination is found by: an ADDRESS, or a NODE_PORT, which has none. */
+enum { ADDRESS, NODE_PORT };
 struct front {
 	addr_t addr;
 	__be16 port;
 	__u8 proto;
-	__u8 pad;
+	__u8 kind;
 };
 
 /* frontend has the set of backends of each class of clients; 0: the packet path serves it. */

@@ -1,0 +1,90 @@
+//go:build linux
+
+package ebpf
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/lb"
+)
+
+// caller is a kind of socket, and how it calls.
+type caller struct {
+	name        string
+	kind, proto int
+	unconnected bool
+	mapped      bool // an IPv6 socket, with addresses of IPv4
+}
+
+// callers returns the kinds of sockets of a family.
+func callers(f lb.Family) []caller {
+	all := []caller{
+		{name: "tcp", kind: unix.SOCK_STREAM},
+		{name: "mptcp", kind: unix.SOCK_STREAM, proto: unix.IPPROTO_MPTCP},
+		{name: "udp", kind: unix.SOCK_DGRAM},
+		{name: "udp unconnected", kind: unix.SOCK_DGRAM, unconnected: true},
+	}
+	if f == lb.IPv6 {
+		return all
+	}
+	for _, c := range all {
+		c.name, c.mapped = c.name+" mapped", true
+		all = append(all, c)
+	}
+	return all
+}
+
+// notSupported is the answer of a kernel without a kind of socket.
+const notSupported = "not supported"
+
+// call opens a socket in the calling thread's network namespace, and returns who answers: the name
+// of a host, or the error.
+func (c caller) call(to netip.AddrPort) string {
+	family := unix.AF_INET
+	if to.Addr().Is6() {
+		family = unix.AF_INET6
+	} else if c.mapped {
+		family, to = unix.AF_INET6, netip.AddrPortFrom(netip.AddrFrom16(to.Addr().As16()), to.Port())
+	}
+	fd, err := unix.Socket(family, c.kind|unix.SOCK_CLOEXEC, c.proto)
+	if err != nil {
+		return notSupported
+	}
+	defer unix.Close(fd)
+	wait := unix.Timeval{Sec: 2}
+	err = errors.Join(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &wait))
+	if err != nil {
+		return err.Error()
+	}
+	if c.unconnected {
+		err = unix.Sendto(fd, []byte("hello\n"), 0, sockaddr(to))
+	} else if err = unix.Connect(fd, sockaddr(to)); err == nil && c.kind == unix.SOCK_DGRAM {
+		err = unix.Send(fd, []byte("hello\n"), 0)
+	}
+	if err == unix.EINPROGRESS || err == unix.EALREADY {
+		return "silence"
+	} else if err != nil {
+		return err.Error()
+	}
+	answer := make([]byte, 1500)
+	n, _, err := receive(fd, answer)
+	if err == unix.EAGAIN {
+		return "silence"
+	} else if err != nil {
+		return err.Error()
+	}
+	server, _, _ := strings.Cut(string(answer[:n]), " ")
+	return server
+}
+
+// answer returns who answers a call of a host.
+func (b *bench) answer(host string, c caller, to netip.AddrPort) (server string) {
+	b.t.Helper()
+	b.On(host, func() { server = c.call(to) })
+	return server
+}
