@@ -209,14 +209,14 @@ func (c *Conversion) drop(o *Options, s *settings, to string) {
 	}
 	now := map[string]bool{"AllAlpha": true, "AllBeta": true}
 	for _, g := range gates() {
-		now[g.name] = now[g.name] || g.now
+		now[g.name] = true
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.FeatureGates)) {
 		if !now[name] {
 			s.FeatureGates = maps.Clone(s.FeatureGates) // do not change the map of the old one
 			delete(s.FeatureGates, name)
 			c.Dropped = append(c.Dropped, DroppedField{"featureGates." + name,
-				"a gate of an old version or of another program"})
+				"a gate of another version or of another program"})
 		}
 	}
 	if len(s.FeatureGates) == 0 {

@@ -117,13 +117,11 @@ func configurationPage(modes mode.List) string {
 			cmp.Or(code(m.FallsBackTo), "error"), choice(m.NodePortsPrimary, "primary", "all"),
 			choice(m.LocalhostNodePorts, "yes", choice(m.LocalhostGate != "", "`"+m.LocalhostGate+"`", "")))
 	}
-	b.WriteString("\n## Feature gates\n\nAn unknown gate is an error, and so is a change of a locked one. " +
-		"`AllAlpha` and `AllBeta` are known too.\n\n")
+	b.WriteString("\n## Feature gates\n\nA misspelled gate is an error, and so is a change of a locked one. " +
+		"Gates of other versions and\nof other programs cause a warning and have no effect. `AllAlpha` and `AllBeta` " +
+		"are known too.\n\n")
 	var fixed, locked, idleGates []string
 	for _, g := range gates() {
-		if !g.now {
-			continue
-		}
 		name := "`" + g.name + "`"
 		switch does := does[g.name]; {
 		case g.documentedOff():
@@ -139,8 +137,6 @@ func configurationPage(modes mode.List) string {
 	fmt.Fprintf(&b, "\nWithout effect: %s.\n", strings.Join(idleGates, ", "))
 	fmt.Fprintf(&b, "\nLocked and on, where false is accepted without effect: %s.\n", strings.Join(locked, ", "))
 	fmt.Fprintf(&b, "\nLocked and on: %s.\n", strings.Join(fixed, ", "))
-	b.WriteString("\nGates of older versions and of other programs ([list](../config/gates.txt)) are accepted with a " +
-		"warning and have no effect.\n")
 	return b.String()
 }
 

@@ -9,6 +9,8 @@ import (
 
 	"k8s.io/component-base/featuregate"
 	"k8s.io/klog/v2"
+
+	"kube-proxy/internal/nearest"
 )
 
 //go:embed gates.txt
@@ -20,22 +22,15 @@ type gate struct {
 	stage  string // alpha, beta, ga, deprecated
 	on     bool   // by default
 	locked bool   // cannot be changed
-	// now: the current kube-proxy has it. The others are accepted with a warning, and have only a
-	// name.
-	now bool
 }
 
-// gates returns all feature gates except AllAlpha and AllBeta, which package featuregate adds
-// itself.
+// gates returns the feature gates of the current kube-proxy except AllAlpha and AllBeta, which
+// package featuregate adds itself.
 func gates() []gate {
 	var all []gate
 	for line := range strings.Lines(gatesText) {
-		switch f := strings.Fields(line); {
-		case f[0] == "#":
-		case len(f) == 1:
-			all = append(all, gate{name: f[0]})
-		default:
-			all = append(all, gate{f[0], f[1], f[2] == "true", f[3] == "locked", true})
+		if f := strings.Fields(line); f[0] != "#" {
+			all = append(all, gate{f[0], f[1], f[2] == "true", f[3] == "locked"})
 		}
 	}
 	return all
@@ -73,8 +68,8 @@ var does = map[string]string{
 	"NativeHistograms":    "off: no native histograms; they are sent to scrapers that ask for protobuf",
 }
 
-// idle gives the reason why changing a gate has no effect here. Current gates that are not in it
-// are in does, or locked.
+// idle gives the reason why changing a gate has no effect here: of a current gate, or one that
+// earlier proxies had. Current gates that are not in it are in does, or locked.
 var idle = map[string]string{
 	"ContextualLogging":  "lines of the log always say what they are about",
 	"LoggingBetaOptions": "no option of the log is beta",
@@ -110,9 +105,9 @@ func (g gate) documentedOff() bool { return g.locked && idle[g.name] != "" }
 
 // featureGates is CF-01. It returns the state of every gate that a current proxy has.
 func (o *Options) featureGates() map[string]bool {
-	names := map[string]gate{"AllAlpha": {now: true}, "AllBeta": {now: true, on: true}} // off and unset are the same
+	current := map[string]gate{"AllAlpha": {}, "AllBeta": {on: true}} // off and unset are the same
 	for _, g := range gates() {
-		names[g.name] = g
+		current[g.name] = g
 	}
 	var others []string
 	good := map[string]bool{}
@@ -120,8 +115,19 @@ func (o *Options) featureGates() map[string]bool {
 	for _, name := range slices.Sorted(maps.Keys(o.file.FeatureGates)) {
 		on := o.file.FeatureGates[name]
 		text := fmt.Sprintf("%s=%t", name, on)
-		g, ok := names[name]
-		if ok && on != g.on && g.documentedOff() {
+		g, ok := current[name]
+		if !ok {
+			switch near := nearest.DidYouMean(name, maps.Keys(current), ""); {
+			case idle[name] != "":
+				o.warn("%s: %s has no effect: %s", where, text, idle[name])
+			case near != "":
+				o.wrong("featureGates", text, "unknown feature gate"+near)
+			default:
+				others = append(others, text)
+			}
+			continue
+		}
+		if on != g.on && g.documentedOff() {
 			if silentOn[name] != o.system {
 				o.warn("%s: %s has no effect: %s", where, text, idle[name])
 			}
@@ -129,24 +135,16 @@ func (o *Options) featureGates() map[string]bool {
 		}
 		// Each gate has its own set: a set that refused one gate refuses all later ones.
 		if err := newGateSet().SetFromMapWithLogger(klog.Logger{}, map[string]bool{name: on}); err != nil {
-			want := err.Error()
-			if !ok {
-				want += "; docs/configuration.md lists those that are known"
-			}
-			o.wrong("featureGates", text, want)
+			o.wrong("featureGates", text, err.Error())
 			continue
 		}
 		good[name] = on
-		switch why := idle[name]; {
-		case g.now && on == g.on: // as it is anyway
-		case why != "":
+		if why := idle[name]; why != "" && on != g.on {
 			o.warn("%s: %s has no effect: %s", where, text, why)
-		case !g.now:
-			others = append(others, text)
 		}
 	}
 	if len(others) > 0 {
-		o.warn("%s: these gates belong to older versions or to other programs and have no effect: %s", where,
+		o.warn("%s: these gates belong to other versions or to other programs and have no effect: %s", where,
 			strings.Join(others, ", "))
 	}
 	all := newGateSet()
@@ -155,9 +153,7 @@ func (o *Options) featureGates() map[string]bool {
 	}
 	state := map[string]bool{}
 	for name := range all.GetAll() {
-		if names[string(name)].now {
-			state[string(name)] = all.Enabled(name)
-		}
+		state[string(name)] = all.Enabled(name)
 	}
 	return state
 }

@@ -110,19 +110,13 @@ func gatesSchema() map[string]any {
 	for _, name := range []string{"AllAlpha", "AllBeta"} {
 		properties[name] = map[string]any{"type": "boolean"}
 	}
-	var others []string
 	for _, g := range gates() {
-		if !g.now {
-			others = append(others, g.name)
-			continue
-		}
 		properties[g.name] = map[string]any{"type": "boolean"}
 		if g.locked && !g.documentedOff() {
 			properties[g.name] = map[string]any{"const": g.on, "description": "it cannot be changed any more"}
 		}
 	}
-	schema["patternProperties"] = map[string]any{"^(" + strings.Join(others, "|") +
-		")$": map[string]any{"type": "boolean"}}
+	schema["additionalProperties"] = map[string]any{"type": "boolean"} // gates of others
 	return schema
 }
 

@@ -119,9 +119,9 @@ var said = []struct {
 		"Remove them from the command line, or set the fields in the file."},
 	{regexp.MustCompile(`^without effect in mode (\S+): (.+)$`), "$2: without effect in mode $1",
 		"Only other modes read it, as upstream.", "Nothing: fields that the new mode does not read are omitted."},
-	{regexp.MustCompile(`^(--feature-gates|KubeProxyConfiguration\.featureGates): these gates belong to older ` +
+	{regexp.MustCompile(`^(--feature-gates|KubeProxyConfiguration\.featureGates): these gates belong to other ` +
 		`versions or to other programs and have no effect: (.+)$`), "$2: they have no effect",
-		"These gates belong to earlier versions or to other programs.", "Nothing: the new configuration omits them."},
+		"These gates belong to other versions or to other programs.", "Nothing: the new configuration omits them."},
 }
 
 // twice is the error of strict decoding for a key that occurs twice in a mapping.
