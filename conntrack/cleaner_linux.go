@@ -26,9 +26,15 @@ type Config struct {
 	// Log reports deletions and failures, 20 at once and two a minute after that; nil is
 	// slog.Default().
 	Log *slog.Logger
-	// Cleaned, if not nil, is called after each pass with its duration and the number of deleted
-	// entries (MT-18), by the goroutine of [Cleaner.Run].
-	Cleaned func(took time.Duration, deleted int)
+	// Cleaned, if not nil, is called after each pass (MT-18), by the goroutine of [Cleaner.Run].
+	Cleaned func(Pass)
+}
+
+// Pass is the result of one pass over the conntrack table.
+type Pass struct {
+	Took    time.Duration
+	Dumps   int // how often the pass read the kernel's table, once for each protocol
+	Deleted int // entries
 }
 
 // Cleaner deletes flows whose backend left. It is an engine.Observer and an engine.NodeObserver.
@@ -36,12 +42,44 @@ type Cleaner struct {
 	cfg    Config
 	kernel kernel
 	close  func()
-	wake   chan struct{} // has a value when something is suspect
+	wake   chan struct{} // has a value when there is new work
 	// A pass is of all namespaces together, and so are the messages.
 	passes, failures *ratelimit.Limiter
 
-	mu    sync.Mutex
-	index *index
+	mu     sync.Mutex
+	index  *index
+	rounds [2]round // by work
+}
+
+// round is when the next pass of a kind begins.
+type round struct {
+	work  bool          // changes wait for the pass
+	from  time.Time     // it does not begin before
+	retry time.Duration // how long the next failed pass waits; 0 if the last one succeeded
+	again time.Time     // when a failed pass is repeated, if no change comes sooner
+}
+
+// gap returns the least time between the beginnings of two passes. A pass costs as much as the
+// table is long, so all changes in between share one. A client that sent a SYN before the Service
+// existed sends it again after 1, 3 and 7 seconds.
+func (w work) gap() time.Duration {
+	if w == attempts {
+		return 3 * time.Second
+	}
+	return time.Second
+}
+
+// due returns when the pass begins; false if there is nothing to do.
+func (r *round) due() (at time.Time, ok bool) {
+	switch {
+	case r.work:
+		return r.from, true
+	case r.retry == 0:
+		return at, false
+	case r.again.Before(r.from):
+		return r.from, true
+	}
+	return r.again, true
 }
 
 // kernel is the part of table that a Cleaner needs.
@@ -54,8 +92,8 @@ type kernel interface {
 const (
 	// delay is how long the worker waits for more after the first change.
 	delay = 20 * time.Millisecond
-	// A pass costs as much as the table is long. A pause of this many times its duration limits
-	// endless changes to a quarter of one CPU.
+	// A pause of this many times the duration of a pass limits endless changes to a quarter of one
+	// CPU.
 	pauseFactor = 3
 	firstRetry  = time.Second
 	lastRetry   = time.Minute
@@ -83,18 +121,24 @@ func newCleaner(cfg Config, k kernel, close func()) *Cleaner {
 // Applied takes note of changes that are in force. It does no I/O; its time follows the changes.
 func (c *Cleaner) Applied(changes []lb.Change) {
 	c.mu.Lock()
-	work := false
+	defer c.mu.Unlock()
 	for _, change := range changes {
-		work = c.index.apply(change) || work
+		if c.index.apply(change) {
+			c.needs(workOf(change.Key.Proto))
+		}
 	}
 	c.index.settle()
-	c.mu.Unlock()
-	c.wakeIf(work)
 }
 
-func (c *Cleaner) wakeIf(work bool) {
-	if !work {
+// needs makes a pass due, after a short wait for more changes.
+func (c *Cleaner) needs(w work) {
+	r := &c.rounds[w]
+	if r.work {
 		return
+	}
+	r.work = true
+	if soon := time.Now().Add(delay); r.from.Before(soon) {
+		r.from = soon
 	}
 	select {
 	case c.wake <- struct{}{}:
@@ -106,9 +150,10 @@ func (c *Cleaner) wakeIf(work bool) {
 // is proportional to the frontends.
 func (c *Cleaner) NodeApplied(n lb.Node) {
 	c.mu.Lock()
-	work := c.index.answerAt(n.NodePorts)
-	c.mu.Unlock()
-	c.wakeIf(work)
+	defer c.mu.Unlock()
+	if c.index.answerAt(n.NodePorts) {
+		c.needs(flows)
+	}
 }
 
 // Run is the worker. It ends with ctx, after the current pass, and closes the table. Call it once.
@@ -117,45 +162,54 @@ func (c *Cleaner) Run(ctx context.Context) {
 	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(grace, cancel) })()
-	retry := firstRetry
-	wake, again := c.wake, (<-chan time.Time)(nil)
 	for {
+		next, at, ok := c.next()
+		var due <-chan time.Time
+		if ok {
+			due = time.After(time.Until(at))
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-wake:
-			if !pause.For(ctx, delay) {
-				return
-			}
-		case <-again:
+		case <-c.wake: // it may be due sooner
+			continue
+		case <-due:
 		}
-		took, failed := c.clean(work)
-		if !failed {
-			retry, again = firstRetry, nil
-		} else {
-			again = time.After(retry)
-			retry = min(2*retry, lastRetry)
-		}
-		if !pause.For(ctx, pauseFactor*took) {
+		if took := c.clean(work, next); !pause.For(ctx, pauseFactor*took) {
 			return
 		}
 	}
 }
 
+// next returns the work that is due first; false without work.
+func (c *Cleaner) next() (next work, first time.Time, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for w := range c.rounds {
+		if at, due := c.rounds[w].due(); due && (!ok || at.Before(first)) {
+			next, first, ok = work(w), at, true
+		}
+	}
+	return next, first, ok
+}
+
 // clean is one pass. Keys that failed in it stay suspect.
-func (c *Cleaner) clean(ctx context.Context) (took time.Duration, failed bool) {
+func (c *Cleaner) clean(ctx context.Context, w work) (took time.Duration) {
 	start := time.Now()
-	p, err := c.plan(ctx)
-	if failed = err != nil; failed && c.failures.Allow("") {
+	p, err := c.plan(ctx, w)
+	failed := err != nil
+	if failed && c.failures.Allow("") {
 		c.cfg.Log.Error("Failed to delete old conntrack entries of NodePorts, retrying", "err", err)
 	}
 	var n tally
 	var retry []lb.Key
 	var first error
-	for _, proto := range []lb.Proto{lb.UDP, lb.SCTP, lb.TCP} {
+	dumps := 0
+	for _, proto := range w.protos() {
 		if !p.asks(proto) {
 			continue
 		}
+		dumps++
 		did, err := c.kernel.forget(ctx, proto, p.stale, func(k lb.Key, err error) {
 			retry = append(retry, k)
 			if first == nil {
@@ -173,26 +227,26 @@ func (c *Cleaner) clean(ctx context.Context) (took time.Duration, failed bool) {
 		}
 	}
 	took = time.Since(start)
-	c.note(p, retry)
 	if first != nil {
 		failed = true
 		if c.failures.Allow("") {
 			c.cfg.Log.Error("Failed to delete stale conntrack entries, retrying", "keys", len(retry), "err", first)
 		}
 	}
+	c.note(w, start, p, retry, failed)
 	if n.deleted > 0 && c.passes.Allow("") {
 		c.cfg.Log.Info("Deleted stale conntrack entries", "deleted", n.deleted, "of", n.seen, "took", took)
 	}
-	if c.cfg.Cleaned != nil && len(p.keys) > 0 {
-		c.cfg.Cleaned(took, n.deleted)
+	if c.cfg.Cleaned != nil && dumps > 0 {
+		c.cfg.Cleaned(Pass{Took: took, Dumps: dumps, Deleted: n.deleted})
 	}
-	return took, failed
+	return took
 }
 
-// plan takes the suspect keys. Without the addresses of this machine, NodePorts stay suspect.
-func (c *Cleaner) plan(ctx context.Context) (*plan, error) {
+// plan takes the keys of the pass. Without the addresses of this machine, NodePorts stay suspect.
+func (c *Cleaner) plan(ctx context.Context, w work) (*plan, error) {
 	c.mu.Lock()
-	need := c.index.hasNodePort()
+	need := c.index.hasNodePort(w)
 	c.mu.Unlock()
 	var locals map[netip.Addr]struct{}
 	var err error
@@ -201,14 +255,25 @@ func (c *Cleaner) plan(ctx context.Context) (*plan, error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.index.take(locals), err
+	c.rounds[w].work = false // changes from here on need another pass
+	return c.index.take(w, locals), err
 }
 
-// note makes keys suspect again that failed in the pass.
-func (c *Cleaner) note(p *plan, retry []lb.Key) {
+// note records the end of a pass that began at start: keys that failed are suspect again.
+func (c *Cleaner) note(w work, start time.Time, p *plan, retry []lb.Key, failed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, k := range retry {
 		c.index.retry(k, p)
 	}
+	r := &c.rounds[w]
+	if from := start.Add(w.gap()); r.from.Before(from) {
+		r.from = from
+	}
+	if !failed {
+		r.retry = 0
+		return
+	}
+	r.retry = min(max(2*r.retry, firstRetry), lastRetry)
+	r.again = time.Now().Add(r.retry)
 }

@@ -20,6 +20,7 @@ import (
 // fakeKernel is a conntrack table in memory, with a clock for how long a pass takes.
 type fakeKernel struct {
 	cleaned []string // values passed to Config.Cleaned
+	dumps   int      // their sum
 	mu      sync.Mutex
 	flows   []flow
 	takes   time.Duration
@@ -79,8 +80,9 @@ func letPass(d time.Duration) {
 	synctest.Wait()
 }
 
-func (k *fakeKernel) note(took time.Duration, deleted int) {
-	k.cleaned = append(k.cleaned, fmt.Sprintf("%d in %v", deleted, took))
+func (k *fakeKernel) note(p Pass) {
+	k.cleaned = append(k.cleaned, fmt.Sprintf("%d in %v", p.Deleted, p.Took))
+	k.dumps += p.Dumps
 }
 
 // run runs f with a Cleaner that works, on a fake clock.
@@ -121,7 +123,7 @@ func TestOnePassForABurst(t *testing.T) {
 		}
 		letPass(time.Minute)
 		// The second begins after a pause that follows the length of the first.
-		if want := []time.Duration{delay, 2*delay + 4*time.Second}; !slices.Equal(k.passes, want) {
+		if want := []time.Duration{delay, delay + 4*time.Second}; !slices.Equal(k.passes, want) {
 			t.Errorf("passes began at %v, want %v", k.passes, want)
 		}
 		if len(k.flows) != 0 {
@@ -235,33 +237,111 @@ func TestRetryNodePorts(t *testing.T) {
 	})
 }
 
-// TN-07: a tenant who changes one UDP Service repeatedly causes a pass each time, and no line for
-// each.
+// TN-92: what a change costs in dumps of the conntrack table, which tenants' connections fill: the
+// first change is handled at once, and all others of the next second, or of the next three over
+// TCP, share one dump for each protocol.
+func TestDumpsOfAChange(t *testing.T) {
+	many := func(proto string) (changes []lb.Change) {
+		for i := range 100 {
+			changes = append(changes, set(row(fmt.Sprintf("10.97.0.%d:80/%s", i, proto), service, lb.Cluster, podA)))
+		}
+		return changes
+	}
+	tcp, udp := row("10.96.0.10:80/tcp", service, lb.Cluster, podA), row(vip, service, lb.Cluster, podA)
+	otherTCP := row("10.96.0.10:80/tcp", service, lb.Cluster, podB)
+	moreUDP := row(vip, service, lb.Cluster, podA, podB)
+	for _, c := range []struct {
+		name    string
+		before  []lb.Change
+		changes []lb.Change // one after the other
+		begin   []time.Duration
+	}{
+		{"a new Service over TCP", nil, []lb.Change{set(tcp)}, []time.Duration{0}},
+		{"a new Service over UDP", nil, []lb.Change{set(udp)}, []time.Duration{0}},
+		{"100 new Services over TCP", nil, many("tcp"), []time.Duration{0, 3 * time.Second}},
+		{"100 new Services over UDP", nil, many("udp"), []time.Duration{0, time.Second}},
+		{"a changed endpoint over TCP", []lb.Change{set(tcp)}, []lb.Change{{Key: tcp.Key, Old: tcp, New: otherTCP}},
+			nil},
+		{"an added endpoint over UDP", []lb.Change{set(udp)}, []lb.Change{{Key: udp.Key, Old: udp, New: moreUDP}}, nil},
+		{"a removed endpoint over UDP", []lb.Change{set(moreUDP)}, []lb.Change{{Key: udp.Key, Old: moreUDP, New: udp}},
+			[]time.Duration{0}},
+		{"20 removed endpoints over UDP", []lb.Change{set(moreUDP)}, slices.Repeat([]lb.Change{set(udp), set(moreUDP)},
+			20), []time.Duration{0, time.Second}},
+		{"20 deleted Services over TCP", many("tcp"), many("tcp"), nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if strings.Contains(c.name, "deleted") {
+				for i := range c.changes {
+					c.changes[i] = lb.Change{Key: c.changes[i].Key, Old: c.changes[i].New}
+				}
+			}
+			k := &fakeKernel{}
+			run(t, k, func(cleaner *Cleaner, _ *strings.Builder) {
+				cleaner.Applied(c.before)
+				letPass(time.Minute)
+				k.passes, k.dumps, k.start = nil, 0, time.Now()
+				for _, change := range c.changes {
+					cleaner.Applied([]lb.Change{change})
+					letPass(5 * time.Millisecond)
+				}
+				letPass(time.Minute)
+				want := c.begin[:len(c.begin):len(c.begin)]
+				for i := range want {
+					want[i] += delay
+				}
+				if !slices.Equal(k.passes, want) || k.dumps != len(want) {
+					t.Errorf("dumps at %v, want %v; the metric counts %d", k.passes, want, k.dumps)
+				}
+			})
+		})
+	}
+}
+
+// A pass of one kind does not put off the other: a removed endpoint over UDP is handled at once
+// while new Services over TCP wait for their next dump.
+func TestKindsOfPassesAreIndependent(t *testing.T) {
+	k := &fakeKernel{}
+	run(t, k, func(c *Cleaner, _ *strings.Builder) {
+		c.Applied([]lb.Change{set(row("10.96.0.10:80/tcp", service, lb.Cluster, podA))})
+		letPass(time.Second)
+		c.Applied([]lb.Change{set(row("10.96.0.11:80/tcp", service, lb.Cluster, podA))})
+		c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podA))})
+		letPass(time.Minute)
+		want := []time.Duration{delay, time.Second + delay, 3*time.Second + delay}
+		if !slices.Equal(k.passes, want) || !slices.Equal(k.protos, []lb.Proto{lb.TCP, lb.UDP, lb.TCP}) {
+			t.Errorf("passes at %v for %v, want %v for TCP, UDP, TCP", k.passes, k.protos, want)
+		}
+	})
+}
+
+// TN-07: a tenant who changes one UDP Service repeatedly causes a pass a second, and few lines.
 func TestFloodOfPasses(t *testing.T) {
 	for what, broken := range map[string]error{"Deleted stale conntrack entries": nil,
 		"Failed to delete stale conntrack entries, retrying": errors.New("no memory")} {
 		k := &fakeKernel{}
 		run(t, k, func(c *Cleaner, log *strings.Builder) {
-			const times = 1000
+			const seconds = 1000
 			stale := flowTo(vip, podA)
-			for range times {
-				k.mu.Lock()
-				k.flows, k.stuck = []flow{stale}, map[flow]error{stale: broken}
-				k.mu.Unlock()
+			for i := range 10 * seconds {
+				if i%10 == 0 {
+					k.mu.Lock()
+					k.flows, k.stuck = []flow{stale}, map[flow]error{stale: broken}
+					k.mu.Unlock()
+				}
 				c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podA))})
 				c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podB))})
-				letPass(2 * delay)
+				letPass(time.Second / 10)
 			}
 			k.mu.Lock()
 			k.stuck = nil // so that no pass is repeated
 			k.mu.Unlock()
 			letPass(2 * ratelimit.ReportGap)
-			if len(k.passes) < times {
-				t.Errorf("%d passes, want one for each of %d changes", len(k.passes), times)
+			if n := len(k.passes); n < seconds-10 || n > seconds+10 {
+				t.Errorf("%d passes, want one for each of %d seconds", n, seconds)
 			}
-			regained := int(times * 2 * delay / ratelimit.Gap)
+			regained := int(seconds*time.Second/ratelimit.Gap) + int(seconds*time.Second/ratelimit.ReportGap)
 			if n := strings.Count(log.String(), what); n < ratelimit.Burst || n > ratelimit.Burst+regained+6 {
-				t.Errorf("%d lines say %q, of %d passes", n, what, times)
+				t.Errorf("%d lines say %q, of %d passes", n, what, seconds)
 			}
 			if !strings.Contains(log.String(), "Suppressed messages") {
 				t.Error("the log does not count what it suppressed")

@@ -30,6 +30,10 @@
 // memory does not grow with the table (PN-06), and the writer of rules does not wait for it
 // (PN-07).
 //
+// A dump costs as much as the table is long, and tenants fill it. So the first change is handled at
+// once, and all changes of the next second share a pass, or of the next three seconds over TCP
+// (TN-92).
+//
 // The first Applied of an engine has all frontends, so entries from before a restart are checked
 // (PN-04). For a Service that was deleted while no proxy ran, the plane reports the frontends that
 // it found in the kernel and removed (plane.ResetResult): a Change from nothing to nothing. A

@@ -7,6 +7,30 @@ import (
 	"kube-proxy/lb"
 )
 
+// work is a kind of pass over the conntrack table.
+type work int
+
+const (
+	flows    work = iota // flows over UDP and SCTP to backends that stopped serving (DP-50, DP-54)
+	attempts             // unanswered attempts over TCP from before their frontend balanced (TN-82)
+)
+
+// protos returns the protocols of the pass. Each of them costs a dump.
+func (w work) protos() []lb.Proto {
+	if w == attempts {
+		return []lb.Proto{lb.TCP}
+	}
+	return []lb.Proto{lb.UDP, lb.SCTP}
+}
+
+// workOf returns the kind of pass that handles the protocol.
+func workOf(p lb.Proto) work {
+	if p == lb.TCP {
+		return attempts
+	}
+	return flows
+}
+
 // index has the frontends whose flows may have to be deleted, and the suspect keys: those with
 // flows to backends that may no longer serve.
 type index struct {
@@ -181,14 +205,16 @@ type plan struct {
 	taken map[lb.Key]struct{}
 }
 
-// hasNodePort reports whether a NodePort is suspect; take then needs the local addresses.
-func (x *index) hasNodePort() bool {
-	for k := range x.suspect {
-		if k.IsNodePort() {
-			return true
-		}
+// hasNodePort reports whether the work is on a NodePort; take then needs the local addresses.
+func (x *index) hasNodePort(w work) bool {
+	if w == attempts {
+		return anyNodePort(x.begun)
 	}
-	for k := range x.begun {
+	return anyNodePort(x.suspect)
+}
+
+func anyNodePort[V any](keys map[lb.Key]V) bool {
+	for k := range keys {
 		if k.IsNodePort() {
 			return true
 		}
@@ -196,45 +222,58 @@ func (x *index) hasNodePort() bool {
 	return false
 }
 
-// take returns the plan for the suspect keys, and clears them. Without locals, NodePorts stay
-// suspect.
-func (x *index) take(locals map[netip.Addr]struct{}) *plan {
-	p := &plan{proxied: x.proxied, keys: make(map[lb.Key]*lb.Frontend, len(x.suspect)), locals: map[netip.Addr]bool{},
+// take returns the plan for the keys with such work, and clears them. Without locals, NodePorts
+// stay.
+func (x *index) take(w work, locals map[netip.Addr]struct{}) *plan {
+	p := &plan{proxied: x.proxied, keys: map[lb.Key]*lb.Frontend{}, locals: map[netip.Addr]bool{},
 		taken: map[lb.Key]struct{}{}}
 	for a := range locals {
 		if answers := lb.Within(x.nodePorts, a); answers || lb.Within(x.nodePortsBefore, a) {
 			p.locals[a] = answers
 		}
 	}
-	if locals != nil {
-		x.nodePortsBefore = nil
+	if w == attempts {
+		x.takeBegun(p, locals != nil)
+	} else {
+		x.takeSuspect(p, locals != nil)
 	}
-	later := map[lb.Key]struct{}{} // a fresh map: one that was large costs its largest past size
-	for k := range x.suspect {
-		if k.IsNodePort() && locals == nil {
-			later[k] = struct{}{}
-			continue
-		}
-		p.keys[k] = x.rows[k]
-		if k.IsNodePort() {
-			for a := range p.locals {
-				if at := (lb.Key{Addr: a, Port: k.Port, Proto: k.Proto}); x.rows[at] != nil {
-					p.taken[at] = struct{}{}
-				}
-			}
-		}
-	}
-	x.suspect = later
-	begun := map[lb.Key]*lb.Frontend{}
+	return p
+}
+
+func (x *index) takeBegun(p *plan, nodePorts bool) {
+	later := map[lb.Key]*lb.Frontend{}
 	for k, row := range x.begun {
-		if k.IsNodePort() && locals == nil {
-			begun[k] = row
+		if k.IsNodePort() && !nodePorts {
+			later[k] = row
 			continue
 		}
 		p.keys[k] = row
 	}
-	x.begun = begun
-	return p
+	x.begun = later
+}
+
+func (x *index) takeSuspect(p *plan, nodePorts bool) {
+	if nodePorts {
+		x.nodePortsBefore = nil
+	}
+	later := map[lb.Key]struct{}{} // a fresh map: one that was large costs its largest past size
+	for k := range x.suspect {
+		if !k.IsNodePort() {
+			p.keys[k] = x.rows[k]
+			continue
+		}
+		if !nodePorts {
+			later[k] = struct{}{}
+			continue
+		}
+		p.keys[k] = x.rows[k]
+		for a := range p.locals {
+			if at := (lb.Key{Addr: a, Port: k.Port, Proto: k.Proto}); x.rows[at] != nil {
+				p.taken[at] = struct{}{}
+			}
+		}
+	}
+	x.suspect = later
 }
 
 // retry makes a key of the plan suspect again.

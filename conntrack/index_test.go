@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -60,6 +61,10 @@ type verdicts struct{ stale, fresh [][2]string }
 
 func TestStale(t *testing.T) {
 	nodePort := "nodeport:30053/udp"
+	var seventeen []string
+	for i := range 17 {
+		seventeen = append(seventeen, fmt.Sprintf("10.1.1.%d:5353", i))
+	}
 	for _, c := range []struct {
 		name   string
 		before []lb.Change // a pass has dealt with these
@@ -74,6 +79,11 @@ func TestStale(t *testing.T) {
 				stale: [][2]string{{vip, podA}, {vip, podC}},
 				fresh: [][2]string{{vip, podB}, {"10.96.0.11:53/udp", podA}},
 			},
+		}, {
+			name:   "DP-50 of a set of more than 16, whose answer is cached",
+			before: []lb.Change{set(row(vip, service, lb.Cluster, append([]string{podA}, seventeen...)...))},
+			then:   []lb.Change{set(row(vip, service, lb.Cluster, seventeen...))},
+			want:   verdicts{stale: [][2]string{{vip, podA}}, fresh: [][2]string{{vip, seventeen[16]}}},
 		}, {
 			name:   "DP-52 PN-06 the port counts, and so does the protocol (DP-53)",
 			before: []lb.Change{set(row(vip, service, lb.Cluster, podA))},
@@ -216,13 +226,13 @@ func TestStale(t *testing.T) {
 			for _, change := range c.before {
 				x.apply(change)
 			}
-			x.take(locals)
+			x.take(flows, locals)
 			for _, change := range slices.Concat(c.then, c.then) { // twice is as good as once
 				x.apply(change)
 			}
-			p := x.take(locals)
-			check := func(flows [][2]string, want bool) {
-				for _, f := range flows {
+			p := x.take(flows, locals)
+			check := func(list [][2]string, want bool) {
+				for _, f := range list {
 					k := row(f[0], "", 0).Key
 					if _, got := p.stale(flow{k.Proto, netip.AddrPortFrom(k.Addr, k.Port),
 						netip.MustParseAddrPort(f[1]), false}); got != want {
@@ -284,9 +294,9 @@ func TestUntranslated(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			x := newIndex(nil)
 			x.apply(c.before)
-			x.take(map[netip.Addr]struct{}{local: {}})
+			x.take(workOf(c.before.Key.Proto), map[netip.Addr]struct{}{local: {}})
 			x.apply(c.then)
-			p := x.take(map[netip.Addr]struct{}{local: {}})
+			p := x.take(workOf(c.then.Key.Proto), map[netip.Addr]struct{}{local: {}})
 			if _, got := p.stale(c.flow); got != c.want {
 				t.Errorf("stale is %v", got)
 			}
@@ -302,14 +312,14 @@ func TestRetryTCP(t *testing.T) {
 	const web = "198.51.100.7:80/tcp"
 	x := newIndex(nil)
 	x.apply(set(row(web, service, lb.Cluster, podA)))
-	p := x.take(nil)
+	p := x.take(attempts, nil)
 	x.retry(row(web, "", 0).Key, p)
-	if p = x.take(nil); len(p.keys) != 1 {
+	if p = x.take(attempts, nil); len(p.keys) != 1 {
 		t.Errorf("%d keys in the second plan, want 1", len(p.keys))
 	}
 	x.retry(row(web, "", 0).Key, p)
 	x.apply(remove(web))
-	if p = x.take(nil); len(p.keys) != 0 {
+	if p = x.take(attempts, nil); len(p.keys) != 0 {
 		t.Errorf("%d keys after the frontend went", len(p.keys))
 	}
 }
@@ -365,9 +375,9 @@ func TestStaleAtNodeAddresses(t *testing.T) {
 		if step.known {
 			known = locals
 		}
-		p := x.take(known)
-		for want, flows := range map[bool][][2]string{true: step.want.stale, false: step.want.fresh} {
-			for _, f := range flows {
+		p := x.take(flows, known)
+		for want, list := range map[bool][][2]string{true: step.want.stale, false: step.want.fresh} {
+			for _, f := range list {
 				k := row(f[0], "", 0).Key
 				if _, got := p.stale(flow{k.Proto, netip.AddrPortFrom(k.Addr, k.Port), netip.MustParseAddrPort(f[1]),
 					false}); got != want {
@@ -396,7 +406,7 @@ func TestUnsuspicious(t *testing.T) {
 	} {
 		x := newIndex(nil)
 		x.apply(set(row(vip, service, lb.Cluster, podA)))
-		x.take(nil)
+		x.take(flows, nil)
 		if x.apply(then) || len(x.suspect) > 0 {
 			t.Errorf("%s: suspect are %v", name, x.suspect)
 		}
@@ -408,12 +418,12 @@ func TestIndexBounds(t *testing.T) {
 	x := newIndex(nil)
 	x.apply(set(row(vip, service, lb.Cluster, podA)))
 	x.apply(set(row("nodeport:30053/udp", service, lb.Cluster, podA)))
-	if p := x.take(nil); len(p.keys) != 1 || len(x.suspect) != 1 {
+	if p := x.take(flows, nil); len(p.keys) != 1 || len(x.suspect) != 1 {
 		t.Errorf("without local addresses: %d keys in the plan, %d stay", len(p.keys), len(x.suspect))
 	}
 	x.apply(remove(vip))
 	x.apply(remove("nodeport:30053/udp"))
-	x.take(map[netip.Addr]struct{}{})
+	x.take(flows, map[netip.Addr]struct{}{})
 	if len(x.rows)+len(x.suspect) != 0 {
 		t.Errorf("after all went: rows %v, suspect %v", x.rows, x.suspect)
 	}
@@ -434,13 +444,13 @@ func BenchmarkApplied(b *testing.B) {
 				f.Key, f.Service = k, k.String()
 				x.apply(set(f))
 			}
-			x.take(map[netip.Addr]struct{}{})
+			x.take(flows, map[netip.Addr]struct{}{})
 			two, one := row(vip, service, lb.Cluster, podA, podB), row(vip, service, lb.Cluster, podB)
 			b.ReportAllocs()
 			for b.Loop() {
 				x.apply(set(two))
 				x.apply(set(one))
-				x.take(map[netip.Addr]struct{}{})
+				x.take(flows, map[netip.Addr]struct{}{})
 			}
 		})
 	}
@@ -460,7 +470,7 @@ func TestProxied(t *testing.T) {
 	f := flow{proto: lb.UDP, to: netip.AddrPortFrom(key.Addr, key.Port), from: proxy}
 	var p *plan
 	stale := func() bool {
-		p = x.take(map[netip.Addr]struct{}{})
+		p = x.take(flows, map[netip.Addr]struct{}{})
 		_, is := p.stale(f)
 		return is
 	}

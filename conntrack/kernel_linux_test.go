@@ -161,8 +161,8 @@ type watched struct {
 func (ns namespace) cleaner(t *testing.T, family lb.Family) *watched {
 	t.Helper()
 	c, err := &watched{}, error(nil)
-	cleaned := func(_ time.Duration, deleted int) {
-		c.deleted.Add(int64(deleted))
+	cleaned := func(p Pass) {
+		c.deleted.Add(int64(p.Deleted))
 		c.passes.Add(1)
 	}
 	cfg := Config{Family: family, Cleaned: cleaned, Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
@@ -176,7 +176,7 @@ func (ns namespace) cleaner(t *testing.T, family lb.Family) *watched {
 	return c
 }
 
-// settle waits until the Cleaner has finished another pass over each protocol.
+// settle waits until the Cleaner has finished so many passes.
 func settle(t *testing.T, c *watched, passes int64) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); c.passes.Load() < passes; time.Sleep(time.Millisecond) {
@@ -288,7 +288,7 @@ func TestBackendLeaves(t *testing.T) {
 		set(row("10.96.0.10:53/tcp", service, lb.Cluster, podA)),
 		set(row(claimed+"/udp", "tenant/x:x", lb.Cluster, podA))}
 	c.Applied(rows)
-	settle(t, c, 1)
+	settle(t, c, 2) // one of UDP, one of TCP
 	all := []string{"tcp 10.96.0.10:53 10.1.0.1:5353", "udp 10.96.0.10:53 10.1.0.1:5353",
 		"udp 10.96.0.10:54 10.1.0.1:5353", "udp 10.96.0.11:53 10.1.0.1:5353", "udp 192.0.2.1:9 192.0.2.1:9"}
 	expectFlows(t, node, lb.IPv4, all...)
@@ -297,7 +297,7 @@ func TestBackendLeaves(t *testing.T) {
 	expectAnswer(t, moved, "A") // the trouble that all this is about
 	c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podB)),
 		set(row("10.96.0.10:53/tcp", service, lb.Cluster, podB)), remove(claimed + "/udp")})
-	settle(t, c, 2)
+	settle(t, c, 3)
 	expectFlows(t, node, lb.IPv4, all[0], all[2], all[3], all[4])
 	expectAnswer(t, moved, "B")
 	expectAnswer(t, port, "A")
@@ -536,7 +536,7 @@ func TestPassMemory(t *testing.T) {
 	table := ns.table(t, lb.IPv4)
 	x := newIndex(nil)
 	x.apply(set(row(vip, service, lb.Cluster, podA)))
-	p := x.take(nil)
+	p := x.take(flows, nil)
 	if allocs := testing.AllocsPerRun(5, func() {
 		if got, err := table.forget(t.Context(), lb.UDP, p.stale, nil); err != nil || got.seen != n {
 			t.Errorf("%+v, %v", got, err)
@@ -641,7 +641,7 @@ func BenchmarkPass(b *testing.B) {
 	t := ns.table(b, lb.IPv4)
 	x := newIndex(nil)
 	x.apply(set(row(vip, service, lb.Cluster, podA)))
-	p := x.take(nil)
+	p := x.take(flows, nil)
 	b.ReportAllocs()
 	for b.Loop() {
 		b.StopTimer()

@@ -63,7 +63,7 @@ func TestNoAllocs(t *testing.T) {
 	x := newIndex(nil)
 	x.apply(set(row(vip, service, lb.Cluster, podB)))
 	x.apply(set(row("nodeport:30053/udp", service, lb.Cluster, podB)))
-	p := x.take(map[netip.Addr]struct{}{client.Addr(): {}})
+	p := x.take(flows, map[netip.Addr]struct{}{client.Addr(): {}})
 	e := conntrack.Entry{Orig: conntrack.Tuple{From: client, To: dns, Proto: uint8(lb.UDP)},
 		Reply: conntrack.Tuple{From: podAP, To: client, Proto: uint8(lb.UDP)}}
 	msg := e.AppendNew(nil, 2)[16:] // behind struct nlmsghdr

@@ -98,6 +98,7 @@ type familyState struct {
 	stats   engine.Stats        // in a snapshot
 	failed  uint64              // writes
 	deleted uint64              // conntrack entries
+	dumps   uint64              // of the conntrack table
 	measure func(mode.Emit)     // nil without a plane
 	samples map[string][]sample // by metric, in a snapshot
 }
@@ -224,10 +225,11 @@ func (m *Metrics) Programmed(family string, took []time.Duration) {
 }
 
 // Cleaned records a pass over the conntrack table (conntrack.Config.Cleaned).
-func (m *Metrics) Cleaned(family string, took time.Duration, deleted int) {
+func (m *Metrics) Cleaned(family string, took time.Duration, dumps, deleted int) {
 	m.observe(conntrackDuration, family, took)
 	m.mu.Lock()
 	m.family(family).deleted += uint64(deleted)
+	m.family(family).dumps += uint64(dumps)
 	m.mu.Unlock()
 }
 

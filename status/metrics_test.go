@@ -269,7 +269,7 @@ func (p *proxy) exercise() {
 	p.metrics.HealthAnswered("/livez", 200)
 	p.metrics.HealthAnswered("/readyz", 200)
 	for _, f := range []string{"IPv4", "IPv6"} {
-		p.metrics.Cleaned(f, time.Second, 3)
+		p.metrics.Cleaned(f, time.Second, 2, 3)
 		p.metrics.Programmed(f, []time.Duration{time.Second})
 		p.metrics.Written(f, engine.Write{Verb: "setnode"})
 	}
@@ -391,6 +391,7 @@ func TestValues(t *testing.T) {
 		{"proxy_livez_total", []string{"200"}, 1},
 		{"conntrack_reconciler_sync_duration_seconds", []string{"IPv6"}, 1},
 		{"conntrack_reconciler_deleted_entries_total", []string{"IPv6"}, 3},
+		{"conntrack_reconciler_dumps_total", []string{"IPv6"}, 2},
 		{"mode_info", []string{"best", "nftables", "test"}, 1}, // labels by name: asked, mode, reason
 		{"contests_total", []string{"IPv6"}, 1},
 		{"rows_failing", []string{"IPv4"}, 1},

@@ -182,6 +182,9 @@ func tabled() []metric {
 		{row: "MT-18", name: "conntrack_reconciler_deleted_entries_total", kind: counter, labels: family, some: true,
 			help: "Conntrack entries deleted because their backend was removed",
 			read: perFamily(func(f *familyState) float64 { return float64(f.deleted) })},
+		{row: "EXT", name: "conntrack_reconciler_dumps_total", kind: counter, labels: family, some: true,
+			help: "Dumps of the kernel's conntrack table; each costs as much as the table is long",
+			read: perFamily(func(f *familyState) float64 { return float64(f.dumps) })},
 
 		{row: "EXT", name: "mode_info", kind: gauge, labels: []string{"mode", "asked", "reason"},
 			help: "Always 1: the running mode, the requested mode, and the reason for a difference",

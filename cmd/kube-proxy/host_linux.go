@@ -3,7 +3,6 @@ package main
 import (
 	"net/netip"
 	"strconv"
-	"time"
 
 	"kube-proxy/conntrack"
 	"kube-proxy/internal/kernel"
@@ -20,7 +19,7 @@ func (p *proxy) newFlows(f lb.Family, of mode.Plane) (flows, error) {
 	}
 	c, err := conntrack.New(conntrack.Config{
 		Family: f, Proxied: proxied, Log: p.log.With("family", f.String()),
-		Cleaned: func(took time.Duration, deleted int) { p.servers.metrics.Cleaned(f.String(), took, deleted) },
+		Cleaned: func(c conntrack.Pass) { p.servers.metrics.Cleaned(f.String(), c.Took, c.Dumps, c.Deleted) },
 	})
 	if err != nil {
 		return nil, err

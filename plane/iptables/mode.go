@@ -50,6 +50,7 @@ func facts() mode.Mode {
 				Help: "Packets accepted for NodePorts on loopback addresses"},
 			{Name: "conntrack_reconciler_sync_duration_seconds"},
 			{Name: "conntrack_reconciler_deleted_entries_total"},
+			{Name: "conntrack_reconciler_dumps_total"},
 		},
 
 		Loader: "iptables-restore --noflush and ip6tables-restore --noflush",

@@ -82,6 +82,7 @@ func facts() mode.Mode {
 			{Name: mode.ServiceBytes},
 			{Name: "conntrack_reconciler_sync_duration_seconds"},
 			{Name: "conntrack_reconciler_deleted_entries_total"},
+			{Name: "conntrack_reconciler_dumps_total"},
 		},
 
 		Loader: "ipvsadm --restore, ipset restore, ip -batch and iptables-restore, a part for each",

@@ -52,6 +52,7 @@ func facts() mode.Mode {
 					"separately"},
 			{Name: "conntrack_reconciler_sync_duration_seconds"},
 			{Name: "conntrack_reconciler_deleted_entries_total"},
+			{Name: "conntrack_reconciler_dumps_total"},
 			{Name: mode.ServiceConnections},
 			{Row: "MT-19", Name: localhostListeners, Kind: mode.Gauge, Labels: []string{"ip_family"},
 				Help: "Listeners at 127.0.0.1 or ::1 for TCP NodePorts"},

@@ -93,6 +93,7 @@ func Mode() mode.Mode {
 			{Name: limitMetric},
 			{Name: "conntrack_reconciler_sync_duration_seconds"},
 			{Name: "conntrack_reconciler_deleted_entries_total"},
+			{Name: "conntrack_reconciler_dumps_total"},
 		},
 
 		Able: able,
