@@ -33,7 +33,7 @@ const imports = `
 	test/golden < test/planetest;
 	# It obeys the configuration as it is.
 	config < logging;
-	NONE < config/option, plane/selfwrites, plane/internal/diff, internal/rollback;
+	NONE < cli/report, config/option, plane/selfwrites, plane/internal/diff, internal/rollback;
 	internal/netlink, internal/nft/wire, internal/rollback, plane/internal/diff < plane/internal/ranges;
 	plane/internal/ranges < plane/nftables, plane/userspace/redirect;
 	lb < plane/internal/slots;
@@ -162,7 +162,7 @@ const imports = `
 	source/kube < cli/kubectl;
 	cli/kubectl < cli;
 	# The commands for people ask a proxy, or do offline what one would do; they know no plane but the one that selftest asks.
-	cli/migrate, cli/preflight, cli/selftest, cli/ui, config, debug/api, debug/inspect, source/kube, source/manifests, source/snapshot < cli;
+	cli/migrate, cli/preflight, cli/report, cli/selftest, cli/ui, config, debug/api, debug/inspect, source/kube, source/manifests, source/snapshot < cli;
 	cluster, engine, lb, mode, plane/hns, policy, trace < cli;
 	internal/kernel, internal/nearest, internal/pause, internal/plural, internal/system, internal/wiring < cli;
 

@@ -34,8 +34,8 @@ type queryCommand struct {
 	// takes returns the completions after these arguments: whether the name of a Service may
 	// follow, and other words; nil for none.
 	takes func(args []string) (service bool, words []string)
-	// serves: it runs until it is interrupted, and prints no answers.
-	serves bool
+	// single: it concerns one node and prints no answer, so it has neither --output nor --watch.
+	single bool
 	// source: the first of its arguments is where a packet begins.
 	source bool
 	// ask sends one query.
@@ -75,7 +75,7 @@ func (p *program) askCommands() []*cobra.Command {
 
 func queryCommands() []queryCommand {
 	return []queryCommand{statusQuery(), traceQuery(), tableQuery(), backendsQuery(), whyQuery(), diffQuery(),
-		eventsQuery(), topQuery(), uiQuery(), connectQuery()}
+		eventsQuery(), topQuery(), uiQuery(), reportQuery(), connectQuery()}
 }
 
 func (p *program) ask(a queryCommand) *cobra.Command {
@@ -116,7 +116,7 @@ func (a queryCommand) checked(program string, args []string, output string) (str
 
 // printFlags adds the flags for answers, and those of the command itself.
 func (a queryCommand) printFlags(cmd *cobra.Command, output *string, watch *bool) {
-	if !a.serves {
+	if !a.single {
 		cmd.Flags().StringVarP(output, "output", "o", "", "")
 		cmd.Flags().BoolVarP(watch, "watch", "w", false, "")
 		completeFlag(cmd, "output", "json", "wide", "yaml")
@@ -135,7 +135,7 @@ func (a queryCommand) help(program, flags string) string {
 	usage, printing := " [-o json|yaml|wide] [--watch]", "\n  -o, --output string   json or yaml, with stable fields "+
 		"for programs; or wide, with more columns\n"+
 		"  -w, --watch           repeat until interrupted\n"
-	if a.serves {
+	if a.single {
 		usage, printing = "", ""
 	}
 	text := fmt.Sprintf("Usage: kube-proxy %s%s [flags]\n\n", strings.TrimSpace(a.name+" "+a.args), usage) +

@@ -11,7 +11,7 @@ import (
 // connectQuery is "kube-proxy connect".
 func connectQuery() queryCommand {
 	return queryCommand{
-		name: "connect", serves: true,
+		name: "connect", single: true,
 		short: "connect stdin and stdout to the admin socket; for kubectl svcproxy",
 		about: "Connects standard input and output to the admin socket of the proxy, until either side ends. " +
 			"kubectl svcproxy runs it in the proxy's container, with kubectl exec, to query the proxy of any node " +

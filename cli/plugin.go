@@ -148,7 +148,7 @@ func (p *plugin) run(ctx context.Context, a queryCommand, args []string, format 
 	switch {
 	case err != nil:
 		return asked{err, ExitNotAsked}
-	case node != "" || a.serves:
+	case node != "" || a.single:
 		proxy, err := choose(proxies, node)
 		if err != nil {
 			return asked{err, ExitNotAsked}

@@ -21,7 +21,7 @@ import (
 func uiQuery() queryCommand {
 	var at string
 	return queryCommand{
-		name: "ui", args: "[--listen ADDRESS:PORT]", serves: true,
+		name: "ui", args: "[--listen ADDRESS:PORT]", single: true,
 		short: "serve a live status page: Services, endpoints, changes, traces, drift",
 		about: "Serves a web page with the answers of the other commands, updated live, until it is interrupted. It " +
 			"listens on a loopback address and prints the URL. The URL contains a secret, so that other users of " +

@@ -103,8 +103,40 @@ func TestAskGolden(t *testing.T) {
 	}
 }
 
+// report: the report of a running proxy has all answers, without a name or an address of the folder
+// (TN-92); with --names it has them. A file that exists stays.
+func (n *namespace) report(answers func(code int, says string, args ...string)) {
+	n.t.Helper()
+	file := n.path("r.tar.gz")
+	answers(0, ", 0 missing", "report", "--file="+file)
+	text := unpacked(n.t, file)
+	for _, want := range []string{"status.json", "configuration.json", "diff.json", "table.json", "service-01.json",
+		`"differences": []`, "service-1", "nftables"} {
+		has(n.t, "the report", text, want)
+	}
+	for _, secret := range []string{"shop", "thief", "10.1.1.", "10.96.0.", `"n1"`} {
+		if strings.Contains(text, secret) {
+			n.t.Errorf("the report has %s:\n%.2000s", secret, text)
+		}
+	}
+	answers(1, "exists", "report", "--file="+file)
+	answers(0, ", 0 missing", "report", "--names", "--file="+n.path("names.tar.gz"))
+	has(n.t, "the report with names", unpacked(n.t, n.path("names.tar.gz")), "shop/web")
+	answers(cli.ExitNotAsked, "no kube-proxy runs here", "report", "--admin-socket=/nowhere/a.sock")
+}
+
+// unpacked returns names and contents of the files of an archive.
+func unpacked(t *testing.T, file string) string {
+	t.Helper()
+	out, err := exec.Command("tar", "-xzOvf", file).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return string(out)
+}
+
 // Commands query a running proxy, in each format, across a reload and a restart; a client without
-// permission, or an invalid query, gets an error.
+// permission, or an invalid query, gets an error. A report has no names (TN-92).
 func TestAskRunning(t *testing.T) {
 	n := newNamespace(t).routed()
 	do(t, os.CopyFS(n.path("m"), os.DirFS("testdata/ask/m")))
@@ -137,6 +169,7 @@ func TestAskRunning(t *testing.T) {
 		t.Errorf("an answer has a Service in a family without addresses:\n%s", out)
 	}
 	answers(0, `"newest":`, "events", "-o", "json")
+	n.report(answers)
 	answers(0, "Service created", "events", "shop/web")
 	answers(0, `"service": "shop/web"`, "events", "web", "-o", "json")
 	answers(1, "no Service shop/nope", "events", "shop/nope")

@@ -26,8 +26,8 @@ func TestCompletionByPlace(t *testing.T) {
 		typed string // words up to the incomplete one
 		want  []string
 	}{
-		{"|", []string{"backends", "check", "completion", "connect", "diff", "events", "migrate", "render", "selftest",
-			"status", "table", "top", "trace", "ui", "why"}},
+		{"|", []string{"backends", "check", "completion", "connect", "diff", "events", "migrate", "render", "report",
+			"selftest", "status", "table", "top", "trace", "ui", "why"}},
 		{"no|", nil},
 		{"completion|", []string{"completion"}},
 		{"completion |", []string{"bash", "fish", "zsh"}},

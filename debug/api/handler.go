@@ -66,6 +66,9 @@ func NewHandler(about *inspect.Inspector) *Handler {
 	})
 	h.answer("status", nil, true, func(context.Context, url.Values) (any, error) { return about.Status(), nil })
 	h.answer("attention", nil, true, func(context.Context, url.Values) (any, error) { return about.Attention(), nil })
+	h.answer("configuration", nil, true, func(context.Context, url.Values) (any, error) {
+		return about.Configuration()
+	})
 	h.answer("diff", nil, false, func(ctx context.Context, _ url.Values) (any, error) {
 		if err := h.linger(); err != nil {
 			return nil, err

@@ -51,6 +51,9 @@ type Config struct {
 	Connected func() bool
 	// Changes is the record of changes; nil without one.
 	Changes *changes.Ring
+	// Configuration returns the effective configuration, as an object for encoding/json; nil where
+	// no proxy runs.
+	Configuration func() any
 }
 
 // Family is one IP family. Query must be set.
@@ -95,6 +98,14 @@ func New(cfg Config) *Inspector {
 
 // Node returns the name of the node of the answers.
 func (i *Inspector) Node() string { return i.cfg.Store.Facts().NodeName }
+
+// Configuration returns the effective configuration of the running proxy.
+func (i *Inspector) Configuration() (any, error) {
+	if i.cfg.Configuration == nil {
+		return nil, Problemf(Unavailable, "no proxy runs: only a running proxy has a configuration in force")
+	}
+	return i.cfg.Configuration(), nil
+}
 
 // Offline reports whether the answers are about manifests and not a running proxy.
 func (i *Inspector) Offline() bool { return i.cfg.Offline }
