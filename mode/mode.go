@@ -24,6 +24,10 @@ import (
 // no meaning.
 var ErrAsked = errors.New("not available on this host")
 
+// ErrOverrides means that objects of another mode remain that decide about connections before the
+// rules of the running mode do.
+var ErrOverrides = errors.New("they override the rules of other modes")
+
 // Mode describes one mode. Its folder below plane returns it; plane/all has the list.
 type Mode struct {
 	// Name is the value of --proxy-mode.

@@ -124,7 +124,7 @@ func takeOverEBPF(t *testing.T, modes []otherMode) {
 		toEBPF()
 		lab.On("node1", other.start)
 		traffic.More()
-		if r := others(other.now); !strings.Contains(r, "eBPF programs and tables of IPv4") {
+		if r := others(other.now); !strings.Contains(r, "eBPF programs of IPv4") {
 			t.Errorf("%s removed: %s", other.now.mode, r)
 		}
 		traffic.More()

@@ -68,10 +68,12 @@ func startAlone(f lb.Family, cgroup string) error {
 }
 
 // ableWith is the check of a start, with these folders of the configuration.
-func ableWith(f lb.Family, bpffs, cgroup string) error {
+func ableWith(f lb.Family, bpffs, cgroup string) error { return able(settingsWith(f, bpffs, cgroup)) }
+
+func settingsWith(f lb.Family, bpffs, cgroup string) mode.Settings {
 	o := newOptions()
 	o.EBPF.BPFFS, o.EBPF.Cgroup = bpffs, cgroup
-	return able(mode.Settings{Family: f, Blocks: option.Blocks{o}})
+	return mode.Settings{Family: f, Blocks: option.Blocks{o}}
 }
 
 // fillAffinity fills the room of clients with those of namespaces that do not exist.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
@@ -42,7 +43,7 @@ func mountBPFFS(at string) error {
 	}
 	if err := unix.Mount("bpf", at, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
 		return fmt.Errorf("mount the BPF file system at %s "+
-			"(in a container, mount the host's there, with Bidirectional propagation): %w: %w", at, err,
+			"(in a container, mount the host's there): %w: %w", at, explainIDs(err),
 			plane.ErrUnsupported)
 	}
 	return nil
@@ -126,26 +127,24 @@ func ownCookies() ([]uint64, error) {
 	return all, err
 }
 
-// cookieName is the name of the program of cookieByProgram.
-const cookieName = "kp_cookie"
-
 // cookieByProgram has a program at connect() read the cookie of a UDP socket's namespace. It is
 // attached to the root of cgroups for that one call, which it knows by an address and port that
-// no other program uses.
+// no other program uses. The type of its map marks it as ours.
 func cookieByProgram(fd int) (cookie uint64, err error) {
 	cgroup, err := findCgroup()
 	if err != nil {
 		return 0, err
 	}
+	number := &btf.Int{Name: "__u32", Size: 4}
 	answer, err := ebpf.NewMap(&ebpf.MapSpec{Name: "kp_cookie", Type: ebpf.Array, KeySize: 4, ValueSize: 8,
-		MaxEntries: 1})
+		MaxEntries: 1, Key: number, Value: &btf.Typedef{Name: nodeType, Type: &btf.Int{Name: "__u64", Size: 8}}})
 	if err != nil {
 		return 0, fmt.Errorf("make a map: %w", explain(err))
 	}
 	defer answer.Close()
 	to := &unix.SockaddrInet4{Port: 1 + rand.N(1<<16-1), Addr: [4]byte{127}}
 	binary.BigEndian.PutUint16(to.Addr[1:], uint16(rand.N(1<<16)))
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: cookieName, Type: ebpf.CGroupSockAddr,
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "kp_cookie", Type: ebpf.CGroupSockAddr,
 		AttachType: ebpf.AttachCGroupInet4Connect, License: "Apache-2.0", Instructions: cookieProgram(answer.FD(), to)})
 	if err != nil {
 		return 0, fmt.Errorf("load a program: %w", explain(err))

@@ -132,12 +132,23 @@ func load(f lb.Family, pins string, counts bool) (obj bpf.LBObjects, err error) 
 	}
 	err = spec.LoadAndAssign(&obj, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: pins}})
 	if err == nil {
-		return obj, nil
+		return obj, sign(f, &obj)
 	}
 	if errors.Is(err, ebpf.ErrNotSupported) {
 		err = fmt.Errorf("%w: %w", err, plane.ErrUnsupported)
 	}
 	return obj, fmt.Errorf("load the programs of %s: %w", f, explain(err))
+}
+
+// sign binds the settings to all programs of a family, for those of answers do not read them. By
+// the settings a removal recognizes the programs.
+func sign(f lb.Family, obj *bpf.LBObjects) error {
+	for _, h := range hooks(f) {
+		if err := h.program(&obj.LBPrograms).BindMap(obj.Config); err != nil {
+			return errors.Join(fmt.Errorf("bind the settings to the program %s: %w", h.name, explain(err)), obj.Close())
+		}
+	}
+	return nil
 }
 
 // unpinChanged unpins the maps whose layout is not that of this program. The attached programs keep

@@ -6,10 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"kube-proxy/mode"
 )
@@ -23,7 +19,7 @@ func Mode(packets mode.Mode) mode.Mode {
 		}
 		return able(s)
 	}
-	m.Reduced = func(mode.Settings) error { return errors.Join(setsErrors(), reaps()) }
+	m.Reduced = reduced
 	m.New = func(s mode.Settings) (mode.Plane, error) { return newOver(packets, s) }
 	m.Remove = func(_ context.Context, what mode.Removal) (mode.Report, error) { return remove(what) }
 	return m
@@ -32,15 +28,30 @@ func Mode(packets mode.Mode) mode.Mode {
 // able tries what the mode needs of this host, and changes nothing. It names all that is missing.
 func able(s mode.Settings) error {
 	o := optionsOf(s.Blocks)
-	cookies, err := ownCookies()
+	var err error
 	if _, e := os.Stat(o.bpffs()); e != nil {
-		err = errors.Join(err, fmt.Errorf("no place for the BPF file system (--ebpf-bpffs): %w", e))
+		err = fmt.Errorf("no place for the BPF file system (--ebpf-bpffs): %w", e)
 	}
 	cgroup, e := o.cgroup()
 	if e != nil {
 		return errors.Join(err, e)
 	}
-	if err = errors.Join(err, probe(s.Family, cgroup)); err != nil {
+	return errors.Join(err, probe(s.Family, cgroup))
+}
+
+// reduced returns what the mode does without on this host: parts that the kernel lacks, and all
+// programs while those of others connect sockets.
+func reduced(s mode.Settings) error {
+	return errors.Join(setsErrors(), reaps(), beside(s))
+}
+
+func beside(s mode.Settings) error {
+	cgroup, err := optionsOf(s.Blocks).cgroup()
+	if err != nil {
+		return err
+	}
+	cookies, err := ownCookies()
+	if err != nil {
 		return err
 	}
 	all, err := neighbours(s.Family, cgroup, cookies...)
@@ -87,28 +98,4 @@ func (o *Options) cgroup() (string, error) {
 		}
 	}
 	return path, checkCgroup(path, o.EBPF.Cgroup != "")
-}
-
-// remove detaches the programs and removes the tables.
-func remove(what mode.Removal) (r mode.Report, err error) {
-	cookie, err := netnsCookie()
-	if err != nil {
-		return r, fmt.Errorf("ebpf: %w", err)
-	}
-	pins := pinsOf(pinsBelow(optionsOf(what.Blocks).bpffs()), cookie)
-	for _, f := range what.Families {
-		folder := filepath.Join(pins, strings.ToLower(f.String()))
-		if _, e := os.Stat(folder); errors.Is(e, os.ErrNotExist) {
-			continue
-		}
-		if e := errors.Join(unpin(folder)...); e != nil {
-			err = errors.Join(err, fmt.Errorf("remove the eBPF programs of %s: %w", f, e))
-			continue
-		}
-		r.Removed = append(r.Removed, fmt.Sprintf("the eBPF programs and tables of %s", f))
-	}
-	if e := os.Remove(pins); e != nil && !errors.Is(e, os.ErrNotExist) && !errors.Is(e, unix.ENOTEMPTY) {
-		err = errors.Join(err, fmt.Errorf("remove the folder of pinned objects: %w", e))
-	}
-	return r, err
 }

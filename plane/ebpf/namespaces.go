@@ -80,7 +80,7 @@ func enter(file string, f func() error) error {
 	}
 	defer unix.Close(fd)
 	if err := unix.Setns(fd, unix.CLONE_NEWNET); err != nil {
-		return fmt.Errorf("enter the network namespace %s: %w", file, err)
+		return fmt.Errorf("enter the network namespace %s: %w", file, explainIDs(err))
 	}
 	return f()
 }

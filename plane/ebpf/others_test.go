@@ -18,6 +18,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
+	"kube-proxy/test/planetest"
 )
 
 // stranger attaches a program of another name, which changes nothing, to connect() in a cgroup,
@@ -103,6 +104,11 @@ func TestNeighbours(t *testing.T) {
 			}
 			return strings.Join(all, " ")
 		}
+		namesake := b.stranger("connect6", b.Cgroup(netlab.Node1))
+		if got := audit(); !strings.Contains(got, "connect6 at connect6 of ") {
+			b.t.Errorf("a foreign program of the name of ours: notices %q", got)
+		}
+		namesake()
 		if got := audit(); !strings.Contains(got, "harmless at connect6 of "+below) {
 			b.t.Errorf("notices %q", got)
 		}
@@ -118,12 +124,26 @@ func TestNeighbours(t *testing.T) {
 		if b.direct("pod3") {
 			b.t.Error("the programs serve beside Cilium's")
 		}
+		remove()
+		if got := audit(); got != "" || !b.direct("pod3") {
+			b.t.Errorf("after Cilium has gone: notices %q, and the programs do not serve", got)
+		}
+		b.must(b.plane.Close()) // its programs serve
+		remove = b.stranger("cil_sock6_conne", b.Cgroup(netlab.Node1))
 		b.On(netlab.Node1, func() {
+			b.plane = b.newPlane()
+			if _, err := planetest.ResetAll(b.t.Context(), b.plane, b.table); err != nil {
+				b.t.Fatal(err)
+			}
 			if err := startAlone(b.f, b.Cgroup(netlab.Node1)); err == nil ||
 				!strings.Contains(err.Error(), "turn that off in Cilium") {
-				b.t.Errorf("a start beside Cilium: %v", err)
+				b.t.Errorf("a check beside Cilium: %v", err)
 			}
 		})
+		if b.direct("pod3") {
+			b.t.Error("the programs of the last process serve after a start beside Cilium's")
+		}
+		b.plane.Notices()
 		remove()
 		if got := audit(); got != "" || !b.direct("pod3") {
 			b.t.Errorf("after Cilium has gone: notices %q, and the programs do not serve", got)
@@ -227,7 +247,7 @@ func TestAble(t *testing.T) {
 		"the root of cgroups is hidden": {container, []string{"that of a container", "--ebpf-cgroup"}},
 		"Cilium": {func() error {
 			defer b.stranger("cil_sock6_conne", lab)()
-			return ableWith(b.f, b.planes.bpffs, lab)
+			return reduced(settingsWith(b.f, b.planes.bpffs, lab))
 		}, []string{"cil_sock6_conne at connect6", "turn that off in Cilium"}},
 	} {
 		err := netlab.Isolated(unix.CLONE_NEWNS, tc.able)

@@ -14,6 +14,7 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"kube-proxy/config/option"
 	"kube-proxy/lb"
@@ -259,6 +260,10 @@ func (p *Plane) off(err error) {
 // look looks for programs of others at the hooks, and reports those that it has not seen before.
 func (p *Plane) look() error {
 	all, err := neighbours(p.cfg.Family, p.cfg.Cgroup, p.cookie)
+	if errors.Is(err, unix.EPERM) {
+		p.off(fmt.Errorf("programs that connect sockets too are not recognized: %w", err))
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -309,7 +314,15 @@ func (p *Plane) repair(have *snapshot) (repaired int, err error) {
 	}
 	attached, err := p.kernel.repin()
 	p.kernel.reaper.ask()
-	return attached + b.len(), err
+	if err != nil {
+		return attached + b.len(), err
+	}
+	strays, err := p.kernel.detachStrays()
+	if strays > 0 {
+		p.notice("Detached eBPF programs of an earlier process, which had pinned them in another BPF file system; "+
+			"mount the host's, so that programs serve while no proxy runs", "programs", strays)
+	}
+	return attached + b.len() + strays, err
 }
 
 // Apply is part of plane.Plane.
@@ -352,12 +365,15 @@ func (p *Plane) settle(err error) {
 			"until a comparison repairs the programs", "err", err)
 	}
 	p.failed = err
-	if p.kernel == nil {
+	if p.kernel == nil { // those of an earlier process may serve
+		if e := disconnect(p.cfg.Family); e != nil {
+			p.failed = errors.Join(err, e)
+		}
 		return
 	}
 	p.handOver(bpf.LBSettings{}, false)
 	if e := p.switches.off(p.kernel.obj.Config); e != nil {
-		p.failed = errors.Join(append(unpin(p.kernel.pins), err, e)...)
+		p.failed = errors.Join(err, e, disconnect(p.cfg.Family))
 	}
 	if e := p.forget(); e != nil {
 		p.cfg.Log.Debug("Failed to close what belongs to the eBPF programs", "err", e)

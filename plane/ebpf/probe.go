@@ -127,32 +127,36 @@ func programsAt(cgroup string, h hook, above bool) (*link.QueryResult, error) {
 }
 
 // explain adds what a bare error of the kernel does not say.
-func explain(err error) error {
+func explain(err error) error { return explainFor(err, "CAP_NET_ADMIN", "CAP_BPF") }
+
+// explainIDs is explain for calls that need CAP_SYS_ADMIN: those that open objects of others by
+// their numbers, enter namespaces or mount.
+func explainIDs(err error) error { return explainFor(err, "CAP_SYS_ADMIN") }
+
+func explainFor(err error, need ...string) error {
 	switch {
 	case errors.Is(err, unix.EPERM):
-		return fmt.Errorf("%w (%s)", err, whyRefused())
+		return fmt.Errorf("%w (%s)", err, whyRefused(need))
 	case errors.Is(err, unix.ENOMEM):
 		return fmt.Errorf("%w (%s)", err, memoryLimit())
 	}
 	return err
 }
 
-// capabilities of linux/capability.h that the mode needs.
-var capabilities = []struct {
-	name string
-	bit  uint
-}{{"CAP_NET_ADMIN", unix.CAP_NET_ADMIN}, {"CAP_BPF", unix.CAP_BPF}}
+// capabilities are those of linux/capability.h that the mode needs.
+var capabilities = map[string]uint{"CAP_NET_ADMIN": unix.CAP_NET_ADMIN, "CAP_BPF": unix.CAP_BPF,
+	"CAP_SYS_ADMIN": unix.CAP_SYS_ADMIN}
 
-// whyRefused says why the kernel may refuse this process the call bpf().
-func whyRefused() string {
+// whyRefused says why the kernel may refuse this process a call that needs those capabilities.
+func whyRefused(need []string) string {
 	var missing []string
 	var have [2]unix.CapUserData
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	if unix.Capget(&header, &have[0]) == nil {
 		has := func(bit uint) bool { return have[bit/32].Effective&(1<<(bit%32)) != 0 }
-		for _, c := range capabilities {
-			if !has(c.bit) && !has(unix.CAP_SYS_ADMIN) {
-				missing = append(missing, c.name)
+		for _, name := range need {
+			if !has(capabilities[name]) && !has(unix.CAP_SYS_ADMIN) {
+				missing = append(missing, name)
 			}
 		}
 	}
