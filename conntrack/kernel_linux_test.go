@@ -430,30 +430,17 @@ func TestOtherAddressesOfTheNode(t *testing.T) {
 // inject puts entries into the table without sending packets.
 func (ns namespace) inject(tb testing.TB, n int, entry func(i int) (client, to, from netip.AddrPort, proto lb.Proto)) {
 	tb.Helper()
-	var c *netlink.Conn
 	var err error
-	ns.Do(func() { c, err = netlink.Open(netlink.Config{Protocol: unix.NETLINK_NETFILTER}) })
+	ns.Do(func() {
+		err = conntrack.Fill(context.Background(), n, func(i int) conntrack.Entry {
+			client, to, from, proto := entry(i)
+			return conntrack.Entry{Orig: conntrack.Tuple{From: client, To: to, Proto: uint8(proto)},
+				Reply:  conntrack.Tuple{From: from, To: client, Proto: uint8(proto)},
+				Status: conntrack.SeenReply | conntrack.Assured, Timeout: 600}
+		})
+	})
 	if err != nil {
 		tb.Fatal(err)
-	}
-	defer c.Close()
-	var b []byte
-	for i := range n {
-		client, to, from, proto := entry(i)
-		e := conntrack.Entry{Orig: conntrack.Tuple{From: client, To: to, Proto: uint8(proto)},
-			Reply:  conntrack.Tuple{From: from, To: client, Proto: uint8(proto)},
-			Status: conntrack.SeenReply | conntrack.Assured, Timeout: 600}
-		if b = e.AppendNew(b, unix.AF_INET); i%100 == 99 || i == n-1 {
-			failed := func(_ int, err error) {
-				if err != nil {
-					tb.Fatalf("inject: %v", err)
-				}
-			}
-			if err := c.Each(context.Background(), b, failed); err != nil {
-				tb.Fatalf("inject: %v", err)
-			}
-			b = b[:0]
-		}
 	}
 }
 

@@ -13,10 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"kube-proxy/internal/netlab"
-	nlconn "kube-proxy/internal/netlink"
 	ctwire "kube-proxy/internal/netlink/conntrack"
 	"kube-proxy/lb"
 )
@@ -98,26 +95,12 @@ func (n node) dial(t *testing.T, network, from, to string) net.Conn {
 // inject puts entries into the table without sending packets.
 func (n node) inject(t testing.TB, first, count int, entry func(i int) ctwire.Entry) {
 	t.Helper()
-	var c *nlconn.Conn
 	var err error
-	n.Do(func() { c, err = nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_NETFILTER, ReceiveBuffer: 1 << 20}) })
+	n.Do(func() {
+		err = ctwire.Fill(context.Background(), count, func(i int) ctwire.Entry { return entry(first + i) })
+	})
 	if err != nil {
 		t.Fatal(err)
-	}
-	defer c.Close()
-	var b []byte
-	for i := range count {
-		e := entry(first + i)
-		if b = e.AppendNew(b, unix.AF_INET); i%100 == 99 || i == count-1 {
-			if err := c.Each(context.Background(), b, func(i int, err error) {
-				if err != nil {
-					t.Fatalf("inject %+v: %v", e, err)
-				}
-			}); err != nil {
-				t.Fatal(err)
-			}
-			b = b[:0]
-		}
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
-	nlconn "kube-proxy/internal/netlink"
 	ctwire "kube-proxy/internal/netlink/conntrack"
 	"kube-proxy/lb"
 	"kube-proxy/trace"
@@ -65,28 +64,15 @@ func TestConntrackFull(t *testing.T) {
 // first one.
 func fill(t *testing.T, first, n int, status uint32) {
 	t.Helper()
-	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_NETFILTER})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	var b []byte
 	to := netip.MustParseAddrPort("198.51.100.1:80")
-	for k := range n {
+	err := ctwire.Fill(t.Context(), n, func(k int) ctwire.Entry {
 		i := first + k
 		addr := netip.AddrFrom4([4]byte{192, byte(i >> 23), byte(i >> 15), byte(i >> 7)})
 		client := netip.AddrPortFrom(addr, uint16(1024+i&127))
-		e := ctwire.Entry{Orig: ctwire.Tuple{From: client, To: to, Proto: unix.IPPROTO_UDP},
+		return ctwire.Entry{Orig: ctwire.Tuple{From: client, To: to, Proto: unix.IPPROTO_UDP},
 			Reply: ctwire.Tuple{From: to, To: client, Proto: unix.IPPROTO_UDP}, Status: status, Timeout: 600}
-		if b = e.AppendNew(b, unix.AF_INET); k%200 != 199 && k != n-1 {
-			continue
-		}
-		failed := func(_ int, err error) {
-			if err != nil {
-				t.Fatalf("entry %d of %d: %v", k, n, err)
-			}
-		}
-		failed(0, conn.Each(t.Context(), b, failed))
-		b = b[:0]
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -163,7 +163,20 @@ func nftablesJobs(o options) []job {
 		}
 		jobs = append(jobs, more...)
 	}
+	if o.only == "" {
+		jobs = append(jobs, conntrackJob(o))
+	}
 	return jobs
+}
+
+// conntrackJob measures changes beside conntrack tables of two lengths in one run.
+func conntrackJob(o options) job {
+	services, changes := 2000, 1000
+	if o.quick {
+		services, changes = 200, 50
+	}
+	return job{dir: "test/e2e", pkg: inMeasure, pattern: "^BenchmarkConntrack$", times: changes, rounds: 1,
+		args: []string{"-services", fmt.Sprint(services)}}
 }
 
 // apiJobs are two, because a start takes a hundred times as long as a change.

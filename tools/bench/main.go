@@ -21,6 +21,7 @@
 //	                 BenchmarkIPTables            … in iptables mode, with the nft back end
 //	                 BenchmarkIPTablesLegacy      … and with the legacy one
 //	                 BenchmarkPeer…               … the program that PEER names
+//	                 BenchmarkConntrack           … beside 0 and 500,000 conntrack entries
 //	                 BenchmarkStandIn             … with a stand-in that can be filled quickly with 100,000 services
 //	cmd/kube-proxy   BenchmarkUserspace           the real binary in the lab, through the proxy and directly by turns
 //	                 BenchmarkUserspaceChange     one endpoint, as the engine passes it to the plane

@@ -31,6 +31,12 @@ func measured() figures {
 		api("new", map[string]float64{"p50-ms": 20, "p99-ms": 60, "write-p50-ms": 18, "write-p99-ms": 55,
 			"cpu-ms/op": 1, "peak-MiB": 52})
 	}
+	for entries, ms := range map[int]float64{0: 0.9, 500_000: 1.6} {
+		for _, operation := range []string{"change", "new"} {
+			f.add(inMeasure, line{fmt.Sprintf("Conntrack/services=2000/entries=%d/%s", entries, operation),
+				map[string]float64{"cpu-ms/op": ms}})
+		}
+	}
 	f.add(inMeasure, line{"StandIn/services=100000/start", map[string]float64{"p50-ms": 15_000, "max-ms": 16_000,
 		"cpu-ms/op": 9000, "peak-MiB": 650}})
 	return f
@@ -70,7 +76,11 @@ CPU per change|5,000|2.1 s|≤ 5 ms|600 µs|yes
 CPU per change|10,000|6.1 s|≤ 5 ms|600 µs|yes
 peak memory, resident|5,000|285 MiB|≤ 90 MiB|60 MiB|yes
 peak memory, resident|10,000|505 MiB|≤ 130 MiB|131 MiB|NO
-peak memory, resident|100,000, stand-in|–|≤ 700 MiB|650 MiB|yes`)
+peak memory, resident|100,000, stand-in|–|≤ 700 MiB|650 MiB|yes
+CPU per change, with 0 conntrack entries|2,000, stand-in|–|≤ 1.5 ms|900 µs|yes
+CPU per change, with 500,000 conntrack entries|2,000, stand-in|–|≤ 1.5 ms|1.6 ms|NO
+CPU per new Service, with 0 conntrack entries|2,000, stand-in|–|≤ 1.5 ms|900 µs|yes
+CPU per new Service, with 500,000 conntrack entries|2,000, stand-in|–|≤ 1.5 ms|1.6 ms|NO`)
 }
 
 // Rows of iptables mode, without a peer and with one; the peer's figures replace the known ones.
@@ -117,7 +127,7 @@ func TestPage(t *testing.T) {
 		jobs: plan(options{api: true, huge: true, sizes: []int{5000}, few: []int{5000}, modes: modes,
 			peer: "/upstream"})}
 	for _, text := range []string{p.text(), p.markdown()} {
-		for _, want := range []string{"commit abc", "load average 0.5 at the start", "13 of 20 rows reach their goal",
+		for _, want := range []string{"commit abc", "load average 0.5 at the start", "15 of 24 rows reach their goal",
 			"2.5 at the end", "p50 4.8 ms"} {
 			if !strings.Contains(text, want) {
 				t.Errorf("no %q in\n%s", want, text)

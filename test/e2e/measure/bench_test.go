@@ -49,6 +49,18 @@ func BenchmarkPeerIPTables(b *testing.B) { benchmarkPeer(b, testbed.IPTables) }
 // BenchmarkPeerIPTablesLegacy is the same with the legacy back end.
 func BenchmarkPeerIPTablesLegacy(b *testing.B) { benchmarkPeer(b, testbed.IPTablesLegacy) }
 
+// BenchmarkConntrack measures, with a stand-in for the API server, what changes cost the processor
+// beside an empty conntrack table of the node and beside one of 500,000 entries.
+func BenchmarkConntrack(b *testing.B) {
+	forSizes(b, func(b *testing.B, services int) {
+		s := open(b, Config{StandIn: true, Services: services, Endpoints: *endpoints})
+		for _, entries := range []int{0, 500_000} {
+			check(b, s.FillConntrack(b.Context(), entries))
+			b.Run(fmt.Sprintf("entries=%d", entries), func(b *testing.B) { benchmarkEach(b, s) })
+		}
+	})
+}
+
 func benchmarkPeer(b *testing.B, mode testbed.Mode) {
 	peer := os.Getenv("PEER")
 	if peer == "" {
@@ -58,19 +70,24 @@ func benchmarkPeer(b *testing.B, mode testbed.Mode) {
 }
 
 func benchmarkSizes(b *testing.B, config Config) {
+	forSizes(b, func(b *testing.B, services int) {
+		config.Services, config.Endpoints, config.Keep = services, *endpoints, *keep
+		benchmarkSize(b, config)
+	})
+}
+
+func forSizes(b *testing.B, f func(b *testing.B, services int)) {
 	for size := range strings.SplitSeq(*sizes, ",") {
 		services, err := strconv.Atoi(size)
 		if err != nil {
 			b.Fatalf("-services=%s: %v", *sizes, err)
 		}
-		b.Run(fmt.Sprintf("services=%d", services), func(b *testing.B) {
-			config.Services, config.Endpoints, config.Keep = services, *endpoints, *keep
-			benchmarkSize(b, config)
-		})
+		b.Run(fmt.Sprintf("services=%d", services), func(b *testing.B) { f(b, services) })
 	}
 }
 
-func benchmarkSize(b *testing.B, config Config) {
+// open opens a session that ends with the benchmark.
+func open(b *testing.B, config Config) *Session {
 	begin := time.Now()
 	config.Logf = func(format string, args ...any) {
 		fmt.Fprintf(os.Stderr, "%6.1fs %s\n", time.Since(begin).Seconds(), fmt.Sprintf(format, args...))
@@ -79,12 +96,17 @@ func benchmarkSize(b *testing.B, config Config) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer func() {
+	b.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			b.Error(err)
 		}
-	}()
+	})
 	s.config.Logf = b.Logf
+	return s
+}
+
+func benchmarkSize(b *testing.B, config Config) {
+	s := open(b, config)
 	b.Run("start", func(b *testing.B) {
 		benchmarkStarts(b, s, func() (time.Duration, error) {
 			b.StopTimer()
@@ -97,11 +119,16 @@ func benchmarkSize(b *testing.B, config Config) {
 		benchmarkStarted(b, s)
 		benchmarkStarts(b, s, func() (time.Duration, error) { return s.Restart(b.Context()) })
 	})
+	benchmarkEach(b, s)
+	b.Run("connect", func(b *testing.B) { benchmarkConnect(b, s) })
+}
+
+// benchmarkEach measures the operations that change one service.
+func benchmarkEach(b *testing.B, s *Session) {
 	b.Run("change", func(b *testing.B) {
 		benchmarkChanges(b, s, func() (Timing, error) { return s.Change(b.Context()) })
 	})
 	b.Run("new", func(b *testing.B) { benchmarkChanges(b, s, func() (Timing, error) { return s.Create(b.Context()) }) })
-	b.Run("connect", func(b *testing.B) { benchmarkConnect(b, s) })
 }
 
 // benchmarkStarts times starts, with their processor time and memory.

@@ -37,9 +37,10 @@ type Session struct {
 	standIn *standIn       // instead of the API server of the bed, or nil
 	proxy   *testbed.Proxy // nil before the first Start
 	probes  []netip.AddrPort
-	changed int // how many Changes
-	created int // how many Creates
-	placed  int // number of services in the stand-in
+	changed int    // how many Changes
+	created int    // how many Creates
+	placed  int    // number of services in the stand-in
+	limit   []byte // of the machine's conntrack entries, before it was raised
 }
 
 // Open starts a test bed with Config.Services services. On error it leaves nothing running.
@@ -68,6 +69,7 @@ func (s *Session) Close() error {
 	if s.bed != nil {
 		errs = append(errs, s.bed.Close())
 	}
+	errs = append(errs, s.restoreLimit())
 	return errors.Join(errs...)
 }
 
