@@ -237,7 +237,7 @@ func TestRetryNodePorts(t *testing.T) {
 	})
 }
 
-// TN-92: what a change costs in dumps of the conntrack table, which tenants' connections fill: the
+// TN-96: what a change costs in dumps of the conntrack table, which tenants' connections fill: the
 // first change is handled at once, and all others of the next second, or of the next three over
 // TCP, share one dump for each protocol.
 func TestDumpsOfAChange(t *testing.T) {

@@ -32,7 +32,7 @@
 //
 // A dump costs as much as the table is long, and tenants fill it. So the first change is handled at
 // once, and all changes of the next second share a pass, or of the next three seconds over TCP
-// (TN-92).
+// (TN-96).
 //
 // The first Applied of an engine has all frontends, so entries from before a restart are checked
 // (PN-04). For a Service that was deleted while no proxy ran, the plane reports the frontends that
