@@ -151,10 +151,16 @@ test-kernels: deps $(KERNELS:%=$(STORE)/%) ## what depends on the kernel, SCTP t
 bench: deps $(STORE)/6.12 ## how fast it is, as a table (ARGS=... go to the program, PEER=... is an upstream kube-proxy to measure beside it)
 	@$(call tool,bench) $(ARGS)
 
-# Modes nftables and userspace need no program.
+# Modes nftables and userspace need no program. The packages of both programs are compiled once, and counted meanwhile.
+PROGRESS := awk -v terminal="$$([ -t 1 ] && echo 1)" -v every=50 ' \
+  /^[A-Za-z0-9.\/_~-]+$$/ { n++; if (terminal) printf "\r\033[Kcompiled %d packages: %s", n, $$0; else if (n % every == 0) print "compiled " n " packages"; fflush(); next } \
+  { if (terminal && n) printf "\r\033[K"; print; fflush() } END { if (terminal && n) printf "\r\033[K" }'
 run: TOOLS := $(if $(findstring iptables,$(ARGS))$(findstring ipvs,$(ARGS)),iptables:iptables)
-run: deps build ## a lab of network namespaces with Services served by the kernel (ARGS=--once: print and exit; ARGS='--mode iptables')
-	@$(call tool,demo) $(ARGS)
+run: deps ## a lab of network namespaces with Services served by the kernel (ARGS=--once: print and exit; ARGS='--mode iptables')
+	@echo 'building bin/kube-proxy and the demo; for the first time this takes a minute or two'
+	@mkdir -p bin/tools; export CGO_ENABLED=0; { go build -v $(VCS) -o bin/kube-proxy ./cmd/kube-proxy && \
+	  go -C tools build -v $(VCS) -o $(CURDIR)/bin/tools/ ./demo; } 2>&1 | $(PROGRESS)
+	@bin/tools/demo $(ARGS)
 
 switches: deps ## 100 changes between the modes under traffic (SWITCHES=...: to and fro, for each back end of iptables)
 	go test -count=1 -v -timeout 30m ./plane/cleanup -run TestSwitchUnderTraffic -switches $(SWITCHES)
