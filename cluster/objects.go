@@ -98,6 +98,13 @@ func (s *Service) Equal(o *Service) bool {
 		s.PreserveDestination == o.PreserveDestination && slices.Equal(s.Ports, o.Ports)
 }
 
+// HasHealthCheck reports whether every node answers at the Service's health check NodePort: only a
+// Service of type LoadBalancer with external policy Local has one, because with policy Cluster all
+// nodes are equal (SV-21).
+func (s *Service) HasHealthCheck() bool {
+	return s.HealthCheckNodePort != 0 && s.Type == TypeLoadBalancer && s.ExternalPolicy == PolicyLocal
+}
+
 // Slice has the fields of a discovery.k8s.io/v1 EndpointSlice that the proxy uses.
 type Slice struct {
 	Name    Name

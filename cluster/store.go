@@ -37,6 +37,10 @@ type (
 	// It replaces earlier ones.
 	APIServerAt struct{ Addrs []netip.AddrPort }
 
+	// NodeHolds has the addresses that this machine's interfaces have, without those that a data
+	// plane gave them. It replaces earlier ones.
+	NodeHolds struct{ Addrs []netip.Addr }
+
 	// Batch is several events that belong together: no View is between them.
 	Batch []Event
 )
@@ -101,6 +105,9 @@ type View struct {
 	// Slices are the service's slices of both families, in no order.
 	Slices []*Slice
 	Node   Facts
+	// HealthPorts are those ports of the Service at which health check NodePorts of any Service
+	// answer, if the Service names an address of this machine.
+	HealthPorts []uint16
 }
 
 // Facts describe the node and the service network.
@@ -117,6 +124,8 @@ type Facts struct {
 	// APIServers are the known addresses of the cluster's API servers, sorted; at most
 	// maxAPIServers.
 	APIServers []netip.AddrPort
+	// Own are this machine's addresses, those of its interfaces and of the Node object, sorted.
+	Own []netip.Addr
 }
 
 // Store folds events into the current state. It is safe for concurrent use. Make one with
@@ -130,6 +139,10 @@ type Store struct {
 	changes  Changes
 
 	reached []netip.AddrPort // by APIServerAt
+	held    []netip.Addr     // by NodeHolds
+	health  map[uint16]int   // Services by health check NodePort
+	// exposed are the Services that name an address of Facts.Own, by their TCP ports.
+	exposed map[uint16]map[Name]struct{}
 
 	servicesListed, slicesListed bool
 	// waitForFacts: Synced also waits for these two.
@@ -157,6 +170,8 @@ func NewStore(nodeName string) *Store {
 		slices:   map[Name]placed{},
 		cidrs:    map[string]*ServiceCIDR{},
 		facts:    Facts{NodeName: nodeName},
+		health:   map[uint16]int{},
+		exposed:  map[uint16]map[Name]struct{}{},
 	}
 }
 
@@ -242,6 +257,7 @@ func (s *Store) Look(name Name, f func(View)) {
 	v := View{Name: name, Node: s.facts}
 	if e := s.services[name]; e != nil {
 		v.Service, v.Slices = e.service, e.slices
+		v.HealthPorts = s.healthPorts(e.service)
 	}
 	f(v)
 }
@@ -326,7 +342,9 @@ func (ev ServiceSet) foldInto(s *Store, d *Dirty) {
 	if e.service == nil {
 		verb = Created
 	}
+	was := e.service
 	e.service = ev.Service
+	s.portsChanged(was, ev.Service, d)
 	s.serviceChanged(ev.Service.Name, verb, d)
 }
 
@@ -335,7 +353,9 @@ func (ev ServiceGone) foldInto(s *Store, d *Dirty) {
 	if e == nil || e.service == nil {
 		return
 	}
+	was := e.service
 	e.service = nil
+	s.portsChanged(was, nil, d)
 	s.forgetIfEmpty(ev.Name)
 	s.serviceChanged(ev.Name, Deleted, d)
 }
@@ -519,6 +539,9 @@ func (s *Store) setNode(n *Node, d *Dirty) {
 	wasV4, wasV6 := families(was.PodCIDRs)
 	hasV4, hasV6 := families(n.PodCIDRs)
 	zone, addrs := was.Zone != n.Zone, !slices.Equal(was.Addrs, n.Addrs)
+	if addrs {
+		s.setOwn(d)
+	}
 	all := Ref{V4: zone || wasV4 != hasV4, V6: zone || wasV6 != hasV6}
 	if !all.V4 && !all.V6 && !addrs {
 		return

@@ -3,7 +3,6 @@ package policy
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"kube-proxy/cluster"
 	"kube-proxy/lb"
@@ -21,6 +20,8 @@ const (
 
 var useFields = [...]string{asClusterIP: "spec.clusterIPs", asLoadBalancerIP: "status.loadBalancer.ingress",
 	asExternalIP: "spec.externalIPs", asEndpoint: "endpoints"}
+
+const nodePortField = "spec.ports[].nodePort"
 
 // serves reports whether a is served as an address of the family and this use.
 func (s *Settings) serves(a netip.Addr, u use) bool {
@@ -65,29 +66,7 @@ func (s *Settings) refuses(a netip.Addr, u use) string {
 	if u == asExternalIP && len(s.ExternalIPCIDRs) > 0 && !lb.Within(s.ExternalIPCIDRs, a) {
 		return "is in none of the external networks that are served"
 	}
-	if (u == asExternalIP || u == asLoadBalancerIP) && slices.Contains(s.reserved, a) {
-		return "is an API server's, whose port the Service has too"
-	}
 	return ""
-}
-
-// reserve records the external and load-balancer addresses of the Service that must not be served,
-// because the Service has the port of an API server there: the nodes would lose the API server, and
-// would never receive the deletion of the Service (TN-66).
-func (s *Settings) reserve(v *cluster.View) {
-	s.reserved = nil
-	svc := v.Service
-	if svc == nil {
-		return
-	}
-	for _, at := range v.Node.APIServers {
-		named := slices.Contains(svc.ExternalIPs, at.Addr()) || slices.Contains(svc.LoadBalancerIPs, at.Addr())
-		if named && slices.ContainsFunc(svc.Ports, func(p cluster.ServicePort) bool {
-			return p.Protocol == cluster.TCP && p.Port == at.Port()
-		}) {
-			s.reserved = append(s.reserved, at.Addr())
-		}
-	}
 }
 
 // special returns the reason why a cannot be a unicast address of the network: a Service with such
@@ -168,8 +147,8 @@ func (r Refusal) Subject() string {
 }
 
 // Refused returns the addresses of the Service that [Resolve] leaves out in the family of s: at
-// most one Refusal for each field, and one more where there are too many addresses. It returns nil
-// if all are served, or if the Service has none.
+// most one Refusal for each field and cause: the address, its port, and the number of addresses. It
+// returns nil if all are served, or if the Service has none.
 func Refused(v cluster.View, s Settings) []Refusal {
 	if v.Service == nil || v.Service.Type == cluster.TypeExternalName {
 		return nil
@@ -187,9 +166,12 @@ func Refused(v cluster.View, s Settings) []Refusal {
 		return out
 	}
 	note(s.refused(asLoadBalancerIP, v.Service.LoadBalancerIPs))
+	note(s.withheld(asLoadBalancerIP, v.Service.LoadBalancerIPs))
 	if !s.NoExternalIPs {
 		note(s.refused(asExternalIP, v.Service.ExternalIPs))
+		note(s.withheld(asExternalIP, v.Service.ExternalIPs))
 	}
+	note(s.withheldNodePorts())
 	found := Refusal{}
 	for _, sl := range v.Slices {
 		for e := range sl.Endpoints.All() {
@@ -206,7 +188,7 @@ func Refused(v cluster.View, s Settings) []Refusal {
 		return out
 	}
 	if takesNodePorts(v.Service) && fits.nodePorts == 0 {
-		note(Refusal{Field: "spec.ports[].nodePort", Why: s.overBudget(), More: 1})
+		note(Refusal{Field: nodePortField, Why: s.overBudget(), More: 1})
 	}
 	note(s.tooMany(asLoadBalancerIP, loadBalancer, fits.loadBalancer, fits, ports))
 	note(s.tooMany(asExternalIP, external, fits.external, fits, ports))
@@ -229,9 +211,13 @@ func (r *Refusal) add(s *Settings, u use, a netip.Addr) {
 		return
 	}
 	why := s.refuses(a, u)
-	if why == "" {
-		return
+	if why != "" {
+		r.note(u, a, why)
 	}
+}
+
+// note records a refused address.
+func (r *Refusal) note(u use, a netip.Addr, why string) {
 	r.More++
 	if r.Why == "" || a.Less(r.Addr) {
 		r.Field, r.Addr, r.Why = useFields[u], a, why

@@ -11,11 +11,9 @@ import (
 var acceptAll = []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}
 
 // healthCheck adds the frontend of the port at which load balancers check whether this node has
-// endpoints. Only a Service of type LoadBalancer with external policy Local has one (SV-21): with
-// policy Cluster all nodes are equal.
+// endpoints, if the Service has one.
 func (r *resolver) healthCheck() {
-	if r.svc.HealthCheckNodePort == 0 || r.svc.Type != cluster.TypeLoadBalancer ||
-		r.svc.ExternalPolicy != cluster.PolicyLocal {
+	if !r.svc.HasHealthCheck() {
 		return
 	}
 	row := lb.Frontend{Service: r.full, Kind: lb.HealthCheck, Routes: acceptAll, LocalEndpoints: r.readyHere()}

@@ -146,10 +146,10 @@ func takesNodePorts(svc *cluster.Service) bool {
 // few is the number of frontends below which a search is cheaper than a map.
 const few = 8
 
-// add appends row under the key, unless an earlier frontend has it.
+// add appends row under the key, unless an earlier frontend has it or no tenant may.
 func (r *resolver) add(row lb.Frontend, a netip.Addr, port uint16, proto cluster.Protocol) {
 	row.Key = lb.Key{Addr: a, Port: port, Proto: lb.Proto(proto)}
-	if r.has(row.Key) {
+	if row.Kind != lb.ClusterIP && row.Kind != lb.HealthCheck && r.settings.reserved[row.Key] != "" || r.has(row.Key) {
 		return
 	}
 	if row.Set(lb.Cluster) == nil && row.Set(lb.Local) == nil {

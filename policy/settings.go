@@ -47,11 +47,24 @@ type Settings struct {
 	MaxObjects, Older int
 	// NodePortAddrs chooses the addresses that answer NodePorts.
 	NodePortAddrs NodePortAddrs
+	// OwnPorts are the TCP ports of the proxy's servers and of the kubelet on this machine. No
+	// Service has them at an address of the machine, nor as NodePorts (TN-92).
+	OwnPorts []OwnPort
 
-	// reserved holds addresses of API servers that the current Service names with their port, see
+	// reserved holds the keys that the current Service requests and must not have, and why; see
 	// [Settings.reserve].
-	reserved []netip.Addr
+	reserved map[lb.Key]string
 }
+
+// OwnPort is a TCP port of a server of this machine.
+type OwnPort struct {
+	Port uint16
+	// Of is a possessive for sentences: "the kubelet's".
+	Of string
+}
+
+// KubeletPort is the port of the kubelet's API on every node.
+const KubeletPort = 10250
 
 // NodePortAddrs is the parsed --nodeport-addresses.
 type NodePortAddrs struct {

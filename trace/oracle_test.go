@@ -86,6 +86,7 @@ func replay(t *testing.T, sc *scenario.Scenario, f lb.Family, asked map[trace.Ve
 	t.Helper()
 	r := sc.Replay(f)
 	store := cluster.NewStore(sc.Settings.NodeName)
+	store.Fold(sc.Settings.Held())
 	for {
 		step, ok, err := r.Next()
 		if err != nil {

@@ -4,6 +4,7 @@ package main
 
 import (
 	"errors"
+	"net"
 	"regexp"
 	"strings"
 	"syscall"
@@ -71,8 +72,8 @@ func TestOccupiedPortsHardFail(t *testing.T) {
 
 // PN-60, SV-65: a program of the node that listens on a NodePort is logged once; one that listens
 // on another port, or on an address that does not answer NodePorts, is not. A Service with the
-// node's own address takes a port from a program of the node, from another Service's NodePort and
-// from this process; it is served, and one line reports it.
+// node's own address takes a port from a program of the node and from another Service's NodePort;
+// it is served, and one line reports it.
 func TestPortsTaken(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)
@@ -91,8 +92,8 @@ func TestPortsTaken(t *testing.T) {
 	p.await(warns)
 	n.write("m/web.yaml", balanced(32000, 2)) // the same again
 	n.write("m/taker.yaml", []byte("kind: Service\nmetadata: {name: taker, namespace: evil}\n"+
-		"spec: {clusterIP: 10.96.7.8, externalIPs: [192.0.2.1, 192.0.2.2], ports: [{name: a, port: 2379}, {name: b, "+
-		"port: 10256}, {name: c, port: 30080}, {name: d, port: 80}]}\n"))
+		"spec: {clusterIP: 10.96.7.8, externalIPs: [192.0.2.1, 192.0.2.2], ports: [{name: a, port: 2379}, {name: c, "+
+		" port: 30080}, {name: d, port: 80}]}\n"))
 	p.await(regexp.MustCompile(`W.*\] "Service port is in use on this node" service="evil/taker\S*" ` +
 		`note="192.0.2.1:\d+/tcp is at an address of node n1 itself and takes traffic from .*; there are \d more ` +
 		`such ports of this Service"`))
@@ -101,6 +102,50 @@ func TestPortsTaken(t *testing.T) {
 		strings.Contains(p.log(), "30090") || strings.Contains(p.log(), "192.0.2.2") {
 		t.Errorf("%d warnings:\n%s", got, p.log())
 	}
+}
+
+// A Service without endpoints that names the node's addresses would have probes of the proxy and of
+// the kubelet refused. Their ports stay the node's: at an address that the node gets later, and at
+// a port to which the health server moves. Log and `why` report it (TN-92).
+func TestOwnPortsTN92(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	n.command("ip", "address", "add", "192.0.2.1/32", "dev", "lo")
+	n.listen("0.0.0.0:10250")
+	n.write("m/taker.yaml", []byte("kind: Service\nmetadata: {name: taker, namespace: evil}\nspec: {clusterIP: "+
+		"10.96.7.8, externalIPs: [192.0.2.1, 198.51.100.1], ports: [{name: a, port: 10256}, {name: b, port: 10249}, "+
+		"{name: c, port: 10250}, {name: d, port: 10300}, {name: e, port: 81}]}\n"))
+	file := n.path("config.yaml")
+	const metrics = "metricsBindAddress: 0.0.0.0:10249\nclusterCIDR: 10.1.0.0/16\n"
+	write(t, file, nftablesFile(metrics))
+	p := n.configured(file)
+	p.await(regexp.MustCompile(`W.*\] "Part of a Service is refused" note=".*192.0.2.1 is this node's, where port ` +
+		`10249 is the proxy's metrics server's.*" service="evil/taker"`))
+	n.code("http://192.0.2.1:10256/livez", 200)
+	n.code("http://192.0.2.1:10249/metrics", 200)
+	n.Do(func() {
+		kubelet, err := net.Dial("tcp", "192.0.2.1:10250")
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		kubelet.Close()
+	})
+	n.refused("192.0.2.1:10300")
+	list := []string{"nft", "list", "table", "ip", "kube-proxy"}
+	n.eventually("198.51.100.1 . tcp . 10256", list...)
+	_, out, _ := n.kubeProxy("why", "evil/taker")
+	has(t, "why", out, "192.0.2.1 is this node's, where port 10249 is the proxy's metrics server's")
+
+	n.command("ip", "address", "add", "198.51.100.1/32", "dev", "lo")
+	n.code("http://198.51.100.1:10256/livez", 200)
+	n.without("198.51.100.1 . tcp . 10256", list...)
+
+	write(t, file, nftablesFile(metrics+"healthzBindAddress: 0.0.0.0:10300\n"))
+	n.code("http://192.0.2.1:10300/livez", 200)
+	n.command("ip", "address", "del", "198.51.100.1/32", "dev", "lo")
+	n.eventually("198.51.100.1 . tcp . 10249", list...)
+	p.stop()
 }
 
 // A program keeps its port at 127.0.0.1 beside a NodePort of mode nftables, and log, event and

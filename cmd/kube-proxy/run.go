@@ -139,6 +139,8 @@ func (p *proxy) serve(ctx context.Context, src source) error {
 	defer end(nil)
 	failed := &failures{end: end}
 	var running sync.WaitGroup
+	followOwn := p.openOwn(ctx)
+	running.Go(func() { followOwn(ctx) })
 	running.Go(func() { p.perform(ctx, failed.add) })
 	running.Go(func() { p.watchConfig(ctx, failed.add) })
 	running.Go(func() {

@@ -2,6 +2,7 @@ package wiring
 
 import (
 	"log/slog"
+	"net/netip"
 	"time"
 
 	"kube-proxy/config"
@@ -84,7 +85,22 @@ func (c *Config) Policy(fam lb.Family) policy.Settings {
 		NodePortAddrs: policy.NodePortAddrs{
 			Primary: r.NodePorts.Primary, Prefixes: r.NodePorts.Prefixes, NodeIP: c.BindAddress,
 		},
+		OwnPorts: c.ownPorts(),
 	}
+}
+
+// ownPorts are the TCP ports of servers on every node (TN-92).
+func (c *Config) ownPorts() []policy.OwnPort {
+	own := []policy.OwnPort{{Port: policy.KubeletPort, Of: "the kubelet's"}}
+	for _, s := range []struct {
+		at netip.AddrPort
+		of string
+	}{{c.Servers.Healthz, "the proxy's health server's"}, {c.Servers.Metrics, "the proxy's metrics server's"}} {
+		if s.at.Port() != 0 {
+			own = append(own, policy.OwnPort{Port: s.at.Port(), Of: s.of})
+		}
+	}
+	return own
 }
 
 // Budget is the budget of a mode's plane; now returns the settings, which may change.

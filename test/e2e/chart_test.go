@@ -419,14 +419,15 @@ func TestChartStrings(t *testing.T) {
 	}
 }
 
-// The kubelet's probes use the address where the proxy listens for them, in every notation.
+// The kubelet's probes use the address where the proxy listens for them, in every notation:
+// loopback where it listens everywhere, because a Service may claim the node's addresses (TN-92).
 func TestChartProbes(t *testing.T) {
 	for address, want := range map[string]string{
-		"":                    " 10256",
-		"0.0.0.0":             " 10256",
-		"0.0.0.0:10356":       " 10356",
-		"'::'":                " 10256",
-		"'[::]:10356'":        " 10356",
+		"":                    "127.0.0.1 10256",
+		"0.0.0.0":             "127.0.0.1 10256",
+		"0.0.0.0:10356":       "127.0.0.1 10356",
+		"'::'":                "::1 10256",
+		"'[::]:10356'":        "::1 10356",
 		"127.0.0.1:10356":     "127.0.0.1 10356",
 		"'[::1]'":             "::1 10256",
 		"'::1'":               "::1 10256",

@@ -32,7 +32,7 @@ func Frontends(v cluster.View, s policy.Settings) []*lb.Frontend {
 	// port.
 	rows := map[lb.Key]*lb.Frontend{}
 	claim := func(k lb.Key, kind lb.Kind, p cluster.ServicePort) {
-		if rows[k] == nil && p.Port != 0 && k.Port != 0 {
+		if rows[k] == nil && p.Port != 0 && k.Port != 0 && !w.reserved(k, kind) {
 			rows[k] = w.row(k, kind, p)
 		}
 	}
@@ -86,13 +86,20 @@ var unserved = map[string][]string{
 	"::/96": nil, "::ffff:0:0/96": nil, "fe80::/10": nil, "ff00::/8": nil,
 }
 
-func (w world) serves(a netip.Addr, use string) bool {
-	provisional := use == "external" || use == "load balancer"
-	// TN-66
-	return Serves(w.Settings, a, use) &&
-		!(provisional && slices.ContainsFunc(w.Service.Ports, func(p cluster.ServicePort) bool {
-			return p.Protocol == cluster.TCP && slices.Contains(w.Node.APIServers, netip.AddrPortFrom(a, p.Port))
-		}))
+func (w world) serves(a netip.Addr, use string) bool { return Serves(w.Settings, a, use) }
+
+// reserved reports whether the key is an API server's (TN-66), or of a server of this machine
+// (TN-92).
+func (w world) reserved(k lb.Key, kind lb.Kind) bool {
+	if k.Proto != lb.TCP || kind == lb.ClusterIP {
+		return false
+	}
+	own := slices.ContainsFunc(w.OwnPorts, func(o policy.OwnPort) bool { return o.Port == k.Port })
+	if kind == lb.NodePort {
+		return own
+	}
+	return slices.Contains(w.Node.APIServers, netip.AddrPortFrom(k.Addr, k.Port)) ||
+		slices.Contains(w.Node.Own, k.Addr) && (own || slices.Contains(w.HealthPorts, k.Port))
 }
 
 // Serves reports whether an address is served as "cluster IP", "load balancer", "external" or

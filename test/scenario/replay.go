@@ -44,10 +44,12 @@ type Step struct {
 
 // Replay begins a walk.
 func (s *Scenario) Replay(f lb.Family) *Replay {
+	store := cluster.NewStore(s.Settings.NodeName)
+	store.Fold(s.Settings.Held())
 	return &Replay{
 		s:        s,
 		settings: s.Settings.For(f),
-		store:    cluster.NewStore(s.Settings.NodeName),
+		store:    store,
 		services: map[cluster.Name]*cluster.Service{},
 		stretch:  1,
 	}

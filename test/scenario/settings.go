@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"kube-proxy/cluster"
 	"kube-proxy/lb"
 	"kube-proxy/policy"
 )
@@ -51,6 +52,16 @@ func (s Settings) For(f lb.Family) policy.Settings {
 	return p
 }
 
+// Held returns the event of the single addresses in NodeHolds.
+func (s Settings) Held() (held cluster.NodeHolds) {
+	for _, p := range s.NodeHolds {
+		if p.IsSingleIP() {
+			held.Addrs = append(held.Addrs, p.Addr())
+		}
+	}
+	return held
+}
+
 // settings reads lines "name: value", named as the product's flags.
 func (p *parser) settings(line int, data string) {
 	for i, l := range lines(data) {
@@ -86,6 +97,8 @@ func (s *Settings) set(name, value string) error {
 		s.Policy.PodInterface = value
 	case "nodeport-addresses":
 		s.Policy.NodePortAddrs, err = parseNodePortAddrs(value)
+	case "own-ports":
+		s.Policy.OwnPorts, err = parseOwnPorts(value)
 	case "node-holds":
 		s.NodeHolds, err = parsePrefixes(value)
 	case "host-ports":
@@ -93,9 +106,21 @@ func (s *Settings) set(name, value string) error {
 	default:
 		err = fmt.Errorf("unknown: want node, masquerade-all, allow-service-external-ips, external-ip-cidrs, " +
 			"detect-local-mode, cluster-cidr, pod-bridge-interface, pod-interface-name-prefix, nodeport-addresses, " +
-			"node-holds or host-ports")
+			"own-ports, node-holds or host-ports")
 	}
 	return err
+}
+
+// parseOwnPorts reads ports of servers of node1.
+func parseOwnPorts(value string) (own []policy.OwnPort, err error) {
+	for word := range strings.FieldsFuncSeq(value, isSeparator) {
+		port, err := strconv.ParseUint(word, 10, 16)
+		if err != nil {
+			return nil, err
+		}
+		own = append(own, policy.OwnPort{Port: uint16(port), Of: "the proxy's"})
+	}
+	return own, nil
 }
 
 // parseNodePortAddrs reads CIDRs and the words primary, localhost and all (CF-37).

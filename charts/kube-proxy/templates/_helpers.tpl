@@ -172,11 +172,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end }}
 
-{{- /* The host of probes: by default the node's address. */ -}}
+{{- /* The host of probes: loopback, which no Service can claim, unless the server listens elsewhere. */ -}}
 {{- define "kube-proxy.probeHost" -}}
-{{- if not (has .host (list "" "0.0.0.0" "::")) -}}
-host: {{ .host | quote }}
-{{- end -}}
+host: {{ get (dict "" "127.0.0.1" "0.0.0.0" "127.0.0.1" "::" "::1") .host | default .host | quote }}
 {{- end }}
 
 {{- define "kube-proxy.windowsSelector" -}}
