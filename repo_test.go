@@ -37,7 +37,7 @@ const imports = `
 	internal/netlink, internal/nft/wire, internal/rollback, plane/internal/diff < plane/internal/ranges;
 	plane/internal/ranges < plane/nftables, plane/userspace/redirect;
 	lb < plane/internal/slots;
-	NONE < internal/thread, internal/netlab, internal/kernel, test/exectest, test/logtest, test/cputest, test/seedtest, internal/ratelimit, internal/bisect, internal/pause, internal/plural, internal/nearest, internal/listen, test/listentest, internal/netlink, internal/scm, test/wine;
+	NONE < internal/thread, internal/netlab, internal/kernel, test/exectest, test/logtest, test/clocktest, test/cputest, test/seedtest, internal/ratelimit, internal/bisect, internal/pause, internal/plural, internal/nearest, internal/listen, test/listentest, internal/netlink, internal/scm, test/wine;
 
 	cluster, lb < policy, debug/changes;
 	cluster, lb, policy < config/nodecheck;
@@ -297,6 +297,69 @@ func TestModules(t *testing.T) {
 				!(f.test && slices.Contains(may["TESTS"], closest)) {
 				t.Errorf("%s: package %s may not import %s", f.path, f.dir, imp)
 			}
+		}
+	}
+}
+
+// wallClocks are the files that may drop the monotonic reading of a time, and why. Ages and deadlines
+// need the reading: the wall clock of a node may be stepped.
+var wallClocks = map[string]string{
+	"cli/report.go":             "shown to people",
+	"logging/json.go":           "klog's format",
+	"debug/changes/ring.go":     "a number that grows from one process to the next",
+	"debug/inspect/changes.go":  "shown to people",
+	"debug/inspect/service.go":  "shown to people",
+	"engine/changes.go":         "shown to people",
+	"engine/config.go":          "compared with times of the API",
+	"engine/inbox.go":           "compared with times of the API, shown to people",
+	"engine/programming.go":     "compared with times of the API",
+	"engine/resolve.go":         "shown to people",
+	"health/answer.go":          "answers of probes",
+	"source/convert/service.go": "times of the API",
+	"source/convert/slice.go":   "times of the API",
+	"status/metrics.go":         "values of metrics",
+	"status/table.go":           "values of metrics",
+	"status/zpages.go":          "shown to people",
+}
+
+// TestMonotonicClock: a time that is not only formatted keeps its monotonic reading, so that Sub,
+// Before and After compare what no step of the wall clock changes.
+func TestMonotonicClock(t *testing.T) {
+	strips := []string{"UTC", "Unix", "UnixNano", "UnixMicro", "UnixMilli"}
+	seen := map[string]bool{}
+	for _, f := range goFiles(t) {
+		if f.test || f.nested() || strings.HasPrefix(f.dir, "test/") || strings.HasPrefix(f.dir, "tools/") {
+			continue
+		}
+		formatted := map[ast.Expr]bool{}
+		ast.Inspect(f.ast, func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if !ok {
+				return true
+			}
+			method, ok := call.Fun.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			if method.Sel.Name == "Format" {
+				formatted[method.X] = true
+			}
+			if formatted[call] || !slices.Contains(strips, method.Sel.Name) {
+				return true
+			}
+			if pkg, ok := method.X.(*ast.Ident); ok && (pkg.Name == "time" || len(call.Args) > 0) { // time.Unix
+				return true
+			}
+			if seen[f.path] = true; wallClocks[f.path] == "" {
+				t.Errorf("%s: %s drops the monotonic reading of a time: compare times as they are, and convert them where "+
+					"they are written", f.path, method.Sel.Name)
+			}
+			return true
+		})
+	}
+	for path := range wallClocks {
+		if !seen[path] {
+			t.Errorf("%s does not drop the monotonic reading of a time any more: take it out of wallClocks", path)
 		}
 	}
 }

@@ -61,8 +61,12 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // after a while, but no reason to restart this process.
 func (s *Server) standing(eligible *bool) (int, standing) {
 	r := s.look()
-	out := standing{LastUpdated: r.last, CurrentTime: r.now, NodeEligible: eligible, Healthy: r.healthy,
-		Status: r.families, Waiting: r.waiting}
+	out := standing{LastUpdated: r.last.UTC(), CurrentTime: r.now.UTC(), NodeEligible: eligible, Healthy: r.healthy,
+		Status: make(map[string]familyReport, len(r.families)), Waiting: r.waiting}
+	for family, one := range r.families {
+		one.LastUpdated = one.LastUpdated.UTC()
+		out.Status[family] = one
+	}
 	if eligible != nil && r.stalled {
 		out.Healthy = false
 	}
@@ -70,13 +74,13 @@ func (s *Server) standing(eligible *bool) (int, standing) {
 		return http.StatusServiceUnavailable, out
 	}
 	// Clients compare it with currentTime: it was once the time of the last sync (HT-05).
-	out.LastUpdated = r.now
+	out.LastUpdated = out.CurrentTime
 	return http.StatusOK, out
 }
 
 func (s *Server) readiness() (int, readiness) {
 	r := s.look()
-	out := readiness{CurrentTime: r.now, Draining: s.draining.Load(), Missing: r.missing, Waiting: r.waiting}
+	out := readiness{CurrentTime: r.now.UTC(), Draining: s.draining.Load(), Missing: r.missing, Waiting: r.waiting}
 	if out.Missing == nil {
 		out.Missing = []string{}
 	}

@@ -56,7 +56,7 @@ const lastWords = time.Second
 
 // New returns a server that listens nowhere yet.
 func New(cfg Config) *Server {
-	s := &Server{cfg: cfg, made: time.Now().UTC(), open: listen.Open}
+	s := &Server{cfg: cfg, made: time.Now(), open: listen.Open}
 	s.http = newHTTP("health server", s, cfg.Log)
 	s.listener = listen.NewMover(listen.Config{
 		Open:   func(ctx context.Context, p listen.Address) (net.Listener, error) { return s.open(ctx, p) },

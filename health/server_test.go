@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"kube-proxy/lb"
+	"kube-proxy/test/clocktest"
 	"kube-proxy/test/logtest"
 )
 
@@ -336,4 +337,38 @@ func status(c *http.Client, at netip.AddrPort) int {
 	}
 	drain(resp)
 	return resp.StatusCode
+}
+
+// HT-04: a step of the wall clock neither hides a change that waits for the kernel nor makes one of
+// them old.
+func TestSteppedClock(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		ago, by time.Duration // when the change began to wait, and how the wall clock was stepped since
+		code    int
+	}{
+		{"back, while one waits for too long", 2 * time.Minute, -time.Hour, 503},
+		{"back, while one has just begun to wait", time.Second, -time.Hour, 200},
+		{"forward, while one waits for too long", 2 * time.Minute, time.Hour, 503},
+		{"forward, while one has just begun to wait", time.Second, time.Hour, 200},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			since := clocktest.Step(t, time.Now().Add(-c.ago), -c.by)
+			sc := scene{period: 30 * time.Second, known: true, eligible: true, v4: State{QueuedSince: since, Begun: true},
+				v6: State{Begun: true}}
+			s := sc.server()
+			for _, path := range []string{"/healthz", "/livez"} {
+				if got := probe(s, "GET", path).Code; got != c.code {
+					t.Errorf("%s: %d, want %d", path, got, c.code)
+				}
+			}
+			if got := s.Healthy(); got != (c.code == 200) { // of health check NodePorts
+				t.Errorf("healthy: %v", got)
+			}
+			sc.v4, sc.waits = State{Begun: true}, since
+			if got := probe(s, "GET", "/healthz").Code; got != c.code {
+				t.Errorf("waiting for another process: %d, want %d", got, c.code)
+			}
+		})
+	}
 }

@@ -33,7 +33,7 @@ func (s *Server) timeout() time.Duration {
 
 // report is the state of all families at one moment.
 type report struct {
-	now      time.Time
+	now      time.Time // with the monotonic clock, as all times here: the wall clock may be stepped
 	healthy  bool
 	last     time.Time // the newest real update of any family
 	families map[string]familyReport
@@ -50,7 +50,7 @@ type familyReport struct {
 // look returns the state of all families. A family that has not written yet counts as updated when
 // the server was made.
 func (s *Server) look() report {
-	r := report{now: time.Now().UTC(), healthy: true, last: s.made, families: make(map[string]familyReport,
+	r := report{now: time.Now(), healthy: true, last: s.made, families: make(map[string]familyReport,
 		len(s.cfg.Families))}
 	timeout := s.timeout()
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
@@ -62,7 +62,7 @@ func (s *Server) look() report {
 		one := familyReport{LastUpdated: s.made, Healthy: st.QueuedSince.IsZero() ||
 			r.now.Sub(st.QueuedSince) < timeout}
 		if !st.LastSuccess.IsZero() {
-			one.LastUpdated = st.LastSuccess.UTC()
+			one.LastUpdated = st.LastSuccess
 		}
 		if one.LastUpdated.After(r.last) {
 			r.last = one.LastUpdated

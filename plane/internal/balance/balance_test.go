@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -14,6 +15,7 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane/internal/relay"
+	"kube-proxy/test/clocktest"
 )
 
 func backend(i int) netip.AddrPort {
@@ -414,5 +416,34 @@ func TestManyAsk(t *testing.T) {
 	}
 	if st := b.Stats(); st.Places != 0 || st.Failing != 0 {
 		t.Errorf("when all is gone: %+v", st)
+	}
+}
+
+// A step of the wall clock, in either direction, changes neither the turns nor the clients of a
+// backend.
+func TestSteppedClock(t *testing.T) {
+	for _, by := range []time.Duration{-time.Hour, time.Hour} {
+		b := New(Config{})
+		s := b.Set(setOf("ns/a", 1, 2, 3), time.Minute)
+		now := time.Now()
+		stepped := clocktest.Step(t, now, by)
+		at := func(now time.Time) netip.AddrPort {
+			m, _ := s.pick(client(1).Addr.Addr(), nil, now)
+			return m.addr
+		}
+		first := at(now)
+		for range 3 {
+			if a := at(stepped.Add(time.Second)); a != first {
+				t.Errorf("after a step by %v the client of %s met %s", by, first, a)
+			}
+		}
+		h := &health{failing: new(atomic.Int64)}
+		h.failed(now)
+		if h.good(stepped.Add(leastBackoff / 2)) {
+			t.Errorf("a step by %v ended the pause of a backend that failed", by)
+		}
+		if !h.good(stepped.Add(2 * leastBackoff)) {
+			t.Errorf("a step by %v prolonged the pause of a backend that failed", by)
+		}
 	}
 }

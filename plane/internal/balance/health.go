@@ -26,12 +26,18 @@ func Unreachable(err error) bool {
 	return errors.As(err, &t) && t.Timeout()
 }
 
+// began is the zero of ticks.
+var began = time.Now()
+
+// ticks are the nanoseconds of the monotonic clock since began: the wall clock may be stepped.
+func ticks(now time.Time) int64 { return int64(now.Sub(began)) }
+
 // health is the state of a backend, shared by the sets that have it.
 type health struct {
 	sets    int // under the Balance's lock
 	failing *atomic.Int64
 
-	// until is when the backend gets its turn again, in nanoseconds since 1970; 0: it has its turn.
+	// until is when the backend gets its turn again, as ticks; 0: it has its turn.
 	until atomic.Int64
 
 	mu       sync.Mutex
@@ -42,7 +48,7 @@ type health struct {
 // good reports whether the backend may have its turn.
 func (h *health) good(now time.Time) bool {
 	u := h.until.Load()
-	return u == 0 || u <= now.UnixNano()
+	return u == 0 || u <= ticks(now)
 }
 
 // failed notes a failure. Failures of clients that were under way together count once.
@@ -60,7 +66,7 @@ func (h *health) failed(now time.Time) {
 	if n := h.failures - 1; n < 6 {
 		wait = min(wait, leastBackoff<<n)
 	}
-	h.until.Store(now.Add(jitter(wait)).UnixNano())
+	h.until.Store(ticks(now.Add(jitter(wait))))
 }
 
 func (h *health) succeeded() {

@@ -44,7 +44,7 @@ type member struct {
 // place is where clients of one hash stay.
 type place struct {
 	m     *member
-	until int64 // nanoseconds since 1970
+	until int64 // ticks
 }
 
 // hold replaces the backends. Those that stay keep their turns, and new ones get random turns among
@@ -157,13 +157,13 @@ func (s *Set) pick(client netip.Addr, tried []netip.AddrPort, now time.Time) (m 
 	if len(s.places) == 0 {
 		s.places = map[uint16]place{}
 	}
-	s.places[at] = place{m, now.Add(s.affinity).UnixNano()}
+	s.places[at] = place{m, ticks(now.Add(s.affinity))}
 	return m, false
 }
 
 // stayWith returns the backend of a place if its clients stay with it.
 func (s *Set) stayWith(p place, tried []netip.AddrPort, now time.Time) *member {
-	if p.m == nil || p.m.gone || p.until <= now.UnixNano() || !s.worth(p.m, tried) || !p.m.health.good(now) &&
+	if p.m == nil || p.m.gone || p.until <= ticks(now) || !s.worth(p.m, tried) || !p.m.health.good(now) &&
 		len(s.ring) > 1 {
 		return nil
 	}
@@ -208,7 +208,7 @@ func (s *Set) sweep(now time.Time) {
 	s.sweepAt = now.Add(s.affinity)
 	before := len(s.places)
 	for at, p := range s.places {
-		if p.until <= now.UnixNano() || p.m.gone {
+		if p.until <= ticks(now) || p.m.gone {
 			delete(s.places, at)
 		}
 	}
@@ -256,8 +256,8 @@ func (s *Set) State(client netip.Addr) State {
 	worth := 0
 	for _, m := range ring {
 		t := Turn{Addr: m.addr}
-		if u := m.health.until.Load(); u > now.UnixNano() {
-			t.Failing = time.Duration(u - now.UnixNano())
+		if u := m.health.until.Load(); u > ticks(now) {
+			t.Failing = time.Duration(u - ticks(now))
 		}
 		if s.worth(m, nil) {
 			worth++
