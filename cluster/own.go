@@ -11,7 +11,7 @@ func (ev NodeHolds) foldInto(s *Store, d *Dirty) {
 }
 
 // setOwn marks the Services dirty that name an address which this machine has or had: its own ports
-// there are served to no Service (TN-92).
+// there are served to no Service (TN-98).
 func (s *Store) setOwn(d *Dirty) {
 	now := slices.Clone(s.held)
 	if s.facts.Node != nil {

@@ -10,8 +10,8 @@ import (
 )
 
 // Services that name an address of this machine are resolved again when that address comes or goes,
-// and when a health check NodePort takes or releases one of their ports; others are not (TN-92).
-func TestOwnPortsTN92(t *testing.T) {
+// and when a health check NodePort takes or releases one of their ports; others are not (TN-98).
+func TestOwnPortsTN98(t *testing.T) {
 	here, other := netip.MustParseAddr("172.18.0.2"), netip.MustParseAddr("172.18.0.9")
 	service := func(name string, at netip.Addr, port uint16, proto cluster.Protocol) *cluster.Service {
 		return &cluster.Service{Name: cluster.Name{Namespace: "tenant", Name: name}, ExternalIPs: []netip.Addr{at},

@@ -64,7 +64,7 @@ func checkRefused(t *testing.T, v cluster.View, s policy.Settings) {
 	t.Helper()
 	reported := map[string]policy.Refusal{}
 	for _, r := range policy.Refused(v, s) {
-		if r.Addr.IsValid() && oracle.Serves(s, r.Addr, useOf[r.Field]) { // some port of it (TN-66, TN-92)
+		if r.Addr.IsValid() && oracle.Serves(s, r.Addr, useOf[r.Field]) { // some port of it (TN-66, TN-98)
 			if !slices.Contains(v.Node.Own, r.Addr) && !strings.Contains(r.Why, "API server") {
 				t.Fatalf("reported %v, which is not reserved", r)
 			}

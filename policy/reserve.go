@@ -15,7 +15,7 @@ import (
 //     receive the deletion of the Service (TN-66).
 //   - a port of the proxy's servers, of the kubelet or of a health check NodePort at an address of
 //     this machine, and the first two as NodePorts. The Service would answer the probes of the
-//     kubelet and of load balancers in their place (TN-92).
+//     kubelet and of load balancers in their place (TN-98).
 //
 // All are of TCP. The Service keeps its other ports at such an address.
 func (s *Settings) reserve(v *cluster.View) {

@@ -48,7 +48,7 @@ type Settings struct {
 	// NodePortAddrs chooses the addresses that answer NodePorts.
 	NodePortAddrs NodePortAddrs
 	// OwnPorts are the TCP ports of the proxy's servers and of the kubelet on this machine. No
-	// Service has them at an address of the machine, nor as NodePorts (TN-92).
+	// Service has them at an address of the machine, nor as NodePorts (TN-98).
 	OwnPorts []OwnPort
 
 	// reserved holds the keys that the current Service requests and must not have, and why; see

@@ -25,7 +25,7 @@ const ownEvery = time.Minute
 const ownDelay = 100 * time.Millisecond
 
 // openOwn lists this machine's addresses before the source starts, so that the first write already
-// leaves the ports of the node's own servers alone (TN-92). It returns a function that follows the
+// leaves the ports of the node's own servers alone (TN-98). It returns a function that follows the
 // addresses until its context ends.
 func (p *proxy) openOwn(ctx context.Context) func(context.Context) {
 	own, err := newOwnAddrs(p.addressDevices())

@@ -106,8 +106,8 @@ func TestPortsTaken(t *testing.T) {
 
 // A Service without endpoints that names the node's addresses would have probes of the proxy and of
 // the kubelet refused. Their ports stay the node's: at an address that the node gets later, and at
-// a port to which the health server moves. Log and `why` report it (TN-92).
-func TestOwnPortsTN92(t *testing.T) {
+// a port to which the health server moves. Log and `why` report it (TN-98).
+func TestOwnPortsTN98(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)
 	n.command("ip", "address", "add", "192.0.2.1/32", "dev", "lo")

@@ -89,7 +89,7 @@ func (c *Config) Policy(fam lb.Family) policy.Settings {
 	}
 }
 
-// ownPorts are the TCP ports of servers on every node (TN-92).
+// ownPorts are the TCP ports of servers on every node (TN-98).
 func (c *Config) ownPorts() []policy.OwnPort {
 	own := []policy.OwnPort{{Port: policy.KubeletPort, Of: "the kubelet's"}}
 	for _, s := range []struct {

@@ -420,7 +420,7 @@ func TestChartStrings(t *testing.T) {
 }
 
 // The kubelet's probes use the address where the proxy listens for them, in every notation:
-// loopback where it listens everywhere, because a Service may claim the node's addresses (TN-92).
+// loopback where it listens everywhere, because a Service may claim the node's addresses (TN-98).
 func TestChartProbes(t *testing.T) {
 	for address, want := range map[string]string{
 		"":                    "127.0.0.1 10256",

@@ -89,7 +89,7 @@ var unserved = map[string][]string{
 func (w world) serves(a netip.Addr, use string) bool { return Serves(w.Settings, a, use) }
 
 // reserved reports whether the key is an API server's (TN-66), or of a server of this machine
-// (TN-92).
+// (TN-98).
 func (w world) reserved(k lb.Key, kind lb.Kind) bool {
 	if k.Proto != lb.TCP || kind == lb.ClusterIP {
 		return false
