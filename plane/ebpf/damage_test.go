@@ -97,6 +97,6 @@ func (p *Plane) fillAffinity() error {
 }
 
 // setMost changes how many sockets may have storage.
-func (p *Plane) setMost(each, all int32) error {
-	return p.switches.change(func(s *bpf.LBSettings) { s.Most = [2]int32{each, all} })
+func (p *Plane) setMost(n int32) error {
+	return p.switches.change(func(s *bpf.LBSettings) { s.Most = n })
 }

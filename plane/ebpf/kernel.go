@@ -32,7 +32,8 @@ type kernel struct {
 	sets     table[uint32, bpf.LBSet]
 	slots    table[bpf.LBPlace, bpf.LBSlot]
 	backends table[uint32, bpf.LBBackend]
-	writes   uint64   // elements that were written or deleted
+	writes   uint64 // elements that were written or deleted
+	census   *census
 	reaper   *reaper  // nil for none
 	witness  *witness // nil for none
 }
@@ -97,7 +98,24 @@ func specOf(f lb.Family) (*ebpf.CollectionSpec, error) {
 	if err := spec.Variables["has_retval"].Set(flag(setsErrors() == nil)); err != nil {
 		return nil, fmt.Errorf("set whether programs may set an error: %w", err)
 	}
+	if err := spec.Variables["has_btf"].Set(flag(seesKernelSockets() == nil)); err != nil {
+		return nil, fmt.Errorf("set whether programs read the kernel's structs: %w", err)
+	}
 	return spec, nil
+}
+
+// seesKernelSockets is an error if programs do not recognise sockets that the kernel itself uses.
+func seesKernelSockets() error {
+	err := hasBTF()
+	if err == nil {
+		err = features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSkcToTcpSock) // with CAP_PERFMON
+	}
+	if err != nil {
+		return fmt.Errorf("connections of MPTCP, NFS, SMB, Ceph, iSCSI and NVMe to a Service are not left to the "+
+			"nftables rules: getpeername() of MPTCP answers an endpoint, and the others may not follow a changed "+
+			"one: %w", err)
+	}
+	return nil
 }
 
 // setsErrors is an error if programs cannot set the error of a call (before Linux 5.18).
@@ -130,7 +148,11 @@ func load(f lb.Family, pins string, counts bool) (obj bpf.LBObjects, err error) 
 			return obj, err
 		}
 	}
-	err = spec.LoadAndAssign(&obj, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: pins}})
+	options := ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: pins}}
+	if hasBTF() != nil {
+		options.Programs.KernelTypes = spec.Types // of fields that the programs then do not read
+	}
+	err = spec.LoadAndAssign(&obj, &options)
 	if err == nil {
 		return obj, sign(f, &obj)
 	}
@@ -234,25 +256,10 @@ func (k *kernel) attach() (attached int, err error) {
 				return attached, err
 			}
 			attached++
-			if h.attach == ebpf.AttachCgroupInetSockRelease { // it missed closed sockets
-				err = k.uncount()
-			}
-			if err != nil {
-				return attached, errors.Join(err, l.Close())
-			}
 		}
 		k.links[h.name] = l
 	}
 	return attached, nil
-}
-
-// uncount resets the numbers of sockets with storage: existing storage no longer counts.
-func (k *kernel) uncount() error {
-	if err := errors.Join(prune(k.obj.KeptOf, func(uint64, int32) bool { return true }),
-		k.obj.Kept.Put(uint32(0), int32(0))); err != nil {
-		return fmt.Errorf("reset the numbers of sockets: %w", err)
-	}
-	return nil
 }
 
 // adopt returns the pinned link of a hook with the program in it, or nil if that is missing or
@@ -361,6 +368,7 @@ func (k *kernel) clear() error {
 
 // close closes what this process has of the kernel's objects, which stay.
 func (k *kernel) close() error {
+	k.census.close()
 	k.reaper.close()
 	errs := []error{
 		k.witness.close(), k.obj.Close(), k.fronts.close(), k.sets.close(), k.slots.close(), k.backends.close(),

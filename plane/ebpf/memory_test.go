@@ -5,11 +5,14 @@ package ebpf
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -142,65 +145,144 @@ func TestSocketMemory(t *testing.T) {
 	})
 }
 
-// TestTenantFillsStorage: the sockets of a tenant beyond the bound of its namespace take the packet
-// path, and find room when others close. Beyond the bound of all, other clients do too (EB-24).
+// TestTenantFillsStorage: a tenant's sockets have one part in 15 of the storage that is free,
+// alone a sixteenth of all. Further ones take the packet path, and find room when others close.
+// However many tenants are at their bounds, the programs serve others (EB-24).
 func TestTenantFillsStorage(t *testing.T) {
 	eachFamily(t, func(b *bench) {
-		b.must(b.plane.setMost(100, 150))
-		open := func(host string, n int) (fds []int, known int) {
-			for i := range n {
-				kind, to := unix.SOCK_DGRAM, b.to("VIP:53")
-				if i%2 == 0 {
-					kind, to = unix.SOCK_STREAM, b.to("VIP:80")
-				}
-				fd := b.connected(host, kind, to, false)
-				fds = append(fds, fd)
-				if b.connectedInKernel(fd) {
-					known++
-				}
-			}
-			return fds, known
-		}
-		nothing, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		b.must(err)
-		b.t.Cleanup(func() { unix.Close(nothing) })
-		end := func(fds []int) {
-			for _, fd := range fds { // whose number stays taken: it is closed when the test ends
-				if err := unix.Dup3(nothing, fd, unix.O_CLOEXEC); err != nil {
-					b.t.Error(err)
-				}
-			}
-		}
-		kept := func() (all int32, each int) {
-			b.must(b.plane.kernel.obj.Kept.Lookup(uint32(0), &all))
-			b.must(prune(b.plane.kernel.obj.KeptOf, func(uint64, int32) bool { each++; return false }))
-			return all, each
-		}
-		tenant, known := open("pod3", 160)
+		b.must(b.plane.setMost(1600))
+		tenant, known := b.fill("pod3", 160)
 		if known != 100 {
 			b.t.Errorf("the programs connected %d sockets of the tenant, want 100", known)
 		}
-		other, known := open("pod2", 60)
-		if known != 50 {
-			b.t.Errorf("the programs connected %d sockets of another client, want 50", known)
+		other, known := b.fill(netlab.Node1, 100)
+		if known != 94 {
+			b.t.Errorf("the programs connected %d sockets of another client, want 94", known)
 		}
-		flows := b.socket("pod2", unix.SOCK_DGRAM, false)
+		flows := b.socket("pod3", unix.SOCK_DGRAM, false)
 		b.asks("a UDP socket beyond the bound", flows, b.to("VIP:53"), "pod1")
-		end(tenant)
-		if _, known = open("pod3", 20); known != 20 {
+		if _, known := b.fill("pod2", 20); known != 20 {
+			b.t.Errorf("the programs connected %d of 20 sockets of a further client", known)
+		}
+		b.end(tenant)
+		again, known := b.fill("pod3", 20)
+		if known != 20 {
 			b.t.Errorf("the programs connected %d of 20 sockets of the tenant after it had closed others", known)
 		}
-		end(other)
-		if all, each := kept(); all != 20 || each != 2 {
-			b.t.Errorf("%d sockets of %d clients, want 20 of two", all, each)
+		b.end(other)
+		if all, each := b.kept(); all != 40 || len(each) != 2 {
+			b.t.Errorf("%d sockets are counted, by client %v, want 20 each of two", all, each)
+		}
+		if b.plane.kernel.census.obj == nil {
+			b.t.Skip("without BTF the numbers are estimates, see TestEstimates")
 		}
 		// A detached program misses sockets that close.
 		b.must(b.plane.detach("sock_release"))
-		if n, err := b.plane.audit(); n == 0 || err != nil {
-			b.t.Errorf("repaired %d, error %v", n, err)
-		}
-		if all, each := kept(); all != 0 || each != 0 {
-			b.t.Errorf("%d sockets of %d clients, want none", all, each)
+		b.end(again[:15])
+		b.On(netlab.Node1, func() {
+			if n, err := b.plane.audit(); n == 0 || err != nil {
+				b.t.Errorf("repaired %d, error %v", n, err)
+			}
+		})
+		if !eventually(func() bool { all, _ := b.kept(); return all == 25 }) {
+			all, each := b.kept()
+			b.t.Errorf("%d sockets are counted, by client %v, want 25, which are open", all, each)
 		}
 	})
+}
+
+// TestCountsThatDrift: numbers of sockets that are wrong, whatever the reason, keep sockets without
+// room only until the next pass, which needs no comparison; also after a restart (EB-24).
+func TestCountsThatDrift(t *testing.T) {
+	eachFamily(t, func(b *bench) {
+		if b.plane.kernel.census.obj == nil {
+			b.t.Skip("without BTF the numbers are estimates, see TestEstimates")
+		}
+		_, known := b.fill("pod3", 30)
+		flows := b.socket("pod3", unix.SOCK_DGRAM, false)
+		b.asks("a UDP socket", flows, b.to("VIP:53"), "pod1")
+		_, each := b.kept()
+		damage := func(all, pod int32) {
+			b.must(b.plane.kernel.obj.Kept.Put(uint32(0), bpf.LBUsage{Sockets: all}))
+			for netns := range each {
+				b.must(b.plane.kernel.obj.KeptOf.Put(netns, pod))
+			}
+		}
+		served := func(when string) {
+			b.t.Helper()
+			if !eventually(func() bool { return b.connectedInKernel(b.connectOnly("pod3", b.to("VIP:53"))) }) {
+				b.t.Errorf("%s: no socket finds room", when)
+			}
+		}
+		damage(b.plane.switches.wanted().Most, 3)
+		served("all are full")
+		damage(3, b.plane.switches.wanted().Most)
+		served("the client is full")
+		damage(b.plane.switches.wanted().Most, b.plane.switches.wanted().Most)
+		b.restart(nil)
+		served("after a restart")
+		damage(-100, -100)
+		b.must(b.plane.kernel.census.pass(true))
+		all, each := b.kept()
+		if n := known + 1; all < int32(n)+3 || len(each) != 1 || each[slices.Collect(maps.Keys(each))[0]] != all {
+			b.t.Errorf("%d sockets are counted, by client %v, want at least %d, of one client", all, each, n+3)
+		}
+	})
+}
+
+// TestEstimates: without BTF the numbers begin again at 0 when sockets have found no room for a
+// while (EB-24).
+func TestEstimates(t *testing.T) {
+	eachFamily(t, func(b *bench) {
+		c := &census{maps: &b.plane.kernel.obj.LBMaps, began: time.Now()}
+		b.plane.kernel.census.close()
+		b.plane.kernel.census = nil
+		b.must(b.plane.setMost(160))
+		serves := func() bool { return b.connectedInKernel(b.connectOnly("pod3", b.to("VIP:53"))) }
+		for serves() { // until the client has no room
+		}
+		b.must(c.pass(true))
+		if serves() {
+			b.t.Error("the bound does not hold")
+		}
+		c.began = c.began.Add(-estimateEnds)
+		b.must(c.pass(false))
+		if !serves() {
+			b.t.Error("no room, long after the first socket found none")
+		}
+		c.began = c.began.Add(-estimateEnds)
+		b.must(c.pass(true))
+		if n, err := c.read(); err != nil || n.all.Sockets != 1 {
+			b.t.Errorf("%+v are counted, error %v, want 1: there was room", n, err)
+		}
+	})
+}
+
+// fill opens sockets of TCP and UDP, and returns how many of them the programs know.
+func (b *bench) fill(host string, n int) (fds []int, known int) {
+	b.t.Helper()
+	for i := range n {
+		kind, to := unix.SOCK_DGRAM, b.to("VIP:53")
+		if i%2 == 0 {
+			kind, to = unix.SOCK_STREAM, b.to("VIP:80")
+		}
+		fd := b.connected(host, kind, to, false)
+		fds = append(fds, fd)
+		if b.connectedInKernel(fd) {
+			known++
+		}
+	}
+	return fds, known
+}
+
+// end closes sockets at once, TCP by a reset. Their numbers stay taken until the test ends.
+func (b *bench) end(fds []int) {
+	b.t.Helper()
+	nothing, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	b.must(err)
+	defer unix.Close(nothing)
+	for _, fd := range fds {
+		b.must(unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}))
+		b.must(unix.Dup3(nothing, fd, unix.O_CLOEXEC))
+	}
 }

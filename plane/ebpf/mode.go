@@ -31,7 +31,14 @@ func facts(packets mode.Mode) mode.Mode {
 			Help: "1 while eBPF programs connect sockets to endpoints, 0 while nftables rules serve all connections"},
 		mode.Metric{Row: "EXT", Name: refusalsTotal, Kind: mode.Counter, Labels: []string{"ip_family", "reason"},
 			Help: "Calls of sockets that failed: to a Service that rejects or drops, and bind() to the port of a " +
-				"NodePort"})
+				"NodePort"},
+		mode.Metric{Row: "EXT", Name: socketsNow, Kind: mode.Gauge, Labels: []string{"ip_family"},
+			Help: "Sockets that eBPF programs connected to an endpoint or sent from, which are in the proxy's memory"},
+		mode.Metric{Row: "EXT", Name: socketsLimit, Kind: mode.Gauge, Labels: []string{"ip_family"},
+			Help: "Bound of ebpf_sockets, from the proxy's memory limit; one network namespace may have a fifteenth " +
+				"of what is free, and further sockets take the packet path"},
+		mode.Metric{Row: "EXT", Name: staleEndedTotal, Kind: mode.Counter, Labels: []string{"ip_family"},
+			Help: "Sockets that ended because their endpoint was removed"})
 	m.Rules, m.Among = Name, packets.Rules
 	m.Weigh = func(s mode.Settings) func(lb.Size) int {
 		under := packets.Weigh(s)
@@ -51,4 +58,7 @@ func weigh(s lb.Size) int {
 const (
 	programsServing = "ebpf_programs_serving"
 	refusalsTotal   = "ebpf_refusals_total"
+	socketsNow      = "ebpf_sockets"
+	socketsLimit    = "ebpf_sockets_limit"
+	staleEndedTotal = "ebpf_stale_sockets_ended_total"
 )

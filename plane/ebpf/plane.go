@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -80,8 +81,9 @@ type Plane struct {
 	kernel *kernel // nil before the first Reset, and after a failure
 	node   lb.Node
 
-	failed   error // why the programs are off
-	unreaped error // why sockets do not end with their endpoint
+	failed   error         // why the programs are off
+	ended    atomic.Uint64 // sockets, with their endpoint
+	unreaped error         // why sockets do not end with their endpoint
 	notices  []mode.Notice
 	said     map[string]bool // what is off on this kernel
 	others   string          // that were noticed
@@ -228,6 +230,9 @@ func (p *Plane) open() error {
 		if err = p.switches.goOn(k.obj.Config); err == nil {
 			k.witness, err = newWitness(k.obj.Refusals, p.serviceOf, p.cfg.Log)
 		}
+		if err == nil {
+			k.census, err = newCensus(&k.obj.LBMaps, p.cfg.Log)
+		}
 		if err != nil {
 			return errors.Join(err, k.close())
 		}
@@ -235,6 +240,7 @@ func (p *Plane) open() error {
 		p.kernel = k
 		p.mu.Unlock()
 		p.off(setsErrors())
+		p.off(seesKernelSockets())
 	}
 	p.reap()
 	return nil
@@ -245,7 +251,7 @@ func (p *Plane) reap() {
 	if p.kernel.reaper != nil || p.cfg.Stale == "none" {
 		return
 	}
-	p.kernel.reaper, p.unreaped = newReaper(&p.kernel.obj.LBMaps, p.cfg.Stale == "all", p.cfg.Log)
+	p.kernel.reaper, p.unreaped = newReaper(&p.kernel.obj.LBMaps, p.cfg.Stale == "all", &p.ended, p.cfg.Log)
 	p.off(p.unreaped)
 }
 
@@ -313,6 +319,7 @@ func (p *Plane) repair(have *snapshot) (repaired int, err error) {
 		return 0, err
 	}
 	attached, err := p.kernel.repin()
+	p.kernel.census.ask()
 	p.kernel.reaper.ask()
 	if err != nil {
 		return attached + b.len(), err
@@ -448,8 +455,10 @@ func (p *Plane) Measure(emit mode.Emit) error {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	emit(programsServing, float64(flag(p.kernel != nil)))
+	emit(socketsLimit, float64(p.switches.wanted().Most))
+	emit(staleEndedTotal, float64(p.ended.Load()))
 	if p.kernel != nil {
-		err = errors.Join(err, measureRefusals(p.kernel.obj.Refused, emit))
+		err = errors.Join(err, measureRefusals(p.kernel.obj.Refused, emit), measureSockets(p.kernel.obj.Kept, emit))
 	}
 	return err
 }

@@ -223,15 +223,13 @@ const ownCgroups, cgroupMounts = "/proc/thread-self/cgroup", "/sys/fs/cgroup"
 // others take half of that.
 const socketBytes = 768
 
-// most returns how many sockets may have storage: of a network namespace, and of all. The kernel
-// charges storage to the process that made the maps, so all take an eighth of its memory limit at
-// most, for each family.
-func most(limit uint64) [2]int32 {
-	all := int32(1 << 20)
-	if limit > 0 {
-		all = max(1024, int32(min(limit/8/socketBytes, 1<<20)))
+// most returns how many sockets may have storage. The kernel charges storage to the process that
+// made the maps, so all take an eighth of its memory limit at most, for each family.
+func most(limit uint64) int32 {
+	if limit == 0 {
+		return 1 << 20
 	}
-	return [2]int32{all / 16, all}
+	return max(1024, int32(min(limit/8/socketBytes, 1<<20)))
 }
 
 // memoryLimit says what the limit of this process is.

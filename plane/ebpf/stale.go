@@ -3,21 +3,16 @@
 package ebpf
 
 import (
-	"bufio"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/btf"
-	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/sockets"
@@ -34,6 +29,7 @@ type reaper struct {
 	obj   *ebpf.Collection
 	maps  *bpf.LBMaps
 	tcp   bool
+	ended *atomic.Uint64
 	log   *slog.Logger
 	asked chan struct{}
 	done  sync.WaitGroup
@@ -50,46 +46,32 @@ func reaps() error {
 }
 
 // loadStale loads the program that finds stale sockets, with maps of its own or those of a family.
-func loadStale(maps *bpf.LBMaps) (obj *ebpf.Collection, err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("sockets whose endpoint is gone do not end, and their programs send to it until they "+
-				"connect again: %w", err)
-		}
-	}()
-	hasBTF := func() error { _, err := btf.LoadKernelSpec(); return err }
-	err = lacking([]need{{"BTF (CONFIG_DEBUG_INFO_BTF)", hasBTF}})
-	if err = errors.Join(err, sockets.CanDestroy(context.Background())); err != nil {
-		return nil, err
-	}
-	spec, err := bpf.LoadStale()
-	if err != nil {
-		return nil, fmt.Errorf("read the program that finds stale sockets: %w", err)
-	}
+func loadStale(maps *bpf.LBMaps) (*ebpf.Collection, error) {
 	shared := map[string]*ebpf.Map{}
 	if maps != nil {
-		shared["connected"], shared["backends"] = maps.Connected, maps.Backends
+		shared["backends"] = maps.Backends
 	}
-	for name := range spec.Maps { // of the headers
-		if name != "connected" && name != "backends" && !strings.HasPrefix(name, ".") {
-			delete(spec.Maps, name)
+	obj, err := loadIterator("find_stale", shared)
+	if err == nil {
+		if err = sockets.CanDestroy(context.Background()); err != nil {
+			obj.Close()
 		}
 	}
-	obj, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared})
 	if err != nil {
-		return nil, fmt.Errorf("load the program that finds stale sockets: %w", explain(err))
+		return nil, fmt.Errorf("sockets whose endpoint is gone do not end, and their programs send to it until they "+
+			"connect again: %w", err)
 	}
 	return obj, nil
 }
 
 // newReaper starts a reaper for the maps of a family.
-func newReaper(maps *bpf.LBMaps, tcp bool, log *slog.Logger) (*reaper, error) {
+func newReaper(maps *bpf.LBMaps, tcp bool, ended *atomic.Uint64, log *slog.Logger) (*reaper, error) {
 	obj, err := loadStale(maps)
 	if err != nil {
 		return nil, err
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	r := &reaper{obj: obj, maps: maps, tcp: tcp, log: log, asked: make(chan struct{}, 1), stop: stop}
+	r := &reaper{obj: obj, maps: maps, tcp: tcp, ended: ended, log: log, asked: make(chan struct{}, 1), stop: stop}
 	r.done.Go(func() { r.run(ctx) })
 	return r, nil
 }
@@ -143,6 +125,7 @@ func (r *reaper) pass(ctx context.Context) error {
 	}
 	left, err := inNamespaces(byNamespace, inodeOf, func(all []sockets.Connected) error {
 		ended, err := sockets.Destroy(ctx, all)
+		r.ended.Add(uint64(ended))
 		if ended > 0 {
 			r.log.Info("Ended sockets whose endpoint is gone", "sockets", ended)
 		}
@@ -157,29 +140,15 @@ func (r *reaper) pass(ctx context.Context) error {
 
 // find lists the sockets whose backend is not in the tables.
 func (r *reaper) find() (found []bpf.StaleStale, err error) {
-	it, err := link.AttachIter(link.IterOptions{Program: r.obj.Programs["find_stale"], Map: r.obj.Maps["connected"]})
-	if err != nil {
-		return nil, fmt.Errorf("look for stale sockets: %w", err)
-	}
-	defer it.Close()
-	file, err := it.Open()
-	if err != nil {
-		return nil, fmt.Errorf("look for stale sockets: %w", err)
-	}
-	defer file.Close()
-	for in := bufio.NewReaderSize(file, 1<<16); ; {
-		var s bpf.StaleStale
-		err := binary.Read(in, binary.NativeEndian, &s)
-		if errors.Is(err, io.EOF) {
-			return found, nil
-		}
-		if err != nil {
-			return nil, fmt.Errorf("read stale sockets: %w", err)
-		}
+	err = iterate(r.obj.Programs["find_stale"], r.maps.Connected, func(s *bpf.StaleStale) {
 		if r.tcp || s.Proto == unix.IPPROTO_UDP {
-			found = append(found, s)
+			found = append(found, *s)
 		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for stale sockets: %w", err)
 	}
+	return found, nil
 }
 
 // unserved leaves out sockets whose destination still has their endpoint, in another set or under

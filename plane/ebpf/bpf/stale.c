@@ -1,25 +1,12 @@
 //go:build ignore
 
-/* The sockets whose backend is gone. Its object is apart: a kernel without BTF loads the others. */
+/* What the storage of sockets has: those whose backend is gone, and how many there are. Its object is apart: a
+ * kernel without BTF loads the others. */
 #include "maps.h"
+#include "kernel.h"
 #include "balance.h"
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
-struct ns_common { unsigned int inum; };
-struct net { struct ns_common ns; };
-typedef struct { struct net *net; } possible_net_t;
-struct in6_addr { union { addr_t u6_addr32; } in6_u; };
-struct sock_common {
-	__be32 skc_daddr;
-	__be32 skc_rcv_saddr;
-	__be16 skc_dport;
-	__u16 skc_num;
-	unsigned short skc_family;
-	possible_net_t skc_net;
-	struct in6_addr skc_v6_daddr;
-	struct in6_addr skc_v6_rcv_saddr;
-};
-struct sock { struct sock_common __sk_common; __u16 sk_protocol; };
 struct seq_file;
 struct bpf_iter_meta { struct seq_file *seq; };
 #pragma clang attribute pop
@@ -72,6 +59,28 @@ int find_stale(struct bpf_iter__bpf_sk_storage_map *ctx)
 	if (s.dst_port != p->backend_port || !same(s.dst, p->backend_addr))
 		return 0; /* it has ended, or is connected elsewhere */
 	bpf_seq_write(ctx->meta->seq, &s, sizeof(s));
+	return 0;
+}
+
+/* find_kept writes the cookie of the network namespace of each element. A closed socket has its own for some
+ * time: one of TCP until its peer has all data, and any until no processor uses it. */
+SEC("iter/bpf_sk_storage_map")
+int find_kept(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+	struct sock *sk = ctx->sk;
+	struct net *net;
+	__u64 netns;
+
+	if (!sk || !ctx->value)
+		return 0;
+	if (!sk->sk_socket && (sk->sk_protocol != IPPROTO_TCP || sk->__sk_common.skc_state == BPF_TCP_CLOSE))
+		return 0;
+	net = sk->__sk_common.skc_net.net;
+	if (bpf_core_field_exists(net->net_cookie))
+		netns = net->net_cookie;
+	else
+		netns = ((struct net___5_11 *)net)->net_cookie.counter;
+	bpf_seq_write(ctx->meta->seq, &netns, sizeof(netns));
 	return 0;
 }
 

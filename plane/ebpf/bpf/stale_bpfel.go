@@ -49,7 +49,8 @@ type StaleSettings struct {
 	Counts    uint8
 	Exempts   uint8
 	Pad       [3]uint8
-	Most      [2]int32
+	Most      int32
+	Spare     int32
 }
 
 type StaleStale struct {
@@ -63,6 +64,12 @@ type StaleStale struct {
 	Proto   uint16
 	Netns   uint32
 	Pad     uint32
+}
+
+type StaleUsage struct {
+	_       structs.HostLayout
+	Sockets int32
+	Lacked  uint32
 }
 
 // LoadStale returns the embedded CollectionSpec for Stale.
@@ -107,6 +114,7 @@ type StaleSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type StaleProgramSpecs struct {
+	FindKept  *ebpf.ProgramSpec `ebpf:"find_kept"`
 	FindStale *ebpf.ProgramSpec `ebpf:"find_stale"`
 }
 
@@ -143,6 +151,7 @@ type StaleVariableSpecs struct {
 	Family       *ebpf.VariableSpec `ebpf:"family"`
 	FrontType    *ebpf.VariableSpec `ebpf:"front_type"`
 	FrontendType *ebpf.VariableSpec `ebpf:"frontend_type"`
+	HasBtf       *ebpf.VariableSpec `ebpf:"has_btf"`
 	HasRetval    *ebpf.VariableSpec `ebpf:"has_retval"`
 	PeerType     *ebpf.VariableSpec `ebpf:"peer_type"`
 	PlaceType    *ebpf.VariableSpec `ebpf:"place_type"`
@@ -151,6 +160,7 @@ type StaleVariableSpecs struct {
 	SettingsType *ebpf.VariableSpec `ebpf:"settings_type"`
 	SlotType     *ebpf.VariableSpec `ebpf:"slot_type"`
 	StaleType    *ebpf.VariableSpec `ebpf:"stale_type"`
+	UsageType    *ebpf.VariableSpec `ebpf:"usage_type"`
 }
 
 // StaleObjects contains all objects after they have been loaded into the kernel.
@@ -224,6 +234,7 @@ type StaleVariables struct {
 	Family       *ebpf.Variable `ebpf:"family"`
 	FrontType    *ebpf.Variable `ebpf:"front_type"`
 	FrontendType *ebpf.Variable `ebpf:"frontend_type"`
+	HasBtf       *ebpf.Variable `ebpf:"has_btf"`
 	HasRetval    *ebpf.Variable `ebpf:"has_retval"`
 	PeerType     *ebpf.Variable `ebpf:"peer_type"`
 	PlaceType    *ebpf.Variable `ebpf:"place_type"`
@@ -232,17 +243,20 @@ type StaleVariables struct {
 	SettingsType *ebpf.Variable `ebpf:"settings_type"`
 	SlotType     *ebpf.Variable `ebpf:"slot_type"`
 	StaleType    *ebpf.Variable `ebpf:"stale_type"`
+	UsageType    *ebpf.Variable `ebpf:"usage_type"`
 }
 
 // StalePrograms contains all programs after they have been loaded into the kernel.
 //
 // It can be passed to LoadStaleObjects or ebpf.CollectionSpec.LoadAndAssign.
 type StalePrograms struct {
+	FindKept  *ebpf.Program `ebpf:"find_kept"`
 	FindStale *ebpf.Program `ebpf:"find_stale"`
 }
 
 func (p *StalePrograms) Close() error {
 	return _StaleClose(
+		p.FindKept,
 		p.FindStale,
 	)
 }
