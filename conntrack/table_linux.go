@@ -28,6 +28,8 @@ type table struct {
 
 	conns []*netlink.Conn // all of them
 
+	// by are further conditions of each list.
+	by      conntrack.By
 	entry   conntrack.Entry
 	pending []byte   // delete requests not sent yet
 	keys    []lb.Key // their keys
@@ -70,34 +72,39 @@ func (t *table) forget(ctx context.Context, proto lb.Proto, stale func(flow) (lb
 	failed func(lb.Key, error)) (tally, error) {
 	var n tally
 	t.pending, t.keys = t.pending[:0], t.keys[:0]
-	by := conntrack.ByProto
+	by := t.by
 	if proto == lb.TCP {
 		by |= conntrack.ByNoReply
 	}
-	err := t.dumps.Do(ctx, conntrack.DumpRequest(t.family, conntrack.Tuple{Proto: uint8(proto)}, by),
-		func(m netlink.Message) error {
-			if m.Type != conntrack.New {
-				return nil
-			}
-			e := &t.entry
-			if !e.Parse(m.Body) || e.Orig.Proto != uint8(proto) {
-				return nil
-			}
-			n.seen++
-			key, old := stale(flow{proto: proto, to: e.Orig.To, from: e.Reply.From,
-				replied: e.Status&conntrack.SeenReply != 0})
-			if !old {
-				return nil
-			}
-			return t.drop(ctx, key, e, &n, failed)
-		})
+	err := t.each(ctx, proto, by, func(e *conntrack.Entry) error {
+		n.seen++
+		key, old := stale(flow{proto: proto, to: e.Orig.To, from: e.Reply.From,
+			replied: e.Status&conntrack.SeenReply != 0})
+		if !old {
+			return nil
+		}
+		return t.drop(ctx, key, e, &n, failed)
+	})
 	if err == nil || errors.Is(err, netlink.ErrInterrupted) { // entries found count, but there may be more
 		err = errors.Join(t.flush(ctx, &n, failed), err)
 	}
+	return n, err
+}
+
+// each calls f for the entries of the protocol that meet the conditions, those of by which the
+// kernel knows. f must not keep the entry.
+func (t *table) each(ctx context.Context, proto lb.Proto, by conntrack.By, f func(*conntrack.Entry) error) error {
+	request := conntrack.DumpRequest(t.family, conntrack.Tuple{Proto: uint8(proto)}, by|conntrack.ByProto)
+	err := t.dumps.Do(ctx, request, func(m netlink.Message) error {
+		if m.Type != conntrack.New || !t.entry.Parse(m.Body) || t.entry.Orig.Proto != uint8(proto) {
+			return nil
+		}
+		return f(&t.entry)
+	})
 	if err != nil {
-		return n, fmt.Errorf("read the conntrack table: %w", err)
+		return fmt.Errorf("read the conntrack table: %w", err)
 	}
-	return n, nil
+	return nil
 }
 
 func (t *table) drop(ctx context.Context, key lb.Key, e *conntrack.Entry, n *tally, failed func(lb.Key, error)) error {

@@ -215,6 +215,19 @@ func (c *Conn) Exchange() (Reply, error) {
 	return c.first, nil
 }
 
+// Await sends nothing, and returns how the peer ends the connection: an error that wraps ErrReset,
+// ErrTimeout if it does not, or another.
+func (c *Conn) Await() error {
+	err := c.file.SetDeadline(time.Now().Add(c.timeout))
+	if err == nil {
+		_, err = c.readLine()
+	}
+	if err == nil {
+		err = errors.New("got a line that was not asked for")
+	}
+	return fmt.Errorf("netlab: %s: await the end: %w", c.what, classify(err))
+}
+
 func (c *Conn) echo() error {
 	c.count++
 	line := fmt.Sprintf("line %d\n", c.count)

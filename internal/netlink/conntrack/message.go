@@ -60,6 +60,9 @@ const (
 	Offloaded = 1<<14 | 1<<15 // a flowtable has it, in software or hardware
 )
 
+// TCPEstablished is the [Entry.State] of an established TCP connection (TCP_CONNTRACK_ESTABLISHED).
+const TCPEstablished = 3
+
 // By selects the parts of the original tuple that a dump compares: CTA_FILTER_F_*.
 type By uint32
 

@@ -77,6 +77,22 @@ func (ip IP) OriginalDestination() Operand {
 	return originally("ct original "+ip.Name()+" daddr", ip.ctDaddr)
 }
 
+// Client returns the source of the connection's first packet and its port.
+func (ip IP) Client() []Operand {
+	return []Operand{originally("ct original "+ip.Name()+" saddr", ip.ctSaddr),
+		originally("ct original proto-src", expr.CtKeyPROTOSRC)}
+}
+
+// Endpoint returns the source of the connection's replies and its port: its destination after all
+// translations. Unlike the packet's own destination, it is known before IPVS translates.
+func (ip IP) Endpoint() []Operand {
+	return []Operand{directed("ct reply "+ip.Name()+" saddr", ip.ctSaddr, reply),
+		directed("ct reply proto-src", expr.CtKeyPROTOSRC, reply)}
+}
+
+// reply is IP_CT_DIR_REPLY.
+const reply = 1
+
 // sourceType and destinationType read whether an address belongs to this machine.
 var (
 	sourceType = single("fib saddr type", func(to uint32) expr.Any {
@@ -122,20 +138,25 @@ func payload(text string, header expr.PayloadBase, offset, n uint32) Operand {
 	})
 }
 
-func originally(text string, key expr.CtKey) Operand {
-	return single(text, func(to uint32) expr.Any { return &original{expr.Ct{Key: key, Register: to}} })
+func originally(text string, key expr.CtKey) Operand { return directed(text, key, 0) }
+
+// directed returns a part of the connection's tuple in a direction, IP_CT_DIR_*.
+func directed(text string, key expr.CtKey, direction byte) Operand {
+	return single(text, func(to uint32) expr.Any { return &directedCt{expr.Ct{Key: key, Register: to}, direction} })
 }
 
-// original is a part of the destination of the connection's first packet. The library omits the
-// direction of such a key.
-type original struct{ expr.Ct }
+// directedCt is a part of a connection's tuple. The library omits the direction of such a key.
+type directedCt struct {
+	expr.Ct
+	direction byte
+}
 
-func (o *original) encode(e *wire.Encoder) {
+func (o *directedCt) encode(e *wire.Encoder) {
 	e.Str(unix.NFTA_EXPR_NAME, "ct")
 	at := e.Nest(unix.NFTA_EXPR_DATA)
 	e.U32(unix.NFTA_CT_KEY, uint32(o.Key))
 	e.U32(unix.NFTA_CT_DREG, o.Register)
-	e.Bytes(unix.NFTA_CT_DIRECTION, []byte{0}) // IP_CT_DIR_ORIGINAL
+	e.Bytes(unix.NFTA_CT_DIRECTION, []byte{o.direction})
 	e.EndNest(at)
 }
 

@@ -37,7 +37,7 @@ func (ip IP) New(comment string, statements ...Statement) Rule {
 }
 
 func appendExpression(e *wire.Encoder, proto byte, x expr.Any) {
-	if x, ok := x.(*original); ok {
+	if x, ok := x.(*directedCt); ok {
 		x.encode(e)
 		return
 	}

@@ -45,9 +45,8 @@ func (ip IP) From(proto uint8, from, to netip.AddrPort) []Statement {
 // OriginallyFrom matches packets of both directions by the tuple of their connection's first
 // packet.
 func (ip IP) OriginallyFrom(proto uint8, from, to netip.AddrPort) []Statement {
-	source := originally("ct original "+ip.Name()+" saddr", ip.ctSaddr)
-	sport := originally("ct original proto-src", expr.CtKeyPROTOSRC)
-	return tuple(proto, from, to, source, ip.OriginalDestination(), sport, OriginalPort)
+	client := ip.Client()
+	return tuple(proto, from, to, client[0], ip.OriginalDestination(), client[1], OriginalPort)
 }
 
 func tuple(proto uint8, from, to netip.AddrPort, source, destination, sport, dport Operand) []Statement {

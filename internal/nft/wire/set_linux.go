@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	nft "github.com/google/nftables"
 	"github.com/google/nftables/userdata"
@@ -126,6 +127,9 @@ type Set struct {
 	Verdict bool
 	Flags   uint32 // NFT_SET_*, but for NFT_SET_MAP
 	Size    uint32 // maximum number of elements; 0 for no limit
+	// Timeout is how long an element without its own timeout lives, in a set of such elements; 0 is
+	// for ever.
+	Timeout time.Duration
 	Comment string
 }
 

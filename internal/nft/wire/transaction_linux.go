@@ -236,6 +236,9 @@ func (t *Transaction) addSet(d *Set, id uint32) {
 		e.U32(unix.NFTA_SET_DESC_SIZE, d.Size)
 		e.EndNest(desc)
 	}
+	if d.Timeout > 0 {
+		e.U64(unix.NFTA_SET_TIMEOUT, uint64(d.Timeout.Milliseconds()))
+	}
 	e.Bytes(unix.NFTA_SET_USERDATA, d.userdata())
 	e.EndMessage(at)
 }
