@@ -146,6 +146,10 @@ const imports = `
 	cluster, lb < failover;
 	cluster, lb, failover < failover/control;
 	failover < mode, conntrack, plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace;
+	# Conntrack is the same whatever translates, so planes watch unanswered connections in one way, by a table beside their rules.
+	internal/netlink < internal/netlink/nflog;
+	lb, failover, conntrack, internal/netlink, internal/netlink/conntrack, internal/netlink/nflog, internal/nft/rule, internal/nft/wire, internal/ratelimit, plane/selfwrites < plane/internal/unanswered;
+	plane/internal/unanswered < plane/nftables, plane/iptables, plane/ipvs;
 
 	# The oracle says slowly what policy and lb say quickly; tests alone ask it.
 	cluster, policy, lb < test/oracle;
@@ -154,7 +158,7 @@ const imports = `
 	# A scenario holds the YAML that a user would apply, so reading one goes the way that YAML goes.
 	cluster, policy, lb, source/convert, source/manifests < test/scenario;
 	# What it proves is the interface that the engine calls, with the flows that the process has the kernel forget beside it.
-	cluster, policy, lb, plane, engine, conntrack, source/convert, source/manifests, internal/netlab, test/scenario, test/seedtest, test/adversary, mode < test/planetest;
+	cluster, policy, lb, plane, engine, conntrack, source/convert, source/manifests, internal/netlab, test/scenario, test/seedtest, test/adversary, mode, failover, failover/control < test/planetest;
 
 	# What the process does with its configuration, commands say that it would do.
 	config, engine, internal/system, lb, mode, policy, source/kube < internal/wiring;

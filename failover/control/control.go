@@ -23,7 +23,7 @@ type Rescuer interface {
 	// retransmission of each waiting client meets another endpoint. It returns their number. It is
 	// called after the rules that avoid the endpoints are in force.
 	Rescue(ctx context.Context, endpoints []failover.Endpoint) (rescued int, err error)
-	// ResetConnections ends established connections to the endpoints with a reset towards the client, and
-	// returns their number.
+	// ResetConnections ends established connections to the endpoints with a reset towards the
+	// client, and returns their number.
 	ResetConnections(ctx context.Context, endpoints []failover.Endpoint) (ended int, err error)
 }

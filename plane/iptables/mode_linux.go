@@ -56,7 +56,7 @@ func (h *host) open(s mode.Settings) (mode.Plane, error) {
 
 func configOf(s mode.Settings) Config {
 	return Config{Family: s.Family, MasqueradeBit: &s.MasqueradeBit, LocalhostNodePorts: &s.LocalhostNodePorts,
-		Writes: s.Writes}
+		Writes: s.Writes, Log: s.Log}
 }
 
 func render(s mode.Settings, want *lb.Table) ([]byte, error) {

@@ -4,6 +4,7 @@ package iptables
 
 import (
 	"fmt"
+	"log/slog"
 	"sync/atomic"
 
 	"kube-proxy/internal/kernel"
@@ -11,6 +12,7 @@ import (
 	"kube-proxy/internal/xtwalk"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
+	"kube-proxy/plane/internal/unanswered"
 	"kube-proxy/plane/selfwrites"
 )
 
@@ -35,6 +37,8 @@ type Config struct {
 	// Programs are the family's programs that [xtables.Find] returned. If it is nil, New finds
 	// them.
 	Programs *xtables.Tool
+	// Log receives lost reports of unanswered connections; nil is slog.Default().
+	Log *slog.Logger
 }
 
 // Plane maintains one family's chains. Only one goroutine at a time may call its methods, on a
@@ -42,6 +46,7 @@ type Config struct {
 type Plane struct {
 	*xtables.Writer
 	*xtwalk.Tracer
+	*unanswered.Watch
 	base renderer // the constant part of a renderer
 	st   *state   // nil before the first Reset, and while the kernel's content is unknown
 
@@ -115,7 +120,8 @@ func New(cfg Config) (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Plane{Writer: xtables.NewWriter(t, xtables.Ours, cfg.Writes), Tracer: xtwalk.New(t)}
+	p := &Plane{Writer: xtables.NewWriter(t, xtables.Ours, cfg.Writes), Tracer: xtwalk.New(t),
+		Watch: unanswered.New(unanswered.Config{Family: cfg.Family, Writes: cfg.Writes, Log: cfg.Log})}
 	p.window, p.drift = windowSize, make(chan struct{}, 1)
 	p.maxLines, p.maxBatchWeight = xtables.NFTLines, nftBatchWeight
 	if t.Backend == xtables.Legacy {

@@ -14,6 +14,7 @@ import (
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
+	"kube-proxy/plane/internal/unanswered"
 	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
 )
@@ -21,6 +22,7 @@ import (
 // whole is a plane with its connections to the kernel.
 type whole struct {
 	*Plane
+	*unanswered.Watch
 	opened closers
 }
 
@@ -37,7 +39,7 @@ func newWhole(b xtables.Backend, f lb.Family, exclude ...netip.Prefix) (_ *whole
 			return nil, err
 		}
 	}
-	w := &whole{}
+	w := &whole{Watch: unanswered.New(unanswered.Config{Family: f, LateTranslation: true})}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("a plane by %s: %w", b, err), w.Close())

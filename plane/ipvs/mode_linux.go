@@ -20,6 +20,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane"
+	"kube-proxy/plane/internal/unanswered"
 )
 
 // Mode returns the mode ipvs.
@@ -45,7 +46,8 @@ type host struct {
 
 // open creates the plane of a family, and opens its connections.
 func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
-	p := &modePlane{}
+	p := &modePlane{Watch: unanswered.New(unanswered.Config{Family: s.Family, LateTranslation: true, Writes: s.Writes,
+		Log: s.Log})}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("ipvs: %w", err), p.opened.Close())
@@ -197,6 +199,7 @@ var _ mode.Tracer = (*modePlane)(nil)
 // modePlane is a plane with its connections.
 type modePlane struct {
 	*Plane
+	*unanswered.Watch
 	ipvs   *ipvs.Conn
 	sets   *ipset.Conn
 	chains *chainManager

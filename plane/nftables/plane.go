@@ -17,6 +17,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/internal/relay"
+	"kube-proxy/plane/internal/unanswered"
 	"kube-proxy/plane/localhost"
 	"kube-proxy/plane/selfwrites"
 )
@@ -46,6 +47,7 @@ type Config struct {
 // Plane holds one family's table in the kernel. Only one goroutine may call its methods at a time;
 // another may read [Plane.Drift].
 type Plane struct {
+	*unanswered.Watch
 	ip         rule.IP
 	rules      *ruleset
 	sock       *wire.Socket
@@ -136,7 +138,8 @@ func offline(cfg Config) (*Plane, error) {
 	}
 	f := rule.IPOf(cfg.Family)
 	return &Plane{
-		ip: f, ours: cmp.Or(cfg.Writes, &selfwrites.Ledger{}),
+		Watch: unanswered.New(unanswered.Config{Family: cfg.Family, Writes: cfg.Writes, Log: cfg.Log}),
+		ip:    f, ours: cmp.Or(cfg.Writes, &selfwrites.Ledger{}),
 		rules: &ruleset{layout: layout{IP: f, sets: schema(f, true), mark: mark, hashes: true, places: affinityPlaces,
 			counts: cfg.CountServices, localhost: cfg.LocalhostNodePorts}},
 		bigMap: bigMap, window: auditWindow, loadStep: loadStep, maxSlots: maxSlots, maxBatchWeight: maxBatchWeight,

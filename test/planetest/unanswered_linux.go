@@ -1,0 +1,343 @@
+package planetest
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"kube-proxy/failover"
+	"kube-proxy/failover/control"
+	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
+)
+
+// Unanswered proves, with the packets of a Service whose remote endpoint becomes silent, what a
+// plane reports of unanswered connections, and how it ends them: [control.NoticeSource] and
+// [control.Rescuer].
+func Unanswered(t *testing.T, cfg Config) {
+	for _, fam := range families {
+		t.Run(fam.String(), func(t *testing.T) {
+			lab := netlab.ForTest(t, netlab.Options{})
+			u := &unanswered{TestLab: lab, t: t, family: fam}
+			lab.On(netlab.Node1, func() {
+				var err error
+				if u.plane, err = cfg.New(fam); err != nil {
+					t.Fatal(err)
+				}
+			})
+			u.run()
+		})
+	}
+}
+
+// unanswered is a lab in which the endpoint of pod4 is silent at times.
+type unanswered struct {
+	*netlab.TestLab
+	t      *testing.T
+	family lb.Family
+	plane  Plane
+
+	frontend, nodePort, near, far netip.AddrPort
+
+	mu      sync.Mutex
+	notices []failover.Notice
+	arrived chan struct{} // has a value when one arrived
+}
+
+func (u *unanswered) run() {
+	table, clusterIP, nodePort := Shop(u.family)
+	u.frontend, u.nodePort = clusterIP, nodePort
+	six := u.family == lb.IPv6
+	u.near = netip.AddrPortFrom(netlab.Addr("pod1", six), 8080)
+	u.far = netip.AddrPortFrom(netlab.Addr("pod4", six), 8080)
+	u.Serve(netlab.TCP, 8080, "pod1", "pod4")
+	u.reset(table)
+
+	u.watched(func() {
+		u.answered()
+		for host := range u.clients() {
+			u.silent(host)
+		}
+		u.established()
+	})
+	u.watched(u.unreachable)
+	u.gone()
+}
+
+// watched runs f while the plane watches.
+func (u *unanswered) watched(f func()) {
+	ctx, stop := context.WithCancel(context.Background())
+	u.mu.Lock()
+	u.notices, u.arrived = nil, make(chan struct{}, 1)
+	u.mu.Unlock()
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		u.On(netlab.Node1, func() {
+			if err := u.plane.(control.NoticeSource).Run(ctx, u.notice); err != nil {
+				u.t.Errorf("watch: %v", err)
+			}
+		})
+	})
+	defer watch.Wait()
+	defer stop()
+	for !u.hasTable() { // Run does not report that it has begun
+		time.Sleep(10 * time.Millisecond)
+		if u.t.Failed() {
+			return
+		}
+	}
+	f()
+}
+
+func (u *unanswered) notice(n failover.Notice) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.notices = append(u.notices, n)
+	select {
+	case u.arrived <- struct{}{}:
+	default:
+	}
+}
+
+// seen returns the notices so far, and forgets them.
+func (u *unanswered) seen() []failover.Notice {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	all := u.notices
+	u.notices = nil
+	return all
+}
+
+func (u *unanswered) rescuer() control.Rescuer { return u.plane.(control.Rescuer) }
+
+func (u *unanswered) reset(table *lb.Table) {
+	u.t.Helper()
+	u.On(netlab.Node1, func() {
+		if _, err := ResetAll(context.Background(), u.plane, table); err != nil {
+			u.t.Fatal(err)
+		}
+	})
+}
+
+// without returns the table without the silent endpoint, as a policy that avoids it makes it.
+func (u *unanswered) without() *lb.Table {
+	table, _, _ := Shop(u.family)
+	want := &lb.Table{Node: table.Node}
+	set := &lb.BackendSet{ID: lb.SetID{Service: "shop/web:http", Proto: lb.TCP, Scope: lb.Cluster},
+		Backends: lb.BackendsOf(lb.Backend{Addr: u.near, Local: true})}
+	var all []*lb.Frontend
+	for f := range table.All() {
+		now := *f
+		now.Routes = nil
+		for _, r := range f.Routes {
+			r.To = set
+			now.Routes = append(now.Routes, r)
+		}
+		all = append(all, &now)
+	}
+	want.Replace(lb.Owner{Name: "shop/web"}, all)
+	return want
+}
+
+// clients are a pod, the node, and a client of a NodePort.
+func (u *unanswered) clients() map[string]netip.AddrPort {
+	return map[string]netip.AddrPort{"pod2": u.frontend, netlab.Node1: u.frontend, netlab.Client: u.nodePort}
+}
+
+// dial makes n connections from a client at once, and returns a function that waits for them and
+// returns the slowest.
+func (u *unanswered) dial(host string, n int) (wait func() (slowest time.Duration)) {
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	var slowest time.Duration
+	for range n {
+		all.Go(func() {
+			begin := time.Now()
+			_, err := u.Dial(host, netlab.TCP, u.clients()[host], netlab.DialOptions{Timeout: time.Minute})
+			if err != nil {
+				u.t.Error(err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			slowest = max(slowest, time.Since(begin))
+		})
+	}
+	return func() time.Duration {
+		all.Wait()
+		return slowest
+	}
+}
+
+// answered: connections that are answered at once cause no notice.
+func (u *unanswered) answered() {
+	u.t.Helper()
+	for host := range u.clients() {
+		u.dial(host, 30)()
+	}
+	for _, n := range u.seen() {
+		u.t.Errorf("connections were answered at once, and the plane reports %+v", n)
+	}
+}
+
+// script runs an nft script or another program in pod4.
+func (u *unanswered) script(host, program string, args ...string) {
+	u.t.Helper()
+	if out, err := u.Command(host, program, args...).CombinedOutput(); err != nil {
+		u.t.Fatalf("%s %s: %v: %s", program, strings.Join(args, " "), err, out)
+	}
+}
+
+const silence = `add table inet silence
+	add chain inet silence input { type filter hook input priority 0 ; }
+	flush chain inet silence input
+	`
+
+// await waits for a notice about the endpoint from a client's packets.
+func (u *unanswered) await(kind failover.Kind, host string) {
+	u.t.Helper()
+	want := failover.Notice{Kind: kind, Proto: lb.TCP, Endpoint: u.far, Frontend: u.clients()[host]}
+	for deadline := time.After(30 * time.Second); ; {
+		all := u.seen()
+		for _, n := range all {
+			if n.Kind = kind; n != want {
+				u.t.Errorf("notice %+v, want %+v", n, want)
+			}
+		}
+		if slices.Contains(all, want) {
+			return
+		}
+		select {
+		case <-u.arrived:
+		case <-deadline:
+			u.t.Fatalf("no notice of kind %d about packets of %s: %s", kind, host, u.tableText())
+		}
+	}
+}
+
+// silent: the first packets to one of two endpoints are lost. When it is avoided and rescued, all
+// waiting connections of a client succeed.
+func (u *unanswered) silent(host string) {
+	u.t.Helper()
+	u.script("pod4", "nft", silence+"add rule inet silence input tcp flags & (syn | ack) == syn drop")
+	wait := u.dial(host, 8)
+	u.await(failover.Retransmission, host)
+	time.Sleep(600 * time.Millisecond) // the probe
+	u.reset(u.without())
+	rescued, err := u.rescuer().Rescue(context.Background(), []failover.Endpoint{{Addr: u.far, Proto: lb.TCP}})
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	u.t.Logf("%s: with %d rescued connections, the slowest connect took %v", host, rescued, wait())
+	if rescued == 0 {
+		u.t.Error("no connection was rescued")
+	}
+	u.seen()
+	u.t.Logf("%s: later connections took %v at most", host, u.dial(host, 8)())
+	for _, n := range u.seen() {
+		u.t.Errorf("the silent endpoint is avoided, and the plane reports %+v", n)
+	}
+	table, _, _ := Shop(u.family)
+	u.script("pod4", "nft", silence)
+	u.reset(table)
+}
+
+// established: connections to an endpoint whose node is gone end with a reset, though their clients
+// only wait; those to the other endpoint stay.
+func (u *unanswered) established() {
+	u.t.Helper()
+	type client struct {
+		*netlab.Conn
+		far bool
+	}
+	var all []client
+	for host, to := range u.clients() {
+		for n := map[bool]int{}; n[true] < 2 || n[false] < 2; {
+			c, err := u.Open(host, netlab.TCP, to, netlab.DialOptions{Timeout: 10 * time.Second})
+			if err != nil {
+				u.t.Fatal(err)
+			}
+			far := c.First().Server == "pod4"
+			n[far]++
+			all = append(all, client{c, far})
+		}
+	}
+	u.script("pod4", "nft", silence+"add rule inet silence input tcp dport 8080 drop")
+	u.reset(u.without())
+	ended, err := u.rescuer().ResetConnections(context.Background(), []failover.Endpoint{{Addr: u.far, Proto: lb.TCP}})
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	want := 0
+	for _, c := range all {
+		if c.far {
+			want++
+			if err := c.Await(); !errors.Is(err, netlab.ErrReset) {
+				u.t.Errorf("a connection to the endpoint whose node is gone: %v, want a reset", err)
+			}
+		} else if _, err := c.Exchange(); err != nil {
+			u.t.Errorf("a connection to the other endpoint: %v", err)
+		}
+		c.Close()
+	}
+	if ended != want {
+		u.t.Errorf("%d connections ended, want %d", ended, want)
+	}
+	// New connections to the endpoint are not affected.
+	u.script("pod4", "nft", silence)
+	table, _, _ := Shop(u.family)
+	u.reset(table)
+	for host := range u.clients() {
+		u.dial(host, 8)()
+	}
+}
+
+// unreachable: another node answers for the endpoint by ICMP.
+func (u *unanswered) unreachable() {
+	u.t.Helper()
+	version := "-4"
+	if u.family == lb.IPv6 {
+		version = "-6"
+	}
+	route := []string{version, "route", "replace", "unreachable", u.far.Addr().String()}
+	u.script(netlab.Node2, "ip", route...)
+	for host, to := range u.clients() {
+		u.seen()
+		var all sync.WaitGroup
+		for range 8 {
+			all.Go(func() { // some of them fail: nothing rescues them
+				_, _ = u.Dial(host, netlab.TCP, to, netlab.DialOptions{})
+			})
+		}
+		u.await(failover.Unreachable, host)
+		all.Wait()
+		time.Sleep(3 * time.Second) // in which the endpoint may be reported again
+	}
+}
+
+func (u *unanswered) tableText() string {
+	name := "ip"
+	if u.family == lb.IPv6 {
+		name = "ip6"
+	}
+	out, _ := u.Command(netlab.Node1, "nft", "list", "table", name, "kube-proxy-failover").CombinedOutput()
+	return string(out)
+}
+
+func (u *unanswered) hasTable() bool { return strings.HasPrefix(u.tableText(), "table") }
+
+// gone: after the watch, the kernel has none of its rules.
+func (u *unanswered) gone() {
+	u.t.Helper()
+	if u.hasTable() {
+		u.t.Errorf("the table is there after the watch:\n%s", u.tableText())
+	}
+	_, err := u.rescuer().Rescue(context.Background(), nil)
+	if err == nil {
+		u.t.Error("a rescue without a watch succeeds")
+	}
+}
