@@ -194,7 +194,7 @@ func (w *Watch) repair(ctx context.Context) {
 	}
 }
 
-// check repairs the table, and removes the chains of ResetConnections when they are no longer needed.
+// check repairs the table, and removes the chains of ResetConnections when they are not needed.
 func (w *Watch) check(ctx context.Context) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
