@@ -49,6 +49,8 @@ type MetricsConfig struct {
 	EventsDropped func() uint64
 	// Connected reports whether the source of Services and endpoints is followed.
 	Connected func() bool
+	// NodeProblems returns the number of problems of the node by reason and severity.
+	NodeProblems func() map[NodeProblem]int
 	// Snapshot returns the state of the snapshot of facts.
 	Snapshot func() Snapshot
 	// Conntrack returns the number of entries of the conntrack table and its limit; not ok without
@@ -60,6 +62,9 @@ type MetricsConfig struct {
 	// Refused returns how many Services have addresses in a family that are not served.
 	Refused func(family string) int
 }
+
+// NodeProblem is a kind of problem of the node.
+type NodeProblem struct{ Reason, Severity string }
 
 // Snapshot is the state of the snapshot of facts.
 type Snapshot struct {

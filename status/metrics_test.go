@@ -97,7 +97,10 @@ func newProxy(t *testing.T, mode string) *proxy {
 		Connected:     func() bool { return true },
 		Conntrack:     func() (uint64, uint64, bool) { return 3, 4, true },
 		Snapshot:      func() status.Snapshot { return status.Snapshot{} },
-		Refused:       func(family string) int { return len(family) },
+		NodeProblems: func() map[status.NodeProblem]int {
+			return map[status.NodeProblem]int{{Reason: "ip-forward", Severity: "error"}: 1}
+		},
+		Refused: func(family string) int { return len(family) },
 		NotOK: func(most int, each func(namespace, state, severity string, n int)) {
 			each("shop", "no-backends", "warning", most)
 		},

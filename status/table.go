@@ -251,6 +251,16 @@ func tabled() []metric {
 		{row: "EXT", name: "source_connected", kind: gauge,
 			help: "1 while the proxy follows the API server or the manifest folder; 0 while it cannot and the last " +
 				"known state stays in force", read: func(s *snapshot, emit emit) { emit(truth(s.cfg.Connected())) }},
+		{row: "CF-68", name: "node_problems", kind: gauge, labels: []string{"reason", "severity"},
+			help: "Problems of this node, and of the configuration on it, that kube-proxy status reports; at most " +
+				"30 s old", read: func(s *snapshot, emit emit) {
+				if s.cfg.NodeProblems == nil {
+					return
+				}
+				for p, n := range s.cfg.NodeProblems() {
+					emit(float64(n), p.Reason, p.Severity)
+				}
+			}},
 		{row: "SN-03", name: "snapshot_serving", kind: gauge,
 			help: "1 while the rules in force come from a snapshot, as the API server has not answered yet",
 			read: snapshotted(func(s Snapshot) float64 { return truth(s.Serving) })},

@@ -19,6 +19,8 @@ type Kind struct {
 	Worst Severity
 	// Everywhere: it is not of Linux alone.
 	Everywhere bool
+	// Live is the worst severity that a running proxy reports ([Glance]); "" if it does not look.
+	Live Severity
 
 	// needs returns the reasons why required facts are unknown; nil if all are known.
 	needs func(*Facts) []error
@@ -38,8 +40,10 @@ func Kinds() []Kind {
 }
 
 // Judge evaluates the facts for the setup that would run.
-func Judge(s *Setup, f *Facts) (all []Finding) {
-	for _, k := range Kinds() {
+func Judge(s *Setup, f *Facts) (all []Finding) { return judgeKinds(Kinds(), s, f) }
+
+func judgeKinds(kinds []Kind, s *Setup, f *Facts) (all []Finding) {
+	for _, k := range kinds {
 		if f.OS != "linux" && !k.Everywhere {
 			continue
 		}

@@ -27,17 +27,17 @@ const (
 
 func hostKinds() []Kind {
 	return []Kind{
-		{ID: "ip-forward", Worst: Error, judge: (*judge).forwarding, needs: sysctls,
+		{ID: "ip-forward", Worst: Error, Live: Error, judge: (*judge).forwarding, needs: sysctls,
 			Looks: "net.ipv4.ip_forward and net.ipv6.conf.all.forwarding",
 			Why: "Without forwarding, connections from pods and other machines do not reach endpoints of " +
 				"Services. Mode ipvs enables it for IPv4; mode userspace does not need it.",
 			Remedy: "Set it to 1 at boot with a file in /etc/sysctl.d."},
-		{ID: "bridge-netfilter", Worst: Warning, judge: (*judge).bridges, needs: linksAndSysctls,
+		{ID: "bridge-netfilter", Worst: Warning, Live: Warning, judge: (*judge).bridges, needs: linksAndSysctls,
 			Looks: "net.bridge.bridge-nf-call-iptables where pods are on a bridge",
 			Why: "A pod's reply to another pod on the same bridge bypasses the rules that restore the Service's " +
 				"address: such connections hang.",
 			Remedy: "Load br_netfilter, and set net.bridge.bridge-nf-call-iptables (and ip6tables) to 1 at boot."},
-		{ID: "rp-filter", Worst: Warning, judge: (*judge).rpFilter, needs: linksAndSysctls,
+		{ID: "rp-filter", Worst: Warning, Live: Info, judge: (*judge).rpFilter, needs: linksAndSysctls,
 			Looks: "strict reverse path filters (rp_filter 1) on uplinks",
 			Why: "A strict filter drops packets from another interface than the one for the reply: on a node with " +
 				"several uplinks, clients of NodePorts and load balancers may get no answer.",

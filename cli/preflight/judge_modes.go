@@ -216,6 +216,9 @@ func (j *judge) programs() {
 
 // running returns the mode that would run, if known.
 func (j *judge) running() (mode.Mode, bool) {
+	if j.Running != nil {
+		return *j.Running, true
+	}
 	c, err := choose(j.Setup, j.facts)
 	return c.Mode, err == nil
 }

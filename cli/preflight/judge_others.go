@@ -57,14 +57,14 @@ func otherKinds() []Kind {
 				"ACCEPT, and NodePorts without a rule.",
 			Remedy: "Disable ufw on cluster nodes; or set DEFAULT_FORWARD_POLICY=\"ACCEPT\" in /etc/default/ufw, and " +
 				"allow the NodePorts and the pods' networks."},
-		{ID: "docker-forward", Worst: Warning, judge: (*judge).docker,
+		{ID: "docker-forward", Worst: Warning, Live: Info, judge: (*judge).docker,
 			Looks: "Docker's chains, and whether its FORWARD chain drops",
 			Why: "Docker sets the policy of FORWARD to DROP when it enables forwarding: forwarded traffic of pods " +
 				"is dropped unless a rule accepts it. Modes iptables and ipvs accept what they translate; mode " +
 				"nftables does not change other firewalls.",
 			Remedy: "Remove Docker if another runtime runs the pods; or set \"ip-forward-no-drop\": true in " +
 				"daemon.json (Docker 27.0 and later); or accept the pods' networks in the chain DOCKER-USER."},
-		{ID: "drop-policy", Worst: Warning, judge: (*judge).dropPolicy,
+		{ID: "drop-policy", Worst: Warning, Live: Info, judge: (*judge).dropPolicy,
 			Looks: "base chains of other software at input and forward whose policy is to drop",
 			Why: "Every base chain of a hook must accept a packet; such a chain drops the rest, whatever the " +
 				"proxy's rules say. At forward this affects traffic to pods; at input, NodePorts of host-network " +
@@ -299,6 +299,7 @@ func (j *judge) dropPolicy() {
 	for _, c := range slices.Concat(j.facts.Chains.Value, j.facts.Legacy.Value) {
 		switch {
 		case !c.Drop || c.Hook != "forward" && c.Hook != "input":
+		case j.Running != nil && c.Hook == "input": // most firewalls have one, with rules that accept
 		case strings.HasPrefix(c.Table, "kube-proxy"), docker && dropsForward(c): // ours; reported for Docker
 		default:
 			j.warn(fmt.Sprintf("%s %s %s", c.Family, c.Table, c.Name), "its policy at %s is drop", c.Hook)

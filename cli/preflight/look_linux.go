@@ -80,6 +80,19 @@ func Look(ctx context.Context, s *Setup) *Facts {
 	return f
 }
 
+// glance runs the probes of [Glance].
+func glance(ctx context.Context, s *Setup, cluster *Cluster) *Facts {
+	f := &Facts{OS: runtime.GOOS, Cluster: cluster}
+	var looking sync.WaitGroup
+	look(ctx, s, &looking, &f.Chains, func(context.Context) ([]Chain, error) { return nftChains() })
+	look(ctx, s, &looking, &f.Links, links)
+	look(ctx, s, &looking, &f.Sysctls, func(context.Context) (map[string]string, error) {
+		return readSysctls(kernel.Sysctl)
+	})
+	looking.Wait()
+	return f
+}
+
 // look runs a probe in parallel with the others.
 func look[T any](ctx context.Context, s *Setup, all *sync.WaitGroup, at *Known[T],
 	probe func(context.Context) (T, error)) {

@@ -32,22 +32,29 @@ func Look(ctx context.Context, s *Setup) *Facts {
 			return m.Mode.Lacks(ctx, s.with(s.Families[0])), nil
 		})
 	}
-	f.Links = within(ctx, s.timeout(), func(context.Context) (all []Link, err error) {
-		list, err := net.Interfaces()
-		for _, i := range list {
-			l := Link{Name: i.Name, Index: i.Index, MTU: i.MTU, Up: i.Flags&net.FlagUp != 0}
-			addrs, _ := i.Addrs()
-			for _, a := range addrs {
-				if p, err := netip.ParsePrefix(a.String()); err == nil {
-					l.Addrs = append(l.Addrs, p)
-				}
-			}
-			all = append(all, l)
-		}
-		return all, err
-	})
+	f.Links = within(ctx, s.timeout(), links)
 	f.Firewall = within(ctx, s.timeout(), firewall)
 	f.Routes.Err, f.Sockets.Err = errElsewhere, errElsewhere
 	f.Cluster = s.cluster(ctx)
 	return f
+}
+
+// glance runs the probes of [Glance].
+func glance(ctx context.Context, s *Setup, cluster *Cluster) *Facts {
+	return &Facts{OS: runtime.GOOS, Links: within(ctx, s.timeout(), links), Cluster: cluster}
+}
+
+func links(context.Context) (all []Link, err error) {
+	list, err := net.Interfaces()
+	for _, i := range list {
+		l := Link{Name: i.Name, Index: i.Index, MTU: i.MTU, Up: i.Flags&net.FlagUp != 0}
+		addrs, _ := i.Addrs()
+		for _, a := range addrs {
+			if p, err := netip.ParsePrefix(a.String()); err == nil {
+				l.Addrs = append(l.Addrs, p)
+			}
+		}
+		all = append(all, l)
+	}
+	return all, err
 }

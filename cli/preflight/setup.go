@@ -20,6 +20,8 @@ type Setup struct {
 	Modes mode.List
 	// Configured is the configured mode; "" for the best that the host supports.
 	Configured string
+	// Running is the mode of a proxy that runs; nil to choose one by Modes and Configured.
+	Running *mode.Mode
 	// Families are those to serve, the primary one first; at least one.
 	Families []lb.Family
 	// NodeName is the name of the Node, and Hostname the machine's hostname.

@@ -22,6 +22,7 @@ func (p *proxy) newInspector() *inspect.Inspector {
 		Version: cfg.Version, Started: time.Now(), Mode: p.choice.Mode, Configured: p.choice.Configured,
 		Reason: p.reason(), Store: p.store, Changes: p.changes, Pods: p.pods, Snapshot: p.snapshots.serving.Load,
 		Follow: rest.Ask, Conntrack: conntrackUse, Connected: func() bool { return p.connected() },
+		NodeProblems:  p.nodeProblems,
 		Configuration: func() any { return p.config().Configz() },
 	}
 	// An address that the node has only as a service address is not one of its own, at which

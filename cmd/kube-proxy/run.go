@@ -48,9 +48,10 @@ type proxy struct {
 	problems, collisions *ratelimit.Limiter
 	servers              servers
 	// inspector answers the queries of the admin socket and the page.
-	inspector *inspect.Inspector
-	writer    *writerLock
-	snapshots snapshots
+	inspector    *inspect.Inspector
+	writer       *writerLock
+	snapshots    snapshots
+	nodeFindings nodeProblems
 
 	unusable  bool        // state of the configuration file at the last check; for watchConfig and its callees
 	reloaded  atomic.Bool // the configuration is another than at the start

@@ -46,6 +46,7 @@ func (p *proxy) newMetrics() {
 		},
 		EventsDropped: func() uint64 { return p.dropped() },
 		Connected:     func() bool { return p.connected() },
+		NodeProblems:  p.countNodeProblems,
 		Conntrack:     conntrackUse,
 		Snapshot:      p.snapshotStats,
 		NotOK:         p.notOK,

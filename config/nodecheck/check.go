@@ -168,6 +168,9 @@ func (c *checker) podCIDRs() {
 	if c.wrong(all) {
 		c.wrongFamily(byNode, what+", none of "+c.Families[0].String())
 	}
+	if mode := c.Settings.DetectLocal; mode == "" || mode == policy.ClusterCIDR {
+		c.outsideCluster(all)
+	}
 	switch {
 	case !byNode:
 	case len(all) == 0:
@@ -179,6 +182,19 @@ func (c *checker) podCIDRs() {
 				c.add("CF-66", false, "%s, none of %s: in %[2]s the proxy cannot distinguish traffic of pods from "+
 					"other traffic", what, fam)
 			}
+		}
+	}
+}
+
+// outsideCluster is CF-67: pods whose addresses the detector does not recognise. A family without a
+// cluster CIDR is CF-66.
+func (c *checker) outsideCluster(podCIDRs []netip.Prefix) {
+	cluster := c.Settings.ClusterCIDRs
+	for _, p := range podCIDRs {
+		contains := func(of netip.Prefix) bool { return of.Bits() <= p.Bits() && of.Contains(p.Addr()) }
+		if has(cluster, lb.FamilyOf(p.Addr())) && !slices.ContainsFunc(cluster, contains) {
+			c.add("CF-67", false, "%s %s does not contain the pod CIDR %s of the Node %q: the proxy treats these "+
+				"pods as outside clients", c.Name("clusterCIDR"), list(cluster), p, c.facts.NodeName)
 		}
 	}
 }

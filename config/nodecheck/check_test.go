@@ -44,12 +44,13 @@ func TestCheck(t *testing.T) {
 		}}, "CF-63 clusterCIDR 10.1.0.0/16 has no IPv6 network, but the node is IPv6 only"},
 		{"CF-63 a second family does no harm", []func(*setup, *facts){only(lb.IPv6)}, ""},
 		{"CF-63 pod CIDRs", []func(*setup, *facts){func(_ *setup, f *facts) {
-			f.Node.PodCIDRs = prefixes("fd00:1:7::/64")
+			f.Node.PodCIDRs = prefixes("fd00:1:0:7::/64")
 		}},
-			`CF-63 the Node "node-1" has spec.podCIDRs fd00:1:7::/64, none of IPv4, but the node is IPv4 first`},
+			`CF-63 the Node "node-1" has spec.podCIDRs fd00:1:0:7::/64, none of IPv4, but the node is IPv4 first`},
 		{"CF-63 pod CIDRs in mode NodeCIDR", []func(*setup, *facts){func(s *setup, f *facts) {
-			f.Node.PodCIDRs, s.Settings.DetectLocal = prefixes("fd00:1:7::/64"), policy.NodeCIDR
-		}}, `CF-63 fatal the Node "node-1" has spec.podCIDRs fd00:1:7::/64, none of IPv4, but the node is IPv4 first`},
+			f.Node.PodCIDRs, s.Settings.DetectLocal = prefixes("fd00:1:0:7::/64"), policy.NodeCIDR
+		}}, `CF-63 fatal the Node "node-1" has spec.podCIDRs fd00:1:0:7::/64, none of IPv4, but the node is IPv4 ` +
+			"first"},
 		{"CF-63 CF-65 nodeport addresses", []func(*setup, *facts){func(s *setup, _ *facts) {
 			s.Settings.NodePortAddrs = policy.NodePortAddrs{Prefixes: prefixes("fd00:18::/64")}
 		}}, "CF-63 nodePortAddresses fd00:18::/64 has no IPv4 address, which means every one, but the node is IPv4 " +
@@ -112,6 +113,15 @@ func TestCheck(t *testing.T) {
 		}}, `CF-66 the Node "node-1" has spec.podCIDRs 10.1.7.0/24, none of IPv6: in IPv6 the proxy cannot ` +
 			`distinguish ` +
 			`traffic of pods from other traffic`},
+		{"CF-67 pods outside", []func(*setup, *facts){func(s *setup, f *facts) {
+			f.Node.PodCIDRs = prefixes("10.1.7.0/24", "10.9.7.0/24", "10.0.0.0/8")
+		}}, `CF-67 clusterCIDR 10.1.0.0/16,fd00:1::/48 does not contain the pod CIDR 10.9.7.0/24 of the Node ` +
+			`"node-1": the proxy treats these pods as outside clients` + "\n" +
+			`CF-67 clusterCIDR 10.1.0.0/16,fd00:1::/48 does not contain the pod CIDR 10.0.0.0/8 of the Node ` +
+			`"node-1": the proxy treats these pods as outside clients`},
+		{"CF-67 by the Node's networks", []func(*setup, *facts){func(s *setup, f *facts) {
+			f.Node.PodCIDRs, s.Settings.DetectLocal = prefixes("10.9.7.0/24", "fd00:9:7::/64"), policy.NodeCIDR
+		}}, ""},
 		{"CF-66 interfaces are of every family", []func(*setup, *facts){func(s *setup, f *facts) {
 			s.Settings.DetectLocal, s.Settings.PodInterface, s.Settings.ClusterCIDRs,
 				f.Node.PodCIDRs = policy.BridgeInterface, "cbr0", nil, nil
@@ -162,7 +172,7 @@ func TestCheck(t *testing.T) {
 			f := cluster.Facts{NodeName: "node-1", CIDRs: prefixes("10.96.0.0/16", "fd00:96::/112"),
 				Node: &cluster.Node{
 					Name: "node-1", Addrs: addrs("172.18.0.2", "fd00::2"), PodCIDRs: prefixes("10.1.7.0/24",
-						"fd00:1:7::/64"),
+						"fd00:1:0:7::/64"),
 				}}
 			s := nodecheck.Setup{
 				Families: []lb.Family{lb.IPv4, lb.IPv6},

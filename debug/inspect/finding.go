@@ -32,6 +32,8 @@ func (f *findings) add(v Severity, about, next, format string, args ...any) {
 
 // Thresholds of findings.
 const (
+	// startTime is how long a normal start may take.
+	startTime = time.Minute
 	// slowWrite is how long a change may wait for the kernel.
 	slowWrite = 30 * time.Second
 	// recentDrift is how long repaired drift is a finding.
@@ -57,9 +59,8 @@ func (i *Inspector) findings(s *Status) []Finding {
 	if n := repaired(now, i.recent()); n != "" {
 		f.add(Warning, "drift", "kube-proxy events", "%s", n)
 	}
-	if s.Facts.Gone {
-		f.add(Warning, "node", "kube-proxy check --problems",
-			"the Node object %s is gone: what it said last holds", s.Node)
+	if i.cfg.NodeProblems != nil && s.Synced {
+		f = append(f, i.cfg.NodeProblems()...)
 	}
 	i.serviceFindings(&f)
 	slices.SortStableFunc(f, func(a, b Finding) int { return b.Severity.Compare(a.Severity) })
@@ -76,6 +77,9 @@ func (i *Inspector) sourceFindings(f *findings, s *Status) {
 	case s.Snapshot != nil:
 		f.add(Warning, "source", next, "the API server has not answered: the rules come from the snapshot of %s UTC",
 			s.Snapshot.UTC().Format(time.DateTime))
+	case !s.Synced && s.Started != nil && time.Since(*s.Started) < startTime:
+		f.add(Warning, "starting", "kube-proxy status --watch",
+			"starting: the API server has not listed all Services and EndpointSlices yet")
 	case !s.Synced:
 		f.add(Warning, "source", next, "the API server has not listed all Services and EndpointSlices yet")
 	case i.cfg.Connected != nil && !i.cfg.Connected():
@@ -100,6 +104,8 @@ func (f *FamilyStatus) findings(all *findings, s *Status, now time.Time) {
 	case f.QueuedSince != nil && now.Sub(*f.QueuedSince) > slowWrite:
 		add(Warning, "kube-proxy events", "changes wait for the kernel since %s UTC",
 			f.QueuedSince.UTC().Format(time.DateTime))
+	case s.Synced && !f.Begun && !s.Offline && s.Started != nil && now.Sub(*s.Started) < startTime:
+		add(Warning, "kube-proxy status --watch", "starting: the first write is not complete")
 	case s.Synced && !f.Begun && !s.Offline:
 		add(Warning, "kube-proxy events", "nothing is written yet")
 	}

@@ -47,6 +47,9 @@ type Config struct {
 	// Conntrack returns the number of entries in the connection table and its limit; not ok without
 	// a table. It may be nil.
 	Conntrack func() (entries, limit uint64, ok bool)
+	// NodeProblems returns problems of this node and of the configuration on it; nil for none to
+	// report.
+	NodeProblems func() []Finding
 	// Connected reports whether the source of Services is watched; nil without a source.
 	Connected func() bool
 	// Changes is the record of changes; nil without one.

@@ -121,6 +121,8 @@ func faultsOf() []fault {
 			v4)}, "5m", "7m", one(node("n1", "ip_family", v4))},
 		{"KubeProxySourceDisconnected", []string{series("kubeproxy_source_connected", "1x5 0x60")}, "15m", "17m",
 			one(node("n1"))},
+		{"KubeProxyNodeProblem", []string{series("kubeproxy_node_problems", "0x5 1x60", "reason", "ip-forward",
+			"severity", "error")}, "15m", "17m", one(node("n1", "reason", "ip-forward", "severity", "error"))},
 		{"KubeProxySlowProgramming", []string{bucket("1", "0x60"), bucket("30", "0+1x60"), bucket("60", "0+60x60"),
 			bucket("+Inf", "0+60x60")}, "14m", "20m", one(node("n1", "ip_family", v4))},
 		{"KubeProxyRowsRefused", []string{series("kubeproxy_rows_failing", "0x5 1x60", "ip_family", v4)}, "15m", "17m",

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"kube-proxy/cli/preflight"
+	"kube-proxy/config/nodecheck"
+	"kube-proxy/debug/inspect"
+	"kube-proxy/lb"
+	"kube-proxy/status"
+)
+
+// nodeProblemsAge is how old an answer about the node may be: it reads links, sysctls and chains.
+const nodeProblemsAge = 30 * time.Second
+
+// nodeProblems holds the last look at the node.
+type nodeProblems struct {
+	mu    sync.Mutex
+	found []inspect.Finding
+	at    time.Time
+}
+
+// nodeProblems returns problems of the node, for the status and its metric (CF-68).
+func (p *proxy) nodeProblems() []inspect.Finding {
+	n := &p.nodeFindings
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.at.IsZero() || time.Since(n.at) > nodeProblemsAge {
+		n.found, n.at = p.lookAtNode(), time.Now()
+	}
+	return n.found
+}
+
+func (p *proxy) lookAtNode() (all []inspect.Finding) {
+	add := func(v inspect.Severity, about, text, next string) {
+		all = append(all, inspect.Finding{Severity: v, About: about, Text: text, Next: next})
+	}
+	if c := p.choice; len(c.Steps) > 0 {
+		add(inspect.Warning, "mode-fallback", "mode "+c.Mode.Name+" serves in place of "+c.Configured+": "+p.reason(),
+			"kube-proxy check --problems")
+	}
+	if p.snapshots.serving.Load() == nil {
+		for _, f := range nodecheck.Check(p.store.Facts(), p.setup()) {
+			// CF-64 is the default. A folder of manifests needs no Node.
+			if f.Row != "CF-64" && (f.Row != "PN-71" || p.config().Manifests == "") {
+				add(inspect.Warning, nodeReasons[f.Row], f.Text, "kube-proxy check --problems")
+			}
+		}
+	}
+	for _, f := range preflight.Glance(context.Background(), p.preflightSetup(), nil) {
+		severity := inspect.Severity(f.Severity) // the words are the same
+		text := f.Seen
+		if f.About != "" {
+			text = f.About + ": " + text
+		}
+		next := "kube-proxy check --problems"
+		if severity == inspect.Info {
+			text, next = text+"; trace shows whether a rule accepts a packet", "kube-proxy trace CLIENT SERVICE"
+		}
+		add(severity, f.ID, text, next)
+	}
+	return all
+}
+
+// nodeReasons are the reasons of the metric, by the row of a finding.
+var nodeReasons = map[string]string{"PN-71": "no-node", "PR-06": "node-deleted", "PR-03": "node-without-address",
+	"PR-02": "address-family", "CF-63": "address-family", "CF-65": "node-port-addresses", "CF-66": "no-pod-network",
+	"CF-67": "pod-network"}
+
+// preflightSetup describes this proxy.
+func (p *proxy) preflightSetup() *preflight.Setup {
+	cfg := p.config()
+	s := &preflight.Setup{Running: &p.choice.Mode, PodCIDRs: cfg.ClusterCIDRs, PodInterface: cfg.DetectLocal.Interface}
+	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
+		for _, served := range p.families {
+			if served.name == f {
+				s.Families = append(s.Families, f)
+			}
+		}
+	}
+	return s
+}
+
+// countNodeProblems counts them for the metric.
+func (p *proxy) countNodeProblems() map[status.NodeProblem]int {
+	n := map[status.NodeProblem]int{}
+	for _, f := range p.nodeProblems() {
+		n[status.NodeProblem{Reason: f.About, Severity: string(f.Severity)}]++
+	}
+	return n
+}

@@ -1,0 +1,48 @@
+//go:build linux
+
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+// The status of a proxy whose node does not forward, whose cluster CIDR lacks the node's pods, and
+// beside whose rules another program drops by default says so; so does the metric. It is quiet once
+// the node is repaired (CF-67, CF-68).
+func TestNodeProblems(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t).routed()
+	n.command("sysctl", "-w", "net.ipv4.ip_forward=0")
+	n.command("nft", "add table ip firewall; "+
+		"add chain ip firewall fw { type filter hook forward priority 0; policy drop; }")
+	n.write("m/web.yaml", service("web", "10.96.7.7", 80, "10.0.0.7"))
+	n.write("m/node.yaml", []byte("apiVersion: v1\nkind: Node\nmetadata: {name: n1}\n"+
+		"spec: {podCIDRs: [10.1.7.0/24]}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.1}]}\n"))
+	start := func(cidr string) *process {
+		p := n.serve("nftables", "--hostname-override=n1", "--cluster-cidr="+cidr)
+		p.await(allWritten)
+		return p
+	}
+	p := start("10.9.0.0/16")
+	code, out, errOut := n.kubeProxy("status")
+	for _, want := range []string{"net.ipv4.ip_forward: it is 0", "does not contain the pod CIDR 10.1.7.0/24",
+		"ip firewall fw: its policy at forward is drop"} {
+		if code != 2 || !strings.Contains(out, want) {
+			t.Errorf("exit code %d, want 2 and %q:\n%s%s", code, want, out, errOut)
+		}
+	}
+	metrics := n.code("http://127.0.0.1:10249/metrics", 200).body
+	for _, want := range []string{`reason="ip-forward",severity="error"} 1`,
+		`reason="pod-network",severity="warning"} 1`, `reason="drop-policy",severity="info"} 1`} {
+		has(t, "the metrics", metrics, "kubeproxy_node_problems{"+want)
+	}
+	p.stop()
+
+	n.command("sysctl", "-w", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
+	n.command("nft", "delete table ip firewall")
+	start("10.1.0.0/16")
+	if code, out, errOut := n.kubeProxy("status"); code != 0 || !strings.Contains(out, "no problems") {
+		t.Errorf("exit code %d:\n%s%s", code, out, errOut)
+	}
+}
