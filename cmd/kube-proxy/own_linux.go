@@ -87,7 +87,9 @@ func (k *kernelAddrs) list(ctx context.Context) (addrs []netip.Addr, err error) 
 			is = k.spares(ctx, a.Index)
 			spared[a.Index] = is
 		}
-		if !is {
+		// No Service is served at loopback and link-local addresses. Each pod's interface brings a
+		// link-local one, and a change of the list costs a look at all Services.
+		if !is && !a.Addr.IsLoopback() && !a.Addr.IsLinkLocalUnicast() {
 			addrs = append(addrs, a.Addr)
 		}
 	}
