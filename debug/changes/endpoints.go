@@ -128,7 +128,7 @@ func (d *delta) text(store *cluster.Store, name cluster.Name) string {
 	for _, a := range d.removed {
 		why := "gone"
 		if e, there := about[a.Addr()]; there {
-			why = strings.TrimPrefix(e.Place().Node+", "+unused(&e), ", ")
+			why = strings.TrimPrefix(e.Place().Node+", "+d.unused(a, &e), ", ")
 		}
 		all = append(all, fmt.Sprintf("−%s (%s)", a, why))
 	}
@@ -149,10 +149,13 @@ func (d *delta) text(store *cluster.Store, name cluster.Name) string {
 }
 
 // unused is why connections do not reach an endpoint that a slice still has.
-func unused(e *cluster.Endpoint) string {
+func (d *delta) unused(a netip.AddrPort, e *cluster.Endpoint) string {
+	moved := slices.IndexFunc(d.added, func(now netip.AddrPort) bool { return now.Addr() == a.Addr() })
 	switch {
 	case e.Terminating:
 		return "terminating"
+	case moved >= 0:
+		return fmt.Sprintf("its port is %d now", d.added[moved].Port())
 	case e.Ready:
 		return "ready, but not for this node"
 	}

@@ -40,6 +40,14 @@ func TestEndpointsAreNamed(t *testing.T) {
 		}
 		return f
 	}
+	at := func(port uint16, f *lb.Frontend) *lb.Frontend {
+		var all []lb.Backend
+		for b := range f.Routes[0].To.Backends.All() {
+			all = append(all, lb.Backend{Addr: netip.AddrPortFrom(b.Addr.Addr(), port)})
+		}
+		f.Routes[0].To.Backends = lb.BackendsOf(all...)
+		return f
+	}
 	unready := func(e *cluster.Endpoint) { e.Ready, e.Serving = false, false }
 	ends := func(e *cluster.Endpoint) { e.Ready, e.Terminating = false, true }
 	for _, c := range []struct {
@@ -53,6 +61,8 @@ func TestEndpointsAreNamed(t *testing.T) {
 		{"gone", func() { set(2, 1) }, row(1, 2), row(2, 1), "−10.1.0.1:8080 (gone)"},
 		{"added", func() { set(1, 1) }, row(1, 0), row(1, 1), "+10.1.0.1:8080 (node2)"},
 		{"moved", func() { set(2, 1) }, row(1, 1), row(2, 1), "−10.1.0.1:8080 (gone), +10.1.0.2:8080 (node2)"},
+		{"another target port", func() { set(1, 1) }, row(1, 1), at(9090, row(1, 1)),
+			"−10.1.0.1:8080 (node2, its port is 9090 now), +10.1.0.1:9090 (node2)"},
 		{"many", func() { set(1, 6) }, row(1, 1), row(1, 6), "+10.1.0.2:8080 (node2), +10.1.0.3:8080 (node2), " +
 			"+10.1.0.4:8080 (node2), 2 more are added"},
 		{"very many", func() { set(1, 1) }, row(1, 2000), row(1, 1999), "2000 endpoints before, 1999 now"},
