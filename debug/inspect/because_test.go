@@ -40,3 +40,13 @@ func TestTraceSaysWhoChose(t *testing.T) {
 		t.Errorf("%+v, %v", a, err)
 	}
 }
+
+// A connection that no backend has answered was sent to it.
+func TestUnansweredConnection(t *testing.T) {
+	c := Connection{Proto: "tcp", State: "SYN_SENT", From: netip.MustParseAddrPort("10.1.1.13:40000"),
+		To: netip.MustParseAddrPort("10.96.0.10:80"), Backend: netip.MustParseAddrPort("10.1.1.11:8080"), Timeout: 110}
+	const want = "tcp SYN_SENT 10.1.1.13:40000, sent to 10.1.1.11:8080, no reply yet; idle timeout 110s"
+	if got := connectionText(c); got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

@@ -65,7 +65,11 @@ func endedText(n int, others, atLeast bool) string {
 func connectionText(c Connection) string {
 	s := strings.TrimSpace(c.Proto+" "+c.State) + " " + c.From.String()
 	if c.Backend.IsValid() && c.Backend != c.To {
-		s += ", answered by " + c.Backend.String()
+		if c.Answered {
+			s += ", answered by " + c.Backend.String()
+		} else {
+			s += ", sent to " + c.Backend.String()
+		}
 	}
 	if c.Sees.IsValid() && c.Sees != c.From {
 		s += ", which sees " + c.Sees.String()
