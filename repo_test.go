@@ -53,7 +53,7 @@ const imports = `
 	cluster, policy, lb, plane, debug/changes, internal/ratelimit, internal/bisect < engine;
 	internal/bisect < plane/nftables, plane/ipvs, internal/xtables;
 
-	internal/pause < conntrack, debug/inspect, source/snapshot;
+	internal/pause < conntrack, debug/inspect, source/kube, source/snapshot;
 	# Sentences count things.
 	internal/plural < debug/changes, debug/inspect, policy, trace;
 	# What a misspelled name may have meant is found in one way.

@@ -35,9 +35,8 @@ func (b *badServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // misbehave runs a Source against a server that is good, then bad for a time, then good again. What
 // was known must stay in force meanwhile, what changed must arrive in the end, and in the bad time
-// no more than maxOthers requests may come from others than the leader: those that they sent
-// before it had failed.
-func misbehave(t *testing.T, maxOthers int, reply http.HandlerFunc) {
+// each resource sends about as many requests as the leader.
+func misbehave(t *testing.T, reply http.HandlerFunc) {
 	withServer(t, func(t *testing.T, r *rig) {
 		b := &badServer{api: r.api, reply: reply}
 		r.api.down()
@@ -55,7 +54,7 @@ func misbehave(t *testing.T, maxOthers int, reply http.HandlerFunc) {
 		enough := func() bool { return r.api.asked("/nodes?") >= ofLeader+badRequests }
 		r.until(enough, func() string { return "no retries" })
 		ofLeader, ofAll = r.api.asked("/nodes?")-ofLeader, r.api.asked("")-ofAll
-		if others := ofAll - ofLeader; others > maxOthers {
+		if others := ofAll - ofLeader; others > 4*badRequests {
 			t.Errorf("%d requests of the other resources beside %d of the leader", others, ofLeader)
 		}
 		if got := r.state(); got != "api:90 web:80→10.1.0.5 node:192.0.2.1" {
@@ -95,7 +94,7 @@ func TestGarbage(t *testing.T) {
 		"a size beyond all": {"application/vnd.kubernetes.protobuf", "k8s\x00\x12\xff\xff\xff\xff\xff\x1f"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			misbehave(t, 9, func(w http.ResponseWriter, _ *http.Request) {
+			misbehave(t, func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set("Content-Type", answer.media)
 				_, _ = w.Write([]byte(answer.body))
 			})
@@ -105,14 +104,11 @@ func TestGarbage(t *testing.T) {
 
 // 429 with and without Retry-After: all is retried, and the header is obeyed.
 func TestTooManyRequests(t *testing.T) {
-	for _, tc := range []struct {
-		after  string
-		others int
-	}{{"", 9}, {"1", 4 * badRequests}} { // client-go itself repeats a request with the header, each resource by itself
-		t.Run("Retry-After="+tc.after, func(t *testing.T) {
-			misbehave(t, tc.others, func(w http.ResponseWriter, _ *http.Request) {
-				if tc.after != "" {
-					w.Header().Set("Retry-After", tc.after)
+	for _, after := range []string{"", "1"} {
+		t.Run("Retry-After="+after, func(t *testing.T) {
+			misbehave(t, func(w http.ResponseWriter, _ *http.Request) {
+				if after != "" {
+					w.Header().Set("Retry-After", after)
 				}
 				w.WriteHeader(http.StatusTooManyRequests)
 			})
@@ -149,7 +145,7 @@ func TestRestBetweenShortWatches(t *testing.T) {
 		for start := time.Now(); time.Since(start) < time.Minute; opened++ {
 			time.Sleep(time.Second)
 			l.broke()
-			l.ended(time.Second)
+			l.lived(time.Second)
 			if err := l.rest(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -157,7 +153,7 @@ func TestRestBetweenShortWatches(t *testing.T) {
 		if opened > 22 {
 			t.Errorf("%d streams in a minute", opened)
 		}
-		l.ended(time.Hour)
+		l.lived(time.Hour)
 		l.broken.Store(false)
 		if start := time.Now(); l.rest(t.Context()) != nil || time.Since(start) > 0 {
 			t.Errorf("it rests for %v after a long stream", time.Since(start))
@@ -178,8 +174,22 @@ func TestConnectionLost(t *testing.T) {
 	}
 }
 
-// SV-68: while the leader has lost the server, the others wait: until it is back, or for
-// longestTurn.
+// The header Retry-After is obeyed, up to a minute.
+func TestRetryAfter(t *testing.T) {
+	for seconds, want := range map[int]time.Duration{3: 3 * time.Second, 3600: longestTurn} {
+		synctest.Test(t, func(t *testing.T) {
+			l := &listWatch{}
+			l.refused(apierrors.NewTooManyRequests("busy", seconds))
+			start := time.Now()
+			if err := l.obey(t.Context()); err != nil || time.Since(start) != want {
+				t.Errorf("Retry-After %d: the next request after %v, %v", seconds, time.Since(start), err)
+			}
+		})
+	}
+}
+
+// SV-68: while the leader cannot connect, the others wait: until it is back, or for longestTurn.
+// Whatever else is wrong with the leader's requests, they need not wait.
 func TestTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newOutage(slog.New(slog.DiscardHandler), "")
@@ -194,8 +204,9 @@ func TestTurn(t *testing.T) {
 		if d := turn("endpointslices"); d > 0 {
 			t.Errorf("a resource waits %v because of another that does not lead", d)
 		}
+		noConnection := noConnection{errors.New("connection refused")}
 		o.lost()
-		o.failed(leader, errors.New("no connection"))
+		o.failed(leader, noConnection)
 		if d := turn(leader); d > 0 {
 			t.Errorf("the leader waits %v", d)
 		}
@@ -210,6 +221,26 @@ func TestTurn(t *testing.T) {
 		if d := turn("services"); d < time.Second || d > 3*time.Second { // half of four
 			t.Errorf("others wait %v, the leader was back after a second, four after it was lost", d)
 		}
+		for _, answer := range []error{errors.New("EOF"), apierrors.NewInternalError(errors.New("no")),
+			apierrors.NewTooManyRequests("busy", 60), apierrors.NewServiceUnavailable("soon")} {
+			o.failed(leader, noConnection)
+			o.away.since = time.Now()
+			o.failed(leader, answer)
+			if d := turn("services"); d > 0 {
+				t.Errorf("others wait %v for a leader that got %v", d, answer)
+			}
+		}
+		o.lost()
+		answered := o.asks(leader)
+		if d := turn("services"); d < silence || d > 2*silence {
+			t.Errorf("others wait %v for the answer to the leader", d)
+		}
+		o.lost()
+		answered()
+		if d := turn("services"); d != longestTurn { // the leader has not failed yet
+			t.Errorf("others wait %v after the leader was answered, until that is known", d)
+		}
+		o.over(leader)
 		forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: leader}, "n1", errors.New("no"))
 		o.lost()
 		o.failed(leader, forbidden)

@@ -23,12 +23,21 @@ func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, erro
 	if all := addrsOf(ctx, addr); len(all) > 0 {
 		d.send(cluster.APIServerAt{Addrs: all})
 	}
-	if d.base != nil {
-		return d.base(ctx, network, addr)
+	base := d.base
+	if base == nil {
+		base = (&net.Dialer{Timeout: dialTimeout, KeepAlive: dialTimeout}).DialContext
 	}
-	own := net.Dialer{Timeout: dialTimeout, KeepAlive: dialTimeout}
-	return own.DialContext(ctx, network, addr)
+	conn, err := base(ctx, network, addr)
+	if err != nil {
+		return nil, noConnection{err}
+	}
+	return conn, nil
 }
+
+// noConnection is an error of connecting: no request can reach the server.
+type noConnection struct{ error }
+
+func (n noConnection) Unwrap() error { return n.error }
 
 // dialTimeout is client-go's, for connecting and between keep-alive probes.
 const dialTimeout = 30 * time.Second

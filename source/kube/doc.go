@@ -11,8 +11,11 @@
 // objects of a list are one record, a [listing].
 //
 // Errors remove nothing. A …Listed event is sent only for a complete list; errors are logged
-// ([outage]) and retried forever. While the server is away, only the Node is requested; the others
-// follow it.
+// ([outage]) and retried forever. While the server cannot be connected, only the Node is requested;
+// the others follow it. Otherwise streams are independent: trouble of one delays no other.
+//
+// A server may come back with an older copy of the data, such as a restored backup. So a resource
+// compares versions before it follows a stream again ([listWatch.unproven]).
 //
 // A [Publisher] sends events in the opposite direction, to the cluster.
 package kube

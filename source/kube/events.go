@@ -56,7 +56,7 @@ type Publisher struct {
 	// The rest belongs to the goroutine of Run.
 
 	failures      int // to reach the API server, in a row
-	paused        map[string]pause
+	paused        map[string]deferral
 	refused       time.Time // since when every answer was 403
 	reported      map[string]bool
 	reportedDrops uint64
@@ -84,8 +84,8 @@ func (s *series) namespace() string { return s.event.Regarding.Namespace }
 // silent reports whether the API server knows all of s.
 func (s *series) silent() bool { return s.queued.IsZero() && s.count == s.sent }
 
-// pause is how long the events of a namespace wait because the API server refused one.
-type pause struct {
+// deferral is how long the events of a namespace wait because the API server refused one.
+type deferral struct {
 	failures int // in a row
 	until    time.Time
 }
@@ -137,7 +137,7 @@ func newPublisher(cfg Config, pace pace) (*Publisher, error) {
 		events:  clients[0],
 		clients: map[string]rest.Interface{event.KindService: clients[1], event.KindEndpointSlice: clients[2]},
 		wake:    make(chan struct{}, 1), series: map[event.Event]*series{}, reported: map[string]bool{},
-		paused: map[string]pause{},
+		paused: map[string]deferral{},
 		held:   map[string]int{}, queues: map[string][]*series{}, drops: ratelimit.New(cfg.Log, "Events were not sent"),
 	}, nil
 }
@@ -343,7 +343,7 @@ func (p *Publisher) take(now time.Time) (next *series, wait time.Duration) {
 		}
 		p.due(s, now)
 	}
-	maps.DeleteFunc(p.paused, func(namespace string, _ pause) bool { return p.queues[namespace] == nil })
+	maps.DeleteFunc(p.paused, func(namespace string, _ deferral) bool { return p.queues[namespace] == nil })
 	for i := 0; i < len(p.turns); {
 		s := p.queues[p.turns[i]][0]
 		old, until := now.Sub(s.queued) > p.pace.giveUp, p.paused[p.turns[i]].until.Sub(now)

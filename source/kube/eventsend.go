@@ -64,7 +64,7 @@ func (p *Publisher) pauseAfter(namespace string, refused bool) {
 		return
 	}
 	n := p.paused[namespace].failures
-	p.paused[namespace] = pause{n + 1, time.Now().Add(p.backoff(n))}
+	p.paused[namespace] = deferral{n + 1, time.Now().Add(p.backoff(n))}
 }
 
 // unreachable reports whether a failure is of the connection. An answer is about one namespace: a

@@ -18,13 +18,15 @@ import (
 	"k8s.io/client-go/tools/metrics"
 
 	"kube-proxy/cluster"
+	"kube-proxy/internal/pause"
 )
 
 // listWatch lists and watches one resource, and gives records instead of API objects.
 //
 // After a stream that broke early the leader is listed again, which shows the server's version; the
-// others continue where they were. A resource that has seen a newer version asks for its own, and
-// is listed again if that is older too, or if an older version comes down its stream ([progress]).
+// others continue where they were. A resource that has seen a newer version, or that opens a stream
+// before the leader has read one, asks for its own, and is listed again if that is older too, or if
+// an older version comes down its stream ([progress], [listWatch.unproven]).
 type listWatch struct {
 	*Source
 	resource *resource
@@ -32,6 +34,11 @@ type listWatch struct {
 
 	// broken: the last stream or attempt ended early, so the server may be another one now.
 	broken atomic.Bool
+	// opened and ended are the leader's newest readings when the last stream was opened and when it
+	// ended.
+	opened, ended atomic.Pointer[reading]
+	// notBefore is when the server wants the next request. It belongs to the Reflector's goroutine.
+	notBefore time.Time
 	// short is how many streams in a row broke within shortLife.
 	short atomic.Int32
 	// forget: the version that the Reflector remembers is of no use.
@@ -66,12 +73,12 @@ func (l *listWatch) failed(ctx context.Context, err error) error {
 		l.giveUp(err)
 		return err
 	}
-	l.broke()
+	l.broken.Store(true)
 	l.outage.failed(l.resource.plural, err)
 	return err
 }
 
-// broke notes the early end of a stream or an attempt.
+// broke notes the early end of a stream.
 func (l *listWatch) broke() {
 	l.broken.Store(true)
 	if l.leads() {
@@ -95,8 +102,22 @@ func (l *listWatch) rest(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// ended counts short streams.
-func (l *listWatch) ended(lived time.Duration) {
+// obey waits until the server wants the next request.
+func (l *listWatch) obey(ctx context.Context) error {
+	pause.For(ctx, time.Until(l.notBefore))
+	return ctx.Err()
+}
+
+// refused notes what a refusal says about the next request. client-go would repeat the request by
+// itself, but what the resources have seen must be known when the request is sent that is answered.
+func (l *listWatch) refused(err error) {
+	if seconds, ok := apierrors.SuggestsClientDelay(err); ok {
+		l.notBefore = time.Now().Add(min(time.Duration(seconds)*time.Second, longestTurn))
+	}
+}
+
+// lived counts short streams.
+func (l *listWatch) lived(lived time.Duration) {
 	if lived >= shortLife {
 		l.short.Store(0)
 	} else if l.short.Add(1) == manyShort {
@@ -106,10 +127,13 @@ func (l *listWatch) ended(lived time.Duration) {
 
 func (l *listWatch) request(opts metav1.ListOptions) *rest.Request {
 	opts.LabelSelector, opts.FieldSelector = l.resource.labels, l.resource.field
-	return l.resource.client.Get().Resource(l.resource.plural).VersionedParams(&opts, l.codec)
+	return l.resource.client.Get().Resource(l.resource.plural).VersionedParams(&opts, l.codec).MaxRetries(0)
 }
 
 func (l *listWatch) list(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+	if err := l.obey(ctx); err != nil {
+		return nil, err
+	}
 	if err := l.outage.turn(ctx, l.resource.plural); err != nil {
 		return nil, err
 	}
@@ -120,7 +144,7 @@ func (l *listWatch) list(ctx context.Context, opts metav1.ListOptions) (runtime.
 	case l.ahead(opts.ResourceVersion):
 		return nil, errAhead
 	}
-	before := l.seen()
+	before, read := l.seen(), l.reading.Load()
 	list, err := l.read(ctx, opts)
 	if err == nil && number(list.ResourceVersion) == 0 {
 		err = fmt.Errorf("kube: list %s: the API server sent resource version %q", l.resource.plural,
@@ -130,6 +154,7 @@ func (l *listWatch) list(ctx context.Context, opts metav1.ListOptions) (runtime.
 		return nil, l.failed(ctx, err)
 	}
 	l.complete(number(list.ResourceVersion), before)
+	l.opened.Store(read)
 	return list, nil
 }
 
@@ -151,8 +176,10 @@ func (l *listWatch) read(ctx context.Context, opts metav1.ListOptions) (*recordL
 	defer func(start time.Time) {
 		metrics.RequestLatency.Observe(ctx, http.MethodGet, *request.URL(), time.Since(start))
 	}(time.Now())
+	defer l.outage.asks(l.resource.plural)()
 	body, err := request.Stream(ctx)
 	if err != nil {
+		l.refused(err)
 		return nil, err
 	}
 	defer body.Close()
@@ -177,12 +204,15 @@ func (l *listWatch) watch(ctx context.Context, opts metav1.ListOptions) (watch.I
 	if err := l.rest(ctx); err != nil {
 		return nil, err
 	}
+	if err := l.obey(ctx); err != nil {
+		return nil, err
+	}
 	if err := l.outage.turn(ctx, l.resource.plural); err != nil {
 		return nil, err
 	}
-	before := l.seen()
-	broken := l.broken.Swap(false) && l.leads()
-	again := !initial && broken && !l.noStreaming.Load()
+	before, read := l.seen(), l.reading.Load()
+	broken := l.broken.Swap(false)
+	again := !initial && broken && l.leads() && !l.noStreaming.Load()
 	switch {
 	case again: // one object, and the server's version
 		initial, opts.SendInitialEvents = true, new(true)
@@ -191,7 +221,7 @@ func (l *listWatch) watch(ctx context.Context, opts metav1.ListOptions) (watch.I
 		opts.ResourceVersion = ""
 	case initial && l.ahead(opts.ResourceVersion):
 		return nil, errAhead
-	case !initial && (broken || l.resource.suspect()):
+	case !initial && (l.resource.suspect() || l.unproven(read, number(opts.ResourceVersion), broken)):
 		if err := l.compare(ctx, opts.ResourceVersion, before); err != nil {
 			return nil, l.failed(ctx, err)
 		}
@@ -199,14 +229,18 @@ func (l *listWatch) watch(ctx context.Context, opts metav1.ListOptions) (watch.I
 	lifetime := time.Duration(*opts.TimeoutSeconds) * time.Second // a Reflector always sets it
 	ctx, cancel := context.WithTimeout(ctx, lifetime+slack)
 	opts.Watch = true
+	answered := l.outage.asks(l.resource.plural)
 	in, err := l.request(opts).Watch(ctx)
+	answered()
 	if err != nil {
+		l.refused(err)
 		if !initial || !l.cannotStream(err) { // that is no failure: a LIST follows
 			err = l.failed(ctx, err)
 		}
 		cancel()
 		return nil, err
 	}
+	l.opened.Store(read)
 	s := &stream{
 		listWatch: l, in: in, cancel: cancel, initial: initial, again: again, before: before, begin: time.Now(),
 		out: make(chan watch.Event, 64), end: time.Now().Add(lifetime - slack), floor: number(opts.ResourceVersion),
@@ -291,10 +325,14 @@ func (s *stream) ResultChan() <-chan watch.Event { return s.out }
 func (s *stream) pump(ctx context.Context) {
 	defer close(s.out)
 	defer s.Stop()
-	defer func() { s.ended(time.Since(s.begin)) }()
+	defer func() {
+		s.ended.Store(s.reading.Load())
+		s.lived(time.Since(s.begin))
+	}()
 	well := time.NewTimer(time.Second)
 	defer well.Stop()
 	objects, n := &listing{}, 0
+	sound := false
 	for {
 		var doubts <-chan struct{} // a list is read to its end: it is what a doubt asks for
 		if !s.initial {
@@ -307,11 +345,17 @@ func (s *stream) pump(ctx context.Context) {
 			s.resource.doubt() // the next one compares
 			return
 		case <-well.C:
+			sound = true
 			s.outage.over(s.resource.plural)
 		case ev, ok := <-s.in.ResultChan():
 			if !ok {
-				if time.Now().Before(s.end) {
+				switch {
+				case !time.Now().Before(s.end):
+				case sound:
 					s.broke()
+				default:
+					s.broken.Store(true)
+					s.outage.hungUp(s.resource.plural)
 				}
 				return
 			}
@@ -327,6 +371,7 @@ func (s *stream) pump(ctx context.Context) {
 			}
 			out := s.convert(ctx, ev)
 			if out.Type != watch.Error && well.Stop() {
+				sound = true
 				s.outage.over(s.resource.plural)
 			}
 			if s.again && !s.initial && !s.found {

@@ -49,6 +49,8 @@ const (
 	longestTurn = time.Minute
 	// longestSpread bounds the time in which the others follow it.
 	longestSpread = 10 * time.Second
+	// silence is how long the others wait for the answer to the leader.
+	silence = 2 * time.Second
 	// startup is how long a server that has just started may refuse everything.
 	startup = 2 * time.Second
 )
@@ -57,10 +59,10 @@ func newOutage(log *slog.Logger, server string) *outage {
 	return &outage{log: log, server: server, failing: map[string]bool{}, reported: map[string]time.Time{}}
 }
 
-// turn returns when a resource may turn to the server: at once while it answers. While it does not,
-// only the leader tries, so that an outage costs a node one attempt instead of four. The others
-// follow, spread over half of the outage, or after longestTurn, should the leader alone be in
-// trouble.
+// turn returns when a resource may turn to the server: at once while it answers. While it cannot be
+// connected, only the leader tries, so that an outage costs a node one attempt instead of four. The
+// others follow, spread over half of the outage. If the server refuses the leader, or keeps it
+// waiting for longer than silence, the others need not wait: it may be the leader's trouble alone.
 func (o *outage) turn(ctx context.Context, resource string) error {
 	o.mu.Lock()
 	away := o.away
@@ -87,6 +89,10 @@ func (o *outage) turn(ctx context.Context, resource string) error {
 func (o *outage) lost() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	o.lose()
+}
+
+func (o *outage) lose() {
 	if o.away == nil {
 		o.away = &absence{since: time.Now(), over: make(chan struct{})}
 	}
@@ -101,14 +107,47 @@ func (o *outage) found() {
 	}
 }
 
-// lead takes note of a failure of the leader. If the server answers, but refuses this one resource
-// for longer than a server that has just started refuses all, the others need not wait.
-func (o *outage) lead(sort string) {
-	switch {
-	case !strings.HasPrefix(sort, "403") && !strings.HasPrefix(sort, "404"):
+// asks takes note of a request, until done is called. The others do not wait for the leader while
+// the server is silent.
+func (o *outage) asks(resource string) (done func()) {
+	if resource != leader {
+		return func() {}
+	}
+	timer := time.AfterFunc(silence, func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.found()
+	})
+	return func() { timer.Stop() }
+}
+
+// hungUp takes note of a server that ended a stream before it said anything.
+func (o *outage) hungUp(resource string) {
+	if resource != leader {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.found()
+}
+
+// lead takes note of a failure of the leader. If the server answers, the others need not wait. A
+// server that has just started may forbid everything, so a refusal of this one resource counts if
+// it lasts.
+func (o *outage) lead(sort string, err error) {
+	forbidden := strings.HasPrefix(sort, "403") || strings.HasPrefix(sort, "404")
+	if !forbidden {
 		o.refused = time.Time{}
+	}
+	_, away := errors.AsType[noConnection](err)
+	switch {
+	case away:
+		o.lose()
+	case !forbidden:
+		o.found()
 	case o.refused.IsZero():
 		o.refused = time.Now()
+		o.lose()
 	case time.Since(o.refused) > startup:
 		o.found()
 	}
@@ -123,7 +162,7 @@ func (o *outage) failed(resource string, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if resource == leader {
-		o.lead(sort)
+		o.lead(sort, err)
 	}
 	if len(o.failing) == 0 {
 		o.since, o.seen = now, map[string]int{}

@@ -42,6 +42,22 @@ func (p *progress) suspect() bool {
 	}
 }
 
+// reading is one answer to the leader: the server's version.
+type reading struct{ version uint64 }
+
+// unproven reports whether a resource that opens a stream again at its version must compare that
+// with the server's first, after the leader's newest reading. The leader compares after each break.
+// Another resource decides by the leader's reading, and without a new one as the leader does.
+func (l *listWatch) unproven(read *reading, ours uint64, broken bool) bool {
+	switch {
+	case l.leads():
+		return broken
+	case read != nil && read != l.opened.Load() && ours > read.version: // the leader may have met an older copy
+		return true
+	}
+	return broken && read == l.ended.Load()
+}
+
 // seen returns what each resource has seen, to be taken before the leader sends a request.
 func (s *Source) seen() []uint64 {
 	out := make([]uint64, len(s.resources))
@@ -58,6 +74,7 @@ func (l *listWatch) reached(theirs uint64, before []uint64) {
 	if !l.leads() || theirs == 0 {
 		return
 	}
+	l.reading.Store(&reading{theirs})
 	for i, r := range l.resources {
 		if r != l.resource && before[i] > theirs {
 			r.ahead.Store(true)

@@ -30,6 +30,8 @@ type Source struct {
 	resources []*resource
 	dialer    dialer
 	codec     runtime.ParameterCodec
+	// reading is the leader's newest; nil before the first.
+	reading atomic.Pointer[reading]
 	// noStreaming: the server does not send lists as streams.
 	noStreaming atomic.Bool
 }
