@@ -149,6 +149,9 @@ func (u *unanswered) clients() map[string]netip.AddrPort {
 	return map[string]netip.AddrPort{"pod2": u.frontend, netlab.Node1: u.frontend, netlab.Client: u.nodePort}
 }
 
+// enough connections meet both endpoints: all but one in 32,768 times if each chooses at random.
+const enough = 16
+
 // dial makes n connections from a client at once, and returns a function that waits for them and
 // returns the slowest.
 func (u *unanswered) dial(host string, n int) (wait func() (slowest time.Duration)) {
@@ -224,7 +227,7 @@ func (u *unanswered) await(kind failover.Kind, host string) {
 func (u *unanswered) silent(host string) {
 	u.t.Helper()
 	u.script("pod4", "nft", silence+"add rule inet silence input tcp flags & (syn | ack) == syn drop")
-	wait := u.dial(host, 8)
+	wait := u.dial(host, enough)
 	u.await(failover.Retransmission, host)
 	time.Sleep(600 * time.Millisecond) // the probe
 	u.reset(u.without())
@@ -237,7 +240,7 @@ func (u *unanswered) silent(host string) {
 		u.t.Error("no connection was rescued")
 	}
 	u.seen()
-	u.t.Logf("%s: later connections took %v at most", host, u.dial(host, 8)())
+	u.t.Logf("%s: later connections took %v at most", host, u.dial(host, enough)())
 	for _, n := range u.seen() {
 		u.t.Errorf("the silent endpoint is avoided, and the plane reports %+v", n)
 	}
@@ -292,7 +295,7 @@ func (u *unanswered) established() {
 	table, _, _ := Shop(u.family)
 	u.reset(table)
 	for host := range u.clients() {
-		u.dial(host, 8)()
+		u.dial(host, enough)()
 	}
 }
 
@@ -308,7 +311,7 @@ func (u *unanswered) unreachable() {
 	for host, to := range u.clients() {
 		u.seen()
 		var all sync.WaitGroup
-		for range 8 {
+		for range enough {
 			all.Go(func() { // some of them fail: nothing rescues them
 				_, _ = u.Dial(host, netlab.TCP, to, netlab.DialOptions{})
 			})
