@@ -54,6 +54,7 @@ type PacketPath interface {
 	mode.Plane
 	mode.Tracer
 	mode.TrafficCounter
+	Unanswered
 	// Remember has clients with affinity stay with backends.
 	Remember(context.Context, []plane.Choice) error
 }

@@ -119,23 +119,30 @@ func (r *reaper) pass(ctx context.Context) error {
 	if found, err = r.unserved(found); err != nil {
 		return err
 	}
+	ended, err := destroy(ctx, found)
+	r.ended.Add(uint64(ended))
+	if ended > 0 {
+		r.log.Info("Ended sockets whose endpoint is gone", "sockets", ended)
+	}
+	return err
+}
+
+// destroy ends sockets, each in its network namespace, and returns how many it ended.
+func destroy(ctx context.Context, found []bpf.StaleStale) (ended int, err error) {
 	byNamespace := map[uint32][]sockets.Connected{}
 	for _, s := range found {
 		byNamespace[s.Netns] = append(byNamespace[s.Netns], connectedOf(s))
 	}
 	left, err := inNamespaces(byNamespace, inodeOf, func(all []sockets.Connected) error {
-		ended, err := sockets.Destroy(ctx, all)
-		r.ended.Add(uint64(ended))
-		if ended > 0 {
-			r.log.Info("Ended sockets whose endpoint is gone", "sockets", ended)
-		}
+		n, err := sockets.Destroy(ctx, all)
+		ended += n
 		return err
 	})
 	if left > 0 {
 		err = errors.Join(err, fmt.Errorf("%d network namespaces have no file in /run/netns or /proc "+
 			"(in a container, set hostPID or mount the host's /run/netns)", left))
 	}
-	return err
+	return ended, err
 }
 
 // find lists the sockets whose backend is not in the tables.

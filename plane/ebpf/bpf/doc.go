@@ -8,3 +8,4 @@ package bpf
 
 //go:generate go tool bpf2go -tags linux -target bpfel -type settings -type front -type frontend -type set -type place -type slot -type backend -type choice -type choices -type peer -type refusal -type usage -type question LB lb.c -- -O2 -Wall -Werror -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu
 //go:generate go tool bpf2go -tags linux -target bpfel -type stale Stale stale.c -- -O2 -Wall -Werror -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu
+//go:generate go tool bpf2go -tags linux -target bpfel -type silent Silent silent.c -- -O2 -Wall -Werror -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu

@@ -28,21 +28,17 @@ struct stale {
 	__u16 family;
 	__u16 proto;
 	__u32 netns; /* inode */
-	__u32 pad;
+	__u32 state; /* BPF_TCP_* */
 };
 KEEP(stale)
 
-SEC("iter/bpf_sk_storage_map")
-int find_stale(struct bpf_iter__bpf_sk_storage_map *ctx)
+/* list writes a socket that is connected to its peer still. */
+__inline void list(struct bpf_iter__bpf_sk_storage_map *ctx, struct sock *sk, struct peer *p)
 {
-	struct sock *sk = ctx->sk;
-	struct peer *p = ctx->value;
 	struct stale s = {};
-	struct backend b;
 
-	if (!sk || !p || !p->backend || (find_backend(p->set, p->backend, &b) && is_at(p, &b)))
-		return 0;
 	s.peer = *p;
+	s.state = sk->__sk_common.skc_state;
 	s.family = sk->__sk_common.skc_family;
 	s.proto = sk->sk_protocol;
 	s.netns = sk->__sk_common.skc_net.net->ns.inum;
@@ -56,9 +52,31 @@ int find_stale(struct bpf_iter__bpf_sk_storage_map *ctx)
 		copy(s.src, sk->__sk_common.skc_v6_rcv_saddr.in6_u.u6_addr32);
 		copy(s.dst, sk->__sk_common.skc_v6_daddr.in6_u.u6_addr32);
 	}
-	if (s.dst_port != p->backend_port || !same(s.dst, p->backend_addr))
-		return 0; /* it has ended, or is connected elsewhere */
-	bpf_seq_write(ctx->meta->seq, &s, sizeof(s));
+	if (s.dst_port == p->backend_port && same(s.dst, p->backend_addr)) /* else it is connected elsewhere */
+		bpf_seq_write(ctx->meta->seq, &s, sizeof(s));
+}
+
+SEC("iter/bpf_sk_storage_map")
+int find_stale(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+	struct sock *sk = ctx->sk;
+	struct peer *p = ctx->value;
+	struct backend b;
+
+	if (sk && p && p->backend && !(find_backend(p->set, p->backend, &b) && is_at(p, &b)))
+		list(ctx, sk, p);
+	return 0;
+}
+
+/* find_tcp writes the TCP sockets, whatever their backend. */
+SEC("iter/bpf_sk_storage_map")
+int find_tcp(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+	struct sock *sk = ctx->sk;
+	struct peer *p = ctx->value;
+
+	if (sk && p && p->backend && sk->sk_protocol == IPPROTO_TCP)
+		list(ctx, sk, p);
 	return 0;
 }
 

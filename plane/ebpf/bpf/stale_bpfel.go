@@ -63,7 +63,7 @@ type StaleStale struct {
 	Family  uint16
 	Proto   uint16
 	Netns   uint32
-	Pad     uint32
+	State   uint32
 }
 
 type StaleUsage struct {
@@ -116,6 +116,7 @@ type StaleSpecs struct {
 type StaleProgramSpecs struct {
 	FindKept  *ebpf.ProgramSpec `ebpf:"find_kept"`
 	FindStale *ebpf.ProgramSpec `ebpf:"find_stale"`
+	FindTcp   *ebpf.ProgramSpec `ebpf:"find_tcp"`
 }
 
 // StaleMapSpecs contains maps before they are loaded into the kernel.
@@ -252,12 +253,14 @@ type StaleVariables struct {
 type StalePrograms struct {
 	FindKept  *ebpf.Program `ebpf:"find_kept"`
 	FindStale *ebpf.Program `ebpf:"find_stale"`
+	FindTcp   *ebpf.Program `ebpf:"find_tcp"`
 }
 
 func (p *StalePrograms) Close() error {
 	return _StaleClose(
 		p.FindKept,
 		p.FindStale,
+		p.FindTcp,
 	)
 }
 

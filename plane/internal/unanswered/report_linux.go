@@ -42,7 +42,8 @@ func (r *reports) close() error {
 	return r.conn.Close()
 }
 
-// notice reads a report. ok is false if its connection is no longer there, or not translated.
+// notice reads a report. ok is false if its connection is no longer there, or is not one of a
+// Service. An ICMP error may also be about a connection that a program made to an endpoint itself.
 func (r *reports) notice(ctx context.Context, m netlink.Message) (n failover.Notice, ok bool, err error) {
 	if m.Type != nflog.MsgPacket {
 		return n, false, nil
@@ -59,8 +60,11 @@ func (r *reports) notice(ctx context.Context, m netlink.Message) (n failover.Not
 	found := false
 	err = r.conn.Do(ctx, conntrack.GetRequest(r.family, tuple), func(m netlink.Message) error {
 		if e := &r.entry; m.Type == conntrack.New && e.Parse(m.Body) {
-			found = e.Reply.From != e.Orig.To
-			n = failover.Notice{Kind: kind, Proto: lb.Proto(e.Orig.Proto), Endpoint: e.Reply.From, Frontend: e.Orig.To}
+			n = failover.Notice{Kind: kind, Proto: lb.Proto(e.Orig.Proto), Endpoint: e.Reply.From}
+			if e.Reply.From != e.Orig.To {
+				n.Frontend = e.Orig.To
+			}
+			found = kind == failover.Unreachable || n.Frontend.IsValid()
 		}
 		return nil
 	})

@@ -1,0 +1,16 @@
+//go:build linux
+
+package ebpf
+
+import (
+	"testing"
+
+	"kube-proxy/test/planetest"
+)
+
+// TestUnanswered proves the notices of unanswered connections, of sockets and packets, and their
+// end.
+func TestUnanswered(t *testing.T) {
+	p := &planes{bpffs: bpffs(t)}
+	planetest.Unanswered(t, planetest.Config{New: p.new, Sockets: true})
+}
