@@ -122,7 +122,7 @@ const imports = `
 	internal/netlink/conntrack, internal/netlink, internal/netlink/route < conntrack, debug/flows;
 	# Traffic by Service is what planes count by row, and the table's rows.
 	lb, mode < debug/traffic;
-	internal/listen < health, status;
+	internal/listen < health, status, cli;
 	internal/ratelimit < health, conntrack;
 	internal/kernel < internal/system;
 	lb, internal/kernel < plane/cleanup;

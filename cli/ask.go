@@ -164,7 +164,7 @@ func (a queryCommand) watching(ctx context.Context, q *queries, args []string) e
 }
 
 func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
+	f, ok := rawOf(w).(*os.File)
 	if !ok {
 		return false
 	}
@@ -260,13 +260,6 @@ func show[T any](q *queries, raw json.RawMessage, text func(*T)) (*T, error) {
 	return answer, nil
 }
 
-// printJSON prints a value for programs.
-func printJSON(out io.Writer, value any) error {
-	e := json.NewEncoder(out)
-	e.SetIndent("", "  ")
-	return e.Encode(value)
-}
-
 // head is the first line of an answer for people: it names the node. An answer that repeats comes
 // after the last one, or on a terminal in its place; the time is as in events.
 func (q *queries) head(node string) {
@@ -276,9 +269,10 @@ func (q *queries) head(node string) {
 	s := "node " + lb.Printable(node)
 	if q.repeats {
 		s += " at " + time.Now().UTC().Format(time.DateTime) + " UTC"
+		on, is := q.out.(*screen)
 		switch {
-		case isTerminal(q.out):
-			s = "\x1b[H\x1b[2J" + s
+		case is && isTerminal(on):
+			on.clear()
 		case q.shown > 0:
 			s = "\n" + s
 		}
@@ -294,7 +288,7 @@ func (q *queries) program(raw json.RawMessage) (bool, error) {
 	case "json":
 		return true, printJSON(q.out, raw)
 	case "yaml":
-		text, err := yaml.JSONToYAML(raw)
+		text, err := yaml.JSONToYAML(escapeJSON(raw, 0xffff)) // YAML has no control characters, and no surrogates
 		if err != nil {
 			return true, err
 		}

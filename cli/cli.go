@@ -31,6 +31,7 @@ type program struct {
 // New returns the program: without a command it calls start with its configuration.
 func New(modes mode.List, out, errOut io.Writer, commandLine []string,
 	start func(context.Context, *config.Config) error) *cobra.Command {
+	out, errOut = onScreen(out), onScreen(errOut)
 	p := &program{modes, out, errOut, commandLine}
 	cmd := &cobra.Command{Use: "kube-proxy", SilenceErrors: true, SilenceUsage: true,
 		Args: cobra.ArbitraryArgs} // config reports them with all other problems (FL-01)

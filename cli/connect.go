@@ -28,13 +28,14 @@ func (q *queries) carry(ctx context.Context, in io.Reader) error {
 	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
-	if _, err := io.WriteString(q.out, kubectl.Greeting); err != nil {
+	out := rawOf(q.out)
+	if _, err := io.WriteString(out, kubectl.Greeting); err != nil {
 		return err
 	}
 	go func() {
 		io.Copy(conn, in) // until its end or an error
 		conn.Close()
 	}()
-	io.Copy(q.out, conn) // the same of answers; the client sees that an answer is incomplete
+	io.Copy(out, conn) // the same of answers; the client sees that an answer is incomplete
 	return nil
 }

@@ -52,7 +52,8 @@ const maxDiffers = 50
 func diffText(out io.Writer, d *inspect.Diff, most int) {
 	shown := d.Differences[:min(len(d.Differences), most)]
 	for _, x := range shown {
-		fmt.Fprintf(out, "%s  %s\n", x.Family, lb.Printable(strings.TrimSpace(x.Service+"  "+x.Key+"  "+x.Object)))
+		about := strings.TrimSpace(x.Service + "  " + x.Key + "  " + x.Object)
+		fmt.Fprintf(out, "%s  %s\n", lb.Printable(x.Family), lb.Printable(about))
 		for _, side := range []struct{ word, text string }{{"desired", x.Desired}, {"actual", x.Actual}} {
 			text := cmp.Or(side.text, "nothing")
 			for n, line := range strings.Split(text, "\n") {

@@ -6,8 +6,7 @@ import (
 	"strings"
 )
 
-// ink colours words on a terminal. Its input is escaped before: names from others never contain
-// terminal codes.
+// ink colours words on a terminal. A [screen] lets its codes pass.
 type ink bool
 
 // inkFor colours on a terminal only, and not where NO_COLOR is set (no-color.org) or the terminal

@@ -401,7 +401,7 @@ func problemsText(out io.Writer, answers []nodeAnswer, all []*inspect.Status) {
 		return cmp.Or(b.Severity.Compare(a.Severity), cmp.Compare(len(b.nodes), len(a.nodes)))
 	})
 	for _, p := range problems {
-		fmt.Fprintf(out, "\n%s  %s: %s\n", p.Severity, nodesText(p.nodes), lb.Printable(p.Text))
+		fmt.Fprintf(out, "\n%s  %s: %s\n", word(p.Severity), nodesText(p.nodes), lb.Printable(p.Text))
 		if p.Next != "" {
 			fmt.Fprintf(out, "  next: %s\n", lb.Printable(nextCommand(p.Next, p.nodes[0])))
 		}

@@ -52,6 +52,7 @@ const (
 // NewPlugin returns the program as a plugin of kubectl: the commands that query a proxy, for those
 // of a cluster.
 func NewPlugin(out, errOut io.Writer, commandLine []string) *cobra.Command {
+	out, errOut = onScreen(out), onScreen(errOut)
 	p := &plugin{out: out, errOut: errOut}
 	root := &cobra.Command{
 		Use: PluginName, SilenceErrors: true, SilenceUsage: true, Args: cobra.ArbitraryArgs,
@@ -156,7 +157,7 @@ func (p *plugin) run(ctx context.Context, a queryCommand, args []string, format 
 		if node == "" {
 			fmt.Fprintf(p.errOut, "%s: note: asking node %s; --node NODE chooses another\n", PluginName, proxy.Node)
 		}
-		q := &queries{client: client(c, proxy), out: p.out, errOut: p.errOut, format: format}
+		q := &queries{client: p.client(c, proxy), out: p.out, errOut: p.errOut, format: format}
 		return askFrom(from, args, func() error {
 			if watch {
 				return a.watching(ctx, q, args)
@@ -184,9 +185,14 @@ func askFrom(from, args []string, ask func() error) (err error) {
 	return err
 }
 
+// nodeBytes limits the answer of one node among many, in bytes: a few hostile nodes must not fill
+// the memory of who queries all.
+const nodeBytes = 64 << 20
+
 // client returns the client for one proxy.
-func client(c *kubectl.Cluster, proxy kubectl.Proxy) *api.Client {
-	return api.Over(proxy.At(), func(ctx context.Context) (net.Conn, error) { return c.Dial(ctx, proxy) })
+func (p *plugin) client(c *kubectl.Cluster, proxy kubectl.Proxy) *api.Client {
+	return api.Over(proxy.At(), func(ctx context.Context) (net.Conn, error) { return c.Dial(ctx, proxy) }).
+		Limit(p.timeout, nodeBytes)
 }
 
 // choose returns the proxy of a node, or, without one, the first that runs.
@@ -265,7 +271,7 @@ func (p *plugin) askAll(ctx context.Context, c *kubectl.Cluster, proxies []kubec
 	for range min(nodesAtOnce, len(proxies)) {
 		workers.Go(func() {
 			for i := range next {
-				answers[i] = p.askOne(ctx, client(c, proxies[i]), a, args, format)
+				answers[i] = p.askOne(ctx, p.client(c, proxies[i]), a, args, format)
 				answers[i].node = proxies[i].Node
 				bar.add(answers[i].err != nil)
 			}
@@ -310,9 +316,9 @@ type progress struct {
 
 func newProgress(out io.Writer, n int) *progress {
 	if !isTerminal(out) {
-		out = nil
+		return &progress{n: n}
 	}
-	return &progress{out: out, n: n}
+	return &progress{out: rawOf(out), n: n}
 }
 
 // barWidth is how many columns the bar has.

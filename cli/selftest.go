@@ -11,6 +11,7 @@ import (
 	"os"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -120,9 +121,11 @@ type selftestPrinter struct {
 
 func (p *selftestPrinter) print(l selftest.Line) {
 	if p.json {
-		e := json.NewEncoder(p.out)
-		e.SetEscapeHTML(false)
-		p.err = cmp.Or(p.err, e.Encode(l))
+		text, err := json.Marshal(l)
+		if err == nil {
+			_, err = rawOf(p.out).Write(append(escapeJSON(text, unicode.MaxRune), '\n'))
+		}
+		p.err = cmp.Or(p.err, err)
 		return
 	}
 	if l.Step != p.step {

@@ -114,8 +114,9 @@ func headline(out io.Writer, d *inspect.Detail) {
 	if len(at) == 0 {
 		at = []string{"no address"}
 	}
-	fmt.Fprintf(out, "%s  %s  %s\n", lb.Printable(d.Namespace+"/"+d.Name), d.Type, strings.Join(at, ", "))
-	state := inkFor(out).of(string(d.Severity), string(d.State))
+	fmt.Fprintf(out, "%s  %s  %s\n", lb.Printable(d.Namespace+"/"+d.Name), word(d.Type),
+		lb.Printable(strings.Join(at, ", ")))
+	state := inkFor(out).of(string(d.Severity), word(d.State))
 	if d.Why != "" {
 		state += ": " + lb.Printable(d.Why)
 	}
@@ -129,7 +130,8 @@ func backendsText(out io.Writer, d *inspect.Detail, wide bool) {
 			continue // a family that the Service does not have
 		}
 		for _, p := range f.Ports {
-			fmt.Fprintf(out, "\n%s  %s  %s%s\n", lb.Printable(p.Service), portText(p), f.Family, setsText(p))
+			fmt.Fprintf(out, "\n%s  %s  %s%s\n", lb.Printable(p.Service), portText(p), lb.Printable(f.Family),
+				setsText(p))
 			endpointsText(out, f, p, wide, false)
 		}
 		if f.MoreEndpoints > 0 {
@@ -251,11 +253,13 @@ func whyText(out io.Writer, d *inspect.Detail, wide bool) {
 			}
 			if left > 0 {
 				fmt.Fprintf(out, "\n%s  %s  %s%s, excluded:\n",
-					lb.Printable(p.Service), portText(p), f.Family, setsText(p))
+					lb.Printable(p.Service), portText(p), lb.Printable(f.Family), setsText(p))
 				endpointsText(out, f, p, wide, true)
 			}
 		}
 	}
 }
 
-func portText(p inspect.DetailPort) string { return fmt.Sprintf("%d/%s", p.Port.Port, p.Protocol) }
+func portText(p inspect.DetailPort) string {
+	return fmt.Sprintf("%d/%s", p.Port.Port, lb.Printable(p.Protocol))
+}

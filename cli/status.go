@@ -122,7 +122,7 @@ func findingsOf(out io.Writer, all []inspect.Finding) {
 	fmt.Fprintf(out, "\n%s\n", plural.Count(len(all), "problem", "problems"))
 	for _, f := range all {
 		fmt.Fprintf(out, "%s  %s: %s\n         %s\n",
-			ink.of(string(f.Severity), fmt.Sprintf("%-7s", f.Severity)), f.About,
+			ink.of(string(f.Severity), fmt.Sprintf("%-7s", word(f.Severity))), lb.Printable(f.About),
 			lb.Printable(f.Text), lb.Printable(f.Next))
 	}
 }
@@ -138,11 +138,12 @@ func attentionText(out io.Writer, a *inspect.Attention) {
 	for _, g := range a.Groups {
 		for _, b := range g.First {
 			fmt.Fprintf(out, "%s  %s  %s: %s\n",
-				ink.of(string(b.Severity), fmt.Sprintf("%-7s", b.Severity)), lb.Printable(b.Service),
-				b.State, lb.Printable(b.Why))
+				ink.of(string(b.Severity), fmt.Sprintf("%-7s", word(b.Severity))), lb.Printable(b.Service),
+				word(b.State), lb.Printable(b.Why))
 		}
 		if more := g.Count - len(g.First); more > 0 {
-			fmt.Fprintf(out, "         and %d more in namespace %s: %s\n", more, lb.Printable(g.Namespace), g.State)
+			fmt.Fprintf(out, "         and %d more in namespace %s: %s\n", more, lb.Printable(g.Namespace),
+				word(g.State))
 		}
 	}
 	if a.More > 0 {

@@ -14,6 +14,7 @@ import (
 	"kube-proxy/cli/ui"
 	"kube-proxy/config"
 	"kube-proxy/debug/inspect"
+	"kube-proxy/internal/listen"
 	"kube-proxy/lb"
 )
 
@@ -36,6 +37,15 @@ func uiQuery() queryCommand {
 	}
 }
 
+// pageServer returns a server to which any program of this machine may connect. Pages that follow
+// changes have no time limit; their number is limited.
+func pageServer(page http.Handler) *http.Server {
+	server := &http.Server{Handler: page, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute,
+		MaxHeaderBytes: listen.MaxHeaderBytes, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)}
+	(&listen.ConnLimit{Most: listen.OwnShare().Connections}).Bound(server)
+	return server
+}
+
 // page serves the page until ctx ends.
 func (q *queries) page(ctx context.Context, at string) error {
 	if a, err := netip.ParseAddrPort(at); err != nil || !a.Addr().Unmap().IsLoopback() {
@@ -51,8 +61,7 @@ func (q *queries) page(ctx context.Context, at string) error {
 		return fmt.Errorf("--listen: %w", err)
 	}
 	page := ui.New(q.client)
-	server := &http.Server{Handler: page, ReadHeaderTimeout: 10 * time.Second,
-		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)}
+	server := pageServer(page)
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })() // pages that are open do not hold up the end
 	fmt.Fprintf(q.errOut, "kube-proxy: note: open this URL in a browser to see node %s; stop with Ctrl-C\n",
 		lb.Printable(s.Node))

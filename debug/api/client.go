@@ -20,14 +20,29 @@ import (
 // another version.
 var ErrNotAsked = errors.New("cannot query the proxy")
 
-// answerWait is how long an answer may take to begin.
-const answerWait = 30 * time.Second
+const (
+	// answerWait is how long an answer may take to begin.
+	answerWait = 30 * time.Second
+	// wholeWait is how long an answer may take in all, and MaxAnswer how long it may be, in bytes,
+	// unless [Client.Limit] sets others. A table of 100,000 Services fits.
+	wholeWait = 2 * time.Minute
+	MaxAnswer = 256 << 20
+)
 
 // Client queries a proxy. Make one with [NewClient], [Over] or [Local].
 type Client struct {
 	http    *http.Client
 	at      string
 	connect func(context.Context) (net.Conn, error)
+	within  time.Duration
+	most    int64
+}
+
+// Limit sets how long an answer may take in all, and how many bytes it may have; of a stream, each
+// of its answers. It returns the client.
+func (c *Client) Limit(within time.Duration, most int64) *Client {
+	c.within, c.most = within, most
+	return c
 }
 
 // connectWait is how long it may take to connect.
@@ -47,7 +62,7 @@ func NewClient(path string) *Client {
 func Over(at string, connect func(context.Context) (net.Conn, error)) *Client {
 	t := &http.Transport{DisableKeepAlives: true, MaxResponseHeaderBytes: maxHeader,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return connect(ctx) }}
-	return &Client{at: at, connect: connect, http: &http.Client{Transport: t}}
+	return &Client{at: at, connect: connect, http: &http.Client{Transport: t}, within: wholeWait, most: MaxAnswer}
 }
 
 // Connect connects to the admin socket, for callers that speak HTTP themselves. An error wraps
@@ -82,7 +97,7 @@ func (c *Client) Get(ctx context.Context, query string, params url.Values, out a
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		return fmt.Errorf("%w: incomplete or invalid answer from %s: %w", ErrNotAsked, c.at, err)
+		return fmt.Errorf("%w: incomplete or invalid answer from %s: %w", ErrNotAsked, c.at, body.why(err))
 	}
 	return nil
 }
@@ -101,28 +116,32 @@ func (c *Client) Each(ctx context.Context, query string, params url.Values, f fu
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case err != nil:
-			return fmt.Errorf("%w: %s closed the stream: %w", ErrNotAsked, c.at, err)
+			return fmt.Errorf("%w: %s ended the stream: %w", ErrNotAsked, c.at, body.why(err))
 		case !f(answer):
 			return nil
 		}
+		body.again()
 	}
 }
 
 // open sends a query, and returns the answer as a stream.
-func (c *Client) open(ctx context.Context, query string, params url.Values) (io.ReadCloser, error) {
+func (c *Client) open(ctx context.Context, query string, params url.Values) (*answer, error) {
 	u := url.URL{Scheme: "http", Host: "kube-proxy", Path: "/v1/" + query, RawQuery: params.Encode()}
 	asking := ctx
 	ctx, cancel := context.WithCancelCause(ctx)
-	begun := time.AfterFunc(answerWait+patience(params), func() { cancel(context.DeadlineExceeded) })
+	begun := time.AfterFunc(min(answerWait, c.within)+patience(params), func() { cancel(context.DeadlineExceeded) })
 	defer begun.Stop()
+	whole := time.AfterFunc(c.within+patience(params), func() { cancel(context.DeadlineExceeded) })
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
+		whole.Stop()
 		cancel(nil)
 		return nil, err
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
 		late := errors.Is(context.Cause(ctx), context.DeadlineExceeded)
+		whole.Stop()
 		cancel(nil)
 		switch {
 		case asking.Err() != nil: // the caller has given up
@@ -132,7 +151,7 @@ func (c *Client) open(ctx context.Context, query string, params url.Values) (io.
 		}
 		return nil, c.unreachable(err)
 	}
-	body := &cancelled{resp.Body, func() { cancel(nil) }}
+	body := &answer{body: resp.Body, client: c, whole: whole, ctx: ctx, cancel: cancel, left: c.most}
 	if err := c.refused(resp); err != nil {
 		return nil, errors.Join(err, body.Close())
 	}
@@ -145,15 +164,48 @@ func patience(params url.Values) time.Duration {
 	return max(0, d)
 }
 
-// cancelled ends the request when its answer is closed.
-type cancelled struct {
-	io.ReadCloser
-	cancel func()
+// answer is a body that is read within the client's limits: the other side may be hostile.
+type answer struct {
+	body   io.ReadCloser
+	client *Client
+	whole  *time.Timer // ends the request
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	left   int64 // bytes that may still be read
 }
 
-func (c *cancelled) Close() error {
-	defer c.cancel()
-	return c.ReadCloser.Close()
+// errTooLong means that an answer has more bytes than the client reads.
+var errTooLong = errors.New("answer too long")
+
+// Read is part of [io.Reader].
+func (a *answer) Read(b []byte) (int, error) {
+	if a.left <= 0 {
+		return 0, fmt.Errorf("%w: more than %d MiB", errTooLong, a.client.most>>20)
+	}
+	n, err := a.body.Read(b[:min(int64(len(b)), a.left)])
+	a.left -= int64(n)
+	return n, err
+}
+
+// again resets the limits for the next answer of a stream.
+func (a *answer) again() {
+	a.whole.Reset(a.client.within)
+	a.left = a.client.most
+}
+
+// why returns the reason of a failed read.
+func (a *answer) why(err error) error {
+	if errors.Is(context.Cause(a.ctx), context.DeadlineExceeded) {
+		return fmt.Errorf("not complete within %s", a.client.within)
+	}
+	return err
+}
+
+// Close ends the request.
+func (a *answer) Close() error {
+	a.whole.Stop()
+	defer a.cancel(nil)
+	return a.body.Close()
 }
 
 // unreachable returns the reason why no proxy answers, and a remedy.

@@ -19,7 +19,7 @@ func (a *TraceAnswer) Report(wide bool) string {
 	}
 	b.WriteString(a.Rest.Lead())
 	if a.Packet.Pod != "" {
-		fmt.Fprintf(&b, "pod %s is at %s\n", lb.Printable(a.Packet.Pod), a.Packet.From)
+		fmt.Fprintf(&b, "pod %s is at %s\n", lb.Printable(a.Packet.Pod), lb.Printable(a.Packet.From))
 	}
 	if p := a.Packet.Packet(); wide {
 		b.WriteString(a.Wide(p))
