@@ -61,12 +61,38 @@ func statusText(out io.Writer, s *inspect.Status, now time.Time) {
 		lines = append(lines, []string{"conntrack", fmt.Sprintf("%d of %d entries (%.0f %%)",
 			c.Entries, c.Limit, 100*float64(c.Entries)/float64(c.Limit))})
 	}
+	if text := socketsText(s.Families); text != "" {
+		lines = append(lines, []string{"sockets", text})
+	}
 	if c := s.LastChange; c != nil {
 		lines = append(lines, []string{"last change", changeText(c, now)})
 	}
 	columns(out, lines)
 	findingsOf(out, s.Findings)
 }
+
+// socketsText is the state of the programs that connect sockets; "" without any.
+func socketsText(families []inspect.FamilyStatus) string {
+	var all []string
+	for _, f := range families {
+		s := f.Sockets
+		if s == nil {
+			continue
+		}
+		text := f.Family + " served by eBPF programs"
+		if !s.Serving {
+			text = f.Family + " not served by eBPF programs"
+		}
+		if s.TimeoutSeconds > 0 {
+			text += fmt.Sprintf(" (heartbeat %s ago, timeout %s)", ageText(seconds(s.HeartbeatSeconds)),
+				ageText(seconds(s.TimeoutSeconds)))
+		}
+		all = append(all, text)
+	}
+	return strings.Join(all, ", ")
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
 func modeText(s *inspect.Status) string {
 	switch {

@@ -89,6 +89,11 @@ var catalogue = []Entry{
 		"Two Services claim the same address, port and protocol. A cluster IP precedes a load balancer's address, " +
 			"which precedes an external IP; among equals the oldest Service wins, then the first by name. A Service " +
 			"that loses several has one event.", "SV-24"},
+	{"KubeProxyRulesOverridden", actionSync, Warning, KindNode,
+		"eBPF programs of mode ebpf decide about connections before the rules of kube-proxy on node {node}: {err}",
+		"The node left mode ebpf, but its programs remain and connect sockets to endpoints that may be gone. The " +
+			"proxy is not ready. Run kube-proxy --init-only in a privileged container, as the chart's init container " +
+			"does (docs/migrating.md#from-mode-ebpf).", "EB-31"},
 	{"KubeProxyServiceNetworkAddress", actionSync, Warning, KindService,
 		"{key} is in the service network, but this Service uses it as its {kind}{more}; it is served until it is " +
 			"assigned as a cluster IP",
@@ -241,6 +246,12 @@ func ContestedKey(loser, winner, key, why string, more int) Event {
 	}
 	return about("KubeProxyContestedKey", Service(loser), key+" "+winner, "key", key, "winner", winner, "why", why,
 		"more", others)
+}
+
+// RulesOverridden reports that programs of mode ebpf, which could not be removed, decide about
+// connections before the rules of the running mode.
+func RulesOverridden(node string, err error) Event {
+	return about("KubeProxyRulesOverridden", Node(node), "", "node", node, "err", err.Error())
 }
 
 // AddressLent reports that the Service "ns/name" uses an address of the service network as another

@@ -57,6 +57,8 @@ func TestConstructors(t *testing.T) {
 			"loadBalancerSourceRanges of shop/web:http at 192.0.2.7:80/tcp: not served"},
 		{NodeNotFound("n1"), Warning, "KubeProxyNodeNotFound", "StartKubeProxy", "", node,
 			"runs as node n1, but cannot find or read a Node of that name"},
+		{RulesOverridden("n1", errors.New("11 eBPF programs remain")), Warning, "KubeProxyRulesOverridden", "SyncRules",
+			"", node, "before the rules of kube-proxy on node n1: 11 eBPF programs remain"},
 		{DriftRepaired("n1", "IPv6", 3), Warning, "KubeProxyDriftRepaired", "SyncRules", "IPv6", node,
 			"changed or removed 3 of kube-proxy's IPv6 rules"},
 		{ContestedKey("shop/web", "shop/old", "192.0.2.7:80/tcp", "is older", 0), Warning, "KubeProxyContestedKey",

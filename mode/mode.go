@@ -146,6 +146,9 @@ type Mode struct {
 	// RemoveStale removes the other's rules that this mode does not have, and the other's Remove is
 	// not called. "" for none.
 	Among string
+	// Overrides: the mode has objects that decide about connections before any rules do, and serves
+	// without them. --init-only of another mode removes them, with its rights.
+	Overrides bool
 	// Remove removes the mode's objects from the kernel; nil if it leaves none. It is not called
 	// where a mode with the same Rules runs.
 	Remove func(context.Context, Removal) (Report, error)
@@ -189,6 +192,24 @@ type Successor interface {
 	// OthersGone begins that work. It is called once, from any goroutine, after the first attempt
 	// to remove the rules of other modes, whatever is left.
 	OthersGone() error
+}
+
+// SocketServer is a plane whose programs connect sockets to endpoints before its rules see packets.
+type SocketServer interface {
+	// Sockets returns the state of the programs. It may be called at any time from any goroutine.
+	Sockets() Sockets
+}
+
+// Sockets is the state of programs that connect sockets to endpoints.
+type Sockets struct {
+	// Serving: the programs serve new connections. Else Off is the reason, and Configured is true
+	// if that is the configuration.
+	Serving    bool
+	Off        string
+	Configured bool
+	// Heartbeat is the age of the last sign of life of the proxy, from which the programs stop at
+	// Timeout; 0 for never.
+	Heartbeat, Timeout time.Duration
 }
 
 // Answerer is a plane at which flows end. It has the endpoint of each flow.
@@ -261,6 +282,8 @@ type Removal struct {
 	MasqueradeBit int
 	// Blocks are as in [Settings].
 	Blocks option.Blocks
+	// Served returns some UDP frontends of the running mode that have endpoints; nil if none runs.
+	Served func(lb.Family) []netip.AddrPort
 	// Beside: another mode runs, and still needs the host settings that both make.
 	Beside bool
 	// Drain is how long connections that the removal would cut off may continue at most.

@@ -15,6 +15,9 @@ func FillMetrics(cfg MetricsConfig) *Metrics {
 	if cfg.EventsDropped == nil {
 		cfg.EventsDropped = func() uint64 { return 0 }
 	}
+	if cfg.Overridden == nil {
+		cfg.Overridden = func() bool { return false }
+	}
 	if cfg.Connected == nil {
 		cfg.Connected = func() bool { return true }
 	}

@@ -47,6 +47,9 @@ type MetricsConfig struct {
 	Changes func() (services, slices uint64)
 	// EventsDropped returns how many events could not be sent to the API.
 	EventsDropped func() uint64
+	// Overridden reports whether programs of another mode decide about connections before the
+	// rules.
+	Overridden func() bool
 	// Connected reports whether the source of Services and endpoints is followed.
 	Connected func() bool
 	// NodeProblems returns the number of problems of the node by reason and severity.

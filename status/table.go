@@ -248,6 +248,9 @@ func tabled() []metric {
 			some: true, help: "Bytes of packets to and from a Service, with IP headers, for the Services of " +
 				"service_connections_total",
 			read: measured(mode.Metric{Name: mode.ServiceBytes, Labels: []string{"ip_family"}})},
+		{row: "EXT", name: "rules_overridden", kind: gauge,
+			help: "1 while programs of another mode, which this process could not remove, decide about connections " +
+				"before its rules do", read: func(s *snapshot, emit emit) { emit(truth(s.cfg.Overridden())) }},
 		{row: "EXT", name: "source_connected", kind: gauge,
 			help: "1 while the proxy follows the API server or the manifest folder; 0 while it cannot and the last " +
 				"known state stays in force", read: func(s *snapshot, emit emit) { emit(truth(s.cfg.Connected())) }},

@@ -5,13 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"time"
 
 	"kube-proxy/config"
+	"kube-proxy/event"
 	"kube-proxy/internal/pause"
 	"kube-proxy/internal/system"
 	"kube-proxy/internal/wiring"
+	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/all"
 	"kube-proxy/plane/cleanup"
@@ -37,6 +40,7 @@ func (p *proxy) cleanOthers(ctx context.Context) {
 	for _, f := range p.families {
 		what.Families = append(what.Families, f.name)
 	}
+	what.Served = p.someUDP
 	var reported []string
 	for wait := cleanAgain; ctx.Err() == nil; wait = min(2*wait, cleanAgainMost) {
 		report, err := cleanup.Others(ctx, p.modes, p.choice.Mode, what)
@@ -46,6 +50,7 @@ func (p *proxy) cleanOthers(ctx context.Context) {
 		report.Left = slices.DeleteFunc(report.Left, func(s string) bool { return slices.Contains(reported, s) })
 		reported = append(reported, report.Left...)
 		reportOfCleanup(p.log, report)
+		p.noteOverridden(err)
 		if err == nil || ctx.Err() != nil {
 			return
 		}
@@ -55,6 +60,37 @@ func (p *proxy) cleanOthers(ctx context.Context) {
 				"err", err)
 		}
 		pause.For(ctx, wait)
+	}
+}
+
+// someUDP returns a few UDP frontends of cluster IPs that have endpoints, the same at each call.
+func (p *proxy) someUDP(fam lb.Family) (all []netip.AddrPort) {
+	const enough = 8
+	for _, f := range p.families {
+		if f.name != fam {
+			continue
+		}
+		f.engine.Query(func(t *lb.Table) {
+			for front := range t.All() {
+				if front.Key.Proto == lb.UDP && front.Kind == lb.ClusterIP && front.Last().Do == lb.Balance {
+					all = append(all, netip.AddrPortFrom(front.Key.Addr, front.Key.Port))
+				}
+			}
+		})
+	}
+	slices.SortFunc(all, netip.AddrPort.Compare)
+	return all[:min(len(all), enough)]
+}
+
+// noteOverridden keeps whether objects of another mode override the rules (EB-31).
+func (p *proxy) noteOverridden(err error) {
+	if !errors.Is(err, mode.ErrOverrides) {
+		p.overridden.Store(nil)
+		return
+	}
+	why := err.Error()
+	if p.overridden.Swap(&why) == nil {
+		p.publish(event.RulesOverridden(p.config().NodeName, err))
 	}
 }
 
@@ -115,6 +151,24 @@ func (p *proxy) initOnly(ctx context.Context) error {
 	if err := p.setHost(system.Host.InitOnly); err != nil {
 		return err
 	}
+	p.removeOverrides(ctx)
 	p.log.Info("System initialized and --init-only specified")
 	return nil
+}
+
+// removeOverrides removes the objects of other modes that override all rules. The proxy itself may
+// lack the rights to do so, and is not ready if any are left.
+func (p *proxy) removeOverrides(ctx context.Context) {
+	what := p.config().Removal()
+	what.Families = []lb.Family{lb.IPv4, lb.IPv6}
+	for _, m := range p.modes {
+		if !m.Overrides || m.Name == p.choice.Mode.Name || m.Remove == nil {
+			continue
+		}
+		report, err := m.Remove(ctx, what)
+		reportOfCleanup(p.log, report)
+		if err != nil {
+			p.log.Error("Failed to remove what another mode left", "mode", m.Name, "err", err)
+		}
+	}
 }

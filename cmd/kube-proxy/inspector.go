@@ -38,6 +38,9 @@ func (p *proxy) newInspector() *inspect.Inspector {
 			Family: f.name, Query: f.engine.Query, Stats: f.engine.Stats, Settings: f.budget.Settings,
 			Trace: how, Tracer: tracer,
 		}
+		if s, ok := f.plane.(mode.SocketServer); ok {
+			of.Sockets = s.Sockets
+		}
 		if f.traffic != nil {
 			of.Counted = f.traffic.Rates
 		}

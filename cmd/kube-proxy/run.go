@@ -43,6 +43,8 @@ type proxy struct {
 	families []*family
 	begun    *firsts
 	refused  refusedServices
+	// overridden is why programs of another mode decide about connections; nil if none do.
+	overridden atomic.Pointer[string]
 	// problems and collisions bound the messages about malformed objects, and about ports of
 	// Services in use.
 	problems, collisions *ratelimit.Limiter

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -45,6 +46,7 @@ func (p *proxy) newMetrics() {
 			return c.Services, c.Slices
 		},
 		EventsDropped: func() uint64 { return p.dropped() },
+		Overridden:    func() bool { return p.overridden.Load() != nil },
 		Connected:     func() bool { return p.connected() },
 		NodeProblems:  p.countNodeProblems,
 		Conntrack:     conntrackUse,
@@ -80,6 +82,16 @@ func (p *proxy) notOK(most int, each func(namespace, state, severity string, n i
 	})
 }
 
+// overrides is the reason why the node is not ready though its rules are in force: programs of
+// another mode decide first. Connections from other hosts meet the rules, so health checks of load
+// balancers do not fail.
+func (p *proxy) overrides() string {
+	if why := p.overridden.Load(); why != nil {
+		return *why
+	}
+	return ""
+}
+
 // reason is why the mode that runs is not the configured one or the default; "" if it is.
 func (p *proxy) reason() string {
 	var steps []string
@@ -99,7 +111,7 @@ func (p *proxy) newServers() {
 		Families:     map[lb.Family]func() health.State{},
 		SyncPeriod:   func() time.Duration { return p.config().Resolved.Tables.SyncPeriod },
 		NodeEligible: p.nodeEligible,
-		NotReady:     p.notReady,
+		NotReady:     func() string { return cmp.Or(p.notReady(), p.overrides()) },
 		Waiting:      func() (time.Time, string) { return p.writer.waiting() },
 		Answered:     p.servers.metrics.HealthAnswered,
 		OnListenFailed: func(at netip.AddrPort, err error) {

@@ -91,6 +91,10 @@ func (f *FamilyStatus) findings(all *findings, s *Status, now time.Time) {
 	add := func(v Severity, next, format string, args ...any) {
 		all.add(v, "writes", next, "%s: %s", f.Family, fmt.Sprintf(format, args...))
 	}
+	if x := f.Sockets; x != nil && !x.Serving && !x.Configured {
+		all.add(Warning, "sockets", "kube-proxy check --problems",
+			"%s: the eBPF programs are off, and rules serve all connections: %s", f.Family, x.Off)
+	}
 	switch {
 	case f.Lost:
 		add(Error, "kube-proxy events", "the kernel state is unknown: everything is being written again")

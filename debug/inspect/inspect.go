@@ -73,6 +73,8 @@ type Family struct {
 	// Counted calls its argument with the traffic per second of Services that the mode counts; nil
 	// where it counts none.
 	Counted func(context.Context, func(service string, connections, bytes float64)) error
+	// Sockets is that of [mode.SocketServer]; nil in modes without.
+	Sockets func() mode.Sockets
 	// Tracer reads the kernel; nil where the mode, or the lack of one, has nothing to read.
 	Tracer mode.Tracer
 }

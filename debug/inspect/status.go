@@ -45,6 +45,10 @@ func (f Family) status() FamilyStatus {
 	f.Query(func(t *lb.Table) {
 		out.Frontends, out.Contested, out.NodePorts = t.Len(), t.Contested(), t.Node.NodePorts
 	})
+	if f.Sockets != nil {
+		s := f.Sockets()
+		out.Sockets = &Sockets{s.Serving, s.Off, s.Configured, s.Heartbeat.Seconds(), s.Timeout.Seconds()}
+	}
 	if f.Stats == nil {
 		return out
 	}

@@ -309,6 +309,20 @@ type FamilyStatus struct {
 	LastSynced      *time.Time        `json:"lastSynced,omitempty"`
 	QueuedSince     *time.Time        `json:"queuedSince,omitempty"`
 	Failing         []FailingFrontend `json:"failing,omitempty"`
+	// Sockets is the state of programs that connect sockets; nil in modes without.
+	Sockets *Sockets `json:"sockets,omitempty"`
+}
+
+// Sockets is the state of programs that connect sockets to endpoints.
+type Sockets struct {
+	Serving bool `json:"serving"`
+	// Off is why they do not serve; Configured: because of the configuration.
+	Off        string `json:"off,omitempty"`
+	Configured bool   `json:"configured,omitempty"`
+	// HeartbeatSeconds is the age of the proxy's last sign of life. At TimeoutSeconds the programs
+	// stop; 0 for never.
+	HeartbeatSeconds float64 `json:"heartbeatSeconds"`
+	TimeoutSeconds   float64 `json:"timeoutSeconds"`
 }
 
 // FailingFrontend is a frontend that the kernel refuses.

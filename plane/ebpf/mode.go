@@ -28,7 +28,11 @@ func facts(packets mode.Mode) mode.Mode {
 	}
 	m.Metrics = append(m.Metrics,
 		mode.Metric{Row: "EXT", Name: programsServing, Kind: mode.Gauge, Labels: []string{"ip_family"},
-			Help: "1 while eBPF programs connect sockets to endpoints, 0 while nftables rules serve all connections"},
+			Help: "1 while eBPF programs connect the sockets that socketLB selects, 0 while nftables rules serve all " +
+				"connections for another reason"},
+		mode.Metric{Row: "EXT", Name: heartbeatAge, Kind: mode.Gauge, Labels: []string{"ip_family"},
+			Help: "Seconds since the proxy confirmed that it maintains the eBPF programs' tables; after " +
+				"ebpf.heartbeat they connect no new sockets"},
 		mode.Metric{Row: "EXT", Name: refusalsTotal, Kind: mode.Counter, Labels: []string{"ip_family", "reason"},
 			Help: "Calls of sockets that failed: to a Service that rejects or drops, and bind() to the port of a " +
 				"NodePort"},
@@ -40,6 +44,7 @@ func facts(packets mode.Mode) mode.Mode {
 		mode.Metric{Row: "EXT", Name: staleEndedTotal, Kind: mode.Counter, Labels: []string{"ip_family"},
 			Help: "Sockets that ended because their endpoint was removed"})
 	m.Rules, m.Among = Name, packets.Rules
+	m.Overrides = true
 	m.Weigh = func(s mode.Settings) func(lb.Size) int {
 		under := packets.Weigh(s)
 		return func(size lb.Size) int { return under(size) + weigh(size) }
@@ -57,6 +62,7 @@ func weigh(s lb.Size) int {
 // The metrics of the programs.
 const (
 	programsServing = "ebpf_programs_serving"
+	heartbeatAge    = "ebpf_heartbeat_age_seconds"
 	refusalsTotal   = "ebpf_refusals_total"
 	socketsNow      = "ebpf_sockets"
 	socketsLimit    = "ebpf_sockets_limit"

@@ -80,7 +80,8 @@ func newOver(packets mode.Mode, s mode.Settings) (mode.Plane, error) {
 		return nil, errors.Join(err, under.Close())
 	}
 	p, err := New(Config{Family: s.Family, Cgroup: cgroup, Pins: pinsBelow(o.bpffs()), Sockets: o.EBPF.SocketLB,
-		Guard: o.EBPF.ProtectNodePorts, Exempt: o.EBPF.Exempt, Stale: o.EBPF.StaleSockets, Count: s.CountServices,
+		Guard: o.EBPF.ProtectNodePorts, Exempt: o.EBPF.Exempt, Stale: o.EBPF.StaleSockets,
+		Heartbeat: o.EBPF.Heartbeat.Duration, Count: s.CountServices,
 		Wait: true, Log: s.Log}, path)
 	if err != nil {
 		return nil, errors.Join(err, under.Close())

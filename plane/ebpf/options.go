@@ -3,6 +3,7 @@ package ebpf
 import (
 	"path/filepath"
 	"slices"
+	"time"
 
 	"kube-proxy/config/option"
 )
@@ -16,6 +17,9 @@ type Options struct {
 		Cgroup           string   `json:"cgroup"`
 		BPFFS            string   `json:"bpffs"`
 		Exempt           []string `json:"exempt"`
+		// Heartbeat is the age of the proxy's last sign of life from which the packet path serves
+		// new connections; 0 for never.
+		Heartbeat option.Duration `json:"heartbeat"`
 	} `json:"ebpf"`
 }
 
@@ -25,9 +29,13 @@ var scopes = []string{"all", "host", "off"}
 // staleSockets are the values of that name.
 var staleSockets = []string{"udp", "all", "none"}
 
+// leastHeartbeat is the least time without a heartbeat: a write of all rules may take seconds.
+const leastHeartbeat = 5 * time.Second
+
 func newOptions() *Options {
 	v := &Options{}
 	v.EBPF.SocketLB, v.EBPF.StaleSockets = "all", "udp"
+	v.EBPF.Heartbeat.Duration = 10 * time.Minute
 	return v
 }
 
@@ -47,6 +55,9 @@ func options() option.Section {
 		{Path: "ebpf.exempt", Flag: "ebpf-exempt", Row: "EB-14",
 			Help: "path patterns of network namespaces (files) and cgroups (folders) whose sockets eBPF programs " +
 				"do not connect; their packets are translated"},
+		{Path: "ebpf.heartbeat", Flag: "ebpf-heartbeat", Row: "EB-30", Restart: option.AtStart,
+			Help: "time after the end of the proxy from which eBPF programs connect no new sockets, and packets are " +
+				"translated; 0 means never, else at least 5s"},
 		{Path: "ebpf.cgroup", Flag: "ebpf-cgroup", Row: "EB-03", Restart: option.AtStart,
 			Help: "folder of the cgroup v2 whose sockets are served; by default the root, which contains all cgroups"},
 		{Path: "ebpf.bpffs", Flag: "ebpf-bpffs", Row: "EB-04", Restart: option.AtStart,
@@ -61,6 +72,9 @@ func (o *Options) check(r *option.Report) {
 	}
 	if !slices.Contains(staleSockets, v.StaleSockets) {
 		r.Wrong("ebpf.staleSockets", v.StaleSockets, "want udp, all or none")
+	}
+	if d := v.Heartbeat.Duration; d != 0 && d < leastHeartbeat {
+		r.Wrong("ebpf.heartbeat", d.String(), "want 0, for never, or at least 5s")
 	}
 	for _, p := range v.Exempt {
 		if _, err := filepath.Match(p, ""); err != nil || !filepath.IsAbs(p) {

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -45,6 +46,9 @@ type Config struct {
 	Count bool
 	// Wait is whether programs connect the first sockets of pods only after [Plane.OthersGone].
 	Wait bool
+	// Heartbeat is the time without a sign of life of the plane after which the programs connect no
+	// new sockets; 0 for never.
+	Heartbeat time.Duration
 	// Log takes failures outside the calls of a plane; nil discards them.
 	Log *slog.Logger
 }
@@ -73,6 +77,9 @@ type Plane struct {
 	exempt    *exemptions
 	counted   *counted // nil where connections are not counted
 
+	stop context.CancelFunc // of the heartbeats
+	done sync.WaitGroup
+
 	// calls is held during a call of a plane, and during other uses of the packet path.
 	calls sync.Mutex
 	// mu is held to change what follows, by the goroutine that makes the calls of a plane; others
@@ -100,7 +107,8 @@ func New(cfg Config, packets PacketPath) (*Plane, error) {
 	p := &Plane{PacketPath: packets, cfg: cfg, cookie: node, said: map[string]bool{}}
 	p.cfg.Pins, p.cfg.Log = pinsOf(cfg.Pins, node), cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	limit, _, _ := cgroupMemory(ownCgroups, cgroupMounts)
-	p.switches.want = bpf.LBSettings{Node: node, Counts: flag(cfg.Count), Most: most(limit)}
+	p.switches.want = bpf.LBSettings{Node: node, Counts: flag(cfg.Count), Most: most(limit),
+		Timeout: uint64(cfg.Heartbeat)}
 	follow(&p.switches.want, cfg.Sockets, cfg.Guard)
 	p.switches.waits = cfg.Wait
 	if cfg.Count {
@@ -111,11 +119,17 @@ func New(cfg Config, packets PacketPath) (*Plane, error) {
 	}
 	p.exempt = newExemptions(&p.switches, p.cfg.Log)
 	p.exempt.patterns = cfg.Exempt
+	ctx, stop := context.WithCancel(context.Background())
+	if p.stop = stop; cfg.Heartbeat > 0 {
+		p.done.Go(func() { p.beat(ctx) })
+	}
 	return p, nil
 }
 
 // Close closes what the process has open. The programs keep serving.
 func (p *Plane) Close() error {
+	p.stop()
+	p.done.Wait()
 	return errors.Join(p.exempt.close(), p.addresses.close(), p.forget(), p.PacketPath.Close())
 }
 
@@ -455,9 +469,13 @@ func (p *Plane) Measure(emit mode.Emit) error {
 	err := p.PacketPath.Measure(emit)
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	emit(programsServing, float64(flag(p.kernel != nil)))
 	emit(socketsLimit, float64(p.switches.wanted().Most))
 	emit(staleEndedTotal, float64(p.ended.Load()))
+	s := p.sockets()
+	emit(programsServing, float64(flag(s.Serving || s.Configured)))
+	if s.Timeout > 0 {
+		emit(heartbeatAge, s.Heartbeat.Seconds())
+	}
 	if p.kernel != nil {
 		err = errors.Join(err, measureRefusals(p.kernel.obj.Refused, emit), measureSockets(p.kernel.obj.Kept, emit))
 	}

@@ -315,8 +315,8 @@ func remove(what mode.Removal) (r mode.Report, err error) {
 	case len(left) > 0:
 		err = fmt.Errorf("%d eBPF programs of mode ebpf still connect sockets to endpoints: %w: %w", count(left), err,
 			mode.ErrOverrides)
-	case errors.Is(err, unix.EPERM) && what.Beside:
-		err = nil // a container without bpf(); its init container removed them, or left is what pins show
+	case errors.Is(err, unix.EPERM) && what.Beside: // as in the chart, whose init container removes them
+		err = judgeByPeers(what, err)
 	case err != nil:
 		err = fmt.Errorf("look for eBPF programs of mode ebpf: %w", err)
 	}
@@ -330,6 +330,26 @@ func remove(what mode.Removal) (r mode.Report, err error) {
 		r.Count(n, "eBPF programs of %s", f)
 	}
 	return r, errors.Join(err, unpinAll(pinsBelow(optionsOf(what.Blocks).bpffs()), what.Families, &r))
+}
+
+// judgeByPeers is for a process that may not ask for programs; why is the reason. It returns an
+// error if its own sockets show that programs connect them.
+func judgeByPeers(what mode.Removal, why error) error {
+	if what.Served == nil {
+		return nil
+	}
+	for _, f := range what.Families {
+		to, is, err := redirected(what.Served(f))
+		if err != nil {
+			return fmt.Errorf("look for eBPF programs of mode ebpf: %w", err)
+		}
+		if to.IsValid() {
+			return fmt.Errorf("eBPF programs connect sockets for %s to %s, and this process may not remove them (%w): "+
+				"run kube-proxy --init-only in a privileged container, as the chart does: %w", to, is, why,
+				mode.ErrOverrides)
+		}
+	}
+	return nil
 }
 
 func count(all []installed) (n int) {

@@ -93,7 +93,11 @@ func settingsIn(config *ebpf.Map) (s bpf.LBSettings, err error) {
 	return s, nil
 }
 
-func put(config *ebpf.Map, s bpf.LBSettings) error {
+// put writes the settings with a heartbeat.
+func put(config *ebpf.Map, s bpf.LBSettings) (err error) {
+	if s.Heartbeat, err = monotonic(); err != nil {
+		return err
+	}
 	if err := config.Put(uint32(0), s); err != nil {
 		return fmt.Errorf("configure the programs: %w", err)
 	}
