@@ -18,15 +18,19 @@ import (
 
 // migrateHelp is the help of "kube-proxy migrate".
 func migrateHelp(modes mode.List) string {
-	return "Usage: kube-proxy migrate [--to MODE] [-o text|json] FILE...\n" +
-		"       kube-proxy migrate [--to MODE] [-o text|json] -- FLAG...\n\n" +
+	return "Usage: kube-proxy migrate [--to MODE] [--distribution NAME] [-o text|json] FILE...\n" +
+		"       kube-proxy migrate [--to MODE] [--distribution NAME] [-o text|json] -- FLAG...\n\n" +
 		wrapped("Reads the configuration of another kube-proxy, or of Cilium as its replacement. A FILE contains "+
-			"ConfigMaps, KubeProxyConfigurations, DaemonSets, Pods or a List of them in YAML or JSON, a command line, "+
-			"an environment file or a systemd unit; - means stdin. Prints the equivalent configuration to stdout and "+
-			"the differences to stderr. It reads and changes neither the node nor a cluster.") + "\n" +
+			"ConfigMaps, KubeProxyConfigurations, DaemonSets, Pods or a List of them in YAML or JSON, a command line "+
+			"or script, an environment file, a systemd unit (also with docker run), config.yaml of k3s or RKE2, or a "+
+			"Cluster of kops; - means stdin. Prints the equivalent configuration to stdout, and to stderr the "+
+			"differences and the commands for the cluster, forth and back. Every word of the input is used, reported "+
+			"or an error. It reads and changes neither the node nor a cluster.") + "\n" +
 		"  --to string           target mode: " + strings.Join(modesToRun(modes), ", ") + "; unchanged by default\n" +
+		"  --distribution string whose commands to print: " + strings.Join(migrate.Distributions(), ", ") +
+		"; by default what the input shows\n" +
 		"  -o, --output string   text, or json on stdout: {version, from, to, config, flags, statements: [{severity, " +
-		"about, differs, why, do}]}\n\n" +
+		"about, differs, why, do}], distribution, forth: [{for, run}], back}\n\n" +
 		"Severities: info (no action needed), change (clients or operators notice it), missing (something stops " +
 		"working).\nExit codes: 0 a configuration was printed; 1 invalid input or command line.\n"
 }
@@ -39,7 +43,7 @@ func modesToRun(modes mode.List) []string {
 // migrate is "kube-proxy migrate".
 func (p *program) migrate() *cobra.Command {
 	modes := p.modes
-	var to, output string
+	var to, distribution, output string
 	cmd := &cobra.Command{
 		Use: "migrate", Short: "convert another kube-proxy's configuration, and list the differences",
 		Args: cobra.ArbitraryArgs,
@@ -55,8 +59,11 @@ func (p *program) migrate() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			before, err := migrate.Read(inputs)
+			before, err := migrate.Read(modes, inputs)
 			if err != nil {
+				return err
+			}
+			if err := before.On(distribution); err != nil {
 				return err
 			}
 			r, err := migrate.Convert(modes, before, to)
@@ -67,8 +74,10 @@ func (p *program) migrate() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&to, "to", "", "")
+	cmd.Flags().StringVar(&distribution, "distribution", "", "")
 	outputFlag(cmd, &output)
 	completeFlag(cmd, "to", modesToRun(modes)...)
+	completeFlag(cmd, "distribution", migrate.Distributions()...)
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		return append(config.FlagError(cmd.Flags(), err), config.Problem{
 			Where: "flags of the proxy to migrate come after --: kube-proxy migrate -- --proxy-mode=ipvs"})
@@ -136,11 +145,16 @@ type MigrateReport struct {
 	// Flags stay on the command line.
 	Flags      []string            `json:"flags"`
 	Statements []migrate.Statement `json:"statements"`
+	// Distribution is what the cluster is, "" if the input does not show it. Forth are the commands
+	// that bring this proxy to it, and Back those of the way back.
+	Distribution string         `json:"distribution"`
+	Forth        []migrate.Step `json:"forth,omitempty"`
+	Back         []migrate.Step `json:"back,omitempty"`
 }
 
 func printMigration(out, errOut io.Writer, asJSON bool, r *migrate.Result) error {
 	if asJSON {
-		m := MigrateReport{1, r.From, r.To, string(r.Config), r.Flags, r.Statements}
+		m := MigrateReport{1, r.From, r.To, string(r.Config), r.Flags, r.Statements, r.Distribution, r.Forth, r.Back}
 		if m.Flags == nil {
 			m.Flags = []string{}
 		}
@@ -156,6 +170,17 @@ func printMigration(out, errOut io.Writer, asJSON bool, r *migrate.Result) error
 			if severity != migrate.Same {
 				fmt.Fprintf(&b, "         why: %s\n         do:  %s\n", s.Why, s.Do)
 			}
+		}
+	}
+	for _, way := range []struct {
+		name  string
+		steps []migrate.Step
+	}{{"commands, with this output in config.yaml", r.Forth}, {"the way back", r.Back}} {
+		if len(way.steps) > 0 {
+			fmt.Fprintf(&b, "%s (%s):\n", way.name, r.Distribution)
+		}
+		for _, step := range way.steps {
+			fmt.Fprintf(&b, "  # %s\n  %s\n", lb.Printable(step.For), lb.Printable(step.Run))
 		}
 	}
 	if _, err := io.WriteString(errOut, b.String()); err != nil {

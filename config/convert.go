@@ -123,11 +123,27 @@ func (o *Options) fieldless(args []string) (keep []string) {
 	return keep
 }
 
-// IgnoredBesideFile reports whether a flag, named without its dashes, has no effect with --config
-// (FL-03, FL-04).
-func IgnoredBesideFile(modes mode.List, name string) bool {
-	name = strings.ReplaceAll(name, "_", "-")
-	return slices.ContainsFunc(NewOptions(modes).table, func(e entry) bool { return e.Flag == name && e.ignored() })
+// FlagUse describes how a command line uses a flag.
+type FlagUse struct {
+	// TakesValue: its value is the next word, unless it follows "=".
+	TakesValue bool
+	// IgnoredBesideFile: it has no effect with --config (FL-03, FL-04).
+	IgnoredBesideFile bool
+}
+
+// FlagUses returns the flags that exist, by name without dashes.
+func FlagUses(modes mode.List) map[string]FlagUse {
+	o := NewOptions(modes)
+	set := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
+	o.AddFlags(set)
+	uses := map[string]FlagUse{}
+	set.VisitAll(func(f *pflag.Flag) { uses[f.Name] = FlagUse{TakesValue: f.NoOptDefVal == ""} })
+	for f := range o.table.flags() {
+		use := uses[f.Flag]
+		use.IgnoredBesideFile = f.ignored()
+		uses[f.Flag] = use
+	}
+	return uses
 }
 
 // differing returns the paths of fields whose values are not the default's.

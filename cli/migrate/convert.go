@@ -41,6 +41,10 @@ type Result struct {
 	// Flags stay on the command line: they have no field.
 	Flags      []string
 	Statements []Statement
+	// Distribution is what the cluster is, "" if that is unknown; Forth and Back are the commands
+	// for it.
+	Distribution string
+	Forth, Back  []Step
 }
 
 // Convert lists the differences, and writes the configuration for a mode; "" keeps the mode.
@@ -74,11 +78,17 @@ func Convert(modes mode.List, p *Proxy, to string) (*Result, error) {
 	c.fields()
 	c.between()
 	c.pod()
-	for _, o := range p.Passed {
-		c.add(Same, o, "it was ignored", "It does not configure the proxy.", "Nothing.")
+	for _, s := range p.Said {
+		c.add(s.Severity, s.About, s.Differs, s.Why, s.Do)
 	}
-	return &Result{From: conv.From, To: conv.To, Config: conv.YAML, Flags: slices.Concat(c.stays, conv.Flags),
-		Statements: c.all}, nil
+	r := &Result{From: conv.From, To: conv.To, Config: conv.YAML, Flags: slices.Concat(c.stays, conv.Flags),
+		Distribution: p.Place.Distribution}
+	if r.Forth, r.Back, err = p.Place.Steps(); err != nil {
+		c.add(Missing, p.Place.Distribution, err.Error(), "The vendor's documentation has no such setting.",
+			"Use a distribution, or a network plugin, that lets you replace kube-proxy.")
+	}
+	r.Statements = c.all
+	return r, nil
 }
 
 type converter struct {
@@ -187,10 +197,11 @@ func (c *converter) fields() {
 		c.add(Same, m.To, fmt.Sprintf("the new configuration sets %s, the value of %s", m.Value, m.From),
 			fmt.Sprintf("Mode %s reads its own block.", c.toMode()), "Nothing.")
 	}
+	uses := config.FlagUses(c.modes)
 	for _, f := range c.proxy.Filled {
 		name, _, _ := strings.Cut(strings.TrimLeft(f, "-"), "=")
 		switch {
-		case !config.IgnoredBesideFile(c.modes, name):
+		case !uses[normal(name)[2:]].IgnoredBesideFile:
 			c.stays = append(c.stays, f)
 			c.add(Same, f, "it stays on the command line", "It differs between nodes, or Kubernetes, a shell or "+
 				"systemd fills it in.", "Keep it beside --config.")
@@ -285,9 +296,22 @@ func (c *converter) pod() {
 			"need it if any rules use ipsets, as some pod networks do, and for the legacy back end (docs/image.md).",
 			"Add NET_RAW.")
 	}
+	for _, capability := range podNeeds[to.Name].capabilities {
+		if !privileged && !main.may(capability) {
+			c.add(Missing, at+": securityContext", "the container lacks the capability "+capability,
+				"Mode "+to.Name+" loads and attaches programs (docs/ebpf.md).", "Add "+capability+", or use the chart.")
+		}
+	}
 	mounts := map[string]bool{}
 	for _, m := range main.VolumeMounts {
 		mounts[strings.TrimSuffix(m.MountPath, "/")] = true
+	}
+	for _, path := range podNeeds[to.Name].mounts {
+		if !mounts[path] {
+			c.add(Missing, at+": volumeMounts", path+" of the host is not mounted",
+				"Programs and maps of mode "+to.Name+" outlive the process (docs/ebpf.md).",
+				"Mount the host's "+path+", or use the chart.")
+		}
 	}
 	if to.RunsIPTables && !mounts["/run/xtables.lock"] && !mounts["/run"] {
 		c.add(Missing, at+": volumeMounts", "/run/xtables.lock of the host is not mounted",

@@ -25,7 +25,16 @@ var (
 	inIPVS     = []string{"ipvs"}
 	inNFTables = []string{"nftables"}
 	inUser     = []string{"userspace"}
+	inEBPF     = []string{"ebpf"}
+	// byNFTables have the packet path of mode nftables.
+	byNFTables = []string{"nftables", "ebpf"}
 )
+
+// podNeeds are what a mode's container needs beside NET_ADMIN and NET_RAW: capabilities, and
+// folders of the host.
+var podNeeds = map[string]struct{ capabilities, mounts []string }{
+	"ebpf": {[]string{"BPF", "PERFMON", "SYS_ADMIN"}, []string{"/sys/fs/bpf", "/sys/fs/cgroup"}},
+}
 
 // differences are from the documents of both programs, docs/conformance.md and docs/behaviour.md,
 // each with its source.
@@ -53,7 +62,7 @@ var differences = []difference{
 			"has them."},
 
 	// The same mode.
-	{to: inNFTables, sev: Same, about: "nftables.minSyncPeriod", differs: "the default is 0, upstream's is 1s: " +
+	{to: byNFTables, sev: Same, about: "nftables.minSyncPeriod", differs: "the default is 0, upstream's is 1s: " +
 		"changes take effect at once", why: "A write's cost follows the change, not the size of the cluster " +
 		"(docs/adr/0021-pieces.md).",
 		do: "Nothing."},
@@ -67,82 +76,112 @@ var differences = []difference{
 		do:      "Nothing, unless a program reads chains other than those that docs/behaviour.md names."},
 
 	// From the modes of the kernel to nftables (DP-26).
-	{from: []string{"iptables", "ipvs", "userspace"}, to: inNFTables, sev: Change, about: "NodePorts on 127.0.0.1",
+	{from: []string{"iptables", "userspace"}, to: byNFTables, sev: Change, about: "NodePorts on 127.0.0.1",
 		differs: "NodePorts do not answer on 127.0.0.1", why: "Mode nftables does not set route_localnet.",
 		do: "Use the node's address, or a cluster IP; image registries at localhost:NodePort need another address."},
-	{from: []string{"iptables", "userspace"}, to: inNFTables, sev: Change, about: "INVALID packets",
+	{from: []string{"iptables", "userspace"}, to: byNFTables, sev: Change, about: "INVALID packets",
 		differs: "packets in conntrack state INVALID are not dropped", why: "Upstream's mode nftables does not either.",
 		do: "Set conntrack.tcpBeLiberal if connections were reset."},
-	{from: []string{"iptables", "ipvs", "userspace"}, to: inNFTables, sev: Change, about: "host firewalls",
+	{from: []string{"iptables", "ipvs", "userspace"}, to: byNFTables, sev: Change, about: "host firewalls",
 		differs: "the proxy does not open other firewalls for health checks and forwarded traffic",
 		why:     "In nftables all base chains must accept a packet.",
 		do:      "Run kube-proxy check, which lists such chains. Let them accept the pods' networks and NodePorts."},
-	{from: []string{"iptables", "userspace"}, to: inNFTables, sev: Same, about: "unused addresses and ports",
+	{from: []string{"iptables", "userspace"}, to: byNFTables, sev: Same, about: "unused addresses and ports",
 		differs: "unused ports of cluster IPs are rejected, and packets to unused addresses of the service network " +
 			"are dropped", why: "They would leave the node through the default route.",
 		do: "Nothing."},
-	{from: []string{"iptables", "ipvs", "userspace"}, to: inNFTables, sev: Change, about: "tools",
+	{from: []string{"iptables", "ipvs", "userspace"}, to: byNFTables, sev: Change, about: "tools",
 		differs: "iptables-save does not show the rules: nft list table ip kube-proxy does",
 		why:     "They are a table of nftables.", do: "Change scripts and dashboards that read iptables; network " +
 			"plugins that look for KUBE- chains must know the mode."},
-	{from: []string{"iptables", "ipvs", "userspace"}, to: inNFTables, sev: Same, about: "kernel",
+	{from: []string{"iptables", "ipvs", "userspace"}, to: byNFTables, sev: Same, about: "kernel",
 		differs: "Linux 5.10 or later is needed, and no program", why: "Rules are written by netlink.",
 		do: "Run kube-proxy check on each kind of node."},
 
 	// To iptables.
-	{from: inNFTables, to: []string{"iptables", "ipvs"}, sev: Change, about: "programs",
+	{from: byNFTables, to: []string{"iptables", "ipvs"}, sev: Change, about: "programs",
 		differs: "the image needs iptables with both back ends, ip6tables, and for ipvs nothing more",
 		why:     "Rules are written by these programs.", do: "Use an image with them."},
 
 	// From ipvs.
-	{from: inIPVS, to: []string{"iptables", "nftables", "userspace"}, sev: Change, about: "connections through IPVS",
+	{from: inIPVS, to: []string{"iptables", "nftables", "ebpf", "userspace"}, sev: Change,
+		about:   "connections through IPVS",
 		differs: "connections through virtual servers end at most 30 s after the new rules apply",
 		why:     "They exist in IPVS, which is removed.", do: "Drain the node first where long connections matter; " +
 			"docs/migrating.md has the steps."},
-	{from: inIPVS, to: []string{"iptables", "nftables"}, sev: Change, about: "ipvs.scheduler",
+	{from: inIPVS, to: []string{"iptables", "nftables", "ebpf"}, sev: Change, about: "ipvs.scheduler",
 		differs: "endpoints get equal shares at random", why: "Schedulers belong to IPVS.",
 		do: "Nothing, unless you rely on rr, lc or sh: sessionAffinity: ClientIP replaces sh."},
-	{from: inIPVS, to: []string{"iptables", "nftables", "userspace"}, sev: Change, about: "kube-ipvs0",
+	{from: inIPVS, to: []string{"iptables", "nftables", "ebpf", "userspace"}, sev: Change, about: "kube-ipvs0",
 		differs: "the device is removed, and service addresses are no longer node addresses: cluster IPs do not " +
 			"answer ping, and programs cannot bind to them",
 		why: "Mode ipvs assigns every address to the node.",
 		do: "Check for programs that ping or bind to service " +
 			"addresses."},
-	{from: inIPVS, to: []string{"iptables", "nftables"}, given: []string{"ipvs.strictARP"}, sev: Change,
+	{from: inIPVS, to: []string{"iptables", "nftables", "ebpf"}, given: []string{"ipvs.strictARP"}, sev: Change,
 		about: "ipvs.strictARP", differs: "arp_ignore and arp_announce are no longer set; they stay until the node " +
 			"reboots",
 		why: "Only mode ipvs has service addresses on a device of the node.",
 		do:  "MetalLB in layer 2 mode does not need it in other modes."},
-	{from: inIPVS, to: []string{"iptables", "nftables"}, given: []string{"ipvs.tcpTimeout", "ipvs.tcpFinTimeout",
-		"ipvs.udpTimeout"}, sev: Change, about: "ipvs.tcpTimeout, ipvs.tcpFinTimeout, ipvs.udpTimeout",
+	{from: inIPVS, to: []string{"iptables", "nftables", "ebpf"}, given: []string{"ipvs.tcpTimeout",
+		"ipvs.tcpFinTimeout", "ipvs.udpTimeout"}, sev: Change,
+		about:   "ipvs.tcpTimeout, ipvs.tcpFinTimeout, ipvs.udpTimeout",
 		differs: "conntrack's timeouts apply",
 		why:     "IPVS has its own timeouts.", do: "Set conntrack.tcpEstablishedTimeout, " +
 			"conntrack.tcpCloseWaitTimeout, " +
 			"conntrack.udpTimeout and conntrack.udpStreamTimeout."},
-	{from: inIPVS, to: []string{"iptables", "nftables"}, sev: Change, about: "net.ipv4.ip_forward",
+	{from: inIPVS, to: []string{"iptables", "nftables", "ebpf"}, sev: Change, about: "net.ipv4.ip_forward",
 		differs: "the proxy does not enable forwarding", why: "Only mode ipvs does.",
 		do: "Set it at boot; kube-proxy check shows whether it is enabled."},
 	// To ipvs.
-	{from: []string{"iptables", "nftables"}, to: inIPVS, sev: Change, about: "kernel modules",
+	{from: []string{"iptables", "nftables", "ebpf"}, to: inIPVS, sev: Change, about: "kernel modules",
 		differs: "ip_vs, its schedulers, ip_set and dummy are needed", why: "Virtual servers belong to IPVS.",
 		do: "Run kube-proxy check --load-modules on each kind of node."},
-	{from: []string{"iptables", "nftables"}, to: inIPVS, sev: Change, about: "kube-ipvs0",
+	{from: []string{"iptables", "nftables", "ebpf"}, to: inIPVS, sev: Change, about: "kube-ipvs0",
 		differs: "service addresses become addresses of the node: it answers ping and ARP for them",
 		why:     "Mode ipvs assigns every address to the node.",
 		do:      "With MetalLB in layer 2 mode, or other software that answers ARP, set ipvs.strictARP."},
 
 	// Userspace.
-	{from: []string{"iptables", "ipvs", "nftables"}, to: inUser, sev: Missing, about: "client addresses",
+	{from: []string{"iptables", "ipvs", "nftables", "ebpf"}, to: inUser, sev: Missing, about: "client addresses",
 		differs: "endpoints always see an address of the node", why: "The proxy terminates connections " +
 			"(docs/userspace.md).", do: "Use another mode if endpoints need client addresses, for example for " +
 			"NetworkPolicy."},
-	{from: []string{"iptables", "ipvs", "nftables"}, to: inUser, sev: Change, about: "restarts",
+	{from: []string{"iptables", "ipvs", "nftables", "ebpf"}, to: inUser, sev: Change, about: "restarts",
 		differs: "open connections end with the process, at most userspace.drainTimeout after SIGTERM",
 		why:     "They belong to the process (docs/userspace.md).", do: "Set userspace.drainTimeout; new connections " +
 			"are rejected meanwhile, unless pods surge (docs/userspace.md)."},
-	{from: inUser, to: []string{"iptables", "ipvs", "nftables"}, sev: Change, about: "unreachable endpoints",
+	{from: inUser, to: []string{"iptables", "ipvs", "nftables", "ebpf"}, sev: Change, about: "unreachable endpoints",
 		differs: "connections to an unreachable endpoint fail", why: "The kernel does not try another endpoint.",
 		do: "Give pods readiness probes."},
+
+	// ebpf (docs/ebpf.md).
+	{to: inEBPF, changed: true, sev: Change, about: "requirements", differs: "the node needs cgroup v2 with its root " +
+		"visible and the BPF file system, and the container CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN",
+		why: "eBPF programs connect sockets (docs/ebpf.md).",
+		do:  "Run kube-proxy check on each kind of node; the chart mounts and adds them."},
+	{to: inEBPF, changed: true, sev: Change, about: "client addresses of pods", differs: "endpoints see a pod's own " +
+		"address where rules masquerade, for example behind NodePorts and when a pod reaches itself",
+		why: "Sockets connect directly, without translation.",
+		do:  "Check NetworkPolicies and address lists that expect the node's address."},
+	{to: inEBPF, changed: true, sev: Change, about: "tools for connections of the node and its pods",
+		differs: "conntrack, ss and packet captures show endpoints, not addresses of Services",
+		why:     "Packets have the endpoint's address from the start.",
+		do:      "Use kube-proxy trace and status; exempt workloads that need the Service's address on the wire."},
+	{to: inEBPF, changed: true, sev: Change, about: "UDP sockets of removed endpoints",
+		differs: "reads fail with ECONNABORTED and writes with EDESTADDRREQ until the program connects again",
+		why:     "The kernel disconnects the socket; no rule can send its packets elsewhere.",
+		do:      "Check programs with long-lived connected UDP sockets, or set ebpf.staleSockets."},
+	{to: inEBPF, changed: true, sev: Same, about: "session affinity",
+		differs: "the client is a network namespace, not an address",
+		why:     "A socket has no source address before it connects.", do: "Nothing."},
+	{to: inEBPF, changed: true, sev: Same, about: "rejected Services",
+		differs: "connect() fails at once with ECONNREFUSED, without a packet",
+		why:     "The programs answer; before Linux 5.18 rules do.", do: "Nothing."},
+	{from: inEBPF, changed: true, sev: Change, about: "direct connections",
+		differs: "sockets that eBPF programs connected keep their endpoints, also after these are removed",
+		why:     "Their packets have no Service's address, so rules do not see them.",
+		do:      "Restart programs with connections that must move to other endpoints."},
 
 	// Cilium.
 	{from: []string{ciliumMode}, sev: Change, about: "connections", differs: "connections from pods to Services " +

@@ -2,6 +2,7 @@ package migrate
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -25,7 +26,7 @@ func file(t testing.TB, name string) Input {
 }
 
 func convert(to string, inputs ...Input) (*Result, error) {
-	p, err := Read(inputs)
+	p, err := Read(all.Modes(), inputs)
 	if err != nil {
 		return nil, err
 	}
@@ -358,7 +359,7 @@ func TestBadInput(t *testing.T) {
 			"kube-proxy: give that too"},
 		{"two DaemonSets", cm + "\n" + daemonSet + "\n" + daemonSet,
 			"in: document 4: DaemonSet kube-system/kube-proxy is a second pod of kube-proxy"},
-		{"two configurations", cm + "\n" + cm, "in: document 3: it has a second KubeProxyConfiguration"},
+		{"two configurations", cm + "\n" + cm, "there are two KubeProxyConfigurations"},
 		{"a DaemonSet of others", "kind: DaemonSet\nmetadata: {name: cni}\n" +
 			"spec: {template: {spec: {containers: [{name: cni}, {name: bird}]}}}\n",
 			"in: DaemonSet cni has no container that runs kube-proxy: it has cni, bird"},
@@ -455,6 +456,11 @@ func FuzzMigrate(f *testing.F) {
 	f.Add("kube-proxy --proxy-mode=ipvs 2>&1 | tee x", "")
 	f.Add("KUBE_PROXY_ARGS=\"--v=2 \\\n --master=x\"", "")
 	f.Add("kind: ConfigMap\ndata: {kube-proxy-replacement: strict, nodeport-addresses: 'x y'}", "iptables")
+	for _, name := range slices.Sorted(maps.Keys(inputs)) {
+		for _, in := range inputs[name] {
+			f.Add(string(in.Data), "")
+		}
+	}
 	f.Fuzz(func(t *testing.T, text, to string) {
 		r, err := convertText(to, text)
 		if err != nil {

@@ -13,7 +13,9 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"kube-proxy/config"
 	"kube-proxy/internal/nearest"
+	"kube-proxy/mode"
 )
 
 // MostBytes is how much of a file is read: a ConfigMap has at most 1 MiB.
@@ -41,8 +43,10 @@ type Proxy struct {
 	Pod *pod
 	// Cilium is the ConfigMap of Cilium; nil if none was given.
 	Cilium map[string]string
-	// Passed are objects without relation to the proxy, as "ServiceAccount kube-system/kube-proxy".
-	Passed []string
+	// Place says where the cluster has the proxy.
+	Place Place
+	// Said are statements about input that is not part of the configuration.
+	Said []Statement
 }
 
 // object has the fields that all objects have, and those of the relevant ones.
@@ -54,6 +58,9 @@ type object struct {
 	Items      []any             `json:"items"`
 	Spec       struct {
 		pod
+		Selector *struct {
+			MatchLabels map[string]string `json:"matchLabels"`
+		} `json:"selector"`
 		Template *struct {
 			Spec pod `json:"spec"`
 		} `json:"template"`
@@ -61,8 +68,9 @@ type object struct {
 }
 
 type metadata struct {
-	Name      string `json:"name"`
-	Namespace string `json:"namespace"`
+	Name      string            `json:"name"`
+	Namespace string            `json:"namespace"`
+	Labels    map[string]string `json:"labels"`
 }
 
 func (o object) String() string {
@@ -72,17 +80,22 @@ func (o object) String() string {
 
 // pod is a PodSpec, as far as it matters.
 type pod struct {
-	HostNetwork  bool              `json:"hostNetwork"`
-	Containers   []container       `json:"containers"`
-	Volumes      []volume          `json:"volumes"`
-	NodeSelector map[string]string `json:"nodeSelector"`
+	HostNetwork    bool              `json:"hostNetwork"`
+	InitContainers []container       `json:"initContainers"`
+	Containers     []container       `json:"containers"`
+	Volumes        []volume          `json:"volumes"`
+	NodeSelector   map[string]string `json:"nodeSelector"`
 }
 
 type container struct {
-	Name            string   `json:"name"`
-	Image           string   `json:"image"`
-	Command         []string `json:"command"`
-	Args            []string `json:"args"`
+	Name    string   `json:"name"`
+	Image   string   `json:"image"`
+	Command []string `json:"command"`
+	Args    []string `json:"args"`
+	Env     []struct {
+		Name  string  `json:"name"`
+		Value *string `json:"value"`
+	} `json:"env"`
 	SecurityContext *struct {
 		Privileged   *bool `json:"privileged"`
 		Capabilities *struct {
@@ -92,26 +105,75 @@ type container struct {
 	VolumeMounts []struct {
 		Name      string `json:"name"`
 		MountPath string `json:"mountPath"`
+		SubPath   string `json:"subPath"`
 	} `json:"volumeMounts"`
 }
 
 type volume struct {
-	Name      string `json:"name"`
-	ConfigMap *struct {
-		Name string `json:"name"`
-	} `json:"configMap"`
+	Name      string           `json:"name"`
+	ConfigMap *configMapVolume `json:"configMap"`
+	Projected *struct {
+		Sources []struct {
+			ConfigMap *configMapVolume `json:"configMap"`
+		} `json:"sources"`
+	} `json:"projected"`
+}
+
+type configMapVolume struct {
+	Name  string `json:"name"`
+	Items []struct {
+		Key  string `json:"key"`
+		Path string `json:"path"`
+	} `json:"items"`
 }
 
 // reader collects the contents of the files.
 type reader struct {
 	Proxy
+	modes mode.List
+	flags map[string]config.FlagUse
+
 	configMaps []object
+	files      []configFile // KubeProxyConfigurations
+	passed     []string
 	podName    string
+	namespace  string // of the pod
+	service    *unit
+	scripts    []script
+	k3s        *k3s
+
+	// The variables of environment files, in order, with their values and files, and whether a
+	// command line has them.
+	varNames []string
+	vars     map[string]string
+	varFrom  map[string]string
+	varUsed  map[string]bool
 }
 
-// Read reads the files. Each error has the file, and its fault.
-func Read(inputs []Input) (*Proxy, error) {
-	var r reader
+// script is the text of a shell.
+type script struct{ text, where string }
+
+// configFile is a KubeProxyConfiguration, from a ConfigMap unless configMap is "".
+type configFile struct {
+	data           []byte
+	where          string
+	configMap, key string
+}
+
+func (r *reader) add(sev Severity, about, differs, why, do string) {
+	r.Said = append(r.Said, Statement{sev, about, differs, why, do})
+}
+
+// ignore reports a part of the input that does not configure the proxy.
+func (r *reader) ignore(where, text, differs, why string) {
+	r.add(Same, where, text+": "+differs, why, "Nothing.")
+}
+
+// Read reads the files. Every word of them is used, reported, or an error, which has the file and
+// the fault.
+func Read(modes mode.List, inputs []Input) (*Proxy, error) {
+	r := reader{modes: modes, flags: config.FlagUses(modes), vars: map[string]string{}, varFrom: map[string]string{},
+		varUsed: map[string]bool{}}
 	for _, in := range inputs {
 		if err := r.input(in); err != nil {
 			return nil, fmt.Errorf("%s: %w", in.Name, err)
@@ -136,8 +198,23 @@ func (r *reader) input(in Input) error {
 	case bytes.IndexByte(in.Data, 0) >= 0 || !utf8.Valid(in.Data):
 		return errors.New("it is not text: " + want)
 	}
-	if line, ok := commandLine(string(in.Data)); ok {
-		return r.arguments(split(line), in.Name)
+	text := string(in.Data)
+	if unitText.MatchString(text) {
+		return r.unit(text, in.Name)
+	}
+	if commandText.MatchString(strings.TrimSpace(withoutComments(text))) {
+		r.scripts = append(r.scripts, script{text, in.Name})
+		return nil
+	}
+	if all, err := environment(text); err == nil {
+		for _, a := range all {
+			if err := r.variable(a.name, a.value, in.Name); err != nil {
+				return err
+			}
+		}
+		return nil
+	} else if !errors.Is(err, errNoFile) {
+		return err
 	}
 	for i, doc := range documents.Split(string(in.Data), -1) {
 		if len(strings.TrimSpace(withoutComments(doc))) == 0 {
@@ -153,10 +230,11 @@ func (r *reader) input(in Input) error {
 	return nil
 }
 
-const want = "want a ConfigMap with config.conf, a KubeProxyConfiguration, a DaemonSet or Pod of kube-proxy, " +
-	"Cilium's ConfigMap, or a command line"
+const want = "want a ConfigMap or file with a KubeProxyConfiguration, a DaemonSet or Pod of kube-proxy, a command " +
+	"line, script, environment file or systemd unit, config.yaml of k3s or RKE2, a Cluster of kops, or Cilium's " +
+	"ConfigMap"
 
-var comments = regexp.MustCompile(`(?m)^\s*#.*$`)
+var comments = regexp.MustCompile(`(?m)^[ \t]*#[^!\n].*$|^[ \t]*#$`)
 
 func withoutComments(s string) string { return comments.ReplaceAllString(s, "") }
 
@@ -181,7 +259,11 @@ func (r *reader) value(root any, doc []byte, name string) error {
 				return err
 			}
 		}
-		return r.configuration(doc, name)
+		r.files = append(r.files, configFile{data: doc, where: name})
+		return nil
+	}
+	if isK3s(fields) {
+		return r.k3sConfig(fields, name)
 	}
 	data, err := yaml.Marshal(root)
 	if err != nil {
@@ -204,6 +286,8 @@ func (r *reader) value(root any, doc []byte, name string) error {
 		return nil
 	case o.Kind == "ConfigMap":
 		return r.configMap(o)
+	case o.Kind == "Cluster" && slices.Contains(kopsVersions, o.APIVersion):
+		return r.kops(fields, o.String())
 	case o.Kind == "DaemonSet" && o.Spec.Template != nil:
 		return r.pod(o, o.Spec.Template.Spec)
 	case o.Kind == "Pod":
@@ -216,16 +300,14 @@ func (r *reader) value(root any, doc []byte, name string) error {
 		"Pod"}), ""); like != "" {
 		return fmt.Errorf("kind %s is unknown%s", o.Kind, like)
 	}
-	r.Passed = append(r.Passed, o.String())
+	r.pass(o.String())
 	return nil
 }
 
-func (r *reader) configuration(doc []byte, where string) error {
-	if r.File != nil {
-		return fmt.Errorf("it has a second KubeProxyConfiguration, beside that of %s: pass one at a time", r.FileWhere)
-	}
-	r.File, r.FileWhere = doc, where
-	return nil
+// pass reports an object without relation to the proxy.
+func (r *reader) pass(o string) {
+	r.passed = append(r.passed, o)
+	r.add(Same, o, "it was ignored", "It does not configure the proxy.", "Nothing.")
 }
 
 // configMap takes a ConfigMap if it is of a proxy.
@@ -240,7 +322,7 @@ func (r *reader) configMap(o object) error {
 	}
 	r.configMaps = append(r.configMaps, o)
 	if key := keyOf(o); key != "" {
-		return r.configuration([]byte(o.Data[key]), o.String()+", key "+key)
+		r.files = append(r.files, configFile{[]byte(o.Data[key]), o.String() + ", key " + key, o.Metadata.Name, key})
 	}
 	return nil
 }
@@ -269,15 +351,42 @@ func (r *reader) pod(o object, p pod) error {
 	case i < 0:
 		return fmt.Errorf("%s has no container that runs kube-proxy: it has %s", o, names(p.Containers))
 	case p.NodeSelector["kubernetes.io/os"] == "windows":
-		r.Passed = append(r.Passed, o.String()+", for Windows")
+		r.pass(o.String() + ", for Windows")
 		return nil
 	case r.Pod != nil:
 		return fmt.Errorf("%s is a second pod of kube-proxy, beside %s: pass one at a time", o, r.podName)
 	}
 	c := p.Containers[i]
 	p.Containers[0], p.Containers[i] = p.Containers[i], p.Containers[0]
-	r.Pod, r.podName = &p, o.String()
-	return r.arguments(c.line(), fmt.Sprintf("%s, container %s", o, c.Name))
+	r.Pod, r.podName, r.namespace = &p, o.String(), o.Metadata.Namespace
+	r.Place.pod(o, p)
+	if others := slices.Concat(p.InitContainers, p.Containers[1:]); len(others) > 0 {
+		r.ignore(o.String(), "containers "+names(others), "they were ignored", "They do not run the proxy.")
+	}
+	return r.inPod(c, fmt.Sprintf("%s, container %s", o, c.Name))
+}
+
+// inPod reads the command line of a container. Kubernetes replaces $(NAME) by variables of the
+// container; a shell in it also sees them.
+func (r *reader) inPod(c container, where string) error {
+	words := slices.Concat(c.Command, c.Args)
+	for _, e := range c.Env {
+		if e.Value == nil {
+			continue
+		}
+		for i, w := range words {
+			words[i] = strings.ReplaceAll(w, "$("+e.Name+")", *e.Value)
+		}
+		if i := slices.IndexFunc(words, shellLine.MatchString); i >= 0 {
+			if err := r.variable(e.Name, *e.Value, where); err != nil {
+				return err
+			}
+		}
+	}
+	if len(words) == 0 {
+		words = []string{"kube-proxy"} // the image's own
+	}
+	return r.arguments(words, where)
 }
 
 func names(all []container) string {
@@ -291,12 +400,9 @@ func names(all []container) string {
 	return strings.Join(list, ", ")
 }
 
-// program matches the proxy's program, with any path.
-var program = regexp.MustCompile(`(?:^|/)kube-proxy(?:\.exe)?$`)
-
 // proxy reports whether a container runs a kube-proxy.
 func (c container) proxy() bool {
-	return c.Name == "kube-proxy" || slices.ContainsFunc(c.line(), program.MatchString)
+	return c.Name == "kube-proxy" || slices.ContainsFunc(slices.Concat(c.Command, c.Args), program.MatchString)
 }
 
 // may reports whether the container, which is not privileged, has a capability, named without CAP_.
@@ -308,182 +414,147 @@ func (c container) may(capability string) bool {
 		})
 }
 
-// shellLine matches the option of a shell whose value is a command line: -c, also with other
-// letters, such as -ec.
-var shellLine = regexp.MustCompile(`^-[a-z]*c$`)
-
-// line returns the whole command line of a container; that of a shell is parsed.
-func (c container) line() []string {
-	all := slices.Concat(c.Command, c.Args)
-	for i, a := range all {
-		if shellLine.MatchString(a) && i+1 < len(all) {
-			return split(all[i+1])
-		}
-	}
-	return all
-}
-
-// filledIn matches the placeholders that Kubernetes, a shell or systemd replaces.
-var filledIn = regexp.MustCompile(`\$[({A-Za-z_]`)
-
-// arguments reads the words of a command line: those after the program, up to a shell operator.
-func (r *reader) arguments(words []string, where string) error {
-	if r.Where != "" {
-		return fmt.Errorf("it has a second command line, beside that of %s: pass one at a time", r.Where)
-	}
-	r.Where = where
-	if i := slices.IndexFunc(words, program.MatchString); i >= 0 {
-		words = words[i+1:]
-	} else if i := slices.IndexFunc(words, func(w string) bool { return strings.HasPrefix(w, "--") }); i > 0 {
-		words = words[i:] // hyperkube proxy, a wrapper
-	}
-	for i := 0; i < len(words); i++ {
-		w := words[i]
-		if strings.ContainsAny(w[:min(1, len(w))], "|;&><") || len(w) > 1 && w[0] >= '0' && w[0] <= '9' && w[1] == '>' {
-			break
-		}
-		name, _, valued := strings.Cut(w, "=")
-		apart := !valued && i+1 < len(words) && !strings.HasPrefix(words[i+1], "--") // its value is the next word
-		switch {
-		case strings.HasPrefix(w, "--") && (filledIn.MatchString(w) || normal(name) == "--hostname-override" || apart &&
-			filledIn.MatchString(words[i+1])):
-			if apart {
-				i++
-				w += "=" + words[i]
-			}
-			r.Filled = append(r.Filled, w)
-		case w == "":
-		default:
-			r.Args = append(r.Args, w)
-		}
-	}
-	return nil
-}
-
-// normal writes a flag's name as it is printed (G2).
-func normal(name string) string {
-	return "--" + strings.ReplaceAll(strings.TrimPrefix(name, "--"), "_", "-")
-}
-
 // together brings the files together, when all are read.
 func (r *reader) together() error {
-	if r.Where == "" && r.File == nil && r.Cilium == nil {
+	for _, s := range r.scripts {
+		if err := r.script(s.text, s.where); err != nil {
+			return err
+		}
+	}
+	if r.service != nil {
+		if err := r.startUnit(); err != nil {
+			return err
+		}
+	}
+	if err := r.variables(); err != nil {
+		return err
+	}
+	if err := r.k3sArguments(); err != nil {
+		return err
+	}
+	if r.Where == "" && len(r.files) == 0 && r.Cilium == nil {
 		switch {
 		case len(r.configMaps) > 0:
 			o := r.configMaps[0]
 			keys := cmp.Or(strings.Join(slices.Sorted(maps.Keys(o.Data)), ", "), "no keys")
 			return fmt.Errorf("%s has no config.conf, and no other key with a KubeProxyConfiguration: it has %s", o,
 				keys)
-		case len(r.Passed) > 0:
-			return fmt.Errorf("no proxy configuration in %s: %s", strings.Join(r.Passed, ", "), want)
+		case len(r.passed) > 0:
+			return fmt.Errorf("no proxy configuration in %s: %s", strings.Join(r.passed, ", "), want)
+		case len(r.varNames) > 0:
+			return fmt.Errorf("%s sets only %s, without flags: pass the unit or script that names them too",
+				r.varFrom[r.varNames[0]], strings.Join(r.varNames, ", "))
 		}
 		return errors.New("empty input: " + want)
 	}
-	if r.Cilium != nil && (r.Where != "" || r.File != nil) {
+	if r.Cilium != nil && (r.Where != "" || len(r.files) > 0) {
 		return errors.New("the input has both Cilium's ConfigMap and a kube-proxy: pass one at a time")
 	}
-	config := ""
+	if err := r.choose(r.configFlag()); err != nil {
+		return err
+	}
+	for _, o := range r.configMaps {
+		if o.Metadata.Name != r.Place.ConfigMap {
+			r.pass(o.String())
+		}
+	}
+	r.Place.settle()
+	return nil
+}
+
+// configFlag returns the value of --config, "" without one.
+func (r *reader) configFlag() (path string) {
 	for i, a := range r.Args {
-		if name, value, _ := strings.Cut(a, "="); normal(name) == "--config" {
-			if config = value; config == "" && i+1 < len(r.Args) {
-				config = r.Args[i+1]
+		if name, value, valued := strings.Cut(a, "="); normal(name) == "--config" {
+			if path = value; !valued && i+1 < len(r.Args) {
+				path = r.Args[i+1]
 			}
 		}
 	}
-	if config != "" && r.File == nil {
-		return fmt.Errorf("%s: --config=%s: this file is not in the input%s", r.Where, config, r.Pod.hint(config))
-	}
-	if config == "" && r.File != nil && r.Where != "" {
-		return fmt.Errorf("%s has no --config, so it does not use the configuration of %s: pass one of them", r.Where,
-			r.FileWhere)
-	}
-	for _, o := range r.configMaps {
-		if keyOf(o) == "" {
-			r.Passed = append(r.Passed, o.String())
+	return path
+}
+
+// choose finds the file of --config: that of the ConfigMap which the pod mounts there, or the only
+// one of the input.
+func (r *reader) choose(path string) error {
+	r.Place.Path = path
+	if path == "" {
+		if len(r.files) > 0 && r.Where != "" {
+			return fmt.Errorf("%s has no --config, so it does not use the configuration of %s: pass one of them",
+				r.Where, r.files[0].where)
 		}
+	} else if name, key := r.Pod.mounted(path); name != "" {
+		i := slices.IndexFunc(r.configMaps, func(o object) bool { return o.Metadata.Name == name })
+		if i < 0 {
+			return fmt.Errorf("%s: --config=%s: this file is not in the input, it is in the ConfigMap %s: give that "+
+				"too (kubectl -n %s get configmap %[3]s -o yaml)", r.Where, path, name, cmp.Or(r.namespace, "default"))
+		}
+		data, ok := r.configMaps[i].Data[key]
+		if !ok {
+			return fmt.Errorf("%s: --config=%s: %s has no key %s: it has %s", r.Where, path, r.configMaps[i], key,
+				cmp.Or(strings.Join(slices.Sorted(maps.Keys(r.configMaps[i].Data)), ", "), "no keys"))
+		}
+		r.files = []configFile{{[]byte(data), r.configMaps[i].String() + ", key " + key, name, key}}
+	}
+	switch {
+	case len(r.files) > 1:
+		return fmt.Errorf("there are two KubeProxyConfigurations, of %s and of %s: pass one at a time",
+			r.files[0].where, r.files[1].where)
+	case len(r.files) == 1:
+		f := r.files[0]
+		r.File, r.FileWhere, r.Place.ConfigMap, r.Place.Key = f.data, f.where, f.configMap, f.key
+	case path != "":
+		return fmt.Errorf("%s: --config=%s: this file is not in the input", r.Where, path)
 	}
 	return nil
 }
 
-// hint describes how to get a file from a ConfigMap.
-func (p *pod) hint(file string) string {
+// mounted returns the ConfigMap and the key that a pod mounts as a file; "" for none.
+func (p *pod) mounted(file string) (name, key string) {
 	if p == nil {
-		return ""
+		return "", ""
 	}
-	for _, v := range p.Volumes {
-		for _, m := range p.Containers[0].VolumeMounts {
-			if v.ConfigMap != nil && m.Name == v.Name && strings.HasPrefix(file, m.MountPath) {
-				return fmt.Sprintf(", it is in the ConfigMap %s: give that too (kubectl -n kube-system get configmap "+
-					"%[1]s -o yaml)", v.ConfigMap.Name)
-			}
-		}
-	}
-	return ""
-}
-
-var (
-	// flagFirst matches text that begins as a command line does: with a flag, or with the program.
-	flagFirst = regexp.MustCompile(`^(?:--[a-zA-Z]|(?:\S*/)?(?:kube-proxy|hyperkube)(?:\.exe)?(?:\s|$))`)
-	// assigned matches lines of environment files and of units of systemd.
-	assigned = regexp.MustCompile(`(?m)^\s*(?:export\s+)?(?:ExecStart|` +
-		`[A-Z_]*(?:KUBE|PROXY|DAEMON)[A-Z_]*(?:ARGS|OPTS|FLAGS|ARG))=((?:.*\\\r?\n)*.*)$`)
-)
-
-// commandLine returns the command line in a text: the text itself, or the value in an environment
-// file or a systemd unit.
-func commandLine(text string) (string, bool) {
-	plain := strings.TrimSpace(withoutComments(text))
-	if flagFirst.MatchString(plain) {
-		return plain, true
-	}
-	var parts []string
-	for _, m := range assigned.FindAllStringSubmatch(plain, -1) {
-		if strings.Contains(m[1], "--") {
-			parts = append(parts, strings.Trim(strings.TrimSpace(m[1]), `"'`))
-		}
-	}
-	return strings.Join(parts, " "), len(parts) > 0
-}
-
-// split parses a line of a shell: words, quotes, and continued lines.
-func split(line string) (words []string) {
-	var word strings.Builder
-	var quote rune
-	in, escaped := false, false
-	end := func() {
-		if in {
-			words = append(words, word.String())
-			word.Reset()
-		}
-		in = false
-	}
-	for _, c := range line {
+	longest := 0
+	for _, m := range p.Containers[0].VolumeMounts {
+		at := strings.TrimSuffix(m.MountPath, "/")
+		below, inside := strings.CutPrefix(file, at+"/")
 		switch {
-		case escaped:
-			escaped = false
-			if c != '\n' {
-				word.WriteRune(c)
-				in = true
-			}
-		case c == '\\' && quote != '\'':
-			escaped = true
-		case quote != 0 && c == quote:
-			quote = 0
-		case quote != 0:
-			word.WriteRune(c)
-		case c == '"' || c == '\'':
-			quote, in = c, true
-		case c == ';' || c == '|' || c == '&': // begins another command, without a blank too
-			end()
-			word.WriteRune(c)
-			in = true
-		case c == ' ' || c == '\t' || c == '\n' || c == '\r':
-			end()
-		default:
-			word.WriteRune(c)
-			in = true
+		case m.SubPath != "" && file == m.MountPath:
+			below = m.SubPath
+		case m.SubPath != "" || !inside:
+			continue
+		}
+		i := slices.IndexFunc(p.Volumes, func(v volume) bool { return v.Name == m.Name })
+		if i < 0 || len(at) < longest {
+			continue
+		}
+		if n, k := p.Volumes[i].key(below); n != "" {
+			name, key, longest = n, k, len(at)
 		}
 	}
-	end()
-	return words
+	return name, key
+}
+
+// key returns the ConfigMap and the key of a file in a volume; "" if no ConfigMap has it.
+func (v volume) key(file string) (name, key string) {
+	all := []*configMapVolume{v.ConfigMap}
+	if v.Projected != nil {
+		for _, s := range v.Projected.Sources {
+			all = append(all, s.ConfigMap)
+		}
+	}
+	for _, c := range all {
+		if c == nil {
+			continue
+		}
+		if len(c.Items) == 0 {
+			return c.Name, file
+		}
+		for _, item := range c.Items {
+			if item.Path == file {
+				return c.Name, item.Key
+			}
+		}
+	}
+	return "", ""
 }

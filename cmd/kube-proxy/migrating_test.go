@@ -30,6 +30,9 @@ func TestMigratingPage(t *testing.T) {
 	}
 	n.write("cilium-config.yaml", []byte("kind: ConfigMap\nmetadata: {name: cilium-config, namespace: kube-system}\n"+
 		"data: {kube-proxy-replacement: \"true\", cluster-pool-ipv4-cidr: 10.0.0.0/8, bpf-lb-mode: dsr}\n"))
+	n.write("kube-proxy.service", []byte("[Service]\nEnvironmentFile=/etc/kubernetes/proxy\n"+
+		"ExecStart=/usr/bin/kube-proxy $KUBE_PROXY_ARGS\n"))
+	n.write("environment", []byte("KUBE_PROXY_ARGS=\"--proxy-mode=iptables \\\n  --cluster-cidr=10.244.0.0/16\"\n"))
 	n.write("manifests/web.yaml", good())
 	n.write("bin/kube-proxy", fmt.Appendf(nil, "#!/bin/sh\n%s=1 exec %s \"$@\"\n", asProgram, self(t)))
 	do(t, os.Chmod(n.path("bin/kube-proxy"), 0o755))
@@ -54,7 +57,7 @@ func TestMigratingPage(t *testing.T) {
 			}
 		}
 	}
-	if commands < 7 {
+	if commands < 8 {
 		t.Errorf("the page has %d commands that can be run", commands)
 	}
 	for _, name := range []string{"config.yaml", "migration.json", "node-1.json"} {
