@@ -15,8 +15,9 @@ var (
 	starter = regexp.MustCompile(`(?:^|/)(?:kube-proxy(?:\.exe)?|hyperkube|km|docker|podman|nerdctl|k3s|rke2|sh|ash|` +
 		`bash|dash|busybox)$`)
 	// commandText matches text that begins as a command line or a script does.
-	commandText = regexp.MustCompile(`^(?:-{1,2}[a-zA-Z]|#!|(?:\S*/)?(?:kube-proxy(?:\.exe)?|hyperkube|km|docker|podman|` +
-		`nerdctl|k3s|rke2|sh|ash|bash|dash|busybox|exec|env|nohup|nice|sudo|go-runner|taskset|chrt|ionice)(?:\s|$))`)
+	commandText = regexp.MustCompile(`^(?:-{1,2}[a-zA-Z]|#!|(?:\S*/)?(?:kube-proxy(?:\.exe)?|hyperkube|km|docker|` +
+		`podman|nerdctl|k3s|rke2|sh|ash|bash|dash|busybox|exec|env|` +
+		`nohup|nice|sudo|go-runner|taskset|chrt|ionice)(?:\s|$))`)
 	// shellLine matches the option of a shell whose value is a command line: -c, also with other
 	// letters, such as -ec.
 	shellLine = regexp.MustCompile(`^-[a-z]*c$`)
@@ -128,7 +129,8 @@ func (r *reader) unwrap(words []string, where string) ([]string, error) {
 				return nil, fmt.Errorf("%s runs %s without -c: pass the script", where, name)
 			}
 			if i+2 < len(words) {
-				r.ignore(where, strings.Join(words[i+2:], " "), "they have no effect", "They are arguments of "+name+".")
+				r.ignore(where, strings.Join(words[i+2:], " "), "they have no effect", "They are arguments "+
+					"of "+name+".")
 			}
 			return nil, r.script(words[i+1], where)
 		case "docker", "podman", "nerdctl":

@@ -33,7 +33,8 @@ var inputs = map[string][]Input{
 		"--cluster-cidr=10.0.0.0/8\n")},
 	"docker run of the proxy's image": {text("line", "docker run --network host registry.example/kube-proxy:v1.20 "+
 		"--master=https://a --v=2 --proxy-mode=ipvs --cluster-cidr=10.0.0.0/8\n")},
-	"sh -c": {text("kube-proxy.service", "[Service]\nEnvironmentFile=/etc/default/proxy\nExecStart=/bin/sh -c \"ulimit "+
+	"sh -c": {text("kube-proxy.service", "[Service]\nEnvironmentFile=/etc/default/proxy\nExecStart=/bin/sh -c "+
+		"\"ulimit "+
 		"-n 9; exec /usr/bin/kube-proxy $ARGS --cluster-cidr=10.0.0.0/8 >>/var/log/kube-proxy.log 2>&1\"\n"),
 		text("proxy", "ARGS='--master=https://a --v=2 --proxy-mode=ipvs'\n")},
 	"a script": {text("start", "#!/bin/sh\nset -e\nMODE=ipvs\nARGS=\"--master=https://a --v=2\"\n# the proxy\n"+
@@ -50,7 +51,8 @@ var inputs = map[string][]Input{
 	"kops": {text("cluster", "apiVersion: kops.k8s.io/v1alpha2\nkind: Cluster\nmetadata: {name: c}\nspec:\n"+
 		"  nonMasqueradeCIDR: 10.0.0.0/8\n  kubeProxy: {proxyMode: ipvs, logLevel: 2, master: https://a, "+
 		"enabled: true, cpuRequest: 10m}\n")},
-	"a wrapper": {text("line", "nice -n -5 /go-runner --log-file=/x /usr/local/bin/kube-proxy --master=https://a --v=2 "+
+	"a wrapper": {text("line", "nice -n -5 /go-runner --log-file=/x /usr/local/bin/kube-proxy --master=https://a "+
+		"--v=2 "+
 		"--proxy-mode=ipvs --cluster-cidr=10.0.0.0/8")},
 	"a pod with variables": {text("pod", "kind: Pod\nmetadata: {name: kube-proxy-n1}\nspec:\n  hostNetwork: true\n"+
 		"  containers:\n  - name: kube-proxy\n    env: [{name: MODE, value: ipvs}, {name: NET, value: 10.0.0.0/8}]\n"+
@@ -96,7 +98,8 @@ func TestEveryWordCounts(t *testing.T) {
 					continue // a comment, or the name of a section
 				case strings.HasSuffix(before, "/"):
 					continue // a folder, such as that of the program
-				case bytes.HasPrefix(in[n].Data[at[1]:], []byte("=")) && strings.ToUpper(old) == old && !strings.Contains(line, "="):
+				case bytes.HasPrefix(in[n].Data[at[1]:], []byte("=")) && strings.ToUpper(old) == old &&
+					!strings.Contains(line, "="):
 					continue // a variable whose value has flags: they are read
 				case old == "calico":
 					continue // values of k3s may be secrets, and only their keys are printed
@@ -142,19 +145,24 @@ func TestIncompleteInputs(t *testing.T) {
 			"l: unknown flag: --no-such"},
 		"an unknown flag with a placeholder apart": {[]Input{text("l", "kube-proxy --proxi-mode $(X)")},
 			"unknown flag: --proxi-mode: did you mean --proxy-mode?"},
-		"a word too many":      {[]Input{text("l", "kube-proxy --v=2 extra")}, "extra"},
-		"a flag of kops":       {[]Input{text("c", "apiVersion: kops.k8s.io/v1alpha2\nkind: Cluster\nspec: {kubeProxy: {x: 1}}\n")}, "spec.kubeProxy.x is unknown"},
-		"kops without a proxy": {[]Input{text("c", "apiVersion: kops.k8s.io/v1alpha2\nkind: Cluster\nspec: {kubeProxy: {enabled: false}}\n")}, "it runs no kube-proxy"},
-		"k3s without a proxy":  {[]Input{text("c", "disable-kube-proxy: true\n")}, "disable-kube-proxy: true: k3s runs no kube-proxy"},
-		"a flag of k3s":        {[]Input{text("c", "kube-proxy-arg: [proxy-moed=ipvs]\n")}, "unknown flag: --proxy-moed: did you mean --proxy-mode?"},
-		"a number for k3s":     {[]Input{text("c", "kube-proxy-arg: [3]\n")}, "kube-proxy-arg: it is 3: want a text"},
-		"an open quote":        {[]Input{text("l", "kube-proxy --proxy-mode='ipvs")}, "l: a ' does not end"},
-		"an open value":        {[]Input{text("e", "A=\"--v=2\n")}, "e: A: a \" does not end"},
+		"a word too many": {[]Input{text("l", "kube-proxy --v=2 extra")}, "extra"},
+		"a flag of kops": {[]Input{text("c", "apiVersion: kops.k8s.io/v1alpha2\nkind: Cluster\nspec: "+
+			"{kubeProxy: {x: 1}}\n")}, "spec.kubeProxy.x is unknown"},
+		"kops without a proxy": {[]Input{text("c", "apiVersion: kops.k8s.io/v1alpha2\nkind: Cluster\nspec: "+
+			"{kubeProxy: {enabled: false}}\n")}, "it runs no kube-proxy"},
+		"k3s without a proxy": {[]Input{text("c", "disable-kube-proxy: true\n")}, "disable-kube-proxy: true: k3s " +
+			"runs no kube-proxy"},
+		"a flag of k3s": {[]Input{text("c", "kube-proxy-arg: [proxy-moed=ipvs]\n")}, "unknown flag: " +
+			"--proxy-moed: did you mean --proxy-mode?"},
+		"a number for k3s": {[]Input{text("c", "kube-proxy-arg: [3]\n")}, "kube-proxy-arg: it is 3: want a text"},
+		"an open quote":    {[]Input{text("l", "kube-proxy --proxy-mode='ipvs")}, "l: a ' does not end"},
+		"an open value":    {[]Input{text("e", "A=\"--v=2\n")}, "e: A: a \" does not end"},
 		"a unit without a start": {[]Input{text("u", "[Service]\nRestart=always\n")},
 			"u: the unit has no ExecStart"},
 		"a unit of others":   {[]Input{text("u", "[Service]\nExecStart=/usr/bin/kubelet\n")}, "runs no kube-proxy"},
 		"a script of others": {[]Input{text("s", "#!/bin/sh\necho hello\n")}, "runs no kube-proxy"},
-		"two units": {[]Input{text("u", "[Service]\nExecStart=kube-proxy\n"), text("v", "[Service]\nExecStart=kube-proxy\n")},
+		"two units": {[]Input{text("u", "[Service]\nExecStart=kube-proxy\n"),
+			text("v", "[Service]\nExecStart=kube-proxy\n")},
 			"v: it is a second unit, beside u"},
 		"an image without its program": {[]Input{text("l", "docker run registry.example/hyperkube:v1 --v=2")},
 			"the program of image registry.example/hyperkube:v1 is unknown"},
@@ -172,18 +180,23 @@ func TestIncompleteInputs(t *testing.T) {
 
 // eks are the objects of EKS.
 const eks = "kind: List\nitems:\n- kind: DaemonSet\n  metadata: {name: kube-proxy, namespace: kube-system}\n  spec:\n" +
-	"    selector: {matchLabels: {k8s-app: kube-proxy}}\n    template: {spec: {hostNetwork: true, containers: [{name: " +
-	"kube-proxy, image: 6024.dkr.ecr.us-west-2.amazonaws.com/eks/kube-proxy:v1.30, command: [kube-proxy, --v=2, " +
-	"--config=/var/lib/kube-proxy-config/config, --hostname-override=$(NODE_NAME)], securityContext: {privileged: true}, " +
+	"    selector: {matchLabels: {k8s-app: kube-proxy}}\n    template: {spec: {hostNetwork: true, containers: " +
+	"[{name: " +
+	"kube-proxy, image: registry.example/eks/kube-proxy:v1.30, command: [kube-proxy, --v=2, " +
+	"--config=/var/lib/kube-proxy-config/config, --hostname-override=$(NODE_NAME)], securityContext: {privileged: " +
+	"true}, " +
 	"volumeMounts: [{name: kubeconfig, mountPath: /var/lib/kube-proxy/}, {name: config, mountPath: " +
 	"/var/lib/kube-proxy-config/}]}], volumes: [{name: kubeconfig, configMap: {name: kube-proxy}}, {name: config, " +
 	"configMap: {name: kube-proxy-config}}]}}\n"
 
-// The configuration is that which the DaemonSet mounts at --config, and the commands have its names.
+// The configuration is the one that the DaemonSet mounts at --config, and the commands have its
+// names.
 func TestEKS(t *testing.T) {
 	const conf = "'apiVersion: kubeproxy.config.k8s.io/v1alpha1\n\n      kind: KubeProxyConfiguration\n\n      mode: "
-	const maps = "- kind: ConfigMap\n  metadata: {name: kube-proxy, namespace: kube-system}\n  data: {kubeconfig: x}\n" +
-		"- kind: ConfigMap\n  metadata: {name: kube-proxy-config, namespace: kube-system}\n  data:\n    config: " + conf +
+	const maps = "- kind: ConfigMap\n  metadata: {name: kube-proxy, namespace: kube-system}\n  data: {kubeconfig: " +
+		"x}\n" +
+		"- kind: ConfigMap\n  metadata: {name: kube-proxy-config, namespace: kube-system}\n  data:\n    " +
+		"config: " + conf +
 		"iptables'\n    other: " + conf + "ipvs'\n"
 	r, err := convert("", text("eks", eks+maps))
 	if err != nil {
@@ -193,7 +206,8 @@ func TestEKS(t *testing.T) {
 		t.Errorf("%s\n%s", r.Distribution, r.Config)
 	}
 	all := fmt.Sprint(r.Forth, r.Back)
-	for _, want := range []string{"kubectl -n kube-system create configmap kube-proxy-config --from-file=config=config.yaml",
+	for _, want := range []string{"kubectl -n kube-system create configmap kube-proxy-config " +
+		"--from-file=config=config.yaml",
 		"patch configmap kube-proxy-config --type merge", "set image daemonset/kube-proxy kube-proxy=IMAGE",
 		"delete pod -l k8s-app=kube-proxy --field-selector spec.nodeName=NODE", "aws eks delete-addon",
 		"replace -f configmap-before.yaml -f daemonset-before.yaml", "aws eks create-addon"} {
@@ -202,11 +216,13 @@ func TestEKS(t *testing.T) {
 		}
 	}
 	if _, err := convert("", text("eks", eks)); err == nil || !strings.Contains(err.Error(),
-		"it is in the ConfigMap kube-proxy-config: give that too (kubectl -n kube-system get configmap kube-proxy-config") {
+		"it is in the ConfigMap kube-proxy-config: give that too (kubectl -n kube-system get configmap "+
+			"kube-proxy-config") {
 		t.Errorf("without its ConfigMap: %v", err)
 	}
 	if _, err := convert("", text("eks", eks+strings.ReplaceAll(maps, "    config:", "    conf:"))); err == nil ||
-		!strings.Contains(err.Error(), "ConfigMap kube-system/kube-proxy-config has no key config: it has conf, other") {
+		!strings.Contains(err.Error(), "ConfigMap kube-system/kube-proxy-config has no key config: it has conf, "+
+			"other") {
 		t.Errorf("without its key: %v", err)
 	}
 }
@@ -238,23 +254,25 @@ func TestDistributions(t *testing.T) {
 			t.Errorf("%s: %v, back %v", name, r.Forth, r.Back)
 		}
 	}
-	for image, want := range map[string]string{"gke.gcr.io/kube-proxy-amd64:v1": "gke",
-		"mcr.microsoft.com/oss/kubernetes/kube-proxy:v1": "aks", "rancher/hardened-kubernetes:v1": "rke2",
-		"registry.k8s.io/kube-proxy:v1": ""} {
+	for image, want := range map[string]string{"registry.example/kube-proxy-amd64:v1.27.3-gke.100": "gke",
+		"registry.example/oss/kubernetes/kube-proxy:v1": "aks", "rancher/hardened-kubernetes:v1": "rke2",
+		"registry.example/kube-proxy:v1": ""} {
 		r, err := convert("", text("p", "kind: Pod\nmetadata: {name: kube-proxy-n1, namespace: kube-system}\nspec: "+
 			"{containers: [{name: kube-proxy, image: '"+image+"', command: [kube-proxy, --v=2]}]}\n"))
 		if err != nil || r.Distribution != want {
 			t.Errorf("%s: %v, %v", image, r.Distribution, err)
 		}
 	}
-	if err := new(Proxy).On("rancher"); err == nil || !strings.Contains(err.Error(), "--distribution: \"rancher\": want aks") {
+	if err := new(Proxy).On("rancher"); err == nil || !strings.Contains(err.Error(), "--distribution: \"rancher\": "+
+		"want aks") {
 		t.Error(err)
 	}
 }
 
 // A DaemonSet with flags only keeps its object: it selects no node while the chart's serves.
 func TestDaemonSetWithFlags(t *testing.T) {
-	r, err := convert("", text("d", "kind: DaemonSet\nmetadata: {name: my-proxy, namespace: net}\nspec: {template: {spec: "+
+	r, err := convert("", text("d", "kind: DaemonSet\nmetadata: {name: my-proxy, namespace: net}\nspec: {template: "+
+		"{spec: "+
 		"{containers: [{name: kube-proxy, command: [kube-proxy, --v=2]}]}}}\n"))
 	if err != nil || len(r.Forth) < 3 || !strings.Contains(r.Forth[0].Run, "kubectl -n net patch daemonset my-proxy") ||
 		!strings.Contains(r.Back[len(r.Back)-1].Run, `"kube-proxy.example/none":null`) {

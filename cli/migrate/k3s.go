@@ -131,7 +131,8 @@ func (r *reader) takeK3s(k k3s) error {
 		return nil
 	}
 	if old.line == k.line {
-		return fmt.Errorf("%s is a second configuration of %s, beside %s: pass one at a time", k.where, k.name, old.where)
+		return fmt.Errorf("%s is a second configuration of %s, beside %s: pass one at a "+
+			"time", k.where, k.name, old.where)
 	}
 	line, file := *old, k
 	if k.line {
@@ -183,7 +184,8 @@ func (r *reader) k3sArguments() error {
 			r.add(Same, k.where, k.name+" sets --"+name+"="+value, "The input has no other value.",
 				"Check cluster-cidr if this is an agent: servers set it.")
 		case name == "cluster-cidr" && k.cluster != "":
-			r.ignore(k.where, "cluster-cidr "+k.cluster, "it has no effect for the proxy", "kube-proxy-arg replaces it.")
+			r.ignore(k.where, "cluster-cidr "+k.cluster, "it has no effect for the proxy", "kube-proxy-arg replaces "+
+				"it.")
 		}
 	}
 	if err := r.arguments(words, k.where); err != nil {

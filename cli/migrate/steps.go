@@ -47,9 +47,9 @@ func (at *Place) pod(o object, p pod) {
 		distribution string
 		found        bool
 	}{
-		{"gke", strings.Contains(image, "gke.gcr.io") || strings.Contains(image, "gke-release")},
+		{"gke", strings.Contains(image, "-gke.")},
 		{"eks", strings.Contains(image, "/eks/kube-proxy")},
-		{"aks", strings.Contains(image, "mcr.microsoft.com")},
+		{"aks", strings.Contains(image, "/oss/kubernetes/kube-proxy")},
 		{"rke2", strings.Contains(image, "rancher/")},
 		{"openshift", strings.HasPrefix(at.Namespace, "openshift-")},
 		{"kops", at.DaemonSet == "" && slices.ContainsFunc(words, func(w string) bool {
@@ -100,7 +100,8 @@ var disablings = []disabling{
 		on: []Step{{"the cluster", "kops edit cluster --set=spec.kubeProxy.enabled=true"},
 			{"the cluster", "kops update cluster --yes && kops rolling-update cluster --yes"}}},
 	{name: "aks", off: []Step{
-		{"the preview of --kube-proxy-config", "az extension add --name aks-preview && az feature register --namespace " +
+		{"the preview of --kube-proxy-config", "az extension add --name aks-preview && az feature register " +
+			"--namespace " +
 			"Microsoft.ContainerService --name KubeProxyConfigurationPreview"},
 		{"the cluster", `echo '{"enabled": false}' >off.json && az aks update --resource-group GROUP --name CLUSTER ` +
 			"--kube-proxy-config off.json"}},
@@ -111,10 +112,12 @@ var disablings = []disabling{
 		on: []Step{{"the cluster", "kubectl patch network.operator.openshift.io cluster --type merge -p " +
 			`'{"spec":{"deployKubeProxy":true}}'`}}},
 	{name: "talos", off: []Step{
-		{"each control plane node", `talosctl -n NODE patch machineconfig -p '{"cluster":{"proxy":{"disabled":true}}}'`},
+		{"each control plane " +
+			"node", `talosctl -n NODE patch machineconfig -p '{"cluster":{"proxy":{"disabled":true}}}'`},
 		{"the cluster", "kubectl -n kube-system delete daemonset kube-proxy"}},
 		on: []Step{
-			{"each control plane node", `talosctl -n NODE patch machineconfig -p '{"cluster":{"proxy":{"disabled":false}}}'`},
+			{"each control plane " +
+				"node", `talosctl -n NODE patch machineconfig -p '{"cluster":{"proxy":{"disabled":false}}}'`},
 			{"the cluster; it writes the DaemonSet", "talosctl -n NODE upgrade-k8s --to VERSION"}}},
 }
 
@@ -146,7 +149,8 @@ func (p *Proxy) On(distribution string) error {
 // VERSION are for the operator to fill in. Before them, the output of migrate is in config.yaml.
 func (at Place) Steps() (forth, back []Step, err error) {
 	if at.Distribution == "gke" {
-		return nil, nil, fmt.Errorf("GKE writes its kube-proxy to each node at boot and has no setting without it: this " +
+		return nil, nil, fmt.Errorf("GKE writes its kube-proxy to each node at boot and has no setting without it: " +
+			"this " +
 			"proxy cannot replace it")
 	}
 	if i := slices.IndexFunc(disablings, func(d disabling) bool { return d.name == at.Distribution }); i >= 0 {
@@ -165,7 +169,8 @@ func (at Place) Steps() (forth, back []Step, err error) {
 			return fmt.Sprintf("kubectl -n %s patch daemonset %s -p '%s'", at.Namespace, at.DaemonSet, p)
 		}
 		none := `{"spec":{"template":{"spec":{"nodeSelector":{"kube-proxy.example/none":"%s"}}}}}`
-		return slices.Concat([]Step{{"the old pods end, and their rules stay", patch(fmt.Sprintf(none, "true"))}}, chart),
+		return slices.Concat([]Step{{"the old pods end, and their rules " +
+				"stay", patch(fmt.Sprintf(none, "true"))}}, chart),
 			[]Step{unchart, {"the old pods start", patch(strings.Replace(none, `"%s"`, "null", 1))}}, nil
 	}
 	return at.replace()
@@ -191,7 +196,8 @@ func (at Place) replace() (forth, back []Step, err error) {
 	next := Step{"each NODE in turn; continue when kube-proxy serves there", kubectl + "delete pod -l " + at.Selector +
 		" --field-selector spec.nodeName=NODE"}
 	save := func(kind, name, file string) Step {
-		return Step{"the way back", fmt.Sprintf("%sget %s %s -o yaml | grep -vE '^  (resourceVersion|uid|generation): ' >%s",
+		return Step{"the way back", fmt.Sprintf("%sget %s %s -o yaml | grep -vE '^  "+
+			"(resourceVersion|uid|generation): ' >%s",
 			kubectl, kind, name, file)}
 	}
 	strategy := func(p string) string {

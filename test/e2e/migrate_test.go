@@ -39,6 +39,8 @@ func TestMigrateCommands(t *testing.T) {
 			must(t, err)
 			defer client.CoreV1().ConfigMaps(space).Delete(ctx, c.configMap, metav1.DeleteOptions{})
 			labels := map[string]string{"k8s-app": "kube-proxy"}
+			inConfigMap := corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
+				LocalObjectReference: corev1.LocalObjectReference{Name: c.configMap}}}
 			set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "kube-proxy"}, Spec: appsv1.DaemonSetSpec{
 				Selector: &metav1.LabelSelector{MatchLabels: labels},
 				Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{
@@ -46,8 +48,7 @@ func TestMigrateCommands(t *testing.T) {
 					Containers: []corev1.Container{{Name: "kube-proxy", Image: "upstream:v1",
 						Command:      []string{"/usr/local/bin/kube-proxy", "--config=" + c.folder + "/" + c.key},
 						VolumeMounts: []corev1.VolumeMount{{Name: "config", MountPath: c.folder}}}},
-					Volumes: []corev1.Volume{{Name: "config", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.
-						ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: c.configMap}}}}}}}}}
+					Volumes: []corev1.Volume{{Name: "config", VolumeSource: inConfigMap}}}}}}
 			set, err = client.AppsV1().DaemonSets(space).Create(ctx, set, metav1.CreateOptions{})
 			must(t, err)
 			defer client.AppsV1().DaemonSets(space).Delete(ctx, "kube-proxy", metav1.DeleteOptions{})
