@@ -149,7 +149,7 @@ const imports = `
 	# Conntrack is the same whatever translates, so planes watch unanswered connections in one way, by a table beside their rules.
 	internal/netlink < internal/netlink/nflog;
 	lb, failover, conntrack, internal/netlink, internal/netlink/conntrack, internal/netlink/nflog, internal/nft/rule, internal/nft/wire, internal/ratelimit, plane/selfwrites < plane/internal/unanswered;
-	plane/internal/unanswered < plane/nftables, plane/iptables, plane/ipvs;
+	plane/internal/unanswered < plane/nftables, plane/iptables, plane/ipvs, plane/cleanup;
 
 	# The oracle says slowly what policy and lb say quickly; tests alone ask it.
 	cluster, policy, lb < test/oracle;

@@ -20,7 +20,20 @@ func Run(ctx context.Context, modes mode.List, what mode.Removal) (mode.Report, 
 	for _, m := range modes {
 		c.run(ctx, m.Remove, what)
 	}
+	c.run(ctx, Watches, what)
 	return c.report, errors.Join(c.errs...)
+}
+
+// Watches removes the rules by which an earlier process watched unanswered connections (failover).
+// A process that ends removes its own, but not if it is killed.
+func Watches(ctx context.Context, what mode.Removal) (r mode.Report, err error) {
+	for _, f := range what.Families {
+		removed, e := removeWatch(ctx, f)
+		if err = errors.Join(err, e); removed {
+			r.Removed = append(r.Removed, fmt.Sprintf("the nftables table of failover of %s", f))
+		}
+	}
+	return r, err
 }
 
 // Others removes the objects of other modes in the families that a mode serves, except those of

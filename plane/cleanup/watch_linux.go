@@ -1,0 +1,5 @@
+package cleanup
+
+import "kube-proxy/plane/internal/unanswered"
+
+var removeWatch = unanswered.Remove
