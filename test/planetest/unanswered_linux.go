@@ -3,7 +3,9 @@ package planetest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -23,6 +25,7 @@ import (
 func Unanswered(t *testing.T, cfg Config) {
 	for _, fam := range families {
 		t.Run(fam.String(), func(t *testing.T) {
+			t.Parallel()
 			lab := netlab.ForTest(t, netlab.Options{Cgroup: cfg.Sockets})
 			u := &unanswered{TestLab: lab, t: t, family: fam, sockets: cfg.Sockets}
 			lab.On(netlab.Node1, func() {
@@ -66,6 +69,9 @@ func (u *unanswered) run() {
 		for host := range u.clients() {
 			u.silent(host)
 		}
+		u.late()
+		u.fastOpen()
+		u.asymmetric()
 		u.established()
 	})
 	u.watched(u.unreachable)
@@ -234,12 +240,15 @@ func (u *unanswered) await(kind failover.Kind, host string) {
 	}
 }
 
-// silent: the first packets to one of two endpoints are lost. When it is avoided and rescued, all
-// waiting connections of a client succeed.
-func (u *unanswered) silent(host string) {
+// loseSYNs has pod4 drop all first packets.
+func (u *unanswered) loseSYNs() {
 	u.t.Helper()
 	u.script("pod4", "nft", silence+"add rule inet silence input tcp flags & (syn | ack) == syn drop")
-	wait := u.dial(host, enough)
+}
+
+// rescue waits for a notice about a client's packets, avoids the endpoint, and rescues its clients.
+func (u *unanswered) rescue(host string) (rescued int) {
+	u.t.Helper()
 	u.await(failover.Retransmission, host)
 	time.Sleep(600 * time.Millisecond) // the probe
 	u.reset(u.without())
@@ -247,10 +256,20 @@ func (u *unanswered) silent(host string) {
 	if err != nil {
 		u.t.Fatal(err)
 	}
-	u.t.Logf("%s: with %d rescued connections, the slowest connect took %v", host, rescued, wait())
 	if rescued == 0 {
 		u.t.Error("no connection was rescued")
 	}
+	return rescued
+}
+
+// silent: the first packets to one of two endpoints are lost. When it is avoided and rescued, all
+// waiting connections of a client succeed.
+func (u *unanswered) silent(host string) {
+	u.t.Helper()
+	u.loseSYNs()
+	wait := u.dial(host, enough)
+	rescued := u.rescue(host)
+	u.t.Logf("%s: with %d rescued connections, the slowest connect took %v", host, rescued, wait())
 	u.seen()
 	u.t.Logf("%s: later connections took %v at most", host, u.dial(host, enough)())
 	for _, n := range u.seen() {
@@ -259,6 +278,113 @@ func (u *unanswered) silent(host string) {
 	table, _, _ := Shop(u.family)
 	u.script("pod4", "nft", silence)
 	u.reset(table)
+}
+
+// late: answers that arrive after the rescue meet no entry, and do not disturb their client, which
+// has another endpoint.
+func (u *unanswered) late() {
+	u.t.Helper()
+	version, gateway := "-4", "169.254.1.1"
+	if u.family == lb.IPv6 {
+		version, gateway = "-6", "fe80::1"
+	}
+	out, err := u.Command("pod4", "ip", version, "neigh", "show", "to", gateway, "dev", netlab.Uplink).Output()
+	words := strings.Fields(string(out))
+	if err != nil || len(words) < 3 {
+		u.t.Fatalf("neighbour of pod4: %v: %q", err, out)
+	}
+	for host := range u.clients() {
+		u.seen()
+		// The kernel keeps packets to an unknown neighbour for three seconds.
+		u.script("pod4", "ip", version, "neigh", "del", gateway, "dev", netlab.Uplink)
+		wait := u.dial(host, enough)
+		u.rescue(host)
+		u.script("pod4", "ip", version, "neigh", "replace", gateway, "lladdr", words[2], "nud", "permanent", "dev",
+			netlab.Uplink)
+		u.t.Logf("%s: with late answers, the slowest connect took %v", host, wait())
+		table, _, _ := Shop(u.family)
+		u.reset(table)
+		time.Sleep(time.Second) // all late answers
+	}
+	u.seen()
+}
+
+// fastOpen: a client whose first packet has data (RFC 7413) gets another endpoint, too.
+func (u *unanswered) fastOpen() {
+	u.t.Helper()
+	host := "pod2"
+	for _, name := range []string{host, "pod1", "pod4"} { // client and server, without cookies
+		u.script(name, "sysctl", "-qw", fmt.Sprintf("net.ipv4.tcp_fastopen=%d", 0x1|0x2|0x4|0x200|0x400))
+	}
+	u.loseSYNs()
+	var all sync.WaitGroup
+	for range enough {
+		all.Go(func() {
+			err := u.sendFirst(host)
+			if u.sockets && errors.Is(err, unix.ECONNABORTED) {
+				err = u.sendFirst(host)
+			}
+			if err != nil {
+				u.t.Errorf("a connection whose first packet has data: %v", err)
+			}
+		})
+	}
+	u.rescue(host)
+	all.Wait()
+	u.script("pod4", "nft", silence)
+	table, _, _ := Shop(u.family)
+	u.reset(table)
+	u.seen()
+}
+
+// sendFirst connects by TCP fast open to the Service, with a line of data, and reads an answer.
+func (u *unanswered) sendFirst(host string) (err error) {
+	var file *os.File
+	u.On(host, func() {
+		var fd int
+		af, to := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{Port: int(u.frontend.Port())})
+		if u.family == lb.IPv6 {
+			af, to = unix.AF_INET6, &unix.SockaddrInet6{Port: int(u.frontend.Port()), Addr: u.frontend.Addr().As16()}
+		} else {
+			to.(*unix.SockaddrInet4).Addr = u.frontend.Addr().As4()
+		}
+		if fd, err = unix.Socket(af, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err == nil {
+			file = os.NewFile(uintptr(fd), "fast open")
+			err = unix.Sendto(fd, []byte("line\n"), unix.MSG_FASTOPEN, to)
+		}
+		if err == nil {
+			_, err = unix.Read(fd, make([]byte, 100))
+		}
+	})
+	return errors.Join(err, file.Close())
+}
+
+// asymmetric: where answers do not pass through the node, conntrack sees none. A connection is not
+// disturbed, because its first packet is not sent again.
+func (u *unanswered) asymmetric() {
+	u.t.Helper()
+	six := u.family == lb.IPv6
+	version, bits := "-4", 32
+	if six {
+		version, bits = "-6", 128
+	}
+	u.script(netlab.Client, "ip", version, "route", "add", fmt.Sprintf("%s/%d", u.far.Addr(), bits), "via",
+		netlab.Addr(netlab.Node1, six).String(), "dev", netlab.Uplink)
+	c, err := u.Open(netlab.Client, netlab.TCP, u.far, netlab.DialOptions{})
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	defer c.Close()
+	time.Sleep(1500 * time.Millisecond)
+	for _, n := range u.seen() {
+		u.t.Errorf("answers take another way, and the plane reports %+v", n)
+	}
+	if _, err := u.rescuer().Rescue(context.Background(), []failover.Endpoint{{Addr: u.far, Proto: lb.TCP}}); err != nil {
+		u.t.Error(err)
+	}
+	if _, err := c.Exchange(); err != nil {
+		u.t.Errorf("a connection whose answers take another way: %v", err)
+	}
 }
 
 // established: connections to an endpoint whose node is gone end with a reset, though their clients

@@ -25,7 +25,7 @@ const (
 )
 
 // Bind returns the requests by which a socket receives the first size bytes of each packet of a
-// group, at once. Send them in this order. The kernel refuses the first with EBUSY if another
+// group, at once. Send them in this order. The kernel refuses the first with EPERM if another
 // socket has the group.
 func Bind(group uint16, size uint8) [][]byte {
 	request := func(fill func(e *netlink.Encoder)) []byte {

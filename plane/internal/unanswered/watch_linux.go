@@ -68,15 +68,30 @@ var errOff = errors.New("unanswered connections are not watched")
 // Run implements control.NoticeSource, in the network namespace of the calling thread. It returns
 // an error if the kernel lacks nf_tables, nfnetlink_log or nf_conntrack_netlink.
 func (w *Watch) Run(ctx context.Context, each func(failover.Notice)) error {
-	listener, group, err := bind(ctx)
+	listener, err := w.open(ctx)
 	if err != nil {
 		return fmt.Errorf("watch unanswered connections: %w", err)
 	}
-	defer context.AfterFunc(ctx, func() { listener.Close() })()
-	if err := w.start(ctx, group); err != nil {
-		return errors.Join(fmt.Errorf("watch unanswered connections: %w", err), listener.Close())
+	w.serve(ctx, listener, each)
+	return nil
+}
+
+// open opens a session, and the socket of its reports.
+func (w *Watch) open(ctx context.Context) (*netlink.Conn, error) {
+	listener, group, err := bind(ctx)
+	if err != nil {
+		return nil, err
 	}
+	if err := w.start(ctx, group); err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
+	return listener, nil
+}
+
+// serve reports until ctx ends, and closes the session.
+func (w *Watch) serve(ctx context.Context, listener *netlink.Conn, each func(failover.Notice)) {
 	defer w.stop()
+	defer context.AfterFunc(ctx, func() { listener.Close() })()
 	var repairs sync.WaitGroup
 	defer repairs.Wait()
 	repairs.Go(func() { w.repair(ctx) })
@@ -93,7 +108,6 @@ func (w *Watch) Run(ctx context.Context, each func(failover.Notice)) error {
 			w.cfg.Log.Warn("Lost reports of unanswered connections: they came faster than this process reads them")
 		}
 	})
-	return nil
 }
 
 // firstGroup is the first of the groups of nfnetlink_log that are tried; other programs may have
@@ -106,7 +120,8 @@ const (
 // bind opens a socket that receives the packets of a group.
 func bind(ctx context.Context) (conn *netlink.Conn, group uint16, err error) {
 	for group = firstGroup; group < firstGroup+groups; group++ {
-		if conn, err = netlink.Open(netlink.Config{Protocol: unix.NETLINK_NETFILTER}); err != nil {
+		conn, err = netlink.Open(netlink.Config{Protocol: unix.NETLINK_NETFILTER, ReceiveBuffer: wire.ReceiveBuffer})
+		if err != nil {
 			return nil, 0, err
 		}
 		for _, request := range nflog.Bind(group, headers) {
@@ -118,7 +133,7 @@ func bind(ctx context.Context) (conn *netlink.Conn, group uint16, err error) {
 			return conn, group, nil
 		}
 		conn.Close()
-		if !errors.Is(err, unix.EBUSY) {
+		if !errors.Is(err, unix.EPERM) { // which also means that another socket has the group
 			break
 		}
 	}
