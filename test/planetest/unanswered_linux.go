@@ -240,6 +240,11 @@ func (u *unanswered) await(kind failover.Kind, host string) {
 	}
 }
 
+// endpoint is the silent one.
+func (u *unanswered) endpoint() []failover.Endpoint {
+	return []failover.Endpoint{{Addr: u.far, Proto: lb.TCP}}
+}
+
 // loseSYNs has pod4 drop all first packets.
 func (u *unanswered) loseSYNs() {
 	u.t.Helper()
@@ -252,7 +257,7 @@ func (u *unanswered) rescue(host string) (rescued int) {
 	u.await(failover.Retransmission, host)
 	time.Sleep(600 * time.Millisecond) // the probe
 	u.reset(u.without())
-	rescued, err := u.rescuer().Rescue(context.Background(), []failover.Endpoint{{Addr: u.far, Proto: lb.TCP}})
+	rescued, err := u.rescuer().Rescue(context.Background(), u.endpoint())
 	if err != nil {
 		u.t.Fatal(err)
 	}
@@ -379,7 +384,7 @@ func (u *unanswered) asymmetric() {
 	for _, n := range u.seen() {
 		u.t.Errorf("answers take another way, and the plane reports %+v", n)
 	}
-	if _, err := u.rescuer().Rescue(context.Background(), []failover.Endpoint{{Addr: u.far, Proto: lb.TCP}}); err != nil {
+	if _, err := u.rescuer().Rescue(context.Background(), u.endpoint()); err != nil {
 		u.t.Error(err)
 	}
 	if _, err := c.Exchange(); err != nil {
@@ -409,7 +414,7 @@ func (u *unanswered) established() {
 	}
 	u.script("pod4", "nft", silence+"add rule inet silence input tcp dport 8080 drop")
 	u.reset(u.without())
-	ended, err := u.rescuer().ResetConnections(context.Background(), []failover.Endpoint{{Addr: u.far, Proto: lb.TCP}})
+	ended, err := u.rescuer().ResetConnections(context.Background(), u.endpoint())
 	if err != nil {
 		u.t.Fatal(err)
 	}

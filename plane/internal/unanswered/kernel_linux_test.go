@@ -32,7 +32,8 @@ type node struct {
 
 func newNode(t *testing.T) *node {
 	t.Helper()
-	n := &node{Namespace: netlab.NamespaceForTest(t), t: t, watch: New(Config{Family: lb.IPv4}), seen: map[netip.Addr]int{}}
+	n := &node{Namespace: netlab.NamespaceForTest(t), t: t, watch: New(Config{Family: lb.IPv4}),
+		seen: map[netip.Addr]int{}}
 	for _, command := range []string{
 		"ip link set lo up",
 		"ip link add out type veth peer name in",
