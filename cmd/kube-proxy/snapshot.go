@@ -3,13 +3,20 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
 	"sync/atomic"
 	"time"
 
 	"kube-proxy/cluster"
 	"kube-proxy/event"
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+	"kube-proxy/policy"
 	"kube-proxy/source/snapshot"
 	"kube-proxy/status"
+	"kube-proxy/trace"
 )
 
 const (
@@ -75,16 +82,21 @@ func (p *proxy) openSnapshot(ctx context.Context) {
 }
 
 // restore loads the facts of the snapshot, unless the kernel still has the rules of newer ones.
-// Rules outlive the process, but not in a mode whose connections end at the proxy.
-func (p *proxy) restore() {
+// Rules outlive the process, but not in a mode whose connections end at the proxy, and another
+// program may have removed them.
+func (p *proxy) restore(ctx context.Context) {
 	s := &p.snapshots
 	found := s.found
 	if s.found = nil; found == nil {
 		return
 	}
 	if s.boot != "" && found.Boot == s.boot && p.choice.Mode.DrainTimeout == nil {
-		p.log.Info("Snapshot not needed: the rules of this boot are in the kernel")
-		return
+		lost := p.lost(ctx, found)
+		if lost == "" {
+			p.log.Info("Snapshot not needed: the rules of this boot are in the kernel")
+			return
+		}
+		p.log.Warn("The rules of this boot are not in the kernel", "reason", lost)
 	}
 	setGC(gcPercent)
 	s.serving.Store(&found.Written)
@@ -93,6 +105,71 @@ func (p *proxy) restore() {
 	p.publish(event.ServingSnapshot(p.config().NodeName, found.Written, found.Services()))
 	p.fold(found.Events())
 	p.waiveFacts()
+}
+
+const (
+	// sample is how many frontends of a family are looked for in the kernel.
+	sample = 16
+	// sampleTime bounds that.
+	sampleTime = 5 * time.Second
+)
+
+// lost returns why the kernel does not have the rules of about the facts of the snapshot; "" if it
+// has. The facts may have changed since they were written, so half of the sample may be missing.
+func (p *proxy) lost(ctx context.Context, found *snapshot.Snapshot) string {
+	ctx, cancel := context.WithTimeout(ctx, sampleTime)
+	defer cancel()
+	store := cluster.NewStore(p.config().NodeName)
+	store.Fold(found.Events())
+	for _, f := range p.families {
+		kernel, can := f.plane.(mode.Tracer)
+		if !can {
+			continue
+		}
+		asked, missing := 0, 0
+		for _, name := range store.Names() {
+			if asked == sample {
+				break
+			}
+			key, ok := servedIP(policy.Resolve(store.View(name), p.settings(f.name)))
+			if !ok {
+				continue
+			}
+			asked++
+			is, err := kernel.TracePacket(ctx, trace.Packet{From: stranger(f.name), To: netip.AddrPortFrom(key.Addr, key.Port),
+				Proto: key.Proto})
+			if err != nil {
+				return fmt.Sprintf("%v: read the kernel's rules: %v", f.name, err)
+			}
+			if is.Verdict != trace.Balance {
+				missing++
+			}
+		}
+		if 2*missing > asked {
+			return fmt.Sprintf("%v: of %d cluster IPs of the snapshot, %d are not served", f.name, asked, missing)
+		}
+	}
+	return ""
+}
+
+// servedIP returns the key of a cluster IP that has endpoints.
+func servedIP(rows []*lb.Frontend) (lb.Key, bool) {
+	for _, f := range rows {
+		if f.Kind == lb.ClusterIP && f.Key.Proto != lb.SCTP && slices.ContainsFunc(f.Routes, func(r lb.Route) bool {
+			return r.From == lb.Anywhere && r.To != nil
+		}) {
+			return f.Key, true
+		}
+	}
+	return lb.Key{}, false
+}
+
+// stranger is a client in no network of the node (RFC 5737, RFC 3849).
+func stranger(f lb.Family) netip.AddrPort {
+	if f == lb.IPv6 {
+		return netip.AddrPortFrom(netip.MustParseAddr("2001:db8::1"), 0)
+	}
+	return netip.AddrPortFrom(netip.MustParseAddr("203.0.113.1"), 0)
 }
 
 // listsComplete ends the use of the snapshot.

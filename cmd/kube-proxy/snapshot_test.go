@@ -233,7 +233,8 @@ var (
 // SN-01, SN-03: after a reboot the node serves from the snapshot, and reports that. The lists of
 // the API server then change only the differences, one added and one deleted Service: connections
 // live, and rules keep their handles. SN-07: a process that starts again in the same boot does not
-// touch the rules of the kernel.
+// touch the rules of the kernel, but if another program has removed them it serves from the
+// snapshot.
 func TestBootWithoutAPIServer(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{"nftables", "iptables", "userspace"} {
@@ -329,6 +330,27 @@ func TestBootWithoutAPIServer(t *testing.T) {
 					t.Errorf("the kernel has\n%s\nwant\n%s", after, before)
 				}
 			}
+			n.answered(young)
+			p.stop()
+
+			// The same boot, but another program has emptied the kernel.
+			n.loseRules()
+			p = n.run()
+			p.await(servingSnapshot)
+			p.await(allWritten)
+			n.answered(young)
+			p.stop()
+			if mode != "nftables" {
+				return
+			}
+			// Its tables are there, with sets and maps, and without a rule.
+			out, err := n.Command(netlab.Node1, "nft", "flush table ip kube-proxy; flush table ip6 kube-proxy").CombinedOutput()
+			if err != nil {
+				t.Fatalf("flush: %v\n%s", err, out)
+			}
+			p = n.run()
+			p.await(servingSnapshot)
+			p.await(allWritten)
 			n.answered(young)
 			p.stop()
 		})

@@ -69,7 +69,7 @@ func (p *proxy) kubeConfig() kube.Config { return wiring.API(p.config().Config, 
 
 // follow runs the source until ctx ends or it fails.
 func (p *proxy) follow(ctx context.Context, src source) error {
-	p.restore()
+	p.restore(ctx)
 	var seen, folded lists
 	var waiting sync.WaitGroup
 	defer waiting.Wait()
