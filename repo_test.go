@@ -305,8 +305,8 @@ func TestModules(t *testing.T) {
 	}
 }
 
-// wallClocks are the files that may drop the monotonic reading of a time, and why. Ages and deadlines
-// need the reading: the wall clock of a node may be stepped.
+// wallClocks are the files that may drop the monotonic reading of a time, and why. Ages and
+// deadlines need the reading: the wall clock of a node may be stepped.
 var wallClocks = map[string]string{
 	"cli/report.go":             "shown to people",
 	"logging/json.go":           "klog's format",
@@ -355,8 +355,8 @@ func TestMonotonicClock(t *testing.T) {
 				return true
 			}
 			if seen[f.path] = true; wallClocks[f.path] == "" {
-				t.Errorf("%s: %s drops the monotonic reading of a time: compare times as they are, and convert them where "+
-					"they are written", f.path, method.Sel.Name)
+				t.Errorf("%s: %s drops the monotonic reading of a time: compare times as they are, and convert "+
+					"them where they are written", f.path, method.Sel.Name)
 			}
 			return true
 		})

@@ -354,8 +354,8 @@ func TestSteppedClock(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			since := clocktest.Step(t, time.Now().Add(-c.ago), -c.by)
-			sc := scene{period: 30 * time.Second, known: true, eligible: true, v4: State{QueuedSince: since, Begun: true},
-				v6: State{Begun: true}}
+			sc := scene{period: 30 * time.Second, known: true, eligible: true,
+				v4: State{QueuedSince: since, Begun: true}, v6: State{Begun: true}}
 			s := sc.server()
 			for _, path := range []string{"/healthz", "/livez"} {
 				if got := probe(s, "GET", path).Code; got != c.code {

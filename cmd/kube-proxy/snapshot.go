@@ -136,8 +136,8 @@ func (p *proxy) lost(ctx context.Context, found *snapshot.Snapshot) string {
 				continue
 			}
 			asked++
-			is, err := kernel.TracePacket(ctx, trace.Packet{From: stranger(f.name), To: netip.AddrPortFrom(key.Addr, key.Port),
-				Proto: key.Proto})
+			is, err := kernel.TracePacket(ctx, trace.Packet{From: stranger(f.name),
+				To: netip.AddrPortFrom(key.Addr, key.Port), Proto: key.Proto})
 			if err != nil {
 				return fmt.Sprintf("%v: read the kernel's rules: %v", f.name, err)
 			}

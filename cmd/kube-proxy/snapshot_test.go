@@ -344,7 +344,8 @@ func TestBootWithoutAPIServer(t *testing.T) {
 				return
 			}
 			// Its tables are there, with sets and maps, and without a rule.
-			out, err := n.Command(netlab.Node1, "nft", "flush table ip kube-proxy; flush table ip6 kube-proxy").CombinedOutput()
+			flush := "flush table ip kube-proxy; flush table ip6 kube-proxy"
+			out, err := n.Command(netlab.Node1, "nft", flush).CombinedOutput()
 			if err != nil {
 				t.Fatalf("flush: %v\n%s", err, out)
 			}

@@ -176,17 +176,19 @@ func serverRows(f figures) (all []row) {
 	return append(all, conntrackRows(f)...)
 }
 
-// conntrackRows judge the processor time of changes beside conntrack tables of different lengths: it
-// must not follow the length.
+// conntrackRows judge the processor time of changes beside conntrack tables of different lengths:
+// it must not follow the length.
 func conntrackRows(f figures) (all []row) {
 	const name = "Conntrack"
-	for _, work := range []struct{ name, operation string }{{"CPU per change", "change"}, {"CPU per new Service", "new"}} {
+	for _, work := range []struct{ name, operation string }{
+		{"CPU per change", "change"}, {"CPU per new Service", "new"},
+	} {
 		for _, entries := range []int{0, 500_000} {
 			after := fmt.Sprintf("/entries=%d/%s", entries, work.operation)
 			for _, n := range f.sizes(inMeasure, name, after) {
 				a := at{f, n, fmt.Sprintf("%s/services=%d", name, n), number(n) + ", stand-in"}
-				all = append(all, newRow(fmt.Sprintf("%s, with %s conntrack entries", work.name, number(entries)), a.where,
-					"–", "", a.limit("", after, "cpu-ms/op", 1.5)))
+				title := fmt.Sprintf("%s, with %s conntrack entries", work.name, number(entries))
+				all = append(all, newRow(title, a.where, "–", "", a.limit("", after, "cpu-ms/op", 1.5)))
 			}
 		}
 	}

@@ -18,8 +18,8 @@ import (
 // set it.
 const connectionLimit = "/proc/sys/net/netfilter/nf_conntrack_max"
 
-// FillConntrack makes n entries in the node's conntrack table: half UDP, half TCP, all answered. Where
-// the machine's limit is too low it is raised until Close.
+// FillConntrack makes n entries in the node's conntrack table: half UDP, half TCP, all answered.
+// Where the machine's limit is too low it is raised until Close.
 func (s *Session) FillConntrack(ctx context.Context, n int) error {
 	if err := s.raiseLimit(2 * n); err != nil {
 		return fmt.Errorf("raise the limit for %d conntrack entries: %w", n, err)
