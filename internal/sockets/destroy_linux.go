@@ -14,8 +14,10 @@ import (
 )
 
 // Connected names a connected socket. Family is AF_INET or AF_INET6; an IPv6 socket may have mapped
-// IPv4 addresses.
+// IPv4 addresses. Cookie is the kernel's number of the socket, because several may have the same
+// addresses; 0 means any of them.
 type Connected struct {
+	Cookie   uint64
 	Family   uint8
 	Proto    lb.Proto
 	From, To netip.AddrPort
@@ -25,7 +27,8 @@ const sockDestroy = 21 // SOCK_DESTROY of linux/sock_diag.h
 
 // Destroy ends connected sockets of the calling thread's network namespace: the next call of their
 // programs fails with ECONNABORTED. It returns how many it ended; a socket that no longer exists is
-// no error. The kernel needs CONFIG_INET_DIAG_DESTROY.
+// no error, nor is another one with its addresses, which stays. The kernel needs
+// CONFIG_INET_DIAG_DESTROY.
 func Destroy(ctx context.Context, all []Connected) (ended int, err error) {
 	conn, err := netlink.Open(netlink.Config{Protocol: unix.NETLINK_SOCK_DIAG})
 	if err != nil {
@@ -37,7 +40,7 @@ func Destroy(ctx context.Context, all []Connected) (ended int, err error) {
 		switch {
 		case err == nil:
 			ended++
-		case !errors.Is(err, unix.ENOENT):
+		case !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ESTALE):
 			return ended, fmt.Errorf("sockets: end the %s socket %s → %s: %w", s.Proto, s.From, s.To, err)
 		}
 	}
@@ -51,6 +54,10 @@ func (s Connected) request() []byte {
 	binary.BigEndian.PutUint16(b[10:], s.To.Port())
 	copy(b[12:28], s.bytes(s.From.Addr()))
 	copy(b[28:44], s.bytes(s.To.Addr()))
+	if s.Cookie != 0 {
+		binary.NativeEndian.PutUint32(b[48:], uint32(s.Cookie))
+		binary.NativeEndian.PutUint32(b[52:], uint32(s.Cookie>>32))
+	}
 	return b
 }
 

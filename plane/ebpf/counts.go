@@ -53,6 +53,14 @@ func (c *counted) port(number uint32) (port string, ok bool) {
 	return port, ok
 }
 
+// expire deletes counters of removed sets.
+func (c *counted) expire(m *ebpf.Map) error {
+	if c == nil {
+		return nil
+	}
+	return c.each(context.Background(), m, func(mode.Count) {})
+}
+
 // each calls f with each counter of the programs, and holds no lock meanwhile. It deletes counters
 // of removed sets, without their last connections.
 func (c *counted) each(ctx context.Context, m *ebpf.Map, f func(mode.Count)) error {

@@ -6,7 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
+	"maps"
+	"slices"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -23,31 +24,36 @@ func hasBTF() error {
 	return lacking([]need{{"BTF (CONFIG_DEBUG_INFO_BTF)", func() error { return err }}})
 }
 
-// loadIterator loads a program that the kernel runs for each element of socket storage. It uses
-// those maps of the object that are shared, and no others.
-func loadIterator(name string, shared map[string]*ebpf.Map) (*ebpf.Collection, error) {
+// loadIterator loads programs that the kernel runs for each element of socket storage, or for each
+// socket. They use the maps that are shared, and their own.
+func loadIterator(shared map[string]*ebpf.Map, names ...string) (*ebpf.Collection, error) {
 	if err := hasBTF(); err != nil {
 		return nil, err
 	}
 	spec, err := bpf.LoadStale()
 	if err != nil {
-		return nil, fmt.Errorf("read the program %s: %w", name, err)
+		return nil, fmt.Errorf("read the programs %v: %w", names, err)
 	}
-	for m := range spec.Maps { // of the headers
-		if shared[m] == nil && !strings.HasPrefix(m, ".") {
-			delete(spec.Maps, m)
+	maps.DeleteFunc(spec.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return !slices.Contains(names, name) })
+	spec.Variables = nil
+	used := map[string]bool{}
+	for _, p := range spec.Programs {
+		for _, i := range p.Instructions {
+			used[i.Reference()] = true
 		}
 	}
-	spec.Programs = map[string]*ebpf.ProgramSpec{name: spec.Programs[name]}
+	maps.DeleteFunc(spec.Maps, func(name string, _ *ebpf.MapSpec) bool { return !used[name] })
+	maps.DeleteFunc(shared, func(name string, _ *ebpf.Map) bool { return !used[name] })
 	obj, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared})
 	if err != nil {
-		return nil, fmt.Errorf("load the program %s: %w", name, explain(err))
+		return nil, fmt.Errorf("load the programs %v: %w", names, explain(err))
 	}
 	return obj, nil
 }
 
-// iterate runs an iterator over socket storage, and calls f with each record that it writes, which
-// f must not keep. A record has no pointers, and the layout of C.
+// iterate runs an iterator over socket storage, or nil for the sockets of the thread's network
+// namespace, and calls f with each record that it writes, which f must not keep. A record has no
+// pointers, and the layout of C.
 func iterate[T any](program *ebpf.Program, storage *ebpf.Map, f func(*T)) error {
 	it, err := link.AttachIter(link.IterOptions{Program: program, Map: storage})
 	if err != nil {

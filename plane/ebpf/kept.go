@@ -48,7 +48,7 @@ const (
 // newCensus starts a census for the maps of a family. Without BTF it estimates.
 func newCensus(maps *bpf.LBMaps, log *slog.Logger) (*census, error) {
 	c := &census{maps: maps, log: log, asked: make(chan struct{}, 1), began: time.Now()}
-	obj, err := loadIterator("find_kept", nil)
+	obj, err := loadIterator(nil, "find_kept")
 	if err == nil {
 		c.obj = obj
 	} else if !errors.Is(err, ebpf.ErrNotSupported) {

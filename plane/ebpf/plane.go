@@ -444,7 +444,7 @@ func (p *Plane) audit() (repaired int, err error) {
 		return 0, err
 	}
 	repaired, err = p.repair(have)
-	return repaired, errors.Join(err, p.kernel.expire())
+	return repaired, errors.Join(err, p.kernel.expire(), p.counted.expire(p.kernel.obj.Counters))
 }
 
 // Probe is part of plane.Plane.

@@ -68,10 +68,6 @@ func TestRefusals(t *testing.T) {
 				continue // the rules answer datagrams, and sockets notice it later or not at all
 			}
 			fd = b.socket(from, unix.SOCK_DGRAM, false)
-			if err := unix.Connect(fd, sockaddr(b.to("VIP:81"))); !errors.Is(err, unix.ECONNREFUSED) {
-				b.t.Errorf("%s connects to a Service without endpoints by UDP: %v", from, err)
-			}
-			fd = b.socket(from, unix.SOCK_DGRAM, false)
 			if err := unix.Sendto(fd, []byte("hello\n"), 0, sockaddr(b.to("VIP:81"))); !errors.Is(err,
 				unix.ECONNREFUSED) {
 				b.t.Errorf("%s sends to a Service without endpoints: %v", from, err)
@@ -184,9 +180,19 @@ func TestCounts(t *testing.T) {
 		}); err != nil || read == 0 {
 			b.t.Errorf("%d counts read beside writes, error %v", read, err)
 		}
+		b.reaches(netlab.Node1, netlab.UDP, "VIP:53", "pod1")
 		b.change(strings.Replace(strings.Replace(shop, "VIP:53/udp shop/dns:dns clusterip\n  anywhere balance "+
 			"shop/dns:dns/udp/cluster\n", "", 1),
 			"set shop/dns:dns/udp/cluster\n  pod1:8080 local\n", "", 1))
+		counters := func() (n int) { // without a scrape
+			b.must(prune(b.plane.kernel.obj.Counters, func(uint32, []uint64) bool { n++; return false }))
+			return n
+		}
+		before := counters()
+		b.On(netlab.Node1, func() { _, err := b.plane.audit(); b.must(err) })
+		if after := counters(); before < 2 || after != 1 {
+			b.t.Errorf("%d counters after a Service left, %d after the next audit, want more, and 1", before, after)
+		}
 		if got := count(); got["shop/web:http"] != 3 || got["shop/dns:dns"] != 0 {
 			b.t.Errorf("counted %v after a Service left", got)
 		}

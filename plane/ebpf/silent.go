@@ -210,7 +210,7 @@ func (p *Plane) endSockets(ctx context.Context, endpoints []failover.Endpoint, s
 		return 0, err
 	}
 	defer storage.Close()
-	obj, err := loadIterator("find_tcp", map[string]*ebpf.Map{})
+	obj, err := loadIterator(nil, "find_tcp")
 	if err != nil {
 		return 0, fmt.Errorf("end sockets to unreachable endpoints: %w", err)
 	}
@@ -222,7 +222,11 @@ func (p *Plane) endSockets(ctx context.Context, endpoints []failover.Endpoint, s
 		}
 	})
 	if err == nil && len(found) > 0 {
-		ended, err = destroy(ctx, found)
+		var e *ender
+		if e, err = newEnder(); err == nil {
+			ended, err = e.destroy(ctx, found)
+			e.close()
+		}
 	}
 	if err != nil {
 		err = fmt.Errorf("end sockets to unreachable endpoints: %w", err)

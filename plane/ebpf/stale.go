@@ -4,7 +4,6 @@ package ebpf
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -27,6 +26,7 @@ import (
 // beside the writes; one serves all that asked meanwhile.
 type reaper struct {
 	obj   *ebpf.Collection
+	ender *ender
 	maps  *bpf.LBMaps
 	tcp   bool
 	ended *atomic.Uint64
@@ -38,40 +38,46 @@ type reaper struct {
 
 // reaps is an error if this kernel cannot end sockets with their endpoint.
 func reaps() error {
-	obj, err := loadStale(nil)
+	obj, e, err := loadStale(nil)
 	if err == nil {
 		obj.Close()
+		e.close()
 	}
 	return err
 }
 
-// loadStale loads the program that finds stale sockets, with maps of its own or those of a family.
-func loadStale(maps *bpf.LBMaps) (*ebpf.Collection, error) {
+// loadStale loads the program that finds stale sockets, with maps of its own or those of a family,
+// and what ends sockets.
+func loadStale(maps *bpf.LBMaps) (_ *ebpf.Collection, _ *ender, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("sockets whose endpoint is gone do not end, and their programs send to it until they "+
+				"connect again: %w", err)
+		}
+	}()
 	shared := map[string]*ebpf.Map{}
 	if maps != nil {
 		shared["backends"] = maps.Backends
 	}
-	obj, err := loadIterator("find_stale", shared)
-	if err == nil {
-		if err = sockets.CanDestroy(context.Background()); err != nil {
-			obj.Close()
-		}
-	}
+	obj, err := loadIterator(shared, "find_stale")
 	if err != nil {
-		return nil, fmt.Errorf("sockets whose endpoint is gone do not end, and their programs send to it until they "+
-			"connect again: %w", err)
+		return nil, nil, err
 	}
-	return obj, nil
+	e, err := newEnder()
+	if err != nil {
+		obj.Close()
+	}
+	return obj, e, err
 }
 
 // newReaper starts a reaper for the maps of a family.
 func newReaper(maps *bpf.LBMaps, tcp bool, ended *atomic.Uint64, log *slog.Logger) (*reaper, error) {
-	obj, err := loadStale(maps)
+	obj, e, err := loadStale(maps)
 	if err != nil {
 		return nil, err
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	r := &reaper{obj: obj, maps: maps, tcp: tcp, ended: ended, log: log, asked: make(chan struct{}, 1), stop: stop}
+	r := &reaper{obj: obj, ender: e, maps: maps, tcp: tcp, ended: ended, log: log, asked: make(chan struct{}, 1), stop: stop}
 	r.done.Go(func() { r.run(ctx) })
 	return r, nil
 }
@@ -94,6 +100,7 @@ func (r *reaper) close() {
 	r.stop()
 	r.done.Wait()
 	r.obj.Close()
+	r.ender.close()
 }
 
 func (r *reaper) run(ctx context.Context) {
@@ -119,30 +126,12 @@ func (r *reaper) pass(ctx context.Context) error {
 	if found, err = r.unserved(found); err != nil {
 		return err
 	}
-	ended, err := destroy(ctx, found)
+	ended, err := r.ender.destroy(ctx, found)
 	r.ended.Add(uint64(ended))
 	if ended > 0 {
 		r.log.Info("Ended sockets whose endpoint is gone", "sockets", ended)
 	}
 	return err
-}
-
-// destroy ends sockets, each in its network namespace, and returns how many it ended.
-func destroy(ctx context.Context, found []bpf.StaleStale) (ended int, err error) {
-	byNamespace := map[uint32][]sockets.Connected{}
-	for _, s := range found {
-		byNamespace[s.Netns] = append(byNamespace[s.Netns], connectedOf(s))
-	}
-	left, err := inNamespaces(byNamespace, inodeOf, func(all []sockets.Connected) error {
-		n, err := sockets.Destroy(ctx, all)
-		ended += n
-		return err
-	})
-	if left > 0 {
-		err = errors.Join(err, fmt.Errorf("%d network namespaces have no file in /run/netns or /proc "+
-			"(in a container, set hostPID or mount the host's /run/netns)", left))
-	}
-	return ended, err
 }
 
 // find lists the sockets whose backend is not in the tables.
@@ -178,7 +167,7 @@ func (r *reaper) unserved(found []bpf.StaleStale) ([]bpf.StaleStale, error) {
 
 func connectedOf(s bpf.StaleStale) sockets.Connected {
 	return sockets.Connected{
-		Family: uint8(s.Family), Proto: lb.Proto(s.Proto), From: placeOf(s.Src, s.SrcPort),
+		Cookie: s.Cookie, Family: uint8(s.Family), Proto: lb.Proto(s.Proto), From: placeOf(s.Src, s.SrcPort),
 		To: placeOf(s.Dst, s.DstPort),
 	}
 }

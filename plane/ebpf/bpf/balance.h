@@ -326,9 +326,10 @@ __inline __u32 of_class(const struct front *to, __u32 client, struct frontend *f
 }
 
 /* lookup finds the set of backends for the client of ctx; 0 if the packet path serves it, and REFUSED if the
- * call fails. */
+ * call fails. connect() of UDP sends nothing, so it does not fail: the socket may send when there are backends. */
 #define REFUSED 0xffffffff
-__inline __u32 lookup(struct bpf_sock_addr *ctx, const struct settings *cfg, const struct front *to, struct frontend *fe)
+__inline __u32 lookup(struct bpf_sock_addr *ctx, const struct settings *cfg, const struct front *to, struct frontend *fe,
+		      int sends)
 {
 	__u64 netns = bpf_get_netns_cookie(ctx);
 	__u32 refuses = NO, set;
@@ -336,6 +337,8 @@ __inline __u32 lookup(struct bpf_sock_addr *ctx, const struct settings *cfg, con
 	if (is_bound(ctx) || is_kernels(ctx->sk))
 		return 0;
 	set = of_class(to, class(cfg, netns), fe, &refuses);
+	if (refuses == REJECTS && to->proto == IPPROTO_UDP && !sends)
+		return 0;
 	if (refuses)
 		refuse(to, netns, refuses);
 	if (refuses != REJECTS || !has_retval || !balances(cfg))
@@ -396,6 +399,14 @@ __inline int is_from(const struct peer *p, const struct front *from)
 	return p->backend && p->backend_port == from->port && same(p->backend_addr, from->addr);
 }
 
+/* serves reports whether the frontend still has the backend of a peer. */
+__inline int serves(const struct peer *p)
+{
+	struct backend b;
+
+	return find_backend(p->set, p->backend, &b) && is_at(p, &b);
+}
+
 /* peer_of returns what the socket is connected to, or 0. No hook sees a UDP socket disconnect. */
 __inline struct peer *peer_of(struct bpf_sock *sk)
 {
@@ -407,33 +418,43 @@ __inline struct peer *peer_of(struct bpf_sock *sk)
 	return p && p->backend ? p : 0;
 }
 
+/* peer_at returns the destination to which a socket sent what a backend's address answers, or 0. */
+__inline struct peer *peer_at(struct bpf_sock *sk, const struct front *at)
+{
+	struct peer *p = peer_of(sk);
+	struct flows *f;
+
+	if (p && is_from(p, at))
+		return p;
+	f = bpf_sk_storage_get(&flows, sk, 0, 0);
+	if (!f)
+		return 0;
+#pragma unroll
+	for (int i = 0; i < FLOWS; i++)
+		if (is_from(&f->peer[i], at))
+			return &f->peer[i];
+	return 0;
+}
+
+/* end_flows forgets the flows of a socket to a backend that it sends or connects to itself. */
+__inline void end_flows(struct bpf_sock *sk, const struct front *to)
+{
+	struct flows *f = bpf_sk_storage_get(&flows, sk, 0, 0);
+
+	if (!f)
+		return;
+#pragma unroll
+	for (int i = 0; i < FLOWS; i++)
+		if (is_from(&f->peer[i], to))
+			f->peer[i].backend = 0;
+}
+
 /* undo makes an address the one that the socket sent to. */
 __inline int undo(struct front *from, const struct peer *p)
 {
 	copy(from->addr, p->addr);
 	from->port = p->port;
 	return 1;
-}
-
-/* answer replaces a backend's address by the one that the socket sent to. It reports whether it did. */
-__inline int answer(struct bpf_sock_addr *ctx, struct front *from)
-{
-	struct peer *p;
-	struct flows *f;
-
-	if (!ctx->sk)
-		return 0;
-	p = peer_of(ctx->sk);
-	if (p && is_from(p, from))
-		return undo(from, p);
-	f = bpf_sk_storage_get(&flows, ctx->sk, 0, 0);
-	if (!f)
-		return 0;
-#pragma unroll
-	for (int i = 0; i < FLOWS; i++)
-		if (is_from(&f->peer[i], from))
-			return undo(from, &f->peer[i]);
-	return 0;
 }
 
 /* HOOKS defines the programs of a hook for the sockets of IPv4 and of IPv6. act returns 1 if it has

@@ -15,14 +15,18 @@ __inline int flow_to(struct bpf_sock_addr *ctx, struct front *to)
 	if (!cfg || !ctx->sk)
 		return 0;
 	p = peer_of(ctx->sk);
-	if (p && is_to(p, to)) {
+	if (p && is_to(p, to) && serves(p)) {
 		copy(to->addr, p->backend_addr);
 		to->port = p->backend_port;
 		return 1;
 	}
-	set = lookup(ctx, cfg, to, &fe);
-	if (!set || set == REFUSED)
-		return set ? -1 : 0;
+	set = lookup(ctx, cfg, to, &fe, 1);
+	if (set == REFUSED)
+		return -1;
+	if (!set) {
+		end_flows(ctx->sk, to);
+		return 0;
+	}
 	f = bpf_sk_storage_get(&flows, ctx->sk, 0, 0);
 	if (!f && balances(cfg))
 		f = keep(&flows, ctx, cfg);
@@ -56,4 +60,18 @@ __inline int flow_to(struct bpf_sock_addr *ctx, struct front *to)
 	return 1;
 }
 
-HOOKS(sendmsg, flow_to)
+/* A control message may give a datagram another source than its socket has. */
+__inline int flow_to4(struct bpf_sock_addr *ctx, struct front *to)
+{
+	return is_loopback((addr_t){0, 0, MAPPED, ctx->msg_src_ip4}) ? 0 : flow_to(ctx, to);
+}
+
+__inline int flow_to6(struct bpf_sock_addr *ctx, struct front *to)
+{
+	addr_t src = {ctx->msg_src_ip6[0], ctx->msg_src_ip6[1], ctx->msg_src_ip6[2], ctx->msg_src_ip6[3]};
+
+	return is_loopback(src) ? 0 : flow_to(ctx, to);
+}
+
+HOOK(sendmsg, 4, flow_to4)
+HOOK(sendmsg, 6, flow_to6)

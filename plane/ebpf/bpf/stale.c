@@ -11,6 +11,16 @@ struct seq_file;
 struct bpf_iter_meta { struct seq_file *seq; };
 #pragma clang attribute pop
 
+struct bpf_iter__udp {
+	struct bpf_iter_meta *meta;
+	struct udp_sock *udp_sk;
+};
+
+struct bpf_iter__tcp {
+	struct bpf_iter_meta *meta;
+	struct sock_common *sk_common;
+};
+
 struct bpf_iter__bpf_sk_storage_map {
 	struct bpf_iter_meta *meta;
 	struct bpf_map *map;
@@ -29,6 +39,7 @@ struct stale {
 	__u16 proto;
 	__u32 netns; /* inode */
 	__u32 state; /* BPF_TCP_* */
+	__u64 cookie;
 };
 KEEP(stale)
 
@@ -42,6 +53,7 @@ __inline void list(struct bpf_iter__bpf_sk_storage_map *ctx, struct sock *sk, st
 	s.family = sk->__sk_common.skc_family;
 	s.proto = sk->sk_protocol;
 	s.netns = sk->__sk_common.skc_net.net->ns.inum;
+	s.cookie = sk->__sk_common.skc_cookie.counter;
 	s.src_port = bpf_htons(sk->__sk_common.skc_num);
 	s.dst_port = sk->__sk_common.skc_dport;
 	if (s.family == 2 /* AF_INET */) {
@@ -100,6 +112,36 @@ int find_kept(struct bpf_iter__bpf_sk_storage_map *ctx)
 		netns = ((struct net___5_11 *)net)->net_cookie.counter;
 	bpf_seq_write(ctx->meta->seq, &netns, sizeof(netns));
 	return 0;
+}
+
+/* The cookies of the sockets that shall end. */
+MAP(ending, HASH, BPF_F_NO_PREALLOC, 4096, __u64, __u32);
+
+/* From Linux 6.5 on programs end sockets. */
+extern int bpf_sock_destroy(struct sock_common *sk) __ksym;
+
+__inline int end(struct bpf_iter_meta *meta, struct sock_common *sk)
+{
+	__u64 cookie;
+
+	if (!sk)
+		return 0;
+	cookie = sk->skc_cookie.counter;
+	if (bpf_map_lookup_elem(&ending, &cookie) && !bpf_sock_destroy(sk))
+		bpf_seq_write(meta->seq, &cookie, sizeof(cookie));
+	return 0;
+}
+
+SEC("iter/udp")
+int end_udp(struct bpf_iter__udp *ctx)
+{
+	return end(ctx->meta, (struct sock_common *)ctx->udp_sk);
+}
+
+SEC("iter/tcp")
+int end_tcp(struct bpf_iter__tcp *ctx)
+{
+	return end(ctx->meta, ctx->sk_common);
 }
 
 /* Helpers of iterators ask for the GPL; this file may be used under it too. */

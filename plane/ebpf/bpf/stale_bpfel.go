@@ -64,6 +64,8 @@ type StaleStale struct {
 	Proto   uint16
 	Netns   uint32
 	State   uint32
+	_       [4]byte
+	Cookie  uint64
 }
 
 type StaleUsage struct {
@@ -114,6 +116,8 @@ type StaleSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type StaleProgramSpecs struct {
+	EndTcp    *ebpf.ProgramSpec `ebpf:"end_tcp"`
+	EndUdp    *ebpf.ProgramSpec `ebpf:"end_udp"`
 	FindKept  *ebpf.ProgramSpec `ebpf:"find_kept"`
 	FindStale *ebpf.ProgramSpec `ebpf:"find_stale"`
 	FindTcp   *ebpf.ProgramSpec `ebpf:"find_tcp"`
@@ -129,6 +133,7 @@ type StaleMapSpecs struct {
 	Config        *ebpf.MapSpec `ebpf:"config"`
 	Connected     *ebpf.MapSpec `ebpf:"connected"`
 	Counters      *ebpf.MapSpec `ebpf:"counters"`
+	Ending        *ebpf.MapSpec `ebpf:"ending"`
 	ExemptCgroups *ebpf.MapSpec `ebpf:"exempt_cgroups"`
 	ExemptNetns   *ebpf.MapSpec `ebpf:"exempt_netns"`
 	Flows         *ebpf.MapSpec `ebpf:"flows"`
@@ -190,6 +195,7 @@ type StaleMaps struct {
 	Config        *ebpf.Map `ebpf:"config"`
 	Connected     *ebpf.Map `ebpf:"connected"`
 	Counters      *ebpf.Map `ebpf:"counters"`
+	Ending        *ebpf.Map `ebpf:"ending"`
 	ExemptCgroups *ebpf.Map `ebpf:"exempt_cgroups"`
 	ExemptNetns   *ebpf.Map `ebpf:"exempt_netns"`
 	Flows         *ebpf.Map `ebpf:"flows"`
@@ -211,6 +217,7 @@ func (m *StaleMaps) Close() error {
 		m.Config,
 		m.Connected,
 		m.Counters,
+		m.Ending,
 		m.ExemptCgroups,
 		m.ExemptNetns,
 		m.Flows,
@@ -251,6 +258,8 @@ type StaleVariables struct {
 //
 // It can be passed to LoadStaleObjects or ebpf.CollectionSpec.LoadAndAssign.
 type StalePrograms struct {
+	EndTcp    *ebpf.Program `ebpf:"end_tcp"`
+	EndUdp    *ebpf.Program `ebpf:"end_udp"`
 	FindKept  *ebpf.Program `ebpf:"find_kept"`
 	FindStale *ebpf.Program `ebpf:"find_stale"`
 	FindTcp   *ebpf.Program `ebpf:"find_tcp"`
@@ -258,6 +267,8 @@ type StalePrograms struct {
 
 func (p *StalePrograms) Close() error {
 	return _StaleClose(
+		p.EndTcp,
+		p.EndUdp,
 		p.FindKept,
 		p.FindStale,
 		p.FindTcp,
