@@ -463,21 +463,28 @@ func TestChartSnapshot(t *testing.T) {
 }
 
 // In mode ebpf the container has the node's BPF file system, cgroups and network namespaces, and
-// the rights to load programs; in no other mode it has any of these.
+// the rights to load programs; in no other mode it has any of these. There the init container has
+// what it needs to remove programs (EB-31).
 func TestChartEBPF(t *testing.T) {
 	own := map[string]string{"bpffs": "/sys/fs/bpf", "cgroup": "/sys/fs/cgroup", "netns": "/run/netns"}
 	rights := []corev1.Capability{"NET_ADMIN", "BPF", "PERFMON", "SYS_ADMIN", "SYS_RESOURCE"}
 	for mode, wanted := range map[string]bool{"ebpf": true, "nftables": false} {
 		objects := render(t, parse(t, "apiServer: {host: a}\nconfig: {mode: "+mode+"}"))
 		pod := daemonSet(t, objects, "kube-proxy").Spec.Template.Spec
-		mounted := map[string]bool{}
+		mounted, init := map[string]bool{}, map[string]bool{}
 		for _, m := range pod.Containers[0].VolumeMounts {
 			mounted[m.Name] = true
 		}
+		for _, m := range pod.InitContainers[0].VolumeMounts {
+			init[m.Name] = true
+		}
 		for _, v := range pod.Volumes {
-			if path, is := own[v.Name]; is && (v.HostPath.Path != path || !mounted[v.Name]) {
-				t.Errorf("mode %s: volume %s is %s, mounted: %v", mode, v.Name, v.HostPath.Path, mounted[v.Name])
+			if path, is := own[v.Name]; is && (v.HostPath.Path != path || !init[v.Name]) {
+				t.Errorf("mode %s: volume %s is %s, mounted: %v", mode, v.Name, v.HostPath.Path, init[v.Name])
 			}
+		}
+		if !init["bpffs"] || !init["cgroup"] {
+			t.Errorf("mode %s: the init container has the mounts %v", mode, init)
 		}
 		has := pod.Containers[0].SecurityContext.Capabilities.Add
 		if mounted["bpffs"] != wanted || mounted["cgroup"] != wanted || mounted["netns"] != wanted ||

@@ -114,18 +114,23 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - name: xtables-lock
   mountPath: /run/xtables.lock
 {{- if eq (get .Values.config "mode" | default "") "ebpf" }}
-{{- $ebpf := get .Values.config "ebpf" | default dict }}
-- name: bpffs
-  mountPath: {{ get $ebpf "bpffs" | default "/sys/fs/bpf" | quote }}
-- name: cgroup
-  mountPath: {{ get $ebpf "cgroup" | default "/run/cgroup" | quote }}
-  readOnly: true
+{{ include "kube-proxy.programs" . }}
 # To end sockets of pods whose endpoint is gone.
 - name: netns
   mountPath: /run/netns
   mountPropagation: HostToContainer
   readOnly: true
 {{- end }}
+{{- end }}
+
+{{- /* Where eBPF programs are pinned and attached. */ -}}
+{{- define "kube-proxy.programs" -}}
+{{- $ebpf := get .Values.config "ebpf" | default dict -}}
+- name: bpffs
+  mountPath: {{ get $ebpf "bpffs" | default "/sys/fs/bpf" | quote }}
+- name: cgroup
+  mountPath: {{ get $ebpf "cgroup" | default "/run/cgroup" | quote }}
+  readOnly: true
 {{- end }}
 
 {{- /* Checks beyond the schema. */ -}}

@@ -29,6 +29,13 @@ import (
 // old objects.
 func install(t *testing.T, old []*unstructured.Unstructured, more string) []*unstructured.Unstructured {
 	t.Helper()
+	return installWith(t, old, more, func([]*unstructured.Unstructured) error { return nil })
+}
+
+// installWith changes the objects before it applies them.
+func installWith(t *testing.T, old []*unstructured.Unstructured, more string,
+	change func([]*unstructured.Unstructured) error) []*unstructured.Unstructured {
+	t.Helper()
 	values,
 		err := helmchart.Parse(fmt.Sprintf("apiServer: {host: %s, port: %d}\nimage: {repository: %s, pullPolicy: "+
 		"Never, %s", testbed.APIAddr, testbed.APIPort, image, more))
@@ -36,6 +43,7 @@ func install(t *testing.T, old []*unstructured.Unstructured, more string) []*uns
 	objects, _, err := helmchart.Render(helmchart.Release{Name: "kube-proxy", Namespace: metav1.NamespaceSystem,
 		Kubernetes: "v1.36.3"}, values)
 	must(t, err)
+	must(t, change(objects))
 	apply(t, old, objects)
 	return objects
 }

@@ -24,10 +24,11 @@ type Node struct {
 
 // machine is the script of the first process of the node. Settings that a kubelet makes for the
 // whole machine appear to be made: it has a copy of this machine's sysctls, which no namespace
-// divides. Sockets, logs and locks belong to the node.
+// divides. Sockets, logs, locks and pinned eBPF programs belong to the node.
 const machine = `
 mount -t tmpfs tmpfs /run
 mount -t tmpfs tmpfs /var/log
+mount -t bpf bpf /sys/fs/bpf
 mapfile -t hierarchies < <(awk '$3 ~ /^cgroup2?$/ {print $2}' /proc/self/mounts)
 for sysctl in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/panic_on_oops=1 \
 	kernel/keys/root_maxkeys=1000000 kernel/keys/root_maxbytes=25000000; do

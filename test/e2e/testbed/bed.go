@@ -111,7 +111,7 @@ func (b *Bed) start(ctx context.Context) (err error) {
 	if b.Dir, err = controlplane.MakeDir("kube-proxy-e2e-"); err != nil {
 		return err
 	}
-	if b.Lab, err = netlab.New(netlab.Options{Name: "e2e"}); err != nil {
+	if b.Lab, err = netlab.New(netlab.Options{Name: "e2e", Cgroup: b.options.Pods}); err != nil {
 		return err
 	}
 	if err := b.addAPIHost(); err != nil {
