@@ -18,6 +18,8 @@ import (
 // retransmissions of a client's first packet would go to the same endpoint. Its methods are safe
 // for concurrent use; one runs at a time.
 type Rescuer struct {
+	family lb.Family
+
 	mu    sync.Mutex
 	table *table
 	// next is when the table may be listed again. A pass costs as much as the table is long, so
@@ -32,7 +34,7 @@ func NewRescuer(family lb.Family) (*Rescuer, error) {
 		return nil, fmt.Errorf("open the conntrack table for %v: %w", family, err)
 	}
 	t.by = conntrack.ByNoReply
-	return &Rescuer{table: t}, nil
+	return &Rescuer{family: family, table: t}, nil
 }
 
 // Close closes the table.
@@ -53,7 +55,7 @@ func (r *Rescuer) Rescue(ctx context.Context, endpoints []failover.Endpoint) (de
 	start := time.Now()
 	defer func() { r.next = time.Now().Add(pauseFactor * time.Since(start)) }()
 	var failures []error
-	for proto, there := range byProto(endpoints) {
+	for proto, there := range r.byProto(endpoints) {
 		did, err := r.table.forget(ctx, proto, func(f flow) (lb.Key, bool) {
 			return lb.Key{}, !f.replied && !f.untranslated() && there[f.from]
 		}, func(_ lb.Key, err error) { failures = append(failures, err) })
@@ -70,7 +72,7 @@ type Connection struct {
 
 // Established calls each for the established TCP connections to the endpoints.
 func (r *Rescuer) Established(ctx context.Context, endpoints []failover.Endpoint, each func(Connection)) error {
-	there := byProto(endpoints)[lb.TCP]
+	there := r.byProto(endpoints)[lb.TCP]
 	if len(there) == 0 {
 		return nil
 	}
@@ -84,9 +86,13 @@ func (r *Rescuer) Established(ctx context.Context, endpoints []failover.Endpoint
 	})
 }
 
-func byProto(endpoints []failover.Endpoint) map[lb.Proto]map[netip.AddrPort]bool {
+// byProto returns the endpoints of the family.
+func (r *Rescuer) byProto(endpoints []failover.Endpoint) map[lb.Proto]map[netip.AddrPort]bool {
 	all := map[lb.Proto]map[netip.AddrPort]bool{}
 	for _, e := range endpoints {
+		if lb.FamilyOf(e.Addr.Addr()) != r.family {
+			continue
+		}
 		if all[e.Proto] == nil {
 			all[e.Proto] = map[netip.AddrPort]bool{}
 		}
