@@ -126,6 +126,8 @@ type Facts struct {
 	APIServers []netip.AddrPort
 	// Own are this machine's addresses, those of its interfaces and of the Node object, sorted.
 	Own []netip.Addr
+	// Unreachable is what this node does not reach.
+	Unreachable Unreachable
 }
 
 // Store folds events into the current state. It is safe for concurrent use. Make one with
@@ -137,6 +139,7 @@ type Store struct {
 	cidrs    map[string]*ServiceCIDR
 	facts    Facts
 	changes  Changes
+	index    index
 
 	reached []netip.AddrPort // by APIServerAt
 	held    []netip.Addr     // by NodeHolds
@@ -409,7 +412,9 @@ func (ev SliceSet) foldInto(s *Store, d *Dirty) {
 	}
 	e := s.entry(ev.Slice.Service)
 	at := len(e.slices)
+	s.index.add(e, ev.Slice)
 	if was != nil {
+		s.index.remove(e, was)
 		at = s.slices[was.Name].at
 		e.slices[at] = ev.Slice
 	} else {
@@ -443,6 +448,7 @@ func (ev SliceGone) foldInto(s *Store, d *Dirty) {
 	}
 	delete(s.slices, ev.Name)
 	e := s.services[was.Service]
+	s.index.remove(e, was.Slice)
 	last := len(e.slices) - 1
 	if moved := e.slices[last]; was.at != last { // the last takes its place
 		e.slices[was.at] = moved

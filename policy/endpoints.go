@@ -22,10 +22,9 @@ func (r *resolver) sets(p *cluster.ServicePort) sets {
 	out := sets{service: r.portName(p)}
 	var buf [2]portGroup
 	groups := r.groupsOf(buf[:0], p)
-	known := knownOf(groups)
-	out.cluster = r.newSet(out.service, p, lb.Cluster, groups, chooseCluster(known))
+	out.cluster = r.newSet(out.service, p, lb.Cluster, groups, chooseCluster(groups))
 	if r.svc.InternalPolicy == cluster.PolicyLocal || r.svc.ExternalPolicy == cluster.PolicyLocal {
-		out.local = r.newSet(out.service, p, lb.Local, groups, chooseLocal(known))
+		out.local = r.newSet(out.service, p, lb.Local, groups, chooseLocal(groups))
 	}
 	if p.Protocol != cluster.TCP {
 		// Flows may stay with any candidate, whatever traffic policy and topology select, even if
@@ -67,6 +66,7 @@ type candidate struct {
 	ready    bool // one of its entries is ready
 	draining bool // one is terminating and still serves
 	hints    hints
+	avoided  avoidance // of all usable entries
 }
 
 // usable reports whether new connections may go to the candidate. Otherwise it only keeps its
@@ -79,10 +79,11 @@ func (c *candidate) usable() bool { return c.ready || c.draining }
 // Entries for the same address are merged across slices (SV-32): one that is on this node or ready
 // is enough, and hints of the ready ones add up.
 type group struct {
-	from, to int // the candidates in resolver.candidates, sorted by address
-	known
-	chosen []chosen
-	first  [1]chosen // room for chosen; most groups need no more
+	from, to   int   // the candidates in resolver.candidates, sorted by address
+	known      known // without the avoided candidates
+	everything known
+	chosen     []chosen
+	first      [1]chosen // room for chosen; most groups need no more
 }
 
 // chosen holds the endpoints of a group that a choice takes.
@@ -110,56 +111,65 @@ func (r *resolver) groupsOf(groups []portGroup, p *cluster.ServicePort) []portGr
 		for n < len(served) && served[n].port == served[0].port {
 			n++
 		}
-		groups = append(groups, portGroup{served[0].port, r.group(served[:n])})
+		groups = append(groups, portGroup{served[0].port, r.group(served[:n], p.Protocol)})
 		served = served[n:]
 	}
 	return groups
 }
 
 // group returns the group of these slices.
-func (r *resolver) group(of []servedPort) *group {
+func (r *resolver) group(of []servedPort, proto cluster.Protocol) *group {
 	if len(r.svc.Ports) == 1 {
-		return r.newGroup(of)
+		return r.newGroup(of, proto)
 	}
 	var buf [64]byte
 	key := buf[:0]
 	for _, s := range of {
 		key = binary.NativeEndian.AppendUint32(key, uint32(s.slice))
 	}
+	key = r.fingerprint(key, of, proto)
 	g := r.groups[string(key)]
 	if g == nil {
 		if r.groups == nil {
 			r.groups = map[string]*group{}
 		}
-		g = r.newGroup(of)
+		g = r.newGroup(of, proto)
 		r.groups[string(key)] = g
 	}
 	return g
 }
 
-func (r *resolver) newGroup(of []servedPort) *group {
+func (r *resolver) newGroup(of []servedPort, proto cluster.Protocol) *group {
 	from, n := len(r.candidates), 0
 	for _, s := range of {
 		n += r.view.Slices[s.slice].Endpoints.Len()
 	}
 	r.candidates = slices.Grow(r.candidates, n)
 	for _, s := range of {
-		r.appendSlice(r.view.Slices[s.slice])
+		r.appendSlice(r.view.Slices[s.slice], s.port, proto)
 	}
 	all := r.candidates[from:]
 	slices.SortFunc(all, func(a, b candidate) int { return a.addr.Compare(b.addr) })
 	r.candidates = r.candidates[:from+len(mergeCopies(all))]
-	g := &group{from: from, to: len(r.candidates), known: noneKnown}
+	g := &group{from: from, to: len(r.candidates), known: noneKnown, everything: noneKnown}
 	g.chosen = g.first[:0]
+	if !r.view.Node.Unreachable.IsZero() {
+		keepHalf(r.in(g))
+	}
 	for i := range r.in(g) {
-		g.see(&r.in(g)[i])
+		c := &r.in(g)[i]
+		g.everything.see(c)
+		if c.avoided == reached {
+			g.known.see(c)
+		}
 	}
 	return g
 }
 
 // appendSlice appends the candidates of one slice.
-func (r *resolver) appendSlice(sl *cluster.Slice) {
+func (r *resolver) appendSlice(sl *cluster.Slice, port uint16, proto cluster.Protocol) {
 	facts := &r.view.Node
+	avoids := !facts.Unreachable.IsZero()
 	for i := range sl.Endpoints.Len() {
 		e := sl.Endpoints.At(i)
 		if !r.counts(&e) {
@@ -171,6 +181,9 @@ func (r *resolver) appendSlice(sl *cluster.Slice) {
 		}
 		if c.usable() {
 			c.local, c.unplaced = e.OnNode(facts.NodeName), e.Place().Node == ""
+			if avoids {
+				c.avoided = r.avoidanceOf(&e, port, proto)
+			}
 		}
 		r.candidates = append(r.candidates, c)
 	}
@@ -187,6 +200,12 @@ func mergeCopies(sorted []candidate) []candidate {
 	for _, c := range sorted {
 		if n := len(out); n > 0 && out[n-1].addr == c.addr {
 			last := &out[n-1]
+			switch {
+			case !last.usable():
+				last.avoided = c.avoided
+			case c.usable():
+				last.avoided = min(last.avoided, c.avoided)
+			}
 			last.local, last.unplaced = last.local || c.local, last.unplaced || c.unplaced
 			last.ready = last.ready || c.ready
 			last.draining = last.draining || c.draining
@@ -203,16 +222,23 @@ func (r *resolver) in(g *group) []candidate { return r.candidates[g.from:g.to] }
 
 // known holds properties of all candidates of a port that the choices depend on.
 type known struct {
-	ready, localReady bool  // one is ready; one on this node is
-	every, some       hints // hints of every ready candidate, and hints of at least one
+	ready, localReady       bool  // one is ready; one on this node is
+	draining, localDraining bool  // one terminates and still serves; one on this node does
+	every, some             hints // hints of every ready candidate, and hints of at least one
 }
 
-// knownOf returns the properties of the candidates of the groups.
-func knownOf(groups []portGroup) known {
+// knownOf returns the properties of the candidates of the groups, of all or of those that are not
+// avoided.
+func knownOf(groups []portGroup, avoided bool) known {
 	k := noneKnown
 	for _, g := range groups {
-		k.ready, k.localReady = k.ready || g.ready, k.localReady || g.localReady
-		k.every, k.some = k.every&g.every, k.some|g.some
+		o := &g.known
+		if avoided {
+			o = &g.everything
+		}
+		k.ready, k.localReady = k.ready || o.ready, k.localReady || o.localReady
+		k.draining, k.localDraining = k.draining || o.draining, k.localDraining || o.localDraining
+		k.every, k.some = k.every&o.every, k.some|o.some
 	}
 	return k
 }
@@ -221,6 +247,9 @@ func knownOf(groups []portGroup) known {
 var noneKnown = known{every: hasNodes | hasZones}
 
 func (k *known) see(c *candidate) {
+	if c.draining {
+		k.draining, k.localDraining = true, k.localDraining || c.local
+	}
 	if c.ready {
 		k.ready, k.localReady = true, k.localReady || c.local
 		k.every, k.some = k.every&c.hints, k.some|c.hints
@@ -231,6 +260,7 @@ func (k *known) see(c *candidate) {
 type choice struct {
 	all      bool  // every candidate, whatever is known of it
 	here     bool  // only those on this node
+	avoided  bool  // also avoided ones, because no other is left
 	draining bool  // the terminating ones that still serve, because none is ready
 	hints    hints // only ready ones with all these hints
 }
@@ -240,7 +270,7 @@ func (ch choice) takes(c *candidate) bool {
 	switch {
 	case ch.all:
 		return true
-	case ch.here && !c.local:
+	case ch.here && !c.local, !ch.avoided && c.avoided != reached:
 		return false
 	case ch.draining:
 		return c.draining
@@ -249,12 +279,25 @@ func (ch choice) takes(c *candidate) bool {
 }
 
 // chooseCluster selects the ready endpoints by topology hints, or, if none is ready, the
-// terminating ones that still serve, whatever their hints (SV-36).
-func chooseCluster(k known) choice { return choice{hints: chooseHints(k), draining: !k.ready} }
+// terminating ones that still serve, whatever their hints (SV-36). Avoided endpoints count only if
+// no other is left (FO-06).
+func chooseCluster(groups []portGroup) choice {
+	k, avoided := knownOf(groups, false), false
+	if !k.ready && !k.draining {
+		k, avoided = knownOf(groups, true), true
+	}
+	return choice{hints: chooseHints(k), draining: !k.ready, avoided: avoided}
+}
 
 // chooseLocal selects the ready endpoints on this node, or, without any, the terminating ones on
-// this node that still serve (SV-37).
-func chooseLocal(k known) choice { return choice{here: true, draining: !k.localReady} }
+// this node that still serve (SV-37). Avoided endpoints count only if no other is left there.
+func chooseLocal(groups []portGroup) choice {
+	k, avoided := knownOf(groups, false), false
+	if !k.localReady && !k.localDraining {
+		k, avoided = knownOf(groups, true), true
+	}
+	return choice{here: true, draining: !k.localReady, avoided: avoided}
+}
 
 // chosen returns the endpoints of a group that the choice takes, always the same list.
 func (r *resolver) chosen(g *group, ch choice) lb.Endpoints {

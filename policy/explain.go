@@ -79,6 +79,9 @@ type ExplainedEndpoint struct {
 	Terminating bool `json:"terminating,omitempty"`
 	// Entries is the number of slice entries that name it.
 	Entries int `json:"entries"`
+	// Unreachable is the reason why this node does not reach it, in a few words; "" if nothing is
+	// known against it. Such an endpoint is avoided unless no other is left.
+	Unreachable string `json:"unreachable,omitempty"`
 	// InCluster and InLocal report whether it is in the set of all endpoints, or in this node's,
 	// and frontends use that set.
 	InCluster bool `json:"inCluster"`
@@ -202,8 +205,9 @@ func (e *explainer) port(p *cluster.ServicePort) ExplainedPort {
 		x.Cluster = x.Cluster || policy == cluster.PolicyCluster || f.Kind != lb.ClusterIP // the short circuit of SV-53
 	}
 	groups := e.groupsOf(nil, p)
-	known := knownOf(groups)
-	c := portExplainer{e, &x, groups, known, chooseCluster(known), chooseLocal(known)}
+	c := portExplainer{explainer: e, port: &x, groups: groups, cluster: chooseCluster(groups),
+		local: chooseLocal(groups)}
+	c.known = knownOf(groups, c.cluster.avoided)
 	c.endpoints(p)
 	c.why(p)
 	return x
@@ -347,11 +351,16 @@ func (e *ExplainedEndpoint) out(p *ExplainedPort, why string) {
 
 // judge records the sets of a candidate.
 func (c *portExplainer) judge(e *ExplainedEndpoint, is *candidate) {
+	if is.avoided != reached {
+		e.Unreachable = is.avoided.String()
+	}
 	e.InCluster, e.InLocal = c.port.Cluster && c.cluster.takes(is), c.port.Local && c.local.takes(is)
 	if c.port.Cluster && !e.InCluster {
 		switch {
 		case !is.usable():
 			e.WhyNotCluster = flowsOnly
+		case !c.cluster.avoided && is.avoided != reached:
+			e.WhyNotCluster = is.avoided.String()
 		case !is.ready:
 			e.WhyNotCluster = "terminating, while others are ready"
 		case c.cluster.hints == thisNode:
@@ -364,6 +373,8 @@ func (c *portExplainer) judge(e *ExplainedEndpoint, is *candidate) {
 		switch {
 		case !is.usable():
 			e.WhyNotLocal = flowsOnly
+		case is.local && !c.local.avoided && is.avoided != reached:
+			e.WhyNotLocal = is.avoided.String()
 		case is.local:
 			e.WhyNotLocal = "terminating, while others on this node are ready"
 		case e.Node == "":

@@ -23,19 +23,27 @@ func (r *resolver) healthCheck() {
 // readyHere counts the addresses at which a port of the Service is served on this node. It does not
 // count an endpoint that terminates, even if that still serves because there is no better one
 // (SV-37), or is ready because the Service publishes endpoints that are not. So load balancers
-// switch to other nodes while the last connections are served (HT-13).
+// switch to other nodes while the last connections are served (HT-13). An avoided endpoint counts
+// only if no other is left (FO-06).
 func (r *resolver) readyHere() int {
 	var buf [16]netip.Addr
-	addrs := buf[:0]
+	addrs, avoided := buf[:0], []netip.Addr(nil)
 	for _, sl := range r.view.Slices {
 		if !r.settings.searched(sl) || !slices.ContainsFunc(sl.Ports, r.isServed) {
 			continue
 		}
 		for e := range sl.Endpoints.All() {
 			if e.Ready && !e.Terminating && e.OnNode(r.view.Node.NodeName) && r.settings.serves(e.Addr, asEndpoint) {
-				addrs = append(addrs, e.Addr)
+				if r.avoidsAll(&e, sl) {
+					avoided = append(avoided, e.Addr)
+				} else {
+					addrs = append(addrs, e.Addr)
+				}
 			}
 		}
+	}
+	if len(addrs) == 0 {
+		addrs = avoided
 	}
 	slices.SortFunc(addrs, netip.Addr.Compare)
 	return len(slices.Compact(addrs))

@@ -39,6 +39,9 @@ func (c *portExplainer) why(p *cluster.ServicePort) {
 		c.say("No endpoint serves it, so connections are rejected, whatever the traffic policy.")
 		return
 	}
+	if c.port.Cluster && c.cluster.avoided || c.port.Local && c.local.avoided && c.hasAny(c.local.takes) {
+		c.say("This node reaches none of its endpoints, so none is avoided.")
+	}
 	if c.port.Cluster && c.cluster.draining {
 		c.say("No endpoint is ready, so terminating endpoints that still serve get the connections.")
 	}
@@ -98,7 +101,7 @@ func (c *portExplainer) tally() string {
 func (c *portExplainer) hints() {
 	ready, chosen := 0, 0
 	c.hasAny(func(x *candidate) bool {
-		if x.ready {
+		if x.ready && (c.cluster.avoided || x.avoided == reached) {
 			ready++
 		}
 		if c.cluster.takes(x) {
