@@ -144,7 +144,10 @@ const imports = `
 
 	# What this node does not reach is decided without I/O; control asks the network, and planes report what clients meet.
 	cluster, lb < failover;
+	failover < failover/probe;
 	cluster, lb, failover < failover/control;
+	# Answers name unreachable endpoints, and probe them on request.
+	failover, failover/probe < debug/inspect;
 	failover < mode, conntrack, plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace;
 	# Conntrack is the same whatever translates, so planes watch unanswered connections in one way, by a table beside their rules.
 	internal/netlink < internal/netlink/nflog;

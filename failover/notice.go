@@ -29,6 +29,14 @@ const (
 	Unreachable
 )
 
+// String returns the kind in lower case.
+func (k Kind) String() string {
+	if k == Unreachable {
+		return "unreachable"
+	}
+	return "retransmission"
+}
+
 // Endpoint is an endpoint of one protocol.
 type Endpoint struct {
 	Addr  netip.AddrPort

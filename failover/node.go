@@ -1,0 +1,511 @@
+package failover
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+)
+
+// node is an inquiry about a node: the ports of its own and some of its endpoints are probed, and
+// others as control. An endpoint whose node is not known has an inquiry of its own, without ports.
+type node struct {
+	name  string
+	asker cluster.Name // the Service on whose behalf
+	last  time.Duration
+
+	looked bool           // the Node object was requested
+	known  bool           // and exists
+	addrs  []netip.Addr   // the node's own
+	pods   []netip.Prefix // of its pods, if it has any
+
+	open     bool // an inquiry is under way, since start
+	begun    bool // its probes are requested
+	start    time.Duration
+	witness  *target // the endpoint that caused it; may be nil
+	members  []*target
+	controls map[*target]string // with their nodes; "" for none
+	misses   int
+
+	works   bool // the last inquiry showed that this node's link works
+	down    bool
+	since   time.Duration
+	whole   bool // down with all its endpoints
+	reach   bool // it answered last
+	upAt    time.Duration
+	flaps   int
+	next    time.Duration // the next probe while down; negative if none
+	earlier time.Duration // no other inquiry before
+}
+
+// ports answer on every node with a kubelet and a proxy, or are refused: both are answers.
+var ports = []uint16{10250, 10256}
+
+// lone is the prefix of the names of inquiries about an endpoint without a node. No node has such a
+// name.
+const lone = "\x00"
+
+// real reports whether the inquiry is about a node.
+func (n *node) real() bool { return !strings.HasPrefix(n.name, lone) && n.name != apiServer }
+
+// apiServer is the name of the API server as a control.
+const apiServer = " API server"
+
+// claims returns the nodes that slices of the Service name for an address, and whether one is this
+// node. The word of another Service's slices has no effect on this Service.
+func (s *State) claims(a netip.Addr, service cluster.Name) (names []string, here bool) {
+	v := s.table.View(service)
+	for _, sl := range v.Slices {
+		for e := range sl.Endpoints.All() {
+			name := e.Place().Node
+			switch {
+			case e.Addr != a || name == "" || slices.Contains(names, name):
+			case e.OnNode(v.Node.NodeName):
+				here = true
+			case len(names) < maxClaims:
+				names = append(names, name)
+			}
+		}
+	}
+	return names, here
+}
+
+// inquireFor begins inquiries about the nodes of a target.
+func (s *State) inquireFor(now time.Duration, t *target) {
+	t.nodes, t.here = nil, false
+	for _, asker := range t.askers {
+		names, here := s.claims(t.at.Addr(), asker)
+		t.here = t.here || here
+		if len(names) == 0 && !here {
+			names = []string{lone + t.at.String()}
+		}
+		for _, name := range names {
+			if !slices.Contains(t.nodes, name) {
+				t.nodes = append(t.nodes, name)
+				s.inquire(now, name, t, asker)
+			}
+		}
+	}
+	s.judge(now, t)
+}
+
+// inquire begins an inquiry about a node, unless one is under way, or has ended just now.
+func (s *State) inquire(now time.Duration, name string, witness *target, asker cluster.Name) {
+	n := s.node(now, name, asker)
+	if n.open || n.down || n.earlier > now {
+		return
+	}
+	n.open, n.begun, n.start, n.witness, n.asker = true, false, now, witness, asker
+	n.members, n.controls = nil, map[*target]string{}
+	if n.real() && !n.known { // a Node that was missing may exist now
+		s.lookUp(n)
+		return
+	}
+	s.begin(now, n)
+}
+
+func (s *State) node(now time.Duration, name string, asker cluster.Name) *node {
+	n := s.nodes[name]
+	if n == nil {
+		n = &node{name: name, asker: asker, next: -1, upAt: -time.Hour}
+		s.nodes[name] = n
+	}
+	n.last = now
+	return n
+}
+
+func (s *State) lookUp(n *node) {
+	if !slices.Contains(s.lookups, n) {
+		s.lookups = append(s.lookups, n)
+	}
+}
+
+// Node takes the answer to a lookup: the internal addresses of the Node and its pod CIDRs; found is
+// false if there is no such Node, or if it cannot be read.
+func (s *State) Node(now time.Duration, name string, addrs []netip.Addr, pods []netip.Prefix, found bool) {
+	n := s.nodes[name]
+	if n == nil {
+		return
+	}
+	n.looked, n.known, n.addrs, n.pods = true, found && len(addrs) > 0, addrs, pods
+	if h := s.share(n.asker.Namespace); found {
+		h.missing, h.lookAfter = 0, now
+	} else { // names that slices make up cost few requests
+		h.missing++
+		h.lookAfter = now + backoff(h.missing-2, s.random())
+	}
+	if n.open && !n.begun {
+		s.begin(now, n)
+	}
+	for _, o := range s.nodes { // it may be the node of a control
+		for _, of := range o.controls {
+			if o.open && of == name {
+				s.controlPorts(now, o, n)
+				break
+			}
+		}
+	}
+}
+
+// begin asks the node's ports, endpoints on it, and controls.
+func (s *State) begin(now time.Duration, n *node) {
+	n.begun = true
+	if n.witness != nil {
+		n.members = append(n.members, n.witness)
+	}
+	if n.real() && n.known {
+		for _, port := range ports {
+			s.askMember(now, n, netip.AddrPortFrom(n.addrs[0], port))
+		}
+		s.askEndpoints(now, n)
+	}
+	s.askControls(now, n)
+	s.conclude(now, n)
+}
+
+// ask has an address probed for an inquiry, unless it was within the last second. It returns nil if
+// the namespace of the asker has no room.
+func (s *State) ask(now time.Duration, at netip.AddrPort, asker cluster.Name) *target {
+	t := s.target(now, at, asker)
+	if t != nil && !t.fresh(now) {
+		s.schedule(t, now, Tries)
+	}
+	return t
+}
+
+// fresh reports whether the last probe ended less than a second before a time, or after it.
+func (t *target) fresh(than time.Duration) bool { return t.done >= 0 && t.done >= than-time.Second }
+
+// pending reports whether a probe is due or under way.
+func (t *target) pending() bool { return t.running || t.due >= 0 }
+
+func (s *State) askMember(now time.Duration, n *node, at netip.AddrPort) {
+	if t := s.ask(now, at, n.asker); t != nil && !slices.Contains(n.members, t) {
+		n.members = append(n.members, t)
+	}
+}
+
+func (s *State) askControl(now time.Duration, n *node, at netip.AddrPort, of string) {
+	if t := s.ask(now, at, n.asker); t != nil {
+		n.controls[t] = of
+	}
+}
+
+// controlPorts asks the ports of another node as controls of n.
+func (s *State) controlPorts(now time.Duration, n, other *node) {
+	if len(other.addrs) > 0 {
+		for _, port := range ports {
+			s.askControl(now, n, netip.AddrPortFrom(other.addrs[0], port), other.name)
+		}
+	}
+}
+
+// maxMembers is the most endpoints of a node that are probed, each of another namespace.
+const maxMembers = 4
+
+// askEndpoints asks endpoints on the node, first those that answered last. An address outside the
+// pod CIDRs of the Node, if it has any, is not believed to be there.
+func (s *State) askEndpoints(now time.Duration, n *node) {
+	best := map[string]netip.AddrPort{}
+	answered := func(at netip.AddrPort) time.Duration {
+		if t := s.targets[at]; t != nil {
+			return t.answered
+		}
+		return -1
+	}
+	for _, name := range s.table.OnNode(n.name, maxServices) {
+		there := s.endpoints(name, func(e *cluster.Endpoint) bool { return e.Place().Node == n.name && n.may(e.Addr) })
+		for at := range there {
+			was, has := best[name.Namespace]
+			if (!has || answered(at) > answered(was)) && s.table.Serves(name, at) {
+				best[name.Namespace] = at
+			}
+		}
+	}
+	if n.witness != nil {
+		delete(best, n.asker.Namespace)
+	}
+	all := make([]netip.AddrPort, 0, len(best))
+	for _, at := range best {
+		all = append(all, at)
+	}
+	slices.SortFunc(all, func(a, b netip.AddrPort) int {
+		return cmp.Or(cmp.Compare(answered(b), answered(a)), a.Compare(b))
+	})
+	for _, at := range all[:min(len(all), maxMembers)] {
+		s.askMember(now, n, at)
+	}
+}
+
+func (n *node) may(a netip.Addr) bool {
+	return len(n.pods) == 0 || slices.ContainsFunc(n.pods, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// endpoints returns the ready TCP endpoints of a Service that is accepts, with their nodes.
+func (s *State) endpoints(name cluster.Name, is func(*cluster.Endpoint) bool) map[netip.AddrPort]string {
+	found := map[netip.AddrPort]string{}
+	for _, sl := range s.table.View(name).Slices {
+		for e := range sl.Endpoints.All() {
+			if !e.Ready || !is(&e) {
+				continue
+			}
+			for _, p := range sl.Ports {
+				if p.Protocol == cluster.TCP && p.Port != 0 {
+					found[netip.AddrPortFrom(e.Addr, p.Port)] = e.Place().Node
+				}
+			}
+		}
+	}
+	return found
+}
+
+// maxControls is the most endpoints on other nodes that are probed at once, as a test of this
+// node's own link.
+const maxControls = 2
+
+// askControls asks endpoints of the same Service on other nodes, and the ports of those nodes;
+// without such endpoints, the API server. Unknown nodes come first: the more nodes are known to
+// answer, the more may be unreachable. It does not ask a node twice.
+func (s *State) askControls(now time.Duration, n *node) {
+	v := s.table.View(n.asker)
+	asked := map[string]bool{}
+	for _, of := range n.controls {
+		asked[of] = true
+	}
+	type candidate struct {
+		at    netip.AddrPort
+		of    string
+		order float64
+	}
+	var all []candidate
+	for at, of := range s.endpoints(n.asker, func(e *cluster.Endpoint) bool {
+		at := e.Place().Node
+		return at != "" && at != n.name && at != v.Node.NodeName && !asked[at] && !s.isDown(at)
+	}) {
+		c := candidate{at, of, s.random()}
+		if o := s.nodes[of]; o != nil && o.reach {
+			c.order++
+		}
+		all = append(all, c)
+	}
+	slices.SortFunc(all, func(a, b candidate) int { return cmp.Compare(a.order, b.order) })
+	more := 0
+	for _, c := range all {
+		if asked[c.of] || more == maxControls || !s.table.Serves(n.asker, c.at) {
+			continue
+		}
+		asked[c.of] = true
+		more++
+		s.askControl(now, n, c.at, c.of)
+		if o := s.node(now, c.of, n.asker); s.portsWork(now) {
+			continue
+		} else if !o.looked {
+			s.lookUp(o)
+		} else {
+			s.controlPorts(now, n, o)
+		}
+	}
+	if len(asked) > 0 {
+		return
+	}
+	for _, at := range v.Node.APIServers {
+		if len(n.controls) < maxControls && !slices.Contains(n.addrs, at.Addr()) {
+			s.askControl(now, n, at, apiServer)
+		}
+	}
+}
+
+// linkCheck is the time after a verdict during which more controls are probed.
+const linkCheck = 10 * time.Second
+
+// widen asks more controls while this node's own link is suspected.
+func (s *State) widen(now time.Duration, n *node) {
+	if !n.down || now > n.since+linkCheck || !s.OwnLink() {
+		return
+	}
+	for t := range n.controls {
+		if t.pending() {
+			return
+		}
+	}
+	s.askControls(now, n)
+}
+
+// maxInquiry is how long an inquiry looks for a control that answers.
+const maxInquiry = 5 * time.Second
+
+// conclude ends an inquiry once its answers are there.
+func (s *State) conclude(now time.Duration, n *node) {
+	if !n.begun || slices.ContainsFunc(n.members, (*target).pending) {
+		return
+	}
+	control, waits := false, false
+	for t := range n.controls {
+		waits = waits || t.pending()
+		control = control || t.fresh(n.start) && t.result.Reached()
+	}
+	if asked := len(n.controls); !control && !waits && now < n.start+maxInquiry {
+		s.askControls(now, n)
+		waits = len(n.controls) > asked
+	}
+	if !control && waits {
+		return
+	}
+	n.open, n.works = false, control
+	n.misses++
+	n.earlier = now + backoff(n.misses-1, s.random())
+	// The ports of the node itself must be silent; an endpoint alone proves nothing about its node.
+	if control && n.known && n.real() && s.portsSilent(n) {
+		s.lost(now, n)
+	}
+	for _, t := range s.targets {
+		if slices.Contains(t.nodes, n.name) {
+			s.judge(now, t)
+		}
+	}
+}
+
+// portsSilent reports whether all ports of the node were probed in this inquiry, without an answer.
+func (s *State) portsSilent(n *node) bool {
+	for _, port := range ports {
+		t := s.targets[netip.AddrPortFrom(n.addrs[0], port)]
+		if t == nil || !t.fresh(n.start) || t.result.Reached() {
+			return false
+		}
+	}
+	return true
+}
+
+// portsWork reports whether a port of a node answered lately.
+func (s *State) portsWork(now time.Duration) bool {
+	return s.portsAnswered >= 0 && now-s.portsAnswered < memory
+}
+
+// portOf records that probes of ports of nodes work in this cluster.
+func (s *State) portOf(now time.Duration, t *target) {
+	if !slices.Contains(ports, t.at.Port()) {
+		return
+	}
+	for _, n := range s.nodes {
+		if slices.Contains(n.addrs, t.at.Addr()) {
+			s.portsAnswered = now
+		}
+	}
+	for _, n := range s.nodes {
+		if n.down && !n.whole && s.portsAnswered == now {
+			n.whole, s.changed = true, true
+		}
+	}
+}
+
+// reached records that a node answered: by a port of its own, or by an endpoint on it.
+func (s *State) reached(now time.Duration, n *node) {
+	if !n.reach {
+		n.reach, s.changed = true, true
+	}
+	n.open, n.works, n.misses, n.next = false, true, 0, -1
+	returned := n.down
+	if returned {
+		n.down, n.upAt, s.changed = false, now, true
+		s.up = append(s.up, n.name)
+	}
+	for _, t := range s.targets {
+		if !slices.Contains(t.nodes, n.name) {
+			continue
+		}
+		if returned && t.result == Silent && !t.running { // the dead node explained it
+			t.result, t.misses, t.alone = Unknown, 0, t.alone && t.since < n.since
+		}
+		if t.alone && !t.pending() {
+			s.again(now, t)
+		}
+		s.judge(now, t)
+	}
+}
+
+// lost records that a node is unreachable.
+func (s *State) lost(now time.Duration, n *node) {
+	if now-n.upAt > time.Minute {
+		n.flaps = 0 // else a flapping node stays avoided for longer
+	}
+	n.down, n.since, n.reach, s.changed = true, now, false, true
+	n.whole = s.portsWork(now)
+	n.next = now + backoff(n.flaps, s.random())
+	s.down = append(s.down, n.name)
+	for _, e := range s.EndpointsOn(n.name) {
+		if t := s.targets[e.Addr]; n.whole || e.Proto != lb.TCP || t != nil && t.result == Silent {
+			s.rescue[e] = true
+		}
+	}
+}
+
+// EndpointsOn returns the endpoints that slices place on the node, in no order.
+func (s *State) EndpointsOn(name string) (all []Endpoint) {
+	found := map[Endpoint]bool{}
+	for _, service := range s.table.OnNode(name, 1<<20) {
+		for _, sl := range s.table.View(service).Slices {
+			for e := range sl.Endpoints.All() {
+				if e.Place().Node != name {
+					continue
+				}
+				for _, p := range sl.Ports {
+					found[Endpoint{netip.AddrPortFrom(e.Addr, p.Port), lb.Proto(p.Protocol)}] = true
+				}
+			}
+		}
+	}
+	for e := range found {
+		all = append(all, e)
+	}
+	return all
+}
+
+// recheck has a node probed that is down, by its ports and one of its silent endpoints, each with
+// one try.
+func (s *State) recheck(n *node, now time.Duration) {
+	if !n.down || n.next > now {
+		return
+	}
+	n.flaps++
+	n.next = now + backoff(n.flaps, s.random())
+	n.last = now
+	turn := 0
+	for _, t := range n.members {
+		isPort := slices.Contains(n.addrs, t.at.Addr())
+		if isPort || turn == 0 {
+			t.last = now
+			s.schedule(t, now, 1)
+		}
+		if !isPort {
+			turn++
+		}
+	}
+	isEndpoint := func(t *target) bool { return !slices.Contains(n.addrs, t.at.Addr()) }
+	if i := slices.IndexFunc(n.members, isEndpoint); i >= 0 {
+		t := n.members[i] // another endpoint next time
+		n.members = append(slices.Delete(n.members, i, i+1), t)
+	}
+	if len(s.table.OnNode(n.name, 1)) == 0 { // nothing to avoid there
+		n.down, n.next, s.changed = false, -1, true
+		s.up = append(s.up, n.name)
+	}
+}
+
+// OwnLink reports whether most of the nodes that were asked are unreachable, so that nothing is
+// avoided.
+func (s *State) OwnLink() bool {
+	down, reached := 0, 0
+	for _, n := range s.nodes {
+		switch {
+		case n.down:
+			down++
+		case n.reach && !strings.HasPrefix(n.name, lone):
+			reached++
+		}
+	}
+	return down > reached
+}

@@ -1,0 +1,331 @@
+package failover_test
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"kube-proxy/lb"
+)
+
+const (
+	b1, b2 = "10.0.2.1:80", "10.0.2.2:80"
+	c1     = "10.0.3.1:80"
+)
+
+// three has Service x.web on nodes b and c, and y.other on both.
+func three(t *testing.T) *world {
+	w := newWorld(t)
+	w.service("xweb", "10.0.2.1@node-2", "10.0.3.1@node-3")
+	w.service("yother", "10.0.2.2@node-2", "10.0.3.2@node-3")
+	return w
+}
+
+// TestVerdicts has one cause of silence each (FO-02 to FO-05).
+func TestVerdicts(t *testing.T) {
+	tests := []struct {
+		name          string
+		world         func(*world)
+		own, byNode   bool
+		other, byNote bool // the other endpoint on the node, by its own and with the node
+	}{
+		{"the node is dead", func(w *world) { w.dead["node-2"] = true }, false, true, false, true},
+		{"nothing is wrong", func(*world) {}, false, false, false, false},
+		{"a reset is an answer", func(w *world) { w.refusing[addr(b1)] = true }, false, false, false, false},
+		{"the pod is gone, its node lives", func(w *world) { w.gone[addr(b1)] = true }, true, false, false, false},
+		{"a policy drops this node's probes", func(w *world) { w.silent[addr(b1)] = true }, false, false, false, false},
+		{"this node's own link is down", func(w *world) { w.cut = true }, false, false, false, false},
+		{"the Node is unknown", func(w *world) { w.dead["node-2"], w.noNodes = true, true }, false, false, false,
+			false},
+		{"the ports of nodes are closed, an endpoint of another namespace answers", func(w *world) {
+			w.silent[addr(b1)] = true
+			w.silent[addr("192.168.0.2:10250")], w.silent[addr("192.168.0.2:10256")] = true, true
+		}, false, false, false, false},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			w := three(t)
+			test.world(w)
+			w.notice("xweb", b1)
+			w.run(3 * time.Second)
+			own, byNode := w.is(b1)
+			other, otherByNode := w.is(b2)
+			if own != test.own || byNode != test.byNode || other != test.other || otherByNode != test.byNote {
+				t.Errorf("%s: by itself %v, by its node %v, its neighbour %v, %v; want %v", b1, own, byNode, other,
+					otherByNode, test)
+			}
+			if want := test.own || test.byNode; (len(w.rescued) > 0) != want {
+				t.Errorf("rescued %v, want any: %v", w.rescued, want)
+			}
+		})
+	}
+}
+
+// TestTimeToVerdict: a dead node is known within 900 ms of the first notice (FO-03).
+func TestTimeToVerdict(t *testing.T) {
+	w := three(t)
+	w.dead["node-2"] = true
+	w.notice("xweb", b1)
+	w.run(900 * time.Millisecond)
+	if _, byNode := w.is(b1); !byNode {
+		t.Errorf("not known yet: %+v", w.state.Status(w.now))
+	}
+	if _, udp := w.isOn("10.0.2.2:53", "node-2", lb.UDP); !udp {
+		t.Error("a UDP endpoint is not avoided with its node")
+	}
+	if s := w.state.Status(w.now); len(s.Nodes) != 1 || s.Nodes[0].Endpoints != 4 || !s.Nodes[0].Whole {
+		t.Errorf("status %+v, want node-2 with 4 endpoints", s)
+	}
+}
+
+// TestSilentAfterAnAnswer: an endpoint that answered a probe before needs no dead node (FO-04).
+func TestSilentAfterAnAnswer(t *testing.T) {
+	w := three(t)
+	w.notice("xweb", b1)
+	w.run(2 * time.Second)
+	w.silent[addr(b1)] = true
+	w.notice("xweb", b1)
+	w.run(2 * time.Second)
+	if own, _ := w.is(b1); !own {
+		t.Errorf("it is reached: %+v", w.state.Status(w.now))
+	}
+	w.silent[addr(b1)] = false
+	w.run(10 * time.Second)
+	if own, _ := w.is(b1); own {
+		t.Error("it answers, and is avoided")
+	}
+	// The same while this node's link is down is no verdict.
+	w.cut = true
+	w.notice("xweb", b1)
+	w.run(5 * time.Second)
+	if own, byNode := w.is(b1); own || byNode {
+		t.Error("this node's link is down, and the endpoint is avoided")
+	}
+}
+
+// TestReturn: the first answer of a node ends its avoidance, at most 10 s later; meanwhile a node
+// costs three addresses each 8 s (FO-09).
+func TestReturn(t *testing.T) {
+	for name, alive := range map[string]func(*world){
+		"all of it": func(w *world) { w.dead["node-2"] = false },
+		"ports are closed, endpoints answer": func(w *world) {
+			w.silent[addr("192.168.0.2:10250")], w.silent[addr("192.168.0.2:10256")] = true, true
+			w.dead["node-2"] = false
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := three(t)
+			w.dead["node-2"] = true
+			w.notice("xweb", b1)
+			w.notice("yother", b2)
+			w.run(time.Minute)
+			w.probes = nil
+			w.run(time.Minute)
+			if n := len(w.probes); n < 3*6 || n > 3*10 {
+				t.Errorf("%d probes in a minute, want three each 8 s", n)
+			}
+			alive(w)
+			w.run(10 * time.Second)
+			for _, at := range []string{b1, b2} {
+				if own, byNode := w.is(at); own || byNode {
+					t.Errorf("%s is still avoided", at)
+				}
+			}
+		})
+	}
+}
+
+// TestTenantsWord: nodes in slices of one Service move the traffic of no other (FO-08).
+func TestTenantsWord(t *testing.T) {
+	w := three(t)
+	w.dead["node-9"] = true
+	// z lists the endpoint of x as if on a dead node, and drops its own clients' packets to it.
+	w.service("zevil", "10.0.2.1@node-9", "10.0.3.9@node-3")
+	w.silent[addr(b1)] = true // its policy drops probes of nodes
+	for range 20 {
+		w.notice("zevil", b1)
+		w.run(time.Second)
+	}
+	if own, byNode := w.is(b1); own || byNode {
+		t.Error("the endpoint is avoided for its own Service")
+	}
+	w.notice("xweb", b1)
+	w.run(3 * time.Second)
+	if own, byNode := w.is(b1); own || byNode {
+		t.Error("the endpoint is avoided for its own Service after a notice")
+	}
+	if _, byNode := w.is("10.0.2.2:80"); byNode {
+		t.Error("node-2 counts as down")
+	}
+}
+
+// TestFlood: 10,000 silent endpoints of one namespace cost 20 probes a second, and delay no
+// other namespace (FO-10).
+func TestFlood(t *testing.T) {
+	w := three(t)
+	var all []string
+	for i := range 10_000 {
+		all = append(all, fmt.Sprintf("10.9.%d.%d@node-%d", i/250, i%250, 100+i%100))
+	}
+	w.service("zflood", all...)
+	for i := range 10_000 {
+		w.silent[addr(fmt.Sprintf("10.9.%d.%d:80", i/250, i%250))] = true
+	}
+	for s := range 5 {
+		for i := range 400 {
+			i += s * 400
+			w.notice("zflood", fmt.Sprintf("10.9.%d.%d:80", i/250, i%250))
+		}
+		w.run(time.Second)
+	}
+	w.limits(20)
+	w.dead["node-2"] = true
+	w.notice("xweb", b1)
+	w.run(time.Second)
+	if _, byNode := w.is(b1); !byNode {
+		t.Errorf("another namespace waits: %+v", w.state.Status(w.now).Nodes)
+	}
+	if w.state.Status(w.now).Ignored == 0 {
+		t.Error("no notice was ignored")
+	}
+}
+
+// TestAllNamespaces: all together send 200 probes a second at most.
+func TestAllNamespaces(t *testing.T) {
+	w := newWorld(t)
+	for ns := range 50 {
+		svc := string(rune('A'+ns)) + "web"
+		var all []string
+		for i := range 20 {
+			all = append(all, fmt.Sprintf("10.%d.0.%d@node-%d", ns, i, 2+i))
+		}
+		w.service(svc, all...)
+		for i := range 20 {
+			at := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(ns), 0, byte(i)}), 80)
+			w.silent[at] = true
+			w.notice(svc, at.String())
+		}
+	}
+	w.run(5 * time.Second)
+	w.limits(200)
+	if len(w.probes) < 600 {
+		t.Errorf("%d probes in 5 s, want use of the budget", len(w.probes))
+	}
+}
+
+// TestBlockedClient: notices of a client that a policy drops cost one probe a second (FO-10).
+func TestBlockedClient(t *testing.T) {
+	w := three(t)
+	for range 100 {
+		w.notice("xweb", b1)
+		w.run(100 * time.Millisecond)
+	}
+	if n := w.probed(b1); n < 5 || n > 11 {
+		t.Errorf("%d probes in 10 s, want one each second", n)
+	}
+	if len(w.probes) != w.probed(b1) {
+		t.Errorf("probes of others: %v", w.probes)
+	}
+}
+
+// TestNothingElse: refused addresses and endpoints without waiting clients are not probed.
+func TestNothingElse(t *testing.T) {
+	w := three(t)
+	w.service("zbad", "10.0.2.7@node-2")
+	w.refused[addr("10.0.2.7:80")] = true
+	w.dead["node-2"] = true
+	w.notice("xweb", b1)
+	w.run(time.Minute)
+	if n := w.probed("10.0.2.7:80"); n != 0 {
+		t.Errorf("%d probes to an address that policy does not serve", n)
+	}
+	if n := w.probed("10.0.3.2:80"); n != 0 {
+		t.Errorf("%d probes to a living endpoint of another Service", n)
+	}
+}
+
+// TestHalfOfTheNodes: five of ten nodes are cut: all five are avoided. Then the others are, too:
+// nothing is (FO-07).
+func TestHalfOfTheNodes(t *testing.T) {
+	w := newWorld(t)
+	var all []string
+	for n := 2; n < 12; n++ {
+		all = append(all, fmt.Sprintf("10.0.%d.1@node-%d", n, n))
+	}
+	w.service("xweb", all...)
+	at := func(n int) string { return fmt.Sprintf("10.0.%d.1:80", n) }
+	for n := 2; n < 7; n++ {
+		w.dead[fmt.Sprintf("node-%d", n)] = true
+	}
+	for range 5 {
+		for n := 2; n < 7; n++ {
+			w.notice("xweb", at(n))
+		}
+		w.run(time.Second)
+	}
+	for n := 2; n < 12; n++ {
+		if _, byNode := w.is(at(n)); byNode != (n < 7) {
+			t.Errorf("node %d: avoided %v", n, byNode)
+		}
+	}
+	w.cut = true
+	for range 20 {
+		for n := 7; n < 12; n++ {
+			w.notice("xweb", at(n))
+		}
+		w.run(time.Second)
+	}
+	for n := 7; n < 12; n++ {
+		if _, byNode := w.is(at(n)); byNode {
+			t.Errorf("node %d is avoided while this node's link is down", n)
+		}
+	}
+}
+
+// TestFlapping: a node that comes and goes is avoided for longer each time.
+func TestFlapping(t *testing.T) {
+	w := three(t)
+	avoided := 0
+	for i := range 120 {
+		w.dead["node-2"] = i%6 < 3
+		if _, byNode := w.is(b1); byNode {
+			avoided++
+		}
+		for range 10 {
+			if _, byNode := w.is(b1); !byNode && w.dead["node-2"] {
+				w.notice("xweb", b1)
+			}
+			w.run(100 * time.Millisecond)
+		}
+	}
+	if avoided < 40 {
+		t.Errorf("avoided in %d of 120 s", avoided)
+	}
+	if len(w.downs) > 30 {
+		t.Errorf("%d verdicts in two minutes", len(w.downs))
+	}
+}
+
+// TestVanished: an endpoint that the API no longer has is probed no more, and a dead node without
+// endpoints is forgotten.
+func TestVanished(t *testing.T) {
+	w := three(t)
+	w.gone[addr(b1)] = true
+	w.notice("xweb", b1)
+	w.run(time.Second)
+	w.dead["node-2"] = true
+	w.notice("yother", b2)
+	w.run(3 * time.Second)
+	w.service("xweb", "10.0.3.1@node-3")
+	w.service("yother", "10.0.3.2@node-3")
+	w.run(20 * time.Second)
+	if !w.verdict.Unreachable.IsZero() {
+		t.Errorf("still unreachable: %+v", w.verdict.Unreachable)
+	}
+	w.probes = nil
+	w.run(time.Minute)
+	if len(w.probes) > 0 {
+		t.Errorf("probes go on: %v", w.probes)
+	}
+}
