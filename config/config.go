@@ -48,6 +48,7 @@ type Config struct {
 
 	Servers   Servers
 	Snapshot  Snapshot
+	Failover  Failover
 	Conntrack Conntrack
 	// OOMScoreAdj is for /proc/self/oom_score_adj, -1000 to 1000.
 	OOMScoreAdj int

@@ -27,6 +27,7 @@ func TestDiff(t *testing.T) {
 		"iptables.localhostNodePorts": "false", "userspaceFallback": "false", "userspace.nodeEndpoints": "false",
 		"adminSocket": "/run/other.sock",
 		"snapshot":    "/var/lib/kube-proxy", "snapshotMaxAge": "1h", "snapshotReady": "true",
+		"failover": "avoid", "failoverReset": "true",
 	}
 	bools := []string{"bindAddressHardFail", "enableProfiling", "masqueradeAll", "strictARP", "enableDSR",
 		"forwardHealthCheckVip", "tcpBeLiberal", "windowsRunAsService", "windowsIgnoreSourceRanges", "splitStream",

@@ -50,6 +50,7 @@ type Options struct {
 	proxy         *proxyBlock      // of file
 	servers       *serversBlock    // of file
 	snapshot      *snapshotBlock   // of file
+	failover      *failoverBlock   // of file
 	sections      []option.Section // of modes
 	table         table
 	set           *pflag.FlagSet // to find the flags that were given
@@ -75,9 +76,10 @@ func NewOptions(modes mode.List) *Options {
 		hostname: os.Hostname, getenv: os.Getenv, readFile: os.ReadFile, readConfig: readAtStart, modes: modes,
 		system: runtime.GOOS,
 		file:   &settings{}, proxy: &proxyBlock{}, servers: &serversBlock{}, snapshot: &snapshotBlock{},
+		failover: &failoverBlock{},
 	}
 	sections := []option.Section{o.proxySection(), o.nodeSection(), o.snapshotSection(), o.serversSection(),
-		windowsSection(), o.conntrackSection(), o.loggingSection(), o.deprecatedSection()}
+		o.failoverSection(), windowsSection(), o.conntrackSection(), o.loggingSection(), o.deprecatedSection()}
 	for _, m := range modes {
 		var s option.Section
 		if m.Options != nil {
@@ -175,6 +177,7 @@ func (o *Options) validate() *Config {
 	c.NodeName = o.nodeName()
 	c.Servers = o.checkServers(r)
 	c.Snapshot = o.checkSnapshot(r)
+	c.Failover = o.checkFailover(r)
 	for i, s := range o.sections {
 		if s.Values != nil {
 			c.Blocks = append(c.Blocks, s.Values)

@@ -118,7 +118,8 @@ func TestFlagsTell(t *testing.T) {
 		"ip":     "192.0.2.1",
 		"ipport": "192.0.2.1:99", "show-hidden-metrics-for-version": previousMinor, "proxy-port-range": "1-2",
 		"source-vip": "192.0.2.9",
-		"snapshot":   "/var/lib/kube-proxy", "snapshot-max-age": "1h"}
+		"snapshot":   "/var/lib/kube-proxy", "snapshot-max-age": "1h",
+		"failover": "avoid"}
 	for _, row := range rows(t, "testdata/flags.tsv") {
 		name := row["name"]
 		if row["effect"] == "works" || slices.Contains(strings.Split(row["effect"], ","), "nftables") ||
