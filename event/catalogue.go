@@ -120,6 +120,11 @@ var catalogue = []Entry{
 		"If it is full, the hash of a new client's address selects the endpoint, which changes with the number of " +
 			"endpoints. Check the clients of the named Services, and shorten timeoutSeconds. Sent again after the " +
 			"map was below 60 %.", "EXT"},
+	{"KubeProxyNodeUnreachable", actionSync, Warning, KindNode,
+		"node {other} is unreachable from node {node}; endpoints there: {endpoints}",
+		"Probes by this node of the other node's ports and of endpoints on it got no answer, while other nodes " +
+			"answer. With failover, this node's clients get other endpoints. Check the other node, and the network " +
+			"between the two. Sent at most once in 10 minutes for a node.", "FO-14"},
 	{"KubeProxyConfigReloaded", actionReload, Normal, KindNode,
 		"kube-proxy on node {node} applied the changed configuration {file}: {changes}",
 		"A change of the configuration file took effect without a restart.", "EXT"},
@@ -235,6 +240,13 @@ func NodeNotFound(node string) Event {
 func DriftRepaired(node, family string, count int) Event {
 	return about("KubeProxyDriftRepaired", Node(node), family, "node", node, "family", family, "count",
 		strconv.Itoa(count))
+}
+
+// NodeUnreachable reports that this node does not reach another one, which has so many endpoints
+// (FO-14).
+func NodeUnreachable(node, other string, endpoints int) Event {
+	return about("KubeProxyNodeUnreachable", Node(node), other, "node", node, "other", other, "endpoints",
+		strconv.Itoa(endpoints))
 }
 
 // ContestedKey reports that winner, "which {why}", has key instead of loser (SV-24). Both are

@@ -91,6 +91,9 @@ func TestConstructors(t *testing.T) {
 		{NodeAddressTaken("shop/web:http", "n1", "192.0.2.1:30080/tcp", netip.AddrPort{}, "shop/old:http", 7), Warning,
 			"KubeProxyNodeAddressTaken", "Listen", "192.0.2.1:30080/tcp n1 the NodePort of Service shop/old:http", web,
 			"from the NodePort of Service shop/old:http; there are 7 more such ports of this Service"},
+		// FO-14
+		{NodeUnreachable("n1", "n2", 41), Warning, "KubeProxyNodeUnreachable", "SyncRules", "n2", node,
+			"node n2 is unreachable from node n1; endpoints there: 41"},
 		{ConfigReloaded("n1", "/etc/c.yaml", "logging.verbosity"), Normal, "KubeProxyConfigReloaded",
 			"ReloadConfiguration", "logging.verbosity", node, "/etc/c.yaml: logging.verbosity"},
 		{ConfigIgnored("n1", "/etc/c.yaml", errors.New("mode: bad")), Warning, "KubeProxyConfigInvalid",

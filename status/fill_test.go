@@ -27,6 +27,9 @@ func FillMetrics(cfg MetricsConfig) *Metrics {
 	if cfg.Conntrack == nil {
 		cfg.Conntrack = func() (uint64, uint64, bool) { return 0, 0, false }
 	}
+	if cfg.Failover == nil {
+		cfg.Failover = func() Failover { return Failover{} }
+	}
 	if cfg.Refused == nil {
 		cfg.Refused = func(string) int { return 0 }
 	}

@@ -62,6 +62,8 @@ type MetricsConfig struct {
 	// NotOK reports how many Services of a namespace are in a state, for at most that many
 	// namespaces, and for all others together.
 	NotOK func(most int, each func(namespace, state, severity string, n int))
+	// Failover returns what was noticed, probed and done about unreachable endpoints.
+	Failover func() Failover
 	// Refused returns how many Services have addresses in a family that are not served.
 	Refused func(family string) int
 }
@@ -76,6 +78,17 @@ type Snapshot struct {
 	// LastWrite is zero before the first.
 	LastWrite time.Time
 	Failures  uint64
+}
+
+// Failover has the values of failover.
+type Failover struct {
+	// Notices by kind, and Probes by result.
+	Notices, Probes map[string]uint64
+	// Rescued and Reset are connections.
+	Rescued, Reset uint64
+	// AvoidedAlone endpoints are unreachable by their own probes, AvoidedByNode ones by their
+	// node's.
+	AvoidedAlone, AvoidedByNode, UnreachableNodes int
 }
 
 // Gate is one feature gate.
@@ -126,6 +139,7 @@ type answer struct {
 // snapshot holds the values of one scrape.
 type snapshot struct {
 	cfg              *MetricsConfig
+	failover         Failover
 	services, slices uint64
 	families         []familyState
 	answers          map[answer]uint64
@@ -216,8 +230,8 @@ func (m *Metrics) Written(family string, w engine.Write) {
 	case "reset":
 		which = fullDuration
 	}
-	m.observe(syncDuration, family, w.Took)
-	m.observe(which, family, w.Took)
+	m.observe(syncDuration, w.Took, family)
+	m.observe(which, w.Took, family)
 	if w.Err != nil {
 		m.mu.Lock()
 		m.family(family).failed++
@@ -228,18 +242,21 @@ func (m *Metrics) Written(family string, w engine.Write) {
 // Programmed records how long changes took (engine.Config.Programmed).
 func (m *Metrics) Programmed(family string, took []time.Duration) {
 	for _, t := range took {
-		m.observe(programming, family, t)
+		m.observe(programming, t, family)
 	}
 }
 
 // Cleaned records a pass over the conntrack table (conntrack.Config.Cleaned).
 func (m *Metrics) Cleaned(family string, took time.Duration, dumps, deleted int) {
-	m.observe(conntrackDuration, family, took)
+	m.observe(conntrackDuration, took, family)
 	m.mu.Lock()
 	m.family(family).deleted += uint64(deleted)
 	m.family(family).dumps += uint64(dumps)
 	m.mu.Unlock()
 }
+
+// Avoided records how long an endpoint took to be avoided, from the first lost packet (FO-15).
+func (m *Metrics) Avoided(took time.Duration) { m.observe(avoidance, took) }
 
 // HealthAnswered records an answer of the health server: the path, and the HTTP status (MT-15).
 // Paths other than /healthz and /livez are not counted.
@@ -269,9 +286,9 @@ func nativeHistograms(gates []Gate) {
 }
 
 // observe adds to a histogram; one that the mode does not have stays away.
-func (m *Metrics) observe(name, family string, d time.Duration) {
+func (m *Metrics) observe(name string, d time.Duration, labels ...string) {
 	if h := m.histograms[name]; h != nil {
-		h.WithLabelValues(family).Observe(d.Seconds())
+		h.WithLabelValues(labels...).Observe(d.Seconds())
 	}
 }
 
@@ -284,6 +301,7 @@ func (m *Metrics) Handler() http.Handler {
 func (m *Metrics) snapshot() *snapshot {
 	s := &snapshot{cfg: &m.cfg}
 	s.services, s.slices = m.cfg.Changes()
+	s.failover = m.cfg.Failover()
 	m.mu.Lock()
 	s.answers = maps.Clone(m.answers)
 	for _, f := range m.families {

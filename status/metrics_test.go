@@ -100,6 +100,11 @@ func newProxy(t *testing.T, mode string) *proxy {
 		NodeProblems: func() map[status.NodeProblem]int {
 			return map[status.NodeProblem]int{{Reason: "ip-forward", Severity: "error"}: 1}
 		},
+		Failover: func() status.Failover {
+			return status.Failover{Notices: map[string]uint64{"retransmission": 31},
+				Probes: map[string]uint64{"silent": 32}, Rescued: 33, Reset: 34, AvoidedAlone: 35, AvoidedByNode: 36,
+				UnreachableNodes: 37}
+		},
 		Refused: func(family string) int { return len(family) },
 		NotOK: func(most int, each func(namespace, state, severity string, n int)) {
 			each("shop", "no-backends", "warning", most)
@@ -274,6 +279,7 @@ func (p *proxy) exercise() {
 	for _, f := range []string{"IPv4", "IPv6"} {
 		p.metrics.Cleaned(f, time.Second, 2, 3)
 		p.metrics.Programmed(f, []time.Duration{time.Second})
+		p.metrics.Avoided(time.Second)
 		p.metrics.Written(f, engine.Write{Verb: "setnode"})
 	}
 }
@@ -400,6 +406,13 @@ func TestValues(t *testing.T) {
 		{"rows_failing", []string{"IPv4"}, 1},
 		{"rows_pending", []string{"IPv4"}, 1},
 		{"services_refused_addresses", []string{"IPv6"}, 4},
+		{"failover_notices_total", []string{"retransmission"}, 31},
+		{"failover_probes_total", []string{"silent"}, 32},
+		{"failover_rescued_connections_total", nil, 33},
+		{"failover_reset_connections_total", nil, 34},
+		{"failover_avoided_endpoints", []string{"endpoint"}, 35},
+		{"failover_avoided_endpoints", []string{"node"}, 36},
+		{"failover_unreachable_nodes", nil, 37},
 		{"services_not_ok", []string{"shop", "warning", "no-backends"}, 50},
 		{"contested_keys", []string{"IPv6"}, 1},
 		{"events_dropped_total", nil, 7},

@@ -64,6 +64,7 @@ const (
 	partialDuration   = "sync_partial_proxy_rules_duration_seconds"
 	programming       = "network_programming_duration_seconds"
 	conntrackDuration = "conntrack_reconciler_sync_duration_seconds"
+	avoidance         = "failover_avoidance_duration_seconds"
 )
 
 // withModes are the metrics of the proxy itself and those of the modes, in the order of the
@@ -118,6 +119,15 @@ func measured(x mode.Metric) func(*snapshot, emit) {
 			if !ofFamily && len(samples) > 0 {
 				return
 			}
+		}
+	}
+}
+
+// counts emits a sample for each label.
+func counts(of func(*snapshot) map[string]uint64) func(*snapshot, emit) {
+	return func(s *snapshot, emit emit) {
+		for label, n := range of(s) {
+			emit(float64(n), label)
 		}
 	}
 }
@@ -233,6 +243,29 @@ func tabled() []metric {
 					emit(float64(n), namespace, state, severity)
 				})
 			}},
+		{row: "EXT", name: avoidance, kind: histogram, buckets: syncBuckets(),
+			help: "Time in seconds from the first lost packet to an endpoint until new connections avoid it; it " +
+				"includes the second after which a client repeats the packet"},
+		{row: "EXT", name: "failover_avoided_endpoints", kind: gauge, labels: []string{"reason"},
+			help: "Endpoints that new connections avoid, because their own probes or their node's fail",
+			read: func(s *snapshot, emit emit) {
+				emit(float64(s.failover.AvoidedAlone), "endpoint")
+				emit(float64(s.failover.AvoidedByNode), "node")
+			}},
+		{row: "EXT", name: "failover_unreachable_nodes", kind: gauge, help: "Nodes that this node does not reach",
+			read: func(s *snapshot, emit emit) { emit(float64(s.failover.UnreachableNodes)) }},
+		{row: "EXT", name: "failover_notices_total", kind: counter, labels: []string{"kind"},
+			help: "Reports of clients' packets to endpoints without an answer, within a rate limit",
+			read: counts(func(s *snapshot) map[string]uint64 { return s.failover.Notices })},
+		{row: "EXT", name: "failover_probes_total", kind: counter, labels: []string{"result"},
+			help: "Probes of endpoints and nodes by this node, after such reports",
+			read: counts(func(s *snapshot) map[string]uint64 { return s.failover.Probes })},
+		{row: "EXT", name: "failover_rescued_connections_total", kind: counter,
+			help: "Waiting connections to unreachable endpoints that may meet another endpoint",
+			read: func(s *snapshot, emit emit) { emit(float64(s.failover.Rescued)) }},
+		{row: "EXT", name: "failover_reset_connections_total", kind: counter,
+			help: "Established connections to endpoints on unreachable nodes that were reset (failoverReset)",
+			read: func(s *snapshot, emit emit) { emit(float64(s.failover.Reset)) }},
 		{row: "EXT", name: "audits_total", kind: counter, labels: family,
 			help: "Comparisons of the kernel with the desired state",
 			read: perStats(func(s *engine.Stats) uint64 { return s.Audits })},

@@ -41,6 +41,7 @@ type flows interface {
 // newFamilies makes the engines and planes of the families. A family that cannot be served does not
 // affect the other (G6), except the first.
 func (p *proxy) newFamilies(fams []lb.Family) error {
+	p.failover = p.newFailover()
 	for i, fam := range fams {
 		f, err := p.newFamily(fam)
 		switch {
@@ -88,7 +89,8 @@ func (p *proxy) newFamily(fam lb.Family) (*family, error) {
 	if p.servers.sockets != nil {
 		observers = append(observers, p.servers.sockets.Observer(fam))
 	}
-	observers = append(observers, &changes.Endpoints{Family: fam, Ring: p.changes, Store: p.store,
+	p.failover.Add(plane)
+	observers = append(observers, p.failover, &changes.Endpoints{Family: fam, Ring: p.changes, Store: p.store,
 		Report: endpointLines(labelled)})
 	t := cfg.Resolved.Tables
 	f.engine = engine.New(engine.Config{

@@ -169,6 +169,9 @@ func (p *proxy) apply(before, after *wiring.Config) error {
 			f.engine.ResolveAll()
 		}
 	}
+	if before.Failover != after.Failover {
+		p.configureFailover()
+	}
 	p.servers.health.Listen(healthAddr(after.Config), false)
 	p.servers.status.Listen(after.Servers.Metrics)
 	p.servers.status.SetProfiling(after.Servers.Profiling)

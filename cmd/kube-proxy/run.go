@@ -17,6 +17,7 @@ import (
 	"kube-proxy/debug/changes"
 	"kube-proxy/debug/inspect"
 	"kube-proxy/event"
+	"kube-proxy/failover/control"
 	"kube-proxy/internal/ratelimit"
 	"kube-proxy/internal/system"
 	"kube-proxy/internal/wiring"
@@ -41,6 +42,7 @@ type proxy struct {
 	writes   selfwrites.Ledger // of the planes of all families
 	changes  *changes.Ring     // from the engines of all families
 	families []*family
+	failover *control.Controller
 	begun    *firsts
 	refused  refusedServices
 	// overridden is why programs of another mode decide about connections; nil if none do.
@@ -256,5 +258,7 @@ func (p *proxy) runFamilies(ctx context.Context) {
 	for _, f := range p.families {
 		running.Go(func() { f.run(ctx) })
 	}
+	p.configureFailover()
+	running.Go(func() { p.failover.Run(ctx) })
 	running.Wait()
 }

@@ -52,6 +52,7 @@ func (p *proxy) newMetrics() {
 		Conntrack:     conntrackUse,
 		Snapshot:      p.snapshotStats,
 		NotOK:         p.notOK,
+		Failover:      p.failoverCounts,
 		Refused:       func(fam string) int { return int(p.refused.of(fam).Load()) },
 	}
 	mc.Reason = p.reason()

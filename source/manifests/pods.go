@@ -34,11 +34,21 @@ type podNamed struct {
 // name. Malformed files are ignored; no addresses means that no file names the Pod. The error
 // concerns the folder.
 func Pods(fsys fs.FS, pod cluster.Name) (map[cluster.Name][]netip.Addr, error) {
+	out := map[cluster.Name][]netip.Addr{}
+	err := documents(fsys, func(node *yaml.Node) {
+		var doc podNamed
+		_ = node.Decode(&doc) // another form is ignored
+		doc.addrs(pod, out)
+	})
+	return out, err
+}
+
+// documents calls f for each YAML document of the folder, up to the first malformed one of a file.
+func documents(fsys fs.FS, f func(*yaml.Node)) error {
 	entries, err := fs.ReadDir(fsys, ".")
 	if err != nil {
-		return nil, err
+		return err
 	}
-	out := map[cluster.Name][]netip.Addr{}
 	for _, e := range entries {
 		info, err := fs.Stat(fsys, e.Name())
 		if err != nil || !isManifest(e.Name()) || !info.Mode().IsRegular() || info.Size() > maxFile {
@@ -46,19 +56,17 @@ func Pods(fsys fs.FS, pod cluster.Name) (map[cluster.Name][]netip.Addr, error) {
 		}
 		data, err := fs.ReadFile(fsys, e.Name())
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", e.Name(), err)
+			return fmt.Errorf("%s: %w", e.Name(), err)
 		}
 		for dec := yaml.NewDecoder(bytes.NewReader(data)); ; {
 			var node yaml.Node
 			if dec.Decode(&node) != nil { // its end, or malformed from here on
 				break
 			}
-			var doc podNamed
-			_ = node.Decode(&doc) // another form is ignored
-			doc.addrs(pod, out)
+			f(&node)
 		}
 	}
-	return out, nil
+	return nil
 }
 
 // addrs adds the addresses of the Pods of the name, each once.
