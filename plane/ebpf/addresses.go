@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"github.com/cilium/ebpf"
@@ -18,8 +19,8 @@ import (
 	"kube-proxy/lb"
 )
 
-// addresses keeps the map of the node's addresses that answer NodePorts. It follows the kernel's
-// notifications, because a stale address would take packets for another host.
+// addresses keeps the map of the node's addresses, with whether they answer NodePorts. It follows
+// the kernel's notifications, because a stale address would take packets for another host.
 type addresses struct {
 	family       lb.Family
 	log          *slog.Logger
@@ -29,6 +30,7 @@ type addresses struct {
 	mu       sync.Mutex
 	m        *ebpf.Map // nil before the first write
 	prefixes []netip.Prefix
+	own      map[netip.Addr]bool // as in m
 }
 
 // openAddresses listens in the network namespace of the calling thread.
@@ -58,7 +60,8 @@ func (a *addresses) close() error {
 	return err
 }
 
-// use has the map hold the node's addresses in these prefixes; no map if it is nil.
+// use has the map hold the node's addresses; those in these prefixes answer NodePorts. It uses no
+// map if m is nil.
 func (a *addresses) use(m *ebpf.Map, prefixes []netip.Prefix) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -66,6 +69,19 @@ func (a *addresses) use(m *ebpf.Map, prefixes []netip.Prefix) error {
 		return nil
 	}
 	return a.write()
+}
+
+// are reports which of the frontends have an address of the node.
+func (a *addresses) are(rows map[lb.Key]*row) (held []lb.Key) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for k := range rows {
+		if a.own[k.Addr] {
+			held = append(held, k)
+		}
+	}
+	slices.SortFunc(held, lb.Key.Compare)
+	return held
 }
 
 // changed is called after each change of the node's addresses.
@@ -86,15 +102,15 @@ func (a *addresses) write() error {
 	if err != nil {
 		return err
 	}
-	want := map[[4]uint32]bool{}
+	want := map[[4]uint32]uint8{}
+	a.own = map[netip.Addr]bool{}
 	for _, is := range all {
-		if lb.Within(a.prefixes, is.Addr) {
-			want[addrOf(is.Addr)] = true
-		}
+		want[addrOf(is.Addr)] = flag(lb.Within(a.prefixes, is.Addr))
+		a.own[is.Addr] = true
 	}
-	err = prune(a.m, func(key [4]uint32, _ uint32) bool { return !want[key] })
-	for key := range want {
-		err = errors.Join(err, a.m.Put(key, uint32(1)))
+	err = prune(a.m, func(key [4]uint32, _ uint8) bool { _, is := want[key]; return !is })
+	for key, answers := range want {
+		err = errors.Join(err, a.m.Put(key, answers))
 	}
 	if err != nil {
 		return fmt.Errorf("write the node's addresses: %w", err)

@@ -87,10 +87,11 @@ func (w wild) service(name string) (lb.Owner, []*lb.Frontend) {
 			}
 		}
 		if kind != lb.NodePort && w.IntN(6) == 0 {
-			f.Sources = []netip.Prefix{netip.PrefixFrom(w.addr(100, 12), 32)}
+			a := w.addr(100, 12)
+			f.Sources = []netip.Prefix{netip.PrefixFrom(a, a.BitLen())}
 		}
 		if kind == lb.NodePort && k.Proto == lb.TCP && w.IntN(6) == 0 {
-			f.Kind, f.Routes = lb.HealthCheck, []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}
+			f.Affinity, f.Kind, f.Routes = 0, lb.HealthCheck, []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}
 		}
 		fronts = append(fronts, f)
 	}
@@ -122,7 +123,7 @@ func (w wild) route(from lb.From, f *lb.Frontend, sets map[lb.SetID]*lb.BackendS
 // oracle is what the programs have to do with a destination, from the table alone.
 type oracle struct {
 	table *lb.Table
-	node  map[netip.Addr]bool // the addresses that answer NodePorts
+	node  map[netip.Addr]bool // its addresses, and whether they answer NodePorts
 }
 
 // row returns the frontend of a destination; nil for none.
@@ -139,7 +140,7 @@ func (o oracle) row(host bool, k lb.Key) *lb.Frontend {
 
 // route returns what a client meets there; the zero route where the packet path serves.
 func (o oracle) route(host bool, f *lb.Frontend) lb.Route {
-	if len(f.Sources) > 0 {
+	if _, own := o.node[f.Key.Addr]; own || len(f.Sources) > 0 || !host && f.Kind == lb.ExternalIP {
 		return lb.Route{}
 	}
 	for _, r := range f.Routes {
@@ -231,13 +232,13 @@ func FuzzPrograms(f *testing.F) {
 				o.table.Node.Pods.Prefixes = []netip.Prefix{netip.PrefixFrom(w.addr(100, 1), 8)}
 			}
 			for range 2 {
-				o.node[w.addr(192, 3)] = true
+				o.node[w.addr(192, 3)] = w.IntN(4) > 0
 			}
-			if err := prune(k.obj.Addresses, func([4]uint32, uint32) bool { return true }); err != nil {
+			if err := prune(k.obj.Addresses, func([4]uint32, uint8) bool { return true }); err != nil {
 				t.Fatal(err)
 			}
-			for a := range o.node {
-				if err := k.obj.Addresses.Put(addrOf(a), uint32(1)); err != nil {
+			for a, answers := range o.node {
+				if err := k.obj.Addresses.Put(addrOf(a), flag(answers)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -249,10 +250,15 @@ func FuzzPrograms(f *testing.F) {
 			b := st.differ(have)
 			for range 6 {
 				for range 1 + w.IntN(6) {
-					changes, _ := o.table.Replace(w.service(fmt.Sprint("n/s", w.IntN(8))))
+					owner, fronts := w.service(fmt.Sprint("n/s", w.IntN(8)))
+					changes, _ := o.table.Replace(owner, fronts)
+					if refused := o.table.Refused(owner.Name); len(refused) > 0 {
+						t.Fatalf("the table refuses %v", refused)
+					}
 					for _, c := range changes {
 						st.change(b, c.Key, c.New)
 					}
+
 				}
 				if err := k.write(b); err != nil {
 					t.Fatal(err)

@@ -98,22 +98,24 @@ func specOf(f lb.Family) (*ebpf.CollectionSpec, error) {
 	if err := spec.Variables["has_retval"].Set(flag(setsErrors() == nil)); err != nil {
 		return nil, fmt.Errorf("set whether programs may set an error: %w", err)
 	}
-	if err := spec.Variables["has_btf"].Set(flag(seesKernelSockets() == nil)); err != nil {
+	if err := spec.Variables["has_btf"].Set(flag(readsKernel() == nil)); err != nil {
 		return nil, fmt.Errorf("set whether programs read the kernel's structs: %w", err)
 	}
 	return spec, nil
 }
 
-// seesKernelSockets is an error if programs do not recognise sockets that the kernel itself uses.
-func seesKernelSockets() error {
+// readsKernel is an error if programs cannot read the kernel's structs.
+func readsKernel() error {
 	err := hasBTF()
-	if err == nil {
-		err = features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnSkcToTcpSock) // with CAP_PERFMON
+	for _, fn := range []asm.BuiltinFunc{asm.FnSkcToTcpSock, asm.FnProbeReadKernel} { // with CAP_PERFMON
+		if err == nil {
+			err = features.HaveProgramHelper(ebpf.CGroupSockAddr, fn)
+		}
 	}
 	if err != nil {
-		return fmt.Errorf("connections of MPTCP, NFS, SMB, Ceph, iSCSI and NVMe to a Service are not left to the "+
-			"nftables rules: getpeername() of MPTCP answers an endpoint, and the others may not follow a changed "+
-			"one: %w", err)
+		return fmt.Errorf("sockets of pods take the packet path, because programs do not see which network namespaces "+
+			"lead to the node; and connections of MPTCP, NFS, SMB, Ceph, iSCSI and NVMe to a Service are not left "+
+			"to the nftables rules: %w", err)
 	}
 	return nil
 }

@@ -43,7 +43,7 @@ func TestMultipath(t *testing.T) {
 				b.must(unix.Close(fd))
 			}
 		}
-		if err := seesKernelSockets(); err != nil {
+		if err := readsKernel(); err != nil {
 			b.t.Skip(err)
 		}
 		if all, each := b.kept(); all != 0 {

@@ -117,6 +117,8 @@ func (p *Plane) askPrograms(packet trace.Packet, class uint32) (k trace.Kernel, 
 		return k, "they serve sockets of the node alone", nil
 	case a.Found == 0:
 		return k, "no frontend has the destination", nil
+	case a.Why != 0:
+		return k, passages[a.Why].words, nil
 	case a.Set == 0:
 		return k, "the rules decide about this frontend", nil
 	case a.Backend.Backend == 0:

@@ -42,7 +42,9 @@ func facts(packets mode.Mode) mode.Mode {
 			Help: "Bound of ebpf_sockets, from the proxy's memory limit; one network namespace may have a fifteenth " +
 				"of what is free, and further sockets take the packet path"},
 		mode.Metric{Row: "EXT", Name: staleEndedTotal, Kind: mode.Counter, Labels: []string{"ip_family"},
-			Help: "Sockets that ended because their endpoint was removed"})
+			Help: "Sockets that ended because their endpoint was removed"},
+		mode.Metric{Row: "EXT", Name: passedTotal, Kind: mode.Counter, Labels: []string{"ip_family", "reason"},
+			Help: "Calls of sockets to Services that eBPF programs passed to the nftables rules, by reason"})
 	m.Rules, m.Among = Name, packets.Rules
 	m.Overrides = true
 	m.Weigh = func(s mode.Settings) func(lb.Size) int {
@@ -67,4 +69,5 @@ const (
 	socketsNow      = "ebpf_sockets"
 	socketsLimit    = "ebpf_sockets_limit"
 	staleEndedTotal = "ebpf_stale_sockets_ended_total"
+	passedTotal     = "ebpf_passed_total"
 )

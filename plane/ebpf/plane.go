@@ -95,6 +95,7 @@ type Plane struct {
 	notices  []mode.Notice
 	said     map[string]bool // what is off on this kernel
 	others   string          // that were noticed
+	held     []lb.Key        // frontends with an address of the node, as noticed
 }
 
 // New returns a plane in the network namespace of the calling thread, over the packet path, which
@@ -104,10 +105,14 @@ func New(cfg Config, packets PacketPath) (*Plane, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ebpf: %w", err)
 	}
+	inode, ok := namespaceOf("/proc/thread-self/ns/net")
+	if !ok {
+		return nil, errors.New("ebpf: cannot read the number of the network namespace")
+	}
 	p := &Plane{PacketPath: packets, cfg: cfg, cookie: node, said: map[string]bool{}}
 	p.cfg.Pins, p.cfg.Log = pinsOf(cfg.Pins, node), cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	limit, _, _ := cgroupMemory(ownCgroups, cgroupMounts)
-	p.switches.want = bpf.LBSettings{Node: node, Counts: flag(cfg.Count), Most: most(limit),
+	p.switches.want = bpf.LBSettings{Node: node, Inode: inode, Counts: flag(cfg.Count), Most: most(limit),
 		Timeout: uint64(cfg.Heartbeat)}
 	follow(&p.switches.want, cfg.Sockets, cfg.Guard)
 	p.switches.waits = cfg.Wait
@@ -255,7 +260,7 @@ func (p *Plane) open() error {
 		p.kernel = k
 		p.mu.Unlock()
 		p.off(setsErrors())
-		p.off(seesKernelSockets())
+		p.off(readsKernel())
 	}
 	p.reap()
 	return nil
@@ -297,6 +302,19 @@ func (p *Plane) look() error {
 	return alone(all)
 }
 
+// noteHeld reports the frontends whose address the node has, if they are others than before.
+func (p *Plane) noteHeld(all []lb.Key) {
+	const most = 5 // frontends in a line of the log
+	if slices.Equal(all, p.held) {
+		return
+	}
+	if p.held = all; len(all) > 0 {
+		p.notice("This node has the addresses of frontends; the nftables rules serve their clients, and packets may "+
+			"go to the holder of the address, as NodeLocal DNSCache", "frontends", all[:min(len(all), most)],
+			"count", len(all))
+	}
+}
+
 func (p *Plane) notice(text string, args ...any) {
 	p.notices = append(p.notices, mode.Notice{Text: text, Args: args})
 }
@@ -329,6 +347,7 @@ func (p *Plane) repair(have *snapshot) (repaired int, err error) {
 	if err := p.addresses.use(p.kernel.obj.Addresses, p.node.NodePorts); err != nil {
 		return 0, err
 	}
+	p.noteHeld(p.addresses.are(p.st.rows))
 	p.handOver(p.switches.wanted(), false)
 	if err := errors.Join(p.switches.use(p.kernel.obj.Config), p.exempt.use(&p.kernel.obj.LBMaps)); err != nil {
 		return 0, err
@@ -477,7 +496,8 @@ func (p *Plane) Measure(emit mode.Emit) error {
 		emit(heartbeatAge, s.Heartbeat.Seconds())
 	}
 	if p.kernel != nil {
-		err = errors.Join(err, measureRefusals(p.kernel.obj.Refused, emit), measureSockets(p.kernel.obj.Kept, emit))
+		err = errors.Join(err, measureRefusals(p.kernel.obj.Refused, emit), measurePassed(p.kernel.obj.Passed, emit),
+			measureSockets(p.kernel.obj.Kept, emit))
 	}
 	return err
 }

@@ -95,17 +95,23 @@ func refusedArgs(r bpf.LBRefusal) []any {
 // measureRefusals emits how many calls were refused.
 func measureRefusals(m *ebpf.Map, emit mode.Emit) error {
 	for reason := 1; reason < len(reasons); reason++ {
-		var each []uint64
-		if err := m.Lookup(uint32(reason), &each); err != nil {
+		n, err := total(m, uint32(reason))
+		if err != nil {
 			return fmt.Errorf("read the number of refused calls: %w", err)
 		}
-		total := uint64(0)
-		for _, n := range each {
-			total += n
-		}
-		emit(refusalsTotal, float64(total), reasons[reason])
+		emit(refusalsTotal, float64(n), reasons[reason])
 	}
 	return nil
+}
+
+// total adds up what the CPUs counted.
+func total(m *ebpf.Map, key uint32) (n uint64, err error) {
+	var each []uint64
+	err = m.Lookup(key, &each)
+	for _, one := range each {
+		n += one
+	}
+	return n, err
 }
 
 // encode and decode turn values of the programs into the kernel's bytes and back.

@@ -115,9 +115,11 @@ func (st *state) service(to bpf.LBFront) string {
 func (st *state) row(b *batch, f *lb.Frontend) *row {
 	is := &row{front: f, value: bpf.LBFrontend{Front: frontOf(f.Key), Affinity: uint32(f.Affinity / time.Second)}}
 	for class, from := range classes {
-		if balances(f) {
-			is.value.Refuses[class] = refuses[st.routeOf(f, from).Do]
+		r := st.routeOf(f, from)
+		if is.value.Passes[class] = passes(f, from, r); is.value.Passes[class] != 0 {
+			continue
 		}
+		is.value.Refuses[class] = refuses[r.Do]
 		if to := st.setOf(f, class); to != nil {
 			s := st.hold(b, to)
 			is.value.Set[class] = s.number
@@ -127,11 +129,23 @@ func (st *state) row(b *batch, f *lb.Frontend) *row {
 	return is
 }
 
+// passes returns why the packet path serves a kind of client; 0 if programs do.
+func passes(f *lb.Frontend, from lb.From, r lb.Route) uint8 {
+	switch {
+	case !balances(f):
+		return bySources
+	case from == lb.Pods && f.Kind == lb.ExternalIP: // in the API anyone names any address
+		return byExternalIP
+	case from == lb.Pods && r.Masq && r.Do == lb.Balance && f.Kind == lb.ClusterIP: // masqueradeAll asks for that
+		return byMasquerade
+	}
+	return 0
+}
+
 // setOf returns the set of a class of clients, or nil if the packet path serves them.
 func (st *state) setOf(f *lb.Frontend, class int) *lb.BackendSet {
 	r := st.routeOf(f, classes[class])
-	masqueraded := classes[class] == lb.Pods && r.Masq && f.Kind == lb.ClusterIP // masqueradeAll asks for that
-	if !balances(f) || r.Do != lb.Balance || masqueraded {
+	if passes(f, classes[class], r) != 0 || r.Do != lb.Balance {
 		return nil
 	}
 	return r.To

@@ -17,6 +17,8 @@ struct question {
 	struct backend backend; /* that was drawn, or is remembered; its number is 0 for none */
 	__u32 remembered;
 	__u32 on;
+	__u32 why; /* the packet path serves it */
+	__u32 pad;
 };
 KEEP(question)
 
@@ -25,11 +27,14 @@ __inline void reply(struct question *q, const struct settings *cfg)
 	struct choices *all = bpf_map_lookup_elem(&affinity, &q->netns);
 	__u64 now = bpf_ktime_get_ns();
 	struct frontend fe = {};
+	struct verdict v;
 	struct choice *c;
 
 	q->on = balances(cfg);
-	q->set = of_class(&q->to, q->client, &fe, &q->refuses);
-	q->found = fe.front.proto != 0;
+	q->found = judge(&q->to, q->client, &fe, &v);
+	q->set = v.set;
+	q->refuses = v.refuses;
+	q->why = v.why;
 	if (!q->set)
 		return;
 	q->count = count_of(q->set);

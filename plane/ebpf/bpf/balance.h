@@ -6,7 +6,6 @@
 #define EADDRINUSE 98
 #define ECONNREFUSED 111
 
-#define __inline static __always_inline
 #define MAPPED bpf_htonl(0xffff)
 
 static const struct choices none; /* zero, of any type */
@@ -130,14 +129,14 @@ __inline int balances(const struct settings *cfg)
 	return cfg->on && is_alive(cfg);
 }
 
-/* class returns the client's class, or CLASSES if it takes the packet path. */
-__inline int class(const struct settings *cfg, __u64 netns)
+/* pass notes that the packet path serves a call to a frontend. */
+__inline int pass(__u32 why)
 {
-	if (cfg->exempts && is_exempt(netns))
-		return CLASSES;
-	if (netns == cfg->node)
-		return HOST;
-	return cfg->scope == SCOPE_HOST ? CLASSES : PODS;
+	__u64 *n = bpf_map_lookup_elem(&passed, &why);
+
+	if (n)
+		__sync_fetch_and_add(n, 1);
+	return 0;
 }
 
 /* element returns one of a map, which it makes if it is missing; 0 if there is no room. */
@@ -157,6 +156,14 @@ __inline void *find(void *outer, const void *key)
 	void *table = bpf_map_lookup_elem(outer, &only);
 
 	return table ? bpf_map_lookup_elem(table, key) : 0;
+}
+
+/* answers reports whether an address of the node answers NodePorts. */
+__inline int answers(const addr_t addr)
+{
+	__u8 *is = bpf_map_lookup_elem(&addresses, addr);
+
+	return is && *is;
 }
 
 __inline int find_front(const struct front *to, struct frontend *fe)
@@ -180,7 +187,7 @@ __inline int find_frontend(const struct front *to, int class, struct frontend *f
 		return 1;
 	if (class != HOST && is_loopback(to->addr))
 		return 0; /* another namespace's own */
-	return bpf_map_lookup_elem(&addresses, to->addr) && find_front(&port, fe);
+	return answers(to->addr) && find_front(&port, fe);
 }
 
 /* find_backend reports whether the set still has the backend. */
@@ -250,22 +257,22 @@ __inline struct choice *choice_of(struct choices *all, __u32 set, __u64 now)
 	return empty;
 }
 
-/* remember returns the client's last backend, or draws one. */
-__inline int remember(const struct frontend *fe, __u32 set, __u64 netns, struct backend *b)
+/* remember finds the client's last backend, or draws one; or it says why there is none. */
+__inline __u32 remember(const struct frontend *fe, __u32 set, __u64 netns, struct backend *b)
 {
 	struct choices *all = element(&affinity, &netns);
 	__u64 now = bpf_ktime_get_ns();
 	struct choice *c = all ? choice_of(all, set, now) : 0;
 
 	if (!c)
-		return 0;
+		return AFFINITY;
 	if (c->set != set || c->until < now || !find_backend(set, c->backend, b))
 		if (!draw(set, b))
-			return 0;
+			return NO_BACKEND;
 	c->set = set;
 	c->backend = b->backend;
 	c->until = now + fe->affinity * 1000000000ull;
-	return 1;
+	return 0;
 }
 
 /* is_frontend reports whether the address and port of a backend are those of a frontend too. */
@@ -279,13 +286,17 @@ __inline int is_frontend(const struct frontend *fe, const struct backend *b)
 	return find_frontend(&at, HOST, &other);
 }
 
-/* choose chooses a backend for the client. One that is a frontend too takes the packet path, where rules of
- * that frontend do not see the packets of this one. */
-__inline int choose(const struct frontend *fe, __u32 set, __u64 netns, struct backend *b)
+/* choose chooses a backend for the client, or says why not. One that is a frontend too takes the packet path,
+ * where rules of that frontend do not see the packets of this one. */
+__inline __u32 choose(const struct frontend *fe, __u32 set, __u64 netns, struct backend *b)
 {
-	if (fe->affinity ? !remember(fe, set, netns, b) : !draw(set, b))
-		return 0;
-	return !is_frontend(fe, b);
+	__u32 why = 0;
+
+	if (fe->affinity)
+		why = remember(fe, set, netns, b);
+	else if (!draw(set, b))
+		why = NO_BACKEND;
+	return why ? why : is_frontend(fe, b) ? ENDPOINT : 0;
 }
 
 __inline void count(const struct settings *cfg, __u32 set)
@@ -314,15 +325,58 @@ __inline void refuse(const struct front *to, __u64 netns, __u32 reason)
 	bpf_ringbuf_output(&refusals, &r, sizeof(r), 0);
 }
 
-/* of_class finds the frontend of a destination, and its set for a class of clients; 0 for none. */
-__inline __u32 of_class(const struct front *to, __u32 client, struct frontend *fe, __u32 *refuses)
+/* verdict is what the tables say of a destination and a class of clients. */
+struct verdict {
+	__u32 set;     /* of backends; 0: the packet path serves it */
+	__u32 refuses; /* one of NO, REJECTS, DROPS: what the packet path then does */
+	__u32 why;     /* it serves it, if it does not refuse: one of the reasons of passed */
+};
+
+/* judge reports whether the destination has a frontend. */
+__inline int judge(const struct front *to, __u32 client, struct frontend *fe, struct verdict *v)
 {
+	*v = (struct verdict){};
 	if (to->proto != IPPROTO_TCP && to->proto != IPPROTO_UDP)
 		return 0;
-	if (client >= CLASSES || !find_frontend(to, client, fe))
+	if (!find_frontend(to, client, fe))
 		return 0;
-	*refuses = client == PODS ? fe->refuses[PODS] : fe->refuses[HOST];
-	return client == PODS ? fe->set[PODS] : fe->set[HOST];
+	if (fe->front.kind == ADDRESS && bpf_map_lookup_elem(&addresses, to->addr)) {
+		v->why = NODE;
+		return 1;
+	}
+	v->set = client == PODS ? fe->set[PODS] : fe->set[HOST];
+	v->refuses = client == PODS ? fe->refuses[PODS] : fe->refuses[HOST];
+	v->why = client == PODS ? fe->passes[PODS] : fe->passes[HOST];
+	return 1;
+}
+
+int strays(__u64 sock, __u32 node, __u64 high, __u64 low); /* namespace.h */
+
+/* away says why what the socket of another network namespace than the node's sends would not meet the node. To
+ * look costs more than a connection may, so what was seen counts for a second. */
+__inline __u32 away(struct bpf_sock_addr *ctx, const struct settings *cfg, const struct front *to)
+{
+	struct path path = {.netns = bpf_get_netns_cookie(ctx)};
+	struct bpf_sock *sk = ctx->sk;
+	__u64 sock = 0, now, *until;
+	__u32 why;
+
+	if (path.netns == cfg->node)
+		return 0;
+	if (!has_btf)
+		return UNKNOWN;
+	copy(path.addr, to->addr);
+	now = bpf_ktime_get_ns();
+	until = bpf_map_lookup_elem(&paths, &path);
+	if (until && now < *until)
+		return 0;
+	bpf_probe_read_kernel(&sock, sizeof(sock), &sk); /* as a number */
+	why = strays(sock, cfg->inode, (__u64)to->addr[1] << 32 | to->addr[0], (__u64)to->addr[3] << 32 | to->addr[2]);
+	if (!why) {
+		now += 1000000000;
+		bpf_map_update_elem(&paths, &path, &now, BPF_ANY);
+	}
+	return why;
 }
 
 /* lookup finds the set of backends for the client of ctx; 0 if the packet path serves it, and REFUSED if the
@@ -332,17 +386,29 @@ __inline __u32 lookup(struct bpf_sock_addr *ctx, const struct settings *cfg, con
 		      int sends)
 {
 	__u64 netns = bpf_get_netns_cookie(ctx);
-	__u32 refuses = NO, set;
+	__u32 client = netns == cfg->node ? HOST : PODS;
+	struct verdict v;
 
-	if (is_bound(ctx) || is_kernels(ctx->sk))
+	if (!judge(to, client, fe, &v))
 		return 0;
-	set = of_class(to, class(cfg, netns), fe, &refuses);
-	if (refuses == REJECTS && to->proto == IPPROTO_UDP && !sends)
+	if (is_bound(ctx))
+		return pass(BOUND);
+	if (is_kernels(ctx->sk))
+		return pass(KERNEL);
+	if (cfg->exempts && is_exempt(netns))
+		return pass(EXEMPT);
+	if (client == PODS && cfg->scope == SCOPE_HOST)
+		return pass(SCOPE);
+	if (!v.refuses)
+		return v.set ? v.set : pass(v.why);
+	if (v.refuses == REJECTS && to->proto == IPPROTO_UDP && !sends)
+		return pass(NO_BACKEND);
+	v.why = away(ctx, cfg, to);
+	if (v.why)
+		return pass(v.why);
+	refuse(to, netns, v.refuses);
+	if (v.refuses != REJECTS || !balances(cfg) || !has_retval)
 		return 0;
-	if (refuses)
-		refuse(to, netns, refuses);
-	if (refuses != REJECTS || !has_retval || !balances(cfg))
-		return set;
 	bpf_set_retval(-ECONNREFUSED);
 	return REFUSED;
 }

@@ -11,7 +11,7 @@ __inline int may_bind(struct bpf_sock *sk, const addr_t addr)
 
 	if (!cfg || !cfg->guard || !is_alive(cfg) || bpf_get_netns_cookie(sk) != cfg->node || is_loopback(addr))
 		return PASS;
-	if (!(is_zero(addr) || same(addr, any4) || bpf_map_lookup_elem(&addresses, addr)) || !find_front(&port, &fe))
+	if (!(is_zero(addr) || same(addr, any4) || answers(addr)) || !find_front(&port, &fe))
 		return PASS;
 	copy(port.addr, addr);
 	port.kind = ADDRESS;

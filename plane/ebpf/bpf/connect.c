@@ -28,8 +28,9 @@ __inline int to_backend(struct bpf_sock_addr *ctx, struct front *to)
 	struct settings *cfg = bpf_map_lookup_elem(&config, &only);
 	struct frontend fe;
 	struct backend b;
+	struct verdict v;
 	struct peer *p;
-	__u32 set;
+	__u32 set, why;
 
 	if (!cfg || !ctx->sk)
 		return 0;
@@ -39,12 +40,17 @@ __inline int to_backend(struct bpf_sock_addr *ctx, struct front *to)
 	if (to->proto == IPPROTO_UDP)
 		end_flows(ctx->sk, to);
 	if (!balances(cfg))
-		return 0;
+		return judge(to, HOST, &fe, &v) ? pass(OFF) : 0;
 	set = lookup(ctx, cfg, to, &fe, to->proto != IPPROTO_UDP);
 	if (set == REFUSED)
 		return -1;
-	if (!set || !choose(&fe, set, bpf_get_netns_cookie(ctx), &b))
+	if (!set)
 		return 0;
+	why = away(ctx, cfg, to);
+	if (!why)
+		why = choose(&fe, set, bpf_get_netns_cookie(ctx), &b);
+	if (why)
+		return pass(why);
 	bpf_get_socket_cookie(ctx); /* by which the plane ends it with its backend */
 	if (!p)
 		p = keep(&connected, ctx, cfg);
@@ -53,7 +59,7 @@ __inline int to_backend(struct bpf_sock_addr *ctx, struct front *to)
 	if (p)
 		set_peer(p, to, &b);
 	else if (!fe.affinity || to->proto != IPPROTO_TCP)
-		return 0; /* a client with affinity stays with its backend, but getpeername() answers that */
+		return pass(STORAGE); /* a client with affinity stays with its backend, but getpeername() answers that */
 	count(cfg, set);
 	move(to, &b);
 	return 1;

@@ -1,7 +1,12 @@
 /* The fields of the kernel's structs that programs read where the kernel has BTF. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+struct list_head { struct list_head *next; };
 struct ns_common { unsigned int inum; };
-struct net { struct ns_common ns; __u64 net_cookie; };
+struct net {
+	struct ns_common ns;
+	__u64 net_cookie;
+	struct list_head dev_base_head;
+};
 typedef struct { struct net *net; } possible_net_t;
 typedef struct { __s64 counter; } atomic64_t;
 struct in6_addr { union { addr_t u6_addr32; } in6_u; };
@@ -27,5 +32,18 @@ struct sock {
 struct inet_sock { struct sock sk; };
 struct inet_connection_sock { struct inet_sock icsk_inet; };
 struct tcp_sock { struct inet_connection_sock inet_conn; };
+struct in_ifaddr { struct in_ifaddr *ifa_next; __be32 ifa_local; };
+struct in_device { struct in_ifaddr *ifa_list; };
+struct inet6_ifaddr { struct in6_addr addr; struct list_head if_list; };
+struct inet6_dev { struct list_head addr_list; };
+struct rtnl_link_ops { const char *kind; };
+struct net_device {
+	struct list_head dev_list;
+	possible_net_t nd_net;
+	const struct rtnl_link_ops *rtnl_link_ops;
+	struct in_device *ip_ptr;
+	struct inet6_dev *ip6_ptr;
+};
+struct net_device___6_12 { __u8 priv[0]; }; /* from Linux 6.12 on */
 struct net___5_11 { atomic64_t net_cookie; }; /* until Linux 5.11 */
 #pragma clang attribute pop

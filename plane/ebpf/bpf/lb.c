@@ -3,6 +3,7 @@
 /* The object of all hooks, because they share maps. */
 #include "maps.h"
 #include "kernel.h"
+#include "namespace.h"
 #include "balance.h"
 #include "connect.c"
 #include "sendmsg.c"

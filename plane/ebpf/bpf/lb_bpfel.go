@@ -53,7 +53,13 @@ type LBFrontend struct {
 	Affinity uint32
 	Set      [2]uint32
 	Refuses  [2]uint8
-	Pad      uint16
+	Passes   [2]uint8
+}
+
+type LBPath struct {
+	_     structs.HostLayout
+	Netns uint64
+	Addr  [4]uint32
 }
 
 type LBPeer struct {
@@ -84,6 +90,8 @@ type LBQuestion struct {
 	Backend    LBBackend
 	Remembered uint32
 	On         uint32
+	Why        uint32
+	Pad        uint32
 	_          [4]byte
 }
 
@@ -116,7 +124,7 @@ type LBSettings struct {
 	Exempts   uint8
 	Pad       [3]uint8
 	Most      int32
-	Spare     int32
+	Inode     uint32
 }
 
 type LBSlot struct {
@@ -203,6 +211,8 @@ type LBMapSpecs struct {
 	Frontends     *ebpf.MapSpec `ebpf:"frontends"`
 	Kept          *ebpf.MapSpec `ebpf:"kept"`
 	KeptOf        *ebpf.MapSpec `ebpf:"kept_of"`
+	Passed        *ebpf.MapSpec `ebpf:"passed"`
+	Paths         *ebpf.MapSpec `ebpf:"paths"`
 	Refusals      *ebpf.MapSpec `ebpf:"refusals"`
 	Refused       *ebpf.MapSpec `ebpf:"refused"`
 	Sampled       *ebpf.MapSpec `ebpf:"sampled"`
@@ -264,6 +274,8 @@ type LBMaps struct {
 	Frontends     *ebpf.Map `ebpf:"frontends"`
 	Kept          *ebpf.Map `ebpf:"kept"`
 	KeptOf        *ebpf.Map `ebpf:"kept_of"`
+	Passed        *ebpf.Map `ebpf:"passed"`
+	Paths         *ebpf.Map `ebpf:"paths"`
 	Refusals      *ebpf.Map `ebpf:"refusals"`
 	Refused       *ebpf.Map `ebpf:"refused"`
 	Sampled       *ebpf.Map `ebpf:"sampled"`
@@ -285,6 +297,8 @@ func (m *LBMaps) Close() error {
 		m.Frontends,
 		m.Kept,
 		m.KeptOf,
+		m.Passed,
+		m.Paths,
 		m.Refusals,
 		m.Refused,
 		m.Sampled,

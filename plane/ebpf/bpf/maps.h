@@ -7,6 +7,8 @@
 #include <bpf/bpf_endian.h>
 #include <linux/in.h>
 
+#define __inline static __always_inline
+
 typedef __u32 addr_t[4];
 
 /* By this type in the BTF of the map config each version finds the programs of all others, whatever their
@@ -25,7 +27,7 @@ struct settings {
 	__u8 exempts; /* the map exempt has elements */
 	__u8 pad[3];
 	__s32 most; /* sockets with storage */
-	__s32 spare;
+	__u32 inode; /* of the node's network namespace */
 };
 
 enum { SCOPE_ALL, SCOPE_HOST };
@@ -48,7 +50,7 @@ struct frontend {
 	__u32 affinity; /* seconds */
 	__u32 set[CLASSES];
 	__u8 refuses[CLASSES]; /* one of NO, REJECTS, DROPS: what the packet path then does */
-	__u16 pad;
+	__u8 passes[CLASSES]; /* why else the packet path serves it: one of the reasons of passed */
 };
 
 struct set { __u32 set; __u32 count; };
@@ -102,6 +104,29 @@ struct usage {
 /* Why a call fails: index of refused. */
 enum { NO, REJECTS, DROPS, BIND, REASONS };
 
+/* Why the packet path serves a call to a frontend: index of passed. */
+enum {
+	NOTHING,
+	OFF,        /* the programs are switched off, or the proxy's heartbeat is old */
+	BOUND,      /* the socket is bound to a device or a loopback address */
+	EXEMPT,     /* its network namespace or cgroup is */
+	SCOPE,      /* it is not the node's, and only those are served */
+	UNKNOWN,    /* no device of its network namespace leads to the node */
+	OWN,        /* the address is one of its network namespace */
+	NODE,       /* the address is one of the node, whose holder it belongs to */
+	SOURCES,    /* the frontend has source ranges */
+	MASQUERADE, /* endpoints must see the node */
+	EXTERNAL,   /* an external IP may be any address, also that of a pod */
+	NO_BACKEND, /* there is none: the set changes, or a UDP socket connects early */
+	ENDPOINT,   /* the endpoint is a frontend too */
+	SHARED,     /* the endpoint is that of another destination of the socket */
+	AFFINITY,   /* the client has no room for its choice */
+	FULL,       /* the UDP socket has no room for the destination */
+	STORAGE,    /* the sockets of its network namespace, or all, have too much storage */
+	KERNEL,     /* the kernel itself uses the socket, as for MPTCP */
+	PASSES
+};
+
 /* refusal is a call of a program that fails. */
 struct refusal {
 	struct front front;
@@ -149,8 +174,8 @@ GROWING(sets, __u32, struct set);
 GROWING(slots, struct place, struct slot);
 GROWING(backends, __u32, struct backend);
 
-/* This node's addresses that answer NodePorts. */
-MAP(addresses, HASH, BPF_F_NO_PREALLOC, 65536, addr_t, __u32);
+/* This node's addresses, and whether they answer NodePorts. */
+MAP(addresses, HASH, BPF_F_NO_PREALLOC, 65536, addr_t, __u8);
 
 /* The cookies of network namespaces, and the numbers of cgroups, whose sockets take the packet path. */
 MAP(exempt_netns, HASH, BPF_F_NO_PREALLOC, 65536, __u64, __u32);
@@ -161,6 +186,13 @@ MAP(affinity, HASH, BPF_F_NO_PREALLOC, 16384, __u64, struct choices);
 
 /* Connections by set. The plane deletes those of sets that are gone. */
 MAP(counters, PERCPU_HASH, BPF_F_NO_PREALLOC, 262144, __u32, __u64);
+
+/* Until when, in ns of CLOCK_MONOTONIC, what a network namespace sends to an address is known to meet the node. */
+struct path { __u64 netns; addr_t addr; };
+MAP(paths, LRU_HASH, 0, 8192, struct path, __u64);
+
+/* Calls to frontends that take the packet path, by reason. */
+MAP(passed, PERCPU_ARRAY, 0, PASSES, __u32, __u64);
 
 /* How many calls were refused, and a sample of them: one a second of a network namespace. */
 MAP(refused, PERCPU_ARRAY, 0, REASONS, __u32, __u64);

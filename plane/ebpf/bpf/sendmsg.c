@@ -10,7 +10,7 @@ __inline int flow_to(struct bpf_sock_addr *ctx, struct front *to)
 	struct frontend fe;
 	struct backend b;
 	struct flows *f;
-	__u32 set;
+	__u32 set, why;
 
 	if (!cfg || !ctx->sk)
 		return 0;
@@ -28,10 +28,14 @@ __inline int flow_to(struct bpf_sock_addr *ctx, struct front *to)
 		return 0;
 	}
 	f = bpf_sk_storage_get(&flows, ctx->sk, 0, 0);
-	if (!f && balances(cfg))
+	if (!f) {
+		why = balances(cfg) ? away(ctx, cfg, to) : OFF;
+		if (why)
+			return pass(why);
 		f = keep(&flows, ctx, cfg);
+	}
 	if (!f)
-		return 0;
+		return pass(STORAGE);
 #pragma unroll
 	for (int i = 0; i < FLOWS; i++) {
 		p = &f->peer[i];
@@ -46,13 +50,16 @@ __inline int flow_to(struct bpf_sock_addr *ctx, struct front *to)
 	}
 	if (!known)
 		known = empty;
-	if (!known || !balances(cfg) || !choose(&fe, set, bpf_get_netns_cookie(ctx), &b))
-		return 0;
+	why = !known ? FULL : balances(cfg) ? away(ctx, cfg, to) : OFF;
+	if (!why)
+		why = choose(&fe, set, bpf_get_netns_cookie(ctx), &b);
+	if (why || !known)
+		return pass(why);
 #pragma unroll
 	for (int i = 0; i < FLOWS; i++) {
 		p = &f->peer[i];
 		if (p != known && p->backend && is_at(p, &b))
-			return 0; /* a reply would not say which of the two destinations it is from */
+			return pass(SHARED); /* a reply would not say which of the two destinations it is from */
 	}
 	set_peer(known, to, &b);
 	count(cfg, set);

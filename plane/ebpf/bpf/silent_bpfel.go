@@ -35,6 +35,12 @@ type SilentFlows struct {
 	Peer [8]SilentPeer
 }
 
+type SilentPath struct {
+	_     structs.HostLayout
+	Netns uint64
+	Addr  [4]uint32
+}
+
 type SilentPeer struct {
 	_           structs.HostLayout
 	Addr        [4]uint32
@@ -57,7 +63,7 @@ type SilentSettings struct {
 	Exempts   uint8
 	Pad       [3]uint8
 	Most      int32
-	Spare     int32
+	Inode     uint32
 }
 
 type SilentSilent struct {
@@ -136,6 +142,8 @@ type SilentMapSpecs struct {
 	Frontends     *ebpf.MapSpec `ebpf:"frontends"`
 	Kept          *ebpf.MapSpec `ebpf:"kept"`
 	KeptOf        *ebpf.MapSpec `ebpf:"kept_of"`
+	Passed        *ebpf.MapSpec `ebpf:"passed"`
+	Paths         *ebpf.MapSpec `ebpf:"paths"`
 	Refusals      *ebpf.MapSpec `ebpf:"refusals"`
 	Refused       *ebpf.MapSpec `ebpf:"refused"`
 	Reported      *ebpf.MapSpec `ebpf:"reported"`
@@ -199,6 +207,8 @@ type SilentMaps struct {
 	Frontends     *ebpf.Map `ebpf:"frontends"`
 	Kept          *ebpf.Map `ebpf:"kept"`
 	KeptOf        *ebpf.Map `ebpf:"kept_of"`
+	Passed        *ebpf.Map `ebpf:"passed"`
+	Paths         *ebpf.Map `ebpf:"paths"`
 	Refusals      *ebpf.Map `ebpf:"refusals"`
 	Refused       *ebpf.Map `ebpf:"refused"`
 	Reported      *ebpf.Map `ebpf:"reported"`
@@ -222,6 +232,8 @@ func (m *SilentMaps) Close() error {
 		m.Frontends,
 		m.Kept,
 		m.KeptOf,
+		m.Passed,
+		m.Paths,
 		m.Refusals,
 		m.Refused,
 		m.Reported,

@@ -28,6 +28,12 @@ type StaleFlows struct {
 	Peer [8]StalePeer
 }
 
+type StalePath struct {
+	_     structs.HostLayout
+	Netns uint64
+	Addr  [4]uint32
+}
+
 type StalePeer struct {
 	_           structs.HostLayout
 	Addr        [4]uint32
@@ -50,7 +56,7 @@ type StaleSettings struct {
 	Exempts   uint8
 	Pad       [3]uint8
 	Most      int32
-	Spare     int32
+	Inode     uint32
 }
 
 type StaleStale struct {
@@ -140,6 +146,8 @@ type StaleMapSpecs struct {
 	Frontends     *ebpf.MapSpec `ebpf:"frontends"`
 	Kept          *ebpf.MapSpec `ebpf:"kept"`
 	KeptOf        *ebpf.MapSpec `ebpf:"kept_of"`
+	Passed        *ebpf.MapSpec `ebpf:"passed"`
+	Paths         *ebpf.MapSpec `ebpf:"paths"`
 	Refusals      *ebpf.MapSpec `ebpf:"refusals"`
 	Refused       *ebpf.MapSpec `ebpf:"refused"`
 	Sampled       *ebpf.MapSpec `ebpf:"sampled"`
@@ -202,6 +210,8 @@ type StaleMaps struct {
 	Frontends     *ebpf.Map `ebpf:"frontends"`
 	Kept          *ebpf.Map `ebpf:"kept"`
 	KeptOf        *ebpf.Map `ebpf:"kept_of"`
+	Passed        *ebpf.Map `ebpf:"passed"`
+	Paths         *ebpf.Map `ebpf:"paths"`
 	Refusals      *ebpf.Map `ebpf:"refusals"`
 	Refused       *ebpf.Map `ebpf:"refused"`
 	Sampled       *ebpf.Map `ebpf:"sampled"`
@@ -224,6 +234,8 @@ func (m *StaleMaps) Close() error {
 		m.Frontends,
 		m.Kept,
 		m.KeptOf,
+		m.Passed,
+		m.Paths,
 		m.Refusals,
 		m.Refused,
 		m.Sampled,
