@@ -197,7 +197,10 @@ func (o *Options) nodePorts() NodePorts {
 			}
 		}
 	}
-	for _, s := range o.file.NodePortAddresses {
+	for i, s := range o.file.NodePortAddresses {
+		if slices.Contains(o.file.NodePortAddresses[:i], s) {
+			o.warn("%s has %q twice; it counts once", o.where("nodePortAddresses"), s)
+		}
 		switch p, err := option.ParsePrefix(s); {
 		case s == "primary":
 			n.Primary = true

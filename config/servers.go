@@ -173,7 +173,11 @@ func (o *Options) port(name string, port int32, at *string) {
 		return
 	}
 	old, flag := "--"+name+"-port", "--"+name+"-bind-address"
-	a, err := option.ParseAddr(*at)
+	bare := *at
+	if inside, bracketed := strings.CutPrefix(bare, "["); bracketed && strings.HasSuffix(inside, "]") {
+		bare = inside[:len(inside)-1]
+	}
+	a, err := option.ParseAddr(bare)
 	switch {
 	case port < 0 || port > 65535:
 		o.problem(old, fmt.Sprint(port), "want 0 to 65535")

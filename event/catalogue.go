@@ -55,12 +55,13 @@ var catalogue = []Entry{
 	{"KubeProxyIncorrectIPVersion", actionEndpoints, Warning, "Service or EndpointSlice",
 		"{field}: {value} {what}",
 		"An address has another IP family than its object says; it is ignored.", "EV-06"},
-	{"default-mode-will-change", actionStart, Warning, KindNode,
-		"no mode is configured, so kube-proxy on node {node} uses {mode}; a later version will choose another mode. " +
-			"Set mode to keep it",
+	{"KubeProxyDefaultMode", actionStart, Warning, KindNode,
+		"no mode is configured, so kube-proxy on node {node} uses {mode}; the default of Kubernetes v1.40 will be " +
+			"nftables. Set mode to keep {mode}",
 		"Neither the file nor --proxy-mode names a mode.", "EV-07"},
-	{"ipvs-deprecated", actionStart, Warning, KindNode,
-		"kube-proxy on node {node} runs in mode ipvs, which is deprecated; use nftables",
+	{"IPVSDeprecation", actionStart, Warning, KindNode,
+		"kube-proxy on node {node} runs in mode ipvs, which is deprecated: it is off by default in Kubernetes v1.40 " +
+			"and removed in v1.43; use nftables",
 		"Mode ipvs works, but is no longer developed.", "EV-07"},
 	{"KubeProxyModeFallback", actionStart, Warning, KindNode,
 		"kube-proxy on node {node} uses mode {to}, because mode {from} is unavailable: {why}{caution}",
@@ -201,12 +202,12 @@ func withoutIndexes(field string) string {
 
 // DefaultModeWillChange reports that no mode is configured (EV-07); mode is the running one.
 func DefaultModeWillChange(node, mode string) Event {
-	return about("default-mode-will-change", Node(node), "", "node", node, "mode", mode)
+	return about("KubeProxyDefaultMode", Node(node), "", "node", node, "mode", mode)
 }
 
 // IPVSDeprecated reports that mode ipvs runs (EV-07).
 func IPVSDeprecated(node string) Event {
-	return about("ipvs-deprecated", Node(node), "", "node", node)
+	return about("IPVSDeprecation", Node(node), "", "node", node)
 }
 
 // ModeFallback reports that mode to replaces from, with the reason and an optional caution about

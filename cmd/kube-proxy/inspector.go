@@ -23,7 +23,7 @@ func (p *proxy) newInspector() *inspect.Inspector {
 		Reason: p.reason(), Store: p.store, Changes: p.changes, Pods: p.pods, Snapshot: p.snapshots.serving.Load,
 		Follow: rest.Ask, Conntrack: conntrackUse, Connected: func() bool { return p.connected() },
 		NodeProblems:  p.nodeProblems,
-		Configuration: func() any { return p.config().Configz() },
+		Configuration: func() (any, error) { return p.config().Configz() },
 	}
 	// An address that the node has only as a service address is not one of its own, at which
 	// NodePorts and its programs answer.

@@ -142,7 +142,7 @@ func (p *proxy) newServers() {
 	p.servers.status = status.NewServer(status.ServerConfig{
 		Off: off, Machine: map[string]string{"Machine id": cfg.MachineID, "Boot id": cfg.BootID},
 		Metrics: p.servers.metrics, Mode: p.choice.Mode.Name, Version: cfg.Version, Health: p.healthToo,
-		Config:    func() (any, error) { return p.config().Configz(), nil },
+		Config:    func() (any, error) { return p.config().Configz() },
 		Flags:     p.flagz,
 		Verbosity: func() int { return int(p.verbosity.Load()) }, SetVerbosity: p.setVerbosity,
 		Profiling: cfg.Servers.Profiling, Addr: cfg.Servers.Metrics, HardFail: cfg.Servers.HardFail, Log: p.log,

@@ -333,15 +333,15 @@ func TestServersReload(t *testing.T) {
 		do(t, err)
 		return a
 	}
-	has(t, "/configz", n.get(metricsURL+"/configz").body, `{"kubeproxy.config.k8s.io":{`, `"ClusterCIDR":"10.1.0.0/16"`,
-		`"EnableProfiling":false`)
+	has(t, "/configz", n.get(metricsURL+"/configz").body, `{"kubeproxy.config.k8s.io":{`, `"clusterCIDR":"10.1.0.0/16"`,
+		`"enableProfiling":false`)
 	if a := put(metricsURL, "4"); a.code != 404 {
 		t.Errorf("PUT without profiling: %v", a)
 	}
 	write(t, config, nftablesFile("clusterCIDR: 10.2.0.0/16\nenableProfiling: true\n"))
 	n.until(metricsURL+"/configz", "the new file", func(a answer) bool {
-		return strings.Contains(a.body, `"ClusterCIDR":"10.2.0.0/16"`) &&
-			strings.Contains(a.body, `"EnableProfiling":true`)
+		return strings.Contains(a.body, `"clusterCIDR":"10.2.0.0/16"`) &&
+			strings.Contains(a.body, `"enableProfiling":true`)
 	})
 	n.code(metricsURL+"/debug/pprof/", 200)
 	if a := put(metricsURL, "x"); a.code != 400 {

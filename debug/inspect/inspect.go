@@ -56,7 +56,7 @@ type Config struct {
 	Changes *changes.Ring
 	// Configuration returns the effective configuration, as an object for encoding/json; nil where
 	// no proxy runs.
-	Configuration func() any
+	Configuration func() (any, error)
 }
 
 // Family is one IP family. Query must be set.
@@ -109,7 +109,7 @@ func (i *Inspector) Configuration() (any, error) {
 	if i.cfg.Configuration == nil {
 		return nil, Problemf(Unavailable, "no proxy runs: only a running proxy has a configuration in force")
 	}
-	return i.cfg.Configuration(), nil
+	return i.cfg.Configuration()
 }
 
 // Offline reports whether the answers are about manifests and not a running proxy.

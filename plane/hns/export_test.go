@@ -33,3 +33,6 @@ func (p *Plane) Source() netip.Addr { return p.cfg.SourceVIP }
 
 // Config returns the plane's configuration.
 func (p *Plane) Config() Config { return p.cfg }
+
+// HNS returns the interface by which the plane calls HNS.
+func (p *Plane) HNS() HNS { return p.hns }

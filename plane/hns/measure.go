@@ -14,6 +14,10 @@ const (
 	balancersMetric = "hns_load_balancers"
 	endpointsMetric = "hns_remote_endpoints"
 	callsMetric     = "hns_calls_total"
+
+	createFailures = "winkernel_lb_create_failures_total"
+	updateFailures = "winkernel_lb_update_failures_total"
+	deleteFailures = "winkernel_lb_delete_failures_total"
 )
 
 var metrics = []mode.Metric{
@@ -25,6 +29,12 @@ var metrics = []mode.Metric{
 		Help: "HNS endpoints that this proxy created for backends on other nodes"},
 	{Row: "EXT", Name: callsMetric, Kind: mode.Counter, Labels: []string{"ip_family", "call", "result"},
 		Help: "Calls to HNS (list, get, create, modify, delete) by result"},
+	{Row: "MT-23", Name: createFailures, Kind: mode.Counter, Labels: []string{"ip_family"},
+		Help: "Load balancers that HNS failed to create"},
+	{Row: "MT-23", Name: updateFailures, Kind: mode.Counter, Labels: []string{"ip_family"},
+		Help: "Load balancers that HNS failed to update"},
+	{Row: "MT-23", Name: deleteFailures, Kind: mode.Counter, Labels: []string{"ip_family"},
+		Help: "Load balancers that HNS failed to delete"},
 }
 
 // sizes are the figures of Measure, and the node for traces.
@@ -53,6 +63,9 @@ func (p *Plane) Measure(emit mode.Emit) error {
 			emit(callsMetric, float64(p.hns.count[c][failed].Load()), callNames[c], result)
 		}
 	}
+	emit(createFailures, float64(p.hns.balancerFailures[create].Load()))
+	emit(updateFailures, float64(p.hns.balancerFailures[modify].Load()))
+	emit(deleteFailures, float64(p.hns.balancerFailures[del].Load()))
 	return nil
 }
 
@@ -74,6 +87,8 @@ var callNames = [calls]string{"list", "get", "create", "modify", "delete"}
 type counted struct {
 	HNS
 	count [calls][2]atomic.Uint64
+	// balancerFailures are the failed calls about load balancers.
+	balancerFailures [calls]atomic.Uint64
 	// writes is the recent average duration of a write, in ns.
 	writes atomic.Int64
 }
@@ -128,14 +143,25 @@ func (c *counted) LoadBalancers(ctx context.Context) ([]LoadBalancer, error) {
 }
 
 func (c *counted) CreateLoadBalancer(ctx context.Context, l LoadBalancer) (LoadBalancer, error) {
-	return did(ctx, c, create, func() (LoadBalancer, error) { return c.HNS.CreateLoadBalancer(ctx, l) })
+	made, err := did(ctx, c, create, func() (LoadBalancer, error) { return c.HNS.CreateLoadBalancer(ctx, l) })
+	return made, c.balancerFailed(ctx, create, err)
 }
 
 func (c *counted) ModifyLoadBalancer(ctx context.Context, l LoadBalancer) (LoadBalancer, error) {
-	return did(ctx, c, modify, func() (LoadBalancer, error) { return c.HNS.ModifyLoadBalancer(ctx, l) })
+	made, err := did(ctx, c, modify, func() (LoadBalancer, error) { return c.HNS.ModifyLoadBalancer(ctx, l) })
+	return made, c.balancerFailed(ctx, modify, err)
 }
 
 func (c *counted) DeleteLoadBalancer(ctx context.Context, id string) error {
 	_, err := did(ctx, c, del, func() (struct{}, error) { return struct{}{}, c.HNS.DeleteLoadBalancer(ctx, id) })
+	return c.balancerFailed(ctx, del, err)
+}
+
+// balancerFailed counts the error, if any, of a call about a load balancer, and returns it. A call
+// that was not made has not failed.
+func (c *counted) balancerFailed(ctx context.Context, kind call, err error) error {
+	if err != nil && ctx.Err() == nil {
+		c.balancerFailures[kind].Add(1)
+	}
 	return err
 }

@@ -1,6 +1,7 @@
 package hns_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -403,6 +404,51 @@ func TestOldVersionDP45(t *testing.T) {
 	apply(t, p, planetest.Changes(table.Replace(world.Full(7, 300, 3, 2, time.Hour))))
 	if text := notices(p); text != "" {
 		t.Errorf("reported again:\n%s", text)
+	}
+}
+
+// Failures of load balancers have upstream's metrics; those of endpoints, and calls that were not
+// made, do not count (MT-23).
+func TestFailuresOfLoadBalancersMT23(t *testing.T) {
+	n, p, _ := started(t, 1, 1)
+	failed := func(name string, call func(context.Context) error) {
+		t.Helper()
+		n.once(name, hnsfake.Fault{Code: hns.CodeInvalidPolicy})
+		if call(t.Context()) == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	failed("CreateLoadBalancer", func(ctx context.Context) error {
+		_, err := p.HNS().CreateLoadBalancer(ctx, hns.LoadBalancer{})
+		return err
+	})
+	for range 2 {
+		failed("ModifyLoadBalancer", func(ctx context.Context) error {
+			_, err := p.HNS().ModifyLoadBalancer(ctx, hns.LoadBalancer{})
+			return err
+		})
+	}
+	remove := func(ctx context.Context) error { return p.HNS().DeleteLoadBalancer(ctx, "none") }
+	for range 3 {
+		failed("DeleteLoadBalancer", remove)
+	}
+	failed("CreateEndpoint", func(ctx context.Context) error {
+		_, err := p.HNS().CreateEndpoint(ctx, hns.Endpoint{})
+		return err
+	})
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if remove(ended) == nil {
+		t.Error("a call after the end of its context")
+	}
+	got := map[string]float64{}
+	if err := p.Measure(func(name string, v float64, _ ...string) { got[name] = v }); err != nil {
+		t.Fatal(err)
+	}
+	for i, kind := range []string{"create", "update", "delete"} {
+		if v := got["winkernel_lb_"+kind+"_failures_total"]; v != float64(i+1) {
+			t.Errorf("%s: %g failures, want %d", kind, v, i+1)
+		}
 	}
 }
 

@@ -292,7 +292,7 @@ func TestGivesUp(t *testing.T) {
 	r.until("dropped", func() bool { return r.Dropped() == 2 })
 	s.set(func() { s.answer = nil })
 	r.Publish(event.IPVSDeprecated("n1"))
-	r.waitFor(s, `ipvs-deprecated Node n1 "n1" 1`)
+	r.waitFor(s, `IPVSDeprecation Node n1 "n1" 1`)
 	r.until("the loss is reported",
 		func() bool { return len(r.log.Lines(`msg="Events were not sent" dropped=2`)) == 1 })
 }
