@@ -87,9 +87,10 @@ func socketsText(families []inspect.FamilyStatus) string {
 			text += fmt.Sprintf(" (heartbeat %s ago, timeout %s)", ageText(seconds(s.HeartbeatSeconds)),
 				ageText(seconds(s.TimeoutSeconds)))
 		}
+		text += fmt.Sprintf(", %d sockets of at most %d, %d ended with their endpoint", s.Known, s.Limit, s.Ended)
 		all = append(all, text)
 	}
-	return strings.Join(all, ", ")
+	return strings.Join(all, "; ")
 }
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

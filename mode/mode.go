@@ -210,6 +210,10 @@ type Sockets struct {
 	// Heartbeat is the age of the last sign of life of the proxy, from which the programs stop at
 	// Timeout; 0 for never.
 	Heartbeat, Timeout time.Duration
+	// Known is how many sockets the programs keep a destination of, and Limit its bound. Ended is
+	// how many this process ended with their endpoint.
+	Known, Limit int
+	Ended        uint64
 }
 
 // Answerer is a plane at which flows end. It has the endpoint of each flow.

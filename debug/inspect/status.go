@@ -47,7 +47,8 @@ func (f Family) status() FamilyStatus {
 	})
 	if f.Sockets != nil {
 		s := f.Sockets()
-		out.Sockets = &Sockets{s.Serving, s.Off, s.Configured, s.Heartbeat.Seconds(), s.Timeout.Seconds()}
+		out.Sockets = &Sockets{s.Serving, s.Off, s.Configured, s.Heartbeat.Seconds(), s.Timeout.Seconds(),
+			s.Known, s.Limit, s.Ended}
 	}
 	if f.Stats == nil {
 		return out

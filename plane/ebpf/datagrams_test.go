@@ -18,7 +18,7 @@ import (
 )
 
 // TestConnectBeforeEndpoints: a UDP socket that connects while a Service has no endpoints, as
-// clients of statsd and syslog do once, is served when it has some (EB-41).
+// clients of logs and metrics do once, is served when it has some (EB-41).
 func TestConnectBeforeEndpoints(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		none := strings.Replace(shop, "balance shop/dns:dns/udp/cluster", "reject", 1)
@@ -41,6 +41,12 @@ func TestConnectBeforeEndpoints(t *testing.T) {
 			b.hasPeer("a socket from before", fd, b.to("VIP:53"))
 		}
 	})
+}
+
+// dnsAt is the table shop with another endpoint of the Service dns.
+func dnsAt(endpoint string) string {
+	const set = "set shop/dns:dns/udp/cluster\n  "
+	return strings.Replace(shop, set+"pod1:8080", set+endpoint, 1)
 }
 
 // udpServer opens a UDP socket in pod1 at port 9999, whose datagrams the test writes itself.
@@ -74,8 +80,7 @@ func (b *bench) says(when string, server int, to unix.Sockaddr, client int, from
 func TestEndpointsOwnDatagrams(t *testing.T) {
 	with := func(c *Config) { c.Stale = "none" }
 	eachFamilyWith(t, with, func(b *bench) {
-		own := strings.Replace(shop, "set shop/dns:dns/udp/cluster\n  pod1:8080", "set shop/dns:dns/udp/cluster\n  pod1:9999", 1)
-		gone := strings.Replace(shop, "set shop/dns:dns/udp/cluster\n  pod1:8080", "set shop/dns:dns/udp/cluster\n  pod2:8080", 1)
+		own, gone := dnsAt("pod1:9999"), dnsAt("pod2:8080")
 		server := b.udpServer()
 		vip, pod := sockaddr(b.to("VIP:53")), sockaddr(b.to("pod1:9999"))
 		for _, host := range []string{"pod3", netlab.Node1} {
@@ -109,7 +114,8 @@ func TestFailedReconnect(t *testing.T) {
 			refused = netip.MustParseAddrPort("[fe80::1]:53") // without a scope
 		}
 		b.On("pod3", func() {
-			out, err := exec.Command("ip", "route", "add", "unreachable", b.to("pod2:1").Addr().String()).CombinedOutput()
+			pod2 := b.to("pod2:1").Addr().String()
+			out, err := exec.Command("ip", "route", "add", "unreachable", pod2).CombinedOutput()
 			if err != nil {
 				b.t.Fatalf("%v: %s", err, out)
 			}
@@ -181,8 +187,7 @@ func TestInnocentSocket(t *testing.T) {
 				}
 			}
 		}
-		b.change(strings.Replace(shop, "set shop/dns:dns/udp/cluster\n  pod1:8080 local",
-			"set shop/dns:dns/udp/cluster\n  pod2:8080 local", 1))
+		b.change(dnsAt("pod2:8080"))
 		b.must(b.plane.kernel.reaper.pass(t.Context()))
 		for i, fd := range innocent {
 			if n, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); err != nil || n != 0 {
@@ -220,12 +225,11 @@ func TestOneSourcePort(t *testing.T) {
 	})
 }
 
-// TestErrorQueue: the error queue of a socket, with IP_RECVERR, has the address of the endpoint, not
-// of the Service (EB-45).
+// TestErrorQueue: the error queue of a socket, with IP_RECVERR, has the address of the endpoint
+// (EB-45).
 func TestErrorQueue(t *testing.T) {
 	eachFamily(t, func(b *bench) {
-		b.change(strings.Replace(shop, "set shop/dns:dns/udp/cluster\n  pod1:8080",
-			"set shop/dns:dns/udp/cluster\n  pod1:9998", 1)) // where nobody listens
+		b.change(dnsAt("pod1:9998")) // a closed port
 		level, option := unix.SOL_IP, unix.IP_RECVERR
 		if b.f == lb.IPv6 {
 			level, option = unix.SOL_IPV6, unix.IPV6_RECVERR

@@ -44,6 +44,7 @@ func (p *Plane) Sockets() mode.Sockets {
 
 // sockets reads what the programs follow. The caller holds mu.
 func (p *Plane) sockets() (s mode.Sockets) {
+	s.Limit, s.Ended = int(p.switches.wanted().Most), p.ended.Load()
 	if p.kernel == nil {
 		s.Off = "not started"
 		if p.failed != nil {
@@ -53,10 +54,12 @@ func (p *Plane) sockets() (s mode.Sockets) {
 	}
 	is, err := settingsIn(p.kernel.obj.Config)
 	now, e := monotonic()
-	if err = errors.Join(err, e); err != nil {
+	var kept bpf.LBUsage
+	if err = errors.Join(err, e, p.kernel.obj.Kept.Lookup(uint32(0), &kept)); err != nil {
 		s.Off = err.Error()
 		return s
 	}
+	s.Known = int(kept.Sockets)
 	s.Heartbeat, s.Timeout = time.Duration(now-min(now, is.Heartbeat)), time.Duration(is.Timeout)
 	switch {
 	case is.On != p.switches.wanted().On:

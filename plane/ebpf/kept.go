@@ -12,7 +12,6 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"kube-proxy/mode"
 	"kube-proxy/plane/ebpf/bpf"
 )
 
@@ -186,16 +185,6 @@ func (c *census) expire(is numbers) error {
 	}
 	c.began, c.lacked = time.Now(), 0
 	return uncount(c.maps)
-}
-
-// measureSockets emits how many sockets have storage.
-func measureSockets(kept *ebpf.Map, emit mode.Emit) error {
-	var is bpf.LBUsage
-	if err := kept.Lookup(uint32(0), &is); err != nil {
-		return fmt.Errorf("read the number of sockets: %w", err)
-	}
-	emit(socketsNow, float64(is.Sockets))
-	return nil
 }
 
 // uncount resets the numbers of sockets with storage: existing storage no longer counts.

@@ -3,6 +3,7 @@
 package ebpf
 
 import (
+	"errors"
 	"maps"
 	"testing"
 
@@ -48,6 +49,26 @@ func TestMultipath(t *testing.T) {
 		}
 		if all, each := b.kept(); all != 0 {
 			b.t.Errorf("%d sockets with storage are counted, by client %v; none is open", all, each)
+		}
+	})
+}
+
+// TestMultipathFloods: MPTCP connections of a tenant, beside its plain ones, take no room from
+// others (EB-24).
+func TestMultipathFloods(t *testing.T) {
+	eachFamily(t, func(b *bench) {
+		if err := readsKernel(); err != nil {
+			b.t.Skip(err)
+		}
+		b.must(b.plane.setMost(1600))
+		for range 1700 {
+			fd := b.multipath("pod3")
+			b.must(errors.Join(unix.Connect(fd, sockaddr(b.to("VIP:80"))), unix.Close(fd)))
+		}
+		for _, host := range []string{"pod2", netlab.Node1, "pod3"} {
+			if _, known := b.fill(host, 20); known != 20 {
+				b.t.Errorf("the programs connected %d of 20 sockets of %s after a flood of MPTCP", known, host)
+			}
 		}
 	})
 }

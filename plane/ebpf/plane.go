@@ -488,16 +488,16 @@ func (p *Plane) Measure(emit mode.Emit) error {
 	err := p.PacketPath.Measure(emit)
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	emit(socketsLimit, float64(p.switches.wanted().Most))
-	emit(staleEndedTotal, float64(p.ended.Load()))
 	s := p.sockets()
+	emit(socketsNow, float64(s.Known))
+	emit(socketsLimit, float64(s.Limit))
+	emit(staleEndedTotal, float64(s.Ended))
 	emit(programsServing, float64(flag(s.Serving || s.Configured)))
 	if s.Timeout > 0 {
 		emit(heartbeatAge, s.Heartbeat.Seconds())
 	}
 	if p.kernel != nil {
-		err = errors.Join(err, measureRefusals(p.kernel.obj.Refused, emit), measurePassed(p.kernel.obj.Passed, emit),
-			measureSockets(p.kernel.obj.Kept, emit))
+		err = errors.Join(err, measureRefusals(p.kernel.obj.Refused, emit), measurePassed(p.kernel.obj.Passed, emit))
 	}
 	return err
 }

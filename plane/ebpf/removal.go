@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -44,8 +45,21 @@ func linked() (all []attachment, err error) {
 		at[h.attach] = h
 	}
 	links := &link.Iterator{}
-	defer links.Close()
-	for links.Next() {
+	defer func() { links.Close() }()
+	next := func() bool {
+		for range attempts {
+			if links.Next() {
+				return true
+			}
+			if !errors.Is(links.Err(), unix.EAGAIN) { // else a process is making a link
+				return false
+			}
+			links = &link.Iterator{ID: links.ID}
+			time.Sleep(time.Millisecond)
+		}
+		return links.Next()
+	}
+	for next() {
 		info, err := links.Link.Info()
 		if err != nil {
 			return nil, fmt.Errorf("look at link %d: %w", links.ID, err)

@@ -77,7 +77,8 @@ func newReaper(maps *bpf.LBMaps, tcp bool, ended *atomic.Uint64, log *slog.Logge
 		return nil, err
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	r := &reaper{obj: obj, ender: e, maps: maps, tcp: tcp, ended: ended, log: log, asked: make(chan struct{}, 1), stop: stop}
+	r := &reaper{obj: obj, ender: e, maps: maps, tcp: tcp, ended: ended, log: log, asked: make(chan struct{}, 1),
+		stop: stop}
 	r.done.Go(func() { r.run(ctx) })
 	return r, nil
 }

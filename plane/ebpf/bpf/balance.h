@@ -380,10 +380,11 @@ __inline __u32 away(struct bpf_sock_addr *ctx, const struct settings *cfg, const
 }
 
 /* lookup finds the set of backends for the client of ctx; 0 if the packet path serves it, and REFUSED if the
- * call fails. connect() of UDP sends nothing, so it does not fail: the socket may send when there are backends. */
+ * call fails. connect() of UDP sends nothing, so it does not fail: the socket may send when there are backends.
+ * local: the source is a loopback address, whatever the socket's. */
 #define REFUSED 0xffffffff
 __inline __u32 lookup(struct bpf_sock_addr *ctx, const struct settings *cfg, const struct front *to, struct frontend *fe,
-		      int sends)
+		      int sends, int local)
 {
 	__u64 netns = bpf_get_netns_cookie(ctx);
 	__u32 client = netns == cfg->node ? HOST : PODS;
@@ -391,7 +392,7 @@ __inline __u32 lookup(struct bpf_sock_addr *ctx, const struct settings *cfg, con
 
 	if (!judge(to, client, fe, &v))
 		return 0;
-	if (is_bound(ctx))
+	if (local || is_bound(ctx))
 		return pass(BOUND);
 	if (is_kernels(ctx->sk))
 		return pass(KERNEL);

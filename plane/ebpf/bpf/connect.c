@@ -41,7 +41,7 @@ __inline int to_backend(struct bpf_sock_addr *ctx, struct front *to)
 		end_flows(ctx->sk, to);
 	if (!balances(cfg))
 		return judge(to, HOST, &fe, &v) ? pass(OFF) : 0;
-	set = lookup(ctx, cfg, to, &fe, to->proto != IPPROTO_UDP);
+	set = lookup(ctx, cfg, to, &fe, to->proto != IPPROTO_UDP, 0);
 	if (set == REFUSED)
 		return -1;
 	if (!set)

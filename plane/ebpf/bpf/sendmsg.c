@@ -3,7 +3,7 @@
 /* sendto() of a UDP socket. A destination keeps its backend while the frontend has it, as a flow of conntrack
  * does. A connected socket receives from the backend that it is connected to and from no other. */
 
-__inline int flow_to(struct bpf_sock_addr *ctx, struct front *to)
+__inline int flow_to(struct bpf_sock_addr *ctx, struct front *to, int local)
 {
 	struct settings *cfg = bpf_map_lookup_elem(&config, &only);
 	struct peer *p, *known = 0, *empty = 0;
@@ -15,12 +15,12 @@ __inline int flow_to(struct bpf_sock_addr *ctx, struct front *to)
 	if (!cfg || !ctx->sk)
 		return 0;
 	p = peer_of(ctx->sk);
-	if (p && is_to(p, to) && serves(p)) {
+	if (p && !local && is_to(p, to) && serves(p)) {
 		copy(to->addr, p->backend_addr);
 		to->port = p->backend_port;
 		return 1;
 	}
-	set = lookup(ctx, cfg, to, &fe, 1);
+	set = lookup(ctx, cfg, to, &fe, 1, local);
 	if (set == REFUSED)
 		return -1;
 	if (!set) {
@@ -70,14 +70,14 @@ __inline int flow_to(struct bpf_sock_addr *ctx, struct front *to)
 /* A control message may give a datagram another source than its socket has. */
 __inline int flow_to4(struct bpf_sock_addr *ctx, struct front *to)
 {
-	return is_loopback((addr_t){0, 0, MAPPED, ctx->msg_src_ip4}) ? 0 : flow_to(ctx, to);
+	return flow_to(ctx, to, is_loopback((addr_t){0, 0, MAPPED, ctx->msg_src_ip4}));
 }
 
 __inline int flow_to6(struct bpf_sock_addr *ctx, struct front *to)
 {
 	addr_t src = {ctx->msg_src_ip6[0], ctx->msg_src_ip6[1], ctx->msg_src_ip6[2], ctx->msg_src_ip6[3]};
 
-	return is_loopback(src) ? 0 : flow_to(ctx, to);
+	return flow_to(ctx, to, is_loopback(src));
 }
 
 HOOK(sendmsg, 4, flow_to4)
