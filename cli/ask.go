@@ -74,7 +74,8 @@ func (p *program) askCommands() []*cobra.Command {
 }
 
 func queryCommands() []queryCommand {
-	return []queryCommand{statusQuery(), traceQuery(), tableQuery(), backendsQuery(), whyQuery(), diffQuery(),
+	return []queryCommand{statusQuery(), traceQuery(), tableQuery(), backendsQuery(), probeQuery(), whyQuery(),
+		diffQuery(),
 		eventsQuery(), topQuery(), uiQuery(), reportQuery(), connectQuery()}
 }
 

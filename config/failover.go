@@ -1,6 +1,7 @@
 package config
 
 import (
+	"encoding/json"
 	"slices"
 	"strings"
 
@@ -18,14 +19,26 @@ type Failover struct {
 // failoverModes are the values of --failover.
 var failoverModes = []string{"off", "rescue", "avoid"}
 
+// failoverMode is a text that YAML may take for a value of its own: off without quotes is false.
+type failoverMode string
+
+// UnmarshalJSON implements [json.Unmarshaler].
+func (m *failoverMode) UnmarshalJSON(data []byte) error {
+	if string(data) == "false" {
+		*m = "off"
+		return nil
+	}
+	return json.Unmarshal(data, (*string)(m))
+}
+
 // failoverBlock has the fields that the published type lacks.
 type failoverBlock struct {
-	Failover      string `json:"failover"`
-	FailoverReset bool   `json:"failoverReset"`
+	Failover      failoverMode `json:"failover"`
+	FailoverReset bool         `json:"failoverReset"`
 }
 
 func (o *Options) failoverSection() option.Section {
-	o.failover.Failover = failoverModes[0]
+	o.failover.Failover = failoverMode(failoverModes[0])
 	return option.Section{Title: "Failover", Order: 27, Values: o.failover, Fields: []option.Field{
 		{Path: "failover", Flag: "failover", Row: "FO-01", Effect: onLinux,
 			Help: "`action` for endpoints that clients of this node do not reach, once a probe by the node confirms " +
@@ -37,8 +50,8 @@ func (o *Options) failoverSection() option.Section {
 
 // checkFailover is FO-01 and FO-13. An empty value in a file is the default.
 func (o *Options) checkFailover(r *option.Report) Failover {
-	orDefault(&o.failover.Failover, failoverModes[0])
-	f := Failover{Mode: o.failover.Failover, Reset: o.failover.FailoverReset}
+	orDefault(&o.failover.Failover, failoverMode(failoverModes[0]))
+	f := Failover{Mode: string(o.failover.Failover), Reset: o.failover.FailoverReset}
 	if !slices.Contains(failoverModes, f.Mode) {
 		r.Wrong("failover", f.Mode, "want "+strings.Join(failoverModes, ", "))
 	}

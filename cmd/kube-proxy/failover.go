@@ -10,6 +10,7 @@ import (
 
 	"kube-proxy/cluster"
 	"kube-proxy/event"
+	"kube-proxy/failover"
 	"kube-proxy/failover/control"
 	"kube-proxy/failover/probe"
 	"kube-proxy/lb"
@@ -120,4 +121,10 @@ func (p *proxy) failoverCounts() status.Failover {
 		}
 	}
 	return out
+}
+
+// failoverStatus is for people.
+func (p *proxy) failoverStatus() (failover.Status, string) {
+	s, mode := p.failover.Status()
+	return s, string(mode)
 }

@@ -23,6 +23,12 @@ type failoverLab struct {
 	vip netip.AddrPort
 }
 
+// Lines of the log.
+var (
+	failoverOn      = regexp.MustCompile("Failover is on")
+	nodeUnreachable = regexp.MustCompile("Node is unreachable from here")
+)
+
 // failoverModes are the modes that notice unanswered packets on this kernel.
 var failoverModes = []string{"nftables", "iptables"}
 
@@ -86,10 +92,15 @@ var nodeDead = filter(netlab.Node2, "drop")
 // server had.
 func (n *failoverLab) dials(times int) (slowest time.Duration, servers map[string]int) {
 	n.t.Helper()
+	return n.dialsFor(times, 8*time.Second)
+}
+
+func (n *failoverLab) dialsFor(times int, each time.Duration) (slowest time.Duration, servers map[string]int) {
+	n.t.Helper()
 	servers = map[string]int{}
 	for range times {
 		start := time.Now()
-		r, err := n.Dial("pod2", netlab.TCP, n.vip, netlab.DialOptions{Timeout: 8 * time.Second})
+		r, err := n.Dial("pod2", netlab.TCP, n.vip, netlab.DialOptions{Timeout: each})
 		if err != nil {
 			r.Server = err.Error()
 		}
@@ -106,7 +117,7 @@ func TestFailover(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			n := newFailoverLab(t, mode)
 			p := n.serve("--failover=avoid")
-			p.await(regexp.MustCompile("Failover is on"))
+			p.await(failoverOn)
 			if _, servers := n.dials(30); servers["pod1"] == 0 || servers["pod4"] == 0 || servers["sink"] == 0 {
 				t.Fatalf("before: %v", servers)
 			}
@@ -116,10 +127,16 @@ func TestFailover(t *testing.T) {
 				t.Errorf("while it is cut off: %v", servers)
 			}
 			t.Logf("slowest connect: %v", slowest)
-			p.await(regexp.MustCompile("Node is unreachable from here"))
+			p.await(nodeUnreachable)
 			if slowest, servers = n.dials(30); slowest > 500*time.Millisecond || servers["pod1"]+servers["sink"] != 30 {
 				t.Errorf("while it is avoided: %v, slowest %v", servers, slowest)
 			}
+			n.says("status", "node2 is unreachable from here since", "1 endpoint avoided")
+			n.says("why lab/web", "avoided: its node is unreachable from here")
+			n.says("backends lab/web", "avoided: its node is unreachable from here")
+			n.says("events", "avoided: unreachable from here")
+			n.says("trace 10.1.1.12 lab/web", "10.1.1.11", "172.18.0.254")
+			n.says("probe lab/web", "10.1.2.14:8080", "silent", "answers")
 			page, err := p.get("/metrics")
 			do(t, err)
 			for _, want := range []string{`kubeproxy_failover_avoided_endpoints{reason="node"} 1`,
@@ -139,6 +156,120 @@ func TestFailover(t *testing.T) {
 			p.end(syscall.SIGTERM)
 		})
 	}
+}
+
+// says fails the test unless the output of a query has the texts.
+func (n *failoverLab) says(query string, texts ...string) {
+	n.t.Helper()
+	_, out := n.query(strings.Fields(query)...)
+	for _, want := range texts {
+		if !strings.Contains(out, want) {
+			n.t.Errorf("%s has no %q:\n%s", query, want, out)
+		}
+	}
+}
+
+// TestFailoverCauses has one cause of silence each, and what becomes of the connections (FO-04 to
+// FO-07).
+func TestFailoverCauses(t *testing.T) {
+	// A firewall in a pod, as a NetworkPolicy has it written: node2's packets to its pod pass it.
+	pod := func(rule string) fault { return filter("pod4", "tcp dport 8080 "+rule) }
+	for _, c := range []struct {
+		name  string
+		cause fault
+		// fails: connections to pod4 fail. avoided: after a while, no new connection goes there.
+		fails, avoided bool
+		status         string
+	}{
+		{"the pod is gone", script(netlab.Node2, "ip rule add prio 10 to 10.1.2.14 unreachable",
+			"ip rule del prio 10"), false, true, "10.1.2.14:8080 is unreachable from here"},
+		{"nothing listens", pod("reject with tcp reset"), true, false, "no problems"},
+		{"a policy drops one client", pod("ip saddr 10.1.1.12 drop"), true, false, "no problems"},
+		{"a policy drops pods and nodes", pod("drop"), true, false,
+			"10.1.2.14:8080 is silent for clients and not avoided"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n := newFailoverLab(t, "nftables")
+			p := n.serve("--failover=avoid")
+			p.await(failoverOn)
+			c.cause.begin(n)
+			for range 10 {
+				n.Dial("pod2", netlab.TCP, n.vip, netlab.DialOptions{Timeout: 1500 * time.Millisecond})
+			}
+			_, servers := n.dialsFor(12, 1500*time.Millisecond)
+			failed := 12 - servers["pod1"] - servers["sink"]
+			if c.avoided && failed > 0 || c.fails && failed == 0 || servers["pod4"] > 0 {
+				t.Errorf("connections: %v", servers)
+			}
+			n.says("status", c.status)
+			if c.avoided {
+				c.cause.end(n)
+				until(t, func() string {
+					if _, servers := n.dials(20); servers["pod4"] == 0 {
+						return fmt.Sprintf("after the return: %v", servers)
+					}
+					return ""
+				})
+			}
+			p.end(syscall.SIGTERM)
+		})
+	}
+}
+
+// TestFailoverAllSilent: where no endpoint answers, none is avoided, and an API server or node that
+// answers is no reason to reject connections (FO-06).
+func TestFailoverAllSilent(t *testing.T) {
+	n := newFailoverLab(t, "nftables")
+	n.apply("web", serviceManifest("web", "10.96.0.10", "10.1.2.14@node2", "10.1.2.15@node2"))
+	n.apply("other", serviceManifest("other", "10.96.0.11", "172.18.0.254@sink"))
+	p := n.serve("--failover=avoid")
+	p.await(failoverOn)
+	nodeDead.begin(n)
+	n.dialsFor(3, 2*time.Second)
+	nodeDead.end(n)
+	until(t, func() string {
+		if _, servers := n.dials(10); servers["pod4"] == 0 {
+			return fmt.Sprintf("after the return: %v", servers)
+		}
+		return ""
+	})
+	p.end(syscall.SIGTERM)
+}
+
+// TestFailoverRestart: a new process knows nothing of what was avoided, finds it out at the next
+// waiting client, and no connection fails.
+func TestFailoverRestart(t *testing.T) {
+	n := newFailoverLab(t, "nftables")
+	p := n.serve("--failover=avoid")
+	p.await(failoverOn)
+	nodeDead.begin(n)
+	n.dials(15)
+	p.await(nodeUnreachable)
+	p.end(syscall.SIGTERM)
+	n.mode = "iptables"
+	p = n.serve("--failover=avoid")
+	p.await(failoverOn)
+	if _, servers := n.dials(15); servers["pod1"]+servers["sink"] != 15 {
+		t.Errorf("after a restart in another mode: %v", servers)
+	}
+	p.await(nodeUnreachable)
+	p.end(syscall.SIGTERM)
+}
+
+// TestFailoverRescue: in rescue, waiting clients are rescued, and the table stays (FO-11).
+func TestFailoverRescue(t *testing.T) {
+	n := newFailoverLab(t, "nftables")
+	p := n.serve("--failover=rescue")
+	p.await(failoverOn)
+	nodeDead.begin(n)
+	slowest, servers := n.dials(15)
+	if servers["pod1"]+servers["sink"] != 15 {
+		t.Errorf("connections: %v", servers)
+	}
+	t.Logf("slowest connect: %v", slowest)
+	n.says("backends lab/web", "3 in use")
+	n.says("status", "1 endpoint affected")
+	p.end(syscall.SIGTERM)
 }
 
 // TestFailoverOff: without the setting nothing is noticed, and connections to the node wait.
@@ -178,10 +309,10 @@ func TestFailoverReload(t *testing.T) {
 		"--admin-socket="+filepath.Join(n.dir, "admin.sock"))
 	p.await(allWritten)
 	write("avoid")
-	p.await(regexp.MustCompile("Failover is on"))
+	p.await(failoverOn)
 	nodeDead.begin(n)
 	n.dials(20)
-	p.await(regexp.MustCompile("Node is unreachable from here"))
+	p.await(nodeUnreachable)
 	if _, servers := n.dials(20); servers["pod1"]+servers["sink"] != 20 {
 		t.Errorf("avoid: %v", servers)
 	}

@@ -21,6 +21,7 @@ func (p *proxy) newInspector() *inspect.Inspector {
 	ic := inspect.Config{
 		Version: cfg.Version, Started: time.Now(), Mode: p.choice.Mode, Configured: p.choice.Configured,
 		Reason: p.reason(), Store: p.store, Changes: p.changes, Pods: p.pods, Snapshot: p.snapshots.serving.Load,
+		Failover: p.failoverStatus, Serves: p.serves,
 		Follow: rest.Ask, Conntrack: conntrackUse, Connected: func() bool { return p.connected() },
 		NodeProblems:  p.nodeProblems,
 		Configuration: func() (any, error) { return p.config().Configz() },

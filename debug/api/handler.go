@@ -64,6 +64,13 @@ func NewHandler(about *inspect.Inspector) *Handler {
 	h.answer("service", []string{"name"}, true, func(_ context.Context, q url.Values) (any, error) {
 		return about.Service(q.Get("name"))
 	})
+	h.answer("probe", []string{"name"}, false, func(ctx context.Context, q url.Values) (any, error) {
+		if err := h.linger(); err != nil {
+			return nil, err
+		}
+		defer leave(h.long)
+		return about.Probe(ctx, q.Get("name"))
+	})
 	h.answer("status", nil, true, func(context.Context, url.Values) (any, error) { return about.Status(), nil })
 	h.answer("attention", nil, true, func(context.Context, url.Values) (any, error) { return about.Attention(), nil })
 	h.answer("configuration", nil, true, func(context.Context, url.Values) (any, error) {

@@ -123,12 +123,13 @@ func (d *delta) text(store *cluster.Store, name cluster.Name) string {
 	if len(d.added)+len(d.removed) == 0 {
 		return d.large
 	}
-	about := d.look(store.View(name))
+	view := store.View(name)
+	about, avoids := d.look(view), &view.Node.Unreachable
 	var all []string
 	for _, a := range d.removed {
 		why := "gone"
 		if e, there := about[a.Addr()]; there {
-			why = strings.TrimPrefix(e.Place().Node+", "+d.unused(a, &e), ", ")
+			why = strings.TrimPrefix(e.Place().Node+", "+d.unused(a, &e, avoids), ", ")
 		}
 		all = append(all, fmt.Sprintf("−%s (%s)", a, why))
 	}
@@ -149,13 +150,20 @@ func (d *delta) text(store *cluster.Store, name cluster.Name) string {
 }
 
 // unused is why connections do not reach an endpoint that a slice still has.
-func (d *delta) unused(a netip.AddrPort, e *cluster.Endpoint) string {
+func (d *delta) unused(a netip.AddrPort, e *cluster.Endpoint, avoids *cluster.Unreachable) string {
+	unreachable := false
+	for _, p := range d.ports {
+		is, _ := avoids.Has(a, cluster.Protocol(p.proto), e.Place().Node)
+		unreachable = unreachable || is
+	}
 	moved := slices.IndexFunc(d.added, func(now netip.AddrPort) bool { return now.Addr() == a.Addr() })
 	switch {
 	case e.Terminating:
 		return "terminating"
 	case moved >= 0:
 		return fmt.Sprintf("its port is %d now", d.added[moved].Port())
+	case e.Ready && unreachable:
+		return "avoided: unreachable from here"
 	case e.Ready:
 		return "ready, but not for this node"
 	}

@@ -19,7 +19,8 @@ func detailPort(p policy.ExplainedPort) (DetailPort, []Endpoint) {
 	for _, e := range p.Endpoints {
 		x := Endpoint{Service: p.Service, Protocol: p.Protocol, Address: e.Address, Node: e.Node, Local: e.Here,
 			Zone: e.Zone, SameZone: e.SameZone, Ready: e.Ready, Serving: e.Serving,
-			Terminating: e.Terminating, ForZones: e.Zones, ForNodes: e.Nodes, In: []string{}}
+			Terminating: e.Terminating, ForZones: e.Zones, ForNodes: e.Nodes, Unreachable: e.Unreachable,
+			In: []string{}}
 		if e.InCluster {
 			x.In = append(x.In, "cluster")
 			out.InCluster++

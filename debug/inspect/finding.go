@@ -62,6 +62,7 @@ func (i *Inspector) findings(s *Status) []Finding {
 	if i.cfg.NodeProblems != nil && s.Synced {
 		f = append(f, i.cfg.NodeProblems()...)
 	}
+	i.failoverFindings(&f)
 	i.serviceFindings(&f)
 	slices.SortStableFunc(f, func(a, b Finding) int { return b.Severity.Compare(a.Severity) })
 	if f == nil {

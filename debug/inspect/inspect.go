@@ -10,6 +10,7 @@ import (
 	"kube-proxy/debug/changes"
 	"kube-proxy/debug/node"
 	"kube-proxy/engine"
+	"kube-proxy/failover"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/policy"
@@ -54,6 +55,10 @@ type Config struct {
 	Connected func() bool
 	// Changes is the record of changes; nil without one.
 	Changes *changes.Ring
+	// Failover returns what does not answer, and the action: off, rescue or avoid. Serves reports
+	// whether a frontend of the Service leads to the endpoint. Nil where no proxy runs.
+	Failover func() (failover.Status, string)
+	Serves   func(cluster.Name, netip.AddrPort) bool
 	// Configuration returns the effective configuration, as an object for encoding/json; nil where
 	// no proxy runs.
 	Configuration func() (any, error)

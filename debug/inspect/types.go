@@ -99,6 +99,8 @@ type Endpoint struct {
 	// ForZones and ForNodes are its topology hints.
 	ForZones []string `json:"forZones,omitempty"`
 	ForNodes []string `json:"forNodes,omitempty"`
+	// Unreachable is the reason why this node does not reach it; "" if nothing is known against it.
+	Unreachable string `json:"unreachable,omitempty"`
 	// In are the backend sets of new connections that have it: cluster, local.
 	In []string `json:"in"`
 	// Why is the reason why it is not in a set that the port needs, as the end of a sentence about
