@@ -170,7 +170,7 @@ func (o *Options) reportLoopback(c *Config, m mode.Mode) []string {
 		v4, v6 := loopbacks(entry)
 		named = named || v4 || v6
 		switch {
-		case !v4 && !v6, proxied:
+		case !v4 && !v6, proxied, m.LocalhostSockets:
 		case m.LocalhostGate != "":
 			all = append(all, fmt.Sprintf("%s %q has no effect: in mode %s NodePorts do not answer on loopback "+
 				"addresses without the feature gate %s", where, entry, m.Name, m.LocalhostGate))

@@ -32,6 +32,8 @@ func TestFor(t *testing.T) {
 		{"CF-37 localhost where no mode can", "--nodeport-addresses=localhost", "", "nftables",
 			" [127.0.0.0/8 ::1/128] false 14 0s", "",
 			`--nodeport-addresses "localhost" has no effect: in mode nftables`},
+		{"CF-37 localhost by sockets of the node", "--proxy-mode=ebpf --nodeport-addresses=localhost", "", "ebpf",
+			" [127.0.0.0/8 ::1/128] false 14 0s", "", ""},
 		{"CF-62 flags feed a blank mode", "--masquerade-all --iptables-masquerade-bit=3", "", "nftables",
 			"primary [] true 3 0s", "", ""},
 		{"CF-62 a file does not", "", "iptables: {masqueradeAll: true}", "nftables", "primary [] false 14 0s", "",

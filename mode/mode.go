@@ -80,6 +80,9 @@ type Mode struct {
 	// LocalhostGate is the feature gate with which TCP NodePorts answer at [lb.Node.Localhost], by
 	// connections of this process, and those of other protocols are rejected there; "" for none.
 	LocalhostGate string
+	// LocalhostSockets: programs of the node reach NodePorts at loopback addresses without
+	// LocalhostGate, because their sockets are connected to endpoints.
+	LocalhostSockets bool
 
 	// Terminates: connections end at the proxy, so that the kernel need not forward.
 	Terminates bool

@@ -240,4 +240,7 @@ func TestInitOnlyThenNetAdmin(t *testing.T) {
 	n.code(healthURL+"/readyz", 200)
 	n.wantGood("without privileges")
 	p.stop()
+	if errorLine.MatchString(p.log()) { // such as that it may not ask for eBPF programs
+		t.Errorf("an error in\n%s", p.log())
+	}
 }

@@ -132,7 +132,22 @@ func (n *nodeLab) start(args ...string) *labProgram {
 // program starts the program with these arguments alone.
 func (n *nodeLab) program(args ...string) *labProgram {
 	n.t.Helper()
-	cmd := n.Command(netlab.Node1, self(n.t), args...)
+	if n.mode == "ebpf" { // as the chart has it
+		return n.confined(",+net_admin,+bpf,+perfmon,+sys_admin,+sys_resource", args...)
+	}
+	return n.launch(self(n.t), args...)
+}
+
+// confined starts the program with these capabilities alone.
+func (n *nodeLab) confined(capabilities string, args ...string) *labProgram {
+	n.t.Helper()
+	return n.launch("setpriv", append([]string{"--bounding-set=-all" + capabilities, "--inh-caps=-all",
+		"--no-new-privs", self(n.t)}, args...)...)
+}
+
+func (n *nodeLab) launch(path string, args ...string) *labProgram {
+	n.t.Helper()
+	cmd := n.Command(netlab.Node1, path, args...)
 	cmd.Env = append(os.Environ(), asProgram+"=1")
 	return &labProgram{launch(n.t, cmd.Cmd, cmd.Start, cmd.Wait), n}
 }

@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -18,15 +17,6 @@ import (
 
 	"kube-proxy/internal/netlab"
 )
-
-// confined starts a program of the lab with these capabilities alone, as the chart does.
-func (n *nodeLab) confined(capabilities string, args ...string) *labProgram {
-	n.t.Helper()
-	args = append([]string{"--bounding-set=-all" + capabilities, "--inh-caps=-all", self(n.t)}, args...)
-	cmd := n.Command(netlab.Node1, "setpriv", args...)
-	cmd.Env = append(os.Environ(), asProgram+"=1")
-	return &labProgram{launch(n.t, cmd.Cmd, cmd.Start, cmd.Wait), n}
-}
 
 // probe requests a page of the health server.
 func (n *nodeLab) probe(path string) (code int, body string) {

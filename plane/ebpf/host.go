@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -35,18 +36,37 @@ func pinsOf(pins string, cookie uint64) string {
 	return filepath.Join(pins, fmt.Sprintf("netns-%d", cookie))
 }
 
-// mountBPFFS mounts the BPF file system where it is missing.
-func mountBPFFS(at string) error {
+// mountBPFFS mounts the BPF file system where it is missing. It reports whether that mount is
+// private: no other mount namespace sees it, so in a container it ends with the container.
+func mountBPFFS(at string) (private bool, err error) {
 	is, err := isFS(at, unix.BPF_FS_MAGIC)
 	if err != nil || is {
-		return err
+		return false, err
 	}
 	if err := unix.Mount("bpf", at, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
-		return fmt.Errorf("mount the BPF file system at %s "+
+		return false, fmt.Errorf("mount the BPF file system at %s "+
 			"(in a container, mount the host's there): %w: %w", at, explainIDs(err),
 			plane.ErrUnsupported)
 	}
-	return nil
+	shared, err := isShared(at, linux.MountInfo)
+	return !shared, err
+}
+
+// isShared reports whether the newest mount at a path propagates to other mount namespaces, by a
+// list like [linux.MountInfo].
+func isShared(at, mounts string) (shared bool, err error) {
+	text, err := os.ReadFile(mounts)
+	if err != nil {
+		return false, fmt.Errorf("look at the mounts: %w", err)
+	}
+	for line := range strings.Lines(string(text)) {
+		const point, tags = 4, 6
+		fields := strings.Fields(line)
+		if len(fields) > tags && fields[point] == at {
+			shared = strings.HasPrefix(fields[tags], "shared:")
+		}
+	}
+	return shared, nil
 }
 
 func isFS(path string, magic int64) (bool, error) {

@@ -46,7 +46,7 @@ func facts(packets mode.Mode) mode.Mode {
 		mode.Metric{Row: "EXT", Name: passedTotal, Kind: mode.Counter, Labels: []string{"ip_family", "reason"},
 			Help: "Calls of sockets to Services that eBPF programs passed to the nftables rules, by reason"})
 	m.Rules, m.Among = Name, packets.Rules
-	m.Overrides = true
+	m.Overrides, m.LocalhostSockets = true, true
 	m.Weigh = func(s mode.Settings) func(lb.Size) int {
 		under := packets.Weigh(s)
 		return func(size lb.Size) int { return under(size) + weigh(size) }

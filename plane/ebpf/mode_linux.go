@@ -67,8 +67,14 @@ func newOver(packets mode.Mode, s mode.Settings) (mode.Plane, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ebpf: %w", err)
 	}
-	if err := mountBPFFS(o.bpffs()); err != nil {
+	private, err := mountBPFFS(o.bpffs())
+	if err != nil {
 		return nil, fmt.Errorf("ebpf: %w", err)
+	}
+	if private && s.Log != nil {
+		s.Log.Warn("Mounted the BPF file system for this mount namespace alone; in a container the eBPF programs end "+
+			"with it, and packet rules serve until the next one starts: mount the host's /sys/fs/bpf there",
+			"path", o.bpffs())
 	}
 	under, err := packets.New(s)
 	if err != nil {

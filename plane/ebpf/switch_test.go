@@ -261,9 +261,9 @@ func TestHost(t *testing.T) {
 			return err
 		}
 		at := t.TempDir()
-		for range 2 { // the second time it is there
-			if err := mountBPFFS(at); err != nil {
-				return err
+		for _, want := range []bool{true, false} { // the second time it is there
+			if private, err := mountBPFFS(at); err != nil || private != want {
+				return fmt.Errorf("a mount that others do not see: private %v, error %w", private, err)
 			}
 		}
 		if err := os.Mkdir(at+"/folder", 0o700); err != nil {
@@ -272,7 +272,20 @@ func TestHost(t *testing.T) {
 		if err := os.WriteFile(at+"/file", nil, 0o600); err == nil {
 			return errors.New("it is no BPF file system, which has no plain files")
 		}
-		return unix.Unmount(at, 0)
+		if err := unix.Unmount(at, 0); err != nil {
+			return err
+		}
+		// The host's, which containers see.
+		shared := t.TempDir()
+		err := errors.Join(unix.Mount("tmpfs", shared, "tmpfs", 0, ""), unix.Mount("", shared, "", unix.MS_SHARED, ""),
+			os.Mkdir(shared+"/bpf", 0o700))
+		if err != nil {
+			return err
+		}
+		if private, err := mountBPFFS(shared + "/bpf"); err != nil || private {
+			return fmt.Errorf("a mount that others see: private %v, error %w", private, err)
+		}
+		return errors.Join(unix.Unmount(shared+"/bpf", 0), unix.Unmount(shared, 0))
 	})
 	if err != nil {
 		t.Error(err)
