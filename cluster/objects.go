@@ -113,18 +113,25 @@ type Slice struct {
 	Ports   []SlicePort
 	// Endpoints have one address each, the API object's first (SV-31).
 	Endpoints Endpoints
+	// Unused are further addresses of the endpoints, which get no packets; at most [MaxUnused] of
+	// them are kept, to be explained.
+	Unused []netip.Addr
 	// Trigger is the annotation endpoints.kubernetes.io/last-change-trigger-time in nanoseconds
 	// since 1970, 0 if absent (SV-35). It is no difference between two slices.
 	Trigger int64
 }
 
-// Equal reports whether two slices are the same in everything that decides about packets.
+// MaxUnused bounds Slice.Unused.
+const MaxUnused = 8
+
+// Equal reports whether two slices are the same in everything that decides about packets, or
+// explains them.
 func (s *Slice) Equal(o *Slice) bool {
 	if s == nil || o == nil {
 		return s == o
 	}
 	return s.Name == o.Name && s.Service == o.Service && s.IPv6 == o.IPv6 &&
-		slices.Equal(s.Ports, o.Ports) && s.Endpoints.equal(&o.Endpoints)
+		slices.Equal(s.Ports, o.Ports) && s.Endpoints.equal(&o.Endpoints) && slices.Equal(s.Unused, o.Unused)
 }
 
 // SamePlaces reports whether the endpoints of two equal slices run in the same places.

@@ -65,6 +65,8 @@ type candidate struct {
 	unplaced bool // a usable entry has no node (TN-68)
 	ready    bool // one of its entries is ready
 	draining bool // one is terminating and still serves
+	running  bool // one is neither ready nor terminating: a pod that has the address now
+	serving  bool // such an entry serves all the same
 	hints    hints
 	avoided  avoidance // of all usable entries
 }
@@ -73,11 +75,22 @@ type candidate struct {
 // flows.
 func (c *candidate) usable() bool { return c.ready || c.draining }
 
+// settle takes a terminating pod out of a candidate whose address a running pod has that is not
+// ready, and reports whether the candidate still counts.
+func (c *candidate) settle() bool {
+	if c.running && !c.ready {
+		c.draining = false
+		return c.serving
+	}
+	return true
+}
+
 // group holds the endpoints of the slices that give a port the same number. An entry is usable if
 // it is ready, or terminating and still serving. An entry that serves but is neither ready nor
 // terminating, which the API does not foresee, only keeps flows (DP-50); others have no effect.
 // Entries for the same address are merged across slices (SV-32): one that is on this node or ready
-// is enough, and hints of the ready ones add up.
+// is enough, and hints of the ready ones add up. Without a ready one, a running pod precedes a
+// terminating one.
 type group struct {
 	from, to   int   // the candidates in resolver.candidates, sorted by address
 	known      known // without the avoided candidates
@@ -172,10 +185,12 @@ func (r *resolver) appendSlice(sl *cluster.Slice, port uint16, proto cluster.Pro
 	avoids := !facts.Unreachable.IsZero()
 	for i := range sl.Endpoints.Len() {
 		e := sl.Endpoints.At(i)
-		if !r.counts(&e) {
+		running := !e.Ready && !e.Terminating
+		if !r.counts(&e) && !(running && r.settings.serves(e.Addr, asEndpoint)) {
 			continue
 		}
-		c := candidate{addr: e.Addr, ready: e.Ready, draining: e.Serving && e.Terminating}
+		c := candidate{addr: e.Addr, ready: e.Ready, draining: e.Serving && e.Terminating, running: running,
+			serving: running && e.Serving}
 		if e.Ready {
 			c.hints = hintsOf(&e, facts)
 		}
@@ -189,12 +204,13 @@ func (r *resolver) appendSlice(sl *cluster.Slice, port uint16, proto cluster.Pro
 	}
 }
 
-// counts reports whether an entry of a slice becomes a candidate.
+// counts reports whether an entry of a slice makes a candidate by itself.
 func (r *resolver) counts(e *cluster.Endpoint) bool {
 	return (e.Ready || e.Serving) && r.settings.serves(e.Addr, asEndpoint)
 }
 
-// mergeCopies merges neighbours with the same address, in place.
+// mergeCopies merges neighbours with the same address, in place, and leaves out those that do not
+// count.
 func mergeCopies(sorted []candidate) []candidate {
 	out := sorted[:0]
 	for _, c := range sorted {
@@ -209,12 +225,19 @@ func mergeCopies(sorted []candidate) []candidate {
 			last.local, last.unplaced = last.local || c.local, last.unplaced || c.unplaced
 			last.ready = last.ready || c.ready
 			last.draining = last.draining || c.draining
+			last.running, last.serving = last.running || c.running, last.serving || c.serving
 			last.hints |= c.hints
 			continue
 		}
 		out = append(out, c)
 	}
-	return out
+	kept := out[:0]
+	for _, c := range out {
+		if c.settle() {
+			kept = append(kept, c)
+		}
+	}
+	return kept
 }
 
 // in returns the candidates of a group.

@@ -269,10 +269,14 @@ func (c *portExplainer) endpoints(p *cluster.ServicePort) {
 		n.Zones, n.Nodes = slices.Compact(n.Zones), slices.Compact(n.Nodes)
 		candidate := c.candidate(at)
 		switch {
+		case n.second:
+			n.out(c.port, "the second address of an endpoint; only the first one is used")
 		case candidate != nil:
 			c.judge(&n.ExplainedEndpoint, candidate)
 		case at.Port() == 0:
 			n.out(c.port, fmt.Sprintf("in an EndpointSlice that has no port %q of %s", p.Name, lb.Proto(p.Protocol)))
+		case n.counts && n.running && !n.Ready:
+			n.out(c.port, "terminating, and another pod, which is not ready, has its address")
 		case n.counts:
 			n.out(c.port, "one endpoint too many for the Service's ports")
 		case !c.settings.serves(at.Addr(), asEndpoint):
@@ -291,7 +295,9 @@ func (c *portExplainer) endpoints(p *cluster.ServicePort) {
 // named is an endpoint that an explanation names.
 type named struct {
 	ExplainedEndpoint
-	counts bool // an entry makes a candidate
+	counts  bool // an entry makes a candidate
+	second  bool // the address is not the first one of its endpoint
+	running bool // an entry is neither ready nor terminating
 }
 
 // gather records the entries of a slice; port is 0 if the slice lacks the port, and then entries
@@ -315,12 +321,29 @@ func (c *portExplainer) gather(found map[netip.AddrPort]*named, sl *cluster.Slic
 			found[at] = n
 		}
 		n.Entries++
-		n.counts = n.counts || c.counts(&e)
+		n.second = false
+		n.counts, n.running = n.counts || c.counts(&e), n.running || !e.Ready && !e.Terminating
 		n.Here = n.Here || e.OnNode(c.view.Node.NodeName)
 		n.place(e.Place(), &c.view.Node)
 		n.Ready, n.Serving, n.Terminating = n.Ready || e.Ready, n.Serving || e.Serving, n.Terminating || e.Terminating
 		if e.Hints != nil {
 			n.Zones, n.Nodes = append(n.Zones, e.Hints.Zones...), append(n.Nodes, e.Hints.Nodes...)
+		}
+	}
+	c.gatherUnused(found, sl, port)
+}
+
+// gatherUnused records addresses of a slice that get no packets.
+func (c *portExplainer) gatherUnused(found map[netip.AddrPort]*named, sl *cluster.Slice, port uint16) {
+	for _, a := range sl.Unused {
+		at := netip.AddrPortFrom(a, port)
+		switch {
+		case found[at] != nil: // it is the first one of another endpoint
+		case c.room == 0:
+			c.port.More++
+		default:
+			c.room--
+			found[at] = &named{ExplainedEndpoint: ExplainedEndpoint{Address: at, Entries: 1}, second: true}
 		}
 	}
 }

@@ -249,7 +249,8 @@ func baseSlice(edit func(*discovery.EndpointSlice)) *discovery.EndpointSlice {
 func TestSlice(t *testing.T) {
 	want := &cluster.Slice{
 		Name: cluster.Name{Namespace: "shop", Name: "web-x7k2p"}, Service: cluster.Name{Namespace: "shop", Name: "web"},
-		Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}},
+		Ports:  []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}},
+		Unused: []netip.Addr{netip.MustParseAddr("10.1.0.6")},
 		Endpoints: cluster.EndpointsOf(cluster.Endpoint{Addr: netip.MustParseAddr("10.1.0.5"),
 			Where: cluster.At("n1", ""), Ready: true, Serving: true}),
 		Trigger: time.Date(2026, 11, 21, 12, 0, 0, 1, time.UTC).UnixNano(),
@@ -460,8 +461,8 @@ func FuzzAddr(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		if a, ok := parseAddr(s); ok {
-			if b, ok := parseAddr(a.String()); !ok || a != b || a.Is4In6() || a.Zone() != "" {
+		if a, ok := ParseAddr(s); ok {
+			if b, ok := ParseAddr(a.String()); !ok || a != b || a.Is4In6() || a.Zone() != "" {
 				t.Errorf("%q: %v, then %v", s, a, b)
 			}
 		}

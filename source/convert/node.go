@@ -31,7 +31,7 @@ func Node(in *core.Node) (*cluster.Node, []Problem) {
 			if addr.Type != want {
 				continue
 			}
-			a, ok := parseAddr(addr.Address)
+			a, ok := ParseAddr(addr.Address)
 			if !ok {
 				ps.add(Problem{Field: fmt.Sprintf("status.addresses[%d].address", i), Value: addr.Address,
 					What: "is not an IP address", Then: "it is ignored"})

@@ -11,10 +11,10 @@ import (
 // there are few namespaces, port names and zones.
 func intern(s string) string { return unique.Make(s).Value() }
 
-// parseAddr reads an address as the API does. IPv4 numbers may have leading zeros and are decimal
+// ParseAddr reads an address as the API does. IPv4 numbers may have leading zeros and are decimal
 // all the same, since objects written so long ago are still valid; an IPv4 address inside IPv6 is
 // the IPv4 address. Addresses with a zone are not accepted.
-func parseAddr(s string) (netip.Addr, bool) {
+func ParseAddr(s string) (netip.Addr, bool) {
 	a, err := netip.ParseAddr(s)
 	if err != nil {
 		a, err = netip.ParseAddr(trimZeros(s))
@@ -32,7 +32,7 @@ func parsePrefix(s string) (netip.Prefix, bool) {
 	if !ok {
 		return netip.Prefix{}, false
 	}
-	a, ok := parseAddr(addr)
+	a, ok := ParseAddr(addr)
 	if !ok {
 		return netip.Prefix{}, false
 	}

@@ -61,7 +61,7 @@ func Service(in *core.Service) (*cluster.Service, []Problem) {
 		return out, ps.done()
 	}
 	out.ClusterIPs = clusterIPs(&ps, &in.Spec)
-	out.ExternalIPs = list(&ps, "spec.externalIPs", in.Spec.ExternalIPs, parseAddr, "is not an IP address") // SV-13
+	out.ExternalIPs = list(&ps, "spec.externalIPs", in.Spec.ExternalIPs, ParseAddr, "is not an IP address") // SV-13
 	out.LoadBalancerIPs = loadBalancerIPs(&ps, in.Status.LoadBalancer.Ingress)
 	out.SourceRanges = prefixes(&ps, "spec.loadBalancerSourceRanges", in.Spec.LoadBalancerSourceRanges)
 	internal := core.ServiceInternalTrafficPolicyCluster
@@ -121,7 +121,7 @@ func clusterIPs(ps *problems, spec *core.ServiceSpec) []netip.Addr {
 		if strings.Contains(field, "%") {
 			path = fmt.Sprintf(field, i)
 		}
-		a, ok := parseAddr(ip)
+		a, ok := ParseAddr(ip)
 		if !ok {
 			ps.add(Problem{Field: path, Value: ip, Refused: true,
 				What: "is not an IP address", Then: "the Service has no address of that family"})
@@ -179,7 +179,7 @@ func loadBalancerIPs(ps *problems, in []core.LoadBalancerIngress) []netip.Addr {
 		if ing.IP == "" || ing.IPMode != nil && *ing.IPMode != core.LoadBalancerIPModeVIP {
 			continue
 		}
-		a, ok := parseAddr(ing.IP)
+		a, ok := ParseAddr(ing.IP)
 		if !ok {
 			ps.add(Problem{Field: fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), Value: ing.IP,
 				What: "is not an IP address", Then: "it is ignored"})

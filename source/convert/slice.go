@@ -2,6 +2,7 @@ package convert
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -55,6 +56,7 @@ func Slice(in *discovery.EndpointSlice) (*cluster.Slice, []Problem) {
 	}
 	out.Ports = slicePorts(&ps, in.Ports)
 	out.Endpoints = endpoints(&ps, in.Endpoints, out.IPv6)
+	out.Unused = unused(in.Endpoints)
 	return out, ps.done()
 }
 
@@ -111,7 +113,7 @@ func endpoints(ps *problems, in []discovery.Endpoint, ipv6 bool) cluster.Endpoin
 			continue
 		}
 		path := func() string { return "endpoints[" + strconv.Itoa(i) + "].addresses[0]" }
-		a, ok := parseAddr(e.Addresses[0])
+		a, ok := ParseAddr(e.Addresses[0])
 		if !ok {
 			ps.add(Problem{Field: path(), Value: e.Addresses[0], What: "is not an IP address",
 				Then: "the endpoint is ignored"})
@@ -134,6 +136,18 @@ func endpoints(ps *problems, in []discovery.Endpoint, ipv6 bool) cluster.Endpoin
 		out = append(out, ep)
 	}
 	return cluster.EndpointsOf(out...)
+}
+
+// unused returns the addresses of endpoints behind their first ones, some of them if there are many.
+func unused(in []discovery.Endpoint) (out []netip.Addr) {
+	for i := range in {
+		for _, text := range in[i].Addresses[min(1, len(in[i].Addresses)):] {
+			if a, ok := ParseAddr(text); ok && len(out) < cluster.MaxUnused {
+				out = append(out, a)
+			}
+		}
+	}
+	return out
 }
 
 // said returns the value of an optional field; "" if it is absent.

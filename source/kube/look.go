@@ -127,7 +127,7 @@ func (l *Looked) node(ctx context.Context, client rest.Interface, name string) {
 	}
 	l.Node = true
 	for _, s := range node.Status.Addresses {
-		if a, err := netip.ParseAddr(s.Address); err == nil && s.Type == core.NodeInternalIP {
+		if a, ok := convert.ParseAddr(s.Address); ok && s.Type == core.NodeInternalIP {
 			l.Addrs = append(l.Addrs, a)
 		}
 	}

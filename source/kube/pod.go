@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"kube-proxy/cluster"
+	"kube-proxy/source/convert"
 )
 
 const (
@@ -82,8 +83,8 @@ func podAddrs(s *discovery.EndpointSlice, pod cluster.Name, out map[cluster.Name
 			continue
 		}
 		for _, text := range s.Endpoints[i].Addresses {
-			if a, err := netip.ParseAddr(text); err == nil && !slices.Contains(out[pod], a.Unmap()) {
-				out[pod] = append(out[pod], a.Unmap())
+			if a, ok := convert.ParseAddr(text); ok && !slices.Contains(out[pod], a) {
+				out[pod] = append(out[pod], a)
 			}
 		}
 	}

@@ -2,7 +2,6 @@ package manifests
 
 import (
 	"fmt"
-	"net/netip"
 	"strings"
 
 	core "k8s.io/api/core/v1"
@@ -29,11 +28,11 @@ func service(s *core.Service) (*cluster.Service, []convert.Problem) {
 	}
 	if len(spec.IPFamilies) == 0 {
 		for _, ip := range spec.ClusterIPs {
-			a, err := netip.ParseAddr(ip)
+			a, ok := convert.ParseAddr(ip)
 			switch {
-			case err != nil: // the conversion reports it
+			case !ok: // the conversion reports it
 				spec.IPFamilies = append(spec.IPFamilies, "")
-			case a.Unmap().Is4():
+			case a.Is4():
 				spec.IPFamilies = append(spec.IPFamilies, core.IPv4Protocol)
 			default:
 				spec.IPFamilies = append(spec.IPFamilies, core.IPv6Protocol)

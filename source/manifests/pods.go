@@ -11,6 +11,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"kube-proxy/cluster"
+	"kube-proxy/source/convert"
 )
 
 // podNamed has the parts of a document that may give a Pod's address: a Pod itself, or a slice with
@@ -77,8 +78,8 @@ func (d *podNamed) addrs(pod cluster.Name, out map[cluster.Name][]netip.Addr) {
 		}
 		full := cluster.Name{Namespace: namespace, Name: name}
 		for _, text := range texts {
-			if a, err := netip.ParseAddr(text); err == nil && !slices.Contains(out[full], a.Unmap()) {
-				out[full] = append(out[full], a.Unmap())
+			if a, ok := convert.ParseAddr(text); ok && !slices.Contains(out[full], a) {
+				out[full] = append(out[full], a)
 			}
 		}
 	}

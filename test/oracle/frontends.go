@@ -217,7 +217,7 @@ func (w world) serving(p cluster.ServicePort, routes []lb.Route) *lb.BackendSet 
 	}
 	all := map[netip.AddrPort]lb.Backend{}
 	w.each(p, func(at netip.AddrPort, e cluster.Endpoint) {
-		if e.Ready || e.Serving {
+		if e.Ready || e.Serving && (!e.Terminating || !w.taken(p, at)) {
 			all[at] = lb.Backend{Addr: at}
 		}
 	})
@@ -248,10 +248,25 @@ type endpoint struct {
 // endpoints gathers the endpoints of a port from all slices.
 func (w world) endpoints(p cluster.ServicePort) map[netip.AddrPort]endpoint {
 	out := map[netip.AddrPort]endpoint{}
-	w.each(p, func(at netip.AddrPort, e cluster.Endpoint) { out[at] = w.merge(out[at], e) })
+	w.each(p, func(at netip.AddrPort, e cluster.Endpoint) {
+		if e.Ready || !w.taken(p, at) {
+			out[at] = w.merge(out[at], e)
+		}
+	})
 	// An endpoint that is neither ready nor terminating and serving does not exist.
 	maps.DeleteFunc(out, func(_ netip.AddrPort, e endpoint) bool { return !e.ready && !e.draining })
 	return out
+}
+
+// taken reports whether a running pod that is not ready has the address now, and none that is.
+func (w world) taken(p cluster.ServicePort, at netip.AddrPort) bool {
+	running, ready := false, false
+	w.each(p, func(other netip.AddrPort, e cluster.Endpoint) {
+		if other == at {
+			running, ready = running || !e.Ready && !e.Terminating, ready || e.Ready
+		}
+	})
+	return running && !ready
 }
 
 // each visits all entries of the slices for a port.
