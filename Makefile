@@ -21,7 +21,7 @@ tool = go -C tools build $(VCS) -o $(CURDIR)/bin/tools/ ./$(1) && bin/tools/$(1)
 ASKED := ./debug/api ./event ./debug/inspect ./status ./trace
 STORE := $(or $(VMRUN_STORE),/var/cache/vmrun)
 
-.PHONY: objects test-objects site vm help build build-windows krew image image-lock scale test-asked test-image test-monitoring test-status test check unit e2e pods test-kernels release-check bench run switches fuzz generate clean deps
+.PHONY: objects test-objects site vm help build build-windows krew image image-lock scale test-asked test-image test-monitoring test-status test check unit e2e pods test-kernels mutants release-check bench run switches fuzz generate clean deps
 
 help: ## print this help
 	@echo 'Usage: make TARGET. Tests and `run` need root; they work in network namespaces of their own.'
@@ -177,6 +177,13 @@ generate: deps objects ## build the eBPF objects, and rewrite docs/conformance.m
 	PLANETEST_RECORD=$(COMMIT) $(MAKE) test-kernels FULL=1
 	go test ./test/planetest -run TestPage -update
 
+# Other places for each release, the same for each run of one.
+mutants: ## change the code at random places, a minute for each package, and see whether its tests notice (ARGS='-seed 7 -for 5m ./engine')
+	@$(call tool,mutants) $(or $(ARGS),$(MUTATED))
+# The packages whose tests need no API server, container or other kernel.
+MUTATED = -seed $(KUBE_PROXY_SEED) ./cluster ./config/... ./conntrack ./debug/... ./engine ./event ./failover/... ./health ./internal/... ./lb ./logging \
+	./mode ./plane/... ./policy ./source/... ./status ./trace
+
 release-check: COMMIT := $(COMMIT)
 release-check: ## before a release, for hours: all tests, with -race too, all scenarios on all kernels, all fuzz targets; docs/conformance.md says when
 	@[[ $(COMMIT) != *-dirty && $(COMMIT) != unknown ]] || { echo 'make: commit first, for the check notes which commit passed' >&2; exit 1; }
@@ -187,6 +194,7 @@ release-check: ## before a release, for hours: all tests, with -race too, all sc
 	go -C tools test -race -timeout 30m ./...
 	go test -count=1 -timeout 90m ./test/adversary -run TestStranger -large
 	$(MAKE) fuzz FUZZTIME=60s
+	$(MAKE) mutants ARGS=
 	$(MAKE) generate COMMIT=$(COMMIT)
 	go test ./test/planetest -run TestPage -update -release=$(COMMIT) -args $(KERNELS) $(shell uname -r | cut -d. -f1,2)
 

@@ -642,3 +642,33 @@ func BenchmarkPass(b *testing.B) {
 		}
 	}
 }
+
+// Deletes that a pass which failed did not send are not sent by the next one: its plan may keep the
+// entries.
+func TestFailedPassLeavesNothing(t *testing.T) {
+	ns := newNamespace(t)
+	ns.inject(t, 2000, func(i int) (client, to, from netip.AddrPort, proto lb.Proto) {
+		return clientN(i), dns, podAP, lb.UDP
+	})
+	table := ns.table(t, lb.IPv4)
+	ctx, cancel := context.WithCancel(t.Context())
+	one := func(flow) (lb.Key, bool) {
+		first := ctx.Err() == nil
+		cancel()
+		return lb.Key{}, first
+	}
+	failed := func(_ lb.Key, err error) { t.Error(err) }
+	if n, err := table.forget(ctx, lb.UDP, one, failed); err == nil || n.deleted != 0 {
+		t.Fatalf("a pass that was ended: %+v, %v", n, err)
+	}
+	if len(table.keys) != 1 {
+		t.Fatalf("%d deletes were not sent, want 1", len(table.keys))
+	}
+	none := func(flow) (lb.Key, bool) { return lb.Key{}, false }
+	if n, err := table.forget(t.Context(), lb.UDP, none, failed); err != nil || n.deleted != 0 || n.seen != 2000 {
+		t.Errorf("the next pass: %+v, %v", n, err)
+	}
+	if n, err := table.forget(t.Context(), lb.UDP, none, failed); err != nil || n.seen != 2000 {
+		t.Errorf("afterwards %d entries are there, want 2000 (%v)", n.seen, err)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"kube-proxy/cluster"
+	"kube-proxy/debug/changes"
 	"kube-proxy/lb"
 	"kube-proxy/policy"
 )
@@ -23,7 +24,8 @@ func TestMalformedRows(t *testing.T) {
 		}
 		return rows
 	}
-	bubble(t, func(c *Config) { c.Resolve = resolve }, func(r *rig) {
+	ring := changes.New()
+	bubble(t, func(c *Config) { c.Resolve, c.Changes = resolve, ring }, func(r *rig) {
 		r.begin(1, 2)
 		good := r.plane.Dump()
 		spoilt = true
@@ -35,6 +37,13 @@ func TestMalformedRows(t *testing.T) {
 		if len(s.Failing) != 1 || s.Failing[0].Key != svcKey(1) || s.Failing[0].Service != "shop/s1" || !s.Settled ||
 			s.Failures != 0 {
 			t.Errorf("%+v", s)
+		}
+		if !strings.Contains(s.LastError, "1 frontends of service shop/s1 are malformed") {
+			t.Errorf("the last error is %q", s.LastError)
+		}
+		if all := failures(ring); len(all) != 1 || all[0].Service != svcName(1) || all[0].Key != svcKey(1) ||
+			!strings.HasPrefix(all[0].Why, "left out: ") {
+			t.Errorf("reported failures: %+v", all)
 		}
 		if n := strings.Count(r.log.String(), "malformed frontends"); n != 1 {
 			t.Errorf("%d lines about it, want one:\n%s", n, r.log)
@@ -50,4 +59,15 @@ func TestMalformedRows(t *testing.T) {
 		r.run()
 		r.converged()
 	})
+}
+
+// failures are the reported failures.
+func failures(ring *changes.Ring) (all []changes.Entry) {
+	entries, _ := ring.After(0)
+	for _, e := range entries {
+		if e.Kind == changes.Failed {
+			all = append(all, e)
+		}
+	}
+	return all
 }

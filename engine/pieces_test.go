@@ -256,3 +256,39 @@ func TestPiecesByThePlanesOwnWeight(t *testing.T) {
 		t.Errorf("%d of 10 rows are left after a piece, want 8", left)
 	}
 }
+
+// A key that a Reset left for later is no longer owed once it was tried, however often it is tried
+// again: the load ends when all were.
+func TestLeftKeysCountOnce(t *testing.T) {
+	p, first, second := &pending{left: 2}, &pendingChange{left: true}, &pendingChange{left: true}
+	for range 3 { // its write fails, alone
+		p.tried(first)
+	}
+	if p.left != 1 {
+		t.Errorf("%d keys are left, want 1", p.left)
+	}
+	if p.tried(second); p.left != 0 {
+		t.Errorf("%d keys are left, want none", p.left)
+	}
+}
+
+// A write in pieces whose rest needs no further write is over: the next change waits for
+// MinSyncPeriod.
+func TestPiecesEndWithoutAWrite(t *testing.T) {
+	bubble(t, func(c *Config) { c.MinSyncPeriod = 10 * time.Second }, func(r *rig) {
+		r.begin(1, 2)
+		r.after(time.Minute)
+		r.do(cluster.ServiceSet{Service: service(3)})
+		r.run()
+		r.engine.writer.inPiece = true // as if a Service had been unresolved then
+		r.engine.ResolveAll()          // it needs no write
+		r.run()
+		r.do(cluster.ServiceSet{Service: service(4)})
+		r.run()
+		if r.knows(svcKey(4)) {
+			t.Error("a change did not wait for the period")
+		}
+		r.after(10 * time.Second)
+		r.converged()
+	})
+}

@@ -14,6 +14,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
+
+	"kube-proxy/test/logtest"
 )
 
 // badServer is an API server that misbehaves from the moment at which bad is set; it answers
@@ -335,4 +337,44 @@ func (s *apiServer) lie(o apiObject, version string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	o.SetResourceVersion(version)
+}
+
+// A refusal of the leader counts as the first one again after another answer: a server that starts
+// again may refuse everything for a while.
+func TestRefusedAgainAfterAnswer(t *testing.T) {
+	for name, between := range map[string]func(o *outage){
+		"served":        func(o *outage) { o.over(leader) },
+		"another error": func(o *outage) { o.failed(leader, errors.New("EOF")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				o := newOutage(slog.New(slog.DiscardHandler), "")
+				forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: leader}, "n1", errors.New("no"))
+				o.failed(leader, forbidden)
+				between(o)
+				time.Sleep(2 * startup)
+				o.failed(leader, forbidden)
+				start := time.Now()
+				if err := o.turn(t.Context(), "services"); err != nil || time.Since(start) != longestTurn {
+					t.Errorf("others waited %v after a first refusal (%v)", time.Since(start), err)
+				}
+			})
+		})
+	}
+}
+
+// Streams that end early are worth a line a minute, however many resources and streams there are.
+func TestEarlyEndsAreReportedOnceAMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log logtest.Buffer
+		o := newOutage(slog.New(slog.NewTextHandler(&log, nil)), "")
+		for range 3 * 60 {
+			o.early("services")
+			o.early("nodes")
+			time.Sleep(time.Second)
+		}
+		if lines := log.Lines("ends watches early"); len(lines) != 3 {
+			t.Errorf("%d lines in three minutes:\n%s", len(lines), strings.Join(lines, "\n"))
+		}
+	})
 }

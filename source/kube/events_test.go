@@ -466,3 +466,51 @@ func TestOddNames(t *testing.T) {
 		t.Errorf("names %q", s.names)
 	}
 }
+
+// The UID of an object is requested once, however often its event must be sent, and again for a
+// repetition: the object may be another one of that name.
+func TestUIDIsRequestedOnce(t *testing.T) {
+	t.Parallel()
+	s := newEventServer(t)
+	s.uids["services shop/web"] = "uid-of-web"
+	gets, refusals := 0, 3
+	s.answer = func(r *http.Request) *metav1.Status {
+		if r.Method == http.MethodGet {
+			gets++
+		}
+		if r.Method == http.MethodPost && refusals > 0 {
+			refusals--
+			return failure(503, metav1.StatusReasonServiceUnavailable, "soon")
+		}
+		return nil
+	}
+	pace := quick
+	pace.gapFirst = time.Millisecond
+	r := startPublisher(t, s.http.URL, pace, nil)
+	publish := func() { r.Publish(event.ContestedKey("shop/web", "shop/old", "192.0.2.7:80/tcp", "is older", 0)) }
+	publish()
+	r.until("not created", func() bool { return s.created() == 1 })
+	s.set(func() {
+		if gets != 1 || refusals != 0 {
+			t.Errorf("%d requests for the object, %d refusals left", gets, refusals)
+		}
+	})
+	publish()
+	patched := func() (n int) { s.set(func() { n = s.patches }); return n }
+	r.until("not repeated", func() bool { return patched() == 1 })
+	s.set(func() {
+		if gets != 2 {
+			t.Errorf("%d requests for the object after a repetition", gets)
+		}
+	})
+}
+
+// The times that docs/events.md and the runbooks promise.
+func TestUsualPace(t *testing.T) {
+	want := pace{retryFirst: time.Second, retryLast: time.Minute, giveUp: 15 * time.Minute, refused: 10 * time.Second,
+		gapFirst: time.Minute, gapLast: 30 * time.Minute, forget: time.Hour, request: 10 * time.Second,
+		flush: 2 * time.Second, perSecond: 1, burst: 25}
+	if usualPace != want {
+		t.Errorf("the pace is %+v, want %+v", usualPace, want)
+	}
+}
