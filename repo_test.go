@@ -180,6 +180,8 @@ const imports = `
 	config < tools/krew;
 	# What makes the image builds the program, and knows nothing of it.
 	NONE < tools/image;
+	# What changes the code at random places tests any of it.
+	NONE < tools/mutants;
 	# What makes the pages a site reads pages.
 	NONE < tools/site;
 	NONE < .;

@@ -491,6 +491,9 @@ func TestDumpAndDelete(t *testing.T) {
 			if n, err := other.forget(t.Context(), lb.UDP, odd, failed); err != nil || n.deleted != 195 {
 				t.Errorf("the other deleted %+v, %v", n, err)
 			}
+			if len(other.keys) != 0 || len(other.pending) != 0 {
+				t.Errorf("%d deletes would be sent again", len(other.keys))
+			}
 		}
 		return odd(f)
 	}, failed)

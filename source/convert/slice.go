@@ -138,7 +138,7 @@ func endpoints(ps *problems, in []discovery.Endpoint, ipv6 bool) cluster.Endpoin
 	return cluster.EndpointsOf(out...)
 }
 
-// unused returns the addresses of endpoints behind their first ones, some of them if there are many.
+// unused returns the addresses of endpoints behind their first ones, some if there are many.
 func unused(in []discovery.Endpoint) (out []netip.Addr) {
 	for i := range in {
 		for _, text := range in[i].Addresses[min(1, len(in[i].Addresses)):] {

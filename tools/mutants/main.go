@@ -103,8 +103,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	}
 	fmt.Fprintf(out, "all packages: %v, seed %d\n", all, o.seed)
 	if all.noticed+all.survived > 0 && all.percent() < o.floor {
-		return fmt.Errorf("%.1f %% of the changes were noticed, want %v %%: give each survivor a test, delete its line, "+
-			"or list it in equivalent.txt with the reason", all.percent(), o.floor)
+		return fmt.Errorf("%.1f %% of the changes were noticed, want %v %%: give each survivor a test, delete its "+
+			"line, or list it in equivalent.txt with the reason", all.percent(), o.floor)
 	}
 	return nil
 }
@@ -202,7 +202,8 @@ func (p pkg) test(ctx context.Context, dir string, m *mutant, limit time.Duratio
 	if m != nil {
 		file, overlay := filepath.Join(dir, "mutant.go"), filepath.Join(dir, "overlay.json")
 		replace, err := json.Marshal(map[string]map[string]string{"Replace": {m.path: file}})
-		if err = errors.Join(err, os.WriteFile(file, m.source, 0o600), os.WriteFile(overlay, replace, 0o600)); err != nil {
+		err = errors.Join(err, os.WriteFile(file, m.source, 0o600), os.WriteFile(overlay, replace, 0o600))
+		if err != nil {
 			return broken, err.Error()
 		}
 		args = append(args, "-overlay="+overlay)
