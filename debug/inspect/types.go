@@ -325,8 +325,8 @@ type Sockets struct {
 	// stop; 0 for never.
 	HeartbeatSeconds float64 `json:"heartbeatSeconds"`
 	TimeoutSeconds   float64 `json:"timeoutSeconds"`
-	// Known is how many sockets the programs keep a destination of; further ones than Limit take the
-	// rules. Ended is how many ended with their endpoint since the start.
+	// Known is how many sockets the programs keep a destination of; further ones than Limit take
+	// the rules. Ended is how many ended with their endpoint since the start.
 	Known int    `json:"known"`
 	Limit int    `json:"limit"`
 	Ended uint64 `json:"ended"`

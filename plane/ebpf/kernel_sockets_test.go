@@ -5,6 +5,8 @@ package ebpf
 import (
 	"errors"
 	"maps"
+	"os"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -69,6 +71,40 @@ func TestMultipathFloods(t *testing.T) {
 			if _, known := b.fill(host, 20); known != 20 {
 				b.t.Errorf("the programs connected %d of 20 sockets of %s after a flood of MPTCP", known, host)
 			}
+		}
+	})
+}
+
+// TestKernelClient: a connection that the kernel opens for a file system reaches a Service by the
+// packet path, and has no storage. Of 9P, the kernel connects as it does for NFS (EB-40).
+func TestKernelClient(t *testing.T) {
+	if list, err := os.ReadFile("/proc/filesystems"); err != nil || !strings.Contains(string(list), "\t9p\n") {
+		t.Skipf("this kernel has no 9P (test/vm/suites runs others): %v", err)
+	}
+	eachFamily(t, func(b *bench) {
+		if b.f == lb.IPv6 {
+			return // which 9P has from Linux 6.16 on
+		}
+		if err := readsKernel(); err != nil {
+			b.t.Skip(err)
+		}
+		b.change(shop + "VIP:564/tcp shop/files:p clusterip\n  anywhere balance shop/files:p/tcp/cluster masquerade\n" +
+			"set shop/files:p/tcp/cluster\n  pod1:564 local\n")
+		server := b.socket("pod1", unix.SOCK_STREAM, false)
+		b.must(errors.Join(unix.Bind(server, sockaddr(b.to("pod1:564"))), unix.Listen(server, 1)))
+		mounted := make(chan error, 1)
+		at := b.t.TempDir()
+		go b.On("pod3", func() {
+			mounted <- unix.Mount(b.to("VIP:1").Addr().String(), at, "9p", 0, "trans=tcp,port=564")
+		})
+		fd, _, err := unix.Accept(server)
+		b.must(err)
+		if all, each := b.kept(); all != 0 {
+			b.t.Errorf("%d sockets with storage are counted, by client %v, want none", all, each)
+		}
+		b.must(unix.Close(fd)) // which ends the mount
+		if err := <-mounted; err == nil {
+			b.t.Error("mounted what no server serves")
 		}
 	})
 }
