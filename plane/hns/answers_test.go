@@ -133,3 +133,16 @@ func TestBadLists(t *testing.T) {
 		}
 	}
 }
+
+// The error about a frontend that HNS does not remove names the Service that had it.
+func TestRefusedRemovalNamesService(t *testing.T) {
+	n, p, table := started(t, 1, 1)
+	owner, _ := service(0)
+	changes, _ := table.Replace(owner, nil)
+	if len(changes) == 0 {
+		t.Fatal("nothing is removed")
+	}
+	n.once("DeleteLoadBalancer", hnsfake.Fault{Code: hns.CodeInvalidPolicy})
+	_, err := p.Apply(t.Context(), changes)
+	says(t, err, changes[0].Key.String()+" (ns/svc-0:http)")
+}

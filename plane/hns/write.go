@@ -1,6 +1,7 @@
 package hns
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,6 +25,7 @@ type writer struct {
 // row writes the load balancer of a frontend, or removes it if the frontend is nil.
 func (w *writer) row(ctx context.Context, key lb.Key, row *lb.Frontend) error {
 	st := w.st
+	of := cmp.Or(row, st.rows[key])
 	if row == nil {
 		delete(st.rows, key)
 	} else {
@@ -34,14 +36,15 @@ func (w *writer) row(ctx context.Context, key lb.Key, row *lb.Frontend) error {
 		w.notices.lacking(l, row.Service, key)
 	}
 	if err := w.put(ctx, key, &want); err != nil {
-		return fmt.Errorf("%s (%s): %w", key, service(row), err)
+		return fmt.Errorf("%s (%s): %w", key, service(of), err)
 	}
 	return nil
 }
 
+// service names the Service of a frontend for an error; nil is one that only HNS has.
 func service(row *lb.Frontend) string {
 	if row == nil {
-		return "goes"
+		return "no Service"
 	}
 	return row.Service
 }
