@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"kube-proxy/config"
+	"kube-proxy/failover/control"
 	"kube-proxy/event"
 	"kube-proxy/internal/pause"
 	"kube-proxy/internal/system"
@@ -44,6 +45,10 @@ func (p *proxy) cleanOthers(ctx context.Context) {
 	var reported []string
 	for wait := cleanAgain; ctx.Err() == nil; wait = min(2*wait, cleanAgainMost) {
 		report, err := cleanup.Others(ctx, p.modes, p.choice.Mode, what)
+		if p.failoverSettings().Mode == control.Off { // else the rules of failover are this process's
+			watches, e := cleanup.Watches(ctx, what)
+			report.Removed, err = append(report.Removed, watches.Removed...), errors.Join(err, e)
+		}
 		if wait == cleanAgain && ctx.Err() == nil { // else the next process waits for what is left
 			p.othersGone()
 		}

@@ -272,10 +272,13 @@ func TestFailoverRescue(t *testing.T) {
 	p.end(syscall.SIGTERM)
 }
 
-// TestFailoverOff: without the setting nothing is noticed, and connections to the node wait.
+// TestFailoverOff: without the setting nothing is noticed, and connections to the node wait. Rules
+// of an earlier process are removed (FO-17).
 func TestFailoverOff(t *testing.T) {
 	n := newFailoverLab(t, "nftables")
+	n.run(netlab.Node1, "nft", "add table ip kube-proxy-failover; add table ip6 kube-proxy-failover")
 	p := n.serve()
+	p.await(regexp.MustCompile("Removed.*table of failover"))
 	nodeDead.begin(n)
 	failed := 0
 	for range 12 {

@@ -12,7 +12,7 @@ import (
 )
 
 // TestKilledWatch removes the rules of a process that was killed while it watched unanswered
-// connections; twice does no harm.
+// connections (FO-17); twice does no harm.
 func TestKilledWatch(t *testing.T) {
 	netlab.EnterForTest(t)
 	run(t, "", "nft", "table ip kube-proxy-failover { chain c { drop; }; }; table ip6 kube-proxy-failover { }")

@@ -6,7 +6,7 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-// TestUnanswered proves the notices of unanswered connections, and their end.
+// TestUnanswered proves notices of unanswered connections (FO-12), and their end (FO-11, FO-13).
 func TestUnanswered(t *testing.T) {
 	inVM(t)
 	for _, b := range backends {

@@ -123,7 +123,7 @@ func (n *node) await(service int) {
 }
 
 // TestManySilent: each of thousands of silent endpoints is reported, though one tenant has all but
-// one, and none is reported more often than its rate.
+// one, and none is reported more often than its rate (FO-16).
 func TestManySilent(t *testing.T) {
 	n := newNode(t)
 	const many = 5000
@@ -145,7 +145,7 @@ func TestManySilent(t *testing.T) {
 	}
 }
 
-// TestRepair: rules that another program deleted come back with the next check.
+// TestRepair: rules that another program deleted come back with the next check (FO-17).
 func TestRepair(t *testing.T) {
 	n := newNode(t)
 	for name, damage := range map[string]string{

@@ -1,0 +1,143 @@
+//go:build linux
+
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"regexp"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"kube-proxy/internal/netlab"
+)
+
+// BenchmarkFailover cuts a node off under 200 new connections a second to 10 Services with 6
+// endpoints each, two of them there, with --failover=off and avoid. For those that start in the
+// minute after the cut it reports the slowest, how many fail, and how many need more than 50 ms
+// although they start 2 s later; then the time until the node is used again.
+func BenchmarkFailover(b *testing.B) {
+	for _, mode := range failoverModes {
+		for _, value := range []string{"off", "avoid"} {
+			b.Run(mode+"/"+value, func(b *testing.B) {
+				for range b.N {
+					benchCut(b, mode, value)
+				}
+			})
+		}
+	}
+}
+
+// attempt is a connection.
+type attempt struct {
+	start  time.Time
+	took   time.Duration
+	server string
+	err    error
+}
+
+const (
+	cutServices = 10
+	cutRate     = 200
+	cutFor      = time.Minute
+	// cutWait is how long a client waits; Linux gives up after two minutes.
+	cutWait = 40 * time.Second
+)
+
+func benchCut(b *testing.B, mode, value string) {
+	n := &failoverLab{newNodeLab(b), netip.AddrPort{}}
+	n.mode = mode
+	n.run(netlab.Sink, "ip", "route", "replace", "10.1.1.0/24", "via", "172.18.0.2")
+	n.Serve(netlab.TCP, 8080, "pod1", "pod2", "pod3", "pod4", "pod5", netlab.Sink)
+	for name, ip := range map[string]string{"node2": "172.18.0.3", "sink": "172.18.0.254"} {
+		n.apply(name, fmt.Sprintf("kind: Node\nmetadata: {name: %s}\nstatus: {addresses: [{type: InternalIP, "+
+			"address: %s}]}\n", name, ip))
+	}
+	for i := range cutServices {
+		name := fmt.Sprintf("web%d", i)
+		n.apply(name, serviceManifest(name, fmt.Sprintf("10.96.0.%d", 10+i), "10.1.1.11@node1", "10.1.1.12@node1",
+			"10.1.1.13@node1", "10.1.2.14@node2", "10.1.2.15@node2", "172.18.0.254@sink"))
+	}
+	p := n.serve("--failover=" + value)
+	if value != "off" {
+		p.await(regexp.MustCompile("Failover is on"))
+	}
+	load := n.load()
+	time.Sleep(3 * time.Second)
+	cut := time.Now()
+	nodeDead.begin(n)
+	time.Sleep(cutFor)
+	nodeDead.end(n)
+	back := time.Now()
+	time.Sleep(12 * time.Second)
+	all := load()
+	p.end(syscall.SIGTERM)
+
+	var slowest, late time.Duration
+	connections, failed, slow := 0, 0, 0
+	used := time.Time{}
+	for _, a := range all {
+		switch since := a.start.Sub(cut); {
+		case a.start.After(back):
+			if (a.server == "pod4" || a.server == "pod5") && (used.IsZero() || a.start.Before(used)) {
+				used = a.start
+			}
+		case since >= 0:
+			connections++
+			slowest = max(slowest, a.took)
+			if a.err != nil {
+				failed++
+			}
+			if since > 2*time.Second {
+				if late = max(late, a.took); a.took > 50*time.Millisecond {
+					slow++
+				}
+			}
+		}
+	}
+	b.ReportMetric(float64(connections), "connections")
+	b.ReportMetric(100*float64(failed)/float64(connections), "failed-%")
+	b.ReportMetric(slowest.Seconds(), "slowest-s")
+	b.ReportMetric(1000*late.Seconds(), "after-2s-ms")
+	b.ReportMetric(float64(slow), "after-2s-slow")
+	if !used.IsZero() {
+		b.ReportMetric(used.Sub(back).Seconds(), "return-s")
+	}
+}
+
+// load makes connections from pod2 until stopped, and then returns all when each has its end.
+func (n *failoverLab) load() (stop func() []attempt) {
+	end, done := make(chan struct{}), make(chan struct{})
+	var all []attempt
+	go func() {
+		defer close(done)
+		var running sync.WaitGroup
+		var mu sync.Mutex
+		for ticks := time.NewTicker(time.Second / cutRate); ; {
+			select {
+			case <-end:
+				running.Wait()
+				return
+			case <-ticks.C:
+			}
+			running.Go(func() {
+				to := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, 0, byte(10 + rand.IntN(cutServices))}), 80)
+				a := attempt{start: time.Now()}
+				var r netlab.Reply
+				r, a.err = n.Dial("pod2", netlab.TCP, to, netlab.DialOptions{Timeout: cutWait})
+				a.took, a.server = time.Since(a.start), r.Server
+				mu.Lock()
+				defer mu.Unlock()
+				all = append(all, a)
+			})
+		}
+	}()
+	return func() []attempt {
+		close(end)
+		<-done
+		return all
+	}
+}
