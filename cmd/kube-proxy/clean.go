@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"kube-proxy/config"
-	"kube-proxy/failover/control"
 	"kube-proxy/event"
+	"kube-proxy/failover/control"
 	"kube-proxy/internal/pause"
 	"kube-proxy/internal/system"
 	"kube-proxy/internal/wiring"
