@@ -61,6 +61,19 @@ func TestTraceSockets(t *testing.T) {
 			t.Errorf("%+v\n%s", a.Kernel, text())
 		}
 	})
+	t.Run("status", func(t *testing.T) {
+		code, out := n.query("status")
+		for _, family := range []string{"IPv4", "IPv6"} {
+			if want := family + " served by eBPF programs (heartbeat "; !strings.Contains(out, want) {
+				t.Errorf("exit code %d, want %q in\n%s", code, want, out)
+			}
+		}
+		metrics, err := p.get("/metrics")
+		do(t, err)
+		if !strings.Contains(metrics, `kubeproxy_ebpf_heartbeat_age_seconds{ip_family="IPv6"}`) {
+			t.Error("no metric of the heartbeat")
+		}
+	})
 	t.Run("from outside", func(t *testing.T) {
 		a, text := n.traced(t, nodeFault{from: "client"})
 		if a.Rest.Verdict != trace.Delivered || slices.ContainsFunc(a.Rest.Steps, func(s trace.Step) bool {

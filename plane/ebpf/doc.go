@@ -13,5 +13,7 @@
 // state.go has what the tables shall hold and turns changes of rows into a batch; it is pure.
 // kernel.go writes a batch in an order that serves in every state between, and has maps, programs
 // and links, which are pinned and outlive the process. table.go is one growing map. adopt.go takes
-// over what an earlier process left. See docs/adr/0080.
+// over what an earlier process left. identify.go recognizes the programs of any build by the BTF of
+// their maps, and removal.go detaches them. heartbeat.go keeps the programs serving. See
+// docs/adr/0080.
 package ebpf
