@@ -33,6 +33,9 @@ func FillMetrics(cfg MetricsConfig) *Metrics {
 	if cfg.Refused == nil {
 		cfg.Refused = func(string) int { return 0 }
 	}
+	if cfg.PortsTaken == nil {
+		cfg.PortsTaken = func() (int, int) { return 0, 0 }
+	}
 	if cfg.NotOK == nil {
 		cfg.NotOK = func(int, func(string, string, string, int)) {}
 	}

@@ -66,6 +66,9 @@ type MetricsConfig struct {
 	Failover func() Failover
 	// Refused returns how many Services have addresses in a family that are not served.
 	Refused func(family string) int
+	// PortsTaken returns how many ports Services take from programs of this node: as NodePorts, and
+	// at the node's own addresses.
+	PortsTaken func() (nodePorts, addresses int)
 }
 
 // NodeProblem is a kind of problem of the node.

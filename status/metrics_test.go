@@ -105,7 +105,8 @@ func newProxy(t *testing.T, mode string) *proxy {
 				Probes: map[string]uint64{"silent": 32}, Rescued: 33, Reset: 34, AvoidedAlone: 35, AvoidedByNode: 36,
 				UnreachableNodes: 37}
 		},
-		Refused: func(family string) int { return len(family) },
+		Refused:    func(family string) int { return len(family) },
+		PortsTaken: func() (int, int) { return 5, 6 },
 		NotOK: func(most int, each func(namespace, state, severity string, n int)) {
 			each("shop", "no-backends", "warning", most)
 		},
@@ -413,6 +414,8 @@ func TestValues(t *testing.T) {
 		{"failover_avoided_endpoints", []string{"endpoint"}, 35},
 		{"failover_avoided_endpoints", []string{"node"}, 36},
 		{"failover_unreachable_nodes", nil, 37},
+		{"ports_taken", []string{"node-port"}, 5},
+		{"ports_taken", []string{"node-address"}, 6},
 		{"services_not_ok", []string{"shop", "warning", "no-backends"}, 50},
 		{"contested_keys", []string{"IPv6"}, 1},
 		{"events_dropped_total", nil, 7},

@@ -236,6 +236,15 @@ func tabled() []metric {
 					emit(float64(s.cfg.Refused(name)), name)
 				}
 			}},
+		{row: "EXT", name: "ports_taken", kind: gauge, labels: []string{"kind"},
+			help: "Ports that Services take from programs of this node: NodePorts with a listener (node-port), and " +
+				"ports of a program or of another Service's NodePort at the node's own addresses (node-address); " +
+				"checked after changes and every 5 minutes, so a listener that lives for seconds may be missed",
+			read: func(s *snapshot, emit emit) {
+				nodePorts, addresses := s.cfg.PortsTaken()
+				emit(float64(nodePorts), "node-port")
+				emit(float64(addresses), "node-address")
+			}},
 		{row: "EXT", name: "services_not_ok", kind: gauge, labels: []string{"namespace", "state", "severity"},
 			help: "Services in a state other than ok and not-proxied, as kube-proxy why reports it, for the 50 " +
 				"namespaces with the most; _others is the sum of the rest", read: func(s *snapshot, emit emit) {

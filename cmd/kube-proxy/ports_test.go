@@ -97,6 +97,10 @@ func TestPortsTaken(t *testing.T) {
 	p.await(regexp.MustCompile(`W.*\] "Service port is in use on this node" service="evil/taker\S*" ` +
 		`note="192.0.2.1:\d+/tcp is at an address of node n1 itself and takes traffic from .*; there are \d more ` +
 		`such ports of this Service"`))
+	n.until(metricsURL+"/metrics", "two kinds of taken ports", func(a answer) bool {
+		return strings.Contains(a.body, `kubeproxy_ports_taken{kind="node-port"} 1`+"\n") &&
+			strings.Contains(a.body, `kubeproxy_ports_taken{kind="node-address"} 3`+"\n")
+	})
 	p.stop()
 	if got := len(warns.FindAllString(p.log(), -1)); got != 1 || strings.Contains(p.log(), "30081") ||
 		strings.Contains(p.log(), "30090") || strings.Contains(p.log(), "192.0.2.2") {

@@ -54,6 +54,12 @@ func (p *proxy) newMetrics() {
 		NotOK:         p.notOK,
 		Failover:      p.failoverCounts,
 		Refused:       func(fam string) int { return int(p.refused.of(fam).Load()) },
+		PortsTaken: func() (int, int) {
+			if p.servers.sockets == nil {
+				return 0, 0
+			}
+			return p.servers.sockets.Taken()
+		},
 	}
 	mc.Reason = p.reason()
 	for _, g := range cfg.GateStages() {

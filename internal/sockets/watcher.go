@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"kube-proxy/lb"
@@ -58,6 +59,8 @@ type Watcher struct {
 	cfg    Config
 	kernel kernel
 	wake   chan struct{} // has a value when there are fresh ports
+
+	nodePortsTaken, addressesTaken atomic.Int64 // see Taken
 
 	mu    sync.Mutex
 	rows  map[lb.Family]map[port]string  // the Service of each NodePort
@@ -461,7 +464,21 @@ func (w *Watcher) compare(found map[state]uint32, looked map[port]struct{}) {
 		fresh = append(fresh, s)
 	}
 	w.suspects = suspects
+	nodePorts := 0
+	for s := range w.reported {
+		if !s.addr.IsValid() {
+			nodePorts++
+		}
+	}
+	w.nodePortsTaken.Store(int64(nodePorts))
+	w.addressesTaken.Store(int64(len(w.reported) - nodePorts))
 	w.report(fresh)
+}
+
+// Taken returns how many collisions the last check found: sockets that lose traffic to NodePorts,
+// and sockets and NodePorts that lose traffic to frontends at the node's own addresses.
+func (w *Watcher) Taken() (nodePorts, addresses int) {
+	return int(w.nodePortsTaken.Load()), int(w.addressesTaken.Load())
 }
 
 // keepEnded keeps an ended claim for the next look: its UDP socket is too young, or the sockets
