@@ -5,12 +5,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/pprof"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"k8s.io/component-base/metrics/prometheus/slis"
@@ -39,7 +40,7 @@ func (s *Server) routes() http.Handler {
 	m.ServeMux.Handle("/livez", s.orHealth(http.NotFound))
 	m.ServeMux.Handle("/readyz", s.orHealth(http.NotFound))
 	m.Handle("/healthz/ping", http.HandlerFunc(ping))
-	m.Handle("/metrics", oneByOne(s.cfg.Metrics.Handler()))
+	m.Handle("/metrics", shared(s.cfg.Metrics.Handler()))
 	if !slices.Contains(s.cfg.Off, "/metrics/slis") {
 		slis.SLIMetricsWithReset{}.Install(m)
 	}
@@ -55,22 +56,6 @@ func (s *Server) routes() http.Handler {
 		m.Handle("/statusz", s.statusz(slices.Sorted(slices.Values(append([]string{"/statusz"}, m.paths...)))))
 	}
 	return m
-}
-
-// oneByOne computes one response at a time, and sends it when it is complete: computing takes
-// several times as much memory as the response, and a client may read it slowly.
-func oneByOne(h http.Handler) http.Handler {
-	var making sync.Mutex
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		a := &wholeAnswer{header: w.Header(), code: http.StatusOK}
-		func() {
-			making.Lock()
-			defer making.Unlock()
-			h.ServeHTTP(a, r)
-		}()
-		w.WriteHeader(a.code)
-		w.Write(a.body.Bytes()) // the client has closed the connection
-	})
 }
 
 // wholeAnswer is an answer that is not sent yet.
@@ -150,11 +135,14 @@ func writeJSON(w http.ResponseWriter, contentType string, v any) error {
 func (s *Server) debug(m *mux) {
 	handle := func(path string, h http.HandlerFunc) {
 		m.Handle(path, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if !s.profiling.Load() {
+			switch {
+			case !s.profiling.Load():
 				http.NotFound(w, r)
-				return
+			case !s.named(r.Host):
+				plain(w, http.StatusMisdirectedRequest, "want an IP address, localhost or the node's name as Host\n")
+			default:
+				h(w, r)
 			}
-			h(w, r)
 		}))
 	}
 	handle("/debug/pprof", func(w http.ResponseWriter, r *http.Request) {
@@ -165,6 +153,17 @@ func (s *Server) debug(m *mux) {
 	handle("/debug/pprof/symbol", pprof.Symbol)
 	handle("/debug/pprof/trace", pprof.Trace)
 	handle("/debug/flags/v", s.verbosity)
+}
+
+// named reports whether the Host of a request means this server: an IP address, localhost or the
+// node's name. A web page whose own name leads here (DNS rebinding) would else read profiles with
+// the browser of a user who can reach the port.
+func (s *Server) named(host string) bool {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	_, err := netip.ParseAddr(strings.Trim(host, "[]"))
+	return err == nil || strings.EqualFold(host, "localhost") || s.cfg.Node != "" && strings.EqualFold(host, s.cfg.Node)
 }
 
 // maxVerbosity is the highest verbosity that a request may set.

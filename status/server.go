@@ -46,6 +46,8 @@ type ServerConfig struct {
 	// Addr is the address to listen on; the zero one means none, until a call of [Server.Listen]
 	// (FL-09).
 	Addr netip.AddrPort
+	// Node is the node's name, which requests for profiles may name as Host.
+	Node string
 	// HardFail: [Server.Run] fails if it cannot listen on Addr at once. Else it tries again every 5
 	// s (HT-07).
 	HardFail bool

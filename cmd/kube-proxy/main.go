@@ -99,7 +99,7 @@ func start(ctx context.Context, args []string, cfg *config.Config, out, errOut i
 		if err != nil {
 			return err
 		}
-		if err := os.WriteFile(cfg.WriteConfigTo, data, 0o644); err != nil {
+		if err := writeConfig(cfg.WriteConfigTo, data); err != nil {
 			return fmt.Errorf("--write-config-to: %w", err)
 		}
 		return nil
@@ -108,6 +108,20 @@ func start(ctx context.Context, args []string, cfg *config.Config, out, errOut i
 	default:
 		return newProxy(args, cfg, log, log.Logger()).initOnly(ctx)
 	}
+}
+
+// writeConfig writes a file. It refuses a symbolic link: in a folder that others may write to, a
+// link would have this process, which is root, overwrite any file.
+func writeConfig(path string, data []byte) error {
+	if info, err := os.Lstat(path); err == nil && info.Mode()&os.ModeSymlink != 0 {
+		return fmt.Errorf("%s is a symbolic link: name the file itself", path)
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|noFollow, 0o644) // it may be one now
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	return errors.Join(err, f.Close())
 }
 
 // warn logs warnings about the configuration.

@@ -15,7 +15,8 @@ import (
 // FL-02, FL-06: calls that end without serving, with their errors.
 func TestCommand(t *testing.T) {
 	dir := t.TempDir()
-	written := filepath.Join(dir, "written.yaml")
+	written, link := filepath.Join(dir, "written.yaml"), filepath.Join(dir, "link.yaml")
+	do(t, os.Symlink(written, link))
 	for _, tc := range []struct {
 		args      string
 		out, fail string // prefix of stdout, and of the error
@@ -26,6 +27,7 @@ func TestCommand(t *testing.T) {
 		{"--help", "Usage: kube-proxy [flags]\n", ""},
 		{"--write-config-to=" + written + " --kube_api_qps=7", "", ""},
 		{"--write-config-to=" + dir, "", "--write-config-to: "},
+		{"--write-config-to=" + link, "", "--write-config-to: " + link + " is a symbolic link: name the file itself"},
 		{"--proxy-mode=magic -v=x", "", "--v: \"x\": want "},
 		{"--config=" + dir + "/none", "", "read --config: "},
 		{"--config=" + dir, "", "read --config: "},

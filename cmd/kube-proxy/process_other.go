@@ -19,3 +19,6 @@ func ends() []os.Signal { return []os.Signal{syscall.SIGTERM, syscall.SIGINT} }
 func asService(ctx context.Context, _ bool, work func(context.Context) error, _ func()) error {
 	return work(ctx)
 }
+
+// noFollow is the flag of open that refuses symbolic links.
+const noFollow = syscall.O_NOFOLLOW

@@ -146,3 +146,6 @@ func (m *manager) translate(requests <-chan svc.ChangeRequest, end <-chan struct
 		}
 	}
 }
+
+// noFollow is the flag of open that refuses symbolic links; Windows has none.
+const noFollow = 0

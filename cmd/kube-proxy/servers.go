@@ -151,6 +151,7 @@ func (p *proxy) newServers() {
 		Config:    func() (any, error) { return p.config().Configz() },
 		Flags:     p.flagz,
 		Verbosity: func() int { return int(p.verbosity.Load()) }, SetVerbosity: p.setVerbosity,
+		Node:      cfg.NodeName,
 		Profiling: cfg.Servers.Profiling, Addr: cfg.Servers.Metrics, HardFail: cfg.Servers.HardFail, Log: p.log,
 	})
 }

@@ -450,6 +450,39 @@ func TestChartProbes(t *testing.T) {
 	}
 }
 
+// The privileged init container has no credentials and no flags of the administrator's; the proxy
+// has the token as the kubelet would mount it, or the kubeconfig.
+func TestChartInitContainer(t *testing.T) {
+	for values, credential := range map[string]string{
+		"apiServer: {host: a}\n":                          "/var/run/secrets/kubernetes.io/serviceaccount",
+		"apiServer: {kubeconfig: {secret: s}}\n":          "kubeconfig",
+		"apiServer: {kubeconfig: {hostPath: /etc/k.c}}\n": "kubeconfig",
+	} {
+		pod := daemonSet(t, render(t, parse(t, values+"extraArgs: [--v=4]\ninit: {enabled: true}\n")),
+			"kube-proxy").Spec.Template.Spec
+		if pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken {
+			t.Errorf("%s: the kubelet mounts the token into all containers", values)
+		}
+		has := func(c corev1.Container) bool {
+			return slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool {
+				return m.MountPath == credential || m.Name == credential
+			})
+		}
+		if len(pod.InitContainers) != 1 || has(pod.InitContainers[0]) ||
+			slices.Contains(pod.InitContainers[0].Args, "--v=4") {
+			t.Errorf("%s: init containers %+v", values, pod.InitContainers)
+		}
+		if proxy := pod.Containers[0]; !has(proxy) || !slices.Contains(proxy.Args, "--v=4") {
+			t.Errorf("%s: the proxy %+v", values, proxy)
+		}
+		for _, m := range pod.Containers[0].VolumeMounts {
+			if !slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name }) {
+				t.Errorf("%s: no volume %s", values, m.Name)
+			}
+		}
+	}
+}
+
 // SN-01: the directory of a snapshot is in one of the node, which the proxy can write to.
 func TestChartSnapshot(t *testing.T) {
 	const dir = "/var/lib/kube-proxy-state"

@@ -104,7 +104,7 @@ func TestEvents(t *testing.T) {
 		says          string
 	}{
 		{"Starting", netlab.Node1, netlab.Node1, ""},                         // EV-01
-		{"KubeProxyDefaultMode", netlab.Node1, netlab.Node1, "iptables"}, // EV-07
+		{"KubeProxyDefaultMode", netlab.Node1, netlab.Node1, "iptables"},     // EV-07
 		{"KubeProxyContestedKey", "younger", younger.UID, "default/older"},   // SV-24
 		{"FailedToStartServiceHealthcheck", "local", local.UID, healthCheck}, // EV-05, HT-15
 		{"KubeProxyNodePortInUse", "port", "", fmt.Sprint(nodePort.Port())},  // PN-60

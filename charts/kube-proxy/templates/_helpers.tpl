@@ -96,10 +96,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- end }}
 
-{{- define "kube-proxy.mounts" -}}
-- name: config
-  mountPath: /var/lib/kube-proxy
-  readOnly: true
+{{- /* The credentials for the API server: a kubeconfig, or the token. */ -}}
+{{- define "kube-proxy.credentials" -}}
 {{- with .Values.apiServer.kubeconfig }}
 {{- if .hostPath }}
 - name: kubeconfig
@@ -111,6 +109,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   readOnly: true
 {{- end }}
 {{- end }}
+{{- if .Values.apiServer.host }}
+- name: token
+  mountPath: /var/run/secrets/kubernetes.io/serviceaccount
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{- /* All other mounts that both containers need. */ -}}
+{{- define "kube-proxy.hostMounts" -}}
+- name: config
+  mountPath: /var/lib/kube-proxy
+  readOnly: true
 - name: xtables-lock
   mountPath: /run/xtables.lock
 {{- if eq (get .Values.config "mode" | default "") "ebpf" }}
