@@ -173,6 +173,9 @@ func NewMetrics(cfg MetricsConfig) *Metrics {
 		}, x.labels)
 		m.registry.MustRegister(h)
 		m.histograms[x.name] = h
+		if len(x.labels) == 0 {
+			h.WithLabelValues() // it has a sample before the first observation
+		}
 	}
 	m.registry.CustomMustRegister(c)
 	registerBuild(m.registry, cfg.Version)

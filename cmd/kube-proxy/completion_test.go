@@ -26,7 +26,7 @@ func TestCompletionByPlace(t *testing.T) {
 		typed string // words up to the incomplete one
 		want  []string
 	}{
-		{"|", []string{"backends", "check", "completion", "connect", "diff", "events", "migrate", "render", "report",
+		{"|", []string{"backends", "check", "completion", "connect", "diff", "events", "migrate", "probe", "render", "report",
 			"selftest", "status", "table", "top", "trace", "ui", "why"}},
 		{"no|", nil},
 		{"completion|", []string{"completion"}},

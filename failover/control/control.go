@@ -85,8 +85,17 @@ type Counts struct {
 
 // New returns a Controller that is off.
 func New(cfg Config) *Controller {
-	return &Controller{cfg: cfg, changed: make(chan struct{}, 1), applied: make(chan struct{}, 1),
+	c := &Controller{cfg: cfg, changed: make(chan struct{}, 1), applied: make(chan struct{}, 1),
 		settings: Settings{Mode: Off}, counts: Counts{Notices: map[string]uint64{}, Probes: map[string]uint64{}}}
+	for _, k := range []failover.Kind{failover.Retransmission, failover.Unreachable} {
+		c.counts.Notices[k.String()] = 0
+	}
+	for r := failover.Unknown; r <= failover.NoRoute; r++ {
+		if r != failover.Waiting {
+			c.counts.Probes[r.String()] = 0
+		}
+	}
+	return c
 }
 
 // Add adds the plane of a family, which may be a [NoticeSource] and a [Rescuer], before Run. It
