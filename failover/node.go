@@ -464,8 +464,8 @@ func (s *State) EndpointsOn(name string) (all []Endpoint) {
 	return all
 }
 
-// recheck has a node probed that is down, by its ports and one of its silent endpoints, each with
-// one try.
+// recheck has a node probed that is down: one of its ports and one of its endpoints, the next ones
+// in turn, each with one try.
 func (s *State) recheck(n *node, now time.Duration) {
 	if !n.down || n.next > now {
 		return
@@ -473,21 +473,15 @@ func (s *State) recheck(n *node, now time.Duration) {
 	n.flaps++
 	n.next = now + backoff(n.flaps, s.random())
 	n.last = now
-	turn := 0
-	for _, t := range n.members {
-		isPort := slices.Contains(n.addrs, t.at.Addr())
-		if isPort || turn == 0 {
+	isPort := func(t *target) bool { return slices.Contains(n.addrs, t.at.Addr()) }
+	isEndpoint := func(t *target) bool { return !isPort(t) }
+	for _, which := range []func(*target) bool{isPort, isEndpoint} {
+		if i := slices.IndexFunc(n.members, which); i >= 0 {
+			t := n.members[i]
 			t.last = now
 			s.schedule(t, now, 1)
+			n.members = append(slices.Delete(n.members, i, i+1), t)
 		}
-		if !isPort {
-			turn++
-		}
-	}
-	isEndpoint := func(t *target) bool { return !slices.Contains(n.addrs, t.at.Addr()) }
-	if i := slices.IndexFunc(n.members, isEndpoint); i >= 0 {
-		t := n.members[i] // another endpoint next time
-		n.members = append(slices.Delete(n.members, i, i+1), t)
 	}
 	if len(s.table.OnNode(n.name, 1)) == 0 { // nothing to avoid there
 		n.down, n.next, s.changed = false, -1, true

@@ -105,7 +105,7 @@ func TestSilentAfterAnAnswer(t *testing.T) {
 }
 
 // TestReturn: the first answer of a node ends its avoidance, at most 10 s later; meanwhile a node
-// costs three addresses each 8 s (FO-09).
+// costs two addresses each 8 s (FO-09).
 func TestReturn(t *testing.T) {
 	for name, alive := range map[string]func(*world){
 		"all of it": func(w *world) { w.dead["node-2"] = false },
@@ -122,8 +122,8 @@ func TestReturn(t *testing.T) {
 			w.run(time.Minute)
 			w.probes = nil
 			w.run(time.Minute)
-			if n := len(w.probes); n < 3*6 || n > 3*10 {
-				t.Errorf("%d probes in a minute, want three each 8 s", n)
+			if n := len(w.probes); n < 2*6 || n > 2*10 {
+				t.Errorf("%d probes in a minute, want two each 8 s", n)
 			}
 			alive(w)
 			w.run(10 * time.Second)
