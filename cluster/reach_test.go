@@ -13,8 +13,8 @@ import (
 )
 
 // TestIndex: after any changes of slices and Services, the index finds the Services of an address
-// and of a node, as a search of all Services does, and a change of what is unreachable marks exactly
-// those (FO-06).
+// and of a node, as a search of all Services does, and a change of what is unreachable marks
+// exactly those (FO-06).
 func TestIndex(t *testing.T) {
 	seed := seedtest.Of(t)
 	random := rand.New(rand.NewPCG(seed, 1))
@@ -119,7 +119,8 @@ func TestUnreachable(t *testing.T) {
 		{"nothing", Unreachable{}, TCP, "n", false, false},
 		{"alone", Unreachable{Endpoints: map[netip.AddrPort]bool{at: true}}, TCP, "n", true, false},
 		{"alone, of UDP", Unreachable{Endpoints: map[netip.AddrPort]bool{at: true}}, UDP, "n", false, false},
-		{"silent, of a living node", Unreachable{Endpoints: map[netip.AddrPort]bool{at: false}}, TCP, "n", false, false},
+		{"silent, of a living node", Unreachable{Endpoints: map[netip.AddrPort]bool{at: false}}, TCP, "n", false,
+			false},
 		{"a dead node", Unreachable{Nodes: map[string]bool{"n": true}}, TCP, "n", true, true},
 		{"another dead node", Unreachable{Nodes: map[string]bool{"m": true}}, TCP, "n", false, false},
 		{"no node", Unreachable{Nodes: map[string]bool{"": true}}, TCP, "", false, false},

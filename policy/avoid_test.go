@@ -90,7 +90,8 @@ func TestAvoid(t *testing.T) {
 	}
 }
 
-// explained fails the test unless the explanation has the endpoints in use, and a reason for others.
+// explained fails the test unless the explanation has the endpoints in use, and a reason for
+// others.
 func explained(t *testing.T, s *scene, want string) {
 	t.Helper()
 	var in []string
@@ -153,8 +154,8 @@ func TestAvoidedIsNotReady(t *testing.T) {
 	}
 }
 
-// TestAvoidPort: an endpoint that is silent at one port serves the others, and a UDP port is avoided
-// only with the node.
+// TestAvoidPort: an endpoint that is silent at one port serves the others, and a UDP port is
+// avoided only with the node.
 func TestAvoidPort(t *testing.T) {
 	s := newScene().endpoints("10.1.2.1", "10.1.3.1").with(placed).with(unreachable("10.1.2.1"))
 	s.svc.Ports = []cluster.ServicePort{{Name: "http", Protocol: cluster.TCP, Port: 80},

@@ -26,7 +26,8 @@ func TestCompletionByPlace(t *testing.T) {
 		typed string // words up to the incomplete one
 		want  []string
 	}{
-		{"|", []string{"backends", "check", "completion", "connect", "diff", "events", "migrate", "probe", "render", "report",
+		{"|", []string{"backends", "check", "completion", "connect", "diff", "events", "migrate", "probe", "render",
+			"report",
 			"selftest", "status", "table", "top", "trace", "ui", "why"}},
 		{"no|", nil},
 		{"completion|", []string{"completion"}},
