@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"sync"
 	"testing"
@@ -180,4 +181,28 @@ func TestUnproven(t *testing.T) {
 			t.Errorf("%s: compares %v, want %v", c.name, got, c.want)
 		}
 	}
+}
+
+// Streams that end when they should cost no other request: each resource compares its version once,
+// after the leader's first reading, and nothing is listed again.
+func TestStreamsEndInOrder(t *testing.T) {
+	withServer(t, func(t *testing.T, r *rig) {
+		r.api.put(testService("web", 80), testNode("n1", "192.0.2.1"))
+		r.start()
+		r.wait("web:80 node:192.0.2.1")
+		for port := range int32(12) {
+			time.Sleep(10 * time.Minute)
+			r.api.put(testService("web", 81+port))
+			r.wait(fmt.Sprintf("web:%d node:192.0.2.1", 81+port))
+		}
+		if n := r.api.asked("/services?", "watch=true"); n < 12 {
+			t.Fatalf("%d streams in two hours", n)
+		}
+		if n := r.api.asked("/nodes?", "sendInitialEvents=true"); n != 1 {
+			t.Errorf("the Node was listed %d times", n)
+		}
+		if n := r.api.asked("limit=1"); n > 3 {
+			t.Errorf("versions were compared %d times", n)
+		}
+	})
 }

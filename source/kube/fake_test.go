@@ -49,7 +49,7 @@ type apiServer struct {
 	compacted int  // versions up to here are forgotten
 	silent    bool // a watch from the future is accepted, and says nothing of the past
 	answer    func(*http.Request) *metav1.Status
-	life      time.Duration // of a watch; 0: until the client leaves
+	life      time.Duration // of a watch; 0: as the client asks
 	ahead     int           // each watch begins with a bookmark that is so far in the future
 	handler   http.Handler  // in place of this one; it may call this one
 	tls       bool          // with the certificate of [authority]
@@ -417,6 +417,8 @@ func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
 	var end <-chan time.Time
 	if s.life > 0 {
 		end = time.After(s.life)
+	} else if seconds, err := strconv.Atoi(r.FormValue("timeoutSeconds")); err == nil && seconds > 0 {
+		end = time.After(time.Duration(seconds) * time.Second)
 	}
 	s.mu.Unlock()
 	if r.FormValue("sendInitialEvents") == "true" && noStorage {
