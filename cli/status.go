@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -88,6 +90,13 @@ func socketsText(families []inspect.FamilyStatus) string {
 				ageText(seconds(s.TimeoutSeconds)))
 		}
 		text += fmt.Sprintf(", %d sockets of at most %d, %d ended with their endpoint", s.Known, s.Limit, s.Ended)
+		var passed []string
+		for _, reason := range slices.Sorted(maps.Keys(s.Passed)) {
+			passed = append(passed, fmt.Sprintf("%s %d", strings.ReplaceAll(reason, "_", " "), s.Passed[reason]))
+		}
+		if len(passed) > 0 {
+			text += ", calls that took the rules: " + strings.Join(passed, ", ")
+		}
 		all = append(all, text)
 	}
 	return strings.Join(all, "; ")

@@ -217,6 +217,9 @@ type Sockets struct {
 	// how many this process ended with their endpoint.
 	Known, Limit int
 	Ended        uint64
+	// Passed is the number of calls to frontends that the programs passed to the rules, by reason;
+	// without reasons that no call had.
+	Passed map[string]uint64
 }
 
 // Answerer is a plane at which flows end. It has the endpoint of each flow.

@@ -48,7 +48,7 @@ func (f Family) status() FamilyStatus {
 	if f.Sockets != nil {
 		s := f.Sockets()
 		out.Sockets = &Sockets{s.Serving, s.Off, s.Configured, s.Heartbeat.Seconds(), s.Timeout.Seconds(),
-			s.Known, s.Limit, s.Ended}
+			s.Known, s.Limit, s.Ended, s.Passed}
 	}
 	if f.Stats == nil {
 		return out

@@ -330,6 +330,8 @@ type Sockets struct {
 	Known int    `json:"known"`
 	Limit int    `json:"limit"`
 	Ended uint64 `json:"ended"`
+	// Passed is the number of calls to frontends that the programs passed to the rules, by reason.
+	Passed map[string]uint64 `json:"passed,omitempty"`
 }
 
 // FailingFrontend is a frontend that the kernel refuses.

@@ -55,7 +55,7 @@ func (c caller) call(to netip.AddrPort) string {
 		return notSupported
 	}
 	defer unix.Close(fd)
-	wait := unix.Timeval{Sec: 2}
+	wait := unix.Timeval{Sec: 1}
 	err = errors.Join(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait),
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &wait))
 	if err != nil {

@@ -71,5 +71,13 @@ func (p *Plane) sockets() (s mode.Sockets) {
 		s.Off = "socketLB is off"
 	}
 	s.Serving = s.Off == ""
+	s.Passed = map[string]uint64{}
+	if err := passed(p.kernel.obj.Passed, func(reason string, n uint64) {
+		if n > 0 {
+			s.Passed[reason] = n
+		}
+	}); err != nil {
+		s.Off = err.Error()
+	}
 	return s
 }

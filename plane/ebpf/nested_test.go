@@ -85,6 +85,22 @@ func (n *nested) under(host, name string, addr netip.Addr) {
 	})
 }
 
+// forward has a pod forward what it gets for an address inside it, which the node sends there.
+func (b *bench) forward(pod string, inner netip.Addr) {
+	b.t.Helper()
+	b.On(pod, func() {
+		for _, file := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
+			b.must(os.WriteFile("/proc/sys/net/"+file, []byte("1"), 0))
+		}
+	})
+	b.On(netlab.Node1, func() {
+		link, err := netlink.LinkByName(netlab.PodInterfacePrefix + pod[len("pod"):])
+		b.must(err)
+		b.must(netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: whole(inner),
+			Gw: netlab.Addr(pod, inner.Is6()).AsSlice(), Flags: int(netlink.FLAG_ONLINK)}))
+	})
+}
+
 // leadTo sends all that a namespace sends to the device with that hardware address.
 func leadTo(of netip.Addr, far net.HardwareAddr) error {
 	eth0, err := netlink.LinkByName("eth0")

@@ -128,6 +128,9 @@ func TestStrays(t *testing.T) {
 			if n := b.passedBy(reason); n < least {
 				b.t.Errorf("%d calls are counted as %s, want at least %d", n, passages[reason].label, least)
 			}
+			if b.plane.Sockets().Passed[passages[reason].label] < least {
+				b.t.Errorf("the status lacks %s: %+v", passages[reason].label, b.plane.Sockets())
+			}
 		}
 	})
 }

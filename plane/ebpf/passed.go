@@ -56,14 +56,19 @@ var passages = [...]passage{
 	byKernel:     {"kernel_socket", "the kernel itself uses the socket, as for MPTCP, NFS, SMB, Ceph, iSCSI and NVMe"},
 }
 
-// measurePassed emits how many calls to frontends took the packet path.
-func measurePassed(m *ebpf.Map, emit mode.Emit) error {
+// passed calls f with the number of calls to frontends that took the packet path, by reason.
+func passed(m *ebpf.Map, f func(reason string, n uint64)) error {
 	for reason := 1; reason < len(passages); reason++ {
 		n, err := total(m, uint32(reason))
 		if err != nil {
 			return fmt.Errorf("read the number of passed calls: %w", err)
 		}
-		emit(passedTotal, float64(n), passages[reason].label)
+		f(passages[reason].label, n)
 	}
 	return nil
+}
+
+// measurePassed emits these numbers.
+func measurePassed(m *ebpf.Map, emit mode.Emit) error {
+	return passed(m, func(reason string, n uint64) { emit(passedTotal, float64(n), reason) })
 }
