@@ -22,6 +22,7 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
+	"kube-proxy/plane/ebpf/bpf"
 	"kube-proxy/plane/nftables"
 	"kube-proxy/test/planetest"
 	"kube-proxy/test/tables"
@@ -371,4 +372,52 @@ func benchChange(b *testing.B, w planetest.World, table *lb.Table, p *Plane, pat
 		b.ReportMetric(float64(p.kernel.writes-before)/float64(len(more)), "writes/change")
 	}
 	b.ReportMetric(0, "ns/op")
+}
+
+// BenchmarkNamespaces is how long the program at connect() runs for a pod, by the kernel's
+// statistics: where it reads the devices of the network namespace, and where it knows the way to the
+// address.
+func BenchmarkNamespaces(b *testing.B) {
+	lab := netlab.ForTest(b, netlab.Options{Cgroup: true, NoNode2: true, NoClient: true})
+	p := echoLab(b, lab, 100)
+	stats, err := cilium.EnableStats(unix.BPF_STATS_RUN_TIME)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer stats.Close()
+	ran := func() (time.Duration, uint64) {
+		info, err := p.kernel.obj.Connect4.Stats()
+		if err != nil {
+			b.Fatal(err)
+		}
+		return info.Runtime, info.RunCount
+	}
+	to := netip.MustParseAddrPort("10.96.0.10:80")
+	for _, known := range []bool{false, true} {
+		b.Run(map[bool]string{false: "read", true: "known"}[known], func(b *testing.B) {
+			var all []time.Duration
+			lab.On("pod3", func() {
+				for b.Loop() {
+					if !known {
+						if err := prune(p.kernel.obj.Paths, func(bpf.LBPath, uint64) bool { return true }); err != nil {
+							b.Fatal(err)
+						}
+					}
+					before, n := ran()
+					fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+					if err := errors.Join(err, unix.Connect(fd, sockaddr(to)), unix.Close(fd)); err != nil {
+						b.Fatal(err)
+					}
+					after, m := ran()
+					if m == n+1 {
+						all = append(all, after-before)
+					}
+				}
+			})
+			if len(all) > 0 {
+				b.ReportMetric(float64(median(all).Nanoseconds()), "program-ns")
+			}
+			b.ReportMetric(0, "ns/op")
+		})
+	}
 }
