@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	cilium "github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
@@ -195,7 +196,13 @@ func TestInnocentSocket(t *testing.T) {
 			}
 			b.hasPeer("innocent", fd, b.to("pod1:8080"))
 		}
-		if b.plane.kernel.reaper.ender.obj == nil {
+		kernel, err := btf.LoadKernelSpec()
+		b.must(err)
+		_, err = kernel.AnyTypeByName("bpf_sock_destroy")
+		if byProgram := b.plane.kernel.reaper.ender.obj != nil; byProgram != (err == nil) {
+			b.t.Errorf("a program ends sockets: %v; the kernel's function: %v", byProgram, err)
+		}
+		if err != nil {
 			return // before Linux 6.5 the kernel may find the innocent one, and ends none
 		}
 		for i, fd := range stale {
