@@ -349,3 +349,29 @@ func TestFloodOfPasses(t *testing.T) {
 		})
 	}
 }
+
+// silentKernel never answers.
+type silentKernel struct{ fakeKernel }
+
+func (k *silentKernel) forget(ctx context.Context, _ lb.Proto, _ func(flow) (lb.Key, bool),
+	_ func(lb.Key, error)) (tally, error) {
+	<-ctx.Done()
+	return tally{}, ctx.Err()
+}
+
+// The end of the process waits for the current pass, but no longer than grace.
+func TestEndsDuringAPass(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCleaner(Config{Family: lb.IPv4, Log: slog.New(slog.DiscardHandler)}, &silentKernel{}, func() {})
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan time.Time, 1)
+		go func() { c.Run(ctx); ended <- time.Now() }()
+		c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podA))})
+		letPass(time.Minute)
+		begin := time.Now()
+		stop()
+		if took := (<-ended).Sub(begin); took != grace {
+			t.Errorf("it ended after %v, want %v", took, grace)
+		}
+	})
+}
