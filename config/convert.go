@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -36,6 +37,8 @@ type Conversion struct {
 	Warnings []string
 	// NodePortsUnset: the configuration does not say which addresses answer NodePorts.
 	NodePortsUnset bool
+	// Localhost: NodePorts of the old mode answered on 127.0.0.1.
+	Localhost bool
 	// Dropped lists fields and gates without effect, which the file does not have, each with the
 	// reason.
 	Dropped []DroppedField
@@ -83,11 +86,17 @@ func Convert(modes mode.List, args []string, file []byte, to string) (*Conversio
 	c.Flags = was.fieldless(args)
 	if m, ok := modes.Find(cmp.Or(c.From, was.usual())); ok {
 		c.Warnings = append(c.Warnings, cfg.inMode[m.Name]...)
+		if r, err := cfg.For(m); err == nil {
+			c.Localhost = r.LocalhostNodePorts && slices.ContainsFunc(r.NodePorts.Prefixes, func(p netip.Prefix) bool {
+				return p.Contains(netip.AddrFrom4([4]byte{127, 0, 0, 1}))
+			})
+		}
 	}
 	s := was.file.copy()
 	s.Mode = v1alpha1.ProxyMode(c.To)
 	c.Given = was.differing(s)
 	c.carry(was, s, cmp.Or(c.From, was.usual()), cmp.Or(c.To, was.usual()))
+	c.carryLocalhost(cfg, s, modes)
 	c.drop(was, s, cmp.Or(c.To, was.usual()))
 	if c.YAML, err = was.shortYAML(s); err != nil {
 		return nil, err
@@ -200,6 +209,19 @@ func (c *Conversion) carry(o *Options, s *settings, from, to string) {
 		s.NodePortAddresses = []string{"primary"}
 	}
 	c.Carried = append(c.Carried, Carried{"", "nodePortAddresses", strings.Join(s.NodePortAddresses, ",")})
+}
+
+// carryLocalhost keeps TCP NodePorts on 127.0.0.1 in a mode whose proxy listens there only if
+// nodePortAddresses selects it, for which a /0 does not suffice.
+func (c *Conversion) carryLocalhost(cfg *Config, s *settings, modes mode.List) {
+	will, ok := modes.Find(c.To)
+	if !ok || !c.Localhost || !cfg.Gates[will.LocalhostGate] ||
+		slices.ContainsFunc(s.NodePortAddresses, selectsLocalhost) {
+		return
+	}
+	const localhost = "127.0.0.0/8"
+	s.NodePortAddresses = append(slices.Clone(s.NodePortAddresses), localhost)
+	c.Carried = append(c.Carried, Carried{"", "nodePortAddresses", localhost + ", for NodePorts on 127.0.0.1"})
 }
 
 // drop removes settings without effect: fields that neither the mode nor one of its fallbacks

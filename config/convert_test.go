@@ -77,7 +77,7 @@ func TestConvert(t *testing.T) {
 		{name: "settings of iptables are carried to nftables", file: head + "mode: iptables\niptables: " +
 			"{masqueradeAll: true, masqueradeBit: 13, minSyncPeriod: 5s, syncPeriod: 1m}", to: "nftables",
 			yaml: "mode: nftables\nnftables:\n  masqueradeAll: true\n  masqueradeBit: 13\n  minSyncPeriod: 5s\n" +
-				"  syncPeriod: 1m0s\nnodePortAddresses:\n- 0.0.0.0/0\n- ::/0\n",
+				"  syncPeriod: 1m0s\nnodePortAddresses:\n- 0.0.0.0/0\n- ::/0\n- 127.0.0.0/8\n",
 			says: "{iptables.masqueradeBit nftables.masqueradeBit 13}"},
 		{name: "settings of ipvs are dropped", file: head + "mode: ipvs\nipvs: {scheduler: lc, strictARP: true, " +
 			"minSyncPeriod: 5s}\niptables: {masqueradeAll: true}", to: "iptables",
@@ -89,7 +89,8 @@ func TestConvert(t *testing.T) {
 			to: "nftables", yaml: "mode: nftables\nnodePortAddresses:\n- 192.0.2.0/24\n"},
 		{name: "another value of the mode's own wins", file: head + "mode: iptables\niptables: {minSyncPeriod: 5s}\n" +
 			"nftables: {minSyncPeriod: 7s}", to: "nftables",
-			yaml: "mode: nftables\nnftables:\n  minSyncPeriod: 7s\nnodePortAddresses:\n- 0.0.0.0/0\n- ::/0\n"},
+			yaml: "mode: nftables\nnftables:\n  minSyncPeriod: 7s\nnodePortAddresses:\n- 0.0.0.0/0\n- ::/0\n- " +
+				"127.0.0.0/8\n"},
 		{name: "a server that is off", args: "--metrics-port=0", yaml: "metricsBindAddress: none\n"},
 		{name: "what a file takes for nothing", args: "--iptables-min-sync-period=0",
 			yaml: "iptables:\n  minSyncPeriod: 1ns\n"},

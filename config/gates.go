@@ -62,8 +62,9 @@ var does = map[string]string{
 	"ComponentStatusz":        "off: no /statusz",
 	"KubeProxyIPVS":           "off: the mode ipvs is an error",
 	"KubeProxyNFTablesLocalhostNodePorts": "on: in mode nftables TCP NodePorts answer on 127.0.0.1 and ::1 where " +
-		"nodePortAddresses names localhost, 127.0.0.0/8 or ::1/128; those of UDP and SCTP are rejected there and " +
-		"counted",
+		"nodePortAddresses selects them: localhost, or a CIDR that contains them, except /0; other packets to " +
+		"NodePorts " +
+		"are rejected there and counted",
 	"LoggingAlphaOptions": "on: logging.options may be set",
 	"NativeHistograms":    "off: no native histograms; they are sent to scrapers that ask for protobuf",
 }

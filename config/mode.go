@@ -168,7 +168,7 @@ func (o *Options) reportLoopback(c *Config, m mode.Mode) []string {
 	named, proxied := false, m.LocalhostGate != "" && c.Gates[m.LocalhostGate]
 	for _, entry := range o.file.NodePortAddresses {
 		v4, v6 := loopbacks(entry)
-		named = named || v4 || v6
+		named = named || selectsLocalhost(entry)
 		switch {
 		case !v4 && !v6, proxied, m.LocalhostSockets:
 		case m.LocalhostGate != "":
@@ -192,6 +192,14 @@ func (o *Options) reportLoopback(c *Config, m mode.Mode) []string {
 			o.where("featureGates"), m.LocalhostGate, where))
 	}
 	return all
+}
+
+// selectsLocalhost reports whether an entry of nodePortAddresses selects 127.0.0.1 or ::1 for the
+// proxy's listeners (TN-56).
+func selectsLocalhost(entry string) bool {
+	p, err := option.ParsePrefix(entry)
+	return entry == "localhost" || err == nil && p.Bits() > 0 &&
+		(p.Contains(netip.AddrFrom4([4]byte{127, 0, 0, 1})) || p.Contains(netip.IPv6Loopback()))
 }
 
 // loopbacks reports for each family whether an entry of nodePortAddresses contains loopback

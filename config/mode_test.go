@@ -29,7 +29,8 @@ func TestFor(t *testing.T) {
 			" [10.0.0.0/8] false 14 0s", "", ""},
 		{"CF-37 words mix with CIDRs", "--nodeport-addresses=primary,10.0.0.0/8", "", "iptables",
 			"primary [10.0.0.0/8] false 14 30s", "", ""},
-		{"CF-37 localhost where no mode can", "--nodeport-addresses=localhost", "", "nftables",
+		{"CF-37 localhost without its gate", "--nodeport-addresses=localhost " +
+			"--feature-gates=KubeProxyNFTablesLocalhostNodePorts=false", "", "nftables",
 			" [127.0.0.0/8 ::1/128] false 14 0s", "",
 			`--nodeport-addresses "localhost" has no effect: in mode nftables`},
 		{"CF-37 localhost by sockets of the node", "--proxy-mode=ebpf --nodeport-addresses=localhost", "", "ebpf",

@@ -28,6 +28,14 @@ func (f Family) String() string {
 	return "Family(" + strconv.Itoa(int(f)) + ")"
 }
 
+// Loopback returns 127.0.0.1 or ::1.
+func (f Family) Loopback() netip.Addr {
+	if f == IPv6 {
+		return netip.IPv6Loopback()
+	}
+	return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+}
+
 // Everywhere is the prefix that holds every address of the family: 0.0.0.0/0 or ::/0.
 func (f Family) Everywhere() netip.Prefix {
 	if f == IPv6 {

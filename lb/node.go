@@ -10,8 +10,8 @@ type Node struct {
 	// NodePorts are the prefixes whose addresses, where this machine holds them, answer NodePorts.
 	// A /0 means every local address. Sorted, no overlaps. Empty: NodePorts answer nowhere.
 	NodePorts []netip.Prefix
-	// Localhost is 127.0.0.1 or ::1 if a configured prefix contains it and only loopback addresses;
-	// otherwise invalid. A wider prefix of NodePorts may contain it too and does not count.
+	// Localhost is 127.0.0.1 or ::1 if a configured prefix other than /0 contains it; otherwise
+	// invalid.
 	Localhost netip.Addr
 	// Pods recognises sources for routes from [Pods].
 	Pods Detector

@@ -27,14 +27,11 @@ func ResolveNode(f cluster.Facts, s Settings) lb.Node {
 }
 
 // Localhost returns the family's loopback address, 127.0.0.1 or ::1, if one of the configured
-// prefixes contains it and only loopback addresses; otherwise an invalid address.
+// prefixes other than /0 contains it; otherwise an invalid address (TN-56).
 func Localhost(asked []netip.Prefix, f lb.Family) netip.Addr {
-	loopback, bits := netip.AddrFrom4([4]byte{127, 0, 0, 1}), 8
-	if f == lb.IPv6 {
-		loopback, bits = netip.IPv6Loopback(), 128
-	}
-	if slices.ContainsFunc(asked, func(p netip.Prefix) bool { return p.Bits() >= bits && p.Contains(loopback) }) {
-		return loopback
+	at := f.Loopback()
+	if slices.ContainsFunc(asked, func(p netip.Prefix) bool { return p.Bits() > 0 && p.Contains(at) }) {
+		return at
 	}
 	return netip.Addr{}
 }

@@ -71,7 +71,7 @@ func (q *question) nodePort() *lb.Frontend {
 	switch {
 	case row == nil || !q.packet.Here:
 		return nil
-	case row.Accepts() || q.how.Served != nil:
+	case row.Accepts() || q.how.Served != nil || q.proxied():
 		return row
 	case !lb.Within(q.table.Node.NodePorts, to.Addr()):
 		q.say("%s has the NodePort %d/%s, but --nodeport-addresses selects %s, and %s is in none of them.",
@@ -110,15 +110,21 @@ func (q *question) row(row *lb.Frontend) {
 	q.take(row, q.route(row))
 }
 
-// proxied reports whether the packet is for the address at which the proxy listens for NodePorts.
+// proxied reports whether the packet is for the address at which the proxy may listen for
+// NodePorts.
 func (q *question) proxied() bool {
-	return q.how.LocalhostProxy && q.packet.Here && q.packet.To.Addr() == q.table.Node.Localhost
+	at := q.packet.To.Addr()
+	return q.how.LocalhostProxy && q.packet.Here && at == lb.FamilyOf(at).Loopback()
 }
 
 // localhost answers by a NodePort for which the proxy listens.
 func (q *question) localhost(row *lb.Frontend) {
 	last := row.Last()
 	switch {
+	case !q.table.Node.Localhost.IsValid():
+		q.Verdict = Reject
+		q.say("--nodeport-addresses does not select localhost, so the packet is rejected; a CIDR selects it if it "+
+			"contains %s, except /0.", q.packet.To.Addr())
 	case q.packet.Proto != lb.TCP:
 		q.Verdict = Reject
 		q.say("On localhost this mode serves only TCP, so the packet is rejected.")

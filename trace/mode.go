@@ -23,7 +23,8 @@ type Mode struct {
 	// covers it (SV-64).
 	Loopback bool
 	// LocalhostProxy: TCP NodePorts answer at [kube-proxy/lb.Node.Localhost] by connections of the
-	// proxy, which lead where those from anywhere go; those of other protocols are rejected there.
+	// proxy, which lead where those from anywhere go. Other packets to NodePorts at 127.0.0.1 and
+	// ::1 are rejected.
 	LocalhostProxy bool
 	// HairpinsByNode: a backend that is its own client is not masqueraded where the API says that
 	// it runs on another node (SV-60).

@@ -234,7 +234,7 @@ func (c *converter) between() {
 		from = ciliumMode
 	}
 	for _, d := range differences {
-		if d.applies(from, to) &&
+		if d.applies(from, to) && (c.conv.Localhost || !d.localhost) &&
 			(d.given == nil || slices.ContainsFunc(c.conv.Given,
 				func(path string) bool { return slices.Contains(d.given, path) })) {
 			c.add(d.sev, d.about, d.differs, d.why, d.do)

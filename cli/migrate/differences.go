@@ -8,6 +8,8 @@ type difference struct {
 	// from the old one.
 	from, to []string
 	changed  bool
+	// localhost: it only matters where NodePorts answered on 127.0.0.1.
+	localhost bool
 	// given: one of these fields is set; nil if it does not matter.
 	given []string
 
@@ -76,9 +78,14 @@ var differences = []difference{
 		do:      "Nothing, unless a program reads chains other than those that docs/behaviour.md names."},
 
 	// From the modes of the kernel to nftables (DP-26).
-	{from: []string{"iptables", "userspace"}, to: byNFTables, sev: Change, about: "NodePorts on 127.0.0.1",
-		differs: "NodePorts do not answer on 127.0.0.1", why: "Mode nftables does not set route_localnet.",
-		do: "Use the node's address, or a cluster IP; image registries at localhost:NodePort need another address."},
+	{from: []string{"iptables", "userspace"}, to: byNFTables, localhost: true, sev: Change,
+		about: "NodePorts on 127.0.0.1",
+		differs: "TCP NodePorts answer by connections of the proxy, which end with its process; those of UDP and " +
+			"SCTP " +
+			"are rejected",
+		why: "Mode nftables does not set route_localnet: the proxy listens there (docs/nftables.md).",
+		do: "Use the node's address or a cluster IP for UDP, SCTP and connections that must outlive a restart of the " +
+			"proxy."},
 	{from: []string{"iptables", "userspace"}, to: byNFTables, sev: Change, about: "INVALID packets",
 		differs: "packets in conntrack state INVALID are not dropped", why: "Upstream's mode nftables does not either.",
 		do: "Set conntrack.tcpBeLiberal if connections were reset."},

@@ -291,10 +291,16 @@ func TestDifferencesOfModes(t *testing.T) {
 			"change UDP sockets of removed endpoints", "change host firewalls", "change NodePorts on 127.0.0.1"}, nil},
 		{"ipvs", "ebpf", []string{"change requirements", "change kube-ipvs0", "change connections through IPVS"},
 			[]string{"NodePorts on 127.0.0.1"}},
+		{"iptables --iptables-localhost-nodeports=false", "nftables", []string{"change host firewalls"},
+			[]string{"127.0.0.1"}},
+		{"iptables --nodeport-addresses=10.0.0.0/8", "nftables", []string{"change host firewalls"},
+			[]string{"127.0.0.1"}},
+		{"iptables --nodeport-addresses=0.0.0.0/0", "nftables", []string{"change NodePorts on 127.0.0.1",
+			"nodePortAddresses: the new configuration sets 127.0.0.0/8, for NodePorts on 127.0.0.1"}, nil},
 		{"nftables", "ebpf", []string{"change requirements", "info session affinity"}, []string{"host firewalls"}},
 		{"ebpf", "iptables", []string{"change direct connections", "change programs"}, []string{"change requirements"}},
 	} {
-		r, err := convert(c.to, Input{Name: "f", Flags: []string{"--proxy-mode=" + c.from}})
+		r, err := convert(c.to, Input{Name: "f", Flags: strings.Fields("--proxy-mode=" + c.from)})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -30,7 +30,7 @@ func TestModeChoice(t *testing.T) {
 	}{
 		{"blank", "", nil, "iptables",
 			[]string{`"The default mode will change" note="no mode is configured, so kube-proxy on node n1 uses ` +
-				`iptables; a later version will choose another mode. Set mode to keep it"`},
+				`iptables; the default of Kubernetes v1.40 will be nftables. Set mode to keep iptables"`},
 			`kubeproxy_mode_info{asked="",mode="iptables",reason=""} 1`},
 		{"blank without iptables", "", withoutIPTables, "nftables",
 			[]string{`"Mode cannot run on this host" mode="iptables" instead="nftables" err="iptables: no usable ` +

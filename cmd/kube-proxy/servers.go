@@ -269,8 +269,10 @@ func localAddrs(but string) ([]netip.Addr, error) {
 // answersNodePorts reports whether NodePorts answer at an address of this machine. In some modes
 // those of the loopback interface may.
 func (p *proxy) answersNodePorts(a netip.Addr) bool {
-	if m := p.config().Resolved; a.IsLoopback() && !(a.Is4() && m.LocalhostNodePorts) &&
-		!(m.LocalhostProxy && a == policy.Localhost(m.NodePorts.Prefixes, lb.FamilyOf(a))) {
+	switch m := p.config().Resolved; {
+	case m.LocalhostProxy && a == lb.FamilyOf(a).Loopback():
+		return true // answered, or rejected
+	case a.IsLoopback() && !(a.Is4() && m.LocalhostNodePorts):
 		return false
 	}
 	return lb.Within(p.nodePortPrefixes(), a)
@@ -283,7 +285,9 @@ func (p *proxy) collides(c sockets.Collision) {
 		return
 	}
 	node := p.config().NodeName
-	kept := p.config().Resolved.LocalhostProxy && c.Key.Proto == lb.TCP && c.Listener.Addr().IsLoopback()
+	at, m := c.Listener.Addr(), p.config().Resolved
+	kept := m.LocalhostProxy && c.Key.Proto == lb.TCP && policy.Localhost(m.NodePorts.Prefixes,
+		lb.FamilyOf(at)) == at
 	e := event.NodePortInUse(c.Service, node, c.Key.Port, c.Key.Proto.String(), c.Listener, kept)
 	if !c.Key.IsNodePort() {
 		e = event.NodeAddressTaken(c.Service, node, c.Key.String(), c.Listener, c.NodePort, c.More)

@@ -36,16 +36,19 @@ func (p *Plane) openLocalhost(cfg Config) (err error) {
 // atLocalhost reports whether TCP NodePorts answer on localhost.
 func (r *ruleset) atLocalhost() bool { return r.localhost && r.node.Localhost.IsValid() }
 
-// localhostRules count and reject packets to NodePorts on localhost, except TCP, for which the
-// proxy listens. They look up maps of frontends, so changes of frontends need no new rules.
+// localhostRules count and reject packets to NodePorts on localhost, except TCP where it is
+// selected: the proxy listens. They look up maps of frontends, so changes of frontends need no new
+// rules. They are where packets arrive: a packet that is rejected on the way out fails sendto()
+// with EPERM, but upstream's clients get ECONNREFUSED.
 func (r *ruleset) localhostRules() []rule.Rule {
-	if !r.atLocalhost() {
-		return nil
+	at, note := r.Family.Loopback(), "localhost: not selected by nodePortAddresses"
+	to := []rule.Statement{rule.Is(r.Destination(), at.String(), at.AsSlice())}
+	if r.atLocalhost() {
+		to, note = append(to, rule.NotOverTCP), "localhost: TCP alone is served"
 	}
-	to := []rule.Statement{rule.Is(r.Destination(), r.node.Localhost.String(), r.node.Localhost.AsSlice()),
-		rule.NotOverTCP, rule.NewConnection, rule.Find(rule.Number, r.set(sNodePorts), rule.NodePort...),
-		rule.NotZero(rule.Number)}
-	reject := r.New("localhost: TCP alone is served", append(to[:len(to):len(to)], r.Reject())...)
+	to = append(to, rule.NewConnection, rule.Find(rule.Number, r.set(sNodePorts), rule.NodePort...),
+		rule.NotZero(rule.Number))
+	reject := r.New(note, append(to[:len(to):len(to)], r.Reject())...)
 	if r.uncounted {
 		return []rule.Rule{reject}
 	}
@@ -74,7 +77,7 @@ func (p *Plane) measureLocalhost(emit mode.Emit) error {
 	if p.rejected == nil {
 		return nil
 	}
-	rejected := map[lb.Proto]uint64{lb.UDP: 0, lb.SCTP: 0}
+	rejected := map[lb.Proto]uint64{lb.TCP: 0, lb.UDP: 0, lb.SCTP: 0}
 	err := p.rejected.read(context.Background(), func(row lb.Key, n uint64) { rejected[row.Proto] += n })
 	for proto, n := range rejected {
 		emit(localhostRejected, float64(n), strings.ToUpper(proto.String()))

@@ -5,10 +5,13 @@ package nftables
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
@@ -146,6 +149,25 @@ func (l *localhostLab) refused(proto netlab.Proto, port uint16) {
 	}
 }
 
+// refusedAtOnce sends a datagram from a connected socket: sending must succeed, and the answer is
+// ECONNREFUSED, not EPERM.
+func (l *localhostLab) refusedAtOnce(port uint16) {
+	l.t.Helper()
+	l.On("node1", func() {
+		conn, err := net.Dial("udp", netip.AddrPortFrom(l.at, port).String())
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		defer conn.Close()
+		if _, err := conn.Write([]byte("x")); err != nil {
+			l.t.Errorf("send: %v", err)
+		}
+		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNREFUSED) {
+			l.t.Errorf("receive: %v, want ECONNREFUSED", err)
+		}
+	})
+}
+
 // traced traces a packet through the table and the kernel, which must agree.
 func (l *localhostLab) traced(proto lb.Proto, port uint16, want trace.Verdict) {
 	l.t.Helper()
@@ -194,7 +216,7 @@ func (l *localhostLab) measured() map[string]float64 {
 // restart (TN-56, TN-57).
 func TestConformanceLocalhost(t *testing.T) {
 	dir, n := scenarios(t, "testdata/scenarios/*.txtar")
-	if n != 2 {
+	if n != 4 {
 		t.Fatalf("%d files", n)
 	}
 	planetest.Run(t, planetest.Config{Mode: "nftables-localhost", Variant: true, Dir: dir,
@@ -202,9 +224,10 @@ func TestConformanceLocalhost(t *testing.T) {
 		Trace: func(f lb.Family) trace.Mode { return Mode().Trace(mode.Settings{Family: f, LocalhostProxy: true}) }})
 }
 
-// With the feature gate off, and if nodePortAddresses has no loopback address, nothing is served or
-// rejected on localhost. Once turned on it serves at once, in the same process and after a restart
-// (TN-58; kubernetes/kubernetes#142183).
+// With the feature gate off nothing is served or rejected on localhost; if nodePortAddresses
+// selects no loopback address, every packet to a NodePort is rejected and counted. Once turned on
+// it serves at once, in the same process and after a restart (TN-57, TN-58;
+// kubernetes/kubernetes#142183).
 func TestLocalhostTurnedOnTN58(t *testing.T) {
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(f.String(), func(t *testing.T) {
@@ -219,12 +242,22 @@ func TestLocalhostTurnedOnTN58(t *testing.T) {
 					}
 				})
 			}
+			on := true
 			served := func(is bool) {
 				t.Helper()
-				if is {
+				switch {
+				case is:
 					l.servers(30080)
 					l.traced(lb.UDP, 30053, trace.Reject)
-				} else {
+				case on: // not selected
+					before := l.measured()["rejected_packets_total TCP"]
+					l.refused(netlab.TCP, 30080)
+					if n := l.measured()["rejected_packets_total TCP"]; n != before+1 {
+						t.Errorf("%g rejected packets, then %g", before, n)
+					}
+					l.traced(lb.TCP, 30080, trace.Reject)
+					l.traced(lb.UDP, 30053, trace.Reject)
+				default:
 					l.refused(netlab.TCP, 30080)
 					l.traced(lb.TCP, 30080, trace.Pass)
 					l.traced(lb.UDP, 30053, trace.Pass)
@@ -243,9 +276,11 @@ func TestLocalhostTurnedOnTN58(t *testing.T) {
 			served(false)
 			node(named)
 			served(true)
-			l.restart(false)
+			on = false
+			l.restart(on)
 			served(false)
-			l.restart(true)
+			on = true
+			l.restart(on)
 			served(true)
 		})
 	}
@@ -358,7 +393,7 @@ func TestRenderLocalhost(t *testing.T) {
 		if s := p.Stats(); s.Messages != 0 {
 			t.Errorf("the plane found something to do: %+v", s)
 		}
-		listed := runNFT(t, "list", "chain", p.ip.Name(), TableName, "filter-output-pre-dnat")
+		listed := runNFT(t, "list", "chain", p.ip.Name(), TableName, "filter-input")
 		if !strings.Contains(listed, "update @localhost-rejected") ||
 			!strings.Contains(listed, "localhost: TCP alone is served") {
 			t.Errorf("%s", listed)
@@ -371,7 +406,7 @@ func TestRenderLocalhost(t *testing.T) {
 func TestLocalhostRejectedTN57(t *testing.T) {
 	l := newLocalhostLab(t, lb.IPv4)
 	for range 3 {
-		l.refused(netlab.UDP, 30053)
+		l.refusedAtOnce(30053)
 	}
 	if got := l.measured(); got["rejected_packets_total UDP"] != 3 || got["rejected_packets_total SCTP"] != 0 {
 		t.Errorf("metrics: %v", got)

@@ -59,7 +59,8 @@ func facts() mode.Mode {
 			{Row: "MT-19", Name: localhostFailures, Kind: mode.Counter, Labels: []string{"ip_family"},
 				Help: "Failures to create a listener at 127.0.0.1 or ::1, retries included"},
 			{Row: "MT-19", Name: localhostRejected, Kind: mode.Counter, Labels: []string{"ip_family", "protocol"},
-				Help: "Rejected packets to NodePorts at 127.0.0.1 or ::1, where only TCP is served"},
+				Help: "Rejected packets to NodePorts at 127.0.0.1 or ::1: UDP, SCTP, and TCP where the address is " +
+					"not selected"},
 			{Row: "EXT", Name: entriesMetric, Kind: mode.Gauge, Labels: []string{"ip_family"},
 				Help: "Estimated number of clients in the session affinity map, at the last full audit"},
 			{Row: "EXT", Name: limitMetric, Kind: mode.Gauge, Labels: []string{"ip_family"},

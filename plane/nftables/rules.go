@@ -33,7 +33,8 @@ type layout struct {
 	places uint32
 	// counts: rules count connections, see counters.go.
 	counts bool
-	// localhost: a proxy serves TCP NodePorts at [lb.Node.Localhost], see localhost.go.
+	// localhost: a proxy serves TCP NodePorts at [lb.Node.Localhost], and rules reject the other
+	// packets to NodePorts on localhost, see localhost.go.
 	localhost bool
 	// uncounted: localhost rejections are not counted, because this kernel cannot.
 	uncounted bool
@@ -48,7 +49,7 @@ type ruleset struct {
 
 func (r *ruleset) set(i setIndex) *wire.Set { return &r.sets[i] }
 
-// skeleton returns the chains that always exist.
+// skeleton returns the chains that do not depend on frontends.
 func (r *ruleset) skeleton() []rule.Chain {
 	base := func(name, typ string, num uint32, priority int32, rules ...rule.Rule) rule.Chain {
 		return rule.Chain{Name: name, Hook: wire.Hook{Type: typ, Num: num, Priority: priority}, Rules: rules}
@@ -61,7 +62,7 @@ func (r *ruleset) skeleton() []rule.Chain {
 		return []rule.Rule{r.New("NodePort", rule.Find(rule.Number, r.set(sNodePorts), rule.NodePort...),
 			rule.VMap(r.set(verdicts), rule.Number))}
 	}
-	return []rule.Chain{
+	chains := []rule.Chain{
 		{Name: actionReject.chain(), Rules: []rule.Rule{r.New("", r.Reject())}},
 		{Name: "filter-nodeports", Rules: nodePortClass(sFilterClasses)},
 		// A packet from a process of the node to a backend at the node's own address enters again,
@@ -81,7 +82,7 @@ func (r *ruleset) skeleton() []rule.Chain {
 		base("filter-prerouting-pre-dnat", "filter", unix.NF_INET_PRE_ROUTING, prioPreDstNAT,
 			r.New("before translation", rule.NewConnection, refuse)),
 		base("filter-output-pre-dnat", "filter", unix.NF_INET_LOCAL_OUT, prioPreDstNAT,
-			append(r.localhostRules(), r.New("before translation", others, rule.NewConnection, refuse))...),
+			r.New("before translation", others, rule.NewConnection, refuse)),
 		base("nat-prerouting", "nat", unix.NF_INET_PRE_ROUTING, prioDstNAT, r.New("translate", translate)),
 		base("nat-prerouting-again", "nat", unix.NF_INET_PRE_ROUTING, prioDstNAT+1, r.New(secondLook, translate)),
 		base("nat-output", "nat", unix.NF_INET_LOCAL_OUT, prioDstNAT, r.New("translate", others, translate)),
@@ -96,6 +97,11 @@ func (r *ruleset) skeleton() []rule.Chain {
 			r.New("a backend that is its own client", append(append([]rule.Statement{rule.DestinationTranslated},
 				r.ToItself(r.set(sEqualBytes))...), rule.GoTo("hairpin"))...)),
 	}
+	if r.localhost {
+		chains = append(chains, base("filter-input", "filter", unix.NF_INET_LOCAL_IN, prioFilter,
+			r.localhostRules()...))
+	}
+	return chains
 }
 
 // secondLook explains the chains named ...-again. While a transaction takes effect, a packet may

@@ -115,7 +115,7 @@ func schema(ip rule.IP, hashes bool) *[setCount]wire.Set {
 			Flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, Comment: "NodePorts in use, with their connections " +
 				"(--service-metrics)"},
 		sLocalhostRejected: {Name: "localhost-rejected", Key: nodePort, Size: countersLimit,
-			Flags: unix.NFT_SET_EVAL, Comment: "NodePorts of UDP and SCTP, with the packets rejected on localhost"},
+			Flags: unix.NFT_SET_EVAL, Comment: "NodePorts with the packets rejected on localhost"},
 
 		sFilterClasses: {Name: "filter-classes", Key: one, Verdict: true, Comment: "class -> who may not pass"},
 		sNATClasses:    {Name: "nat-classes", Key: one, Verdict: true, Comment: "class -> which set serves whom"},
