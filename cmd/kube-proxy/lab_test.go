@@ -138,9 +138,14 @@ func (n *nodeLab) program(args ...string) *labProgram {
 	return n.launch(self(n.t), args...)
 }
 
-// confined starts the program with these capabilities alone.
+// confined starts the program with these capabilities alone, and without bpf() if they do not allow
+// it, as a runtime does.
 func (n *nodeLab) confined(capabilities string, args ...string) *labProgram {
 	n.t.Helper()
+	if !strings.Contains(capabilities, "+bpf") {
+		n.t.Setenv(noBPF, "1")
+		defer n.t.Setenv(noBPF, "")
+	}
 	return n.launch("setpriv", append([]string{"--bounding-set=-all" + capabilities, "--inh-caps=-all",
 		"--no-new-privs", self(n.t)}, args...)...)
 }

@@ -76,7 +76,7 @@ func TestLeaveEBPF(t *testing.T) {
 		if code == 200 {
 			return ""
 		}
-		return body
+		return body + "\n" + p.log()
 	})
 	p.stop()
 	if times := strings.Count(p.log(), "Failed to remove all rules of another mode"); times != 1 {

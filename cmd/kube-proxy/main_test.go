@@ -19,6 +19,7 @@ const (
 	asUser      = "KUBE_PROXY_TEST_UID"          // give up root for this user
 	noNetfilter = "KUBE_PROXY_TEST_NO_NETFILTER" // as on a kernel without netfilter's netlink
 	noIPVS      = "KUBE_PROXY_TEST_NO_IPVS"      // like a kernel without generic netlink, which IPVS uses
+	noBPF       = "KUBE_PROXY_TEST_NO_BPF"       // as with a runtime's seccomp profile, without CAP_BPF
 	asFiles     = "KUBE_PROXY_TEST_FILES"        // how many descriptors it may have
 	asSquatter  = "KUBE_PROXY_TEST_SQUAT"        // take the writer lock, as far as possible, and keep it
 	asReader    = "KUBE_PROXY_TEST_READER"       // be killed for any call that could change the node
@@ -56,6 +57,11 @@ func spoil() error {
 			return fmt.Errorf("refuse generic netlink sockets: %w", err)
 		}
 	}
+	if os.Getenv(noBPF) != "" {
+		if err := refuseBPF(); err != nil {
+			return fmt.Errorf("refuse bpf(): %w", err)
+		}
+	}
 	if os.Getenv(asReader) != "" {
 		if err := readOnly(); err != nil {
 			return fmt.Errorf("filter system calls: %w", err)
@@ -65,6 +71,16 @@ func spoil() error {
 		return squat()
 	}
 	return nil
+}
+
+// refuseBPF has the kernel answer bpf() as containerd's default profile does.
+func refuseBPF() error {
+	return seccomp([]unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS}, // the number of the call
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_BPF, Jf: 1},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+	})
 }
 
 // refuseNetlink has the kernel answer socket(AF_NETLINK, …, of) as one that lacks that does.

@@ -34,11 +34,11 @@ func redirected(all []netip.AddrPort) (to, is netip.AddrPort, err error) {
 // peerInKernel connects a socket and returns its destination in the kernel; invalid if no route
 // leads there.
 func peerInKernel(to netip.AddrPort) (is netip.AddrPort, err error) {
-	family, table := unix.AF_INET, "/proc/thread-self/net/udp"
-	var at unix.Sockaddr = &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}
-	if to.Addr().Is6() {
-		family, table = unix.AF_INET6, "/proc/thread-self/net/udp6"
-		at = &unix.SockaddrInet6{Port: int(to.Port()), Addr: to.Addr().As16()}
+	family, table := unix.AF_INET6, "/proc/thread-self/net/udp6"
+	var at unix.Sockaddr = &unix.SockaddrInet6{Port: int(to.Port()), Addr: to.Addr().As16()}
+	if to.Addr().Is4() {
+		family, table = unix.AF_INET, "/proc/thread-self/net/udp"
+		at = &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}
 	}
 	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

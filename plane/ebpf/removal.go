@@ -79,12 +79,15 @@ func linked() (all []attachment, err error) {
 }
 
 // atHooks returns the programs at these hooks of a cgroup, of those below it and, without their
-// place, of those above it.
+// place, of those above it. The error satisfies lacksBPF if the kernel seems to have none of the
+// hooks; a seccomp filter looks the same.
 func atHooks(root string, hooks []hook) (all []attachment, err error) {
 	var known []hook // to this kernel
+	var lacks error
 	for _, h := range hooks {
 		at, err := programsAt(root, h, true)
 		if lacksBPF(err) {
+			lacks = err
 			continue
 		}
 		if err != nil {
@@ -94,6 +97,9 @@ func atHooks(root string, hooks []hook) (all []attachment, err error) {
 		for _, p := range at.Programs {
 			all = append(all, attachment{hook: h, program: p.ID})
 		}
+	}
+	if len(known) == 0 {
+		return nil, lacks
 	}
 	err = eachCgroup(root, func(path string) error {
 		for _, h := range known {
@@ -139,6 +145,9 @@ func attachments() ([]attachment, error) {
 		return linked() // which need no visible hierarchy
 	}
 	direct, err := atHooks(root, hooks(lb.IPv4))
+	if lacksBPF(err) {
+		return linked() // which tells a kernel without eBPF from a filter
+	}
 	if err != nil {
 		return nil, err
 	}
