@@ -86,7 +86,8 @@ func TestPortsTaken(t *testing.T) {
 		"127.0.0.1:30081"} {
 		n.listen(addr)
 	}
-	p := n.serve("nftables", "--nodeport-addresses=192.0.2.0/24")
+	p := n.serve("nftables", "--nodeport-addresses=192.0.2.0/24",
+		"--feature-gates=KubeProxyNFTablesLocalhostNodePorts=false")
 	warns := regexp.MustCompile(`W.*\] "Service port is in use on this node" service="shop/web" ` +
 		`note="NodePort 30080/tcp .*192.0.2.1:30080`)
 	p.await(warns)
@@ -106,6 +107,21 @@ func TestPortsTaken(t *testing.T) {
 		strings.Contains(p.log(), "30090") || strings.Contains(p.log(), "192.0.2.2") {
 		t.Errorf("%d warnings:\n%s", got, p.log())
 	}
+}
+
+// Where nodePortAddresses does not select localhost, a NodePort is rejected there, also from a
+// program that listens: the log reports it (TN-57, PN-60).
+func TestLocalhostPortRejectedTN57(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	n.write("m/good.yaml", good())
+	n.write("m/web.yaml", balanced(32000, 1))
+	n.listen("127.0.0.1:30080")
+	p := n.serve("nftables")
+	p.await(regexp.MustCompile(`W.*\] "Service port is in use on this node" service="shop/web" ` +
+		`note="NodePort 30080/tcp takes traffic from a program on node n1 that listens on 127.0.0.1:30080"`))
+	n.refused("127.0.0.1:30080")
+	p.stop()
 }
 
 // A Service without endpoints that names the node's addresses would have probes of the proxy and of
