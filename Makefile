@@ -21,7 +21,7 @@ tool = go -C tools build $(VCS) -o $(CURDIR)/bin/tools/ ./$(1) && bin/tools/$(1)
 ASKED := ./debug/api ./event ./debug/inspect ./status ./trace
 STORE := $(or $(VMRUN_STORE),/var/cache/vmrun)
 
-.PHONY: objects test-objects site vm help build build-windows krew image image-lock scale test-asked test-image test-monitoring test-status test check unit e2e pods test-kernels mutants release-check bench run switches fuzz generate clean deps
+.PHONY: objects test-objects site vm help build build-windows krew image image-lock scale test-asked test-image test-monitoring test-status test check unit e2e pods test-kernels mutants release-check bench run switches fuzz generate clean deps release verify-release vuln
 
 help: ## print this help
 	@echo 'Usage: make TARGET. Tests and `run` need root; they work in network namespaces of their own.'
@@ -37,6 +37,18 @@ build-windows: ## build bin/kube-proxy-windows-amd64.exe and bin/kube-proxy-wind
 
 krew: ## write bin/krew: kubectl svcproxy for krew, archives and manifest (URL=https://... is where the archives will be)
 	@$(call tool,krew) -url $(URL) $(ARGS)
+
+release: ## write bin/release/VERSION: archives, SBOM, provenance, sums, signature (VERSION=0.1.0 KEY=private key, PEM)
+	@$(call tool,release) -version "$(VERSION)" $(if $(KEY),-key $(KEY)) $(ARGS)
+
+verify-release: ## check a release, and rebuild it from its commit (DIR=bin/release/0.1.0 PUBLIC=public key, PEM)
+	@$(call tool,release) verify -o "$(DIR)" $(if $(PUBLIC),-public $(PUBLIC))
+
+vuln: ## known vulnerabilities of what is linked, by govulncheck (VULNDB=folder with a copy of the Go vulnerability database)
+	@[[ -f "$(VULNDB)/index/db.json" ]] || { \
+	  echo 'make: no vulnerability database, nothing is checked: name the folder of a copy with VULNDB=... (it has index/db.json)' >&2; exit 1; }
+	@check=$$(go -C tools tool -n govulncheck); for dir in . tools; do echo "== $$dir"; \
+	  (cd $$dir && $$check -db "file://$(abspath $(VULNDB))" ./...); done
 
 # IMAGE names it, TAG is its version; DEBIAN and DEBIAN_SECURITY are mirrors in place of those of this machine's apt sources.
 MIRRORS = $(if $(DEBIAN),-debian $(DEBIAN)) $(if $(DEBIAN_SECURITY),-debian-security $(DEBIAN_SECURITY))

@@ -178,6 +178,7 @@ const imports = `
 	# Systems without a proxy have the plugin alone.
 	cli < cmd/kubectl-svcproxy;
 	config < tools/krew;
+	NONE < tools/release;
 	# What makes the image builds the program, and knows nothing of it.
 	NONE < tools/image;
 	# What changes the code at random places tests any of it.
