@@ -84,6 +84,9 @@ func inTheWay(ctx context.Context, q *queries, d *inspect.Detail, said string) e
 		return nil // without the check no message is printed
 	}
 	said = lb.Printable(said)
+	if a.Kernel != nil && a.Kernel.Passed != "" {
+		fmt.Fprintf(q.out, "\neBPF programs do not connect sockets of the node to %s: %s\n", said, a.Kernel.Passed)
+	}
 	switch {
 	case a.Rest.Harmful():
 		fmt.Fprintf(q.out, "\n%s  see kube-proxy trace node %s\n", a.Rest.Lead(), said)

@@ -375,8 +375,8 @@ func benchChange(b *testing.B, w planetest.World, table *lb.Table, p *Plane, pat
 }
 
 // BenchmarkNamespaces is how long the program at connect() runs for a pod, by the kernel's
-// statistics: where it reads the devices of the network namespace, and where it knows the way to the
-// address.
+// statistics: where it reads the devices of the network namespace, and where it knows the way to
+// the address.
 func BenchmarkNamespaces(b *testing.B) {
 	lab := netlab.ForTest(b, netlab.Options{Cgroup: true, NoNode2: true, NoClient: true})
 	p := echoLab(b, lab, 100)

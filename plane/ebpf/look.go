@@ -44,7 +44,7 @@ func (p *Plane) TracePacket(ctx context.Context, packet trace.Packet) (k trace.K
 	if err != nil {
 		return trace.Kernel{}, fmt.Errorf("ebpf: follow a connection to %s: %w", packet.To, err)
 	}
-	if why != "" {
+	if under.Passed = why; why != "" {
 		under.Way = slices.Insert(under.Way, 0, "socket: the eBPF programs pass it: "+why)
 		return under, nil
 	}

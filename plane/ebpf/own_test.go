@@ -168,7 +168,7 @@ func TestNodeAddress(t *testing.T) {
 		p := trace.Packet{From: b.to("pod2:1"), To: b.to("VIP:53"), Proto: lb.UDP}
 		b.On(netlab.Node1, func() {
 			k, err := b.plane.TracePacket(b.t.Context(), p)
-			if b.must(err); k.Connected || !strings.Contains(k.Way[0], passages[byNode].words) {
+			if b.must(err); k.Connected || k.Passed != passages[byNode].words || !strings.Contains(k.Way[0], k.Passed) {
 				b.t.Errorf("trace says %q", k.Way)
 			}
 		})

@@ -75,9 +75,10 @@ func TestSocketWalk(t *testing.T) {
 			}
 			return b.answer(from, c, to)
 		}
-		places := []netip.AddrPort{netip.AddrPortFrom(innerAddr, 9090), netip.AddrPortFrom(b.f.Everywhere().Addr(), 30080)}
-		for _, name := range []string{"VIP:80", "VIP:53", "OTHER:53", "NODE:30080", "NODE:9090", "pod1:8080", "pod2:9090",
-			"LOCAL:30080"} {
+		places := []netip.AddrPort{netip.AddrPortFrom(innerAddr, 9090),
+			netip.AddrPortFrom(b.f.Everywhere().Addr(), 30080)}
+		for _, name := range []string{"VIP:80", "VIP:53", "OTHER:53", "NODE:30080", "NODE:9090", "pod1:8080",
+			"pod2:9090", "LOCAL:30080"} {
 			places = append(places, b.to(name))
 		}
 		direct := 0
@@ -104,7 +105,8 @@ func TestSocketWalk(t *testing.T) {
 				direct++
 			}
 			if got != want && want != notSupported {
-				b.t.Errorf("step %d: %s, %s to %s: %s, and in mode nftables %s\n%s", step, from, c.name, to, got, want, b.table)
+				b.t.Errorf("step %d: %s, %s to %s: %s, and in mode nftables %s\n%s", step, from, c.name, to, got, want,
+					b.table)
 			}
 		}
 		if direct == 0 {

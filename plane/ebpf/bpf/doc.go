@@ -2,7 +2,7 @@
 // them.
 //
 // There is one C file for each hook. balance.h is what the hooks share: from a destination to a
-// backend. namespace.h tells whether a client's packets would meet the node. maps.h has the maps
+// backend. namespace.h says whether a client's packets would meet the node. maps.h has the maps
 // and their structs, which the Go types below mirror. `make objects` builds the objects again, and
 // `make test-objects` compares them.
 package bpf
