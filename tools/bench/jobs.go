@@ -104,6 +104,8 @@ func modeJobs(o options, mode string) []job {
 		return ipvsJobs(o)
 	case "ebpf":
 		return ebpfJobs(o)
+	case "failover":
+		return failoverJobs(o)
 	}
 	return traceJobs(o)
 }

@@ -8,6 +8,7 @@
 //	make bench ARGS='-mode userspace'           what goes through the proxy against what goes straight
 //	make bench ARGS='-mode ipvs'                what changes ask of the kernel, counted in a VM
 //	make bench ARGS='-mode ebpf'                sockets that programs connect against a direct connection, and changes
+//	make bench ARGS='-mode failover'            connections while a node is cut off
 //	make bench ARGS='-mode trace'               the command trace against a proxy with 10,000 Services
 //	make bench PEER=/path/to/kube-proxy         measure an upstream kube-proxy in iptables mode too, beside ours
 //
@@ -25,6 +26,7 @@
 //	                 BenchmarkStandIn             … with a stand-in that can be filled quickly with 100,000 services
 //	cmd/kube-proxy   BenchmarkUserspace           the real binary in the lab, through the proxy and directly by turns
 //	                 BenchmarkUserspaceChange     one endpoint, as the engine passes it to the plane
+//	                 BenchmarkFailover            a node is cut off under load, with failover and without
 //	                 BenchmarkAskTrace            the command trace
 //	plane/ipvs       BenchmarkIPVS                first sync, one endpoint, connections; in a VM
 //	plane/ebpf       BenchmarkSockets             sockets of a pod, direct and through a cluster IP by turns
@@ -71,7 +73,7 @@ type options struct {
 }
 
 // modes are what can be measured.
-var modes = []string{"nftables", "iptables", "iptables-legacy", "userspace", "ipvs", "ebpf", "trace"}
+var modes = []string{"nftables", "iptables", "iptables-legacy", "userspace", "ipvs", "ebpf", "failover", "trace"}
 
 // operations lists the measurements with an API server.
 var operations = []string{"start", "change", "new", "connect"}

@@ -65,7 +65,7 @@ func newRow(work, services, upstream, more string, limits ...bound) row {
 func rows(f figures) []row {
 	var all []row
 	for _, add := range []func(figures) []row{pureRows, kernelRows, serverRows, tablesRows, userspaceRows, ipvsRows,
-		ebpfRows, traceRows} {
+		ebpfRows, failoverRows, traceRows} {
 		all = append(all, add(f)...)
 	}
 	return all

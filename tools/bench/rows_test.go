@@ -199,10 +199,11 @@ func TestParse(t *testing.T) {
 		args string
 		want string // of options, or part of the error
 	}{
-		{"", "{false true true [5000 10000] [5000] [nftables iptables iptables-legacy userspace ipvs ebpf trace]   }"},
+		{"", "{false true true [5000 10000] [5000] [nftables iptables iptables-legacy userspace ipvs ebpf failover " +
+			"trace]   }"},
 		{"-quick", "{true true false [500] [500] "},
 		{"-quick -size 70,7 -out x.md", "{true true false [7 70] [7 70] [nftables iptables iptables-legacy userspace " +
-			"ipvs ebpf trace]   x.md}"},
+			"ipvs ebpf failover trace]   x.md}"},
 		{"-100k=false -size 100000,5,5", "{false true false [5 100000] [5 100000] "},
 		{"-api=false", "{false false false [5000 10000] "},
 		{"-mode iptables -only new", "[iptables] new  }"},

@@ -1,0 +1,41 @@
+package main
+
+import "fmt"
+
+// failoverJobs cut a node off under load, in the real binary's lab.
+func failoverJobs(o options) []job {
+	pattern := "^BenchmarkFailover$"
+	if o.quick {
+		pattern += "/^nftables$/^avoid$"
+	}
+	return []job{{pkg: inProgram, pattern: pattern, times: 1, rounds: 1}}
+}
+
+// failoverRows compare with the same load and failover off, in which other versions of kube-proxy
+// always are.
+func failoverRows(f figures) (all []row) {
+	for _, mode := range []string{"nftables", "iptables"} {
+		value := func(setting, unit string) float64 {
+			return f.median(inProgram, "Failover/"+mode+"/"+setting, unit)
+		}
+		if len(f.get(inProgram, "Failover/"+mode+"/avoid", "slowest-s")) == 0 {
+			continue
+		}
+		off := "–"
+		if len(f.get(inProgram, "Failover/"+mode+"/off", "slowest-s")) > 0 {
+			off = fmt.Sprintf("failover off: %.0f s, %.0f %% fail after 40 s", value("off", "slowest-s"),
+				value("off", "failed-%"))
+		}
+		work := "failover: a node is cut off under 200 connections a second, mode " + mode
+		all = append(all,
+			newRow(work+": connects in the minute after", "10", off, "",
+				limit{"slowest", 3300, "ms", 1000 * value("avoid", "slowest-s")},
+				limit{"failed", 0, "%", value("avoid", "failed-%")}),
+			newRow(work+": those from 2 s after it", "10", "–",
+				fmt.Sprintf("of %.0f", value("avoid", "connections")),
+				limit{"slower than 50 ms", 0, "", value("avoid", "after-2s-slow")}),
+			newRow(work+": the node returns", "10", "–", "",
+				limit{"used after", 10_000, "ms", 1000 * value("avoid", "return-s")}))
+	}
+	return all
+}
