@@ -27,7 +27,7 @@ type Node struct {
 // divides. Sockets, logs, locks and pinned eBPF programs belong to the node.
 const machine = `
 mount -t tmpfs tmpfs /run
-mount --make-shared /run # as systemd does
+mount --make-rshared / # as systemd does
 mount -t tmpfs tmpfs /var/log
 mount -t bpf bpf /sys/fs/bpf
 mapfile -t hierarchies < <(awk '$3 ~ /^cgroup2?$/ {print $2}' /proc/self/mounts)
