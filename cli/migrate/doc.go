@@ -5,9 +5,9 @@
 //	unit, environment file, script (shell.go) ├─Read─▶ Proxy ──Convert──▶ configuration, statements
 //	config.yaml of k3s, Cluster of kops      ─┘          └────Steps────▶ commands, forth and back
 //
-// Every word of the input is used, reported as a statement, or an error. The package only works on
-// bytes: it neither queries nor changes the node and the cluster. The loader of package config
-// interprets flags and fields as at a start, but without this machine's name, files and
+// Every word of the input is used, reported as a statement, or an error (FL-10). The package only
+// works on bytes: it neither queries nor changes the node and the cluster. The loader of package
+// config interprets flags and fields as at a start, but without this machine's name, files and
 // environment. Fields that differ from the default are printed; before that they are loaded again,
 // strictly, and compared with the original meaning. Another mode keeps the behaviour for clients as
 // far as it can: masqueradeAll, the mark's bit and the periods move to its block, and NodePorts

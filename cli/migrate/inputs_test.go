@@ -79,7 +79,7 @@ func TestInputs(t *testing.T) {
 }
 
 // Every word of the input is used, reported, or an error: none can be replaced by another without a
-// trace.
+// trace (FL-10).
 func TestEveryWordCounts(t *testing.T) {
 	words := regexp.MustCompile(`(?:--)?[A-Za-z][A-Za-z_-]*[A-Za-z]`)
 	const marker = "zz-marker"
@@ -227,7 +227,7 @@ func TestEKS(t *testing.T) {
 	}
 }
 
-// Each distribution has commands, forth and back, except GKE.
+// Each distribution has commands, forth and back, except GKE (FL-10).
 func TestDistributions(t *testing.T) {
 	for _, name := range append(Distributions(), "") {
 		p, err := Read(all.Modes(), []Input{text("f", "kube-proxy --proxy-mode=ipvs")})
