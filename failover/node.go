@@ -436,6 +436,11 @@ func (s *State) lost(now time.Duration, n *node) {
 	n.whole = s.portsWork(now)
 	n.next = now + backoff(n.flaps, s.random())
 	s.down = append(s.down, n.name)
+	for _, t := range s.targets {
+		if t.alone && t.result == Silent && slices.Contains(t.nodes, n.name) {
+			t.alone, t.due = false, -1 // the node explains it, and is probed instead
+		}
+	}
 	for _, e := range s.EndpointsOn(n.name) {
 		if t := s.targets[e.Addr]; n.whole || e.Proto != lb.TCP || t != nil && t.result == Silent {
 			s.rescue[e] = true

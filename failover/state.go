@@ -308,6 +308,9 @@ const memory = 10 * time.Minute
 // brief is how long a node that does not exist is remembered.
 const brief = 10 * time.Second
 
+// overdue is the longest time between two probes of an endpoint that is unreachable by itself.
+const overdue = 10 * time.Second
+
 // sweep forgets unused targets, nodes and shares, once a second.
 func (s *State) sweep(now time.Duration) {
 	if now < s.swept+time.Second {
@@ -318,6 +321,10 @@ func (s *State) sweep(now time.Duration) {
 	for _, t := range s.targets {
 		if t.last+memory < now && !held[t] && !t.busy() {
 			s.forget(t)
+		}
+		if t.alone && !t.running && t.done+overdue < now { // whatever delayed it, it returns
+			t.due = -1
+			s.schedule(t, now, 1)
 		}
 	}
 	downs := false
@@ -424,10 +431,13 @@ func (s *State) again(now time.Duration, t *target) {
 	}
 }
 
+// verdictAge is the age up to which a silent probe proves anything: later inquiries need a new one.
+const verdictAge = 3 * time.Second
+
 // judge decides about a silent target once the inquiries about its nodes ended: it is unreachable
 // if it answered before, and the link of this node works.
 func (s *State) judge(now time.Duration, t *target) {
-	if t.result != Silent || t.running || t.alone || !t.client {
+	if t.result != Silent || t.running || t.alone || !t.client || now-t.done > verdictAge {
 		return
 	}
 	works := t.here // no link is involved

@@ -31,6 +31,7 @@ type world struct {
 	refused  map[netip.AddrPort]bool // policy does not serve them
 
 	events  []event
+	next    time.Duration // when the state wants to be called
 	probes  []sent
 	lookups int
 	verdict Verdict
@@ -141,9 +142,6 @@ func (w *world) step() {
 	for _, p := range due.Probes {
 		w.probes = append(w.probes, sent{w.now, p.At})
 		begun := w.now
-		for i := range p.Tries {
-			w.at(begun+time.Duration(i)*TryAfter, func() {})
-		}
 		if r := w.answer(p.At); r != Silent {
 			w.at(w.now+time.Millisecond, func() { w.state.Answer(w.now, p.At, r) })
 			continue
@@ -152,9 +150,7 @@ func (w *world) step() {
 		w.at(begun+SeriesTimeout, func() { w.state.Answer(w.now, p.At, w.answer(p.At)) })
 	}
 	w.verdict = w.merge(w.state.Verdict(w.now))
-	if due.Next != 1<<63-1 && due.Next > w.now {
-		w.at(due.Next, func() {})
-	}
+	w.next = due.Next
 }
 
 func (w *world) merge(v Verdict) Verdict {
@@ -173,6 +169,11 @@ func (w *world) run(d time.Duration) {
 			if e.at <= end && (next < 0 || e.at < w.events[next].at) {
 				next = i
 			}
+		}
+		if wake := max(w.next, w.now+time.Millisecond); wake <= end && (next < 0 || wake < w.events[next].at) {
+			w.now = wake
+			w.step()
+			continue
 		}
 		if next < 0 {
 			w.now = end
