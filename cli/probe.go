@@ -16,9 +16,9 @@ func probeQuery() queryCommand {
 	return queryCommand{
 		name: "probe", args: "SERVICE[:PORT]", least: 1, most: 1, takes: oneService,
 		short: "which endpoints of a Service answer this node, and what stops the others",
-		about: "Connects from this node to each ready TCP endpoint of a Service, up to three times within 600 ms, and " +
-			"prints the result: answers; refuses (nothing listens there, check targetPort); prohibited (a firewall " +
-			"rejects it); silent; no route. It sends no data. A NetworkPolicy may treat this node otherwise than pods.",
+		about: "Connects from this node to each ready TCP endpoint of a Service, up to three times within 600 ms, " +
+			"and prints the result: answers; refuses (nothing listens there, check targetPort); prohibited (a " +
+			"firewall rejects it); silent; no route. It sends no data. A NetworkPolicy may treat this node otherwise than pods.",
 		more: "\n  kube-proxy probe shop/web\n",
 		ask: func(ctx context.Context, q *queries, args []string) error {
 			p, err := get(ctx, q, "probe", url.Values{"name": {args[0]}}, func(p *inspect.Probes) {
@@ -49,8 +49,8 @@ func probeText(out io.Writer, p *inspect.Probes) {
 		if x.Milliseconds > 0 {
 			took = fmt.Sprintf("%.1f ms", x.Milliseconds)
 		}
-		rows = append(rows, []string{lb.Printable(x.Service), x.Address.String(), orDash(lb.Printable(x.Node)), x.Result,
-			took, lb.Printable(x.Note)})
+		rows = append(rows, []string{lb.Printable(x.Service), x.Address.String(), orDash(lb.Printable(x.Node)),
+			x.Result, took, lb.Printable(x.Note)})
 	}
 	columns(out, rows)
 	if p.More > 0 {

@@ -62,9 +62,8 @@ func (s *Store) expose(svc *Service) {
 	}
 }
 
-// portsChanged follows a Service that changed; was and now are nil where there is none. It marks the
-// Services dirty that name an address of this machine with the port of a health check NodePort that
-// came or went.
+// portsChanged follows a Service that changed; was and now may be nil. It marks the Services dirty
+// that name an address of this machine with the port of a health check NodePort that came or went.
 func (s *Store) portsChanged(was, now *Service, d *Dirty) {
 	if was != nil {
 		for _, p := range was.Ports {
@@ -102,8 +101,8 @@ func (s *Store) countHealth(port uint16, by int, d *Dirty) {
 	}
 }
 
-// healthPort returns the port at which the Service's health check answers on every node, 0 if it has
-// none (SV-21).
+// healthPort returns the port at which the Service's health check answers on every node, 0 without
+// one (SV-21).
 func (s *Service) healthPort() uint16 {
 	if s == nil || !s.HasHealthCheck() {
 		return 0

@@ -33,7 +33,8 @@ func TestOwnPortsTN98(t *testing.T) {
 		dirty string
 		ports []uint16 // of tenant/same, taken by health checks
 	}{
-		{"the node's address", cluster.NodeHolds{Addrs: []netip.Addr{here}}, "[tenant/port tenant/same tenant/udp]", nil},
+		{"the node's address", cluster.NodeHolds{Addrs: []netip.Addr{here}}, "[tenant/port tenant/same tenant/udp]",
+			nil},
 		{"the same address", cluster.NodeHolds{Addrs: []netip.Addr{here}}, "[]", nil},
 		{"policy Cluster has no health check", cluster.ServiceSet{Service: check("a", 31000, cluster.PolicyCluster)},
 			"[shop/a]", nil},

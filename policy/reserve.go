@@ -11,7 +11,7 @@ import (
 
 // reserve records the keys that the Service requests and must not have, with the reasons:
 //
-//   - the port of an API server at its address. The nodes would lose the API server, and would never
+//   - the port of an API server at its address. The nodes would lose the API server, and never
 //     receive the deletion of the Service (TN-66).
 //   - a port of the proxy's servers, of the kubelet or of a health check NodePort at an address of
 //     this machine, and the first two as NodePorts. The Service would answer the probes of the
@@ -31,7 +31,8 @@ func (s *Settings) reserve(v *cluster.View) {
 	if takesNodePorts(v.Service) {
 		for _, p := range v.Service.Ports {
 			if own := s.ownPort(p.NodePort); own != "" && p.Protocol == cluster.TCP {
-				s.keep(lb.Key{Port: p.NodePort, Proto: lb.TCP}, fmt.Sprintf("%d is %s port on this node", p.NodePort, own))
+				s.keep(lb.Key{Port: p.NodePort, Proto: lb.TCP},
+					fmt.Sprintf("%d is %s port on this node", p.NodePort, own))
 			}
 		}
 	}

@@ -7,7 +7,8 @@ import (
 
 // The wide text lists all rules that matched, and the short one none of them.
 func TestNodeTextRules(t *testing.T) {
-	n := &Node{Rules: []string{"rule a", "rule b", "rule c", "rule d"}, Warnings: []string{"w1", "w2", "w3", "w4", "w5"}}
+	n := &Node{Rules: []string{"rule a", "rule b", "rule c", "rule d"},
+		Warnings: []string{"w1", "w2", "w3", "w4", "w5"}}
 	wide, short := n.Text(true), n.Text(false)
 	for _, rule := range n.Rules {
 		if !strings.Contains(wide, "  "+rule+"\n") || strings.Contains(short, rule) {

@@ -137,7 +137,8 @@ func (n *failoverLab) load() (stop func() []attempt) {
 				all = append(all, a)
 			}
 			running.Go(func() {
-				dial(netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, 0, byte(10 + rand.IntN(cutServices))}), 80), false)
+				service := netip.AddrFrom4([4]byte{10, 96, 0, byte(10 + rand.IntN(cutServices))})
+				dial(netip.AddrPortFrom(service, 80), false)
 			})
 			running.Go(func() { dial(endpoint("pod1", 8080), true) })
 		}

@@ -56,8 +56,8 @@ func (k *kernelAddrs) notice(m netlink.Message) {
 	}
 }
 
-// spares reports whether an interface is one of the devices. An unknown one is not. The caller holds
-// mu.
+// spares reports whether an interface is one of the devices. An unknown one is not. The caller
+// holds mu.
 func (k *kernelAddrs) spares(ctx context.Context, index int32) bool {
 	is, known := k.spared[index]
 	if known {

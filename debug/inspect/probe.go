@@ -164,7 +164,8 @@ func (i *Inspector) failoverFindings(f *findings) {
 			f.add(Warning, "failover", "kube-proxy why", "%s is unreachable from here since %s (%s)", e.Address,
 				e.For.Round(time.Second), e.Result)
 		} else {
-			f.add(Warning, "failover", "kube-proxy why", "%s is silent for clients and not avoided: %s", e.Address, e.Why)
+			f.add(Warning, "failover", "kube-proxy why", "%s is silent for clients and not avoided: %s", e.Address,
+				e.Why)
 		}
 	}
 }

@@ -146,7 +146,7 @@ func attachments() ([]attachment, error) {
 	}
 	direct, err := atHooks(root, hooks(lb.IPv4))
 	if lacksBPF(err) {
-		return linked() // which tells a kernel without eBPF from a filter
+		return linked() // to distinguish a kernel without eBPF from a filter
 	}
 	if err != nil {
 		return nil, err

@@ -30,8 +30,8 @@ const (
 	bpf         = 1 << 39
 )
 
-// inLab has the pods of the chart attach their programs to the lab's cgroup, because the root of the
-// control groups is that of the whole machine.
+// inLab has the pods of the chart attach their programs to the lab's cgroup, because the root of
+// the control groups is that of the whole machine.
 func inLab(objects []*unstructured.Unstructured) error {
 	for _, o := range objects {
 		if o.GetKind() != "DaemonSet" {
@@ -59,7 +59,8 @@ func inLab(objects []*unstructured.Unstructured) error {
 		}
 		has := containers[0].(map[string]any)["securityContext"].(map[string]any)["capabilities"].(map[string]any)
 		has["add"] = slices.DeleteFunc(has["add"].([]any), func(c any) bool { return c == "SYS_RESOURCE" })
-		if err := unstructured.SetNestedSlice(o.Object, containers, "spec", "template", "spec", "containers"); err != nil {
+		err := unstructured.SetNestedSlice(o.Object, containers, "spec", "template", "spec", "containers")
+		if err != nil {
 			return err
 		}
 	}
@@ -105,7 +106,7 @@ func TestChartModes(t *testing.T) {
 		t.Helper()
 		at = 1 - at
 		setEndpoint(t, pods[at])
-		same := 0 // answers in a row, of which the other endpoint gave none
+		same := 0 // answers in a row without one of the other endpoint
 		for deadline := time.Now().Add(patience); same < 10; {
 			name, err := bed.Ask("pod3", addr, time.Second)
 			if same++; err != nil || name != pods[at] {
