@@ -14,7 +14,7 @@ import (
 
 // format is the number of the encoding below. Every change of it, and of a type that it encodes,
 // needs the next one.
-const format = 3
+const format = 4 // since 3: the unused addresses of a slice
 
 // message is one of a file, encoded by [encoding/gob]. The first has the origin and the facts, each
 // of the others a Service with its slices.
@@ -34,6 +34,7 @@ type slice struct {
 	Ports     []cluster.SlicePort
 	Hints     []*cluster.Hints // each once
 	Endpoints []endpoint
+	Unused    []netip.Addr
 }
 
 // endpoint is a [cluster.Endpoint]. Place is the index in all Places of the file, Hints that in the
@@ -51,7 +52,8 @@ type places map[unique.Handle[cluster.Place]]int
 func (ps places) message(v cluster.View) message {
 	m := message{Service: v.Service}
 	for _, s := range v.Slices {
-		out := slice{Name: s.Name, IPv6: s.IPv6, Ports: s.Ports, Endpoints: make([]endpoint, 0, s.Endpoints.Len())}
+		out := slice{Name: s.Name, IPv6: s.IPv6, Ports: s.Ports, Unused: s.Unused,
+			Endpoints: make([]endpoint, 0, s.Endpoints.Len())}
 		for e := range s.Endpoints.All() {
 			place, known := ps[e.Where]
 			if !known {
@@ -105,7 +107,7 @@ func read(content []byte) (*Snapshot, error) {
 				return nil, err
 			}
 			s.slices = append(s.slices, &cluster.Slice{Name: in.Name, Service: m.Service.Name, IPv6: in.IPv6,
-				Ports: in.Ports, Endpoints: endpoints})
+				Ports: in.Ports, Unused: in.Unused, Endpoints: endpoints})
 		}
 	}
 }

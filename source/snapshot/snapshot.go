@@ -90,6 +90,7 @@ func encode(to io.Writer, o Origin, store *cluster.Store) (saved Saved, err erro
 		return err
 	}
 	messages, known, facts := gob.NewEncoder(content), places{}, store.Facts()
+	facts.Own, facts.Unreachable = nil, cluster.Unreachable{} // the next process asks the kernel, and probes
 	if err := messages.Encode(message{Origin: &o, Facts: &facts}); err != nil {
 		return saved, err
 	}
