@@ -263,6 +263,9 @@ func TestMetricsOfMode(t *testing.T) {
 				asked = append(asked, "--feature-gates=KubeProxyNFTablesLocalhostNodePorts=true",
 					"--nodeport-addresses=localhost")
 			}
+			// So that the node has a problem.
+			n.command("nft", "add table ip other; "+
+				"add chain ip other forward { type filter hook forward priority 0; policy drop; }")
 			p := n.start(usual(mode, asked...))
 			p.await(allWritten)
 			n.code(healthURL+"/livez", 200)
