@@ -21,6 +21,9 @@ func FillMetrics(cfg MetricsConfig) *Metrics {
 	if cfg.Connected == nil {
 		cfg.Connected = func() bool { return true }
 	}
+	if cfg.NodeProblems == nil {
+		cfg.NodeProblems = func() map[NodeProblem]int { return nil }
+	}
 	if cfg.Snapshot == nil {
 		cfg.Snapshot = func() Snapshot { return Snapshot{} }
 	}

@@ -299,9 +299,6 @@ func tabled() []metric {
 		{row: "CF-68", name: "node_problems", kind: gauge, labels: []string{"reason", "severity"},
 			help: "Problems of this node, and of the configuration on it, that kube-proxy status reports; at most " +
 				"30 s old", read: func(s *snapshot, emit emit) {
-				if s.cfg.NodeProblems == nil {
-					return
-				}
 				for p, n := range s.cfg.NodeProblems() {
 					emit(float64(n), p.Reason, p.Severity)
 				}

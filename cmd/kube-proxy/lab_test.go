@@ -206,7 +206,7 @@ func (p *labProgram) get(path string) (string, error) {
 	if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
 		return "", err
 	}
-	if _, err := fmt.Fprintf(c, "GET %s HTTP/1.0\r\n\r\n", path); err != nil {
+	if _, err := fmt.Fprintf(c, "GET %s HTTP/1.0\r\nHost: 127.0.0.1:10249\r\n\r\n", path); err != nil {
 		return "", err
 	}
 	page, err := io.ReadAll(c)

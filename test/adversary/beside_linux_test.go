@@ -46,8 +46,11 @@ func (s *bystander) newBeside() *beside {
 				return status.Snapshot{}
 			},
 			Conntrack: func() (uint64, uint64, bool) { return 0, 0, false }, Refused: func(string) int { return 0 },
-			Failover: func() status.Failover { return status.Failover{} },
-			NotOK:    func(int, func(string, string, string, int)) {}}),
+			Failover:     func() status.Failover { return status.Failover{} },
+			Overridden:   func() bool { return false },
+			NodeProblems: func() map[status.NodeProblem]int { return nil },
+			PortsTaken:   func() (int, int) { return 0, 0 },
+			NotOK:        func(int, func(string, string, string, int)) {}}),
 		traffic: traffic.New(traffic.Config{Counter: busy{s, new(uint64)}, Query: s.engine.Query, Services: ownSeries}),
 		inspector: inspect.New(inspect.Config{Store: s.store, Offline: true, Changes: s.ring,
 			Families: []inspect.Family{{
