@@ -41,7 +41,6 @@ type State struct {
 
 	published cluster.Unreachable
 	changed   bool
-	waited    []time.Duration
 	rescue    map[Endpoint]bool
 	down, up  []string
 }
