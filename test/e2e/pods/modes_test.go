@@ -59,7 +59,7 @@ func inLab(objects []*unstructured.Unstructured) error {
 		}
 		has := containers[0].(map[string]any)["securityContext"].(map[string]any)["capabilities"].(map[string]any)
 		has["add"] = slices.DeleteFunc(has["add"].([]any), func(c any) bool { return c == "SYS_RESOURCE" })
-		err := unstructured.SetNestedSlice(o.Object, containers, "spec", "template", "spec", "containers")
+		err = unstructured.SetNestedSlice(o.Object, containers, "spec", "template", "spec", "containers")
 		if err != nil {
 			return err
 		}
