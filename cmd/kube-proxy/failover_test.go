@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -79,57 +80,127 @@ func script(host, begin, end string) fault {
 	return fault{sh(begin), sh(end)}
 }
 
-// filter drops or rejects packets that come into a host.
-func filter(host, rule string) fault {
-	return script(host, "nft 'add table inet cut; add chain inet cut c { type filter hook prerouting priority "+
-		"-400; }; add rule inet cut c "+rule+"'", "nft delete table inet cut")
-}
-
-// nodeDead has node2 drop all packets.
-var nodeDead = filter(netlab.Node2, "drop")
-
-// dials connects a number of times, and returns the slowest time, and how many connections each
-// server had.
-func (n *failoverLab) dials(times int) (slowest time.Duration, servers map[string]int) {
-	n.t.Helper()
-	return n.dialsFor(times, 8*time.Second)
-}
-
-func (n *failoverLab) dialsFor(times int, each time.Duration) (slowest time.Duration, servers map[string]int) {
-	n.t.Helper()
-	servers = map[string]int{}
-	for range times {
-		start := time.Now()
-		r, err := n.Dial("pod2", netlab.TCP, n.vip, netlab.DialOptions{Timeout: each})
-		if err != nil {
-			r.Server = err.Error()
-		}
-		servers[r.Server]++
-		slowest = max(slowest, time.Since(start))
+// filter counts, drops or rejects packets that come into a host.
+func filter(host string, rules ...string) fault {
+	begin := "nft 'add table inet cut; add chain inet cut c { type filter hook prerouting priority -400; }"
+	for _, rule := range rules {
+		begin += "; add rule inet cut c " + rule
 	}
-	return slowest, servers
+	return script(host, begin+"'", "nft delete table inet cut")
 }
+
+// nodeDead has node2 drop all packets, and count the first ones of clients.
+var nodeDead = filter(netlab.Node2, "ip saddr 10.1.1.12 tcp flags == syn counter", "drop")
+
+// lost returns what nodeDead counted.
+func (n *failoverLab) lost() string {
+	n.t.Helper()
+	out, err := n.Command(netlab.Node2, "nft", "list", "table", "inet", "cut").Output()
+	do(n.t, err)
+	return regexp.MustCompile(`counter packets \d+`).FindString(string(out))
+}
+
+// outcomes has how many connections each server, or class of errors, had.
+type outcomes map[string]int
+
+// dials connects a number of times, one after another.
+func (n *failoverLab) dials(times int) outcomes {
+	n.t.Helper()
+	all := outcomes{}
+	for range times {
+		all[n.dialOnce(patience)]++
+	}
+	return all
+}
+
+// crowd connects 30 times at once. One of three endpoints is left out once in 190,000 times.
+func (n *failoverLab) crowd(patience time.Duration) outcomes {
+	n.t.Helper()
+	ends := make(chan string)
+	for range crowd {
+		go func() { ends <- n.dialOnce(patience) }()
+	}
+	all := outcomes{}
+	for range crowd {
+		all[<-ends]++
+	}
+	return all
+}
+
+const crowd = 30
+
+// A client repeats its first packet after 1 s and 3 s. With patience it waits for the second time.
+const (
+	patience   = 8 * time.Second
+	impatience = 1500 * time.Millisecond
+)
+
+func (n *failoverLab) dialOnce(within time.Duration) string {
+	r, err := n.Dial("pod2", netlab.TCP, n.vip, netlab.DialOptions{Timeout: within})
+	if err == nil {
+		return r.Server
+	}
+	for _, class := range []error{netlab.ErrRefused, netlab.ErrTimeout, netlab.ErrUnreachable} {
+		if errors.Is(err, class) {
+			return class.Error()
+		}
+	}
+	return err.Error()
+}
+
+// elsewhere returns how many ended at the endpoints that no test cuts off.
+func (o outcomes) elsewhere() int { return o["pod1"] + o["sink"] }
+
+// awaitPod4 connects until pod4 answers.
+func (n *failoverLab) awaitPod4() {
+	n.t.Helper()
+	until(n.t, func() string {
+		if all := n.dials(20); all["pod4"] == 0 {
+			return fmt.Sprintf("after the return: %v", all)
+		}
+		return ""
+	})
+}
+
+// awaitAvoidance waits until rules that avoid an endpoint are in force.
+func (p *labProgram) awaitAvoidance() {
+	p.t.Helper()
+	until(p.t, func() string {
+		if p.metric(avoidances) == 0 {
+			return "no endpoint is avoided:\n" + p.log()
+		}
+		return ""
+	})
+}
+
+// avoidances is the metric that counts endpoints that new rules avoid.
+const avoidances = "kubeproxy_failover_avoidance_duration_seconds_count"
 
 // TestFailover: a node is cut off. No connection fails, new ones avoid it, status, why, trace,
 // events and metrics say so; when it returns, it is used again (FO-03, FO-06, FO-09, FO-11, FO-15).
 func TestFailover(t *testing.T) {
+	t.Parallel()
 	for _, mode := range failoverModes {
 		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
 			n := newFailoverLab(t, mode)
 			p := n.serve("--failover=avoid")
 			p.await(failoverOn)
-			if _, servers := n.dials(30); servers["pod1"] == 0 || servers["pod4"] == 0 || servers["sink"] == 0 {
-				t.Fatalf("before: %v", servers)
+			if all := n.crowd(patience); all["pod1"] == 0 || all["pod4"] == 0 || all["sink"] == 0 {
+				t.Fatalf("before: %v", all)
 			}
 			nodeDead.begin(n)
-			slowest, servers := n.dials(30)
-			if servers["pod1"]+servers["sink"] != 30 {
-				t.Errorf("while it is cut off: %v", servers)
+			if all := n.dials(crowd); all.elsewhere() != crowd {
+				t.Errorf("while it is cut off: %v", all)
 			}
-			t.Logf("slowest connect: %v", slowest)
 			p.await(nodeUnreachable)
-			if slowest, servers = n.dials(30); slowest > 500*time.Millisecond || servers["pod1"]+servers["sink"] != 30 {
-				t.Errorf("while it is avoided: %v, slowest %v", servers, slowest)
+			p.awaitAvoidance()
+			before := n.lost()
+			if all := n.dials(crowd); all.elsewhere() != crowd {
+				t.Errorf("while it is avoided: %v", all)
+			}
+			if after := n.lost(); after != before {
+				t.Errorf("first packets to the avoided node: %s, before %s", after, before)
 			}
 			n.says("status", "node2 is unreachable from here since", "1 endpoint avoided")
 			n.says("why lab/web", "avoided: its node is unreachable from here")
@@ -137,22 +208,15 @@ func TestFailover(t *testing.T) {
 			n.says("events", "avoided: unreachable from here")
 			n.says("trace 10.1.1.12 lab/web", "10.1.1.11", "172.18.0.254")
 			n.says("probe lab/web", "10.1.2.14:8080", "silent", "answers")
-			page, err := p.get("/metrics")
-			do(t, err)
-			for _, want := range []string{`kubeproxy_failover_avoided_endpoints{reason="node"} 1`,
-				"kubeproxy_failover_unreachable_nodes 1", "kubeproxy_failover_avoidance_duration_seconds_count 1"} {
-				if !strings.Contains(page, want) {
-					t.Errorf("metrics lack %s", want)
+			for _, name := range []string{`kubeproxy_failover_avoided_endpoints{reason="node"}`,
+				"kubeproxy_failover_unreachable_nodes", avoidances} {
+				if v := p.metric(name); v != 1 {
+					t.Errorf("%s is %v, want 1", name, v)
 				}
 			}
 			nodeDead.end(n)
 			p.await(regexp.MustCompile("Node answers again"))
-			until(t, func() string {
-				if _, servers := n.dials(20); servers["pod4"] == 0 {
-					return fmt.Sprintf("after the return: %v", servers)
-				}
-				return ""
-			})
+			n.awaitPod4()
 			p.end(syscall.SIGTERM)
 		})
 	}
@@ -172,44 +236,60 @@ func (n *failoverLab) says(query string, texts ...string) {
 // TestFailoverCauses has one cause of silence each, and what becomes of the connections (FO-04 to
 // FO-07).
 func TestFailoverCauses(t *testing.T) {
+	t.Parallel()
 	// A firewall in a pod, as a NetworkPolicy has it written: node2's packets to its pod pass it.
 	pod := func(rule string) fault { return filter("pod4", "tcp dport 8080 "+rule) }
 	for _, c := range []struct {
 		name  string
 		cause fault
-		// fails: connections to pod4 fail. avoided: after a while, no new connection goes there.
-		fails, avoided bool
-		status         string
+		// fails is how connections to pod4 may fail; judged counts verdicts about it.
+		fails, judged string
+		avoided       bool
+		status        string
 	}{
+		// Linux ends a connect for this answer, unless it comes while the packet is sent.
 		{"the pod is gone", script(netlab.Node2, "ip rule add prio 10 to 10.1.2.14 unreachable",
-			"ip rule del prio 10"), false, true, "10.1.2.14:8080 is unreachable from here"},
-		{"nothing listens", pod("reject with tcp reset"), true, false, "no problems"},
-		{"a policy drops one client", pod("ip saddr 10.1.1.12 drop"), true, false, "no problems"},
-		{"a policy drops pods and nodes", pod("drop"), true, false,
+			"ip rule del prio 10"), netlab.ErrUnreachable.Error(), avoidances, true,
+			"10.1.2.14:8080 is unreachable from here"},
+		{"nothing listens", pod("reject with tcp reset"), netlab.ErrRefused.Error(), "", false,
+			"no problems"},
+		{"a policy drops one client", pod("ip saddr 10.1.1.12 drop"), netlab.ErrTimeout.Error(),
+			`kubeproxy_failover_probes_total{result="answers"}`, false, "no problems"},
+		{"a policy drops pods and nodes", pod("drop"), netlab.ErrTimeout.Error(),
+			`kubeproxy_failover_probes_total{result="silent"}`, false,
 			"10.1.2.14:8080 is silent for clients and not avoided"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			n := newFailoverLab(t, "nftables")
 			p := n.serve("--failover=avoid")
 			p.await(failoverOn)
 			c.cause.begin(n)
-			for range 10 {
-				n.Dial("pod2", netlab.TCP, n.vip, netlab.DialOptions{Timeout: 1500 * time.Millisecond})
+			within := impatience
+			if c.avoided {
+				within = patience
 			}
-			_, servers := n.dialsFor(12, 1500*time.Millisecond)
-			failed := 12 - servers["pod1"] - servers["sink"]
-			if c.avoided && failed > 0 || c.fails && failed == 0 || servers["pod4"] > 0 {
-				t.Errorf("connections: %v", servers)
+			until(t, func() string {
+				all := n.crowd(within)
+				if all.elsewhere()+all[c.fails] != crowd {
+					t.Errorf("before the verdict: %v", all)
+				}
+				if c.judged != "" && p.metric(c.judged) == 0 {
+					return c.judged + " is 0"
+				}
+				if _, out := n.query("status"); !strings.Contains(out, c.status) {
+					return fmt.Sprintf("status has no %q:\n%s", c.status, out)
+				}
+				return ""
+			})
+			all := n.crowd(within)
+			if all.elsewhere()+all[c.fails] != crowd || c.avoided == (all[c.fails] > 0) {
+				t.Errorf("after the verdict: %v", all)
 			}
 			n.says("status", c.status)
 			if c.avoided {
 				c.cause.end(n)
-				until(t, func() string {
-					if _, servers := n.dials(20); servers["pod4"] == 0 {
-						return fmt.Sprintf("after the return: %v", servers)
-					}
-					return ""
-				})
+				n.awaitPod4()
 			}
 			p.end(syscall.SIGTERM)
 		})
@@ -219,54 +299,81 @@ func TestFailoverCauses(t *testing.T) {
 // TestFailoverAllSilent: where no endpoint answers, none is avoided, and an API server or node that
 // answers is no reason to reject connections (FO-06).
 func TestFailoverAllSilent(t *testing.T) {
+	t.Parallel()
 	n := newFailoverLab(t, "nftables")
 	n.apply("web", serviceManifest("web", "10.96.0.10", "10.1.2.14@node2", "10.1.2.15@node2"))
 	n.apply("other", serviceManifest("other", "10.96.0.11", "172.18.0.254@sink"))
 	p := n.serve("--failover=avoid")
 	p.await(failoverOn)
 	nodeDead.begin(n)
-	n.dialsFor(3, 2*time.Second)
-	nodeDead.end(n)
-	until(t, func() string {
-		if _, servers := n.dials(10); servers["pod4"] == 0 {
-			return fmt.Sprintf("after the return: %v", servers)
+	for range 2 {
+		if all := n.crowd(2 * time.Second); all[netlab.ErrTimeout.Error()] != crowd {
+			t.Errorf("connections: %v", all)
 		}
-		return ""
-	})
+	}
+	nodeDead.end(n)
+	n.awaitPod4()
 	p.end(syscall.SIGTERM)
 }
 
 // TestFailoverRestart: a new process knows nothing of what was avoided, finds it out at the next
-// waiting client, and no connection fails.
+// waiting client, and no connection fails. Rules of another mode, which avoid the endpoint still,
+// decide until the process has removed them; a killed one leaves the rules of notices.
 func TestFailoverRestart(t *testing.T) {
-	n := newFailoverLab(t, "nftables")
-	p := n.serve("--failover=avoid")
-	p.await(failoverOn)
-	nodeDead.begin(n)
-	n.dials(15)
-	p.await(nodeUnreachable)
-	p.end(syscall.SIGTERM)
-	n.mode = "iptables"
-	p = n.serve("--failover=avoid")
-	p.await(failoverOn)
-	if _, servers := n.dials(15); servers["pod1"]+servers["sink"] != 15 {
-		t.Errorf("after a restart in another mode: %v", servers)
+	t.Parallel()
+	for name, c := range map[string]struct {
+		end  syscall.Signal
+		mode string
+	}{
+		"in another mode": {syscall.SIGTERM, "iptables"},
+		"after a crash":   {syscall.SIGKILL, "nftables"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newFailoverLab(t, "nftables")
+			p := n.serve("--failover=avoid")
+			p.await(failoverOn)
+			nodeDead.begin(n)
+			n.crowd(patience)
+			p.await(nodeUnreachable)
+			p.end(c.end)
+			n.mode = c.mode
+			p = n.serve("--failover=avoid")
+			p.await(failoverOn)
+			until(t, func() string {
+				if all := n.crowd(patience); all.elsewhere() != crowd {
+					t.Errorf("connections after the restart: %v", all)
+				}
+				if !nodeUnreachable.MatchString(p.log()) {
+					return "no client found that the node is unreachable:\n" + p.log()
+				}
+				return ""
+			})
+			p.end(syscall.SIGTERM)
+		})
 	}
-	p.await(nodeUnreachable)
-	p.end(syscall.SIGTERM)
 }
 
-// TestFailoverRescue: in rescue, waiting clients are rescued, and the table stays (FO-11).
+// TestFailoverRescue: in rescue, waiting clients are rescued, those that come later too, and the
+// table stays (FO-11). A rescued client may get the silent endpoint again, and few do so until they
+// lose patience; without a rescue a third does.
 func TestFailoverRescue(t *testing.T) {
+	t.Parallel()
 	n := newFailoverLab(t, "nftables")
 	p := n.serve("--failover=rescue")
 	p.await(failoverOn)
 	nodeDead.begin(n)
-	slowest, servers := n.dials(15)
-	if servers["pod1"]+servers["sink"] != 15 {
-		t.Errorf("connections: %v", servers)
+	for range 2 {
+		before := n.lost()
+		all := n.crowd(patience)
+		timeouts := all[netlab.ErrTimeout.Error()]
+		if all.elsewhere()+timeouts != crowd || timeouts > crowd/10 {
+			t.Errorf("connections: %v", all)
+		}
+		if n.lost() == before {
+			t.Error("no client met the silent endpoint")
+		}
 	}
-	t.Logf("slowest connect: %v", slowest)
 	n.says("backends lab/web", "3 in use")
 	n.says("status", "1 endpoint affected")
 	p.end(syscall.SIGTERM)
@@ -275,20 +382,15 @@ func TestFailoverRescue(t *testing.T) {
 // TestFailoverOff: without the setting nothing is noticed, and connections to the node wait. Rules
 // of an earlier process are removed (FO-17).
 func TestFailoverOff(t *testing.T) {
+	t.Parallel()
 	n := newFailoverLab(t, "nftables")
 	n.run(netlab.Node1, "nft", "add table ip kube-proxy-failover; add table ip6 kube-proxy-failover")
 	p := n.serve()
 	p.await(regexp.MustCompile("Removed.*table of failover"))
 	nodeDead.begin(n)
-	failed := 0
-	for range 12 {
-		_, err := n.Dial("pod2", netlab.TCP, n.vip, netlab.DialOptions{Timeout: 2500 * time.Millisecond})
-		if err != nil {
-			failed++
-		}
-	}
-	if failed == 0 {
-		t.Error("no connection met the silent endpoint")
+	timeouts := netlab.ErrTimeout.Error()
+	if all := n.crowd(patience); all[timeouts] == 0 || all.elsewhere()+all[timeouts] != crowd {
+		t.Errorf("connections: %v", all)
 	}
 	out, err := n.Command(netlab.Node1, "nft", "list", "tables").Output()
 	do(t, err)
@@ -300,6 +402,7 @@ func TestFailoverOff(t *testing.T) {
 
 // TestFailoverReload: failover is switched on, to rescue and off while the process runs (FO-01).
 func TestFailoverReload(t *testing.T) {
+	t.Parallel()
 	n := newFailoverLab(t, "nftables")
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	write := func(value string) {
@@ -314,15 +417,15 @@ func TestFailoverReload(t *testing.T) {
 	write("avoid")
 	p.await(failoverOn)
 	nodeDead.begin(n)
-	n.dials(20)
+	n.crowd(patience)
 	p.await(nodeUnreachable)
-	if _, servers := n.dials(20); servers["pod1"]+servers["sink"] != 20 {
-		t.Errorf("avoid: %v", servers)
+	if all := n.crowd(patience); all.elsewhere() != crowd {
+		t.Errorf("avoid: %v", all)
 	}
 	write("off")
 	p.await(regexp.MustCompile("Failover is off"))
 	until(t, func() string {
-		if _, err := n.Dial("pod2", netlab.TCP, n.vip, netlab.DialOptions{Timeout: time.Second}); err != nil {
+		if n.crowd(impatience)[netlab.ErrTimeout.Error()] > 0 {
 			return ""
 		}
 		return "the endpoint is still avoided after failover was switched off"
