@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -308,7 +309,8 @@ func TestChartBadValues(t *testing.T) {
 		{good + "config: {iptables: {syncPeriod: 30}}", `/config/iptables/syncPeriod.*string`},
 		{good + "config: {iptables: {syncPeriod: half an hour}}", `/config/iptables/syncPeriod`},
 		{good + "config: {conntrack: 7}", `/config/conntrack.*object`},
-		{good + "config: {featureGates: {NoSuchGate: true}}", `/config/featureGates.*NoSuchGate`},
+		{good + "config: {featureGates: {NoSuchGate: 'yes'}}", `/config/featureGates/NoSuchGate.*boolean`},
+		{good + "config: {featureGates: [NoSuchGate]}", `/config/featureGates.*object`},
 		{good + "config: {nodePortAddresses: primary}", `/config/nodePortAddresses.*array`},
 		{good + "config: {mode: kernelspace}", `config\.mode: kernelspace is for Windows`},
 		{good + "image: kube-proxy:v1", `/image.*object`},
@@ -355,6 +357,10 @@ func TestChartBadValues(t *testing.T) {
 		case !regexp.MustCompile(`(?s)` + c.want).MatchString(err.Error()):
 			t.Errorf("%q: no match of %q in\n%v", c.values, c.want, err)
 		}
+	}
+	const gate = "config: {featureGates: {NoSuchGate: true}}"
+	if _, _, err := helmchart.Render(release, parse(t, good+gate)); err != nil {
+		t.Errorf("a feature gate of another version is refused, against CF-01: %v", err)
 	}
 	if _, _, err := helmchart.Render(helmchart.Release{Name: "a", Namespace: "b", Kubernetes: "v1.28.0"},
 		parse(t, good)); err == nil {
@@ -706,7 +712,7 @@ func chartOf(t *testing.T, file string) string {
 }
 
 // Each value has a comment and a place in the schema, and nothing else has; and the schema accepts
-// no unknown fields.
+// no unknown fields, except gates of other versions (CF-01), which are booleans.
 func TestChartValues(t *testing.T) {
 	folder, err := helmchart.Folder()
 	must(t, err)
@@ -733,8 +739,12 @@ func TestChartValues(t *testing.T) {
 	var open func(path string, schema map[string]any)
 	open = func(path string, schema map[string]any) {
 		if below, ok := schema["properties"].(map[string]any); ok {
-			if schema["additionalProperties"] != false {
-				t.Errorf("%s takes unknown values", path)
+			var others any = false
+			if path == "/config/featureGates" {
+				others = map[string]any{"type": "boolean"}
+			}
+			if got := schema["additionalProperties"]; !reflect.DeepEqual(got, others) {
+				t.Errorf("%s: additionalProperties are %v, want %v", path, got, others)
 			}
 			for name, sub := range below {
 				open(path+"/"+name, sub.(map[string]any))
