@@ -176,8 +176,8 @@ func TestAudit(t *testing.T) {
 }
 
 // A program that undoes our work all the time costs at most ten audits a second. The log has one
-// line at once, then one a minute with the number of repairs. Full audits are off: one just before a
-// line would delay the next repair by driftGap, and so move the lines.
+// line at once, then one a minute with the number of repairs. Full audits are off: one just before
+// a line would delay the next repair by driftGap, and so move the lines.
 func TestDriftStorm(t *testing.T) {
 	bubble(t, func(c *Config) { c.AuditPeriod = -1 }, func(r *rig) {
 		r.begin(1)

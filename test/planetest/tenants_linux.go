@@ -23,8 +23,9 @@ import (
 // Tenants proves that adding any objects of one namespace does not change the kernel's state at
 // keys of other namespaces (TN-01): random tenants are added one after the other, each in its own
 // namespace, and removed. Each time packets to the keys of others must have the same outcome as
-// before, and the kernel must list the same lines about them. walks is the number of worlds in each
-// family.
+// before, and the kernel must list the same lines about them. A tenant takes a key of another only
+// by its kind (SV-24), or for its health check NodePort at an address of the node (TN-98). walks is
+// the number of worlds in each family.
 //
 // fresh gives the calling goroutine an empty kernel, as in [Verbs].
 func Tenants(t *testing.T, walks int, fresh func(testing.TB) Kernel) {
@@ -190,7 +191,7 @@ func (n *neighbours) acts(namespace, does string, events ...cluster.Event) {
 	for k := range before {
 		switch now := n.table.Get(k); {
 		case now.Equal(rows[k]):
-		case precedes(now, rows[k]) && after[k] == "":
+		case (precedes(now, rows[k]) || n.checked(now, rows[k], events)) && after[k] == "":
 			taken = append(taken, lb.Change{Key: k, Old: rows[k]})
 		default:
 			n.errorf("%s %s: it changes a row of another, against SV-24: %s, and before %s", namespace, does, now,
@@ -228,6 +229,19 @@ func precedes(now, was *lb.Frontend) bool {
 	order := []lb.Kind{lb.ClusterIP, lb.LoadBalancer, lb.ExternalIP}
 	return now != nil && slices.Contains(order, now.Kind) && slices.Index(order, now.Kind) < slices.Index(order,
 		was.Kind)
+}
+
+// checked reports whether the node answers in place of a Service, because a health check NodePort
+// of a Service that came has the port of an address of the node (TN-98).
+func (n *neighbours) checked(now, was *lb.Frontend, came []cluster.Event) bool {
+	claimed := was.Kind == lb.ExternalIP || was.Kind == lb.LoadBalancer
+	if now != nil || !claimed || was.Key.Proto != lb.TCP || !slices.Contains(n.victims.Node, was.Key.Addr) {
+		return false
+	}
+	return slices.ContainsFunc(came, func(ev cluster.Event) bool {
+		set, is := ev.(cluster.ServiceSet)
+		return is && set.Service.HasHealthCheck() && set.Service.HealthCheckNodePort == was.Key.Port
+	})
 }
 
 // missing are the lines that was has more often than is, and the difference.
