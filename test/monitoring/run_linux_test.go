@@ -265,8 +265,8 @@ func TestWithPrometheus(t *testing.T) {
 			}
 			return got
 		}
-		// Present from the start: one proxy has no API server, one Service of mode userspace has no
-		// endpoint that answers.
+		// Present from the start: one proxy has no API server, and runs in a pod, which does not
+		// forward. One Service of mode userspace has no endpoint that answers.
 		expect := func(about string, want ...string) {
 			t.Helper()
 			l.eventually(about, func() (left []string) {
@@ -279,7 +279,7 @@ func TestWithPrometheus(t *testing.T) {
 				return left
 			})
 		}
-		before := []string{"KubeProxySourceDisconnected", "KubeProxyUserspaceRefuses"}
+		before := []string{"KubeProxySourceDisconnected", "KubeProxyNodeProblem", "KubeProxyUserspaceRefuses"}
 		expect("from the beginning", before...)
 		for name := range firing() {
 			if !slices.Contains(before, name) {
