@@ -173,6 +173,27 @@ func (p *labProgram) awaitAvoidance() {
 	})
 }
 
+// cutOff cuts node2 off, and has clients connect until the program finds it. No connection fails.
+func (n *failoverLab) cutOff(p *labProgram) {
+	n.t.Helper()
+	nodeDead.begin(n)
+	n.awaitNode(p)
+}
+
+func (n *failoverLab) awaitNode(p *labProgram) {
+	n.t.Helper()
+	until(n.t, func() string {
+		all := n.crowd(patience)
+		if all.elsewhere() != crowd {
+			n.t.Errorf("while node2 is cut off: %v", all)
+		}
+		if !nodeUnreachable.MatchString(p.log()) {
+			return fmt.Sprintf("the node is not unreachable after %v:\n%s", all, p.log())
+		}
+		return ""
+	})
+}
+
 // avoidances is the metric that counts endpoints that new rules avoid.
 const avoidances = "kubeproxy_failover_avoidance_duration_seconds_count"
 
@@ -317,8 +338,7 @@ func TestFailoverAllSilent(t *testing.T) {
 }
 
 // TestFailoverRestart: a new process knows nothing of what was avoided, finds it out at the next
-// waiting client, and no connection fails. Rules of another mode, which avoid the endpoint still,
-// decide until the process has removed them; a killed one leaves the rules of notices.
+// waiting client, and no connection fails. A killed one leaves the rules of notices.
 func TestFailoverRestart(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -333,22 +353,12 @@ func TestFailoverRestart(t *testing.T) {
 			n := newFailoverLab(t, "nftables")
 			p := n.serve("--failover=avoid")
 			p.await(failoverOn)
-			nodeDead.begin(n)
-			n.crowd(patience)
-			p.await(nodeUnreachable)
+			n.cutOff(p)
 			p.end(c.end)
 			n.mode = c.mode
 			p = n.serve("--failover=avoid")
 			p.await(failoverOn)
-			until(t, func() string {
-				if all := n.crowd(patience); all.elsewhere() != crowd {
-					t.Errorf("connections after the restart: %v", all)
-				}
-				if !nodeUnreachable.MatchString(p.log()) {
-					return "no client found that the node is unreachable:\n" + p.log()
-				}
-				return ""
-			})
+			n.awaitNode(p)
 			p.end(syscall.SIGTERM)
 		})
 	}
@@ -416,9 +426,7 @@ func TestFailoverReload(t *testing.T) {
 	p.await(allWritten)
 	write("avoid")
 	p.await(failoverOn)
-	nodeDead.begin(n)
-	n.crowd(patience)
-	p.await(nodeUnreachable)
+	n.cutOff(p)
 	if all := n.crowd(patience); all.elsewhere() != crowd {
 		t.Errorf("avoid: %v", all)
 	}
