@@ -50,6 +50,14 @@ func newCluster(t *testing.T) *clusterBed {
 	must(t, err)
 	t.Cleanup(func() { must(t, bed.Close()) })
 	c := &clusterBed{Bed: bed, kubelet: &Kubelet{Pods: map[string]Run{}}}
+	netns, err := bed.Netns(netlab.Client)
+	must(t, err)
+	forward, err := controlplane.StartProcess("sysctl", netns, exec.Command("sysctl", "-qw", "net.ipv4.ip_forward=1",
+		"net.ipv6.conf.all.forwarding=1")) // as a node; it has problems otherwise
+	must(t, err)
+	if code := forward.ExitCode(); code != 0 {
+		t.Fatalf("sysctl: exit code %d", code)
+	}
 	for _, host := range []string{netlab.Node1, netlab.Node2, netlab.Client} {
 		socket := filepath.Join(bed.Dir, host, "admin.sock")
 		proxy, err := bed.StartProxyOn(host, "--admin-socket="+socket)
@@ -97,7 +105,7 @@ func (c *clusterBed) add(t *testing.T, name, flag string, runs bool, run Run) {
 	t.Helper()
 	host, _ := netlab.HostByName(netlab.Node1)
 	ctx, nodes := t.Context(), c.API.Client.CoreV1().Nodes()
-	must(t, c.API.PutNode(ctx, controlplane.Node(name, host.V4, "10.9.0.0/24")))
+	must(t, c.API.PutNode(ctx, controlplane.Node(name, host.V4, "10.1.9.0/24")))
 	node, err := nodes.Get(ctx, name, metav1.GetOptions{})
 	must(t, err)
 	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: host.V4.String()}}
