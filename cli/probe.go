@@ -18,7 +18,8 @@ func probeQuery() queryCommand {
 		short: "which endpoints of a Service answer this node, and what stops the others",
 		about: "Connects from this node to each ready TCP endpoint of a Service, up to three times within 600 ms, " +
 			"and prints the result: answers; refuses (nothing listens there, check targetPort); prohibited (a " +
-			"firewall rejects it); silent; no route. It sends no data. A NetworkPolicy may treat this node otherwise than pods.",
+			"firewall rejects it); silent; no route. It sends no data. A NetworkPolicy may treat this node otherwise " +
+			"than pods.",
 		more: "\n  kube-proxy probe shop/web\n",
 		ask: func(ctx context.Context, q *queries, args []string) error {
 			p, err := get(ctx, q, "probe", url.Values{"name": {args[0]}}, func(p *inspect.Probes) {
