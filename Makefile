@@ -216,7 +216,6 @@ clean: ## remove what was built; VM kernels in /var/cache/vmrun stay
 
 # Programs and the packages that have them; a target may want fewer.
 TOOLS = nft:nftables iptables:iptables ipset:ipset ipvsadm:ipvsadm conntrack:conntrack ip:iproute2 sysctl:procps etcd:etcd-server curl:curl \
-	kubectl:kubernetes-client \
 	qemu-system-x86_64:qemu-system-x86 busybox:busybox-static modprobe:kmod cpio:cpio zstd:zstd xz:xz-utils wine-stable:wine runc:runc \
 	containerd:containerd qemu-aarch64-static:qemu-user-static aspell:aspell,aspell-en
 deps: ## install with apt-get what is missing of the tools that tests use

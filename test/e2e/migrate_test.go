@@ -23,6 +23,8 @@ import (
 // both. Vendors' programs are left out.
 func TestMigrateCommands(t *testing.T) {
 	begin(t)
+	bin, err := controlplane.Build(t.Context(), t.Logf, "kubectl")
+	must(t, err)
 	for _, c := range []struct{ distribution, configMap, key, folder string }{
 		{"kubeadm", "kube-proxy", "config.conf", "/var/lib/kube-proxy"},
 		{"eks", "kube-proxy-config", "config", "/var/lib/kube-proxy-config"},
@@ -53,7 +55,7 @@ func TestMigrateCommands(t *testing.T) {
 			must(t, err)
 			defer client.AppsV1().DaemonSets(space).Delete(ctx, "kube-proxy", metav1.DeleteOptions{})
 
-			kubectl := "kubectl --kubeconfig=" + admin + " -n " + space
+			kubectl := filepath.Join(bin, "kubectl") + " --kubeconfig=" + admin + " -n " + space
 			run := func(command string) {
 				t.Helper()
 				command = strings.NewReplacer("kubectl -n "+space, kubectl, "=IMAGE", "=ours:v1", "NODE", "node1").

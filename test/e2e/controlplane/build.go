@@ -39,6 +39,7 @@ var packages = map[string]string{
 	"kube-apiserver":          "k8s.io/kubernetes/cmd/kube-apiserver",
 	"kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
 	"kubeadm":                 "k8s.io/kubernetes/cmd/kubeadm",
+	"kubectl":                 "k8s.io/kubernetes/cmd/kubectl",
 	"kubelet":                 "k8s.io/kubernetes/cmd/kubelet",
 	"etcd":                    "go.etcd.io/etcd/server/v3",
 }
@@ -47,7 +48,7 @@ const ldflags = "-s -w -X k8s.io/component-base/version.gitVersion=v1.36.3"
 
 // Build builds programs from their Go module into a folder and returns that folder. It skips those
 // that were built there from the same go.mod and go.sum by the same Go. The names are
-// kube-apiserver, etcd, kube-controller-manager, kubelet and kubeadm. A build takes minutes; logf
+// kube-apiserver, etcd, kube-controller-manager, kubelet, kubeadm and kubectl. A build takes minutes; logf
 // gets a line every 15 s.
 func Build(ctx context.Context, logf func(format string, args ...any), programs ...string) (bin string, err error) {
 	root, err := Root()
