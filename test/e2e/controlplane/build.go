@@ -48,8 +48,8 @@ const ldflags = "-s -w -X k8s.io/component-base/version.gitVersion=v1.36.3"
 
 // Build builds programs from their Go module into a folder and returns that folder. It skips those
 // that were built there from the same go.mod and go.sum by the same Go. The names are
-// kube-apiserver, etcd, kube-controller-manager, kubelet, kubeadm and kubectl. A build takes minutes; logf
-// gets a line every 15 s.
+// kube-apiserver, etcd, kube-controller-manager, kubelet, kubeadm and kubectl. A build takes
+// minutes; logf gets a line every 15 s.
 func Build(ctx context.Context, logf func(format string, args ...any), programs ...string) (bin string, err error) {
 	root, err := Root()
 	if err != nil {

@@ -1,6 +1,6 @@
 // Command build builds the kube-apiserver, the etcd and the kubectl that the tests of this module
-// start, unless they are built already. `make e2e` runs it first, so that no test's timeout counts the minutes of
-// a build.
+// start, unless they are built already. `make e2e` runs it first, so that no test's timeout counts
+// the minutes of a build.
 package main
 
 import (
