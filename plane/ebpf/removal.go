@@ -124,14 +124,19 @@ func lacksBPF(err error) bool {
 	return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) || errors.Is(err, ebpf.ErrNotSupported)
 }
 
-// eachCgroup calls f for a cgroup and those below it. One that is removed meanwhile is passed over.
+// eachCgroup calls f for a cgroup and those below it. It passes over one that is removed meanwhile,
+// and one that only others may open: a process without root meets these, and it sees programs there
+// by their links or by the sockets that they redirect.
 func eachCgroup(root string, f func(path string) error) error {
 	return filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err == nil && d.IsDir() {
 			err = f(path)
 		}
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+		switch {
+		case errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV):
 			return nil
+		case errors.Is(err, unix.EACCES) && path != root:
+			return fs.SkipDir
 		}
 		return err
 	})
