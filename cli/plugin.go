@@ -291,6 +291,7 @@ func (p *plugin) askOne(ctx context.Context, client *api.Client, a queryCommand,
 	if ctx.Err() != nil {
 		return nodeAnswer{err: errors.New("not queried: interrupted")}
 	}
+	start := time.Now()
 	limited, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()
 	var out bytes.Buffer
@@ -301,7 +302,7 @@ func (p *plugin) askOne(ctx context.Context, client *api.Client, a queryCommand,
 		return nodeAnswer{text: out.Bytes(), code: int(code)}
 	case ctx.Err() != nil:
 		err = errors.New("interrupted")
-	case limited.Err() != nil:
+	case limited.Err() != nil || time.Since(start) >= p.timeout: // the connection has the same limit
 		err = fmt.Errorf("no answer in %s", p.timeout)
 	}
 	return nodeAnswer{err: err}
