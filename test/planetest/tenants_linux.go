@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"hash/maphash"
 	"iter"
-	"maps"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -186,8 +185,7 @@ func (n *neighbours) acts(namespace, does string, events ...cluster.Event) {
 	}
 	n.apply(n.plane, n.replace(events...))
 	after := n.held(namespace)
-	var taken []lb.Change
-	var claimed []*regexp.Regexp
+	var taken, claims []lb.Change
 	for k := range before {
 		switch now := n.table.Get(k); {
 		case now.Equal(rows[k]):
@@ -197,8 +195,8 @@ func (n *neighbours) acts(namespace, does string, events ...cluster.Event) {
 			n.errorf("%s %s: it changes a row of another, against SV-24: %s, and before %s", namespace, does, now,
 				rows[k])
 		}
-		if n.claimed(k) {
-			claimed = append(claimed, n.nodePort(k))
+		if claim := n.claim(k); claim != nil && !claim.Equal(rows[claim.Key]) {
+			claims = append(claims, lb.Change{Key: claim.Key, New: claim})
 		}
 	}
 	n.known = n.answers(n.some(after), nil)
@@ -212,11 +210,8 @@ func (n *neighbours) acts(namespace, does string, events ...cluster.Event) {
 		return // its own lines are removed
 	}
 	lost := missing(lines, n.lines(n.plane))
-	maps.DeleteFunc(lost, func(l string, _ int) bool {
-		return slices.ContainsFunc(claimed, func(at *regexp.Regexp) bool { return at.MatchString(l) })
-	})
-	if len(lost) > 0 && len(taken) > 0 {
-		lost = missing(lost, n.allowed(rows, taken))
+	if len(lost) > 0 && len(taken)+len(claims) > 0 {
+		lost = missing(lost, n.allowed(rows, taken, claims))
 	}
 	for l := range lost {
 		n.errorf("%s %s: the kernel has no longer: %s", namespace, does, l)
@@ -255,9 +250,9 @@ func missing(was, is map[string]int) map[string]int {
 	return out
 }
 
-// allowed returns the lines that a kernel with those frontends loses because of the taken ones
-// alone (SV-24).
-func (n *neighbours) allowed(rows map[lb.Key]*lb.Frontend, taken []lb.Change) (lines map[string]int) {
+// allowed returns the lines that a kernel with those frontends loses because of the taken ones and
+// the claims alone (SV-24, SV-65).
+func (n *neighbours) allowed(rows map[lb.Key]*lb.Frontend, taken, claims []lb.Change) (lines map[string]int) {
 	n.Run("allowed", func(t *testing.T) {
 		alone := *n
 		alone.T, alone.kernel = t, n.fresh(t)
@@ -269,16 +264,10 @@ func (n *neighbours) allowed(rows map[lb.Key]*lb.Frontend, taken []lb.Change) (l
 		alone.apply(p, latest(come))
 		before := alone.lines(p)
 		alone.apply(p, latest(taken))
+		alone.apply(p, latest(claims))
 		lines, n.problems = missing(before, alone.lines(p)), alone.problems
 	})
 	return lines
-}
-
-// nodePort matches the entries for a NodePort at the node's own addresses, in a kernel with an
-// entry for each address.
-func (n *neighbours) nodePort(k lb.Key) *regexp.Regexp {
-	return regexp.MustCompile(fmt.Sprintf(`\b%s\]?(,%s)?:%d\b`, regexp.QuoteMeta(n.victims.Node[0].String()), k.Proto,
-		k.Port))
 }
 
 // frees reports whether a namespace to be removed had an address that a key of others needs: as a
@@ -393,7 +382,7 @@ func (n *neighbours) answers(keys map[lb.Key]string, known map[question]string) 
 		to := netip.AddrPortFrom(k.Addr, k.Port)
 		if k.IsNodePort() {
 			to = netip.AddrPortFrom(node, k.Port)
-			if n.claimed(k) {
+			if n.claim(k) != nil {
 				continue
 			}
 		}
@@ -417,10 +406,13 @@ func (n *neighbours) answers(keys map[lb.Key]string, known map[question]string) 
 	return out
 }
 
-// claimed reports whether a Service claims the node's address, and so the port of a NodePort there
-// (SV-65).
-func (n *neighbours) claimed(k lb.Key) bool {
-	return k.IsNodePort() && n.table.Get(lb.Key{Addr: n.victims.Node[0], Port: k.Port, Proto: k.Proto}) != nil
+// claim returns the frontend of a Service that claims the node's address, and so the port of a
+// NodePort there (SV-65); nil if none does.
+func (n *neighbours) claim(k lb.Key) *lb.Frontend {
+	if !k.IsNodePort() {
+		return nil
+	}
+	return n.table.Get(lb.Key{Addr: n.victims.Node[0], Port: k.Port, Proto: k.Proto})
 }
 
 // dispatch is the name of a chain in front of its rule: as Services are added, rules move between
