@@ -31,6 +31,11 @@ func (h *history) sabotage(i int) error {
 		return errors.New("the plane does not report what the kernel holds (mode.Tracer)")
 	}
 	h.forgetAll()
+	// A full audit first: what changes of Services left behind in the kernel, nothing needs, so
+	// Differences does not report it, but an audit may repair it before it removes it.
+	if _, err := h.repair(look, false); err != nil {
+		return fmt.Errorf("audit before something is broken: %w", err)
+	}
 	how, drift := "drift", i%3 == 0 && h.cfg.Drift != nil
 	err := h.onNode(func() (err error) {
 		if drift {
