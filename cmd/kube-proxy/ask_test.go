@@ -114,10 +114,9 @@ func (n *namespace) report(answers func(code int, says string, args ...string)) 
 		`"differences": []`, "service-1", "nftables"} {
 		has(n.t, "the report", text, want)
 	}
-	for _, secret := range []string{"shop", "thief", "10.1.1.", "10.96.0.", `"n1"`} {
-		if strings.Contains(text, secret) {
-			n.t.Errorf("the report has %s:\n%.2000s", secret, text)
-		}
+	// The pseudonym of 10.96.0.0/12 is the same prefix in one of 16 reports.
+	if secret := regexp.MustCompile(`shop|thief|10\.1\.1\.|10\.96\.0\.[1-9]|"n1"`).FindString(text); secret != "" {
+		n.t.Errorf("the report has %s:\n%.2000s", secret, text)
 	}
 	answers(1, "exists", "report", "--file="+file)
 	answers(0, ", 0 missing", "report", "--names", "--file="+n.path("names.tar.gz"))
