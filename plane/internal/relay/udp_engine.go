@@ -65,7 +65,12 @@ type datagram struct {
 
 func (d *datagram) bytes() []byte { return d.buf[:d.n] }
 
-func (d *datagram) free() { buffers.Put(d.buf) }
+// free returns the buffer. The datagram keeps no reference, because its goroutine may wait for a
+// long time.
+func (d *datagram) free() {
+	buffers.Put(d.buf)
+	d.buf = nil
+}
 
 // received is the host's information about a client's datagram.
 type received struct {

@@ -276,6 +276,28 @@ func TestUDPManySessions(t *testing.T) {
 		})
 }
 
+// A session that waits refers to no buffer: the pool may have dropped the one that it read into
+// last, and then the session would keep 64 KiB.
+func TestUDPWaitsWithoutBuffer(t *testing.T) {
+	const sessions = 40
+	r := startUDP(t, Config{UDPIdle: 5 * time.Minute}, 2*sessions)
+	l := listenUDP(t, r, loopback, leadsTo(boundAt(udpEcho(t, loopback, nil))))
+	clients := newMany(t, l.Addr())
+	before, _ := memoryInUse()
+	for client := range sessions {
+		clients.ask(t, client)
+		if clients.answer(t, func() string { return fmt.Sprintf("%+v", r.Stats().UDP) }) != client {
+			t.Fatalf("client %d", client)
+		}
+		memoryInUse() // empties the pool, so that the next session has a buffer of its own
+	}
+	eventually(t, "a session takes at most a tenth of a buffer", func() bool {
+		after, _ := memoryInUse()
+		t.Logf("%d sessions: %d bytes of heap each", sessions, (after-before)/sessions)
+		return after-before <= sessions*datagramSize/10
+	})
+}
+
 // A flood with more clients than the relay has room for takes nothing from a Service of another
 // namespace: that Service loses no datagram and no session, and the sum stays below the bound
 // (TN-54).
