@@ -182,7 +182,8 @@ func TestCredentials(t *testing.T) {
 		if err := os.WriteFile(token, []byte("good"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Minute) // client-go reads a token file once a minute
+		// client-go reads a token file once a minute; then a pause of a minute may have begun.
+		time.Sleep(2 * time.Minute)
 		r.wait("web:80")
 	})
 }
