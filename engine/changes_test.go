@@ -208,6 +208,31 @@ func TestManyAreCounted(t *testing.T) {
 	})
 }
 
+// A frontend that is refused while the work that a Reset postponed is done, and accepted later, is
+// reported by itself.
+func TestRefusedIsNotCountedTogether(t *testing.T) {
+	changesBubble(t, func(c *Config) { c.AuditPeriod = -1 }, func(r *rig, o *ringReported) {
+		const services, refused = 1000, 700
+		r.plane.Slow(200, 200)
+		r.faulty.Refuse(svcKey(refused))
+		r.fill(services)
+		r.start()
+		r.after(time.Minute)
+		entries, newest := o.After(0)
+		o.seen = newest
+		if last := entries[len(entries)-1]; last.Kind != changes.Loaded && last.Kind != changes.Failed {
+			t.Errorf("the last entry is %+v", last)
+		}
+		r.faulty.Heal()
+		r.after(time.Hour)
+		entries, _ = o.After(o.seen)
+		if len(entries) != 1 || entries[0].Service != svcName(refused) || entries[0].Failures == 0 {
+			t.Errorf("reported %+v, want the Service that was refused", entries)
+		}
+		r.converged()
+	})
+}
+
 func TestDriftNodeAndConfigurationAreReported(t *testing.T) {
 	var empty atomic.Bool
 	changesBubble(t, func(c *Config) {

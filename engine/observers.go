@@ -58,22 +58,25 @@ func (e *Engine) withhold(changes []lb.Change) []lb.Change {
 // still has to accept; false if none is left.
 func (e *Engine) awaited(check *lb.Frontend) (lb.Key, bool) {
 	rows := e.table.Owned(check.Service)
-	i := slices.IndexFunc(rows, func(f *lb.Frontend) bool {
-		return f.Kind != lb.ClusterIP && f.Kind != lb.HealthCheck && e.pending.byKey[f.Key] != nil
-	})
+	i := slices.IndexFunc(rows, e.pendingOutside)
 	if i < 0 {
 		return lb.Key{}, false
 	}
 	return rows[i].Key, true
 }
 
+// pendingOutside reports whether a frontend is for outside traffic, and the plane still has to
+// accept it.
+func (e *Engine) pendingOutside(f *lb.Frontend) bool {
+	return f.Kind != lb.ClusterIP && f.Kind != lb.HealthCheck && e.pending.byKey[f.Key] != nil
+}
+
 // stillAwaited does not inspect all frontends of a Service while the plane has not accepted the one
 // found before.
 func (e *Engine) stillAwaited(k lb.Key, h withheld) bool {
-	if f := e.table.Get(h.await); e.pending.byKey[h.await] != nil && f != nil {
-		if lb.OwnerOf(f.Service) == h.New.Service && f.Kind != lb.ClusterIP && f.Kind != lb.HealthCheck {
-			return true
-		}
+	f := e.table.Get(h.await)
+	if f != nil && lb.OwnerOf(f.Service) == h.New.Service && e.pendingOutside(f) {
+		return true
 	}
 	await, waits := e.awaited(h.New)
 	if waits {

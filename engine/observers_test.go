@@ -74,6 +74,22 @@ func TestHealthCheckWaitsForItsServiceHT16(t *testing.T) {
 		r.do(cluster.SliceSet{Slice: slice(1, 1, 2)})
 		want(r, "two", 2)
 	})
+	// Nor is that of another Service, which has received the NodePort meanwhile.
+	bubble(t, nil, func(r *rig) {
+		r.start()
+		r.list()
+		r.do(cluster.SliceSet{Slice: slice(1, 1, 0)}, cluster.ServiceSet{Service: balanced()})
+		want(r, "none", 0)
+		r.faulty.Refuse(nodePort)
+		r.do(cluster.SliceSet{Slice: slice(1, 1, 2)})
+		want(r, "two unreachable endpoints", 0)
+		moved, other := balanced(), service(2)
+		moved.Ports[0].NodePort = nodePort.Port + 1
+		other.Type, other.Ports[0].NodePort = cluster.TypeNodePort, nodePort.Port
+		r.do(cluster.ServiceSet{Service: moved}, cluster.ServiceSet{Service: other})
+		want(r, "two, at another NodePort", 2)
+		r.heals()
+	})
 	// The same holds for frontends that a Reset had to leave out, and for requests of another
 	// Service of that name meanwhile.
 	bubble(t, nil, func(r *rig) {
