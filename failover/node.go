@@ -335,6 +335,10 @@ func (s *State) widen(now time.Duration, n *node) {
 	s.askControls(now, n)
 }
 
+// controlAge is the age up to which the answer of a control shows that this node's link works:
+// probes of the node may have waited for their share meanwhile.
+const controlAge = 3 * time.Second
+
 // maxInquiry is how long an inquiry looks for a control that answers.
 const maxInquiry = 5 * time.Second
 
@@ -346,7 +350,7 @@ func (s *State) conclude(now time.Duration, n *node) {
 	control, waits := false, false
 	for t := range n.controls {
 		waits = waits || t.pending()
-		control = control || t.fresh(n.start) && t.result.Reached()
+		control = control || t.fresh(n.start) && t.result.Reached() && now-t.done <= controlAge
 	}
 	if asked := len(n.controls); !control && !waits && now < n.start+maxInquiry {
 		s.askControls(now, n)

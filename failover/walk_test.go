@@ -69,10 +69,8 @@ func walk(t *testing.T, random *rand.Rand) {
 			}
 			w.run(200 * time.Millisecond)
 		}
-		if cutBefore && cut >= w.now-3*time.Second && len(w.downs) > downs {
-			// Probes of before may end now.
-			cut = 0
-		} else if cutBefore && len(w.downs) > downs {
+		// Inquiries with a control that answered before the cut may end until 3 s after it.
+		if cutBefore && cut < w.now-3*time.Second && len(w.downs) > downs {
 			t.Fatalf("%s: this node's link is down, and nodes became unreachable: %v", w.now, w.downs[downs:])
 		}
 		for _, at := range endpoints {
