@@ -14,6 +14,9 @@ type Snapshot struct {
 	// KUBE-FIREWALL, which the kubelet shares. The keys have no comments, the values are as
 	// printed.
 	Jumps map[Jump]Jump
+	// Used has the chains of a kube-proxy that rules of other chains lead to, by -j or -g. It may
+	// have other targets too.
+	Used map[ChainID]bool
 	// Kubelet: the kubelet has chains here, so rules of KUBE-FIREWALL may be the kubelet's.
 	Kubelet bool
 	// handles are the handles of rules that iptables cannot delete.
@@ -22,7 +25,8 @@ type Snapshot struct {
 
 // NewSnapshot returns an empty Snapshot.
 func NewSnapshot() *Snapshot {
-	return &Snapshot{Chains: map[ChainID]Digest{}, Jumps: map[Jump]Jump{}, handles: map[Jump][]uint64{}}
+	return &Snapshot{Chains: map[ChainID]Digest{}, Jumps: map[Jump]Jump{}, Used: map[ChainID]bool{},
+		handles: map[Jump][]uint64{}}
 }
 
 // Snapshot lists the rules, and keeps the chains that ours selects. each, if not nil, gets their
@@ -59,6 +63,9 @@ func (t *Tool) Snapshot(ctx context.Context, ours func(ChainID) bool, each func(
 // AddJump adds a rule of a foreign chain.
 func (s *Snapshot) AddJump(r Rule, from ChainID) {
 	j := Jump{from, r.Text}
+	if strings.Contains(r.Text, "KUBE-") {
+		s.Used[from.Table.Chain(target(r.Text))] = true
+	}
 	if !strings.Contains(r.Text, "-j KUBE-") && j.Bare() != BlockLocalnetJump.Bare() {
 		return
 	}

@@ -44,17 +44,18 @@ func (p *Plane) Audit(ctx context.Context, full bool) (repaired int, err error) 
 		return 0, fmt.Errorf("iptables: audit: %w", err)
 	}
 	repaired = comparison{p, p.st, have}.count()
-	p.st.kubelet = have.Kubelet
+	p.st.kubelet, p.st.used = have.Kubelet, have.Used
 	if repaired > 0 {
 		p.newSync()
 		if err := p.rewrite(ctx, p.st.renderer, have); err != nil {
 			return 0, fmt.Errorf("iptables: repair %d chains: %w", repaired, err)
 		}
 		odd, err := p.Learn(ctx, p.st.Digests, slices.Collect(maps.Keys(p.st.jumps)), have.Snapshot)
+		p.retry() // Learn has listed the rules too
 		if err != nil {
 			return repaired, fmt.Errorf("iptables: audit: %w", err)
 		}
-		repaired -= odd
+		repaired = max(0, repaired-odd-p.st.undeleted)
 	}
 	set, err := p.auditSettings(ctx)
 	return repaired + set, err

@@ -262,7 +262,11 @@ func (l *loader) sweep(ctx context.Context) error {
 	stuck, err := xtables.Sweep(ctx, nil, stale, most, func(b *xtables.Batch) error { return l.p.Restore(ctx, b) })
 	for _, s := range stuck {
 		l.p.Stuck(s.ID)
-		l.st.Note(s.ID, xtables.Empty)
+		if l.have.Used[s.ID] {
+			l.st.Note(s.ID, xtables.Empty)
+		} else {
+			l.st.undeleted++
+		}
 	}
 	return err
 }

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -369,6 +370,45 @@ func TestChainInUseElsewhere(t *testing.T) {
 			t.Errorf("%d chains of endpoints, want 2 of each of the 3 services", n)
 		}
 		repairs(t, p, 0, "later")
+	})
+}
+
+// If iptables refuses to delete a chain that no foreign rule leads to, each audit tries again, and
+// counts only what it has deleted. A chain that a foreign rule leads to is not tried again.
+func TestChainNotDeletedAtFirst(t *testing.T) {
+	eachOnce(t, func(t *testing.T, w planetest.World, cfg Config) {
+		runner := &refuser{System: xtables.System{Lock: ownLock()}}
+		cfg.Runner = runner
+		p := newPlane(t, cfg)
+		reset(t, p, w.Table(3, 2))
+		const unneeded, used = "KUBE-SEP-AAAAAAAAAAAAAAAA", "KUBE-SEP-BBBBBBBBBBBBBBBB"
+		for _, name := range []string{unneeded, used} {
+			run(t, "", p.Tool.Program, "-t", "nat", "-N", name)
+		}
+		run(t, "", p.Tool.Program, "-t", "nat", "-A", "OUTPUT", "-g", used)
+		runner.refuses = func(text []byte, _ []string) error {
+			if !bytes.Contains(text, []byte("\n-X ")) {
+				return nil
+			}
+			return &xtables.RunError{Name: "iptables-restore", Said: "busy", Err: errors.New("exit status 4")}
+		}
+		audit := func(want int, again bool, when string) {
+			t.Helper()
+			got, err := p.Audit(t.Context(), true)
+			if got != want || p.ListedAt.IsZero() != again || err != nil {
+				t.Errorf("%s: an audit repaired %d, want %d; the next lists the rules: %t, want %t; %v", when,
+					got, want, p.ListedAt.IsZero(), again, err)
+			}
+		}
+		audit(1, true, "with one chain in use") // which it has emptied
+		audit(0, true, "while iptables deletes no chain")
+		runner.refuses = nil
+		audit(1, false, "when iptables deletes chains")
+		audit(0, false, "later")
+		out := run(t, "", p.Tool.Program+"-save", "-t", "nat")
+		if strings.Contains(out, ":"+unneeded) || !strings.Contains(out, ":"+used) {
+			t.Errorf("unneeded is %s, in use %s:\n%s", unneeded, used, out)
+		}
 	})
 }
 

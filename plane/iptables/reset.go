@@ -195,7 +195,7 @@ func byPort(rows iter.Seq[*lb.Frontend]) (ports []portRows) {
 // sync makes the kernel equal to the state, which consists of the frontends of ports. have is the
 // kernel's content.
 func (p *Plane) sync(ctx context.Context, st *state, ports []portRows, have *snapshot) error {
-	st.kubelet = have.Kubelet
+	st.kubelet, st.used = have.Kubelet, have.Used
 	l := &loader{comparison: comparison{p, st, have}, left: map[string]int{}}
 	if !st.localnet() && have.hasBlock() && !p.dry && (p.opened || !have.Kubelet) {
 		l.keepBlock = xtables.CloseLocalnet() != nil
@@ -208,8 +208,16 @@ func (p *Plane) sync(ctx context.Context, st *state, ports []portRows, have *sna
 		p.openLocalnet() // if that fails all else works: the audits retry and report it
 	}
 	p.st = st
+	p.retry()
 	p.owned()
 	return nil
+}
+
+// retry makes the next audit list all rules if unneeded chains were not deleted.
+func (p *Plane) retry() {
+	if p.st.undeleted > 0 {
+		p.Doubt()
+	}
 }
 
 // rewrite renders all frontends again, and writes the differences from have. After a failure only a

@@ -20,8 +20,12 @@ type state struct {
 	lists       map[xtables.ChainID]*list
 	dispatchers [dispatchers]*xtables.Dispatcher
 	jumps       map[xtables.Jump]bool
-	kubelet     bool // as in a snapshot
+	kubelet     bool                     // as in a snapshot
+	used        map[xtables.ChainID]bool // as in a snapshot
 	endpoints   int
+	// undeleted is the number of unneeded chains that iptables did not delete although no foreign
+	// rule leads to them. It may have refused for another reason, so the next audit tries again.
+	undeleted int
 	// kept are service ports whose chains a Reset left unchanged, because iptables refused others.
 	kept map[portID]bool
 	// goals are in progress.
@@ -44,7 +48,7 @@ func (st *state) fronts() iter.Seq[*lb.Frontend] {
 // snapshot returns the known content of the kernel.
 func (st *state) snapshot() *snapshot {
 	have := xtables.NewSnapshot()
-	have.Chains, have.Kubelet = st.Digests, st.kubelet
+	have.Chains, have.Kubelet, have.Used = st.Digests, st.kubelet, st.used
 	for j := range st.jumps {
 		have.Jumps[j] = j
 	}
