@@ -37,7 +37,9 @@ func TestHealthCheckWaitsForItsServiceHT16(t *testing.T) {
 			t.Errorf("%s: load balancers see %d endpoints, want %d", what, got, n)
 		}
 	}
-	bubble(t, nil, func(r *rig) {
+	// The plane refuses the NodePort, so load balancers learn of none of two new endpoints.
+	unreachable := func(r *rig) {
+		t.Helper()
 		r.start()
 		r.list()
 		r.do(cluster.SliceSet{Slice: slice(1, 1, 0)}, cluster.ServiceSet{Service: balanced()})
@@ -45,6 +47,9 @@ func TestHealthCheckWaitsForItsServiceHT16(t *testing.T) {
 		r.faulty.Refuse(nodePort)
 		r.do(cluster.SliceSet{Slice: slice(1, 1, 2)})
 		want(r, "two unreachable endpoints", 0)
+	}
+	bubble(t, nil, func(r *rig) {
+		unreachable(r)
 		r.do(cluster.SliceSet{Slice: slice(1, 1, 3)})
 		want(r, "three unreachable endpoints", 0)
 		r.faulty.Heal()
@@ -76,13 +81,7 @@ func TestHealthCheckWaitsForItsServiceHT16(t *testing.T) {
 	})
 	// Nor is that of another Service, which has received the NodePort meanwhile.
 	bubble(t, nil, func(r *rig) {
-		r.start()
-		r.list()
-		r.do(cluster.SliceSet{Slice: slice(1, 1, 0)}, cluster.ServiceSet{Service: balanced()})
-		want(r, "none", 0)
-		r.faulty.Refuse(nodePort)
-		r.do(cluster.SliceSet{Slice: slice(1, 1, 2)})
-		want(r, "two unreachable endpoints", 0)
+		unreachable(r)
 		moved, other := balanced(), service(2)
 		moved.Ports[0].NodePort = nodePort.Port + 1
 		other.Type, other.Ports[0].NodePort = cluster.TypeNodePort, nodePort.Port
