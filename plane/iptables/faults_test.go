@@ -102,6 +102,14 @@ type refuser struct {
 	program string // the last one that ran
 }
 
+// newRefuser returns a plane and its refuser, which refuses nothing yet.
+func newRefuser(t testing.TB, cfg Config) (*refuser, *Plane) {
+	t.Helper()
+	r := &refuser{System: xtables.System{Lock: ownLock()}}
+	cfg.Runner = r
+	return r, newPlane(t, cfg)
+}
+
 func (r *refuser) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string,
 	args ...string) error {
 	if in == nil || r.refuses == nil {
@@ -154,9 +162,8 @@ func TestServedRowsThatAreRefusedStay(t *testing.T) {
 		table.Replace(lb.Owner{Name: "ns/svc-9"}, nil)
 		table.Replace(w.ClusterIP(41, 9000, 2))
 		bad := chainOf(5)
-		run := &refuser{System: xtables.System{Lock: ownLock()}, refuses: refusing(bad)}
-		cfg.Runner = run
-		p := newPlane(t, cfg)
+		run, p := newRefuser(t, cfg)
+		run.refuses, cfg.Runner = refusing(bad), run
 		res, err := p.Reset(t.Context(), table)
 		if err != nil {
 			t.Fatal(err)

@@ -377,9 +377,7 @@ func TestChainInUseElsewhere(t *testing.T) {
 // counts only what it has deleted. A chain that a foreign rule leads to is not tried again.
 func TestChainNotDeletedAtFirst(t *testing.T) {
 	eachOnce(t, func(t *testing.T, w planetest.World, cfg Config) {
-		runner := &refuser{System: xtables.System{Lock: ownLock()}}
-		cfg.Runner = runner
-		p := newPlane(t, cfg)
+		runner, p := newRefuser(t, cfg)
 		reset(t, p, w.Table(3, 2))
 		const unneeded, used = "KUBE-SEP-AAAAAAAAAAAAAAAA", "KUBE-SEP-BBBBBBBBBBBBBBBB"
 		for _, name := range []string{unneeded, used} {

@@ -122,9 +122,7 @@ func transactions(t *testing.T, p *Plane, ours *selfwrites.Ledger) uint32 {
 // interrupted probe may have been committed: the state then counts as lost, as after any write.
 func TestProbeFails(t *testing.T) {
 	eachOnce(t, func(t *testing.T, w planetest.World, cfg Config) {
-		run := &refuser{System: xtables.System{Lock: ownLock()}}
-		cfg.Runner = run
-		p := newPlane(t, cfg)
+		run, p := newRefuser(t, cfg)
 		reset(t, p, w.Table(5, 3))
 		rules := saved(t, p.Tool.Program)
 		fails := func(cause error, lost bool) {
