@@ -4,6 +4,7 @@ package xtables
 
 import (
 	"context"
+	"maps"
 	"strings"
 )
 
@@ -14,8 +15,7 @@ type Snapshot struct {
 	// KUBE-FIREWALL, which the kubelet shares. The keys have no comments, the values are as
 	// printed.
 	Jumps map[Jump]Jump
-	// Used has the chains of a kube-proxy that rules of other chains lead to, by -j or -g. It may
-	// have other targets too.
+	// Used has those of Chains that foreign rules lead to, by -j or -g.
 	Used map[ChainID]bool
 	// Kubelet: the kubelet has chains here, so rules of KUBE-FIREWALL may be the kubelet's.
 	Kubelet bool
@@ -57,6 +57,8 @@ func (t *Tool) Snapshot(ctx context.Context, ours func(ChainID) bool, each func(
 	for id, c := range contents {
 		s.Chains[id] = c.Digest()
 	}
+	// Other programs name chains like a kube-proxy's, one for each of their pods.
+	maps.DeleteFunc(s.Used, func(id ChainID, _ bool) bool { return contents[id] == nil })
 	return s, err
 }
 
