@@ -335,8 +335,8 @@ func (s *State) widen(now time.Duration, n *node) {
 	s.askControls(now, n)
 }
 
-// controlAge is the age up to which the answer of a control shows that this node's link works:
-// probes of the node may have waited for their share meanwhile.
+// controlAge is the age up to which the answer of a control shows that this node's link works.
+// Probes of the node may have waited for their share since then, while the link failed.
 const controlAge = 3 * time.Second
 
 // maxInquiry is how long an inquiry looks for a control that answers.

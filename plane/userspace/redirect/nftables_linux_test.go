@@ -119,7 +119,7 @@ func TestReaddress(t *testing.T) {
 		if n := b.audit(false); n != 0 {
 			t.Errorf("after another address of the node, an audit repaired %d", n)
 		}
-		// Right after an address of IPv6 was removed, the kernel may look for the remaining one on
+		// Right after an IPv6 address is removed, the kernel may look for the remaining one on
 		// the link. TCP does not repeat a packet that waits for a neighbour, so such a connection
 		// fails after 3 s.
 		left := map[lb.Family]string{lb.IPv4: "172.18.0.22", lb.IPv6: "fd00:18::22"}[b.Family]
