@@ -31,8 +31,9 @@ func (h *history) sabotage(i int) error {
 		return errors.New("the plane does not report what the kernel holds (mode.Tracer)")
 	}
 	h.forgetAll()
-	// Objects that no Service needs any more stay in the kernel until a full audit. Differences does
-	// not report damage to them, and an audit may repair it before it removes them. So they go first.
+	// Objects that no Service needs any more stay in the kernel until a full audit. Differences
+	// does not report damage to them, and an audit may repair it before it removes them. So they
+	// go first.
 	if _, err := h.repair(look, false); err != nil {
 		return fmt.Errorf("audit before something is broken: %w", err)
 	}
