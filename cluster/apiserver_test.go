@@ -66,7 +66,8 @@ func TestAPIServersTN66(t *testing.T) {
 		for _, ref := range d.Services {
 			dirty = append(dirty, ref.Name.Name)
 		}
-		if slices.Sort(dirty); !slices.Equal(dirty, step.dirty) || d.Facts != (step.dirty != nil) {
+		slices.Sort(dirty)
+		if !slices.Equal(dirty, step.dirty) || d.Facts != (step.dirty != nil) {
 			t.Errorf("%s: %v are dirty and the facts %t, want %v", step.name, dirty, d.Facts, step.dirty)
 		}
 	}

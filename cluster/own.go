@@ -67,7 +67,8 @@ func (s *Store) expose(svc *Service) {
 func (s *Store) portsChanged(was, now *Service, d *Dirty) {
 	if was != nil {
 		for _, p := range was.Ports {
-			if delete(s.exposed[p.Port], was.Name); len(s.exposed[p.Port]) == 0 {
+			delete(s.exposed[p.Port], was.Name)
+			if len(s.exposed[p.Port]) == 0 {
 				delete(s.exposed, p.Port)
 			}
 		}

@@ -111,8 +111,11 @@ func (h holders[K]) remove(k K, e *entry) {
 		if x.n == 0 {
 			x.one = nil
 		}
-	} else if x.more[e]--; x.more[e] <= 0 {
-		delete(x.more, e)
+	} else {
+		x.more[e]--
+		if x.more[e] <= 0 {
+			delete(x.more, e)
+		}
 	}
 	if x.n == 0 && len(x.more) == 0 {
 		delete(h, k)

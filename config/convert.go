@@ -98,7 +98,8 @@ func Convert(modes mode.List, args []string, file []byte, to string) (*Conversio
 	c.carry(was, s, cmp.Or(c.From, was.usual()), cmp.Or(c.To, was.usual()))
 	c.carryLocalhost(cfg, s, modes)
 	c.drop(was, s, cmp.Or(c.To, was.usual()))
-	if c.YAML, err = was.shortYAML(s); err != nil {
+	c.YAML, err = was.shortYAML(s)
+	if err != nil {
 		return nil, err
 	}
 	return c, c.verify(modes, s)

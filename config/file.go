@@ -117,7 +117,8 @@ func find(root map[string]any, path string) (at string, value any) {
 		if !ok {
 			return strings.Join(names[:i], "."), value
 		}
-		if value = block[name]; value == nil {
+		value = block[name]
+		if value == nil {
 			return path, nil
 		}
 	}

@@ -66,7 +66,8 @@ func modernize(root map[string]any, warnings []string) []string {
 			}
 			continue
 		case from == "healthzPort":
-			if value = oldHealthz(root, value); value == nil {
+			value = oldHealthz(root, value)
+			if value == nil {
 				continue
 			}
 		case strings.HasSuffix(from, "Seconds"), strings.HasSuffix(from, "Milliseconds"),

@@ -130,7 +130,8 @@ func printAny(at reflect.Value) string { return fmt.Sprint(at.Interface()) }
 // parts returns the parts between commas.
 func parts(s string) (all []string) {
 	for part := range strings.SplitSeq(s, ",") {
-		if part = strings.TrimSpace(part); part != "" {
+		part = strings.TrimSpace(part)
+		if part != "" {
 			all = append(all, part)
 		}
 	}
@@ -194,7 +195,8 @@ func parseSeverity(s string, at reflect.Value) error {
 	n := slices.Index(severities, strings.ToUpper(s))
 	if n < 0 {
 		var err error
-		if n, err = strconv.Atoi(s); err != nil {
+		n, err = strconv.Atoi(s)
+		if err != nil {
 			return err
 		}
 		if n < 0 || n >= len(severities) {

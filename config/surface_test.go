@@ -24,7 +24,8 @@ func rows(t *testing.T, name string) []map[string]string {
 	var all []map[string]string
 	var columns []string
 	for line := range strings.Lines(string(data)) {
-		if line = strings.TrimSuffix(line, "\n"); strings.HasPrefix(line, "#") {
+		line = strings.TrimSuffix(line, "\n")
+		if strings.HasPrefix(line, "#") {
 			continue
 		}
 		cells := strings.Split(line, "\t")
@@ -129,7 +130,8 @@ func TestFlagsTell(t *testing.T) {
 		}
 		value, ok := values[name]
 		if !ok {
-			if value, ok = values[row["type"]]; !ok {
+			value, ok = values[row["type"]]
+			if !ok {
 				value = "x"
 			}
 		}

@@ -53,7 +53,8 @@ func readWhole(file string) ([]byte, error) {
 // readAtStart reads a file once. It waits up to a few seconds for a process that writes it.
 func readAtStart(file string) (content []byte, err error) {
 	for range 3 * settleMost / settle {
-		if content, err = readWhole(file); !errors.Is(err, errBusy) {
+		content, err = readWhole(file)
+		if !errors.Is(err, errBusy) {
 			break
 		}
 		time.Sleep(settle)
@@ -79,7 +80,8 @@ func Watch(ctx context.Context, file string, before []byte, changed func(content
 		defer w.Close()
 	}
 	inotify := err == nil
-	if file, err = filepath.Abs(file); err != nil {
+	file, err = filepath.Abs(file)
+	if err != nil {
 		return fmt.Errorf("watch the configuration file: %w", err)
 	}
 	known, failed := sha256.Sum256(before), ""
@@ -91,7 +93,8 @@ func Watch(ctx context.Context, file string, before []byte, changed func(content
 		}
 		content, err := readWhole(file)
 		if errors.Is(err, errBusy) {
-			if busy++; busy < busyLooks {
+			busy++
+			if busy < busyLooks {
 				return settle
 			}
 		} else {

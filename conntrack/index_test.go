@@ -314,12 +314,14 @@ func TestRetryTCP(t *testing.T) {
 	x.apply(set(row(web, service, lb.Cluster, podA)))
 	p := x.take(attempts, nil)
 	x.retry(row(web, "", 0).Key, p)
-	if p = x.take(attempts, nil); len(p.keys) != 1 {
+	p = x.take(attempts, nil)
+	if len(p.keys) != 1 {
 		t.Errorf("%d keys in the second plan, want 1", len(p.keys))
 	}
 	x.retry(row(web, "", 0).Key, p)
 	x.apply(remove(web))
-	if p = x.take(attempts, nil); len(p.keys) != 0 {
+	p = x.take(attempts, nil)
+	if len(p.keys) != 0 {
 		t.Errorf("%d keys after the frontend went", len(p.keys))
 	}
 }
@@ -478,11 +480,13 @@ func TestProxied(t *testing.T) {
 		t.Error("a flow from before the row is kept, which misses the proxy's socket")
 	}
 	listens = proxy.Port()
-	if x.retry(key, p); stale() {
+	x.retry(key, p)
+	if stale() {
 		t.Error("a flow to the socket that the proxy has is forgotten, and with it the answer that is under way")
 	}
 	x.apply(set(row(vip, service, lb.Cluster, podA, proxy.String())))
-	if x.retry(key, p); !stale() {
+	x.retry(key, p)
+	if !stale() {
 		t.Error("a flow to an endpoint, past the proxy, is kept")
 	}
 	listens = 0

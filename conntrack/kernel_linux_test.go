@@ -267,7 +267,8 @@ func TestBackendLeaves(t *testing.T) {
 	})
 	client.Do(func() {
 		var err error
-		if tcp, err = net.DialTimeout("tcp", "10.96.0.10:53", 5*time.Second); err != nil {
+		tcp, err = net.DialTimeout("tcp", "10.96.0.10:53", 5*time.Second)
+		if err != nil {
 			t.Error(err)
 		}
 	})
@@ -611,7 +612,8 @@ func TestNewWithoutCapability(t *testing.T) {
 	defer c.close()
 	ns.Do(func() {
 		var none [2]unix.CapUserData
-		if err = unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &none[0]); err != nil {
+		err = unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &none[0])
+		if err != nil {
 			return
 		}
 		_, err = New(Config{Family: lb.IPv4})

@@ -135,7 +135,8 @@ func (t *table) flush(ctx context.Context, n *tally, failed func(lb.Key, error))
 			unknown = err
 		}
 	})
-	if err = cmp.Or(err, unknown); err != nil {
+	err = cmp.Or(err, unknown)
+	if err != nil {
 		return fmt.Errorf("delete %d conntrack entries: %w", len(t.keys), err)
 	}
 	t.pending, t.keys = t.pending[:0], t.keys[:0]

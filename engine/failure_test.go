@@ -215,20 +215,24 @@ func TestSetAuditPeriod(t *testing.T) {
 	bubble(t, func(c *Config) { c.AuditPeriod = time.Hour }, func(r *rig) {
 		r.begin()
 		audits := func() uint64 { return r.engine.Stats().Audits }
-		if r.after(30 * time.Minute); audits() != 0 {
+		r.after(30 * time.Minute)
+		if audits() != 0 {
 			t.Errorf("%d audits in half a period", audits())
 		}
 		r.engine.SetAuditPeriod(time.Minute)
-		if r.after(10 * time.Minute); audits() < 9 || audits() > 12 {
+		r.after(10 * time.Minute)
+		if audits() < 9 || audits() > 12 {
 			t.Errorf("%d audits in 10 minutes, a minute apart", audits())
 		}
 		before := audits()
 		r.engine.SetAuditPeriod(-1)
-		if r.after(time.Hour); audits() != before {
+		r.after(time.Hour)
+		if audits() != before {
 			t.Errorf("%d audits after they were ended", audits()-before)
 		}
 		r.engine.SetAuditPeriod(0)
-		if r.after(6 * time.Minute); audits() != before+1 {
+		r.after(6 * time.Minute)
+		if audits() != before+1 {
 			t.Errorf("%d audits in 6 minutes, 5 apart", audits()-before)
 		}
 	})

@@ -103,7 +103,8 @@ func (e *Engine) step(ctx context.Context) (next time.Time, worked bool) {
 		return a.next, false
 	}
 	if e.resets.due {
-		if worked = a.due(e.resets.trouble.until, e.writeAfter()); worked {
+		worked = a.due(e.resets.trouble.until, e.writeAfter())
+		if worked {
 			e.reset(ctx)
 		}
 		return a.next, worked

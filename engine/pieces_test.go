@@ -267,7 +267,8 @@ func TestLeftKeysCountOnce(t *testing.T) {
 	if p.left != 1 {
 		t.Errorf("%d keys are left, want 1", p.left)
 	}
-	if p.tried(second); p.left != 0 {
+	p.tried(second)
+	if p.left != 0 {
 		t.Errorf("%d keys are left, want none", p.left)
 	}
 }

@@ -45,7 +45,8 @@ func (e *Engine) absorb() {
 		r.synced, d.all, d.facts = true, true, true
 		e.inbox.sourcesListed()
 	}
-	if r.weighed = d.all; r.weighed {
+	r.weighed = d.all
+	if r.weighed {
 		e.weighAll()
 	}
 	now := time.Now()

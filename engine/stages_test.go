@@ -25,7 +25,8 @@ func (p *stages) Apply(ctx context.Context, changes []lb.Change) (plane.ApplyRes
 		if err != nil || max(backendsOf(c.Old), backendsOf(c.New)) < manyBackends {
 			continue
 		}
-		if p.stage[c.Key]++; p.stage[c.Key]%10 > 0 {
+		p.stage[c.Key]++
+		if p.stage[c.Key]%10 > 0 {
 			res.Later = append(res.Later, c.Key)
 		}
 	}
@@ -62,7 +63,8 @@ func TestStagesDelayNoService(t *testing.T) {
 	writes, began := 0, 0
 	came := map[lb.Key]int{}
 	staged(t, func(r *rig, n int) {
-		if writes = n; began > 0 && n == began+3 {
+		writes = n
+		if began > 0 && n == began+3 {
 			r.add(small)
 		}
 	}, func(r *rig) {
@@ -95,7 +97,8 @@ func TestStagesAreTurnedBack(t *testing.T) {
 	var at func(r *rig)
 	writes := 0
 	staged(t, func(r *rig, n int) {
-		if writes = n; began > 0 && n == began+3 {
+		writes = n
+		if began > 0 && n == began+3 {
 			at(r)
 		}
 	}, func(r *rig) {

@@ -139,7 +139,8 @@ func TestLongResolutionKeepsHealth(t *testing.T) {
 		n := 0
 		flood := func() { // and he marks them repeatedly
 			sl := large[n%services]
-			if n++; n/services%2 == 0 {
+			n++
+			if n/services%2 == 0 {
 				r.do(idle(sl))
 			} else {
 				r.do(cluster.SliceSet{Slice: sl})

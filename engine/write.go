@@ -101,7 +101,8 @@ func (e *Engine) accepted(changes []lb.Change, shows bool) {
 	for i, c := range changes {
 		if e.pending.byKey[c.Key].logged != "" {
 			e.stats.works(c.Key)
-			if rows++; first == nil {
+			rows++
+			if first == nil {
 				first = &changes[i]
 			}
 		}

@@ -86,7 +86,8 @@ func (s *Server) readiness() (int, readiness) {
 	}
 	why := s.cfg.NotReady()
 	out.Waiting = cmp.Or(out.Waiting, why)
-	if out.Ready = len(out.Missing) == 0 && why == "" && !out.Draining; out.Ready {
+	out.Ready = len(out.Missing) == 0 && why == "" && !out.Draining
+	if out.Ready {
 		return http.StatusOK, out
 	}
 	return http.StatusServiceUnavailable, out

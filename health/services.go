@@ -228,7 +228,8 @@ func (s *Services) Run(ctx context.Context) {
 		}
 		addresses := s.addresses()
 		for _, p := range ports {
-			if s.reconcile(ctx, p, addresses); p.fault.service != "" {
+			s.reconcile(ctx, p, addresses)
+			if p.fault.service != "" {
 				failing[p.number] = p
 			} else {
 				delete(failing, p.number)
@@ -313,7 +314,8 @@ func (s *Services) failed(p *port, service string, err error) {
 	if known {
 		return
 	}
-	if p.fault.reported = s.failures.Allow(lb.NamespaceOf(service)); !p.fault.reported {
+	p.fault.reported = s.failures.Allow(lb.NamespaceOf(service))
+	if !p.fault.reported {
 		return
 	}
 	s.cfg.Log.Error("Health check port cannot listen, retrying", "service", service, "port", p.number, "err", err)
@@ -366,7 +368,8 @@ func ListenAddrs(nodePorts []netip.Prefix, local []netip.Addr) []netip.Addr {
 			continue
 		}
 		for _, a := range local {
-			if a = a.Unmap(); p.Contains(a.WithZone("")) && !a.IsLinkLocalUnicast() && !slices.Contains(out, a) {
+			a = a.Unmap()
+			if p.Contains(a.WithZone("")) && !a.IsLinkLocalUnicast() && !slices.Contains(out, a) {
 				out = append(out, a)
 			}
 		}

@@ -158,7 +158,8 @@ func TestCheck(t *testing.T) {
 				t.Errorf("cured: %d refused, %d rows", len(table.Refused(o.Name)), table.Len())
 			}
 			table.Replace(o, []*lb.Frontend{bad})
-			if table.Replace(o, nil); len(table.Refused(o.Name)) != 0 || table.Len() != 0 {
+			table.Replace(o, nil)
+			if len(table.Refused(o.Name)) != 0 || table.Len() != 0 {
 				t.Errorf("gone: %d refused, %d rows", len(table.Refused(o.Name)), table.Len())
 			}
 		})

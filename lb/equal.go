@@ -76,7 +76,8 @@ func (c *Comparison) prefixes(a, b []netip.Prefix) bool {
 func remembered[K comparable](known *map[K]bool, pair K, equal func() bool) bool {
 	is, ok := (*known)[pair]
 	if !ok {
-		if is = equal(); *known == nil {
+		is = equal()
+		if *known == nil {
 			*known = map[K]bool{}
 		}
 		(*known)[pair] = is

@@ -316,7 +316,8 @@ func (t *Table) share(name string, before, fronts []*Frontend) []*Frontend {
 			f = was
 		} else if err := check.row(t.Family, f); err != nil {
 			refused = append(refused, Refused{f.Key, err})
-			if f = was; f == nil {
+			f = was
+			if f == nil {
 				continue
 			}
 		} else {

@@ -194,7 +194,8 @@ func TestReplaceServing(t *testing.T) {
 		t.Helper()
 		before = table.Sorted()
 		changes, _ := table.Replace(oldest, fronts)
-		if after = table.Sorted(); len(changes) != wantChanges || after[0].Serving != after[1].Serving {
+		after = table.Sorted()
+		if len(changes) != wantChanges || after[0].Serving != after[1].Serving {
 			t.Fatalf("%d changes, want %d:\n%s", len(changes), wantChanges, &table)
 		}
 		return before, after

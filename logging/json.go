@@ -59,7 +59,8 @@ func (b *buffer) Write(p []byte) (int, error) {
 	if len(b.lines) == 0 {
 		time.AfterFunc(b.every, func() { _ = b.Flush() })
 	}
-	if b.lines = append(b.lines, p...); len(b.lines) < b.size {
+	b.lines = append(b.lines, p...)
+	if len(b.lines) < b.size {
 		return len(p), nil
 	}
 	return len(p), b.flush()

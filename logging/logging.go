@@ -51,7 +51,8 @@ func New(cfg config.Logging, out, errOut io.Writer) (*Log, error) {
 	}
 	if cfg.Format == "json" {
 		h := handler{log: l, info: newJSON(errOut)}
-		if h.errors = h.info; info != errOut {
+		h.errors = h.info
+		if info != errOut {
 			h.info = newJSON(info)
 		}
 		l.logger = slog.New(h)

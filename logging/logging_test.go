@@ -35,7 +35,8 @@ func TestMain(m *testing.M) {
 	err := json.Unmarshal([]byte(os.Getenv(asConfig)), &cfg)
 	if err == nil {
 		var l *Log
-		if l, err = New(cfg, os.Stdout, os.Stderr); err == nil {
+		l, err = New(cfg, os.Stdout, os.Stderr)
+		if err == nil {
 			program(l)
 			err = l.Flush()
 		}
@@ -85,7 +86,8 @@ var programs = map[string]func(*Log){
 		seen := new(bytes.Buffer)
 		for chunk := make([]byte, 4096); messages(seen.String()) == ""; {
 			n, err := r.Read(chunk)
-			if seen.Write(chunk[:n]); err != nil {
+			seen.Write(chunk[:n])
+			if err != nil {
 				panic(err)
 			}
 		}
@@ -335,7 +337,8 @@ func TestBacktraceAt(t *testing.T) {
 	if strings.Contains(errOut, "goroutine") {
 		t.Errorf("a trace for another line: %q", errOut)
 	}
-	if _, errOut = logged(t, "say", config.Logging{ToStderr: true, BacktraceAt: line}); strings.Count(errOut,
+	_, errOut = logged(t, "say", config.Logging{ToStderr: true, BacktraceAt: line})
+	if strings.Count(errOut,
 		"[running]") != 1 {
 		t.Errorf("no trace at %s: %q", line, errOut)
 	}

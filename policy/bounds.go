@@ -204,7 +204,8 @@ func (s *Settings) bounded(v *cluster.View) ([]*cluster.Slice, Refusal) {
 					room -= each
 					kept[i] = append(kept[i], e)
 				default:
-					if left.More++; left.More == 1 {
+					left.More++
+					if left.More == 1 {
 						left.Addr = e.Addr
 					}
 				}
@@ -241,7 +242,8 @@ func fittingPorts(sorted []*cluster.Slice, searched func(*cluster.Slice) bool) i
 		if !searched(sl) {
 			continue
 		}
-		if ports += len(sl.Ports); ports > maxSlicePorts {
+		ports += len(sl.Ports)
+		if ports > maxSlicePorts {
 			return i
 		}
 	}

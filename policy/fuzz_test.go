@@ -435,7 +435,8 @@ func (g generator) slice(i int, service cluster.Name) *cluster.Slice {
 
 func (g generator) endpoint(ipv6 bool, n, readyChance, hintChance int) cluster.Endpoint {
 	e := cluster.Endpoint{Ready: g.chance(readyChance), Serving: g.chance(70), Terminating: g.chance(50)}
-	if e.Addr = netip.AddrFrom4([4]byte{10, 1, 2, byte(g.IntN(n + 2))}); ipv6 != g.chance(3) {
+	e.Addr = netip.AddrFrom4([4]byte{10, 1, 2, byte(g.IntN(n + 2))})
+	if ipv6 != g.chance(3) {
 		e.Addr = netip.AddrFrom16([16]byte{0: 0xfd, 3: 1, 15: byte(g.IntN(n + 2))})
 	}
 	if g.chance(4) {

@@ -102,7 +102,8 @@ func (s *Settings) withheldNodePorts() (found Refusal) {
 	lowest := lb.Key{}
 	for k := range s.reserved {
 		if k.IsNodePort() {
-			if found.More++; found.More == 1 || k.Port < lowest.Port {
+			found.More++
+			if found.More == 1 || k.Port < lowest.Port {
 				lowest = k
 			}
 		}

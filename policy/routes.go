@@ -22,7 +22,8 @@ func (r *resolver) internal(s sets) []lb.Route {
 	}
 	to := s.cluster
 	if r.svc.InternalPolicy == cluster.PolicyLocal {
-		if to = s.local; to == nil {
+		to = s.local
+		if to == nil {
 			return dropAll
 		}
 	}

@@ -87,7 +87,8 @@ func (c *portExplainer) tally() string {
 		if !c.port.Cluster {
 			why = e.WhyNotLocal
 		}
-		if n[why]++; n[why] == 1 {
+		n[why]++
+		if n[why] == 1 {
 			order = append(order, why)
 		}
 	}

@@ -38,11 +38,13 @@ func TestServingAloneChanges(t *testing.T) {
 			t.Errorf("%s: what serves is\n%s", c.Key, c.New)
 		}
 	}
-	if changes, _ = table.Replace(owner, resolve("10.1.2.15 terminating", far, "10.1.2.16 unready")); len(
+	changes, _ = table.Replace(owner, resolve("10.1.2.15 terminating", far, "10.1.2.16 unready"))
+	if len(
 		changes) != 0 {
 		t.Errorf("the same again: %d changes", len(changes))
 	}
-	if changes, _ = table.Replace(owner, resolve(far)); len(changes) != 2 || changes[0].New.Serving != nil {
+	changes, _ = table.Replace(owner, resolve(far))
+	if len(changes) != 2 || changes[0].New.Serving != nil {
 		t.Errorf("the last draining one stops serving: %v", changes)
 	}
 }

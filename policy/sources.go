@@ -16,7 +16,8 @@ func (r *resolver) sourcesOf(vip netip.Addr) []netip.Prefix {
 	}
 	ps, known := r.vipSources[vip]
 	if !known {
-		if ps = r.sources; !lb.Within(ps, vip) {
+		ps = r.sources
+		if !lb.Within(ps, vip) {
 			ps = canonical(append(slices.Clip(ps), netip.PrefixFrom(vip, vip.BitLen())), r.settings.Family)
 		}
 		if r.vipSources == nil {

@@ -466,7 +466,8 @@ func TestProofIsNoSync(t *testing.T) {
 	p.planes[0].Refuse(lb.Key{Addr: service(2).ClusterIPs[0], Port: 80, Proto: lb.TCP})
 	p.do(cluster.SliceSet{Slice: slice(2, 3, "n1", time.Now())})
 	for limit := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
-		if all = p.scrape(); value(t, all, "write_proofs_total", "IPv4") == 1 {
+		all = p.scrape()
+		if value(t, all, "write_proofs_total", "IPv4") == 1 {
 			break
 		}
 		if time.Now().After(limit) {

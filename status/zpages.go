@@ -137,7 +137,8 @@ func accepted(part, kind string) (version string, q float64, ok bool) {
 	}
 	q = 1
 	if text, given := params["q"]; given {
-		if q, err = strconv.ParseFloat(text, 64); err != nil {
+		q, err = strconv.ParseFloat(text, 64)
+		if err != nil {
 			return "", 0, false
 		}
 	}

@@ -95,11 +95,13 @@ func (q *question) row(row *lb.Frontend) {
 		q.say("This node answers the health checks of load balancers there; endpoints on it: %d.", row.LocalEndpoints)
 		return
 	}
-	if row = q.served(row); row == nil {
+	row = q.served(row)
+	if row == nil {
 		q.Verdict = Pass
 		return
 	}
-	if q.SourceRanges = row.Sources; len(row.Sources) > 0 && !q.sources(row) {
+	q.SourceRanges = row.Sources
+	if len(row.Sources) > 0 && !q.sources(row) {
 		q.Verdict = Drop
 		return
 	}
@@ -279,7 +281,8 @@ func (q *question) take(row *lb.Frontend, r lb.Route) {
 		return
 	case lb.Balance:
 	default:
-		if q.Verdict = Drop; q.how.Served != nil {
+		q.Verdict = Drop
+		if q.how.Served != nil {
 			q.say("There is no such endpoint, so the packet is dropped.")
 			return
 		}

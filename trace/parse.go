@@ -84,7 +84,8 @@ func parseSource(s string) (Source, error) {
 	}
 	n := uint16(0)
 	if port != "" {
-		if n, err = parsePort(port); err != nil {
+		n, err = parsePort(port)
+		if err != nil {
 			return Source{}, err
 		}
 	}
@@ -111,7 +112,8 @@ func parseTarget(s string) (Target, error) {
 	case host == "nodeport":
 		t.NodePort = true
 	default:
-		if t.Service, err = serviceName(host); err != nil && addrErr != errNoAddress {
+		t.Service, err = serviceName(host)
+		if err != nil && addrErr != errNoAddress {
 			return t, addrErr
 		} else if err != nil {
 			return t, err
@@ -244,7 +246,8 @@ func serviceName(s string) (string, error) {
 	if !qualified {
 		name, ns, qualified = strings.Cut(s, ".")
 		domain, more := "", false
-		if ns, domain, more = strings.Cut(ns, "."); more && domain != "svc" && !strings.HasPrefix(domain, "svc.") {
+		ns, domain, more = strings.Cut(ns, ".")
+		if more && domain != "svc" && !strings.HasPrefix(domain, "svc.") {
 			return "", errNoName
 		}
 	}

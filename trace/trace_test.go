@@ -112,7 +112,8 @@ func TestParseAndFind(t *testing.T) {
 		if err == nil {
 			var at netip.AddrPort
 			var proto lb.Proto
-			if at, proto, err = to.Find(tab, netip.MustParseAddr("172.18.0.2")); err == nil {
+			at, proto, err = to.Find(tab, netip.MustParseAddr("172.18.0.2"))
+			if err == nil {
 				got = fmt.Sprintf("%s/%s", at, strings.TrimSuffix(strings.TrimPrefix(proto.String(), "Proto("), ")"))
 			}
 		}

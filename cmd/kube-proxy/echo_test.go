@@ -176,11 +176,13 @@ func (n *nodeLab) askUDP(host string, to netip.AddrPort, what []byte, tries int)
 	buf := make([]byte, 64<<10)
 	for range tries {
 		c.SetDeadline(time.Now().Add(2 * time.Second))
-		if _, err = c.Write(what); err != nil {
+		_, err = c.Write(what)
+		if err != nil {
 			continue
 		}
 		var k int
-		if k, err = c.Read(buf); err == nil {
+		k, err = c.Read(buf)
+		if err == nil {
 			if !bytes.Equal(buf[:k], what) {
 				return errGarbled
 			}

@@ -78,7 +78,8 @@ func (p *proxy) serviceOf(key lb.Key) (name cluster.Name, ok bool) {
 			if row == nil {
 				row = t.Get(lb.Key{Port: key.Port, Proto: key.Proto})
 			}
-			if ok = row != nil; ok {
+			ok = row != nil
+			if ok {
 				owner := lb.OwnerOf(row.Service)
 				name.Namespace = lb.NamespaceOf(row.Service)
 				name.Name = owner[len(name.Namespace)+1:]

@@ -80,7 +80,8 @@ func (p *proxy) newFamily(fam lb.Family) (*family, error) {
 	f.budget = wiring.Budget(p.choice.Mode, asked, func() policy.Settings { return p.settings(fam) })
 	p.notice(f, labelled)
 	var observers []engine.Observer
-	if f.flows, err = p.newFlows(fam, plane); err != nil {
+	f.flows, err = p.newFlows(fam, plane)
+	if err != nil {
 		labelled.Warn("Cannot clean up stale UDP flows", "err", err)
 	} else if f.flows != nil {
 		observers = append(observers, f.flows)
@@ -222,7 +223,8 @@ func (f *firsts) add(fam lb.Family) {
 	if len(f.want) == 0 {
 		return
 	}
-	if delete(f.want, fam); len(f.want) == 0 {
+	delete(f.want, fam)
+	if len(f.want) == 0 {
 		close(f.all)
 	}
 }

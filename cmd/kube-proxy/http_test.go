@@ -58,7 +58,8 @@ func (n *namespace) until(url, want string, is func(answer) bool) (a answer) {
 	n.t.Helper()
 	until(n.t, func() string {
 		var err error
-		if a, err = n.ask(http.MethodGet, url, ""); err != nil || !is(a) {
+		a, err = n.ask(http.MethodGet, url, "")
+		if err != nil || !is(a) {
 			return fmt.Sprintf("GET %s: %d %s, %v: want %s", url, a.code, a.body, err, want)
 		}
 		return ""
@@ -78,7 +79,8 @@ func (n *namespace) refused(addr string) {
 	until(n.t, func() string {
 		var conn net.Conn
 		var err error
-		if n.Do(func() { conn, err = net.Dial("tcp", addr) }); err != nil {
+		n.Do(func() { conn, err = net.Dial("tcp", addr) })
+		if err != nil {
 			return ""
 		}
 		conn.Close()

@@ -141,7 +141,8 @@ func (n *namespace) proxyOf(cfg *config.Config, log *slog.Logger) *proxy {
 	var err error
 	n.Do(func() {
 		p.writer = newWriterLock(log)
-		if err = p.choose(n.t.Context(), lb.IPv4); err == nil {
+		err = p.choose(n.t.Context(), lb.IPv4)
+		if err == nil {
 			p.newMetrics()
 			err = p.newFamilies([]lb.Family{lb.IPv4, lb.IPv6})
 			p.newServers()

@@ -39,7 +39,8 @@ func TestMigratingPage(t *testing.T) {
 	commands := 0
 	for _, block := range regexp.MustCompile("(?ms)^ *```sh\n(.*?)^ *```").FindAllStringSubmatch(string(page), -1) {
 		for line := range strings.Lines(block[1]) {
-			if line = strings.TrimSpace(line); line == "" {
+			line = strings.TrimSpace(line)
+			if line == "" {
 				continue
 			}
 			commands++

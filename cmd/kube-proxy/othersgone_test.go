@@ -42,7 +42,8 @@ func TestOthersGone(t *testing.T) {
 				defer end()
 				n := 0
 				remove := func(context.Context, mode.Removal) (mode.Report, error) {
-					if n++; c.ends && n == len(c.attempts) {
+					n++
+					if c.ends && n == len(c.attempts) {
 						end()
 					}
 					return mode.Report{}, c.attempts[n-1]

@@ -67,7 +67,8 @@ func (k *kernelAddrs) spares(ctx context.Context, index int32) bool {
 	if err != nil || name == "" {
 		return false
 	}
-	if is = slices.Contains(k.devices, name); is {
+	is = slices.Contains(k.devices, name)
+	if is {
 		k.spared[index] = true // the index of another interface may pass to one of them
 	}
 	return is

@@ -180,7 +180,8 @@ const failuresMoment = 100 * time.Millisecond
 func (f *failures) add(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.errs = append(f.errs, err); len(f.errs) == 1 {
+	f.errs = append(f.errs, err)
+	if len(f.errs) == 1 {
 		time.AfterFunc(failuresMoment, func() { f.end(err) })
 	}
 }

@@ -249,7 +249,8 @@ func localAddrs(but string) ([]netip.Addr, error) {
 	}
 	var spared []net.Addr
 	if device, err := net.InterfaceByName(but); but != "" && err == nil {
-		if spared, err = device.Addrs(); err != nil {
+		spared, err = device.Addrs()
+		if err != nil {
 			return nil, fmt.Errorf("list the addresses of %s: %w", but, err)
 		}
 	}

@@ -87,7 +87,8 @@ func (p *proxy) openSnapshot(ctx context.Context) {
 func (p *proxy) restore(ctx context.Context) {
 	s := &p.snapshots
 	found := s.found
-	if s.found = nil; found == nil {
+	s.found = nil
+	if found == nil {
 		return
 	}
 	if s.boot != "" && found.Boot == s.boot && p.choice.Mode.DrainTimeout == nil {

@@ -64,7 +64,8 @@ func TestUserspaceSoak(t *testing.T) {
 		b := backends[1+rnd.IntN(len(backends)-1)] // the first one never dies, and is always an endpoint
 		switch rnd.IntN(4) {
 		case 0, 1:
-			if dead[b] = !dead[b]; dead[b] {
+			dead[b] = !dead[b]
+			if dead[b] {
 				began := time.Now()
 				b.die()
 				deaths = append(deaths, failure{began: began, ended: time.Now()})
@@ -75,7 +76,8 @@ func TestUserspaceSoak(t *testing.T) {
 			some := slices.DeleteFunc(slices.Clone(backends[1:]), func(*echo) bool { return rnd.IntN(2) == 0 })
 			apply("web", labIP, 30080, append(some, backends[0])...)
 		case 3:
-			if noise = !noise; noise {
+			noise = !noise
+			if noise {
 				apply("noise", "10.96.0.11", 30081, backends[:2]...)
 			} else {
 				n.remove("noise")

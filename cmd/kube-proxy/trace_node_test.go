@@ -445,7 +445,8 @@ func (n *nodeLab) fault(t *testing.T, f nodeFault, mode string) {
 	var a inspect.TraceAnswer
 	var text func() string
 	until(t, func() string { // in emulation the time limit of the answer may pass
-		if a, text = n.traced(t, f); a.Rest == nil {
+		a, text = n.traced(t, f)
+		if a.Rest == nil {
 			return "no answer of the node: " + strings.Join(a.Notes, "; ")
 		}
 		return ""

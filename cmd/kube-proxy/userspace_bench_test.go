@@ -111,8 +111,10 @@ func (n *nodeLab) threads(b *testing.B, host string, port uint16, serve func(fd 
 	var l int
 	n.On(host, func() {
 		var err error
-		if l, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err == nil {
-			if err = unix.Bind(l, &unix.SockaddrInet4{Port: int(port)}); err == nil {
+		l, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err == nil {
+			err = unix.Bind(l, &unix.SockaddrInet4{Port: int(port)})
+			if err == nil {
 				err = unix.Listen(l, 4096)
 			}
 		}
@@ -157,7 +159,8 @@ func swallow(fd int) {
 		if err != nil || k == 0 {
 			break
 		}
-		if sum += uint64(k); k == 1 && sum == 1 && buf[0] == 'x' { // a client that only checks for a listener
+		sum += uint64(k)
+		if k == 1 && sum == 1 && buf[0] == 'x' { // a client that only checks for a listener
 			_, _ = unix.Write(fd, buf[:1])
 		}
 	}
@@ -248,7 +251,8 @@ func shortConnection(to netip.AddrPort) error {
 		case k == 0:
 			return fmt.Errorf("read: %w", io.ErrUnexpectedEOF)
 		}
-		if got += k; buf[got-1] == 'x' {
+		got += k
+		if buf[got-1] == 'x' {
 			return nil
 		}
 	}
@@ -404,7 +408,8 @@ func benchUDPMemory(b *testing.B) {
 		var open float64
 		until(b, func() string { // lost datagrams are sent again
 			do(b, n.strangers(to, 100, sessions-100))
-			if open = p.metric("kubeproxy_userspace_udp_sessions"); open < 0.98*float64(sessions) {
+			open = p.metric("kubeproxy_userspace_udp_sessions")
+			if open < 0.98*float64(sessions) {
 				return fmt.Sprintf("%v sessions are open", open)
 			}
 			return ""

@@ -301,7 +301,8 @@ func (n *windowsNode) echo(tcp, udp string) {
 	var c net.PacketConn
 	var err error
 	n.Do(func() {
-		if l, err = net.Listen("tcp", tcp); err == nil {
+		l, err = net.Listen("tcp", tcp)
+		if err == nil {
 			c, err = net.ListenPacket("udp", udp)
 		}
 	})

@@ -40,7 +40,8 @@ func countList(list string) (int, error) {
 		}
 		b := a
 		if isRange {
-			if b, err = strconv.ParseUint(last, 10, 16); err != nil || b < a {
+			b, err = strconv.ParseUint(last, 10, 16)
+			if err != nil || b < a {
 				return 0, fmt.Errorf("%.80q: want a list such as 0-3,8", list)
 			}
 		}

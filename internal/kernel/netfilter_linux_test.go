@@ -125,7 +125,8 @@ func openThere(t testing.TB) (n *Netfilter) {
 	t.Helper()
 	inNamespace(t, func() {
 		var err error
-		if n, err = OpenNetfilter(); err != nil {
+		n, err = OpenNetfilter()
+		if err != nil {
 			t.Error(err)
 		}
 	})

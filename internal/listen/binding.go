@@ -95,7 +95,8 @@ func (b *Binding) Rebind(ctx context.Context, want []Address) error {
 	err := b.openAt(ctx, add)
 	if err != nil && len(first) > 0 && !errors.Is(err, syscall.EADDRNOTAVAIL) { // else not caused by our listeners
 		b.closeAt(first)
-		if err = b.openAt(ctx, add); err != nil {
+		err = b.openAt(ctx, add)
+		if err != nil {
 			// A closed conflicting listener is opened again; if that fails too, the first error is
 			// reported.
 			_ = b.openAt(ctx, first)

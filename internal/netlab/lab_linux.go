@@ -85,7 +85,8 @@ func (l *Lab) build() error {
 	}
 	if l.opts.Cgroup {
 		var err error
-		if l.cgroup, err = newCgroup(); err != nil {
+		l.cgroup, err = newCgroup()
+		if err != nil {
 			return err
 		}
 	}
@@ -128,7 +129,8 @@ func shareNames() error {
 	share := func() error { return unix.Mount("", runNetns, "none", unix.MS_SHARED|unix.MS_REC, "") }
 	err := share()
 	if err == unix.EINVAL { // it is no mount yet
-		if err = unix.Mount(runNetns, runNetns, "none", unix.MS_BIND|unix.MS_REC, ""); err == nil {
+		err = unix.Mount(runNetns, runNetns, "none", unix.MS_BIND|unix.MS_REC, "")
+		if err == nil {
 			err = share()
 		}
 	}

@@ -17,7 +17,8 @@ func Isolated(more uintptr, fn func() error) error {
 	thread.Own(func() {
 		// Threads share the root and the working directory; with a shared one the kernel gives no
 		// mount namespace.
-		if err = unix.Unshare(int(more) | unix.CLONE_NEWNET | unix.CLONE_FS); err != nil {
+		err = unix.Unshare(int(more) | unix.CLONE_NEWNET | unix.CLONE_FS)
+		if err != nil {
 			err = fmt.Errorf("netlab: make namespaces (root is needed): %w", err)
 			return
 		}

@@ -194,7 +194,8 @@ func wait(f *os.File, write bool, step func(fd int) error) error {
 	var result error
 	err = poll(func(fd uintptr) bool {
 		for {
-			if result = step(int(fd)); result != unix.EINTR {
+			result = step(int(fd))
+			if result != unix.EINTR {
 				return result != unix.EAGAIN
 			}
 		}

@@ -87,7 +87,8 @@ func TestTrafficRests(t *testing.T) {
 			stop, began := make(chan struct{}), time.Now()
 			var count atomic.Int64
 			s.loop(stop, &count, func(n int) error {
-				if time.Sleep(took); n == 9 {
+				time.Sleep(took)
+				if n == 9 {
 					close(stop)
 				}
 				return nil

@@ -369,7 +369,8 @@ func (l *Lab) waitReady() error {
 func (l *Lab) waitEcho(host string, to netip.Addr) error {
 	var err error
 	for timeout := 5 * time.Millisecond; timeout < 10*time.Second; timeout *= 2 {
-		if err = l.Ping(host, to, timeout); err == nil || !isAnswer(err) {
+		err = l.Ping(host, to, timeout)
+		if err == nil || !isAnswer(err) {
 			return err
 		}
 	}

@@ -97,7 +97,8 @@ type Failures struct {
 
 // Add records a failed operation.
 func (f *Failures) Add(i int, err error) {
-	if f.number++; f.first == nil {
+	f.number++
+	if f.first == nil {
 		f.first = err
 	}
 	if f.Failed != nil {

@@ -155,7 +155,8 @@ func (c *Conn) ready() error {
 	if c.namespace != threadNamespace() {
 		var err error
 		failed := c.raw.Control(func(fd uintptr) { namespace, err = unix.IoctlRetInt(int(fd), unix.SIOCGSKNS) })
-		if err = errors.Join(failed, err); err != nil {
+		err = errors.Join(failed, err)
+		if err != nil {
 			return fmt.Errorf("find the network namespace of a %s netlink socket, to open another there: %w", c.name(),
 				err)
 		}

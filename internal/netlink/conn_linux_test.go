@@ -190,7 +190,8 @@ func TestReadAtOnce(t *testing.T) {
 		receive := c.receiving
 		c.receiving = func(fd uintptr) bool { calls++; return receive(fd) }
 		if err := c.Each(t.Context(), messages, func(_ int, err error) {
-			if outcomes++; err != nil {
+			outcomes++
+			if err != nil {
 				t.Error(err)
 			}
 		}); err != nil || outcomes != 10 {
@@ -403,7 +404,8 @@ func TestListen(t *testing.T) {
 	var c, writer *Conn
 	var err error
 	n.Do(func() {
-		if c, err = Open(Config{Protocol: unix.NETLINK_NETFILTER}); err == nil {
+		c, err = Open(Config{Protocol: unix.NETLINK_NETFILTER})
+		if err == nil {
 			writer, err = Open(Config{Protocol: unix.NETLINK_NETFILTER})
 		}
 	})

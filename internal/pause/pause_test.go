@@ -15,7 +15,8 @@ func TestFor(t *testing.T) {
 		}
 		ctx, end := context.WithTimeout(t.Context(), time.Second)
 		defer end()
-		if began = time.Now(); For(ctx, time.Hour) || time.Since(began) != time.Second {
+		began = time.Now()
+		if For(ctx, time.Hour) || time.Since(began) != time.Second {
 			t.Errorf("ended after a second, it took %v", time.Since(began))
 		}
 	})

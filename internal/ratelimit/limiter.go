@@ -92,7 +92,8 @@ func (s *share) take(now time.Time) bool {
 	if whole.Before(now) {
 		whole = now
 	}
-	if whole = whole.Add(Gap); whole.Sub(now) > Burst*Gap {
+	whole = whole.Add(Gap)
+	if whole.Sub(now) > Burst*Gap {
 		return false
 	}
 	s.whole = whole

@@ -64,7 +64,8 @@ func TestNilLog(t *testing.T) {
 	if n := testing.AllocsPerRun(10, func() { Put(nil, m, 1, 1); Value(nil, &v); Delete(nil, m, 1) }); n > 0 {
 		t.Errorf("%v allocations", n)
 	}
-	if Put(nil, m, 1, 1); m[1] != 1 {
+	Put(nil, m, 1, 1)
+	if m[1] != 1 {
 		t.Error("nothing was put")
 	}
 }

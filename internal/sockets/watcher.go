@@ -159,7 +159,8 @@ func (o *Observer) Applied(changes []lb.Change) {
 			rows = map[port]string{}
 			o.w.addrs[c.Key.Addr] = rows
 		}
-		if o.w.note(rows, c, lb.ExternalIP, lb.LoadBalancer); len(rows) == 0 {
+		o.w.note(rows, c, lb.ExternalIP, lb.LoadBalancer)
+		if len(rows) == 0 {
 			delete(o.w.addrs, c.Key.Addr)
 		}
 	}
@@ -214,7 +215,8 @@ func (w *Watcher) Run(ctx context.Context) {
 		}
 		start := time.Now()
 		w.look(ctx, all)
-		if confirm = nil; len(w.suspects) > 0 {
+		confirm = nil
+		if len(w.suspects) > 0 {
 			confirm = time.After(confirmAfter)
 		}
 		select { // endless changes cost a tenth of a CPU at most

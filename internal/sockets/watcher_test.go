@@ -119,7 +119,8 @@ func bubble(t *testing.T, f func(*rig)) {
 				if c.Listener.IsValid() {
 					line += c.Listener.String()
 				}
-				if line += c.NodePort; c.More > 0 {
+				line += c.NodePort
+				if c.More > 0 {
 					line += fmt.Sprint(" and ", c.More)
 				}
 				r.reported = append(r.reported, line)

@@ -49,7 +49,8 @@ type differ struct {
 
 func (d *differ) all(jumps []Jump, want iter.Seq[Wanted]) (err error) {
 	for t := range d.names {
-		if d.names[t], err = d.holds.Names(Table(t)); err != nil {
+		d.names[t], err = d.holds.Names(Table(t))
+		if err != nil {
 			return err
 		}
 	}

@@ -205,7 +205,8 @@ func (d *Dispatcher) branches(lo, hi, most int) (all []branch) {
 	for i := lo; i < hi; {
 		b := branch{path: d.entries[i].Path[:common+1], lo: i}
 		b.hi = i + d.count(i, hi, b.path)
-		if i = b.hi; b.hi-b.lo > most {
+		i = b.hi
+		if b.hi-b.lo > most {
 			all = append(all, d.branches(b.lo, b.hi, most)...)
 		} else {
 			all = append(all, b)

@@ -71,7 +71,8 @@ type Saved map[string]map[string]*ChainState
 func (t *Tool) Saved(ctx context.Context, most int) (Saved, error) {
 	all, n := Saved{}, 0
 	err := t.Lines(ctx, func(line SavedLine) {
-		if n++; n > most {
+		n++
+		if n > most {
 			return
 		}
 		if all[line.Table] == nil {

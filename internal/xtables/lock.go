@@ -28,7 +28,8 @@ func lockXtables(ctx context.Context) (unlock func(), err error) {
 		return nil, fmt.Errorf("take the lock of iptables: %w", err)
 	}
 	for deadline := time.Now().Add(lockWait); ; {
-		if err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
 			return func() { f.Close() }, nil
 		}
 		if time.Now().After(deadline) {

@@ -130,14 +130,16 @@ func (k *Manager) Held(ctx context.Context) (jumps, rules []ChainRule, err error
 	}
 	at := fingerprint{}
 	if h.changes != nil {
-		if at, err = h.changes.now(); err != nil {
+		at, err = h.changes.now()
+		if err != nil {
 			at = fingerprint{}
 		}
 	}
 	if at != (fingerprint{}) && at == h.at {
 		return h.jumps, h.rules, nil
 	}
-	if jumps, rules, err = k.listHeld(ctx); err != nil {
+	jumps, rules, err = k.listHeld(ctx)
+	if err != nil {
 		return nil, nil, err
 	}
 	h.at, h.jumps, h.rules = at, jumps, rules
@@ -254,7 +256,8 @@ func (k *Manager) repair(ctx context.Context, have *Snapshot) (n int, err error)
 	}
 	leads := map[Jump]bool{}
 	for _, j := range slices.Backward(k.layout.jumps()) { // each is inserted at the front
-		if leads[j.Bare()] = true; !k.HasJump(j, have) {
+		leads[j.Bare()] = true
+		if !k.HasJump(j, have) {
 			n++
 			s := b.Only(j.From.Table)
 			s.Insert = append(s.Insert, j)

@@ -71,7 +71,8 @@ func Remove(ctx context.Context, cfg RemoveConfig) (Removed, error) {
 func (t *Tool) remove(ctx context.Context, cfg RemoveConfig) (done Removed, err error) {
 	for range 3 {
 		found := newLeftovers(cfg)
-		if err = t.Lines(ctx, found.Read); err == nil {
+		err = t.Lines(ctx, found.Read)
+		if err == nil {
 			err = t.take(ctx, found, &done)
 		}
 		if err == nil {

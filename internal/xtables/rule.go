@@ -72,7 +72,8 @@ func MatchedKey(rule string, each func(option, value string)) (k lb.Key, ok bool
 			return k, false
 		case "-d":
 			var p netip.Prefix
-			if p, err = netip.ParsePrefix(value); err == nil && p.IsSingleIP() {
+			p, err = netip.ParsePrefix(value)
+			if err == nil && p.IsSingleIP() {
 				k.Addr = p.Addr()
 			}
 		case "-p":

@@ -100,7 +100,8 @@ func (s System) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.
 	}
 	io.Copy(io.Discard, stdout) // so that the program can end
 	writeErr := <-wrote
-	if err = cmd.Wait(); errors.Is(err, exec.ErrWaitDelay) && ctx.Err() == nil {
+	err = cmd.Wait()
+	if errors.Is(err, exec.ErrWaitDelay) && ctx.Err() == nil {
 		err = nil // it succeeded and its output is read; only another process holds its stderr open
 	}
 	switch {

@@ -31,7 +31,8 @@ func Sweep(ctx context.Context, empty, drop []ChainID, most int, restore func(*B
 	slices.SortFunc(drop, func(a, b ChainID) int { return cmp.Compare(b.Table, a.Table) })
 	for part := range slices.Chunk(drop, most) {
 		some, err := deleteChains(ctx, part, restore)
-		if stuck = append(stuck, some...); err != nil {
+		stuck = append(stuck, some...)
+		if err != nil {
 			return stuck, err
 		}
 	}

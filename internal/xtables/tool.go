@@ -46,7 +46,8 @@ func parseVersion(s string) (v Version, b Backend, err error) {
 		return v, b, fmt.Errorf("iptables --version printed %q: want a version such as iptables v1.8.9 (nf_tables)", s)
 	}
 	for i, part := range strings.SplitN(fields[1][1:], ".", 3) {
-		if v[i], err = strconv.Atoi(part); err != nil {
+		v[i], err = strconv.Atoi(part)
+		if err != nil {
 			return v, b, fmt.Errorf("iptables --version printed %q: %w", s, err)
 		}
 	}
@@ -128,7 +129,8 @@ func probe(run Runner, f lb.Family, program string) (*Tool, error) {
 		return nil, err
 	}
 	t := &Tool{Family: f, Run: run, Program: program}
-	if t.Version, t.Backend, err = parseVersion(string(out)); err != nil {
+	t.Version, t.Backend, err = parseVersion(string(out))
+	if err != nil {
 		return nil, err
 	}
 	t.Needs = Needed[t.Backend]
@@ -148,7 +150,8 @@ func UsableTool(run Runner, f lb.Family, b Backend) (*Tool, error) {
 	run = cmp.Or[Runner](run, System{})
 	t, err := FindTool(run, f, b)
 	if err == nil {
-		if err = t.Usable(context.Background()); err == nil {
+		err = t.Usable(context.Background())
+		if err == nil {
 			return t, nil
 		}
 	}

@@ -29,7 +29,8 @@ func Run(ctx context.Context, modes mode.List, what mode.Removal) (mode.Report, 
 func Watches(ctx context.Context, what mode.Removal) (r mode.Report, err error) {
 	for _, f := range what.Families {
 		removed, e := removeWatch(ctx, f)
-		if err = errors.Join(err, e); removed {
+		err = errors.Join(err, e)
+		if removed {
 			r.Removed = append(r.Removed, fmt.Sprintf("the nftables table of failover of %s", f))
 		}
 	}

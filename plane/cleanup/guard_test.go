@@ -77,7 +77,8 @@ func trying(t *testing.T) (stop func() (tries, through int)) {
 				return
 			default:
 			}
-			if tries++; reached("10.96.0.10") {
+			tries++
+			if reached("10.96.0.10") {
 				through++
 			}
 		}

@@ -91,11 +91,12 @@ func TestIPVSTakeBack(t *testing.T) {
 		set(lb.Local, slices.DeleteFunc(slices.Clone(backends), func(b lb.Backend) bool {
 			return !b.Local
 		}))
-	if tab.Replace(lb.Owner{Name: "shop/till"},
+	tab.Replace(lb.Owner{Name: "shop/till"},
 		[]*lb.Frontend{{Key: lb.Key{Addr: balancer.Addr(), Port: 80, Proto: lb.TCP}, Service: "shop/till:http",
 			Kind: lb.LoadBalancer,
 			Routes: []lb.Route{{From: lb.Pods, Do: lb.Balance, To: anyone}, {From: lb.Anywhere, Do: lb.Balance,
-				To: local}}}}); tab.Get(lb.Key{Addr: balancer.Addr(), Port: 80, Proto: lb.TCP}) == nil {
+				To: local}}}})
+	if tab.Get(lb.Key{Addr: balancer.Addr(), Port: 80, Proto: lb.TCP}) == nil {
 		t.Fatal("the table does not take the load balancer")
 	}
 	ours := func() {

@@ -73,7 +73,8 @@ func (a *adapter) Networks(ctx context.Context, name string) ([]Network, error) 
 				continue
 			}
 			all[i].ManagementIP = v1[j].ManagementIP
-			if all[i].HostMAC, err = hostMAC(v1[j].ManagementIP); err != nil {
+			all[i].HostMAC, err = hostMAC(v1[j].ManagementIP)
+			if err != nil {
 				return nil, err
 			}
 		}

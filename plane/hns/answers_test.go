@@ -80,7 +80,8 @@ func TestBadAnswersToAChange(t *testing.T) {
 					return // HNS reported a false success; the next test covers that
 				}
 				for range 2 { // an answer may have left doubtful objects
-					if _, err = p.Apply(t.Context(), changes); err == nil {
+					_, err = p.Apply(t.Context(), changes)
+					if err == nil {
 						break
 					}
 				}

@@ -93,7 +93,8 @@ func listed[T any](ctx context.Context, l *limit, call string, f func() ([]T, er
 	}
 	all, err := bounded(ctx, l, may, func() (all []T, err error) {
 		for range 3 { // hcn reads each listed object, and fails if one has gone meanwhile
-			if all, err = f(); err == nil || refusal(call, "", err).Kind != ErrNotFound {
+			all, err = f()
+			if err == nil || refusal(call, "", err).Kind != ErrNotFound {
 				break
 			}
 		}

@@ -48,7 +48,8 @@ func TestListWhileObjectsGo(t *testing.T) {
 	}{{0, gone, true}, {2, gone, true}, {3, gone, false}, {1, errors.New("(0x5)"), false}} {
 		calls := 0
 		all, err := listed(t.Context(), newLimit(1), "list endpoints", func() ([]int, error) {
-			if calls++; calls <= c.failures {
+			calls++
+			if calls <= c.failures {
 				return nil, c.err
 			}
 			return []int{1}, nil
@@ -66,7 +67,8 @@ func TestAbout(t *testing.T) {
 	if got := l.about(); got != "10.96.0.10:80/tcp" {
 		t.Errorf("got %q", got)
 	}
-	if l.PortMappings = nil; l.about() != "A0" {
+	l.PortMappings = nil
+	if l.about() != "A0" {
 		t.Errorf("got %q", l.about())
 	}
 }

@@ -88,7 +88,8 @@ func parse(n Network) (network, error) {
 	var errs []error
 	if n.ManagementIP != "" {
 		var err error
-		if net.management, err = netip.ParseAddr(n.ManagementIP); err != nil {
+		net.management, err = netip.ParseAddr(n.ManagementIP)
+		if err != nil {
 			errs = append(errs, fmt.Errorf("ManagementIP: %w", err))
 		}
 	}
@@ -122,7 +123,8 @@ func remoteOf(settings json.RawMessage) (r remote, err error) {
 	if err := json.Unmarshal(settings, &s); err != nil {
 		return r, err
 	}
-	if r.pods, err = netip.ParsePrefix(s.DestinationPrefix); err != nil {
+	r.pods, err = netip.ParsePrefix(s.DestinationPrefix)
+	if err != nil {
 		return r, err
 	}
 	r.pods = r.pods.Masked()

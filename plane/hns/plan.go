@@ -79,7 +79,8 @@ func (f *facts) planned(row *lb.Frontend) (p plan) {
 		p.flags |= FlagDSR
 	}
 	if row.Affinity > 0 {
-		if p.distribution = PerClient; !f.features.SessionAffinity {
+		p.distribution = PerClient
+		if !f.features.SessionAffinity {
 			p.distribution = PerConnection
 			p.lack(lackAffinity)
 		}
@@ -219,12 +220,14 @@ func shapeOf(l LoadBalancer) (s shape, ok bool) {
 	}
 	var err error
 	if len(l.FrontendVIPs) == 1 {
-		if s.vip, err = netip.ParseAddr(l.FrontendVIPs[0]); err != nil {
+		s.vip, err = netip.ParseAddr(l.FrontendVIPs[0])
+		if err != nil {
 			return s, false
 		}
 	}
 	if l.SourceVIP != "" {
-		if s.source, err = netip.ParseAddr(l.SourceVIP); err != nil {
+		s.source, err = netip.ParseAddr(l.SourceVIP)
+		if err != nil {
 			return s, false
 		}
 	}

@@ -109,7 +109,8 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.Apply
 	for _, c := range changes {
 		w.note(p.st.rows[c.Key], c.New, services)
 		err := w.row(ctx, c.Key, c.New)
-		if delete(p.st.failed, c.Key); err != nil {
+		delete(p.st.failed, c.Key)
+		if err != nil {
 			p.st.failed[c.Key] = true
 		}
 		errs = append(errs, err)

@@ -36,7 +36,8 @@ func (p *Plane) read(ctx context.Context, node lb.Node) (pic picture, err error)
 	}
 	pic.facts = p.cfg.facts(node)
 	pic.refused = PortMappingFlags(p.refused.Load())
-	if pic.features, err = p.hns.Features(ctx); err != nil {
+	pic.features, err = p.hns.Features(ctx)
+	if err != nil {
 		return pic, err
 	}
 	pic.features.ModifyLoadbalancer = pic.features.ModifyLoadbalancer && !p.unmodifiable.Load()
@@ -44,13 +45,16 @@ func (p *Plane) read(ctx context.Context, node lb.Node) (pic picture, err error)
 	if err != nil {
 		return pic, err
 	}
-	if pic.network, err = pick(p.cfg.Network, all); err != nil {
+	pic.network, err = pick(p.cfg.Network, all)
+	if err != nil {
 		return pic, fmt.Errorf("%w: %w", err, errNoNetwork)
 	}
-	if pic.endpoints, err = p.hns.Endpoints(ctx, pic.id); err != nil {
+	pic.endpoints, err = p.hns.Endpoints(ctx, pic.id)
+	if err != nil {
 		return pic, err
 	}
-	if pic.balancers, err = p.hns.LoadBalancers(ctx); err != nil {
+	pic.balancers, err = p.hns.LoadBalancers(ctx)
+	if err != nil {
 		return pic, err
 	}
 	if p.cfg.ForwardHealthCheckVIP {

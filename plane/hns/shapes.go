@@ -20,7 +20,8 @@ var documentation = map[lb.Family][4]string{
 func Shapes(cfg Config, n Network, has Features, accepted PortMappingFlags) (all []LoadBalancer, err error) {
 	f := cfg.facts(lb.Node{})
 	f.features, f.refused, f.root = has, optional&^accepted, "root"
-	if f.network, err = parse(n); err != nil {
+	f.network, err = parse(n)
+	if err != nil {
 		return nil, err
 	}
 	var at [4]netip.Addr

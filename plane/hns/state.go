@@ -106,7 +106,8 @@ func (s *state) learn(a netip.Addr, id string, ours bool) (other bool) {
 		s.made--
 	}
 	is.id, is.ours, is.doubt = id, ours, false
-	if s.idle(a, is); is.refs == 0 && !ours {
+	s.idle(a, is)
+	if is.refs == 0 && !ours {
 		s.endpoints[a] = is // a load balancer is about to use it
 	}
 	return other

@@ -46,7 +46,8 @@ func (n *windowsNode) follow(t *testing.T, p testPlane, table *lb.Table, w plane
 				ToNode: packet.Here})
 			verdict := trace.Pass
 			if want.LoadBalancer != "" {
-				if verdict = trace.Drop; len(want.Backends) > 0 {
+				verdict = trace.Drop
+				if len(want.Backends) > 0 {
 					verdict = trace.Balance
 					balanced++
 				}

@@ -268,7 +268,8 @@ func TestHangs(t *testing.T) {
 				}
 				calls := 0
 				s.FailWith(func(hnsfake.Call) *hnsfake.Fault {
-					if calls++; calls-1 < nth {
+					calls++
+					if calls-1 < nth {
 						return nil
 					}
 					return &hnsfake.Fault{Hangs: true, Done: done}

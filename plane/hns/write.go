@@ -172,7 +172,8 @@ func (w *writer) create(ctx context.Context, key lb.Key, want *plan, addrs []net
 	}
 	shown, _ := shapeOf(made)
 	is := &balancer{shape: s, shown: shown, id: made.ID, endpoints: addrs}
-	if w.st.balancers[key] = is; want.atVIP && w.st.endpoints[key.Addr] != nil {
+	w.st.balancers[key] = is
+	if want.atVIP && w.st.endpoints[key.Addr] != nil {
 		is.atVIP = true
 		w.st.acquire([]netip.Addr{key.Addr})
 	}
@@ -234,7 +235,8 @@ func (w *writer) remove(ctx context.Context, key lb.Key, is *balancer) error {
 func (w *writer) delete(ctx context.Context, id string, f func(context.Context, string) error) (err error) {
 	for range 3 {
 		w.calls++
-		if err = f(ctx, id); !errors.Is(err, ErrFailed) || ctx.Err() != nil {
+		err = f(ctx, id)
+		if !errors.Is(err, ErrFailed) || ctx.Err() != nil {
 			break
 		}
 	}
@@ -326,7 +328,8 @@ func (w *writer) find(ctx context.Context, a netip.Addr) (bool, error) {
 	all = slices.DeleteFunc(all, notAt)
 	w.filters = w.filters || len(all) > 0 && len(all) == asked
 	if len(all) == 0 && !w.filters {
-		if err = nil; w.listed == nil {
+		err = nil
+		if w.listed == nil {
 			w.listed, err = w.hns.Endpoints(ctx, w.st.id)
 		}
 		all = slices.DeleteFunc(slices.Clone(w.listed), notAt)
@@ -381,7 +384,8 @@ func (w *writer) sweep(ctx context.Context) (deleted int, err error) {
 	for _, a := range slices.SortedFunc(maps.Keys(w.st.unused), netip.Addr.Compare) {
 		e := w.st.endpoints[a]
 		err := w.delete(ctx, e.id, w.hns.DeleteEndpoint)
-		if delete(w.st.unused, a); err == nil || errors.Is(err, ErrNotFound) {
+		delete(w.st.unused, a)
+		if err == nil || errors.Is(err, ErrNotFound) {
 			w.st.forget(a)
 			deleted++
 			continue
@@ -419,7 +423,8 @@ func (w *writer) forward(ctx context.Context, services map[string]bool) error {
 			}
 			errs = append(errs, err)
 		}
-		if c.keys = want; len(c.rows) == 0 {
+		c.keys = want
+		if len(c.rows) == 0 {
 			delete(w.st.checks, name)
 		}
 	}
@@ -443,7 +448,8 @@ func (w *writer) note(was, is *lb.Frontend, services map[string]bool) {
 			w.st.checks[name] = c
 		}
 		services[name] = true
-		if delete(c.rows, row.Key); i == 1 {
+		delete(c.rows, row.Key)
+		if i == 1 {
 			c.rows[row.Key] = row.Kind
 		}
 	}

@@ -17,7 +17,8 @@ func (p *Plane) Counters() (c xtables.Counters, ok bool, err error) {
 	if nf == nil {
 		return c, false, nil
 	}
-	if c.InvalidDropped, err = xtables.Packets(nf, xtables.InvalidDropped); err == nil {
+	c.InvalidDropped, err = xtables.Packets(nf, xtables.InvalidDropped)
+	if err == nil {
 		c.LocalhostNodePorts, err = xtables.Packets(nf, xtables.LocalhostAccepted)
 	}
 	return c, err == nil, err

@@ -129,7 +129,8 @@ func listenRaw(t *testing.T, lab *netlab.TestLab, who string) func() bool {
 	fd := -1
 	lab.On(who, func() {
 		var err error
-		if fd, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP); err != nil {
+		fd, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+		if err != nil {
 			t.Fatal(err)
 		}
 		limit := unix.NsecToTimeval(int64(500 * time.Millisecond))

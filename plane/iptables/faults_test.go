@@ -234,7 +234,8 @@ func TestLoadEndsBetweenRestores(t *testing.T) {
 	restores := 0
 	hole := &blackHole{fail: func(stdin []byte, _ []string) error {
 		if len(stdin) > 0 {
-			if restores++; restores == 2 {
+			restores++
+			if restores == 2 {
 				cancel()
 			}
 		}
@@ -557,7 +558,8 @@ func TestStaleChainsWhileNothingIsTaken(t *testing.T) {
 		t.Run(version, func(t *testing.T) {
 			held, restores := false, 0
 			hole := &blackHole{version: version, saved: stale.String(), fail: func(stdin []byte, _ []string) error {
-				if held = held || strings.Contains(string(stdin), "\n-X "); len(stdin) == 0 || !held {
+				held = held || strings.Contains(string(stdin), "\n-X ")
+				if len(stdin) == 0 || !held {
 					return nil
 				}
 				restores++

@@ -82,7 +82,8 @@ func auditAll(p *Plane) (repaired int, err error) {
 	p.Doubt()
 	for {
 		n, err := p.Audit(context.Background(), true)
-		if repaired += n; err != nil || p.round == nil {
+		repaired += n
+		if err != nil || p.round == nil {
 			return repaired, err
 		}
 	}

@@ -83,7 +83,8 @@ func (l *loader) load(ctx context.Context, ports []portRows) error {
 		err = l.p.RestoreAll(ctx, declare, batches)
 	} else {
 		for b := range batches {
-			if err = ctx.Err(); err == nil {
+			err = ctx.Err()
+			if err == nil {
 				err = l.p.Restore(ctx, b)
 			}
 			if err != nil {
@@ -233,7 +234,8 @@ func (l *loader) servicePort(ctx context.Context, id portID) error {
 			}
 			at := d.LeafOf(xtables.PathOf(f.Key))
 			name := d.Name(at)
-			if l.left[name]--; l.left[name] == 0 {
+			l.left[name]--
+			if l.left[name] == 0 {
 				l.put(d.Chain(at))
 			}
 		}

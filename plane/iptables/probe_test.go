@@ -112,7 +112,8 @@ func transactions(t *testing.T, p *Plane, ours *selfwrites.Ledger) uint32 {
 	defer nf.Close()
 	all, err := nf.Generation()
 	others, err2 := ours.Others(nf.Generation)
-	if err = errors.Join(err, err2); err != nil {
+	err = errors.Join(err, err2)
+	if err != nil {
 		t.Fatal(err)
 	}
 	return all - others

@@ -316,7 +316,8 @@ func TestRemoveTriesAgain(t *testing.T) {
 			restores := 0
 			r, err := xtables.Remove(t.Context(), xtables.RemoveConfig{Family: lb.IPv4, Backend: xtables.NFT,
 				Runner: &refuser{refuses: func([]byte, []string) error {
-					if restores++; restores > after && restores <= after+fail {
+					restores++
+					if restores > after && restores <= after+fail {
 						return errors.New("line 2 failed")
 					}
 					return nil
@@ -342,7 +343,8 @@ func TestSweepManyStuckChains(t *testing.T) {
 		used := map[string]bool{}
 		for i := range c.chains {
 			id := xtables.NAT.Chain(fmt.Sprintf("%s%04d", xtables.EndpointChain, i))
-			if ids = append(ids, id); i*c.stuck/c.chains != (i+1)*c.stuck/c.chains {
+			ids = append(ids, id)
+			if i*c.stuck/c.chains != (i+1)*c.stuck/c.chains {
 				used[id.Name] = true
 				want = append(want, id.Name)
 			}

@@ -102,7 +102,8 @@ func jumps() []xtables.Jump {
 
 // openLocalnet lets NodePorts answer on 127.0.0.1, and reports whether it changed the setting.
 func (p *Plane) openLocalnet() (wrote bool, err error) {
-	if wrote, err = kernel.SetSysctl(xtables.RouteLocalnet, "1"); err != nil {
+	wrote, err = kernel.SetSysctl(xtables.RouteLocalnet, "1")
+	if err != nil {
 		err = fmt.Errorf("NodePorts on 127.0.0.1 (set --iptables-localhost-nodeports=false to disable them): %w", err)
 	}
 	p.opened = p.opened || wrote

@@ -70,7 +70,8 @@ func (st *state) release(ids []xtables.ChainID, c *change) {
 	for _, id := range ids {
 		l := st.lists[id]
 		rollback.Value(st.Log, &l.users)
-		if l.users--; l.users == 0 {
+		l.users--
+		if l.users == 0 {
 			rollback.Delete(st.Log, st.lists, id)
 			c.drops = append(c.drops, id)
 		}

@@ -52,11 +52,13 @@ func (p *Plane) Audit(ctx context.Context, full bool) (repaired int, err error) 
 		w.errs = left.errs
 		err := w.write(ctx)
 		repaired += w.repaired
-		if err = p.ended("audit", w, err); err != nil {
+		err = p.ended("audit", w, err)
+		if err != nil {
 			return err
 		}
 		n, err := p.cfg.Chains.Audit(ctx, full)
-		if repaired += n; err != nil {
+		repaired += n
+		if err != nil {
 			return err
 		}
 		return p.drainDue(ctx)

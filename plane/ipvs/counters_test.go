@@ -150,7 +150,8 @@ func TestCounters(t *testing.T) {
 		for i, conns := range []uint64{2, 6} {
 			must(t, k.ipvs.SetServiceStats(serviceOf(lb.Key{Addr: w.Addr(10, 1), Port: 80, Proto: lb.TCP}),
 				ipvs.Stats{Conns: conns}))
-			if delete(since, "ns/svc-0:http"); i > 0 {
+			delete(since, "ns/svc-0:http")
+			if i > 0 {
 				since["ns/svc-0:http"] = conns - 2
 			}
 			planetest.WantCounted(t, again, "recreated", since)
@@ -380,8 +381,8 @@ func TestCountersFollow(t *testing.T) {
 			}
 		}
 		before := planetest.Counted(t, p)
-		var more map[string]uint64
-		if more = k.connect(t, f, table, 2, p.l.nodePorts); len(more) == 0 {
+		more := k.connect(t, f, table, 2, p.l.nodePorts)
+		if len(more) == 0 {
 			t.Fatal("no connection arrived")
 		}
 		got := planetest.Counted(t, p)

@@ -65,7 +65,8 @@ func openDevice(family lb.Family) (*device, error) {
 		lengths: map[netip.Addr]int{}, notify: func() {}, own: map[netip.Addr]int{}, quiet: make(chan struct{}, 1),
 		others: map[netip.Addr][]int32{}}
 	var err error
-	if d.conn, d.events, err = route.Open(d.number(), unix.RTNLGRP_LINK); err != nil {
+	d.conn, d.events, err = route.Open(d.number(), unix.RTNLGRP_LINK)
+	if err != nil {
 		return nil, fmt.Errorf("device %s: %w", Device, err)
 	}
 	go func() {
@@ -119,7 +120,8 @@ func (d *device) forgetOwn() {
 
 // settle records that a notification of our own write has arrived, or will not arrive.
 func (d *device) settle(a netip.Addr) {
-	if d.own[a]--; d.own[a] <= 0 {
+	d.own[a]--
+	if d.own[a] <= 0 {
 		delete(d.own, a)
 	}
 	d.quieten()
@@ -262,7 +264,8 @@ func (d *device) Addresses(ctx context.Context) ([]netip.Addr, error) {
 // list reads the addresses of all devices from the kernel, and returns those of this one.
 func (d *device) list(ctx context.Context) (ours []netip.Addr, err error) {
 	all, err := route.Addresses(ctx, d.conn, d.number())
-	if d.listed = err == nil; err != nil {
+	d.listed = err == nil
+	if err != nil {
 		return nil, err
 	}
 	clear(d.lengths)

@@ -36,8 +36,11 @@ func enterForDevice(t testing.TB) {
 	try := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Name: "try"}, LinkType: "dummy"}
 	if err := netlink.LinkAdd(try); errors.Is(err, unix.EOPNOTSUPP) {
 		of(t, "bridge")
-	} else if err = errors.Join(err, netlink.LinkDel(try)); err != nil {
-		t.Fatal(err)
+	} else {
+		err = errors.Join(err, netlink.LinkDel(try))
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
@@ -52,7 +55,8 @@ func newDeviceBench(t testing.TB, family lb.Family) *deviceBench {
 	must(b.t, netlink.LinkAdd(b.other))
 	must(b.t, netlink.LinkSetUp(b.other))
 	var err error
-	if b.device, err = openDevice(family); err != nil {
+	b.device, err = openDevice(family)
+	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { must(b.t, b.Close()) })
@@ -272,7 +276,8 @@ func TestDeviceOthersWrite(t *testing.T) {
 		}
 		failed := 0
 		if err := b.Add(ctx, all[:2], func(_ int, err error) {
-			if failed++; !errors.Is(err, ErrNoDevice) {
+			failed++
+			if !errors.Is(err, ErrNoDevice) {
 				t.Error(err)
 			}
 		}); !errors.Is(err, ErrNoDevice) || failed != 2 {

@@ -29,11 +29,13 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 	d := &differ{view: v, Reporter: mode.NewReporter(ctx, each), Plane: &Plane{cfg: p.cfg, sets: p.sets}}
 	d.cfg.IPVS, d.cfg.Sets, d.cfg.Device = v.IPVS, v.Sets, v.Device
 	for _, part := range []func(context.Context, *lb.Table) error{d.chains, d.kinds, d.objects} {
-		if err = part(ctx, want); err != nil || d.Err() != nil {
+		err = part(ctx, want)
+		if err != nil || d.Err() != nil {
 			break
 		}
 	}
-	if err = d.Done(err); err != nil {
+	err = d.Done(err)
+	if err != nil {
 		return fmt.Errorf("ipvs: compare: %w", err)
 	}
 	return nil

@@ -93,7 +93,8 @@ func (p *Plane) drainDue(ctx context.Context) error {
 			ops = append(ops, s.op(ipvs.DelDestination, a, 0))
 		}
 		s.drain.pause = max(min(2*s.drain.pause, lastLook), time.Duration(len(s.dests))*time.Second/perSecond)
-		if s.drain.next = now.Add(s.drain.pause); len(gone) > stage {
+		s.drain.next = now.Add(s.drain.pause)
+		if len(gone) > stage {
 			s.drain.next = now.Add(together)
 		}
 		p.wake(s.drain.next)

@@ -96,7 +96,8 @@ func TestAuditListsAPart(t *testing.T) {
 	for range 2 {
 		listed = 0
 		must(t, only(p.Audit(t.Context(), true)))
-		if all += listed; listed > inspectStep+backends {
+		all += listed
+		if listed > inspectStep+backends {
 			t.Errorf("an audit lists %d real servers, want %d and one virtual server's at most", listed, inspectStep)
 		}
 	}

@@ -313,8 +313,9 @@ func TestInvalidPacketsKeepToSourceRanges(t *testing.T) {
 					must(t, lab.Do("client", func() error { return sendSYNFIN(client, balancer) }))
 					there := false
 					for range 100 { // the same wait applies to a packet that must not arrive
-						if there = there || strings.Contains(mustRun(t, "", "ipvsadm", "-Lcn"),
-							client.String()); there {
+						there = there || strings.Contains(mustRun(t, "", "ipvsadm", "-Lcn"),
+							client.String())
+						if there {
 							break
 						}
 						time.Sleep(10 * time.Millisecond)

@@ -103,7 +103,8 @@ func (l *layout) front(k lb.Key, row *lb.Frontend) front {
 	at := member{addr: k.Addr, port: k.Port, proto: k.Proto}
 	in := func(s set, from ...netip.Prefix) member {
 		m := at
-		if m.set = s; len(from) > 0 {
+		m.set = s
+		if len(from) > 0 {
 			m.from = from[0]
 		}
 		return m

@@ -159,7 +159,8 @@ func (l *ledger) set(key lb.Key, row *lb.Frontend) error {
 			l.rows[key] = row
 			l.countRow(key, row, +1)
 		}
-		if delete(l.byPort, key); row != nil && key.IsNodePort() && !row.Accepts() {
+		delete(l.byPort, key)
+		if row != nil && key.IsNodePort() && !row.Accepts() {
 			l.byPort[key] = struct{}{}
 		}
 	})
@@ -246,7 +247,8 @@ func (l *ledger) countFront(key lb.Key, f *front, by int32) {
 // count counts references to a member. The last added reference decides its mark.
 func (l *ledger) count(key lb.Key, m member, as mark, by int32) {
 	e := l.members[m]
-	if e.refs += by; by > 0 {
+	e.refs += by
+	if by > 0 {
 		e.want = as
 	}
 	l.put(m, e)
@@ -398,7 +400,8 @@ func (l *ledger) conflict(want *lb.Table) {
 // setOrDelete sets an entry of a map that keeps no zero values.
 func setOrDelete[K, V comparable](m map[K]V, key K, value V) {
 	var zero V
-	if m[key] = value; value == zero {
+	m[key] = value
+	if value == zero {
 		delete(m, key)
 	}
 }
@@ -433,7 +436,8 @@ func (l *ledger) rebound(key lb.Key, a netip.Addr, before bool) {
 // withhold records the addresses at which a virtual server lacks real servers.
 func (l *ledger) withhold(s *virtual, addrs []netip.Addr) {
 	for _, a := range s.withheld {
-		if delete(l.withheld[a], s); len(l.withheld[a]) == 0 {
+		delete(l.withheld[a], s)
+		if len(l.withheld[a]) == 0 {
 			delete(l.withheld, a)
 		}
 	}

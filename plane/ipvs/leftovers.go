@@ -53,14 +53,16 @@ func (c *cleaner) run(ctx context.Context) (errs []error) {
 		return errs
 	}
 	var err error
-	if c.link, err = route.FindLink(ctx, c.routes, Device); err != nil {
+	c.link, err = route.FindLink(ctx, c.routes, Device)
+	if err != nil {
 		errs = append(errs, err)
 	}
 	if c.link.Index != 0 && c.link.Kind != DeviceType {
 		c.report.Leave("device %s is of type %s: it is not a kube-proxy's", Device, c.link.Kind)
 		c.link = route.Link{}
 	}
-	if c.addrs, err = route.Addresses(ctx, c.routes, unix.AF_UNSPEC); err != nil {
+	c.addrs, err = route.Addresses(ctx, c.routes, unix.AF_UNSPEC)
+	if err != nil {
 		return append(errs, err)
 	}
 	if kernel.HasIPVS() {
@@ -88,10 +90,12 @@ func (c *cleaner) run(ctx context.Context) (errs []error) {
 }
 
 func (c *cleaner) open() (err error) {
-	if c.routes, err = netlink.Open(netlink.Config{Protocol: unix.NETLINK_ROUTE}); err != nil || !ipset.Loaded() {
+	c.routes, err = netlink.Open(netlink.Config{Protocol: unix.NETLINK_ROUTE})
+	if err != nil || !ipset.Loaded() {
 		return err
 	}
-	if c.sets, err = ipset.Open(); errors.Is(err, ipset.ErrUnsupported) {
+	c.sets, err = ipset.Open()
+	if errors.Is(err, ipset.ErrUnsupported) {
 		return nil
 	}
 	return err
@@ -111,7 +115,8 @@ func (c *cleaner) close() {
 func (c *cleaner) read(ctx context.Context, fam lb.Family) (*ledger, error) {
 	l := newLedger(layout{family: fam, mark: marks{1 << c.MasqueradeBit}})
 	for _, a := range c.addrs {
-		if l.own = append(l.own, a.Addr); a.Index == c.link.Index {
+		l.own = append(l.own, a.Addr)
+		if a.Index == c.link.Index {
 			l.addrs[a.Addr] = address{has: true}
 		}
 	}
@@ -170,7 +175,8 @@ func (c *cleaner) servers(limit context.Context, l *ledger) error {
 	}
 	n := len(ours)
 	_ = conn.Do(ctx, ours, func(_ int, err error) {
-		if n--; !errors.Is(err, unix.ESRCH) { // ESRCH: it no longer exists
+		n--
+		if !errors.Is(err, unix.ESRCH) { // ESRCH: it no longer exists
 			errs = append(errs, err)
 		}
 	})

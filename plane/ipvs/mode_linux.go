@@ -58,7 +58,8 @@ func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if p.ipvs, err = ipvs.Open(); err != nil {
+	p.ipvs, err = ipvs.Open()
+	if err != nil {
 		return nil, unsupported(err, ipvs.ErrNoIPVS)
 	}
 	p.opened = append(p.opened, p.ipvs)
@@ -69,7 +70,8 @@ func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 	if there, err := hasScheduler(context.Background(), p.ipvs, s.Family, sticky); err != nil || !there {
 		sticky = "sh" // a kernel before 4.18
 	}
-	if p.sets, err = ipset.Open(); err != nil {
+	p.sets, err = ipset.Open()
+	if err != nil {
 		return nil, unsupported(err, ipset.ErrUnsupported)
 	}
 	p.opened = append(p.opened, p.sets)
@@ -78,8 +80,9 @@ func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 		return nil, err
 	}
 	p.opened = append(p.opened, device)
-	if p.chains, err = newChains(nodeFacts{family: s.Family, masq: mark, excluded: asked.excluded()}, xtables.Auto,
-		s.Writes); err != nil {
+	p.chains, err = newChains(nodeFacts{family: s.Family, masq: mark, excluded: asked.excluded()}, xtables.Auto,
+		s.Writes)
+	if err != nil {
 		return nil, err
 	}
 	p.opened = append(p.opened, p.chains)

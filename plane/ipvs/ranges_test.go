@@ -95,7 +95,8 @@ func TestTooManySourceRangesSV61(t *testing.T) {
 	looks := 0
 	k.refuse = func(what string) error {
 		// The announced next operation changes nothing.
-		if looks++; looks%4000 == 0 || !strings.Contains(what, setSourceCIDR.name(lb.IPv4)) {
+		looks++
+		if looks%4000 == 0 || !strings.Contains(what, setSourceCIDR.name(lb.IPv4)) {
 			if h := k.held(p, second); h.open() {
 				t.Errorf("before %s: all may come: %+v", what, h)
 			}

@@ -130,7 +130,8 @@ func (p *Plane) readAll(ctx context.Context, want *lb.Table) (*ledger, error) {
 	}
 	p.notices.foreign(foreign)
 	for s := range l.touched.servers {
-		if s.dests, err = p.destsOf(ctx, s.id); err != nil {
+		s.dests, err = p.destsOf(ctx, s.id)
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -342,7 +343,8 @@ func (l *ledger) adoptMarks(want *lb.Table) {
 					continue
 				}
 				c := claim{is.is.value, *m.other}
-				if claims[c]++; claims[c] == 1 {
+				claims[c]++
+				if claims[c] == 1 {
 					sorted = append(sorted, c)
 				}
 			}

@@ -51,7 +51,8 @@ func TestLargeServicesInStages(t *testing.T) {
 			if serve, _ := k.weights(small[0].Key); serve != 3 {
 				t.Fatalf("%s, call %d: the stranger's Service has %d endpoints, want 3", what, calls, serve)
 			}
-			if each(calls); len(res.Later) == 0 {
+			each(calls)
+			if len(res.Later) == 0 {
 				break
 			}
 			if len(res.Later) != 1 || res.Later[0] != changes[0].Key {

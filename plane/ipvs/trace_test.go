@@ -33,7 +33,8 @@ func (k *lab) Has(_ context.Context, name string, m ipset.Member) (bool, error) 
 	}
 	for is := range s.members {
 		if net := is.Net; net.Contains(m.Net.Addr()) {
-			if is.Net = m.Net; is == m.Key() {
+			is.Net = m.Net
+			if is == m.Key() {
 				return true, nil
 			}
 		}
@@ -110,7 +111,8 @@ func follow(t *testing.T, p *Plane, table *lb.Table, packets []trace.Packet, tex
 		if found := trace.Compare(want, got); found != nil {
 			finding := fmt.Sprintf("%+v: %s\nkernel: %s %v masquerade %t\n%s", packet, strings.Join(found, " "),
 				got.Verdict, got.Backends, got.Masquerade, strings.Join(got.Way, "\n"))
-			if findings = append(findings, finding); strings.Contains(finding, text) {
+			findings = append(findings, finding)
+			if strings.Contains(finding, text) {
 				return findings, true
 			}
 		}
@@ -260,7 +262,8 @@ func TestSabotageIsNamed(t *testing.T) {
 					if _, was := is[m.Key()]; !was && !there {
 						t.Fatalf("%s has no %s: %v", named(set), m, slices.Collect(maps.Keys(is)))
 					}
-					if delete(is, m.Key()); there {
+					delete(is, m.Key())
+					if there {
 						is[m.Key()] = m
 					}
 				},

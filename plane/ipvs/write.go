@@ -96,7 +96,8 @@ func (w *writer) write(ctx context.Context) error {
 func once(f *func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		do := *f
-		if *f = nil; do == nil {
+		*f = nil
+		if do == nil {
 			return nil
 		}
 		return do(ctx)
@@ -117,7 +118,8 @@ func (w *writer) forget() {
 			w.remember(lb.Key{}, s)
 		}
 		if w.cut[s] {
-			if w.cutFor[key] = true; key == (lb.Key{}) {
+			w.cutFor[key] = true
+			if key == (lb.Key{}) {
 				w.signal() // an audit writes the rest
 			}
 		}
@@ -217,7 +219,8 @@ func (w *writer) raise(which func(*virtual) bool) func(context.Context) error {
 			}
 			first := len(ops)
 			// A foreign one would get the real servers.
-			if ops = w.l.raise(ops, s); !s.has && w.excluded(s.id) {
+			ops = w.l.raise(ops, s)
+			if !s.has && w.excluded(s.id) {
 				ops = ops[:first+1]
 			}
 			if len(ops)-first > stage {
@@ -291,7 +294,8 @@ func (w *writer) lower(which func(*virtual) bool) func(context.Context) error {
 				continue
 			}
 			var err error
-			if ops, err = w.lowerOne(ctx, ops, s); err != nil {
+			ops, err = w.lowerOne(ctx, ops, s)
+			if err != nil {
 				return err
 			}
 		}

@@ -151,7 +151,8 @@ func (p *Proxy) Apply(changes []lb.Change) {
 		if !isOurs(c.Key) || p.rows[port] == c.New {
 			continue
 		}
-		if p.rows[port] = c.New; c.New == nil {
+		p.rows[port] = c.New
+		if c.New == nil {
 			delete(p.rows, port)
 		}
 		p.serve(port)
@@ -195,7 +196,8 @@ func (p *Proxy) open(port uint16, service string, turns *balance.Set) {
 	if err == nil {
 		d := &door{service: service, turns: turns}
 		at := relay.Listening{Proto: lb.TCP, Addr: netip.AddrPortFrom(p.at, port)}
-		if d.listener, err = p.relay.Listen(at, lasting{turns}, namespace); err == nil {
+		d.listener, err = p.relay.Listen(at, lasting{turns}, namespace)
+		if err == nil {
 			p.doors[port] = d
 			delete(p.failing, port)
 			return

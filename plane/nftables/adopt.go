@@ -43,7 +43,8 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Fronte
 			refused.err = errors.Join(refused.err, fmt.Errorf("nftables %s: %w", p.ip.Family, err))
 			continue
 		}
-		if some = append(some, r); len(some) == cap(some) {
+		some = append(some, r)
+		if len(some) == cap(some) {
 			c.stage(some)
 			some, c.rows = some[:0], c.rows[:0]
 		}

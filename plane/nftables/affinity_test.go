@@ -322,7 +322,8 @@ func scenarios(t *testing.T, pattern string) (dir string, n int) {
 		}
 		for _, f := range files {
 			n++
-			if f, err = filepath.Abs(f); err == nil {
+			f, err = filepath.Abs(f)
+			if err == nil {
 				err = os.Symlink(f, filepath.Join(dir, filepath.Base(f)))
 			}
 			if err != nil {

@@ -162,7 +162,8 @@ func TestBigMap(t *testing.T) {
 		repaired := 0
 		for range p.elements()/p.window + 2 {
 			n, err := p.Audit(t.Context(), true)
-			if repaired += n; err != nil {
+			repaired += n
+			if err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -203,7 +204,8 @@ func TestAuditsOfALargeSet(t *testing.T) {
 		repaired := 0
 		for i := range 30 {
 			n := audit()
-			if repaired += n; n > p.window+10 {
+			repaired += n
+			if n > p.window+10 {
 				t.Errorf("audit %d repaired %d elements, want a window of %d at most", i, n, p.window)
 			}
 			apply(t, p, planetest.Changes(tab.Replace(w.ClusterIP(20+i, 5000+i, 3))))

@@ -49,7 +49,8 @@ func (r reader) readBig(ctx context.Context, s *snapshot) (bool, error) {
 	each(func(id uint32, sh shape) {
 		for slot := range sh.size {
 			bytes = wire.AppendNumber(wire.AppendNumber(bytes, id), slot)
-			if keys = append(keys, bytes[len(bytes)-8:]); len(keys) == wire.ElementsAtOnce {
+			keys = append(keys, bytes[len(bytes)-8:])
+			if len(keys) == wire.ElementsAtOnce {
 				ask()
 			}
 		}

@@ -58,7 +58,8 @@ func (p *Plane) openCounters(ctx context.Context) (err error) {
 		return nil
 	}
 	lacks, err := p.lacks(ctx, p.rules.New("", rule.Counter))
-	if p.rules.counts = !lacks && err == nil; !p.rules.counts {
+	p.rules.counts = !lacks && err == nil
+	if !p.rules.counts {
 		return err
 	}
 	p.counters, err = p.newCounters(map[setIndex]int{sConnections: p.ip.AddrLen, sNodePortConnections: 0})

@@ -71,11 +71,13 @@ func (d *differ) all(ctx context.Context) (err error) {
 	if err != nil || !walk.CompareSets(d.Table, &d.snap.Kept, d.layout.sets[:], d.reportOf) {
 		return err
 	}
-	if err = d.elements(ctx, d.snap, allSets); err != nil {
+	err = d.elements(ctx, d.snap, allSets)
+	if err != nil {
 		return err
 	}
 	d.compute()
-	if err = d.compareStructure(ctx); err != nil {
+	err = d.compareStructure(ctx)
+	if err != nil {
 		return err
 	}
 	d.compareElements()

@@ -30,7 +30,8 @@ func (p *Plane) readEarly(ctx context.Context) error {
 	ctx, end := context.WithCancel(ctx)
 	e := &early{sock: sock, end: end, done: make(chan struct{})}
 	p.early = e
-	if e.others, err = p.others(ctx); err != nil {
+	e.others, err = p.others(ctx)
+	if err != nil {
 		close(e.done)
 		return err
 	}

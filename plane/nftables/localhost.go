@@ -21,11 +21,13 @@ func (p *Plane) openLocalhost(cfg Config) (err error) {
 	if cfg.Descriptors == nil {
 		cfg.Descriptors = relay.ProcessGroups()
 	}
-	if p.rules.uncounted, err = p.lacks(context.Background(), p.rules.New("", rule.Counter)); err != nil {
+	p.rules.uncounted, err = p.lacks(context.Background(), p.rules.New("", rule.Counter))
+	if err != nil {
 		return err
 	}
 	if !p.rules.uncounted {
-		if p.rejected, err = p.newCounters(map[setIndex]int{sLocalhostRejected: 0}); err != nil {
+		p.rejected, err = p.newCounters(map[setIndex]int{sLocalhostRejected: 0})
+		if err != nil {
 			return err
 		}
 	}

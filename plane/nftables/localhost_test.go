@@ -112,7 +112,8 @@ func (l *localhostLab) restart(on bool) {
 	l.On("node1", func() {
 		l.stop()
 		var err error
-		if l.plane, err = New(Config{Family: lb.FamilyOf(l.at), LocalhostNodePorts: on}); err != nil {
+		l.plane, err = New(Config{Family: lb.FamilyOf(l.at), LocalhostNodePorts: on})
+		if err != nil {
 			l.t.Fatal(err)
 		}
 		reset(l.t, l.plane, l.table)

@@ -37,7 +37,8 @@ func configOf(s mode.Settings) Config {
 func removeTables(ctx context.Context, what mode.Removal) (r mode.Report, err error) {
 	for _, fam := range what.Families {
 		removed, e := Remove(ctx, fam)
-		if err = errors.Join(err, e); removed {
+		err = errors.Join(err, e)
+		if removed {
 			r.Removed = append(r.Removed, fmt.Sprintf("the nftables table %s of %s", TableName, fam))
 		}
 	}

@@ -37,7 +37,8 @@ func (p *planner) rowsOf(changes []lb.Change) ([]rowPlan, error) {
 	rows := make([]rowPlan, len(changes))
 	for i, ch := range changes {
 		var err error
-		if rows[i], err = p.row(ch.Key, ch.New); err != nil {
+		rows[i], err = p.row(ch.Key, ch.New)
+		if err != nil {
 			return nil, err
 		}
 	}

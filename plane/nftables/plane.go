@@ -87,10 +87,12 @@ func New(cfg Config) (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	if p.sock, err = wire.Open(); err != nil {
+	p.sock, err = wire.Open()
+	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
-	if err = p.open(cfg); err != nil {
+	err = p.open(cfg)
+	if err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
 	p.ours.Join(p.mon)

@@ -119,7 +119,8 @@ func TestResetWithWhatCannotBeSeen(t *testing.T) {
 		reset(t, p, tab)
 		isFresh(t, p, tab)
 		sent := p.Stats().Batches
-		if reset(t, p, tab); p.Stats().Batches != sent {
+		reset(t, p, tab)
+		if p.Stats().Batches != sent {
 			t.Error("the next Reset writes again")
 		}
 	})

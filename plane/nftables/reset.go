@@ -130,7 +130,8 @@ func (p *Plane) readForReset(ctx context.Context) (*snapshot, uint32, error) {
 	snap := p.takeEarly(ctx)
 	p.mon.take() // the reading contains all changes noted so far
 	if snap == nil {
-		if snap, gen, err = p.readTable(ctx, allSets); err != nil {
+		snap, gen, err = p.readTable(ctx, allSets)
+		if err != nil {
 			return nil, 0, err
 		}
 	}
@@ -186,7 +187,8 @@ func (p *Plane) load(ctx context.Context, c *change, inSteps bool) error {
 	var err error
 	n := 0
 	c.st.records(func(i setIndex, rec []byte) {
-		if n++; inSteps && n%p.loadStep == 0 && err == nil {
+		n++
+		if inSteps && n%p.loadStep == 0 && err == nil {
 			err = p.commit(ctx, c.out)
 			c.out.Again()
 		}

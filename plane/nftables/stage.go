@@ -71,8 +71,11 @@ func (c *change) countClusterIP(r rowChange) {
 	}
 	if isClusterIP(r.front) {
 		counts[a]++
-	} else if counts[a]--; counts[a] == 0 {
-		delete(counts, a)
+	} else {
+		counts[a]--
+		if counts[a] == 0 {
+			delete(counts, a)
+		}
 	}
 }
 

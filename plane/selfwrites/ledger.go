@@ -57,7 +57,8 @@ func (l *Ledger) hush(more int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	before := l.quiet
-	if l.quiet += more; before != 0 && l.quiet != 0 {
+	l.quiet += more
+	if before != 0 && l.quiet != 0 {
 		return
 	}
 	for _, x := range l.listeners {
@@ -120,7 +121,8 @@ func (l *Ledger) WriteUnnoticed(generation Generation, write func() error) error
 		failed = errors.Join(failed, x.Listen(false))
 	}
 	if failed == nil {
-		if failed = write(); failed == nil {
+		failed = write()
+		if failed == nil {
 			own++
 			l.wrote(1)
 		}

@@ -247,7 +247,8 @@ func (l *fakeListener) Close() {
 // start makes the plane of a new process on the machine.
 func (m *machine) start(cfg Config) (*Plane, error) {
 	c := &fakeRedirector{machine: m, f: cfg.Family, drift: make(chan struct{}, 1)}
-	if cfg.Redirector = c; m.own {
+	cfg.Redirector = c
+	if m.own {
 		cfg.Redirector = ownRedirector{c}
 	}
 	if cfg.Descriptors == nil {

@@ -77,7 +77,8 @@ func optionsOf(all option.Blocks) *Options { return option.Of(all, defaults()) }
 
 // portRange reads "a-b", "a+more", "a" and "" (flag --proxy-port-range); 0 and 0 are any.
 func portRange(s string) (first, last uint16, ok bool) {
-	if s = strings.TrimSpace(s); s == "" {
+	s = strings.TrimSpace(s)
+	if s == "" {
 		return 0, 0, true
 	}
 	low, high, to := strings.Cut(s, "-")

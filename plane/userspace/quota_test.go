@@ -89,7 +89,8 @@ func TestQuotaOfRestingPortsTN55(t *testing.T) {
 				next := uint16(0)
 				take := func(service string) (n uint16, err error) {
 					return n, p.take(service, lb.UDP, 0, func(want uint16) (uint16, error) {
-						if n = want; n == 0 {
+						n = want
+						if n == 0 {
 							next++
 							n = next
 						}
@@ -99,7 +100,8 @@ func TestQuotaOfRestingPortsTN55(t *testing.T) {
 				churn := func() (n int, err error) {
 					for ; n < 1<<16 && err == nil; n++ {
 						var at uint16
-						if at, err = take("evil/flaps:p"); err == nil {
+						at, err = take("evil/flaps:p")
+						if err == nil {
 							p.give("evil/flaps:p", lb.UDP, at)
 						}
 					}

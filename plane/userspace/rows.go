@@ -176,7 +176,8 @@ func (p *Plane) open(d *door, b relay.Balancer, prefer uint16) error {
 	if err != nil {
 		return err
 	}
-	if err = p.listen(d, b, prefer, namespace); err != nil {
+	err = p.listen(d, b, prefer, namespace)
+	if err != nil {
 		p.cfg.Descriptors.Give(d.name)
 	}
 	return err
@@ -224,7 +225,8 @@ func (p *Plane) release(r *row) {
 		}
 	}
 	for _, s := range r.sets {
-		if s.needed--; s.needed > 0 {
+		s.needed--
+		if s.needed > 0 {
 			continue
 		}
 		if s.door != nil {

@@ -51,7 +51,8 @@ func (p *Plane) TracePacket(ctx context.Context, packet trace.Packet) (trace.Ker
 	}
 	k.Way = append(k.Way, fmt.Sprintf("listener :%d/%s of this process, for %s", at.Port(), packet.Proto, id))
 	state := turns.State(packet.From.Addr())
-	if k.Verdict = trace.Reject; len(state.Turns) > 0 {
+	k.Verdict = trace.Reject
+	if len(state.Turns) > 0 {
 		k.Verdict, k.Masquerade = trace.Balance, true
 		reportTurns(&k, state)
 	}
@@ -67,7 +68,8 @@ func reportTurns(k *trace.Kernel, state balance.State) {
 		if t.Failing == 0 {
 			continue
 		}
-		if failing++; failing <= most {
+		failing++
+		if failing <= most {
 			k.Way = append(k.Way, fmt.Sprintf("backend %s could not be reached: for %s more it is tried last, and "+
 				"its part goes to the others", t.Addr, t.Failing.Round(time.Second/10)))
 		}
@@ -78,7 +80,8 @@ func reportTurns(k *trace.Kernel, state balance.State) {
 	if state.Affinity > 0 {
 		k.Way = append(k.Way, fmt.Sprintf("clients stay with their backend for %s", state.Affinity))
 	}
-	if k.Affine = state.Stays; k.Affine.IsValid() {
+	k.Affine = state.Stays
+	if k.Affine.IsValid() {
 		k.Way = append(k.Way, fmt.Sprintf("this client stays with %s", k.Affine))
 	}
 }

@@ -325,7 +325,8 @@ type firstKey struct {
 }
 
 func (f firsts) add(i int, k firstKey) (first int, dup bool) {
-	if first, dup = f[k]; !dup {
+	first, dup = f[k]
+	if !dup {
 		f[k] = i
 	}
 	return first, dup

@@ -63,7 +63,8 @@ func TestFloodOfEvents(t *testing.T) {
 		}
 		sent := uint64(0)
 		for _, e := range s.events {
-			if sent++; e.Series != nil {
+			sent++
+			if e.Series != nil {
 				sent += uint64(e.Series.Count) - 1
 			}
 		}
@@ -178,7 +179,8 @@ func TestRandomTurns(t *testing.T) {
 				reported++
 				p.Publish(conflictIn("stranger", random.IntN(1000)))
 			}
-			if p.settle(next, &now, ok, random.IntN(2) == 0); ok {
+			p.settle(next, &now, ok, random.IntN(2) == 0)
+			if ok {
 				sent += int(now.count - now.sent)
 			}
 		}

@@ -236,7 +236,8 @@ func (p *Publisher) cheaper(a, b *series) bool {
 // forget removes a series that is in no queue.
 func (p *Publisher) forget(s *series) {
 	delete(p.series, s.event.Series())
-	if p.held[s.namespace()]--; p.held[s.namespace()] == 0 {
+	p.held[s.namespace()]--
+	if p.held[s.namespace()] == 0 {
 		delete(p.held, s.namespace())
 	}
 }
@@ -348,7 +349,8 @@ func (p *Publisher) take(now time.Time) (next *series, wait time.Duration) {
 		s := p.queues[p.turns[i]][0]
 		old, until := now.Sub(s.queued) > p.pace.giveUp, p.paused[p.turns[i]].until.Sub(now)
 		if until > 0 && !old {
-			if i++; wait == 0 || until < wait {
+			i++
+			if wait == 0 || until < wait {
 				wait = until
 			}
 			continue
@@ -406,7 +408,8 @@ func (p *Publisher) reportDrops() {
 // cut makes s valid UTF-8 of at most so many bytes.
 func cut(s string, most int) string {
 	const dots = "…"
-	if s = strings.ToValidUTF8(s, ""); len(s) <= most {
+	s = strings.ToValidUTF8(s, "")
+	if len(s) <= most {
 		return s
 	}
 	return strings.ToValidUTF8(s[:most-len(dots)], "") + dots

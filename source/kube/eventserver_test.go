@@ -70,7 +70,8 @@ func (s *eventServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.Method == http.MethodPost && strings.HasPrefix(r.URL.Path, "/apis/events.k8s.io/v1/namespaces/"):
 		s.posts++
 		s.types = append(s.types, r.Header.Get("Content-Type"))
-		if out, status = s.create(body, parts[4]); s.lose > 0 {
+		out, status = s.create(body, parts[4])
+		if s.lose > 0 {
 			s.lose--
 			panic(http.ErrAbortHandler)
 		}

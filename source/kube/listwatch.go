@@ -386,7 +386,8 @@ func (s *stream) pump(ctx context.Context) {
 				objects = nil // the Reflector has them
 			case !s.again && out.Type != watch.Error && out.Type != watch.Bookmark:
 				objects.take(out.Type, out.Object.(*record))
-				if n++; n%1000 != 1 { // some events show the Reflector that the stream works
+				n++
+				if n%1000 != 1 { // some events show the Reflector that the stream works
 					continue
 				}
 				out = watch.Event{Type: watch.Added, Object: &record{value: objects}}

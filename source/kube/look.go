@@ -68,7 +68,8 @@ func Look(ctx context.Context, cfg Config) Looked {
 		l.Err = err
 		return l
 	}
-	if l.Version, l.Ahead, l.Err = version(ctx, config, clients[0].(*rest.RESTClient).Client); l.Err != nil {
+	l.Version, l.Ahead, l.Err = version(ctx, config, clients[0].(*rest.RESTClient).Client)
+	if l.Err != nil {
 		return l
 	}
 	l.node(ctx, clients[0], cfg.NodeName)

@@ -94,7 +94,8 @@ func TestMemory(t *testing.T) {
 	n := 5_000
 	if v := os.Getenv("KUBE_MEMORY_SERVICES"); v != "" {
 		var err error
-		if n, err = strconv.Atoi(v); err != nil {
+		n, err = strconv.Atoi(v)
+		if err != nil {
 			t.Fatal(err)
 		}
 	}

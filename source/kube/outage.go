@@ -173,7 +173,8 @@ func (o *outage) failed(resource string, err error) {
 	}
 	// An API server that has just started forbids everything until it has read who may do what. So
 	// within an outage another sort of error counts from its second time.
-	if o.seen[sort]++; o.open && o.seen[sort] == 1 {
+	o.seen[sort]++
+	if o.open && o.seen[sort] == 1 {
 		return
 	}
 	o.reported[sort], o.open = now, true

@@ -47,7 +47,8 @@ func Pods(ctx context.Context, cfg Config, pod cluster.Name) (map[cluster.Name][
 		for i := range page.Items {
 			podAddrs(&page.Items[i], pod, out)
 		}
-		if next = page.Continue; next == "" {
+		next = page.Continue
+		if next == "" {
 			return out, nil
 		}
 	}

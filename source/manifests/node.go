@@ -192,7 +192,8 @@ func pairs(n *yaml.Node, budget *int) (all []pair, dup *yaml.Node, err error) {
 		}
 	}
 	for _, m := range merged {
-		if *budget--; *budget <= 0 {
+		*budget--
+		if *budget <= 0 {
 			return nil, nil, errTooLarge
 		}
 		m = deref(m)
@@ -236,7 +237,8 @@ func decode(n *yaml.Node, into any, budget *int) error {
 
 // plain returns the tree as encoding/json takes it.
 func plain(n *yaml.Node, budget *int) (any, error) {
-	if *budget--; *budget <= 0 {
+	*budget--
+	if *budget <= 0 {
 		return nil, errTooLarge
 	}
 	n = deref(n)
@@ -248,7 +250,8 @@ func plain(n *yaml.Node, budget *int) (any, error) {
 		}
 		out := make(map[string]any, len(all))
 		for _, p := range all {
-			if out[p.key.Value], err = plain(p.value, budget); err != nil {
+			out[p.key.Value], err = plain(p.value, budget)
+			if err != nil {
 				return nil, err
 			}
 		}
@@ -257,7 +260,8 @@ func plain(n *yaml.Node, budget *int) (any, error) {
 		out := make([]any, len(n.Content))
 		for i, item := range n.Content {
 			var err error
-			if out[i], err = plain(item, budget); err != nil {
+			out[i], err = plain(item, budget)
+			if err != nil {
 				return nil, err
 			}
 		}
@@ -337,7 +341,8 @@ func child(n *yaml.Node, part string) *yaml.Node {
 // scalar returns the text of a field directly below a mapping; "" if it is not there or is no text.
 func scalar(n *yaml.Node, field string) string {
 	if c := child(n, field); c != nil {
-		if c = deref(c); c.Kind == yaml.ScalarNode && c.ShortTag() == "!!str" {
+		c = deref(c)
+		if c.Kind == yaml.ScalarNode && c.ShortTag() == "!!str" {
 			return c.Value
 		}
 	}

@@ -174,7 +174,8 @@ func (f *file) malformation(line int, p convert.Problem) {
 // "".
 func (f *file) document(n *yaml.Node, kind string, budget *int) {
 	n = deref(n)
-	if *budget--; *budget <= 0 {
+	*budget--
+	if *budget <= 0 {
 		if *budget == 0 {
 			f.malformation(n.Line, convert.Problem{What: errTooLarge.Error()})
 		}
@@ -227,7 +228,8 @@ func (f *file) list(n *yaml.Node, kind string, budget *int) {
 	if items == nil || deref(items).ShortTag() == "!!null" {
 		return
 	}
-	if items = deref(items); items.Kind != yaml.SequenceNode {
+	items = deref(items)
+	if items.Kind != yaml.SequenceNode {
 		f.malformation(items.Line, convert.Problem{Kind: kind + "List", Field: "items", What: "is not a list"})
 		return
 	}

@@ -134,7 +134,8 @@ func (s *Source) watch(w *fsnotify.Watcher, watched os.FileInfo) os.FileInfo {
 	if len(w.WatchList()) > 0 {
 		err = w.Remove(s.cfg.Dir)
 	}
-	if err = errors.Join(err, w.Add(s.cfg.Dir)); err != nil {
+	err = errors.Join(err, w.Add(s.cfg.Dir))
+	if err != nil {
 		s.log.Warn("Cannot watch the manifest folder, polling it", "dir", s.cfg.Dir, "every", reread, "err", err)
 		return nil
 	}

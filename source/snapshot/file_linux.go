@@ -96,7 +96,8 @@ func Save(dir string, o Origin, store *cluster.Store) (saved Saved, err error) {
 	if err := unix.Flock(at, unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return saved, fmt.Errorf("snapshot %s: another process writes in this directory: %w", dir, err)
 	}
-	if saved, err = write(at, o, store); err == nil {
+	saved, err = write(at, o, store)
+	if err == nil {
 		err = unix.Renameat(at, next, at, current)
 	}
 	if err == nil {
@@ -120,7 +121,8 @@ func write(at int, o Origin, store *cluster.Store) (saved Saved, err error) {
 		return saved, err
 	}
 	f := os.NewFile(uintptr(fd), next)
-	if saved, err = encode(f, o, store); err == nil {
+	saved, err = encode(f, o, store)
+	if err == nil {
 		err = f.Sync()
 	}
 	return saved, errors.Join(err, f.Close())

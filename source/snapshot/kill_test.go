@@ -173,7 +173,8 @@ func tracedSave(t *testing.T, dir string, stop int) (calls []call, ended bool) {
 			if name == "" || len(calls) == 0 && name != "mkdirat" {
 				break
 			}
-			if calls = append(calls, call{name, !entry, args}); len(calls) == stop {
+			calls = append(calls, call{name, !entry, args})
+			if len(calls) == stop {
 				do(t, unix.Kill(leader, unix.SIGKILL))
 				continue
 			}

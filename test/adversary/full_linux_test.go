@@ -75,7 +75,8 @@ func besideAFullNamespace(t *testing.T, full bool, weigh func(lb.Size) int, newP
 		before := writes.Load()
 		n.change(changes % neighbours)
 		most = max(most, writes.Load()-before)
-		if changes++; time.Since(begin) > 20*time.Minute {
+		changes++
+		if time.Since(begin) > 20*time.Minute {
 			t.Fatalf("does not come to rest: %+v", n.engine.Stats())
 		}
 	}

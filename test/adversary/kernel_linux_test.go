@@ -117,7 +117,8 @@ func (n *node) live(seed uint64, newPlane func(lb.Family) (engine.Plane, error))
 		}
 		n.change(n.rnd.IntN(neighbours))
 		n.rest()
-		if n.probe(); n.t.Failed() {
+		n.probe()
+		if n.t.Failed() {
 			return
 		}
 	}

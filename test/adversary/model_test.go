@@ -39,7 +39,8 @@ func TestTenants(t *testing.T) {
 					if g == 0 {
 						least = last
 					}
-					if w.report(); t.Failed() {
+					w.report()
+					if t.Failed() {
 						break
 					}
 				}

@@ -226,7 +226,8 @@ func (t *Tenant) Slice(i, k int) *cluster.Slice {
 func (t *Tenant) endpoint(six bool) cluster.Endpoint {
 	e := cluster.Endpoint{Ready: !t.one(5), Serving: !t.one(3), Terminating: t.one(4)}
 	for range 20 {
-		if e.Addr = t.addr(); e.Addr.Is6() == six {
+		e.Addr = t.addr()
+		if e.Addr.Is6() == six {
 			break
 		}
 	}

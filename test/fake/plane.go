@@ -162,7 +162,8 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, e
 		if check(p.family, f.Key, f) != nil {
 			bad = append(bad, f.Key)
 		} else if p.kernel.rows[f.Key] == nil {
-			if added++; p.most > 0 && added > p.most {
+			added++
+			if p.most > 0 && added > p.most {
 				later = append(later, f.Key)
 			}
 		}

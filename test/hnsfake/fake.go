@@ -331,7 +331,8 @@ func (f *Fake) createEndpoint(e hns.Endpoint) (hns.Endpoint, *hns.Error) {
 
 // deleteFails refuses one delete in so many without a reason.
 func (f *Fake) deleteFails() *hns.Error {
-	if f.deletes++; f.facts.DeletesFail > 0 && f.deletes%f.facts.DeletesFail == 0 {
+	f.deletes++
+	if f.facts.DeletesFail > 0 && f.deletes%f.facts.DeletesFail == 0 {
 		return bad(0x80004005, "unspecified error")
 	}
 	return nil

@@ -47,7 +47,8 @@ func TestFactsOf(t *testing.T) {
 		{Step: 5, Name: "deletes-fail", Value: json.RawMessage("0"), Source: "measured"}, {Step: 6, Name: "filter"},
 		{Step: 5, Name: "shape/clusterip", Value: json.RawMessage(`{"Flags":1}`), Source: "measured"},
 	})
-	if before.DeletesFail = 0; err != nil || !reflect.DeepEqual(after, before) {
+	before.DeletesFail = 0
+	if err != nil || !reflect.DeepEqual(after, before) {
 		t.Errorf("%+v, want %+v, %v", after, before, err)
 	}
 	if _, err := FactsOf(before, []Line{{Name: "filter", Value: json.RawMessage("7")}}); err == nil {

@@ -87,7 +87,8 @@ func (k *Kernel) change(cmd Command, attrs [][]byte) error {
 	s := k.services[at]
 	var w wanted
 	if cmd == NewService || cmd == SetService {
-		if w, err = serviceWanted(a); err != nil {
+		w, err = serviceWanted(a)
+		if err != nil {
 			return err
 		}
 	}

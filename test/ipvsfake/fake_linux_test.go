@@ -112,7 +112,8 @@ func TestBefore(t *testing.T) {
 	other := connect(t, k)
 	var noticed []ipvsfake.Request
 	k.Before = func(r ipvsfake.Request) error {
-		if r.N--; len(noticed) == 0 {
+		r.N--
+		if len(noticed) == 0 {
 			noticed = append(noticed, r)
 			return other.Do(t.Context(), []ipvs.Op{{Verb: ipvs.DelDestination, Service: web, Destination: one}}, nil)
 		}

@@ -138,7 +138,8 @@ func state(t *testing.T, c *ipvs.Conn) string {
 		lines = append(lines, line)
 	}
 	timeouts, timeoutsErr := c.Timeouts(t.Context())
-	if err = errors.Join(err, timeoutsErr); err != nil {
+	err = errors.Join(err, timeoutsErr)
+	if err != nil {
 		t.Fatal(err)
 	}
 	slices.Sort(lines)
@@ -216,7 +217,8 @@ func (g *generator) service() ipvs.Service {
 	case 1:
 		s.Scheduler = pick(g, "sip", "no-scheduler-15", "ftp")
 	}
-	if s.Netmask = pick[uint32](g, 1<<32-1, 0xffffff00, 0, 0x01020304); s.Family == ipvs.IPv6 {
+	s.Netmask = pick[uint32](g, 1<<32-1, 0xffffff00, 0, 0x01020304)
+	if s.Family == ipvs.IPv6 {
 		s.Netmask = pick[uint32](g, 128, 128, 128, 64, 1, 0, 129, 1<<32-1)
 	}
 	return s

@@ -340,7 +340,8 @@ func (l *lab) refusedRows(dir string, expect func(about string, want ...string),
 		if deep > 0 {
 			must(l.t, iptables("-D PREROUTING -j "+to))
 		}
-		if deep++; deep == 20 {
+		deep++
+		if deep == 20 {
 			l.t.Fatal("this kernel takes chains of any depth: another fault is needed (iptables-nft, which the proxy " +
 				"uses here, has a limit of 16)")
 		}

@@ -241,7 +241,8 @@ func faults(expr string, labels map[string][]string) (wrong, names []string) {
 	}
 	for _, m := range grouping.FindAllStringSubmatch(expr, -1) {
 		for l := range strings.SplitSeq(m[1], ",") {
-			if l = strings.TrimSpace(l); l != "" && !have[l] {
+			l = strings.TrimSpace(l)
+			if l != "" && !have[l] {
 				wrong = append(wrong, "no metric of it has the label "+l)
 			}
 		}

@@ -379,7 +379,8 @@ func trace(t *testing.T, n *node, b *browser) {
 	for details, args := range map[string][]string{"": nil, "details ": {"-o", "wide"}} {
 		want := n.ask(append([]string{"trace", "10.1.0.9:40000", "10.111.0.1:80", "--in=lan"}, args...)...)
 		got := script[string](b, "return document.querySelector(arguments[0]).textContent", details+"pre.screen")
-		if _, want, _ = strings.Cut(want, "\n"); got != want { // the command's first line is the node
+		_, want, _ = strings.Cut(want, "\n")
+		if got != want { // the command's first line is the node
 			t.Errorf("the page says\n%s\nand the command\n%s", got, want)
 		}
 	}

@@ -112,7 +112,8 @@ endpoints: [{addresses: [100.64.210.1], nodeName: node1, conditions: {ready: tru
 	var l net.Listener
 	n.ns.Do(func() {
 		var err error
-		if l, err = net.Listen("tcp4", "100.64.210.1:8080"); err != nil {
+		l, err = net.Listen("tcp4", "100.64.210.1:8080")
+		if err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -267,7 +268,8 @@ func audit(t *testing.T, b *browser) {
 		for _, path := range []string{"", "?show=problems", "?q=nothing-like-it", "service?name=shop/web",
 			"service?name=shop/none", "changes", "trace", "trace?from=10.1.0.9&to=10.111.0.1:80",
 			"trace?from=absent&to=10.111.0.1:80", "node?compare=now"} {
-			if b.load(b.page + path); path == "" || path[0] == '?' {
+			b.load(b.page + path)
+			if path == "" || path[0] == '?' {
 				until(t, "the list is there", func() bool { return b.text("#live") == "live" })
 			}
 			script[any](b, string(source)+"; return null")

@@ -143,7 +143,8 @@ func (r *run) churn() (made int64, moves int, err error) {
 	}
 	if err == nil {
 		senders = append(senders, func() error {
-			if moves++; moves > mostMoves {
+			moves++
+			if moves > mostMoves {
 				time.Sleep(time.Millisecond)
 				return nil
 			}

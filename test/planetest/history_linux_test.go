@@ -142,7 +142,8 @@ func TestHistoryFinds(t *testing.T) {
 					text, _, _ := strings.Cut(err.Error(), "\n")
 					if !strings.Contains(text, c.want) { // or a late answer, because the machine is busy
 						starts = 0
-						if err = newHistory(cfg, f, seed).run(); err == nil {
+						err = newHistory(cfg, f, seed).run()
+						if err == nil {
 							continue
 						}
 						text, _, _ = strings.Cut(err.Error(), "\n")

@@ -27,7 +27,8 @@ func (s *suite) putToModel(sc *scenario.Scenario) (_ Result, failures []string, 
 	for _, f := range families {
 		r := s.newRun(sc, nil, f)
 		var err error
-		if r.model, err = s.Model(f, sc.Settings); err != nil {
+		r.model, err = s.Model(f, sc.Settings)
+		if err != nil {
 			return Result{}, nil, false, fmt.Errorf("make the model: %w", err)
 		}
 		r.play()

@@ -34,7 +34,8 @@ func (w World) Packets(table *lb.Table, holds bool) (all []trace.Packet) {
 				all = append(all, p)
 			}
 			for _, s := range f.Sources[:min(1, len(f.Sources))] {
-				if p.To = netip.AddrPortFrom(to, f.Key.Port); !holds || !p.Host {
+				p.To = netip.AddrPortFrom(to, f.Key.Port)
+				if !holds || !p.Host {
 					p.From = netip.AddrPortFrom(s.Addr(), 0)
 				}
 				all = append(all, p)

@@ -33,7 +33,8 @@ func (s Seen) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 // UnmarshalText parses the output of MarshalText.
 func (s *Seen) UnmarshalText(text []byte) error {
 	var ok bool
-	if s.Date, s.Commit, ok = strings.Cut(string(text), " at "); !ok {
+	s.Date, s.Commit, ok = strings.Cut(string(text), " at ")
+	if !ok {
 		return fmt.Errorf("%q is not DATE at COMMIT", text)
 	}
 	return nil

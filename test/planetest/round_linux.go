@@ -141,7 +141,8 @@ func (h *history) round() error {
 			continue
 		}
 		if trace.Ask(&h.table, r.how(), r.way(c.from.host, c.shot, netip.Addr{})).Verdict == trace.Drop {
-			if c.timeout = h.lab.silence; listen {
+			c.timeout = h.lab.silence
+			if listen {
 				waves[0] = append(waves[0], c)
 			}
 			continue
@@ -180,7 +181,8 @@ func (h *history) shoot(calls []*call) *run {
 		sending.Go(func() {
 			v := &volley{r: r, p: scenario.Packet{From: c.from.host}}
 			conn, err := v.shoot(c.shot, c.timeout)
-			if c.err = err; err == nil {
+			c.err = err
+			if err == nil {
 				c.met, c.err = conn.First(), conn.Close()
 			}
 		})

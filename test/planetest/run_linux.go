@@ -125,7 +125,8 @@ func Run(t *testing.T, cfg Config) {
 	}
 	if os.Getenv("PLANETEST_CORE") != "" && cfg.Core != nil {
 		var err error
-		if all, err = cfg.core(all); err != nil {
+		all, err = cfg.core(all)
+		if err != nil {
 			t.Fatal(err)
 		}
 		t.Logf("%s: %d of %d scenarios (PLANETEST_CORE)", cfg.Mode, len(all), s.all)
@@ -181,7 +182,8 @@ func (cfg *Config) load(t *testing.T) []*scenario.Scenario {
 	dir := cfg.Dir
 	if dir == "" {
 		var err error
-		if dir, err = scenario.Dir(); err != nil {
+		dir, err = scenario.Dir()
+		if err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -94,7 +94,8 @@ func (h *history) repair(look mode.Tracer, mayReset bool) (repaired bool, err er
 			if err != nil {
 				return fmt.Errorf("audit: %w", err)
 			}
-			if left, err = differences(context.Background(), look, &h.table); err != nil || len(left) == 0 {
+			left, err = differences(context.Background(), look, &h.table)
+			if err != nil || len(left) == 0 {
 				return err
 			}
 		}

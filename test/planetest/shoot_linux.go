@@ -214,7 +214,8 @@ func (v *volley) evenly() error {
 				return err
 			}
 		}
-		if unfair = v.unfair(round.share, round.off); unfair == nil {
+		unfair = v.unfair(round.share, round.off)
+		if unfair == nil {
 			return nil
 		}
 	}
@@ -355,7 +356,8 @@ func (v *volley) silent() error {
 	var failed error
 	for range cap(results) {
 		if err := <-results; !errors.Is(err, want) && !v.r.resets(v.p, v.shots, err) && failed == nil {
-			if failed = err; err == nil {
+			failed = err
+			if err == nil {
 				failed = errors.New("it was answered")
 			}
 		}

@@ -332,7 +332,8 @@ func (n *neighbours) some(keys map[lb.Key]string) map[lb.Key]string {
 	tenants := 0
 	for k, service := range keys {
 		if !strings.HasPrefix(service, "honest") {
-			if tenants++; tenants > 10 {
+			tenants++
+			if tenants > 10 {
 				continue
 			}
 		}

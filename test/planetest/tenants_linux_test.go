@@ -34,7 +34,8 @@ func (p *listing) Apply(_ context.Context, changes []lb.Change) (res plane.Apply
 		if moves || c.New != nil && c.New.Kind == lb.HealthCheck {
 			delete(p.rows, p.loses)
 		}
-		if p.rows[c.Key] = c.New; c.New == nil {
+		p.rows[c.Key] = c.New
+		if c.New == nil {
 			delete(p.rows, c.Key)
 		}
 	}

@@ -232,7 +232,8 @@ func (r *run) untracked() (n int, err error) {
 			continue
 		}
 		if all == nil {
-			if all, err = r.lab.tracked(r.family); err != nil {
+			all, err = r.lab.tracked(r.family)
+			if err != nil {
 				return n, err
 			}
 		}

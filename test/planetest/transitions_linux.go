@@ -105,7 +105,8 @@ type walk struct {
 func (w *walk) run() error {
 	return w.cfg.in(w.family, func(create func() (Plane, error)) error {
 		var err error
-		if w.plane, err = create(); err != nil {
+		w.plane, err = create()
+		if err != nil {
 			return fmt.Errorf("new plane: %w", err)
 		}
 		w.table.Node, w.at = w.states[0].node, map[string]lb.Owner{}
@@ -204,7 +205,8 @@ func (w *walk) compare() error {
 		if err != nil {
 			return fmt.Errorf("new plane: %w", err)
 		}
-		if _, err = ResetAll(context.Background(), fresh, &w.table); err != nil {
+		_, err = ResetAll(context.Background(), fresh, &w.table)
+		if err != nil {
 			err = fmt.Errorf("reset: %w", err)
 		} else {
 			want, err = Dump(fresh)

@@ -36,7 +36,8 @@ func TestTransitionsFind(t *testing.T) {
 	made := 0
 	w := &walk{
 		cfg: Config{New: func(f lb.Family) (Plane, error) {
-			if made++; made > 1 {
+			made++
+			if made > 1 {
 				return fake.New(f), nil
 			}
 			return forgetful{fake.New(f)}, nil

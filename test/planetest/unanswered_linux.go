@@ -30,7 +30,8 @@ func Unanswered(t *testing.T, cfg Config) {
 			u := &unanswered{TestLab: lab, t: t, family: fam, sockets: cfg.Sockets}
 			lab.On(netlab.Node1, func() {
 				var err error
-				if u.plane, err = cfg.New(fam); err != nil {
+				u.plane, err = cfg.New(fam)
+				if err != nil {
 					t.Fatal(err)
 				}
 			})
@@ -228,7 +229,8 @@ func (u *unanswered) await(kind failover.Kind, host string) {
 			if n == want {
 				return
 			}
-			if n.Kind = kind; n != want {
+			n.Kind = kind
+			if n != want {
 				u.t.Errorf("notice %+v, want %+v", n, want)
 			}
 		}
@@ -353,7 +355,8 @@ func (u *unanswered) sendFirst(host string) (err error) {
 		} else {
 			to.(*unix.SockaddrInet4).Addr = u.frontend.Addr().As4()
 		}
-		if fd, err = unix.Socket(af, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err == nil {
+		fd, err = unix.Socket(af, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err == nil {
 			file = os.NewFile(uintptr(fd), "fast open")
 			err = unix.Sendto(fd, []byte("line\n"), unix.MSG_FASTOPEN, to)
 		}

@@ -379,14 +379,16 @@ func (w *walker) rest(s *side) (quiet bool) {
 		if s.lost || len(s.owed) > 0 {
 			clean = 0
 			err := s.work(w.Context(), s.owing())
-			if w.ended(s, err); err == nil || s.lost {
+			w.ended(s, err)
+			if err == nil || s.lost {
 				continue
 			}
 			failed++ // an audit may repair the obstacle
 		}
 		before := w.repaired
 		err := w.audit(w.Context(), s, true)
-		if clean++; w.repaired > before || err != nil {
+		clean++
+		if w.repaired > before || err != nil {
 			clean, quiet = 0, false
 		}
 		w.ended(s, err)

@@ -112,7 +112,8 @@ func (c *askedCluster) packet(src, dst string) (p trace.Packet, err error) {
 		return p, err
 	}
 	node := c.store.Facts().Node.Addrs[0]
-	if p.From = from.Addr; from.Node {
+	p.From = from.Addr
+	if from.Node {
 		p.From = netip.AddrPortFrom(node, 0)
 	}
 	for _, n := range c.store.Names() { // as inspect does it
@@ -120,7 +121,8 @@ func (c *askedCluster) packet(src, dst string) (p trace.Packet, err error) {
 			to.Service = n.String()
 		}
 	}
-	if p.To, p.Proto, err = to.Find(c.table, node); err != nil {
+	p.To, p.Proto, err = to.Find(c.table, node)
+	if err != nil {
 		return p, err
 	}
 	here := func(a netip.Addr) bool { return a == node || a.IsLoopback() }

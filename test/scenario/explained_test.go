@@ -39,7 +39,8 @@ func explained(x policy.Explanation) string {
 				if is := e.WhyNotCluster+e.WhyNotLocal != ""; is != out {
 					continue
 				}
-				if shown++; shown <= maxLines {
+				shown++
+				if shown <= maxLines {
 					line("    %s", endpoint(e))
 				}
 			}

@@ -174,7 +174,8 @@ func parsePacket(l string) (Packet, error) {
 	if d, ok := strings.CutPrefix(l, "wait "); ok {
 		var err error
 		pkt.Verb = Then
-		if pkt.Wait, err = time.ParseDuration(d); err != nil || pkt.Wait <= 0 || pkt.Wait > 10*time.Second {
+		pkt.Wait, err = time.ParseDuration(d)
+		if err != nil || pkt.Wait <= 0 || pkt.Wait > 10*time.Second {
 			return pkt, fmt.Errorf("wait %q: want a time such as 1.2s, at most 10s", d)
 		}
 		return pkt, nil
@@ -219,14 +220,17 @@ func (pkt *Packet) parseParts(from, to, want string) error {
 	pkt.From = host
 	var err error
 	if bound {
-		if pkt.As, err = parseAddrs(as); err != nil {
+		pkt.As, err = parseAddrs(as)
+		if err != nil {
 			return err
 		}
 	}
-	if pkt.To, err = parseTarget(to); err != nil {
+	pkt.To, err = parseTarget(to)
+	if err != nil {
 		return err
 	}
-	if pkt.Want, err = parseOutcome(want); err != nil {
+	pkt.Want, err = parseOutcome(want)
+	if err != nil {
 		return err
 	}
 	if pkt.Verb == Open && (pkt.Want.Verdict != Answered || pkt.Want.Or != Answered || pkt.To.ICMP) {
@@ -255,7 +259,8 @@ func parseTarget(s string) (Target, error) {
 			t.AtHost = at
 		} else {
 			var err error
-			if t.At, err = parseAddrs(at); err != nil {
+			t.At, err = parseAddrs(at)
+			if err != nil {
 				return t, err
 			}
 		}
@@ -272,7 +277,8 @@ func parseTarget(s string) (Target, error) {
 	}
 	if port, proto, ok := strings.Cut(port, "/"); ok {
 		var err error
-		if t.Proto, err = lb.ParseProto(proto); err != nil {
+		t.Proto, err = lb.ParseProto(proto)
+		if err != nil {
 			return bad(err.Error())
 		}
 		t.Port = port
@@ -283,7 +289,8 @@ func parseTarget(s string) (Target, error) {
 		return bad("no port")
 	}
 	var err error
-	if t.Addr, err = parseAddrs(addr); err != nil {
+	t.Addr, err = parseAddrs(addr)
+	if err != nil {
 		return t, err
 	}
 	if t.Addr.Of == "" {

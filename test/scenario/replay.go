@@ -82,7 +82,8 @@ func (r *Replay) Next() (step Step, ok bool, err error) {
 		return Step{}, false, nil
 	}
 	step.State = r.s.States[r.at]
-	if step.Events, step.Problems, err = step.State.Events(); err != nil {
+	step.Events, step.Problems, err = step.State.Events()
+	if err != nil {
 		return Step{}, false, fmt.Errorf("%s: %w", r.s.Name, err)
 	}
 	step.Events = r.stretched(step.Events)
@@ -177,7 +178,8 @@ func (r *Replay) Services() iter.Seq2[lb.Owner, []*lb.Frontend] {
 func (r *Replay) Address(a Addrs) (addr netip.Addr, ok bool) {
 	six := r.settings.Family == lb.IPv6
 	if a.Of == "" {
-		if addr = a.V4; six {
+		addr = a.V4
+		if six {
 			addr = a.V6
 		}
 		return addr, addr.IsValid()

@@ -34,7 +34,8 @@ func (r *Replay) Resolve(p Packet, hostAddr func(host string, six bool) netip.Ad
 	base := Shot{Proto: p.To.Proto}
 	if !p.As.IsZero() {
 		var ok bool
-		if base.Local, ok = r.Address(p.As); !ok {
+		base.Local, ok = r.Address(p.As)
+		if !ok {
 			return nil, r.check(p.As)
 		}
 	}

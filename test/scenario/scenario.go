@@ -317,7 +317,8 @@ func lines(data string) func(yield func(int, string) bool) {
 			if at := strings.Index(l, "#"); at >= 0 {
 				l = l[:at]
 			}
-			if l = strings.TrimSpace(l); l != "" && !yield(i+1, l) {
+			l = strings.TrimSpace(l)
+			if l != "" && !yield(i+1, l) {
 				return
 			}
 		}

@@ -18,7 +18,8 @@ func Of(t testing.TB) uint64 {
 	seed := rand.Uint64()
 	if text := os.Getenv(Env); text != "" {
 		var err error
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
+		seed, err = strconv.ParseUint(text, 10, 64)
+		if err != nil {
 			t.Fatalf("%s: %v", Env, err)
 		}
 	}

@@ -151,8 +151,10 @@ func (r *row) route(words []string) (err error) {
 		return err
 	}
 	var target lb.SetID
-	if words = words[2:]; do == lb.Balance && len(words) > 0 {
-		if target, err = setID(words[0]); err != nil {
+	words = words[2:]
+	if do == lb.Balance && len(words) > 0 {
+		target, err = setID(words[0])
+		if err != nil {
 			return err
 		}
 		words = words[1:]
@@ -199,11 +201,13 @@ func (p *parser) table() (*lb.Table, error) {
 	owned := map[lb.Owner][]*lb.Frontend{}
 	for _, r := range p.rows {
 		for i, id := range r.targets {
-			if r.Routes[i].To = p.sets[id]; r.Routes[i].To == nil && r.Routes[i].Do == lb.Balance {
+			r.Routes[i].To = p.sets[id]
+			if r.Routes[i].To == nil && r.Routes[i].Do == lb.Balance {
 				return nil, fmt.Errorf("row %s: no set %s", r.Key, id)
 			}
 		}
-		if r.Serving = p.sets[r.serving]; r.Serving == nil && r.serving != (lb.SetID{}) {
+		r.Serving = p.sets[r.serving]
+		if r.Serving == nil && r.serving != (lb.SetID{}) {
 			return nil, fmt.Errorf("row %s: no set %s", r.Key, r.serving)
 		}
 		if err := lb.Check(0, r.Frontend); err != nil {

@@ -44,7 +44,8 @@ func main() {
 	name := flag.String("mode", "nftables", strings.Join(built, " or "))
 	flag.IntVar(&o.connections, "connections", many, "connections of each row of the first table")
 	flag.Parse()
-	if o.mode, _ = modes.Find(*name); !o.mode.Built() {
+	o.mode, _ = modes.Find(*name)
+	if !o.mode.Built() {
 		fmt.Fprintf(os.Stderr, "demo: --mode %s: want %s\n", *name, strings.Join(built, " or "))
 		os.Exit(2)
 	}
@@ -86,7 +87,8 @@ func run(ctx context.Context, out *printer, o options) (err error) {
 	if err != nil {
 		return fmt.Errorf("find the binary: %w (make build makes it)", err)
 	}
-	if o.shop, err = filepath.Abs(o.shop); err != nil {
+	o.shop, err = filepath.Abs(o.shop)
+	if err != nil {
 		return fmt.Errorf("find the shop: %w", err)
 	}
 	var leaving *step

@@ -37,7 +37,8 @@ func (l *proxyLog) Write(b []byte) (int, error) {
 }
 
 func (l *proxyLog) line(line string) {
-	if l.tail = append(l.tail, line); len(l.tail) > keptLines {
+	l.tail = append(l.tail, line)
+	if len(l.tail) > keptLines {
 		l.tail = l.tail[1:]
 	}
 	if text := complaint(line); text != "" {

@@ -46,7 +46,8 @@ func (t *tally) add(a answer, err error) {
 	case errors.Is(err, netlab.ErrTimeout):
 		t.silent++
 	default:
-		if t.failed++; t.err == nil {
+		t.failed++
+		if t.err == nil {
 			t.err = err
 		}
 	}
@@ -74,7 +75,8 @@ func (t tally) who() string {
 		name string
 		n    int
 	}{{"refused", t.refused}, {"no answer", t.silent}, {"failed", t.failed}} {
-		if counts[end.name] = end.n; end.n > 0 {
+		counts[end.name] = end.n
+		if end.n > 0 {
 			names = append(names, end.name)
 		}
 	}

@@ -47,13 +47,16 @@ func compile(ctx context.Context, dir string, on v1.Platform) (program, error) {
 		return program{}, fmt.Errorf("read what was built for %s: %w", on, err)
 	}
 	p := program{golang: info.GoVersion}
-	if p.body, err = os.ReadFile(out); err != nil {
+	p.body, err = os.ReadFile(out)
+	if err != nil {
 		return program{}, err
 	}
-	if p.texts, err = licenceTexts(ctx, on); err != nil {
+	p.texts, err = licenceTexts(ctx, on)
+	if err != nil {
 		return program{}, fmt.Errorf("find the licences of the modules for %s: %w", on, err)
 	}
-	if p.texts[docFolder+"copyright"], err = os.ReadFile("LICENSE"); err != nil {
+	p.texts[docFolder+"copyright"], err = os.ReadFile("LICENSE")
+	if err != nil {
 		return program{}, err
 	}
 	for _, m := range info.Deps {

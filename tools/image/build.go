@@ -41,7 +41,8 @@ func makeContents(ctx context.Context, o options, l lock, when time.Time) ([]*co
 		c := &content{platform: p}
 		contents = append(contents, c)
 		wg.Go(func() {
-			if c.err = c.make(ctx, o, l, when); c.err != nil {
+			c.err = c.make(ctx, o, l, when)
+			if c.err != nil {
 				cancel()
 			}
 		})
@@ -59,7 +60,8 @@ func makeContents(ctx context.Context, o options, l lock, when time.Time) ([]*co
 func (c *content) make(ctx context.Context, o options, l lock, when time.Time) error {
 	var own tree
 	var err error
-	if c.program, err = compile(ctx, filepath.Join(filepath.Dir(o.out), "image"), c.platform); err != nil {
+	c.program, err = compile(ctx, filepath.Join(filepath.Dir(o.out), "image"), c.platform)
+	if err != nil {
 		return err
 	}
 	if c.platform.OS == "windows" {
@@ -70,7 +72,8 @@ func (c *content) make(ctx context.Context, o options, l lock, when time.Time) e
 	if err != nil {
 		return err
 	}
-	if c.binary, err = own.layer(when); err != nil || c.platform.OS == "windows" {
+	c.binary, err = own.layer(when)
+	if err != nil || c.platform.OS == "windows" {
 		return err
 	}
 	debian, pkgs, err := debianTree(ctx, o.archive, l, c.platform.Architecture)
@@ -214,7 +217,8 @@ func writeBeside(file string, write func(io.Writer) error) (name string, err err
 		return "", fmt.Errorf("write %s: %w", file, err)
 	}
 	w := bufio.NewWriterSize(f, 1<<20)
-	if err = errors.Join(write(w), w.Flush(), f.Chmod(0o644), f.Close()); err != nil {
+	err = errors.Join(write(w), w.Flush(), f.Chmod(0o644), f.Close())
+	if err != nil {
 		os.Remove(f.Name())
 		return "", fmt.Errorf("write %s: %w: nothing was changed there", file, err)
 	}

@@ -107,7 +107,8 @@ func reportedSizes(t *testing.T) map[string]map[string]float64 {
 		"(\\d+) MiB$").FindAllStringSubmatch(string(page), -1) {
 		reported[row[1]] = map[string]float64{}
 		for k, arch := range []string{"amd64", "arm64"} {
-			if reported[row[1]][arch], err = strconv.ParseFloat(row[2+k], 64); err != nil {
+			reported[row[1]][arch], err = strconv.ParseFloat(row[2+k], 64)
+			if err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -203,7 +203,8 @@ func readTar(r io.Reader) (tree, error) {
 		case tar.TypeSymlink:
 			f.link = h.Linkname
 		case tar.TypeReg:
-			if f.body, err = io.ReadAll(tr); err != nil {
+			f.body, err = io.ReadAll(tr)
+			if err != nil {
 				return nil, err
 			}
 		case tar.TypeLink: // its target came before

@@ -59,7 +59,8 @@ func openImage(t *testing.T, file string) *readImage {
 	}
 	readPlatform{files: folders}.unpack(t, dir)
 	r := &readImage{t: t}
-	if r.index, err = layout.ImageIndexFromPath(dir); err == nil {
+	r.index, err = layout.ImageIndexFromPath(dir)
+	if err == nil {
 		r.top, err = r.index.IndexManifest()
 	}
 	if err != nil {
@@ -140,7 +141,8 @@ func (r *readImage) on(tag string, want v1.Platform) readPlatform {
 		p.config, err = img.ConfigFile()
 	}
 	layers, e := img.Layers()
-	if err = errors.Join(err, e); err != nil {
+	err = errors.Join(err, e)
+	if err != nil {
 		r.t.Fatal(err)
 	}
 	for _, l := range layers {
@@ -170,7 +172,8 @@ func (p *readPlatform) addLayer(l v1.Layer) error {
 	maps.Copy(p.files, files)
 	for tr := tar.NewReader(bytes.NewReader(plain)); err == nil; {
 		var h *tar.Header
-		if h, err = tr.Next(); err == nil {
+		h, err = tr.Next()
+		if err == nil {
 			p.headers = append(p.headers, h)
 		}
 	}

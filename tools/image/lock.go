@@ -48,7 +48,8 @@ func parseLock(text []byte) (l lock, err error) {
 	lines.DisallowUnknownFields()
 	for err = lines.Decode(&l.head); err == nil; {
 		var p pin
-		if err = lines.Decode(&p); err == nil && !hexDigest.MatchString(p.SHA256) {
+		err = lines.Decode(&p)
+		if err == nil && !hexDigest.MatchString(p.SHA256) {
 			err = fmt.Errorf("package %s: %q is not a SHA-256 in hexadecimal", p, p.SHA256)
 		}
 		l.pins = append(l.pins, p)

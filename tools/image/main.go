@@ -132,7 +132,8 @@ func build(ctx context.Context, o options, stdout io.Writer) error {
 	if o.archive.cache == "" {
 		dir := "/var/cache" // which machines of CI keep
 		if os.Geteuid() != 0 {
-			if dir, err = os.UserCacheDir(); err != nil {
+			dir, err = os.UserCacheDir()
+			if err != nil {
 				return fmt.Errorf("find a folder for packages of Debian: %w: name one with -cache", err)
 			}
 		}

@@ -71,7 +71,8 @@ func newImage(p v1.Platform, created time.Time, config v1.Config, parts []part) 
 	}
 	file = file.DeepCopy()
 	file.Created, file.OS, file.Architecture, file.Config = v1.Time{Time: created}, p.OS, p.Architecture, config
-	if img, err = mutate.ConfigFile(img, file); err != nil {
+	img, err = mutate.ConfigFile(img, file)
+	if err != nil {
 		return nil, fmt.Errorf("configure the image for %s: %w", p, err)
 	}
 	return mutate.Annotations(img, config.Labels).(v1.Image), nil

@@ -71,7 +71,8 @@ func TestPack(t *testing.T) {
 		}
 		digest, err := l.Digest()
 		plain, e := l.DiffID()
-		if err = errors.Join(err, e); err != nil {
+		err = errors.Join(err, e)
+		if err != nil {
 			t.Fatal(err)
 		}
 		digests = append(digests, digest.String(), plain.String())

@@ -46,7 +46,8 @@ func TestHive(t *testing.T) {
 		if size > 0 {
 			kind = "free"
 		}
-		if size = max(size, -size); size < 8 || size%8 != 0 || at+size > len(h) {
+		size = max(size, -size)
+		if size < 8 || size%8 != 0 || at+size > len(h) {
 			t.Fatalf("a cell of %d bytes at %d", size, at)
 		}
 		kinds = append(kinds, kind)

@@ -64,10 +64,12 @@ func parse(args []string) (options, error) {
 		return o, fmt.Errorf("-for %v -floor %v: want a positive time, and 0 to 100", o.budget, o.floor)
 	}
 	var err error
-	if o.only, err = regexp.Compile(*only); err != nil {
+	o.only, err = regexp.Compile(*only)
+	if err != nil {
 		return o, fmt.Errorf("-only %s: %w", *only, err)
 	}
-	if o.patterns = flags.Args(); len(o.patterns) == 0 {
+	o.patterns = flags.Args()
+	if len(o.patterns) == 0 {
 		o.patterns = []string{"./..."}
 	}
 	return o, nil

@@ -48,7 +48,8 @@ func build(ctx context.Context, version, dir string, platforms []platform) error
 	}
 	r := release{version: version, dir: dir, materials: map[string]map[string]string{}}
 	var err error
-	if r.commit, err = git(ctx, "rev-parse", "HEAD"); err != nil {
+	r.commit, err = git(ctx, "rev-parse", "HEAD")
+	if err != nil {
 		return err
 	}
 	date, err := git(ctx, "show", "-s", "--format=%ct", "HEAD")

@@ -67,7 +67,8 @@ func (b *batch) divide() {
 	left := 0
 	for at, i := range b.todo {
 		op := &b.ops[i]
-		if left -= op.Member.room(); open == nil || open.Set.Name != op.Set.Name || open.Delete != op.Delete ||
+		left -= op.Member.room()
+		if open == nil || open.Set.Name != op.Set.Name || open.Delete != op.Delete ||
 			left < 0 {
 			if open != nil {
 				b.ends = append(b.ends, at)

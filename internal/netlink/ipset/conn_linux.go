@@ -194,7 +194,8 @@ func (c *Conn) Ensure(ctx context.Context, s Set) (created bool, err error) {
 	for range 3 { // another program may do the same
 		have, err := c.Header(ctx, s.Name)
 		if errors.Is(err, ErrNoSet) {
-			if err = c.Create(ctx, s); errors.Is(err, unix.EEXIST) {
+			err = c.Create(ctx, s)
+			if errors.Is(err, unix.EEXIST) {
 				continue
 			}
 			return err == nil, err
@@ -211,7 +212,8 @@ func (c *Conn) Ensure(ctx context.Context, s Set) (created bool, err error) {
 		case have.References > 0:
 			return false, c.other(have, s, differs)
 		}
-		if err = c.Destroy(ctx, s.Name); errors.Is(err, ErrInUse) {
+		err = c.Destroy(ctx, s.Name)
+		if errors.Is(err, ErrInUse) {
 			return false, c.other(have, s, differs)
 		} else if err != nil && !errors.Is(err, ErrNoSet) {
 			return false, err

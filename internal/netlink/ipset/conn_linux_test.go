@@ -191,7 +191,8 @@ func TestHas(t *testing.T) {
 		for _, m := range x.members {
 			expect(x.set.Name, m.Key(), true)
 			m = m.Key()
-			if m.Port = 12345; m.Proto == 0 && m.Addr.IsValid() {
+			m.Port = 12345
+			if m.Proto == 0 && m.Addr.IsValid() {
 				m.Addr, m.Port = m.Addr.Next().Next().Next(), 0
 			}
 			expect(x.set.Name, m, false)
@@ -491,7 +492,8 @@ type transport struct {
 }
 
 func (x *transport) Each(ctx context.Context, messages []byte, outcome func(int, error)) error {
-	if x.n++; x.n != x.at {
+	x.n++
+	if x.n != x.at {
 		return x.Transport.Each(ctx, messages, outcome)
 	}
 	if !x.lose {

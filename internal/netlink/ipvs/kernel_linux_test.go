@@ -329,7 +329,8 @@ func TestKernelCountsConnections(t *testing.T) {
 	for _, a := range []string{"10.96.0.10/32", "10.1.0.1/32"} {
 		if err == nil {
 			var addr *netlink.Addr
-			if addr, err = netlink.ParseAddr(a); err == nil {
+			addr, err = netlink.ParseAddr(a)
+			if err == nil {
 				err = netlink.AddrAdd(loopback, addr)
 			}
 		}

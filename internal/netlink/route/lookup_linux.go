@@ -164,7 +164,8 @@ type Qdisc struct {
 func Qdiscs(ctx context.Context, conn netlink.Asker) ([]Qdisc, error) {
 	request := netlink.Request(unix.RTM_GETQDISC, unix.NLM_F_DUMP, make([]byte, sizeofTcMsg))
 	all, err := netlink.Dump(ctx, conn, request, func(m netlink.Message) (q Qdisc, ok bool) {
-		if ok = len(m.Body) >= sizeofTcMsg; ok {
+		ok = len(m.Body) >= sizeofTcMsg
+		if ok {
 			q = Qdisc{int32(netlink.Order.Uint32(m.Body[4:])), netlink.Order.Uint32(m.Body[8:]),
 				netlink.CStr(netlink.Attribute(m.Body[sizeofTcMsg:], unix.TCA_KIND))}
 		}

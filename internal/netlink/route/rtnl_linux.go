@@ -25,11 +25,13 @@ func Open(family byte, more ...uint32) (conn, events *netlink.Conn, err error) {
 		group = unix.RTNLGRP_IPV6_IFADDR
 	}
 	cfg := netlink.Config{Protocol: unix.NETLINK_ROUTE, ReceiveBuffer: 1 << 20}
-	if conn, err = netlink.Open(cfg); err != nil {
+	conn, err = netlink.Open(cfg)
+	if err != nil {
 		return nil, nil, fmt.Errorf("query addresses: %w", err)
 	}
 	cfg.Groups = append([]uint32{group}, more...)
-	if events, err = netlink.Open(cfg); err != nil {
+	events, err = netlink.Open(cfg)
+	if err != nil {
 		conn.Close()
 		return nil, nil, fmt.Errorf("listen for changes of addresses: %w", err)
 	}
@@ -153,7 +155,8 @@ func Links(ctx context.Context, conn netlink.Asker) ([]Link, error) {
 func FindLink(ctx context.Context, conn netlink.Asker, name string) (found Link, err error) {
 	var e netlink.Encoder
 	e.Str(unix.IFLA_IFNAME, name)
-	if found, err = getLink(ctx, conn, 0, e.B); err != nil {
+	found, err = getLink(ctx, conn, 0, e.B)
+	if err != nil {
 		return Link{}, fmt.Errorf("look for interface %s: %w", name, err)
 	}
 	return found, nil

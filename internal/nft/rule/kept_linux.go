@@ -28,10 +28,12 @@ type KeptChain struct {
 
 // Read reads a table that should have these sets.
 func Read(ctx context.Context, t wire.Table, sets []wire.Set) (k Kept, err error) {
-	if k.Present, k.Dormant, err = t.State(ctx); err != nil || !k.Present {
+	k.Present, k.Dormant, err = t.State(ctx)
+	if err != nil || !k.Present {
 		return k, err
 	}
-	if err = wire.Undisturbed(ctx, func() error { return k.readSets(ctx, t, sets) }); err == nil {
+	err = wire.Undisturbed(ctx, func() error { return k.readSets(ctx, t, sets) })
+	if err == nil {
 		err = wire.Undisturbed(ctx, func() error { return k.readChains(ctx, t) })
 	}
 	return k, err

@@ -126,7 +126,8 @@ func (t Table) Get(ctx context.Context, d *Set, keys [][]byte) (map[string][]byt
 func Undisturbed(ctx context.Context, read func() error) error {
 	var err error
 	for range 100 {
-		if err = read(); !errors.Is(err, netlink.ErrInterrupted) || ctx.Err() != nil {
+		err = read()
+		if !errors.Is(err, netlink.ErrInterrupted) || ctx.Err() != nil {
 			return err
 		}
 	}

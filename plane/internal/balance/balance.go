@@ -115,7 +115,8 @@ func (b *Balance) joinAll(p lb.Proto, addrs []netip.AddrPort) []*member {
 func (b *Balance) leave(p lb.Proto, m *member) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if m.health.sets--; m.health.sets == 0 {
+	m.health.sets--
+	if m.health.sets == 0 {
 		m.health.forget()
 		delete(b.health, endpoint{p, m.addr})
 	}
@@ -157,7 +158,8 @@ func (b *Balance) makeRoom(s *Set, now time.Time) {
 	defer b.mu.RUnlock()
 	n := 0
 	for _, o := range b.sets {
-		if n++; n > sweptAtOnce {
+		n++
+		if n > sweptAtOnce {
 			return
 		}
 		if o != s && o.mu.TryLock() {

@@ -155,7 +155,8 @@ func TestAffinityAndChanges(t *testing.T) {
 			t.Errorf("client %d met %s, and then %s", c, was, a)
 		}
 	}
-	if b.Set(setOf("ns/a", 1, 2, 3, 4, 5), 0); b.Stats().Places != 0 {
+	b.Set(setOf("ns/a", 1, 2, 3, 4, 5), 0)
+	if b.Stats().Places != 0 {
 		t.Errorf("without affinity there are %d places", b.Stats().Places)
 	}
 }

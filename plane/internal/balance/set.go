@@ -142,12 +142,14 @@ func (s *Set) pick(client netip.Addr, tried []netip.AddrPort, now time.Time) (m 
 	hash := maphash.Comparable(s.b.seed, client)
 	at := uint16(hash % setPlaces)
 	p, known := s.places[at]
-	if m = s.stayWith(p, tried, now); m == nil {
+	m = s.stayWith(p, tried, now)
+	if m == nil {
 		if !known && !s.b.take() {
 			m, _ = s.from(int(hash/setPlaces%uint64(len(s.ring))), tried, now)
 			return m, true
 		}
-		if m = s.turn(tried, now); m == nil {
+		m = s.turn(tried, now)
+		if m == nil {
 			if !known {
 				s.b.places.Add(-1)
 			}

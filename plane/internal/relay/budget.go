@@ -164,7 +164,8 @@ func (g *Groups) Give(service string) {
 	defer g.mu.Unlock()
 	has := g.of[namespace]
 	g.budget.Give(&has.descriptors, 1)
-	if has.listeners--; has.listeners == 0 {
+	has.listeners--
+	if has.listeners == 0 {
 		delete(g.of, namespace)
 	}
 }

@@ -146,7 +146,8 @@ func (l *loop) attempt(c *conn) {
 
 // connect begins to reach a backend.
 func (l *loop) connect(c *conn, to netip.AddrPort) error {
-	if c.ports = l.engine.relay.ports.take(c.from.proto, to, c.dial.client.Addr.Addr()); c.ports == nil {
+	c.ports = l.engine.relay.ports.take(c.from.proto, to, c.dial.client.Addr.Addr())
+	if c.ports == nil {
 		l.engine.warn(l.engine.shares, "Client uses its share of source ports to an endpoint, trying another endpoint",
 			"client", c.dial.client.Addr.Addr(), "endpoint", to)
 		return errPorts

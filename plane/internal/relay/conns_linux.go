@@ -149,7 +149,8 @@ const backlog = 1 << 15
 
 // listenSocket makes a listening socket, and returns it with its address.
 func listenSocket(at Listening, cfg Config) (fd int, actual netip.AddrPort, err error) {
-	if fd, err = newSocket(at.Addr.Addr(), at.Proto); err != nil {
+	fd, err = newSocket(at.Addr.Addr(), at.Proto)
+	if err != nil {
 		return -1, actual, err
 	}
 	// Connections of an earlier listener there may still be about to end.

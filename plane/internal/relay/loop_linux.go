@@ -50,10 +50,12 @@ func newLoop(e *conns) (*loop, error) {
 		buf: make([]byte, copySize)}
 	l.limits = timer{fire: l.endPastLimits}
 	var err error
-	if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+	l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
 		return nil, os.NewSyscallError("epoll_create1", err)
 	}
-	if l.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+	l.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
 		unix.Close(l.epoll)
 		return nil, os.NewSyscallError("eventfd", err)
 	}
@@ -94,7 +96,8 @@ func (l *loop) post(fn func()) bool {
 	if l.gone {
 		return false
 	}
-	if l.posted = append(l.posted, fn); len(l.posted) == 1 {
+	l.posted = append(l.posted, fn)
+	if len(l.posted) == 1 {
 		unix.Write(l.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
 	}
 	return true

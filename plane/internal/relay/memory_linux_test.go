@@ -65,7 +65,8 @@ func TestTCPStalledPeers(t *testing.T) {
 			// nothing moves any more
 			for deadline := time.Now().Add(time.Minute); still < 10; time.Sleep(50 * time.Millisecond) {
 				s := r.Stats().TCP
-				if still++; moved != s.ToClients+s.ToBackends {
+				still++
+				if moved != s.ToClients+s.ToBackends {
 					moved, still = s.ToClients+s.ToBackends, 0
 				}
 				if time.Now().After(deadline) {

@@ -101,7 +101,8 @@ func bePeer() int {
 				go pour(c)
 				continue
 			}
-			if _, err = c.Write([]byte("x")); err == nil && what == "hold" {
+			_, err = c.Write([]byte("x"))
+			if err == nil && what == "hold" {
 				_, err = io.ReadFull(c, make([]byte, 1))
 			}
 			if err != nil {

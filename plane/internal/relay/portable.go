@@ -235,7 +235,8 @@ func (c *portableConn) attempt(who Client, backend netip.AddrPort) error {
 	p, cfg := c.from.engine, c.from.engine.relay.cfg
 	c.backend = backend
 	p.relay.ports.give(c.ports)
-	if c.ports = p.relay.ports.take(lb.TCP, backend, who.Addr.Addr()); c.ports == nil {
+	c.ports = p.relay.ports.take(lb.TCP, backend, who.Addr.Addr())
+	if c.ports == nil {
 		return errPorts
 	}
 	d := net.Dialer{Timeout: cfg.DialTimeout, KeepAliveConfig: net.KeepAliveConfig{

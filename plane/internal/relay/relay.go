@@ -157,7 +157,8 @@ func New(cfg Config) (*Relay, error) {
 		ports: &sourcePorts{most: int64(EphemeralPorts()), to: map[portsKey]*Budget{},
 			clients: map[clientPortsKey]*clientPorts{}}}
 	r.udp = newUDP(r, newUDPBudget(maxSessionFiles(), EphemeralPorts()))
-	if r.conns, err = newConns(r); err != nil {
+	r.conns, err = newConns(r)
+	if err != nil {
 		ns.close()
 		return nil, fmt.Errorf("relay: %w", err)
 	}
@@ -188,7 +189,8 @@ func (r *Relay) Listen(at Listening, b Balancer, group *Group) (*Listener, error
 		return nil, fmt.Errorf("relay: listen at %v/%v: %w", at.Addr, at.Proto, ErrClosed)
 	}
 	var err error
-	if l.socket, l.at, err = listen(l, at); err != nil {
+	l.socket, l.at, err = listen(l, at)
+	if err != nil {
 		return nil, fmt.Errorf("relay: listen at %v/%v: %w", at.Addr, at.Proto, err)
 	}
 	r.listeners[l] = struct{}{}
@@ -229,7 +231,8 @@ func (r *Relay) Drain(ctx context.Context) (left int) {
 	defer tick.Stop()
 	for {
 		tcp, sctp := r.conns.stats()
-		if left = int(tcp.Open + sctp.Open); left == 0 || ctx.Err() != nil {
+		left = int(tcp.Open + sctp.Open)
+		if left == 0 || ctx.Err() != nil {
 			r.conns.end()
 			return left
 		}

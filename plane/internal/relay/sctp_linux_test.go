@@ -311,7 +311,8 @@ func TestSCTPHeldMessagesTN45(t *testing.T) {
 		if len(e.held.data) > maxMessage || one.Used() != int64(len(e.held.data)) {
 			t.Errorf("%d bytes of a message are held, %d counted", len(e.held.data), one.Used())
 		}
-		if l.unhold(&one, e); one.Used() != 0 || l.engine.held.Used() != 0 || e.held != nil {
+		l.unhold(&one, e)
+		if one.Used() != 0 || l.engine.held.Used() != 0 || e.held != nil {
 			t.Errorf("%d and %d bytes are counted of nothing", one.Used(), l.engine.held.Used())
 		}
 	}

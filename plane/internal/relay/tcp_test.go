@@ -43,7 +43,8 @@ func startWith(t testing.TB, cfg Config, make func(*Relay) (connEngine, error)) 
 		t.Fatal(err)
 	}
 	r.conns.stop()
-	if r.conns, err = make(r); err != nil {
+	r.conns, err = make(r)
+	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(r.Close)

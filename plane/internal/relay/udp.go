@@ -169,7 +169,8 @@ func (t *udpTable) forward(f *udpFront, k udpKey, datagram []byte, hops int, now
 			s = nil
 		}
 		if s == nil {
-			if s = t.begin(f, k, tried, now); s == nil {
+			s = t.begin(f, k, tried, now)
+			if s == nil {
 				return
 			}
 		}

@@ -71,7 +71,8 @@ type udpSocket struct {
 func newUDPFile(fd int) (*udpSocket, error) {
 	s := &udpSocket{file: os.NewFile(uintptr(fd), "udp")}
 	var err error
-	if s.raw, err = s.file.SyscallConn(); err != nil {
+	s.raw, err = s.file.SyscallConn()
+	if err != nil {
 		s.close()
 		return nil, err
 	}
@@ -112,7 +113,8 @@ func (s *udpSocket) await(read func(fd int, buf []byte) (int, error)) (d datagra
 	if closed := s.raw.Read(func(fd uintptr) bool {
 		d.buf = buffers.Get().(*[datagramSize]byte)
 		for {
-			if d.n, err = read(int(fd), d.buf[:]); err != unix.EINTR {
+			d.n, err = read(int(fd), d.buf[:])
+			if err != unix.EINTR {
 				break
 			}
 		}
@@ -201,7 +203,8 @@ func (s *udpSocket) send(datagram []byte, hops int) error {
 			return err
 		}
 		// It may be the error of an earlier datagram, which the kernel reports only once.
-		if _ = s.readErrors(fd); s.session.lost {
+		_ = s.readErrors(fd)
+		if s.session.lost {
 			return err
 		}
 		return write(fd, datagram)

@@ -156,7 +156,8 @@ func relayOn(t testing.TB, lab *netlab.TestLab, cfg Config) (*Relay, netlab.Host
 	var r *Relay
 	lab.On(netlab.Node1, func() {
 		var err error
-		if r, err = New(unhurried(cfg)); err != nil {
+		r, err = New(unhurried(cfg))
+		if err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -327,7 +328,8 @@ func TestUDPFloodBesideAServiceTN54(t *testing.T) {
 	for full := false; !full || asked < 200; asked++ {
 		for !ask(t, c, fmt.Sprint(asked), timeout/4) {
 			// The flood also goes through a CPU's queue, which may be full.
-			if lost++; lost > netlab.Overflows(t)-before {
+			lost++
+			if lost > netlab.Overflows(t)-before {
 				t.Fatalf("datagram %d is lost; %+v", asked, r.Stats().UDP)
 			}
 		}

@@ -60,7 +60,8 @@ func (t *tableTest) check(tb testing.TB) {
 			n := 0
 			for at := f.order.Front(); at != nil; at = at.Next() {
 				s := at.Value.(*udpSession)
-				if n++; f.sessions[s.key] != s || s.at != at || at.Next() != nil && at.Next().Value.(*udpSession).
+				n++
+				if f.sessions[s.key] != s || s.at != at || at.Next() != nil && at.Next().Value.(*udpSession).
 					used.After(s.used) {
 					tb.Fatalf("session %v is at a wrong place", s.key)
 				}
@@ -118,7 +119,8 @@ func TestUDPTableAtRandom(t *testing.T) {
 	for _, f := range fronts {
 		tab.close(f)
 	}
-	if tab.check(t); tab.sockets != 0 || len(tab.groups) != 0 {
+	tab.check(t)
+	if tab.sockets != 0 || len(tab.groups) != 0 {
 		t.Errorf("%d sockets and %d groups are left", tab.sockets, len(tab.groups))
 	}
 }
@@ -134,12 +136,14 @@ func TestUDPIdleCF45(t *testing.T) {
 		tab.now = tab.now.Add(tab.idle - time.Second)
 		tab.send(f, 1)
 		tab.answered(f.sessions[clientKey(2)], tab.now)
-		if tab.expire(tab.now); !hasSession(f, 1) || !hasSession(f, 2) {
+		tab.expire(tab.now)
+		if !hasSession(f, 1) || !hasSession(f, 2) {
 			t.Fatal("a session that is used has ended")
 		}
 	}
 	tab.now = tab.now.Add(tab.idle)
-	if tab.expire(tab.now); hasSession(f, 1) || hasSession(f, 2) {
+	tab.expire(tab.now)
+	if hasSession(f, 1) || hasSession(f, 2) {
 		t.Error("a session lasts longer than the idle time")
 	}
 	if tab.granule() != tab.idle/8 {
@@ -189,7 +193,8 @@ func TestUDPManyListenersOfOneTenantTN54(t *testing.T) {
 	}
 	for client := range 10 {
 		for _, f := range fronts {
-			if tab.send(f, client); !hasSession(f, client) {
+			tab.send(f, client)
+			if !hasSession(f, client) {
 				t.Fatal("a new client gets no session")
 			}
 		}
@@ -199,7 +204,8 @@ func TestUDPManyListenersOfOneTenantTN54(t *testing.T) {
 	}
 	late := NewGroup()
 	first := frontOf(late, b)
-	if tab.send(first, 1); !hasSession(first, 1) {
+	tab.send(first, 1)
+	if !hasSession(first, 1) {
 		t.Error("a Service of another namespace gets no session")
 	}
 	for client := range 3000 {

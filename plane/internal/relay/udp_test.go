@@ -240,7 +240,8 @@ func TestUDPSession(t *testing.T) {
 	for i := range 200 {
 		// On a busy machine a session may end before its answer arrives.
 		for !ask(t, c, fmt.Sprint(i), timeout/4) {
-			if lost++; lost > 3 || r.Stats().UDP.Opened < uint64(lost) {
+			lost++
+			if lost > 3 || r.Stats().UDP.Opened < uint64(lost) {
 				t.Fatalf("no answer; %+v", r.Stats().UDP)
 			}
 		}

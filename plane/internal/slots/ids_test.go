@@ -71,7 +71,8 @@ func TestReserveInBlocks(t *testing.T) {
 	if !c.Left() {
 		t.Error("none left before the end")
 	}
-	if c.Next(); c.Left() {
+	c.Next()
+	if c.Left() {
 		t.Error("some left behind the end")
 	}
 }

@@ -95,7 +95,8 @@ func (r *Packer) Next(held Packed, was, want *lb.Backends) (next Packed, differ 
 			m.differ = append(m.differ, i)
 		}
 	}
-	if m.next = r.Pack(is, want); shared && !m.next.in.isLoose() {
+	m.next = r.Pack(is, want)
+	if shared && !m.next.in.isLoose() {
 		if len(r.moves) == recent {
 			r.moves = r.moves[1:]
 		}

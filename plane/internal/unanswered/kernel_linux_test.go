@@ -73,7 +73,8 @@ func (n *node) run(words ...string) (out string) {
 	n.t.Helper()
 	n.Do(func() {
 		all, err := exec.Command(words[0], words[1:]...).CombinedOutput()
-		if out = string(all); err != nil {
+		out = string(all)
+		if err != nil {
 			n.t.Errorf("%s: %v: %s", strings.Join(words, " "), err, all)
 		}
 	})

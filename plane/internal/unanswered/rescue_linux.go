@@ -21,7 +21,8 @@ func (w *Watch) Rescue(ctx context.Context, endpoints []failover.Endpoint) (resc
 	if w.session == nil {
 		return 0, errOff
 	}
-	if rescued, err = w.session.rescuer.Rescue(ctx, endpoints); err != nil {
+	rescued, err = w.session.rescuer.Rescue(ctx, endpoints)
+	if err != nil {
 		err = fmt.Errorf("forget unanswered connections to %d endpoints: %w", len(endpoints), err)
 	}
 	return rescued, err
@@ -55,7 +56,8 @@ func (s *session) reset(ctx context.Context, endpoints []failover.Endpoint) (end
 	var all []conntrack.Connection
 	more := false
 	err = s.rescuer.Established(ctx, endpoints, func(c conntrack.Connection) {
-		if more = len(all) == maxEnded; !more {
+		more = len(all) == maxEnded
+		if !more {
 			all = append(all, c)
 		}
 	})

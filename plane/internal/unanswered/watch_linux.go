@@ -156,7 +156,8 @@ func (w *Watch) start(ctx context.Context, group uint16) error {
 	s := &session{table: &table{newLayout(rule.IPOf(w.cfg.Family), translated), sock, w.cfg.Writes}}
 	s.chains = s.table.watching(group)
 	s.prod = newProd(w.cfg.Family)
-	if s.reports, err = openReports(s.table.Proto); err == nil {
+	s.reports, err = openReports(s.table.Proto)
+	if err == nil {
 		s.rescuer, err = conntrack.NewRescuer(w.cfg.Family)
 	}
 	if err == nil {
@@ -183,7 +184,8 @@ func (w *Watch) stop() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	err := w.session.table.remove(context.Background())
-	if err = errors.Join(err, w.session.close()); err != nil {
+	err = errors.Join(err, w.session.close())
+	if err != nil {
 		w.cfg.Log.Warn("Failed to stop watching unanswered connections; the rules have no effect without this process",
 			"err", err)
 	}

@@ -198,7 +198,8 @@ func (c *Addresses) Prepare(a netip.Addr) error {
 }
 
 func (c *Addresses) give(a netip.Addr) (added bool, err error) {
-	if added, err = c.add(a); err != nil {
+	added, err = c.add(a)
+	if err != nil {
 		err = fmt.Errorf("give this machine the service address %s: %w", a, err)
 	}
 	return added, err
@@ -288,7 +289,8 @@ func (c *Addresses) repair(ours []netip.Addr) (repaired int, failed map[netip.Ad
 	there := map[netip.Addr]bool{}
 	var add, remove []netip.Addr
 	for _, a := range ours {
-		if there[a] = true; len(c.users[a]) == 0 {
+		there[a] = true
+		if len(c.users[a]) == 0 {
 			remove = append(remove, a)
 		}
 	}
@@ -344,7 +346,8 @@ func (c *Addresses) forget(k lb.Key) bool {
 	if !keys[k] {
 		return false
 	}
-	if delete(keys, k); len(keys) > 0 {
+	delete(keys, k)
+	if len(keys) > 0 {
 		return false
 	}
 	delete(c.users, k.Addr)

@@ -245,7 +245,8 @@ func TestWindowsAddressesAfterAnyFailure(t *testing.T) {
 			c := m.process()
 			left := rnd.IntN(12)
 			m.fail = func(string) error {
-				if left--; left < 0 {
+				left--
+				if left < 0 {
 					return broken
 				}
 				return nil
@@ -279,7 +280,8 @@ func TestWindowsAddressesLater(t *testing.T) {
 	creates := 0
 	m.fail = func(call string) error {
 		if call == "create" {
-			if creates++; creates == 1 {
+			creates++
+			if creates == 1 {
 				return errors.New("refused")
 			}
 		}

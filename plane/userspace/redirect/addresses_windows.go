@@ -222,7 +222,8 @@ func (b *keyBook) read() (map[netip.Addr]uint64, error) {
 		if err != nil {
 			continue // not our entry
 		}
-		if all[a], _, err = b.key.GetIntegerValue(name); err != nil {
+		all[a], _, err = b.key.GetIntegerValue(name)
+		if err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 	}

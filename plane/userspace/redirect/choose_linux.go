@@ -32,7 +32,8 @@ var ways = []way{
 // ways.
 func Choose(cfg Config) (c Redirector, passed []error, err error) {
 	for _, w := range ways {
-		if c, err = w.make(cfg); err == nil {
+		c, err = w.make(cfg)
+		if err == nil {
 			return c, passed, nil
 		}
 		passed = append(passed, fmt.Errorf("redirect by %s: %w", w.name, err))

@@ -99,12 +99,14 @@ type IPTables struct {
 func NewIPTables(cfg Config) (*IPTables, error) {
 	c := &IPTables{cfg: cfg}
 	var err error
-	if c.keep, err = xtables.NewManager(layoutOf(cfg)); err != nil {
+	c.keep, err = xtables.NewManager(layoutOf(cfg))
+	if err != nil {
 		return nil, err
 	}
 	c.tracer = xtwalk.New(c.keep.Tool)
 	unguarded := c.keep.Have([]string{"socket"}, nil)
-	if c.byRules, err = watchAddresses(rule.IPOf(cfg.Family).Proto, unguarded); err != nil {
+	c.byRules, err = watchAddresses(rule.IPOf(cfg.Family).Proto, unguarded)
+	if err != nil {
 		c.keep.Close()
 		return nil, err
 	}

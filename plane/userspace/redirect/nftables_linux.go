@@ -45,7 +45,8 @@ func NewNFTables(cfg Config) (*NFTables, error) {
 	ip := rule.IPOf(cfg.Family)
 	c := &NFTables{ip: ip, cfg: cfg, ours: cmp.Or(cfg.Writes, &selfwrites.Ledger{})}
 	var err error
-	if c.sock, err = wire.Open(); err != nil {
+	c.sock, err = wire.Open()
+	if err != nil {
 		return nil, fmt.Errorf("%w: %w", err, plane.ErrUnsupported)
 	}
 	// nft_socket is the only expression that a kernel may lack
@@ -58,13 +59,15 @@ func NewNFTables(cfg Config) (*NFTables, error) {
 		return nil, fmt.Errorf("%w: %w", err, plane.ErrUnsupported)
 	}
 	c.rules = c.renderer(lb.Node{}, unguarded == nil)
-	if c.byRules, err = watchAddresses(ip.Proto, unguarded); err == nil {
+	c.byRules, err = watchAddresses(ip.Proto, unguarded)
+	if err == nil {
 		missed := func() {
 			c.noticed.Store(true)
 			wake(c.drift)
 		}
 		note := func(uint16, []byte) { c.noticed.Store(true) }
-		if c.mon, err = wire.Watch(c.sock, ip.Proto, wire.Of(TableName), note, missed, missed); err != nil {
+		c.mon, err = wire.Watch(c.sock, ip.Proto, wire.Of(TableName), note, missed, missed)
+		if err != nil {
 			c.byRules.close()
 		}
 	}

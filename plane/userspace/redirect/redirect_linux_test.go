@@ -213,7 +213,8 @@ func (b *bench) output(name string, args ...string) string {
 	b.t.Helper()
 	var out []byte
 	b.do(func(context.Context) (err error) {
-		if out, err = exec.Command(name, args...).CombinedOutput(); err != nil {
+		out, err = exec.Command(name, args...).CombinedOutput()
+		if err != nil {
 			err = fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, out)
 		}
 		return err

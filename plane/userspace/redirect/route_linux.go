@@ -30,7 +30,8 @@ type byRules struct {
 func watchAddresses(proto byte, unguarded error) (*byRules, error) {
 	w := &byRules{proto: proto, unguarded: unguarded, drift: make(chan struct{}, 1), done: make(chan struct{})}
 	var err error
-	if w.conn, w.events, err = route.Open(proto); err != nil {
+	w.conn, w.events, err = route.Open(proto)
+	if err != nil {
 		return nil, err
 	}
 	go func() {
