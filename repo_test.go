@@ -16,198 +16,72 @@ import (
 	"testing"
 )
 
-// imports says which of our packages may import which, in files that are not tests.
+// A layer is a group of packages that may import the same layers.
+type layer struct {
+	name    string
+	imports string // layers, its own among them if its packages may import each other; ALL is every one
+	holds   string // packages; a/... holds those below a too that no other layer holds
+}
+
+// layers is the import policy, for files that are not tests.
 //
 // DO NOT CHANGE THIS DATA TO FIX BUILDS. It is the design: a build that breaks here has put
-// something into the wrong house. A new line needs a reason that would convince a reader of
-// docs/architecture.md.
-//
-// "a, b < c, d" means that c and d may import a and b. Lines add up; nothing is transitive; NONE is
-// no package of ours, ALL is every one. A package that no line has on its right side may not exist.
-const imports = `
-	NONE < plane, event, internal/addrs, internal/ordered, test/golden;
-	# A node holds a million endpoints.
-	internal/addrs < cluster, lb;
-	# Claims on a key, and shares of a namespace, are heaps from which any element can leave.
-	internal/ordered < lb, engine;
-	test/golden < test/planetest;
-	# It obeys the configuration as it is.
-	config < logging;
-	NONE < cli/report, config/option, plane/selfwrites, plane/internal/diff, internal/rollback;
-	internal/netlink, internal/nft/wire, internal/rollback, plane/internal/diff < plane/internal/ranges;
-	plane/internal/ranges < plane/nftables, plane/userspace/redirect;
-	lb < plane/internal/slots;
-	NONE < internal/thread, internal/netlab, internal/kernel, test/exectest, test/logtest, test/clocktest, test/cputest, test/seedtest, internal/ratelimit, internal/bisect, internal/pause, internal/plural, internal/nearest, internal/listen, test/listentest, internal/netlink, internal/scm, test/wine;
+// something into the wrong house. A new permission needs a reason that would convince a reader of
+// docs/architecture.md. A permission that no import uses fails too.
+var layers = []layer{
+	{"base", "", `event config/option plane/selfwrites plane/internal/diff internal/addrs internal/bisect
+		internal/listen internal/nearest internal/ordered internal/pause internal/plural internal/ratelimit
+		internal/rollback internal/scm internal/thread`},
+	{"facts", "base", "cluster"},
+	{"table", "base table", "lb plane trace"},
+	{"rules", "base facts table rules", "policy config/nodecheck"},
+	{"failover", "facts table failover", "failover/..."},
+	{"source", "base facts source", "source/..."},
+	// How kernel state is encoded and read.
+	{"kernel", "base table kernel", `internal/netlink/... internal/kernel internal/sockets
+		internal/nft/wire internal/nft/rule`},
+	{"mode", "base table kernel mode", "mode internal/xtables"},
+	// They observe applied changes, and know no rules.
+	{"observer", "base facts table failover kernel mode", "conntrack health debug/changes debug/flows debug/traffic"},
+	// They follow packets by what the kernel has, and know no writer.
+	{"follow", "base table kernel mode follow", `internal/follow internal/nft/walk internal/xtwalk
+		internal/hooks debug/node`},
+	// A plane cannot know what a traffic policy is.
+	{"plane", "base table failover kernel mode observer follow plane", "plane/..."},
+	{"engine", "base facts table rules observer", "engine"},
+	{"settings", "base table rules source kernel mode engine settings", `config logging status
+		internal/system internal/wiring`},
+	{"answer", "base facts table rules failover mode observer follow engine answer", "debug/inspect debug/api"},
+	{"program", "ALL", "cli/... cmd/..."},
+	{"proof", "ALL", "internal/netlab test/... tools/... ."},
+}
 
-	cluster, lb < policy, debug/changes;
-	cluster, lb, policy < config/nodecheck;
-	lb < trace;
-
-	cluster < source/convert, source/snapshot;
-	cluster, source/convert < source/kube, source/manifests;
-	event, internal/ratelimit < source/kube;
-
-	# What a Reset left for later are keys of rows.
-	lb < plane;
-
-	cluster, policy, lb, plane, debug/changes, internal/ratelimit, internal/bisect < engine;
-	internal/bisect < plane/nftables, plane/ipvs, internal/xtables;
-
-	internal/pause < conntrack, debug/inspect, source/kube, source/snapshot;
-	# Sentences count things.
-	internal/plural < debug/changes, debug/inspect, policy, trace;
-	# What a misspelled name may have meant is found in one way.
-	internal/nearest < config, debug/inspect, source/manifests, cli/migrate;
-	# Threads that change their namespaces end in one way.
-	internal/thread < internal/netlab, cli/preflight, plane/ebpf;
-	internal/netlink < internal/kernel, conntrack, internal/sockets, plane/nftables, test/nlconntest, internal/nft/wire, internal/nft/rule, internal/netlink/ipset, internal/netlink/ipvs, internal/netlink/route, internal/netlink/conntrack;
-	internal/netlink/ipvs, internal/netlink/ipset, internal/netlink/route, internal/netlink < plane/ipvs;
-	# Answers of nf_tables are netlink messages.
-	internal/netlink < internal/xtables;
-	# The programs of iptables are run, and their language is known, in one place: chains of three modes are kept by them.
-	lb, plane, plane/selfwrites, mode, internal/kernel, internal/rollback < internal/xtables;
-	internal/xtables < plane/iptables, plane/ipvs, plane/userspace/redirect;
-	# Who follows a packet reads rules, whatever their language, and knows no writer. A rule may ask for the interface that a packet leaves
-	# through, and whether an address is the node's own.
-	trace < internal/follow;
-	lb, trace, internal/follow, internal/xtables, internal/netlink/route, internal/netlink < internal/xtwalk;
-	internal/xtwalk < plane/iptables, plane/ipvs, plane/userspace/redirect;
-	internal/follow < internal/nft/walk, plane/nftables, plane/userspace/redirect;
-	# Planes report how the kernel treats a packet, in the vocabulary of the table's answer.
-	trace < plane/nftables, plane/ebpf, plane/iptables, plane/ipvs, plane/userspace, plane/userspace/redirect, plane/hns, test/fake, test/planetest;
-	# IPVS in memory implements the requests of IPVS, and does not depend on its callers.
-	internal/netlink/ipvs, internal/netlink < test/ipvsfake;
-	internal/netlink/route < plane/userspace/redirect;
-	# The kernel says which addresses are the node's: endpoints there may be refused (TN-52).
-	internal/netlink, internal/netlink/route < plane/userspace;
-	lb, plane, plane/selfwrites < internal/nft/wire;
-	lb, internal/nft/wire < internal/nft/rule;
-	internal/nft/rule < internal/nft/walk, plane/nftables, plane/userspace/redirect;
-	internal/nft/wire, internal/rollback, mode < plane/userspace/redirect;
-	# Rules beside some that iptables cannot print are deleted by their handles.
-	internal/nft/wire < plane/nftables, internal/xtables;
-	# All planes with a table trace packets through the kernel's rules alike.
-	internal/netlink, internal/nft/wire, trace < internal/nft/walk;
-	internal/nft/walk < plane/nftables, plane/userspace/redirect;
-	# The packet filter of the node is that of all programs, in the order of the kernel.
-	lb, trace, internal/follow, internal/netlink, internal/netlink/route, internal/netlink/ipset, internal/nft/wire, internal/nft/walk, internal/xtables, internal/xtwalk < internal/hooks;
-
-	# A mode is one value, which a plane's package gives and plane/all lists. What needs no plane knows the value alone.
-	# What a flag or a field is, config and the modes say in the same words.
-	config/option < mode, config, plane/nftables, plane/iptables, plane/ipvs, plane/userspace, plane/hns;
-	event, lb, plane, plane/selfwrites, trace < mode;
-	mode < config, status, internal/system, plane/cleanup;
-	lb, plane, plane/selfwrites, plane/internal/diff, internal/rollback, plane/internal/slots, internal/kernel, event, mode
-	< plane/nftables, plane/iptables, plane/ipvs, plane/userspace, plane/hns;
-	# What moves bytes knows no Services, what leads packets to it knows no bytes, and who is next knows neither.
-	lb, internal/ratelimit < plane/internal/relay;
-	lb, plane, plane/selfwrites, plane/internal/diff, internal/kernel, internal/netlink < plane/userspace/redirect;
-	lb, plane/internal/relay < plane/internal/balance;
-	plane/internal/relay, plane/internal/balance, plane/userspace/redirect < plane/userspace;
-	# What moves bytes serves the mode nftables on localhost as well; it follows rows and says what becomes of a packet there. Relay and
-	# balance know nothing of mode userspace.
-	lb, trace, internal/ratelimit, plane/internal/relay, plane/internal/balance < plane/localhost;
-	plane/localhost, plane/internal/relay < plane/nftables;
-	# The programs are objects and types of C. Their plane follows the node's addresses by netlink.
-	NONE < plane/ebpf/bpf;
-	lb, plane, mode, config/option, internal/netlink, internal/netlink/route, internal/sockets, internal/kernel, internal/ratelimit, plane/internal/slots, plane/ebpf/bpf < plane/ebpf;
-	lb, plane < test/fake;
-	# Tests say tables as text.
-	lb < test/tables;
-	# HNS in memory implements the requests of HNS, and does not depend on its callers.
-	plane/hns < test/hnsfake;
-	mode, plane/nftables, plane/iptables, plane/ipvs, plane/userspace, plane/hns, plane/ebpf < plane/all;
-
-	lb < conntrack, health, internal/sockets, debug/flows;
-	internal/netlink/conntrack, internal/netlink, internal/netlink/route < conntrack, debug/flows;
-	# Traffic by Service is what planes count by row, and the table's rows.
-	lb, mode < debug/traffic;
-	internal/listen < health, status, cli;
-	internal/ratelimit < health, conntrack;
-	internal/kernel < internal/system;
-	lb, internal/kernel < plane/cleanup;
-	# It reads bytes, and knows of no node.
-	config, mode < cli/migrate;
-	# It asks what others would do, and tries modes by their values.
-	lb, mode, internal/system, internal/kernel, internal/xtables, internal/netlink, internal/netlink/route < cli/preflight;
-	# It asks HNS, has the program run in a lab, and asks that by the admin socket.
-	lb, plane/hns, cli/preflight, internal/netlab, debug/inspect, debug/api < cli/selftest;
-	engine, trace < status;
-	# It follows packets through the whole node, and knows no plane.
-	lb, trace, internal/hooks, internal/netlink, internal/netlink/route, internal/netlink/conntrack, internal/nft/wire, internal/nft/rule, internal/kernel, plane/selfwrites < debug/node;
-	debug/node < debug/inspect, cli;
-	# What people ask is put together of what all others know; who carries questions and answers knows no more than that.
-	cluster, lb, policy, trace, mode, engine, debug/changes, debug/flows < debug/inspect;
-	debug/inspect < debug/api;
-	# The page asks the admin socket as commands do, in a process of its own: nothing that the daemon serves by HTTP knows it.
-	debug/api, debug/inspect, trace < cli/ui;
-
-	# What this node does not reach is decided without I/O; control asks the network, and planes report what clients meet.
-	cluster, lb < failover;
-	failover < failover/probe;
-	cluster, lb, failover < failover/control;
-	# Answers name unreachable endpoints, and probe them on request.
-	failover, failover/probe < debug/inspect;
-	failover < mode, conntrack, plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace;
-	# Conntrack is the same whatever translates, so planes watch unanswered connections in one way, by a table beside their rules.
-	internal/netlink < internal/netlink/nflog;
-	lb, failover, conntrack, internal/netlink, internal/netlink/conntrack, internal/netlink/nflog, internal/nft/rule, internal/nft/wire, internal/ratelimit, plane/selfwrites < plane/internal/unanswered;
-	plane/internal/unanswered < plane/nftables, plane/iptables, plane/ipvs, plane/cleanup;
-
-	# The oracle says slowly what policy and lb say quickly; tests alone ask it.
-	cluster, policy, lb < test/oracle;
-	cluster < test/adversary;
-
-	# A scenario holds the YAML that a user would apply, so reading one goes the way that YAML goes.
-	cluster, policy, lb, source/convert, source/manifests < test/scenario;
-	# What it proves is the interface that the engine calls, with the flows that the process has the kernel forget beside it.
-	cluster, policy, lb, plane, engine, conntrack, source/convert, source/manifests, internal/netlab, test/scenario, test/seedtest, test/adversary, mode, failover, failover/control < test/planetest;
-
-	# What the process does with its configuration, commands say that it would do.
-	config, engine, internal/system, lb, mode, policy, source/kube < internal/wiring;
-	# The plugin of kubectl reaches proxies as its user; nothing that serves packets knows it.
-	source/kube < cli/kubectl;
-	cli/kubectl < cli;
-	# The commands for people ask a proxy, or do offline what one would do; they know no plane but the one that selftest asks.
-	cli/migrate, cli/preflight, cli/report, cli/selftest, cli/ui, config, debug/api, debug/inspect, source/kube, source/manifests, source/snapshot < cli;
-	cluster, engine, lb, mode, plane/hns, policy, trace < cli;
-	internal/kernel, internal/nearest, internal/pause, internal/plural, internal/system, internal/wiring < cli;
-
-	# The tools are a module of their own, so that what only they need does not come into the product.
-	ALL < cmd/kube-proxy, tools/demo, tools/bench;
-	# Systems without a proxy have the plugin alone.
-	cli < cmd/kubectl-svcproxy;
-	config < tools/krew;
-	NONE < tools/release;
-	# What makes the image builds the program, and knows nothing of it.
-	NONE < tools/image;
-	# What changes the code at random places tests any of it.
-	NONE < tools/mutants;
-	# What makes the pages a site reads pages.
-	NONE < tools/site;
-	NONE < .;
-`
-
-// modules says who may import packages from outside the standard library and this module: "m < a"
-// means that a, tests included, may import packages whose path starts with m. A module that is not
-// on a left side is free to all but the pure packages; of two that match, the longer one counts.
-// TESTS are the tests of all packages.
-const modules = `
+// only says who may import what, whatever the layers allow: "m < a" means that a may import
+// packages whose path starts with m. What is not on a left side is free to all but the pure
+// packages; of two that match, the longer one counts. TESTS are the tests of all packages. Together
+// with TestPlanesAreApart and the pure packages these are five prohibitions: no plane knows
+// another, the middle has no I/O, client-go is in source/kube and the plugin alone, cobra in cli
+// and config alone, and no lab serves packets.
+const only = `
 	# Only these know the types of Kubernetes; tests of test/adversary write objects as a tenant does.
-	k8s.io, sigs.k8s.io < config, config/option, source/kube, source/manifests, source/convert, cli/kubectl, test/adversary;
-	sigs.k8s.io/yaml < cli, cli/migrate, config, source/manifests, cmd/kube-proxy, tools/krew;
+	k8s.io < config, config/option, source/kube, source/manifests, source/convert, cli/kubectl, test/adversary;
+	k8s.io/client-go < source/kube, cli/kubectl;
+	sigs.k8s.io/yaml < cli, cli/migrate, config, cmd/kube-proxy, tools/krew;
 	k8s.io/klog < logging, config, source/kube, cli/kubectl;
-	k8s.io/component-base < config, source/kube, source/convert, status;
+	k8s.io/component-base < config, source/kube, status;
 	github.com/spf13 < config, cli, cli/kubectl, cmd/kube-proxy;
 	# The product has one netlink client, internal/netlink; labs are built with this one, and tests look at the kernel by it.
-	github.com/vishvananda < internal/netlab, test/planetest, plane/userspace, TESTS;
+	github.com/vishvananda < internal/netlab, test/planetest, TESTS;
+	# The commands selftest and demo build labs.
+	kube-proxy/internal/netlab < cli/selftest, test/planetest, tools/demo, TESTS;
 	# Tests attach programs of others by it.
 	github.com/cilium/ebpf < plane/ebpf, plane/ebpf/bpf, TESTS;
-	github.com/google/nftables < plane/nftables, internal/nft/wire, internal/nft/rule, internal/nft/walk;
+	# Its types and its text of expressions; messages are those of internal/nft/wire.
+	github.com/google/nftables < internal/nft/wire, internal/nft/rule, internal/nft/walk;
 `
 
-// pure packages import the standard library and each other alone, so that others may use them
-// anywhere.
+// pure packages import the standard library and packages of ours that do so too, so that others may
+// use them anywhere.
 var pure = []string{"cluster", "failover", "lb", "plane", "policy", "trace"}
 
 // badNames are package names that say nothing about the content.
@@ -220,6 +94,7 @@ type goFile struct {
 	dir, path string
 	test      bool
 	ast       *ast.File
+	fset      *token.FileSet
 }
 
 // nested reports whether f belongs to another module (test/e2e), which has its own rules for
@@ -229,23 +104,68 @@ func (f goFile) nested() bool {
 		strings.HasPrefix(f.dir, "test/e2e/")
 }
 
+// layerOf returns the layer that holds a package: the one that names it, or the one that names the
+// closest folder above it.
+func layerOf(dir string) *layer {
+	var found *layer
+	var length int
+	for i := range layers {
+		for name := range strings.FieldsSeq(layers[i].holds) {
+			above, open := strings.CutSuffix(name, "/...")
+			if dir == name || open && (dir == above || strings.HasPrefix(dir, above+"/")) && len(above) > length {
+				found, length = &layers[i], len(above)
+			}
+			if dir == name {
+				return found
+			}
+		}
+	}
+	return found
+}
+
 func TestImports(t *testing.T) {
-	may := parsePolicy(t, imports)
+	used, held := map[string]bool{}, map[string]bool{} // "layer layer"; "layer package"
 	for _, f := range goFiles(t) {
-		if f.nested() {
+		if f.nested() || f.test { // tests bring together what the program keeps apart
 			continue
 		}
-		allowed, known := may[f.dir]
-		if !known {
-			t.Errorf("%s: package %s has no place in the import policy", f.path, f.dir)
+		from := layerOf(f.dir)
+		if from == nil {
+			t.Errorf("%s: no layer of the import policy holds package %s", f.path, f.dir)
 			continue
+		}
+		for name := range strings.FieldsSeq(from.holds) {
+			above, open := strings.CutSuffix(name, "/...")
+			if f.dir == above || open && strings.HasPrefix(f.dir, above+"/") {
+				held[from.name+" "+name] = true
+			}
 		}
 		for _, imp := range importsOf(f) {
 			ours, ok := strings.CutPrefix(imp, module+"/")
-			switch {
-			case ok && f.test: // tests bring together what the program keeps apart
-			case ok && !slices.Contains(allowed, ours) && !slices.Contains(allowed, "ALL"):
-				t.Errorf("%s: package %s may not import %s", f.path, f.dir, ours)
+			if !ok {
+				continue
+			}
+			to := layerOf(ours)
+			if to == nil {
+				continue // reported at its own files
+			}
+			used[from.name+" "+to.name] = true
+			allowed := strings.Fields(from.imports)
+			if !slices.Contains(allowed, to.name) && !slices.Contains(allowed, "ALL") {
+				t.Errorf("%s: package %s of layer %s may not import %s of layer %s", f.path, f.dir, from.name, ours,
+					to.name)
+			}
+		}
+	}
+	for _, l := range layers {
+		for to := range strings.FieldsSeq(l.imports) {
+			if to != "ALL" && !used[l.name+" "+to] {
+				t.Errorf("import policy: layer %s may import layer %s, and does not", l.name, to)
+			}
+		}
+		for name := range strings.FieldsSeq(l.holds) {
+			if name != "." && !held[l.name+" "+name] {
+				t.Errorf("import policy: layer %s holds %s, which has no package", l.name, name)
 			}
 		}
 	}
@@ -283,29 +203,43 @@ func TestPlanesAreApart(t *testing.T) {
 	}
 }
 
-func TestModules(t *testing.T) {
-	may := parsePolicy(t, modules)
+func TestOnly(t *testing.T) {
+	may := parsePolicy(t, only)
+	used := map[string]bool{} // "what who"
 	for _, f := range goFiles(t) {
 		if f.nested() {
 			continue
 		}
 		for _, imp := range importsOf(f) {
 			first, _, _ := strings.Cut(imp, "/")
-			if !strings.Contains(first, ".") {
-				continue
+			if strings.Contains(first, ".") && slices.Contains(pure, f.dir) {
+				t.Errorf("%s imports %s: package %s uses the standard library alone", f.path, imp, f.dir)
 			}
-			if slices.Contains(pure, f.dir) {
-				t.Errorf("%s imports %s: package %s lives on the standard library alone", f.path, imp, f.dir)
+			if ours, ok := strings.CutPrefix(imp, module+"/"); ok && !f.test && slices.Contains(pure, f.dir) &&
+				!slices.Contains(pure, ours) && !strings.HasPrefix(ours, "internal/") {
+				t.Errorf("%s: package %s is pure, and %s is not", f.path, f.dir, ours)
 			}
 			var closest string
-			for prefix := range leftSides(modules) {
+			for prefix := range leftSides(only) {
 				if (imp == prefix || strings.HasPrefix(imp, prefix+"/")) && len(prefix) > len(closest) {
 					closest = prefix
 				}
 			}
-			if closest != "" && !slices.Contains(may[f.dir], closest) &&
-				!(f.test && slices.Contains(may["TESTS"], closest)) {
+			switch {
+			case closest == "":
+			case slices.Contains(may[f.dir], closest):
+				used[closest+" "+f.dir] = true
+			case f.test && slices.Contains(may["TESTS"], closest):
+				used[closest+" TESTS"] = true
+			default:
 				t.Errorf("%s: package %s may not import %s", f.path, f.dir, imp)
+			}
+		}
+	}
+	for who, all := range may {
+		for _, what := range all {
+			if !used[what+" "+who] {
+				t.Errorf("import policy: %s may import %s, and does not", who, what)
 			}
 		}
 	}
@@ -360,7 +294,8 @@ func TestMonotonicClock(t *testing.T) {
 			if pkg, ok := method.X.(*ast.Ident); ok && (pkg.Name == "time" || len(call.Args) > 0) { // time.Unix
 				return true
 			}
-			if seen[f.path] = true; wallClocks[f.path] == "" {
+			seen[f.path] = true
+			if wallClocks[f.path] == "" {
 				t.Errorf("%s: %s drops the monotonic reading of a time: compare times as they are, and convert "+
 					"them where they are written", f.path, method.Sel.Name)
 			}
@@ -404,6 +339,41 @@ func TestNoInit(t *testing.T) {
 			if fn, ok := d.(*ast.FuncDecl); ok && fn.Recv == nil && fn.Name.Name == "init" {
 				t.Errorf("%s: func init: wire it where it is used", f.path)
 			}
+		}
+	}
+}
+
+// sideEffects are the folders with `if` headers that still do something. A folder leaves the list
+// with its last one.
+var sideEffects = []string{"cli", "debug", "failover", "internal/follow", "internal/hooks", "internal/nft/walk",
+	"internal/xtwalk", "plane/ebpf", "test/e2e", "tools/bench"}
+
+// The header of an `if` declares variables, and does nothing else: a reader looks for effects in
+// statements.
+func TestIfHeaders(t *testing.T) {
+	left := map[string]bool{}
+	for _, f := range goFiles(t) {
+		ast.Inspect(f.ast, func(n ast.Node) bool {
+			branch, ok := n.(*ast.IfStmt)
+			if !ok || branch.Init == nil {
+				return true
+			}
+			if a, ok := branch.Init.(*ast.AssignStmt); ok && a.Tok == token.DEFINE {
+				return true
+			}
+			for _, dir := range sideEffects {
+				if f.dir == dir || strings.HasPrefix(f.dir, dir+"/") {
+					left[dir] = true
+					return true
+				}
+			}
+			t.Errorf("%s: an `if` header has a side effect: make it a statement before", f.fset.Position(branch.Pos()))
+			return true
+		})
+	}
+	for _, dir := range sideEffects {
+		if !left[dir] {
+			t.Errorf("sideEffects: no `if` header in %s has one any more", dir)
 		}
 	}
 }
@@ -650,12 +620,14 @@ func goFiles(t *testing.T) []goFile {
 	t.Helper()
 	var all []goFile
 	for _, name := range files(t, func(name string) bool { return strings.HasSuffix(name, ".go") }) {
-		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ParseComments|parser.SkipObjectResolution)
+		fset := token.NewFileSet()
+		file, err := parser.ParseFile(fset, name, nil, parser.ParseComments|parser.SkipObjectResolution)
 		if err != nil {
 			t.Errorf("parse: %v", err)
 			continue
 		}
-		all = append(all, goFile{filepath.ToSlash(filepath.Dir(name)), name, strings.HasSuffix(name, "_test.go"), file})
+		test := strings.HasSuffix(name, "_test.go")
+		all = append(all, goFile{filepath.ToSlash(filepath.Dir(name)), name, test, file, fset})
 	}
 	if len(all) < 10 {
 		t.Fatalf("found %d Go files: not the root of the module?", len(all))
