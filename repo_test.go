@@ -44,10 +44,9 @@ var layers = []layer{
 	// They observe applied changes, and know no rules.
 	{"observer", "base facts table failover kernel mode", "conntrack health debug/changes debug/flows debug/traffic"},
 	// They follow packets by what the kernel has, and know no writer.
-	{"follow", "base table kernel mode follow", `internal/follow internal/nft/walk internal/xtwalk
-		internal/hooks debug/node`},
+	{"follow", "base table kernel mode follow", "nodetrace/..."},
 	// A plane cannot know what a traffic policy is.
-	{"plane", "base table failover kernel mode observer follow plane", "plane/..."},
+	{"plane", "base table failover kernel mode observer plane", "plane/..."},
 	{"engine", "base facts table rules observer", "engine"},
 	{"settings", "base table rules source kernel mode engine settings", `config logging status
 		internal/system internal/wiring`},
@@ -77,7 +76,7 @@ const only = `
 	# Tests attach programs of others by it.
 	github.com/cilium/ebpf < plane/ebpf, plane/ebpf/bpf, TESTS;
 	# Its types and its text of expressions; messages are those of internal/nft/wire.
-	github.com/google/nftables < internal/nft/wire, internal/nft/rule, internal/nft/walk;
+	github.com/google/nftables < internal/nft/wire, internal/nft/rule, nodetrace/internal/nft;
 `
 
 // pure packages import the standard library and packages of ours that do so too, so that others may

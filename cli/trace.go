@@ -15,9 +15,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"kube-proxy/debug/inspect"
-	"kube-proxy/debug/node"
 	"kube-proxy/internal/nearest"
 	"kube-proxy/lb"
+	"kube-proxy/nodetrace"
 	"kube-proxy/trace"
 )
 
@@ -117,7 +117,7 @@ func followLive(ctx context.Context, raw json.RawMessage, wait time.Duration) (j
 	if p.Proto != lb.TCP && p.Proto != lb.UDP {
 		return nil, fmt.Errorf("--live follows TCP and UDP only, not %s", lb.Printable(a.Packet.Proto))
 	}
-	live, err := node.Live(ctx, p, wait)
+	live, err := nodetrace.Live(ctx, p, wait)
 	if err != nil {
 		return nil, err
 	}

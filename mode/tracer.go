@@ -14,13 +14,18 @@ import (
 type Tracer interface {
 	// TracePacket computes what the kernel does with a packet, from the state that it holds. Its
 	// cost does not grow with the table, except where the state can only be read with programs that
-	// list all of it. An error is one of reading.
-	TracePacket(ctx context.Context, p trace.Packet) (trace.Kernel, error)
+	// list all of it. An error is one of reading. walk follows the packet through rules.
+	TracePacket(ctx context.Context, p trace.Packet, walk Walk) (trace.Kernel, error)
 	// Differences compares the kernel with the table, which must not change meanwhile, and calls
 	// each for every difference until it returns false. A write in progress may show as a
 	// difference: to exclude that, compare again.
 	Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error
 }
+
+// Walk follows a packet through rules in the kernel, which a mode describes by a value: a
+// rule.Table of nftables, an *xtables.Tool for the chains of iptables, or an *xtables.Visit.
+// Package nodetrace has the only one that is not a test's.
+type Walk func(ctx context.Context, rules any, p trace.Packet) (trace.Kernel, error)
 
 // Reporter reports differences for a Tracer, until the receiver stops it.
 type Reporter struct {

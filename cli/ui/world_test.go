@@ -16,10 +16,10 @@ import (
 	"kube-proxy/debug/api"
 	"kube-proxy/debug/changes"
 	"kube-proxy/debug/inspect"
-	"kube-proxy/debug/node"
 	"kube-proxy/engine"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
+	"kube-proxy/nodetrace"
 	"kube-proxy/policy"
 	"kube-proxy/trace"
 )
@@ -34,9 +34,9 @@ type world struct {
 	ring      *changes.Ring
 	settings  policy.Settings
 	stats     engine.Stats
-	looked    int           // number of reads by the inspector
-	rest      *trace.Node   // what the rest of the node does; nil without inspection
-	followed  node.Question // the last one
+	looked    int                // number of reads by the inspector
+	rest      *trace.Node        // what the rest of the node does; nil without inspection
+	followed  nodetrace.Question // the last one
 	inspector *inspect.Inspector
 	h         *Handler
 }
@@ -52,7 +52,7 @@ func newWorld(t testing.TB, names ...cluster.Name) *world {
 	w.store.Fold(cluster.SlicesListed{})
 	i := inspect.New(inspect.Config{
 		Version: "v1.37.0", Mode: mode.Mode{Name: "nftables"}, Configured: "nftables", Store: w.store, Changes: w.ring,
-		Follow: func(_ context.Context, q node.Question) (trace.Node, error) {
+		Follow: func(_ context.Context, q nodetrace.Question) (trace.Node, error) {
 			if w.followed = q; w.rest == nil {
 				return trace.Node{}, errors.New("this test has no node")
 			}

@@ -8,8 +8,8 @@ import (
 
 	"kube-proxy/cluster"
 	"kube-proxy/debug/inspect"
-	rest "kube-proxy/debug/node"
 	"kube-proxy/mode"
+	rest "kube-proxy/nodetrace"
 	"kube-proxy/source/kube"
 	"kube-proxy/source/manifests"
 	"kube-proxy/trace"

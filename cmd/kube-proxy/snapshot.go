@@ -13,6 +13,7 @@ import (
 	"kube-proxy/event"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
+	"kube-proxy/nodetrace"
 	"kube-proxy/policy"
 	"kube-proxy/source/snapshot"
 	"kube-proxy/status"
@@ -138,7 +139,7 @@ func (p *proxy) lost(ctx context.Context, found *snapshot.Snapshot) string {
 			}
 			asked++
 			is, err := kernel.TracePacket(ctx, trace.Packet{From: stranger(f.name),
-				To: netip.AddrPortFrom(key.Addr, key.Port), Proto: key.Proto})
+				To: netip.AddrPortFrom(key.Addr, key.Port), Proto: key.Proto}, nodetrace.Kernel)
 			if err != nil {
 				return fmt.Sprintf("%v: read the kernel's rules: %v", f.name, err)
 			}

@@ -9,9 +9,10 @@ import (
 	"time"
 
 	"kube-proxy/cluster"
-	"kube-proxy/debug/node"
 	"kube-proxy/engine"
 	"kube-proxy/lb"
+	"kube-proxy/mode"
+	"kube-proxy/nodetrace"
 	"kube-proxy/policy"
 	"kube-proxy/trace"
 )
@@ -80,7 +81,7 @@ func TestQueriesReadWithoutLocks(t *testing.T) {
 	f.Tracer = readingTracer{func() { reads("the kernel's state of the mode") }}
 	w.cfg.Local = func() ([]netip.Addr, error) { reads("addresses"); return nil, nil }
 	w.cfg.Conntrack = func() (uint64, uint64, bool) { reads("the size of conntrack"); return 1, 2, true }
-	w.cfg.Follow = func(context.Context, node.Question) (trace.Node, error) {
+	w.cfg.Follow = func(context.Context, nodetrace.Question) (trace.Node, error) {
 		reads("the rest of the node")
 		return trace.Node{Verdict: trace.Delivered}, nil
 	}
@@ -101,7 +102,7 @@ func TestQueriesReadWithoutLocks(t *testing.T) {
 // readingTracer is a kernel that agrees with the table.
 type readingTracer struct{ reads func() }
 
-func (r readingTracer) TracePacket(context.Context, trace.Packet) (trace.Kernel, error) {
+func (r readingTracer) TracePacket(context.Context, trace.Packet, mode.Walk) (trace.Kernel, error) {
 	r.reads()
 	return trace.Kernel{Verdict: trace.Balance}, nil
 }

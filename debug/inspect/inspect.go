@@ -8,11 +8,11 @@ import (
 
 	"kube-proxy/cluster"
 	"kube-proxy/debug/changes"
-	"kube-proxy/debug/node"
 	"kube-proxy/engine"
 	"kube-proxy/failover"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
+	"kube-proxy/nodetrace"
 	"kube-proxy/policy"
 	"kube-proxy/trace"
 )
@@ -42,9 +42,9 @@ type Config struct {
 	// Snapshot returns the time of the facts in force, if they come from a snapshot, else nil. It
 	// may be nil.
 	Snapshot func() *time.Time
-	// Follow computes the path of a packet through the rest of this node: [node.Ask]; nil if that
-	// is not read.
-	Follow func(context.Context, node.Question) (trace.Node, error)
+	// Follow computes the path of a packet through the rest of this node: [nodetrace.Ask]; nil if
+	// that is not read.
+	Follow func(context.Context, nodetrace.Question) (trace.Node, error)
 	// Conntrack returns the number of entries in the connection table and its limit; not ok without
 	// a table. It may be nil.
 	Conntrack func() (entries, limit uint64, ok bool)

@@ -14,6 +14,7 @@ import (
 	"kube-proxy/cluster"
 	"kube-proxy/debug/changes"
 	"kube-proxy/lb"
+	"kube-proxy/mode"
 	"kube-proxy/policy"
 	"kube-proxy/test/cputest"
 	"kube-proxy/trace"
@@ -37,7 +38,7 @@ type tracer struct {
 	err    error
 }
 
-func (l *tracer) TracePacket(context.Context, trace.Packet) (trace.Kernel, error) {
+func (l *tracer) TracePacket(context.Context, trace.Packet, mode.Walk) (trace.Kernel, error) {
 	l.asked++
 	return l.follow[min(l.asked, len(l.follow))-1], l.err
 }

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"kube-proxy/cluster"
-	"kube-proxy/debug/node"
 	"kube-proxy/lb"
+	"kube-proxy/nodetrace"
 	"kube-proxy/trace"
 )
 
@@ -28,7 +28,7 @@ func (i *Inspector) rest(ctx context.Context, f Family, p trace.Packet, a *Trace
 		a.Notes = append(a.Notes, "the rest of this node was not checked")
 		return
 	}
-	q := node.Question{Packet: p, Table: a.Answer, Mode: f.Trace, Kernel: a.Kernel, OnNode: onNode(a.Frontend)}
+	q := nodetrace.Question{Packet: p, Table: a.Answer, Mode: f.Trace, Kernel: a.Kernel, OnNode: onNode(a.Frontend)}
 	if c := a.existing(p); c != nil {
 		q.Backend, q.Sees, q.Offloaded = c.Backend, c.Sees, c.Offloaded
 	}

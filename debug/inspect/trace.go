@@ -15,6 +15,7 @@ import (
 	"kube-proxy/internal/nearest"
 	"kube-proxy/internal/pause"
 	"kube-proxy/lb"
+	"kube-proxy/nodetrace"
 	"kube-proxy/policy"
 	"kube-proxy/trace"
 )
@@ -190,7 +191,7 @@ func (i *Inspector) lookup(ctx context.Context, f Family, p trace.Packet, a *Tra
 	ctx, cancel := context.WithTimeout(ctx, kernelWait)
 	defer cancel()
 	for look := 1; ; look++ {
-		k, err := f.Tracer.TracePacket(ctx, p)
+		k, err := f.Tracer.TracePacket(ctx, p, nodetrace.Kernel)
 		if err != nil {
 			a.Notes = append(a.Notes, "reading the kernel state: "+err.Error())
 			return

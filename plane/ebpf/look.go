@@ -24,9 +24,9 @@ import (
 
 // TracePacket is part of mode.Tracer. For a client with a socket of this node it asks the programs
 // first, as they are in the kernel; what they pass, and packets of others, meet the rules.
-func (p *Plane) TracePacket(ctx context.Context, packet trace.Packet) (k trace.Kernel, err error) {
+func (p *Plane) TracePacket(ctx context.Context, packet trace.Packet, walk mode.Walk) (k trace.Kernel, err error) {
 	defer func() { k.Programs = p.programs() }()
-	under, err := p.PacketPath.TracePacket(ctx, packet)
+	under, err := p.PacketPath.TracePacket(ctx, packet, walk)
 	if err != nil || packet.Proto != lb.TCP && packet.Proto != lb.UDP {
 		return under, err
 	}

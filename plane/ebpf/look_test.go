@@ -9,6 +9,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
+	"kube-proxy/nodetrace"
 	"kube-proxy/trace"
 )
 
@@ -23,7 +24,7 @@ func TestFollow(t *testing.T) {
 			p := trace.Packet{From: netip.AddrPortFrom(b.to(from+":1").Addr(), 0), Host: from == "NODE", To: at,
 				Here: from == "NODE" && to != "VIP:80", Proto: lb.TCP}
 			var err error
-			b.On(netlab.Node1, func() { k, err = b.plane.TracePacket(b.t.Context(), p) })
+			b.On(netlab.Node1, func() { k, err = b.plane.TracePacket(b.t.Context(), p, nodetrace.Kernel) })
 			b.must(err)
 			return k
 		}

@@ -12,6 +12,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
+	"kube-proxy/nodetrace"
 	"kube-proxy/trace"
 )
 
@@ -167,7 +168,7 @@ func TestNodeAddress(t *testing.T) {
 		}
 		p := trace.Packet{From: b.to("pod2:1"), To: b.to("VIP:53"), Proto: lb.UDP}
 		b.On(netlab.Node1, func() {
-			k, err := b.plane.TracePacket(b.t.Context(), p)
+			k, err := b.plane.TracePacket(b.t.Context(), p, nodetrace.Kernel)
 			if b.must(err); k.Connected || k.Passed != passages[byNode].words || !strings.Contains(k.Way[0], k.Passed) {
 				b.t.Errorf("trace says %q", k.Way)
 			}

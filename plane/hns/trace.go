@@ -9,13 +9,14 @@ import (
 	"strings"
 
 	"kube-proxy/lb"
+	"kube-proxy/mode"
 	"kube-proxy/trace"
 )
 
 // TracePacket implements mode.Tracer. It lists HNS and returns the load balancer that receives the
 // packet, according to the HNS documentation (docs/adr/0043). HNS rejects nothing and does not
 // report affinities.
-func (p *Plane) TracePacket(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
+func (p *Plane) TracePacket(ctx context.Context, packet trace.Packet, _ mode.Walk) (trace.Kernel, error) {
 	var node lb.Node
 	if s := p.shown.Load(); s != nil {
 		node = s.node

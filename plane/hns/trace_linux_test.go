@@ -38,7 +38,7 @@ func (n *windowsNode) follow(t *testing.T, p testPlane, table *lb.Table, w plane
 			if row.Key.IsNodePort() {
 				packet.To, packet.Here = netip.AddrPortFrom(node, row.Key.Port), true
 			}
-			got, err := p.TracePacket(t.Context(), packet)
+			got, err := p.TracePacket(t.Context(), packet, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -151,7 +151,7 @@ func TestLookWhileWriting(t *testing.T) {
 		for ctx.Err() == nil {
 			packet := trace.Packet{From: netip.AddrPortFrom(w.Addr(100, 1), 0), To: netip.AddrPortFrom(w.Addr(10, 1),
 				80), Proto: lb.TCP}
-			if _, err := p.TracePacket(t.Context(), packet); err != nil {
+			if _, err := p.TracePacket(t.Context(), packet, nil); err != nil {
 				ended <- err
 				return
 			}

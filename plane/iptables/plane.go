@@ -9,7 +9,6 @@ import (
 
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/xtables"
-	"kube-proxy/internal/xtwalk"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/internal/unanswered"
@@ -45,7 +44,6 @@ type Config struct {
 // thread in the network namespace of the node; others may call [Plane.Stats] and [Plane.Counters].
 type Plane struct {
 	*xtables.Writer
-	*xtwalk.Tracer
 	*unanswered.Watch
 	base renderer // the constant part of a renderer
 	st   *state   // nil before the first Reset, and while the kernel's content is unknown
@@ -120,7 +118,7 @@ func New(cfg Config) (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Plane{Writer: xtables.NewWriter(t, xtables.Ours, cfg.Writes), Tracer: xtwalk.New(t),
+	p := &Plane{Writer: xtables.NewWriter(t, xtables.Ours, cfg.Writes),
 		Watch: unanswered.New(unanswered.Config{Family: cfg.Family, Writes: cfg.Writes, Log: cfg.Log})}
 	p.window, p.drift = windowSize, make(chan struct{}, 1)
 	p.maxLines, p.maxBatchWeight = xtables.NFTLines, nftBatchWeight

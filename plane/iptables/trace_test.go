@@ -16,6 +16,7 @@ import (
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
+	"kube-proxy/nodetrace"
 	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
 )
@@ -30,7 +31,7 @@ func compare(t testing.TB, p *Plane, table *lb.Table, packets []trace.Packet) {
 	t.Helper()
 	for _, packet := range packets {
 		want := trace.Ask(table, asked, packet)
-		got, err := p.TracePacket(t.Context(), packet)
+		got, err := p.TracePacket(t.Context(), packet, nodetrace.Kernel)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -94,7 +95,7 @@ func TestLookWhileWriting(t *testing.T) {
 		}
 		beside(func() error {
 			for ctx.Err() == nil {
-				got, err := p.TracePacket(t.Context(), packet)
+				got, err := p.TracePacket(t.Context(), packet, nodetrace.Kernel)
 				if err == nil {
 					err = balancesOverOneSet(w, got)
 				}

@@ -13,6 +13,7 @@ import (
 
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
+	"kube-proxy/nodetrace"
 	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
 )
@@ -89,7 +90,7 @@ func all(masq bool) answer {
 func (v *vandal) meets(what string, service int, from trace.Packet, want answer) {
 	v.Helper()
 	from.To, from.Proto = v.clusterIP(service), lb.TCP
-	got, err := v.TracePacket(v.Context(), from)
+	got, err := v.TracePacket(v.Context(), from, nodetrace.Kernel)
 	if err != nil {
 		v.Fatal(err)
 	}

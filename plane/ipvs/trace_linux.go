@@ -12,8 +12,9 @@ import (
 
 	"kube-proxy/internal/netlink/ipset"
 	"kube-proxy/internal/netlink/ipvs"
-	"kube-proxy/internal/xtwalk"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
+	"kube-proxy/mode"
 	"kube-proxy/trace"
 )
 
@@ -63,15 +64,15 @@ func (p *Plane) view(ctx context.Context) (*View, func(), error) {
 // in a table of any size.
 //
 // Shares follow the weights if the scheduler does, and are otherwise 0, unknown.
-func (p *Plane) TracePacket(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
-	k, err := p.follow(ctx, packet)
+func (p *Plane) TracePacket(ctx context.Context, packet trace.Packet, walk mode.Walk) (trace.Kernel, error) {
+	k, err := p.follow(ctx, packet, walk)
 	if err != nil {
 		return trace.Kernel{}, fmt.Errorf("ipvs: follow a packet to %s: %w", packet.To, err)
 	}
 	return k, nil
 }
 
-func (p *Plane) follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
+func (p *Plane) follow(ctx context.Context, packet trace.Packet, walk mode.Walk) (trace.Kernel, error) {
 	if f := lb.FamilyOf(packet.To.Addr()); f != p.cfg.Family {
 		return trace.Kernel{}, fmt.Errorf("it is of %s, and this plane of %s", f, p.cfg.Family)
 	}
@@ -80,14 +81,14 @@ func (p *Plane) follow(ctx context.Context, packet trace.Packet) (trace.Kernel, 
 		return trace.Kernel{}, err
 	}
 	defer done()
-	way := &way{ctx: ctx, view: v, Plane: p, packet: packet, Packet: xtwalk.Packet{From: packet.From, To: packet.To,
-		Proto: packet.Proto, In: packet.In}}
+	way := &way{ctx: ctx, view: v, Plane: p, packet: packet, walk: walk, Packet: xtables.Packet{From: packet.From,
+		To: packet.To, Proto: packet.Proto, In: packet.In}}
 	way.Kernel.Way = []string{}
 	jumps, rules, err := v.Held(ctx)
 	if err != nil {
 		return trace.Kernel{}, err
 	}
-	way.chains = xtwalk.NewChains(slices.Concat(jumps, rules), way, way.line)
+	way.rules = slices.Concat(jumps, rules)
 	if err := way.all(); err != nil {
 		return trace.Kernel{}, err
 	}
@@ -100,9 +101,10 @@ type way struct {
 	ctx    context.Context
 	view   *View
 	packet trace.Packet
-	chains *xtwalk.Chains
+	walk   mode.Walk
+	rules  []xtables.ChainRule
 	// Packet is the packet's current state.
-	xtwalk.Packet
+	xtables.Packet
 	trace.Kernel
 }
 
@@ -166,9 +168,9 @@ func (w *way) passes(why string) func() (bool, error) {
 func (w *way) hook(name string, tables ...string) func() (done bool, err error) {
 	return func() (bool, error) {
 		for _, table := range tables {
-			verdict, err := w.chains.Pass(w.ctx, table, name, &w.Packet)
-			if err != nil || verdict != trace.Pass {
-				w.Verdict = verdict
+			v := &xtables.Visit{Rules: w.rules, Sets: w, Table: table, Chain: name, Packet: &w.Packet, Report: w.line}
+			if k, err := w.walk(w.ctx, v, w.packet); err != nil || k.Verdict != trace.Pass {
+				w.Verdict = k.Verdict
 				return true, err
 			}
 		}

@@ -15,6 +15,7 @@ import (
 	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
+	"kube-proxy/nodetrace"
 	"kube-proxy/test/ipvsfake"
 	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
@@ -177,7 +178,7 @@ func TestLookWhileRowsChange(t *testing.T) {
 					return nil
 				default:
 				}
-				if _, err := k.p.TracePacket(t.Context(), packets[i*7%len(packets)]); err != nil {
+				if _, err := k.p.TracePacket(t.Context(), packets[i*7%len(packets)], nodetrace.Kernel); err != nil {
 					return err
 				}
 				if err := k.p.Differences(t.Context(), own, func(trace.Difference) bool { return true }); err != nil {

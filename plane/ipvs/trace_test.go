@@ -17,6 +17,7 @@ import (
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
+	"kube-proxy/nodetrace"
 	"kube-proxy/test/golden"
 	"kube-proxy/test/ipvsfake"
 	"kube-proxy/test/planetest"
@@ -106,7 +107,7 @@ func follow(t *testing.T, p *Plane, table *lb.Table, packets []trace.Packet, tex
 	t.Helper()
 	for _, packet := range packets {
 		want := trace.Ask(table, asked(), packet)
-		got, err := p.TracePacket(t.Context(), packet)
+		got, err := p.TracePacket(t.Context(), packet, nodetrace.Kernel)
 		must(t, err)
 		if found := trace.Compare(want, got); found != nil {
 			finding := fmt.Sprintf("%+v: %s\nkernel: %s %v masquerade %t\n%s", packet, strings.Join(found, " "),
@@ -298,7 +299,7 @@ func TestFollowAffinityAndDraining(t *testing.T) {
 	packet := trace.Packet{From: netip.AddrPortFrom(client, 0), In: "veth1", To: id.Addr, Proto: lb.TCP}
 	follow := func() trace.Kernel {
 		t.Helper()
-		got, err := p.TracePacket(t.Context(), packet)
+		got, err := p.TracePacket(t.Context(), packet, nodetrace.Kernel)
 		must(t, err)
 		return got
 	}

@@ -5,18 +5,18 @@ import (
 	"net/netip"
 
 	"kube-proxy/internal/netlink/ipset"
-	"kube-proxy/internal/xtwalk"
+	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 )
 
-// Knows implements [xtwalk.Sets]: it knows only members of this mode's sets.
+// Knows implements [xtables.Sets]: it knows only members of this mode's sets.
 func (w *way) Knows(name string) bool {
 	_, known := setNamed(w.cfg.Family, name)
 	return known
 }
 
-// Has implements [xtwalk.Sets].
-func (w *way) Has(name, by string, p xtwalk.Packet) (bool, error) {
+// Has implements [xtables.Sets].
+func (w *way) Has(name, by string, p xtables.Packet) (bool, error) {
 	s, _ := setNamed(w.cfg.Family, name)
 	m := memberAs(s, p)
 	if s.typ() == ipset.HashIP && by == "src" {
@@ -30,9 +30,9 @@ func (w *way) Has(name, by string, p xtwalk.Packet) (bool, error) {
 	return has, err
 }
 
-// MarkOf implements [xtwalk.Sets]. It lists the set: the kernel cannot return the mark of one
+// MarkOf implements [xtables.Sets]. It lists the set: the kernel cannot return the mark of one
 // member.
-func (w *way) MarkOf(name, _ string, p xtwalk.Packet) (value, mask uint32, err error) {
+func (w *way) MarkOf(name, _ string, p xtables.Packet) (value, mask uint32, err error) {
 	s, _ := setNamed(w.cfg.Family, name)
 	m := memberAs(s, p)
 	_, err = w.view.Sets.Members(w.ctx, name, func(is ipset.Member) {
@@ -45,7 +45,7 @@ func (w *way) MarkOf(name, _ string, p xtwalk.Packet) (value, mask uint32, err e
 }
 
 // memberAs returns the member of a set that matches a packet; the third dimension is the source.
-func memberAs(s set, p xtwalk.Packet) member {
+func memberAs(s set, p xtables.Packet) member {
 	m := member{set: s, port: p.To.Port()}
 	switch s.typ() {
 	case ipset.HashIP:

@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/nft/rule"
-	"kube-proxy/internal/nft/walk"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
@@ -134,7 +133,7 @@ func (p *Plane) keyOf(s *set, client netip.Addr) []byte {
 	if !p.rules.hashes {
 		return wire.AppendAddr(key, client)
 	}
-	return wire.AppendNumber(key, walk.Hash(client.AsSlice(), p.rules.places, p.rules.seed))
+	return wire.AppendNumber(key, rule.HashOf(client.AsSlice(), p.rules.places, p.rules.seed))
 }
 
 // passingSeconds is the timeout of an element of the affinity map between two rules.

@@ -9,7 +9,7 @@ import (
 	"slices"
 
 	"kube-proxy/internal/netlink"
-	"kube-proxy/internal/nft/walk"
+	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
@@ -68,7 +68,7 @@ type differ struct {
 
 func (d *differ) all(ctx context.Context) (err error) {
 	d.snap, err = d.structure(ctx)
-	if err != nil || !walk.CompareSets(d.Table, &d.snap.Kept, d.layout.sets[:], d.reportOf) {
+	if err != nil || !rule.CompareSets(d.Table, &d.snap.Kept, d.layout.sets[:], d.reportOf) {
 		return err
 	}
 	err = d.elements(ctx, d.snap, allSets)

@@ -9,7 +9,6 @@ import (
 
 	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/rule"
-	"kube-proxy/internal/nft/walk"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 )
@@ -39,7 +38,7 @@ func (d *differ) compareStructure(ctx context.Context) error {
 	optional := func(name string) bool {
 		return !slices.ContainsFunc(needed, func(n rule.Chain) bool { return n.Name == name })
 	}
-	if err := walk.CompareChains(ctx, d.Table, &d.snap.Kept, chains, optional, d.reportOf); err != nil {
+	if err := rule.CompareChains(ctx, d.Table, &d.snap.Kept, chains, optional, d.reportOf); err != nil {
 		return err
 	}
 	for i := range setCount {

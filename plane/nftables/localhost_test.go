@@ -16,6 +16,7 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
+	"kube-proxy/nodetrace"
 	"kube-proxy/test/planetest"
 	"kube-proxy/test/tables"
 	"kube-proxy/trace"
@@ -176,7 +177,7 @@ func (l *localhostLab) traced(proto lb.Proto, port uint16, want trace.Verdict) {
 		Here: true, Proto: proto}
 	a := trace.Ask(l.table, Mode().Trace(mode.Settings{LocalhostProxy: l.plane.localhost != nil}), packet)
 	l.On("node1", func() {
-		k, err := l.plane.TracePacket(l.t.Context(), packet)
+		k, err := l.plane.TracePacket(l.t.Context(), packet, nodetrace.Kernel)
 		if err != nil {
 			l.t.Fatal(err)
 		}
@@ -356,7 +357,7 @@ func TestLocalhostPortTakenTN58(t *testing.T) {
 	}
 	l.On("node1", func() {
 		k, err := l.plane.TracePacket(t.Context(), trace.Packet{From: to, Host: true, To: to, Here: true,
-			Proto: lb.TCP})
+			Proto: lb.TCP}, nodetrace.Kernel)
 		if way := strings.Join(k.Way, " "); err != nil || k.Verdict != trace.Pass ||
 			!strings.Contains(way, "cannot listen at 127.0.0.1:30080") {
 			t.Errorf("%s: %q, %v", k.Verdict, way, err)

@@ -16,10 +16,10 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/rule"
-	"kube-proxy/internal/nft/walk"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
+	"kube-proxy/nodetrace"
 	"kube-proxy/plane"
 	"kube-proxy/plane/selfwrites"
 	"kube-proxy/test/planetest"
@@ -78,7 +78,7 @@ func (l *tracedPlane) packets() map[string]trace.Packet {
 
 func (l *tracedPlane) follow(p trace.Packet) trace.Kernel {
 	l.t.Helper()
-	k, err := l.TracePacket(l.t.Context(), p)
+	k, err := l.TracePacket(l.t.Context(), p, nodetrace.Kernel)
 	if err != nil {
 		l.t.Fatal(err)
 	}
@@ -460,7 +460,7 @@ func TestSabotageOfTheTable(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := l.TracePacket(ctx, to); !errors.Is(err, context.Canceled) {
+	if _, err := l.TracePacket(ctx, to, nodetrace.Kernel); !errors.Is(err, context.Canceled) {
 		t.Errorf("without time: %v", err)
 	}
 	if err := l.Differences(ctx, l.want, func(trace.Difference) bool { return true }); !errors.Is(err,
@@ -481,11 +481,11 @@ func TestFollowCost(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		all, _, err := walk.Go(t.Context(), sock, p.readLayout.table(), trace.Packet{
+		k, err := nodetrace.Table(t.Context(), sock, p.readLayout.table(), trace.Packet{
 			From: netip.AddrPortFrom(w.Addr(100, 1<<20), 0), To: netip.AddrPortFrom(w.Addr(10, n/2), 80),
 			Proto: lb.TCP})
-		if err != nil || len(all) != 3 {
-			t.Fatalf("%+v: %v", all, err)
+		if err != nil || len(k.Backends) != 3 {
+			t.Fatalf("%+v: %v", k, err)
 		}
 		cost = append(cost, sock.Asked)
 		sock.Close()
@@ -521,7 +521,7 @@ func TestLookBesideApply(t *testing.T) {
 			default:
 			}
 			k, err := l.TracePacket(t.Context(), trace.Packet{From: netip.AddrPortFrom(w.Addr(100, 1<<20), 0),
-				To: netip.AddrPortFrom(w.Addr(10, 1), 80), Proto: lb.TCP})
+				To: netip.AddrPortFrom(w.Addr(10, 1), 80), Proto: lb.TCP}, nodetrace.Kernel)
 			if err != nil || k.Verdict != trace.Balance && k.Verdict != trace.Reject && k.Verdict != trace.Drop {
 				t.Errorf("beside writes: %+v, %v", k, err)
 			}
@@ -556,9 +556,9 @@ func TestFollowAffine(t *testing.T) {
 					packet := trace.Packet{From: netip.AddrPortFrom(s.client(i), 0),
 						To: netip.AddrPortFrom(s.vip(0), 80), Proto: lb.TCP}
 					var before, after trace.Kernel
-					s.On(netlab.Node1, func() { before, _ = s.p.TracePacket(t.Context(), packet) })
+					s.On(netlab.Node1, func() { before, _ = s.p.TracePacket(t.Context(), packet, nodetrace.Kernel) })
 					pod := s.visit(i, 0)
-					s.On(netlab.Node1, func() { after, _ = s.p.TracePacket(t.Context(), packet) })
+					s.On(netlab.Node1, func() { after, _ = s.p.TracePacket(t.Context(), packet, nodetrace.Kernel) })
 					if before.Affine.IsValid() || len(before.Backends) != 2 || after.Affine != netip.AddrPortFrom(pod,
 						8080) || answer(after) != answer(before) {
 						t.Errorf("client %d came to %s; before: %+v\nafter: %+v", i, pod, before, after)

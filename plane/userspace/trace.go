@@ -28,12 +28,12 @@ func (p *Plane) TraceMode(m trace.Mode) trace.Mode {
 // TracePacket is part of mode.Tracer. The redirector returns the listener to which the kernel
 // redirects the packet, and the listener's balancer returns its next backends. TracePacket holds no
 // lock of the plane while it reads the kernel.
-func (p *Plane) TracePacket(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
+func (p *Plane) TracePacket(ctx context.Context, packet trace.Packet, walk mode.Walk) (trace.Kernel, error) {
 	tracer, ok := p.redirect.(redirect.Tracer)
 	if !ok {
 		return trace.Kernel{}, fmt.Errorf("userspace: %w", errNoTracer)
 	}
-	k, err := tracer.TracePacket(ctx, packet)
+	k, err := tracer.TracePacket(ctx, packet, walk)
 	if err != nil {
 		return trace.Kernel{}, fmt.Errorf("userspace: follow a packet to %s: %w", packet.To, err)
 	}

@@ -11,6 +11,7 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
+	"kube-proxy/nodetrace"
 	"kube-proxy/plane/internal/relay"
 	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
@@ -65,7 +66,7 @@ func TestLookSabotage(t *testing.T) {
 				}
 			}
 			packet := trace.Packet{From: netip.MustParseAddrPort("10.1.1.12:0"), In: "vethpod2", To: to, Proto: lb.TCP}
-			got, err := p.TracePacket(t.Context(), packet)
+			got, err := p.TracePacket(t.Context(), packet, nodetrace.Kernel)
 			if err != nil || got.Verdict != c.becomes || c.becomes == trace.Balance &&
 				(len(got.Backends) != 2 || got.Backends[0].Share != 0.5) {
 				t.Errorf("%s, %q: %+v, %v\n%s", k.name, c.do, got.Verdict, err, strings.Join(got.Way, "\n"))
@@ -96,7 +97,7 @@ func inspectAtBackends(t *testing.T, p *Plane, packet trace.Packet) {
 		for _, set := range s.sets {
 			dead := set.turns.Pick(relay.Client{Addr: packet.From}, nil)
 			set.turns.Dialled(relay.Client{Addr: packet.From}, dead, syscall.ECONNREFUSED)
-			k, err := p.TracePacket(t.Context(), packet)
+			k, err := p.TracePacket(t.Context(), packet, nodetrace.Kernel)
 			if err != nil || len(k.Backends) != 2 || !strings.Contains(strings.Join(k.Way, "\n"), "backend "+
 				dead.String()+" could not be reached") {
 				t.Errorf("%s fails: %+v, %v", dead, k, err)
@@ -108,7 +109,7 @@ func inspectAtBackends(t *testing.T, p *Plane, packet trace.Packet) {
 			set.door = nil
 		}
 	}
-	k, err := p.TracePacket(t.Context(), packet)
+	k, err := p.TracePacket(t.Context(), packet, nodetrace.Kernel)
 	if err != nil || k.Verdict == trace.Balance || !strings.Contains(strings.Join(k.Way, "\n"),
 		"no listener of this process") {
 		t.Errorf("without listeners: %+v, %v", k, err)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"kube-proxy/mode"
+	"kube-proxy/nodetrace"
 	"kube-proxy/plane"
 	"kube-proxy/trace"
 )
@@ -121,7 +122,7 @@ func (h *history) ask(look mode.Tracer, differs bool) (named int, err error) {
 	err = h.onNode(func() error {
 		for _, packet := range r.inquiry.order {
 			f := r.inquiry.met[packet]
-			k, err := look.TracePacket(context.Background(), packet)
+			k, err := look.TracePacket(context.Background(), packet, nodetrace.Kernel)
 			if err != nil {
 				return fmt.Errorf("follow %s: %w", packet, err)
 			}
@@ -160,7 +161,7 @@ func (h *history) again(look mode.Tracer, unnamed []*call) error {
 			if other == "" {
 				continue
 			}
-			k, err := look.TracePacket(context.Background(), packet)
+			k, err := look.TracePacket(context.Background(), packet, nodetrace.Kernel)
 			if err != nil || len(trace.Compare(f.answer, k)) == 0 {
 				return fmt.Errorf("%s\nand the plane, which reads the kernel, does not say so: %v, %s %v\n%s", other,
 					err, k.Verdict, k.Backends, strings.Join(k.Way, "\n"))

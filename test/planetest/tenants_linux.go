@@ -12,6 +12,7 @@ import (
 
 	"kube-proxy/cluster"
 	"kube-proxy/lb"
+	"kube-proxy/nodetrace"
 	"kube-proxy/policy"
 	"kube-proxy/test/adversary"
 	"kube-proxy/test/scenario"
@@ -393,7 +394,7 @@ func (n *neighbours) answers(keys map[lb.Key]string, known map[question]string) 
 			continue
 		}
 		is, err := look.TracePacket(n.Context(), trace.Packet{From: netip.AddrPortFrom(at.from, 0),
-			Host: at.from == node, To: to, Here: k.IsNodePort(), Proto: k.Proto})
+			Host: at.from == node, To: to, Here: k.IsNodePort(), Proto: k.Proto}, nodetrace.Kernel)
 		if err != nil {
 			n.Fatalf("follow a packet %s: %v", at, err)
 		}

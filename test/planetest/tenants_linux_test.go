@@ -8,6 +8,7 @@ import (
 
 	"kube-proxy/cluster"
 	"kube-proxy/lb"
+	"kube-proxy/mode"
 	"kube-proxy/plane"
 	"kube-proxy/trace"
 )
@@ -49,7 +50,9 @@ func (p *listing) Dump() (text string) {
 	return text
 }
 
-func (p *listing) TracePacket(context.Context, trace.Packet) (is trace.Kernel, err error) { return }
+func (p *listing) TracePacket(context.Context, trace.Packet, mode.Walk) (is trace.Kernel, err error) {
+	return
+}
 
 func (p *listing) Differences(context.Context, *lb.Table, func(trace.Difference) bool) error {
 	return nil

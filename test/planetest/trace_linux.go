@@ -15,6 +15,7 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
+	"kube-proxy/nodetrace"
 	"kube-proxy/policy"
 	"kube-proxy/test/scenario"
 	"kube-proxy/trace"
@@ -258,7 +259,7 @@ func (r *run) askFew() bool {
 // unlike describes how the kernel's answer for a packet differs from the table's; "" if it does
 // not.
 func unlike(ctx context.Context, look mode.Tracer, packet trace.Packet, f *fate) string {
-	k, err := look.TracePacket(ctx, packet)
+	k, err := look.TracePacket(ctx, packet, nodetrace.Kernel)
 	if err != nil {
 		return fmt.Sprintf("the plane cannot follow %s: %v", packet, err)
 	}

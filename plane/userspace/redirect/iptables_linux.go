@@ -16,7 +16,6 @@ import (
 	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/rollback"
 	"kube-proxy/internal/xtables"
-	"kube-proxy/internal/xtwalk"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 )
@@ -83,9 +82,8 @@ func oursOfIPTables(table, name string) bool {
 // untouched, as in mode iptables (SV-62, SV-63).
 type IPTables struct {
 	*byRules
-	cfg    Config
-	keep   *xtables.Manager
-	tracer *xtwalk.Tracer
+	cfg  Config
+	keep *xtables.Manager
 
 	node      lb.Node
 	address   netip.Addr
@@ -103,7 +101,6 @@ func NewIPTables(cfg Config) (*IPTables, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.tracer = xtwalk.New(c.keep.Tool)
 	unguarded := c.keep.Have([]string{"socket"}, nil)
 	c.byRules, err = watchAddresses(rule.IPOf(cfg.Family).Proto, unguarded)
 	if err != nil {

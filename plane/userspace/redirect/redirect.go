@@ -119,7 +119,7 @@ type AtAddresses interface {
 type Tracer interface {
 	// TracePacket follows a packet through the kernel. The listener is its only backend if it
 	// balances.
-	TracePacket(ctx context.Context, p trace.Packet) (trace.Kernel, error)
+	TracePacket(ctx context.Context, p trace.Packet, walk mode.Walk) (trace.Kernel, error)
 	// Differences reports every difference from these entries.
 	Differences(ctx context.Context, n lb.Node, leads iter.Seq[Entry], d *mode.Reporter) error
 }

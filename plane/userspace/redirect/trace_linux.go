@@ -6,8 +6,7 @@ import (
 	"iter"
 	"slices"
 
-	"kube-proxy/internal/follow"
-	"kube-proxy/internal/nft/walk"
+	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
@@ -19,21 +18,12 @@ import (
 var _, _ Tracer = (*NFTables)(nil), (*IPTables)(nil)
 
 // TracePacket is part of [Tracer].
-func (c *NFTables) TracePacket(ctx context.Context, p trace.Packet) (trace.Kernel, error) {
-	sock, err := wire.Open()
-	if err != nil {
-		return trace.Kernel{}, err
-	}
-	defer sock.Close()
+func (c *NFTables) TracePacket(ctx context.Context, p trace.Packet, walk mode.Walk) (trace.Kernel, error) {
 	rules := c.renderer(lb.Node{}, c.rules.sockets)
-	t := walk.Table{Family: c.ip.Proto, Name: TableName, EndsHere: true, Chains: rules.chains(), Sets: rules.sets[:]}
-	all, lines, err := walk.Go(ctx, sock, t, p)
-	if err != nil {
-		return trace.Kernel{}, err
-	}
-	k := follow.Answer(p, all, lines)
+	k, err := walk(ctx, rule.Table{Family: c.ip.Proto, Name: TableName, EndsHere: true, Chains: rules.chains(),
+		Sets: rules.sets[:]}, p)
 	k.Masquerade = false // it ends at a listener
-	return k, nil
+	return k, err
 }
 
 // renderer renders the rules for a node. It only uses constant fields of the redirector.
@@ -58,11 +48,11 @@ func (c *NFTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[En
 func (c *NFTables) compare(ctx context.Context, leads iter.Seq[Entry], d *mode.Reporter) error {
 	report := func(object, want, have string) error { return d.Report(lb.Key{}, object, want, have) }
 	snap, err := c.structure(ctx)
-	if err != nil || !walk.CompareSets(c.table(), &snap.Kept, c.rules.sets[:], report) {
+	if err != nil || !rule.CompareSets(c.table(), &snap.Kept, c.rules.sets[:], report) {
 		return err
 	}
 	none := func(string) bool { return false }
-	if err := walk.CompareChains(ctx, c.table(), &snap.Kept, c.rules.chains(), none, report); err != nil {
+	if err := rule.CompareChains(ctx, c.table(), &snap.Kept, c.rules.chains(), none, report); err != nil {
 		return err
 	}
 	if err := c.readElements(ctx, snap); err != nil {
@@ -106,8 +96,8 @@ func (c *NFTables) compare(ctx context.Context, leads iter.Seq[Entry], d *mode.R
 }
 
 // TracePacket is part of [Tracer].
-func (c *IPTables) TracePacket(ctx context.Context, p trace.Packet) (trace.Kernel, error) {
-	return c.tracer.TracePacket(ctx, p)
+func (c *IPTables) TracePacket(ctx context.Context, p trace.Packet, walk mode.Walk) (trace.Kernel, error) {
+	return walk(ctx, c.keep.Tool, p)
 }
 
 // Differences is part of [Tracer]. It renders the rules with the present address of the node.

@@ -94,7 +94,7 @@ var changed = time.Now().Add(-time.Minute)
 type damaged struct{}
 
 // TracePacket returns an error.
-func (damaged) TracePacket(context.Context, trace.Packet) (trace.Kernel, error) {
+func (damaged) TracePacket(context.Context, trace.Packet, mode.Walk) (trace.Kernel, error) {
 	return trace.Kernel{}, errors.New("a hollow node has no kernel")
 }
 

@@ -1,0 +1,289 @@
+package nodetrace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
+	"kube-proxy/nodetrace/internal/hooks"
+	"kube-proxy/trace"
+)
+
+// fault is something on node1 that harms packets, or does not.
+type fault struct {
+	name     string
+	from, to string // hosts
+	six      bool
+	in       string
+	bridge   bool
+	break_   func() error // on node1; nil for nothing
+	want     trace.NodeVerdict
+	by       string // a part of the culprit
+	doubt    string // a part of what was not evaluated
+}
+
+func sysctls(kv ...string) func() error {
+	return func() error {
+		for i := 0; i < len(kv); i += 2 {
+			if err := os.WriteFile("/proc/sys/net/"+kv[i], []byte(kv[i+1]), 0); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// failedNeighbour routes an address that no host has to a link.
+func failedNeighbour(link, addr string) func() error {
+	return runs(fmt.Sprintf("ip route add %[1]s dev %[2]s; ip neigh add %[1]s dev %[2]s nud failed", addr, link))
+}
+
+// asksNeighbour routes an address that no host has to a link, and sends a datagram to it.
+func asksNeighbour(link, addr string) func() error {
+	return both(runs("ip route add "+addr+" dev "+link), func() error {
+		c, err := net.Dial("udp", addr+":9")
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		_, err = c.Write([]byte("x"))
+		return err
+	})
+}
+
+func both(all ...func() error) func() error {
+	return func() (err error) {
+		for _, f := range all {
+			err = errors.Join(err, f())
+		}
+		return err
+	}
+}
+
+// runs runs a command of a shell, on the thread of the caller.
+func runs(command string) func() error {
+	return func() error {
+		if out, err := exec.Command("sh", "-ec", command).CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w: %s", command, err, out)
+		}
+		return nil
+	}
+}
+
+// blocked adds an XFRM policy that drops packets.
+func blocked(selector string) func() error {
+	return runs("ip xfrm policy add " + selector + " action block")
+}
+
+var faults = []fault{
+	{name: "nothing", from: "pod1", to: "pod2", want: trace.Delivered},
+	{name: "nothing, bridge", from: "pod1", to: "pod3", bridge: true, want: trace.Delivered},
+	{name: "bridge-nf-call", from: "pod1", to: "pod2", bridge: true, want: trace.Undecided,
+		doubt: "net.bridge.bridge-nf-call-iptables is not 1"}, // the lab's pods have no direct route, others have
+	{name: "nothing, from outside", from: "client", to: "pod2", want: trace.Delivered},
+	{name: "nothing, to another node", from: "pod1", to: "pod4", want: trace.Delivered},
+	{name: "nothing, from the node", from: "node1", to: "pod1", want: trace.Delivered},
+	{name: "nothing, to the node", from: "pod1", to: "node1", want: trace.Delivered},
+	{name: "nothing, to itself", from: "node1", to: "node1", want: trace.Delivered},
+	{name: "nothing, IPv6", from: "pod1", to: "pod4", six: true, want: trace.Delivered},
+	{name: "ip_forward", from: "pod1", to: "pod2", break_: sysctls("ipv4/ip_forward", "0"),
+		want: trace.Dropped, by: "net.ipv4.ip_forward=0"},
+	{name: "ip_forward, local only", from: "pod1", to: "node1", break_: sysctls("ipv4/ip_forward", "0"),
+		want: trace.Delivered},
+	{name: "forwarding of the device", from: "pod1", to: "pod2", break_: sysctls("ipv4/conf/vethpod1/forwarding", "0"),
+		want: trace.Dropped, by: "net.ipv4.conf.vethpod1.forwarding=0"},
+	{name: "forwarding of the reply's device", from: "pod1", to: "pod2",
+		break_: sysctls("ipv4/conf/vethpod2/forwarding", "0"),
+		want:   trace.Dropped, by: "net.ipv4.conf.vethpod2.forwarding=0"},
+	{name: "forwarding of IPv6", from: "pod1", to: "pod2", six: true, break_: sysctls("ipv6/conf/all/forwarding", "0"),
+		want: trace.Dropped, by: "net.ipv6.conf.all.forwarding=0"},
+	{name: "forwarding of IPv6, forced by both devices", from: "pod1", to: "pod2", six: true,
+		break_: sysctls("ipv6/conf/all/forwarding", "0", "ipv6/conf/vethpod1/force_forwarding", "1",
+			"ipv6/conf/vethpod2/force_forwarding", "1"), want: trace.Delivered},
+	{name: "forwarding of IPv6, forced on the way in alone", from: "pod1", to: "pod2", six: true,
+		break_: sysctls("ipv6/conf/all/forwarding", "0", "ipv6/conf/vethpod1/force_forwarding", "1"),
+		want:   trace.Dropped, by: "net.ipv6.conf.all.forwarding=0"},
+	{name: "no route", from: "client", to: "pod2", break_: runs("ip route del 10.1.1.12; ip route del default"),
+		want: trace.Rejected, by: "no route to 10.1.1.12"},
+	{name: "no route, IPv6", from: "client", to: "pod2", six: true,
+		break_: runs("ip -6 route del fd00:10:1:1::12; ip -6 route del default"),
+		want:   trace.Rejected, by: "no route"},
+	{name: "no route, from the node", from: "node1", to: "pod2",
+		break_: runs("ip route del 10.1.1.12; ip route del default"),
+		want:   trace.Rejected, by: "no route to 10.1.1.12"},
+	{name: "no route for the reply", from: "client", to: "pod2",
+		break_: runs("ip route add blackhole 172.18.0.100"),
+		in:     "eth0", want: trace.Dropped, by: "172.18.0.100 is a blackhole"},
+	{name: "blackhole", from: "pod1", to: "pod4",
+		break_: runs("ip route replace blackhole 10.1.2.14"),
+		want:   trace.Dropped, by: "the route to 10.1.2.14 is a blackhole"},
+	{name: "unreachable", from: "pod1", to: "pod4",
+		break_: runs("ip route replace unreachable 10.1.2.14"),
+		want:   trace.Rejected, by: "the route to 10.1.2.14 is unreachable"},
+	{name: "prohibit", from: "pod1", to: "pod4", break_: runs("ip route replace prohibit 10.1.2.14"),
+		want: trace.Rejected, by: "prohibits 10.1.2.14"},
+	{name: "blackhole, IPv6", from: "pod1", to: "pod4", six: true,
+		break_: runs("ip route add blackhole fd00:10:1:2::14 metric 1"),
+		want:   trace.Dropped, by: "blackhole"},
+	{name: "policy rule", from: "pod1", to: "pod4", want: trace.Dropped, by: "blackhole",
+		break_: runs("ip route add blackhole 10.1.2.0/24 table 77; ip rule add from 10.1.1.11 lookup 77 prio 10")},
+	{name: "policy rule of the device", from: "pod1", to: "pod4", want: trace.Rejected, by: "prohibits",
+		break_: runs("ip route add prohibit 10.1.2.0/24 table 77; ip rule add iif vethpod1 lookup 77 prio 10")},
+	{name: "policy rule of the port", from: "pod1", to: "pod4", want: trace.Dropped, by: "blackhole",
+		break_: runs("ip rule add ipproto tcp dport 8080 blackhole prio 10")},
+	{name: "policy rule of another port", from: "pod1", to: "pod4", want: trace.Delivered,
+		break_: runs("ip rule add ipproto tcp dport 8081 blackhole prio 10")},
+	{name: "policy rule of the protocol", from: "node1", to: "pod4", six: true, want: trace.Rejected, by: "blackhole",
+		break_: runs("ip -6 rule add ipproto tcp prio 10 blackhole")},
+	{name: "device down", from: "client", to: "pod2",
+		break_: runs("ip link set vethpod2 down"), want: trace.Dropped,
+		by: "endpoint 10.1.1.12:8080 is on this node, but its route leads through eth0 to 172.18.0.254"},
+	{name: "neighbour failed", from: "pod1", to: "10.1.1.99", break_: failedNeighbour("vethpod2", "10.1.1.99"),
+		want: trace.Dropped, by: "neighbour 10.1.1.99 on vethpod2 is FAILED"},
+	{name: "neighbour incomplete", from: "pod1", to: "10.1.1.99", break_: asksNeighbour("vethpod2", "10.1.1.99"),
+		want: trace.Dropped, by: "neighbour 10.1.1.99 on vethpod2 is INCOMPLETE"},
+	{name: "next hop incomplete", from: "pod1", to: "pod4", want: trace.Dropped,
+		break_: both(asksNeighbour("vethpod2", "10.1.1.99"),
+			runs("ip route replace 10.1.2.14 via 10.1.1.99 dev vethpod2 onlink")),
+		by: "neighbour 10.1.1.99 on vethpod2 is INCOMPLETE"},
+	{name: "next hop of the reply failed", from: "client", to: "pod2", in: "eth0", want: trace.Dropped,
+		break_: both(failedNeighbour("vethpod1", "10.1.1.99"),
+			runs("ip route replace 172.18.0.100 via 10.1.1.99 dev vethpod1 onlink")),
+		by: "neighbour 10.1.1.99 on vethpod1 is FAILED"},
+	{name: "strict rp_filter", from: "client", to: "pod2", in: "eth0", want: trace.Dropped,
+		by:     "rp_filter=1 (strict) of eth0: the route back to 172.18.0.100 leads through vethpod1",
+		break_: both(sysctls("ipv4/conf/eth0/rp_filter", "1"), runs("ip route add 172.18.0.100 dev vethpod1"))},
+	{name: "XFRM, forwarded", from: "pod1", to: "pod2", want: trace.Dropped,
+		by:     "XFRM policy src 0.0.0.0/0 dst 10.1.1.12/32 dir fwd priority 0 action block",
+		break_: blocked("dst 10.1.1.12 proto tcp dport 8080 dir fwd")},
+	{name: "XFRM, other selectors", from: "pod1", to: "pod2", want: trace.Delivered, break_: both(
+		blocked("dst 10.1.1.12 proto tcp dport 8081 dir fwd"), blocked("dst 10.1.1.13 dir fwd"),
+		blocked("src 10.1.2.0/24 dir out"), blocked("dst 10.1.1.12 dir in"), blocked("dst 10.1.1.12 proto udp dir fwd"),
+		blocked("dst 10.1.1.12 dir fwd mark 7 mask 7"))},
+	{name: "XFRM, an exception", from: "pod1", to: "pod2", want: trace.Delivered, break_: both(
+		blocked("dst 10.1.1.12/31 dir fwd priority 2"), runs("ip xfrm policy add dst 10.1.1.12 dir fwd priority 1"))},
+	{name: "XFRM, the reply", from: "pod1", to: "pod2", want: trace.Dropped, by: "src 10.1.1.12/32",
+		break_: blocked("src 10.1.1.12 dir out")},
+	{name: "XFRM, IPv6", from: "pod1", to: "pod2", six: true, want: trace.Dropped, by: "dst fd00:10:1:1::12/128",
+		break_: blocked("dst fd00:10:1:1::12 dir fwd")},
+	{name: "XFRM, to the node", from: "pod1", to: "node1", want: trace.Dropped, by: "dir in",
+		break_: blocked("src 10.1.1.11 dir in")},
+	{name: "XFRM, from the node", from: "node1", to: "pod2", want: trace.Rejected, by: "dir out",
+		break_: blocked("dst 10.1.1.12 dir out")},
+	{name: "XFRM, on the loopback device", from: "node1", to: "node1", want: trace.Delivered,
+		break_: both(blocked("dst 172.18.0.0/16 dir out"), blocked("dst 172.18.0.0/16 dir in"))},
+	{name: "XFRM, a device without policies", from: "pod1", to: "pod2", want: trace.Delivered, break_: both(
+		blocked("dst 10.1.1.12 dir fwd"), sysctls("ipv4/conf/vethpod1/disable_policy", "1"))},
+	{name: "XFRM, by default", from: "pod1", to: "pod2", want: trace.Dropped, by: "of direction fwd block by default",
+		break_: runs("ip xfrm policy setdefault fwd block")},
+	{name: "XFRM, encrypted", from: "pod1", to: "pod4", want: trace.Undecided, doubt: "priority 0: IPsec",
+		break_: runs("ip xfrm policy add dst 10.1.2.14 dir out tmpl src 172.18.0.2 dst 172.18.0.3 proto esp")},
+	{name: "XFRM, by an unknown port", from: "pod1", to: "pod2", want: trace.Undecided, doubt: "XFRM policy",
+		break_: blocked("dst 10.1.1.12 proto tcp sport 40000 dir fwd")},
+	{name: "loopback from outside", from: "pod1", to: "127.0.0.1",
+		want: trace.Dropped, by: "net.ipv4.conf.vethpod1.route_localnet=0"},
+}
+
+// TestFaults breaks a node, asks, and sends a real packet (NT-02, NT-03, NT-04, NT-07).
+func TestFaults(t *testing.T) {
+	for _, f := range faults {
+		if f.break_ == nil {
+			f.break_ = both()
+		}
+		t.Run(f.name, func(t *testing.T) {
+			t.Parallel()
+			lab := netlab.ForTest(t, netlab.Options{Bridge: f.bridge})
+			const port = 8080
+			from, _ := netlab.HostByName(f.from)
+			to := netip.AddrPort{}
+			if h, ok := netlab.HostByName(f.to); ok {
+				lab.Serve(netlab.TCP, port, f.to)
+				to = netip.AddrPortFrom(h.Addr(f.six), port)
+			} else {
+				to = netip.AddrPortFrom(netip.MustParseAddr(f.to), port)
+			}
+			lab.On(netlab.Node1, func() {
+				if err := f.break_(); errors.Is(err, os.ErrNotExist) {
+					t.Skipf("only newer kernels have that: %v", err)
+				} else if err != nil {
+					t.Fatal(err)
+				}
+				n, err := Follow(t.Context(), Question{Packet: trace.Packet{
+					From: netip.AddrPortFrom(from.Addr(f.six), 0), To: to,
+					Host: f.from == netlab.Node1, In: f.in, Proto: lb.TCP,
+				}, OnNode: onNode1}, open{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if n.Verdict != f.want || !strings.Contains(n.By, f.by) || (n.By == "") != (f.by == "") ||
+					(len(n.NotEvaluated) > 0) != (f.doubt != "") ||
+					!strings.Contains(strings.Join(n.NotEvaluated, "\n"), f.doubt) {
+					t.Errorf("%s by %q (do %q), want %s by %q\n%+v", n.Verdict, n.By, n.Do, f.want, f.by, n)
+				}
+				for _, s := range n.Steps {
+					t.Logf("%v %s: %s", s.Reply, s.Stage, s.Text)
+				}
+			})
+			if !to.Addr().IsLoopback() && f.want != trace.Undecided {
+				if real, err := outcome(lab, f.from, to, f.want); real != f.want {
+					t.Errorf("the real packet is %s (%v), want %s", real, err, f.want)
+				}
+			}
+		})
+	}
+}
+
+// A cgroup that cannot be read is one thing that was not evaluated: the rest is (NT-06).
+func TestCgroupUnreadable(t *testing.T) {
+	lab := netlab.ForTest(t, netlab.Options{})
+	lab.On(netlab.Node1, func() {
+		from, _ := netlab.HostByName("pod1")
+		n, err := Follow(t.Context(), Question{Packet: trace.Packet{From: netip.AddrPortFrom(from.V4, 0),
+			To: netip.MustParseAddrPort("10.1.1.12:8080"), Proto: lb.TCP},
+			Kernel: &trace.Kernel{Programs: &trace.Programs{Cgroup: "/nowhere"}}}, open{})
+		want := []string{"BPF programs of cgroup /nowhere: cannot be listed: open /nowhere: no such file or directory"}
+		if err != nil || n.Verdict != trace.Undecided || !slices.Equal(n.NotEvaluated, want) || len(n.Steps) == 0 {
+			t.Errorf("%+v, %v", n, err)
+		}
+	})
+}
+
+// open is a packet filter without rules.
+type open struct{}
+
+func (open) Pass(_ context.Context, _ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+	if p.To.Addr() == netip.MustParseAddr("10.1.1.12") && !p.Flow.Reply { // as if a Service led there
+		return []hooks.Way{{Packet: p, Share: 1, Translated: true}}, nil
+	}
+	return []hooks.Way{{Packet: p, Share: 1}}, nil
+}
+func (open) Notes() []string { return nil }
+func (open) Path() []string  { return nil }
+
+func onNode1(a netip.AddrPort) bool { return netlab.Node1Pods4.Contains(a.Addr()) }
+
+// outcome sends a real packet. It waits long for an answer only if it wants one.
+func outcome(lab *netlab.TestLab, from string, to netip.AddrPort, want trace.NodeVerdict) (trace.NodeVerdict, error) {
+	timeout := 10 * time.Second
+	if want == trace.Dropped {
+		timeout = 300 * time.Millisecond
+	}
+	_, err := lab.Dial(from, netlab.TCP, to, netlab.DialOptions{Timeout: timeout})
+	switch {
+	case err == nil:
+		return trace.Delivered, nil
+	case errors.Is(err, netlab.ErrTimeout):
+		return trace.Dropped, err
+	}
+	return trace.Rejected, err
+}

@@ -1,0 +1,349 @@
+//go:build linux
+
+package xt
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"kube-proxy/internal/xtables"
+	"kube-proxy/nodetrace/internal/follow"
+	"kube-proxy/trace"
+)
+
+// Any judges rules of any program, for a packet at one place of its way. Where it does not
+// understand a rule, it follows both ways, one of them doubtful ([follow.Flow.Doubt]).
+type Any struct {
+	w    walker
+	sets Sets
+	read map[*follow.Rule]*rule
+}
+
+// Place is the packet's place, with the properties that rules match there.
+type Place struct {
+	// Packet has the packet's source and protocol, and the original destination.
+	Packet trace.Packet
+	// In and Out are the interfaces; "" for none.
+	In, Out string
+	Conn    Conn
+}
+
+// Conn is the connection of a packet. State is the name of its state as iptables has it.
+type Conn struct {
+	State             string
+	Reply, DNAT, SNAT bool
+	// Known: conntrack has an entry for the packet.
+	Known bool
+	// From and To are the tuple of the original direction.
+	From, To netip.AddrPort
+	// Acknowledged: the packet is not the first one of its direction.
+	Acknowledged bool
+	Node         Node
+}
+
+// Node answers the queries of matches about the node.
+type Node interface {
+	AddressType(a netip.Addr) (uint32, error)
+	LinkTo(a netip.Addr) (index uint32, name string, err error)
+}
+
+// NewAny returns a judge. sets may be nil.
+func NewAny(sets Sets) *Any { return &Any{sets: sets, read: map[*follow.Rule]*rule{}} }
+
+// Knows reports whether the rule was applied before, so that its text is final.
+func (a *Any) Knows(r *follow.Rule) bool { return a.read[r] != nil }
+
+// At sets the place of the packet.
+func (a *Any) At(ctx context.Context, p Place) {
+	a.w = walker{ctx: ctx, packet: p.Packet, route: p, sets: a.sets, conn: p.Conn, source: p.Packet.From,
+		any: true, allOurs: true, said: a.w.said}
+}
+
+// Meet applies a rule to flows, as follow.Chain has it. The text of the rule is that of iptables.
+func (a *Any) Meet(as *follow.Rule, flows []follow.Flow) (met []follow.Met, rest []follow.Flow, err error) {
+	r := a.read[as]
+	if r == nil {
+		one := (&reader{sets: a.sets, any: anyOptions}).read(as.Text)
+		r, a.read[as] = &one, &one
+	}
+	a.w.as = as
+	return a.w.meet(xtables.ChainID{Name: as.Chain}, r, flows)
+}
+
+// Lines returns lines about rules that packets met, and forgets them.
+func (a *Any) Lines() []string {
+	lines := a.w.said.Lines
+	a.w.said = follow.Said{}
+	return lines
+}
+
+// A Place is a route.
+
+func (p Place) here(w *walker, a netip.Addr) bool {
+	kind, err := p.Conn.Node.AddressType(a)
+	w.fail(err)
+	return addressTypes[kind] == "LOCAL"
+}
+
+func (p Place) comesIn(*walker) (string, bool)            { return p.In, true }
+func (p Place) leaves(*walker, netip.Addr) (string, bool) { return p.Out, true }
+
+// anyMatches are matches with options in anyOptions.
+var anyMatches = map[string]bool{"multiport": true, "iprange": true, "connmark": true, "icmp": true, "icmp6": true}
+
+// anyOptions read conditions that rules of kube-proxy do not have.
+var anyOptions = map[string]func(b *reader, no bool){
+	"-f":                  func(b *reader, no bool) { b.is(no, func(*walker, follow.Flow) bool { return false }) },
+	"multiport --dports":  func(b *reader, no bool) { b.multiport(no, false, true) },
+	"multiport --sports":  func(b *reader, no bool) { b.multiport(no, true, false) },
+	"multiport --ports":   func(b *reader, no bool) { b.multiport(no, true, true) },
+	"iprange --src-range": func(b *reader, no bool) { b.addressRange(no, (*walker).sender) },
+	"iprange --dst-range": func(b *reader, no bool) { b.addressRange(no, (*walker).receiver) },
+	"icmp --icmp-type":    icmpType,
+	"icmp6 --icmpv6-type": icmpType,
+	"tcp --tcp-flags":     tcpFlags,
+	"connmark --mark": func(b *reader, no bool) {
+		if value, mask, ok := b.mark(); ok {
+			b.known(no, func(_ *walker, f follow.Flow) bool { return f.ConnMark&mask == value })
+		}
+	},
+	"conntrack --ctorigsrc": func(b *reader, no bool) { b.original(no, func(c Conn) netip.AddrPort { return c.From }) },
+	"conntrack --ctorigdst": func(b *reader, no bool) { b.original(no, func(c Conn) netip.AddrPort { return c.To }) },
+	"conntrack --ctorigdstport": func(b *reader, no bool) {
+		if low, high, ok := b.portRange(); ok {
+			is := func(port uint16) bool { return low <= port && port <= high }
+			b.known(no, func(w *walker, _ follow.Flow) bool { return is(w.conn.To.Port()) })
+		}
+	},
+}
+
+// original reads a prefix, which the original direction of the connection must have at one end.
+func (b *reader) original(no bool, end func(Conn) netip.AddrPort) {
+	b.prefix(func(p netip.Prefix) {
+		b.known(no, func(w *walker, _ follow.Flow) bool { return p.Contains(end(w.conn).Addr()) })
+	})
+}
+
+// reverse reads the match rpfilter: the route back to the source uses the incoming interface.
+func (b *reader) reverse() {
+	invert, marked, loose := false, false, false
+	for len(b.left) > 0 && strings.HasPrefix(b.left[0], "--") {
+		switch word := b.next(); word {
+		case "--invert":
+			invert = true
+		case "--validmark":
+			marked = true
+		case "--loose":
+			loose = true
+		default:
+			b.cannot(word)
+		}
+	}
+	b.meets(func(w *walker, f follow.Flow) float64 {
+		in, _ := w.route.comesIn(w)
+		_, name, err := w.conn.Node.LinkTo(w.from())
+		if err != nil || marked && f.Mark != 0 {
+			return unreported
+		}
+		return yesOrNo((in == "lo" || name == in || loose && name != "") != invert)
+	})
+}
+
+// multiport reads a list of ports and ranges; one must be the packet's.
+func (b *reader) multiport(no, source, destination bool) {
+	list := b.next()
+	var all [][2]uint16
+	for _, word := range strings.Split(list, ",") {
+		one := reader{left: []string{word}}
+		low, high, ok := one.portRange()
+		if !ok {
+			b.cannot("ports " + list)
+			return
+		}
+		all = append(all, [2]uint16{low, high})
+	}
+	has := func(port uint16) bool {
+		return slices.ContainsFunc(all, func(r [2]uint16) bool { return r[0] <= port && port <= r[1] })
+	}
+	b.meets(func(w *walker, f follow.Flow) float64 {
+		switch from := w.packet.From.Port(); {
+		case destination && has(f.To.Port()):
+			return yesOrNo(!no)
+		case source && from == 0:
+			return unreported
+		default:
+			return yesOrNo((source && has(from)) != no)
+		}
+	})
+}
+
+func (b *reader) addressRange(no bool, of func(*walker, follow.Flow) netip.Addr) {
+	word := b.next()
+	first, last, _ := strings.Cut(word, "-")
+	low, err := netip.ParseAddr(first)
+	high, err2 := netip.ParseAddr(last)
+	if b.check("addresses "+word, err) && b.check("addresses "+word, err2) {
+		b.is(no, func(w *walker, f follow.Flow) bool {
+			a := of(w, f)
+			return low.Compare(a) <= 0 && a.Compare(high) <= 0
+		})
+	}
+}
+
+// icmpType reads a type of ICMP, with or without a code. A packet has them as its destination
+// port.
+func icmpType(b *reader, no bool) {
+	word := b.next()
+	kind, code, coded := strings.Cut(word, "/")
+	k, err := strconv.ParseUint(kind, 10, 8)
+	c, err2 := uint64(0), error(nil)
+	if coded {
+		c, err2 = strconv.ParseUint(code, 10, 8)
+	}
+	if word == "any" {
+		return
+	}
+	if b.check("type "+word, err) && b.check("type "+word, err2) {
+		b.is(no, func(_ *walker, f follow.Flow) bool {
+			port := f.To.Port()
+			return port>>8 == uint16(k) && (!coded || port&0xff == uint16(c))
+		})
+	}
+}
+
+// tcpFlags reads which flags of TCP must be set: the first packet has SYN alone.
+func tcpFlags(b *reader, no bool) {
+	mask, set := strings.Split(b.next(), ","), strings.Split(b.next(), ",")
+	for _, name := range slices.Concat(mask, set) {
+		if !slices.Contains([]string{"FIN", "SYN", "RST", "PSH", "ACK", "URG", "ALL", "NONE"}, name) {
+			b.cannot("flag " + name)
+			return
+		}
+	}
+	b.is(no, func(w *walker, _ follow.Flow) bool {
+		var want, have []string
+		for _, name := range []string{"FIN", "SYN", "RST", "PSH", "ACK", "URG"} {
+			if !slices.Contains(mask, name) && !slices.Contains(mask, "ALL") {
+				continue
+			}
+			if slices.Contains(set, name) || slices.Contains(set, "ALL") {
+				want = append(want, name)
+			}
+			if name == "SYN" && !w.conn.Acknowledged || name == "ACK" && (w.conn.Acknowledged || w.conn.Reply) {
+				have = append(have, name)
+			}
+		}
+		return slices.Equal(want, have)
+	})
+}
+
+// anyMore holds targets that change nothing that the rules here match.
+var anyMore = map[string]bool{"TTL": true, "HL": true, "DSCP": true, "TOS": true, "ECN": true, "SECMARK": true,
+	"CONNSECMARK": true, "IDLETIMER": true, "RATEEST": true, "TEE": true}
+
+// anyTarget reads a target that kube-proxy's rules do not use. It returns false for others.
+func (b *reader) anyTarget(name string, words []string) bool {
+	change := func(do func(w *walker, f *follow.Flow)) { b.do.change = do }
+	first, second := "", ""
+	if len(words) > 0 {
+		first = words[0]
+	}
+	if len(words) > 1 {
+		second = words[1]
+	}
+	switch {
+	case anyMore[name]:
+	case name == "NOTRACK", name == "CT" && first == "--notrack":
+		change(func(w *walker, f *follow.Flow) {
+			if !f.Untracked && w.conn.State == "INVALID" {
+				f.Untracked, f.UntrackedBy = true, w.as
+			}
+		})
+	case name == "CONNMARK" && first == "--set-xmark":
+		b.left = []string{second}
+		if value, mask, ok := b.mark(); ok {
+			change(func(w *walker, f *follow.Flow) {
+				if w.tracks(*f) {
+					f.ConnMark = f.ConnMark&^mask ^ value
+				}
+			})
+		}
+	case name == "CONNMARK" && (first == "--save-mark" || first == "--restore-mark"):
+		b.copyMark(first == "--save-mark", words[1:])
+	case name == "SNAT" && first == "--to-source":
+		to, err := netip.ParseAddrPort(second)
+		if a, bare := netip.ParseAddr(second); bare == nil {
+			to, err = netip.AddrPortFrom(a, 0), nil
+		}
+		b.check("source "+second, err)
+		b.do = action{kind: follow.End, change: func(w *walker, f *follow.Flow) {
+			f.Masqueraded = true
+			if f.From = to; to.Port() == 0 {
+				f.From = netip.AddrPortFrom(to.Addr(), w.packet.From.Port())
+			}
+		}}
+	case name == "DNAT" && first == "--to-destination" && !strings.ContainsAny(second, "-"):
+		a, err := netip.ParseAddr(second)
+		if err != nil {
+			return false
+		}
+		b.do = action{kind: follow.End, change: func(_ *walker, f *follow.Flow) {
+			f.To, f.Translated = netip.AddrPortFrom(a, f.To.Port()), true
+		}}
+	case name == "REDIRECT":
+		b.redirect(first, second)
+	default:
+		return false
+	}
+	return true
+}
+
+// copyMark copies bits of the mark of a packet to its connection, or back.
+func (b *reader) copyMark(save bool, words []string) {
+	masks := map[string]uint32{"--nfmask": 1<<32 - 1, "--ctmask": 1<<32 - 1}
+	for i := 0; i+1 < len(words); i += 2 {
+		b.left = []string{words[i+1]}
+		value, _, _ := b.mark()
+		masks[words[i]] = value
+	}
+	packet, conn := masks["--nfmask"], masks["--ctmask"]
+	if len(masks) > 2 || len(words)%2 != 0 {
+		b.cannot("target CONNMARK")
+	}
+	b.do.change = func(w *walker, f *follow.Flow) {
+		switch {
+		case !w.tracks(*f):
+		case save:
+			f.ConnMark = f.ConnMark&^conn ^ f.Mark&packet
+		default:
+			f.Mark = f.Mark&^packet ^ f.ConnMark&conn
+		}
+	}
+}
+
+// redirect sends packets to this node.
+func (b *reader) redirect(option, ports string) {
+	port, err := uint64(0), error(nil)
+	if option == "--to-ports" {
+		port, err = strconv.ParseUint(ports, 10, 16)
+	}
+	b.check("ports "+ports, err)
+	b.do = action{kind: follow.End, change: func(w *walker, f *follow.Flow) {
+		to, p := netip.IPv4Unspecified(), f.To.Port()
+		if f.To.Addr().Is6() {
+			to = netip.IPv6Unspecified()
+		}
+		if name, _ := w.route.comesIn(w); name == "" { // of a process of this node
+			if to = netip.AddrFrom4([4]byte{127, 0, 0, 1}); f.To.Addr().Is6() {
+				to = netip.IPv6Loopback()
+			}
+		}
+		if port != 0 {
+			p = uint16(port)
+		}
+		f.To, f.Translated = netip.AddrPortFrom(to, p), true
+	}}
+}

@@ -1,0 +1,25 @@
+package nodetrace
+
+import (
+	"net/netip"
+
+	"kube-proxy/trace"
+)
+
+// Question says what to follow.
+type Question struct {
+	Packet trace.Packet
+	// Table is the answer of the table: modes that open connections of their own go to its
+	// backends.
+	Table trace.Answer
+	Mode  trace.Mode
+	// Kernel is the answer of the mode's state in the kernel; nil if it was not read.
+	Kernel *trace.Kernel
+	// OnNode reports whether the endpoint runs on this node; nil if that is not known.
+	OnNode func(netip.AddrPort) bool
+	// Backend and Sees are the reply's source and destination if conntrack has the connection; else
+	// not valid.
+	Backend, Sees netip.AddrPort
+	// Offloaded: a flowtable has that connection.
+	Offloaded bool
+}

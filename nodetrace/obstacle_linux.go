@@ -1,0 +1,288 @@
+package nodetrace
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	rtnl "kube-proxy/internal/netlink/route"
+	"kube-proxy/lb"
+	"kube-proxy/nodetrace/internal/hooks"
+	"kube-proxy/trace"
+)
+
+// number returns the value of a sysctl; 0 without one.
+func (w *walk) number(path string) int {
+	n, _ := strconv.Atoi(w.sysctl(path))
+	return n
+}
+
+// either returns the larger value of a setting of an interface and of all, as the kernel takes it.
+func (w *walk) either(link, name string) int {
+	return max(w.number("ipv4/conf/"+link+"/"+name), w.number("ipv4/conf/all/"+name))
+}
+
+// conntrackFull reports whether conntrack has no place for a new connection. The kernel makes one
+// by evicting connections without a reply, if it finds some; what it did so far is the best guess.
+func (w *walk) conntrackFull() (stop, bool) {
+	count, most := w.number("netfilter/nf_conntrack_count"), w.number("netfilter/nf_conntrack_max")
+	s := stop{verdict: trace.Dropped, stage: "conntrack",
+		do: "sysctl -w net.netfilter.nf_conntrack_max=" + strconv.Itoa(2*most),
+		by: fmt.Sprintf("the conntrack table is full (%d of %d)", count, most)}
+	if most == 0 || count < most {
+		return s, false
+	}
+	dropped, evicted := w.conntrack()
+	switch evicts := s.by + ": the kernel evicts connections that have no reply"; {
+	case dropped > 0:
+		return s, true
+	case evicted > 0:
+		w.warn("Now %s.", evicts)
+	default:
+		w.doubt("%s, if it finds some", evicts)
+	}
+	return s, false
+}
+
+// comesIn finds the interface through which the client's packets come in: the one that was asked
+// for, that of the client's neighbour entry, or that of the route to the client.
+func (w *walk) comesIn() (rtnl.Link, stop) {
+	from := w.q.Packet.From.Addr()
+	if name := w.q.Packet.In; name != "" {
+		l := w.named(name)
+		if l.Index == 0 {
+			return l, stop{verdict: trace.Dropped, stage: "device",
+				by: "interface " + name + " does not exist", do: "ip link"}
+		}
+		return w.master(l), stop{}
+	}
+	for _, n := range w.neighbours {
+		if n.Addr == from && n.State&(unix.NUD_FAILED|unix.NUD_INCOMPLETE|unix.NUD_NOARP) == 0 {
+			return w.link(n.Link), stop{}
+		}
+	}
+	r := w.lookup(rtnl.Query{To: from})
+	if r.Errno != 0 {
+		s := noRoute(r, from, false, "reply: route")
+		s.verdict = trace.Dropped
+		return rtnl.Link{}, s
+	}
+	return w.link(r.Out), stop{}
+}
+
+// master returns the bridge of a port, whose name IP rules see; else the interface.
+func (w *walk) master(l rtnl.Link) rtnl.Link {
+	if m := w.link(l.Master); l.Master != 0 && m.Kind == "bridge" {
+		return m
+	}
+	return l
+}
+
+// down reports an interface that cannot carry packets.
+func down(l rtnl.Link) stop {
+	switch s := (stop{verdict: trace.Dropped, stage: "device", do: "ip link set " + l.Name + " up"}); {
+	case l.Flags&unix.IFF_UP == 0:
+		s.by = "interface " + l.Name + " is down"
+		return s
+	case l.Flags&unix.IFF_RUNNING == 0:
+		s.by, s.do = "interface "+l.Name+" has no carrier", "ip link show "+l.Name
+		return s
+	}
+	return stop{}
+}
+
+// untranslated reports a packet to a Service that leaves for the Service's own address.
+func (w *walk) untranslated(y way) stop {
+	if y.reply || y.backend.IsValid() || w.q.Table.Verdict != trace.Balance {
+		return stop{}
+	}
+	s := stop{verdict: trace.Dropped, stage: "prerouting", by: fmt.Sprintf("the packet to %s is not translated", y.To),
+		do: "kube-proxy diff"}
+	if y.Flow.State == hooks.Untracked {
+		s.by += ": a rule takes it out of conntrack (notrack)"
+		s.do = "nft list ruleset | grep notrack; iptables -t raw -S"
+	}
+	return s
+}
+
+// undeliverable reports a packet that the outgoing interface or its neighbour does not take.
+func (w *walk) undeliverable(y way, r rtnl.Route, out rtnl.Link) stop {
+	s := down(out)
+	next := y.To.Addr()
+	if r.Gateway.IsValid() {
+		next = r.Gateway
+	}
+	if on := w.q.OnNode; s.by == "" && on != nil && !y.reply &&
+		y.backend.IsValid() && r.Gateway.IsValid() && on(y.backend) {
+		s = stop{verdict: trace.Dropped, stage: "route", do: "ip route; ip link: is the interface of the pod down?",
+			by: fmt.Sprintf("endpoint %s is on this node, but its route leads through %s to %s",
+				y.backend, out.Name, r.Gateway)}
+	}
+	for _, n := range w.neighbours {
+		if n.Link != out.Index || n.Addr != next || s.by != "" {
+			continue
+		}
+		state := ""
+		switch {
+		case n.State&unix.NUD_FAILED != 0:
+			state = "FAILED"
+		case n.State&unix.NUD_INCOMPLETE != 0:
+			state = "INCOMPLETE"
+		default:
+			continue
+		}
+		s = stop{verdict: trace.Dropped, stage: "neighbour",
+			by: fmt.Sprintf("neighbour %s on %s is %s: it does not answer", next, out.Name, state),
+			do: fmt.Sprintf("ip neigh show %s dev %s; is that machine or pod up?", next, out.Name)}
+	}
+	if s.by != "" {
+		s.stage = y.stage(s.stage)
+	}
+	return s
+}
+
+// compareMTU warns of packets that arrive and are too large to leave.
+func (w *walk) compareMTU(in, out rtnl.Link, r rtnl.Route) {
+	mtu := out.MTU
+	if r.MTU != 0 {
+		mtu = min(mtu, r.MTU)
+	}
+	if in.MTU > mtu && mtu != 0 {
+		w.warn("Packets of more than %d bytes do not fit from %s (MTU %d) to %s (MTU %d): "+
+			"if ICMP is filtered, large transfers hang.", mtu, in.Name, in.MTU, out.Name, mtu)
+	}
+}
+
+// directBridge notes that pods of one bridge may reply past the node's IP stack.
+func (w *walk) directBridge(y way, bridge rtnl.Link) {
+	name, calls := "bridge-nf-call-iptables", "nf_call_iptables"
+	if y.To.Addr().Is6() {
+		name, calls = "bridge-nf-call-ip6tables", "nf_call_ip6tables"
+	}
+	if bridge.Kind == "bridge" && y.backend.IsValid() && !y.masq && len(w.in) > 0 && w.in[0] == bridge.Index &&
+		w.number("bridge/"+name) == 0 {
+		w.doubt("replies between ports of bridge %s: if the pods have a route to each other there, they pass "+
+			"untranslated, because net.bridge.%s is not 1 (nor the bridge's %s)", bridge.Name, name, calls)
+	}
+}
+
+// answersARP warns where the node answers ARP for an address that another machine may announce, or
+// answers no request. With arp_ignore 1 and 2 it answers for the addresses of the interface alone.
+func (w *walk) answersARP(in rtnl.Link) {
+	f, to := w.q.Table.Frontend, w.q.Packet.To.Addr()
+	if !to.Is4() || in.Flags&unix.IFF_NOARP != 0 || in.Name == "lo" {
+		return
+	}
+	switch ignore := w.either(in.Name, "arp_ignore"); {
+	case ignore == 8:
+		w.warn("This node answers no ARP request on %s (arp_ignore=8): its neighbours cannot send to it.", in.Name)
+	case ignore == 1 || ignore == 2 || f == nil || !w.q.Mode.Holds ||
+		f.Kind != lb.LoadBalancer && f.Kind != lb.ExternalIP:
+	default:
+		w.warn("This node answers ARP for %s on %s (arp_ignore=%d), and takes traffic of the node that announces the "+
+			"address: see --ipvs-strict-arp.", to, in.Name, ignore)
+	}
+}
+
+// refused says why the kernel does not route a packet that came in; the zero stop if it does.
+func (w *walk) refused(r rtnl.Route, y way, in rtnl.Link) stop {
+	s := stop{verdict: trace.Dropped, stage: y.stage("route")}
+	to, from := y.To.Addr(), y.From.Addr()
+	set := func(path, value string) stop {
+		s.by = fmt.Sprintf("net.%s=%s", dots(path), w.sysctl(path))
+		s.do = fmt.Sprintf("sysctl -w net.%s=%s", dots(path), value)
+		return s
+	}
+	switch {
+	case to.Is6():
+		if r.Errno == 0 && !r.Here() && w.sysctl("ipv6/conf/all/forwarding") == "0" &&
+			w.number("ipv6/conf/"+in.Name+"/force_forwarding") == 0 { // Linux 6.17
+			return set("ipv6/conf/all/forwarding", "1")
+		}
+		return noRoute(r, to, true, s.stage)
+	case r.Errno == 0 && (r.Type == unix.RTN_UNICAST || r.Here()):
+		return stop{}
+	case r.Errno == 0:
+		s.by = fmt.Sprintf("the route to %s is of type %d, which is not forwarded", to, r.Type)
+		return s
+	case (to.IsLoopback() || from.IsLoopback()) && in.Name != "lo" && w.either(in.Name, "route_localnet") == 0:
+		return set("ipv4/conf/"+in.Name+"/route_localnet", "1")
+	case r.Errno == unix.EHOSTUNREACH && w.sysctl("ipv4/conf/"+in.Name+"/forwarding") == "0":
+		if w.sysctl("ipv4/ip_forward") == "0" {
+			return set("ipv4/ip_forward", "1")
+		}
+		return set("ipv4/conf/"+in.Name+"/forwarding", "1")
+	case r.Errno == unix.EXDEV || r.Errno == unix.EINVAL:
+		return w.badSource(s, r, y, in)
+	}
+	return noRoute(r, to, true, s.stage)
+}
+
+// badSource says why the kernel refuses the source of a packet that came in through an interface.
+func (w *walk) badSource(s stop, r rtnl.Route, y way, in rtnl.Link) stop {
+	from := y.From.Addr()
+	query := rtnl.Query{To: from}
+	if w.either(in.Name, "src_valid_mark") != 0 {
+		query.Mark = y.Mark
+	}
+	back := w.lookup(query)
+	filter := w.either(in.Name, "rp_filter")
+	s.do = fmt.Sprintf("ip route get %s; or sysctl -w net.ipv4.conf.%s.rp_filter=2", from, in.Name)
+	switch {
+	case back.Here():
+		s.by = fmt.Sprintf("the source %s is an address of this node, and the packet comes in through %s",
+			from, in.Name)
+		s.do = "ip address"
+	case back.Errno != 0 && filter != 0:
+		s.by = fmt.Sprintf("rp_filter=%d of %s: there is no route back to %s", filter, in.Name, from)
+		s.do = "ip route get " + from.String()
+	case filter == 1 && back.Out != in.Index:
+		s.by = fmt.Sprintf("rp_filter=1 (strict) of %s: the route back to %s leads through %s",
+			in.Name, from, w.link(back.Out).Name)
+	default:
+		return noRoute(r, y.To.Addr(), true, s.stage)
+	}
+	return s
+}
+
+// noRoute says what the kernel's refusal of a route means; the zero stop if it did not refuse.
+func noRoute(r rtnl.Route, to netip.Addr, forwarded bool, stage string) stop {
+	s := stop{verdict: trace.Rejected, stage: stage,
+		do: fmt.Sprintf("ip route get %s; ip rule; ip route show table all", to)}
+	switch r.Errno {
+	case 0:
+		return stop{}
+	case unix.ENETUNREACH:
+		s.by = "there is no route to " + to.String()
+	case unix.EHOSTUNREACH:
+		s.by = "the route to " + to.String() + " is unreachable"
+	case unix.EACCES:
+		s.by = "a route or rule prohibits " + to.String()
+	case unix.EINVAL:
+		s.verdict, s.by = trace.Dropped, "the route to "+to.String()+" is a blackhole"
+	default:
+		s.by = fmt.Sprintf("the kernel refuses the route to %s: %v", to, r.Errno)
+	}
+	return s
+}
+
+// dots writes the path of a sysctl as sysctl(8) does.
+func dots(path string) string { return strings.NewReplacer("/", ".", ".", "/").Replace(path) }
+
+// routeText is a route in words.
+func routeText(r rtnl.Route, out rtnl.Link) string {
+	if r.Here() {
+		return "to this node"
+	}
+	text := "through " + out.Name
+	if r.Gateway.IsValid() {
+		text += " to " + r.Gateway.String()
+	}
+	if r.Table != unix.RT_TABLE_MAIN && r.Table != unix.RT_TABLE_LOCAL && r.Table != 0 {
+		text += fmt.Sprintf(" (table %d)", r.Table)
+	}
+	return text
+}

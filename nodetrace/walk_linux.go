@@ -1,0 +1,538 @@
+package nodetrace
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	rtnl "kube-proxy/internal/netlink/route"
+	"kube-proxy/lb"
+	"kube-proxy/nodetrace/internal/hooks"
+	"kube-proxy/trace"
+)
+
+// facts are what the kernel says. Tests make them of values.
+type facts struct {
+	links      []rtnl.Link
+	neighbours []rtnl.Neighbour
+	route      func(rtnl.Query) (rtnl.Route, error)
+	pass       func(hooks.Hook, hooks.Packet) ([]hooks.Way, error)
+	// sysctl returns the value of a setting, by its path below net; "" without one.
+	sysctl func(path string) string
+	// conntrack returns how many packets conntrack has dropped, and how many connections it has
+	// evicted, because its table was full.
+	conntrack func() (dropped, evicted uint64)
+	ipsec     ipsec
+}
+
+// walk is one packet on its way. It collects where the ways end.
+type walk struct {
+	facts
+	q        Question
+	ends     []end
+	warnings []string
+	doubts   []string // of the node, not of one way
+	in, out  []int32  // interfaces used
+	listens  bool     // the kernel looks for a socket of this node
+	err      error
+}
+
+// way is one way of the packet, with its share of new connections.
+type way struct {
+	hooks.Packet
+	share   float64
+	backend netip.AddrPort
+	masq    bool
+	here    bool // a socket of this node receives it
+	reply   bool
+	later   bool // the client's next packets
+	steps   []trace.Step
+	doubts  []string
+}
+
+// stop is an obstacle. The zero stop is none.
+type stop struct {
+	verdict trace.NodeVerdict
+	stage   string
+	by, do  string
+	own     bool
+}
+
+type end struct {
+	way
+	stop
+}
+
+// maxWays bounds the ways that are followed after translation: there is one for each backend.
+const maxWays = 64
+
+// follow walks there and back.
+func (w *walk) follow() {
+	p := w.q.Packet
+	orig := hooks.Tuple{From: p.From, To: p.To}
+	start := way{share: 1, Packet: hooks.Packet{Proto: p.Proto, From: p.From, To: p.To, Flow: hooks.Flow{Orig: orig}}}
+	if w.q.Backend.IsValid() {
+		start.Flow.State, start.Flow.Offloaded = hooks.Established, w.q.Offloaded
+		if !w.q.Mode.Holds { // IPVS itself translates its connections
+			start.Flow.Reverse = hooks.Tuple{From: w.q.Backend, To: w.q.Sees}
+		}
+	} else if s, full := w.conntrackFull(); full {
+		w.stop(start, s)
+		return
+	}
+	for _, x := range w.connected(start) {
+		for _, y := range w.request(x) {
+			for _, z := range w.proxied(y) {
+				for _, answered := range w.answered(z) {
+					for _, done := range w.continued(answered) {
+						w.ends = append(w.ends, end{way: done})
+					}
+				}
+			}
+		}
+	}
+}
+
+// connected gives the packet of a socket that a program connects the destinations that it gets so.
+// A pod that is its own backend sends nothing to this node.
+func (w *walk) connected(y way) (all []way) {
+	k := w.q.Kernel
+	if k == nil || !k.Connected || y.Flow.State == hooks.Established {
+		return []way{y}
+	}
+	backends := k.Backends
+	if k.Affine.IsValid() {
+		backends = []trace.Backend{{Address: k.Affine, Share: 1}}
+	}
+	for _, b := range w.bounded(backends) {
+		z := y
+		z.To, z.backend, z.share, z.Flow.Orig.To = b.Address, b.Address, b.Share, b.Address
+		z.note("socket", "to %s, by an eBPF program of kube-proxy", b.Address)
+		if z.To.Addr() == z.From.Addr() && !w.own() {
+			w.ends = append(w.ends, end{way: z})
+			continue
+		}
+		all = append(all, z)
+	}
+	return all
+}
+
+func (w *walk) own() bool { return w.q.Packet.Host && w.q.Packet.In == "" }
+
+// request takes the packet to where it is delivered.
+func (w *walk) request(y way) []way {
+	if w.own() {
+		return w.send(y)
+	}
+	in, s := w.comesIn()
+	if s.by != "" {
+		w.stop(y, s)
+		return nil
+	}
+	w.answersARP(in)
+	return w.receive(y, in)
+}
+
+// receive takes a packet that comes in through an interface.
+func (w *walk) receive(y way, in rtnl.Link) (all []way) {
+	y.In, y.Out, y.Port = in.Name, "", ""
+	if port := w.q.Packet.In; !y.reply && port != in.Name {
+		y.Port = port
+	}
+	w.in = append(w.in, in.Index)
+	if s := down(in); s.by != "" {
+		w.stop(y, s)
+		return nil
+	}
+	for _, y := range w.hook(hooks.Prerouting, y) {
+		q := y.query()
+		q.From, q.FromPort, q.In = y.From.Addr(), y.From.Port(), in.Index
+		r := w.lookup(q)
+		switch s := w.refused(r, y, in); {
+		case s.by != "":
+			w.stop(y, s)
+		case r.Here():
+			y.note("route", "to this node")
+			all = append(all, w.arrive(y)...)
+		default:
+			all = append(all, w.forward(y, r)...)
+		}
+	}
+	return all
+}
+
+// Priorities of IPVS at the hooks input and output (ip_vs_core.c).
+const (
+	ipvsInput  = 99
+	ipvsOutput = -98
+)
+
+// byIPVS reports whether IPVS takes a packet that is for this node.
+func (w *walk) byIPVS(y way) bool {
+	return w.q.Mode.Holds && !y.reply && !y.backend.IsValid() && y.To == w.q.Packet.To &&
+		w.q.Table.Verdict == trace.Balance && len(w.q.Table.Backends) > 0
+}
+
+// fromIPVS reports whether IPVS sends a packet to a backend.
+func (w *walk) fromIPVS(y way) bool { return w.q.Mode.Holds && !y.reply && y.backend.IsValid() }
+
+// arrive takes a packet to a socket of this node, or to IPVS.
+func (w *walk) arrive(y way) (all []way) {
+	if w.byIPVS(y) {
+		y.Before = ipvsInput
+	}
+	w.listens = w.listens || !w.byIPVS(y) && (y.Flow.State == hooks.New || y.Proto == lb.UDP)
+	for _, y := range w.hook(hooks.Input, y) {
+		if s := w.secured(xfrmIn, y, w.named(y.In)); s.by != "" && !w.byIPVS(y) {
+			w.stop(y, s)
+			continue
+		}
+		y.here = true
+		all = append(all, y)
+	}
+	return all
+}
+
+// forward takes a packet to another interface.
+func (w *walk) forward(y way, r rtnl.Route) (all []way) {
+	out := w.link(r.Out)
+	y.Out = out.Name
+	y.note("route", "%s", routeText(r, out))
+	for _, s := range []stop{w.untranslated(y), w.secured(xfrmForward, y, w.named(y.In)), w.secured(xfrmOut, y, out)} {
+		if s.by != "" {
+			w.stop(y, s)
+			return nil
+		}
+	}
+	w.compareMTU(w.named(y.In), out, r)
+	for _, y := range w.hook(hooks.Forward, y) {
+		all = append(all, w.leave(y, r)...)
+	}
+	return all
+}
+
+// leave takes a packet out of the node.
+func (w *walk) leave(y way, r rtnl.Route) (all []way) {
+	out := w.link(r.Out)
+	y.Out = out.Name
+	w.out = append(w.out, out.Index)
+	if r.Encap != 0 {
+		w.doubt("encapsulation by the route to %s through %s", y.To.Addr(), out.Name)
+	}
+	from := y.From
+	for _, y := range w.masqueraded(y) {
+		y.In = ""
+		s := w.undeliverable(y, r, out)
+		if s.by == "" && y.From != from {
+			s = w.secured(xfrmOut, y, out)
+		}
+		if s.by != "" {
+			w.stop(y, s)
+			continue
+		}
+		all = append(all, y)
+	}
+	return all
+}
+
+// masqueraded passes postrouting, and gives masqueraded packets their source.
+func (w *walk) masqueraded(y way) []way {
+	all := w.hook(hooks.Postrouting, y)
+	for i := range all {
+		if y := &all[i]; y.masq && !y.reply && y.From.Addr() == y.Flow.Orig.From.Addr() {
+			if own := w.lookup(y.query()); own.Source.IsValid() {
+				y.From = netip.AddrPortFrom(own.Source, y.From.Port())
+			}
+		}
+	}
+	return all
+}
+
+// send takes a packet of this node. IPVS takes its own, and looks routes up by the address alone.
+func (w *walk) send(y way) (all []way) {
+	q := y.query()
+	if w.fromIPVS(y) {
+		q = rtnl.Query{To: q.To}
+	}
+	r := w.lookup(q)
+	s := noRoute(r, y.To.Addr(), false, y.stage("route"))
+	if s.by == "" && !w.fromIPVS(y) {
+		s = w.secured(xfrmOut, y, w.link(r.Out))
+	}
+	if s.by != "" {
+		// The program's call fails; no client sees that of a reply.
+		s.verdict = map[bool]trace.NodeVerdict{false: trace.Rejected, true: trace.Dropped}[y.reply]
+		w.stop(y, s)
+		return nil
+	}
+	y.In, y.Out = "", w.link(r.Out).Name
+	y.note("route", "%s", routeText(r, w.link(r.Out)))
+	if w.byIPVS(y) {
+		y.Before = ipvsOutput
+	}
+	for _, after := range w.hook(hooks.Output, y) {
+		r := w.rerouted(y, &after, r)
+		s := noRoute(r, after.To.Addr(), false, y.stage("route"))
+		if s.by == "" && (after.To != y.To || w.fromIPVS(y)) {
+			s = w.secured(xfrmOut, after, w.link(r.Out))
+			s.verdict = trace.Rejected
+		}
+		if s.by != "" {
+			if y.Proto != lb.UDP || w.fromIPVS(y) { // the kernel repeats the first packet
+				s.verdict = trace.Dropped
+			}
+			w.stop(after, s)
+		} else if w.byIPVS(after) {
+			after.here = true
+			all = append(all, after)
+		} else if r.Here() {
+			all = append(all, w.loop(after)...)
+		} else {
+			all = append(all, w.leave(after, r)...)
+		}
+	}
+	return all
+}
+
+// rerouted looks the route up again if the hook changed what it depends on. The kernel does so for
+// all packets of IPVS, because their destination is not that of conntrack.
+func (w *walk) rerouted(before way, after *way, was rtnl.Route) rtnl.Route {
+	if before.To.Addr() == after.To.Addr() && before.Mark == after.Mark && !w.fromIPVS(before) {
+		return was
+	}
+	r := w.lookup(after.query())
+	if text := routeText(r, w.link(r.Out)); r.Errno == 0 && text != routeText(was, w.link(was.Out)) {
+		after.note("route", "%s", text)
+	}
+	return r
+}
+
+// loop takes a packet from this node to this node.
+func (w *walk) loop(y way) (all []way) {
+	y.Out = "lo"
+	w.in, w.out = append(w.in, rtnl.Loopback), append(w.out, rtnl.Loopback)
+	for _, y := range w.masqueraded(y) {
+		y.In, y.Out, y.Flow.Bound = "lo", "", true
+		for _, y := range w.hook(hooks.Prerouting, y) {
+			all = append(all, w.arrive(y)...)
+		}
+	}
+	return all
+}
+
+// proxied follows a packet that IPVS or the proxy itself received to the backends.
+func (w *walk) proxied(y way) (all []way) {
+	m, t := w.q.Mode, w.q.Table
+	proxies := m.Holds || m.Terminates || m.LocalhostProxy && w.q.Packet.To.Addr().IsLoopback()
+	switch {
+	case !y.here || !proxies || y.backend.IsValid() && !m.Terminates:
+		return []way{y}
+	case t.Verdict == trace.Reject || t.Verdict == trace.Drop:
+		w.stop(y, stop{verdict: verdicts[t.Verdict], stage: "proxy", by: "kube-proxy", own: true})
+		return nil
+	case t.Verdict != trace.Balance || len(t.Backends) == 0:
+		return []way{y}
+	}
+	if !m.Holds { // the client has a connection of its own, with the proxy
+		back := w.answered(y)
+		if len(back) == 0 {
+			return nil
+		}
+		y.steps = back[0].steps
+	}
+	backends := w.bounded(t.Backends)
+	if m.Holds && w.q.Backend.IsValid() {
+		backends = []trace.Backend{{Address: w.q.Backend, Share: 1}}
+	}
+	for _, b := range backends {
+		z := y
+		z.here, z.To, z.backend, z.share, z.steps = false, b.Address, b.Address, y.share*b.Share, slices.Clone(y.steps)
+		z.Flow = hooks.Flow{Orig: y.Flow.Orig}
+		if !m.Holds {
+			own := w.lookup(rtnl.Query{To: b.Address.Addr()})
+			z.From, z.Mark = netip.AddrPortFrom(own.Source, 0), 0
+			z.Flow.Orig = hooks.Tuple{From: z.From, To: z.To}
+		}
+		all = append(all, w.send(z)...)
+	}
+	return all
+}
+
+func (w *walk) bounded(all []trace.Backend) []trace.Backend {
+	if len(all) > maxWays {
+		w.warn("%d of %d backends were followed", maxWays, len(all))
+		return all[:maxWays]
+	}
+	return all
+}
+
+// answered takes the reply of what received the packet back.
+func (w *walk) answered(y way) []way {
+	z := y
+	z.reply, z.here, z.Mark, z.From, z.To = true, false, 0, y.To, y.From
+	z.Flow = hooks.Flow{State: hooks.Established, Reply: true,
+		Orig: y.Flow.Orig, Reverse: hooks.Tuple{From: y.To, To: y.From}, Offloaded: y.Flow.Offloaded}
+	switch in := w.named(y.Out); {
+	case y.here:
+		return w.send(z)
+	case w.bypasses(y):
+		z.note("route", "the reply need not pass this node")
+		return []way{z}
+	default:
+		w.directBridge(y, in)
+		return w.receive(z, in)
+	}
+}
+
+// continued takes the client's next packets to what answered: they meet no rules of nat, and may
+// have another mark. If they arrive, it keeps the steps of the first packet and the reply.
+func (w *walk) continued(y way) (all []way) {
+	m := w.q.Mode
+	if m.Holds || m.Terminates || m.LocalhostProxy && w.q.Packet.To.Addr().IsLoopback() || w.q.Backend.IsValid() {
+		return []way{y}
+	}
+	z := y
+	z.reply, z.later, z.here, z.Mark, z.From, z.To = false, true, false, 0, y.Flow.Orig.From, y.Flow.Orig.To
+	z.Flow = hooks.Flow{State: hooks.Established, Orig: y.Flow.Orig, Reverse: y.Flow.Reverse}
+	for _, z := range w.request(z) {
+		z.steps = y.steps
+		all = append(all, z)
+	}
+	return all
+}
+
+// bypasses reports whether the packet left through the interface it came in through, with its
+// source: another machine then replies to the client directly.
+func (w *walk) bypasses(y way) bool {
+	if y.masq || w.own() || len(w.in) == 0 || w.in[0] == 0 {
+		return false
+	}
+	out := w.named(y.Out)
+	return out.Index == w.in[0] && out.Kind != "bridge"
+}
+
+// hook takes a packet through a hook.
+func (w *walk) hook(h hooks.Hook, y way) (all []way) {
+	if w.err != nil {
+		return nil
+	}
+	ways, err := w.pass(h, y.Packet)
+	if err != nil {
+		w.err = fmt.Errorf("follow the packet through %s: %w", h, err)
+		return nil
+	}
+	if len(ways) > maxWays {
+		slices.SortStableFunc(ways, func(a, b hooks.Way) int { return cmp.Compare(b.Share, a.Share) })
+		w.warn("%d of %d ways were followed at %s", maxWays, len(ways), h)
+		ways = ways[:maxWays]
+	}
+	for _, x := range ways {
+		z := y
+		z.Packet, z.share, z.masq = x.Packet, y.share*x.Share, y.masq || x.Masqueraded
+		z.steps, z.doubts = slices.Clone(y.steps), slices.Clone(y.doubts)
+		if !y.reply && (x.Translated || x.To != y.To) {
+			z.backend = x.To
+		}
+		for _, r := range x.NotEvaluated {
+			z.doubts = append(z.doubts, r.String())
+		}
+		if x.Verdict == "" {
+			z.note(h.String(), "%s", changes(y.Packet, x))
+			all = append(all, z)
+			continue
+		}
+		s := stop{verdict: verdicts[x.Verdict], stage: y.stage(h.String()), by: "a rule"}
+		if x.By != nil {
+			s.by, s.own = x.By.String(), strings.HasPrefix(x.By.Owner(), "kube-proxy") && x.Verdict == w.q.Table.Verdict
+		}
+		w.stop(z, s)
+	}
+	return all
+}
+
+var verdicts = map[trace.Verdict]trace.NodeVerdict{trace.Drop: trace.Dropped, trace.Reject: trace.Rejected}
+
+// changes says what a hook did to a packet that goes on.
+func changes(before hooks.Packet, x hooks.Way) string {
+	text := "passes"
+	if x.To != before.To {
+		text = "to " + x.To.String()
+	}
+	if x.From != before.From {
+		text += ", from " + x.From.String()
+	}
+	if x.Masqueraded {
+		text += ", masqueraded"
+	}
+	if x.Mark != before.Mark {
+		text += fmt.Sprintf(", mark 0x%x", x.Mark)
+	}
+	return text
+}
+
+// stage is the name of a stage of this way.
+func (y way) stage(name string) string {
+	switch {
+	case y.reply:
+		return "reply: " + name
+	case y.later:
+		return "next packets: " + name
+	}
+	return name
+}
+
+// note adds a step.
+func (y *way) note(stage, format string, args ...any) {
+	y.steps = append(slices.Clip(y.steps), trace.Step{
+		Backend: y.backend, Reply: y.reply, Stage: stage, Text: fmt.Sprintf(format, args...),
+	})
+}
+
+// stop ends a way at an obstacle.
+func (w *walk) stop(y way, s stop) {
+	y.note(s.stage, "%s by %s", s.verdict, s.by)
+	w.ends = append(w.ends, end{y, s})
+}
+
+// warn notes a sentence once.
+func (w *walk) warn(format string, args ...any) {
+	if s := fmt.Sprintf(format, args...); !slices.Contains(w.warnings, s) {
+		w.warnings = append(w.warnings, s)
+	}
+}
+
+// doubt names something that was not evaluated, once.
+func (w *walk) doubt(format string, args ...any) {
+	if s := fmt.Sprintf(format, args...); !slices.Contains(w.doubts, s) {
+		w.doubts = append(w.doubts, s)
+	}
+}
+
+// query is for the route of the packet, as of one of this node.
+func (y way) query() rtnl.Query {
+	return rtnl.Query{To: y.To.Addr(), Mark: y.Mark, Proto: byte(y.Proto), ToPort: y.To.Port()}
+}
+
+func (w *walk) lookup(q rtnl.Query) rtnl.Route {
+	r, err := w.route(q)
+	if err != nil && w.err == nil {
+		w.err = fmt.Errorf("look up the route to %s: %w", q.To, err)
+	}
+	return r
+}
+
+func (w *walk) link(index int32) rtnl.Link {
+	if i := slices.IndexFunc(w.links, func(l rtnl.Link) bool { return l.Index == index }); i >= 0 {
+		return w.links[i]
+	}
+	return rtnl.Link{Index: index, Name: fmt.Sprintf("interface number %d", index)}
+}
+
+func (w *walk) named(name string) rtnl.Link {
+	if i := slices.IndexFunc(w.links, func(l rtnl.Link) bool { return l.Name == name }); i >= 0 {
+		return w.links[i]
+	}
+	return rtnl.Link{}
+}

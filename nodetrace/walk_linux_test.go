@@ -1,0 +1,179 @@
+package nodetrace
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	rtnl "kube-proxy/internal/netlink/route"
+	"kube-proxy/lb"
+	"kube-proxy/nodetrace/internal/hooks"
+	"kube-proxy/trace"
+)
+
+const up = unix.IFF_UP | unix.IFF_RUNNING
+
+// world is a node with a pod at 10.1.1.1 and one at 10.1.1.2; everything else is behind eth0.
+func world() facts {
+	return facts{
+		links: []rtnl.Link{
+			{Index: 1, Name: "lo", Flags: up, MTU: 65536},
+			{Index: 2, Name: "eth0", Flags: up, MTU: 1500},
+			{Index: 3, Name: "pod1", Flags: up, MTU: 1500},
+			{Index: 4, Name: "pod2", Flags: up, MTU: 1500},
+		},
+		route: func(q rtnl.Query) (rtnl.Route, error) {
+			switch q.To.String() {
+			case "10.1.1.1":
+				return rtnl.Route{Type: unix.RTN_UNICAST, Out: 3}, nil
+			case "10.1.1.2":
+				return rtnl.Route{Type: unix.RTN_UNICAST, Out: 4}, nil
+			case "192.0.2.1":
+				return rtnl.Route{Type: unix.RTN_LOCAL, Out: 1}, nil
+			}
+			return rtnl.Route{Type: unix.RTN_UNICAST, Out: 2, Source: netip.MustParseAddr("192.0.2.1")}, nil
+		},
+		pass:      func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) { return one(p), nil },
+		sysctl:    func(path string) string { return map[string]string{"ipv4/ip_forward": "1"}[path] },
+		conntrack: func() (uint64, uint64) { return 0, 0 },
+	}
+}
+
+func one(p hooks.Packet) []hooks.Way { return []hooks.Way{{Packet: p, Share: 1}} }
+
+// balanced sends new packets to backends by equal shares.
+func balanced(h hooks.Hook, p hooks.Packet, backends ...string) []hooks.Way {
+	if h != hooks.Prerouting || p.Flow.State != hooks.New {
+		return one(p)
+	}
+	var all []hooks.Way
+	for _, b := range backends {
+		w := hooks.Way{Packet: p, Share: 1 / float64(len(backends)), Translated: true}
+		w.To = netip.MustParseAddrPort(b)
+		all = append(all, w)
+	}
+	return all
+}
+
+// TestWalk judges gathered facts (NT-01 to NT-06).
+func TestWalk(t *testing.T) {
+	const far, near, service = "198.51.100.1:80", "10.1.1.2:80", "10.96.0.10:80"
+	rule := func(chain string) *hooks.Rule {
+		return &hooks.Rule{Table: "table inet x", Chain: chain, Number: 1, Text: "drop"}
+	}
+	full := func(path string) string { return map[bool]string{true: "7"}[strings.HasPrefix(path, "netfilter/")] }
+	stopped := func(to, chain string, verdict trace.Verdict) func(*walk) {
+		return func(w *walk) {
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				all := balanced(h, p, near, far)
+				if h == hooks.Forward && p.To.String() == to {
+					all[0].Verdict, all[0].By = verdict, rule(chain)
+				}
+				return all, nil
+			}
+		}
+	}
+	for _, c := range []struct {
+		name  string
+		edit  func(*walk)
+		want  trace.NodeVerdict
+		by    string
+		share float64
+		check func(trace.Node) bool
+	}{
+		{"nothing", func(*walk) {}, trace.Delivered, "", 0, func(n trace.Node) bool { return len(n.Steps) > 0 }},
+		{"one backend of two", stopped(near, "cali-pod", trace.Drop),
+			trace.Dropped, `table inet x, chain cali-pod, rule 1 "drop" (of Calico)`, 0.5, func(n trace.Node) bool {
+				reached := []netip.AddrPort{netip.MustParseAddrPort(near)}
+				return !n.Own && slices.Equal(n.Backends, reached) && n.Harmful()
+			}},
+		{"kube-proxy rejects, as the table says", func(w *walk) {
+			w.q.Table.Verdict = trace.Reject
+			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				return []hooks.Way{{Packet: p, Share: 1, Verdict: trace.Reject, By: rule("KUBE-SERVICES")}}, nil
+			}
+		}, trace.Rejected, "table inet x", 1,
+			func(n trace.Node) bool { return n.Own && !n.Harmful() && n.Lead() == "" }},
+		{"kube-proxy rejects, and the table says otherwise", stopped(near, "KUBE-SERVICES", trace.Reject),
+			trace.Rejected, "table inet x", 0.5, func(n trace.Node) bool { return !n.Own && n.Harmful() }},
+		{"a doubt", func(w *walk) {
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				all := balanced(h, p, near)
+				all[0].NotEvaluated = []hooks.Rule{*rule("c")}
+				return all, nil
+			}
+		}, trace.Undecided, "", 0, func(n trace.Node) bool { return len(n.NotEvaluated) == 1 && !n.Harmful() }},
+		{"not translated", func(w *walk) {
+			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				p.Flow.State = hooks.Untracked
+				return one(p), nil
+			}
+		}, trace.Dropped, "notrack", 1, nil},
+		{"an existing connection in a full table", func(w *walk) {
+			w.sysctl = full
+			w.q.Backend, w.q.Sees = netip.MustParseAddrPort(near), w.q.Packet.From
+			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				if !p.Flow.Reply {
+					p.To = p.Flow.Reverse.From
+				}
+				return one(p), nil
+			}
+		}, trace.Delivered, "", 0, nil},
+		{"no carrier", func(w *walk) { w.links[3].Flags = unix.IFF_UP },
+			trace.Dropped, "pod2 has no carrier", 0.5, nil},
+		{"no such interface", func(w *walk) { w.q.Packet.In = "evil\x1b[31m" }, trace.Dropped, "does not exist", 1,
+			func(n trace.Node) bool { return !strings.Contains(n.Lead()+n.Text(true), "\x1b") }},
+		{"the proxy takes another backend", func(w *walk) {
+			w.q.Mode.Terminates = true
+			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:80")
+			w.links[3].Flags = 0
+		}, trace.Delivered, "", 0, func(n trace.Node) bool { return len(n.Warnings) == 1 }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := &walk{facts: world(), q: Question{
+				Packet: trace.Packet{
+					From: netip.MustParseAddrPort("10.1.1.1:1"), To: netip.MustParseAddrPort(service), Proto: lb.TCP,
+				},
+				Table: trace.Answer{Verdict: trace.Balance, Backends: []trace.Backend{
+					{Address: netip.MustParseAddrPort(near), Share: 0.5},
+					{Address: netip.MustParseAddrPort(far), Share: 0.5}}},
+			}}
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) { return balanced(h, p, near, far), nil }
+			c.edit(w)
+			w.follow()
+			n := w.judge()
+			if w.err != nil || n.Verdict != c.want || !strings.Contains(n.By, c.by) || (n.By == "") != (c.by == "") ||
+				n.Share != c.share {
+				t.Errorf("%v: %s by %q (%v), want %s by %q (%v)",
+					w.err, n.Verdict, n.By, n.Share, c.want, c.by, c.share)
+			}
+			if c.check != nil && !c.check(n) {
+				t.Errorf("%+v\n%s%s", n, n.Lead(), n.Text(true))
+			}
+		})
+	}
+}
+
+// TestManyBackends bounds the ways that are followed, and says so (NT-09).
+func TestManyBackends(t *testing.T) {
+	var backends []string
+	for i := range 5000 {
+		backends = append(backends, fmt.Sprintf("100.64.%d.%d:80", i/250, i%250))
+	}
+	passed := 0
+	w := &walk{facts: world(), q: Question{Packet: trace.Packet{From: netip.MustParseAddrPort("10.1.1.1:1"),
+		To: netip.MustParseAddrPort("10.96.0.10:80"), Proto: lb.TCP}}}
+	w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+		passed++
+		return balanced(h, p, backends...), nil
+	}
+	w.follow()
+	if n := w.judge(); passed > 9*maxWays || n.Verdict != trace.Delivered ||
+		!strings.Contains(strings.Join(n.Warnings, ""), "64 of 5000") {
+		t.Errorf("%d hooks passed; %s, %q", passed, n.Verdict, n.Warnings)
+	}
+}
