@@ -344,8 +344,8 @@ func TestNoInit(t *testing.T) {
 
 // sideEffects are the folders with `if` headers that still do something. A folder leaves the list
 // with its last one.
-var sideEffects = []string{"cli", "debug", "failover", "internal/follow", "internal/hooks", "internal/nft/walk",
-	"internal/xtwalk", "plane/ebpf", "test/e2e", "tools/bench"}
+var sideEffects = []string{"cli", "debug", "failover", "nodetrace",
+	"plane/ebpf", "test/e2e", "tools/bench"}
 
 // The header of an `if` declares variables, and does nothing else: a reader looks for effects in
 // statements.

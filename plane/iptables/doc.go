@@ -67,6 +67,5 @@
 // skeleton.go (content of chains, pure), apply.go and stages.go (chains to restores). The other
 // way: snapshot.go (the kernel's content), reset.go and load.go (all of it), audit.go and window.go
 // (changes of other programs). For queries: differences.go (differences), accounting.go (counts)
-// and preview.go. Packages xtables and xtwalk have the programs, their language, and the walk of a
-// packet.
+// and preview.go. Package xtables has the programs and their language.
 package iptables
