@@ -35,7 +35,7 @@ var layers = []layer{
 	{"facts", "base", "cluster"},
 	{"table", "base table", "lb plane trace"},
 	{"rules", "base facts table rules", "policy config/nodecheck"},
-	{"failover", "facts table failover", "failover/..."},
+	{"failover", "base facts table failover", "failover/..."},
 	{"source", "base facts source", "source/..."},
 	// How kernel state is encoded and read.
 	{"kernel", "base table kernel", `internal/netlink/... internal/kernel internal/sockets

@@ -6,11 +6,9 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
-	"time"
 
 	"kube-proxy/failover"
 	"kube-proxy/internal/netlink/conntrack"
-	"kube-proxy/internal/pause"
 	"kube-proxy/lb"
 )
 
@@ -22,9 +20,6 @@ type Rescuer struct {
 
 	mu    sync.Mutex
 	table *table
-	// next is when the table may be listed again. A pass costs as much as the table is long, so
-	// passes use at most a quarter of one CPU.
-	next time.Time
 }
 
 // NewRescuer opens the conntrack table of a family, of the calling thread's network namespace.
@@ -49,11 +44,6 @@ func (r *Rescuer) Close() error {
 func (r *Rescuer) Rescue(ctx context.Context, endpoints []failover.Endpoint) (deleted int, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !pause.For(ctx, time.Until(r.next)) {
-		return 0, ctx.Err()
-	}
-	start := time.Now()
-	defer func() { r.next = time.Now().Add(pauseFactor * time.Since(start)) }()
 	var failures []error
 	for proto, there := range r.byProto(endpoints) {
 		did, err := r.table.forget(ctx, proto, func(f flow) (lb.Key, bool) {

@@ -8,7 +8,7 @@ import (
 // Result is what a probe found.
 type Result uint8
 
-// The results. Waiting is no final one: the first try of a series has no answer after [TryAfter].
+// The results. Waiting is no final one: a series has no answer after [QuietAfter].
 const (
 	Unknown Result = iota
 	Waiting
@@ -30,10 +30,14 @@ func (r Result) Reached() bool { return r == Answers || r == Refuses || r == Pro
 
 // A series is three tries to connect, at TryAfter from each other, and ends with the first answer
 // or SeriesTimeout after its begin.
+//
+// Within a cluster an answer takes less than QuietAfter. Without one, inquiries about the node run
+// beside the series, so that all end before the client repeats its packet again.
 const (
 	Tries         = 3
 	TryAfter      = 200 * time.Millisecond
 	SeriesTimeout = Tries * TryAfter
+	QuietAfter    = 50 * time.Millisecond
 )
 
 // Probe asks for a series to an address and port, or for a single try.

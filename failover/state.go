@@ -84,14 +84,12 @@ func (s *State) Notice(now time.Duration, n Notice, service cluster.Name) {
 	if n.Proto != lb.TCP || !s.published.IsZero() {
 		names, _ = s.claims(n.Endpoint.Addr(), service)
 	}
-	for _, name := range append(names, "") {
-		is, byNode := s.published.Has(e.Addr, cluster.Protocol(e.Proto), name)
-		if is {
-			s.rescue[e] = true
-		}
-		if byNode {
-			return // the node is probed
-		}
+	is, byNode := s.avoids(e, names)
+	if is {
+		s.rescue[e] = true
+	}
+	if byNode {
+		return // the node is probed
 	}
 	if n.Proto != lb.TCP { // such an endpoint is avoided with its node
 		for _, name := range names {
@@ -114,6 +112,28 @@ func (s *State) Notice(now time.Duration, n Notice, service cluster.Name) {
 	if !t.running && t.due < 0 {
 		s.schedule(t, s.earliest(t, now), Tries)
 	}
+}
+
+// avoids reports whether an endpoint on one of the nodes is unreachable, and whether that is
+// because of a node.
+func (s *State) avoids(e Endpoint, nodes []string) (is, byNode bool) {
+	for _, name := range append(nodes, "") {
+		own, by := s.published.Has(e.Addr, cluster.Protocol(e.Proto), name)
+		is, byNode = is || own, byNode || by
+	}
+	return is, byNode
+}
+
+// Unreachable reports whether an endpoint is unreachable according to the last verdict, for one of
+// the Services that have it.
+func (s *State) Unreachable(e Endpoint) bool {
+	for _, service := range s.table.WithAddr(e.Addr.Addr(), maxServices) {
+		names, _ := s.claims(e.Addr.Addr(), service)
+		if is, _ := s.avoids(e, names); is {
+			return true
+		}
+	}
+	return false
 }
 
 // earliest returns when a client may cause the next probe of a target.

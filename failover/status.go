@@ -51,13 +51,8 @@ func (s *State) Status(now time.Duration) Status {
 		if !n.down {
 			continue
 		}
-		st := NodeStatus{Name: name, For: now - n.since, Whole: n.whole}
-		for _, e := range s.EndpointsOn(name) {
-			if is, _ := s.published.Has(e.Addr, cluster.Protocol(e.Proto), name); is {
-				st.Endpoints++
-			}
-		}
-		out.Nodes = append(out.Nodes, st)
+		out.Nodes = append(out.Nodes,
+			NodeStatus{Name: name, For: now - n.since, Whole: n.whole, Endpoints: len(s.lostOn(name))})
 	}
 	for _, t := range s.targets {
 		if !t.client || t.done < 0 || t.result.Reached() || slices.ContainsFunc(t.nodes, s.isDown) {
@@ -75,4 +70,19 @@ func (s *State) Status(now time.Duration) Status {
 	}
 	slices.SortFunc(out.Endpoints, func(a, b EndpointStatus) int { return a.Address.Compare(b.Address) })
 	return out
+}
+
+// Lost returns the endpoints that are unreachable because of their nodes, in no order.
+func (s *State) Lost() (all []Endpoint) {
+	for name := range s.published.Nodes {
+		all = append(all, s.lostOn(name)...)
+	}
+	return all
+}
+
+func (s *State) lostOn(node string) []Endpoint {
+	return slices.DeleteFunc(s.EndpointsOn(node), func(e Endpoint) bool {
+		_, byNode := s.published.Has(e.Addr, cluster.Protocol(e.Proto), node)
+		return !byNode
+	})
 }

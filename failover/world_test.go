@@ -146,7 +146,7 @@ func (w *world) step() {
 			w.at(w.now+time.Millisecond, func() { w.state.Answer(w.now, p.At, r) })
 			continue
 		}
-		w.at(begun+TryAfter, func() { w.state.Answer(w.now, p.At, Waiting) })
+		w.at(begun+QuietAfter, func() { w.state.Answer(w.now, p.At, Waiting) })
 		w.at(begun+SeriesTimeout, func() { w.state.Answer(w.now, p.At, w.answer(p.At)) })
 	}
 	w.verdict = w.merge(w.state.Verdict(w.now))

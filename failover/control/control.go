@@ -16,6 +16,7 @@ import (
 
 	"kube-proxy/cluster"
 	"kube-proxy/failover"
+	"kube-proxy/internal/pause"
 	"kube-proxy/lb"
 )
 
@@ -72,6 +73,7 @@ type Controller struct {
 	state    *failover.State // nil while failover is off
 	begun    time.Time       // the origin of the state's times
 	awaits   bool            // a rescue waits for rules
+	found    time.Duration   // when a pass last rescued a connection
 	counts   Counts
 }
 
@@ -197,8 +199,10 @@ type run struct {
 
 	unreachable cluster.Unreachable // as the Store has it
 	rescue      map[failover.Endpoint]waiting
-	waited      []time.Duration // of endpoints that became unreachable, until the rules are in force
-	since       time.Duration   // of waited
+	waited      []time.Duration            // of endpoints that became unreachable, until the rules are in force
+	since       time.Duration              // of waited
+	lost        map[failover.Endpoint]bool // whose connections are reset
+	resets      bool                       // lost follows what is unreachable
 
 	rescuing, resetting *batch
 }
@@ -207,7 +211,7 @@ func (c *Controller) on(ctx context.Context) {
 	c.cfg.Store.IndexEndpoints(true)
 	c.mu.Lock()
 	c.begun = time.Now()
-	c.state = failover.New(table{c.cfg.Store, c.cfg.Serves}, rand.Float64)
+	c.state, c.found = failover.New(table{c.cfg.Store, c.cfg.Serves}, rand.Float64), -rescueFor
 	c.mu.Unlock()
 	ctx, end := context.WithCancel(ctx)
 	r := &run{Controller: c, ctx: ctx, wake: make(chan struct{}, 1), rescue: map[failover.Endpoint]waiting{},
@@ -220,9 +224,15 @@ func (c *Controller) on(ctx context.Context) {
 			}
 		})
 	}
-	r.working.Go(func() { r.work(r.rescuing, "rescue waiting connections", &r.counts.Rescued, Rescuer.Rescue) })
 	r.working.Go(func() {
-		r.work(r.resetting, "reset connections to unreachable nodes", &r.counts.Reset, Rescuer.ResetConnections)
+		r.work(r.rescuing, "rescue waiting connections", Rescuer.Rescue, func(n uint64) {
+			r.counts.Rescued += n
+			r.found = r.now()
+		})
+	})
+	r.working.Go(func() {
+		r.work(r.resetting, "reset connections to unreachable nodes", Rescuer.ResetConnections,
+			func(n uint64) { r.counts.Reset += n })
 	})
 	r.loop()
 	end()
@@ -362,11 +372,13 @@ func (r *run) fold(u cluster.Unreachable) bool {
 }
 
 // The rescue of waiting clients follows the rules that avoid their endpoint, at the latest after
-// rulesTimeout. It is repeated for rescueAgain when more rules are in force, because the Services
-// of an endpoint may be written one after another.
+// rulesTimeout. It is repeated each rescueEvery, more often than clients repeat their packets, so
+// that a client that gets an unreachable endpoint again never waits for a second packet there. It
+// ends when no client was noticed or rescued for rescueFor.
 const (
 	rulesTimeout = 250 * time.Millisecond
-	rescueAgain  = 2 * time.Second
+	rescueEvery  = 400 * time.Millisecond
+	rescueFor    = 2 * time.Second
 )
 
 // waiting is an endpoint whose clients are to be rescued.
@@ -388,11 +400,19 @@ func (r *run) follow(now time.Duration, v failover.Verdict) (next time.Duration)
 	if r.fold(v.Unreachable) {
 		at += rulesTimeout
 	}
+	found := r.drop(v.Changed)
 	for _, e := range v.Rescue {
-		r.rescue[e] = waiting{at, now + rescueAgain}
+		w, waits := r.rescue[e]
+		if !waits || v.Changed {
+			w.next = at
+		}
+		r.rescue[e] = waiting{w.next, now + rescueFor}
 	}
 	for _, n := range v.Down {
-		r.down(n, settings)
+		r.down(n)
+	}
+	if v.Changed || settings.Reset != r.resets {
+		r.reset(settings.Reset)
 	}
 	for _, n := range v.Up {
 		r.cfg.Log.Info("Node answers again", "node", n)
@@ -402,9 +422,10 @@ func (r *run) follow(now time.Duration, v failover.Verdict) (next time.Duration)
 	for e, w := range r.rescue {
 		if w.next <= now {
 			r.rescuing.add(e)
-			w.next = w.until
-			r.rescue[e] = w
+			w.next = now + rescueEvery
 		}
+		w.until = max(w.until, found+rescueFor)
+		r.rescue[e] = w
 		if w.until <= now {
 			delete(r.rescue, e)
 			continue
@@ -413,6 +434,17 @@ func (r *run) follow(now time.Duration, v failover.Verdict) (next time.Duration)
 	}
 	r.await(len(r.rescue) > 0)
 	return next
+}
+
+// drop ends the rescue from endpoints that are reachable after a change, and returns when a pass
+// last rescued a connection.
+func (r *run) drop(changed bool) (found time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if changed {
+		maps.DeleteFunc(r.rescue, func(e failover.Endpoint, _ waiting) bool { return !r.state.Unreachable(e) })
+	}
+	return r.found
 }
 
 // inForce is called when awaited rules are in force.
@@ -436,15 +468,29 @@ func (r *run) await(is bool) {
 	r.mu.Unlock()
 }
 
-// down reports an unreachable node, and ends its connections if so configured.
-func (r *run) down(node string, settings Settings) {
+// down reports an unreachable node.
+func (r *run) down(node string) {
 	r.mu.Lock()
-	endpoints := r.state.EndpointsOn(node)
+	endpoints := len(r.state.EndpointsOn(node))
 	r.mu.Unlock()
-	r.cfg.Log.Warn("Node is unreachable from here", "node", node, "endpoints", len(endpoints))
-	r.cfg.NodeChanged(node, true, len(endpoints))
-	if settings.Reset {
-		for _, e := range endpoints {
+	r.cfg.Log.Warn("Node is unreachable from here", "node", node, "endpoints", endpoints)
+	r.cfg.NodeChanged(node, true, endpoints)
+}
+
+// reset ends the connections to endpoints that became unreachable with their node, if so
+// configured.
+func (r *run) reset(on bool) {
+	var lost []failover.Endpoint
+	if on {
+		r.mu.Lock()
+		lost = r.state.Lost()
+		r.mu.Unlock()
+	}
+	was := r.lost
+	r.resets, r.lost = on, map[failover.Endpoint]bool{}
+	for _, e := range lost {
+		r.lost[e] = true
+		if !was[e] {
 			r.resetting.add(e)
 		}
 	}
@@ -477,9 +523,14 @@ func (b *batch) take() []failover.Endpoint {
 	return all
 }
 
-// work calls do of each Rescuer for the endpoints of a batch until failover ends.
-func (r *run) work(b *batch, what string, total *uint64,
-	do func(Rescuer, context.Context, []failover.Endpoint) (int, error)) {
+// A pass reads all connections of the node. With a pause of pauseFactor times its duration after
+// each, passes take at most a quarter of one CPU.
+const pauseFactor = 3
+
+// work calls do of each Rescuer for the endpoints of a batch until failover ends, and did, under
+// the lock, with the number of connections if there are any.
+func (r *run) work(b *batch, what string, do func(Rescuer, context.Context, []failover.Endpoint) (int, error),
+	did func(n uint64)) {
 	for {
 		select {
 		case <-r.ctx.Done():
@@ -487,14 +538,20 @@ func (r *run) work(b *batch, what string, total *uint64,
 		case <-b.ready:
 		}
 		endpoints := b.take()
+		start := time.Now()
 		for _, rescuer := range r.rescuers {
 			n, err := do(rescuer, r.ctx, endpoints)
 			if err != nil && r.ctx.Err() == nil {
 				r.cfg.Log.Error("Failed to "+what, "endpoints", len(endpoints), "err", err)
 			}
-			r.mu.Lock()
-			*total += uint64(n)
-			r.mu.Unlock()
+			if n > 0 {
+				r.mu.Lock()
+				did(uint64(n))
+				r.mu.Unlock()
+			}
+		}
+		if !pause.For(r.ctx, pauseFactor*time.Since(start)) {
+			return
 		}
 	}
 }

@@ -12,14 +12,16 @@ import (
 
 // Run probes an address until the first answer, or until the series ends: a try each
 // [failover.TryAfter]; all tries stay open until the end. It opens sockets in the network
-// namespace of the calling thread. It calls quiet, if not nil, when the first try has no answer
-// after that time. An end of ctx gives Unknown. The error is that no socket could be opened.
+// namespace of the calling thread. It calls quiet, if not nil, when nothing has answered after
+// [failover.QuietAfter]. An end of ctx gives Unknown. The error is that no socket could be opened.
 func Run(ctx context.Context, p failover.Probe, quiet func()) (failover.Result, error) {
 	series, cancel := context.WithTimeout(ctx, failover.SeriesTimeout)
 	defer cancel()
 	results := make(chan failover.Result, p.Tries)
 	tick := time.NewTicker(failover.TryAfter)
 	defer tick.Stop()
+	silence := time.NewTimer(failover.QuietAfter)
+	defer silence.Stop()
 	ended := 0
 	for begun := 0; ; {
 		if begun < p.Tries {
@@ -42,13 +44,13 @@ func Run(ctx context.Context, p failover.Probe, quiet func()) (failover.Result, 
 					return failover.Unknown, nil
 				}
 				return failover.Silent, nil
+			case <-silence.C:
+				if quiet != nil {
+					quiet()
+				}
 			case <-tick.C:
 				waits = false
 			}
-		}
-		if begun == 1 && quiet != nil {
-			quiet()
-			quiet = nil
 		}
 	}
 }
