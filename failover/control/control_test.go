@@ -189,7 +189,7 @@ func (r *rig) notice(at netip.AddrPort) {
 		Frontend: netip.MustParseAddrPort("10.96.0.1:80")})
 }
 
-// avoids reports whether policy is asked to avoid the endpoint on node-2.
+// avoids reports whether policy avoids the endpoint on node-2.
 func (r *rig) avoids() bool {
 	is, _ := r.store.View(web).Node.Unreachable.Has(at2, cluster.TCP, "node-2")
 	return is
