@@ -21,7 +21,7 @@ tool = go -C tools build $(VCS) -o $(CURDIR)/bin/tools/ ./$(1) && bin/tools/$(1)
 ASKED := ./debug/api ./event ./debug/inspect ./status ./trace
 STORE := $(or $(VMRUN_STORE),/var/cache/vmrun)
 
-.PHONY: objects test-objects site vm help build build-windows krew image image-lock scale test-asked test-image test-monitoring test-status test check unit e2e pods test-kernels mutants release-check bench run switches fuzz generate clean deps release verify-release vuln
+.PHONY: objects test-objects site vm help build build-windows krew image image-lock scale test-asked test-image test-monitoring test-status test check unit trace-worlds e2e pods test-kernels mutants release-check bench run switches fuzz generate clean deps release verify-release vuln
 
 help: ## print this help
 	@echo 'Usage: make TARGET. Tests and `run` need root; they work in network namespaces of their own.'
@@ -173,6 +173,13 @@ run: deps ## a lab of network namespaces with Services served by the kernel (ARG
 	@mkdir -p bin/tools; export CGO_ENABLED=0; { go build -v $(VCS) -o bin/kube-proxy ./cmd/kube-proxy && \
 	  go -C tools build -v $(VCS) -o $(CURDIR)/bin/tools/ ./demo; } 2>&1 | $(PROGRESS)
 	@bin/tools/demo $(ARGS)
+
+# In a VM for a mode that this kernel may lack. The default seed is that of the commit.
+trace-worlds: deps build ## random worlds in which trace is compared with real packets (SEED=... ROUNDS=20 MODES=nftables,... ARGS=...; MODES=ipvs: in a VM)
+	@$(if $(findstring ipvs,$(MODES)),test -d $(STORE)/6.12 || test/vm/vmrun --setup --kernel 6.12)
+	@go -C tools build $(VCS) -o ../bin/tools/ ./worlds && \
+	$(if $(findstring ipvs,$(MODES)),test/vm/vmrun --kernel 6.12 --timeout 36000 --) bin/tools/worlds $(if $(SEED),-seed $(SEED)) $(if $(ROUNDS),-rounds $(ROUNDS)) \
+	  $(if $(MODES),-modes $(MODES)) $(ARGS)
 
 switches: deps ## 100 changes between the modes under traffic (SWITCHES=...: to and fro, for each back end of iptables)
 	go test -count=1 -v -timeout 30m ./plane/cleanup -run TestSwitchUnderTraffic -switches $(SWITCHES)

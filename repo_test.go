@@ -72,7 +72,7 @@ const only = `
 	# The product has one netlink client, internal/netlink; labs are built with this one, and tests look at the kernel by it.
 	github.com/vishvananda < internal/netlab, test/planetest, TESTS;
 	# The commands selftest and demo build labs.
-	kube-proxy/internal/netlab < cli/selftest, test/planetest, tools/demo, TESTS;
+	kube-proxy/internal/netlab < cli/selftest, test/planetest, tools/demo, tools/worlds, TESTS;
 	# Tests attach programs of others by it.
 	github.com/cilium/ebpf < plane/ebpf, plane/ebpf/bpf, TESTS;
 	# Its types and its text of expressions; messages are those of internal/nft/wire.

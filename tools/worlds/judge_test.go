@@ -1,0 +1,87 @@
+package main
+
+import (
+	"net/netip"
+	"testing"
+)
+
+// TestJudge compares answers with outcomes: what would be noticed as wrong, and what is right.
+func TestJudge(t *testing.T) {
+	pod2, pod4 := netip.MustParseAddrPort("10.1.1.12:8080"), netip.MustParseAddrPort("10.1.2.14:8080")
+	client, node := addressOf("client", false), addressOf("node1", false)
+	q := query{from: "client", to: netip.MustParseAddrPort("10.96.0.10:80")}
+	at := func(to netip.AddrPort, seen netip.Addr) outcome {
+		return outcome{kind: "answered", at: to, seen: seen, host: ownerOf(to.Addr())}
+	}
+	silent, refused := outcome{kind: "silent"}, outcome{kind: "refused"}
+	two := answer{Verdict: "balance", Backends: []ofShare{{Address: pod2, Share: 0.5}, {Address: pod4, Share: 0.5}}}
+	with := func(a answer, r rest, change ...func(*answer)) answer {
+		a.Rest = &r
+		for _, c := range change {
+			c(&a)
+		}
+		return a
+	}
+	masqueraded := func(a *answer) { a.Masquerade = true }
+	delivered := rest{Verdict: "delivered"}
+	for _, c := range []struct {
+		name  string
+		a     answer
+		seen  []outcome
+		class string
+	}{
+		{"delivered to its backends", with(two, delivered), []outcome{at(pod2, client), at(pod4, client)}, "right"},
+		{"delivered, but dropped", with(two, delivered), []outcome{at(pod2, client), silent}, "wrong"},
+		{"delivered, but rejected", with(two, delivered), []outcome{refused}, "wrong"},
+		{"another backend", with(two, delivered), []outcome{at(netip.MustParseAddrPort("10.1.1.12:9999"),
+			client)}, "wrong"},
+		{"another source", with(two, delivered), []outcome{at(pod2, node)}, "wrong"},
+		{"masqueraded", with(two, delivered, masqueraded), []outcome{at(pod2, node)}, "right"},
+		{"not masqueraded", with(two, delivered, masqueraded), []outcome{at(pod2, client)}, "wrong"},
+		{"dropped", with(two, rest{Verdict: "dropped", Share: 1}), []outcome{silent, silent}, "right"},
+		{"dropped, but answered", with(two, rest{Verdict: "dropped", Share: 1}), []outcome{silent, at(pod2,
+			client)}, "wrong"},
+		{"half of them dropped", with(two, rest{Verdict: "dropped", Share: 0.5}), []outcome{silent, at(pod2,
+			client)}, "right"},
+		{"half, but none", with(two, rest{Verdict: "dropped", Share: 0.5}), []outcome{at(pod2, client)}, "wrong"},
+		{"rejected, but silent", with(two, rest{Verdict: "rejected", Share: 1}), []outcome{silent}, "wrong"},
+		{"unknown", with(two, rest{Verdict: "unknown"}), []outcome{silent}, "vague"},
+		{"not evaluated", two, []outcome{silent}, "vague"},
+		{"exit code 3", with(two, delivered, func(a *answer) { a.Exit = 3 }), []outcome{silent}, "vague"},
+		{"failed", with(two, delivered, func(a *answer) { a.Exit = 1 }), []outcome{at(pod2, client)}, "wrong"},
+		{"a warning that does not know", with(two, rest{Verdict: "delivered",
+			Warnings: []string{"the reply need not pass"}}),
+			[]outcome{silent}, "vague"},
+		{"a warning that knows", with(two, rest{Verdict: "delivered", Warnings: []string{"the MTU is smaller"}}),
+			[]outcome{silent}, "wrong"},
+		{"no endpoints", with(answer{Verdict: "reject"}, rest{Verdict: "rejected", Own: true}),
+			[]outcome{refused}, "right"},
+		{"no connection", with(two, delivered), []outcome{{kind: "unsent"}}, "unsent"},
+	} {
+		if got := (&world{mode: "nftables"}).judge(q, c.a, c.seen); got.class != c.class {
+			t.Errorf("%s: %v, want %s", c.name, got, c.class)
+		}
+	}
+}
+
+// TestSameWorld makes a world twice: a seed and a round say all about it.
+func TestSameWorld(t *testing.T) {
+	modes := []string{"nftables", "ebpf"}
+	for round := range uint64(200) {
+		one, two := newWorld(7, round, modes), newWorld(7, round, modes)
+		if len(one.mutations) != len(two.mutations) || len(one.queries) != 8 {
+			t.Fatalf("round %d: %d and %d mutations, %d queries", round, len(one.mutations), len(two.mutations),
+				len(one.queries))
+		}
+		for i := range one.mutations {
+			if one.mutations[i] != two.mutations[i] {
+				t.Errorf("round %d: %q and %q", round, one.mutations[i].do, two.mutations[i].do)
+			}
+		}
+		for i := range one.queries {
+			if one.queries[i] != two.queries[i] {
+				t.Errorf("round %d: %s and %s", round, one.queries[i], two.queries[i])
+			}
+		}
+	}
+}
