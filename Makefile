@@ -31,20 +31,20 @@ build: ## build bin/kube-proxy
 	@mkdir -p bin
 	CGO_ENABLED=0 go build $(VCS) -o bin/kube-proxy ./cmd/kube-proxy
 
-build-windows: ## build bin/kube-proxy-windows-amd64.exe and bin/kube-proxy-windows-arm64.exe
+build-windows: # build bin/kube-proxy-windows-amd64.exe and bin/kube-proxy-windows-arm64.exe
 	@mkdir -p bin
 	for arch in amd64 arm64; do CGO_ENABLED=0 GOOS=windows GOARCH=$$arch go build $(VCS) -o bin/kube-proxy-windows-$$arch.exe ./cmd/kube-proxy; done
 
-krew: ## write bin/krew: kubectl svcproxy for krew, archives and manifest (URL=https://... is where the archives will be)
+krew: # write bin/krew: kubectl svcproxy for krew, archives and manifest (URL=https://... is where the archives will be)
 	@$(call tool,krew) -url $(URL) $(ARGS)
 
-release: ## write bin/release/VERSION: archives, SBOM, provenance, sums, signature (VERSION=0.1.0 KEY=private key, PEM)
+release: # write bin/release/VERSION: archives, SBOM, provenance, sums, signature (VERSION=0.1.0 KEY=private key, PEM)
 	@$(call tool,release) -version "$(VERSION)" $(if $(KEY),-key $(KEY)) $(ARGS)
 
-verify-release: ## check a release, and rebuild it from its commit (DIR=bin/release/0.1.0 PUBLIC=public key, PEM)
+verify-release: # check a release, and rebuild it from its commit (DIR=bin/release/0.1.0 PUBLIC=public key, PEM)
 	@$(call tool,release) verify -o "$(DIR)" $(if $(PUBLIC),-public $(PUBLIC))
 
-vuln: ## known vulnerabilities of what is linked, by govulncheck (VULNDB=folder with a copy of the Go vulnerability database)
+vuln: # known vulnerabilities of what is linked, by govulncheck (VULNDB=folder with a copy of the Go vulnerability database)
 	@[[ -f "$(VULNDB)/index/db.json" ]] || { \
 	  echo 'make: no vulnerability database, nothing is checked: name the folder of a copy with VULNDB=... (it has index/db.json)' >&2; exit 1; }
 	@check=$$(go -C tools tool -n govulncheck); for dir in . tools; do echo "== $$dir"; \
@@ -64,7 +64,7 @@ test-image: deps $(STORE)/6.12 ## what is in the image, that two builds are equa
 	cd tools/image && ../../test/vm/vmrun --kernel 6.12 -- bash -ec 'for tests; do ../../bin/test-image/image.test -test.v -test.run "$$tests" \
 	  -image ../../bin/test-image/kube-proxy-image.tar -demo ../../bin/test-image/demo; done' bash TestKernelLoads 'TestServes/^ipvs$$'
 
-site: ## write docs as HTML with a search to bin/site (SOURCE=... is the address of the repository)
+site: # write docs as HTML with a search to bin/site (SOURCE=... is the address of the repository)
 	@$(call tool,site) -o bin/site $(if $(SOURCE),-source $(SOURCE))
 
 # Chromium is much to install, and needed here alone.
@@ -72,12 +72,9 @@ site: ## write docs as HTML with a search to bin/site (SOURCE=... is the address
 AXE := 4.14.1
 AXE_SUM := 29348999450cdf2849a8e70b7912fc2da85a849da39c0d0d5394f51d4a9ed95c
 test-status: deps ## the status page in a real Chromium, with axe-core, against a proxy with 10,000 Services (ARGS=-pictures: rewrite docs/pictures); what CI runs last
-	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { echo 'installing chromium'; \
-	  apt() { DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 "$$@" >/dev/null; }; \
-	  apt install -y --no-install-recommends chromium chromium-driver 2>/dev/null || { apt update; apt install -y --no-install-recommends chromium chromium-driver; }; }
+	@test/deps chromium chromedriver
 	@mkdir -p bin; echo '$(AXE_SUM)  bin/axe.min.js' | sha256sum --check --status 2>/dev/null || { echo 'fetching axe-core $(AXE)'; \
-	  apt() { DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 "$$@" >/dev/null; }; \
-	  for p in nodejs npm; do command -v npm >/dev/null || apt install -y --no-install-recommends $$p 2>/dev/null || { apt update; apt install -y --no-install-recommends $$p; }; done; \
+	  test/deps node npm; \
 	  (cd bin && npm pack --silent axe-core@$(AXE) >/dev/null && tar -xzf axe-core-$(AXE).tgz --strip-components=1 package/axe.min.js && rm axe-core-$(AXE).tgz); \
 	  echo '$(AXE_SUM)  bin/axe.min.js' | sha256sum --check --quiet; }
 	go test -count=1 -v -timeout 20m ./test/page -chromium -axe $(CURDIR)/bin/axe.min.js $(ARGS) | grep -v '^=== '
@@ -86,37 +83,29 @@ test-status: deps ## the status page in a real Chromium, with axe-core, against 
 test-status: test-monitoring test-asked test-objects
 
 # Debian 12's clang, 14.0.6, made the committed objects: other versions make others.
-OBJECTS := command -v clang >/dev/null && [[ -e /usr/include/bpf/bpf_helpers.h ]] || { echo 'installing clang'; \
-  apt() { DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 "$$@" >/dev/null; }; \
-  need="clang llvm libbpf-dev linux-libc-dev"; \
-  apt install -y --no-install-recommends $$need 2>/dev/null || { apt update; apt install -y --no-install-recommends $$need; }; }
-objects: ## build the objects of plane/ebpf/bpf with Debian's clang; a part of generate
-	@$(OBJECTS)
+objects: # build the objects of plane/ebpf/bpf with Debian's clang; a part of generate
+	@test/deps clang bpf
 	go generate ./plane/ebpf/bpf
 
 # In a copy, so that the tree stays as it is.
-test-objects: ## whether the objects of plane/ebpf/bpf are what Debian's clang makes of the C there; a part of test-status
-	@$(OBJECTS)
+test-objects: # whether the objects of plane/ebpf/bpf are what Debian's clang makes of the C there; a part of test-status
+	@test/deps clang bpf
 	@rm -rf bin/_objects; mkdir -p bin/_objects; cp -r plane/ebpf/bpf bin/_objects/bpf; go generate ./bin/_objects/bpf
 	@diff -rq plane/ebpf/bpf bin/_objects/bpf || \
 	  { echo "make: not what $$(clang --version | head -1) makes of the C; with Debian 12's: make objects" >&2; exit 1; }
 
 # The race detector needs a C compiler, which nothing else does. awk fails where the test was not run.
-test-asked: deps ## the commands against a proxy that takes in 100 changes a second, with the race detector; a part of test-status
-	@command -v gcc >/dev/null && [[ -e /usr/include/stdlib.h ]] || { echo 'installing gcc'; \
-	  apt() { DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 "$$@" >/dev/null; }; \
-	  apt install -y --no-install-recommends gcc libc6-dev 2>/dev/null || { apt update; apt install -y --no-install-recommends gcc libc6-dev; }; }
+test-asked: deps # the commands against a proxy that takes in 100 changes a second, with the race detector; a part of test-status
+	@test/deps gcc libc
 	CGO_ENABLED=1 go test -race -count=1 -v -timeout 10m ./cmd/kube-proxy -run '^TestAskedUnderChanges$$' | \
 	  awk '!/^=== /; /^--- PASS: TestAskedUnderChanges/ { ran = 1 } END { exit !ran }'
 	CGO_ENABLED=1 go test -race -timeout 10m $(ASKED)
 
-test-monitoring: deps ## alerts and dashboard by Debian's promtool and Prometheus, which scrapes proxies with real faults; a part of test-status
-	@command -v promtool >/dev/null && command -v prometheus >/dev/null || { echo 'installing prometheus'; \
-	  apt() { DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 "$$@" >/dev/null; }; \
-	  apt install -y --no-install-recommends prometheus 2>/dev/null || { apt update; apt install -y --no-install-recommends prometheus; }; }
+test-monitoring: deps # alerts and dashboard by Debian's promtool and Prometheus, which scrapes proxies with real faults; a part of test-status
+	@test/deps promtool prometheus
 	go test -count=1 -v -timeout 10m ./test/monitoring -prometheus | grep -v '^=== '
 
-image-lock: ## pin the packages of Debian in the image to their present versions
+image-lock: # pin the packages of Debian in the image to their present versions
 	@$(call tool,image) lock $(MIRRORS)
 
 # The unit tests keep two processors busy, and wait for packets: beside them an API server and a VM make all slower. These wait more.
@@ -148,13 +137,13 @@ e2e: ## a real etcd and kube-apiserver (test/e2e)
 	cd test/e2e && go run ./cmd/build
 	cd test/e2e && go test -count=1 -v -timeout 25m ./... | grep -v '^=== '
 
-scale: ## what many nodes cost an API server, and storms (docs/scale.md; ARGS='-nodes 10,50 -storms restart' go to the program)
+scale: # what many nodes cost an API server, and storms (docs/scale.md; ARGS='-nodes 10,50 -storms restart' go to the program)
 	cd test/e2e && go run ./cmd/build && go run ./cmd/scale $(ARGS)
 
 pods: deps ## the image in a real containerd, started by a real kubelet from the chart and from kubeadm's manifests (test/e2e/pods)
 	cd test/e2e && go test -count=1 -v -tags pods -timeout 30m ./pods | grep -v '^=== '
 
-vm: deps $(STORE)/6.12 ## mode ipvs in a VM with kernel 6.12, a part that takes a minute
+vm: deps $(STORE)/6.12 # mode ipvs in a VM with kernel 6.12, a part that takes a minute
 	@test/vm/suites --part 6.12
 
 test-kernels: deps $(KERNELS:%=$(STORE)/%) ## what depends on the kernel, SCTP too, on 5.10, 6.1 and 6.12, in VMs (KERNELS=...; FULL=1: all scenarios)
@@ -167,7 +156,7 @@ bench: deps $(STORE)/6.12 ## how fast it is, as a table (ARGS=... go to the prog
 PROGRESS := awk -v terminal="$$([ -t 1 ] && echo 1)" -v every=50 ' \
   /^[A-Za-z0-9.\/_~-]+$$/ { n++; if (terminal) printf "\r\033[Kcompiled %d packages: %s", n, $$0; else if (n % every == 0) print "compiled " n " packages"; fflush(); next } \
   { if (terminal && n) printf "\r\033[K"; print; fflush() } END { if (terminal && n) printf "\r\033[K" }'
-run: TOOLS := $(if $(findstring iptables,$(ARGS))$(findstring ipvs,$(ARGS)),iptables:iptables)
+run: TOOLS := $(if $(findstring iptables,$(ARGS))$(findstring ipvs,$(ARGS)),iptables)
 run: deps ## a lab of network namespaces with Services served by the kernel (ARGS=--once: print and exit; ARGS='--mode iptables')
 	@echo 'building bin/kube-proxy and the demo; for the first time this takes a minute or two'
 	@mkdir -p bin/tools; export CGO_ENABLED=0; { go build -v $(VCS) -o bin/kube-proxy ./cmd/kube-proxy && \
@@ -175,29 +164,29 @@ run: deps ## a lab of network namespaces with Services served by the kernel (ARG
 	@bin/tools/demo $(ARGS)
 
 # In a VM for a mode that this kernel may lack. The default seed is that of the commit.
-trace-worlds: deps build ## random worlds in which trace is compared with real packets (SEED=... ROUNDS=20 MODES=nftables,... ARGS=...; MODES=ipvs: in a VM)
+trace-worlds: deps build # random worlds in which trace is compared with real packets (SEED=... ROUNDS=20 MODES=nftables,... ARGS=...; MODES=ipvs: in a VM)
 	@$(if $(findstring ipvs,$(MODES)),test -d $(STORE)/6.12 || test/vm/vmrun --setup --kernel 6.12)
 	@go -C tools build $(VCS) -o ../bin/tools/ ./worlds && \
 	$(if $(findstring ipvs,$(MODES)),test/vm/vmrun --kernel 6.12 --timeout 36000 --) bin/tools/worlds $(if $(SEED),-seed $(SEED)) $(if $(ROUNDS),-rounds $(ROUNDS)) \
 	  $(if $(MODES),-modes $(MODES)) $(ARGS)
 
-switches: deps ## 100 changes between the modes under traffic (SWITCHES=...: to and fro, for each back end of iptables)
+switches: deps # 100 changes between the modes under traffic (SWITCHES=...: to and fro, for each back end of iptables)
 	go test -count=1 -v -timeout 30m ./plane/cleanup -run TestSwitchUnderTraffic -switches $(SWITCHES)
 
-fuzz: ## every fuzz target for FUZZTIME (30s)
+fuzz: # every fuzz target for FUZZTIME (30s)
 	@grep -rn --include='*_test.go' -oE '^func Fuzz[A-Za-z0-9_]+' . | grep -v '^./test/e2e/' | \
 	while IFS=: read -r file _ func; do \
 	  name=$${func#func }; echo "== $$(dirname $$file) $$name"; \
 	  go -C "$$(dirname $$file)" test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 1x .; \
 	done
 
-generate: deps objects ## build the eBPF objects, and rewrite docs/conformance.md from complete runs on this machine's kernel and on the others
+generate: deps objects # build the eBPF objects, and rewrite docs/conformance.md from complete runs on this machine's kernel and on the others
 	PLANETEST_RECORD=$(COMMIT) go test -count=1 -timeout 20m -run TestConformance ./plane/nftables ./plane/iptables ./plane/userspace ./plane/hns ./plane/ebpf
 	PLANETEST_RECORD=$(COMMIT) $(MAKE) test-kernels FULL=1
 	go test ./test/planetest -run TestPage -update
 
 # Other places for each release, the same for each run of one.
-mutants: ## change the code at random places, a minute for each package, and see whether its tests notice (ARGS='-seed 7 -for 5m ./engine')
+mutants: # change the code at random places, a minute for each package, and see whether its tests notice (ARGS='-seed 7 -for 5m ./engine')
 	@$(call tool,mutants) $(or $(ARGS),$(MUTATED))
 # The packages whose tests need no API server, container or other kernel.
 MUTATED = -seed $(KUBE_PROXY_SEED) ./cluster ./config/... ./conntrack ./debug/... ./engine ./event ./failover/... ./health ./internal/... ./lb ./logging \
@@ -217,23 +206,14 @@ release-check: ## before a release, for hours: all tests, with -race too, all sc
 	$(MAKE) generate COMMIT=$(COMMIT)
 	go test ./test/planetest -run TestPage -update -release=$(COMMIT) -args $(KERNELS) $(shell uname -r | cut -d. -f1,2)
 
-clean: ## remove what was built; VM kernels in /var/cache/vmrun stay
+clean: # remove what was built; VM kernels in /var/cache/vmrun stay
 	rm -rf bin test/e2e/bin
 	find . -name '*.test' -type f -delete
 
-# Programs and the packages that have them; a target may want fewer.
-TOOLS = nft:nftables iptables:iptables ipset:ipset ipvsadm:ipvsadm conntrack:conntrack ip:iproute2 sysctl:procps etcd:etcd-server curl:curl \
-	qemu-system-x86_64:qemu-system-x86 busybox:busybox-static modprobe:kmod cpio:cpio zstd:zstd xz:xz-utils wine-stable:wine runc:runc \
-	containerd:containerd qemu-aarch64-static:qemu-user-static aspell:aspell,aspell-en
-deps: ## install with apt-get what is missing of the tools that tests use
-	@need=(); PATH=$$PATH:/usr/sbin:/sbin; for tool in $(TOOLS); do command -v "$${tool%:*}" >/dev/null || { tool=$${tool#*:}; need+=($${tool//,/ }); }; done; \
-	((!$${#need[@]})) || { \
-	  if (($$(id -u))); then echo "make: not root, and these packages are missing: $${need[*]}" >&2; exit 1; fi; \
-	  command -v apt-get >/dev/null || { echo "make: install what gives these Debian packages: $${need[*]}" >&2; exit 1; }; \
-	  echo "installing $${need[*]}"; \
-	  apt() { DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 "$$@" >/dev/null; }; \
-	  apt install -y --no-install-recommends "$${need[@]}" 2>/dev/null || \
-	    { apt update; apt install -y --no-install-recommends "$${need[@]}"; }; }
+# A target may want fewer.
+TOOLS = nft iptables ipset ipvsadm conntrack ip sysctl etcd curl qemu busybox modprobe cpio zstd xz wine runc containerd qemu-user aspell
+deps: # install with apt-get what is missing of the tools that tests use
+	@test/deps $(TOOLS)
 
 $(STORE)/%:
 	test/vm/vmrun --setup --kernel $*

@@ -8,11 +8,13 @@ import (
 	"kube-proxy/internal/netlink/conntrack"
 	"kube-proxy/lb"
 	"kube-proxy/test/cputest"
+	"kube-proxy/test/kerneltest"
 )
 
 // Comparing frontends that share a large set with their successors costs the set once, not once for
 // each frontend.
 func TestSharedSetsAreLinear(t *testing.T) {
+	kerneltest.NotEmulated(t)
 	replace := func(n int) func() {
 		set := func(more ...lb.Backend) *lb.BackendSet {
 			var all []lb.Backend

@@ -17,6 +17,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/trace"
 )
 
@@ -157,6 +158,7 @@ var programs = []program{
 // TestPrograms attaches BPF programs that drop the packet or its reply: the answer names them as
 // not evaluated (NT-06).
 func TestPrograms(t *testing.T) {
+	kerneltest.Every(t)
 	for _, p := range programs {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()

@@ -20,6 +20,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	ipvswire "kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/test/kerneltest"
 )
 
 // needIPVS skips a test if the kernel lacks IPVS; make test-kernels runs it in VMs that have it.
@@ -63,6 +64,7 @@ func (n *nodeLab) saved() []string {
 // The kernel has the settings of the mode, and their effects are reported (CF-26 to CF-29, DP-30,
 // DP-35, HT-23).
 func TestIPVSSettings(t *testing.T) {
+	kerneltest.Every(t)
 	n := newIPVSLab(t)
 	one, two := n.echo("pod1", 8080), n.echo("pod4", 8080)
 	n.service(labService{name: "web", ip: labIP, nodePort: 30080, endpoints: []netip.AddrPort{one.at(), two.at()}})
@@ -176,6 +178,7 @@ func TestIPVSSettings(t *testing.T) {
 // ones. Without a configured one, if rr is missing, the mode falls back (S1, S2). The modules of
 // both are hidden, which only a machine of the test's own can bear.
 func TestIPVSSchedulerLacking(t *testing.T) {
+	kerneltest.Every(t)
 	n := newIPVSLab(t)
 	if os.Getenv("PLANETEST_VM") == "" {
 		t.Skip("it hides modules of the kernel: make test-kernels runs it in VMs")
@@ -236,6 +239,7 @@ func (n *nodeLab) nothingOfIPVS(but string) {
 // real server continues to drain across the restart, and gets its weight back when the endpoint
 // returns (DP-34, PN-40, G4).
 func TestIPVSRestart(t *testing.T) {
+	kerneltest.Every(t)
 	n := newIPVSLab(t)
 	one, two := n.echo("pod1", 8080), n.echo("pod4", 8080)
 	web := labService{name: "web", ip: labIP, nodePort: 30080, endpoints: []netip.AddrPort{one.at(), two.at()}}
@@ -316,6 +320,7 @@ func (n *nodeLab) leads(client string, to netip.AddrPort) bool {
 // PR-08: a node passes through all modes and returns to ipvs each time. New connections are served
 // all the time, and nothing of mode ipvs stays beside another one.
 func TestIPVSModeChanges(t *testing.T) {
+	kerneltest.Later(t)
 	n := newIPVSLab(t)
 	one, two := n.echo("pod1", 8080), n.echo("pod4", 8080)
 	n.service(labService{name: "web", ip: labIP, nodePort: 30080, endpoints: []netip.AddrPort{one.at(), two.at()}})
@@ -360,6 +365,7 @@ func TestIPVSModeChanges(t *testing.T) {
 // The programs load the output of render, part by part; then the kernel holds the objects that a
 // process would write.
 func TestIPVSRender(t *testing.T) {
+	kerneltest.Every(t)
 	n := newIPVSLab(t)
 	text := renderText(t, append([]string{"--proxy-mode=ipvs"}, renderArgs...)...)
 	load := func(program string, args ...string) func(string) {

@@ -21,6 +21,7 @@ import (
 	"kube-proxy/debug/api"
 	"kube-proxy/debug/inspect"
 	"kube-proxy/internal/netlab"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/trace"
 )
 
@@ -394,6 +395,7 @@ func TestTraceNode(t *testing.T) {
 
 // TestTraceNodeIPVS is TestTraceNode for mode ipvs, on kernels that have it (NT-01, NT-03, NT-04).
 func TestTraceNodeIPVS(t *testing.T) {
+	kerneltest.Later(t)
 	needIPVS(t)
 	newTraceLab(t, "ipvs").faults(t)
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/trace"
 )
 
@@ -54,6 +55,7 @@ func TestTracePinned(t *testing.T) {
 // TestTraceOffloaded has a flowtable take a connection: its packets bypass a rule of forward, and
 // trace says so. Those of another connection meet the rule (NT-07).
 func TestTraceOffloaded(t *testing.T) {
+	kerneltest.Every(t)
 	n := newTraceLab(t, "nftables")
 	p := n.serve()
 	defer p.stop()

@@ -13,6 +13,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/netlink"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/nlconntest"
 )
 
@@ -30,6 +31,7 @@ func openLock(t *testing.T, group uint16) *Lock {
 // A lock belongs to one process, or rather to one socket, until that closes; other namespaces and
 // groups have their own. A process without permission to write rules cannot take it.
 func TestLock(t *testing.T) {
+	kerneltest.Every(t)
 	n := netlab.NamespaceForTest(t)
 	n.Do(func() {
 		first, second, other := openLock(t, someGroup), openLock(t, someGroup), openLock(t, someGroup+1)
@@ -71,6 +73,7 @@ func TestLock(t *testing.T) {
 
 // A kernel that does not answer blocks no caller forever, and a taken lock stays.
 func TestLockWithoutAnswer(t *testing.T) {
+	kerneltest.Every(t)
 	netlab.NamespaceForTest(t).Do(func() {
 		held, other := openLock(t, someGroup), openLock(t, someGroup)
 		defer held.Close()
@@ -90,6 +93,7 @@ func TestLockWithoutAnswer(t *testing.T) {
 }
 
 func TestLockWithoutCapability(t *testing.T) {
+	kerneltest.Every(t)
 	err := netlab.Isolated(0, func() error {
 		held := openLock(t, someGroup)
 		defer held.Close()

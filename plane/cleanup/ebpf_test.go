@@ -19,6 +19,7 @@ import (
 	"kube-proxy/plane/all"
 	"kube-proxy/plane/ebpf"
 	"kube-proxy/plane/userspace/redirect"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/planetest"
 )
 
@@ -50,6 +51,7 @@ func TestTakeOverEBPF(t *testing.T) {
 
 // The same with mode ipvs, which remembers connections until its servers are removed (EB-27).
 func TestIPVSTakeOverEBPF(t *testing.T) {
+	kerneltest.Later(t)
 	needsIPVS(t)
 	backends := map[lb.Family]xtables.Backend{}
 	takeOverEBPF(t, []otherMode{{now{mode: "ipvs", backends: backends, drain: time.Minute}, func() {

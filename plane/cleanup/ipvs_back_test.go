@@ -18,6 +18,7 @@ import (
 	"kube-proxy/mode"
 	"kube-proxy/plane/all"
 	leftovers "kube-proxy/plane/ipvs"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/planetest"
 )
 
@@ -75,6 +76,7 @@ COMMIT
 // failure. With --cleanup in between nothing of ours is left, and no client is served meanwhile
 // (DP-31, DP-33, PR-08).
 func TestIPVSTakeBack(t *testing.T) {
+	kerneltest.Every(t)
 	needsIPVS(t)
 	lab := netlab.ForTest(t, netlab.Options{})
 	lab.Serve(netlab.TCP, 8080, "pod1", "pod2", "pod4")

@@ -22,6 +22,7 @@ import (
 	"kube-proxy/mode"
 	"kube-proxy/plane/all"
 	leftovers "kube-proxy/plane/ipvs"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/planetest"
 )
 
@@ -117,6 +118,7 @@ func virtuals(t *testing.T, h *ipvs.Handle) []string {
 // Virtual servers of a kube-proxy are removed, and foreign ones stay (PR-08, DP-31, DP-35,
 // --ipvs-exclude-cidrs).
 func TestIPVSServers(t *testing.T) {
+	kerneltest.Every(t)
 	needsIPVS(t)
 	inNetns(t)
 	oursIPVS(t)
@@ -208,6 +210,7 @@ func shopInIPVS(t *testing.T) (lab *netlab.TestLab, tab *lb.Table, vip netip.Add
 
 // A node changes from upstream's ipvs mode to nftables: a loop of requests sees no failure (PR-08).
 func TestIPVSSwitchUnderTraffic(t *testing.T) {
+	kerneltest.Every(t)
 	lab, _, vip := shopInIPVS(t)
 	traffic := lab.Traffic(netlab.Way{From: "pod3", To: vip, Seen: "pod3", Requests: true})
 	more := func() {
@@ -235,6 +238,7 @@ func TestIPVSSwitchUnderTraffic(t *testing.T) {
 // A connection through IPVS continues until it ends, or its time is over; a process that ends
 // meanwhile leaves it to the next.
 func TestIPVSDrain(t *testing.T) {
+	kerneltest.Every(t)
 	lab, _, vip := shopInIPVS(t)
 	open := func() *netlab.Conn {
 		t.Helper()
@@ -303,6 +307,7 @@ func TestIPVSDrain(t *testing.T) {
 
 // Connections that exceed the time are cut, and reported.
 func TestIPVSDrainEnds(t *testing.T) {
+	kerneltest.Every(t)
 	lab, _, vip := shopInIPVS(t)
 	must(t, errOf(lab.Open("pod3", netlab.TCP, vip, netlab.DialOptions{})))
 	lab.On("node1", func() {
@@ -320,6 +325,7 @@ func TestIPVSDrainEnds(t *testing.T) {
 // connections continue, upstream's objects of removed Services are deleted, and foreign ones stay
 // (DP-31, DP-32, PR-08).
 func TestIPVSTakeOver(t *testing.T) {
+	kerneltest.Every(t)
 	lab, tab, vip := shopInIPVS(t)
 	open, err := lab.Open("pod3", netlab.TCP, vip, netlab.DialOptions{})
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/nftables"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
 )
@@ -31,6 +32,7 @@ var core = []string{"all-ways-in", "established-connections", "external-policy-l
 
 // TestConformance sends the packets of every scenario through the kernel.
 func TestConformance(t *testing.T) {
+	kerneltest.Later(t)
 	p := &planes{bpffs: bpffs(t)}
 	planetest.Run(t, planetest.Config{Mode: "ebpf", New: p.new, Trace: traced, Sockets: true,
 		DiffersIn: differsIn, Core: core})

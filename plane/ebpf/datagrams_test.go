@@ -16,6 +16,7 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/plane/ebpf/bpf"
+	"kube-proxy/test/kerneltest"
 )
 
 // TestConnectBeforeEndpoints: a UDP socket that connects while a Service has no endpoints, as
@@ -150,6 +151,7 @@ func from(a netip.Addr) []byte {
 // TestSourceOfDatagram: a datagram with a loopback address as its source, by IP_PKTINFO, takes the
 // packet path, as one of a bound socket does (EB-44).
 func TestSourceOfDatagram(t *testing.T) {
+	kerneltest.Later(t)
 	eachFamily(t, func(b *bench) {
 		for source, served := range map[netip.Addr]bool{b.to("LOCAL:1").Addr(): false, b.to("NODE:1").Addr(): true} {
 			fd := b.socket(netlab.Node1, unix.SOCK_DGRAM, false)
@@ -216,6 +218,7 @@ func TestInnocentSocket(t *testing.T) {
 // TestOneSourcePort: two TCP sockets of one source port cannot connect to two frontends with one
 // endpoint: the second gets EADDRNOTAVAIL (EB-45).
 func TestOneSourcePort(t *testing.T) {
+	kerneltest.Later(t)
 	eachFamily(t, func(b *bench) {
 		for _, host := range []string{"pod3", netlab.Node1} {
 			var errs [2]error
@@ -235,6 +238,7 @@ func TestOneSourcePort(t *testing.T) {
 // TestErrorQueue: the error queue of a socket, with IP_RECVERR, has the address of the endpoint
 // (EB-45).
 func TestErrorQueue(t *testing.T) {
+	kerneltest.Later(t)
 	eachFamily(t, func(b *bench) {
 		b.change(dnsAt("pod1:9998")) // a closed port
 		level, option := unix.SOL_IP, unix.IP_RECVERR

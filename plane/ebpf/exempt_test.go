@@ -19,6 +19,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/thread"
+	"kube-proxy/test/kerneltest"
 )
 
 // eventually waits until f is true; it reports whether it was.
@@ -46,6 +47,7 @@ func (b *bench) link(host, folder string) (name string) {
 // path, from the moment at which their file is there, and the others do not; open ones keep their
 // endpoint (EB-14).
 func TestExempt(t *testing.T) {
+	kerneltest.Later(t)
 	eachFamily(t, func(b *bench) {
 		folder := filepath.Join(b.t.TempDir(), "exempt")
 		open := b.connectOnly("pod3", b.to("VIP:53"))
@@ -72,6 +74,7 @@ func TestExempt(t *testing.T) {
 // TestExemptCgroup: a cgroup that is made under a watched one is exempt with those below it
 // (EB-14).
 func TestExemptCgroup(t *testing.T) {
+	kerneltest.Later(t)
 	eachFamily(t, func(b *bench) {
 		root := b.Cgroup(netlab.Node1)
 		b.must(b.plane.balance("all", root+"/vm-*"))

@@ -11,11 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/test/kerneltest"
 )
 
 // TestCookieByProgram: where the kernel lacks SO_NETNS_COOKIE (before Linux 5.14) a program reads
 // the cookie of a network namespace, in each its own (EB-22).
 func TestCookieByProgram(t *testing.T) {
+	kerneltest.Later(t)
 	lab := netlab.ForTest(t, netlab.Options{NoNode2: true, NoClient: true})
 	seen := map[uint64]string{}
 	for _, host := range []string{netlab.Node1, "pod1", "sink"} {
@@ -72,6 +74,7 @@ func TestOff(t *testing.T) {
 
 // TestOwnCookies: a thread in another network namespace knows that of the process too (EB-25).
 func TestOwnCookies(t *testing.T) {
+	kerneltest.Later(t)
 	home, err := netnsCookie()
 	if err != nil {
 		t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
+	"kube-proxy/test/kerneltest"
 )
 
 // multipath opens an MPTCP socket in a host, which ends with the test. The kernel opens another
@@ -58,6 +59,7 @@ func TestMultipath(t *testing.T) {
 // TestMultipathFloods: MPTCP connections of a tenant, beside its plain ones, take no room from
 // others (EB-24).
 func TestMultipathFloods(t *testing.T) {
+	kerneltest.Later(t)
 	eachFamily(t, func(b *bench) {
 		if err := readsKernel(); err != nil {
 			b.t.Skip(err)

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/test/kerneltest"
 )
 
 // otherLayout puts a map of another layout in the place of a pinned one, as an older version left
@@ -39,6 +40,7 @@ func (b *bench) otherLayout(name string, spec *cebpf.MapSpec) {
 // TestLayout: a new version replaces maps of another layout under traffic without a failure,
 // and leaves the others: open sockets keep their peer (EB-21).
 func TestLayout(t *testing.T) {
+	kerneltest.Later(t)
 	eachFamily(t, func(b *bench) {
 		tcp, udp := b.socket("pod3", unix.SOCK_STREAM, false), b.socket("pod3", unix.SOCK_DGRAM, false)
 		b.must(unix.Connect(tcp, sockaddr(b.to("VIP:80"))))

@@ -10,6 +10,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/planetest"
 	"kube-proxy/test/tables"
 )
@@ -17,6 +18,7 @@ import (
 // TestManyBackendsLeave: a tenth of 10,000 endpoints leave at once under load. No new
 // connection fails, and those that begin afterwards reach none of them (EB-11).
 func TestManyBackendsLeave(t *testing.T) {
+	kerneltest.NotEmulated(t)
 	const backends = 10_000
 	lab := netlab.ForTest(t, netlab.Options{Cgroup: true, NoNode2: true, NoClient: true})
 	all := &planes{bpffs: bpffs(t)}

@@ -10,12 +10,14 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/nodetrace"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/trace"
 )
 
 // TestFollow: trace runs the loaded program for sockets of this node, and then the rules where that
 // passes (EB-18).
 func TestFollow(t *testing.T) {
+	kerneltest.Later(t)
 	eachFamily(t, func(b *bench) {
 		b.change(refusing)
 		follow := func(from string, to string) (k trace.Kernel) {
@@ -50,6 +52,7 @@ func TestFollow(t *testing.T) {
 // TestDifferences: diff names what another program changed in the tables, and a detached program
 // (EB-18).
 func TestDifferences(t *testing.T) {
+	kerneltest.Later(t)
 	eachFamily(t, func(b *bench) {
 		look := func() string {
 			var all []string

@@ -18,6 +18,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/plane/ebpf/bpf"
+	"kube-proxy/test/kerneltest"
 )
 
 // memory is the hierarchy of memory cgroups whose threads may be apart.
@@ -71,6 +72,7 @@ func kernelMemory(t *testing.T, cgroup string) float64 {
 // TestMemoryLimit: under a memory limit that is too low for the maps, a check and a write say how
 // much is missing, before the kernel would end the process (EB-20).
 func TestMemoryLimit(t *testing.T) {
+	kerneltest.Later(t)
 	threadsApart(t)
 	all := map[uint32]bpf.LBBackend{}
 	for i := range uint32(100_000) {
@@ -106,6 +108,7 @@ func threadsApart(t *testing.T) {
 // TestSocketMemory: the kernel charges the storage of a tenant's sockets to the proxy, which made
 // the maps. A socket takes what the bound of its number reckons with at most (EB-24).
 func TestSocketMemory(t *testing.T) {
+	kerneltest.Later(t)
 	threadsApart(t)
 	const n = 4000
 	eachFamily(t, func(b *bench) {
@@ -149,6 +152,7 @@ func TestSocketMemory(t *testing.T) {
 // alone a sixteenth of all. Further ones take the packet path, and find room when others close.
 // However many tenants are at their bounds, the programs serve others (EB-24).
 func TestTenantFillsStorage(t *testing.T) {
+	kerneltest.Later(t)
 	eachFamily(t, func(b *bench) {
 		b.must(b.plane.setMost(1600))
 		tenant, known := b.fill("pod3", 160)
@@ -194,6 +198,7 @@ func TestTenantFillsStorage(t *testing.T) {
 // TestCountsThatDrift: numbers of sockets that are wrong, whatever the reason, keep sockets without
 // room only until the next pass, which needs no comparison; also after a restart (EB-24).
 func TestCountsThatDrift(t *testing.T) {
+	kerneltest.Later(t)
 	eachFamily(t, func(b *bench) {
 		if b.plane.kernel.census.obj == nil {
 			b.t.Skip("without BTF the numbers are estimates, see TestEstimates")
@@ -233,6 +238,7 @@ func TestCountsThatDrift(t *testing.T) {
 // TestEstimates: without BTF the numbers begin again at 0 when sockets have found no room for a
 // while (EB-24).
 func TestEstimates(t *testing.T) {
+	kerneltest.Later(t)
 	eachFamily(t, func(b *bench) {
 		c := &census{maps: &b.plane.kernel.obj.LBMaps, began: time.Now()}
 		b.plane.kernel.census.close()

@@ -18,6 +18,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/planetest"
 )
 
@@ -82,6 +83,7 @@ func TestProgramsComeAndGo(t *testing.T) {
 // TestNeighbours: a program of a cgroup below does not replace ours, and is reported. One that
 // connects sockets to endpoints switches ours off, and the rules serve, until it is gone (EB-19).
 func TestNeighbours(t *testing.T) {
+	kerneltest.Later(t)
 	eachFamily(t, func(b *bench) {
 		b.plane.Notices()
 		below := b.folder(filepath.Join(b.Cgroup(netlab.Node1), "below"))
@@ -154,6 +156,7 @@ func TestNeighbours(t *testing.T) {
 // TestTwoProxies: proxies in two network namespaces of a host, with one BPF file system, keep their
 // tables and pins apart. One whose cgroup has programs of the other does not start (EB-25).
 func TestTwoProxies(t *testing.T) {
+	kerneltest.Later(t)
 	eachFamily(t, func(b *bench) {
 		other := newBench(b.t, b.f, nil)
 		other.planes = b.planes
@@ -195,6 +198,7 @@ func TestTwoProxies(t *testing.T) {
 
 // TestAble: `check` and a start name each thing that a node lacks, and what to do (EB-20).
 func TestAble(t *testing.T) {
+	kerneltest.Later(t)
 	b := newBench(t, lb.IPv4, nil)
 	lab := b.Cgroup(netlab.Node1)
 	bare := func(f func() error) func() error { // has no mount of cgroup v2

@@ -15,10 +15,12 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
+	"kube-proxy/test/kerneltest"
 )
 
 // TestLacking: everything that is missing is named, and what this kernel has is not (EB-20).
 func TestLacking(t *testing.T) {
+	kerneltest.Later(t)
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		if err := lacking(programNeeds(f)); err != nil {
 			t.Errorf("%s: this kernel runs the programs, and lacks %v", f, err)
@@ -41,6 +43,7 @@ func TestLacking(t *testing.T) {
 
 // TestRefusedSays: a refused call of bpf() names the lockdown (EB-20).
 func TestRefusedSays(t *testing.T) {
+	kerneltest.Later(t)
 	for lockdown, want := range map[string]string{
 		"none integrity [confidentiality]\n": "lockdown is at level confidentiality", "": "seccomp",
 		"[none] integrity confidentiality\n": "seccomp", "none [integrity] confidentiality\n": "seccomp"} {
@@ -53,6 +56,7 @@ func TestRefusedSays(t *testing.T) {
 // TestShortage: an error for lack of memory says how much is missing, by the limit of the tightest
 // cgroup of the process (EB-20).
 func TestShortage(t *testing.T) {
+	kerneltest.Later(t)
 	root := t.TempDir()
 	write := func(name, text string) string {
 		file := filepath.Join(root, name)

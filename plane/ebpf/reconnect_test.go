@@ -8,6 +8,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"kube-proxy/test/kerneltest"
 )
 
 // twoDNS is the table shop with a second endpoint of the Service dns.
@@ -28,6 +30,7 @@ func (b *bench) disconnect(fd int) {
 // connected to, by sendto(), goes to its endpoint, because the socket receives from no other
 // (EB-06).
 func TestSendToWhileConnected(t *testing.T) {
+	kerneltest.Later(t)
 	eachFamily(t, func(b *bench) {
 		b.change(twoDNS)
 		for range 8 {
@@ -42,6 +45,7 @@ func TestSendToWhileConnected(t *testing.T) {
 // TestDisconnected: a UDP socket that disconnected from a frontend sees an endpoint's own
 // address, and an endpoint that leaves does not end it (EB-06, EB-13).
 func TestDisconnected(t *testing.T) {
+	kerneltest.Later(t)
 	eachFamily(t, func(b *bench) {
 		fd := b.connected("pod3", unix.SOCK_DGRAM, b.to("VIP:53"), false)
 		b.disconnect(fd)
@@ -61,6 +65,7 @@ func TestDisconnected(t *testing.T) {
 // TestNumbersUsedAgain: a new process may give an endpoint the number of one that left before.
 // Sockets that remember the number then choose again, and connected ones end (EB-08).
 func TestNumbersUsedAgain(t *testing.T) {
+	kerneltest.Later(t)
 	const table = "node nodeports ALL pods PODS\nVIP:53/udp shop/dns:dns clusterip\n  anywhere "
 	at := func(pod string) string {
 		return table + "balance shop/dns:dns/udp/cluster\nset shop/dns:dns/udp/cluster\n  " + pod + ":8080 local\n"

@@ -19,6 +19,7 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
+	"kube-proxy/test/kerneltest"
 )
 
 // lines keeps what is logged.
@@ -109,6 +110,7 @@ func TestRefusals(t *testing.T) {
 // TestManyNamespaces: a tenant that calls Services that refuse from many short network namespaces
 // makes few lines of the log, and a call to another's Service is logged (EB-16).
 func TestManyNamespaces(t *testing.T) {
+	kerneltest.Later(t)
 	log := &lines{}
 	eachFamilyWith(t, func(c *Config) { c.Log = slog.New(slog.NewTextHandler(log, nil)) }, func(b *bench) {
 		b.change(refusing + "VIP:83/tcp other/none:http clusterip\n  anywhere reject\n")
@@ -150,6 +152,7 @@ func TestManyNamespaces(t *testing.T) {
 // TestCounts: the programs count connections by service port, beside those of the packet path, and
 // forget those of Services that are gone (EB-17).
 func TestCounts(t *testing.T) {
+	kerneltest.Later(t)
 	eachFamilyWith(t, func(c *Config) { c.Count = true }, func(b *bench) {
 		count := func() map[string]uint64 {
 			all := map[string]uint64{}

@@ -20,6 +20,7 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/plane/nftables"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/planetest"
 	"kube-proxy/test/tables"
 )
@@ -345,6 +346,7 @@ func (b *bench) passed() {
 // TestRestart: a new process takes over what the old one left, writes nothing, and sockets stay as
 // they are (EB-08).
 func TestRestart(t *testing.T) {
+	kerneltest.Later(t)
 	eachFamily(t, func(b *bench) {
 		fd := b.socket("pod3", unix.SOCK_STREAM, false)
 		b.must(unix.Connect(fd, sockaddr(b.to("VIP:80"))))
@@ -362,6 +364,7 @@ func TestRestart(t *testing.T) {
 
 // TestRemove: --cleanup detaches the programs and removes what is pinned, under traffic (EB-09).
 func TestRemove(t *testing.T) {
+	kerneltest.Later(t)
 	eachFamily(t, func(b *bench) {
 		pins := b.plane.cfg.Pins
 		if pinned, _ := filepath.Glob(pins + "/*/*"); len(pinned) < 15 {
@@ -410,6 +413,7 @@ func attached(t testing.TB, cgroup string) (n int) {
 // TestAudit: a detached program, a removed pin, and deleted and changed elements are found and
 // repaired (EB-10).
 func TestAudit(t *testing.T) {
+	kerneltest.Later(t)
 	eachFamily(t, func(b *bench) {
 		b.noRules()
 		pins := filepath.Join(b.plane.cfg.Pins, strings.ToLower(b.f.String()))

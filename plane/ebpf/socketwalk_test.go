@@ -11,6 +11,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/seedtest"
 )
 
@@ -38,6 +39,7 @@ func hostile(rnd *rand.Rand, inner netip.Addr) string {
 // own, by all kinds of sockets: the programs lead to the server to which mode nftables leads with
 // the same table (EB-05, EB-28, EB-50, EB-51).
 func TestSocketWalk(t *testing.T) {
+	kerneltest.Later(t)
 	rnd := rand.New(rand.NewPCG(seedtest.Of(t), 82))
 	eachFamily(t, func(b *bench) {
 		inner, alone, container := b.nest(), b.nest(), b.nest()

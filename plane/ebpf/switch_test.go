@@ -16,6 +16,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/tables"
 )
 
@@ -34,6 +35,7 @@ func (b *bench) direct(from string) bool {
 // TestScopes: the configuration says whose sockets are balanced. Open sockets keep their endpoints
 // (EB-01).
 func TestScopes(t *testing.T) {
+	kerneltest.Later(t)
 	eachFamily(t, func(b *bench) {
 		udp, tcp := b.socket("pod3", unix.SOCK_DGRAM, false), b.socket("pod3", unix.SOCK_STREAM, false)
 		b.asks("at first", udp, b.to("VIP:53"), "pod1")
@@ -96,6 +98,7 @@ func TestWait(t *testing.T) {
 // TestGuard: bind() to a NodePort is refused in the node's namespace, if the configuration says so
 // (EB-02).
 func TestGuard(t *testing.T) {
+	kerneltest.Later(t)
 	eachFamilyWith(t, func(c *Config) { c.Guard = true }, func(b *bench) {
 		zero := b.f.Everywhere().Addr()
 		for _, tc := range []struct {
@@ -126,6 +129,7 @@ func TestGuard(t *testing.T) {
 // TestFailure: after a failed write the programs are off, the packet path serves the change, and an
 // audit switches them on again (EB-12).
 func TestFailure(t *testing.T) {
+	kerneltest.Later(t)
 	eachFamily(t, func(b *bench) {
 		changed := b.parse(strings.Replace(shop, "  pod1:8080 local\nset shop/dns", "  pod2:8080 local\nset shop/dns",
 			1))
@@ -169,6 +173,7 @@ func changesTo(table *lb.Table) (all []lb.Change) {
 // TestWrites: one endpoint costs as many writes among 5,000 Services as among 100, where tables
 // have grown under the programs (EB-11).
 func TestWrites(t *testing.T) {
+	kerneltest.NotEmulated(t)
 	for _, services := range []int{100, 5_000} {
 		t.Run(fmt.Sprint(services), func(t *testing.T) {
 			b := newBench(t, lb.IPv4, nil)
@@ -230,6 +235,7 @@ func many(t *testing.T, services, first, last int) *lb.Table {
 
 // TestHost: what is missing on a host is an error that names it (EB-03, EB-04).
 func TestHost(t *testing.T) {
+	kerneltest.Later(t)
 	lab := netlab.ForTest(t, netlab.Options{Cgroup: true, NoNode2: true, NoClient: true})
 	cgroup := lab.Cgroup(netlab.Node1)
 	if err := checkCgroup(cgroup, true); err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/plane/ebpf/bpf"
+	"kube-proxy/test/kerneltest"
 )
 
 // sticky is shop with affinity, and n more Services of a tenant, by UDP at ports from 1000 on.
@@ -53,6 +54,7 @@ func (b *bench) server(from, to string) string {
 // more sockets too. Affinity is handed over when programs stop serving sockets, and not again with
 // each configuration or audit, because what the packet path remembers since is newer (EB-26).
 func TestAffinityAcrossSwitch(t *testing.T) {
+	kerneltest.Later(t)
 	eachFamily(t, func(b *bench) {
 		b.change(sticky(0))
 		clients, first := []string{"pod3", "pod2", "pod1", netlab.Node1}, map[string]string{}
@@ -119,6 +121,7 @@ func TestAffinityAcrossSwitch(t *testing.T) {
 // served by the packet path for those without room. Other clients find their room, for each has its
 // own (EB-23).
 func TestTenantFillsAffinity(t *testing.T) {
+	kerneltest.Later(t)
 	const n = 300
 	eachFamily(t, func(b *bench) {
 		b.change(sticky(n))
@@ -153,6 +156,7 @@ func TestTenantFillsAffinity(t *testing.T) {
 // TestFullAffinity: where no client more finds room, the packet path serves it; those that have
 // room go on (EB-23).
 func TestFullAffinity(t *testing.T) {
+	kerneltest.Later(t)
 	eachFamily(t, func(b *bench) {
 		b.change(sticky(0))
 		first := b.server("pod1", "VIP:80")
@@ -180,6 +184,7 @@ func TestFullAffinity(t *testing.T) {
 // port of a NodePort and calls Services that refuse, no call of another client fails, and the
 // programs serve all of them (EB-23).
 func TestFloods(t *testing.T) {
+	kerneltest.Later(t)
 	const n = 600
 	eachFamilyWith(t, func(c *Config) { c.Guard = true }, func(b *bench) {
 		b.change(sticky(100) + "VIP:81/tcp shop/none:http clusterip\n  anywhere reject\n")

@@ -14,6 +14,7 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane/ebpf/bpf"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/planetest"
 	"kube-proxy/test/seedtest"
 )
@@ -24,6 +25,7 @@ var walkSteps = flags.Int("walk", 30_000, "random changes of TestWalk")
 // fresh load has, but for the numbers of sets and backends (EB-08, EB-11). In every state between
 // two tables of a write, what a frontend leads to is complete.
 func TestWalk(t *testing.T) {
+	kerneltest.NotEmulated(t)
 	rnd := rand.New(rand.NewPCG(seedtest.Of(t), 80))
 	w := planetest.World{Family: lb.IPv4}
 	table := &lb.Table{Node: w.Node()}

@@ -14,11 +14,15 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
+	"kube-proxy/test/kerneltest"
 )
 
 // Packets that conntrack finds invalid are dropped and counted (DP-09, MT-16), unless conntrack is
 // liberal. Connections to NodePorts on 127.0.0.1 are counted (MT-17), others are not.
-func TestInvalidAndLocalhostAreCounted(t *testing.T) { eachBackend(t, countPackets) }
+func TestInvalidAndLocalhostAreCounted(t *testing.T) {
+	kerneltest.Later(t)
+	eachBackend(t, countPackets)
+}
 
 func countPackets(t *testing.T, b xtables.Backend) {
 	lab := netlab.ForTest(t, netlab.Options{})

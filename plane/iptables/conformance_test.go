@@ -15,6 +15,7 @@ import (
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
 )
@@ -65,6 +66,7 @@ func traced(f lb.Family) trace.Mode { return Mode().Trace(mode.Settings{Family: 
 // TestConformance sends the packets of every scenario through the kernel, with both variants of
 // iptables.
 func TestConformance(t *testing.T) {
+	kerneltest.Every(t)
 	modes := map[xtables.Backend]string{xtables.NFT: "iptables", xtables.Legacy: "iptables-legacy"}
 	eachBackend(t, func(t *testing.T, b xtables.Backend) {
 		planetest.Run(t, planetest.Config{Mode: modes[b], New: newLiberal(b), Differs: differs, Untouched: true,

@@ -19,6 +19,7 @@ import (
 
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/planetest"
 )
 
@@ -276,6 +277,7 @@ func TestDeepTreesAreTaken(t *testing.T) {
 // An audit repairs foreign changes of our chains (DP-13): a flushed table, a deleted jump, a
 // foreign rule in one of our chains, a missing chain. Foreign rules elsewhere stay.
 func TestDriftIsRepaired(t *testing.T) {
+	kerneltest.Later(t)
 	eachOnce(t, func(t *testing.T, w planetest.World, cfg Config) {
 		p := newPlane(t, cfg)
 		table := w.Table(40, 3)

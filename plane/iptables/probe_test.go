@@ -13,6 +13,7 @@ import (
 	"kube-proxy/internal/xtables"
 	"kube-proxy/plane"
 	"kube-proxy/plane/selfwrites"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/planetest"
 )
 
@@ -20,6 +21,7 @@ import (
 // process finds anything to repair, or must list the rules to find out (HT-04). The metrics do not
 // count it as a sync (MT-10 to MT-12).
 func TestProbeHT04(t *testing.T) {
+	kerneltest.Later(t)
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		cfg.Writes = &selfwrites.Ledger{}
 		p := newPlane(t, cfg)
@@ -122,6 +124,7 @@ func transactions(t *testing.T, p *Plane, ours *selfwrites.Ledger) uint32 {
 // If iptables refuses the write, a probe fails and changes nothing, and later ones succeed. An
 // interrupted probe may have been committed: the state then counts as lost, as after any write.
 func TestProbeFails(t *testing.T) {
+	kerneltest.Later(t)
 	eachOnce(t, func(t *testing.T, w planetest.World, cfg Config) {
 		run, p := newRefuser(t, cfg)
 		reset(t, p, w.Table(5, 3))

@@ -12,6 +12,7 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/planetest"
 )
 
@@ -84,6 +85,7 @@ COMMIT
 // nor do established ones that send all the time (G4). Then it changes back: upstream writes its
 // rules over ours. Then it changes to ours again.
 func TestTakeOverUnderTraffic(t *testing.T) {
+	kerneltest.Later(t)
 	eachBackend(t, takeOver)
 }
 

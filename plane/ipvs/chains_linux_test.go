@@ -13,6 +13,7 @@ import (
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
 	"kube-proxy/test/golden"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/planetest"
 )
 
@@ -47,6 +48,7 @@ func textOf(n nodeFacts) string {
 
 // The chains of a node equal testdata (DP-33).
 func TestChains(t *testing.T) {
+	kerneltest.Every(t)
 	for name, n := range nodes {
 		t.Run(name, func(t *testing.T) {
 			golden.Equal(t, filepath.Join("testdata", "chains", name+".rules"), textOf(n))
@@ -84,6 +86,7 @@ func programOf(f lb.Family, b xtables.Backend) string {
 // nothing, and an audit repairs nothing. A change of the node writes only the chains that depend on
 // it.
 func TestChainsInKernel(t *testing.T) {
+	kerneltest.Every(t)
 	for _, b := range []xtables.Backend{xtables.NFT, xtables.Legacy} {
 		for name, n := range nodes {
 			t.Run(string(b)+"/"+name, func(t *testing.T) {
@@ -150,6 +153,7 @@ func managerHere(t *testing.T, n nodeFacts, b xtables.Backend) *chainManager {
 // unneeded chains, with the rules that jump to them. Chains of other programs stay, and the
 // kubelet's (G4).
 func TestChainsTakeOver(t *testing.T) {
+	kerneltest.Every(t)
 	const before = `*mangle
 :KUBE-IPTABLES-HINT - [0:0]
 :KUBE-KUBELET-CANARY - [0:0]
@@ -230,6 +234,7 @@ COMMIT
 // TestChainsUnshown (TN-70): iptables-save omits some tables. An audit and a restart add nothing to
 // them, chains of another mode are removed, and a removal leaves nothing.
 func TestChainsUnshown(t *testing.T) {
+	kerneltest.Every(t)
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(f.String(), func(t *testing.T) {
 			n := nodeFacts{family: f, masq: 1 << 14}

@@ -15,6 +15,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/internal/unanswered"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
 )
@@ -155,6 +156,7 @@ var backends = []xtables.Backend{xtables.NFT, xtables.Legacy}
 // TestConformance sends the packets of every scenario through the kernel, with both variants of
 // iptables.
 func TestConformance(t *testing.T) {
+	kerneltest.Every(t)
 	inVM(t)
 	for _, b := range backends {
 		t.Run(string(b), func(t *testing.T) { planetest.Run(t, conformance(b)) })

@@ -10,6 +10,7 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/planetest"
 )
 
@@ -85,6 +86,7 @@ func (k *packets) bound() bool {
 // Packets to a service address never stop while another interface gets the address, a second one
 // gets it too, and both lose it (DP-31).
 func TestDamageAndPackets(t *testing.T) {
+	kerneltest.Every(t)
 	inVM(t)
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(f.String(), func(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 	nlconn "kube-proxy/internal/netlink"
 	"kube-proxy/internal/netlink/route"
 	"kube-proxy/lb"
+	"kube-proxy/test/kerneltest"
 )
 
 // deviceBench is a device in a new network namespace, with another interface beside it.
@@ -186,6 +187,7 @@ func (b *deviceBench) indexOf(name string) int {
 // Addresses are added and removed, many in one system call. Repetitions are harmless, and our own
 // writes do not count as foreign.
 func TestDevice(t *testing.T) {
+	kerneltest.Every(t)
 	eachFamily(t, func(t *testing.T, b *deviceBench) {
 		ctx := t.Context()
 		if _, err := b.Addresses(ctx); !errors.Is(err, ErrNoDevice) {
@@ -233,6 +235,7 @@ func TestDevice(t *testing.T) {
 
 // The device notices foreign changes, and can undo them.
 func TestDeviceOthersWrite(t *testing.T) {
+	kerneltest.Every(t)
 	eachFamily(t, func(t *testing.T, b *deviceBench) {
 		ctx, all := t.Context(), b.addrs(4)
 		b.begin()
@@ -294,6 +297,7 @@ func TestDeviceOthersWrite(t *testing.T) {
 // A list that is ahead of the notifications counts as news of the place, unless only link-local
 // addresses differ: those come and go with devices.
 func TestDeviceListIsAhead(t *testing.T) {
+	kerneltest.Every(t)
 	b := newDeviceBench(t, lb.IPv6)
 	b.begin()
 	const global, local = "2001:db8:113::9", "fe80::9"
@@ -318,6 +322,7 @@ func TestDeviceListIsAhead(t *testing.T) {
 
 // The device was just deleted, and the notification has not arrived.
 func TestDeviceGoneUnnoticed(t *testing.T) {
+	kerneltest.Every(t)
 	eachFamily(t, func(t *testing.T, b *deviceBench) {
 		b.begin()
 		b.mu.Lock() // so that notifications wait
@@ -336,6 +341,7 @@ func TestDeviceGoneUnnoticed(t *testing.T) {
 // The addresses that other interfaces have, and those of the node that answer NodePorts (SV-64,
 // DP-31).
 func TestDevicePlace(t *testing.T) {
+	kerneltest.Every(t)
 	eachFamily(t, func(t *testing.T, b *deviceBench) {
 		ctx, all := t.Context(), b.addrs(3)
 		node, loopback, linkLocal, nodes := "172.18.0.2", "127.0.0.1", "", "172.16.0.0/12"
@@ -428,6 +434,7 @@ func strs(addrs []netip.Addr) (s []string) {
 
 // More notifications are sent than the buffer holds.
 func TestDeviceLost(t *testing.T) {
+	kerneltest.Every(t)
 	eachFamily(t, func(t *testing.T, b *deviceBench) {
 		ctx, all := t.Context(), b.addrs(400)
 		b.begin()
@@ -455,6 +462,7 @@ func TestDeviceLost(t *testing.T) {
 
 // A device of that name and another type is not ours, and stays unchanged.
 func TestDeviceOfOthers(t *testing.T) {
+	kerneltest.Every(t)
 	eachFamily(t, func(t *testing.T, b *deviceBench) {
 		ctx, all := t.Context(), b.addrs(2)
 		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: Device}, PeerName: "peer"}
@@ -478,6 +486,7 @@ func TestDeviceOfOthers(t *testing.T) {
 
 // The node never uses a service address as source, not even on an interface without an address.
 func TestDeviceAddressIsNoSource(t *testing.T) {
+	kerneltest.Every(t)
 	eachFamily(t, func(t *testing.T, b *deviceBench) {
 		own, far := "172.18.0.2", "198.18.0.0/15"
 		if b.family == lb.IPv6 {

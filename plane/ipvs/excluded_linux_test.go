@@ -10,6 +10,7 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
+	"kube-proxy/test/kerneltest"
 )
 
 // Foreign virtual servers in --ipvs-exclude-cidrs go on serving, whatever Services claim at their
@@ -17,6 +18,7 @@ import (
 // of a load balancer whose source ranges admit no client; a NodePort; and one that is added later.
 // The Service serves when they are removed, and its source ranges hold (CF-27, DP-35).
 func TestIPVSServersOfOthersGoOn(t *testing.T) {
+	kerneltest.Every(t)
 	inVM(t)
 	lab := netlab.ForTest(t, netlab.Options{})
 	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")

@@ -7,12 +7,14 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
+	"kube-proxy/test/kerneltest"
 )
 
 // The kernel treats a persistent virtual server with port 21 as FTP, and redirects all ports from
 // 1024 on without their own virtual server to it. So a Service with that port and affinity at a
 // node's address would capture the ports of the node's programs.
 func TestServicesOfTheHostBesideFTP(t *testing.T) {
+	kerneltest.Every(t)
 	inVM(t)
 	k := newPackets(t, lb.IPv4)
 	const program = 30999

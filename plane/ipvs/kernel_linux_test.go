@@ -22,6 +22,7 @@ import (
 	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/internal/xtables"
 	"kube-proxy/lb"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/planetest"
 )
 
@@ -97,6 +98,7 @@ func wipeKernel(b xtables.Backend) func(lb.Family) error {
 
 // TestKernelVerbs checks each verb against the kernel's state afterwards.
 func TestKernelVerbs(t *testing.T) {
+	kerneltest.Later(t)
 	inVM(t)
 	planetest.Verbs(t, realKernel)
 }
@@ -104,6 +106,7 @@ func TestKernelVerbs(t *testing.T) {
 // TestIPVSTenants adds and removes tenants beside Services of others, and compares the kernel's own
 // state (TN-01).
 func TestIPVSTenants(t *testing.T) {
+	kerneltest.Later(t)
 	inVM(t)
 	planetest.Tenants(t, 1, func(t testing.TB) planetest.Kernel {
 		k := realKernel(t)
@@ -145,6 +148,7 @@ func realKernel(t testing.TB) planetest.Kernel {
 // TestKernelTransitions walks at random between the states of all scenarios, and compares the
 // kernel's own listing.
 func TestKernelTransitions(t *testing.T) {
+	kerneltest.Later(t)
 	inVM(t)
 	cfg := conformance(xtables.NFT)
 	create := cfg.New
@@ -160,6 +164,7 @@ func TestKernelTransitions(t *testing.T) {
 
 // TestHistory sends packets to all Services after each step of a node's life.
 func TestHistory(t *testing.T) {
+	kerneltest.Later(t)
 	inVM(t)
 	for _, b := range backends {
 		t.Run(string(b), func(t *testing.T) {
@@ -208,6 +213,7 @@ var twoPods = []lb.Backend{{Addr: netip.MustParseAddrPort("10.1.1.11:8080"), Loc
 // client is refused or waits for a second SYN. Open connections continue, though their endpoint
 // leaves and returns (DP-34).
 func TestNoClientIsRefused(t *testing.T) {
+	kerneltest.Every(t)
 	inVM(t)
 	changes := 10_000
 	if testing.Short() && os.Getenv("PLANETEST_CORE") != "" {
@@ -261,6 +267,7 @@ func TestNoClientIsRefused(t *testing.T) {
 // The node answers a ping of a service address (SV-66). The port of a health check is open there,
 // for the balancers that query it (DP-08).
 func TestServicesOfTheHost(t *testing.T) {
+	kerneltest.Every(t)
 	inVM(t)
 	for _, b := range backends {
 		t.Run(string(b), func(t *testing.T) {
@@ -292,6 +299,7 @@ func TestServicesOfTheHost(t *testing.T) {
 // A SYN that conntrack considers invalid, such as one with FIN, does not pass source ranges: IPVS
 // would create a connection for it (SV-61).
 func TestInvalidPacketsKeepToSourceRanges(t *testing.T) {
+	kerneltest.Every(t)
 	inVM(t)
 	for _, b := range backends {
 		t.Run(string(b), func(t *testing.T) {
@@ -358,6 +366,7 @@ func sendSYNFIN(from netip.Addr, to netip.AddrPort) error {
 // address, at each address of a NodePort, by the mark of their origin, with or without affinity.
 // Another process starts with later connections.
 func TestKernelCounters(t *testing.T) {
+	kerneltest.Every(t)
 	inVM(t)
 	lab := netlab.ForTest(t, netlab.Options{})
 	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")

@@ -21,6 +21,7 @@ import (
 	"kube-proxy/mode"
 	"kube-proxy/plane"
 	"kube-proxy/test/ipvsfake"
+	"kube-proxy/test/kerneltest"
 )
 
 // inNamespace runs the rest of a test in a new network namespace.
@@ -133,6 +134,7 @@ func needsIPVS(t *testing.T) *ipvs.Conn {
 // CF-26, DP-35: a probe of the kernel's schedulers uses a virtual server that is removed at once,
 // and leaves others of the namespace alone. The leftover of a killed proxy does no harm.
 func TestIPVSSchedulers(t *testing.T) {
+	kerneltest.Every(t)
 	c := needsIPVS(t)
 	other := ipvs.Service{ServiceID: ipvs.ByAddr(netip.MustParseAddrPort("198.51.100.0:20001"), unix.IPPROTO_TCP),
 		Scheduler: "rr", Netmask: ipvs.IPv4.WholeAddress()}
@@ -165,6 +167,7 @@ func TestIPVSSchedulers(t *testing.T) {
 // A scheduler whose module is not loaded is probed while namespaces are created and removed, as
 // happens on every node. A program that leaves loading lblc to the kernel blocks both for ever.
 func TestIPVSSchedulerBesideNamespaces(t *testing.T) {
+	kerneltest.Every(t)
 	c := needsIPVS(t)
 	end := make(chan struct{})
 	var others sync.WaitGroup

@@ -12,6 +12,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/test/golden"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/scenario"
 )
 
@@ -69,6 +70,7 @@ func rendered(t *testing.T, i int, sc *scenario.Scenario) (f lb.Family, parts []
 // last state. The kernel then lists exactly that: virtual and real servers, members with their
 // marks, and rules.
 func TestIPVSGoldensRestore(t *testing.T) {
+	kerneltest.Every(t)
 	inVM(t)
 	all, err := scenario.LoadDir("../../test/testdata/scenarios")
 	must(t, err)

@@ -9,6 +9,7 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/test/ipvsfake"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/planetest"
 )
 
@@ -84,6 +85,7 @@ func TestRefusedRemovalIsKnown(t *testing.T) {
 // If rules of mode iptables serve, ours replace them when every frontend is served, however many
 // exist. Without such rules, ours are written before any client can connect.
 func TestChainsComeInTime(t *testing.T) {
+	kerneltest.Every(t)
 	w := planetest.World{Family: lb.IPv4}
 	for was, want := range map[string]int{"nat KUBE-SERVICES -j KUBE-SVC-ABC": 20, "": 0} {
 		k := newLab(t)

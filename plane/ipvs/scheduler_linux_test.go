@@ -6,11 +6,13 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
+	"kube-proxy/test/kerneltest"
 )
 
 // Scheduler sh hashes the client's address alone: all connections of a client reach one endpoint,
 // at the cluster IP and at the NodePort, whatever their source port (TN-60).
 func TestIPVSSourceHash(t *testing.T) {
+	kerneltest.Every(t)
 	inVM(t)
 	k := newPackets(t, lb.IPv4)
 	k.p.cfg.Scheduler = "sh"

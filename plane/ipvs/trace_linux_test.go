@@ -17,6 +17,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/nodetrace"
 	"kube-proxy/test/ipvsfake"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
 )
@@ -43,6 +44,7 @@ func newLookBench(t *testing.T, b xtables.Backend, f lb.Family) *kernelBench {
 // The kernel's own sets, addresses and rules, with both variants of iptables, treat packets as the
 // table says. Differences names foreign changes, and after the plane repairs them nothing differs.
 func TestLookAtKernel(t *testing.T) {
+	kerneltest.Every(t)
 	for _, b := range backends {
 		for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 			t.Run(string(b)+" "+f.String(), func(t *testing.T) {

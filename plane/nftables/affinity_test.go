@@ -23,6 +23,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/internal/slots"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/planetest"
 	"kube-proxy/test/scenario"
 	"kube-proxy/test/seedtest"
@@ -62,6 +63,7 @@ func (h *history) see(st *state) error {
 // No change of a table ever reuses a set id or a member, and members are at most as many as the
 // set's backends (SV-25, TN-32).
 func TestNumbersAreNeverUsedAgain(t *testing.T) {
+	kerneltest.Later(t)
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
 		seed := seedtest.Of(t)

@@ -18,6 +18,7 @@ import (
 
 	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/planetest"
 	"kube-proxy/test/seedtest"
 )
@@ -41,6 +42,7 @@ func TestRoundSize(t *testing.T) {
 // get the same share; with affinity too, where each client stays with its backend, also when the
 // affinity map is full.
 func TestBalancerLargerThanItsSet(t *testing.T) {
+	kerneltest.Later(t)
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		for name, c := range map[string]struct {
 			affinity time.Duration
@@ -165,6 +167,7 @@ func flows(t *testing.T, key lb.Key, n int, from func(i int) net.IP, reported fu
 // The number of chains never exceeds the sizes plus the rounded timeouts, whatever session affinity
 // timeouts and sizes tenants choose.
 func TestChainsOfSessionAffinity(t *testing.T) {
+	kerneltest.Later(t)
 	const services, most, day, maxSeconds = 100, 200, 86_400, 129_600
 	times := map[uint32]bool{}
 	for n := uint32(1); n <= maxSeconds; n++ {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/planetest"
 )
 
@@ -29,6 +30,7 @@ var core = []string{
 // TestCore proves that the scenarios for other kernels make the plane write every form of rule and
 // set.
 func TestCore(t *testing.T) {
+	kerneltest.Later(t)
 	planetest.Core(t, planetest.Config{Mode: "nftables", Core: core}, func(f lb.Family, table *lb.Table) ([]string,
 		error) {
 		text, err := Render(Config{Family: f}, table)

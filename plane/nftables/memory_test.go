@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/planetest"
 )
 
@@ -16,6 +17,7 @@ const elementBytes = 74
 
 // One tenant's objects take heap and kernel memory in proportion to their bytes (TN-91).
 func TestMemoryOfTenants(t *testing.T) {
+	kerneltest.Later(t)
 	planetest.Memory(t, 4, 400, 500, func(t testing.TB) planetest.Kernel {
 		inNetns(t)
 		return planetest.Kernel{New: newConformant, Bytes: func(f lb.Family) (bytes int, err error) {

@@ -18,6 +18,7 @@ import (
 	"kube-proxy/plane"
 	"kube-proxy/test/cputest"
 	"kube-proxy/test/golden"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/planetest"
 	"kube-proxy/test/scenario"
 )
@@ -62,6 +63,7 @@ func proveRendering(t *testing.T, f lb.Family, want *lb.Table, text string) {
 
 // Render can express every state of every scenario, and nft reads it as the plane's own table.
 func TestRenderScenarios(t *testing.T) {
+	kerneltest.Later(t)
 	dir, err := scenario.Dir()
 	if err != nil {
 		t.Fatal(err)
@@ -124,6 +126,7 @@ func (p textPlane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult
 // The rules that nft makes of the text treat packets as the plane's own rules do. The core's
 // scenarios have every form of rule.
 func TestRenderConformance(t *testing.T) {
+	kerneltest.Later(t)
 	t.Setenv("PLANETEST_CORE", "1")
 	planetest.Run(t, planetest.Config{
 		Mode: "nftables-text", Variant: true, Core: core,
@@ -188,6 +191,7 @@ func TestRenderGoldens(t *testing.T) {
 
 // The processor time to write the text grows in proportion to the table.
 func TestRenderManyServices(t *testing.T) {
+	kerneltest.NotEmulated(t)
 	of := func(n int) func() {
 		table := planetest.World{Family: lb.IPv4}.Table(n, 10)
 		return func() { render(t, lb.IPv4, table) }

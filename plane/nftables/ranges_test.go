@@ -13,6 +13,7 @@ import (
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/plane/internal/ranges"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/planetest"
 )
 
@@ -48,6 +49,7 @@ func someRanges(w planetest.World, from, n, bits int) []netip.Prefix {
 // The cost of a Service is its ports plus its ranges, not their product. The cost of changing
 // ranges is the size of the change, however many ports and ranges the Service and others have.
 func TestCostOfSourceRanges(t *testing.T) {
+	kerneltest.Later(t)
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		tab := w.Table(3, 2)
 		p := started(t, w, tab)
@@ -84,6 +86,7 @@ func TestCostOfSourceRanges(t *testing.T) {
 // Lists are added, changed, shared and removed at random, some batches fail, and processes succeed
 // each other. The table equals the result of a fresh start, and the state matches it.
 func TestSourceListsWalk(t *testing.T) {
+	kerneltest.Later(t)
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		rnd := rand.New(rand.NewPCG(1, 2))
 		tab := w.Table(2, 2)

@@ -6,12 +6,14 @@ import (
 	"testing"
 	"time"
 
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/planetest"
 )
 
 // A set with more backends than MaxBatchWeight is added, changed and removed in calls of bounded
 // size, from any state to any other. A fresh plane would hold the same (TN-30).
 func TestLargeSetsInStages(t *testing.T) {
+	kerneltest.Later(t)
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		tab := w.Table(3, 2)
 		p := started(t, w, tab)

@@ -22,6 +22,7 @@ import (
 	"kube-proxy/nodetrace"
 	"kube-proxy/plane"
 	"kube-proxy/plane/selfwrites"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
 )
@@ -471,6 +472,7 @@ func TestSabotageOfTheTable(t *testing.T) {
 
 // A trace reads as much from a table of 10,000 Services as from one of 100.
 func TestFollowCost(t *testing.T) {
+	kerneltest.Later(t)
 	inNetns(t)
 	w := planetest.World{Family: lb.IPv4}
 	var cost []wire.Traffic
@@ -500,6 +502,7 @@ func TestFollowCost(t *testing.T) {
 // Queries see the kernel's content: beside a plane that writes all the time, each answer is one of
 // the states that existed, and afterwards nothing differs.
 func TestLookBesideApply(t *testing.T) {
+	kerneltest.Later(t)
 	inNetns(t)
 	w := planetest.World{Family: lb.IPv4}
 	l := &tracedPlane{w, newPlane(t, w.Family), t, &lb.Table{Node: w.Node()}}

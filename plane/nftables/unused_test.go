@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"kube-proxy/lb"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
 )
@@ -17,6 +18,7 @@ import (
 // them, the next audit, Reset or restart repairs them. The audit needs no Reset for that, and a new
 // Service that needs the chains finds them intact.
 func TestUnusedChainDamaged(t *testing.T) {
+	kerneltest.Later(t)
 	w := planetest.World{Family: lb.IPv4}
 	audit := func(full bool) func(*testing.T, *Plane, *lb.Table) *Plane {
 		return func(t *testing.T, p *Plane, _ *lb.Table) *Plane {

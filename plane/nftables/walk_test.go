@@ -14,6 +14,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/planetest"
 )
 
@@ -50,6 +51,7 @@ func sabotage(rnd *rand.Rand) {
 // hold the result of a fresh start, also with Services of more backends than MaxBatchWeight
 // (TN-30).
 func TestWalk(t *testing.T) {
+	kerneltest.Later(t)
 	planetest.Walks(t, 4, 50, func(t testing.TB) planetest.Kernel {
 		k := realKernel(t)
 		var stop, done chan struct{}

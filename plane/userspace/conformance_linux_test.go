@@ -14,6 +14,7 @@ import (
 	"kube-proxy/mode"
 	"kube-proxy/plane/internal/relay"
 	"kube-proxy/plane/userspace/redirect"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
 )
@@ -73,10 +74,16 @@ func (k kind) config() planetest.Config {
 }
 
 // TestConformance sends the packets of every scenario, redirected by nftables.
-func TestConformance(t *testing.T) { planetest.Run(t, kinds[0].config()) }
+func TestConformance(t *testing.T) {
+	kerneltest.Every(t)
+	planetest.Run(t, kinds[0].config())
+}
 
 // TestConformanceIPTables redirects by iptables instead.
-func TestConformanceIPTables(t *testing.T) { planetest.Run(t, kinds[1].config()) }
+func TestConformanceIPTables(t *testing.T) {
+	kerneltest.Later(t)
+	planetest.Run(t, kinds[1].config())
+}
 
 // TestRandomTransitions makes random transitions between the states of all scenarios.
 func TestRandomTransitions(t *testing.T) {
@@ -94,6 +101,7 @@ func TestHistory(t *testing.T) {
 
 // TestVerbs checks the kernel's state after each verb.
 func TestVerbs(t *testing.T) {
+	kerneltest.Later(t)
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
 			planetest.Verbs(t, func(t testing.TB) planetest.Kernel {

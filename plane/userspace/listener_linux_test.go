@@ -16,6 +16,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/planetest"
 )
 
@@ -118,6 +119,7 @@ const squatted = "KUBE_PROXY_TEST_SQUAT" // ports that the test's program takes
 // clients there, and the guard refuses them (TN-76). The next proxy serves them again, on other
 // ports.
 func TestPortsOfListenersTN76(t *testing.T) {
+	kerneltest.Every(t)
 	if ports := os.Getenv(squatted); ports != "" {
 		squat(t, strings.Fields(ports))
 		return

@@ -13,12 +13,14 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane/userspace/redirect"
+	"kube-proxy/test/kerneltest"
 	"kube-proxy/test/planetest"
 )
 
 // The verbs, over a redirector and sockets in memory, of either kind. No rule ever redirects to a
 // port without a listener.
 func TestVerbsInMemory(t *testing.T) {
+	kerneltest.Later(t)
 	for _, own := range []bool{false, true} {
 		t.Run(fmt.Sprintf("own=%t", own), func(t *testing.T) {
 			planetest.Verbs(t, func(t testing.TB) planetest.Kernel { return newMemory(t, own).kernel() })

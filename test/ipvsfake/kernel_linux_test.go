@@ -18,6 +18,7 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/test/ipvsfake"
+	"kube-proxy/test/kerneltest"
 )
 
 var (
@@ -40,6 +41,7 @@ var expected = []string{
 // The fake carries out each operation as the kernel does, and lists the same afterwards: random
 // operations, usual and unusual.
 func TestFakeIsLikeTheKernel(t *testing.T) {
+	kerneltest.Every(t)
 	netlab.EnterForTest(t)
 	loopback, err := netlink.LinkByName("lo")
 	if err == nil {

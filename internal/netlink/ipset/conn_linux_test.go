@@ -17,6 +17,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/netlink"
+	"kube-proxy/test/kerneltest"
 )
 
 // open enters a network namespace and connects to its ipsets.
@@ -287,6 +288,7 @@ func TestEnsure(t *testing.T) {
 
 // A set grows while rules use it, after a crash left the temporary set.
 func TestGrow(t *testing.T) {
+	kerneltest.Later(t)
 	c := open(t)
 	long := Set{Name: "KUBE-6-LOAD-BALANCER-SOURCE-CID", Type: HashIPPort, Family: IPv4, SkbInfo: true}
 	program(t, fmt.Sprintf("create %s hash:ip,port\ncreate %s hash:ip\ncreate user list:set\nadd user %[1]s\n",

@@ -16,6 +16,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/netlink/ipvs"
+	"kube-proxy/test/kerneltest"
 )
 
 // openKernel enters a new network namespace and connects to its IPVS.
@@ -146,6 +147,7 @@ func expect(t testing.TB, c *ipvs.Conn, want state) {
 // The kernel lists the requested services, to this package and to the program ipvsadm (DP-30), and
 // this package reads what that program creates.
 func TestKernelHoldsWhatIsAsked(t *testing.T) {
+	kerneltest.Every(t)
 	c := openKernel(t)
 	ipvsadm := func(stdin string, args ...string) string {
 		t.Helper()
@@ -182,7 +184,10 @@ func TestKernelHoldsWhatIsAsked(t *testing.T) {
 }
 
 // Each verb has its effect, and an error names its object.
-func TestKernelVerbs(t *testing.T) { verbs(t, openKernel(t)) }
+func TestKernelVerbs(t *testing.T) {
+	kerneltest.Every(t)
+	verbs(t, openKernel(t))
+}
 
 // verbs tests the kernel and the fake.
 func verbs(t *testing.T, c *ipvs.Conn) {
@@ -257,7 +262,10 @@ func verbs(t *testing.T, c *ipvs.Conn) {
 
 // Thousands of operations need few system calls, and each gets an answer, wherever the refused ones
 // are; lists of thousands are complete.
-func TestKernelMany(t *testing.T) { many(t, openKernel(t), 3000) }
+func TestKernelMany(t *testing.T) {
+	kerneltest.Every(t)
+	many(t, openKernel(t), 3000)
+}
 
 func many(t *testing.T, c *ipvs.Conn, n int) {
 	t.Helper()
@@ -324,6 +332,7 @@ func many(t *testing.T, c *ipvs.Conn, n int) {
 // Connections are counted. A destination that was removed with connections has them again after it
 // is added again, as in package ipvsfake, together with its packet counters.
 func TestKernelCountsConnections(t *testing.T) {
+	kerneltest.Every(t)
 	c := openKernel(t)
 	loopback, err := netlink.LinkByName("lo")
 	for _, a := range []string{"10.96.0.10/32", "10.1.0.1/32"} {
@@ -403,6 +412,7 @@ func TestKernelCountsConnections(t *testing.T) {
 
 // Without CAP_NET_ADMIN, Open fails at once.
 func TestKernelRefusesTheUnprivileged(t *testing.T) {
+	kerneltest.Every(t)
 	openKernel(t)
 	caps := [2]unix.CapUserData{}
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}

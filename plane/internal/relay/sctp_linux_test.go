@@ -17,6 +17,7 @@ import (
 
 	"kube-proxy/internal/ratelimit"
 	"kube-proxy/lb"
+	"kube-proxy/test/kerneltest"
 )
 
 // needsSCTP skips a test on a kernel without SCTP. test/vm/suites runs the test on kernels with
@@ -35,6 +36,7 @@ func needsSCTP(t *testing.T) {
 
 // Listen fails with a clear error exactly if the kernel lacks SCTP.
 func TestSCTPListen(t *testing.T) {
+	kerneltest.Every(t)
 	r := newRelay(t, Config{})
 	_, err := r.Listen(Listening{lb.SCTP, loopback}, to(), nil)
 	probe, probeErr := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_SCTP)
@@ -164,6 +166,7 @@ func listenSCTP(t testing.TB, r *Relay, b Balancer) *Listener {
 // Messages arrive whole, in order, on their stream, ordered or unordered, with their protocol
 // number, in both directions.
 func TestSCTPMessages(t *testing.T) {
+	kerneltest.Every(t)
 	needsSCTP(t)
 	r := newRelay(t, Config{})
 	p := dialSCTP(t, listenSCTP(t, r, to(serveSCTP(t, echoSCTP))).Addr())
@@ -205,6 +208,7 @@ func TestSCTPMessages(t *testing.T) {
 
 // A peer that does not read makes the sender wait, and then gets everything.
 func TestSCTPBackPressure(t *testing.T) {
+	kerneltest.Every(t)
 	needsSCTP(t)
 	r := newRelay(t, Config{})
 	stop, count := make(chan struct{}), make(chan int, 1)
@@ -237,6 +241,7 @@ func TestSCTPBackPressure(t *testing.T) {
 // An abort is passed on as an abort. A client does not notice a backend that refuses; without
 // another backend the client is aborted.
 func TestSCTPAbortAndRetry(t *testing.T) {
+	kerneltest.Every(t)
 	needsSCTP(t)
 	r := newRelay(t, Config{})
 	refuses := netip.MustParseAddrPort("127.0.0.1:1")
@@ -272,6 +277,7 @@ func TestSCTPAbortAndRetry(t *testing.T) {
 // The memory for messages is bounded for all associations, for a listener and for a namespace, and
 // is returned (TN-45).
 func TestSCTPHeldMessagesTN45(t *testing.T) {
+	kerneltest.Every(t)
 	const room = 90_000 // bytes
 	warned := &bytes.Buffer{}
 	r := &Relay{cfg: Config{Log: slog.New(slog.NewTextHandler(warned, nil))}}
@@ -322,6 +328,7 @@ func TestSCTPHeldMessagesTN45(t *testing.T) {
 // reset, those of another namespace are served, and nothing stays counted once all have ended
 // (TN-45).
 func TestSCTPStalledPeersTN45(t *testing.T) {
+	kerneltest.Every(t)
 	needsSCTP(t)
 	r := newRelay(t, Config{})
 	held := r.conns.(*conns).held
@@ -377,6 +384,7 @@ func TestSCTPStalledPeersTN45(t *testing.T) {
 
 // The structures have the sizes of the kernel's.
 func TestSCTPStructures(t *testing.T) {
+	kerneltest.Every(t)
 	for _, tc := range []struct{ got, want uintptr }{
 		{unsafe.Sizeof(sndInfo{}), 16}, {unsafe.Sizeof(rcvInfo{}), 28}, {unsafe.Sizeof(initMsg{}), 8},
 		{unsafe.Offsetof(status{}.inStreams), 16}, {unsafe.Offsetof(rcvInfo{}.ppid), 8},

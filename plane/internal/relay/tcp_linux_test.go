@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/lb"
+	"kube-proxy/test/kerneltest"
 )
 
 func newRelay(t testing.TB, cfg Config) *Relay {
@@ -88,6 +89,7 @@ func TestTCPWithoutPipes(t *testing.T) {
 
 // Urgent bytes arrive at their place in the stream, and do not delay the following bytes.
 func TestTCPUrgent(t *testing.T) {
+	kerneltest.Every(t)
 	r := newRelay(t, Config{})
 	c := dial(t, listen(t, r, to(serve(t, echo))).Addr())
 	raw, err := c.SyscallConn()
@@ -144,6 +146,7 @@ func openFDs(t testing.TB) map[string]int {
 
 // For a redirected client, the local address is the one that it sent to, not that of the socket.
 func TestTCPOriginalDst(t *testing.T) {
+	kerneltest.Every(t)
 	if _, err := exec.LookPath("nft"); err != nil {
 		t.Skip("the rules of this test need the nft program: ", err)
 	}

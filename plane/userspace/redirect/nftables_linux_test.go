@@ -17,6 +17,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/selfwrites"
+	"kube-proxy/test/kerneltest"
 )
 
 // many returns entries of n Services.
@@ -37,6 +38,7 @@ func (w world) many(n int) []Entry {
 // TestCostOfChange: the messages of a change do not depend on the number of entries. With iptables
 // they are the chains of the tree on the path to an entry, of a few dozen rules each (ADR 0011).
 func TestCostOfChange(t *testing.T) {
+	kerneltest.Later(t)
 	each(t, func(t *testing.T, b *bench) {
 		sent := func() uint64 {
 			if c, is := b.Redirector.(*NFTables); is {
@@ -142,6 +144,7 @@ func TestReaddress(t *testing.T) {
 // TestBusyNeighbour: a program that changes its own tables all the time prevents neither the start
 // nor audits.
 func TestBusyNeighbour(t *testing.T) {
+	kerneltest.Later(t)
 	netlab.EnterForTest(t)
 	w := worlds()[0]
 	c, err := NewNFTables(Config{Family: w.Family})
