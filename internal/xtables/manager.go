@@ -71,9 +71,6 @@ type Tree struct {
 	Ports bool
 }
 
-// ChainRule is a rule with the name of its chain.
-type ChainRule struct{ Table, Chain, Rule string }
-
 // Rows is a change of the entries and chains of a Manager.
 type Rows struct {
 	// Entries are the rules of keys, for each tree in order; no rules for a deleted key.

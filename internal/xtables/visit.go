@@ -19,6 +19,9 @@ type Packet struct {
 	Masqueraded bool
 }
 
+// ChainRule is a rule with the name of its chain.
+type ChainRule struct{ Table, Chain, Rule string }
+
 // Sets answers matches on ipsets. by selects the packet's fields, such as "dst,dst".
 type Sets interface {
 	// Knows reports whether the set of that name can be queried; no others are.
