@@ -29,10 +29,8 @@ func probeQuery() queryCommand {
 			if err != nil {
 				return err
 			}
-			for _, x := range p.Probes {
-				if x.Result != "answers" && x.Result != "not probed" {
-					return exitCode(ExitFound)
-				}
+			if len(p.Failed()) > 0 {
+				return exitCode(ExitFound)
 			}
 			return nil
 		},
@@ -58,3 +56,29 @@ func probeText(out io.Writer, p *inspect.Probes) {
 		fmt.Fprintf(out, "%s not probed\n", plural.Count(p.More, "more endpoint was", "more endpoints were"))
 	}
 }
+
+// unansweredText has a line for each endpoint that did not answer, and says how many did.
+func unansweredText(out io.Writer, p *inspect.Probes) {
+	failed, sent := p.Failed(), p.Sent()
+	switch {
+	case sent == 0:
+		return
+	case len(failed) == 0 && sent == 1:
+		fmt.Fprint(out, "\nthe endpoint answers this node\n")
+	case len(failed) == 0:
+		fmt.Fprintf(out, "\nall %d probed endpoints answer this node\n", sent)
+	default:
+		fmt.Fprintf(out, "\n%d of %s not answer this node as they should:\n", len(failed),
+			plural.Count(sent, "probed endpoint does", "probed endpoints do"))
+	}
+	for n, x := range failed {
+		if n == maxUnanswered {
+			fmt.Fprintf(out, "  and %d more: kube-proxy probe %s\n", len(failed)-n, lb.Printable(p.Service))
+			break
+		}
+		fmt.Fprintf(out, "  %s  %s: %s\n", x.Address, x.Result, lb.Printable(x.Note))
+	}
+}
+
+// maxUnanswered is how many endpoints are named outside of "kube-proxy probe".
+const maxUnanswered = 5

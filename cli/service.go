@@ -3,6 +3,7 @@ package cli
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -51,13 +52,18 @@ func whyQuery() queryCommand {
 				q.head(d.Node)
 				whyText(q.out, d, q.format == "wide")
 			})
-			if err == nil && d.State == inspect.OK && q.format != "json" && q.format != "yaml" {
-				return inTheWay(ctx, q, d, args[0])
+			if err != nil {
+				return err
 			}
-			if err == nil && d.Severity.Bad() {
+			found := d.Severity.Bad()
+			if q.format != "json" && q.format != "yaml" {
+				found = d.State == inspect.OK && inTheWay(ctx, q, d, args[0]) || found
+				found = unanswered(ctx, q, args[0]) || found
+			}
+			if found {
 				return exitCode(ExitFound)
 			}
-			return err
+			return nil
 		},
 	}
 }
@@ -75,13 +81,13 @@ func (q *queries) attention(ctx context.Context) error {
 }
 
 // inTheWay follows a packet of this node to a Service whose objects are in order, and its reply.
-func inTheWay(ctx context.Context, q *queries, d *inspect.Detail, said string) error {
+func inTheWay(ctx context.Context, q *queries, d *inspect.Detail, said string) (found bool) {
 	if !strings.Contains(said, ":") && len(d.Ports) > 1 {
 		said += ":" + strconv.Itoa(int(d.Ports[0].Port)) + "/" + strings.ToLower(d.Ports[0].Protocol)
 	}
 	a := &inspect.TraceAnswer{}
 	if err := q.client.Get(ctx, "trace", url.Values{"from": {"node"}, "to": {said}}, a); err != nil || a.Rest == nil {
-		return nil // without the check no message is printed
+		return false // without the check no message is printed
 	}
 	said = lb.Printable(said)
 	if a.Kernel != nil && a.Kernel.Passed != "" {
@@ -90,7 +96,7 @@ func inTheWay(ctx context.Context, q *queries, d *inspect.Detail, said string) e
 	switch {
 	case a.Rest.Harmful():
 		fmt.Fprintf(q.out, "\n%s  see kube-proxy trace node %s\n", a.Rest.Lead(), said)
-		return exitCode(ExitFound)
+		return true
 	case a.Rest.Verdict == trace.Delivered:
 		fmt.Fprintf(q.out, "\nnothing on this node stops its packets to %s; "+
 			"for a pod: kube-proxy trace pod/NAMESPACE/NAME %s\n", lb.Printable(a.Packet.To), said)
@@ -101,7 +107,24 @@ func inTheWay(ctx context.Context, q *queries, d *inspect.Detail, said string) e
 		fmt.Fprintf(q.out, "\nthe path on this node could not be evaluated completely: "+
 			"kube-proxy trace node %s\n", said)
 	}
-	return nil
+	return false
+}
+
+// unanswered has the proxy probe the endpoints of a Service, prints those that do not answer, and
+// reports whether one is at fault.
+func unanswered(ctx context.Context, q *queries, said string) (found bool) {
+	p := &inspect.Probes{}
+	err := q.client.Get(ctx, "probe", url.Values{"name": {said}}, p)
+	var problem *inspect.Problem
+	if errors.As(err, &problem) && problem.Kind == inspect.Unavailable {
+		return false // nothing runs that could probe
+	}
+	if err != nil {
+		fmt.Fprintf(q.out, "\nthe endpoints were not probed: %s\n", lb.Printable(err.Error()))
+		return false
+	}
+	unansweredText(q.out, p)
+	return slices.ContainsFunc(p.Failed(), inspect.Probe.Faulty)
 }
 
 // headline is a Service in two lines.

@@ -83,7 +83,7 @@ func traceQuery() queryCommand {
 			}
 			var raw json.RawMessage
 			if err = q.client.Get(ctx, "trace", params, &raw); err == nil && live != 0 {
-				raw, err = followLive(ctx, raw, live)
+				raw, err = followLive(ctx, q, raw, live)
 			}
 			if err != nil {
 				return err
@@ -91,6 +91,9 @@ func traceQuery() queryCommand {
 			a, err := show(q, raw, func(a *inspect.TraceAnswer) {
 				q.head(a.Node)
 				io.WriteString(q.out, inkFor(q.out).verdicts(a.Report(q.format == "wide")))
+				if a.Probes != nil {
+					unansweredText(q.out, a.Probes)
+				}
 			})
 			if err == nil && expect != "" && string(a.Outcome()) != expect {
 				fmt.Fprintf(q.errOut, "expected %s, but the outcome is %s\n", expect, a.Outcome())
@@ -108,7 +111,7 @@ const longestLive = 30 * time.Second
 
 // followLive adds the path of a real packet to an answer. This process follows it, not the proxy,
 // which only answers queries.
-func followLive(ctx context.Context, raw json.RawMessage, wait time.Duration) (json.RawMessage, error) {
+func followLive(ctx context.Context, q *queries, raw json.RawMessage, wait time.Duration) (json.RawMessage, error) {
 	a, err := decode[inspect.TraceAnswer](raw)
 	if err != nil {
 		return nil, err
@@ -123,6 +126,12 @@ func followLive(ctx context.Context, raw json.RawMessage, wait time.Duration) (j
 	}
 	live.Compare(a.Rest)
 	a.Live = &live
+	if a.Verdict == trace.Balance && p.Proto == lb.TCP {
+		a.Probes = &inspect.Probes{}
+		if err := q.client.Get(ctx, "probe", url.Values{"name": {a.Service}}, a.Probes); err != nil {
+			a.Probes, a.Notes = nil, append(a.Notes, "the endpoints were not probed: "+err.Error())
+		}
+	}
 	return json.Marshal(a)
 }
 

@@ -266,19 +266,20 @@ func TestFailoverCauses(t *testing.T) {
 		// fails is how connections to pod4 may fail; judged counts verdicts about it.
 		fails, judged string
 		avoided       bool
-		status        string
+		status, why   string
 	}{
 		// Linux ends a connect for this answer, unless it comes while the packet is sent.
 		{"the pod is gone", script(netlab.Node2, "ip rule add prio 10 to 10.1.2.14 unreachable",
 			"ip rule del prio 10"), netlab.ErrUnreachable.Error(), avoidances, true,
-			"10.1.2.14:8080 is unreachable from here"},
+			"10.1.2.14:8080 is unreachable from here", "10.1.2.14:8080  no route: "},
 		{"nothing listens", pod("reject with tcp reset"), netlab.ErrRefused.Error(), "", false,
-			"no problems"},
+			"no problems", "10.1.2.14:8080  refuses: nothing listens there"},
 		{"a policy drops one client", pod("ip saddr 10.1.1.12 drop"), netlab.ErrTimeout.Error(),
-			`kubeproxy_failover_probes_total{result="answers"}`, false, "no problems"},
+			`kubeproxy_failover_probes_total{result="answers"}`, false, "no problems",
+			"all 3 probed endpoints answer this node"},
 		{"a policy drops pods and nodes", pod("drop"), netlab.ErrTimeout.Error(),
 			`kubeproxy_failover_probes_total{result="silent"}`, false,
-			"10.1.2.14:8080 is silent for clients and not avoided"},
+			"10.1.2.14:8080 is silent for clients and not avoided", "10.1.2.14:8080  silent: no answer"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -308,6 +309,7 @@ func TestFailoverCauses(t *testing.T) {
 				t.Errorf("after the verdict: %v", all)
 			}
 			n.says("status", c.status)
+			n.says("why lab/web", c.why)
 			if c.avoided {
 				c.cause.end(n)
 				n.awaitPod4()

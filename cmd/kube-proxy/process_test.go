@@ -66,10 +66,12 @@ func newNamespace(t *testing.T) *namespace {
 }
 
 // routed gives the namespace a device for its pods and one for other destinations, as any node has.
+// What is sent there is lost.
 func (n *namespace) routed() *namespace {
 	n.t.Helper()
 	for _, link := range []string{"pods", "uplink"} {
 		n.command("ip", "link", "add", link, "type", "veth", "peer", "name", "far-"+link)
+		n.command("ip", "link", "set", link, "arp", "off") // no pod answers
 		n.command("ip", "link", "set", "far-"+link, "up")
 		n.command("ip", "link", "set", link, "up")
 	}

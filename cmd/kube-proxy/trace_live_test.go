@@ -76,6 +76,17 @@ func TestTraceLive(t *testing.T) {
 			t.Errorf("%+v", a.Live)
 		}
 	})
+	for result, rule := range map[string]string{"silent": "drop", "refuses": "reject with tcp reset"} {
+		t.Run(result+" in the pod", func(t *testing.T) {
+			fault := filter("pod2", "tcp dport 8080 "+rule)
+			fault.begin(&failoverLab{nodeLab: n})
+			defer fault.end(&failoverLab{nodeLab: n})
+			a, _ := n.traced(t, nodeFault{from: netlab.Node1}, "--live")
+			if a.Live == nil || a.Probes == nil || len(a.Probes.Failed()) != 2 || a.Probes.Probes[0].Result != result {
+				t.Errorf("live %+v, probes %+v; want two that are %s", a.Live, a.Probes, result)
+			}
+		})
+	}
 	t.Run("killed", n.killedLive)
 }
 

@@ -45,6 +45,35 @@ type Probe struct {
 	Milliseconds float64 `json:"milliseconds,omitempty"`
 }
 
+// Failed returns those that did not answer.
+func (p *Probes) Failed() (all []Probe) {
+	for _, x := range p.Probes {
+		if x.Result != failover.Answers.String() && x.Result != notProbed {
+			all = append(all, x)
+		}
+	}
+	return all
+}
+
+// Faulty reports whether the endpoint is at fault: a firewall may treat clients otherwise than this
+// node.
+func (p Probe) Faulty() bool {
+	return p.Result == failover.Refuses.String() || p.Result == failover.NoRoute.String()
+}
+
+// Sent returns how many endpoints were probed.
+func (p *Probes) Sent() (n int) {
+	for _, x := range p.Probes {
+		if x.Result != notProbed {
+			n++
+		}
+	}
+	return n
+}
+
+// notProbed is the result without a probe.
+const notProbed = "not probed"
+
 // notes says what a result means for the operator.
 var notes = map[failover.Result]string{
 	failover.Refuses: "nothing listens there: does targetPort match the port of the program?",
@@ -86,8 +115,8 @@ func (i *Inspector) Probe(ctx context.Context, said string) (*Probes, error) {
 			}
 			p := &out.Probes[k]
 			k++
-			if p.Note = i.notProbed(d, &e); p.Note != "" {
-				p.Result = "not probed"
+			if p.Note = i.whyNotProbed(d, &e); p.Note != "" {
+				p.Result = notProbed
 				continue
 			}
 			free <- struct{}{}
@@ -101,9 +130,9 @@ func (i *Inspector) Probe(ctx context.Context, said string) (*Probes, error) {
 	return out, ctx.Err()
 }
 
-// notProbed returns the reason why an endpoint is not probed; "" if it is. Policy serves no refused
+// whyNotProbed returns the reason why an endpoint is not probed; "" if it is. Policy serves no refused
 // address, so none is probed.
-func (i *Inspector) notProbed(d *Detail, e *Endpoint) string {
+func (i *Inspector) whyNotProbed(d *Detail, e *Endpoint) string {
 	switch {
 	case e.Protocol != "tcp":
 		return "only TCP endpoints answer a probe"

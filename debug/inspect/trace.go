@@ -72,6 +72,8 @@ type TraceAnswer struct {
 	Rest *trace.Node `json:"rest,omitempty"`
 	// Live is the path of a real packet; nil without "kube-proxy trace --live".
 	Live *trace.Live `json:"live,omitempty"`
+	// Probes are the answers of the backends' endpoints to this node, with --live over TCP.
+	Probes *Probes `json:"probes,omitempty"`
 	// Notes explain what could not be determined, and why.
 	Notes []string `json:"notes,omitempty"`
 
