@@ -130,8 +130,8 @@ func (i *Inspector) Probe(ctx context.Context, said string) (*Probes, error) {
 	return out, ctx.Err()
 }
 
-// whyNotProbed returns the reason why an endpoint is not probed; "" if it is. Policy serves no refused
-// address, so none is probed.
+// whyNotProbed returns the reason why an endpoint is not probed; "" if it is. Policy serves no
+// refused address, so none is probed.
 func (i *Inspector) whyNotProbed(d *Detail, e *Endpoint) string {
 	switch {
 	case e.Protocol != "tcp":
