@@ -149,7 +149,7 @@ vm: deps $(STORE)/6.12 # mode ipvs in a VM with kernel 6.12, a part that takes a
 test-kernels: deps $(KERNELS:%=$(STORE)/%) ## what depends on the kernel, SCTP too, on 5.10, 6.1 and 6.12, in VMs (KERNELS=...; FULL=1: all scenarios)
 	@test/vm/suites $(if $(FULL),--full) $(KERNELS)
 
-bench: deps $(STORE)/6.12 ## how fast it is, as a table (ARGS=... go to the program, PEER=... is an upstream kube-proxy to measure beside it)
+bench: deps $(STORE)/6.12 ## how fast it is, into docs/performance.json and tables (PEER=... is an upstream kube-proxy to measure beside it; ARGS=...)
 	@$(call tool,bench) $(ARGS)
 
 # Modes nftables and userspace need no program. The packages of both programs are compiled once, and counted meanwhile.

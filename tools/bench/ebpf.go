@@ -34,21 +34,20 @@ func ebpfRows(f figures) (all []row) {
 			continue
 		}
 		all = append(all, newRow("ebpf: "+r.work+", pod to pod through a cluster IP against direct", number(10_000),
-			"–", fmt.Sprintf("mode nftables %s; direct %s", amount(value(name, "nftables/direct"), "×"),
+			fmt.Sprintf("mode nftables %s; direct %s", amount(value(name, "nftables/direct"), "×"),
 				amount(value(name, "direct-µs"), "µs")), limit{"", r.most, "×", value(name, "ebpf/direct")}))
 	}
 	sizes := f.sizes(inEBPF, "Tables", "")
 	at := func(n int, unit string) float64 { return value(fmt.Sprintf("Tables/services=%d", n), unit) }
 	for _, n := range sizes {
-		all = append(all, newRow("ebpf: one endpoint changes, in the plane, more than in mode nftables", number(n), "–",
+		all = append(all, newRow("ebpf: one endpoint changes, in the plane, more than in mode nftables", number(n),
 			"mode nftables "+amount(at(n, "change-nftables-µs"), "µs"),
 			limit{"", 50, "µs", at(n, "change-more-µs")}, limit{"", 4, "writes", at(n, "writes/change")}))
 	}
 	all = append(all, growthRow("ebpf: one endpoint changes, in the plane", sizes,
 		func(n int) float64 { return at(n, "change-more-µs") })...)
 	for _, n := range sizes {
-		upstream := map[int]string{10_000: "17 s in mode nftables"}
-		all = append(all, newRow("ebpf: first sync, CPU", number(n), scale(upstream, n),
+		all = append(all, newRow("ebpf: first sync, CPU", number(n),
 			fmt.Sprintf("%s in all, of that mode nftables %s; %s of the kernel's memory",
 				amount(at(n, "first-ms"), "ms"), amount(at(n, "first-nftables-ms"), "ms"),
 				amount(at(n, "kernel-MiB"), "MiB")),

@@ -21,22 +21,22 @@ func failoverRows(f figures) (all []row) {
 		if len(f.get(inProgram, "Failover/"+mode+"/avoid", "slowest-s")) == 0 {
 			continue
 		}
-		off := "–"
+		off := ""
 		if len(f.get(inProgram, "Failover/"+mode+"/off", "slowest-s")) > 0 {
 			off = fmt.Sprintf("failover off: %.0f s, %.0f %% fail after 40 s", value("off", "slowest-s"),
 				value("off", "failed-%"))
 		}
 		work := "failover: a node is cut off under 200 connections a second, mode " + mode
 		all = append(all,
-			newRow(work+": connects in the minute after", "10", off, "",
+			newRow(work+": connects in the minute after", "10", off,
 				limit{"slowest", 3300, "ms", 1000 * value("avoid", "slowest-s")},
 				limit{"failed", 0, "%", value("avoid", "failed-%")}),
-			newRow(work+": those from 2 s after it", "10", "–",
+			newRow(work+": those from 2 s after it", "10",
 				fmt.Sprintf("slowest of %.0f: %s, direct %s", value("avoid", "connections"),
 					amount(value("avoid", "after-2s-ms"), "ms"), amount(value("avoid", "direct-ms"), "ms")),
 				limit{"slower than direct by", 50, "ms",
 					max(0, value("avoid", "after-2s-ms")-value("avoid", "direct-ms"))}),
-			newRow(work+": the node returns", "10", "–", "",
+			newRow(work+": the node returns", "10", "",
 				limit{"used after", 10_000, "ms", 1000 * value("avoid", "return-s")}))
 	}
 	return all

@@ -20,13 +20,13 @@ func ipvsRows(f figures) (all []row) {
 	value := func(n int, unit string) float64 { return f.median(inIPVS, fmt.Sprintf("IPVS/services=%d", n), unit) }
 	const change = "ipvs: one endpoint changes, in the plane, in a VM"
 	for _, n := range sizes {
-		all = append(all, newRow(change, number(n), "–", fmt.Sprintf("%s; %s of CPU there",
+		all = append(all, newRow(change, number(n), fmt.Sprintf("%s; %s of CPU there",
 			amount(value(n, "sent-B/op"), "bytes"), amount(value(n, "cpu-µs/op"), "µs")),
 			limit{"", 4, "messages", value(n, "messages/op")}))
 	}
 	all = append(all, growthRow(change+": CPU", sizes, func(n int) float64 { return value(n, "cpu-µs/op") })...)
 	for _, n := range sizes {
-		all = append(all, newRow("ipvs: first sync, in a VM", number(n), "–",
+		all = append(all, newRow("ipvs: first sync, in a VM", number(n),
 			fmt.Sprintf("%s a Service of ten backends, %s; %s of CPU there",
 				amount(value(n, "messages/service"), "messages"), amount(value(n, "sent-B/service"), "bytes"),
 				amount(value(n, "sync-cpu-ms"), "ms"))))
@@ -34,7 +34,7 @@ func ipvsRows(f figures) (all []row) {
 	for _, n := range sizes {
 		if first := value(n, "first-µs"); first > 0 {
 			all = append(all, newRow("ipvs: a connection to the last Service against the first, in a VM", number(n),
-				"–", "", limit{"", 1.1, "×", value(n, "last-µs") / first}))
+				"", limit{"", 1.1, "×", value(n, "last-µs") / first}))
 		}
 	}
 	return all

@@ -14,12 +14,12 @@ func TestIPVSRows(t *testing.T) {
 	} {
 		f.add(inIPVS, line{name, values})
 	}
-	wantRows(t, f, `
-ipvs: one endpoint changes, in the plane, in a VM|100|–|≤ 4 messages|2 messages (200 bytes; 400 µs of CPU there)|yes
-ipvs: one endpoint changes, in the plane, in a VM|10,000|–|≤ 4 messages|5 messages (200 bytes; 800 µs of CPU there)|NO
-ipvs: one endpoint changes, in the plane, in a VM: CPU|10,000 against 100|–|≤ 1.5 ×|2 ×|NO
-ipvs: first sync, in a VM|100|–|–|13 messages a Service of ten backends, 900 bytes; 90 ms of CPU there|yes
-ipvs: first sync, in a VM|10,000|–|–|13 messages a Service of ten backends, 900 bytes; 9 s of CPU there|yes
-ipvs: a connection to the last Service against the first, in a VM|100|–|≤ 1.1 ×|1.05 ×|yes
-ipvs: a connection to the last Service against the first, in a VM|10,000|–|≤ 1.1 ×|1.2 ×|NO`)
+	wantRows(t, "ipvs", f, `
+ipvs: one endpoint changes, in the plane, in a VM|100|≤ 4 messages|2 messages (200 bytes; 400 µs of CPU there)|yes
+ipvs: one endpoint changes, in the plane, in a VM|10,000|≤ 4 messages|5 messages (200 bytes; 800 µs of CPU there)|NO
+ipvs: one endpoint changes, in the plane, in a VM: CPU|10,000 against 100|≤ 1.5 ×|2 ×|NO
+ipvs: first sync, in a VM|100|–|13 messages a Service of ten backends, 900 bytes; 90 ms of CPU there|yes
+ipvs: first sync, in a VM|10,000|–|13 messages a Service of ten backends, 900 bytes; 9 s of CPU there|yes
+ipvs: a connection to the last Service against the first, in a VM|100|≤ 1.1 ×|1.05 ×|yes
+ipvs: a connection to the last Service against the first, in a VM|10,000|≤ 1.1 ×|1.2 ×|NO`)
 }

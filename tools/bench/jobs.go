@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -33,7 +34,7 @@ type job struct {
 	times   int // operations of each benchmark
 	rounds  int
 	args    []string // of the test program
-	env     []string // of the test program, beside KUBE_PROXY
+	peer    string   // the other kube-proxy, which PEER names
 	vm      string   // the kernel of the VM that it runs in (test/vm); "" is this machine's
 }
 
@@ -43,8 +44,8 @@ func (j job) command() string {
 	if j.dir != "" {
 		fmt.Fprintf(&b, "cd %s && KUBE_PROXY=$OLDPWD/bin/kube-proxy ", j.dir)
 	}
-	for _, e := range j.env {
-		b.WriteString(e + " ")
+	if j.peer != "" {
+		b.WriteString("PEER=$PEER ")
 	}
 	b.WriteString("go")
 	for _, a := range j.goArgs() {
@@ -98,6 +99,8 @@ func modeJobs(o options, mode string) []job {
 		return nil
 	}
 	switch mode {
+	case "compare":
+		return compareJobs(o)
 	case "userspace":
 		return userspaceJobs(o)
 	case "ipvs":
@@ -121,9 +124,6 @@ func iptablesJobs(o options, benchmark string, changes int) (jobs []job) {
 	}
 	for _, size := range o.few {
 		jobs = append(jobs, apiJobs(o, benchmark, size, starts, changes)...)
-		if o.peer != "" {
-			jobs = append(jobs, peerJob(o, benchmark, size))
-		}
 	}
 	return jobs
 }
@@ -155,15 +155,6 @@ func nftablesJobs(o options) []job {
 	}
 	for _, size := range o.sizes {
 		jobs = append(jobs, apiJobs(o, "APIServer", size, starts, changes)...)
-	}
-	if o.huge {
-		// One start a round, each in a new namespace: the nft program would need minutes to empty
-		// the old one.
-		more := apiJobs(o, "StandIn", 100_000, 1, 500)
-		if o.only == "" || o.only == "start" {
-			more[0].rounds = rounds
-		}
-		jobs = append(jobs, more...)
 	}
 	if o.only == "" {
 		jobs = append(jobs, conntrackJob(o))
@@ -200,44 +191,62 @@ func apiJobs(o options, name string, services, starts, changes int) (jobs []job)
 	return jobs
 }
 
-// peerJob is one, with one start: upstream's takes minutes.
-func peerJob(o options, name string, services int) job {
-	operation := "^"
-	if o.only != "" {
-		operation = "^" + o.only + "$"
-	}
-	return job{
-		dir: "test/e2e", pkg: inMeasure, pattern: "^BenchmarkPeer" + name + "$/^services=/" + operation, times: 20,
-		rounds: 1,
-		args:   []string{"-services", fmt.Sprint(services), "-keep", "-once"}, env: []string{"PEER=" + o.peer},
-	}
+// selected are the jobs whose command matches -job.
+func selected(o options) []job {
+	return slices.DeleteFunc(plan(o), func(j job) bool { return !o.job.MatchString(j.command()) })
 }
 
-// measure runs all jobs and writes their progress and output to progress.
-func measure(ctx context.Context, root string, jobs []job, progress io.Writer) (figures, error) {
+// measure runs the jobs, and passes each outcome to done. A job that fails does not keep the others
+// from running. Those for which the time of -for does not suffice are skipped.
+func measure(ctx context.Context, root string, o options, progress io.Writer, done func(job, outcome, figures) error,
+) error {
+	jobs := selected(o)
+	if len(jobs) == 0 {
+		return errors.New("no command matches -job")
+	}
 	if slices.ContainsFunc(jobs, func(j job) bool { return j.dir != "" }) && os.Getenv("KUBE_PROXY") == "" {
 		cmd := command(ctx, root, "make", "build")
 		cmd.Stdout, cmd.Stderr = progress, progress
 		if err := cmd.Run(); err != nil {
-			return nil, fmt.Errorf("make build: %w", err)
+			return fmt.Errorf("make build: %w", err)
 		}
 	}
-	f := figures{}
+	found := make([]figures, len(jobs))
 	begin := time.Now()
+	var failed []error
 	for round, most := 0, 1; round < most; round++ {
-		for _, j := range jobs {
+		for i, j := range jobs {
 			most = max(most, j.rounds)
 			if round >= j.rounds {
 				continue
 			}
-			fmt.Fprintf(progress, "%5.0f s, load %s: round %d of %d: %s\n", time.Since(begin).Seconds(), loadAverage(),
-				round+1, j.rounds, j.command())
-			if err := j.run(ctx, root, f, progress); err != nil {
-				return nil, fmt.Errorf("%s: %w", j.command(), err)
+			if o.budget > 0 && time.Since(begin) > o.budget {
+				fmt.Fprintf(progress, "no time left: %s\n", j.command())
+				continue
+			}
+			if found[i] == nil {
+				found[i] = figures{}
+			}
+			result := outcome{Command: j.command(), LoadBefore: loadAverage()}
+			fmt.Fprintf(progress, "%5.0f s, load %.2f: round %d of %d: %s\n", time.Since(begin).Seconds(),
+				result.LoadBefore, round+1, j.rounds, result.Command)
+			began := time.Now()
+			err := j.run(ctx, root, found[i], progress)
+			if ctx.Err() != nil {
+				return errors.Join(append(failed, ctx.Err())...)
+			}
+			result.Seconds, result.LoadAfter = math.Round(time.Since(began).Seconds()), loadAverage()
+			if err != nil {
+				result.Error = err.Error()
+				failed = append(failed, fmt.Errorf("%s: %w", result.Command, err))
+				fmt.Fprintf(progress, "failed: %v\n", err)
+			}
+			if err := done(j, result, found[i]); err != nil {
+				return errors.Join(append(failed, err)...)
 			}
 		}
 	}
-	return f, nil
+	return errors.Join(failed...)
 }
 
 // run runs the job once and adds its results to f. A job without results is an error: its benchmark
@@ -249,7 +258,10 @@ func (j job) run(ctx context.Context, root string, f figures, progress io.Writer
 	}
 	cmd := command(ctx, filepath.Join(root, j.dir), "go", args...)
 	cmd.Stderr = progress
-	cmd.Env = append(cmd.Environ(), j.env...)
+	cmd.Env = cmd.Environ()
+	if j.peer != "" {
+		cmd.Env = append(cmd.Env, "PEER="+j.peer)
+	}
 	if j.dir != "" && os.Getenv("KUBE_PROXY") == "" {
 		cmd.Env = append(cmd.Env, "KUBE_PROXY="+filepath.Join(root, "bin", "kube-proxy"))
 	}

@@ -6,38 +6,40 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"time"
 )
 
 // facts are the conditions of the measurement beside the code.
 type facts struct {
-	date   string
-	kernel string
-	cpu    string
-	cpus   int
-	goVer  string
-	commit string
-	load   string
+	Date   string `json:"date"`
+	Commit string `json:"commit"`
+	Go     string `json:"go"`
+	Kernel string `json:"kernel"`
+	CPU    string `json:"cpu"`
+	CPUs   int    `json:"processors"`
 }
 
 func (f facts) String() string {
-	return fmt.Sprintf("%s, commit %s, %s, kernel %s, %d × %s, load average %s at the start.",
-		f.date, f.commit, f.goVer, f.kernel, f.cpus, f.cpu, f.load)
+	return fmt.Sprintf("%s, commit %s, %s, kernel %s, %d × %s.", f.Date, f.Commit, f.Go, f.Kernel, f.CPUs, f.CPU)
 }
 
 func factsNow(ctx context.Context, root string) facts {
 	return facts{
-		date: time.Now().UTC().Format(time.DateOnly), kernel: firstLine("/proc/sys/kernel/osrelease"),
-		cpu: cpuModel(), cpus: runtime.NumCPU(), goVer: runtime.Version(), commit: commit(ctx, root),
-		load: loadAverage(),
+		Date: time.Now().UTC().Format(time.DateOnly), Kernel: firstLine("/proc/sys/kernel/osrelease"),
+		CPU: cpuModel(), CPUs: runtime.NumCPU(), Go: runtime.Version(), Commit: commit(ctx, root),
 	}
 }
 
-// loadAverage returns the load average of the last minute.
-func loadAverage() string {
+// loadAverage returns the load average of the last minute, 0 if the machine has none.
+func loadAverage() float64 {
 	first, _, _ := strings.Cut(firstLine("/proc/loadavg"), " ")
-	return first
+	load, err := strconv.ParseFloat(first, 64)
+	if err != nil {
+		return 0
+	}
+	return load
 }
 
 // firstLine is the first line of a file, "unknown" if it cannot be read.
@@ -62,14 +64,26 @@ func cpuModel() string {
 	return runtime.GOARCH
 }
 
-// commit returns the short id of the checked-out commit, and whether files were changed since.
+// written are the files that a run writes; they are no change of what is measured.
+var written = []string{"README.md", "docs/performance.md", resultsFile}
+
+func exclude(files []string) (args []string) {
+	for _, f := range files {
+		args = append(args, ":(exclude)"+f)
+	}
+	return args
+}
+
+// commit returns the short id of the checked-out commit, and whether files were changed since,
+// beside those that a run writes.
 func commit(ctx context.Context, root string) string {
 	id, err := command(ctx, root, "git", "rev-parse", "--short=12", "HEAD").Output()
 	if err != nil {
 		return "unknown"
 	}
 	s := strings.TrimSpace(string(id))
-	if changed, err := command(ctx, root, "git", "status", "--porcelain").Output(); err != nil || len(changed) > 0 {
+	if changed, err := command(ctx, root, "git", append([]string{"status", "--porcelain", "--", "."},
+		exclude(written)...)...).Output(); err != nil || len(changed) > 0 {
 		s += " with changes"
 	}
 	return s

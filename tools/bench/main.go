@@ -1,16 +1,21 @@
-// Command bench measures the speed of this proxy, and prints one table: the measurement, upstream's
-// value on the same kind of machine, our goal, our value now.
+// Command bench measures the speed of this proxy, and of an upstream kube-proxy beside it, and
+// prints tables: the measurement, our goal, our value now.
 //
-//	make bench                                  some minutes; root, because it works in network namespaces
+//	make bench PEER=/path/to/kube-proxy         everything, for hours; root, because it works in network namespaces
 //	make bench ARGS=-quick                      a few minutes with small clusters: does everything still measure?
-//	make bench ARGS='-out docs/performance.md'  also write the page's parts of the modes measured
+//	make bench PEER=... ARGS='-mode compare'    both programs in each mode, at 5,000, 20,000 and 100,000 Services
 //	make bench ARGS='-mode iptables -only new'  one row
 //	make bench ARGS='-mode userspace'           what goes through the proxy against what goes straight
 //	make bench ARGS='-mode ipvs'                what changes ask of the kernel, counted in a VM
 //	make bench ARGS='-mode ebpf'                sockets that programs connect against a direct connection, and changes
 //	make bench ARGS='-mode failover'            connections while a node is cut off
 //	make bench ARGS='-mode trace'               the command trace against a proxy with 10,000 Services
-//	make bench PEER=/path/to/kube-proxy         measure an upstream kube-proxy in iptables mode too, beside ours
+//	make bench ARGS='-for 25m -job Peer'        commands that have Peer in them, as many as begin within 25 minutes
+//
+// It writes docs/performance.json after each command, and from it the tables in docs/performance.md
+// and README.md. A command that fails is noted there; the others run. A later run of the same
+// commit on the same machine adds to the file; of another it replaces the parts of its modes. With
+// -quick and -only it writes nothing.
 //
 // It measures nothing itself. It runs `go test -bench` in the packages of the code, and reads the
 // output:
@@ -21,9 +26,10 @@
 //	test/e2e/measure BenchmarkAPIServer           the real binary with a real API server
 //	                 BenchmarkIPTables            … in iptables mode, with the nft back end
 //	                 BenchmarkIPTablesLegacy      … and with the legacy one
-//	                 BenchmarkPeer…               … the program that PEER names
 //	                 BenchmarkConntrack           … beside 0 and 500,000 conntrack entries
-//	                 BenchmarkStandIn             … with a stand-in that can be filled quickly with 100,000 services
+//	                 BenchmarkStandIn             … in each mode, with a stand-in that can be filled quickly
+//	                 BenchmarkTenant              … while a tenant of another namespace rewrites its Services
+//	                 BenchmarkPeer…               … the same with the program that PEER names
 //	cmd/kube-proxy   BenchmarkUserspace           the real binary in the lab, through the proxy and directly by turns
 //	                 BenchmarkUserspaceChange     one endpoint, as the engine passes it to the plane
 //	                 BenchmarkFailover            a node is cut off under load, with failover and without
@@ -44,10 +50,12 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 )
 
 func main() {
@@ -61,19 +69,21 @@ func main() {
 
 // options are the flags.
 type options struct {
-	quick bool
-	api   bool
-	huge  bool
-	sizes []int    // in nftables mode
-	few   []int    // in iptables mode
-	modes []string // of the list modes
-	only  string   // operation; "" is all
-	peer  string   // path of another kube-proxy
-	out   string
+	quick  bool
+	api    bool
+	sizes  []int    // in nftables mode
+	few    []int    // in iptables mode
+	modes  []string // of the list modes
+	only   string   // operation; "" is all
+	job    *regexp.Regexp
+	budget time.Duration // 0 is no limit
+	peer   string        // path of another kube-proxy
+	write  bool
 }
 
 // modes are what can be measured.
-var modes = []string{"nftables", "iptables", "iptables-legacy", "userspace", "ipvs", "ebpf", "failover", "trace"}
+var modes = []string{"compare", "nftables", "iptables", "iptables-legacy", "userspace", "ipvs", "ebpf", "failover",
+	"trace"}
 
 // operations lists the measurements with an API server.
 var operations = []string{"start", "change", "new", "connect"}
@@ -83,15 +93,15 @@ func parse(args []string) (o options, err error) {
 	flags.BoolVar(&o.quick, "quick", false, "small clusters and few repetitions: says that all can be measured, and "+
 		"little about speed")
 	flags.BoolVar(&o.api, "api", true, "measure with an API server too")
-	flags.BoolVar(&o.huge, "100k", true, "100,000 services too, at a stand-in for the API server; not with -quick")
 	size := flags.String("size", "", "numbers of services at the API server, separated by commas; otherwise 5000 "+
 		"and, in nftables mode, 10000")
-	mode := flags.String("mode", strings.Join(modes, ","), "modes, and trace for the command of that name, separated "+
-		"by commas")
+	mode := flags.String("mode", strings.Join(modes, ","), "modes, compare for both programs, and trace for the "+
+		"command of that name, separated by commas")
 	flags.StringVar(&o.only, "only", "", "one of start, change, new, connect; nothing without an API server is "+
 		"measured then")
-	flags.StringVar(&o.out, "out", "", "also write the tables into this `FILE`, docs/performance.md, which keeps "+
-		"what else it has")
+	job := flags.String("job", "", "run only commands that match this regular `EXPRESSION`")
+	flags.DurationVar(&o.budget, "for", 0, "begin no command after this time")
+	flags.BoolVar(&o.write, "write", true, "write "+resultsFile+" and the tables of documents")
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}
@@ -100,6 +110,9 @@ func parse(args []string) (o options, err error) {
 	}
 	if o.sizes, err = parseSizes(*size); err != nil {
 		return o, err
+	}
+	if o.job, err = regexp.Compile(*job); err != nil {
+		return o, fmt.Errorf("-job %s: %w", *job, err)
 	}
 	o.few = o.sizes
 	switch {
@@ -118,10 +131,7 @@ func parse(args []string) (o options, err error) {
 	if o.only != "" && !slices.Contains(operations, o.only) {
 		return o, fmt.Errorf("-only %s: want one of %s", o.only, strings.Join(operations, ", "))
 	}
-	if o.out != "" && o.only != "" {
-		return o, fmt.Errorf("-out %s -only %s: the page would lose the other rows of its part: leave one of them out",
-			o.out, o.only)
-	}
+	o.write = o.write && !o.quick && o.only == ""
 	if o.peer = os.Getenv("PEER"); o.peer != "" {
 		if o.peer, err = filepath.Abs(o.peer); err != nil {
 			return o, fmt.Errorf("PEER=%s: %w", os.Getenv("PEER"), err)
@@ -130,7 +140,6 @@ func parse(args []string) (o options, err error) {
 			return o, fmt.Errorf("PEER: %w", err)
 		}
 	}
-	o.huge = o.huge && o.api && !o.quick
 	return o, nil
 }
 
@@ -162,44 +171,50 @@ func run(ctx context.Context, args []string) error {
 	if os.Geteuid() != 0 {
 		return errors.New("the measurements work in network namespaces: run it as root")
 	}
-	if o.out != "" { // before all is measured
-		if _, err := fill(o, page{}); err != nil {
+	r := results{}
+	if o.write {
+		if r, err = readResults(root); err != nil {
+			return err
+		}
+		if err := write(root, r); err != nil { // before all is measured
+			return err
+		}
+	}
+	peer := ""
+	if o.peer != "" {
+		if peer, err = version(ctx, o.peer); err != nil {
 			return err
 		}
 	}
 	begin := factsNow(ctx, root)
 	fmt.Fprintln(os.Stderr, begin)
-	jobs := plan(o)
-	figures, err := measure(ctx, root, jobs, os.Stderr)
-	if err != nil {
-		return err
+	failed := measure(ctx, root, o, os.Stderr, func(j job, result outcome, f figures) error {
+		of := ""
+		if j.peer != "" {
+			of = peer
+		}
+		r.add(j.mode, begin, of, result, f)
+		if !o.write {
+			return nil
+		}
+		return write(root, r)
+	})
+	for _, mode := range modes {
+		if p := r[mode]; p != nil && slices.Contains(o.modes, mode) {
+			fmt.Printf("\n%s\n%s", mode, text(mode, p))
+		}
 	}
-	p := page{machine: begin, loadAfter: loadAverage(), jobs: jobs, rows: rows(figures), quick: o.quick}
-	if _, err := fmt.Print("\n", p.text()); err != nil {
-		return err
+	if o.quick {
+		fmt.Println("\nWith -quick the figures come from few repetitions.")
 	}
-	if o.out == "" {
-		return nil
-	}
-	text, err := fill(o, p)
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(o.out, []byte(text), 0o644); err != nil {
-		return fmt.Errorf("write the page: %w", err)
-	}
-	return nil
+	return failed
 }
 
-// fill returns the new page, with the results in their places.
-func fill(o options, p page) (string, error) {
-	before, err := os.ReadFile(o.out)
+// version returns what a kube-proxy says of itself, such as "Kubernetes v1.37.2".
+func version(ctx context.Context, program string) (string, error) {
+	out, err := command(ctx, "", program, "--version").Output()
 	if err != nil {
-		return "", fmt.Errorf("-out: read the page, for what is written by hand in it: %w", err)
+		return "", fmt.Errorf("%s --version: %w", program, err)
 	}
-	text, err := p.into(string(before), o.modes)
-	if err != nil {
-		return "", fmt.Errorf("-out %s: %w", o.out, err)
-	}
-	return text, nil
+	return strings.TrimSpace(string(out)), nil
 }

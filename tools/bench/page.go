@@ -1,114 +1,48 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
-	"slices"
+	"os"
+	"path/filepath"
 	"strings"
 	"text/tabwriter"
 )
 
-// page is the result of a run.
-type page struct {
-	machine   facts
-	loadAfter string
-	jobs      []job
-	rows      []row
-	quick     bool
-}
+var rowHeads = []string{"work", "services", "goal", "now"}
 
-var heads = []string{"work", "services", "upstream, for scale", "goal", "now", "ok?"}
+func (r row) cells() []string { return []string{r.work, r.services, r.must, r.now} }
 
-func (r row) cells() []string {
-	ok := "yes"
-	if !r.ok {
-		ok = "NO"
+// text is the table of a mode for a terminal.
+func text(mode string, p *part) string {
+	if mode == "compare" {
+		return p.markdown(mode)
 	}
-	return []string{r.work, r.services, r.upstream, r.must, r.now, ok}
-}
-
-// text is the page for a terminal.
-func (p page) text() string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, strings.Join(heads, "\t"))
+	fmt.Fprintln(w, strings.Join(rowHeads, "\t")+"\tok?")
 	last := ""
-	for _, r := range p.rows {
+	rows := rowsOf[mode](p.Figures)
+	for _, r := range rows {
 		cells := r.cells()
 		if r.work == last {
 			cells[0] = ""
 		}
 		last = r.work
-		fmt.Fprintln(w, strings.Join(cells, "\t"))
+		fmt.Fprintln(w, strings.Join(cells, "\t")+"\t"+map[bool]string{true: "yes", false: "NO"}[r.ok])
 	}
 	w.Flush() // into memory: it cannot fail
-	fmt.Fprintf(&b, "\n%s\n%s\n", p.machine, p.judgement())
+	fmt.Fprintf(&b, "\n%s\n%s\n", p.facts, p.judgement(rows))
 	return b.String()
 }
 
-// judgement is the last line: how many limits were kept, and whether the machine was quiet.
-func (p page) judgement() string {
-	missed := 0
-	for _, r := range p.rows {
-		if !r.ok {
-			missed++
-		}
-	}
-	s := fmt.Sprintf("%d of %d rows reach their goal; load average %s at the end.", len(p.rows)-missed, len(p.rows),
-		p.loadAfter)
-	if p.quick {
-		s += " With -quick the figures come from few repetitions."
-	}
-	return s
-}
-
-// A part of docs/performance.md is the result of one mode's last run, between two lines that name
-// the mode. The rest of the page is written by hand, and stays.
-func partBegin(mode string) string { return "<!-- bench: " + mode + " -->\n" }
-
-func partEnd(mode string) string { return "<!-- end of bench: " + mode + " -->\n" }
-
-// into returns the text of the page with new parts for the measured modes. A page without a place
-// for one of them is an error.
-func (p page) into(text string, measured []string) (string, error) {
-	for _, mode := range measured {
-		before, rest, found := strings.Cut(text, partBegin(mode))
-		_, after, ends := strings.Cut(rest, partEnd(mode))
-		if !found || !ends {
-			return "", fmt.Errorf("it has no part for mode %s, which begins and ends with the lines\n%s%s", mode,
-				partBegin(mode), partEnd(mode))
-		}
-		text = before + partBegin(mode) + p.of(mode).markdown() + partEnd(mode) + after
-	}
-	return text, nil
-}
-
-// of returns the page's part of one mode.
-func (p page) of(mode string) page {
-	p.rows = slices.DeleteFunc(slices.Clone(p.rows), func(r row) bool { return r.mode() != mode })
-	p.jobs = slices.DeleteFunc(slices.Clone(p.jobs), func(j job) bool { return j.mode != mode })
-	return p
-}
-
-// mode returns the mode of the row, as -mode names it.
-func (r row) mode() string {
-	switch name, _, named := strings.Cut(r.work, ": "); {
-	case named && name == "iptables-nft":
-		return "iptables"
-	case named && slices.Contains(modes, name):
-		return name
-	}
-	return "nftables"
-}
-
-// markdown is a part of the page in docs.
-func (p page) markdown() string {
+// markdownRows is the table of a mode on the page in docs.
+func markdownRows(rows []row) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "\n%s\n\n%s\n\n", p.machine, p.judgement())
-	heads := heads[:len(heads)-1]
-	fmt.Fprintf(&b, "| %s |\n|%s\n", strings.Join(heads, " | "), strings.Repeat("---|", len(heads)))
+	fmt.Fprintf(&b, "| %s |\n|%s\n", strings.Join(rowHeads, " | "), strings.Repeat("---|", len(rowHeads)))
 	last := ""
-	for _, r := range p.rows {
-		cells := r.cells()[:len(heads)]
+	for _, r := range rows {
+		cells := r.cells()
 		if r.work == last {
 			cells[0] = ""
 		}
@@ -118,6 +52,76 @@ func (p page) markdown() string {
 		last = r.work
 		fmt.Fprintf(&b, "| %s |\n", strings.Join(cells, " | "))
 	}
-	b.WriteString("\n")
 	return b.String()
+}
+
+// place is a part of a document that the results fill, between two lines that name it. The rest is
+// written by hand.
+type place struct {
+	file, name string
+	text       func(results) string // "" leaves the place as it is
+}
+
+// places are those of all documents.
+func places() (all []place) {
+	for _, mode := range modes {
+		all = append(all, place{"docs/performance.md", mode, func(r results) string {
+			if r[mode] == nil {
+				return ""
+			}
+			return r[mode].markdown(mode)
+		}})
+	}
+	return append(all, place{"README.md", "README", readme})
+}
+
+// readme is the table of README: the comparison at one size.
+func readme(r results) string {
+	p := r["compare"]
+	if p == nil {
+		return ""
+	}
+	return fmt.Sprintf("\n%s\nMeasured on %s at commit %s, kernel %s, %d processors; upstream is %s, in the same run.\n\n",
+		comparison(p.Figures, readmeSizes...), p.Date, p.Commit, p.Kernel, p.CPUs, cmp.Or(p.Peer, "not measured"))
+}
+
+// fill returns the text of a file with the results in its places.
+func fill(file, text string, r results) (string, error) {
+	for _, p := range places() {
+		if p.file != file {
+			continue
+		}
+		begin, end := "<!-- bench: "+p.name+" -->\n", "<!-- end of bench: "+p.name+" -->\n"
+		before, rest, found := strings.Cut(text, begin)
+		_, after, ends := strings.Cut(rest, end)
+		if !found || !ends {
+			return "", fmt.Errorf("%s has no place for %s, which begins and ends with the lines\n%s%s", file, p.name,
+				begin, end)
+		}
+		if part := p.text(r); part != "" {
+			text = before + begin + part + end + after
+		}
+	}
+	return text, nil
+}
+
+// write writes the results, and the documents that show them.
+func write(root string, r results) error {
+	if err := r.write(root); err != nil {
+		return err
+	}
+	for _, file := range []string{"README.md", "docs/performance.md"} {
+		before, err := os.ReadFile(filepath.Join(root, file))
+		if err != nil {
+			return err
+		}
+		after, err := fill(file, string(before), r)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(root, file), []byte(after), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
 }

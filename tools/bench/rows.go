@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -10,7 +11,6 @@ import (
 type row struct {
 	work     string
 	services string
-	upstream string // upstream v1.36.3's value, measured with the same number of services on such a machine; for scale
 	must     string
 	now      string
 	ok       bool
@@ -44,10 +44,10 @@ type bound interface {
 }
 
 // newRow judges the limits; more is appended to the figures.
-func newRow(work, services, upstream, more string, limits ...bound) row {
-	r := row{work: work, services: services, upstream: upstream, ok: true}
+func newRow(work, services, more string, limits ...bound) row {
+	r := row{work: work, services: services, ok: true}
 	if len(limits) == 0 {
-		return row{work: work, services: services, upstream: upstream, must: "–", now: more, ok: true}
+		return row{work: work, services: services, must: "–", now: more, ok: true}
 	}
 	var must, now []string
 	for _, l := range limits {
@@ -61,14 +61,11 @@ func newRow(work, services, upstream, more string, limits ...bound) row {
 	return r
 }
 
-// rows is the table of all results.
-func rows(f figures) []row {
-	var all []row
-	for _, add := range []func(figures) []row{pureRows, kernelRows, serverRows, tablesRows, userspaceRows, ipvsRows,
-		ebpfRows, failoverRows, traceRows} {
-		all = append(all, add(f)...)
-	}
-	return all
+// rowsOf makes the rows of a mode's table; mode compare has a table of its own ([comparison]).
+var rowsOf = map[string]func(figures) []row{
+	"nftables": func(f figures) []row { return slices.Concat(pureRows(f), kernelRows(f), serverRows(f)) },
+	"iptables": iptablesNFT.rows, "iptables-legacy": iptablesLegacy.rows, "userspace": userspaceRows, "ipvs": ipvsRows,
+	"ebpf": ebpfRows, "failover": failoverRows, "trace": traceRows,
 }
 
 // maxGrowth is by how much one change may cost more among the most services than among the fewest.
@@ -80,7 +77,7 @@ func growthRow(work string, sizes []int, value func(size int) float64) []row {
 		return nil
 	}
 	first, last := sizes[0], sizes[len(sizes)-1]
-	return []row{newRow(work, number(last)+" against "+number(first), "–", "",
+	return []row{newRow(work, number(last)+" against "+number(first), "",
 		limit{"", maxGrowth, "×", value(last) / value(first)})}
 }
 
@@ -95,7 +92,7 @@ func pureRows(f figures) (all []row) {
 	}
 	sizes := f.sizes(inPolicy, "EndpointChange", "")
 	for _, n := range sizes {
-		all = append(all, newRow(work, number(n), "–", "", limit{"", 20, "µs", both(n, "ns/op") / 1000},
+		all = append(all, newRow(work, number(n), "", limit{"", 20, "µs", both(n, "ns/op") / 1000},
 			limit{"", 4, "KB", both(n, "B/op") / 1000}))
 	}
 	return append(all, growthRow(work, sizes, func(size int) float64 { return both(size, "ns/op") })...)
@@ -103,13 +100,12 @@ func pureRows(f figures) (all []row) {
 
 func kernelRows(f figures) (all []row) {
 	const work = "the same into the kernel, one netlink transaction"
-	upstream := map[int]string{1000: "17 ms", 10_000: "79 ms", 100_000: "145 ms with 20,000"}
 	value := func(size int) float64 {
 		return least(f.get(inNftables, fmt.Sprintf("EndpointIntoKernel/services=%d", size), "ns/op"))
 	}
 	sizes := f.sizes(inNftables, "EndpointIntoKernel", "")
 	for _, n := range sizes {
-		all = append(all, newRow(work, number(n), scale(upstream, n), "", limit{"", 25, "ms", value(n) / 1e6}))
+		all = append(all, newRow(work, number(n), "", limit{"", 25, "ms", value(n) / 1e6}))
 	}
 	return append(all, growthRow(work, sizes, value)...)
 }
@@ -139,38 +135,29 @@ func (a at) writePart(operation string) string {
 		amount(a.value(operation, "write-p50-ms"), "ms"), amount(a.value(operation, "write-p99-ms"), "ms"))
 }
 
-// serverRows makes a row of each number of services with a measurement of an operation, with a real
-// API server and with a stand-in.
+// serverRows makes a row of each number of services with a measurement of an operation with an API
+// server.
 func serverRows(f figures) (all []row) {
 	for _, r := range []struct {
 		operation string
-		upstream  map[int]string
-		row       func(a at, upstream string) row
+		row       func(a at) row
 	}{
-		{"change", map[int]string{5000: "p50 1.46 s", 10_000: "p50 3.98 s"}, func(a at, upstream string) row {
-			return newRow("API write → a connection reaches the changed endpoint", a.where, upstream,
-				a.writePart("change"), a.limit("p50", "change", "p50-ms", 40), a.limit("p99", "change", "p99-ms", 100))
+		{"change", func(a at) row {
+			return newRow("API write → a connection reaches the changed endpoint", a.where, a.writePart("change"),
+				a.limit("p50", "change", "p50-ms", 40), a.limit("p99", "change", "p99-ms", 100))
 		}},
-		{"new", map[int]string{5000: "p50 3.1 s", 10_000: "p50 8.1 s"}, func(a at, upstream string) row {
-			return newRow("API write of a new service and its slice → it answers", a.where, upstream,
-				a.writePart("new"), a.limit("p50", "new", "p50-ms", 50), a.limit("p99", "new", "p99-ms", 120))
+		{"new", func(a at) row {
+			return newRow("API write of a new service and its slice → it answers", a.where, a.writePart("new"),
+				a.limit("p50", "new", "p50-ms", 50), a.limit("p99", "new", "p99-ms", 120))
 		}},
-		{"start", map[int]string{5000: "3.9 s", 10_000: "17 s", 100_000: "others: 16 min 44 s with 44,000"},
-			func(a at, upstream string) row {
-				return a.startRow("", upstream, bySize(a.services, 1500, 3000, 20_000))
-			}},
-		{"change", map[int]string{5000: "2.1 s", 10_000: "6.1 s"}, func(a at, upstream string) row {
-			return newRow("CPU per change", a.where, upstream, "", a.limit("", "change", "cpu-ms/op", 5))
+		{"start", func(a at) row { return a.startRow("", bySize(a.services, 1500, 3000, 20_000)) }},
+		{"change", func(a at) row {
+			return newRow("CPU per change", a.where, "", a.limit("", "change", "cpu-ms/op", 5))
 		}},
-		{"start", map[int]string{5000: "285 MiB", 10_000: "505 MiB"}, func(a at, upstream string) row {
-			return a.memoryRow("", upstream, bySize(a.services, 90, 130, 700))
-		}},
+		{"start", func(a at) row { return a.memoryRow("", bySize(a.services, 90, 130, 700)) }},
 	} {
-		for _, server := range []struct{ name, where string }{{"APIServer", ""}, {"StandIn", ", stand-in"}} {
-			for _, n := range f.sizes(inMeasure, server.name, "/"+r.operation) {
-				a := at{f, n, fmt.Sprintf("%s/services=%d/", server.name, n), number(n) + server.where}
-				all = append(all, r.row(a, scale(r.upstream, n)))
-			}
+		for _, n := range f.sizes(inMeasure, "APIServer", "/"+r.operation) {
+			all = append(all, r.row(at{f, n, fmt.Sprintf("APIServer/services=%d/", n), number(n)}))
 		}
 	}
 	return append(all, conntrackRows(f)...)
@@ -188,7 +175,7 @@ func conntrackRows(f figures) (all []row) {
 			for _, n := range f.sizes(inMeasure, name, after) {
 				a := at{f, n, fmt.Sprintf("%s/services=%d", name, n), number(n) + ", stand-in"}
 				title := fmt.Sprintf("%s, with %s conntrack entries", work.name, number(entries))
-				all = append(all, newRow(title, a.where, "–", "", a.limit("", after, "cpu-ms/op", 1.5)))
+				all = append(all, newRow(title, a.where, "", a.limit("", after, "cpu-ms/op", 1.5)))
 			}
 		}
 	}
@@ -196,17 +183,17 @@ func conntrackRows(f figures) (all []row) {
 }
 
 // startRow makes the row of a start; prefix begins the description of the work.
-func (a at) startRow(prefix, upstream string, most float64) row {
+func (a at) startRow(prefix string, most float64) row {
 	more := fmt.Sprintf("longest %s; %s of CPU", amount(a.value("start", "max-ms"), "ms"),
 		amount(a.value("start", "cpu-ms/op"), "ms"))
-	return newRow(prefix+"process start → the last service answers", a.where, upstream, more,
+	return newRow(prefix+"process start → the last service answers", a.where, more,
 		a.limit("", "start", "p50-ms", most))
 }
 
 // memoryRow makes the row of the largest memory; prefix begins the description of the work.
-func (a at) memoryRow(prefix, upstream string, most float64) row {
+func (a at) memoryRow(prefix string, most float64) row {
 	peak := max(a.value("start", "peak-MiB"), a.value("change", "peak-MiB"), a.value("new", "peak-MiB"))
-	return newRow(prefix+"peak memory, resident", a.where, upstream, "", limit{"", most, "MiB", peak})
+	return newRow(prefix+"peak memory, resident", a.where, "", limit{"", most, "MiB", peak})
 }
 
 // bySize is the limit for n services; the issue gives it for 5,000, 10,000 and 100,000.
@@ -218,13 +205,6 @@ func bySize(n int, at5k, at10k, at100k float64) float64 {
 		return at10k
 	}
 	return at100k
-}
-
-func scale(upstream map[int]string, n int) string {
-	if s, ok := upstream[n]; ok {
-		return s
-	}
-	return "–"
 }
 
 // amount writes a figure with two digits, more where there is a whole number of them.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 )
@@ -37,17 +36,15 @@ func measured() figures {
 				map[string]float64{"cpu-ms/op": ms}})
 		}
 	}
-	f.add(inMeasure, line{"StandIn/services=100000/start", map[string]float64{"p50-ms": 15_000, "max-ms": 16_000,
-		"cpu-ms/op": 9000, "peak-MiB": 650}})
 	return f
 }
 
-// wantRows compares the rows of figures with lines whose cells are separated by "|".
-func wantRows(t *testing.T, f figures, want string) {
+// wantRows compares the rows of a mode with lines whose cells are separated by "|".
+func wantRows(t *testing.T, mode string, f figures, want string) {
 	t.Helper()
 	var got []string
-	for _, r := range rows(f) {
-		got = append(got, strings.Join(r.cells(), "|"))
+	for _, r := range rowsOf[mode](f) {
+		got = append(got, strings.Join(r.cells(), "|")+"|"+map[bool]string{true: "yes", false: "NO"}[r.ok])
 	}
 	if text := strings.Join(got, "\n"); text != strings.TrimSpace(want) {
 		t.Errorf("got\n%s\nwant\n%s", text, want)
@@ -56,34 +53,32 @@ func wantRows(t *testing.T, f figures, want string) {
 
 // Each kind of row, judged or not.
 func TestRows(t *testing.T) {
-	wantRows(t, measured(), `
-one endpoint changes: policy, table, rendering|100|–|≤ 20 µs, ≤ 4 KB|4 µs, 4.3 KB|NO
-one endpoint changes: policy, table, rendering|10,000|–|≤ 20 µs, ≤ 4 KB|4.2 µs, 4.3 KB|NO
-one endpoint changes: policy, table, rendering|100,000|–|≤ 20 µs, ≤ 4 KB|4.8 µs, 4.3 KB|NO
-one endpoint changes: policy, table, rendering|100,000 against 100|–|≤ 1.5 ×|1.2 ×|yes
-the same into the kernel, one netlink transaction|1,000|17 ms|≤ 25 ms|50 µs|yes
-the same into the kernel, one netlink transaction|10,000|79 ms|≤ 25 ms|60 µs|yes
-the same into the kernel, one netlink transaction|100,000|145 ms with 20,000|≤ 25 ms|90 µs|yes
-the same into the kernel, one netlink transaction|100,000 against 1,000|–|≤ 1.5 ×|1.8 ×|NO
-API write → a connection reaches the changed endpoint|5,000|p50 1.46 s|p50 ≤ 40 ms, p99 ≤ 100 ms|p50 4.8 ms, p99 101 ms (API server: p50 3.5 ms, p99 80 ms)|NO
-API write → a connection reaches the changed endpoint|10,000|p50 3.98 s|p50 ≤ 40 ms, p99 ≤ 100 ms|p50 4.8 ms, p99 101 ms (API server: p50 3.5 ms, p99 80 ms)|NO
-API write of a new service and its slice → it answers|5,000|p50 3.1 s|p50 ≤ 50 ms, p99 ≤ 120 ms|p50 20 ms, p99 60 ms (API server: p50 18 ms, p99 55 ms)|yes
-API write of a new service and its slice → it answers|10,000|p50 8.1 s|p50 ≤ 50 ms, p99 ≤ 120 ms|p50 20 ms, p99 60 ms (API server: p50 18 ms, p99 55 ms)|yes
-process start → the last service answers|5,000|3.9 s|≤ 1.5 s|1.4 s (longest 3.1 s; 700 ms of CPU)|yes
-process start → the last service answers|10,000|17 s|≤ 3 s|1.4 s (longest 3.1 s; 700 ms of CPU)|yes
-process start → the last service answers|100,000, stand-in|others: 16 min 44 s with 44,000|≤ 20 s|15 s (longest 16 s; 9 s of CPU)|yes
-CPU per change|5,000|2.1 s|≤ 5 ms|600 µs|yes
-CPU per change|10,000|6.1 s|≤ 5 ms|600 µs|yes
-peak memory, resident|5,000|285 MiB|≤ 90 MiB|60 MiB|yes
-peak memory, resident|10,000|505 MiB|≤ 130 MiB|131 MiB|NO
-peak memory, resident|100,000, stand-in|–|≤ 700 MiB|650 MiB|yes
-CPU per change, with 0 conntrack entries|2,000, stand-in|–|≤ 1.5 ms|900 µs|yes
-CPU per change, with 500,000 conntrack entries|2,000, stand-in|–|≤ 1.5 ms|1.6 ms|NO
-CPU per new Service, with 0 conntrack entries|2,000, stand-in|–|≤ 1.5 ms|900 µs|yes
-CPU per new Service, with 500,000 conntrack entries|2,000, stand-in|–|≤ 1.5 ms|1.6 ms|NO`)
+	wantRows(t, "nftables", measured(), `
+one endpoint changes: policy, table, rendering|100|≤ 20 µs, ≤ 4 KB|4 µs, 4.3 KB|NO
+one endpoint changes: policy, table, rendering|10,000|≤ 20 µs, ≤ 4 KB|4.2 µs, 4.3 KB|NO
+one endpoint changes: policy, table, rendering|100,000|≤ 20 µs, ≤ 4 KB|4.8 µs, 4.3 KB|NO
+one endpoint changes: policy, table, rendering|100,000 against 100|≤ 1.5 ×|1.2 ×|yes
+the same into the kernel, one netlink transaction|1,000|≤ 25 ms|50 µs|yes
+the same into the kernel, one netlink transaction|10,000|≤ 25 ms|60 µs|yes
+the same into the kernel, one netlink transaction|100,000|≤ 25 ms|90 µs|yes
+the same into the kernel, one netlink transaction|100,000 against 1,000|≤ 1.5 ×|1.8 ×|NO
+API write → a connection reaches the changed endpoint|5,000|p50 ≤ 40 ms, p99 ≤ 100 ms|p50 4.8 ms, p99 101 ms (API server: p50 3.5 ms, p99 80 ms)|NO
+API write → a connection reaches the changed endpoint|10,000|p50 ≤ 40 ms, p99 ≤ 100 ms|p50 4.8 ms, p99 101 ms (API server: p50 3.5 ms, p99 80 ms)|NO
+API write of a new service and its slice → it answers|5,000|p50 ≤ 50 ms, p99 ≤ 120 ms|p50 20 ms, p99 60 ms (API server: p50 18 ms, p99 55 ms)|yes
+API write of a new service and its slice → it answers|10,000|p50 ≤ 50 ms, p99 ≤ 120 ms|p50 20 ms, p99 60 ms (API server: p50 18 ms, p99 55 ms)|yes
+process start → the last service answers|5,000|≤ 1.5 s|1.4 s (longest 3.1 s; 700 ms of CPU)|yes
+process start → the last service answers|10,000|≤ 3 s|1.4 s (longest 3.1 s; 700 ms of CPU)|yes
+CPU per change|5,000|≤ 5 ms|600 µs|yes
+CPU per change|10,000|≤ 5 ms|600 µs|yes
+peak memory, resident|5,000|≤ 90 MiB|60 MiB|yes
+peak memory, resident|10,000|≤ 130 MiB|131 MiB|NO
+CPU per change, with 0 conntrack entries|2,000, stand-in|≤ 1.5 ms|900 µs|yes
+CPU per change, with 500,000 conntrack entries|2,000, stand-in|≤ 1.5 ms|1.6 ms|NO
+CPU per new Service, with 0 conntrack entries|2,000, stand-in|≤ 1.5 ms|900 µs|yes
+CPU per new Service, with 500,000 conntrack entries|2,000, stand-in|≤ 1.5 ms|1.6 ms|NO`)
 }
 
-// Rows of iptables mode, without a peer and with one; the peer's figures replace the known ones.
+// Rows of mode iptables, with either back end: only one has goals for changes.
 func TestTablesRows(t *testing.T) {
 	f := figures{}
 	add := func(prefix string, faster float64) {
@@ -100,98 +95,20 @@ func TestTablesRows(t *testing.T) {
 	}
 	add("IPTables", 1)
 	add("IPTablesLegacy", 1)
-	wantRows(t, f, `
-iptables-nft: process start → the last service answers|5,000|6 min 27 s|≤ 7 s|6.5 s (longest 7.1 s; 5 s of CPU)|yes
-iptables-legacy: process start → the last service answers|5,000|500 ms for the restore alone|≤ 4 s|6.5 s (longest 7.1 s; 5 s of CPU)|NO
-iptables-nft: API write → a connection reaches the changed endpoint|5,000|p50 470 ms|p50 ≤ 80 ms|p50 81 ms (p99 101 ms; API server: p50 3.5 ms, p99 80 ms)|NO
-iptables-legacy: API write → a connection reaches the changed endpoint|5,000|–|–|p50 81 ms (p99 101 ms; API server: p50 3.5 ms, p99 80 ms)|yes
-iptables-nft: API write of a new service and its slice → it answers|5,000|p50 1.03 s|p50 ≤ 120 ms|p50 100 ms (p99 160 ms; API server: p50 18 ms, p99 55 ms)|yes
-iptables-legacy: API write of a new service and its slice → it answers|5,000|–|–|p50 100 ms (p99 160 ms; API server: p50 18 ms, p99 55 ms)|yes
-iptables-nft: connection set-up, the last service against the first|5,000|walks 5,000 rules|≤ 1.1 ×|1.04 × (25 µs, 26 µs)|yes
-iptables-legacy: connection set-up, the last service against the first|5,000|walks 5,000 rules|≤ 1.1 ×|1.04 × (25 µs, 26 µs)|yes
-iptables-nft: CPU per change, children included|5,000|740 ms|≤ 80 ms|60 ms|yes
-iptables-legacy: CPU per change, children included|5,000|–|≤ 80 ms|60 ms|yes
-iptables-nft: peak memory, resident|5,000|257 MiB|≤ 90 MiB|91 MiB|NO
-iptables-legacy: peak memory, resident|5,000|–|≤ 90 MiB|91 MiB|NO`)
-	add("PeerIPTables", 0.1)
-	if got := rows(f)[0].upstream; got != "65 s, this run" {
-		t.Errorf("with a peer the first row says of upstream: %s", got)
-	}
-	if got := rows(f)[6].upstream; got != "10.4 ×, this run" {
-		t.Errorf("with a peer the row of connections says of upstream: %s", got)
-	}
-}
-
-func TestPage(t *testing.T) {
-	p := page{machine: facts{commit: "abc", load: "0.5"}, loadAfter: "2.5", rows: rows(measured()),
-		jobs: plan(options{api: true, huge: true, sizes: []int{5000}, few: []int{5000}, modes: modes,
-			peer: "/upstream"})}
-	for _, text := range []string{p.text(), p.markdown()} {
-		for _, want := range []string{"commit abc", "load average 0.5 at the start", "15 of 24 rows reach their goal",
-			"2.5 at the end", "p50 4.8 ms"} {
-			if !strings.Contains(text, want) {
-				t.Errorf("no %q in\n%s", want, text)
-			}
-		}
-	}
-	commands := "\n"
-	for _, j := range p.jobs {
-		commands += fmt.Sprintf("%d × %s\n", j.rounds, j.command())
-	}
-	for _, want := range []string{
-		"\n3 × go test ./policy -run '^$' -bench '^BenchmarkEndpointChange$/^services=(100|10000|100000)$' " +
-			"-benchtime 10000x ",
-		"\n1 × cd test/e2e && KUBE_PROXY=$OLDPWD/bin/kube-proxy go test ./measure -run '^$' -bench " +
-			"'^BenchmarkAPIServer$/^services=/^start$' ",
-		" -bench '^BenchmarkStandIn$/^services=/^start$' -benchtime 1x ", " -args -services 100000 -keep\n",
-		" -bench '^BenchmarkIPTables$/^services=/^(change|new|connect)$' -benchtime 200x ",
-		" PEER=/upstream go test ./measure -run '^$' -bench '^BenchmarkPeerIPTablesLegacy$/^services=/^' -benchtime " +
-			"20x ", " -keep -once\n",
-	} {
-		if !strings.Contains(commands, want) {
-			t.Errorf("no %q in\n%s", want, commands)
-		}
-	}
-	if cells := strings.Count(strings.Split(p.text(), "\n")[2], "one endpoint changes"); cells != 0 {
-		t.Error("the text repeats the work in every row")
-	}
-}
-
-// The page has a place for each mode, and a measurement of one changes nothing else of it.
-func TestPageParts(t *testing.T) {
-	before, err := os.ReadFile("../../docs/performance.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := page{machine: facts{commit: "abc"}, rows: rows(measured()),
-		jobs: plan(options{api: true, sizes: []int{5000}, few: []int{5000}, modes: modes})}
-	for _, mode := range modes {
-		after, err := p.into(string(before), []string{mode})
-		if err != nil {
-			t.Fatal(err)
-		}
-		cut := func(text string) (head, part, tail string) {
-			head, rest, _ := strings.Cut(text, partBegin(mode))
-			part, tail, _ = strings.Cut(rest, partEnd(mode))
-			return head, part, tail
-		}
-		head, was, tail := cut(string(before))
-		newHead, part, newTail := cut(after)
-		if newHead != head || newTail != tail {
-			t.Errorf("%s: what is not of the mode has changed", mode)
-		}
-		if !strings.Contains(part, "commit abc") || len(p.of(mode).jobs) == 0 ||
-			strings.Contains(part, "one endpoint changes: policy") != (mode == "nftables") {
-			t.Errorf("%s: the part is\n%s", mode, part)
-		}
-		if !strings.Contains(was, "Not measured yet") && !strings.Contains(was, ", commit ") {
-			t.Errorf("%s: docs/performance.md does not name the commit of the part", mode)
-		}
-	}
-	if _, err := p.into("# A page\n", []string{"ipvs"}); err == nil ||
-		!strings.Contains(err.Error(), "no part for mode ipvs") {
-		t.Errorf("a page without places: %v", err)
-	}
+	wantRows(t, "iptables", f, `
+iptables-nft: process start → the last service answers|5,000|≤ 7 s|6.5 s (longest 7.1 s; 5 s of CPU)|yes
+iptables-nft: API write → a connection reaches the changed endpoint|5,000|p50 ≤ 80 ms|p50 81 ms (p99 101 ms; API server: p50 3.5 ms, p99 80 ms)|NO
+iptables-nft: API write of a new service and its slice → it answers|5,000|p50 ≤ 120 ms|p50 100 ms (p99 160 ms; API server: p50 18 ms, p99 55 ms)|yes
+iptables-nft: connection set-up, the last service against the first|5,000|≤ 1.1 ×|1.04 × (25 µs, 26 µs)|yes
+iptables-nft: CPU per change, children included|5,000|≤ 80 ms|60 ms|yes
+iptables-nft: peak memory, resident|5,000|≤ 90 MiB|91 MiB|NO`)
+	wantRows(t, "iptables-legacy", f, `
+iptables-legacy: process start → the last service answers|5,000|≤ 4 s|6.5 s (longest 7.1 s; 5 s of CPU)|NO
+iptables-legacy: API write → a connection reaches the changed endpoint|5,000|–|p50 81 ms (p99 101 ms; API server: p50 3.5 ms, p99 80 ms)|yes
+iptables-legacy: API write of a new service and its slice → it answers|5,000|–|p50 100 ms (p99 160 ms; API server: p50 18 ms, p99 55 ms)|yes
+iptables-legacy: connection set-up, the last service against the first|5,000|≤ 1.1 ×|1.04 × (25 µs, 26 µs)|yes
+iptables-legacy: CPU per change, children included|5,000|≤ 80 ms|60 ms|yes
+iptables-legacy: peak memory, resident|5,000|≤ 90 MiB|91 MiB|NO`)
 }
 
 func TestParse(t *testing.T) {
@@ -199,23 +116,23 @@ func TestParse(t *testing.T) {
 		args string
 		want string // of options, or part of the error
 	}{
-		{"", "{false true true [5000 10000] [5000] [nftables iptables iptables-legacy userspace ipvs ebpf failover " +
-			"trace]   }"},
-		{"-quick", "{true true false [500] [500] "},
-		{"-quick -size 70,7 -out x.md", "{true true false [7 70] [7 70] [nftables iptables iptables-legacy userspace " +
-			"ipvs ebpf failover trace]   x.md}"},
-		{"-100k=false -size 100000,5,5", "{false true false [5 100000] [5 100000] "},
-		{"-api=false", "{false false false [5000 10000] "},
-		{"-mode iptables -only new", "[iptables] new  }"},
-		{"-mode magic", `"magic" is none of nftables`},
+		{"", "false true [5000 10000] [5000] [compare nftables iptables iptables-legacy userspace ipvs ebpf failover " +
+			"trace]   0s true"},
+		{"-quick", "true true [500] [500] "},
+		{"-quick -size 70,7", " 0s false"},
+		{"-size 100000,5,5", "false true [5 100000] [5 100000] "},
+		{"-api=false", "false false [5000 10000] "},
+		{"-mode iptables -only new", "[iptables] new  0s false"},
+		{"-for 25m -job Peer", " Peer 25m0s true"},
+		{"-job (", "-job (: error parsing regexp"},
+		{"-mode magic", `"magic" is none of compare`},
 		{"-only slow", "want one of start"},
-		{"-only new -out x.md", "would lose the other rows"},
 		{"-size 5k", `"5k" is not a number`},
 		{"-size 0", `"0" is not a number`},
 		{"fast", "no arguments but flags"},
 	} {
 		o, err := parse(strings.Fields(c.args))
-		got := fmt.Sprint(o)
+		got := fmt.Sprintln(o.quick, o.api, o.sizes, o.few, o.modes, o.only, o.job, o.budget, o.write)
 		if err != nil {
 			got = err.Error()
 		}

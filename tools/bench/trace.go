@@ -17,5 +17,5 @@ func traceRows(f figures) []row {
 		return nil
 	}
 	return []row{newRow("trace: the command, with the kernel's own answer and the open connections", number(10_000),
-		"–", "fastest "+amount(least(fastest), "ms"), limit{"p50", 50, "ms", median(p50)})}
+		"fastest "+amount(least(fastest), "ms"), limit{"p50", 50, "ms", median(p50)})}
 }

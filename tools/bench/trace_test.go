@@ -1,17 +1,11 @@
 package main
 
-import (
-	"strings"
-	"testing"
-)
+import "testing"
 
 // The command is judged by its p50.
 func TestTraceRows(t *testing.T) {
 	f := figures{}
 	f.add(inProgram, line{"AskTrace/nftables/trace", map[string]float64{"ms-p50": 44, "ms-min": 24}})
-	const want = "trace: the command, with the kernel's own answer and the open connections|10,000|–|p50 ≤ 50 ms|p50 " +
-		"44 ms (fastest 24 ms)|yes"
-	if got := rows(f); len(got) != 1 || strings.Join(got[0].cells(), "|") != want || got[0].mode() != "trace" {
-		t.Errorf("got %+v, want %s", got, want)
-	}
+	wantRows(t, "trace", f, `
+trace: the command, with the kernel's own answer and the open connections|10,000|p50 ≤ 50 ms|p50 44 ms (fastest 24 ms)|yes`)
 }

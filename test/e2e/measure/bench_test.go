@@ -18,7 +18,8 @@ var (
 	endpoints = flag.Int("endpoints", 10, "endpoints of each load service")
 	beside    = flag.Int("beside", 0, "changes of other services a second while one is measured")
 	keep      = flag.Bool("keep", false, "keep the filled etcd in bin/ and use it the next time")
-	once      = flag.Bool("once", false, "start and restart once, whatever -benchtime says")
+	starts    = flag.Int("starts", 0, "how many starts are measured; 0: as -benchtime says")
+	patience  = flag.Duration("patience", 20*time.Minute, "how long a Service may take to answer")
 )
 
 // BenchmarkAPIServer measures the real binary, or the one that KUBE_PROXY names, with a real API
@@ -34,20 +35,29 @@ var (
 // took.
 func BenchmarkAPIServer(b *testing.B) { benchmarkSizes(b, Config{}) }
 
-// BenchmarkStandIn is the same with an API server that is not a real one, and answers at once.
-func BenchmarkStandIn(b *testing.B) { benchmarkSizes(b, Config{StandIn: true}) }
-
 // BenchmarkIPTables is BenchmarkAPIServer in iptables mode, with the nft back end.
 func BenchmarkIPTables(b *testing.B) { benchmarkSizes(b, Config{Mode: testbed.IPTables}) }
 
 // BenchmarkIPTablesLegacy is the same with the legacy back end.
 func BenchmarkIPTablesLegacy(b *testing.B) { benchmarkSizes(b, Config{Mode: testbed.IPTablesLegacy}) }
 
-// BenchmarkPeerIPTables measures the upstream program that PEER names, with the nft back end.
-func BenchmarkPeerIPTables(b *testing.B) { benchmarkPeer(b, testbed.IPTables) }
+// BenchmarkStandIn is BenchmarkAPIServer in each mode, with an API server that is not a real one,
+// and answers at once.
+func BenchmarkStandIn(b *testing.B) { benchmarkModes(b, benchmarkSizes, Config{StandIn: true}) }
 
-// BenchmarkPeerIPTablesLegacy is the same with the legacy back end.
-func BenchmarkPeerIPTablesLegacy(b *testing.B) { benchmarkPeer(b, testbed.IPTablesLegacy) }
+// BenchmarkPeerStandIn is the same with the upstream program that PEER names.
+func BenchmarkPeerStandIn(b *testing.B) {
+	benchmarkModes(b, benchmarkSizes, Config{StandIn: true, Peer: peer(b)})
+}
+
+// BenchmarkTenant measures, in each mode, a change of a Service while a tenant of another namespace
+// rewrites its own Services ([Session.Hostile]).
+func BenchmarkTenant(b *testing.B) { benchmarkModes(b, benchmarkTenant, Config{StandIn: true}) }
+
+// BenchmarkPeerTenant is the same with the upstream program that PEER names.
+func BenchmarkPeerTenant(b *testing.B) {
+	benchmarkModes(b, benchmarkTenant, Config{StandIn: true, Peer: peer(b)})
+}
 
 // BenchmarkConntrack measures, with a stand-in for the API server, what changes cost the processor
 // beside an empty conntrack table of the node and beside one of 500,000 entries.
@@ -61,12 +71,37 @@ func BenchmarkConntrack(b *testing.B) {
 	})
 }
 
-func benchmarkPeer(b *testing.B, mode testbed.Mode) {
-	peer := os.Getenv("PEER")
-	if peer == "" {
+// peer returns the upstream program, and skips the benchmark without one.
+func peer(b *testing.B) string {
+	program := os.Getenv("PEER")
+	if program == "" {
 		b.Skip("PEER does not name a kube-proxy")
 	}
-	benchmarkSizes(b, Config{Mode: mode, Peer: peer})
+	return program
+}
+
+// benchmarkModes runs a benchmark in the modes that the program has.
+func benchmarkModes(b *testing.B, run func(*testing.B, Config), config Config) {
+	modes := []testbed.Mode{testbed.NFTables, testbed.IPTables}
+	if config.Peer == "" {
+		modes = append(modes, testbed.EBPF)
+	}
+	for _, config.Mode = range modes {
+		b.Run(config.Mode.Name, func(b *testing.B) { run(b, config) })
+	}
+}
+
+func benchmarkTenant(b *testing.B, config Config) {
+	forSizes(b, func(b *testing.B, services int) {
+		config.Services, config.Endpoints = services, *endpoints
+		s := open(b, config)
+		benchmarkStarted(b, s)
+		stop := s.Hostile(b.Context())
+		b.Run("change", func(b *testing.B) {
+			benchmarkChanges(b, s, func() (Timing, error) { return s.Change(b.Context()) })
+		})
+		check(b, stop())
+	})
 }
 
 func benchmarkSizes(b *testing.B, config Config) {
@@ -89,6 +124,7 @@ func forSizes(b *testing.B, f func(b *testing.B, services int)) {
 // open opens a session that ends with the benchmark.
 func open(b *testing.B, config Config) *Session {
 	begin := time.Now()
+	config.Patience = *patience
 	config.Logf = func(format string, args ...any) {
 		fmt.Fprintf(os.Stderr, "%6.1fs %s\n", time.Since(begin).Seconds(), fmt.Sprintf(format, args...))
 	}
@@ -115,6 +151,9 @@ func benchmarkSize(b *testing.B, config Config) {
 			return s.Start(b.Context())
 		})
 	})
+	if s.late { // the other operations would wait as long
+		return
+	}
 	b.Run("restart", func(b *testing.B) { // on the kernel's rules of the process before
 		benchmarkStarted(b, s)
 		benchmarkStarts(b, s, func() (time.Duration, error) { return s.Restart(b.Context()) })
@@ -137,16 +176,23 @@ func benchmarkStarts(b *testing.B, s *Session, start func() (time.Duration, erro
 	var cpu time.Duration
 	var peak int64
 	for b.Loop() {
-		if *once && len(took) > 0 {
+		if *starts > 0 && len(took) >= *starts || s.late {
 			continue
 		}
 		t, err := start()
+		if s.late {
+			continue
+		}
 		check(b, err)
 		used, err := s.proxy.CPUTime()
 		check(b, err)
 		size, err := s.proxy.PeakMemory()
 		check(b, err)
 		took, cpu, peak = append(took, t), cpu+used, max(peak, size)
+	}
+	if s.late {
+		b.ReportMetric(milliseconds(s.config.Patience), "over-ms")
+		return
 	}
 	report(b, "", took)
 	b.ReportMetric(milliseconds(cpu)/float64(len(took)), "cpu-ms/op")
@@ -157,7 +203,11 @@ func benchmarkStarts(b *testing.B, s *Session, start func() (time.Duration, erro
 func benchmarkChanges(b *testing.B, s *Session, change func() (Timing, error)) {
 	benchmarkStarted(b, s)
 	// The last service may answer a little before the process has ended its start.
-	for range 3 {
+	warm := 3
+	if s.config.Peer != "" {
+		warm = 1 // each may take seconds
+	}
+	for range warm {
 		_, err := change()
 		check(b, err)
 	}
@@ -179,7 +229,7 @@ func benchmarkChanges(b *testing.B, s *Session, change func() (Timing, error)) {
 	if *beside > 0 {
 		check(b, stop())
 	}
-	if s.standIn != nil {
+	if s.standIn != nil && s.config.Peer == "" {
 		own, err := s.OwnShares(b.Context())
 		check(b, err)
 		report(b, "own-", own[max(0, len(own)-len(took)):])

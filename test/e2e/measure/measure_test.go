@@ -11,6 +11,7 @@ import (
 func TestSession(t *testing.T) {
 	t.Run("API server", func(t *testing.T) { testSession(t, Config{Mode: testbed.IPTables}) })
 	t.Run("stand-in", func(t *testing.T) { testSession(t, Config{StandIn: true}) })
+	t.Run("ebpf", func(t *testing.T) { testSession(t, Config{StandIn: true, Mode: testbed.EBPF}) })
 }
 
 func testSession(t *testing.T, config Config) {

@@ -23,10 +23,6 @@ import (
 // The time of a start is that of the last of them.
 const probes = 20
 
-// patience is the limit of the wait for one answer; a start with 100,000 services takes its time,
-// as does a peer's.
-const patience = 20 * time.Minute
-
 // slow is the time from which a change gets a log line.
 const slow = 100 * time.Millisecond
 
@@ -37,6 +33,7 @@ type Session struct {
 	standIn *standIn       // instead of the API server of the bed, or nil
 	proxy   *testbed.Proxy // nil before the first Start
 	probes  []netip.AddrPort
+	late    bool   // the last Start took longer than Config.Patience
 	changed int    // how many Changes
 	created int    // how many Creates
 	placed  int    // number of services in the stand-in
@@ -48,6 +45,9 @@ func Open(ctx context.Context, config Config) (*Session, error) {
 	if config.Services < 1 || config.Endpoints < 1 {
 		return nil, fmt.Errorf("measure: %d services, %d endpoints: each must be at least 1", config.Services,
 			config.Endpoints)
+	}
+	if config.Patience == 0 {
+		config.Patience = 20 * time.Minute // a peer's start with thousands of Services takes some
 	}
 	if config.Logf == nil {
 		config.Logf = func(string, ...any) {}
@@ -203,7 +203,20 @@ func (s *Session) startProxy() (*testbed.Proxy, error) {
 	if err != nil {
 		return nil, err
 	}
+	if s.config.Peer != "" {
+		// It has the wait of mode iptables in mode nftables too, a second by default.
+		return s.bed.StartProxy("--kubeconfig="+kubeconfig, "--iptables-min-sync-period=10ms")
+	}
 	return s.bed.StartProxy("--kubeconfig="+kubeconfig, "--admin-socket="+s.adminSocket())
+}
+
+func (s *Session) running() bool {
+	select {
+	case <-s.proxy.Done():
+		return false
+	default:
+		return true
+	}
 }
 
 func (s *Session) adminSocket() string { return filepath.Join(s.bed.Dir, "admin.sock") }
@@ -255,6 +268,7 @@ func (s *Session) Start(ctx context.Context) (took time.Duration, err error) {
 	}
 	for _, addr := range s.probes {
 		if err := s.await(ctx, addr, ""); err != nil {
+			s.late = s.running() && time.Since(begin) > s.config.Patience
 			return 0, err
 		}
 	}
@@ -337,6 +351,45 @@ func (s *Session) OwnShares(ctx context.Context) ([]time.Duration, error) {
 // Beside changes one endpoint of a load service rate times a second until stop is called, which
 // reports failures.
 func (s *Session) Beside(ctx context.Context, rate int) (stop func() error) {
+	return s.keepWriting(ctx, rate, func(n int) error {
+		i := n * 7919 % s.config.Services
+		addrs := make([]netip.Addr, s.config.Endpoints)
+		for j := range addrs {
+			addrs[j] = controlplane.LoadAddr(i, j, s.config.Endpoints)
+		}
+		addrs[0] = netip.AddrFrom4([4]byte{100, 127, byte(n >> 8), byte(n)})
+		return s.update(ctx, controlplane.Slice(controlplane.LoadName(i), 8080, nil, addrs...))
+	})
+}
+
+// The load of a hostile tenant: so many Services with so many endpoints each, of which one is
+// rewritten so many times a second.
+const (
+	hostileServices  = 100
+	hostileEndpoints = 500
+	hostileRate      = 50
+)
+
+// Hostile replaces all endpoints of one Service of another namespace after the other, until stop is
+// called, which reports failures.
+func (s *Session) Hostile(ctx context.Context) (stop func() error) {
+	return s.keepWriting(ctx, hostileRate, func(n int) error {
+		addrs := make([]netip.Addr, hostileEndpoints)
+		for j := range addrs { // those of the second half of the range, which the load does not reach
+			addrs[j] = controlplane.LoadAddr(1<<12+n%(2*hostileServices), j, hostileEndpoints)
+		}
+		service := controlplane.Service(fmt.Sprintf("hostile-%03d", n%hostileServices), 80)
+		slice := controlplane.Slice(service.Name, 8080, nil, addrs...)
+		service.Namespace, slice.Namespace = "hostile", "hostile"
+		if n < hostileServices {
+			return s.create(ctx, service, slice)
+		}
+		return s.update(ctx, slice)
+	})
+}
+
+// keepWriting calls write rate times a second, with the number of the call, until stop is called.
+func (s *Session) keepWriting(ctx context.Context, rate int, write func(n int) error) (stop func() error) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan error, 1)
 	go func() {
@@ -349,14 +402,8 @@ func (s *Session) Beside(ctx context.Context, rate int) (stop func() error) {
 				return
 			case <-tick.C:
 			}
-			i := n * 7919 % s.config.Services
-			addrs := make([]netip.Addr, s.config.Endpoints)
-			for j := range addrs {
-				addrs[j] = controlplane.LoadAddr(i, j, s.config.Endpoints)
-			}
-			addrs[0] = netip.AddrFrom4([4]byte{100, 127, byte(n >> 8), byte(n)})
-			if err := s.update(ctx, controlplane.Slice(controlplane.LoadName(i), 8080, nil, addrs...)); err != nil {
-				done <- fmt.Errorf("change a service beside: %w", err)
+			if err := write(n); err != nil {
+				done <- fmt.Errorf("write beside the measured change: %w", err)
 				return
 			}
 		}
@@ -407,7 +454,7 @@ func (s *Session) await(ctx context.Context, addr netip.AddrPort, pod string) er
 	if pod == "" {
 		want = []string{"pod1", "pod2", "pod3"}
 	}
-	if _, err := s.bed.Await(ctx, netlab.Node1, addr, patience, want...); err != nil {
+	if _, err := s.bed.Await(ctx, netlab.Node1, addr, s.config.Patience, want...); err != nil {
 		return fmt.Errorf("%w; the end of the log of kube-proxy:\n%s", err, s.proxy.LogTail(10))
 	}
 	return nil

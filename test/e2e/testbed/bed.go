@@ -55,7 +55,8 @@ type Bed struct {
 	binary     func() (string, error) // builds kube-proxy at the first call
 	kubeconfig string
 	api        netns.NsHandle
-	ways       int // of traffic so far
+	ways       int  // of traffic so far
+	mounted    bool // the BPF file system
 	proxies    []*Proxy
 }
 
@@ -111,7 +112,7 @@ func (b *Bed) start(ctx context.Context) (err error) {
 	if b.Dir, err = controlplane.MakeDir("kube-proxy-e2e-"); err != nil {
 		return err
 	}
-	if b.Lab, err = netlab.New(netlab.Options{Name: "e2e", Cgroup: b.options.Pods}); err != nil {
+	if b.Lab, err = netlab.New(netlab.Options{Name: "e2e", Cgroup: b.options.Pods || b.Mode == EBPF}); err != nil {
 		return err
 	}
 	if err := b.addAPIHost(); err != nil {
@@ -124,6 +125,15 @@ func (b *Bed) start(ctx context.Context) (err error) {
 		if _, err := b.Lab.Listen(host.Name, netlab.TCP, PodPort); err != nil {
 			return err
 		}
+	}
+	if b.Mode == EBPF {
+		if err := os.Mkdir(b.bpffs(), 0o700); err != nil {
+			return err
+		}
+		if err := unix.Mount("bpf", b.bpffs(), "bpf", 0, ""); err != nil {
+			return fmt.Errorf("mount a BPF file system: %w", err)
+		}
+		b.mounted = true
 	}
 	if b.options.NoAPI {
 		return nil
@@ -152,6 +162,9 @@ func (b *Bed) start(ctx context.Context) (err error) {
 	return nil
 }
 
+// bpffs is the folder of the BPF file system of mode ebpf.
+func (b *Bed) bpffs() string { return filepath.Join(b.Dir, "bpf") }
+
 func (b *Bed) apiPort() int {
 	if b.options.Pods {
 		return APIPort
@@ -173,6 +186,9 @@ func (b *Bed) Close() error {
 	}
 	if b.api.IsOpen() {
 		errs = append(errs, b.api.Close())
+	}
+	if b.mounted { // without its pins the kernel drops the programs
+		errs = append(errs, unix.Unmount(b.bpffs(), 0))
 	}
 	if b.Dir != "" {
 		errs = append(errs, os.RemoveAll(b.Dir))

@@ -18,6 +18,7 @@ var (
 	NFTables       = Mode{Name: "nftables"}
 	IPTables       = Mode{Name: "iptables", Backend: "nft"}
 	IPTablesLegacy = Mode{Name: "iptables", Backend: "legacy"}
+	EBPF           = Mode{Name: "ebpf"}
 	Blank          = Mode{Backend: "nft"} // no mode is configured, so that it is IPTables
 )
 

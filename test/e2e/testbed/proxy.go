@@ -46,11 +46,15 @@ func (b *Bed) StartProxy(args ...string) (*Proxy, error) {
 	if err := b.Prepare(context.Background()); err != nil {
 		return nil, err
 	}
-	var period []string
-	if b.Mode.Name != "nftables" { // its default is 0, and otherwise it would use that of iptables (CF-62)
-		period = []string{"--iptables-min-sync-period", minSyncPeriod.String()}
+	var more []string
+	switch b.Mode {
+	case NFTables: // its default is 0, and otherwise it would use that of iptables (CF-62)
+	case EBPF:
+		more = []string{"--ebpf-cgroup=" + b.Lab.Cgroup(netlab.Node1), "--ebpf-bpffs=" + b.bpffs()}
+	default:
+		more = []string{"--iptables-min-sync-period", minSyncPeriod.String()}
 	}
-	return b.StartProxyOn(netlab.Node1, append(period, args...)...)
+	return b.StartProxyOn(netlab.Node1, append(more, args...)...)
 }
 
 // Kubeconfig is the path of the kubeconfig of the proxy's user.

@@ -69,6 +69,15 @@ func (b *Bed) CleanNode(ctx context.Context) error {
 	if err := b.cleanIPTables(ctx); err != nil {
 		return err
 	}
+	if b.Mode == EBPF {
+		binary, err := b.binary()
+		if err != nil {
+			return err
+		}
+		if _, err := b.Command(ctx, netlab.Node1, binary, "--cleanup", "--ebpf-bpffs="+b.bpffs()); err != nil {
+			return err
+		}
+	}
 	_, err := b.Command(ctx, netlab.Node1, "conntrack", "-F")
 	return err
 }
