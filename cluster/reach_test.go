@@ -105,6 +105,36 @@ func holders(s *Store, a netip.Addr, node string) (byAddr, byNode []Name) {
 	return byAddr, byNode
 }
 
+// A Service is marked in its own families only, and nothing is unreachable in the zero value alone.
+func TestUnreachableFamilies(t *testing.T) {
+	at := netip.MustParseAddrPort("10.0.0.1:80")
+	for addr, want := range map[string]Ref{
+		"10.96.0.1":  {Name: Name{"ns", "a"}, V4: true},
+		"fd00:96::1": {Name: Name{"ns", "a"}, V6: true},
+	} {
+		s := NewStore("node-0")
+		s.Fold(ServicesListed{[]*Service{{Name: want.Name, ClusterIPs: []netip.Addr{netip.MustParseAddr(addr)}}}})
+		s.Fold(SlicesListed{[]*Slice{{Name: want.Name, Service: want.Name,
+			Endpoints: EndpointsOf(Endpoint{Addr: at.Addr(), Ready: true, Serving: true})}}})
+		s.IndexEndpoints(true)
+		got := s.Fold(UnreachableSet{Unreachable{Endpoints: map[netip.AddrPort]bool{at: true}}}).Services
+		if len(got) != 1 || got[0] != want {
+			t.Errorf("%s: marked %+v, want %+v", addr, got, want)
+		}
+	}
+	for _, c := range []struct {
+		u    Unreachable
+		want bool
+	}{
+		{Unreachable{}, true}, {Unreachable{Endpoints: map[netip.AddrPort]bool{at: false}}, false},
+		{Unreachable{Nodes: map[string]bool{"n": false}}, false},
+	} {
+		if got := c.u.IsZero(); got != c.want {
+			t.Errorf("%+v is zero: %t", c.u, got)
+		}
+	}
+}
+
 // TestUnreachable: a node counts for the endpoints that a slice places there, and for TCP only if
 // all of it counts, or the endpoint is silent (FO-03, FO-08).
 func TestUnreachable(t *testing.T) {

@@ -281,3 +281,13 @@ func TestProgrammedBeforeObservers(t *testing.T) {
 		l.want(t, "a Reset with a slow observer", time.Second)
 	})
 }
+
+// A Service whose frontends could not be computed is reported by itself, even if a Reset counts the
+// others together.
+func TestUnresolvedIsNotCountedTogether(t *testing.T) {
+	p := programming{taking: true}
+	p.unresolved(cluster.Name{Name: "web"}, notice{learned: 1})
+	if u := p.open[cluster.Name{Name: "web"}]; u == nil || u.counted || !u.unresolved {
+		t.Errorf("%+v", u)
+	}
+}

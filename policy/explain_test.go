@@ -218,3 +218,31 @@ func TestExplainIsLinear(t *testing.T) {
 		t.Errorf("the last port: %+v", x.Ports[3999])
 	}
 }
+
+// An address with a terminating entry that serves and a running one that is not ready is explained
+// by the pair, in either order; without the running one it serves (SV-32).
+func TestExplainTakenAddress(t *testing.T) {
+	addr := netip.MustParseAddr("10.1.0.1")
+	terminating := cluster.Endpoint{Addr: addr, Serving: true, Terminating: true}
+	running, gone := cluster.Endpoint{Addr: addr}, cluster.Endpoint{Addr: addr, Terminating: true}
+	const taken = "terminating, and another pod, which is not ready, has its address"
+	for _, c := range []struct {
+		entries []cluster.Endpoint
+		want    string
+	}{
+		{[]cluster.Endpoint{terminating, running}, taken}, {[]cluster.Endpoint{running, terminating}, taken},
+		{[]cluster.Endpoint{terminating, gone}, ""}, {[]cluster.Endpoint{running}, "not ready"},
+		{[]cluster.Endpoint{gone}, "terminating, and serves no more"},
+	} {
+		name := cluster.Name{Namespace: "ns", Name: "web"}
+		view := cluster.View{Service: &cluster.Service{Name: name,
+			ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+			Ports:      []cluster.ServicePort{{Name: "p", Protocol: cluster.TCP, Port: 80}}},
+			Slices: []*cluster.Slice{{Name: name, Service: name, Endpoints: cluster.EndpointsOf(c.entries...),
+				Ports: []cluster.SlicePort{{Name: "p", Protocol: cluster.TCP, Port: 8080}}}}}
+		got := checkExplained(t, view, policy.Settings{Family: lb.IPv4})
+		if len(got.Ports) != 1 || len(got.Ports[0].Endpoints) != 1 || got.Ports[0].Endpoints[0].WhyNotCluster != c.want {
+			t.Errorf("%+v: %+v, want %q", c.entries, got.Ports, c.want)
+		}
+	}
+}

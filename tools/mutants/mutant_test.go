@@ -24,7 +24,10 @@ func write(t *testing.T, files map[string]string) string {
 
 const code = `package example
 
-import "fmt"
+import (
+	"fmt"
+	"time"
+)
 
 var limit = 7 + 1
 
@@ -36,13 +39,18 @@ func (c *count) add(n int) bool {
 		return false
 	}
 	c.n += n
+	if n > 3 || n == 1 {
+		fmt.Println("many")
+	}
+	_ = time.Since(time.Now()) > time.Hour
 	x := n
 	_ = x
 	return true
 }
 `
 
-// Each kind of change is found, and none in declarations or in what is printed.
+// Each kind of change is found, and none in declarations, in what is printed and when, or at the
+// limit of a measured time.
 func TestMutantsOf(t *testing.T) {
 	dir := write(t, map[string]string{"a.go": code})
 	all, err := mutantsOf(filepath.Join(dir, "a.go"))
@@ -54,12 +62,12 @@ func TestMutantsOf(t *testing.T) {
 		got = append(got, m.text(dir))
 	}
 	want := []string{
-		`a.go:14: deleted: c.n += n`,
-		`a.go:10: || becomes &&: if n < 0 || n > limit {`,
-		`a.go:10: < becomes <=: if n < 0 || n > limit {`,
-		`a.go:10: > becomes >=: if n < 0 || n > limit {`,
-		`a.go:12: false becomes true: return false`,
-		`a.go:17: true becomes false: return true`,
+		`a.go:17: deleted: c.n += n`,
+		`a.go:13: || becomes &&: if n < 0 || n > limit {`,
+		`a.go:13: < becomes <=: if n < 0 || n > limit {`,
+		`a.go:13: > becomes >=: if n < 0 || n > limit {`,
+		`a.go:15: false becomes true: return false`,
+		`a.go:24: true becomes false: return true`,
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
