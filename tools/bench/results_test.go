@@ -29,9 +29,6 @@ func TestDocuments(t *testing.T) {
 			t.Errorf("%s does not show the figures of %s: make bench writes both", file, resultsFile)
 		}
 	}
-	if r["compare"] == nil {
-		t.Fatalf("%s has no comparison: make bench PEER=... ARGS='-mode compare'", resultsFile)
-	}
 	text, err := os.ReadFile(filepath.Join(root, "README.md"))
 	if err != nil {
 		t.Fatal(err)

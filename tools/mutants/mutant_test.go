@@ -100,7 +100,7 @@ func TestAdd(t *testing.T) {
 		fails                 bool
 	}{
 		{"good tests", sum, "", "", false},
-		{"bad tests", "", "", "a.go:14: deleted: c.n += n", true},
+		{"bad tests", "", "", "a.go:17: deleted: c.n += n", true},
 		{"bad tests of an equivalent change", "", "a.go: deleted: c.n += n", "", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
