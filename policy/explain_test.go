@@ -240,9 +240,9 @@ func TestExplainTakenAddress(t *testing.T) {
 			Ports:      []cluster.ServicePort{{Name: "p", Protocol: cluster.TCP, Port: 80}}},
 			Slices: []*cluster.Slice{{Name: name, Service: name, Endpoints: cluster.EndpointsOf(c.entries...),
 				Ports: []cluster.SlicePort{{Name: "p", Protocol: cluster.TCP, Port: 8080}}}}}
-		got := checkExplained(t, view, policy.Settings{Family: lb.IPv4})
-		if len(got.Ports) != 1 || len(got.Ports[0].Endpoints) != 1 || got.Ports[0].Endpoints[0].WhyNotCluster != c.want {
-			t.Errorf("%+v: %+v, want %q", c.entries, got.Ports, c.want)
+		ports := checkExplained(t, view, policy.Settings{Family: lb.IPv4}).Ports
+		if len(ports) != 1 || len(ports[0].Endpoints) != 1 || ports[0].Endpoints[0].WhyNotCluster != c.want {
+			t.Errorf("%+v: %+v, want %q", c.entries, ports, c.want)
 		}
 	}
 }

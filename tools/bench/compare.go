@@ -101,7 +101,7 @@ var comparisons = []compared{
 	{"… the proxy's own share, p99 (goal in mode nftables: ≤ 5 ms)", "Tenant", "change", "own-p99-ms", "ms", 5},
 }
 
-// cell is the figure of a program, or why there is none.
+// cell is the figure of a program, or the reason for its absence.
 func (c compared) cell(f figures, col column, services int) string {
 	name := fmt.Sprintf("%s%s/%s/services=%d/", col.prefix, c.name, col.mode, services)
 	if values := f.get(inMeasure, name+c.operation, c.unit); len(values) > 0 {
@@ -111,7 +111,8 @@ func (c compared) cell(f figures, col column, services int) string {
 		}
 		return amount(v, c.in)
 	}
-	if over := f.get(inMeasure, name+"start", "over-ms"); len(over) > 0 && c.operation == "start" && c.unit == "p50-ms" {
+	over := f.get(inMeasure, name+"start", "over-ms")
+	if len(over) > 0 && c.operation == "start" && c.unit == "p50-ms" {
 		return "not in " + amount(median(over), "ms")
 	}
 	return noFigure

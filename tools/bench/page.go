@@ -81,7 +81,7 @@ func readme(r results) string {
 	if p == nil {
 		return ""
 	}
-	return fmt.Sprintf("\n%s\nMeasured on %s at commit %s, kernel %s, %d processors; upstream is %s, in the same run.\n\n",
+	return fmt.Sprintf("\n%s\nMeasured on %s at commit %s, kernel %s, %d processors; upstream is %s.\n\n",
 		comparison(p.Figures, readmeSizes...), p.Date, p.Commit, p.Kernel, p.CPUs, cmp.Or(p.Peer, "not measured"))
 }
 

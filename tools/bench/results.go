@@ -64,8 +64,8 @@ func (r results) write(root string) error {
 	return os.WriteFile(filepath.Join(root, resultsFile), append(text, '\n'), 0o644)
 }
 
-// add adds a run of a job. A part of another commit, kernel or machine begins anew; a repeated
-// command replaces its figures.
+// add adds a run of a job. A part measured at another commit, kernel or machine is replaced; a
+// repeated command replaces its figures.
 func (r results) add(mode string, now facts, peer string, o outcome, f figures) {
 	p := r[mode]
 	if p == nil || p.Commit != now.Commit || p.Kernel != now.Kernel || p.CPU != now.CPU {

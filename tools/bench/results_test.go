@@ -98,7 +98,8 @@ func TestComparison(t *testing.T) {
 func TestAdd(t *testing.T) {
 	r, now := results{}, facts{Commit: "abc", Kernel: "6.18", CPU: "fast"}
 	value := func(mode, key string) []float64 { return r[mode].Figures[key] }
-	r.add("compare", now, "Kubernetes v1.37.2", outcome{Command: "a", LoadBefore: 0.5, LoadAfter: 2}, figures{"x": {1}, "y": {5}})
+	r.add("compare", now, "Kubernetes v1.37.2", outcome{Command: "a", LoadBefore: 0.5, LoadAfter: 2},
+		figures{"x": {1}, "y": {5}})
 	r.add("compare", now, "", outcome{Command: "a", LoadBefore: 1, LoadAfter: 1.5}, figures{"x": {2}})
 	r.add("compare", now, "", outcome{Command: "b", LoadBefore: 1, Error: errors.New("exit status 1").Error()}, nil)
 	if p := r["compare"]; len(p.Runs) != 2 || value("compare", "x")[0] != 2 || value("compare", "y")[0] != 5 {
@@ -165,12 +166,14 @@ func TestPlan(t *testing.T) {
 		commands += j.command() + "\n"
 	}
 	for _, want := range []string{
-		"go test ./policy -run '^$' -bench '^BenchmarkEndpointChange$/^services=(100|10000|100000)$' -benchtime 10000x ",
+		"go test ./policy -run '^$' -bench '^BenchmarkEndpointChange$/^services=(100|10000|100000)$' " +
+			"-benchtime 10000x ",
 		"cd test/e2e && KUBE_PROXY=$OLDPWD/bin/kube-proxy go test ./measure -run '^$' -bench " +
 			"'^BenchmarkAPIServer$/^services=/^start$' ",
 		"PEER=$PEER go test ./measure -run '^$' -bench '^BenchmarkPeerStandIn$/^nftables$/^services=/" +
 			"^(start|change|new|connect)$' -benchtime 6x ", " -services 20000 -starts 1 -patience 4m0s\n",
-		"'^BenchmarkTenant$/^ebpf$/^services=/^change$'", "'^BenchmarkIPTablesLegacy$/^services=/^(change|new|connect)$'",
+		"'^BenchmarkTenant$/^ebpf$/^services=/^change$'",
+		"'^BenchmarkIPTablesLegacy$/^services=/^(change|new|connect)$'",
 	} {
 		if !strings.Contains(commands, want) {
 			t.Errorf("no %q in\n%s", want, commands)

@@ -362,8 +362,7 @@ func (s *Session) Beside(ctx context.Context, rate int) (stop func() error) {
 	})
 }
 
-// The load of a hostile tenant: so many Services with so many endpoints each, of which one is
-// rewritten so many times a second.
+// The load of a hostile tenant: Services, endpoints of each, and Services rewritten each second.
 const (
 	hostileServices  = 100
 	hostileEndpoints = 500
