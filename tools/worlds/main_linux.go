@@ -42,6 +42,7 @@ func main() {
 	flag.StringVar(&o.findings, "findings", "", "folder for a file of each cause of wrong answers")
 	flag.IntVar(&o.query, "query", -1, "only this connection of a world")
 	flag.BoolVar(&o.verbose, "v", false, "print each world")
+	incidents := flag.Bool("incidents", false, "play the incidents that operators meet, and ask all commands")
 	modes := flag.String("modes", "nftables,iptables,userspace,ebpf",
 		"modes of the proxy; ipvs needs a kernel that has it")
 	only := flag.String("only", "all", "only these mutations of a world: numbers with commas, none or all")
@@ -50,7 +51,11 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	err := o.complete(*only)
-	if err == nil {
+	switch {
+	case err != nil:
+	case *incidents:
+		err = playIncidents(ctx, os.Stdout, o)
+	default:
 		err = run(ctx, os.Stdout, o)
 	}
 	if err != nil {

@@ -147,20 +147,13 @@ func (p *play) start() error {
 	if err := p.proxy.Start(); err != nil {
 		return err
 	}
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		out, err := p.lab.Command("node1", p.program, "status", "-o", "json", "--admin-socket="+p.socket()).Output()
-		var status struct {
-			Pending, Failing, Frontends *int
-			Starting                    bool
-		}
-		exit := exitCode(err)
-		if exit == 0 || exit == 2 {
-			if json.Unmarshal(out, &status) == nil && !bytes.Contains(out, []byte(`"starting"`)) {
-				return nil
-			}
+	for end := time.Now().Add(60 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		out, err := p.lab.Command("node1", "curl", "-sfm", "2", "http://127.0.0.1:10256/readyz").Output()
+		if err == nil {
+			return nil
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("kube-proxy does not serve (%v):\n%s\n%s", err, out, p.log.String())
+			return fmt.Errorf("kube-proxy does not serve (%w):\n%s\n%s", err, out, p.log.String())
 		}
 	}
 }
