@@ -59,6 +59,9 @@ func Follow(ctx context.Context, q Question, filter Filter) (trace.Node, error) 
 		return trace.Node{}, err
 	}
 	w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) { return filter.Pass(ctx, h, p) }
+	if w.rules, err = rtnl.Rules(ctx, conn, family); err != nil {
+		return trace.Node{}, err
+	}
 	if w.ipsec, err = readPolicies(ctx, family); err != nil {
 		return trace.Node{}, err
 	}

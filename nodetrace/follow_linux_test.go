@@ -145,6 +145,16 @@ var faults = []fault{
 		break_: runs("ip rule add ipproto tcp dport 8081 blackhole prio 10")},
 	{name: "policy rule of the protocol", from: "node1", to: "pod4", six: true, want: trace.Rejected, by: "blackhole",
 		break_: runs("ip -6 rule add ipproto tcp prio 10 blackhole")},
+	{name: "policy rule of the source, from the node", from: "node1", to: "pod4", want: trace.Rejected, by: "prohibits",
+		break_: runs("ip route add prohibit 10.1.2.0/24 table 77; ip rule add from 172.18.0.2 lookup 77 prio 10")},
+	{name: "policy rule of the source, the reply", from: "pod1", to: "node1", want: trace.Dropped, by: "blackhole",
+		break_: runs("ip route add blackhole 10.1.1.11 table 77; ip rule add from 172.18.0.2 lookup 77 prio 10; " +
+			"ip rule add prio 9 lookup local; ip rule del prio 0")},
+	{name: "policy rule of the source's port", from: "pod1", to: "pod4", want: trace.Undecided,
+		doubt:  "ip rule of priority 10, which selects by the source port",
+		break_: runs("ip rule add ipproto tcp sport 40000-50000 prio 10 blackhole")},
+	{name: "the refusal has no route", from: "client", to: "pod2", in: "eth0", want: trace.Dropped, by: "prohibits",
+		break_: runs("ip route replace prohibit 10.1.1.12; ip route add prohibit 172.18.0.100")},
 	{name: "device down", from: "client", to: "pod2",
 		break_: runs("ip link set vethpod2 down"), want: trace.Dropped,
 		by: "endpoint 10.1.1.12:8080 is on this node, but its route leads through eth0 to 172.18.0.254"},
@@ -194,7 +204,7 @@ var faults = []fault{
 		want: trace.Dropped, by: "net.ipv4.conf.vethpod1.route_localnet=0"},
 }
 
-// TestFaults breaks a node, asks, and sends a real packet (NT-02, NT-03, NT-04, NT-07).
+// TestFaults breaks a node, asks, and sends a real packet (NT-02, NT-03, NT-04, NT-07, NT-14).
 func TestFaults(t *testing.T) {
 	for _, f := range faults {
 		if f.break_ == nil {

@@ -20,6 +20,8 @@ type Question struct {
 	// Backend and Sees are the reply's source and destination if conntrack has the connection; else
 	// not valid.
 	Backend, Sees netip.AddrPort
+	// Mark is that connection's mark.
+	Mark uint32
 	// Offloaded: a flowtable has that connection.
 	Offloaded bool
 }

@@ -99,11 +99,22 @@ func (w *walk) untranslated(y way) stop {
 	if y.reply || y.backend.IsValid() || w.q.Table.Verdict != trace.Balance {
 		return stop{}
 	}
+	return w.notTranslated(y)
+}
+
+// notTranslated says that a packet keeps the address of the Service.
+func (w *walk) notTranslated(y way) stop {
 	s := stop{verdict: trace.Dropped, stage: "prerouting", by: fmt.Sprintf("the packet to %s is not translated", y.To),
 		do: "kube-proxy diff"}
+	if w.own() {
+		s.stage = "output"
+	}
 	if y.Flow.State == hooks.Untracked {
 		s.by += ": a rule takes it out of conntrack (notrack)"
 		s.do = "nft list ruleset | grep notrack; iptables -t raw -S"
+		if y.untrackedBy != nil {
+			s.by += ": " + y.untrackedBy.String()
+		}
 	}
 	return s
 }

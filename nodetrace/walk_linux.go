@@ -25,6 +25,7 @@ type facts struct {
 	// evicted, because its table was full.
 	conntrack func() (dropped, evicted uint64)
 	ipsec     ipsec
+	rules     []rtnl.Rule // policy rules that select by what may not be known
 }
 
 // walk is one packet on its way. It collects where the ways end.
@@ -48,8 +49,13 @@ type way struct {
 	here    bool // a socket of this node receives it
 	reply   bool
 	later   bool // the client's next packets
-	steps   []trace.Step
-	doubts  []string
+	// asked is the connection as its client sees it. bypass: the reply need not pass this node.
+	asked  hooks.Tuple
+	bypass bool
+	// translatedBy and untrackedBy are the rules that did so.
+	translatedBy, untrackedBy *hooks.Rule
+	steps                     []trace.Step
+	doubts                    []string
 }
 
 // stop is an obstacle. The zero stop is none.
@@ -72,9 +78,10 @@ const maxWays = 64
 func (w *walk) follow() {
 	p := w.q.Packet
 	orig := hooks.Tuple{From: p.From, To: p.To}
-	start := way{share: 1, Packet: hooks.Packet{Proto: p.Proto, From: p.From, To: p.To, Flow: hooks.Flow{Orig: orig}}}
+	start := way{share: 1, asked: orig,
+		Packet: hooks.Packet{Proto: p.Proto, From: p.From, To: p.To, Flow: hooks.Flow{Orig: orig}}}
 	if w.q.Backend.IsValid() {
-		start.Flow.State, start.Flow.Offloaded = hooks.Established, w.q.Offloaded
+		start.Flow.State, start.Flow.Offloaded, start.Flow.Mark = hooks.Established, w.q.Offloaded, w.q.Mark
 		if !w.q.Mode.Holds { // IPVS itself translates its connections
 			start.Flow.Reverse = hooks.Tuple{From: w.q.Backend, To: w.q.Sees}
 		}
@@ -85,7 +92,15 @@ func (w *walk) follow() {
 	for _, x := range w.connected(start) {
 		for _, y := range w.request(x) {
 			for _, z := range w.proxied(y) {
+				if s := w.strayed(z); s.by != "" {
+					w.stop(z, s)
+					continue
+				}
 				for _, answered := range w.answered(z) {
+					if s := w.misled(answered); s.by != "" {
+						w.stop(answered, s)
+						continue
+					}
 					for _, done := range w.continued(answered) {
 						w.ends = append(w.ends, end{way: done})
 					}
@@ -109,6 +124,7 @@ func (w *walk) connected(y way) (all []way) {
 	for _, b := range w.bounded(backends) {
 		z := y
 		z.To, z.backend, z.share, z.Flow.Orig.To = b.Address, b.Address, b.Share, b.Address
+		z.asked.To = b.Address
 		z.note("socket", "to %s, by an eBPF program of kube-proxy", b.Address)
 		if z.To.Addr() == z.From.Addr() && !w.own() {
 			w.ends = append(w.ends, end{way: z})
@@ -149,10 +165,11 @@ func (w *walk) receive(y way, in rtnl.Link) (all []way) {
 	for _, y := range w.hook(hooks.Prerouting, y) {
 		q := y.query()
 		q.From, q.FromPort, q.In = y.From.Addr(), y.From.Port(), in.Index
+		w.byPort(y)
 		r := w.lookup(q)
 		switch s := w.refused(r, y, in); {
 		case s.by != "":
-			w.stop(y, s)
+			w.stop(y, w.refusal(y, s))
 		case r.Here():
 			y.note("route", "to this node")
 			all = append(all, w.arrive(y)...)
@@ -252,10 +269,11 @@ func (w *walk) masqueraded(y way) []way {
 
 // send takes a packet of this node. IPVS takes its own, and looks routes up by the address alone.
 func (w *walk) send(y way) (all []way) {
-	q := y.query()
+	q := w.sent(y)
 	if w.fromIPVS(y) {
 		q = rtnl.Query{To: q.To}
 	}
+	w.byPort(y)
 	r := w.lookup(q)
 	s := noRoute(r, y.To.Addr(), false, y.stage("route"))
 	if s.by == "" && !w.fromIPVS(y) {
@@ -302,7 +320,7 @@ func (w *walk) rerouted(before way, after *way, was rtnl.Route) rtnl.Route {
 	if before.To.Addr() == after.To.Addr() && before.Mark == after.Mark && !w.fromIPVS(before) {
 		return was
 	}
-	r := w.lookup(after.query())
+	r := w.lookup(w.sent(*after))
 	if text := routeText(r, w.link(r.Out)); r.Errno == 0 && text != routeText(was, w.link(was.Out)) {
 		after.note("route", "%s", text)
 	}
@@ -349,11 +367,12 @@ func (w *walk) proxied(y way) (all []way) {
 	for _, b := range backends {
 		z := y
 		z.here, z.To, z.backend, z.share, z.steps = false, b.Address, b.Address, y.share*b.Share, slices.Clone(y.steps)
-		z.Flow = hooks.Flow{Orig: y.Flow.Orig}
+		z.Flow = hooks.Flow{Orig: y.Flow.Orig, Mark: y.Flow.Mark}
 		if !m.Holds {
 			own := w.lookup(rtnl.Query{To: b.Address.Addr()})
 			z.From, z.Mark = netip.AddrPortFrom(own.Source, 0), 0
-			z.Flow.Orig = hooks.Tuple{From: z.From, To: z.To}
+			z.Flow = hooks.Flow{Orig: hooks.Tuple{From: z.From, To: z.To}}
+			z.asked = z.Flow.Orig
 		}
 		all = append(all, w.send(z)...)
 	}
@@ -373,11 +392,20 @@ func (w *walk) answered(y way) []way {
 	z := y
 	z.reply, z.here, z.Mark, z.From, z.To = true, false, 0, y.To, y.From
 	z.Flow = hooks.Flow{State: hooks.Established, Reply: true,
-		Orig: y.Flow.Orig, Reverse: hooks.Tuple{From: y.To, To: y.From}, Offloaded: y.Flow.Offloaded}
+		Orig: y.Flow.Orig, Reverse: hooks.Tuple{From: y.To, To: y.From}, Offloaded: y.Flow.Offloaded,
+		Mark: y.Flow.Mark}
+	if y.Flow.State == hooks.Untracked { // conntrack does not know what it answers
+		z.Flow = hooks.Flow{Orig: hooks.Tuple{From: z.From, To: z.To}}
+		if y.Proto == lb.TCP {
+			z.Flow.State = hooks.Invalid
+		}
+	}
 	switch in := w.named(y.Out); {
 	case y.here:
 		return w.send(z)
 	case w.bypasses(y):
+		w.onewayReply(y)
+		z.bypass = true
 		z.note("route", "the reply need not pass this node")
 		return []way{z}
 	default:
@@ -395,7 +423,11 @@ func (w *walk) continued(y way) (all []way) {
 	}
 	z := y
 	z.reply, z.later, z.here, z.Mark, z.From, z.To = false, true, false, 0, y.Flow.Orig.From, y.Flow.Orig.To
-	z.Flow = hooks.Flow{State: hooks.Established, Orig: y.Flow.Orig, Reverse: y.Flow.Reverse}
+	z.Flow = hooks.Flow{State: hooks.Established, Orig: y.Flow.Orig, Reverse: y.Flow.Reverse, Mark: y.Flow.Mark}
+	if untracked := y.Flow.State != hooks.Established; untracked {
+		z.From, z.To = y.asked.From, y.asked.To
+		z.Flow = hooks.Flow{Orig: y.asked}
+	}
 	for _, z := range w.request(z) {
 		z.steps = y.steps
 		all = append(all, z)
@@ -435,6 +467,12 @@ func (w *walk) hook(h hooks.Hook, y way) (all []way) {
 		if !y.reply && (x.Translated || x.To != y.To) {
 			z.backend = x.To
 		}
+		if x.TranslatedBy != nil {
+			z.translatedBy = x.TranslatedBy
+		}
+		if x.UntrackedBy != nil {
+			z.untrackedBy = x.UntrackedBy
+		}
 		for _, r := range x.NotEvaluated {
 			z.doubts = append(z.doubts, r.String())
 		}
@@ -447,7 +485,7 @@ func (w *walk) hook(h hooks.Hook, y way) (all []way) {
 		if x.By != nil {
 			s.by, s.own = x.By.String(), strings.HasPrefix(x.By.Owner(), "kube-proxy") && x.Verdict == w.q.Table.Verdict
 		}
-		w.stop(z, s)
+		w.stop(z, w.refusal(z, s))
 	}
 	return all
 }
@@ -513,6 +551,13 @@ func (w *walk) doubt(format string, args ...any) {
 // query is for the route of the packet, as of one of this node.
 func (y way) query() rtnl.Query {
 	return rtnl.Query{To: y.To.Addr(), Mark: y.Mark, Proto: byte(y.Proto), ToPort: y.To.Port()}
+}
+
+// sent is the query for a packet that this node sends from an address of its own.
+func (w *walk) sent(y way) rtnl.Query {
+	q := y.query()
+	q.From, q.FromPort = w.local(y.From.Addr()), y.From.Port()
+	return q
 }
 
 func (w *walk) lookup(q rtnl.Query) rtnl.Route {

@@ -47,6 +47,9 @@ func one(p hooks.Packet) []hooks.Way { return []hooks.Way{{Packet: p, Share: 1}}
 
 // balanced sends new packets to backends by equal shares.
 func balanced(h hooks.Hook, p hooks.Packet, backends ...string) []hooks.Way {
+	if h == hooks.Postrouting && p.Flow.Reply {
+		p.From = p.Flow.Orig.To
+	}
 	if h != hooks.Prerouting || p.Flow.State != hooks.New {
 		return one(p)
 	}
@@ -59,7 +62,7 @@ func balanced(h hooks.Hook, p hooks.Packet, backends ...string) []hooks.Way {
 	return all
 }
 
-// TestWalk judges gathered facts (NT-01 to NT-06).
+// TestWalk judges gathered facts (NT-01 to NT-06, NT-12, NT-13).
 func TestWalk(t *testing.T) {
 	const far, near, service = "198.51.100.1:80", "10.1.1.2:80", "10.96.0.10:80"
 	rule := func(chain string) *hooks.Rule {
@@ -93,7 +96,10 @@ func TestWalk(t *testing.T) {
 			}},
 		{"kube-proxy rejects, as the table says", func(w *walk) {
 			w.q.Table.Verdict = trace.Reject
-			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				if h != hooks.Forward {
+					return one(p), nil
+				}
 				return []hooks.Way{{Packet: p, Share: 1, Verdict: trace.Reject, By: rule("KUBE-SERVICES")}}, nil
 			}
 		}, trace.Rejected, "table inet x", 1,
@@ -107,6 +113,62 @@ func TestWalk(t *testing.T) {
 				return all, nil
 			}
 		}, trace.Undecided, "", 0, func(n trace.Node) bool { return len(n.NotEvaluated) == 1 && !n.Harmful() }},
+		{"kube-proxy rejects, and the error is dropped", func(w *walk) {
+			w.q.Table.Verdict = trace.Reject
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				all := one(p)
+				switch h {
+				case hooks.Forward:
+					all[0].Verdict, all[0].By = trace.Reject, rule("KUBE-SERVICES")
+				case hooks.Output:
+					all[0].Verdict, all[0].By = trace.Drop, rule("silence")
+				}
+				return all, nil
+			}
+		}, trace.Dropped, "table inet x", 1, func(n trace.Node) bool {
+			return strings.Contains(strings.Join(n.Warnings, ""), "chain silence")
+		}},
+		{"another program translates", func(w *walk) {
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				all := balanced(h, p, "10.1.1.2:9999")
+				if all[0].Translated {
+					all[0].TranslatedBy = rule("DOCKER")
+				}
+				return all, nil
+			}
+		}, trace.Translated, "chain DOCKER", 1, func(n trace.Node) bool {
+			return n.Harmful() &&
+				strings.HasPrefix(n.Lead(), "TRANSLATED on this node, not by kube-proxy: table inet x")
+		}},
+		{"not translated at an address of this node", func(w *walk) {
+			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:30080")
+			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				p.Flow.State = hooks.Untracked
+				all := one(p)
+				all[0].UntrackedBy = rule("raw")
+				return all, nil
+			}
+		}, trace.Rejected, "chain raw", 1, nil},
+		{"the reply is not translated back", func(w *walk) {
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				if p.Flow.Reply {
+					return one(p), nil
+				}
+				return balanced(h, p, near), nil
+			}
+		}, trace.Dropped, "the reply comes from 10.1.1.2:80", 1, nil},
+		{"the mark of the connection", func(w *walk) {
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				all := balanced(h, p, near)
+				switch {
+				case p.Flow.State == hooks.New:
+					all[0].Flow.Mark = 7
+				case p.Flow.Mark != 7: // of the reply and of the next packets
+					all[0].Verdict, all[0].By = trace.Drop, rule("unmarked")
+				}
+				return all, nil
+			}
+		}, trace.Delivered, "", 0, nil},
 		{"not translated", func(w *walk) {
 			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
 				p.Flow.State = hooks.Untracked
@@ -116,11 +178,11 @@ func TestWalk(t *testing.T) {
 		{"an existing connection in a full table", func(w *walk) {
 			w.sysctl = full
 			w.q.Backend, w.q.Sees = netip.MustParseAddrPort(near), w.q.Packet.From
-			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
 				if !p.Flow.Reply {
 					p.To = p.Flow.Reverse.From
 				}
-				return one(p), nil
+				return balanced(h, p), nil
 			}
 		}, trace.Delivered, "", 0, nil},
 		{"no carrier", func(w *walk) { w.links[3].Flags = unix.IFF_UP },

@@ -48,6 +48,8 @@ const (
 	Dropped NodeVerdict = "dropped"
 	// Rejected: the sender receives an error.
 	Rejected NodeVerdict = "rejected"
+	// Translated: another program leads the packet to an address that is no backend.
+	Translated NodeVerdict = "translated"
 	// Undecided: nothing that could be evaluated stops the packet, but NotEvaluated may.
 	Undecided NodeVerdict = "unknown"
 )

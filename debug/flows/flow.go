@@ -51,6 +51,8 @@ type Flow struct {
 	Answered bool
 	// Offloaded: a flowtable has it, so its packets bypass most hooks.
 	Offloaded bool
+	// Mark is conntrack's mark.
+	Mark uint32
 	// Timeout is the time without a packet after which the entry expires, in whole seconds.
 	Timeout time.Duration
 }
@@ -101,7 +103,7 @@ func flowOf(e *ctwire.Entry) Flow {
 	proto := lb.Proto(e.Orig.Proto)
 	return Flow{Proto: proto, From: e.Orig.From, To: e.Orig.To, By: e.Reply.From, Client: e.Reply.To,
 		State:    stateName(proto, e.State),
-		Answered: e.Status&ctwire.SeenReply != 0, Offloaded: e.Status&ctwire.Offloaded != 0,
+		Answered: e.Status&ctwire.SeenReply != 0, Offloaded: e.Status&ctwire.Offloaded != 0, Mark: e.Mark,
 		Timeout: time.Duration(e.Timeout) * time.Second}
 }
 

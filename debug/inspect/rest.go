@@ -30,7 +30,7 @@ func (i *Inspector) rest(ctx context.Context, f Family, p trace.Packet, a *Trace
 	}
 	q := nodetrace.Question{Packet: p, Table: a.Answer, Mode: f.Trace, Kernel: a.Kernel, OnNode: onNode(a.Frontend)}
 	if c := a.existing(p); c != nil {
-		q.Backend, q.Sees, q.Offloaded = c.Backend, c.Sees, c.Offloaded
+		q.Backend, q.Sees, q.Offloaded, q.Mark = c.Backend, c.Sees, c.Offloaded, c.Mark
 	}
 	ctx, cancel := context.WithTimeout(ctx, restWait)
 	defer cancel()

@@ -177,7 +177,7 @@ func (i *Inspector) connections(ctx context.Context, p trace.Packet, a *TraceAns
 func (a *TraceAnswer) connected(found flows.Found) {
 	for _, f := range found.Flows {
 		a.Conntrack = append(a.Conntrack, Connection{From: f.From, To: f.To, Backend: f.By, Sees: f.Client,
-			Proto: f.Proto.String(), State: f.State, Answered: f.Answered, Offloaded: f.Offloaded,
+			Proto: f.Proto.String(), State: f.State, Answered: f.Answered, Offloaded: f.Offloaded, Mark: f.Mark,
 			Timeout: int(f.Timeout.Seconds())})
 	}
 	a.ConntrackEnded, a.ConntrackMore = found.Ended, found.More

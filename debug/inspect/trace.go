@@ -104,6 +104,8 @@ type Connection struct {
 	Answered bool `json:"answered"`
 	// Offloaded: a flowtable of nftables has it, so its packets bypass all rules but netdev's.
 	Offloaded bool `json:"offloaded,omitempty"`
+	// Mark is its mark in conntrack.
+	Mark uint32 `json:"mark,omitempty"`
 	// Proto is tcp, udp or sctp; State is the kernel's name of the state, "" if the protocol has
 	// none.
 	Proto string `json:"proto"`

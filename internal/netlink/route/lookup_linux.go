@@ -13,7 +13,9 @@ import (
 
 // Query asks for the route of a packet.
 type Query struct {
-	To, From netip.Addr // From is only for incoming packets
+	// From is the source; for packets of the node it must be an address of the node, or invalid for
+	// one that the kernel chooses.
+	To, From netip.Addr
 	// In is the index of the interface on which the packet arrives; 0 for the node's own packets.
 	In   int32
 	Mark uint32
@@ -39,6 +41,41 @@ type Route struct {
 	Errno unix.Errno
 }
 
+// Rule is a policy rule (ip-rule(8)), as far as it selects by what a query may not know.
+type Rule struct {
+	Priority uint32
+	// SourcePorts and Users: it selects by source ports, and by users of programs.
+	SourcePorts, Users bool
+}
+
+// Rules lists the policy rules of a family that select by source ports or by users.
+func Rules(ctx context.Context, conn netlink.Asker, family byte) ([]Rule, error) {
+	const priority, users, sourcePorts = 6, 20, 23 // FRA_PRIORITY, FRA_UID_RANGE, FRA_SPORT_RANGE
+	request := netlink.Request(unix.RTM_GETRULE, unix.NLM_F_DUMP, append([]byte{family}, make([]byte, 11)...))
+	all, err := netlink.Dump(ctx, conn, request, func(m netlink.Message) (r Rule, ok bool) {
+		const header = 12 // struct fib_rule_hdr
+		if len(m.Body) < header || m.Body[0] != family {
+			return r, false
+		}
+		netlink.Attributes(m.Body[header:], func(typ uint16, v []byte) bool {
+			switch typ {
+			case priority:
+				r.Priority = netlink.Native32(v)
+			case users:
+				r.Users = true
+			case sourcePorts:
+				r.SourcePorts = true
+			}
+			return true
+		})
+		return r, r.Users || r.SourcePorts
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the policy rules: %w", err)
+	}
+	return all, nil
+}
+
 // Here reports whether the packet is for this node.
 func (r Route) Here() bool { return r.Type == unix.RTN_LOCAL }
 
@@ -49,9 +86,11 @@ func Lookup(ctx context.Context, conn netlink.Asker, q Query) (r Route, err erro
 	head[0], head[1] = family(q.To), byte(q.To.BitLen())
 	var e netlink.Encoder
 	e.Addr(unix.RTA_DST, q.To)
-	if q.In != 0 {
+	if q.From.IsValid() {
 		head[2] = byte(q.From.BitLen())
 		e.Addr(unix.RTA_SRC, q.From)
+	}
+	if q.In != 0 {
 		e.Native32(unix.RTA_IIF, uint32(q.In))
 	}
 	if q.Mark != 0 {

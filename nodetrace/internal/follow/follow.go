@@ -25,6 +25,8 @@ type State struct {
 	Verdict trace.Verdict
 	By      *Rule
 	Memory  Memory
+	// TranslatedBy is the rule that translated the destination; nil where the walker does not say.
+	TranslatedBy *Rule
 	// From is the source that rules gave it; invalid if they gave none, or one of this node.
 	From netip.AddrPort
 	// ConnMark is the mark of its connection. Untracked: connection tracking leaves it alone,

@@ -77,7 +77,7 @@ type Tuple struct{ From, To netip.AddrPort }
 // tracked reports whether the flow's translation is bound, so that the packet meets no nat chain.
 func (f Flow) tracked() bool { return f.State == Established || f.State == Related || f.Bound }
 
-// Rule is a rule of any program. Number 0 is the policy of a base chain.
+// Rule is a rule of any program. Number 0 is the policy of a base chain, -1 the chain itself.
 // Table is as nft says it, "table inet firewall", or "table filter of iptables-legacy".
 type Rule follow.Rule
 
@@ -91,7 +91,10 @@ func (r Rule) String() string {
 		text = strings.ToValidUTF8(text[:maxText], "") + "…"
 	}
 	where := fmt.Sprintf("%s, chain %s, policy %s", escaped(r.Table), escaped(r.Chain), escaped(text))
-	if r.Number > 0 {
+	switch {
+	case r.Number < 0:
+		where = fmt.Sprintf("%s, chain %s %s", escaped(r.Table), escaped(r.Chain), escaped(text))
+	case r.Number > 0:
 		where = fmt.Sprintf("%s, chain %s, rule %d %q", escaped(r.Table), escaped(r.Chain), r.Number, text)
 	}
 	if owner := r.Owner(); owner != "" {
@@ -117,6 +120,8 @@ type Way struct {
 	// Translated: rules gave the packet another destination at this hook. Masqueraded: another
 	// source; From is unchanged if that is an address of this node.
 	Translated, Masqueraded bool
+	// TranslatedBy is the rule that gave it another destination; nil if conntrack did, or none.
+	TranslatedBy *Rule
 	// Verdict is "" for a packet that continues, or Drop or Reject. By is the rule that gave it.
 	Verdict trace.Verdict
 	By      *Rule

@@ -180,13 +180,31 @@ func (s *Snapshot) translate(ctx context.Context, at stop, nat []base, flows []f
 		}
 		return f.Verdict != "" || f.Untracked || f.Masqueraded
 	}
-	for _, b := range nat {
+	for i, b := range nat {
 		past, on := follow.Part(flows, done)
-		on, err := s.chain(ctx, at, b, on)
+		after, err := s.chain(ctx, at, b, slices.Clone(on))
 		if err != nil {
 			return nil, err
 		}
-		flows = follow.Merge(append(past, on...))
+		for _, other := range nat[i+1:] {
+			if other.Priority != b.Priority || !slices.ContainsFunc(after, done) {
+				break
+			}
+			rival, err := s.chain(ctx, at, other, slices.Clone(on))
+			if err != nil {
+				return nil, err
+			}
+			either := &follow.Rule{Table: b.name, Chain: b.chain, Number: -1, Text: fmt.Sprintf(
+				"and %s, chain %s, translate at one priority, in an unknown order",
+				escaped(other.name), escaped(other.chain))}
+			for _, f := range rival {
+				if done(f) && f.Doubt == nil {
+					f.Share, f.Doubt = 0, either
+					after = append(after, f)
+				}
+			}
+		}
+		flows = follow.Merge(append(past, after...))
 	}
 	return flows, nil
 }
@@ -368,7 +386,7 @@ func (s *Snapshot) ways(p Packet, flows []follow.Flow) (all []Way) {
 		if f.Offload != nil && f.Verdict != "" {
 			w.NotEvaluated = []Rule{Rule(*f.Offload)}
 		}
-		w.By, w.UntrackedBy = (*Rule)(f.By), (*Rule)(f.UntrackedBy)
+		w.By, w.UntrackedBy, w.TranslatedBy = (*Rule)(f.By), (*Rule)(f.UntrackedBy), (*Rule)(f.TranslatedBy)
 		all = append(all, w)
 	}
 	for i := range all {

@@ -50,16 +50,23 @@ table ip nat {
 		type nat hook prerouting priority -100
 		ip daddr 10.200.0.1 tcp dport 80 dnat to numgen random mod 2 map { 0 : 10.1.0.1, 1 : 10.1.0.2 }
 		ip daddr 10.201.0.1 dnat to 10.201.0.1
+		ip daddr 10.203.0.1 dnat to 10.1.0.8
 	}
 	chain translated {
 		type filter hook prerouting priority 0
 		ip daddr 10.201.0.1 ct status dnat drop
 	}
 }
+table ip rival {
+	chain pre {
+		type nat hook prerouting priority -100
+		ip daddr 10.203.0.1 dnat to 10.1.0.9
+	}
+}
 `
 
 // Rules of nftables and of both kinds of iptables decide in their order, and the answer names the
-// rule.
+// rule. Of two nat chains of one priority the order is unknown (NT-14).
 func TestPass(t *testing.T) {
 	netlab.EnterForTest(t)
 	load(t, firewall, "nft", "-f", "-")
@@ -85,6 +92,8 @@ func TestPass(t *testing.T) {
 		{Prerouting, lb.UDP, "10.202.0.1:53", []string{`to 10.202.0.1:53, not evaluated: ` +
 			`table nat of iptables-legacy, chain PREROUTING, rule 1 ` +
 			`"-d 10.202.0.1/32 -p udp -j DNAT --to-destination 10.1.0.1-10.1.0.2"`}},
+		{Prerouting, lb.UDP, "10.203.0.1:53", []string{`to 10.1.0.9:53, not evaluated: ` +
+			`table ip rival, chain pre and table ip nat, chain pre, translate at one priority, in an unknown order`}},
 		{Forward, lb.TCP, "10.1.1.1:443", []string{`reject by table filter of iptables-legacy, chain FORWARD, rule 1 ` +
 			`"-p tcp -m multiport --dports 80,443 -j REJECT --reject-with icmp-port-unreachable"`}},
 		{Forward, lb.UDP, "10.1.1.1:443",

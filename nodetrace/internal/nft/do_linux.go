@@ -192,6 +192,9 @@ func (w *walk) translate(f *flow, to netip.Addr, port int) bool {
 		p = binary.BigEndian.Uint16(f.at(port, 2))
 	}
 	f.To, f.Translated, f.jump.Kind = netip.AddrPortFrom(to, p), true, expr.VerdictAccept
+	if w.node != nil {
+		f.TranslatedBy = w.at.rule()
+	}
 	return true
 }
 

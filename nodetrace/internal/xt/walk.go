@@ -243,8 +243,11 @@ func (w *walker) meet(id xtables.ChainID, r *rule, flows []follow.Flow) (met []f
 		w.say(id, r.text, "")
 	}
 	for i := range those {
-		if r.do.change != nil {
+		if before := those[i].To; r.do.change != nil {
 			r.do.change(w, &those[i])
+			if those[i].To != before {
+				those[i].TranslatedBy = w.as
+			}
 		}
 		if those[i].Verdict != "" {
 			those[i].By = w.as

@@ -1,0 +1,170 @@
+package nodetrace
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	rtnl "kube-proxy/internal/netlink/route"
+	"kube-proxy/lb"
+	"kube-proxy/nodetrace/internal/hooks"
+	"kube-proxy/trace"
+)
+
+// expected reports whether the table or the mode's state in the kernel sends the packet there.
+func (w *walk) expected(to netip.AddrPort) bool {
+	is := func(b trace.Backend) bool { return b.Address == to }
+	k := w.q.Kernel
+	switch w.q.Table.Verdict {
+	case trace.Pass:
+		return to == w.q.Packet.To
+	case trace.Balance:
+		return slices.ContainsFunc(w.q.Table.Backends, is) || to == w.q.Backend ||
+			k != nil && (slices.ContainsFunc(k.Backends, is) || to == k.Affine)
+	}
+	return false
+}
+
+// strayed reports a request that has ended at an address to which nothing of kube-proxy sends it.
+// Connections that end at the proxy are not judged: it chooses its listeners itself.
+func (w *walk) strayed(y way) stop {
+	m, p := w.q.Mode, w.q.Packet
+	own := m.Terminates || m.Holds || m.LocalhostProxy && p.To.Addr().IsLoopback()
+	if w.q.Table.Verdict == "" || own && y.here || w.expected(y.To) || p.Proto == trace.ICMPv4 || p.Proto == trace.ICMPv6 {
+		return stop{}
+	}
+	s := stop{verdict: trace.Translated, stage: y.stage("prerouting"),
+		by: fmt.Sprintf("the packet goes to %s, which is no backend", y.To), do: "nft list ruleset; iptables-save"}
+	if w.own() {
+		s.stage = y.stage("output")
+	}
+	switch {
+	case y.To == p.To && w.q.Table.Verdict == trace.Balance:
+		s = w.notTranslated(y)
+		s.verdict = trace.Rejected
+	case y.To == p.To: // the table refuses it, and the kernel does not
+		s.by = fmt.Sprintf("nothing in the kernel refuses the packet to %s", y.To)
+		s.do = "kube-proxy diff"
+	case y.translatedBy != nil:
+		s.by, s.do = fmt.Sprintf("%s: to %s, which is no backend", y.translatedBy, y.To), ""
+	}
+	return s
+}
+
+// misled reports a reply that does not come to the client, or not from the address that it asked.
+func (w *walk) misled(y way) stop {
+	s := stop{verdict: trace.Dropped, stage: y.stage("postrouting"), do: "nft list ruleset; iptables-save"}
+	same := func(a, b netip.AddrPort) bool {
+		return a.Addr() == b.Addr() && (a.Port() == b.Port() || a.Port() == 0 || b.Port() == 0)
+	}
+	client, local := y.asked.From, w.q.Packet.Host || w.q.Mode.Terminates && !w.q.Mode.Holds
+	switch {
+	case w.q.Mode.Holds || y.bypass: // IPVS translates replies itself
+		return stop{}
+	case !same(y.To, client):
+		s.by = fmt.Sprintf("the reply goes to %s, not to the client %s", y.To, client)
+	case y.here && !local:
+		s.by = fmt.Sprintf("the reply to the client %s ends at this node", client)
+	case !same(y.From, y.asked.To):
+		s.by = fmt.Sprintf("the client asked %s, and the reply comes from %s, which the client does not take",
+			y.asked.To, y.From)
+	default:
+		return stop{}
+	}
+	if y.untrackedBy != nil {
+		s.by += ": conntrack leaves it alone, because of " + y.untrackedBy.String()
+	}
+	return s
+}
+
+// refusal follows the error that a rule or a route sends to a client elsewhere: the client learns
+// nothing if that is stopped. s is the refusal of the packet y.
+func (w *walk) refusal(y way, s stop) stop {
+	if s.verdict != trace.Rejected || y.reply || y.later || w.own() || w.err != nil {
+		return s
+	}
+	r := w.lookup(rtnl.Query{To: y.From.Addr()})
+	if e := noRoute(r, y.From.Addr(), false, "error: route"); e.by != "" {
+		return w.unheard(s, e.by)
+	}
+	e := hooks.Packet{Proto: trace.ICMPv4, From: netip.AddrPortFrom(r.Source, 0),
+		To: netip.AddrPortFrom(y.From.Addr(), unreachable4), Out: w.link(r.Out).Name}
+	switch {
+	case y.Proto == lb.TCP && (strings.Contains(s.by, "tcp reset") || strings.Contains(s.by, "tcp-reset")):
+		e.Proto, e.From, e.To = lb.TCP, y.To, y.From
+	case y.From.Addr().Is6():
+		e.Proto, e.To = trace.ICMPv6, netip.AddrPortFrom(y.From.Addr(), unreachable6)
+	}
+	if !e.From.Addr().IsValid() {
+		e.From = netip.AddrPortFrom(y.To.Addr(), 0)
+	}
+	e.Flow = hooks.Flow{State: hooks.Related, Reply: true, Mark: y.Flow.Mark}
+	for _, h := range []hooks.Hook{hooks.Output, hooks.Postrouting} {
+		ways, err := w.pass(h, e)
+		if err != nil {
+			w.err = fmt.Errorf("follow an error through %s: %w", h, err)
+			return s
+		}
+		for _, x := range ways {
+			for _, rule := range x.NotEvaluated {
+				w.doubt("%s", rule)
+			}
+			if x.Verdict != "" && x.By != nil {
+				return w.unheard(s, x.By.String())
+			}
+		}
+	}
+	return s
+}
+
+// The type and the code of the errors "port unreachable", as a port.
+const (
+	unreachable4 = 3<<8 | 3
+	unreachable6 = 1<<8 | 4
+)
+
+// unheard is a refusal that does not reach the client.
+func (w *walk) unheard(s stop, by string) stop {
+	s.verdict = trace.Dropped
+	w.warn("The error that refuses the packet does not reach the client: %s.", by)
+	return s
+}
+
+// onewayReply judges a reply that need not pass this node.
+func (w *walk) onewayReply(y way) {
+	switch {
+	case y.To == y.asked.To: // nothing was translated
+	case y.To.Addr() == y.From.Addr():
+		w.doubt("the client is its own backend, and is not masqueraded: it answers itself")
+	default:
+		w.doubt("the reply of %s to %s need not pass this node: if it does not, the client sees another address than "+
+			"the one it asked", y.To, y.From.Addr())
+	}
+}
+
+// byPort notes policy rules that select by what is not known of the packet.
+func (w *walk) byPort(y way) {
+	if y.From.Port() != 0 && !w.own() {
+		return
+	}
+	for _, r := range w.rules {
+		switch {
+		case r.SourcePorts && y.From.Port() == 0:
+			w.doubt("ip rule of priority %d, which selects by the source port", r.Priority)
+		case r.Users && w.own() && !y.reply:
+			w.doubt("ip rule of priority %d, which selects by the user of the program", r.Priority)
+		}
+	}
+}
+
+// local returns the address for a query of a packet that this node sends; invalid if that is not an
+// address of the node.
+func (w *walk) local(a netip.Addr) netip.Addr {
+	if r := w.lookup(rtnl.Query{To: a}); a.IsValid() && r.Type == unix.RTN_LOCAL {
+		return a
+	}
+	return netip.Addr{}
+}
