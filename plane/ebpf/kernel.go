@@ -107,15 +107,13 @@ func specOf(f lb.Family) (*ebpf.CollectionSpec, error) {
 // readsKernel is an error if programs cannot read the kernel's structs.
 func readsKernel() error {
 	err := hasBTF()
-	for _, fn := range []asm.BuiltinFunc{asm.FnSkcToTcpSock, asm.FnProbeReadKernel} { // with CAP_PERFMON
-		if err == nil {
-			err = features.HaveProgramHelper(ebpf.CGroupSockAddr, fn)
-		}
+	if err == nil { // with CAP_PERFMON
+		err = features.HaveProgramHelper(ebpf.CGroupSockAddr, asm.FnProbeReadKernel)
 	}
 	if err != nil {
 		return fmt.Errorf("sockets of pods take the packet path, because programs do not see which network namespaces "+
-			"lead to the node; and connections of MPTCP, NFS, SMB, Ceph, iSCSI and NVMe to a Service are not left "+
-			"to the nftables rules: %w", err)
+			"lead to the node; and connections of MPTCP, NFS, SMB, Ceph, iSCSI, NVMe and L2TP to a Service are not "+
+			"left to the nftables rules: %w", err)
 	}
 	return nil
 }

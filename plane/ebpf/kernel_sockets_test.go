@@ -6,6 +6,7 @@ import (
 	"errors"
 	"maps"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 
@@ -107,6 +108,37 @@ func TestKernelClient(t *testing.T) {
 		b.must(unix.Close(fd)) // which ends the mount
 		if err := <-mounted; err == nil {
 			b.t.Error("mounted what no server serves")
+		}
+	})
+}
+
+// TestKernelDatagrams: a UDP socket that the kernel connects for L2TP keeps the Service's address,
+// and has no storage (EB-40).
+func TestKernelDatagrams(t *testing.T) {
+	eachFamily(t, func(b *bench) {
+		if err := readsKernel(); err != nil {
+			b.t.Skip(err)
+		}
+		vip := b.to("VIP:53").Addr()
+		pod := netlab.Addr("pod3", b.f == lb.IPv6)
+		b.On("pod3", func() {
+			l2tp := func(args ...string) string {
+				out, err := exec.Command("ip", append([]string{"l2tp"}, args...)...).CombinedOutput()
+				if err != nil {
+					b.t.Skipf("this kernel has no L2TP (test/vm/suites runs others): %v: %s", err, out)
+				}
+				return string(out)
+			}
+			l2tp("show", "tunnel")
+			l2tp("add", "tunnel", "tunnel_id", "7", "peer_tunnel_id", "7", "encap", "udp", "local", pod.String(),
+				"remote", vip.String(), "udp_sport", "5000", "udp_dport", "53")
+			defer l2tp("del", "tunnel", "tunnel_id", "7")
+			if shows := l2tp("show", "tunnel"); !strings.Contains(shows, "to "+vip.String()) {
+				b.t.Errorf("the kernel's socket does not have the Service's address:\n%s", shows)
+			}
+		})
+		if all, each := b.kept(); all != 0 {
+			b.t.Errorf("%d sockets with storage are counted, by client %v, want none", all, each)
 		}
 	})
 }

@@ -53,7 +53,7 @@ var passages = [...]passage{
 	byAffinity:   {"affinity", "the client uses too many Services with affinity"},
 	byFlows:      {"flows", "the UDP socket has too many destinations"},
 	byStorage:    {"storage", "the bound on sockets is reached"},
-	byKernel:     {"kernel_socket", "the kernel itself uses the socket, as for MPTCP, NFS, SMB, Ceph, iSCSI and NVMe"},
+	byKernel:     {"kernel_socket", "the kernel uses the socket, as for MPTCP, NFS, SMB, Ceph, iSCSI, NVMe and L2TP"},
 }
 
 // passed calls f with the number of calls to frontends that took the packet path, by reason.

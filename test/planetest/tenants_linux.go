@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"hash/maphash"
 	"iter"
+	"maps"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -79,7 +80,7 @@ type neighbours struct {
 	created  int64
 	tenants  int
 	seed     maphash.Seed
-	known    map[question]string // the last known behaviour of the kernel
+	known    map[question]treatment // the last known behaviour of the kernel
 	problems []string
 }
 
@@ -181,6 +182,7 @@ func (n *neighbours) acts(namespace, does string, events ...cluster.Event) {
 	before, lines, rows := n.held(namespace), n.lines(n.plane), n.rows()
 	was := n.answers(n.some(before), n.known)
 	frees := func(lb.Key) bool { return false }
+	moved := n.claimed()
 	if does == "goes" && n.kernel.FirstKeeps {
 		frees = n.frees(namespace)
 	}
@@ -200,9 +202,17 @@ func (n *neighbours) acts(namespace, does string, events ...cluster.Event) {
 			claims = append(claims, lb.Change{Key: claim.Key, New: claim})
 		}
 	}
+	maps.Copy(moved, n.claimed())
 	n.known = n.answers(n.some(after), nil)
 	for at, now := range n.known {
-		if was, asked := was[at]; asked && now != was && before[at.key] == after[at.key] && !frees(at.key) {
+		was, asked := was[at]
+		if !asked || before[at.key] != after[at.key] || frees(at.key) {
+			continue
+		}
+		if n.kernel.Sockets && moved[at.key] {
+			was.masquerade = now.masquerade
+		}
+		if now != was {
 			n.errorf("%s %s: packets %s, which %s has, meet %s, and before %s", namespace, does, at, before[at.key],
 				now, was)
 		}
@@ -371,15 +381,42 @@ type question struct {
 
 func (q question) String() string { return fmt.Sprintf("%s → %s", q.from, q.key) }
 
+// treatment is the kernel's treatment of packets.
+type treatment struct {
+	meet       string
+	masquerade bool
+}
+
+func (t treatment) String() string { return fmt.Sprintf("%s, masquerade %t", t.meet, t.masquerade) }
+
+// claimed are the keys with an endpoint that is a frontend too.
+func (n *neighbours) claimed() map[lb.Key]bool {
+	keys := map[lb.Key]bool{}
+	for f := range n.table.All() {
+		for _, r := range f.Routes {
+			if r.To == nil {
+				continue
+			}
+			for b := range r.To.Backends.All() {
+				at := lb.Key{Addr: b.Addr.Addr(), Port: b.Addr.Port(), Proto: f.Key.Proto}
+				if n.table.Get(at) != nil {
+					keys[f.Key] = true
+				}
+			}
+		}
+	}
+	return keys
+}
+
 // answers returns the kernel's treatment of packets to the keys, each from a pod, the node or
 // outside; known are answers that still hold.
-func (n *neighbours) answers(keys map[lb.Key]string, known map[question]string) map[question]string {
+func (n *neighbours) answers(keys map[lb.Key]string, known map[question]treatment) map[question]treatment {
 	look, ok := tracer(n.plane)
 	if !ok {
 		n.Fatal("the plane does not report the kernel's treatment of packets")
 	}
 	node := n.victims.Node[0]
-	out := map[question]string{}
+	out := map[question]treatment{}
 	for k := range keys {
 		to := netip.AddrPortFrom(k.Addr, k.Port)
 		if k.IsNodePort() {
@@ -403,7 +440,11 @@ func (n *neighbours) answers(keys map[lb.Key]string, known map[question]string) 
 				is.Backends[i].Share = 0
 			}
 		}
-		out[at] = fmt.Sprintf("%s to %v masquerade %t drains %t", is.Verdict, is.Backends, is.Masquerade, is.Drains)
+		meet := fmt.Sprintf("%s drains %t to", is.Verdict, is.Drains)
+		for _, b := range is.Backends {
+			meet += fmt.Sprintf(" %s %.4f %t", b.Address, b.Share, b.Hairpin)
+		}
+		out[at] = treatment{meet, is.Masquerade}
 	}
 	return out
 }

@@ -35,6 +35,9 @@ type Kernel struct {
 	// FirstKeeps: an address that is one Service's address and another's endpoint belongs to the
 	// first of them (TN-61). When the first is deleted, the other may have it.
 	FirstKeeps bool
+	// Sockets: the plane connects sockets to endpoints. To an endpoint that is a frontend too it
+	// sends packets, which may be masqueraded (TN-01).
+	Sockets bool
 	// Reported: Drift has a value after Damage. Otherwise only audits find the damage.
 	Reported bool
 	// Bytes estimates the kernel memory of the family's objects: their number times the measured

@@ -82,17 +82,26 @@ __inline int is_bound(struct bpf_sock_addr *ctx)
 	return is_loopback((addr_t){sk->src_ip6[0], sk->src_ip6[1], sk->src_ip6[2], sk->src_ip6[3]});
 }
 
-/* is_kernels reports whether the kernel itself uses a socket: one of MPTCP, or a connection of NFS, SMB,
+/* number_of returns where a socket is in the kernel's memory. */
+__inline __u64 number_of(struct bpf_sock *sk)
+{
+	__u64 number = 0;
+
+	bpf_probe_read_kernel(&number, sizeof(number), &sk);
+	return number;
+}
+
+/* is_kernels reports whether the kernel itself uses a socket: one of MPTCP or L2TP, or a connection of NFS, SMB,
  * Ceph, iSCSI or NVMe. No hook sees it close. Its user asks for the peer elsewhere, and older kernels would have
  * it connect to the backend again when that is gone. */
 __inline int is_kernels(struct bpf_sock *sk)
 {
-	struct tcp_sock *tcp;
+	struct sock *is;
 
 	if (!has_btf)
 		return 0;
-	tcp = bpf_skc_to_tcp_sock(sk);
-	return tcp && BPF_CORE_READ_BITFIELD(&tcp->inet_conn.icsk_inet.sk, sk_kern_sock);
+	is = (struct sock *)number_of(sk);
+	return BPF_CORE_READ_BITFIELD_PROBED(is, sk_kern_sock);
 }
 
 /* DEPTH is how deep below the root a cgroup can be exempt. The kubelet's pods are at 2 and 3, or one deeper
@@ -357,8 +366,7 @@ int strays(__u64 sock, __u32 node, __u64 high, __u64 low); /* namespace.h */
 __inline __u32 away(struct bpf_sock_addr *ctx, const struct settings *cfg, const struct front *to)
 {
 	struct path path = {.netns = bpf_get_netns_cookie(ctx)};
-	struct bpf_sock *sk = ctx->sk;
-	__u64 sock = 0, now, *until;
+	__u64 now, *until;
 	__u32 why;
 
 	if (path.netns == cfg->node)
@@ -370,8 +378,7 @@ __inline __u32 away(struct bpf_sock_addr *ctx, const struct settings *cfg, const
 	until = bpf_map_lookup_elem(&paths, &path);
 	if (until && now < *until)
 		return 0;
-	bpf_probe_read_kernel(&sock, sizeof(sock), &sk); /* as a number */
-	why = strays(sock, cfg->inode, (__u64)to->addr[1] << 32 | to->addr[0], (__u64)to->addr[3] << 32 | to->addr[2]);
+	why = strays(number_of(ctx->sk), cfg->inode, (__u64)to->addr[1] << 32 | to->addr[0], (__u64)to->addr[3] << 32 | to->addr[2]);
 	if (!why) {
 		now += 1000000000;
 		bpf_map_update_elem(&paths, &path, &now, BPF_ANY);

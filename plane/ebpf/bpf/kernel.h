@@ -29,9 +29,6 @@ struct sock {
 	__u16 sk_protocol;
 	struct socket *sk_socket;
 };
-struct inet_sock { struct sock sk; };
-struct inet_connection_sock { struct inet_sock icsk_inet; };
-struct tcp_sock { struct inet_connection_sock inet_conn; };
 struct in_ifaddr { struct in_ifaddr *ifa_next; __be32 ifa_local; };
 struct in_device { struct in_ifaddr *ifa_list; };
 struct inet6_ifaddr { struct in6_addr addr; struct list_head if_list; };

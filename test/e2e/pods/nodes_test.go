@@ -15,7 +15,8 @@ import (
 )
 
 // On three nodes the plugin finds each proxy by its pod and merges their answers (KC-01, KC-02).
-// With the capability BPF, trace and why see BPF programs too, and leave nothing open.
+// With the capabilities BPF and NET_RAW, trace and why see BPF programs and the tables of
+// iptables-legacy that other tests leave in node1, and leave nothing open.
 func TestThreeNodes(t *testing.T) {
 	asLeft(t, testbed.IPTables)
 	addr := web(t)
@@ -37,7 +38,7 @@ func TestThreeNodes(t *testing.T) {
 		t.Cleanup(func() { must(t, other.Close()) })
 		must(t, other.Import(t.Context(), archive))
 	}
-	objects := install(t, nil, "tag: e2e}\nextraCapabilities: [BPF]\n"+
+	objects := install(t, nil, "tag: e2e}\nextraCapabilities: [BPF, NET_RAW]\n"+
 		"config: {mode: nftables, clusterCIDR: '10.1.0.0/16,fd00:10:1::/48'}")
 	t.Cleanup(func() { remove(t, objects) })
 	nodes := []string{netlab.Node1, netlab.Node2, netlab.Client}
