@@ -201,6 +201,9 @@ release-check: ## before a release, for hours: all tests, with -race too, all sc
 	env -u KUBE_PROXY_SEED go test -race -timeout 90m ./... # other walks than those of make test
 	go -C tools test -race -timeout 30m ./...
 	go test -count=1 -timeout 90m ./test/adversary -run TestStranger -large
+	env -u KUBE_PROXY_SEED $(MAKE) trace-worlds ROUNDS=2000
+	env -u KUBE_PROXY_SEED $(MAKE) trace-worlds ROUNDS=200 MODES=ipvs
+	$(MAKE) trace-worlds ARGS=-incidents
 	$(MAKE) fuzz FUZZTIME=60s
 	$(MAKE) mutants ARGS=
 	$(MAKE) generate COMMIT=$(COMMIT)
