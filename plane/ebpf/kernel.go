@@ -292,7 +292,7 @@ func (k *kernel) create(h hook) (link.Link, error) {
 	p := h.program(&k.obj.LBPrograms)
 	l, err := link.AttachCgroup(link.CgroupOptions{Path: k.cgroup, Attach: h.attach, Program: p})
 	if err != nil {
-		return nil, fmt.Errorf("attach %s to the cgroup %s: %w", h.name, k.cgroup, err)
+		return nil, fmt.Errorf("attach %s to the cgroup %s: %w", h.name, k.cgroup, occupied(k.cgroup, h, err))
 	}
 	if err := os.Remove(k.pinOf(h)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, errors.Join(fmt.Errorf("remove a stale pin: %w", err), l.Close())

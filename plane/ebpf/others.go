@@ -4,11 +4,13 @@ package ebpf
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"kube-proxy/lb"
 )
@@ -82,6 +84,26 @@ func nameOf(id ebpf.ProgramID) (name, whose string) {
 		return "", ""
 	}
 	return cmp.Or(info.Name, "a program without a name"), whoseIs(info.Name)
+}
+
+// occupied adds the names of programs that leave no room at a hook of a cgroup to the error of an
+// attachment: those that were attached there or above without BPF_F_ALLOW_MULTI.
+func occupied(cgroup string, h hook, because error) error {
+	at, err := programsAt(cgroup, h, true)
+	if !errors.Is(because, unix.EPERM) || err != nil {
+		return because
+	}
+	var there []neighbour
+	for _, p := range at.Programs {
+		if name, _ := nameOf(p.ID); name != "" {
+			there = append(there, neighbour{hook: h.name, name: name, cgroup: cgroup})
+		}
+	}
+	if len(there) == 0 {
+		return because
+	}
+	return fmt.Errorf("%w: %s, or a cgroup above, allows no other program there; until it is gone, packet rules serve "+
+		"all connections: have its owner attach it with BPF_F_ALLOW_MULTI, or use mode nftables", because, words(there))
 }
 
 // alone is an error if another program connects sockets to endpoints: both would translate.

@@ -4,7 +4,9 @@ package ebpf
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -26,6 +28,12 @@ import (
 // alone where it can be; it ends with the test.
 func (b *bench) stranger(name, cgroup string) (remove func()) {
 	b.t.Helper()
+	return b.strangerWith(name, cgroup, map[bool]uint32{true: unix.BPF_F_ALLOW_MULTI}[cgroup == b.Cgroup(netlab.Node1)])
+}
+
+// strangerWith attaches such a program with flags: 0 or one of BPF_F_ALLOW_*.
+func (b *bench) strangerWith(name, cgroup string, flags uint32) (remove func()) {
+	b.t.Helper()
 	p, err := cebpf.NewProgram(&cebpf.ProgramSpec{Name: name, Type: cebpf.CGroupSockAddr,
 		AttachType: cebpf.AttachCGroupInet6Connect,
 		License:    "Apache-2.0", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()}})
@@ -33,9 +41,11 @@ func (b *bench) stranger(name, cgroup string) (remove func()) {
 	dir, err := os.Open(cgroup)
 	b.must(err)
 	defer dir.Close()
-	if err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: int(dir.Fd()), Program: p,
-		Attach: cebpf.AttachCGroupInet6Connect,
-		Flags:  map[bool]uint32{true: unix.BPF_F_ALLOW_MULTI}[cgroup == b.Cgroup(netlab.Node1)]}); err != nil {
+	if !eventually(func() bool { // until the kernel has detached those before
+		err = link.RawAttachProgram(link.RawAttachProgramOptions{Target: int(dir.Fd()), Program: p,
+			Attach: cebpf.AttachCGroupInet6Connect, Flags: flags})
+		return err == nil
+	}) {
 		b.t.Fatalf("attach %s to %s: %v", name, cgroup, err)
 	}
 	return func() {
@@ -149,6 +159,74 @@ func TestNeighbours(t *testing.T) {
 		remove()
 		if got := audit(); strings.Contains(got, "cil_sock6") || !b.direct("pod3") {
 			b.t.Errorf("after Cilium has gone: notices %q, and the programs do not serve", got)
+		}
+	})
+}
+
+// TestStrangerAlone: a program of others that was attached without BPF_F_ALLOW_MULTI leaves no room
+// at its hook. The error names it, whatever its name; the rules serve, and once it is gone the
+// programs do (EB-19).
+func TestStrangerAlone(t *testing.T) {
+	eachFamily(t, func(b *bench) {
+		for _, flags := range []uint32{0, unix.BPF_F_ALLOW_OVERRIDE} {
+			for _, name := range []string{"harmless", "cil_sock6_conne"} {
+				b.must(errors.Join(b.plane.Close(), unpinFamily(b.plane.cfg.Pins, b.f)))
+				remove := b.strangerWith(name, b.Cgroup(netlab.Node1), flags)
+				b.On(netlab.Node1, func() {
+					b.plane = b.newPlane()
+					if _, err := planetest.ResetAll(b.t.Context(), b.plane, b.table); err != nil {
+						b.t.Fatal(err)
+					}
+				})
+				if b.plane.failed == nil || !strings.Contains(b.plane.failed.Error(), name+" at connect6 of ") {
+					b.t.Errorf("beside %s with flags %d: the error is %v", name, flags, b.plane.failed)
+				}
+				if b.direct("pod3") {
+					b.t.Errorf("the programs serve beside %s with flags %d", name, flags)
+				}
+				remove()
+				if _, err := b.plane.audit(); err != nil {
+					b.t.Errorf("after %s with flags %d has gone: %v", name, flags, err)
+				}
+				if b.plane.settle(nil); !b.direct("pod3") {
+					b.t.Errorf("after %s with flags %d has gone, the programs do not serve", name, flags)
+				}
+			}
+		}
+	})
+}
+
+// TestHostPort: packets to a hostPort, which a CNI plugin translates, pass the programs, from pods
+// and the node. A frontend of the same address and port is served by the programs (EB-19).
+func TestHostPort(t *testing.T) {
+	eachFamily(t, func(b *bench) {
+		family := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[b.f]
+		b.On(netlab.Node1, func() { // as the plugin portmap does
+			rules := "add table " + family + " portmap\n"
+			for _, hook := range []string{"prerouting", "output"} {
+				rules += fmt.Sprintf("add chain %[1]s portmap %[2]s { type nat hook %[2]s priority -100; }\n"+
+					"add rule %[1]s portmap %[2]s fib daddr type local tcp dport { 8888, 30080 } dnat to %[3]s\n"+
+					"add rule %[1]s portmap %[2]s fib daddr type local udp dport 8888 dnat to %[3]s\n",
+					family, hook, b.to("pod2:8080"))
+			}
+			cmd := exec.Command("nft", "-f", "-")
+			cmd.Stdin = strings.NewReader(rules)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				b.t.Fatalf("write the rules of a plugin: %v: %s\n%s", err, out, rules)
+			}
+		})
+		for _, host := range []string{"pod1", "pod3", netlab.Node1} {
+			if got := b.server(host, "NODE:8888"); got != "pod2" {
+				b.t.Errorf("%s reaches %s by a hostPort, want pod2", host, got)
+			}
+			fd := b.socket(host, unix.SOCK_DGRAM, false)
+			b.asks("hostPort of UDP from "+host, fd, b.to("NODE:8888"), "pod2")
+			if got := b.server(host, "NODE:30080"); got != "pod1" {
+				b.t.Errorf("%s reaches %s by a NodePort that is a hostPort too, want the Service's pod1", host, got)
+			}
+			if got := b.server(host, "VIP:80"); got != "pod1" {
+				b.t.Errorf("%s reaches %s by the cluster IP, want pod1", host, got)
+			}
 		}
 	})
 }
