@@ -29,7 +29,7 @@ type layer struct {
 // something into the wrong house. A new permission needs a reason that would convince a reader of
 // docs/architecture.md. A permission that no import uses fails too.
 var layers = []layer{
-	{"base", "", `event config/option plane/selfwrites plane/internal/diff internal/addrs internal/bisect
+	{"base", "", `event config/option plane/selfwrites plane/internal/diff internal/addrs internal/bisect internal/fold
 		internal/listen internal/nearest internal/ordered internal/pause internal/plural internal/ratelimit
 		internal/rollback internal/scm internal/thread`},
 	{"facts", "base", "cluster"},

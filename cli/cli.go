@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"kube-proxy/config"
+	"kube-proxy/internal/fold"
 	"kube-proxy/internal/nearest"
 	"kube-proxy/internal/wiring"
 	"kube-proxy/lb"
@@ -214,20 +215,5 @@ func Exit(errOut io.Writer, program string, err error) int {
 
 // wrapped breaks a text into lines that a terminal shows.
 func wrapped(text string) string {
-	var b strings.Builder
-	column := 0
-	for _, word := range strings.Fields(text) {
-		switch {
-		case column == 0:
-		case column+1+len(word) > 112:
-			b.WriteByte('\n')
-			column = 0
-		default:
-			b.WriteByte(' ')
-			column++
-		}
-		b.WriteString(word)
-		column += len(word)
-	}
-	return b.String() + "\n"
+	return fold.Hang(strings.Join(strings.Fields(text), " "), 112, 0) + "\n"
 }

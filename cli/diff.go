@@ -86,7 +86,8 @@ func eventsQuery() queryCommand {
 		name: "events", args: "[SERVICE]", most: 1, takes: oneService,
 		short: "recent changes and their latency",
 		about: "Prints the changes of the last minutes, oldest first: the object, when the change took effect on " +
-			"this node, and the latency since the API server had the change and since this proxy received it.",
+			"this node, and how long after this proxy received it; with -o wide also how long after the API server " +
+			"had it, and the number of frontends.",
 		more:  "\n  kube-proxy events shop/web --watch\n",
 		merge: mergeEvents,
 		ask: func(ctx context.Context, q *queries, args []string) error {
@@ -142,27 +143,35 @@ func (q *queries) events(ctx context.Context, args []string, last *inspect.Chang
 }
 
 func (q *queries) eventsText(changes []inspect.Change, head bool) {
+	wide := q.format == "wide"
 	var lines [][]string
-	if head {
+	switch {
+	case head && wide:
 		lines = append(lines, []string{"IN FORCE", "OBJECT", "FAMILY", "FRONTENDS", "SINCE API", "SINCE LEARNED",
 			"WHAT"})
+	case head:
+		lines = append(lines, []string{"IN FORCE", "OBJECT", "FAMILY", "AFTER", "WHAT"})
 	}
 	for _, c := range changes {
 		at := "-"
 		if c.Done != nil {
 			at = c.Done.Format("15:04:05.000")
-			if q.format == "wide" {
+			if wide {
 				at = c.Done.Format(time.RFC3339Nano)
 			}
 		}
-		lines = append(lines, []string{at, c.Object, orDash(c.Family), strconv.Itoa(c.Frontends), took(c.SinceAPI),
-			took(c.SinceLearned), c.What})
+		line := []string{at, c.Object, orDash(c.Family), took(c.SinceLearned), c.What}
+		if wide {
+			line = []string{at, c.Object, orDash(c.Family), strconv.Itoa(c.Frontends), took(c.SinceAPI),
+				took(c.SinceLearned), c.What}
+		}
+		lines = append(lines, line)
 	}
 	if len(changes) == 0 && head {
 		fmt.Fprintln(q.out, "nothing has changed")
 		return
 	}
-	columns(q.out, lines)
+	columns(q.out, lines, wide)
 }
 
 // took formats a time in milliseconds, if known.
@@ -226,7 +235,7 @@ func (q *queries) topText(t *inspect.Top) {
 	if len(of) == 0 {
 		fmt.Fprintf(q.out, "no new connections to Services in %.0f s\n", t.Span)
 	} else {
-		columns(q.out, lines)
+		columns(q.out, lines, q.format == "wide")
 	}
 	if more := len(of) - maxTop; more > 0 {
 		fmt.Fprintf(q.out, "and %d more\n", more)

@@ -19,8 +19,9 @@ func inkFor(out io.Writer) ink {
 var colours = map[string]string{
 	"error": "31", "DROP": "31", "DROPPED": "31", "REJECT": "31", "REJECTED": "31",
 	"drop": "31", "reject": "31", "THE KERNEL DIFFERS": "31", "PINNED": "31",
-	"warning": "33", "unknown": "33", "NOT DECIDED": "33",
-	"ok": "32", "balance": "32",
+	"TRANSLATED": "31", "LIVE": "31",
+	"warning": "33", "unknown": "33", "NOT DECIDED": "33", "NOT TRANSLATED": "33",
+	"ok": "32", "balance": "32", "DELIVERED": "32", "BALANCED": "32",
 }
 
 // of colours a text by a word; it stays unchanged if the word has no colour.
@@ -40,9 +41,9 @@ func (i ink) verdicts(text string) string {
 	for line := range strings.Lines(text) {
 		for _, word := range []string{
 			"DROP", "DROPPED", "REJECT", "REJECTED", "PINNED", "NOT DECIDED", "THE KERNEL DIFFERS",
-			"balance", "reject", "drop",
+			"TRANSLATED", "LIVE", "NOT TRANSLATED", "DELIVERED", "BALANCED", "balance", "reject", "drop",
 		} {
-			if rest, is := strings.CutPrefix(line, word); is && strings.IndexAny(rest, " :\n") == 0 {
+			if rest, is := strings.CutPrefix(line, word); is && strings.IndexAny(rest, " :,\n") == 0 {
 				line = i.of(word, word) + rest
 				break
 			}

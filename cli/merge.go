@@ -225,7 +225,7 @@ func mergeTops(out io.Writer, answers []nodeAnswer, _ bool) error {
 		lines = append(lines, []string{s.Service, fmt.Sprintf("%.1f", s.PerSecond), strconv.Itoa(s.nodes),
 			fmt.Sprintf("%s (%.1f)", s.busiest, s.most)})
 	}
-	columns(out, lines)
+	columns(out, lines, false)
 	if more := len(sums) - maxTop; more > 0 {
 		fmt.Fprintf(out, "and %d more\n", more)
 	}
@@ -283,16 +283,22 @@ func mergeEvents(out io.Writer, answers []nodeAnswer, wide bool) error {
 		fmt.Fprintf(out, "%s; -o wide shows all\n", plural.Count(more, "older change", "older changes"))
 		changes = changes[more:]
 	}
-	lines := [][]string{{"IN FORCE", "OBJECT", "FAMILY", "NODES", "SLOWEST", "SINCE API", "SINCE LEARNED", "WHAT"}}
+	lines := [][]string{{"IN FORCE", "OBJECT", "FAMILY", "NODES", "SLOWEST", "AFTER", "WHAT"}}
+	if wide {
+		lines = [][]string{{"IN FORCE", "OBJECT", "FAMILY", "NODES", "SLOWEST", "SINCE API", "SINCE LEARNED", "WHAT"}}
+	}
 	for _, c := range changes {
 		at := "-"
 		if c.Done != nil {
 			at = c.Done.Format("15:04:05.000")
 		}
-		lines = append(lines, []string{at, c.Object, orDash(c.Family), strconv.Itoa(len(c.nodes)), c.slow,
-			took(c.SinceAPI), took(c.SinceLearned), c.What})
+		line := []string{at, c.Object, orDash(c.Family), strconv.Itoa(len(c.nodes)), c.slow}
+		if wide {
+			line = append(line, took(c.SinceAPI))
+		}
+		lines = append(lines, append(line, took(c.SinceLearned), c.What))
 	}
-	columns(out, lines)
+	columns(out, lines, wide)
 	return nil
 }
 
@@ -348,7 +354,7 @@ func mergeStatus(out io.Writer, answers []nodeAnswer, wide bool) error {
 		lines = append(lines, append([]string{n.name, string(n.Severity)}, statusCells(n.Status, now)...))
 	}
 	io.WriteString(out, "\n")
-	columns(out, lines)
+	columns(out, lines, true)
 	if more := len(nodes) - shown; more > 0 {
 		fmt.Fprintf(out, "and %s without a problem; -o wide lists all\n", plural.Count(more, "node", "nodes"))
 	}

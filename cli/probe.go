@@ -7,6 +7,7 @@ import (
 	"net/url"
 
 	"kube-proxy/debug/inspect"
+	"kube-proxy/internal/fold"
 	"kube-proxy/internal/plural"
 	"kube-proxy/lb"
 )
@@ -51,7 +52,7 @@ func probeText(out io.Writer, p *inspect.Probes) {
 		rows = append(rows, []string{lb.Printable(x.Service), x.Address.String(), orDash(lb.Printable(x.Node)),
 			x.Result, took, lb.Printable(x.Note)})
 	}
-	columns(out, rows)
+	columns(out, rows, false)
 	if p.More > 0 {
 		fmt.Fprintf(out, "%s not probed\n", plural.Count(p.More, "more endpoint was", "more endpoints were"))
 	}
@@ -76,7 +77,8 @@ func unansweredText(out io.Writer, p *inspect.Probes) {
 			fmt.Fprintf(out, "  and %d more: kube-proxy probe %s\n", len(failed)-n, lb.Printable(p.Service))
 			break
 		}
-		fmt.Fprintf(out, "  %s  %s: %s\n", x.Address, x.Result, lb.Printable(x.Note))
+		line := fmt.Sprintf("  %s  %s: %s\n", x.Address, lb.Printable(x.Result), lb.Printable(x.Note))
+		io.WriteString(out, fold.Text(line, fold.Width))
 	}
 }
 

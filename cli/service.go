@@ -9,10 +9,10 @@ import (
 	"maps"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 
 	"kube-proxy/debug/inspect"
+	"kube-proxy/internal/fold"
 	"kube-proxy/lb"
 	"kube-proxy/trace"
 )
@@ -41,26 +41,28 @@ func whyQuery() queryCommand {
 		name: "why", args: "[SERVICE[:PORT]]", most: 1, takes: oneService,
 		short: "which Services need attention; why one has no backends, or excludes some",
 		about: "Explains the state of a Service on this node: why it has no backends, why load balancers skip the " +
-			"node, which endpoints are excluded, which addresses are refused or belong to another Service. Without a " +
-			"Service it lists those that need attention, the worst first, up to three for each namespace and state.",
+			"node, which endpoints are excluded, which addresses are refused or belong to another Service. If the " +
+			"objects are in order, it follows the packets of three clients through the node, and the replies: of " +
+			"the node, of one of its pods, and of an outside client for external addresses. Without a Service it " +
+			"lists those that need attention, the worst first, up to three for each namespace and state.",
 		more: "\n  kube-proxy why\n  kube-proxy why shop/web\n",
 		ask: func(ctx context.Context, q *queries, args []string) error {
 			if len(args) == 0 {
 				return q.attention(ctx)
 			}
-			d, err := get(ctx, q, "service", url.Values{"name": {args[0]}}, func(d *inspect.Detail) {
-				q.head(d.Node)
-				whyText(q.out, d, q.format == "wide")
-			})
+			found := false
+			d, err := get(ctx, q, "service", url.Values{"name": {args[0]}, "paths": {"true"}},
+				func(d *inspect.Detail) {
+					q.head(d.Node)
+					headline(q.out, d)
+					found = unanswered(ctx, q, args[0])
+					whyText(q.out, d, q.format == "wide")
+				})
 			if err != nil {
 				return err
 			}
-			found := d.Severity.Bad()
-			if q.format != "json" && q.format != "yaml" {
-				found = d.State == inspect.OK && inTheWay(ctx, q, d, args[0]) || found
-				found = unanswered(ctx, q, args[0]) || found
-			}
-			if found {
+			if found || d.Severity.Bad() ||
+				slices.ContainsFunc(d.Paths, func(p inspect.Path) bool { return p.Wrong }) {
 				return exitCode(ExitFound)
 			}
 			return nil
@@ -80,34 +82,52 @@ func (q *queries) attention(ctx context.Context) error {
 	return err
 }
 
-// inTheWay follows a packet of this node to a Service whose objects are in order, and its reply.
-func inTheWay(ctx context.Context, q *queries, d *inspect.Detail, said string) (found bool) {
-	if !strings.Contains(said, ":") && len(d.Ports) > 1 {
-		said += ":" + strconv.Itoa(int(d.Ports[0].Port)) + "/" + strings.ToLower(d.Ports[0].Protocol)
+// pathsText prints what stops the packets of clients first, then the clients whose packets pass.
+func pathsText(out io.Writer, d *inspect.Detail) {
+	if len(d.Paths) == 0 {
+		return
 	}
-	a := &inspect.TraceAnswer{}
-	if err := q.client.Get(ctx, "trace", url.Values{"from": {"node"}, "to": {said}}, a); err != nil || a.Rest == nil {
-		return false // without the check no message is printed
-	}
-	said = lb.Printable(said)
-	if a.Kernel != nil && a.Kernel.Passed != "" {
-		fmt.Fprintf(q.out, "\neBPF programs do not connect sockets of the node to %s: %s\n", said, a.Kernel.Passed)
-	}
-	switch {
-	case a.Rest.Harmful():
-		fmt.Fprintf(q.out, "\n%s  see kube-proxy trace node %s\n", a.Rest.Lead(), said)
-		return true
-	case a.Rest.Verdict == trace.Delivered:
-		fmt.Fprintf(q.out, "\nnothing on this node stops its packets to %s; "+
-			"for a pod: kube-proxy trace pod/NAMESPACE/NAME %s\n", lb.Printable(a.Packet.To), said)
-		for _, w := range a.Rest.Warnings {
-			fmt.Fprintf(q.out, "warning: %s\n", lb.Printable(w))
+	io.WriteString(out, "\n")
+	ink := inkFor(out)
+	for n, p := range d.Paths {
+		same := func(o inspect.Path) bool { return slices.Equal(o.Lead, p.Lead) }
+		if len(p.Lead) == 0 || slices.ContainsFunc(d.Paths[:n], same) {
+			continue
 		}
-	case a.Rest.Verdict == trace.Undecided:
-		fmt.Fprintf(q.out, "\nthe path on this node could not be evaluated completely: "+
-			"kube-proxy trace node %s\n", said)
+		for _, line := range p.Lead {
+			io.WriteString(out, ink.verdicts(fold.Text(lb.Printable(line)+"\n", fold.Width)))
+		}
+		for _, o := range d.Paths[n:] {
+			if same(o) {
+				fmt.Fprintf(out, "  for %s\n", pathText(o))
+			}
+		}
+		fmt.Fprintf(out, "  see %s\n", lb.Printable(p.Trace))
 	}
-	return false
+	for _, p := range d.Paths {
+		switch {
+		case len(p.Lead) > 0:
+		case p.Verdict == trace.Delivered:
+			fmt.Fprintf(out, "%s this node, and so does the reply: %s\n", ink.of("DELIVERED", "passes"), pathText(p))
+		case p.Verdict != "":
+			fmt.Fprintf(out, "%s, as the table says: %s\n", strings.ToUpper(word(p.Verdict)), pathText(p))
+		default:
+			io.WriteString(out, fold.Text("not followed: "+pathText(p)+": "+lb.Printable(p.Note)+"\n", fold.Width))
+		}
+		if p.Passed != "" {
+			io.WriteString(out, fold.Text(fmt.Sprintf("  eBPF programs do not connect its sockets: %s\n",
+				lb.Printable(p.Passed)), fold.Width))
+		}
+	}
+	var warned []string
+	for _, p := range d.Paths {
+		for _, w := range p.Warnings {
+			if !slices.Contains(warned, w) {
+				warned = append(warned, w)
+				io.WriteString(out, fold.Text("warning: "+lb.Printable(w)+"\n", fold.Width))
+			}
+		}
+	}
 }
 
 // unanswered has the proxy probe the endpoints of a Service, prints those that do not answer, and
@@ -127,7 +147,13 @@ func unanswered(ctx context.Context, q *queries, said string) (found bool) {
 	return slices.ContainsFunc(p.Failed(), inspect.Probe.Faulty)
 }
 
-// headline is a Service in two lines.
+// pathText names client and frontend.
+func pathText(p inspect.Path) string {
+	who := map[string]string{"node": "this node", "pod": "the pod " + p.From, "outside": "a client " + p.From}[p.Client]
+	return lb.Printable(who + " to " + p.To)
+}
+
+// headline is the state of a Service, and below it its addresses.
 func headline(out io.Writer, d *inspect.Detail) {
 	var at []string
 	for _, a := range d.Addresses {
@@ -140,13 +166,15 @@ func headline(out io.Writer, d *inspect.Detail) {
 	if len(at) == 0 {
 		at = []string{"no address"}
 	}
-	fmt.Fprintf(out, "%s  %s  %s\n", lb.Printable(d.Namespace+"/"+d.Name), word(d.Type),
-		lb.Printable(strings.Join(at, ", ")))
-	state := inkFor(out).of(string(d.Severity), word(d.State))
-	if d.Why != "" {
-		state += ": " + lb.Printable(d.Why)
+	why := d.Why
+	if d.State == inspect.OK {
+		why = "The objects are in order."
 	}
-	fmt.Fprintf(out, "%s\n", state)
+	text := fold.Text(word(d.State)+": "+lb.Printable(why)+"\n", fold.Width)
+	state, rest, _ := strings.Cut(text, ":")
+	io.WriteString(out, inkFor(out).of(string(d.Severity), state)+":"+rest)
+	io.WriteString(out, fold.Text(fmt.Sprintf("%s  %s  %s\n", lb.Printable(d.Namespace+"/"+d.Name), word(d.Type),
+		lb.Printable(strings.Join(at, ", "))), fold.Width))
 }
 
 func backendsText(out io.Writer, d *inspect.Detail, wide bool) {
@@ -183,9 +211,8 @@ func setsText(p inspect.DetailPort) string {
 
 // endpointsText prints the endpoints of a port; out: those alone that are left out of something.
 func endpointsText(w io.Writer, f inspect.DetailFamily, p inspect.DetailPort, wide, out bool) {
-	zones := wide || out && slices.ContainsFunc(f.Endpoints, func(e inspect.Endpoint) bool { return e.Zone != "" })
 	head := []string{"  ENDPOINT", "NODE"}
-	if zones {
+	if wide {
 		head = append(head, "ZONE")
 	}
 	head = append(head, "CONDITION", "IN")
@@ -207,7 +234,7 @@ func endpointsText(w io.Writer, f inspect.DetailFamily, p inspect.DetailPort, wi
 			at = e.Address.Addr().String()
 		}
 		line := []string{"  " + at, placeText(e.Node, e.Local)}
-		if zones {
+		if wide {
 			line = append(line, placeText(e.Zone, e.SameZone))
 		}
 		line = append(line, condition(e), orDash(strings.Join(e.In, ",")))
@@ -221,7 +248,7 @@ func endpointsText(w io.Writer, f inspect.DetailFamily, p inspect.DetailPort, wi
 		lines = append(lines, append(line, e.Why))
 	}
 	if len(lines) > 1 {
-		columns(w, lines)
+		columns(w, lines, wide)
 	} else if !out {
 		io.WriteString(w, "  no endpoints\n")
 	}
@@ -258,16 +285,12 @@ func condition(e inspect.Endpoint) string {
 }
 
 func whyText(out io.Writer, d *inspect.Detail, wide bool) {
-	headline(out, d)
+	pathsText(out, d)
 	if len(d.Reasons) > 0 {
 		io.WriteString(out, "\n")
 	}
 	for _, r := range d.Reasons {
-		fmt.Fprintf(out, "  %s\n", lb.Printable(r))
-	}
-	if len(d.Reasons) == 0 && d.State == inspect.OK {
-		io.WriteString(out, "\n  Nothing is wrong on this node. "+
-			"kube-proxy trace follows a packet, kube-proxy diff checks the kernel.\n")
+		io.WriteString(out, fold.Text(fmt.Sprintf("  %s\n", lb.Printable(r)), fold.Width))
 	}
 	for _, f := range d.Families {
 		for _, p := range f.Ports {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"kube-proxy/debug/inspect"
+	"kube-proxy/internal/fold"
 	"kube-proxy/internal/plural"
 	"kube-proxy/lb"
 )
@@ -69,7 +70,7 @@ func statusText(out io.Writer, s *inspect.Status, now time.Time) {
 	if c := s.LastChange; c != nil {
 		lines = append(lines, []string{"last change", changeText(c, now)})
 	}
-	columns(out, lines)
+	columns(out, lines, false)
 	findingsOf(out, s.Findings)
 }
 
@@ -157,9 +158,10 @@ func findingsOf(out io.Writer, all []inspect.Finding) {
 	}
 	fmt.Fprintf(out, "\n%s\n", plural.Count(len(all), "problem", "problems"))
 	for _, f := range all {
-		fmt.Fprintf(out, "%s  %s: %s\n         %s\n",
-			ink.of(string(f.Severity), fmt.Sprintf("%-7s", word(f.Severity))), lb.Printable(f.About),
-			lb.Printable(f.Text), lb.Printable(f.Next))
+		severity := fmt.Sprintf("%-7s", word(f.Severity))
+		text := fold.Hang(severity+"  "+lb.Printable(f.About+": "+f.Text), fold.Width, 9)
+		fmt.Fprintf(out, "%s%s\n         %s\n", ink.of(string(f.Severity), severity),
+			strings.TrimPrefix(text, severity), lb.Printable(f.Next))
 	}
 }
 
@@ -173,9 +175,13 @@ func attentionText(out io.Writer, a *inspect.Attention) {
 	fmt.Fprintf(out, "%s attention\n", plural.Count(a.Services, "Service needs", "Services need"))
 	for _, g := range a.Groups {
 		for _, b := range g.First {
-			fmt.Fprintf(out, "%s  %s  %s: %s\n",
-				ink.of(string(b.Severity), fmt.Sprintf("%-7s", word(b.Severity))), lb.Printable(b.Service),
-				word(b.State), lb.Printable(b.Why))
+			severity := fmt.Sprintf("%-7s", word(b.Severity))
+			about := b.Service + "  " + string(b.State)
+			if strings.HasPrefix(b.Why, b.Service) {
+				about = string(b.State)
+			}
+			text := fold.Hang(severity+"  "+lb.Printable(about+": "+b.Why), fold.Width, 9)
+			io.WriteString(out, ink.of(string(b.Severity), severity)+strings.TrimPrefix(text, severity)+"\n")
 		}
 		if more := g.Count - len(g.First); more > 0 {
 			fmt.Fprintf(out, "         and %d more in namespace %s: %s\n", more, lb.Printable(g.Namespace),

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -9,9 +8,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
+	"unicode/utf8"
 
 	"kube-proxy/debug/inspect"
+	"kube-proxy/internal/fold"
 	"kube-proxy/internal/nearest"
 	"kube-proxy/lb"
 )
@@ -56,41 +56,53 @@ func likeFilter(ctx context.Context, q *queries, filter string) string {
 	return nearest.DidYouMean(filter, slices.Values(all.Services), "")
 }
 
-// columns prints lines of cells below each other, each cell escaped.
-func columns(out io.Writer, lines [][]string) {
-	var b bytes.Buffer
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+// columns prints lines of cells below each other, each cell escaped. Unless wide, a line has at
+// most [fold.Width] columns: its last cell continues below itself, or without room in the next
+// line.
+func columns(out io.Writer, lines [][]string, wide bool) {
+	widths := map[int]int{}
 	for _, cells := range lines {
-		for n, c := range cells {
-			if n > 0 {
-				io.WriteString(w, "\t")
-			}
-			io.WriteString(w, lb.Printable(c))
+		for n := range cells {
+			cells[n] = lb.Printable(cells[n])
+			widths[n] = max(widths[n], utf8.RuneCountInString(cells[n]))
 		}
-		io.WriteString(w, "\n")
 	}
-	_ = w.Flush() // into memory
-	for line := range strings.Lines(b.String()) {
-		io.WriteString(out, strings.TrimRight(line, " \n")+"\n")
+	for _, cells := range lines {
+		line, last := "", len(cells)-1
+		for n, c := range cells[:last] {
+			line += c + strings.Repeat(" ", widths[n]+2-utf8.RuneCountInString(c))
+		}
+		column := utf8.RuneCountInString(line)
+		if room := fold.Width - column; !wide && room < minLastColumn && utf8.RuneCountInString(cells[last]) > room {
+			io.WriteString(out, strings.TrimRight(line, " ")+"\n")
+			column = len(line) - len(strings.TrimLeft(line, " ")) + 4
+			line = strings.Repeat(" ", column)
+		}
+		if line += cells[last]; !wide {
+			line = fold.Hang(line, fold.Width, column)
+		}
+		io.WriteString(out, strings.TrimRight(line, " ")+"\n")
 	}
 }
 
+// minLastColumn is the least room for a cell that is folded.
+const minLastColumn = 18
+
 func tableText(out io.Writer, rows []inspect.Frontend, wide bool) {
-	head := []string{"KEY", "FAMILY", "SERVICE", "KIND", "BACKENDS", "ROUTES"}
+	lines := [][]string{{"KEY", "FAMILY", "SERVICE", "BACKENDS", "ROUTES"}}
 	if wide {
-		head = append(head, "SETS", "AFFINITY", "SOURCES")
+		lines = [][]string{{"KEY", "FAMILY", "SERVICE", "KIND", "BACKENDS", "ROUTES", "SETS", "AFFINITY", "SOURCES"}}
 	}
-	lines := [][]string{head}
 	for _, r := range rows {
-		line := []string{r.Key, r.Family, r.Service, r.Kind, backendsOf(r), routesOf(r)}
+		line := []string{r.Key, r.Family, r.Service, backendsOf(r), routesOf(r)}
 		if wide {
-			line = append(line, setsOf(r), affinityText(r.AffinitySeconds),
-				orDash(lb.JoinPrefixes(r.SourceRanges, ",")))
+			line = []string{r.Key, r.Family, r.Service, r.Kind, backendsOf(r), routesOf(r), setsOf(r),
+				affinityText(r.AffinitySeconds), orDash(lb.JoinPrefixes(r.SourceRanges, ","))}
 		}
 		lines = append(lines, line)
 	}
 	if len(rows) > 0 {
-		columns(out, lines)
+		columns(out, lines, wide)
 	}
 }
 

@@ -16,8 +16,10 @@ type Answer struct {
 	Backends []Backend `json:"backends"`
 	// Masquerade: backends see an address of this node as the source. See also [Backend.Hairpin].
 	Masquerade bool `json:"masquerade"`
-	// Why explains the verdict, a sentence each.
-	Why []string `json:"why"`
+	// Why explains the verdict, a sentence each. Decides is the one that decides; "" if Verdict is
+	// [Balance].
+	Why     []string `json:"why"`
+	Decides string   `json:"decides,omitempty"`
 
 	// FrontendKey is the key of the frontend that decides ([lb.Key.String]), and Kind that of its
 	// address ([lb.Kind.String]); "" for no frontend.
@@ -42,7 +44,7 @@ type Answer struct {
 
 	// Kernel is the treatment by the kernel; nil if it was not read.
 	Kernel *Kernel `json:"kernel,omitempty"`
-	// Findings are the differences of the two, a sentence each; see [Compare].
+	// Findings are the differences between table and kernel, a sentence each; see [Compare].
 	Findings []string `json:"findings,omitempty"`
 
 	// Frontend is the one that decides; nil for none.

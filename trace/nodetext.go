@@ -14,16 +14,13 @@ import (
 // former backend.
 func (n *Node) Harmful() bool { return n != nil && (n.By != "" && !n.Own || len(n.Pinned) > 0) }
 
-// Lead returns the lines that stand above all others; "" if nothing is to be said first.
+// Lead returns the verdict and what it is about if something stops connections, or may; else "".
 func (n *Node) Lead() string {
 	if n == nil {
 		return ""
 	}
 	var b strings.Builder
 	line := func(format string, args ...any) { b.WriteString(lb.Printable(fmt.Sprintf(format, args...)) + "\n") }
-	if n.Elsewhere != "" {
-		line("%s", n.Elsewhere)
-	}
 	for _, p := range n.Pinned {
 		line("PINNED by conntrack: %s %s → %s stays with %s, which is no endpoint any more", p.Proto, p.From, p.To,
 			p.Backend)
@@ -31,7 +28,10 @@ func (n *Node) Lead() string {
 	}
 	switch {
 	case n.By == "" && n.Verdict == Undecided:
-		line("NOT DECIDED: nothing that was evaluated stops it, but not everything could be evaluated; see below")
+		line("NOT DECIDED: nothing that was evaluated stops it, but not everything could be evaluated")
+		for _, s := range n.NotEvaluated[:min(len(n.NotEvaluated), mostNotEvaluated)] {
+			line("  not evaluated: %s", s)
+		}
 	case n.By != "" && !n.Own:
 		who := ", not by kube-proxy"
 		if strings.HasSuffix(n.By, "(of kube-proxy)") {
@@ -45,6 +45,9 @@ func (n *Node) Lead() string {
 	}
 	return b.String()
 }
+
+// mostNotEvaluated is how many things that cannot be judged a screen lists.
+const mostNotEvaluated = 3
 
 // harmed says how many connections meet an obstacle.
 func (n *Node) harmed() string {
@@ -78,7 +81,7 @@ func (n *Node) Text(wide bool) string {
 	if len(n.Steps) == 0 {
 		line("  no step")
 	}
-	most := 3
+	most := mostNotEvaluated
 	if wide {
 		most = math.MaxInt
 	}

@@ -9,14 +9,20 @@ import (
 	"kube-proxy/lb"
 )
 
-// Text returns the answer to the question about p as a screen for people. What comes from others is
-// escaped, see [lb.Printable].
-func (a Answer) Text(p Packet) string { return a.text(p, 8, 12) }
+// Text returns the answer to the question about p as a screen for people, with the kernel's way if
+// it differs from the table. What comes from others is escaped, see [lb.Printable].
+func (a Answer) Text(p Packet) string {
+	if len(a.Findings) > 0 {
+		return a.text(p, 8, 12)
+	}
+	return a.text(p, 8, 0)
+}
 
 // Wide is Text with all backends and all of the kernel's way.
 func (a Answer) Wide(p Packet) string { return a.text(p, math.MaxInt, math.MaxInt) }
 
-// text shows at most so many backends, and so many lines of the kernel's way.
+// text shows at most so many backends, and so many lines of the kernel's way; no count of them for
+// 0.
 func (a Answer) text(p Packet, maxBackends, maxWay int) string {
 	var b strings.Builder
 	line := func(format string, args ...any) { b.WriteString(lb.Printable(fmt.Sprintf(format, args...)) + "\n") }
@@ -26,12 +32,6 @@ func (a Answer) text(p Packet, maxBackends, maxWay int) string {
 	}
 	line("%s", p)
 	line("%s", a.headline())
-	if len(a.Findings) > 0 {
-		head("THE KERNEL DIFFERS")
-		for _, f := range a.Findings {
-			line("  %s", f)
-		}
-	}
 	b.WriteByte('\n')
 	for _, s := range a.Why {
 		line("  %s", s)
@@ -41,19 +41,23 @@ func (a Answer) text(p Packet, maxBackends, maxWay int) string {
 		backends(line, a.Backends, maxBackends)
 	}
 	if k := a.Kernel; k != nil {
-		head("kernel: %s%s", k.Verdict, masqueraded(k.Masquerade))
+		as := ""
+		if len(a.Findings) == 0 {
+			as = ", as the table says"
+		}
+		head("kernel: %s%s%s", k.Verdict, masqueraded(k.Masquerade), as)
 		if k.Affine.IsValid() {
 			line("  keeps this client with %s", k.Affine)
 		}
 		for i, w := range k.Way {
+			if maxWay == 0 {
+				break
+			}
 			if i == maxWay {
 				line("  and %s", plural.Count(len(k.Way)-i, "line", "lines"))
 				break
 			}
 			line("  %s", w)
-		}
-		if len(a.Findings) == 0 {
-			line("  as the table says")
 		}
 	}
 	return b.String()
@@ -72,6 +76,20 @@ func (a Answer) headline() string {
 		s += "  route " + a.Route
 	}
 	return s + masqueraded(a.Masquerade)
+}
+
+// Lead returns the differences between table and kernel; "" for none.
+func (a Answer) Lead() string {
+	if len(a.Findings) == 0 {
+		return ""
+	}
+	var b strings.Builder
+	b.WriteString("THE KERNEL DIFFERS from the table\n")
+	for _, f := range a.Findings {
+		b.WriteString("  " + lb.Printable(f) + "\n")
+	}
+	b.WriteString("  do: kube-proxy diff, which names the objects; the next audit repairs them\n")
+	return b.String()
 }
 
 func masqueraded(yes bool) string {

@@ -460,7 +460,7 @@ func TestText(t *testing.T) {
 	a := trace.Ask(&tab, trace.Mode{}, p)
 	a.Service, a.Why = evil, append(a.Why, evil) // lb.Check would not take it
 	a.Add(trace.Kernel{Verdict: trace.Balance, Way: slices.Repeat([]string{"rule " + evil}, 500)})
-	text := a.Text(p)
+	text := a.Lead() + a.Text(p)
 	if strings.ContainsAny(text, "\x1b\a\u202e") || !strings.Contains(text, `\x1b]0;owned\a\n\u202e/<script>`) {
 		t.Errorf("%q", text)
 	}

@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
 
@@ -26,7 +27,8 @@ import (
 
 // Each command prints for a folder, in each format, the contents of the golden file. The folder has
 // unusual objects: many Services of one name, an address that two claim, an endpoint on a node
-// whose name has terminal escapes. A misspelled name comes with the nearest one (TN-85).
+// whose name has terminal escapes. Answers for people fit 80 columns. A misspelled name comes with
+// the nearest one (TN-85).
 func TestAskGolden(t *testing.T) {
 	t.Chdir("testdata/ask")
 	for name, args := range map[string]string{
@@ -98,10 +100,19 @@ func TestAskGolden(t *testing.T) {
 			if strings.ContainsFunc(text, func(r rune) bool { return r < ' ' && r != '\n' }) {
 				t.Errorf("a terminal would obey it: %q", text)
 			}
+			for line := range strings.Lines(out) {
+				if code != 1 && line[0] != '{' && !strings.Contains(args, "-o ") && !strings.Contains(args, "--help") &&
+					utf8.RuneCountInString(line) > 81 {
+					t.Errorf("more than 80 columns: %s", line)
+				}
+			}
 			golden.Equal(t, name+".golden", text)
 		})
 	}
 }
+
+// unfolded is an answer for people without its line breaks.
+func unfolded(text string) string { return strings.Join(strings.Fields(text), " ") }
 
 // report: the report of a running proxy has all answers, without a name or an address of the folder
 // (TN-92); with --names it has them. A file that exists stays.

@@ -28,7 +28,7 @@ func TestNodeProblems(t *testing.T) {
 	code, out, errOut := n.kubeProxy("status")
 	for _, want := range []string{"net.ipv4.ip_forward: it is 0", "does not contain the pod CIDR 10.1.7.0/24",
 		"ip firewall fw: its policy at forward is drop"} {
-		if code != 2 || !strings.Contains(out, want) {
+		if code != 2 || !strings.Contains(unfolded(out), want) {
 			t.Errorf("exit code %d, want 2 and %q:\n%s%s", code, want, out, errOut)
 		}
 	}

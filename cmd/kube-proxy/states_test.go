@@ -33,7 +33,7 @@ const (
 )
 
 var situations = []situation{
-	{"fine", "", httpPort, localReady, inspect.OK, inspect.Fine, "Nothing is wrong"},
+	{"fine", "", httpPort, localReady, inspect.OK, inspect.Fine, "The objects are in order."},
 	{"none", "", httpPort, "", inspect.NoBackends, inspect.Warning, "have no endpoint"},
 	{"unready", "", httpPort, farUnready, inspect.NoBackends, inspect.Warning, "1 not ready"},
 	{"ending", "", httpPort, farEnding, inspect.Terminating, inspect.Warning, "terminating endpoints that still serve"},
@@ -127,7 +127,7 @@ func (n *namespace) statesOf(url string) (bad int) {
 		}
 		code, out, errOut := n.kubeProxy("why", "shop/"+s.name)
 		if (code == 2) != s.severity.Bad() ||
-			!strings.Contains(out, "\n"+string(s.state)) || !strings.Contains(out, s.reason) {
+			!strings.Contains(out, "\n"+string(s.state)) || !strings.Contains(unfolded(out), s.reason) {
 			n.t.Errorf("why %s: exit code %d, want %s, %s:\n%s%s", s.name, code, s.state, s.reason, out, errOut)
 		}
 		_, out, _ = n.kubeProxy("backends", "shop/"+s.name, "-o", "json")
@@ -197,14 +197,14 @@ func TestEventsNameEndpoints(t *testing.T) {
 	p.await(regexp.MustCompile(`Endpoints of a Service changed.*service="shop/web" endpoints="` +
 		regexp.QuoteMeta(want)))
 	until(t, func() string {
-		if _, out, _ := n.kubeProxy("events", "shop/web"); !strings.Contains(out, want) {
+		if _, out, _ := n.kubeProxy("events", "shop/web", "-o", "wide"); !strings.Contains(out, want) {
 			return "events do not name the endpoint:\n" + out
 		}
 		return ""
 	})
-	last := regexp.MustCompile(`(?m)^last change +shop/web: .*` + regexp.QuoteMeta(want) +
-		`.*; \d+s ago, in force [0-9.]+(µs|ms|s) after this proxy learned of it$`)
-	if _, out, _ := n.kubeProxy("status"); !last.MatchString(out) {
+	last := regexp.MustCompile(` last change shop/web: .*` + regexp.QuoteMeta(want) +
+		`.*; \d+s ago, in force [0-9.]+(µs|ms|s) after this proxy learned of it `)
+	if _, out, _ := n.kubeProxy("status"); !last.MatchString(unfolded(out)) {
 		t.Errorf("status lacks %s:\n%s", last, out)
 	}
 }

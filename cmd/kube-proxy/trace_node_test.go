@@ -576,40 +576,55 @@ func TestTraceBridge(t *testing.T) {
 	}
 }
 
-// nothingStops is what why says of a Service whose packets pass.
-const nothingStops = "nothing on this node stops its packets"
+// passes is what why says of a client whose packets pass.
+const passes = "passes this node, and so does the reply: "
 
 // TestWhyChecksTheNode has rules of another program on the way of packets to a Service whose
-// objects are correct: why says that nothing stops its packets exactly if they pass (ST-07).
+// objects are correct: why names the clients whose packets pass, and what stops the packets of the
+// node, of a pod, or of a client outside (ST-07).
 func TestWhyChecksTheNode(t *testing.T) {
 	n := newTraceLab(t, "nftables")
+	n.service(labService{name: "out", ip: "10.96.0.40", nodePort: 30080,
+		endpoints: []netip.AddrPort{endpoint("pod2", 8080)}})
 	p := n.serve()
 	defer p.stop()
+	const dropped = "DROPPED on this node, not by kube-proxy: table inet firewall, chain c, rule 1 "
+	clients := map[string]string{netlab.Node1: "this node to ", "pod1": "the pod 10.1.1.12 to ",
+		netlab.Client: "a client 198.51.100.1 to "}
 	for _, c := range []struct {
 		hook, rule, says string
 		code             int
-		passes           bool
+		stopped          string // a client
 	}{
-		{"output priority 0", "ip daddr 10.1.1.13 drop", "\n" + nothingStops + " to 10.96.0.10:80", 0, true},
-		{"output priority 0", "ip daddr 10.1.1.12 drop", "\nDROPPED on this node, not by kube-proxy: " +
-			`table inet firewall, chain c, rule 1 "ip daddr 10.1.1.12 drop"`, 2, false},
-		{"input priority 0", "ct direction reply tcp sport 8080 drop", "\nDROPPED on this node, not by kube-proxy: " +
-			`table inet firewall, chain c, rule 1`, 2, false},
-		{"output priority 0", "limit rate over 1000/second drop", "could not be evaluated completely", 0, true},
+		{"output priority 0", "ip daddr 10.1.1.13 drop", "The objects are in order.", 0, ""},
+		{"output priority 0", "ip daddr 10.1.1.12 drop", dropped + `"ip daddr 10.1.1.12 drop"`, 2, netlab.Node1},
+		{"input priority 0", "ct direction reply tcp sport 8080 drop", dropped, 2, netlab.Node1},
+		{"forward priority 0", `iifname "veth*" tcp dport 8080 drop`, dropped, 2, "pod1"},
+		{"forward priority 0", `iifname "eth0" tcp dport 8080 drop`, dropped, 2, netlab.Client},
+		{"output priority 0", "limit rate over 1000/second drop", "NOT DECIDED", 0, netlab.Node1},
 	} {
 		t.Run(c.rule, func(t *testing.T) {
 			do, undo := nft("inet", c.hook, c.rule)
 			n.shell(t, do)
 			defer n.shell(t, undo)
-			code, says := n.query("why", "lab/one")
+			code, says := n.query("why", "lab/out:tcp")
+			says = unfolded(says)
 			if code != c.code || !strings.Contains(says, c.says) ||
-				strings.Contains(says, nothingStops) != (c.passes && !strings.Contains(c.rule, "limit")) {
+				!strings.Contains(says, "The objects are in order.") {
 				t.Errorf("exit code %d, want %d and %q:\n%s", code, c.code, c.says, says)
 			}
-			_, err := n.Dial(netlab.Node1, netlab.TCP, netip.MustParseAddrPort(one),
-				netlab.DialOptions{Timeout: 500 * time.Millisecond})
-			if (err == nil) != c.passes {
-				t.Errorf("a connection of the node: %v", err)
+			for from, name := range clients {
+				to := netip.MustParseAddrPort("10.96.0.40:80")
+				if from == netlab.Client {
+					to = netip.MustParseAddrPort("172.18.0.2:30080")
+				}
+				if strings.Contains(says, passes+name) != (from != c.stopped) {
+					t.Errorf("packets of %s pass, or not:\n%s", from, says)
+				}
+				_, err := n.Dial(from, netlab.TCP, to, netlab.DialOptions{Timeout: 500 * time.Millisecond})
+				if (err == nil) != (from != c.stopped || c.says == "NOT DECIDED") {
+					t.Errorf("a connection of %s: %v", from, err)
+				}
 			}
 		})
 	}
@@ -636,7 +651,7 @@ func TestTraceBesideXtablesLock(t *testing.T) {
 	if a.Rest == nil || a.Rest.Verdict != trace.Dropped || !strings.Contains(a.Rest.By, "iptables-legacy") {
 		t.Errorf("trace:\n%s", text())
 	}
-	for command, want := range map[string]string{"why lab/one": nothingStops, "status": "frontends "} {
+	for command, want := range map[string]string{"why lab/one": passes, "status": "frontends "} {
 		if _, says := n.query(strings.Fields(command)...); !strings.Contains(says, want) {
 			t.Errorf("%s lacks %q:\n%s", command, want, says)
 		}

@@ -61,7 +61,10 @@ func NewHandler(about *inspect.Inspector) *Handler {
 		return about.Trace(ctx, inspect.TraceQuery{From: q.Get("from"), Pod: q.Get("pod"), Port: q.Get("port"),
 			In: q.Get("in"), To: q.Get("to")})
 	})
-	h.answer("service", []string{"name"}, true, func(_ context.Context, q url.Values) (any, error) {
+	h.answer("service", []string{"name", "paths"}, true, func(ctx context.Context, q url.Values) (any, error) {
+		if q.Get("paths") != "" {
+			return about.Why(ctx, q.Get("name"))
+		}
 		return about.Service(q.Get("name"))
 	})
 	h.answer("probe", []string{"name"}, false, func(ctx context.Context, q url.Values) (any, error) {

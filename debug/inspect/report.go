@@ -5,19 +5,31 @@ import (
 	"net/netip"
 	"strings"
 
+	"kube-proxy/internal/fold"
 	"kube-proxy/internal/plural"
 	"kube-proxy/lb"
 	"kube-proxy/trace"
 )
 
-// Report is the answer for people, as "kube-proxy trace" prints it: on one screen, or, wide, with
-// all backends and all of the kernel's way. What comes from others is escaped, see [lb.Printable].
+// Report is the answer for people, as "kube-proxy trace" prints it: the verdict in the first line,
+// on one screen of [fold.Width] columns, or, wide, with all backends and all of the kernel's way.
+// What comes from others is escaped, see [lb.Printable].
 func (a *TraceAnswer) Report(wide bool) string {
-	var b strings.Builder
-	if a.Live != nil && a.Live.Differs != "" {
-		b.WriteString("LIVE: " + lb.Printable(a.Live.Differs) + "\n")
+	if wide {
+		return a.report(true)
 	}
-	b.WriteString(a.Rest.Lead())
+	return fold.Text(a.report(false), fold.Width)
+}
+
+func (a *TraceAnswer) report(wide bool) string {
+	var b strings.Builder
+	b.WriteString(a.lead())
+	if b.Len() == 0 {
+		b.WriteString(lb.Printable(a.asPromised()) + "\n")
+	}
+	if a.Rest != nil && a.Rest.Elsewhere != "" {
+		b.WriteString(lb.Printable(a.Rest.Elsewhere) + "\n")
+	}
 	if a.Packet.Pod != "" {
 		fmt.Fprintf(&b, "pod %s is at %s\n", lb.Printable(a.Packet.Pod), lb.Printable(a.Packet.From))
 	}
@@ -48,6 +60,38 @@ func (a *TraceAnswer) Report(wide bool) string {
 		}
 	}
 	return b.String()
+}
+
+// lead returns what stops connections, or may, and what differs, in the order of urgency; else "".
+func (a *TraceAnswer) lead() string {
+	var b strings.Builder
+	if a.Live != nil && a.Live.Differs != "" {
+		b.WriteString("LIVE: " + lb.Printable(a.Live.Differs) + "\n")
+	}
+	return b.String() + a.Rest.Lead() + a.Lead()
+}
+
+// asPromised is the verdict of an answer without a difference and without an obstacle.
+func (a *TraceAnswer) asPromised() string {
+	ends, to := a.Rest != nil && a.Rest.Verdict == trace.Delivered, ""
+	if a.Verdict == trace.Balance {
+		to = a.Service + ", " + plural.Count(len(a.Backends), "backend", "backends")
+	}
+	switch {
+	case a.Verdict == trace.Balance && ends:
+		return "DELIVERED and answered: " + to
+	case a.Verdict == trace.Balance && a.Rest != nil: // kube-proxy's own rules stop it, as the table says
+		return strings.ToUpper(string(a.Rest.Verdict)) + " by kube-proxy: " + a.Rest.By
+	case a.Verdict == trace.Balance:
+		return "BALANCED, rest of the node not checked: " + to
+	case a.Verdict == trace.Reject:
+		return "REJECTED by kube-proxy: " + a.Decides
+	case a.Verdict == trace.Drop:
+		return "DROPPED by kube-proxy: " + a.Decides
+	case ends:
+		return "NOT TRANSLATED, but delivered and answered: " + a.Decides
+	}
+	return "NOT TRANSLATED: " + a.Decides
 }
 
 // endedText reports connections that have ended: others than those above it, at least so many.

@@ -120,6 +120,8 @@ type Detail struct {
 	// Reasons are sentences, the most serious first: why it has no backends, why this node is
 	// skipped, and other remarks.
 	Reasons []string `json:"reasons,omitempty"`
+	// Paths are those of three kinds of clients, see [Inspector.Why]; nil if none was followed.
+	Paths []Path `json:"paths,omitempty"`
 }
 
 // DetailFamily is the Service in one IP family.
