@@ -31,7 +31,7 @@ type incident struct {
 	never map[string]string
 }
 
-// commands are those that operators have, in the order in which they are asked.
+// commands are the commands of operators, in the order of the queries.
 var commands = []string{"status", "check", "why", "trace", "events", "probe"}
 
 // topLines are the lines in which a command must name the cause.
@@ -97,7 +97,8 @@ func incidents() []incident {
 		{name: "l: strict reverse path filter, and a client that comes by another uplink",
 			service: web("pod2").with(func(s *service) { s.kind = "NodePort" }), from: "client",
 			to: "172.18.0.2:30010", fails: true,
-			do: "ip link add eth1 type veth peer name eth1 netns $CLIENT; ip link set eth1 up; ip addr add 172.19.0.2/24 dev eth1; " +
+			do: "ip link add eth1 type veth peer name eth1 netns $CLIENT; ip link set eth1 up; " +
+				"ip addr add 172.19.0.2/24 dev eth1; " +
 				"nsenter --net=$CLIENT sh -ec 'ip link set eth1 up; ip addr add 172.19.0.100/24 dev eth1'; " +
 				"ip route replace 172.18.0.100/32 via 172.19.0.100 dev eth1; " +
 				"echo 1 >/proc/sys/net/ipv4/conf/eth0/rp_filter",

@@ -32,8 +32,8 @@ func TestNotices(t *testing.T) {
 	}
 	play := func(program, mode string, query int) (out string, err error) {
 		var b bytes.Buffer
-		err = run(t.Context(), &b, options{seed: plain, rounds: 1, program: program, modes: []string{mode}, query: query,
-			only: []int{}})
+		err = run(t.Context(), &b, options{seed: plain, rounds: 1, program: program, modes: []string{mode},
+			query: query, only: []int{}})
 		return b.String(), err
 	}
 	for _, mode := range []string{"nftables", "iptables", "userspace", "ebpf"} {
