@@ -40,7 +40,7 @@ func host(addr string) string {
 	return addr + "/32"
 }
 
-// route changes the main table.
+// route changes the main table. It leads to no router that drops packets: no node can know of one.
 func (m maker) route() mutation {
 	six := m.IntN(3) == 0
 	to := addressOf(pick(m, "pod1", "pod2", "pod3", "pod4", "client"), six).String()
@@ -53,7 +53,7 @@ func (m maker) route() mutation {
 		fmt.Sprintf("%s route replace unreachable %s", ip(six), host(to)),
 		fmt.Sprintf("%s route replace prohibit %s", ip(six), host(to)),
 		fmt.Sprintf("%s route replace %s dev %s", ip(six), host(to), other),
-		fmt.Sprintf("%s route replace %s via %s", ip(six), host(to), addressOf("sink", six)),
+		fmt.Sprintf("%s route replace %s via %s", ip(six), host(to), addressOf("node2", six)),
 		fmt.Sprintf("%s route replace %s via %s", ip(six), host(to), addressOf("node2", six)),
 		ip(six)+" route del default",
 		fmt.Sprintf("%s route del %s", ip(six), map[bool]string{false: "10.1.2.0/24", true: "fd00:10:1:2::/64"}[six]),
@@ -82,7 +82,7 @@ func (m maker) rule() mutation {
 	switch table {
 	case "table":
 		route := pick(m, "blackhole default", "prohibit default", "unreachable default", "throw default",
-			"default via "+addressOf("sink", six).String()+" dev eth0", "default via "+addressOf("node2",
+			"default via "+addressOf("node2", six).String()+" dev eth0 metric 5", "default via "+addressOf("node2",
 				six).String()+" dev eth0",
 			"blackhole "+host(addressOf("pod2", six).String()))
 		return mutation{"ip rule", "node1",
@@ -197,7 +197,7 @@ func (m maker) neighbour() mutation {
 func (m maker) device1() mutation {
 	dev := pick(m, "vethpod1", "vethpod2", "vethpod3")
 	return mutation{"device", "node1", pick(m, "ip link set "+dev+" down", "ip link set "+dev+" mtu 1280",
-		"ip link set "+dev+" arp off",
+		"ip link set "+dev+" txqueuelen 10",
 		"ip link add br-other type bridge; ip link set br-other up; ip link set "+dev+" master br-other")}
 }
 

@@ -89,14 +89,27 @@ func begin(w *world, program string) (p *play, err error) {
 		return nil, err
 	}
 	if w.flat {
-		for i, pod := range []string{"pod1", "pod2", "pod3"} {
-			if err := p.shell(pod,
-				"ip route add 10.1.1.0/24 dev eth0; ip -6 route add fd00:10:1:1::/64 dev eth0"); err != nil {
-				return nil, fmt.Errorf("make pod %d flat: %w", i+1, err)
-			}
+		err := p.flatten()
+		if err != nil {
+			return nil, err
 		}
 	}
 	return p, p.start()
+}
+
+// flatten gives pods a route to each other over the bridge. They know the MAC address of the node: a
+// firewall that drops its answers to ARP and ND is another matter than the packets that trace
+// follows.
+func (p *play) flatten() error {
+	for _, pod := range []string{"pod1", "pod2", "pod3"} {
+		err := p.shell(pod, `ip route add 10.1.1.0/24 dev eth0; ip -6 route add fd00:10:1:1::/64 dev eth0
+mac=$(ip neigh show 169.254.1.1 dev eth0 | sed 's/.*lladdr \([^ ]*\).*/\1/')
+for to in 10.1.1.1 fd00:10:1:1::1; do ip neigh replace $to lladdr $mac nud permanent dev eth0; done`)
+		if err != nil {
+			return fmt.Errorf("give %s a route over the bridge: %w", pod, err)
+		}
+	}
+	return nil
 }
 
 // manifests writes the objects.
