@@ -232,7 +232,22 @@ func (a attributes) bytes(n uint16) []byte { return netlink.Attribute(a, n) }
 func (a attributes) num(n uint16) uint32   { return netlink.BE32(a.bytes(n)) }
 func (a attributes) long(n uint16) uint64  { return netlink.BE64(a.bytes(n)) }
 func (a attributes) reg(n uint16) Register { return registerOf(a.bytes(n)) }
-func (a attributes) text(n uint16) string  { return netlink.CStr(a.bytes(n)) }
+
+// regs reads the registers of the ends of a range. The kernel dumps what a request leaves out: the
+// upper end is the lower one, and flag is set.
+func (a attributes) regs(low, high uint16, flags *uint32, flag uint32) (lowest, highest Register) {
+	lowest, highest = a.reg(low), a.reg(high)
+	if lowest == 0 {
+		return lowest, highest
+	}
+	*flags |= flag
+	if highest == 0 {
+		highest = lowest
+	}
+	return lowest, highest
+}
+
+func (a attributes) text(n uint16) string { return netlink.CStr(a.bytes(n)) }
 func (a attributes) value(n uint16) string {
 	return string(netlink.Attribute(a.bytes(n), unix.NFTA_DATA_VALUE))
 }
@@ -306,20 +321,27 @@ func expressionOf(name string, data []byte) Expression {
 	return statementOf(name, a)
 }
 
+const rangeOfAddresses, rangeOfPorts = 1, 2 // NF_NAT_RANGE_MAP_IPS, NF_NAT_RANGE_PROTO_SPECIFIED
+
 // statementOf reads an expression that acts or counts.
 func statementOf(name string, a attributes) Expression {
 	switch name {
 	case "nat":
-		return NAT{Type: a.num(unix.NFTA_NAT_TYPE), Family: a.num(unix.NFTA_NAT_FAMILY),
-			Flags: a.num(unix.NFTA_NAT_FLAGS), AddrMin: a.reg(unix.NFTA_NAT_REG_ADDR_MIN),
-			AddrMax: a.reg(unix.NFTA_NAT_REG_ADDR_MAX), PortMin: a.reg(unix.NFTA_NAT_REG_PROTO_MIN),
-			PortMax: a.reg(unix.NFTA_NAT_REG_PROTO_MAX)}
+		n := NAT{Type: a.num(unix.NFTA_NAT_TYPE), Family: a.num(unix.NFTA_NAT_FAMILY),
+			Flags: a.num(unix.NFTA_NAT_FLAGS)}
+		n.AddrMin, n.AddrMax = a.regs(unix.NFTA_NAT_REG_ADDR_MIN, unix.NFTA_NAT_REG_ADDR_MAX, &n.Flags,
+			rangeOfAddresses)
+		n.PortMin, n.PortMax = a.regs(unix.NFTA_NAT_REG_PROTO_MIN, unix.NFTA_NAT_REG_PROTO_MAX, &n.Flags, rangeOfPorts)
+		return n
 	case "redir":
-		return Redirect{a.num(unix.NFTA_REDIR_FLAGS), a.reg(unix.NFTA_REDIR_REG_PROTO_MIN),
-			a.reg(unix.NFTA_REDIR_REG_PROTO_MAX)}
+		r := Redirect{Flags: a.num(unix.NFTA_REDIR_FLAGS)}
+		r.PortMin, r.PortMax = a.regs(unix.NFTA_REDIR_REG_PROTO_MIN, unix.NFTA_REDIR_REG_PROTO_MAX, &r.Flags,
+			rangeOfPorts)
+		return r
 	case "masq":
-		return Masquerading{a.num(unix.NFTA_MASQ_FLAGS), a.reg(unix.NFTA_MASQ_REG_PROTO_MIN),
-			a.reg(unix.NFTA_MASQ_REG_PROTO_MAX)}
+		m := Masquerading{Flags: a.num(unix.NFTA_MASQ_FLAGS)}
+		m.PortMin, m.PortMax = a.regs(unix.NFTA_MASQ_REG_PROTO_MIN, unix.NFTA_MASQ_REG_PROTO_MAX, &m.Flags, rangeOfPorts)
+		return m
 	case "reject":
 		r := Refuse{Type: a.num(unix.NFTA_REJECT_TYPE)}
 		if c := a.bytes(unix.NFTA_REJECT_ICMP_CODE); len(c) > 0 && r.Type != unix.NFT_REJECT_TCP_RST {
