@@ -69,8 +69,11 @@ const only = `
 	k8s.io/klog < logging, config, source/kube, cli/kubectl;
 	k8s.io/component-base < config, source/kube, status;
 	github.com/spf13 < config, cli, cli/kubectl, cmd/kube-proxy;
-	# The product has one netlink client, internal/netlink; labs are built with this one, and tests look at the kernel by it.
-	github.com/vishvananda < internal/netlab, test/planetest, TESTS;
+	# The product has one netlink client, internal/netlink; tests look at the kernel by this one.
+	github.com/vishvananda/netlink < test/planetest, TESTS;
+	github.com/vishvananda/netns < internal/netlab, TESTS;
+	# internal/netlab does not trust the client that its users test.
+	github.com/mdlayher/netlink < internal/netlink, internal/netlab;
 	# The commands selftest and demo build labs.
 	kube-proxy/internal/netlab < cli/selftest, test/planetest, tools/demo, tools/worlds, TESTS;
 	# Tests attach programs of others by it.

@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -22,23 +21,23 @@ func (l *Lab) BaitSink() error {
 	if err != nil {
 		return err
 	}
-	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	r, err := openRTNL(ns)
 	if err != nil {
-		return fmt.Errorf("netlab: open netlink in the sink: %w", err)
+		return fmt.Errorf("netlab: in the sink: %w", err)
 	}
-	defer h.Close()
-	if err := takeServiceRanges(h); err != nil {
+	defer r.close()
+	if err := takeServiceRanges(r); err != nil {
 		return err
 	}
-	uplink, err := h.LinkByName(Uplink)
+	uplink, err := r.find(Uplink)
 	if err != nil {
-		return fmt.Errorf("netlab: find %s of the sink: %w", Uplink, err)
+		return fmt.Errorf("netlab: in the sink: %w", err)
 	}
 	for _, name := range []string{Node1, Node2} {
 		for _, six := range []bool{false, true} {
 			pods := podRange(name, six)
-			route := &netlink.Route{LinkIndex: uplink.Attrs().Index, Dst: ipNet(pods), Gw: Addr(name, six).AsSlice()}
-			if err := h.RouteReplace(route); err != nil {
+			err := r.addRoute(route{dst: pods, gateway: Addr(name, six), index: uplink.index, replaces: true})
+			if err != nil {
 				return fmt.Errorf("netlab: give the sink a route to %s: %w", pods, err)
 			}
 		}
@@ -86,15 +85,15 @@ func (l *Lab) Silence(port uint16) (time.Duration, error) {
 	return min(max(300*time.Millisecond, 20*slowest), 2*time.Second), nil
 }
 
-func takeServiceRanges(h *netlink.Handle) error {
-	lo, err := h.LinkByName("lo")
+func takeServiceRanges(r *rtnl) error {
+	lo, err := r.find("lo")
 	if err != nil {
-		return fmt.Errorf("netlab: find lo of the sink: %w", err)
+		return fmt.Errorf("netlab: in the sink: %w", err)
 	}
 	for _, p := range ServiceRanges() {
-		route := &netlink.Route{LinkIndex: lo.Attrs().Index, Dst: ipNet(p), Type: unix.RTN_LOCAL,
-			Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST}
-		if err := h.RouteReplace(route); err != nil {
+		err := r.addRoute(route{dst: p, index: lo.index, kind: unix.RTN_LOCAL, table: unix.RT_TABLE_LOCAL,
+			scope: unix.RT_SCOPE_HOST, replaces: true})
+		if err != nil {
 			return fmt.Errorf("netlab: let the sink take %s: %w", p, err)
 		}
 	}

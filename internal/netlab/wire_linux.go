@@ -8,7 +8,6 @@ import (
 	"os"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -67,28 +66,28 @@ func setSysctls(name string) error {
 	return nil
 }
 
-// wiring is the state of one run of wire: a netlink handle per host.
+// wiring is the state of one run of wire: a socket in each host.
 type wiring struct {
-	lab     *Lab
-	handles map[string]*netlink.Handle
-	index   map[string]int // "host/interface" → ifindex there
+	lab   *Lab
+	rtnl  map[string]*rtnl
+	index map[string]int // "host/interface" → ifindex there
 }
 
 // wire makes links, addresses, neighbours and routes.
 func (l *Lab) wire() error {
-	w := &wiring{lab: l, handles: map[string]*netlink.Handle{}, index: map[string]int{}}
+	w := &wiring{lab: l, rtnl: map[string]*rtnl{}, index: map[string]int{}}
 	defer func() {
-		for _, h := range w.handles {
-			h.Close()
+		for _, r := range w.rtnl {
+			r.close()
 		}
 	}()
 	for name, ns := range l.ns {
-		h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+		r, err := openRTNL(ns)
 		if err != nil {
-			return fmt.Errorf("netlink socket in %s: %w", name, err)
+			return fmt.Errorf("wire %s: %w", name, err)
 		}
-		w.handles[name] = h
-		if err := h.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 1}}); err != nil {
+		w.rtnl[name] = r
+		if err := r.up(1); err != nil {
 			return fmt.Errorf("loopback of %s up: %w", name, err)
 		}
 	}
@@ -112,12 +111,9 @@ func (l *Lab) wire() error {
 // mac makes a locally administered address, unique within a lab.
 func mac(kind, n, side byte) net.HardwareAddr { return net.HardwareAddr{0x02, 'k', 'p', kind, n, side} }
 
-// bridge makes a bridge without multicast snooping (which would need a querier).
+// bridge makes a bridge.
 func (w *wiring) bridge(host, name string, hw net.HardwareAddr) error {
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.HardwareAddr, attrs.Flags = name, hw, net.FlagUp
-	snoop := false
-	if err := w.handles[host].LinkAdd(&netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &snoop}); err != nil {
+	if err := w.rtnl[host].addBridge(name, hw); err != nil {
 		return fmt.Errorf("add bridge %s in %s: %w", name, host, err)
 	}
 	return w.learn(host, name)
@@ -125,39 +121,30 @@ func (w *wiring) bridge(host, name string, hw net.HardwareAddr) error {
 
 // learn records the index of an interface.
 func (w *wiring) learn(host, name string) error {
-	link, err := w.handles[host].LinkByName(name)
+	l, err := w.rtnl[host].find(name)
 	if err != nil {
-		return fmt.Errorf("find %s in %s: %w", name, host, err)
+		return fmt.Errorf("in %s: %w", host, err)
 	}
-	w.index[host+"/"+name] = link.Attrs().Index
+	w.index[host+"/"+name] = l.index
 	return nil
 }
 
 // veth makes a pair: eth0 in host, far in the namespace of farHost, both up. If
 // bridge is not empty, far becomes a port of it.
 func (w *wiring) veth(host, farHost, far, bridge string, hw, farHW net.HardwareAddr) error {
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.HardwareAddr, attrs.Flags = Uplink, hw, net.FlagUp
-	err := w.handles[host].LinkAdd(&netlink.Veth{
-		LinkAttrs: attrs, PeerName: far, PeerHardwareAddr: farHW,
-		PeerNamespace: netlink.NsFd(w.lab.ns[farHost]),
-	})
-	if err != nil {
+	if err := w.rtnl[host].addVeth(Uplink, hw, far, farHW, w.lab.ns[farHost]); err != nil {
 		return fmt.Errorf("add veth %s in %s: %w", far, farHost, err)
 	}
 	if err := errors.Join(w.learn(host, Uplink), w.learn(farHost, far)); err != nil {
 		return err
 	}
-	farLink := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: w.index[farHost+"/"+far], Name: far}}
+	index := w.index[farHost+"/"+far]
 	if bridge != "" {
-		if err := w.handles[farHost].LinkSetMasterByIndex(farLink, w.index[farHost+"/"+bridge]); err != nil {
-			return fmt.Errorf("make %s a port of %s: %w", far, bridge, err)
-		}
-		if err := w.handles[farHost].LinkSetHairpin(farLink, bridge == PodBridge); err != nil {
-			return fmt.Errorf("set hairpin mode of %s: %w", far, err)
+		if err := w.rtnl[farHost].enslave(index, w.index[farHost+"/"+bridge], bridge == PodBridge); err != nil {
+			return fmt.Errorf("connect %s with %s: %w", far, bridge, err)
 		}
 	}
-	if err := w.handles[farHost].LinkSetUp(farLink); err != nil {
+	if err := w.rtnl[farHost].up(index); err != nil {
 		return fmt.Errorf("set %s up: %w", far, err)
 	}
 	return nil
@@ -222,11 +209,11 @@ func (w *wiring) pod(i int, h Host) error {
 	farMAC := gatewayMAC
 	if w.lab.opts.Bridge {
 		bridge, podLink = PodBridge, PodBridge
-		link, err := w.handles[h.Node].LinkByName(PodBridge)
+		l, err := w.rtnl[h.Node].find(PodBridge)
 		if err != nil {
-			return fmt.Errorf("find %s in %s: %w", PodBridge, h.Node, err)
+			return fmt.Errorf("in %s: %w", h.Node, err)
 		}
-		gatewayMAC = link.Attrs().HardwareAddr
+		gatewayMAC = l.hw
 	}
 	podMAC := mac(3, byte(i), 0)
 	if err := w.veth(h.Name, h.Node, far, bridge, podMAC, farMAC); err != nil {
@@ -287,28 +274,15 @@ func (w *wiring) lanRoutes(h Host) error {
 // defaultFor is the default route's destination in the address's family.
 func defaultFor(a netip.Addr) netip.Prefix { return netip.PrefixFrom(unspecified(a.Is6()), 0) }
 
-func ipNet(p netip.Prefix) *net.IPNet {
-	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
-}
-
 func (w *wiring) addr(host, iface string, p netip.Prefix) error {
-	link := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: w.index[host+"/"+iface], Name: iface}}
-	a := &netlink.Addr{IPNet: ipNet(p)}
-	if p.Addr().Is6() {
-		a.Flags = unix.IFA_F_NODAD
-	}
-	if err := w.handles[host].AddrAdd(link, a); err != nil {
+	if err := w.rtnl[host].addAddr(w.index[host+"/"+iface], p); err != nil {
 		return fmt.Errorf("add address %s to %s: %w", p, iface, err)
 	}
 	return nil
 }
 
 func (w *wiring) neighbour(host, iface string, ip netip.Addr, hw net.HardwareAddr) error {
-	err := w.handles[host].NeighSet(&netlink.Neigh{
-		LinkIndex: w.index[host+"/"+iface], State: netlink.NUD_PERMANENT,
-		IP: ip.AsSlice(), HardwareAddr: hw,
-	})
-	if err != nil {
+	if err := w.rtnl[host].setNeighbour(w.index[host+"/"+iface], ip, hw); err != nil {
 		return fmt.Errorf("set neighbour %s: %w", ip, err)
 	}
 	return nil
@@ -316,9 +290,7 @@ func (w *wiring) neighbour(host, iface string, ip netip.Addr, hw net.HardwareAdd
 
 // route adds a route to dst over eth0 by gateway, which need not be in a connected range.
 func (w *wiring) route(host string, dst netip.Prefix, gateway netip.Addr) error {
-	err := w.handles[host].RouteAdd(&netlink.Route{
-		LinkIndex: w.index[host+"/"+Uplink], Dst: ipNet(dst), Gw: gateway.AsSlice(), Flags: unix.RTNH_F_ONLINK,
-	})
+	err := w.rtnl[host].addRoute(route{dst: dst, gateway: gateway, index: w.index[host+"/"+Uplink], onlink: true})
 	if err != nil {
 		return fmt.Errorf("add route %s via %s: %w", dst, gateway, err)
 	}
@@ -326,7 +298,7 @@ func (w *wiring) route(host string, dst netip.Prefix, gateway netip.Addr) error 
 }
 
 func (w *wiring) blackhole(host string, dst netip.Prefix) error {
-	if err := w.handles[host].RouteAdd(&netlink.Route{Dst: ipNet(dst), Type: unix.RTN_BLACKHOLE}); err != nil {
+	if err := w.rtnl[host].addRoute(route{dst: dst, kind: unix.RTN_BLACKHOLE}); err != nil {
 		return fmt.Errorf("add blackhole route %s: %w", dst, err)
 	}
 	return nil
@@ -335,10 +307,8 @@ func (w *wiring) blackhole(host string, dst netip.Prefix) error {
 // podRoute routes one pod's address over its own link. It names the source, because the link itself
 // has no address.
 func (w *wiring) podRoute(pod Host, far string, addr netip.Addr) error {
-	err := w.handles[pod.Node].RouteAdd(&netlink.Route{
-		LinkIndex: w.index[pod.Node+"/"+far], Scope: unix.RT_SCOPE_LINK,
-		Dst: ipNet(netip.PrefixFrom(addr, addr.BitLen())), Src: Addr(pod.Node, addr.Is6()).AsSlice(),
-	})
+	err := w.rtnl[pod.Node].addRoute(route{dst: netip.PrefixFrom(addr, addr.BitLen()), scope: unix.RT_SCOPE_LINK,
+		index: w.index[pod.Node+"/"+far], source: Addr(pod.Node, addr.Is6())})
 	if err != nil {
 		return fmt.Errorf("add route to %s over %s: %w", addr, far, err)
 	}

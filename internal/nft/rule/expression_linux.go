@@ -340,7 +340,8 @@ func statementOf(name string, a attributes) Expression {
 		return r
 	case "masq":
 		m := Masquerading{Flags: a.num(unix.NFTA_MASQ_FLAGS)}
-		m.PortMin, m.PortMax = a.regs(unix.NFTA_MASQ_REG_PROTO_MIN, unix.NFTA_MASQ_REG_PROTO_MAX, &m.Flags, rangeOfPorts)
+		m.PortMin, m.PortMax = a.regs(unix.NFTA_MASQ_REG_PROTO_MIN, unix.NFTA_MASQ_REG_PROTO_MAX, &m.Flags,
+			rangeOfPorts)
 		return m
 	case "reject":
 		r := Refuse{Type: a.num(unix.NFTA_REJECT_TYPE)}
