@@ -89,7 +89,7 @@ func incidents() []incident {
 		{name: "j: a firewall of the node drops what it forwards", service: web("pod2"), from: "pod1", fails: true,
 			do: "nft 'table inet firewall { chain forward { type filter hook forward priority 0; policy drop; " +
 				"ct state established accept; }; }'",
-			says: map[string]string{"trace": `table inet firewall, chain forward, policy`, "status": `firewall`,
+			says: map[string]string{"trace": `table inet firewall, chain forward`, "status": `firewall`,
 				"why": `table inet firewall`}, never: quiet},
 		{name: "k: wrong cluster CIDR", flags: []string{"--cluster-cidr=10.200.0.0/16,fd00:99::/48"},
 			service: web("pod2"),

@@ -81,8 +81,8 @@ func begin(w *world, program string) (p *play, err error) {
 	if err != nil {
 		return nil, err
 	}
-	// The kernel's own choice must not take the ports of queries.
-	if err := p.lab.LocalPorts("node1", 10000, 19999); err != nil {
+	// The kernel's own choice must not take the ports of queries and of the proxy's servers.
+	if err := p.lab.LocalPorts("node1", 11000, 19999); err != nil {
 		return nil, err
 	}
 	if err := p.serve(); err != nil {

@@ -29,8 +29,10 @@ func run(ctx context.Context, out io.Writer, o options) error {
 		if o.only != nil {
 			w = w.with(o.only)
 		}
-		if err := s.round(ctx, out, o, w); err != nil {
-			return fmt.Errorf("seed %d, round %d, mode %s: %w", o.seed, round, w.mode, err)
+		err := s.round(ctx, out, o, w)
+		if err != nil {
+			s.broken++
+			fmt.Fprintf(out, "round %d, mode %s: %v\n", round, w.mode, err)
 		}
 	}
 	s.print(out)

@@ -38,6 +38,7 @@ type cause struct {
 type summary struct {
 	begin   time.Time
 	rounds  int
+	broken  int // worlds that could not be made
 	total   tally
 	kinds   map[string]*tally // by mode, and by kind of a mutation
 	causes  map[string]*cause
@@ -136,6 +137,8 @@ func (s *summary) verdict() error {
 	switch {
 	case s.total.all() == 0:
 		return errors.New("nothing was compared")
+	case s.broken > 0:
+		return fmt.Errorf("%d worlds could not be made", s.broken)
 	case s.total.wrong > 0:
 		return fmt.Errorf("%d of %d answers are wrong", s.total.wrong, s.total.all())
 	case 10*s.total.vague > s.total.all() && s.total.all() >= 200: // fewer say little of a share
