@@ -2,10 +2,12 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -14,6 +16,8 @@ import (
 
 	"kube-proxy/cli/preflight"
 	"kube-proxy/config"
+	"kube-proxy/debug/api"
+	"kube-proxy/debug/inspect"
 	"kube-proxy/internal/plural"
 	"kube-proxy/internal/system"
 	"kube-proxy/internal/wiring"
@@ -25,8 +29,9 @@ import (
 // checkHelp is the help of "kube-proxy check".
 func checkHelp() string {
 	return "Usage: kube-proxy check [-o text|json] [--problems] [--load-modules] [flags]\n\n" +
-		wrapped("Inspects this node for a proxy with the same flags, and reports what would hinder the proxy, why it "+
-			"matters and what to do. It changes nothing on the node. It loads kernel modules only with "+
+		wrapped("Inspects this node for a proxy with the same flags, or without any for the one that runs, and "+
+			"reports what would hinder the proxy, why it matters and what to do. It changes nothing on the node. "+
+			"It loads kernel modules only with "+
 			"--load-modules, which also tries the modes that need one. Run it as root in the node's network "+
 			"namespace; without the necessary rights a finding is unknown. docs/check.md lists all kinds of "+
 			"findings.") + "\n" +
@@ -43,8 +48,10 @@ func checkHelp() string {
 // check is "kube-proxy check".
 func (p *program) check() *cobra.Command {
 	var load, problems bool
+	var source string
 	return p.command(command{
-		name: "check", short: "inspect this node: what would hinder a proxy with these flags, and the remedy",
+		running: &source,
+		name:    "check", short: "inspect this node: what would hinder a proxy with these flags, and the remedy",
 		help: checkHelp(), prints: true,
 		flags: func(fs *pflag.FlagSet) {
 			fs.BoolVar(&load, "load-modules", false, "")
@@ -52,7 +59,7 @@ func (p *program) check() *cobra.Command {
 		},
 		run: func(ctx context.Context, cfg *config.Config, json bool) error {
 			s := preflightSetup(cfg, p.modes)
-			s.LoadModules = load
+			s.LoadModules, s.Source = load, source
 			facts := preflight.Look(ctx, s)
 			findings := preflight.Judge(s, facts)
 			r := CheckReport{1, cfg.NodeName, cfg.Mode, preflight.Runs(s, facts), preflight.Worst(findings),
@@ -71,6 +78,30 @@ func (p *program) check() *cobra.Command {
 			return nil
 		},
 	})
+}
+
+// ofRunning lets a command without flags of a proxy be about the proxy that runs, and returns the
+// source of the configuration.
+func ofRunning(cmd *cobra.Command, opts *config.Options) (source string) {
+	own := []string{"output", "problems", "load-modules", "admin-socket"}
+	given := false
+	cmd.Flags().Visit(func(f *pflag.Flag) { given = given || !slices.Contains(own, f.Name) })
+	if given {
+		return "the flags of this command, and the file that they name"
+	}
+	path := config.AdminSocketOn(runtime.GOOS, cmd.Flags().Lookup("admin-socket").Value.String())
+	client := api.NewClient(path)
+	var object json.RawMessage
+	var status inspect.Status
+	err := client.Get(cmd.Context(), "configuration", nil, &object)
+	if err == nil {
+		err = client.Get(cmd.Context(), "status", nil, &status)
+	}
+	if err != nil {
+		return "the defaults: " + err.Error()
+	}
+	opts.Running(object, status.Manifests)
+	return "the kube-proxy that runs on " + status.Node + ", by its admin socket " + path
 }
 
 // preflightSetup derives from the configuration what would run.

@@ -124,7 +124,10 @@ type command struct {
 	renders           bool // it needs nothing that only a serving proxy needs
 	prints            bool // it has --output: text or json
 	flags             func(*pflag.FlagSet)
-	run               func(ctx context.Context, cfg *config.Config, json bool) error
+	// running: without flags of a proxy, it is about the one that runs. It gets a description of
+	// the source, as in "the running kube-proxy"; nil for commands that are about their flags.
+	running *string
+	run     func(ctx context.Context, cfg *config.Config, json bool) error
 }
 
 func (p *program) command(c command) *cobra.Command {
@@ -134,6 +137,9 @@ func (p *program) command(c command) *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := checkOutput(output); err != nil {
 			return err
+		}
+		if c.running != nil {
+			*c.running = ofRunning(cmd, opts)
 		}
 		cfg, err := complete(opts, args)
 		p.warn(opts)

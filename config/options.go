@@ -243,6 +243,13 @@ func (o *Options) flagLines() []string {
 // Warnings returns the warnings so far; it is useful after Complete failed.
 func (o *Options) Warnings() []string { return o.warnings }
 
+// Running takes the configuration of a running proxy in place of a file: the object of
+// [Config.Configz], and its folder of manifests. Call it before Complete.
+func (o *Options) Running(object []byte, manifests string) {
+	o.ConfigFile, o.Manifests = "of the running kube-proxy", manifests
+	o.readConfig = func(string) ([]byte, error) { return object, nil }
+}
+
 // load replaces the values of flags by those of the file, except flags with Wins.
 func (o *Options) load() error {
 	data, err := o.readConfig(o.ConfigFile)

@@ -36,8 +36,8 @@ func page() string {
 	var b strings.Builder
 	b.WriteString("# Findings of `kube-proxy check`\n\n<!-- Made by `go test ./cli/preflight -run TestPage -update`. " +
 		"Do not edit. -->\n\n" +
-		"`kube-proxy check` takes the flags and the `--config` of a proxy, inspects the node and reports what would " +
-		"hinder the\n" +
+		"`kube-proxy check` takes the flags and the `--config` of a proxy, or without any those of the running " +
+		"one.\nIt inspects the node and reports what would hinder the\n" +
 		"proxy, why it matters and what to do. It changes nothing on the node. It tries each mode in a temporary " +
 		"network\n" +
 		"namespace, unless the kernel would load a module for that; `--load-modules` allows it. Each probe has a " +

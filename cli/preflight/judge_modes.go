@@ -13,6 +13,10 @@ import (
 
 func modeKinds() []Kind {
 	return []Kind{
+		{ID: "configuration", Worst: Info, Everywhere: true, judge: func(j *judge) { j.info("", "%s", j.Source) },
+			Looks:  "whose configuration is judged: that of the running proxy, unless a flag of a proxy is given",
+			Why:    "All findings are about a proxy with this configuration.",
+			Remedy: "Pass the flags of another proxy to judge that."},
 		{ID: "privileges", Worst: Error, judge: (*judge).privileges, needs: func(f *Facts) []error {
 			return []error{f.Lacks.Err}
 		},

@@ -18,6 +18,8 @@ var ErrSlow = errors.New("timed out")
 // Setup describes what would run: the configuration.
 type Setup struct {
 	Modes mode.List
+	// Source says where the configuration comes from.
+	Source string
 	// Configured is the configured mode; "" for the best that the host supports.
 	Configured string
 	// Running is the mode of a proxy that runs; nil to choose one by Modes and Configured.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -75,6 +76,40 @@ func (c checked) has(t *testing.T, want string) {
 func wild(text, want string) bool {
 	before, after, ok := strings.Cut(want, "…")
 	return ok && strings.HasPrefix(text, before) && strings.Contains(text[len(before):], after)
+}
+
+// Without flags the check is about the proxy that runs, with its flags and its file; with a flag,
+// or without a proxy, it is not (CF-69).
+func TestCheckOfRunning(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t).routed()
+	n.write("m/web.yaml", service("web", "10.96.7.7", 80, "10.0.0.7"))
+	n.write("c.yaml", []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"+
+		"mode: nftables\nmetricsBindAddress: 127.0.0.1:10777\n"))
+	check := func(args ...string) checked {
+		p := n.start(append([]string{"check", "-o=json"}, args...))
+		c := checked{code: p.end(0), text: p.log()}
+		if err := json.Unmarshal([]byte(c.text), &c.CheckReport); err != nil {
+			t.Fatalf("exit code %d, and no JSON: %v:\n%s", c.code, err, c.text)
+		}
+		return c
+	}
+	check().finds(t, "configuration info: the defaults: cannot query the proxy")
+	p := n.start([]string{"--config=c.yaml", "--hostname-override=n7", "--manifests=m"})
+	p.await(allWritten)
+	p.await(regexp.MustCompile("Admin socket listening"))
+	c := check()
+	c.finds(t, "configuration info: the kube-proxy that runs on n7", "mode-configured ok",
+		"ports info metrics: 127.0.0.1:10777 is used by the running kube-proxy",
+		"api-server ok: Services come from a folder")
+	if c.Node != "n7" || c.Mode != "nftables" {
+		t.Errorf("the check is of another proxy:\n%s", c.text)
+	}
+	c = check("--proxy-mode=iptables", "--hostname-override=n1", "--manifests=m")
+	c.finds(t, "configuration info: the flags of this command")
+	if c.Node != "n1" || c.Mode != "iptables" {
+		t.Errorf("the check is not of its flags:\n%s", c.text)
+	}
 }
 
 // Each case has a node with an obstacle, made by the programs that usually make it.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"time"
 
 	"kube-proxy/cluster"
@@ -18,9 +19,14 @@ import (
 // newInspector makes the inspector of this process. Call it after newFamilies.
 func (p *proxy) newInspector() *inspect.Inspector {
 	cfg := p.config()
+	folder := cfg.Manifests
+	if abs, err := filepath.Abs(folder); err == nil && folder != "" { // for commands in another folder
+		folder = abs
+	}
 	ic := inspect.Config{
 		Version: cfg.Version, Started: time.Now(), Mode: p.choice.Mode, Configured: p.choice.Configured,
-		Reason: p.reason(), Store: p.store, Changes: p.changes, Pods: p.pods, Snapshot: p.snapshots.serving.Load,
+		Reason: p.reason(), Manifests: folder, Store: p.store, Changes: p.changes, Pods: p.pods,
+		Snapshot: p.snapshots.serving.Load,
 		Failover: p.failoverStatus, Serves: p.serves,
 		Follow: rest.Ask, Conntrack: conntrackUse, Connected: func() bool { return p.connected() },
 		NodeProblems:  p.nodeProblems,

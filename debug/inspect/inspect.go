@@ -29,6 +29,8 @@ type Config struct {
 	Configured, Reason string
 	// Offline: no proxy runs, and there is no kernel to inspect.
 	Offline bool
+	// Manifests is the folder of the running proxy's Services; "" for an API server.
+	Manifests string
 
 	Store    *cluster.Store
 	Families []Family

@@ -13,7 +13,8 @@ func (i *Inspector) Status() Status {
 	s := Status{
 		Version: cfg.Version, Node: facts.NodeName, Mode: cfg.Mode.Name, Configured: cfg.Configured, Reason: cfg.Reason,
 		Started: when(cfg.Started),
-		Offline: cfg.Offline, Newest: i.Newest(), Synced: cfg.Store.Synced(), Services: len(i.Names()),
+		Offline: cfg.Offline, Manifests: cfg.Manifests,
+		Newest: i.Newest(), Synced: cfg.Store.Synced(), Services: len(i.Names()),
 		Facts:    NodeFacts{Gone: facts.NodeGone, ServiceCIDRs: facts.CIDRs},
 		Families: []FamilyStatus{},
 	}

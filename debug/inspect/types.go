@@ -242,6 +242,8 @@ type Status struct {
 	Reason     string     `json:"reason,omitempty"`
 	Started    *time.Time `json:"started,omitempty"`
 	Offline    bool       `json:"offline,omitempty"`
+	// Manifests is the folder of the Services; "" if they come from an API server.
+	Manifests string `json:"manifests,omitempty"`
 	// Newest is the Seq of the newest change.
 	Newest uint64 `json:"newest"`
 	// Synced: the sources have listed all.
