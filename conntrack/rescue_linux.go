@@ -60,7 +60,8 @@ type Connection struct {
 	Client, Frontend, Endpoint netip.AddrPort
 }
 
-// Established calls each for the established TCP connections to the endpoints.
+// Established calls each for the established TCP connections of Services to the endpoints, not for
+// those that clients made to an endpoint itself.
 func (r *Rescuer) Established(ctx context.Context, endpoints []failover.Endpoint, each func(Connection)) error {
 	there := r.byProto(endpoints)[lb.TCP]
 	if len(there) == 0 {
@@ -69,7 +70,7 @@ func (r *Rescuer) Established(ctx context.Context, endpoints []failover.Endpoint
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.table.each(ctx, lb.TCP, 0, func(e *conntrack.Entry) error {
-		if e.State == conntrack.TCPEstablished && there[e.Reply.From] {
+		if e.State == conntrack.TCPEstablished && there[e.Reply.From] && e.Reply.From != e.Orig.To {
 			each(Connection{Client: e.Orig.From, Frontend: e.Orig.To, Endpoint: e.Reply.From})
 		}
 		return nil

@@ -16,16 +16,17 @@ import (
 )
 
 // BenchmarkFailover cuts a node off under 200 new connections a second to 10 Services with 6
-// endpoints each, two of them there, with --failover=off and avoid. For those that start in the
-// minute after the cut it reports the slowest and how many fail; for those that start 2 s later the
-// slowest, beside the slowest of as many connections that go straight to an endpoint; then the time
-// until the node is used again.
+// endpoints each, two of them there: it drops all packets, or its link goes down. For the
+// connections that start in the minute after the cut it reports the slowest and how many fail; for
+// those that start 2 s later the slowest, beside the slowest of as many that go straight to an
+// endpoint; then the time until the node is used again.
 func BenchmarkFailover(b *testing.B) {
+	cuts := map[string]fault{"drop": nodeDead, "link": linkDown}
 	for _, mode := range failoverModes {
-		for _, value := range []string{"off", "avoid"} {
-			b.Run(mode+"/"+value, func(b *testing.B) {
+		for _, c := range []struct{ cut, value string }{{"drop", "off"}, {"drop", "avoid"}, {"link", "avoid"}} {
+			b.Run(mode+"/"+c.cut+"/"+c.value, func(b *testing.B) {
 				for range b.N {
-					benchCut(b, mode, value)
+					benchCut(b, mode, cuts[c.cut], c.value)
 				}
 			})
 		}
@@ -49,15 +50,9 @@ const (
 	cutWait = 40 * time.Second
 )
 
-func benchCut(b *testing.B, mode, value string) {
-	n := &failoverLab{newNodeLab(b), netip.AddrPort{}}
-	n.mode = mode
-	n.run(netlab.Sink, "ip", "route", "replace", "10.1.1.0/24", "via", "172.18.0.2")
+func benchCut(b *testing.B, mode string, off fault, value string) {
+	n := newModeLab(b, mode)
 	n.Serve(netlab.TCP, 8080, "pod1", "pod2", "pod3", "pod4", "pod5", netlab.Sink)
-	for name, ip := range map[string]string{"node2": "172.18.0.3", "sink": "172.18.0.254"} {
-		n.apply(name, fmt.Sprintf("kind: Node\nmetadata: {name: %s}\nstatus: {addresses: [{type: InternalIP, "+
-			"address: %s}]}\n", name, ip))
-	}
 	for i := range cutServices {
 		name := fmt.Sprintf("web%d", i)
 		n.apply(name, serviceManifest(name, fmt.Sprintf("10.96.0.%d", 10+i), "10.1.1.11@node1", "10.1.1.12@node1",
@@ -70,9 +65,9 @@ func benchCut(b *testing.B, mode, value string) {
 	load := n.load()
 	time.Sleep(3 * time.Second)
 	cut := time.Now()
-	nodeDead.begin(n)
+	off.begin(n)
 	time.Sleep(cutFor)
-	nodeDead.end(n)
+	off.end(n)
 	back := time.Now()
 	time.Sleep(12 * time.Second)
 	all := load()
@@ -129,9 +124,8 @@ func (n *failoverLab) load() (stop func() []attempt) {
 			}
 			dial := func(to netip.AddrPort, direct bool) {
 				a := attempt{start: time.Now(), direct: direct}
-				var r netlab.Reply
-				r, a.err = n.Dial("pod2", netlab.TCP, to, netlab.DialOptions{Timeout: cutWait})
-				a.took, a.server = time.Since(a.start), r.Server
+				r, err := n.dial(to, cutWait)
+				a.took, a.server, a.err = time.Since(a.start), r.Server, err
 				mu.Lock()
 				defer mu.Unlock()
 				all = append(all, a)

@@ -24,7 +24,7 @@ import (
 )
 
 // needIPVS skips a test if the kernel lacks IPVS; make test-kernels runs it in VMs that have it.
-func needIPVS(t *testing.T) {
+func needIPVS(t testing.TB) {
 	t.Helper()
 	c, err := ipvswire.Open()
 	if errors.Is(err, ipvswire.ErrNoIPVS) {

@@ -17,6 +17,7 @@ import (
 	"kube-proxy/cluster"
 	"kube-proxy/failover"
 	"kube-proxy/internal/pause"
+	"kube-proxy/internal/ratelimit"
 	"kube-proxy/lb"
 )
 
@@ -415,7 +416,7 @@ func (r *run) follow(now time.Duration, v failover.Verdict) (next time.Duration)
 		r.reset(settings.Reset)
 	}
 	for _, n := range v.Up {
-		r.cfg.Log.Info("Node answers again", "node", n)
+		r.cfg.Log.Info("Node is no longer unreachable from here", "node", n)
 		r.cfg.NodeChanged(n, false, 0)
 	}
 	next = now + time.Hour
@@ -531,6 +532,7 @@ const pauseFactor = 3
 // the lock, with the number of connections if there are any.
 func (r *run) work(b *batch, what string, do func(Rescuer, context.Context, []failover.Endpoint) (int, error),
 	did func(n uint64)) {
+	failures := ratelimit.New(r.cfg.Log, "Failed to "+what)
 	for {
 		select {
 		case <-r.ctx.Done():
@@ -541,7 +543,7 @@ func (r *run) work(b *batch, what string, do func(Rescuer, context.Context, []fa
 		start := time.Now()
 		for _, rescuer := range r.rescuers {
 			n, err := do(rescuer, r.ctx, endpoints)
-			if err != nil && r.ctx.Err() == nil {
+			if err != nil && r.ctx.Err() == nil && failures.Allow("") {
 				r.cfg.Log.Error("Failed to "+what, "endpoints", len(endpoints), "err", err)
 			}
 			if n > 0 {

@@ -415,6 +415,11 @@ func (u *unanswered) established() {
 			all = append(all, client{c, far})
 		}
 	}
+	direct, err := u.Open("pod2", netlab.TCP, u.far, netlab.DialOptions{})
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	defer direct.Close()
 	u.script("pod4", "nft", silence+"add rule inet silence input tcp dport 8080 drop")
 	u.reset(u.without())
 	ended, err := u.rescuer().ResetConnections(context.Background(), u.endpoint())
@@ -436,8 +441,11 @@ func (u *unanswered) established() {
 	if ended != want {
 		u.t.Errorf("%d connections ended, want %d", ended, want)
 	}
-	// New connections to the endpoint are not affected.
+	// New connections to the endpoint are not affected, nor are those past the Service.
 	u.script("pod4", "nft", silence)
+	if _, err := direct.Exchange(); err != nil {
+		u.t.Errorf("a connection that a client made to the endpoint itself: %v", err)
+	}
 	table, _, _ := Shop(u.family)
 	u.reset(table)
 	for host := range u.clients() {
