@@ -419,8 +419,10 @@ func TestFailoverRestart(t *testing.T) {
 		p.await(failoverOn)
 		n.awaitNode(p)
 		p.end(syscall.SIGTERM)
-		if n.mode = "nftables"; p.n.mode == n.mode {
+		if n.mode == "nftables" {
 			n.mode = "iptables"
+		} else {
+			n.mode = "nftables"
 		}
 		p = n.serve("--failover=avoid")
 		p.await(failoverOn)
