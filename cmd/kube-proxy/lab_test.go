@@ -25,6 +25,8 @@ type nodeLab struct {
 	t    testing.TB
 	dir  string // the manifests
 	mode string
+	// where programs of mode ebpf are attached and pinned, if that is known
+	cgroup, bpffs string
 }
 
 // labMode is the mode of programs in labs, unless the environment sets another: to see whether a
@@ -123,17 +125,23 @@ type labProgram struct {
 // start starts the program.
 func (n *nodeLab) start(args ...string) *labProgram {
 	n.t.Helper()
-	return n.program(append([]string{"--proxy-mode=" + n.mode, "--hostname-override=node1", "--manifests=" + n.dir,
+	args = append([]string{"--proxy-mode=" + n.mode, "--hostname-override=node1", "--manifests=" + n.dir,
 		"--cluster-cidr=10.1.0.0/16,fd00:10:1::/48",
 		"--nodeport-addresses=172.18.0.0/24,fd00:18::/64", "--conntrack-max-per-core=0", "--conntrack-min=0",
-		"--profiling", "--admin-socket=" + filepath.Join(n.dir, "admin.sock")}, args...)...)
+		"--profiling", "--admin-socket=" + filepath.Join(n.dir, "admin.sock")}, args...)
+	if n.mode == "ebpf" { // the chart's privileged init container
+		if init := n.launch(self(n.t), append(args, "--init-only")...); init.end(0) != 0 {
+			n.t.Fatalf("--init-only: %s", init.log())
+		}
+	}
+	return n.program(args...)
 }
 
 // program starts the program with these arguments alone.
 func (n *nodeLab) program(args ...string) *labProgram {
 	n.t.Helper()
 	if n.mode == "ebpf" { // as the chart has it
-		return n.confined(",+net_admin,+bpf,+perfmon,+sys_admin,+sys_resource", args...)
+		return n.inPod(args...)
 	}
 	return n.launch(self(n.t), args...)
 }

@@ -233,14 +233,27 @@ func checkConfined(t *testing.T, capabilities uint64) {
 	}
 }
 
-// proxyPid returns the only process in node1's network that runs kube-proxy.
+// proxyPid returns the only process in node1's network that runs kube-proxy. One that it starts, such
+// as iptables-save, has its program for a moment.
 func proxyPid(t *testing.T) int {
+	t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+		pids := proxyPids(t)
+		if len(pids) == 1 {
+			return pids[0]
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d processes of kube-proxy run in node1: %v", len(pids), pids)
+		}
+	}
+}
+
+func proxyPids(t *testing.T) (pids []int) {
 	t.Helper()
 	home, err := bed.Netns(netlab.Node1)
 	must(t, err)
 	want, err := os.Stat(home)
 	must(t, err)
-	var pids []int
 	all, err := filepath.Glob("/proc/[0-9]*/exe")
 	must(t, err)
 	for _, exe := range all {
@@ -256,10 +269,7 @@ func proxyPid(t *testing.T) int {
 		must(t, err)
 		pids = append(pids, pid)
 	}
-	if len(pids) != 1 {
-		t.Fatalf("%d processes of kube-proxy run in node1: %v", len(pids), pids)
-	}
-	return pids[0]
+	return pids
 }
 
 // reportProblems shows the warnings and errors that the pod's containers wrote.
