@@ -233,8 +233,8 @@ func checkConfined(t *testing.T, capabilities uint64) {
 	}
 }
 
-// proxyPid returns the only process in node1's network that runs kube-proxy. One that it starts, such
-// as iptables-save, has its program for a moment.
+// proxyPid returns the only process in node1's network that runs kube-proxy. A child, such as
+// iptables-save, runs it too until it executes its own program.
 func proxyPid(t *testing.T) int {
 	t.Helper()
 	for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
