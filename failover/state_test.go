@@ -3,9 +3,11 @@ package failover_test
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
+	"kube-proxy/cluster"
 	"kube-proxy/lb"
 )
 
@@ -327,5 +329,29 @@ func TestVanished(t *testing.T) {
 	w.run(time.Minute)
 	if len(w.probes) > 0 {
 		t.Errorf("probes go on: %v", w.probes)
+	}
+}
+
+// TestManyServices: among 100,000 Services, a dead node costs the usual probes, and
+// the new resolution of those that have an endpoint there alone.
+func TestManyServices(t *testing.T) {
+	w := newWorld(t)
+	const services, nodes = 100_000, 1000
+	for i := range services {
+		w.service(fmt.Sprintf("%cweb%d", 'a'+i%26, i), fmt.Sprintf("10.%d.%d.%d@node-%d", 1+i/65536, i/256%256, i%256,
+			i%nodes), fmt.Sprintf("10.%d.%d.%d@node-%d", 11+i/65536, i/256%256, i%256, (i+1)%nodes))
+	}
+	w.dead["node-7"] = true
+	w.notice("hweb7", "10.1.0.7:80")
+	w.run(time.Second)
+	if !slices.Equal(w.downs, []string{"node-7"}) {
+		t.Fatalf("down: %v; %+v", w.downs, w.state.Status(w.now))
+	}
+	if n := len(w.probes); n > 20 {
+		t.Errorf("%d probes for one dead node", n)
+	}
+	dirty := w.store.Fold(cluster.UnreachableSet{Unreachable: w.verdict.Unreachable})
+	if n := len(dirty.Services); n != 2*services/nodes {
+		t.Errorf("%d Services are resolved anew, want the %d with an endpoint there", n, 2*services/nodes)
 	}
 }
