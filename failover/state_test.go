@@ -352,6 +352,6 @@ func TestManyServices(t *testing.T) {
 	}
 	dirty := w.store.Fold(cluster.UnreachableSet{Unreachable: w.verdict.Unreachable})
 	if n := len(dirty.Services); n != 2*services/nodes {
-		t.Errorf("%d Services are resolved anew, want the %d with an endpoint there", n, 2*services/nodes)
+		t.Errorf("%d Services are resolved, want the %d with an endpoint there", n, 2*services/nodes)
 	}
 }
