@@ -20,6 +20,7 @@ type nodeProblems struct {
 	mu    sync.Mutex
 	found []inspect.Finding
 	at    time.Time
+	next  int // of the Services, the first one whose packets the next look follows
 }
 
 // nodeProblems returns problems of the node, for the status and its metric (CF-68).
@@ -28,7 +29,7 @@ func (p *proxy) nodeProblems() []inspect.Finding {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.at.IsZero() || time.Since(n.at) > nodeProblemsAge {
-		n.found, n.at = p.lookAtNode(), time.Now()
+		n.found, n.at = append(p.lookAtNode(), p.inTheWay(n)...), time.Now()
 	}
 	return n.found
 }
@@ -60,6 +61,42 @@ func (p *proxy) lookAtNode() (all []inspect.Finding) {
 			text, next = text+"; trace shows whether a rule accepts a packet", "kube-proxy trace CLIENT SERVICE"
 		}
 		add(severity, f.ID, text, next)
+	}
+	return all
+}
+
+// The limits of a look at the rules of other programs.
+const (
+	followed     = 3 // Services
+	followedTime = 50 * time.Millisecond
+)
+
+// inTheWay follows packets to a few Services whose objects are in order, to others at each look. It
+// reports rules of other programs that stop the packets or lead them elsewhere.
+func (p *proxy) inTheWay(n *nodeProblems) (all []inspect.Finding) {
+	if p.inspector == nil {
+		return nil
+	}
+	names, begun := p.inspector.Names(), time.Now()
+	for range min(followed, len(names)) {
+		name := names[n.next%len(names)].String()
+		n.next++
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		d, err := p.inspector.Why(ctx, name)
+		cancel()
+		if err != nil { // it went just now
+			continue
+		}
+		for _, path := range d.Paths {
+			if path.Rule {
+				all = append(all, inspect.Finding{Severity: inspect.Warning, About: "other-rules", Next: path.Trace,
+					Text: name + ", for " + path.From + ": " + path.Lead[0]})
+				break
+			}
+		}
+		if time.Since(begun) > followedTime {
+			break
+		}
 	}
 	return all
 }

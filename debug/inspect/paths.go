@@ -27,6 +27,8 @@ type Path struct {
 	Lead []string `json:"lead,omitempty"`
 	// Wrong: something other than the objects decides, or table and kernel differ.
 	Wrong bool `json:"wrong,omitempty"`
+	// Rule: it is a rule or the policy of a chain of another program.
+	Rule bool `json:"rule,omitempty"`
 	// Trace is the command for the details.
 	Trace string `json:"trace"`
 	// Warnings are those of the rest of the node.
@@ -164,6 +166,7 @@ func (i *Inspector) path(ctx context.Context, client, from, to string) Path {
 		return p
 	}
 	p.Verdict, p.Wrong, p.Warnings = a.Rest.Verdict, a.Wrong(), a.Rest.Warnings
+	p.Rule = a.Rest.Harmful() && (a.Rest.Verdict == trace.Translated || strings.Contains(a.Rest.By, ", chain "))
 	if lead := a.lead(); lead != "" {
 		p.Lead = strings.Split(strings.TrimSuffix(lead, "\n"), "\n")
 	}
