@@ -97,9 +97,8 @@ func begin(w *world, program string) (p *play, err error) {
 	return p, p.start()
 }
 
-// flatten gives pods a route to each other over the bridge. They know the MAC address of the node: a
-// firewall that drops its answers to ARP and ND is another matter than the packets that trace
-// follows.
+// flatten gives pods a route to each other over the bridge. They know the node's MAC address: trace
+// does not follow ARP and ND, which a firewall may drop too.
 func (p *play) flatten() error {
 	for _, pod := range []string{"pod1", "pod2", "pod3"} {
 		err := p.shell(pod, `ip route add 10.1.1.0/24 dev eth0; ip -6 route add fd00:10:1:1::/64 dev eth0
