@@ -16,8 +16,14 @@ func (w *walk) judge() trace.Node {
 	shares, shown, retries := map[stop]float64{}, end{}, w.retries()
 	var worst stop
 	for _, e := range w.ends {
+		uncertain := false
 		for _, d := range e.doubts {
-			w.doubt("%s", d)
+			w.doubt("%s", d.what)
+			uncertain = uncertain || d.verdict != e.verdict
+		}
+		if uncertain && e.by != "" { // the packet may end otherwise
+			w.doubt("unless these decide otherwise, it is %s by %s", e.verdict, e.by)
+			e.by = ""
 		}
 		if e.by == "" {
 			if len(shown.steps) == 0 {

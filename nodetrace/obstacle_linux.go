@@ -3,6 +3,7 @@ package nodetrace
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -131,6 +132,13 @@ func (w *walk) undeliverable(y way, r rtnl.Route, out rtnl.Link) stop {
 		s = stop{verdict: trace.Dropped, stage: "route", do: "ip route; ip link: is the interface of the pod down?",
 			by: fmt.Sprintf("endpoint %s is on this node, but its route leads through %s to %s",
 				y.backend, out.Name, r.Gateway)}
+	}
+	if silent := out.Flags&unix.IFF_NOARP != 0 && out.Kind == "veth"; silent && s.by == "" &&
+		!slices.ContainsFunc(w.neighbours, func(n rtnl.Neighbour) bool {
+			return n.Link == out.Index && n.Addr == next && n.State&unix.NUD_PERMANENT != 0
+		}) {
+		s = stop{verdict: trace.Dropped, stage: "neighbour", do: "ip link set " + out.Name + " arp on",
+			by: fmt.Sprintf("interface %s has ARP off, and no entry for %s", out.Name, next)}
 	}
 	for _, n := range w.neighbours {
 		if n.Link != out.Index || n.Addr != next || s.by != "" {

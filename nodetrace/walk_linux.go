@@ -55,7 +55,14 @@ type way struct {
 	// translatedBy and untrackedBy are the rules that did so.
 	translatedBy, untrackedBy *hooks.Rule
 	steps                     []trace.Step
-	doubts                    []string
+	doubts                    []doubt
+}
+
+// doubt is something on a way that was not evaluated. verdict is the end that it may give the
+// packet; "" if that is unknown.
+type doubt struct {
+	what    string
+	verdict trace.NodeVerdict
 }
 
 // stop is an obstacle. The zero stop is none.
@@ -473,8 +480,12 @@ func (w *walk) hook(h hooks.Hook, y way) (all []way) {
 		if x.UntrackedBy != nil {
 			z.untrackedBy = x.UntrackedBy
 		}
-		for _, r := range x.NotEvaluated {
-			z.doubts = append(z.doubts, r.String())
+		for i, r := range x.NotEvaluated {
+			d := doubt{what: r.String()}
+			if i < len(x.If) {
+				d.verdict = verdicts[x.If[i]]
+			}
+			z.doubts = append(z.doubts, d)
 		}
 		if x.Verdict == "" {
 			z.note(h.String(), "%s", changes(y.Packet, x))

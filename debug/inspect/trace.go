@@ -134,6 +134,7 @@ func (i *Inspector) Trace(ctx context.Context, q TraceQuery) (*TraceAnswer, erro
 	i.lookup(ctx, f, p, a)
 	i.connections(ctx, p, a)
 	i.rest(ctx, f, p, a)
+	i.atThisNode(f, p, a)
 	return a, nil
 }
 

@@ -127,8 +127,10 @@ type Way struct {
 	By      *Rule
 	// UntrackedBy is the rule that makes conntrack leave the packet alone; nil for none.
 	UntrackedBy *Rule
-	// NotEvaluated are rules that may lead the packet to another end.
+	// NotEvaluated are rules that may lead the packet to another end. If is the verdict that the
+	// packet then has at this hook, for each; "" for one that continues otherwise.
 	NotEvaluated []Rule
+	If           []trace.Verdict
 }
 
 // owners are programs by what the names of their tables or chains begin with.

@@ -364,11 +364,15 @@ func (s *Snapshot) placeOf(at stop, b base) xt.Place {
 // ways are flows as the hook leaves them. What may differ because of rules that are not evaluated
 // is with those that are certain.
 func (s *Snapshot) ways(p Packet, flows []follow.Flow) (all []Way) {
-	var doubts []Rule
+	type doubt struct {
+		rule    Rule
+		verdict trace.Verdict
+	}
+	var doubts []doubt
 	for _, f := range flows {
 		if f.Doubt != nil {
-			if r := Rule(*f.Doubt); !slices.Contains(doubts, r) && len(doubts) < maxDoubts {
-				doubts = append(doubts, r)
+			if d := (doubt{Rule(*f.Doubt), f.Verdict}); !slices.Contains(doubts, d) && len(doubts) < maxDoubts {
+				doubts = append(doubts, d)
 			}
 			continue
 		}
@@ -384,13 +388,18 @@ func (s *Snapshot) ways(p Packet, flows []follow.Flow) (all []Way) {
 			w.Flow.State = Untracked
 		}
 		if f.Offload != nil && f.Verdict != "" {
-			w.NotEvaluated = []Rule{Rule(*f.Offload)}
+			w.NotEvaluated, w.If = []Rule{Rule(*f.Offload)}, []trace.Verdict{""}
 		}
 		w.By, w.UntrackedBy, w.TranslatedBy = (*Rule)(f.By), (*Rule)(f.UntrackedBy), (*Rule)(f.TranslatedBy)
 		all = append(all, w)
 	}
 	for i := range all {
-		all[i].NotEvaluated = append(all[i].NotEvaluated, doubts...)
+		w := &all[i]
+		for _, d := range doubts {
+			if w.Verdict == "" || d.verdict != w.Verdict { // else the packet ends alike
+				w.NotEvaluated, w.If = append(w.NotEvaluated, d.rule), append(w.If, d.verdict)
+			}
+		}
 	}
 	return all
 }
