@@ -33,7 +33,8 @@ func (w *walk) expected(to netip.AddrPort) bool {
 func (w *walk) strayed(y way) stop {
 	m, p := w.q.Mode, w.q.Packet
 	own := m.Terminates || m.Holds || m.LocalhostProxy && p.To.Addr().IsLoopback()
-	if w.q.Table.Verdict == "" || own && y.here || w.expected(y.To) || p.Proto == trace.ICMPv4 || p.Proto == trace.ICMPv6 {
+	if w.q.Table.Verdict == "" || own && y.here || w.expected(y.To) || p.Proto == trace.ICMPv4 ||
+		p.Proto == trace.ICMPv6 {
 		return stop{}
 	}
 	s := stop{verdict: trace.Translated, stage: y.stage("prerouting"),

@@ -187,6 +187,9 @@ func (w *walk) receive(y way, in rtnl.Link) (all []way) {
 	return all
 }
 
+// fewHops is a TTL that may not suffice.
+const fewHops = 16
+
 // Priorities of IPVS at the hooks input and output (ip_vs_core.c).
 const (
 	ipvsInput  = 99
@@ -231,6 +234,15 @@ func (w *walk) forward(y way, r rtnl.Route) (all []way) {
 		}
 	}
 	w.compareMTU(w.named(y.In), out, r)
+	switch y.TTL { // 0 is unknown, and lasts
+	case 0:
+	case 1:
+		w.stop(y, stop{verdict: trace.Dropped, stage: y.stage("route"), by: "a rule has set the packet's TTL to 1, " +
+			"so this node does not forward it", do: "nft list ruleset; iptables-save -t mangle"})
+		return nil
+	default:
+		y.TTL--
+	}
 	for _, y := range w.hook(hooks.Forward, y) {
 		all = append(all, w.leave(y, r)...)
 	}
@@ -248,6 +260,9 @@ func (w *walk) leave(y way, r rtnl.Route) (all []way) {
 	from := y.From
 	for _, y := range w.masqueraded(y) {
 		y.In = ""
+		if y.TTL != 0 && y.TTL < fewHops && r.Gateway.IsValid() {
+			w.doubt("a rule has set the packet's TTL, which is %d when it leaves: the way may be longer", y.TTL)
+		}
 		s := w.undeliverable(y, r, out)
 		if s.by == "" && y.From != from {
 			s = w.secured(xfrmOut, y, out)
@@ -374,7 +389,7 @@ func (w *walk) proxied(y way) (all []way) {
 	for _, b := range backends {
 		z := y
 		z.here, z.To, z.backend, z.share, z.steps = false, b.Address, b.Address, y.share*b.Share, slices.Clone(y.steps)
-		z.Flow = hooks.Flow{Orig: y.Flow.Orig, Mark: y.Flow.Mark}
+		z.Flow = hooks.Flow{Orig: y.Flow.Orig, Mark: y.Flow.Mark, Label: y.Flow.Label}
 		if !m.Holds {
 			own := w.lookup(rtnl.Query{To: b.Address.Addr()})
 			z.From, z.Mark = netip.AddrPortFrom(own.Source, 0), 0
@@ -400,7 +415,8 @@ func (w *walk) answered(y way) []way {
 	z.reply, z.here, z.Mark, z.From, z.To = true, false, 0, y.To, y.From
 	z.Flow = hooks.Flow{State: hooks.Established, Reply: true,
 		Orig: y.Flow.Orig, Reverse: hooks.Tuple{From: y.To, To: y.From}, Offloaded: y.Flow.Offloaded,
-		Mark: y.Flow.Mark}
+		Mark: y.Flow.Mark, Label: y.Flow.Label}
+	z.TOS, z.TTL = 0, 0
 	if y.Flow.State == hooks.Untracked { // conntrack does not know what it answers
 		z.Flow = hooks.Flow{Orig: hooks.Tuple{From: z.From, To: z.To}}
 		if y.Proto == lb.TCP {
@@ -430,7 +446,9 @@ func (w *walk) continued(y way) (all []way) {
 	}
 	z := y
 	z.reply, z.later, z.here, z.Mark, z.From, z.To = false, true, false, 0, y.Flow.Orig.From, y.Flow.Orig.To
-	z.Flow = hooks.Flow{State: hooks.Established, Orig: y.Flow.Orig, Reverse: y.Flow.Reverse, Mark: y.Flow.Mark}
+	z.Flow = hooks.Flow{State: hooks.Established, Orig: y.Flow.Orig, Reverse: y.Flow.Reverse, Mark: y.Flow.Mark,
+		Label: y.Flow.Label}
+	z.TOS, z.TTL = 0, 0
 	if untracked := y.Flow.State != hooks.Established; untracked {
 		z.From, z.To = y.asked.From, y.asked.To
 		z.Flow = hooks.Flow{Orig: y.asked}

@@ -31,7 +31,10 @@ type State struct {
 	From netip.AddrPort
 	// ConnMark is the mark of its connection. Untracked: connection tracking leaves it alone,
 	// because of the rule UntrackedBy if that is not nil.
-	ConnMark    uint32
+	ConnMark uint32
+	// Label is the connection's label. TOS is the packet's, with its ECN bits; TTL 0 is unknown.
+	Label       [16]byte
+	TOS, TTL    byte
 	Untracked   bool
 	UntrackedBy *Rule
 	// Offload is a rule that gives the connection to a flowtable: its next packets bypass chains.

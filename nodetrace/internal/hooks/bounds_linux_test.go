@@ -90,7 +90,7 @@ func TestRareRules(t *testing.T) {
 			"nft", Forward, web, "to 10.1.1.1:80"},
 		{"limit", "table inet x { chain i { type filter hook forward priority 0; " +
 			"limit rate 1/second drop;\n} }", "nft", Forward, web,
-			`to 10.1.1.1:80, not evaluated: table inet x, chain i, rule 1 "limit drop"`},
+			`to 10.1.1.1:80, not evaluated: table inet x, chain i, rule 1 "limit rate 1/second burst 5 packets drop"`},
 		{"limit without consequence",
 			"table inet x { chain i { type filter hook forward priority 0; limit rate 1/second accept;\n} }",
 			"nft", Forward, web, "to 10.1.1.1:80"},
@@ -100,7 +100,7 @@ func TestRareRules(t *testing.T) {
 		{"limited element", "table inet x { set s { type ipv4_addr; size 10; flags dynamic; }; " +
 			"chain i { type filter hook forward priority 0; " +
 			"add @s { ip saddr limit rate over 1/second } drop;\n} }", "nft", Forward, web,
-			`to 10.1.1.1:80, not evaluated: table inet x, chain i, rule 1 "update @s { ip saddr limit } drop"`},
+			`to 10.1.1.1:80, not evaluated: table inet x, chain i, rule 1 "add @s { ip saddr limit } drop"`},
 		{"catch-all element",
 			"table inet x { map m { type ipv4_addr : verdict; elements = { 10.9.9.9 : accept, * : drop }; }; " +
 				"chain i { type filter hook forward priority 0; ip daddr vmap @m;\n} }", "nft", Forward, web,
@@ -130,7 +130,7 @@ func TestRareRules(t *testing.T) {
 				`"-p tcp -j NFQUEUE --queue-num 3"`},
 		{"owner", "iptables-nft -N cali-FORWARD; iptables-nft -A FORWARD -j cali-FORWARD; " +
 			"iptables-nft -A cali-FORWARD -j DROP", "sh", Forward, web,
-			`drop by table ip filter, chain cali-FORWARD, rule 1 "drop" (of Calico)`},
+			`drop by table ip filter, chain cali-FORWARD, rule 1 "counter drop" (of Calico)`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			netlab.EnterForTest(t)

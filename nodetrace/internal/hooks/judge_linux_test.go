@@ -358,7 +358,10 @@ func (j *judge) forth(s *Snapshot, all []walked, local bool) []walked {
 	}
 	here = j.hook(s, Input, here, func(w *walked) {})
 	if !local {
-		away = j.hook(s, Forward, away, func(w *walked) { w.Out = j.device(w.To.Addr()) })
+		away = j.hook(s, Forward, away, func(w *walked) {
+			w.Out = j.device(w.To.Addr())
+			w.TTL -= min(w.TTL, 1)
+		})
 	}
 	away = j.hook(s, Postrouting, away, func(w *walked) { w.Out = j.device(w.To.Addr()) })
 	return append(here, away...)
@@ -388,7 +391,7 @@ func (j *judge) back(s *Snapshot, p *sample, w walked, o *outcome) bool {
 	}
 	reply := walked{Packet: Packet{Proto: lb.UDP, From: w.To, To: sees}}
 	reply.Flow = Flow{State: Established, Reply: true, Orig: Tuple{p.from, p.to}, Reverse: Tuple{w.To,
-		sees}, Mark: w.Flow.Mark}
+		sees}, Mark: w.Flow.Mark, Label: w.Flow.Label}
 	if w.Flow.State == Untracked {
 		reply.Flow = Flow{} // it opens a connection of its own
 	}

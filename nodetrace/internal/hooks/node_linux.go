@@ -44,6 +44,9 @@ func (n *node) link(name string) nft.Link {
 	return nft.Link{Name: name, Index: uint32(l.Index), Type: l.Type}
 }
 
+// LinkName returns the name of a device; "" if no device has the number.
+func (n *node) LinkName(index uint32) string { return n.names[int32(index)] }
+
 // bridge reports whether a device is a bridge.
 func (n *node) bridge(name string) bool { return n.byName[name].Kind == "bridge" }
 

@@ -37,6 +37,8 @@ type Packet struct {
 	// Port is the port of the bridge In that the packet came in through; "" if that is unknown.
 	Port string
 	Mark uint32
+	// TOS is the type of service, with the bits of ECN. TTL is the hop limit; 0 is unknown.
+	TOS, TTL byte
 	// Before is the priority at which the packet leaves the hook, as IPVS takes it; 0 for none.
 	Before int32
 	Flow   Flow
@@ -69,6 +71,7 @@ type Flow struct {
 	// new flow.
 	Orig, Reverse Tuple
 	Mark          uint32
+	Label         [16]byte
 }
 
 // Tuple is one direction of a connection.

@@ -31,7 +31,7 @@ const (
 func (s *Snapshot) Pass(ctx context.Context, h Hook, p Packet) ([]Way, error) {
 	s.sets.ctx, s.node.ctx = ctx, ctx
 	flows := []follow.Flow{{Share: 1, State: follow.State{To: p.To, Mark: p.Mark, ConnMark: p.Flow.Mark,
-		Untracked: p.Flow.State == Untracked}}}
+		Label: p.Flow.Label, TOS: p.TOS, TTL: p.TTL, Untracked: p.Flow.State == Untracked}}}
 	var err error
 	pass := func(device string, family byte, nums ...uint32) {
 		for _, num := range nums {
@@ -378,6 +378,7 @@ func (s *Snapshot) ways(p Packet, flows []follow.Flow) (all []Way) {
 		}
 		w := Way{Packet: p, Share: f.Share, Translated: f.Translated, Masqueraded: f.Masqueraded, Verdict: f.Verdict}
 		w.To, w.Mark, w.Flow.Mark, w.Before = f.To, f.Mark, f.ConnMark, 0
+		w.TOS, w.TTL, w.Flow.Label = f.TOS, f.TTL, f.Label
 		if f.From.IsValid() {
 			w.From = f.From
 		}

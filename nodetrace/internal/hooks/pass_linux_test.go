@@ -84,8 +84,9 @@ func TestPass(t *testing.T) {
 		ways  []string
 	}{
 		{Prerouting, lb.TCP, "10.1.1.1:80", []string{`drop by table inet fw, chain pre, rule 3 ` +
-			`"ct state new ip saddr @s tcp dport { … } ip daddr 10.0.0.0/9 drop comment \"no web\"", ` +
-			`not evaluated: table inet fw, chain pre, rule 2 "meta mark 0x7 limit accept"`}},
+			`"ct state new ip saddr @s tcp dport { 22, 80-82 } ip daddr 10.0.0.0/9 drop comment \"no web\"", ` +
+			`not evaluated: table inet fw, chain pre, rule 2 ` +
+			`"meta mark 0x7 limit rate 1/second burst 5 packets accept"`}},
 		{Prerouting, lb.UDP, "10.1.1.1:80", []string{"to 10.1.1.1:80"}},
 		{Prerouting, lb.TCP, "10.200.0.1:80", []string{"to 10.1.0.1:80 mark 7", "to 10.1.0.2:80 mark 7"}},
 		{Prerouting, lb.TCP, "10.201.0.1:90", []string{"to 10.201.0.1:90 mark 7"}},

@@ -19,7 +19,7 @@ import (
 
 // Random rules of nftables and of both kinds of iptables × random packets: what Pass predicts is
 // what the kernel does, or Pass names the rule that it does not evaluate. KUBE_PROXY_CASES is how
-// many packets are sent.
+// many packets are sent (NT-15, NT-17).
 func TestRandom(t *testing.T) {
 	seed := seedtest.Of(t)
 	cases := 1500
@@ -121,6 +121,14 @@ func (r *rules) ip() string {
 		return "ip6"
 	}
 	return "ip"
+}
+
+// hops is the family's name of the hop limit in nftables.
+func (r *rules) hops() string {
+	if r.judge.family == lb.IPv6 {
+		return "ip6 hoplimit"
+	}
+	return "ip ttl"
 }
 
 func (r *rules) addr() string {
@@ -285,8 +293,10 @@ func (r *rules) matches(hook string) string {
 
 // rule is a rule of a chain, which may jump to the chains from next on.
 func (r *rules) rule(next, chains int, hook string) string {
+	ip := r.ip()
 	verdicts := []string{"accept", "drop", "reject", "return", "counter", "meta mark set 1",
 		"meta mark set meta mark | 0x2", "ct mark set 5", "ct mark set meta mark",
+		"ct label set 5", ip + " dscp set cs1", ip + " dscp set ef", r.hops() + " set 9", r.hops() + " set 9 return",
 		"meta mark set ct mark", "meta mark set udp dport map @marks",
 		"add @dyn { " + r.ip() + " saddr }", "continue", "meta mark set 3 accept", "ip6 hoplimit set 9 accept"}
 	verdicts[len(verdicts)-1] = "update @dyn { " + r.ip() + " daddr timeout 1m } return"
@@ -326,6 +336,8 @@ func (r *rules) match(hook string) string {
 			"3"), "meta mark & 0x2 == 0x2", "meta mark and 0x1 != 0", "ct mark 5", "meta mark < 2",
 		"ct state " + not + pick(r, "new", "established", "invalid", "untracked", "established,related",
 			"{ new, invalid }"), "ct direction " + pick(r, "original", "reply"),
+		ip + " dscp " + not + pick(r, "cs0", "cs1", "ef"), ip + " dscp cs1", "ct zone 0", "ct zone 1", "ct label 5",
+		r.hops() + " " + pick(r, "", "< ") + "9",
 		"ct status dnat", "ct status snat", "meta l4proto " + pick(r, "udp", "tcp",
 			"{ tcp, udp }"), "meta nfproto " + pick(r, "ipv4", "ipv6"), "meta protocol " + ip,
 		"fib daddr type local", "fib saddr type " + not + pick(r, "unicast",
@@ -411,7 +423,9 @@ func (r *rules) option(base string) string {
 		"-m iprange --dst-range " + r.judge.pods["pod1"].String() + "-" + r.judge.pods["pod2"].String(),
 		`-m comment --comment "a \"b\" c"`,
 		"-m conntrack --ctorigdst " + r.addr(), "-m conntrack --ctdir " + pick(r, "ORIGINAL",
-			"REPLY"), "-m length --length 1:5", "-m conntrack --ctorigdstport 80",
+			"REPLY"), "-m length --length 1:5", "-m dscp " + not + "--dscp 0x08", "-m tos --tos 0x10",
+		map[bool]string{false: "-m ttl --ttl-eq 9", true: "-m hl --hl-eq 9"}[r.judge.family == lb.IPv6],
+		"-m conntrack --ctorigdstport 80",
 	}
 	if base == "PREROUTING" || base == "INPUT" || base == "FORWARD" {
 		all = append(all, not+"-i vethpod1", "-i vethpod+")
@@ -431,7 +445,8 @@ func (r *rules) target(table, chain string) string {
 		all = []string{"-j ACCEPT", "-j DROP", "-j RETURN", "-j CT --notrack", "-j MARK --set-xmark 0x1/0xffffffff", ""}
 	}
 	if table == "mangle" {
-		all = append(all, "-j TOS --set-tos 0x10", "-j MARK --xor-mark 0x3")
+		all = append(all, "-j TOS --set-tos 0x10", "-j MARK --xor-mark 0x3", "-j DSCP --set-dscp 0x08",
+			map[bool]string{false: "-j TTL --ttl-set 9", true: "-j HL --hl-set 9"}[r.judge.family == lb.IPv6])
 	}
 	if table == "nat" {
 		all = []string{"-j ACCEPT", "-j RETURN", "-j MARK --set-xmark 0x1/0xffffffff"}

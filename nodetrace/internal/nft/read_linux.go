@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/nft/rule"
 	"kube-proxy/internal/nft/wire"
 	"kube-proxy/nodetrace/internal/follow"
 )
@@ -16,7 +17,7 @@ import (
 // Rule is a rule as the kernel has it.
 type Rule struct {
 	Comment string
-	Steps   []Step
+	all     []rule.Expression
 	// Handle is the kernel's number of the rule.
 	Handle uint64
 	// body is the message, for a rule with extensions of iptables.
@@ -26,16 +27,16 @@ type Rule struct {
 
 // RuleOf reads a rule from the body of a message about it.
 func RuleOf(body []byte) Rule {
-	r := Rule{Comment: wire.RuleComment(body), Steps: Steps(nlconn.Attribute(body, unix.NFTA_RULE_EXPRESSIONS)),
+	r := Rule{Comment: wire.RuleComment(body), all: rule.Expressions(nlconn.Attribute(body, unix.NFTA_RULE_EXPRESSIONS)),
 		Handle: nlconn.BE64(nlconn.Attribute(body, unix.NFTA_RULE_HANDLE))}
-	if slices.ContainsFunc(r.Steps, func(s Step) bool { return s.name == "match" || s.name == "target" }) {
+	if slices.ContainsFunc(r.all, func(x rule.Expression) bool {
+		_, is := x.(rule.Xtables)
+		return is
+	}) {
 		r.body = bytes.Clone(body)
 	}
 	return r
 }
-
-// Does reports whether two rules do the same.
-func (r Rule) Does(o Rule) bool { return slices.Equal(r.Steps, o.Steps) }
 
 // base is a base chain as the kernel has it.
 type base struct {
@@ -164,7 +165,7 @@ const nftaSetElemExpressions = 11
 func elementOf(el []byte) element {
 	data := nlconn.Attribute(el, unix.NFTA_SET_ELEM_DATA)
 	e := element{there: true, data: string(nlconn.Attribute(data, unix.NFTA_DATA_VALUE))}
-	e.limited = limits(nlconn.Attribute(el, unix.NFTA_SET_ELEM_EXPR), nlconn.Attribute(el, nftaSetElemExpressions))
+	e.limited = rule.Limiting(nlconn.Attribute(el, unix.NFTA_SET_ELEM_EXPR), nlconn.Attribute(el, nftaSetElemExpressions))
 	if e.data == "" && data != nil {
 		e.decides, e.verdict = true, wire.VerdictOf(data)
 	}

@@ -3,13 +3,12 @@ package nft
 import (
 	"bytes"
 	"encoding/binary"
-	"fmt"
 	"net/netip"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
 	nlconn "kube-proxy/internal/netlink"
+	"kube-proxy/internal/nft/rule"
 	"kube-proxy/nodetrace/internal/follow"
 	"kube-proxy/trace"
 )
@@ -75,17 +74,16 @@ type place struct {
 func (p place) rule() *follow.Rule {
 	r := &p.w.chains[p.chain][p.i]
 	if r.as == nil {
-		r.as = &follow.Rule{Table: p.w.table.Title(), Chain: p.chain, Number: p.i + 1, Handle: r.Handle, Text: r.Text()}
+		r.as = &follow.Rule{Table: p.w.table.Title(), Chain: p.chain, Number: p.i + 1, Handle: r.Handle, Text: p.w.text(r)}
 	}
 	return r.as
 }
 
 // unknown handles an expression that the walk cannot evaluate. A walk through one table treats it
 // as a match that fails. Others follow both ways, and mark one of them as doubtful.
-func (w *walk) unknown(s Step, f *flow) bool {
+func (w *walk) unknown(x rule.Expression, f *flow) bool {
 	if w.node == nil {
-		w.say("a rule has the expression %s, which this program does not know, and takes for a match that fails",
-			s.name)
+		w.say("a rule has the expression %T, which this program does not know, and takes for a match that fails", x)
 		return false
 	}
 	if !f.unsure {
@@ -98,74 +96,97 @@ func (w *walk) unknown(s Step, f *flow) bool {
 	return true
 }
 
-// blind loads an unknown value.
-func (w *walk) blind(s Step, f *flow) bool {
-	if w.node == nil || s.to == 0 {
-		return w.unknown(s, f)
+// blind loads an unknown value of n bytes.
+func (w *walk) blind(x rule.Expression, to rule.Register, n int, f *flow) bool {
+	if w.node == nil || to == 0 {
+		return w.unknown(x, f)
 	}
-	f.hide(s.to, max(int(s.length), 4), true)
+	f.hide(to, max(n, 4), true)
 	return true
 }
 
-// hide records whether the content of registers is unknown.
-func (f *flow) hide(from, n int, unknown bool) {
-	for word := from / 4; word < min(from+n+3, registers)/4; word++ {
-		f.hidden &^= 1 << word
-		if unknown {
-			f.hidden |= 1 << word
-		}
-	}
-}
-
-// blindAt reports whether a part of these registers is unknown.
-func (f *flow) blindAt(from, n int) bool {
-	for word := from / 4; word < min(from+n+3, registers)/4; word++ {
-		if f.hidden>>word&1 != 0 {
-			return true
-		}
-	}
-	return false
-}
-
-// seeing separates flows that know the key of a lookup from the others. The others match in doubt:
-// their value is unknown, and from a verdict map they get the worst verdict.
-func (w *walk) seeing(s Step, flows []flow) (seeing, blind []flow) {
-	if w.node == nil {
-		return flows, nil
-	}
-	n, err := w.keyLen(s.set)
-	for _, f := range flows {
-		if err != nil || !f.blindAt(s.from, n) {
-			seeing = append(seeing, f)
-			continue
-		}
-		w.unknown(s, &f)
-		if s.lookup && s.to == 0 {
-			f.Verdict = trace.Drop
-		} else if s.lookup {
-			f.hide(s.to, 16, true)
-		}
-		blind = append(blind, f)
-	}
-	return seeing, blind
-}
-
 // payload loads a part of the packet. The rule ends if the packet has no such part.
-func (w *walk) payload(s Step, f *flow) bool {
-	if s.to == 0 { // it writes to the packet
-		return w.unknown(s, f)
-	}
-	b, known := w.header(s.key, f)
-	from, to := int(s.offset), int(s.offset+s.length)
+func (w *walk) payload(x rule.Payload, f *flow) bool {
+	b, known := w.header(x.Base, f)
+	from, to := int(x.Offset), int(x.Offset+x.Len)
 	switch {
 	case b == nil && w.node != nil:
-		return w.blind(s, f)
+		return w.blind(x, x.To, int(x.Len), f)
 	case to > len(b) || from > to:
 		return false
-	case w.node != nil && bytes.IndexByte(known[from:to], 0) >= 0:
-		return w.blind(s, f)
 	}
-	return f.load(s.to, b[from:to])
+	if !f.load(x.To, b[from:to]) {
+		return false
+	}
+	for i := from; i < to && w.node != nil; i++ {
+		if known[i] == 0 {
+			f.hide(x.To+rule.Register(i-from), 1, true)
+		}
+	}
+	return true
+}
+
+// rewrite writes a part of the packet. What it cannot follow leaves the way in doubt.
+func (w *walk) rewrite(x rule.PayloadSet, f *flow) bool {
+	b, known := w.header(x.Base, f)
+	from, to := int(x.Offset), int(x.Offset+x.Len)
+	if b == nil || to > len(b) || from > to || w.node == nil {
+		return w.unknown(x, f)
+	}
+	was := bytes.Clone(b)
+	v := f.at(x.From, to-from)
+	if len(v) != to-from {
+		return w.unknown(x, f)
+	}
+	certain := true
+	for i := from; i < to; i++ {
+		switch at := x.From + rule.Register(i-from); {
+		case !f.blindAt(at, 1):
+			b[i], known[i] = v[i-from], 1
+		case known[i] != 0: // else it was unknown, and may be the same
+			certain = false
+		}
+	}
+	v6 := w.seen.Family == unix.NFPROTO_IPV6
+	same := func(from, to int) bool { return bytes.Equal(b[from:to], was[from:to]) }
+	addresses, ttl := [2]int{12, 16}, 8
+	if v6 {
+		addresses, ttl = [2]int{8, 24}, 7
+	}
+	switch {
+	case x.Base == unix.NFT_PAYLOAD_NETWORK_HEADER:
+		n := addresses[1] - addresses[0]
+		if f.TOS = b[1]; v6 {
+			f.TOS = b[0]<<4 | b[1]>>4
+		}
+		if known[ttl] != 0 {
+			f.TTL = b[ttl]
+		}
+		if !same(addresses[0], addresses[1]) {
+			a, _ := netip.AddrFromSlice(b[addresses[0]:addresses[1]])
+			f.From = netip.AddrPortFrom(a, w.seen.From.Port())
+		}
+		if !same(addresses[1], addresses[1]+n) {
+			a, _ := netip.AddrFromSlice(b[addresses[1] : addresses[1]+n])
+			f.To, f.TranslatedBy = netip.AddrPortFrom(a, f.To.Port()), w.at.rule()
+		}
+		proto := 9
+		if v6 {
+			proto = 6
+		}
+		certain = certain && same(proto, proto+1) && b[0]>>4 == was[0]>>4
+	case x.Base == unix.NFT_PAYLOAD_TRANSPORT_HEADER && to <= 4:
+		if !same(0, 2) {
+			source, _ := w.source(f)
+			f.From = netip.AddrPortFrom(source.Addr(), binary.BigEndian.Uint16(b))
+		}
+		if !same(2, 4) {
+			f.To, f.TranslatedBy = netip.AddrPortFrom(f.To.Addr(), binary.BigEndian.Uint16(b[2:])), w.at.rule()
+		}
+	default:
+		certain = certain && bytes.Equal(b, was)
+	}
+	return certain || w.unknown(x, f)
 }
 
 // source returns the source of the packet, as earlier rules have left it; sure is false for a
@@ -195,14 +216,22 @@ func (w *walk) header(base uint32, f *flow) (b, known []byte) {
 		mark(12, 14)
 	case base == unix.NFT_PAYLOAD_NETWORK_HEADER && v6:
 		b, known = networkHeader(w.seen.Family, w.seen.Proto, from.Addr(), f.To.Addr()), make([]byte, 40)
-		mark(0, 1)
+		b[0], b[1], b[7] = b[0]|f.TOS>>4, f.TOS<<4, f.TTL
+		mark(0, 2) // the flow label is not known; its first bits share a byte with the class
 		mark(6, 7)
+		if f.TTL != 0 {
+			mark(7, 8)
+		}
 		if mark(24, 40); sure {
 			mark(8, 24)
 		}
 	case base == unix.NFT_PAYLOAD_NETWORK_HEADER:
 		b, known = networkHeader(w.seen.Family, w.seen.Proto, from.Addr(), f.To.Addr()), make([]byte, 20)
+		b[1], b[8] = f.TOS, f.TTL
 		mark(0, 2)
+		if f.TTL != 0 {
+			mark(8, 9)
+		}
 		mark(6, 8)
 		mark(9, 10)
 		if mark(16, 20); sure {
@@ -233,65 +262,50 @@ func (w *walk) header(base uint32, f *flow) (b, known []byte) {
 	return b, known
 }
 
-func (w *walk) etherType() uint16 {
-	if w.seen.Family == unix.NFPROTO_IPV6 {
-		return unix.ETH_P_IPV6
-	}
-	return unix.ETH_P_IP
-}
-
-func (w *walk) meta(s Step, f *flow) bool {
-	if s.from != 0 {
-		if s.key == unix.NFT_META_MARK {
-			if f.blindAt(s.from, 4) {
-				return w.unknown(s, f)
-			}
-			f.Mark = nlconn.Order.Uint32(f.at(s.from, 4))
-		}
-		return true
-	}
+// meta loads a property of the packet.
+func (w *walk) meta(x rule.Meta, f *flow) bool {
 	link := w.seen.In
-	switch s.key {
+	switch x.Key {
 	case unix.NFT_META_OIF, unix.NFT_META_OIFNAME, unix.NFT_META_OIFTYPE:
 		link = w.seen.Out
 	}
-	switch s.key {
+	switch x.Key {
 	case unix.NFT_META_MARK:
-		return f.load(s.to, number(f.Mark))
+		return f.load(x.To, number(f.Mark))
 	case unix.NFT_META_L4PROTO:
-		return f.load(s.to, []byte{w.seen.Proto})
+		return f.load(x.To, []byte{w.seen.Proto})
 	case unix.NFT_META_NFPROTO:
-		return f.load(s.to, []byte{w.seen.Family})
+		return f.load(x.To, []byte{w.seen.Family})
 	case unix.NFT_META_PROTOCOL:
-		return f.load(s.to, binary.BigEndian.AppendUint16(nil, w.etherType()))
+		return f.load(x.To, binary.BigEndian.AppendUint16(nil, w.etherType()))
 	case unix.NFT_META_IIFNAME, unix.NFT_META_OIFNAME:
 		name := make([]byte, unix.IFNAMSIZ)
 		copy(name, link.Name)
-		return f.load(s.to, name)
+		return f.load(x.To, name)
 	case unix.NFT_META_IIFTYPE, unix.NFT_META_OIFTYPE:
 		switch {
-		case w.node != nil && w.seen.Sent && s.key == unix.NFT_META_IIFTYPE: // kernels differ
-			return w.blind(s, f)
+		case w.node != nil && w.seen.Sent && x.Key == unix.NFT_META_IIFTYPE: // kernels differ
+			return w.blind(x, x.To, 4, f)
 		case w.node != nil && link.Name == "":
 			return false
 		}
-		return f.load(s.to, nlconn.Order.AppendUint16(nil, link.Type))
+		return f.load(x.To, nlconn.Order.AppendUint16(nil, link.Type))
 	case unix.NFT_META_PRIORITY:
-		return f.load(s.to, number(0))
+		return f.load(x.To, number(0))
 	}
 	if w.node != nil {
-		switch s.key {
+		switch x.Key {
 		case unix.NFT_META_IIF, unix.NFT_META_OIF:
-			return f.load(s.to, number(link.Index))
+			return f.load(x.To, number(link.Index))
 		case unix.NFT_META_SKUID, unix.NFT_META_SKGID:
 			if !w.seen.Sent {
 				return false
 			}
 		case unix.NFT_META_PKTTYPE:
-			return f.load(s.to, []byte{unix.PACKET_HOST})
+			return f.load(x.To, []byte{unix.PACKET_HOST})
 		}
 	}
-	return w.blind(Step{name: fmt.Sprintf("meta, key %d", s.key), to: s.to, length: 16}, f)
+	return w.blind(x, x.To, 16, f)
 }
 
 // Bits of ct state and ct status.
@@ -302,29 +316,54 @@ const (
 	statusSeenReply = 1 << 1 // IPS_SEEN_REPLY
 )
 
-func (w *walk) ct(s Step, f *flow) bool {
+// Keys of ct that golang.org/x/sys does not have.
+const (
+	ctLabels = 13
+	ctZone   = 17
+)
+
+// tracked reports whether the packet has an entry of conntrack.
+func (w *walk) tracked(f *flow) bool { return w.seen.Conn.Known && !f.Untracked }
+
+// setCt writes a property of the connection.
+func (w *walk) setCt(x rule.CtSet, f *flow) bool {
+	n := map[uint32]int{unix.NFT_CT_MARK: 4, ctLabels: 16}[x.Key]
+	switch {
+	case x.Key == ctZone: // conntrack then looks elsewhere
+		return w.unknown(x, f)
+	case n == 0 || !w.tracked(f):
+		return true
+	case f.blindAt(x.From, n):
+		return w.unknown(x, f)
+	case x.Key == unix.NFT_CT_MARK:
+		f.ConnMark = nlconn.Order.Uint32(f.at(x.From, 4))
+	default:
+		for i, b := range f.at(x.From, n) {
+			f.Label[i] |= b
+		}
+	}
+	return true
+}
+
+// ct loads a property of the connection. The rule ends without one.
+func (w *walk) ct(x rule.Ct, f *flow) bool {
 	c := w.seen.Conn
 	if f.Untracked {
 		c.State, c.Known = 1<<6, false
 	}
-	if s.from != 0 {
-		if s.key == unix.NFT_CT_MARK && c.Known {
-			f.ConnMark = nlconn.Order.Uint32(f.at(s.from, 4))
-		}
-		return true
-	}
-	if s.key != unix.NFT_CT_STATE && !c.Known {
+	if x.Key != unix.NFT_CT_STATE && !c.Known {
 		return false
 	}
 	from, to := c.From, c.To
-	if s.flags == 2 { // of replies
+	const reply = 1
+	if x.Direction == reply {
 		if from, to = c.ReplyFrom, c.ReplyTo; !from.IsValid() {
 			from, to = f.To, w.seen.From
 		}
 	}
-	switch s.key {
+	switch x.Key {
 	case unix.NFT_CT_STATE:
-		return f.load(s.to, number(c.State))
+		return f.load(x.To, number(c.State))
 	case unix.NFT_CT_STATUS:
 		// A destination that equals the original is no translation.
 		if f.Translated && f.To != c.To {
@@ -333,148 +372,115 @@ func (w *walk) ct(s Step, f *flow) bool {
 		if f.Masqueraded && w.node != nil {
 			c.Status |= statusSrcNAT
 		}
-		return f.load(s.to, number(c.Status))
+		return f.load(x.To, number(c.Status))
 	case unix.NFT_CT_DIRECTION:
 		if c.Reply {
-			return f.load(s.to, []byte{1})
+			return f.load(x.To, []byte{1})
 		}
-		return f.load(s.to, []byte{0})
+		return f.load(x.To, []byte{0})
 	case unix.NFT_CT_MARK:
-		return f.load(s.to, number(f.ConnMark))
+		return f.load(x.To, number(f.ConnMark))
+	case ctLabels:
+		return f.load(x.To, f.Label[:])
+	case ctZone: // a rule that sets another leaves the way in doubt
+		return f.load(x.To, nlconn.Order.AppendUint16(nil, 0))
 	case unix.NFT_CT_SRC, unix.NFT_CT_SRC_IP, unix.NFT_CT_SRC_IP6:
-		return f.load(s.to, from.Addr().AsSlice())
+		return f.load(x.To, from.Addr().AsSlice())
 	case unix.NFT_CT_DST, unix.NFT_CT_DST_IP, unix.NFT_CT_DST_IP6:
-		return f.load(s.to, to.Addr().AsSlice())
+		return f.load(x.To, to.Addr().AsSlice())
 	case unix.NFT_CT_PROTO_SRC:
 		if from.Port() != 0 {
-			return f.load(s.to, binary.BigEndian.AppendUint16(nil, from.Port()))
+			return f.load(x.To, binary.BigEndian.AppendUint16(nil, from.Port()))
 		}
 	case unix.NFT_CT_PROTO_DST:
-		return f.load(s.to, binary.BigEndian.AppendUint16(nil, to.Port()))
+		return f.load(x.To, binary.BigEndian.AppendUint16(nil, to.Port()))
 	case unix.NFT_CT_PROTOCOL:
-		return f.load(s.to, []byte{w.seen.Proto})
+		return f.load(x.To, []byte{w.seen.Proto})
 	case unix.NFT_CT_L3PROTOCOL:
-		return f.load(s.to, []byte{w.seen.Family})
+		return f.load(x.To, []byte{w.seen.Family})
 	}
-	return w.blind(Step{name: fmt.Sprintf("ct, key %d", s.key), to: s.to, length: 16}, f)
+	return w.blind(x, x.To, 16, f)
 }
 
-func (w *walk) fib(s Step, f *flow) bool {
+// fib loads what the node's routes say of an address.
+func (w *walk) fib(x rule.Fib, f *flow) bool {
 	if w.node != nil {
-		return w.inspectRoute(s, f)
+		return w.inspectRoute(x, f)
 	}
-	if s.key != unix.NFT_FIB_RESULT_ADDRTYPE {
-		return w.unknown(s, f)
+	if x.Result != unix.NFT_FIB_RESULT_ADDRTYPE {
+		return w.unknown(x, f)
 	}
 	local := w.p.Host
-	if s.flags&unix.NFTA_FIB_F_DADDR != 0 {
+	if x.Flags&unix.NFTA_FIB_F_DADDR != 0 {
 		local = w.endsHere(f.State)
 	}
 	typ := uint32(unix.RTN_UNICAST)
 	if local {
 		typ = unix.RTN_LOCAL
 	}
-	return f.load(s.to, number(typ))
+	return f.load(x.To, number(typ))
 }
 
 // inspectRoute evaluates fib for any rule.
-func (w *walk) inspectRoute(s Step, f *flow) bool {
+func (w *walk) inspectRoute(x rule.Fib, f *flow) bool {
 	from, sure := w.source(f)
 	a := from.Addr()
-	if s.flags&unix.NFTA_FIB_F_DADDR != 0 {
+	if x.Flags&unix.NFTA_FIB_F_DADDR != 0 {
 		a = f.To.Addr()
 	} else if !sure {
-		return w.blind(s, f)
+		return w.blind(x, x.To, 16, f)
 	}
-	if s.key == unix.NFT_FIB_RESULT_ADDRTYPE {
+	if x.Result == unix.NFT_FIB_RESULT_ADDRTYPE {
 		typ, err := w.node.AddressType(a)
-		if err != nil || s.flags&(unix.NFTA_FIB_F_IIF|unix.NFTA_FIB_F_OIF) != 0 {
-			return w.blind(s, f)
+		if err != nil || x.Flags&(unix.NFTA_FIB_F_IIF|unix.NFTA_FIB_F_OIF) != 0 {
+			return w.blind(x, x.To, 4, f)
 		}
-		return f.load(s.to, number(typ))
+		return f.load(x.To, number(typ))
 	}
 	index, name, err := w.node.LinkTo(a)
 	if w.seen.In.Type == unix.ARPHRD_LOOPBACK { // its packets pass every reverse path check
 		index, name = w.seen.In.Index, w.seen.In.Name
 	}
-	if s.flags&unix.NFTA_FIB_F_IIF != 0 && index != w.seen.In.Index || s.flags&unix.NFTA_FIB_F_OIF != 0 &&
+	if x.Flags&unix.NFTA_FIB_F_IIF != 0 && index != w.seen.In.Index || x.Flags&unix.NFTA_FIB_F_OIF != 0 &&
 		index != w.seen.Out.Index {
 		index, name = 0, ""
 	}
 	switch {
-	case err != nil || s.flags&unix.NFTA_FIB_F_MARK != 0 && f.Mark != 0:
-		return w.blind(s, f)
-	case s.flags&unix.NFTA_FIB_F_PRESENT != 0:
+	case err != nil || x.Flags&unix.NFTA_FIB_F_MARK != 0 && f.Mark != 0:
+		return w.blind(x, x.To, 16, f)
+	case x.Flags&unix.NFTA_FIB_F_PRESENT != 0:
 		present := byte(0)
 		if index != 0 {
 			present = 1
 		}
-		return f.load(s.to, []byte{present})
-	case s.key == unix.NFT_FIB_RESULT_OIFNAME:
+		return f.load(x.To, []byte{present})
+	case x.Result == unix.NFT_FIB_RESULT_OIFNAME:
 		b := make([]byte, unix.IFNAMSIZ)
 		copy(b, name)
-		return f.load(s.to, b)
+		return f.load(x.To, b)
 	}
-	return f.load(s.to, number(index))
+	return f.load(x.To, number(index))
 }
 
-// general evaluates expressions that rules of kube-proxy do not have.
-func (w *walk) general(s Step, f *flow) bool {
-	if w.node == nil {
-		return w.unknown(s, f)
+func (w *walk) etherType() uint16 {
+	if w.seen.Family == unix.NFPROTO_IPV6 {
+		return unix.ETH_P_IPV6
 	}
-	switch s.name {
-	case "byteorder":
-		v := slices.Clone(f.at(s.from, int(s.length)))
-		if n := int(s.offset); n > 1 && nlconn.Order.Uint16([]byte{1, 0}) == 1 {
-			for i := 0; i+n <= len(v); i += n {
-				slices.Reverse(v[i : i+n])
-			}
-		}
-		unknown := f.blindAt(s.from, int(s.length))
-		f.load(s.to, v)
-		f.hide(s.to, len(v), unknown)
-		return true
-	case "notrack":
-		if !f.Untracked && !w.seen.Conn.Known {
-			f.Untracked, f.UntrackedBy = true, w.at.rule()
-		}
-		return true
-	case "exthdr", "osf", "rt", "xfrm", "hash", "numgen":
-		return s.to == 0 && s.name == "exthdr" || w.blind(s, f)
-	case "objref":
-		const counter = 1 // NFT_OBJECT_COUNTER
-		return s.key == counter || w.unknown(s, f)
-	case "flow_offload": // it takes up a connection that has had a reply, which then bypasses the chain
-		if w.seen.Conn.State == stateNew {
-			return false
-		}
-		f.Offload = w.at.rule()
-		return true
-	case "dup", "secmark":
-		return true
-	case "queue", "fwd", "tproxy", "synproxy": // another one decides
-		w.unknown(s, f)
-		f.Verdict = trace.Drop
-		return true
-	}
-	f.hidden = 1<<(registers/4) - 1 // it may have written them
-	return w.unknown(s, f)          // limit, quota, connlimit and any other match
+	return unix.ETH_P_IP
 }
 
-// itself returns the destination of a redirect: this node.
-func (w *walk) itself() netip.Addr {
-	v6, out := w.seen.Family == unix.NFPROTO_IPV6, w.node != nil && w.seen.In.Name == ""
-	switch {
-	case v6 && out:
-		return netip.IPv6Loopback()
-	case v6:
-		return netip.IPv6Unspecified()
-	case out:
-		return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+// networkHeader is a header without the fields that rules may change.
+func networkHeader(family, proto byte, from, to netip.Addr) []byte {
+	if family == unix.NFPROTO_IPV6 {
+		b := make([]byte, 40)
+		b[0], b[6] = 6<<4, proto
+		copy(b[8:24], from.AsSlice())
+		copy(b[24:], to.AsSlice())
+		return b
 	}
-	return netip.IPv4Unspecified()
+	b := make([]byte, 20)
+	b[0], b[9] = 4<<4|5, proto
+	copy(b[12:16], from.AsSlice())
+	copy(b[16:], to.AsSlice())
+	return b
 }
-
-// maxDrawn limits the ways that a walk through any rules follows for a random number.
-const maxDrawn = 1 << 13

@@ -200,10 +200,10 @@ func (w *walk) meets(b base, f follow.Flow) bool {
 // flow is one way of the packet, with the content of the kernel's registers.
 type flow struct {
 	follow.Flow
-	regs [registers]byte
+	regs [rule.Registers]byte
 	jump wire.Verdict // the result of a rule
-	// hidden has one bit for each 32-bit register with unknown content.
-	hidden uint32
+	// hidden has a bit for each byte of the registers with unknown content.
+	hidden [rule.Registers / 8]byte
 	// unsure: the packet is here only if an expression that could not be evaluated matches.
 	unsure bool
 }
@@ -276,8 +276,8 @@ func (w *walk) rule(chain string, i int, r Rule, flows []follow.Flow) (matched, 
 	}
 	w.on, others = on, w.others[:0]
 	w.now, w.at, w.forked = &r, place{w, chain, i}, nil
-	for _, s := range r.Steps {
-		next, broken, err := w.step(s, on)
+	for _, x := range r.all {
+		next, broken, err := w.step(x, on)
 		if err != nil {
 			return nil, nil, fmt.Errorf("chain %s, rule %d: %w", chain, i+1, err)
 		}

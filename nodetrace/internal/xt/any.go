@@ -92,7 +92,8 @@ func (p Place) comesIn(*walker) (string, bool)            { return p.In, true }
 func (p Place) leaves(*walker, netip.Addr) (string, bool) { return p.Out, true }
 
 // anyMatches are matches with options in anyOptions.
-var anyMatches = map[string]bool{"multiport": true, "iprange": true, "connmark": true, "icmp": true, "icmp6": true}
+var anyMatches = map[string]bool{"multiport": true, "iprange": true, "connmark": true, "icmp": true, "icmp6": true,
+	"ttl": true, "hl": true, "dscp": true, "tos": true}
 
 // anyOptions read conditions that rules of kube-proxy do not have.
 var anyOptions = map[string]func(b *reader, no bool){
@@ -105,6 +106,25 @@ var anyOptions = map[string]func(b *reader, no bool){
 	"icmp --icmp-type":    icmpType,
 	"icmp6 --icmpv6-type": icmpType,
 	"tcp --tcp-flags":     tcpFlags,
+	"ttl --ttl-eq":        func(b *reader, no bool) { b.hops(func(ttl, n byte) bool { return ttl == n != no }) },
+	"ttl --ttl-lt":        func(b *reader, no bool) { b.hops(func(ttl, n byte) bool { return ttl < n != no }) },
+	"ttl --ttl-gt":        func(b *reader, no bool) { b.hops(func(ttl, n byte) bool { return ttl > n != no }) },
+	"hl --hl-eq":          func(b *reader, no bool) { b.hops(func(ttl, n byte) bool { return ttl == n != no }) },
+	"hl --hl-lt":          func(b *reader, no bool) { b.hops(func(ttl, n byte) bool { return ttl < n != no }) },
+	"hl --hl-gt":          func(b *reader, no bool) { b.hops(func(ttl, n byte) bool { return ttl > n != no }) },
+	"dscp --dscp": func(b *reader, no bool) {
+		if n, ok := b.octet(); ok {
+			b.is(no, func(_ *walker, f follow.Flow) bool { return f.TOS>>2 == n })
+		}
+	},
+	"tos --tos": func(b *reader, no bool) {
+		if value, mask, ok := b.mark(); ok {
+			if mask == 1<<32-1 {
+				mask = 0xff
+			}
+			b.is(no, func(_ *walker, f follow.Flow) bool { return uint32(f.TOS)&mask == value })
+		}
+	},
 	"connmark --mark": func(b *reader, no bool) {
 		if value, mask, ok := b.mark(); ok {
 			b.known(no, func(_ *walker, f follow.Flow) bool { return f.ConnMark&mask == value })
@@ -118,6 +138,57 @@ var anyOptions = map[string]func(b *reader, no bool){
 			b.known(no, func(w *walker, _ follow.Flow) bool { return is(w.conn.To.Port()) })
 		}
 	},
+}
+
+// octet reads a number of eight bits.
+func (b *reader) octet() (byte, bool) {
+	word := b.next()
+	n, err := strconv.ParseUint(word, 0, 8)
+	return byte(n), b.check("number "+word, err)
+}
+
+// hops compares the hop limit with a number; it is unknown until a rule sets it.
+func (b *reader) hops(is func(ttl, n byte) bool) {
+	if n, ok := b.octet(); ok {
+		b.meets(func(_ *walker, f follow.Flow) float64 {
+			if f.TTL == 0 {
+				return unreported
+			}
+			return yesOrNo(is(f.TTL, n))
+		})
+	}
+}
+
+// header reads a target that changes the TTL or the TOS of the packet.
+func (b *reader) header(option, value string) bool {
+	value, maskText, masked := strings.Cut(value, "/")
+	n, err := strconv.ParseUint(value, 0, 8)
+	mask := uint64(0xff)
+	if err == nil && masked {
+		mask, err = strconv.ParseUint(maskText, 0, 8)
+	}
+	set := func(do func(f *follow.Flow)) {
+		b.do.change = func(_ *walker, f *follow.Flow) { do(f) }
+	}
+	switch option {
+	case "--ttl-set", "--hl-set":
+		set(func(f *follow.Flow) { f.TTL = byte(n) })
+	case "--ttl-dec", "--hl-dec":
+		set(func(f *follow.Flow) { f.TTL -= min(f.TTL, byte(n)) })
+	case "--ttl-inc", "--hl-inc":
+		set(func(f *follow.Flow) {
+			if f.TTL != 0 {
+				f.TTL = byte(min(uint64(f.TTL)+n, 255))
+			}
+		})
+	case "--set-dscp":
+		set(func(f *follow.Flow) { f.TOS = f.TOS&3 | byte(n)<<2 })
+	case "--set-tos":
+		set(func(f *follow.Flow) { f.TOS = f.TOS&^byte(mask) ^ byte(n) })
+	default:
+		return false
+	}
+	return b.check(option+" "+value, err)
 }
 
 // original reads a prefix, which the original direction of the connection must have at one end.
@@ -241,8 +312,7 @@ func tcpFlags(b *reader, no bool) {
 }
 
 // anyMore holds targets that change nothing that the rules here match.
-var anyMore = map[string]bool{"TTL": true, "HL": true, "DSCP": true, "TOS": true, "ECN": true, "SECMARK": true,
-	"CONNSECMARK": true, "IDLETIMER": true, "RATEEST": true, "TEE": true}
+var anyMore = map[string]bool{"ECN": true, "SECMARK": true, "CONNSECMARK": true, "IDLETIMER": true, "RATEEST": true, "TEE": true}
 
 // anyTarget reads a target that kube-proxy's rules do not use. It returns false for others.
 func (b *reader) anyTarget(name string, words []string) bool {
@@ -256,6 +326,8 @@ func (b *reader) anyTarget(name string, words []string) bool {
 	}
 	switch {
 	case anyMore[name]:
+	case name == "TTL", name == "HL", name == "DSCP", name == "TOS":
+		return b.header(first, second)
 	case name == "NOTRACK", name == "CT" && first == "--notrack":
 		change(func(w *walker, f *follow.Flow) {
 			if !f.Untracked && w.conn.State == "INVALID" {
