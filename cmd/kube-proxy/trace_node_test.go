@@ -122,7 +122,7 @@ func nftFaults() []nodeFault {
 		{"the client's next packets alone", "inet", "forward priority 0",
 			"ct state established ct direction original drop", "", "", trace.Dropped, "rule 1", ""},
 		{"a mask with a gap", "ip", "forward priority 0", "ip daddr & 255.0.255.255 == 10.0.1.12 drop",
-			"", "", trace.Dropped, "ip daddr & 255.0.255.255 10.0.1.12 drop", ""},
+			"", "", trace.Dropped, "ip daddr & 255.0.255.255 == 10.0.1.12 drop", ""},
 		{"one backend", "inet", "forward priority 0", "ip daddr 10.1.2.14 drop", "", two, trace.Dropped, "rule 1", ""},
 		{"one backend, rejected", "inet", "forward priority 0", "ip daddr 10.1.1.12 reject",
 			"", two, trace.Rejected, "rule 1", ""},

@@ -5,6 +5,7 @@ package follow
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"net/netip"
@@ -138,8 +139,16 @@ type Chain interface {
 	Meet(rule int, flows []Flow) (met []Met, rest []Flow, err error)
 }
 
-// Chains reads chains by name. Most is the limit of nested jumps.
+// ErrDoubts is the error for a chain with too many rules that cannot be evaluated: each doubles the
+// ways of a packet.
+var ErrDoubts = errors.New("too many of its rules cannot be evaluated")
+
+// maxDoubts bounds the doubtful flows in a chain.
+const maxDoubts = 256
+
+// Chains reads chains by name, until Ctx ends. Most is the limit of nested jumps.
 type Chains struct {
+	Ctx  context.Context
 	Read func(name string) (Chain, error) // nil for a missing chain
 	Most int
 }
@@ -159,6 +168,9 @@ func (cs Chains) pass(name string, flows []Flow, depth int) (back, ended []Flow,
 		return flows, nil, err
 	}
 	for i := 0; i < c.Rules() && len(flows) > 0; i++ {
+		if err := cs.Ctx.Err(); err != nil {
+			return nil, nil, fmt.Errorf("follow the rules of chain %s: %w", name, err)
+		}
 		all, rest, err := c.Meet(i, flows)
 		if err != nil {
 			return nil, nil, err
@@ -182,11 +194,24 @@ func (cs Chains) pass(name string, flows []Flow, depth int) (back, ended []Flow,
 				flows = append(flows, on...)
 			}
 		}
-		if len(all) > 0 {
-			flows = Merge(flows)
+		if len(all) == 0 {
+			continue
+		}
+		flows, ended = Merge(flows), Merge(ended)
+		if doubtful(flows)+doubtful(ended)+doubtful(back) > maxDoubts {
+			return nil, nil, ErrDoubts
 		}
 	}
 	return Merge(append(back, flows...)), Merge(ended), nil
+}
+
+func doubtful(flows []Flow) (n int) {
+	for _, f := range flows {
+		if f.Doubt != nil {
+			n++
+		}
+	}
+	return n
 }
 
 // attempts is how often a packet is followed while rules change. If they change all the time, the

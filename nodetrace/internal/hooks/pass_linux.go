@@ -223,7 +223,7 @@ func (s *Snapshot) chain(ctx context.Context, at stop, b base, flows []follow.Fl
 	var err error
 	var lines []string
 	if b.legacy != nil {
-		back, ended, err = follow.Chains{Most: maxJumps, Read: func(name string) (follow.Chain, error) {
+		back, ended, err = follow.Chains{Ctx: ctx, Most: maxJumps, Read: func(name string) (follow.Chain, error) {
 			if rules := b.legacy.chains[name]; len(rules) > 0 {
 				return legacyChain{s.xt, rules}, nil
 			}
@@ -234,9 +234,9 @@ func (s *Snapshot) chain(ctx context.Context, at stop, b base, flows []follow.Fl
 		back, ended, err = t.Pass(ctx, b.chain, s.seenOf(at, b), on)
 		lines = t.Lines()
 	}
-	if errors.Is(err, nft.ErrTooMany) {
-		s.note("%s, chain %s is not evaluated: more than %d rules", escaped(b.name), escaped(b.chain), maxRules)
-		whole := &follow.Rule{Table: b.name, Chain: b.chain, Text: fmt.Sprintf("of more than %d rules", maxRules)}
+	if errors.Is(err, nft.ErrTooMany) || errors.Is(err, follow.ErrDoubts) {
+		s.note("%s, chain %s is not evaluated: %v", escaped(b.name), escaped(b.chain), err)
+		whole := &follow.Rule{Table: b.name, Chain: b.chain, Number: -1, Text: "is not evaluated"}
 		for _, f := range on {
 			f.Share, f.Doubt, f.Verdict = 0, whole, trace.Drop
 			flows = append(flows, f)
@@ -371,6 +371,9 @@ func (s *Snapshot) ways(p Packet, flows []follow.Flow) (all []Way) {
 	var doubts []doubt
 	for _, f := range flows {
 		if f.Doubt != nil {
+			if f.Doubt.Number < 0 { // of a whole chain: it may do anything
+				f.Verdict = ""
+			}
 			if d := (doubt{Rule(*f.Doubt), f.Verdict}); !slices.Contains(doubts, d) && len(doubts) < maxDoubts {
 				doubts = append(doubts, d)
 			}

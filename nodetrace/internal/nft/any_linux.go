@@ -34,7 +34,7 @@ func (a *Any) Title() string { return a.w.table.Title() }
 func (a *Any) Pass(ctx context.Context, chain string, seen Seen, flows []follow.Flow) (back,
 	ended []follow.Flow, err error) {
 	a.w.ctx, a.w.seen = ctx, seen
-	return follow.Chains{Read: a.w.chain, Most: maxJumps}.Pass(chain, flows)
+	return follow.Chains{Ctx: ctx, Read: a.w.chain, Most: maxJumps}.Pass(chain, flows)
 }
 
 // Lines returns the lines about rules and elements that packets met, and clears them.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -244,13 +245,13 @@ func (w *walk) byteorder(x rule.Byteorder, f *flow) bool {
 	return true
 }
 
-// socket evaluates the expression socket as for a proxy's socket, which is transparent. SCTP has no
-// such sockets here.
+// socket evaluates the expression socket as for a proxy's socket, which is transparent, in tables of
+// kube-proxy. SCTP has no such sockets here.
 func (w *walk) socket(x rule.Socket, f *flow) bool {
 	switch {
-	case w.node != nil || x.Key != uint32(expr.SocketKeyTransparent):
+	case !strings.HasPrefix(w.table.Name, "kube-proxy") || x.Key != uint32(expr.SocketKeyTransparent):
 		return w.blind(x, x.To, 4, f)
-	case byte(w.p.Proto) == unix.IPPROTO_SCTP:
+	case w.seen.Proto == unix.IPPROTO_SCTP:
 		return false
 	}
 	return f.load(x.To, []byte{1})

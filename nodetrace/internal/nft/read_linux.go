@@ -97,8 +97,8 @@ func (w *walk) rules(chain string) ([]Rule, error) {
 	return all, nil
 }
 
-// afford subtracts the rules of a chain from the budget. The kernel counts them, and the jumps to
-// the chain.
+// afford subtracts the rules of a chain from the budget. The kernel counts them together with the
+// jumps to the chain; of a chain with many of either the rules are listed.
 func (w *walk) afford(chain string) error {
 	if w.budget == nil {
 		return nil
@@ -107,6 +107,13 @@ func (w *walk) afford(chain string) error {
 	err := w.table.ReadChain(w.ctx, chain, func(body []byte) {
 		uses = int(nlconn.BE32(nlconn.Attribute(body, unix.NFTA_CHAIN_USE)))
 	})
+	switch {
+	case err != nil:
+		return err
+	case uses > *w.budget:
+		uses = 0
+		err = w.table.RulesOf(w.ctx, chain, func([]byte) { uses++ })
+	}
 	switch {
 	case err != nil:
 		return err

@@ -418,6 +418,9 @@ func (o operand) expression() string {
 		if o.kind == markValue || o.kind == decimalValue || o.kind == stateValue || o.kind == statusValue {
 			return fmt.Sprintf("0x%x", nlconn.Native32(b))
 		}
+		if a, ok := netip.AddrFromSlice(b); ok && o.kind == addressValue {
+			return a.String()
+		}
 		return "0x" + hex.EncodeToString(b)
 	}
 	flipped := make([]byte, len(o.mask))

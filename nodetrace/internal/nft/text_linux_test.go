@@ -18,6 +18,7 @@ var written = map[string][]string{
 	"ip": {
 		"ip saddr 10.0.0.0/8 drop", "ip daddr 10.1.0.0/16 tcp dport 80 accept", "ip daddr != 10.1.2.0/24 reject",
 		"ip saddr 10.1.2.3 ip daddr 10.1.2.128/25 counter accept", "ip protocol udp accept",
+		"ip daddr & 255.0.255.255 == 10.0.1.12 drop",
 		"ip daddr 10.0.0.0-10.0.0.9 drop", "ip saddr { 10.0.0.1, 10.1.0.0/16, 10.2.0.0-10.2.0.9 } drop",
 		"ip daddr . tcp dport { 10.0.0.1 . 80, 10.0.0.2 . 443 } accept", "ip dscp cs1 drop", "ip ttl < 9 drop",
 		"ip dscp set cs1", "ip ttl set 9", "ip daddr set 10.0.0.1", "reject with icmp admin-prohibited",

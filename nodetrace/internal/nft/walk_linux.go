@@ -168,7 +168,7 @@ func (w *walk) hook(num uint32, flows []follow.Flow) ([]follow.Flow, error) {
 		}
 		w.say("chain %s { %s; policy %s; }", b.name, b.Hook, policy)
 		in, past := follow.Part(flows, func(f follow.Flow) bool { return w.meets(b, f) })
-		back, ended, err := follow.Chains{Read: w.chain, Most: maxJumps}.Pass(b.name, in)
+		back, ended, err := follow.Chains{Ctx: w.ctx, Read: w.chain, Most: maxJumps}.Pass(b.name, in)
 		if err != nil {
 			return nil, err
 		}

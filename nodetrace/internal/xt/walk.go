@@ -131,7 +131,7 @@ func (w *walker) base(flows []follow.Flow, id xtables.ChainID) (on []follow.Flow
 		return flows
 	}
 	w.doubt = false
-	back, ended, err := follow.Chains{Most: maxDeep, Read: func(name string) (follow.Chain, error) {
+	back, ended, err := follow.Chains{Ctx: w.ctx, Most: maxDeep, Read: func(name string) (follow.Chain, error) {
 		c, err := w.chain(id.Table.Chain(name))
 		if c == nil { // it went while we read
 			return nil, err
