@@ -143,7 +143,7 @@ func (a queryCommand) help(program, flags string) string {
 		wrapped(a.about) + a.more + printing
 	return strings.ReplaceAll(text, "kube-proxy "+a.name, program+" "+a.name) + flags + fmt.Sprintf(
 		"\nExit codes: 0 answered, no problem; 1 invalid query, such as an unknown Service; %d answered, a problem;\n"+
-			"%d no proxy answered. docs/ask.md has examples.\n", ExitFound, ExitNotAsked)
+			"%d no proxy answered, or trace cannot decide. docs/ask.md has examples.\n", ExitFound, ExitNotAsked)
 }
 
 // watching queries until ctx ends.

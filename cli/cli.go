@@ -189,7 +189,7 @@ func (p *program) warn(opts *config.Options) {
 const (
 	// ExitFound: answered, and something is wrong.
 	ExitFound = 2
-	// ExitNotAsked: no proxy answered.
+	// ExitNotAsked: no proxy answered, or trace could not decide.
 	ExitNotAsked = 3
 )
 

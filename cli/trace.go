@@ -101,6 +101,9 @@ func traceQuery() queryCommand {
 			if err == nil && (expect == "" && a.Wrong() || expect != "" && string(a.Outcome()) != expect) {
 				return exitCode(ExitFound)
 			}
+			if err == nil && expect == "" && a.Rest != nil && a.Rest.Verdict == trace.Undecided {
+				return exitCode(ExitNotAsked)
+			}
 			return err
 		},
 	}

@@ -59,6 +59,14 @@ func Follow(ctx context.Context, q Question, filter Filter) (trace.Node, error) 
 		return trace.Node{}, err
 	}
 	w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) { return filter.Pass(ctx, h, p) }
+	if slices.ContainsFunc(w.links, func(l rtnl.Link) bool { return l.Kind == "bridge" }) {
+		if w.ports, err = rtnl.Ports(ctx, conn); err == nil {
+			w.stations, err = rtnl.Stations(ctx, conn)
+		}
+		if err != nil {
+			return trace.Node{}, err
+		}
+	}
 	if w.rules, err = rtnl.Rules(ctx, conn, family); err != nil {
 		return trace.Node{}, err
 	}

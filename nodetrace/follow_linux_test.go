@@ -61,6 +61,11 @@ func asksNeighbour(link, addr string) func() error {
 	})
 }
 
+// asks has a neighbour answer, so that its entry and the bridge's exist.
+func asks(addr string) func() error {
+	return runs("for i in 1 2 3 4 5; do echo x > /dev/udp/" + addr + "/9 || true; sleep 0.1; done")
+}
+
 func both(all ...func() error) func() error {
 	return func() (err error) {
 		for _, f := range all {
@@ -73,7 +78,7 @@ func both(all ...func() error) func() error {
 // runs runs a command of a shell, on the thread of the caller.
 func runs(command string) func() error {
 	return func() error {
-		if out, err := exec.Command("sh", "-ec", command).CombinedOutput(); err != nil {
+		if out, err := exec.Command("bash", "-ec", command).CombinedOutput(); err != nil {
 			return fmt.Errorf("%s: %w: %s", command, err, out)
 		}
 		return nil
@@ -90,6 +95,9 @@ var faults = []fault{
 	{name: "nothing, bridge", from: "pod1", to: "pod3", bridge: true, want: trace.Delivered},
 	{name: "bridge-nf-call", from: "pod1", to: "pod2", bridge: true, want: trace.Undecided,
 		doubt: "net.bridge.bridge-nf-call-iptables is not 1"}, // the lab's pods have no direct route, others have
+	{name: "the port of the bridge is blocked", from: "pod1", to: "pod3", bridge: true, want: trace.Dropped,
+		by:     "port vethpod3 of bridge cbr0 is not in state forwarding",
+		break_: both(asks("10.1.1.13"), runs("bridge link set dev vethpod3 state 0"))},
 	{name: "nothing, from outside", from: "client", to: "pod2", want: trace.Delivered},
 	{name: "nothing, to another node", from: "pod1", to: "pod4", want: trace.Delivered},
 	{name: "nothing, from the node", from: "node1", to: "pod1", want: trace.Delivered},
@@ -204,7 +212,7 @@ var faults = []fault{
 		want: trace.Dropped, by: "net.ipv4.conf.vethpod1.route_localnet=0"},
 }
 
-// TestFaults breaks a node, asks, and sends a real packet (NT-02, NT-03, NT-04, NT-07, NT-14).
+// TestFaults breaks a node, asks, and sends a real packet (NT-02, NT-03, NT-04, NT-07, NT-14, NT-18).
 func TestFaults(t *testing.T) {
 	for _, f := range faults {
 		if f.break_ == nil {

@@ -71,7 +71,9 @@ func (w *walk) comesIn() (rtnl.Link, stop) {
 		s.verdict = trace.Dropped
 		return rtnl.Link{}, s
 	}
-	return w.link(r.Out), stop{}
+	in := w.link(r.Out)
+	w.arrives = fmt.Sprintf("arrives through %s, as the route back leads there (assumed: see --in)", in.Name)
+	return in, stop{}
 }
 
 // master returns the bridge of a port, whose name IP rules see; else the interface.
@@ -133,6 +135,9 @@ func (w *walk) undeliverable(y way, r rtnl.Route, out rtnl.Link) stop {
 			by: fmt.Sprintf("endpoint %s is on this node, but its route leads through %s to %s",
 				y.backend, out.Name, r.Gateway)}
 	}
+	if s.by == "" {
+		s = w.bridged(y, out, next)
+	}
 	if silent := out.Flags&unix.IFF_NOARP != 0 && out.Kind == "veth"; silent && s.by == "" &&
 		!slices.ContainsFunc(w.neighbours, func(n rtnl.Neighbour) bool {
 			return n.Link == out.Index && n.Addr == next && n.State&unix.NUD_PERMANENT != 0
@@ -154,7 +159,7 @@ func (w *walk) undeliverable(y way, r rtnl.Route, out rtnl.Link) stop {
 			continue
 		}
 		s = stop{verdict: trace.Dropped, stage: "neighbour",
-			by: fmt.Sprintf("neighbour %s on %s is %s: it does not answer", next, out.Name, state),
+			by: fmt.Sprintf("neighbour %s on %s is %s: it did not answer", next, out.Name, state),
 			do: fmt.Sprintf("ip neigh show %s dev %s; is that machine or pod up?", next, out.Name)}
 	}
 	if s.by != "" {

@@ -25,6 +25,8 @@ type facts struct {
 	// evicted, because its table was full.
 	conntrack func() (dropped, evicted uint64)
 	ipsec     ipsec
+	ports     []rtnl.Port // of bridges, and what is behind them
+	stations  map[[6]byte]int32
 	rules     []rtnl.Rule // policy rules that select by what may not be known
 }
 
@@ -36,6 +38,7 @@ type walk struct {
 	warnings []string
 	doubts   []string // of the node, not of one way
 	in, out  []int32  // interfaces used
+	arrives  string   // how the packet is assumed to arrive
 	listens  bool     // the kernel looks for a socket of this node
 	err      error
 }
@@ -153,6 +156,9 @@ func (w *walk) request(y way) []way {
 	if s.by != "" {
 		w.stop(y, s)
 		return nil
+	}
+	if w.arrives != "" && !y.later {
+		y.note("device", "%s", w.arrives)
 	}
 	w.answersARP(in)
 	return w.receive(y, in)

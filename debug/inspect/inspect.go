@@ -90,6 +90,7 @@ type Family struct {
 type Inspector struct {
 	cfg       Config
 	comparing chan struct{} // has a value while a query compares the whole kernel
+	following chan struct{} // has a value while a query follows a packet through the node
 	watching  chan struct{} // has a value for each query that counts connections
 
 	names struct { // of all Services, sorted, as of the newest change with this number
@@ -105,7 +106,8 @@ type Inspector struct {
 
 // New returns an Inspector.
 func New(cfg Config) *Inspector {
-	return &Inspector{cfg: cfg, comparing: make(chan struct{}, 1), watching: make(chan struct{}, maxWatching)}
+	return &Inspector{cfg: cfg, comparing: make(chan struct{}, 1), following: make(chan struct{}, 1),
+		watching: make(chan struct{}, maxWatching)}
 }
 
 // Node returns the name of the node of the answers.

@@ -34,9 +34,18 @@ func (i *Inspector) rest(ctx context.Context, f Family, p trace.Packet, a *Trace
 	}
 	ctx, cancel := context.WithTimeout(ctx, restWait)
 	defer cancel()
+	select {
+	case i.following <- struct{}{}: // two at once would take all of a small node
+		defer func() { <-i.following }()
+	case <-ctx.Done():
+		a.Rest = &trace.Node{Verdict: trace.Undecided,
+			NotEvaluated: []string{"the rest of this node: another trace is still running"}}
+		return
+	}
 	n, err := i.cfg.Follow(ctx, q)
 	if err != nil {
-		a.Notes = append(a.Notes, "the rest of this node was not checked: "+err.Error())
+		a.Rest = &trace.Node{Verdict: trace.Undecided,
+			NotEvaluated: []string{"the rest of this node: " + err.Error()}}
 		return
 	}
 	n.Pinned, n.Elsewhere = i.pinned(f, a), i.elsewhere(p)

@@ -148,7 +148,8 @@ func family(a netip.Addr) byte {
 type Neighbour struct {
 	Addr  netip.Addr
 	Link  int32
-	State uint16 // NUD_*
+	State uint16  // NUD_*
+	MAC   [6]byte // its address of the link layer; zero if unknown, or of another length
 }
 
 // Neighbours lists the neighbours of a family, unix.AF_INET or unix.AF_INET6.
@@ -160,7 +161,11 @@ func Neighbours(ctx context.Context, conn netlink.Asker, family byte) ([]Neighbo
 			return Neighbour{}, false
 		}
 		a, ok := netip.AddrFromSlice(netlink.Attribute(m.Body[unix.SizeofNdMsg:], unix.NDA_DST))
-		return Neighbour{a, int32(netlink.Order.Uint32(m.Body[4:])), netlink.Order.Uint16(m.Body[8:])}, ok
+		n := Neighbour{Addr: a, Link: int32(netlink.Order.Uint32(m.Body[4:])), State: netlink.Order.Uint16(m.Body[8:])}
+		if mac := netlink.Attribute(m.Body[unix.SizeofNdMsg:], unix.NDA_LLADDR); len(mac) == 6 {
+			n.MAC = [6]byte(mac)
+		}
+		return n, ok
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list the neighbours: %w", err)

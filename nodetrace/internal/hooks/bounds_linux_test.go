@@ -51,7 +51,7 @@ func TestManyRules(t *testing.T) {
 }
 
 // Jumps to a chain are not its rules: a chain that each of 25,000 rules jumps to is evaluated, as the
-// chains of mode iptables with many Services are.
+// chains of mode iptables with many Services are (NT-19).
 func TestManyJumps(t *testing.T) {
 	netlab.EnterForTest(t)
 	load(t, "table inet fw {\n\tchain marks {\n\t\ttcp dport 80 drop\n\t}\n\tchain other {\n"+
@@ -65,7 +65,7 @@ func TestManyJumps(t *testing.T) {
 }
 
 // Rules that cannot be evaluated double the ways; of a chain with many the answer says so, and does
-// not say that it drops the packet.
+// not say that it drops the packet (NT-19).
 func TestManyDoubts(t *testing.T) {
 	netlab.EnterForTest(t)
 	var b strings.Builder

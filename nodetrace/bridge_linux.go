@@ -1,0 +1,58 @@
+package nodetrace
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	rtnl "kube-proxy/internal/netlink/route"
+	"kube-proxy/trace"
+)
+
+// behind returns the port of a bridge behind which an address is, as its neighbour entry and the
+// bridge's own table have it; ok is false if they do not.
+func (w *walk) behind(bridge rtnl.Link, a netip.Addr) (p rtnl.Port, ok bool) {
+	for _, n := range w.neighbours {
+		if n.Link != bridge.Index || n.Addr != a || n.MAC == [6]byte{} {
+			continue
+		}
+		at, known := w.stations[n.MAC]
+		i := slices.IndexFunc(w.ports, func(p rtnl.Port) bool { return p.Link == at })
+		if known && i >= 0 && w.link(at).Master == bridge.Index {
+			return w.ports[i], true
+		}
+	}
+	return p, false
+}
+
+// bridged reports a port of a bridge that does not take the packet.
+func (w *walk) bridged(y way, bridge rtnl.Link, next netip.Addr) stop {
+	p, known := w.behind(bridge, next)
+	if bridge.Kind != "bridge" || !known {
+		return stop{}
+	}
+	port := w.link(p.Link)
+	s := down(port)
+	if s.by == "" && !p.Forwards {
+		s = stop{verdict: trace.Dropped, stage: "bridge", do: "bridge link show dev " + port.Name,
+			by: fmt.Sprintf("port %s of bridge %s is not in state forwarding", port.Name, bridge.Name)}
+	}
+	from, same := w.behind(bridge, y.asked.From.Addr())
+	calls := "bridge/bridge-nf-call-iptables"
+	if next.Is6() {
+		calls = "bridge/bridge-nf-call-ip6tables"
+	}
+	// The bridge itself translates the frame, and sends it out of a port.
+	if among := len(w.in) > 0 && w.in[0] == bridge.Index && !w.own() && y.backend.IsValid() && !y.later &&
+		w.number(calls) != 0; s.by == "" && among && same && !y.reply {
+		switch {
+		case from.Link == p.Link && !p.Hairpin:
+			s = stop{verdict: trace.Dropped, stage: "bridge", do: "bridge link set dev " + port.Name + " hairpin on",
+				by: fmt.Sprintf("port %s of bridge %s does not send frames back (hairpin off)", port.Name, bridge.Name)}
+		case from.Link != p.Link && from.Isolated && p.Isolated:
+			s = stop{verdict: trace.Dropped, stage: "bridge", do: "bridge link set dev " + port.Name + " isolated off",
+				by: fmt.Sprintf("ports %s and %s of bridge %s are isolated", w.link(from.Link).Name, port.Name, bridge.Name)}
+		}
+	}
+	return s
+}
