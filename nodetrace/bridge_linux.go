@@ -51,7 +51,8 @@ func (w *walk) bridged(y way, bridge rtnl.Link, next netip.Addr) stop {
 				by: fmt.Sprintf("port %s of bridge %s does not send frames back (hairpin off)", port.Name, bridge.Name)}
 		case from.Link != p.Link && from.Isolated && p.Isolated:
 			s = stop{verdict: trace.Dropped, stage: "bridge", do: "bridge link set dev " + port.Name + " isolated off",
-				by: fmt.Sprintf("ports %s and %s of bridge %s are isolated", w.link(from.Link).Name, port.Name, bridge.Name)}
+				by: fmt.Sprintf("ports %s and %s of bridge %s are isolated", w.link(from.Link).Name,
+					port.Name, bridge.Name)}
 		}
 	}
 	return s

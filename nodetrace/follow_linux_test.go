@@ -212,7 +212,8 @@ var faults = []fault{
 		want: trace.Dropped, by: "net.ipv4.conf.vethpod1.route_localnet=0"},
 }
 
-// TestFaults breaks a node, asks, and sends a real packet (NT-02, NT-03, NT-04, NT-07, NT-14, NT-18).
+// TestFaults breaks a node, asks, and sends a real packet (NT-02, NT-03, NT-04, NT-07,
+// NT-14, NT-18).
 func TestFaults(t *testing.T) {
 	for _, f := range faults {
 		if f.break_ == nil {

@@ -48,8 +48,8 @@ type Backend struct {
 	// Hairpin: it is the client itself, and so sees this node as the source though others see the
 	// client (SV-60). Only in answers of the table.
 	Hairpin bool `json:"hairpin,omitempty"`
-	// Here: it is at an address of this node, and so sees clients elsewhere as they are, though others
-	// see this node. Only in answers of the table that masquerade.
+	// Here: it is at an address of this node, and so sees clients elsewhere as they are, though
+	// others see this node. Only in answers of the table that masquerade.
 	Here bool `json:"here,omitempty"`
 }
 

@@ -12,8 +12,8 @@ import (
 // Port is a port of a bridge.
 type Port struct {
 	Link int32 // its index
-	// Forwards: its state of the spanning tree is forwarding. Hairpin: it sends frames back. Isolated:
-	// it exchanges no frames with other isolated ports.
+	// Forwards: its state of the spanning tree is forwarding. Hairpin: it sends frames back.
+	// Isolated: it exchanges no frames with other isolated ports.
 	Forwards, Hairpin, Isolated bool
 }
 

@@ -50,8 +50,8 @@ func TestManyRules(t *testing.T) {
 	}
 }
 
-// Jumps to a chain are not its rules: a chain that each of 25,000 rules jumps to is evaluated, as the
-// chains of mode iptables with many Services are (NT-19).
+// Jumps to a chain are not its rules: a chain that each of 25,000 rules jumps to is evaluated, as
+// the chains of mode iptables with many Services are (NT-19).
 func TestManyJumps(t *testing.T) {
 	netlab.EnterForTest(t)
 	load(t, "table inet fw {\n\tchain marks {\n\t\ttcp dport 80 drop\n\t}\n\tchain other {\n"+

@@ -245,8 +245,8 @@ func (w *walk) byteorder(x rule.Byteorder, f *flow) bool {
 	return true
 }
 
-// socket evaluates the expression socket as for a proxy's socket, which is transparent, in tables of
-// kube-proxy. SCTP has no such sockets here.
+// socket evaluates the expression socket as for a proxy's socket, which is transparent, in tables
+// of kube-proxy. SCTP has no such sockets here.
 func (w *walk) socket(x rule.Socket, f *flow) bool {
 	switch {
 	case !strings.HasPrefix(w.table.Name, "kube-proxy") || x.Key != uint32(expr.SocketKeyTransparent):

@@ -16,7 +16,8 @@ func FuzzRule(f *testing.F) {
 		8, 0, 2, 0x80, 4, 0, 1, 0})
 	f.Fuzz(func(t *testing.T, body []byte) {
 		r := RuleOf(body)
-		if again := RuleOf(body); !rule.Does(r.all, again.all) || r.Comment != again.Comment || r.Handle != again.Handle {
+		again := RuleOf(body)
+		if !rule.Does(r.all, again.all) || r.Comment != again.Comment || r.Handle != again.Handle {
 			t.Errorf("%+v, and then %+v", r, again)
 		}
 		wire.HookOf(body)

@@ -27,7 +27,8 @@ type Rule struct {
 
 // RuleOf reads a rule from the body of a message about it.
 func RuleOf(body []byte) Rule {
-	r := Rule{Comment: wire.RuleComment(body), all: rule.Expressions(nlconn.Attribute(body, unix.NFTA_RULE_EXPRESSIONS)),
+	r := Rule{Comment: wire.RuleComment(body),
+		all:    rule.Expressions(nlconn.Attribute(body, unix.NFTA_RULE_EXPRESSIONS)),
 		Handle: nlconn.BE64(nlconn.Attribute(body, unix.NFTA_RULE_HANDLE))}
 	if slices.ContainsFunc(r.all, func(x rule.Expression) bool {
 		_, is := x.(rule.Xtables)
@@ -172,7 +173,8 @@ const nftaSetElemExpressions = 11
 func elementOf(el []byte) element {
 	data := nlconn.Attribute(el, unix.NFTA_SET_ELEM_DATA)
 	e := element{there: true, data: string(nlconn.Attribute(data, unix.NFTA_DATA_VALUE))}
-	e.limited = rule.Limiting(nlconn.Attribute(el, unix.NFTA_SET_ELEM_EXPR), nlconn.Attribute(el, nftaSetElemExpressions))
+	e.limited = rule.Limiting(nlconn.Attribute(el, unix.NFTA_SET_ELEM_EXPR),
+		nlconn.Attribute(el, nftaSetElemExpressions))
 	if e.data == "" && data != nil {
 		e.decides, e.verdict = true, wire.VerdictOf(data)
 	}

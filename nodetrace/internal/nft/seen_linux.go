@@ -74,7 +74,8 @@ type place struct {
 func (p place) rule() *follow.Rule {
 	r := &p.w.chains[p.chain][p.i]
 	if r.as == nil {
-		r.as = &follow.Rule{Table: p.w.table.Title(), Chain: p.chain, Number: p.i + 1, Handle: r.Handle, Text: p.w.text(r)}
+		r.as = &follow.Rule{Table: p.w.table.Title(), Chain: p.chain, Number: p.i + 1, Handle: r.Handle,
+			Text: p.w.text(r)}
 	}
 	return r.as
 }

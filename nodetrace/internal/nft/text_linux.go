@@ -145,7 +145,8 @@ func (t *ruleText) add(x rule.Expression) {
 		}
 		t.regs[x.To] = o
 	case rule.Immediate:
-		t.regs[x.To] = operand{raw: []byte(x.Value), text: "0x" + hex.EncodeToString([]byte(x.Value)), size: len(x.Value)}
+		t.regs[x.To] = operand{raw: []byte(x.Value), size: len(x.Value),
+			text: "0x" + hex.EncodeToString([]byte(x.Value))}
 	case rule.Cmp:
 		t.compare(x)
 	case rule.Range:
@@ -205,10 +206,11 @@ func (t *ruleText) statement(x rule.Expression) {
 	case rule.Connlimit:
 		t.say(fmt.Sprintf("ct count %s%d", over(x.Flags&1 != 0), x.Count))
 	case rule.Object:
-		kind := map[uint32]string{1: "counter", 2: "quota", 3: "ct helper", 4: "limit", 7: "ct timeout", 9: "ct expectation",
-			10: "synproxy"}[x.Type]
+		kind := map[uint32]string{1: "counter", 2: "quota", 3: "ct helper", 4: "limit", 7: "ct timeout",
+			9: "ct expectation", 10: "synproxy"}[x.Type]
 		if x.Set != "" {
-			t.say(cmp.Or(kind, "counter"), "name", t.joined(x.From, t.w.width(x.Set)), "map", t.w.setText(t, x.Set, operand{}))
+			t.say(cmp.Or(kind, "counter"), "name", t.joined(x.From, t.w.width(x.Set)), "map",
+				t.w.setText(t, x.Set, operand{}))
 			return
 		}
 		t.say(kind, map[bool]string{true: "name ", false: "set "}[kind != "ct helper" && kind != "ct timeout" &&
@@ -350,7 +352,11 @@ func (t *ruleText) compare(x rule.Cmp) {
 	if op == "" && strings.Contains(o.text, " & ") {
 		op = "=="
 	}
-	t.say(strings.Join(slices.DeleteFunc([]string{o.text, op, o.value(t, v)}, func(s string) bool { return s == "" }), " "))
+	t.say(o.text)
+	if op != "" {
+		t.say(op)
+	}
+	t.say(o.value(t, v))
 }
 
 // portProtos are protocols whose ports nft names by them.
@@ -810,7 +816,8 @@ func (o operand) value(t *ruleText, b []byte) string {
 	case o.kind == familyValue && len(b) == 1:
 		return number(map[uint32]string{unix.NFPROTO_IPV4: "ipv4", unix.NFPROTO_IPV6: "ipv6"}, uint32(b[0]))
 	case o.kind == etherValue && len(b) == 2:
-		return cmp.Or(map[uint16]string{unix.ETH_P_IP: "ip", unix.ETH_P_IPV6: "ip6", unix.ETH_P_ARP: "arp"}[nlconn.BE16(b)],
+		return cmp.Or(map[uint16]string{unix.ETH_P_IP: "ip", unix.ETH_P_IPV6: "ip6",
+			unix.ETH_P_ARP: "arp"}[nlconn.BE16(b)],
 			"0x"+hex.EncodeToString(b))
 	case o.kind == nameValue:
 		name := nlconn.CStr(b)

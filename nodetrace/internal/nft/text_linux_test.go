@@ -31,14 +31,18 @@ var written = map[string][]string{
 	"ip6": {
 		"ip6 saddr fd00::/8 drop", "ip6 daddr fd00:10::/64 udp dport 53-99 accept", "ip6 hoplimit 9 accept",
 		"ip6 dscp cs1 drop", "ip6 dscp set ef", "ip6 hoplimit set 9", "ip6 nexthdr tcp accept", "reject",
-		"tcp dport 7 dnat to [fd00::1]:80", "ip6 saddr != { fd00::1, fd00:1::/32 } drop", "ct reply ip6 saddr fd00::1 accept",
+		"tcp dport 7 dnat to [fd00::1]:80", "ip6 saddr != { fd00::1, fd00:1::/32 } drop",
+		"ct reply ip6 saddr fd00::1 accept",
 	},
 	"inet": {
 		"meta mark & 0x40 == 0x40 drop", "meta mark set 0x80", "ct mark set meta mark",
 		"meta mark set meta mark | 0x2", "meta mark set ct mark", "meta mark set meta mark & 0xffff0000 ^ 0x1",
-		"ct mark != 0x80 drop", "ct state established,related accept", "ct state != new drop", "ct state { new, invalid } drop",
-		"ct status dnat accept", "ct direction reply drop", "ct zone 0 drop", "iif lo accept", "oifname != \"veth*\" drop",
-		"iifname \"lo\" oifname { \"eth0\", \"eth1\" } drop", "oifgroup 7 drop", "meta skuid 1000 drop", "meta cgroup 7 drop",
+		"ct mark != 0x80 drop", "ct state established,related accept", "ct state != new drop",
+		"ct state { new, invalid } drop",
+		"ct status dnat accept", "ct direction reply drop", "ct zone 0 drop", "iif lo accept",
+		"oifname != \"veth*\" drop",
+		"iifname \"lo\" oifname { \"eth0\", \"eth1\" } drop", "oifgroup 7 drop", "meta skuid 1000 drop",
+		"meta cgroup 7 drop",
 		"meta l4proto { tcp, udp } th dport 80 drop", "tcp dport { 22, 80-90 } accept", "tcp flags syn drop",
 		"tcp sport 1-1024 drop", "udp dport != 53 drop", "tcp dport vmap { 80 : drop, 443 : jump other }",
 		"limit rate 1/second drop", "limit rate over 10/minute burst 20 packets drop", "quota over 1000 bytes drop",
@@ -73,7 +77,8 @@ func TestTextLoads(t *testing.T) {
 			}
 			table := func(name, rule string) string {
 				set := "set s { type ipv4_addr; flags timeout,dynamic; size 9; }"
-				return fmt.Sprintf("table %s %s {\n%s\nchain other { }\nchain c { %s;\n%s\n}\n}\n", family, name, set, hook, rule)
+				return fmt.Sprintf("table %s %s {\n%s\nchain other { }\nchain c { %s;\n%s\n}\n}\n", family, name, set,
+					hook, rule)
 			}
 			name := fmt.Sprintf("t%d", i)
 			if out, err := nftRun(table(name, rule)); err != nil {

@@ -312,7 +312,8 @@ func tcpFlags(b *reader, no bool) {
 }
 
 // anyMore holds targets that change nothing that the rules here match.
-var anyMore = map[string]bool{"ECN": true, "SECMARK": true, "CONNSECMARK": true, "IDLETIMER": true, "RATEEST": true, "TEE": true}
+var anyMore = map[string]bool{"ECN": true, "SECMARK": true, "CONNSECMARK": true, "IDLETIMER": true, "RATEEST": true,
+	"TEE": true}
 
 // anyTarget reads a target that kube-proxy's rules do not use. It returns false for others.
 func (b *reader) anyTarget(name string, words []string) bool {
