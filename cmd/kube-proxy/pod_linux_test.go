@@ -163,7 +163,8 @@ var readDefault = sync.OnceValues(func() (filter json.RawMessage, err error) {
 	if err := json.Unmarshal(out, &info); err != nil {
 		return nil, fmt.Errorf("read the container: %w", err)
 	}
-	if filter = info.Spec.Linux.Seccomp; !strings.Contains(string(filter), "SCMP_ACT_ERRNO") {
+	filter = info.Spec.Linux.Seccomp
+	if !strings.Contains(string(filter), "SCMP_ACT_ERRNO") {
 		return nil, fmt.Errorf("the filter is %s", filter)
 	}
 	return filter, nil
