@@ -19,7 +19,8 @@ import (
 // desired computes the state for some frontends of a table. It keeps the numbers and slots that the
 // kernel already uses, and allocates new ids in the order of the frontends. It leaves out frontends
 // that this plane cannot hold, and returns them as refused.
-func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Frontend]) (st *state, refused refusedRows) {
+func (p *builder) desired(snap *snapshot, want *lb.Table,
+	rows iter.Seq[*lb.Frontend]) (st *state, refused refusedRows) {
 	st = newState(want.Len())
 	st.node = want.Node
 	c := p.newChange(st)

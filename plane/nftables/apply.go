@@ -39,7 +39,7 @@ type change struct {
 	packer  slots.Packer
 }
 
-func (p *Plane) newChange(st *state) *change {
+func (p *builder) newChange(st *state) *change {
 	c := &change{ruleset: p.rules, st: st, out: p.rules.transaction(TableName), most: p.maxBatchWeight}
 	c.log = &c.undo
 	c.lists = st.lists.Change(c.log)

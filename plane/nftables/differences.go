@@ -31,7 +31,7 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 		rules.node = want.Node
 		d := &differ{Reporter: mode.NewReporter(ctx, func(d trace.Difference) bool { more = each(d); return more }),
 			want: want, reader: p.readerBy(sock, func() bool { return true }),
-			plane: &Plane{ip: p.ip, rules: rules, maxSlots: p.maxSlots, maxBatchWeight: p.maxBatchWeight}}
+			builder: builder{p.ip, rules, p.maxSlots, p.maxBatchWeight}}
 		err = d.Done(d.all(ctx))
 	}
 	if err != nil {
@@ -52,8 +52,8 @@ func (d *differ) reportOf(object, want, have string) error {
 type differ struct {
 	reader
 	*mode.Reporter
+	builder
 	want  *lb.Table
-	plane *Plane // only computes
 	snap  *snapshot
 	state *state
 
@@ -88,7 +88,7 @@ func (d *differ) all(ctx context.Context) (err error) {
 // frontend's element, or not at all.
 func (d *differ) compute() {
 	d.snap.ours = true // so that its numbers are used
-	st, refused := d.plane.desired(d.snap, d.want, d.want.All())
+	st, refused := d.desired(d.snap, d.want, d.want.All())
 	for _, k := range refused.keys {
 		classes, _, _ := mapsOf(k)
 		d.element(classes, wire.AppendKey(nil, k), wire.AppendNumber(nil, uint32(classOf(d.want.Get(k)))), nil)

@@ -16,7 +16,7 @@ import (
 // compareStructure compares chains with their rules, and the maps that refer to them. Chains of
 // classes and shapes that no frontend uses any more are allowed, see needClass.
 func (d *differ) compareStructure(ctx context.Context) error {
-	needed, must := (&change{ruleset: d.plane.rules, st: d.state}).structure()
+	needed, must := (&change{ruleset: d.rules, st: d.state}).structure()
 	may := newState(0)
 	maps.Copy(may.classes, d.state.classes)
 	maps.Copy(may.shapes, d.state.shapes)
@@ -34,7 +34,7 @@ func (d *differ) compareStructure(ctx context.Context) error {
 			}
 		}
 	}
-	chains, want := (&change{ruleset: d.plane.rules, st: may}).structure()
+	chains, want := (&change{ruleset: d.rules, st: may}).structure()
 	optional := func(name string) bool {
 		return !slices.ContainsFunc(needed, func(n rule.Chain) bool { return n.Name == name })
 	}

@@ -51,7 +51,7 @@ func (st *state) adoptReserved(snap *snapshot) {
 // chooseSeed keeps the seed of the kernel's table, or else of the process, or else draws a new one.
 // A client that does not know the seed cannot choose which clients share its place in the affinity
 // map.
-func (p *Plane) chooseSeed(st *state) {
+func (p *builder) chooseSeed(st *state) {
 	st.seed = cmp.Or(st.seed, p.rules.seed)
 	for st.seed == 0 {
 		var b [4]byte

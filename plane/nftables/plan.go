@@ -16,7 +16,7 @@ type planner struct {
 	chosen   map[*lb.BackendSet]*lb.BackendSet // see stickable
 }
 
-func (p *Plane) planner(st *state) planner {
+func (p *builder) planner(st *state) planner {
 	return planner{family: p.ip.Family, maxSlots: p.maxSlots, seed: st.seed}
 }
 

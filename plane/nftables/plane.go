@@ -48,8 +48,7 @@ type Config struct {
 // another may read [Plane.Drift].
 type Plane struct {
 	*unanswered.Watch
-	ip         rule.IP
-	rules      *ruleset
+	builder
 	sock       *wire.Socket
 	mon        *monitor
 	early      *early // nil after the first Reset
@@ -65,11 +64,18 @@ type Plane struct {
 	counters, rejected *counters
 	localhost          *localhost.Proxy
 
-	// The maximum number of elements to dump, to audit and to load at once, and of backends in a
-	// set. Only tests change them.
-	bigMap, window, loadStep, maxSlots int
-	maxBatchWeight                     int
-	cycle                              cycle
+	// The maximum number of elements to dump, to audit and to load at once. Only tests change them.
+	bigMap, window, loadStep int
+	cycle                    cycle
+}
+
+// builder computes the state and the messages that frontends need. It makes no calls.
+type builder struct {
+	ip    rule.IP
+	rules *ruleset
+	// The maximum number of backends in a set, and of slots that a batch changes in one. Only tests
+	// change them.
+	maxSlots, maxBatchWeight int
 }
 
 // Stats count the plane's writes.
@@ -141,10 +147,10 @@ func offline(cfg Config) (*Plane, error) {
 	f := rule.IPOf(cfg.Family)
 	return &Plane{
 		Watch: unanswered.New(unanswered.Config{Family: cfg.Family, Writes: cfg.Writes, Log: cfg.Log}),
-		ip:    f, ours: cmp.Or(cfg.Writes, &selfwrites.Ledger{}),
-		rules: &ruleset{layout: layout{IP: f, sets: schema(f, true), mark: mark, hashes: true, places: affinityPlaces,
-			counts: cfg.CountServices, localhost: cfg.LocalhostNodePorts}},
-		bigMap: bigMap, window: auditWindow, loadStep: loadStep, maxSlots: maxSlots, maxBatchWeight: maxBatchWeight,
+		builder: builder{f, &ruleset{layout: layout{IP: f, sets: schema(f, true), mark: mark, hashes: true,
+			places: affinityPlaces, counts: cfg.CountServices, localhost: cfg.LocalhostNodePorts}}, maxSlots,
+			maxBatchWeight},
+		ours: cmp.Or(cfg.Writes, &selfwrites.Ledger{}), bigMap: bigMap, window: auditWindow, loadStep: loadStep,
 	}, nil
 }
 
