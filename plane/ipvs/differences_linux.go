@@ -46,7 +46,6 @@ type differ struct {
 	*Plane
 	*mode.Reporter
 	view *View
-	lost bool // the device does not exist
 }
 
 // chains compares the rules without their comments.
@@ -107,21 +106,12 @@ func (d *differ) kinds(ctx context.Context, _ *lb.Table) error {
 	}
 	_, err := d.view.Device.Addresses(ctx)
 	if errors.Is(err, ErrNoDevice) {
-		d.lost = true
-		d.cfg.Device = nowhere{d.cfg.Device}
+		d.deviceless = true
 		d.Report(lb.Key{}, "interface "+Device, "an interface of type "+DeviceType, "")
 		return nil
 	}
 	return err
 }
-
-// kernelDevice is Addresses under a name that no method uses.
-type kernelDevice = Addresses
-
-// nowhere is a missing device: it has no addresses.
-type nowhere struct{ kernelDevice }
-
-func (nowhere) Addresses(context.Context) ([]netip.Addr, error) { return nil, nil }
 
 // objects compares virtual servers, members and addresses.
 func (d *differ) objects(ctx context.Context, want *lb.Table) error {
@@ -163,7 +153,7 @@ func (d *differ) objects(ctx context.Context, want *lb.Table) error {
 		d.Report(l.touched.members[m], "member "+m.wire(mark{}).String()+" of ipset "+m.set.name(l.family),
 			text(c.refs > 0, c.want), text(c.has, c.is))
 	}
-	if d.lost {
+	if d.deviceless {
 		return nil
 	}
 	for _, a := range slices.SortedFunc(maps.Keys(l.addrs), netip.Addr.Compare) {

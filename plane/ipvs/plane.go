@@ -88,8 +88,10 @@ type Chains interface {
 type Plane struct {
 	cfg  Config
 	sets [setCount]ipset.Set
-	// broken are sets that Differences found missing or of another type.
-	broken [setCount]bool
+	// broken are sets that Differences found missing or of another type. deviceless: it found no
+	// device.
+	broken     [setCount]bool
+	deviceless bool
 
 	l *ledger // nil before the first Reset, and when the state was lost
 	// undone are the objects, by key, that failed in the last write, or are partly written.

@@ -281,9 +281,13 @@ func (p *Plane) readSets(ctx context.Context, l *ledger) error {
 
 // readAddresses records the addresses of kube-ipvs0.
 func (p *Plane) readAddresses(ctx context.Context, l *ledger) error {
-	all, err := p.cfg.Device.Addresses(ctx)
-	if err != nil {
-		return err
+	var all []netip.Addr
+	if !p.deviceless {
+		var err error
+		all, err = p.cfg.Device.Addresses(ctx)
+		if err != nil {
+			return err
+		}
 	}
 	has := make(map[netip.Addr]bool, len(all))
 	for _, a := range all {
