@@ -30,7 +30,7 @@ type layer struct {
 // docs/architecture.md. A permission that no import uses fails too.
 var layers = []layer{
 	{"base", "", `event config/option plane/selfwrites plane/internal/diff internal/addrs internal/bisect internal/fold
-		internal/listen internal/nearest internal/ordered internal/pause internal/plural internal/ratelimit
+		internal/listen internal/nearest internal/once internal/ordered internal/pause internal/plural internal/ratelimit
 		internal/rollback internal/scm internal/thread`},
 	{"facts", "base", "cluster"},
 	{"table", "base table", "lb plane trace"},

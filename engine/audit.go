@@ -55,7 +55,7 @@ func (e *Engine) audit(ctx context.Context, full bool) {
 		if full {
 			a.next = a.trouble.until
 		}
-		if a.trouble.news(err) {
+		if a.trouble.logged.News(err) {
 			e.cfg.Log.Error("Audit failed, retrying", "full", full, "err", err)
 			e.reportFailed(cluster.Name{}, lb.Key{}, "audit", err)
 		}

@@ -64,7 +64,7 @@ func (e *Engine) guard(in, of string, f func() error) (err error) {
 		if v := recover(); v != nil {
 			p := &panicked{v, debug.Stack()}
 			e.stats.update(func(s *Stats) { s.Panics++ })
-			if e.panics.first(p.Error()) {
+			if e.panics.First(p.Error()) {
 				e.cfg.Log.Error("Recovered from a panic", "in", in+of, "panic", v, "stack", string(p.stack))
 			}
 			err = p

@@ -9,6 +9,7 @@ import (
 
 	"kube-proxy/cluster"
 	"kube-proxy/debug/changes"
+	"kube-proxy/internal/once"
 	"kube-proxy/internal/ratelimit"
 	"kube-proxy/lb"
 	"kube-proxy/policy"
@@ -93,8 +94,8 @@ type Engine struct {
 	// Limits of messages about Services: of lost keys, of provisionally owned keys, and of failed
 	// frontends. Frontends that fail together count for the namespace "".
 	conflicts, provisionalOwners, failures *ratelimit.Limiter
-	panics                                 once // whose stack was logged
-	said                                   once // other errors that were logged
+	panics                                 once.Keys[string] // whose stack was logged
+	said                                   once.Keys[string] // other errors that were logged
 }
 
 // New returns an engine; it does nothing before Run.

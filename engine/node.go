@@ -29,7 +29,7 @@ func (e *Engine) resolveNode(now time.Time) {
 		e.node.changed = true
 		e.node.wait.fail(now)
 		e.stats.failed("resolve node: "+err.Error(), now)
-		if e.said.first("node " + err.Error()) {
+		if e.said.First("node " + err.Error()) {
 			e.cfg.Log.Error("Failed to resolve the Node, its last known state stays in force", "err", err)
 		}
 		return
@@ -47,7 +47,7 @@ func (e *Engine) resolveNode(now time.Time) {
 // setNode writes the node's facts to the plane without a Reset.
 func (e *Engine) setNode(ctx context.Context) {
 	n := &e.node
-	w := &Write{Verb: "setnode", wrote: true, again: n.trouble.logged != ""}
+	w := &Write{Verb: "setnode", wrote: true, again: n.trouble.logged.Any()}
 	err := e.call(w, func() error { return e.cfg.Plane.SetNode(ctx, e.table.Node) })
 	switch {
 	case err == nil:
@@ -56,7 +56,7 @@ func (e *Engine) setNode(ctx context.Context) {
 		e.reportNode()
 	case !e.resets.due:
 		n.trouble.fail(time.Now())
-		if n.trouble.news(err) {
+		if n.trouble.logged.News(err) {
 			e.cfg.Log.Error("Failed to write the settings of the Node, retrying", "err", err)
 			e.reportFailed(cluster.Name{}, lb.Key{}, "setnode", err)
 		}

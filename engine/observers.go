@@ -128,7 +128,7 @@ func (e *Engine) toObserver(call func()) {
 		call()
 		return nil
 	})
-	if err != nil && e.said.first("observer "+err.Error()) {
+	if err != nil && e.said.First("observer "+err.Error()) {
 		e.cfg.Log.Error("Observer failed", "err", err)
 	}
 }

@@ -1,6 +1,9 @@
 package engine
 
-import "kube-proxy/lb"
+import (
+	"kube-proxy/internal/once"
+	"kube-proxy/lb"
+)
 
 // pending holds the changes that the plane has not accepted yet. The table has the desired
 // frontends; pending has the last accepted ones. For a key that is not in pending, the plane holds
@@ -27,7 +30,7 @@ type pendingChange struct {
 	left    bool            // a Reset postponed it, and it was neither accepted nor found to fail alone
 	alone   bool            // it has failed alone
 	search  uint64          // the search that it belongs to; 0 if none
-	logged  string          // the last error that was logged for it
+	logged  once.Error      // the last error that was logged for it
 	waiters []*unprogrammed // Services that wait for it; as many as claim the key
 }
 

@@ -46,7 +46,7 @@ func (e *Engine) probe(ctx context.Context) {
 	}
 	e.writer.kernel = unknown
 	e.writer.credit.spend(time.Now())
-	if !e.resets.due && e.writer.probe.news(err) {
+	if !e.resets.due && e.writer.probe.logged.News(err) {
 		e.cfg.Log.Error("The kernel accepts no write, not even one without changes", "err", err)
 		e.reportFailed(cluster.Name{}, lb.Key{}, "probe", err)
 	}

@@ -43,7 +43,7 @@ func (e *Engine) reset(ctx context.Context) {
 	r := &e.resets
 	e.audits.drifted = false // the Reset repairs earlier drift
 	var res plane.ResetResult
-	w := &Write{Verb: "reset", Changes: e.table.Len(), wrote: true, again: r.trouble.logged != ""}
+	w := &Write{Verb: "reset", Changes: e.table.Len(), wrote: true, again: r.trouble.logged.Any()}
 	err := e.call(w, func() (err error) {
 		res, err = e.cfg.Plane.Reset(ctx, e.table)
 		w.Changes, w.Later = w.Changes-len(res.Later), len(res.Later)
@@ -52,7 +52,7 @@ func (e *Engine) reset(ctx context.Context) {
 	end := e.writer.end
 	if err != nil {
 		r.trouble.fail(end)
-		if r.trouble.news(err) {
+		if r.trouble.logged.News(err) {
 			e.cfg.Log.Error("Failed to rewrite everything, keeping the rules", "frontends", e.table.Len(), "err", err)
 			e.reportFailed(cluster.Name{}, lb.Key{}, "reset", err)
 		}

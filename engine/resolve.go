@@ -250,7 +250,7 @@ func (e *Engine) rows(v cluster.View, o lb.Owner, apart bool) (fronts []*lb.Fron
 func (e *Engine) unresolved(name cluster.Name, err error, now time.Time) {
 	e.resolver.unresolved.fail(name, now)
 	e.stats.failed("resolve service "+name.String()+": "+err.Error(), now)
-	if e.said.first("resolve "+name.String()+err.Error()) && e.failures.Allow(name.Namespace) {
+	if e.said.First("resolve "+name.String()+err.Error()) && e.failures.Allow(name.Namespace) {
 		e.cfg.Log.Error("Failed to resolve a Service, keeping its frontends", "service", name.String(), "err", err)
 		e.reportFailed(name, lb.Key{}, "resolve", err)
 	}
@@ -286,7 +286,7 @@ func (e *Engine) reportRefused(service string, refused []lb.Refused) {
 	}
 	text := fmt.Sprintf("%d frontends of service %s are malformed: %v", len(refused), service, refused[0].Err)
 	e.stats.failed(text, time.Now())
-	if e.said.first(text) && e.failures.Allow(lb.NamespaceOf(service)) {
+	if e.said.First(text) && e.failures.Allow(lb.NamespaceOf(service)) {
 		e.cfg.Log.Error("Left out malformed frontends, keeping the previous ones", "service", service, "frontends",
 			len(refused), "first", refused[0].Err)
 		e.reportFailed(nameOf(service), refused[0].Key, "left out", refused[0].Err)

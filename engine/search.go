@@ -84,7 +84,7 @@ func (e *Engine) giveUp(s *search, err error) {
 			e.pending.waits.fail(k, now)
 		}
 	}
-	if len(left) > 0 && e.writer.together.news(err) && e.failures.Allow("") { // they may be of many namespaces
+	if len(left) > 0 && e.writer.together.logged.News(err) && e.failures.Allow("") { // they may be of many namespaces
 		e.cfg.Log.Error("Failed to write changes, retrying them together", "frontends", len(left), "err", err)
 		e.reportFailed(cluster.Name{}, lb.Key{}, "apply", err)
 	}

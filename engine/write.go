@@ -99,7 +99,7 @@ func (e *Engine) accepted(changes []lb.Change, shows bool) {
 	var first *lb.Change
 	rows := 0
 	for i, c := range changes {
-		if e.pending.byKey[c.Key].logged != "" {
+		if e.pending.byKey[c.Key].logged.Any() {
 			e.stats.works(c.Key)
 			rows++
 			if first == nil {
@@ -141,10 +141,9 @@ func (e *Engine) rowFailed(c lb.Change, err error) {
 	e.writer.kernel = probeDue
 	e.pending.waits.fail(c.Key, time.Now())
 	e.stats.fails(c.Key, serviceOf(c), err)
-	if p.logged == err.Error() {
+	if !p.logged.News(err) {
 		return
 	}
-	p.logged = err.Error()
 	e.reportFailed(nameOf(serviceOf(c)), c.Key, "write", err)
 	if e.failures.Allow(lb.NamespaceOf(serviceOf(c))) {
 		e.cfg.Log.Error("Failed to write a frontend, retrying it alone", "key", c.Key.String(), "service",

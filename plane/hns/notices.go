@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"kube-proxy/event"
+	"kube-proxy/internal/once"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 )
@@ -64,7 +65,7 @@ var lackTexts = [lacks]string{
 
 // notices collects each message once in the life of a plane.
 type notices struct {
-	reported [lacks]bool
+	reported once.Keys[lack]
 	all      []mode.Notice
 }
 
@@ -79,8 +80,7 @@ func (n *notices) leftOut() (all []mode.Notice) {
 }
 
 func (n *notices) report(l lack, args ...any) {
-	if !n.reported[l] {
-		n.reported[l] = true
+	if n.reported.First(l) {
 		n.all = append(n.all, mode.Notice{Text: lackTexts[l], Args: args})
 	}
 }

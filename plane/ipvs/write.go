@@ -71,10 +71,10 @@ func (w *writer) write(ctx context.Context) error {
 			w.addMembers(w.guards),
 			w.raise(func(s *virtual) bool { return s.has || s.id.Mark != 0 }),
 			w.addMembers(anyMember),
-			once(&w.before),
+			first(&w.before),
 			w.raise(func(s *virtual) bool { return true }),
 			w.addAddresses,
-			once(&w.after),
+			first(&w.after),
 			w.lower(func(s *virtual) bool { return s.id.Mark == 0 || s.refs > 0 }),
 			w.removeAddresses,
 			w.addMembers(anyMember), // of servers that now start to drain
@@ -92,8 +92,8 @@ func (w *writer) write(ctx context.Context) error {
 	return nil
 }
 
-// once calls a function the first time, if it is set.
-func once(f *func(context.Context) error) func(context.Context) error {
+// first calls a function the first time, if it is set.
+func first(f *func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		do := *f
 		*f = nil

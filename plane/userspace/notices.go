@@ -3,6 +3,7 @@ package userspace
 import (
 	"errors"
 
+	"kube-proxy/internal/once"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/internal/relay"
@@ -11,14 +12,14 @@ import (
 // notices are one-time messages to the operator.
 type notices struct {
 	pending []mode.Notice
-	port    error             // the last error for lack of a port
-	ports   bool              // and it was reported
-	lacking map[lb.Proto]bool // protocols that this host lacks
+	port    error               // the last error for lack of a port
+	ports   bool                // and it was reported
+	lacking once.Keys[lb.Proto] // protocols that this host lacks
 }
 
 // newNotices returns the notices about how packets are redirected.
 func newNotices(cfg Config) *notices {
-	n := &notices{lacking: map[lb.Proto]bool{}}
+	n := &notices{}
 	if len(cfg.Passed) > 0 {
 		n.add("Redirecting packets to service addresses in another way than the best one, which this host does not "+
 			"support", "by", cfg.Redirector.Name(), "err", errors.Join(cfg.Passed...))
@@ -36,8 +37,7 @@ func (n *notices) add(text string, args ...any) {
 
 // lacks records that this host has no sockets of a protocol.
 func (n *notices) lacks(p lb.Proto, err error) {
-	if !n.lacking[p] {
-		n.lacking[p] = true
+	if n.lacking.First(p) {
 		n.add("This host cannot serve the protocol; its Services are refused", "protocol", p, "err", err)
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"kube-proxy/event"
+	"kube-proxy/internal/once"
 	"kube-proxy/internal/ratelimit"
 	"kube-proxy/source/convert"
 )
@@ -58,7 +59,7 @@ type Publisher struct {
 	failures      int // to reach the API server, in a row
 	paused        map[string]deferral
 	refused       time.Time // since when every answer was 403
-	reported      map[string]bool
+	reported      once.Keys[string]
 	reportedDrops uint64
 	drops         *ratelimit.Limiter // messages about dropped events
 }
@@ -136,7 +137,7 @@ func newPublisher(cfg Config, pace pace) (*Publisher, error) {
 		pace: pace, limit: flowcontrol.NewTokenBucketRateLimiter(pace.perSecond, pace.burst),
 		events:  clients[0],
 		clients: map[string]rest.Interface{event.KindService: clients[1], event.KindEndpointSlice: clients[2]},
-		wake:    make(chan struct{}, 1), series: map[event.Event]*series{}, reported: map[string]bool{},
+		wake:    make(chan struct{}, 1), series: map[event.Event]*series{},
 		paused: map[string]deferral{},
 		held:   map[string]int{}, queues: map[string][]*series{}, drops: ratelimit.New(cfg.Log, "Events were not sent"),
 	}, nil

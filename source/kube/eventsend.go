@@ -208,8 +208,7 @@ func (p *Publisher) retry(s *series, err error) bool {
 }
 
 func (p *Publisher) reportOnce(sort, message string, err error) {
-	if !p.reported[sort] {
-		p.reported[sort] = true
+	if p.reported.First(sort) {
 		p.log.Warn("Dropping events", "reason", message, "server", p.server, "err", err)
 	}
 }
