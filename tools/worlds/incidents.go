@@ -23,6 +23,9 @@ type incident struct {
 	from    string // the client
 	to      string // "" for the cluster IP
 	udp     bool
+	// not has the modes in which it does not happen, because the sockets of clients or backends are
+	// connected by the proxy or its programs.
+	not []string
 	// fails: a connection to it fails, in part at least.
 	fails bool
 	// says has, for each command that must name the cause, a pattern of its first lines.
@@ -77,16 +80,19 @@ func incidents() []incident {
 		{name: "f: a firewall in the pod", service: web("pod2"), host: "pod2", from: "pod1", fails: true,
 			do:   "nft 'table inet f { chain c { type filter hook input priority 0; tcp dport 8080 drop; }; }'",
 			says: map[string]string{"probe": `(?i)silent|prohibited`, "why": `(?i)silent`}},
-		{name: "g: the proxy does not run", service: web("pod2"), stopped: true, from: "pod1",
+		{not: []string{"userspace"}, name: "g: the proxy does not run", service: web("pod2"), stopped: true,
+			from: "pod1",
 			says: map[string]string{"status": `kube-proxy has exited`, "trace": `kube-proxy has exited`}},
-		{name: "h: hairpin is off", bridge: true, flat: true, service: web("pod2"), from: "pod2", fails: true,
+		{not: []string{"userspace", "ebpf"}, name: "h: hairpin is off", bridge: true, flat: true,
+			service: web("pod2"), from: "pod2", fails: true,
 			do:   "echo 1 >/proc/sys/net/bridge/bridge-nf-call-iptables; bridge link set dev vethpod2 hairpin off",
 			says: map[string]string{"trace": `(?i)hairpin`}, never: map[string]string{"why": clean}},
-		{name: "i: no forwarding", service: web("pod2"), from: "pod1", fails: true,
+		{not: []string{"userspace"}, name: "i: no forwarding", service: web("pod2"), from: "pod1", fails: true,
 			do: "echo 0 >/proc/sys/net/ipv4/ip_forward",
 			says: map[string]string{"trace": `ip_forward`, "status": `ip_forward|forward`, "check": `ip_forward`,
 				"why": `ip_forward`}, never: quiet},
-		{name: "j: a firewall of the node drops what it forwards", service: web("pod2"), from: "pod1", fails: true,
+		{not: []string{"userspace"}, name: "j: a firewall of the node drops what it forwards",
+			service: web("pod2"), from: "pod1", fails: true,
 			do: "nft 'table inet firewall { chain forward { type filter hook forward priority 0; policy drop; " +
 				"ct state established accept; }; }'",
 			says: map[string]string{"trace": `table inet firewall, chain forward`, "status": `firewall`,
@@ -106,12 +112,12 @@ func incidents() []incident {
 		{name: "m: the MTU of a pod is smaller", service: web("pod2"), from: "pod1",
 			do:   "ip link set vethpod2 mtu 1280",
 			says: map[string]string{"check": `(?i)mtu`}},
-		{name: "n: another agent translates first", service: web("pod2"), from: "pod1",
+		{not: []string{"ebpf"}, name: "n: another agent translates first", service: web("pod2"), from: "pod1",
 			do: "nft 'table ip agent { chain c { type nat hook prerouting priority -110; " +
 				"ip daddr 10.96.0.10 tcp dport 80 dnat to 10.1.1.13:9999; }; }'",
 			says:  map[string]string{"trace": `(?i)translated|differs|table ip agent`},
 			never: map[string]string{"status": `no problems`, "why": clean}},
-		{name: "o: a NetworkPolicy", service: web("pod2"), from: "pod1", fails: true,
+		{not: []string{"userspace"}, name: "o: a NetworkPolicy", service: web("pod2"), from: "pod1", fails: true,
 			do: "iptables -N cali-FORWARD; iptables -A cali-FORWARD -d 10.1.1.12 -s 10.1.1.11 -j DROP; " +
 				"iptables -I FORWARD -j cali-FORWARD",
 			says: map[string]string{"trace": `Calico`}},
@@ -133,7 +139,8 @@ func incidents() []incident {
 			host: "pod2",
 			do:   "nft 'table inet f { chain c { type filter hook input priority 0; tcp dport 8080 drop; }; }'",
 			says: map[string]string{"trace": `(?i)affinity|keeps`, "probe": `(?i)silent`}},
-		{name: "t: one of two endpoints is unreachable", service: web("pod2", "pod4"), from: "pod1", fails: true,
+		{not: []string{"userspace"}, name: "t: one of two endpoints is unreachable", service: web("pod2", "pod4"),
+			from: "pod1", fails: true,
 			do: "ip route replace blackhole 10.1.2.14/32",
 			says: map[string]string{"trace": `(?i)blackhole`, "probe": `10\.1\.2\.14`,
 				"why": `10\.1\.2\.14|blackhole`}},
@@ -159,6 +166,9 @@ func (i incident) query() query {
 // missing returns what the first lines of an answer lack, or say wrongly; "" if they are right.
 func (i incident) missing(command, text string) string {
 	head := firstLines(text, topLines)
+	if command == "events" { // the last come last
+		head = text
+	}
 	pattern := i.says[command]
 	if pattern != "" && !regexp.MustCompile(pattern).MatchString(head) {
 		return "does not say " + pattern

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -34,6 +35,10 @@ func playIncidents(ctx context.Context, out io.Writer, o options) error {
 		for _, i := range incidents() {
 			if ctx.Err() != nil {
 				return ctx.Err()
+			}
+			if slices.Contains(i.not, mode) {
+				fmt.Fprintf(out, "%-10s %s: does not happen in this mode\n", mode, i.name)
+				continue
 			}
 			w := &world{mode: mode, bridge: i.bridge, flat: i.flat, flags: i.flags, services: []service{i.service}}
 			if i.flags == nil {
