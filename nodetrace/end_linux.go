@@ -81,10 +81,10 @@ func (w *walk) misled(y way) stop {
 	return s
 }
 
-// refusal follows the error that a rule or a route sends to a client elsewhere: the client learns
-// nothing if that is stopped. s is the refusal of the packet y.
+// refusal follows the error that a rule or a route sends to the client: the client learns nothing
+// if that is stopped. s is the refusal of the packet y.
 func (w *walk) refusal(y way, s stop) stop {
-	if s.verdict != trace.Rejected || y.reply || y.later || w.own() || w.err != nil {
+	if s.verdict != trace.Rejected || y.reply || y.later || w.err != nil {
 		return s
 	}
 	r := w.lookup(rtnl.Query{To: y.From.Addr()})
@@ -103,7 +103,15 @@ func (w *walk) refusal(y way, s stop) stop {
 		e.From = netip.AddrPortFrom(y.To.Addr(), 0)
 	}
 	e.Flow = hooks.Flow{State: hooks.Related, Reply: true, Mark: y.Flow.Mark}
-	for _, h := range []hooks.Hook{hooks.Output, hooks.Postrouting} {
+	path := []hooks.Hook{hooks.Output, hooks.Postrouting}
+	if r.Here() { // through the loopback device
+		e.Out = "lo"
+		path = append(path, hooks.Prerouting, hooks.Input)
+	}
+	for _, h := range path {
+		if h == hooks.Prerouting {
+			e.In, e.Out = "lo", ""
+		}
 		ways, err := w.pass(h, e)
 		if err != nil {
 			w.err = fmt.Errorf("follow an error through %s: %w", h, err)

@@ -128,6 +128,20 @@ func TestWalk(t *testing.T) {
 		}, trace.Dropped, "table inet x", 1, func(n trace.Node) bool {
 			return strings.Contains(strings.Join(n.Warnings, ""), "chain silence")
 		}},
+		{"kube-proxy rejects a packet of the node, and the error is dropped", func(w *walk) {
+			w.q.Table.Verdict, w.q.Packet.Host = trace.Reject, true
+			w.q.Packet.From = netip.MustParseAddrPort("192.0.2.1:1")
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				all := one(p)
+				switch {
+				case h == hooks.Output && p.Flow.State == hooks.New:
+					all[0].Verdict, all[0].By = trace.Reject, rule("KUBE-SERVICES")
+				case h == hooks.Input && p.In == "lo":
+					all[0].Verdict, all[0].By = trace.Drop, rule("silence")
+				}
+				return all, nil
+			}
+		}, trace.Dropped, "table inet x", 1, nil},
 		{"another program translates", func(w *walk) {
 			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
 				all := balanced(h, p, "10.1.1.2:9999")
