@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"path/filepath"
 	"strings"
 
 	"kube-proxy/internal/netlab"
@@ -13,6 +12,7 @@ type demo struct {
 	out     *printer
 	field   *field
 	proxy   *proxy
+	path    string // of the binary
 	dir     string // the copy of the shop that kube-proxy follows
 	options options
 	shop    *shop
@@ -50,23 +50,22 @@ func (d *demo) first(ctx context.Context) (wrong int, err error) {
 // invite suggests commands to try.
 func (d *demo) invite() {
 	in := func(host string) string { return "ip netns exec kp-" + d.options.lab + "-" + host + " " }
+	d.out.printf("\n%s\n", strings.Join([]string{
+		"You have seen an unchanged Linux kernel serve Kubernetes Services of one node: each line above is packets that",
+		"went to a pod, or were refused or dropped as the Service says, and connections that survived the loss of a node.",
+	}, "\n"))
 	customer, _ := netlab.HostByName(netlab.Client)
-	d.out.printf("\n%s\n\n", d.layout.paint(bold, "kube-proxy keeps serving. In another terminal, try:"))
+	d.out.printf("\n%s\n\n", d.layout.paint(bold, "The lab stands until Ctrl-C or Enter. In another terminal, try:"))
 	for _, try := range []struct{ what, command string }{
-		{"take a pod out of the shop, and put it back",
-			"sed -i /pod4/d " + d.dir + "/web.yaml\ncp " + filepath.Join(d.options.shop, "web.yaml") + " " + d.dir +
-				"/"},
-		{"connect as a client outside the cluster, repeatedly", in("client") + "curl http://192.0.2.30:8000/"},
-		{"show what happens to a packet of that client, and why",
+		{"show what happens to a packet of a client outside the cluster, and why",
 			d.options.proxy + " trace " + customer.V4.String() + " 192.0.2.30:8000 --admin-socket=" + socket(d.dir)},
 		{"see all of it in a browser", d.options.proxy + " ui --admin-socket=" + socket(d.dir)},
-		{"see what is in the kernel", in("node1") + d.options.mode.Show},
 		{"break it, and see kube-proxy repair it", in("node1") + d.options.mode.Flush},
 	} {
 		d.out.printf("  %s\n", d.layout.paint(dim, "# "+try.what))
 		d.out.printf("  %s\n", strings.ReplaceAll(try.command, "\n", "\n  "))
 	}
-	d.out.printf("\nkube-proxy follows the files in %s; %s there has the packets.\n", d.dir, packetsFile)
-	d.out.printf("Rows that change are printed below, with %s where they are not as it says any more. Ctrl-C takes "+
-		"everything away.\n\n", differs)
+	d.out.printf("\nkube-proxy follows the files in %s; %s there has the packets. Change a file: rows that\nchange are "+
+		"printed below, with %s where they are not as it says any more. docs/ask.md has more commands.\n\n", d.dir,
+		packetsFile, differs)
 }

@@ -14,6 +14,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"flag"
@@ -52,6 +53,12 @@ func main() {
 	// SIGPIPE: a closed standard output must not keep us from taking the lab away.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP,
 		syscall.SIGPIPE)
+	if _, err := unix.IoctlGetTermios(int(os.Stdin.Fd()), unix.TCGETS); err == nil { // Enter ends the demo too
+		go func() {
+			_, _ = bufio.NewReader(os.Stdin).ReadString('\n')
+			stop()
+		}()
+	}
 	out := newPrinter(os.Stdout)
 	err := run(ctx, out, o)
 	stop()
@@ -127,17 +134,20 @@ func run(ctx context.Context, out *printer, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, p.stop()) }()
+	d := &demo{out: out, field: f, proxy: p, path: proxyPath, dir: dir, options: o, shop: shop}
+	defer func() { err = errors.Join(err, d.proxy.stop()) }()
 	step = out.step("kube-proxy", "pid %d in kp-%s-node1, %s mode, manifests from %s", p.pid(), o.lab, o.mode.Name, dir)
 	if err := p.waitServing(ctx, f, shop); err != nil {
 		return p.explain(err)
 	}
 	step.done()
 
-	d := &demo{out: out, field: f, proxy: p, dir: dir, options: o, shop: shop}
 	wrong, err := d.first(ctx)
 	if err != nil {
 		return p.explain(err)
+	}
+	if err := d.failover(ctx); err != nil {
+		return err
 	}
 	if o.once {
 		if wrong > 0 {
@@ -146,7 +156,7 @@ func run(ctx context.Context, out *printer, o options) (err error) {
 		return nil
 	}
 	d.invite()
-	err = p.explain(d.watch(ctx))
+	err = d.proxy.explain(d.watch(ctx))
 	if errors.Is(err, context.Canceled) {
 		out.endLine()
 		leaving = out.step("stopping", "kube-proxy, the namespaces, %s", dir)

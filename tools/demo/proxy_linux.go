@@ -22,13 +22,15 @@ type proxy struct {
 	reported bool // its end was reported
 }
 
-// startProxy starts the binary in a mode as it would be started on a node.
-func startProxy(l *netlab.Lab, path, dir, mode string) (*proxy, error) {
+// startProxy starts the binary in a mode as it would be started on a node, with more flags.
+func startProxy(l *netlab.Lab, path, dir, mode string, flags ...string) (*proxy, error) {
 	p := &proxy{log: newProxyLog(), exited: make(chan struct{})}
-	p.cmd = l.Command(netlab.Node1, path, "--manifests", dir, "--proxy-mode", mode, "--hostname-override", netlab.Node1,
-		"--cluster-cidr", netlab.Cluster4.String()+","+netlab.Cluster6.String(), "-v", "2",
+	args := append([]string{"--manifests", dir, "--proxy-mode", mode, "--hostname-override", netlab.Node1,
+		"--cluster-cidr", netlab.Cluster4.String() + "," + netlab.Cluster6.String(), "-v", "2",
 		"--admin-socket", socket(dir), // the default path would be the machine's own
-		"--conntrack-max-per-core=0") // the machine's value suffices here, and a namespace could not change it
+		"--conntrack-max-per-core=0", // the machine's value suffices here, and a namespace could not change it
+	}, flags...)
+	p.cmd = l.Command(netlab.Node1, path, args...)
 	// A separate process group: Ctrl-C in the terminal is for the demo, which stops the proxy after
 	// the last packet.
 	p.cmd.SysProcAttr.Setpgid = true

@@ -2,9 +2,12 @@ package main
 
 import (
 	"bytes"
+	"context"
+	"fmt"
 	"regexp"
 	"strings"
 	"sync"
+	"time"
 )
 
 // proxyLog takes the log of kube-proxy. It keeps the last lines, and reports warnings and errors.
@@ -12,6 +15,8 @@ type proxyLog struct {
 	mu   sync.Mutex
 	rest []byte
 	tail []string
+	// failover is the line in which the proxy says whether it does failover, "" until then.
+	failover string
 
 	// complaints has warnings and errors. Those that do not fit are dropped.
 	complaints chan string
@@ -41,10 +46,38 @@ func (l *proxyLog) line(line string) {
 	if len(l.tail) > keptLines {
 		l.tail = l.tail[1:]
 	}
+	if strings.Contains(line, failoverOn) || strings.Contains(line, failoverOff) {
+		l.failover = line
+	}
 	if text := complaint(line); text != "" {
 		select {
 		case l.complaints <- text:
 		default:
+		}
+	}
+}
+
+// What the proxy says of failover, at its start.
+const (
+	failoverOn  = `"Failover is on"`
+	failoverOff = `"Failover has no effect`
+)
+
+// awaitFailover waits until the proxy has said whether it does failover.
+func (l *proxyLog) awaitFailover(ctx context.Context) (on bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, servesWithin)
+	defer cancel()
+	for {
+		l.mu.Lock()
+		said := l.failover
+		l.mu.Unlock()
+		if said != "" {
+			return strings.Contains(said, failoverOn), nil
+		}
+		select {
+		case <-ctx.Done():
+			return false, fmt.Errorf("kube-proxy does not say whether it does failover: %w", ctx.Err())
+		case <-time.After(10 * time.Millisecond):
 		}
 	}
 }
