@@ -31,7 +31,7 @@ func TestCut(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := l.Cut("nobody", true); err == nil {
+	if err := l.Cut("no-host", true); err == nil {
 		t.Error("an unknown host is cut")
 	}
 }

@@ -51,8 +51,8 @@ func (d *demo) first(ctx context.Context) (wrong int, err error) {
 func (d *demo) invite() {
 	in := func(host string) string { return "ip netns exec kp-" + d.options.lab + "-" + host + " " }
 	d.out.printf("\n%s\n", strings.Join([]string{
-		"You have seen an unchanged Linux kernel serve Kubernetes Services of one node: each line above is packets that",
-		"went to a pod, or were refused or dropped as the Service says, and connections that survived the loss of a node.",
+		"You have seen a Linux kernel serve the Kubernetes Services of a node: real connections that reached a pod,",
+		"or were refused or dropped, as each Service says, and connections that survived the loss of a node.",
 	}, "\n"))
 	customer, _ := netlab.HostByName(netlab.Client)
 	d.out.printf("\n%s\n\n", d.layout.paint(bold, "The lab stands until Ctrl-C or Enter. In another terminal, try:"))

@@ -47,7 +47,10 @@ kind: EndpointSlice
 metadata: {namespace: shop, name: three-nodes, labels: {kubernetes.io/service-name: three-nodes}}
 addressType: IPv4
 ports: [{name: http, port: 8080}]
-endpoints: [{addresses: [%[3]s], nodeName: node1}, {addresses: [%[4]s], nodeName: node2}, {addresses: [%[2]s], nodeName: node3}]
+endpoints:
+- {addresses: [%[3]s], nodeName: node1}
+- {addresses: [%[4]s], nodeName: node2}
+- {addresses: [%[2]s], nodeName: node3}
 `
 
 // prepareCut adds cutManifest, and waits until its Service answers.
