@@ -65,7 +65,7 @@ func (d *demo) invite() {
 		d.out.printf("  %s\n", d.layout.paint(dim, "# "+try.what))
 		d.out.printf("  %s\n", strings.ReplaceAll(try.command, "\n", "\n  "))
 	}
-	d.out.printf("\nkube-proxy follows the files in %s; %s there has the packets. Change a file: rows that\nchange are "+
-		"printed below, with %s where they are not as it says any more. docs/ask.md has more commands.\n\n", d.dir,
-		packetsFile, differs)
+	d.out.printf("\nkube-proxy follows the files in %s; %s there has the packets.\n", d.dir, packetsFile)
+	d.out.printf("Change a file: rows that change are printed below, with %s where they are not as it says any more.\n"+
+		"docs/ask.md has more commands.\n\n", differs)
 }

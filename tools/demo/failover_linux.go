@@ -129,8 +129,8 @@ func (d *demo) failover(ctx context.Context) (err error) {
 		if value == "off" {
 			without = l.failed
 		} else if l.failed > 0 && l.failed >= without {
-			return fmt.Errorf("%d connections failed with --failover=%s, %d without; the log of kube-proxy:\n%s", l.failed,
-				value, without, d.proxy.log)
+			return fmt.Errorf("%d connections failed with --failover=%s, %d without; the log of kube-proxy:\n%s",
+				l.failed, value, without, d.proxy.log)
 		}
 	}
 	return d.restart(ctx) // the demo goes on as it began, with node2 in use
