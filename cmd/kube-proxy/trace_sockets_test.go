@@ -63,6 +63,7 @@ func TestTraceSockets(t *testing.T) {
 	})
 	t.Run("status", func(t *testing.T) {
 		code, out := n.query("status")
+		out = unfolded(out)
 		for _, family := range []string{"IPv4", "IPv6"} {
 			if want := family + " served by eBPF programs (heartbeat "; !strings.Contains(out, want) {
 				t.Errorf("exit code %d, want %q in\n%s", code, want, out)

@@ -98,7 +98,7 @@ func (i *Inspector) pinned(f Family, a *TraceAnswer) (all []trace.Pinned) {
 		}
 	}
 	for _, c := range a.Conntrack {
-		if over[c.State] || !c.Backend.IsValid() || c.Backend == c.To || endpoints[c.Backend.Addr()] {
+		if over[c.State] || c.gaveUp() || !c.Backend.IsValid() || c.Backend == c.To || endpoints[c.Backend.Addr()] {
 			continue
 		}
 		all = append(all, trace.Pinned{
@@ -106,6 +106,25 @@ func (i *Inspector) pinned(f Family, a *TraceAnswer) (all []trace.Pinned) {
 		})
 	}
 	return all
+}
+
+// The longest pause between two SYNs of a client (tcp_syn_retries 6), and the time for which the
+// kernel keeps a connection after one (nf_conntrack_tcp_timeout_syn_sent), in seconds.
+const (
+	longestSYNPause = 64
+	keptAfterSYN    = 120
+)
+
+// gaveUp reports that the client has closed the connection, or would have repeated its SYN by now:
+// the entry in conntrack outlives it.
+func (c Connection) gaveUp() bool {
+	switch c.State {
+	case "FIN_WAIT", "CLOSE_WAIT":
+		return true
+	case "SYN_SENT":
+		return !c.Answered && c.Timeout < keptAfterSYN-longestSYNPause
+	}
+	return false
 }
 
 // deleteCommand deletes a connection from conntrack.
