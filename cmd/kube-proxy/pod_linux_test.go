@@ -58,7 +58,8 @@ func (n *nodeLab) inPod(args ...string) *labProgram {
 	mounts := []object{
 		{"destination": "/proc", "type": "proc", "source": "proc"},
 		{"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": []string{"nosuid", "mode=755"}},
-		{"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": []string{"nosuid", "noexec", "nodev", "ro"}},
+		{"destination": "/sys", "type": "sysfs", "source": "sysfs",
+			"options": []string{"nosuid", "noexec", "nodev", "ro"}},
 		{"destination": "/tmp", "type": "tmpfs", "source": "tmpfs"},
 		bind(lock, "/run/xtables.lock", "rw"),
 		bind(n.dir, n.dir, "rw"), // the configuration, and the folder of the admin socket
@@ -96,7 +97,9 @@ func (n *nodeLab) inPod(args ...string) *labProgram {
 	do(n.t, os.WriteFile(filepath.Join(dir, "config.json"), spec, 0o600))
 	state, id := filepath.Join(dir, "runc"), fmt.Sprintf("kp-%d-%s", os.Getpid(), filepath.Base(filepath.Dir(dir))+
 		filepath.Base(dir))
-	n.t.Cleanup(func() { _ = exec.Command("runc", "--root", state, "delete", "--force", id).Run() }) // it may have ended
+	n.t.Cleanup(func() { // it may have ended
+		_ = exec.Command("runc", "--root", state, "delete", "--force", id).Run()
+	})
 	cmd := n.Command(netlab.Node1, "runc", "--root", state, "run", "--bundle", dir, id)
 	return &labProgram{launch(n.t, cmd.Cmd, cmd.Start, cmd.Wait), n}
 }

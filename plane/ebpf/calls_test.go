@@ -18,6 +18,9 @@ type caller struct {
 	kind, proto int
 	unconnected bool
 	mapped      bool // an IPv6 socket, with addresses of IPv4
+	plain       bool // which are not mapped
+	fast        bool // the first data goes with the SYN, by MSG_FASTOPEN
+	again       bool // connected before, to the discard port of the same address
 }
 
 // callers returns the kinds of sockets of a family.
@@ -27,6 +30,9 @@ func callers(f lb.Family) []caller {
 		{name: "mptcp", kind: unix.SOCK_STREAM, proto: unix.IPPROTO_MPTCP},
 		{name: "udp", kind: unix.SOCK_DGRAM},
 		{name: "udp unconnected", kind: unix.SOCK_DGRAM, unconnected: true},
+		{name: "udp again", kind: unix.SOCK_DGRAM, again: true},
+		{name: "udp connected elsewhere", kind: unix.SOCK_DGRAM, unconnected: true, again: true},
+		{name: "tcp fast open", kind: unix.SOCK_STREAM, fast: true},
 	}
 	if f == lb.IPv6 {
 		return all
@@ -34,6 +40,10 @@ func callers(f lb.Family) []caller {
 	for _, c := range all {
 		c.name, c.mapped = c.name+" mapped", true
 		all = append(all, c)
+		if c.kind == unix.SOCK_DGRAM {
+			c.name, c.plain = c.name+" plain", true
+			all = append(all, c)
+		}
 	}
 	return all
 }
@@ -48,7 +58,10 @@ func (c caller) call(to netip.AddrPort) string {
 	if to.Addr().Is6() {
 		family = unix.AF_INET6
 	} else if c.mapped {
-		family, to = unix.AF_INET6, netip.AddrPortFrom(netip.AddrFrom16(to.Addr().As16()), to.Port())
+		family = unix.AF_INET6
+		if !c.plain {
+			to = netip.AddrPortFrom(netip.AddrFrom16(to.Addr().As16()), to.Port())
+		}
 	}
 	fd, err := unix.Socket(family, c.kind|unix.SOCK_CLOEXEC, c.proto)
 	if err != nil {
@@ -61,7 +74,15 @@ func (c caller) call(to netip.AddrPort) string {
 	if err != nil {
 		return err.Error()
 	}
-	if c.unconnected {
+	if c.again {
+		err = unix.Connect(fd, sockaddr(netip.AddrPortFrom(to.Addr(), 9)))
+		if err != nil {
+			return err.Error()
+		}
+	}
+	if c.fast {
+		err = unix.Sendto(fd, []byte("hello\n"), unix.MSG_FASTOPEN, sockaddr(to))
+	} else if c.unconnected {
 		err = unix.Sendto(fd, []byte("hello\n"), 0, sockaddr(to))
 	} else if err = unix.Connect(fd, sockaddr(to)); err == nil && c.kind == unix.SOCK_DGRAM {
 		err = unix.Send(fd, []byte("hello\n"), 0)
@@ -72,13 +93,17 @@ func (c caller) call(to netip.AddrPort) string {
 		return err.Error()
 	}
 	answer := make([]byte, 1500)
-	n, _, err := receive(fd, answer)
+	n, from, err := receive(fd, answer)
 	if err == unix.EAGAIN {
 		return "silence"
 	} else if err != nil {
 		return err.Error()
 	}
 	server, _, _ := strings.Cut(string(answer[:n]), " ")
+	if from := addrPort(from); c.kind == unix.SOCK_DGRAM && !to.Addr().IsUnspecified() &&
+		(from.Addr().Unmap() != to.Addr().Unmap() || from.Port() != to.Port()) {
+		return server + " by " + from.String()
+	}
 	return server
 }
 
