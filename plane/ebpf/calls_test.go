@@ -31,7 +31,6 @@ func callers(f lb.Family) []caller {
 		{name: "udp", kind: unix.SOCK_DGRAM},
 		{name: "udp unconnected", kind: unix.SOCK_DGRAM, unconnected: true},
 		{name: "udp again", kind: unix.SOCK_DGRAM, again: true},
-		{name: "udp connected elsewhere", kind: unix.SOCK_DGRAM, unconnected: true, again: true},
 		{name: "tcp fast open", kind: unix.SOCK_STREAM, fast: true},
 	}
 	if f == lb.IPv6 {
@@ -100,7 +99,7 @@ func (c caller) call(to netip.AddrPort) string {
 		return err.Error()
 	}
 	server, _, _ := strings.Cut(string(answer[:n]), " ")
-	if from := addrPort(from); c.kind == unix.SOCK_DGRAM && !to.Addr().IsUnspecified() &&
+	if from := addrPort(from); c.kind == unix.SOCK_DGRAM && !to.Addr().Unmap().IsUnspecified() &&
 		(from.Addr().Unmap() != to.Addr().Unmap() || from.Port() != to.Port()) {
 		return server + " by " + from.String()
 	}

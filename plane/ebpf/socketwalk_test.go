@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/test/kerneltest"
@@ -94,7 +96,8 @@ func TestSocketWalk(t *testing.T) {
 				to = places[rnd.IntN(len(places))]
 			}
 			at := to.Addr()
-			all := callers(b.f)
+			all := append(callers(b.f), caller{name: "udp connected elsewhere", kind: unix.SOCK_DGRAM,
+				unconnected: true, again: true})
 			c := all[rnd.IntN(len(all))]
 			if from == netlab.Node1 && to.Port() == 30080 && (at.IsLoopback() || at.IsUnspecified()) {
 				continue // NodePorts answer the node on loopback, unlike in mode nftables
