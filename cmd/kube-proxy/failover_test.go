@@ -149,8 +149,9 @@ func filter(host string, rules ...string) fault {
 	return script(host, begin+"'", "nft delete table inet cut")
 }
 
-// linkDown takes node2's link down.
-var linkDown = script(netlab.Node2, "ip link set "+netlab.Uplink+" down", "ip link set "+netlab.Uplink+" up")
+// linkDown takes the port of node2 at the switch down: the node loses its carrier, as with a pulled
+// cable, and keeps its routes.
+var linkDown = script("switch", "ip link set "+netlab.Node2+" down", "ip link set "+netlab.Node2+" up")
 
 // nodeDead has node2 drop all packets, and count the first ones of clients.
 var nodeDead = filter(netlab.Node2, "ip saddr 10.1.1.12 tcp flags == syn counter", "drop")
@@ -497,6 +498,24 @@ func TestFailoverHalf(t *testing.T) {
 			}
 			return ""
 		})
+		p.end(syscall.SIGTERM)
+	})
+}
+
+// TestFailoverLink: the link of a node goes down; no connection fails, and the node is used again
+// when it comes up.
+func TestFailoverLink(t *testing.T) {
+	inFailoverModes(t, func(t *testing.T, n *failoverLab) {
+		p := n.serve("--failover=avoid")
+		p.await(failoverOn)
+		linkDown.begin(n)
+		n.awaitNode(p)
+		p.awaitAvoidance()
+		if all := n.dials(crowd); all.elsewhere() != crowd {
+			t.Errorf("while it is avoided: %v", all)
+		}
+		linkDown.end(n)
+		n.awaitPod4()
 		p.end(syscall.SIGTERM)
 	})
 }
