@@ -171,7 +171,8 @@ func (m maker) behind() mutation {
 		"ip addr add " + behindClient[1] + "/128 dev lo nodad'\n" + pick(m,
 		"ip route add "+behindClient[0]+"/32 via 172.18.0.100\nip -6 route add "+behindClient[1]+
 			"/128 via fd00:18::100",
-		"true", "ip route add "+behindClient[0]+"/32 via 172.18.0.100\necho 1 >/proc/sys/net/ipv4/conf/all/rp_filter",
+		"ip route add "+behindClient[0]+"/32 via 172.18.0.100", "ip route add "+behindClient[0]+
+			"/32 via 172.18.0.100\necho 1 >/proc/sys/net/ipv4/conf/all/rp_filter",
 		"echo 1 >/proc/sys/net/ipv4/conf/all/rp_filter")}
 }
 
