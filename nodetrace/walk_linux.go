@@ -565,7 +565,7 @@ func (y *way) note(stage, format string, args ...any) {
 
 // stop ends a way at an obstacle.
 func (w *walk) stop(y way, s stop) {
-	if y.reply && s.verdict == trace.Rejected { // the error goes to the backend, and the client hears nothing
+	if y.reply && s.verdict == trace.Rejected { // the error goes to the backend, and not to the client
 		s.verdict = trace.Dropped
 	}
 	y.note(s.stage, "%s by %s", s.verdict, s.by)
