@@ -1,10 +1,6 @@
 package netlab
 
-import (
-	"fmt"
-
-	"github.com/vishvananda/netlink"
-)
+import "fmt"
 
 // Cut takes a host's cable out of the LAN's switch, or plugs it in again. The host's links stay up,
 // so it notices nothing, and every packet to it and from it is lost.
@@ -13,21 +9,24 @@ func (l *Lab) Cut(host string, cut bool) error {
 	if err != nil {
 		return err
 	}
-	h, err := netlink.NewHandleAt(ns)
+	r, err := openRTNL(ns)
 	if err != nil {
-		return fmt.Errorf("netlab: enter the switch: %w", err)
+		return fmt.Errorf("netlab: cut %s off: %w", host, err)
 	}
-	defer h.Close()
-	port, err := h.LinkByName(host)
+	defer r.close()
+	port, err := r.find(host)
 	if err != nil {
 		return fmt.Errorf("netlab: the switch has no port for %s: %w", host, err)
 	}
-	if cut {
-		return h.LinkSetNoMaster(port)
+	bridge := link{}
+	if !cut {
+		bridge, err = r.find("br0")
+		if err != nil {
+			return fmt.Errorf("netlab: find the switch's bridge: %w", err)
+		}
 	}
-	bridge, err := h.LinkByName("br0")
-	if err != nil {
-		return fmt.Errorf("netlab: find the switch's bridge: %w", err)
+	if err := r.setMaster(port.index, bridge.index); err != nil {
+		return fmt.Errorf("netlab: change the switch's port for %s: %w", host, err)
 	}
-	return h.LinkSetMaster(port, bridge)
+	return nil
 }

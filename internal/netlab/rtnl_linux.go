@@ -128,17 +128,21 @@ func (r *rtnl) addVeth(name string, hw net.HardwareAddr, peer string, peerHW net
 	})
 }
 
+// setMaster makes an interface a port of a bridge; 0 for none.
+func (r *rtnl) setMaster(index, bridge int) error {
+	return r.change(unix.RTM_NEWLINK, 0, ifInfo(0, index, 0, 0),
+		func(e *netlink.AttributeEncoder) { e.Uint32(unix.IFLA_MASTER, uint32(bridge)) })
+}
+
 const brportMode = 4 // IFLA_BRPORT_MODE of linux/if_link.h: hairpin
 
 // enslave makes an interface a port of a bridge. With hairpin, the bridge may send a frame back
 // through the port by which it came.
 func (r *rtnl) enslave(index, bridge int, hairpin bool) error {
-	err := r.change(unix.RTM_NEWLINK, 0, ifInfo(0, index, 0, 0),
-		func(e *netlink.AttributeEncoder) { e.Uint32(unix.IFLA_MASTER, uint32(bridge)) })
-	if err != nil {
+	if err := r.setMaster(index, bridge); err != nil {
 		return fmt.Errorf("make it a port: %w", err)
 	}
-	err = r.change(unix.RTM_SETLINK, 0, ifInfo(unix.AF_BRIDGE, index, 0, 0), func(e *netlink.AttributeEncoder) {
+	err := r.change(unix.RTM_SETLINK, 0, ifInfo(unix.AF_BRIDGE, index, 0, 0), func(e *netlink.AttributeEncoder) {
 		e.Nested(unix.IFLA_PROTINFO, func(e *netlink.AttributeEncoder) error {
 			e.Uint8(brportMode, map[bool]byte{true: 1}[hairpin])
 			return nil
