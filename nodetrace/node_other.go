@@ -10,9 +10,9 @@ import (
 	"kube-proxy/trace"
 )
 
-// Ask follows packets on Linux only.
+// Ask follows packets on Linux only; the error is errors.ErrUnsupported.
 func Ask(context.Context, Question) (trace.Node, error) {
-	return trace.Node{}, errors.New("not available on this system")
+	return trace.Node{}, errors.ErrUnsupported
 }
 
 // Live follows packets on Linux only.

@@ -40,7 +40,7 @@ func TestAskConnections(t *testing.T) {
 	held := dial()
 	defer held.Close()
 	until(t, func() string {
-		code, out, errOut := n.kubeProxy("trace", "192.0.2.1", "shop/good")
+		code, out, errOut := n.kubeProxy("trace", "192.0.2.1", "shop/good", "-o", "wide")
 		_, reported, _ := strings.Cut(out, "\nconnections\n")
 		want := fmt.Sprintf("  tcp ESTABLISHED %s, answered by 10.0.0.1:8080", held.LocalAddr())
 		if code != 0 || !strings.HasPrefix(reported, want) ||
@@ -56,7 +56,7 @@ func TestAskConnections(t *testing.T) {
 	do(t, held.SetLinger(0))
 	do(t, held.Close())
 	until(t, func() string {
-		_, out, _ := n.kubeProxy("trace", "192.0.2.1", "shop/good")
+		_, out, _ := n.kubeProxy("trace", "192.0.2.1", "shop/good", "-o", "wide")
 		if !strings.HasSuffix(out, "\nconnections\n  none is open; 301 ended ones\n") {
 			return "after the last one ended:\n" + out
 		}

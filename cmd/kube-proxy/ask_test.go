@@ -168,9 +168,9 @@ func TestAskRunning(t *testing.T) {
 			t.Errorf("%q: exit code %d, want %d and %q:\n%s%s", args, got, code, says, out, errOut)
 		}
 	}
-	answers(0, "as the table says", "trace", "10.1.1.13", "shop/web")
-	answers(0, `"kernel": {`, "trace", "10.1.1.13", "shop/web", "-o", "json")
-	answers(0, "kernel:\n", "trace", "10.1.1.13", "shop/web", "-o", "yaml")
+	answers(0, "as the table says", "trace", "node", "shop/web")
+	answers(0, `"kernel": {`, "trace", "node", "shop/web", "-o", "json")
+	answers(0, "kernel:\n", "trace", "node", "shop/web", "-o", "yaml")
 	answers(0, "pod shop/web-1 is at 10.1.1.11", "trace", "--from", "pod", "shop/web-1", "shop/web")
 	answers(0, "no difference", "diff")
 	answers(0, `"differences": []`, "diff", "-o", "json")
@@ -251,7 +251,7 @@ func TestAskRunning(t *testing.T) {
 	answers(0, "shop/web", "why", "shop/web")
 	p.end(syscall.SIGKILL)
 	next.await(regexp.MustCompile("Admin socket listening"))
-	answers(0, "as the table says", "trace", "10.1.1.13", "shop/web")
+	answers(0, "as the table says", "trace", "node", "shop/web")
 	if warned := regexp.MustCompile("(?m)^W.*socket.*").FindString(next.log()); warned != "" {
 		t.Errorf("the next process warns: %s", warned)
 	}

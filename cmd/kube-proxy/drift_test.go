@@ -32,7 +32,7 @@ func TestDriftNamed(t *testing.T) {
 				want := regexp.MustCompile(c.by)
 				until(t, func() string {
 					for _, command := range []string{"events", "status"} {
-						if _, says := n.query(command); !want.MatchString(says) {
+						if _, says := n.query(command); !want.MatchString(unfolded(says)) {
 							return fmt.Sprintf("%s: %s lacks %s:\n%s", c.do, command, want, says)
 						}
 					}

@@ -317,7 +317,7 @@ func (n *failoverLab) says(query string, texts ...string) {
 	n.t.Helper()
 	_, out := n.query(strings.Fields(query)...)
 	for _, want := range texts {
-		if !strings.Contains(out, want) {
+		if !strings.Contains(unfolded(out), want) {
 			n.t.Errorf("%s has no %q:\n%s", query, want, out)
 		}
 	}

@@ -155,7 +155,7 @@ func TestOwnPortsTN98(t *testing.T) {
 	list := []string{"nft", "list", "table", "ip", "kube-proxy"}
 	n.eventually("198.51.100.1 . tcp . 10256", list...)
 	_, out, _ := n.kubeProxy("why", "evil/taker")
-	has(t, "why", out, "192.0.2.1 is this node's, where port 10249 is the proxy's metrics server's")
+	has(t, "why", unfolded(out), "192.0.2.1 is this node's, where port 10249 is the proxy's metrics server's")
 
 	n.command("ip", "address", "add", "198.51.100.1/32", "dev", "lo")
 	n.code("http://198.51.100.1:10256/livez", 200)
@@ -190,7 +190,7 @@ func TestLocalhostNodePortTakenTN58(t *testing.T) {
 	}
 	for port, want := range map[string]string{"30080": "this process cannot listen at 127.0.0.1:30080",
 		"30081": "listener 127.0.0.1:30081/tcp of this process, for shop/web:b"} {
-		if _, out, errOut := n.kubeProxy("trace", "node", "127.0.0.1:"+port); !strings.Contains(out, want) ||
+		if _, out, errOut := n.kubeProxy("trace", "node", "127.0.0.1:"+port, "-o", "wide"); !strings.Contains(out, want) ||
 			strings.Contains(out, "THE KERNEL DIFFERS") != (port == "30080") {
 			t.Errorf("trace to port %s, want %q:\n%s%s", port, want, out, errOut)
 		}

@@ -79,6 +79,10 @@ func (n *namespace) routed() *namespace {
 		n.command("ip", six, "route", "add", "default", "dev", "uplink")
 	}
 	n.command("ip", "route", "add", "10.1.1.0/24", "dev", "pods")
+	for host := range 30 { // for traces: without ARP no other endpoint gets packets
+		n.command("ip", "neighbour", "add", fmt.Sprint("10.1.1.", host), "lladdr", "02:00:00:00:00:01", "dev", "pods")
+		n.command("ip", "neighbour", "add", fmt.Sprint("10.0.0.", host), "lladdr", "02:00:00:00:00:01", "dev", "uplink")
+	}
 	return n
 }
 

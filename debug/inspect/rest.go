@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"time"
@@ -43,6 +44,10 @@ func (i *Inspector) rest(ctx context.Context, f Family, p trace.Packet, a *Trace
 		return
 	}
 	n, err := i.cfg.Follow(ctx, q)
+	if errors.Is(err, errors.ErrUnsupported) {
+		a.Notes = append(a.Notes, "the rest of this node was not checked: that is not available on this system")
+		return
+	}
 	if err != nil {
 		a.Rest = &trace.Node{Verdict: trace.Undecided,
 			NotEvaluated: []string{"the rest of this node: " + err.Error()}}
