@@ -167,8 +167,8 @@ func TestPassesByProtocol(t *testing.T) {
 	})
 }
 
-// A failed pass is repeated after a growing delay; changes that need no pass do not shorten the
-// delay.
+// A failed pass is repeated after a growing delay, which is short again after a success. Changes
+// that need no pass do not shorten the delay.
 func TestRetry(t *testing.T) {
 	k := &fakeKernel{fail: errors.New("no buffer space"), flows: []flow{flowTo(vip, podA)}}
 	run(t, k, func(c *Cleaner, log *strings.Builder) {
@@ -189,6 +189,15 @@ func TestRetry(t *testing.T) {
 		}
 		if !strings.Contains(log.String(), `err="udp flows: no buffer space"`) {
 			t.Errorf("log:\n%s", log)
+		}
+		k.mu.Lock()
+		k.fail, k.passes, k.start = errors.New("no buffer space"), nil, time.Now()
+		k.mu.Unlock()
+		c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podC))})
+		letPass(2 * time.Second)
+		want = want[:2]
+		if !slices.Equal(k.passes, want) {
+			t.Errorf("after an hour without a failure, passes at %v, want %v", k.passes, want)
 		}
 	})
 }
