@@ -90,6 +90,26 @@ func TestAvoid(t *testing.T) {
 	}
 }
 
+// One usable entry at a reachable node is enough for an address, whichever entries of it are merged
+// first: here one that is not ready, one that terminates, and one of an unreachable node (SV-32,
+// FO-06).
+func TestAvoidMergedEntries(t *testing.T) {
+	const addr = "10.1.2.1"
+	entries := []string{addr + " unready", addr + " terminating", addr}
+	for _, order := range [][]int{{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}} {
+		s := newScene().endpoints(entries[order[0]], entries[order[1]], entries[order[2]], "10.1.3.1")
+		s.with(placed).with(unreachable("node-2")).with(edited(func(e *cluster.Endpoint) {
+			if e.Terminating {
+				e.Where = cluster.At("node-4", "")
+			}
+		}))
+		if got := strings.Join(members(s.resolve(), lb.Cluster), " "); got != addr+" 10.1.3.1" {
+			t.Errorf("entries in the order %v: %s", order, got)
+		}
+		explained(t, s, addr+" 10.1.3.1")
+	}
+}
+
 // explained fails the test unless the explanation has the endpoints in use, and a reason for
 // others.
 func explained(t *testing.T, s *scene, want string) {

@@ -304,7 +304,7 @@ type named struct {
 // that have the port in another slice are left out.
 func (c *portExplainer) gather(found map[netip.AddrPort]*named, sl *cluster.Slice, port uint16) {
 	if c.room == 0 && len(found) == 0 {
-		c.port.More += sl.Endpoints.Len()
+		c.port.More += sl.Endpoints.Len() + len(sl.Unused)
 		return
 	}
 	for e := range sl.Endpoints.All() {

@@ -246,3 +246,31 @@ func TestExplainTakenAddress(t *testing.T) {
 		}
 	}
 }
+
+// At the limit of an explanation, another entry for a listed address still counts with it. All
+// others are only counted, and so are all entries of the next port.
+func TestExplainLimit(t *testing.T) {
+	const limit = 10_000
+	var eps []cluster.Endpoint
+	for i := range limit + 3 {
+		eps = append(eps, cluster.Endpoint{Addr: netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), Ready: true})
+	}
+	s := newScene()
+	s.svc.Ports = append(s.svc.Ports, cluster.ServicePort{Name: "admin", Protocol: cluster.TCP, Port: 81})
+	for _, of := range [][]cluster.Endpoint{eps[:limit], append(eps[limit:], eps[0])} {
+		name := cluster.Name{Namespace: "shop", Name: fmt.Sprint("web-", len(s.slices))}
+		s.slices = append(s.slices, &cluster.Slice{Name: name, Service: s.svc.Name,
+			Endpoints: cluster.EndpointsOf(of...), Ports: []cluster.SlicePort{
+				{Name: "http", Protocol: cluster.TCP, Port: 8080}, {Name: "admin", Protocol: cluster.TCP, Port: 8081}}})
+	}
+	s.slices[1].Unused = addrs("10.2.0.1", "10.2.0.2")
+	ports := checkExplained(t, s.view(), s.settings).Ports
+	if p := ports[0]; len(p.Endpoints) != limit || p.Endpoints[0].Entries != 2 || p.Endpoints[1].Entries != 1 ||
+		p.More != 5 {
+		t.Errorf("%d endpoints, of %d and %d entries, and %d more; want %d, of 2 and 1, and 5", len(p.Endpoints),
+			p.Endpoints[0].Entries, p.Endpoints[1].Entries, p.More, limit)
+	}
+	if p := ports[1]; len(p.Endpoints) != 0 || p.More != limit+6 {
+		t.Errorf("the second port: %d endpoints and %d more, want 0 and %d", len(p.Endpoints), p.More, limit+6)
+	}
+}
