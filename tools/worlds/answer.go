@@ -30,6 +30,7 @@ type ofShare struct {
 	Address netip.AddrPort `json:"address"`
 	Share   float64        `json:"share"`
 	Hairpin bool           `json:"hairpin"` // the client itself, which is masqueraded
+	Here    bool           `json:"here"`    // at an address of the node, and so not masqueraded
 }
 
 type rest struct {
@@ -193,11 +194,13 @@ func (w *world) one(q query, said string, backends []ofShare, masquerade bool, a
 	for _, b := range backends {
 		switch {
 		case o.kind == "answered" && o.at == b.Address:
-			return source(q, masquerade || a.hairpin(b.Address), a, o)
+			return source(q, masquerade && !a.says(b.Address, here) || a.says(b.Address, hairpin), a, o)
 		case o.kind == "refused" && b.Address.Port() == deaf, o.kind == "silent" && w.mute(b.Address.Addr()):
 			return right
 		case o.kind == "refused" && w.mode == "userspace" && w.mute(b.Address.Addr()):
 			return right // by the proxy, which waits for it
+		case o.kind == "silent" && q.udp && w.mode == "userspace" && b.Address.Port() == deaf:
+			return right // the error comes to the proxy's socket, and no client learns of it
 		}
 	}
 	if o.kind == "answered" {
@@ -206,9 +209,12 @@ func (w *world) one(q query, said string, backends []ofShare, masquerade bool, a
 	return wrong("delivered, but " + o.kind)
 }
 
-// hairpin reports whether the answer says that a backend is the client itself.
-func (a answer) hairpin(at netip.AddrPort) bool {
-	return slices.ContainsFunc(a.Backends, func(b ofShare) bool { return b.Address == at && b.Hairpin })
+func hairpin(b ofShare) bool { return b.Hairpin }
+func here(b ofShare) bool    { return b.Here }
+
+// says reports what the answer says of a backend.
+func (a answer) says(at netip.AddrPort, what func(ofShare) bool) bool {
+	return slices.ContainsFunc(a.Backends, func(b ofShare) bool { return b.Address == at && what(b) })
 }
 
 // source judges the client's address that a backend saw.

@@ -38,6 +38,9 @@ func TestJudge(t *testing.T) {
 		{"another source", with(two, delivered), []outcome{at(pod2, node)}, "wrong"},
 		{"masqueraded", with(two, delivered, masqueraded), []outcome{at(pod2, node)}, "right"},
 		{"not masqueraded", with(two, delivered, masqueraded), []outcome{at(pod2, client)}, "wrong"},
+		{"not masqueraded at an address of the node", with(answer{Verdict: "balance",
+			Backends: []ofShare{{Address: netip.AddrPortFrom(node, 8080), Share: 1, Here: true}}}, delivered, masqueraded),
+			[]outcome{at(netip.AddrPortFrom(node, 8080), client)}, "right"},
 		{"dropped", with(two, rest{Verdict: "dropped", Share: 1}), []outcome{silent, silent}, "right"},
 		{"dropped, but answered", with(two, rest{Verdict: "dropped", Share: 1}), []outcome{silent, at(pod2,
 			client)}, "wrong"},
@@ -63,6 +66,28 @@ func TestJudge(t *testing.T) {
 	} {
 		if got := (&world{mode: "nftables"}).judge(q, c.a, c.seen); got.class != c.class {
 			t.Errorf("%s: %v, want %s", c.name, got, c.class)
+		}
+	}
+}
+
+// TestDeaf judges connections to a port of a backend at which nothing listens.
+func TestDeaf(t *testing.T) {
+	to := ofShare{Address: netip.AddrPortFrom(addressOf("pod2", false), deaf), Share: 1}
+	a := answer{Verdict: "balance", Backends: []ofShare{to}, Rest: &rest{Verdict: "delivered"}}
+	for _, c := range []struct {
+		mode, kind string
+		udp        bool
+		class      string
+	}{
+		{"nftables", "refused", true, "right"},
+		{"nftables", "silent", true, "wrong"},
+		{"userspace", "refused", false, "right"},
+		{"userspace", "silent", true, "right"}, // the proxy's own socket gets the error
+		{"userspace", "silent", false, "wrong"},
+	} {
+		q := query{from: "client", to: netip.MustParseAddrPort("10.96.0.10:80"), udp: c.udp}
+		if got := (&world{mode: c.mode}).judge(q, a, []outcome{{kind: c.kind}}); got.class != c.class {
+			t.Errorf("%+v: %v", c, got)
 		}
 	}
 }
