@@ -25,10 +25,19 @@ func (w *walk) behind(bridge rtnl.Link, a netip.Addr) (p rtnl.Port, ok bool) {
 	return p, false
 }
 
-// bridged reports a port of a bridge that does not take the packet.
-func (w *walk) bridged(y way, bridge rtnl.Link, next netip.Addr) stop {
+// bridged reports a port of a bridge that does not take the packet. A bridge forgets what was
+// behind a port that went down.
+func (w *walk) bridged(y *way, bridge rtnl.Link, next netip.Addr) stop {
 	p, known := w.behind(bridge, next)
-	if bridge.Kind != "bridge" || !known {
+	switch {
+	case bridge.Kind != "bridge":
+		return stop{}
+	case !known:
+		for _, p := range w.ports {
+			if port := w.link(p.Link); port.Master == bridge.Index && (!p.Forwards || down(port).by != "") {
+				y.doubtful("port %s of bridge %s is down, and %s may be behind it", port.Name, bridge.Name, next)
+			}
+		}
 		return stop{}
 	}
 	port := w.link(p.Link)

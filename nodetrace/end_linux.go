@@ -82,27 +82,35 @@ func (w *walk) misled(y way) stop {
 }
 
 // refusal follows the error that a rule or a route sends to the client: the client learns nothing
-// if that is stopped. s is the refusal of the packet y.
-func (w *walk) refusal(y way, s stop) stop {
+// if that is stopped. s is the refusal of the packet y. What may stop the error is a doubt of y.
+func (w *walk) refusal(y *way, s stop) stop {
 	if s.verdict != trace.Rejected || y.reply || y.later || w.err != nil {
 		return s
+	}
+	for _, r := range w.rules {
+		if r.Users && !w.own() {
+			y.doubtful("ip rule of priority %d, which selects by the user, for the error that refuses the packet",
+				r.Priority)
+		}
 	}
 	r := w.lookup(rtnl.Query{To: y.From.Addr()})
 	if e := noRoute(r, y.From.Addr(), false, "error: route"); e.by != "" {
 		return w.unheard(s, e.by)
 	}
-	e := hooks.Packet{Proto: trace.ICMPv4, From: netip.AddrPortFrom(r.Source, 0),
-		To: netip.AddrPortFrom(y.From.Addr(), unreachable4), Out: w.link(r.Out).Name}
-	switch {
-	case y.Proto == lb.TCP && (strings.Contains(s.by, "tcp reset") || strings.Contains(s.by, "tcp-reset")):
-		e.Proto, e.From, e.To = lb.TCP, y.To, y.From
-	case y.From.Addr().Is6():
-		e.Proto, e.To = trace.ICMPv6, netip.AddrPortFrom(y.From.Addr(), unreachable6)
+	e := w.errorOf(*y, s, r)
+	out := w.link(r.Out)
+	if !r.Here() {
+		by := w.secured(xfrmOut, &e, out).by
+		y.doubts = append(slices.Clip(y.doubts), e.doubts...)
+		if by != "" {
+			return w.unheard(s, by)
+		}
+		e.reply = true
+		if by := w.undeliverable(&e, r, out).by; by != "" {
+			return w.unheard(s, by)
+		}
+		w.elsewhere(y, r, "the error that refuses the packet")
 	}
-	if !e.From.Addr().IsValid() {
-		e.From = netip.AddrPortFrom(y.To.Addr(), 0)
-	}
-	e.Flow = hooks.Flow{State: hooks.Related, Reply: true, Mark: y.Flow.Mark}
 	path := []hooks.Hook{hooks.Output, hooks.Postrouting}
 	if r.Here() { // through the loopback device
 		e.Out = "lo"
@@ -112,21 +120,56 @@ func (w *walk) refusal(y way, s stop) stop {
 		if h == hooks.Prerouting {
 			e.In, e.Out = "lo", ""
 		}
-		ways, err := w.pass(h, e)
+		ways, err := w.pass(h, e.Packet)
 		if err != nil {
 			w.err = fmt.Errorf("follow an error through %s: %w", h, err)
 			return s
 		}
+		by, lost := "", 0.0
 		for _, x := range ways {
 			for _, rule := range x.NotEvaluated {
-				w.doubt("%s", rule)
+				y.doubtful("%s", rule)
 			}
 			if x.Verdict != "" && x.By != nil {
-				return w.unheard(s, x.By.String())
+				by, lost = x.By.String(), lost+x.Share
 			}
+		}
+		switch { // the client of TCP repeats its packet
+		case lost > 0.999:
+			return w.unheard(s, by)
+		case lost > 0:
+			y.doubtful("%s, which stops some of the errors that refuse the packet", by)
 		}
 	}
 	return s
+}
+
+// errorOf is the packet by which the client learns of a refusal, on the route r.
+func (w *walk) errorOf(y way, s stop, r rtnl.Route) way {
+	const networkControl = 0xc0 // the precedence of errors of IPv4 (RFC 1812, 4.3.2.5)
+	e := hooks.Packet{Proto: trace.ICMPv4, From: netip.AddrPortFrom(r.Source, 0), TOS: networkControl,
+		To: netip.AddrPortFrom(y.From.Addr(), unreachable4), Out: w.link(r.Out).Name}
+	switch {
+	case y.Proto == lb.TCP && (strings.Contains(s.by, "tcp reset") || strings.Contains(s.by, "tcp-reset")):
+		e.Proto, e.From, e.To, e.TOS = lb.TCP, y.To, y.From, 0
+	case y.From.Addr().Is6():
+		e.Proto, e.To, e.TOS = trace.ICMPv6, netip.AddrPortFrom(y.From.Addr(), unreachable6), 0
+	}
+	if !e.From.Addr().IsValid() {
+		e.From = netip.AddrPortFrom(y.To.Addr(), 0)
+	}
+	e.Flow = hooks.Flow{State: hooks.Related, Reply: true, Mark: y.Flow.Mark}
+	return way{Packet: e, asked: y.asked}
+}
+
+// elsewhere doubts a way out to the client through a router, if the client is on a link of another
+// interface: whether the router passes it on, this node does not know. what leaves there.
+func (w *walk) elsewhere(y *way, r rtnl.Route, what string) {
+	if w.own() || !w.onLink || len(w.in) == 0 || w.in[0] == r.Out || !r.Gateway.IsValid() {
+		return
+	}
+	y.doubtful("%s leaves through %s to %s, though %s is behind %s: whether it arrives is not known",
+		what, w.link(r.Out).Name, r.Gateway, y.asked.From.Addr(), w.link(w.in[0]).Name)
 }
 
 // The type and the code of the errors "port unreachable", as a port.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"kube-proxy/lb"
 	"kube-proxy/trace"
 )
 
@@ -31,7 +32,8 @@ func (w *walk) judge() trace.Node {
 			}
 			continue
 		}
-		if retries && e.backend.IsValid() {
+		lost := w.q.Packet.Proto == lb.UDP && e.verdict == trace.Dropped
+		if retries && !lost && e.backend.IsValid() {
 			n.Warnings = append(n.Warnings,
 				fmt.Sprintf("The proxy does not reach %s, and takes another backend: %s.", e.backend, e.by))
 			continue
@@ -58,7 +60,7 @@ func (w *walk) judge() trace.Node {
 }
 
 // retries reports whether the proxy itself connects to backends and reaches at least one, so that
-// no client notices the others.
+// no client notices the others. It does not notice that a datagram is lost.
 func (w *walk) retries() bool {
 	return w.q.Mode.Terminates && slices.ContainsFunc(w.ends, func(e end) bool { return e.by == "" })
 }

@@ -17,6 +17,8 @@ type Question struct {
 	Kernel *trace.Kernel
 	// OnNode reports whether the endpoint runs on this node; nil if that is not known.
 	OnNode func(netip.AddrPort) bool
+	// ClientHere: the client is an endpoint on this node.
+	ClientHere bool
 	// Backend and Sees are the reply's source and destination if conntrack has the connection; else
 	// not valid.
 	Backend, Sees netip.AddrPort

@@ -62,6 +62,7 @@ func (w *walk) comesIn() (rtnl.Link, stop) {
 	}
 	for _, n := range w.neighbours {
 		if n.Addr == from && n.State&(unix.NUD_FAILED|unix.NUD_INCOMPLETE|unix.NUD_NOARP) == 0 {
+			w.onLink = true
 			return w.link(n.Link), stop{}
 		}
 	}
@@ -72,6 +73,11 @@ func (w *walk) comesIn() (rtnl.Link, stop) {
 		return rtnl.Link{}, s
 	}
 	in := w.link(r.Out)
+	w.onLink = !r.Gateway.IsValid()
+	if w.q.ClientHere && r.Gateway.IsValid() {
+		w.lost = fmt.Sprintf("%s is an endpoint of this node, but the route to it leads through %s to %s: "+
+			"is its interface down?", from, in.Name, r.Gateway)
+	}
 	w.arrives = fmt.Sprintf("arrives through %s, as the route back leads there (assumed: see --in)", in.Name)
 	return in, stop{}
 }
@@ -123,7 +129,7 @@ func (w *walk) notTranslated(y way) stop {
 }
 
 // undeliverable reports a packet that the outgoing interface or its neighbour does not take.
-func (w *walk) undeliverable(y way, r rtnl.Route, out rtnl.Link) stop {
+func (w *walk) undeliverable(y *way, r rtnl.Route, out rtnl.Link) stop {
 	s := down(out)
 	next := y.To.Addr()
 	if r.Gateway.IsValid() {
@@ -181,14 +187,14 @@ func (w *walk) compareMTU(in, out rtnl.Link, r rtnl.Route) {
 }
 
 // directBridge notes that pods of one bridge may reply past the node's IP stack.
-func (w *walk) directBridge(y way, bridge rtnl.Link) {
+func (w *walk) directBridge(y way, reply *way, bridge rtnl.Link) {
 	name, calls := "bridge-nf-call-iptables", "nf_call_iptables"
 	if y.To.Addr().Is6() {
 		name, calls = "bridge-nf-call-ip6tables", "nf_call_ip6tables"
 	}
 	if bridge.Kind == "bridge" && y.backend.IsValid() && !y.masq && len(w.in) > 0 && w.in[0] == bridge.Index &&
 		w.number("bridge/"+name) == 0 {
-		w.doubt("replies between ports of bridge %s: if the pods have a route to each other there, they pass "+
+		reply.doubtful("replies between ports of bridge %s: if the pods have a route to each other there, they pass "+
 			"untranslated, because net.bridge.%s is not 1 (nor the bridge's %s)", bridge.Name, name, calls)
 	}
 }

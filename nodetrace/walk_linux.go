@@ -39,6 +39,8 @@ type walk struct {
 	doubts   []string // of the node, not of one way
 	in, out  []int32  // interfaces used
 	arrives  string   // how the packet is assumed to arrive
+	onLink   bool     // the client is a neighbour on the interface that its packets come in through
+	lost     string   // why the interface of a client of this node is not known
 	listens  bool     // the kernel looks for a socket of this node
 	err      error
 }
@@ -160,6 +162,9 @@ func (w *walk) request(y way) []way {
 	if w.arrives != "" && !y.later {
 		y.note("device", "%s", w.arrives)
 	}
+	if w.lost != "" && !y.later {
+		y.doubtful("%s", w.lost)
+	}
 	w.answersARP(in)
 	return w.receive(y, in)
 }
@@ -182,7 +187,8 @@ func (w *walk) receive(y way, in rtnl.Link) (all []way) {
 		r := w.lookup(q)
 		switch s := w.refused(r, y, in); {
 		case s.by != "":
-			w.stop(y, w.refusal(y, s))
+			s = w.refusal(&y, s)
+			w.stop(y, s)
 		case r.Here():
 			y.note("route", "to this node")
 			all = append(all, w.arrive(y)...)
@@ -218,7 +224,7 @@ func (w *walk) arrive(y way) (all []way) {
 	}
 	w.listens = w.listens || !w.byIPVS(y) && (y.Flow.State == hooks.New || y.Proto == lb.UDP)
 	for _, y := range w.hook(hooks.Input, y) {
-		if s := w.secured(xfrmIn, y, w.named(y.In)); s.by != "" && !w.byIPVS(y) {
+		if s := w.secured(xfrmIn, &y, w.named(y.In)); s.by != "" && !w.byIPVS(y) {
 			w.stop(y, s)
 			continue
 		}
@@ -233,7 +239,8 @@ func (w *walk) forward(y way, r rtnl.Route) (all []way) {
 	out := w.link(r.Out)
 	y.Out = out.Name
 	y.note("route", "%s", routeText(r, out))
-	for _, s := range []stop{w.untranslated(y), w.secured(xfrmForward, y, w.named(y.In)), w.secured(xfrmOut, y, out)} {
+	checks := []stop{w.untranslated(y), w.secured(xfrmForward, &y, w.named(y.In)), w.secured(xfrmOut, &y, out)}
+	for _, s := range checks {
 		if s.by != "" {
 			w.stop(y, s)
 			return nil
@@ -266,12 +273,15 @@ func (w *walk) leave(y way, r rtnl.Route) (all []way) {
 	from := y.From
 	for _, y := range w.masqueraded(y) {
 		y.In = ""
+		if y.reply {
+			w.elsewhere(&y, r, "the reply")
+		}
 		if y.TTL != 0 && y.TTL < fewHops && r.Gateway.IsValid() {
 			w.doubt("a rule has set the packet's TTL, which is %d when it leaves: the way may be longer", y.TTL)
 		}
-		s := w.undeliverable(y, r, out)
+		s := w.undeliverable(&y, r, out)
 		if s.by == "" && y.From != from {
-			s = w.secured(xfrmOut, y, out)
+			s = w.secured(xfrmOut, &y, out)
 		}
 		if s.by != "" {
 			w.stop(y, s)
@@ -305,7 +315,7 @@ func (w *walk) send(y way) (all []way) {
 	r := w.lookup(q)
 	s := noRoute(r, y.To.Addr(), false, y.stage("route"))
 	if s.by == "" && !w.fromIPVS(y) {
-		s = w.secured(xfrmOut, y, w.link(r.Out))
+		s = w.secured(xfrmOut, &y, w.link(r.Out))
 	}
 	if s.by != "" {
 		// The program's call fails; no client sees that of a reply.
@@ -322,7 +332,7 @@ func (w *walk) send(y way) (all []way) {
 		r := w.rerouted(y, &after, r)
 		s := noRoute(r, after.To.Addr(), false, y.stage("route"))
 		if s.by == "" && (after.To != y.To || w.fromIPVS(y)) {
-			s = w.secured(xfrmOut, after, w.link(r.Out))
+			s = w.secured(xfrmOut, &after, w.link(r.Out))
 			s.verdict = trace.Rejected
 		}
 		if s.by != "" {
@@ -438,7 +448,7 @@ func (w *walk) answered(y way) []way {
 		z.note("route", "the reply need not pass this node")
 		return []way{z}
 	default:
-		w.directBridge(y, in)
+		w.directBridge(y, &z, in)
 		return w.receive(z, in)
 	}
 }
@@ -520,7 +530,8 @@ func (w *walk) hook(h hooks.Hook, y way) (all []way) {
 		if x.By != nil {
 			s.by, s.own = x.By.String(), strings.HasPrefix(x.By.Owner(), "kube-proxy") && x.Verdict == w.q.Table.Verdict
 		}
-		w.stop(z, w.refusal(z, s))
+		s = w.refusal(&z, s)
+		w.stop(z, s)
 	}
 	return all
 }
@@ -570,6 +581,11 @@ func (w *walk) stop(y way, s stop) {
 	}
 	y.note(s.stage, "%s by %s", s.verdict, s.by)
 	w.ends = append(w.ends, end{y, s})
+}
+
+// doubtful notes something on the way that may give the packet any other end.
+func (y *way) doubtful(format string, args ...any) {
+	y.doubts = append(slices.Clip(y.doubts), doubt{what: fmt.Sprintf(format, args...)})
 }
 
 // warn notes a sentence once.

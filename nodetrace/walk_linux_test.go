@@ -80,6 +80,32 @@ func TestWalk(t *testing.T) {
 			}
 		}
 	}
+	// refuses has kube-proxy reject the packet; after is what the error meets.
+	refuses := func(after func(hooks.Hook, hooks.Packet) []hooks.Way) func(*walk) {
+		return func(w *walk) {
+			w.q.Table.Verdict = trace.Reject
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				if p.Flow.State == hooks.Related {
+					return after(h, p), nil
+				}
+				all := one(p)
+				if h == hooks.Prerouting {
+					all[0].Verdict, all[0].By = trace.Reject, rule("KUBE-SERVICES")
+				}
+				return all, nil
+			}
+		}
+	}
+	// rerouted leads packets to the client through a router on eth0, if yes says so.
+	type lookup = func(rtnl.Query) (rtnl.Route, error)
+	rerouted := func(route lookup, yes func(rtnl.Query) bool) lookup {
+		return func(q rtnl.Query) (rtnl.Route, error) {
+			if q.To.String() == "10.1.1.1" && yes(q) {
+				return rtnl.Route{Type: unix.RTN_UNICAST, Out: 2, Gateway: netip.MustParseAddr("192.0.2.254")}, nil
+			}
+			return route(q)
+		}
+	}
 	for _, c := range []struct {
 		name  string
 		edit  func(*walk)
@@ -142,6 +168,73 @@ func TestWalk(t *testing.T) {
 				return all, nil
 			}
 		}, trace.Dropped, "table inet x", 1, nil},
+		{"kube-proxy rejects, and some errors are dropped", refuses(func(h hooks.Hook, p hooks.Packet) []hooks.Way {
+			all := one(p)
+			if h == hooks.Output {
+				all = append(all, all[0])
+				all[0].Share, all[1].Share = 0.5, 0.5
+				all[0].Verdict, all[0].By = trace.Drop, rule("half")
+			}
+			return all
+		}), trace.Undecided, "", 0, nil},
+		{"kube-proxy rejects, and a rule about the error is not evaluated", refuses(
+			func(h hooks.Hook, p hooks.Packet) []hooks.Way {
+				all := one(p)
+				if h == hooks.Postrouting {
+					all[0].NotEvaluated = []hooks.Rule{*rule("length")}
+				}
+				return all
+			}), trace.Undecided, "", 0, nil},
+		{"kube-proxy rejects, and the error is network control", refuses(
+			func(h hooks.Hook, p hooks.Packet) []hooks.Way {
+				all := one(p)
+				if h == hooks.Postrouting && p.TOS == 0xc0 {
+					all[0].Verdict, all[0].By = trace.Drop, rule("tos")
+				}
+				return all
+			}), trace.Dropped, "table inet x", 1, nil},
+		{"kube-proxy rejects, and IPsec blocks the error", func(w *walk) {
+			refuses(func(_ hooks.Hook, p hooks.Packet) []hooks.Way { return one(p) })(w)
+			w.ipsec.blocks[xfrmOut] = true
+		}, trace.Dropped, "table inet x", 1, nil},
+		{"kube-proxy rejects, and IPsec takes the error", func(w *walk) {
+			refuses(func(_ hooks.Hook, p hooks.Packet) []hooks.Way { return one(p) })(w)
+			w.ipsec.policies = []policy{{direction: xfrmOut, transform: true,
+				from: netip.MustParsePrefix("0.0.0.0/0"), to: netip.MustParsePrefix("10.1.1.1/32")}}
+		}, trace.Undecided, "", 0, nil},
+		{"kube-proxy rejects, and users decide about the error", func(w *walk) {
+			refuses(func(_ hooks.Hook, p hooks.Packet) []hooks.Way { return one(p) })(w)
+			w.rules = []rtnl.Rule{{Priority: 50, Users: true}}
+		}, trace.Undecided, "", 0, nil},
+		{"kube-proxy rejects, and the client's interface is down", func(w *walk) {
+			refuses(func(_ hooks.Hook, p hooks.Packet) []hooks.Way { return one(p) })(w)
+			w.q.ClientHere = true
+			w.route = rerouted(w.route, func(rtnl.Query) bool { return true })
+		}, trace.Undecided, "", 0, nil},
+		{"kube-proxy rejects, and the error takes another way", func(w *walk) {
+			refuses(func(_ hooks.Hook, p hooks.Packet) []hooks.Way { return one(p) })(w)
+			w.neighbours = []rtnl.Neighbour{{Link: 3, Addr: w.q.Packet.From.Addr(), State: unix.NUD_REACHABLE}}
+			w.route = rerouted(w.route, func(rtnl.Query) bool { return true })
+		}, trace.Undecided, "", 0, nil},
+		{"the reply takes another way", func(w *walk) {
+			w.route = rerouted(w.route, func(q rtnl.Query) bool { return q.In == 4 })
+		}, trace.Undecided, "", 0, nil},
+		{"a reply between ports of a bridge is dropped", func(w *walk) {
+			w.links[2].Kind, w.links[3].Kind = "bridge", "bridge"
+			w.route = func(q rtnl.Query) (rtnl.Route, error) { return rtnl.Route{Type: unix.RTN_UNICAST, Out: 3}, nil }
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				all := balanced(h, p, near)
+				if h == hooks.Forward && p.Flow.Reply {
+					all[0].Verdict, all[0].By = trace.Drop, rule("replies")
+				}
+				return all, nil
+			}
+		}, trace.Undecided, "", 0, nil},
+		{"a port of the bridge is down", func(w *walk) {
+			w.links[3].Kind = "bridge"
+			w.links = append(w.links, rtnl.Link{Index: 5, Name: "vethpod2", Master: 4})
+			w.ports = []rtnl.Port{{Link: 5}}
+		}, trace.Undecided, "", 0, nil},
 		{"another program translates", func(w *walk) {
 			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
 				all := balanced(h, p, "10.1.1.2:9999")
@@ -203,6 +296,11 @@ func TestWalk(t *testing.T) {
 			trace.Dropped, "pod2 has no carrier", 0.5, nil},
 		{"no such interface", func(w *walk) { w.q.Packet.In = "evil\x1b[31m" }, trace.Dropped, "does not exist", 1,
 			func(n trace.Node) bool { return !strings.Contains(n.Lead()+n.Text(true), "\x1b") }},
+		{"the proxy does not notice that a datagram is lost", func(w *walk) {
+			w.q.Mode.Terminates, w.q.Packet.Proto = true, lb.UDP
+			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:80")
+			w.links[3].Flags = 0
+		}, trace.Dropped, "interface pod2 is down", 0.5, nil},
 		{"the proxy takes another backend", func(w *walk) {
 			w.q.Mode.Terminates = true
 			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:80")

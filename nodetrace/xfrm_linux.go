@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -115,7 +116,9 @@ func (p *policy) selects(y way) (yes, unsure bool) {
 // secured says what the XFRM policies of a direction do with a packet: the one of the lowest
 // priority decides. Those of in and fwd see the addresses with which the packet came, before any
 // translation. device has the setting that exempts packets.
-func (w *walk) secured(direction byte, y way, device rtnl.Link) (s stop) {
+func (w *walk) secured(direction byte, on *way, device rtnl.Link) (s stop) {
+	y := *on
+	mayDrop := func(what string) { on.doubts = append(slices.Clip(on.doubts), doubt{what, trace.Dropped}) }
 	exempt := map[bool]string{true: "disable_xfrm", false: "disable_policy"}[direction == xfrmOut]
 	if y.To.Addr().Is4() && w.either(device.Name, exempt) != 0 {
 		return s
@@ -132,7 +135,7 @@ func (w *walk) secured(direction byte, y way, device rtnl.Link) (s stop) {
 		switch {
 		case !yes || p.direction != direction:
 		case unsure, best != nil && p.priority == best.priority && (p.block != best.block || p.transform):
-			w.doubt("%s", p)
+			mayDrop(p.String())
 		case best == nil || p.priority < best.priority:
 			best = p
 		}
@@ -143,7 +146,7 @@ func (w *walk) secured(direction byte, y way, device rtnl.Link) (s stop) {
 	case best != nil && best.block:
 		s.by = best.String()
 	case best != nil && best.transform:
-		w.doubt("%s: IPsec", best)
+		mayDrop(best.String() + ": IPsec")
 	}
 	return s
 }

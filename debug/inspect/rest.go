@@ -30,6 +30,8 @@ func (i *Inspector) rest(ctx context.Context, f Family, p trace.Packet, a *Trace
 		return
 	}
 	q := nodetrace.Question{Packet: p, Table: a.Answer, Mode: f.Trace, Kernel: a.Kernel, OnNode: onNode(a.Frontend)}
+	home, here := i.home(p), i.cfg.Store.Facts().NodeName
+	q.ClientHere = home != "" && home == here
 	if c := a.existing(p); c != nil {
 		q.Backend, q.Sees, q.Offloaded, q.Mark = c.Backend, c.Sees, c.Offloaded, c.Mark
 	}
@@ -53,7 +55,11 @@ func (i *Inspector) rest(ctx context.Context, f Family, p trace.Packet, a *Trace
 			NotEvaluated: []string{"the rest of this node: " + err.Error()}}
 		return
 	}
-	n.Pinned, n.Elsewhere = i.pinned(f, a), i.elsewhere(p)
+	n.Pinned = i.pinned(f, a)
+	if home != "" && home != here {
+		n.Elsewhere = fmt.Sprintf("%s is on node %s: ask the proxy there; this is the answer for packets that reach %s",
+			p.From.Addr(), home, here)
+	}
 	a.Rest = &n
 }
 
@@ -142,13 +148,12 @@ func deleteCommand(c Connection) string {
 		family, c.Proto, c.From.Addr(), c.From.Port(), c.To.Addr(), c.To.Port())
 }
 
-// elsewhere reports that the source is an endpoint of another node, which then translates its
-// packets.
-func (i *Inspector) elsewhere(p trace.Packet) string {
+// home returns the node of the source, if that is an endpoint: another node translates its packets
+// itself.
+func (i *Inspector) home(p trace.Packet) string {
 	if p.Host {
 		return ""
 	}
-	facts := i.cfg.Store.Facts()
 	var pod cluster.Place
 	for _, name := range i.Names() {
 		i.cfg.Store.Look(name, func(v cluster.View) { pod = placeOf(v, p.From.Addr()) })
@@ -156,11 +161,7 @@ func (i *Inspector) elsewhere(p trace.Packet) string {
 			break
 		}
 	}
-	if pod.Node == "" || pod.Node == facts.NodeName {
-		return ""
-	}
-	return fmt.Sprintf("%s is on node %s: ask the proxy there; this is the answer for packets that reach %s",
-		p.From.Addr(), pod.Node, facts.NodeName)
+	return pod.Node
 }
 
 // placeOf returns where the endpoint of an address runs, if the Service has it.
