@@ -158,7 +158,8 @@ func index(six bool) int {
 	return 0
 }
 
-// behind adds a network behind the client.
+// behind adds a network behind the client. The node has a route to it: whether another router
+// leads there, no node can know.
 func (m maker) behind() mutation {
 	for i := range m.w.queries {
 		q := &m.w.queries[i]
@@ -168,12 +169,11 @@ func (m maker) behind() mutation {
 	}
 	return mutation{"client behind a router", "node1", "nsenter --net=$CLIENT sh -ec 'ip addr add " +
 		behindClient[0] + "/32 dev lo\n" +
-		"ip addr add " + behindClient[1] + "/128 dev lo nodad'\n" + pick(m,
-		"ip route add "+behindClient[0]+"/32 via 172.18.0.100\nip -6 route add "+behindClient[1]+
-			"/128 via fd00:18::100",
-		"ip route add "+behindClient[0]+"/32 via 172.18.0.100", "ip route add "+behindClient[0]+
-			"/32 via 172.18.0.100\necho 1 >/proc/sys/net/ipv4/conf/all/rp_filter",
-		"echo 1 >/proc/sys/net/ipv4/conf/all/rp_filter")}
+		"ip addr add " + behindClient[1] + "/128 dev lo nodad'\n" +
+		"ip route add " + behindClient[0] + "/32 via 172.18.0.100\n" +
+		"ip -6 route add " + behindClient[1] + "/128 via fd00:18::100\n" +
+		pick(m, "true", "true", "echo 1 >/proc/sys/net/ipv4/conf/all/rp_filter",
+			"echo 2 >/proc/sys/net/ipv4/conf/all/rp_filter")}
 }
 
 // neighbour takes away entries of ARP and ND. Whether an entry is right, a node cannot know.

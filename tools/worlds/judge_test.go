@@ -38,8 +38,8 @@ func TestJudge(t *testing.T) {
 		{"another source", with(two, delivered), []outcome{at(pod2, node)}, "wrong"},
 		{"masqueraded", with(two, delivered, masqueraded), []outcome{at(pod2, node)}, "right"},
 		{"not masqueraded", with(two, delivered, masqueraded), []outcome{at(pod2, client)}, "wrong"},
-		{"not masqueraded at an address of the node", with(answer{Verdict: "balance",
-			Backends: []ofShare{{Address: netip.AddrPortFrom(node, 8080), Share: 1, Here: true}}}, delivered, masqueraded),
+		{"not masqueraded at an address of the node", with(answer{Verdict: "balance", Backends: []ofShare{
+			{Address: netip.AddrPortFrom(node, 8080), Share: 1, Here: true}}}, delivered, masqueraded),
 			[]outcome{at(netip.AddrPortFrom(node, 8080), client)}, "right"},
 		{"dropped", with(two, rest{Verdict: "dropped", Share: 1}), []outcome{silent, silent}, "right"},
 		{"dropped, but answered", with(two, rest{Verdict: "dropped", Share: 1}), []outcome{silent, at(pod2,
