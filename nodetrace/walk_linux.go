@@ -399,6 +399,10 @@ func (w *walk) proxied(y way) (all []way) {
 		y.steps = back[0].steps
 	}
 	backends := w.bounded(t.Backends)
+	// The proxy leaves the backend that a client stays with if it notices that it cannot be reached.
+	if k := w.q.Kernel; m.Terminates && y.Proto == lb.UDP && k != nil && k.Affine.IsValid() {
+		backends = []trace.Backend{{Address: k.Affine, Share: 1}}
+	}
 	if m.Holds && w.q.Backend.IsValid() {
 		backends = []trace.Backend{{Address: w.q.Backend, Share: 1}}
 	}

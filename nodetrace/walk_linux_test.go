@@ -298,9 +298,17 @@ func TestWalk(t *testing.T) {
 			func(n trace.Node) bool { return !strings.Contains(n.Lead()+n.Text(true), "\x1b") }},
 		{"the proxy does not notice that a datagram is lost", func(w *walk) {
 			w.q.Mode.Terminates, w.q.Packet.Proto = true, lb.UDP
+			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) { return one(p), nil }
 			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:80")
 			w.links[3].Flags = 0
 		}, trace.Dropped, "interface pod2 is down", 0.5, nil},
+		{"datagrams go where the client stays", func(w *walk) {
+			w.q.Mode.Terminates, w.q.Packet.Proto = true, lb.UDP
+			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) { return one(p), nil }
+			w.q.Kernel = &trace.Kernel{Affine: netip.MustParseAddrPort(near)}
+			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:80")
+			w.links[3].Flags = 0
+		}, trace.Dropped, "interface pod2 is down", 1, nil},
 		{"the proxy takes another backend", func(w *walk) {
 			w.q.Mode.Terminates = true
 			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:80")
