@@ -56,7 +56,6 @@ func (m maker) route() mutation {
 		fmt.Sprintf("%s route replace %s via %s", ip(six), host(to), addressOf("node2", six)),
 		fmt.Sprintf("%s route replace %s via %s", ip(six), host(to), addressOf("node2", six)),
 		ip(six)+" route del default",
-		fmt.Sprintf("%s route del %s", ip(six), map[bool]string{false: "10.1.2.0/24", true: "fd00:10:1:2::/64"}[six]),
 		fmt.Sprintf("%s route add blackhole %s metric 4000", ip(six), host(to)),
 		fmt.Sprintf("%s route add throw %s table 99; %[1]s rule add prio 60 lookup 99", ip(six), host(to)))
 	if six {

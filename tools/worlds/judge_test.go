@@ -70,6 +70,21 @@ func TestJudge(t *testing.T) {
 	}
 }
 
+// TestKeeps judges a share of connections that the client of a Service with affinity cannot show.
+func TestKeeps(t *testing.T) {
+	to := netip.AddrPortFrom(addressOf("pod2", false), 8080)
+	q := query{from: "client", to: netip.MustParseAddrPort("10.96.0.10:80"), about: "s10, cluster IP"}
+	a := answer{Verdict: "balance", Backends: []ofShare{{Address: to, Share: 0.5}},
+		Rest: &rest{Verdict: "dropped", Share: 0.5}}
+	o := outcome{kind: "answered", at: to, seen: addressOf("client", false), host: "pod2"}
+	for affinity, class := range map[bool]string{false: "wrong", true: "right"} {
+		w := &world{mode: "nftables", services: []service{{name: "s10", affinity: affinity}}}
+		if got := w.judge(q, a, []outcome{o, o}); got.class != class {
+			t.Errorf("affinity %v: %v", affinity, got)
+		}
+	}
+}
+
 // TestDeaf judges connections to a port of a backend at which nothing listens.
 func TestDeaf(t *testing.T) {
 	to := ofShare{Address: netip.AddrPortFrom(addressOf("pod2", false), deaf), Share: 1}
