@@ -70,6 +70,7 @@ func Follow(ctx context.Context, q Question, filter Filter) (trace.Node, error) 
 	if w.rules, err = rtnl.Rules(ctx, conn, family); err != nil {
 		return trace.Node{}, err
 	}
+	w.addresses = func() ([]rtnl.Address, error) { return rtnl.Addresses(ctx, conn, family) }
 	if w.ipsec, err = readPolicies(ctx, family); err != nil {
 		return trace.Node{}, err
 	}

@@ -208,6 +208,11 @@ var faults = []fault{
 		break_: runs("ip xfrm policy add dst 10.1.2.14 dir out tmpl src 172.18.0.2 dst 172.18.0.3 proto esp")},
 	{name: "XFRM, by an unknown port", from: "pod1", to: "pod2", want: trace.Undecided, doubt: "XFRM policy",
 		break_: blocked("dst 10.1.1.12 proto tcp sport 40000 dir fwd")},
+	{name: "strict rp_filter of an uplink that is not assumed", from: "client", to: "pod2", want: trace.Undecided,
+		doubt: "rp_filter=1 (strict) of eth0 drops the packet if it comes in there",
+		break_: both(sysctls("ipv4/conf/eth0/rp_filter", "1"), runs("ip link add eth1 type veth peer name peer1; "+
+			"ip link set eth1 up; ip link set peer1 up; ip addr add 172.19.0.2/24 dev eth1; "+
+			"ip route add 172.18.0.100 via 172.19.0.100 dev eth1; ip neigh del 172.18.0.100 dev eth0"))},
 	{name: "loopback from outside", from: "pod1", to: "127.0.0.1",
 		want: trace.Dropped, by: "net.ipv4.conf.vethpod1.route_localnet=0"},
 }

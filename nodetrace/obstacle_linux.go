@@ -74,12 +74,36 @@ func (w *walk) comesIn() (rtnl.Link, stop) {
 	}
 	in := w.link(r.Out)
 	w.onLink = !r.Gateway.IsValid()
+	w.lost = w.strictElsewhere(in, r, from)
 	if w.q.ClientHere && r.Gateway.IsValid() {
 		w.lost = fmt.Sprintf("%s is an endpoint of this node, but the route to it leads through %s to %s: "+
 			"is its interface down?", from, in.Name, r.Gateway)
 	}
 	w.arrives = fmt.Sprintf("arrives through %s, as the route back leads there (assumed: see --in)", in.Name)
 	return in, stop{}
+}
+
+// strictElsewhere says that a packet is dropped if it comes in through another uplink than the one
+// that is assumed; "" if there is no such uplink. An uplink has a subnet, and is no bridge.
+func (w *walk) strictElsewhere(in rtnl.Link, back rtnl.Route, from netip.Addr) string {
+	for _, l := range w.links {
+		if !from.Is4() || l.Index == in.Index || l.Index == rtnl.Loopback || l.Kind == "bridge" || down(l).by != "" ||
+			w.either(l.Name, "rp_filter") != 1 {
+			continue
+		}
+		all, err := w.addresses()
+		if err != nil && w.err == nil {
+			w.err = err
+		}
+		for _, a := range all {
+			subnet := netip.PrefixFrom(a.Addr, a.Bits)
+			if a.Index == l.Index && !subnet.IsSingleIP() && (back.Gateway.IsValid() || subnet.Contains(from)) {
+				return fmt.Sprintf("rp_filter=1 (strict) of %s drops the packet if it comes in there, and not "+
+					"through %s: say --in", l.Name, in.Name)
+			}
+		}
+	}
+	return ""
 }
 
 // master returns the bridge of a port, whose name IP rules see; else the interface.

@@ -27,7 +27,8 @@ type facts struct {
 	ipsec     ipsec
 	ports     []rtnl.Port // of bridges, and what is behind them
 	stations  map[[6]byte]int32
-	rules     []rtnl.Rule // policy rules that select by what may not be known
+	rules     []rtnl.Rule                    // policy rules that select by what may not be known
+	addresses func() ([]rtnl.Address, error) // of the node, in the packet's family
 }
 
 // walk is one packet on its way. It collects where the ways end.
@@ -40,7 +41,7 @@ type walk struct {
 	in, out  []int32  // interfaces used
 	arrives  string   // how the packet is assumed to arrive
 	onLink   bool     // the client is a neighbour on the interface that its packets come in through
-	lost     string   // why the interface of a client of this node is not known
+	lost     string   // why that interface is not known, though it matters
 	listens  bool     // the kernel looks for a socket of this node
 	err      error
 }
@@ -399,7 +400,7 @@ func (w *walk) proxied(y way) (all []way) {
 		y.steps = back[0].steps
 	}
 	backends := w.bounded(t.Backends)
-	// The proxy leaves the backend that a client stays with if it notices that it cannot be reached.
+	// The proxy leaves the backend that a client stays with if it notices that it is not reached.
 	if k := w.q.Kernel; m.Terminates && y.Proto == lb.UDP && k != nil && k.Affine.IsValid() {
 		backends = []trace.Backend{{Address: k.Affine, Share: 1}}
 	}
