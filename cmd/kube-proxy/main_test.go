@@ -23,6 +23,7 @@ const (
 	asFiles     = "KUBE_PROXY_TEST_FILES"        // how many descriptors it may have
 	asSquatter  = "KUBE_PROXY_TEST_SQUAT"        // take the writer lock, as far as possible, and keep it
 	asReader    = "KUBE_PROXY_TEST_READER"       // be killed for any call that could change the node
+	asChild     = "KUBE_PROXY_TEST_CHILD"        // end with the process that started it
 )
 
 func TestMain(m *testing.M) {
@@ -37,6 +38,11 @@ func TestMain(m *testing.M) {
 }
 
 func spoil() error {
+	if os.Getenv(asChild) != "" {
+		if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
+			return fmt.Errorf("end with the parent: %w", err)
+		}
+	}
 	if uid, err := strconv.Atoi(os.Getenv(asUser)); err == nil {
 		if err := syscall.Setuid(uid); err != nil {
 			return fmt.Errorf("become user %d: %w", uid, err)

@@ -4,6 +4,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -87,7 +88,7 @@ func (n *nodeLab) inPod(args ...string) *labProgram {
 		},
 		"process": object{
 			"user": object{"uid": 0, "gid": 0}, "cwd": "/", "noNewPrivileges": true,
-			"env":  []string{asProgram + "=1", "PATH=/usr/local/bin"},
+			"env":  []string{asProgram + "=1", asChild + "=1", "PATH=/usr/local/bin"},
 			"args": append([]string{"/usr/local/bin/kube-proxy"}, args...),
 			"capabilities": object{"bounding": chartCapabilities, "effective": chartCapabilities,
 				"permitted": chartCapabilities},
@@ -97,11 +98,37 @@ func (n *nodeLab) inPod(args ...string) *labProgram {
 	do(n.t, os.WriteFile(filepath.Join(dir, "config.json"), spec, 0o600))
 	state, id := filepath.Join(dir, "runc"), fmt.Sprintf("kp-%d-%s", os.Getpid(), filepath.Base(filepath.Dir(dir))+
 		filepath.Base(dir))
-	n.t.Cleanup(func() { // it may have ended
-		_ = exec.Command("runc", "--root", state, "delete", "--force", id).Run()
+	n.t.Cleanup(func() { // runc has removed it, unless runc itself was killed
+		if out, err := exec.Command("runc", "--root", state, "delete", "--force", id).CombinedOutput(); err != nil {
+			n.t.Errorf("the container %s is left: %v: %s", id, err, out)
+		}
 	})
 	cmd := n.Command(netlab.Node1, "runc", "--root", state, "run", "--bundle", dir, id)
-	return &labProgram{launch(n.t, cmd.Cmd, cmd.Start, cmd.Wait), n}
+	p := launch(n.t, cmd.Cmd, cmd.Start, cmd.Wait)
+	p.kill = func() error { return p.killContainer(state, id) }
+	return &labProgram{p, n}
+}
+
+// killContainer kills the process in the container, and waits until runc, whose process p is, has
+// removed the container. A kill of runc would end neither: it passes other signals on, but cannot
+// pass on SIGKILL.
+func (p *process) killContainer(state, id string) error {
+	for end := time.Now().Add(timeout); ; {
+		select {
+		case <-p.done:
+			return nil
+		default:
+		}
+		// runc says no while it has not yet created the container, and when that has ended
+		out, err := exec.Command("runc", "--root", state, "kill", id, "KILL").CombinedOutput()
+		if time.Now().After(end) {
+			return errors.Join(fmt.Errorf("the container %s does not end: %v: %s", id, err, out), p.cmd.Process.Kill())
+		}
+		select {
+		case <-p.done:
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
 }
 
 // runtimeDefault returns the seccomp filter that containerd gives a container with the capabilities

@@ -143,6 +143,7 @@ type process struct {
 	cmd  *exec.Cmd
 	done chan struct{} // closed when it has ended
 	out  logtest.Buffer
+	kill func() error // ends it at once
 }
 
 func (p *process) log() string { return p.out.String() }
@@ -187,11 +188,11 @@ func (n *namespace) start(args []string, spoilt ...func(*exec.Cmd)) *process {
 // launch starts a command by begin. It ends with the test.
 func launch(t testing.TB, cmd *exec.Cmd, begin, wait func() error) *process {
 	t.Helper()
-	p := &process{t: t, cmd: cmd, done: make(chan struct{})}
+	p := &process{t: t, cmd: cmd, done: make(chan struct{}), kill: func() error { return cmd.Process.Kill() }}
 	cmd.Stdout, cmd.Stderr = &p.out, &p.out
 	do(t, begin())
 	go func() { wait(); close(p.done) }()
-	t.Cleanup(func() { cmd.Process.Kill(); <-p.done })
+	t.Cleanup(func() { p.kill(); <-p.done })
 	return p
 }
 
@@ -238,7 +239,11 @@ func (p *process) await(text *regexp.Regexp) {
 // signal sends a signal.
 func (p *process) signal(s syscall.Signal) {
 	p.t.Helper()
-	if err := p.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
+	send := func() error { return p.cmd.Process.Signal(s) }
+	if s == syscall.SIGKILL {
+		send = p.kill
+	}
+	if err := send(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		p.t.Fatal(err)
 	}
 }

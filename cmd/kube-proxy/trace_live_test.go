@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -135,10 +136,7 @@ func (n *nodeLab) killedLive(t *testing.T) {
 		!strings.Contains(says, "another trace --live") {
 		t.Errorf("a second one ends with %d: %s", code, says)
 	}
-	if err := p.cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	<-p.done
+	p.end(syscall.SIGKILL)
 	until(t, func() string {
 		if strings.Contains(n.tables(t), liveTable) {
 			return "the table is left after kill -9"
