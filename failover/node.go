@@ -342,9 +342,16 @@ const controlAge = 3 * time.Second
 // maxInquiry is how long an inquiry looks for a control that answers.
 const maxInquiry = 5 * time.Second
 
+// awaits reports whether the inquiry still needs the result of a member. A member that was probed
+// for it may be due again because of a client's notice: that must not delay the verdict.
+func (n *node) awaits(now time.Duration, t *target) bool {
+	return t.done < n.start && (t.running || t.due >= 0 && t.due <= now)
+}
+
 // conclude ends an inquiry once its answers are there.
 func (s *State) conclude(now time.Duration, n *node) {
-	if !n.begun || slices.ContainsFunc(n.members, (*target).pending) {
+	awaited := func(t *target) bool { return n.awaits(now, t) }
+	if !n.begun || slices.ContainsFunc(n.members, awaited) {
 		return
 	}
 	control, waits := false, false

@@ -64,12 +64,15 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// TestTimeToVerdict: a dead node is known within 750 ms of the first notice (FO-03).
+// TestTimeToVerdict: a dead node is known within 750 ms of the first notice, however many follow
+// (FO-03).
 func TestTimeToVerdict(t *testing.T) {
 	w := three(t)
 	w.dead["node-2"] = true
-	w.notice("xweb", b1)
-	w.run(750 * time.Millisecond)
+	for range 75 {
+		w.notice("xweb", b1)
+		w.run(10 * time.Millisecond)
+	}
 	if _, byNode := w.is(b1); !byNode {
 		t.Errorf("not known yet: %+v", w.state.Status(w.now))
 	}
