@@ -190,8 +190,8 @@ func TestLocalhostNodePortTakenTN58(t *testing.T) {
 	}
 	for port, want := range map[string]string{"30080": "this process cannot listen at 127.0.0.1:30080",
 		"30081": "listener 127.0.0.1:30081/tcp of this process, for shop/web:b"} {
-		if _, out, errOut := n.kubeProxy("trace", "node", "127.0.0.1:"+port, "-o", "wide"); !strings.Contains(out, want) ||
-			strings.Contains(out, "THE KERNEL DIFFERS") != (port == "30080") {
+		_, out, errOut := n.kubeProxy("trace", "node", "127.0.0.1:"+port, "-o", "wide")
+		if !strings.Contains(out, want) || strings.Contains(out, "THE KERNEL DIFFERS") != (port == "30080") {
 			t.Errorf("trace to port %s, want %q:\n%s%s", port, want, out, errOut)
 		}
 	}

@@ -88,6 +88,7 @@ type Plane struct {
 	st     *state  // nil before the first Reset
 	kernel *kernel // nil before the first Reset, and after a failure
 	node   lb.Node
+	remade chan struct{} // has a value when kernel is another
 
 	failed   error         // why the programs are off
 	ended    atomic.Uint64 // sockets, with their endpoint
@@ -109,7 +110,8 @@ func New(cfg Config, packets PacketPath) (*Plane, error) {
 	if !ok {
 		return nil, errors.New("ebpf: cannot read the number of the network namespace")
 	}
-	p := &Plane{PacketPath: packets, cfg: cfg, cookie: node, said: map[string]bool{}}
+	p := &Plane{PacketPath: packets, cfg: cfg, cookie: node, said: map[string]bool{},
+		remade: make(chan struct{}, 1)}
 	p.cfg.Pins, p.cfg.Log = pinsOf(cfg.Pins, node), cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	limit, _, _ := cgroupMemory(ownCgroups, cgroupMounts)
 	p.switches.want = bpf.LBSettings{Node: node, Inode: inode, Counts: flag(cfg.Count), Most: most(limit),
@@ -146,10 +148,18 @@ func (p *Plane) forget() error {
 	p.switches.forget()
 	err := errors.Join(p.exempt.use(nil), p.addresses.use(nil, nil))
 	k := p.kernel
-	p.mu.Lock()
-	p.kernel = nil
-	p.mu.Unlock()
+	p.setKernel(nil)
 	return errors.Join(err, k.close())
+}
+
+func (p *Plane) setKernel(k *kernel) {
+	p.mu.Lock()
+	p.kernel = k
+	p.mu.Unlock()
+	select {
+	case p.remade <- struct{}{}:
+	default:
+	}
 }
 
 // Configure is part of mode.Configurable.
@@ -256,9 +266,7 @@ func (p *Plane) open() error {
 		if err != nil {
 			return errors.Join(err, k.close())
 		}
-		p.mu.Lock()
-		p.kernel = k
-		p.mu.Unlock()
+		p.setKernel(k)
 		p.off(setsErrors())
 		p.off(readsKernel())
 	}

@@ -42,16 +42,14 @@ func (p *Plane) Run(ctx context.Context, each func(failover.Notice)) error {
 	return err
 }
 
-// watchPeriod is the time between two looks for the maps of the programs.
-const watchPeriod = time.Second
+// watchRetry is the time until a watch that failed is tried again.
+const watchRetry = time.Second
 
 // watchSockets reports sockets until ctx ends. The programs may come, go and come back with other
 // maps.
 func (p *Plane) watchSockets(ctx context.Context, each func(failover.Notice)) {
 	var watch *silence
 	defer func() { watch.close() }()
-	ticks := time.NewTicker(watchPeriod)
-	defer ticks.Stop()
 	for said := ""; ; {
 		next, err := p.watchMaps(watch, each)
 		watch = next
@@ -59,10 +57,15 @@ func (p *Plane) watchSockets(ctx context.Context, each func(failover.Notice)) {
 			said = err.Error()
 			p.cfg.Log.Warn("Unanswered connections of sockets are not reported, retrying", "err", err)
 		}
+		var retry <-chan time.Time
+		if err != nil {
+			retry = time.After(watchRetry)
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-ticks.C:
+		case <-p.remade:
+		case <-retry:
 		}
 	}
 }
@@ -86,7 +89,7 @@ func (p *Plane) watchMaps(have *silence, each func(failover.Notice)) (*silence, 
 	if p.kernel == nil {
 		return nil, nil
 	}
-	return newSilence(p.kernel.obj.Connected, id, p.cfg.Cgroup, each)
+	return p.newSilence(id, each)
 }
 
 // silence reports sockets whose first packet is sent again.
@@ -99,7 +102,7 @@ type silence struct {
 }
 
 // newSilence attaches a program to the cgroup. The kernel detaches it when this process ends.
-func newSilence(connected *ebpf.Map, of ebpf.MapID, cgroup string, each func(failover.Notice)) (_ *silence, err error) {
+func (p *Plane) newSilence(of ebpf.MapID, each func(failover.Notice)) (_ *silence, err error) {
 	spec, err := bpf.LoadSilent()
 	if err != nil {
 		return nil, fmt.Errorf("read the program that reports sockets: %w", err)
@@ -116,20 +119,45 @@ func newSilence(connected *ebpf.Map, of ebpf.MapID, cgroup string, each func(fai
 		}
 	}()
 	s.obj, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{
-		MapReplacements: map[string]*ebpf.Map{"connected": connected}})
+		MapReplacements: map[string]*ebpf.Map{"connected": p.kernel.obj.Connected}})
 	if err != nil {
 		return nil, fmt.Errorf("load the program that reports sockets: %w", explain(err))
 	}
 	if s.in, err = ringbuf.NewReader(s.obj.Maps["silences"]); err != nil {
 		return nil, fmt.Errorf("read the reports of sockets: %w", err)
 	}
-	s.link, err = link.AttachCgroup(link.CgroupOptions{Path: cgroup, Attach: ebpf.AttachCGroupSockOps,
+	s.link, err = link.AttachCgroup(link.CgroupOptions{Path: p.cfg.Cgroup, Attach: ebpf.AttachCGroupSockOps,
 		Program: s.obj.Programs["retransmits"]})
 	if err != nil {
-		return nil, fmt.Errorf("attach the program that reports sockets to the cgroup %s: %w", cgroup, err)
+		return nil, fmt.Errorf("attach the program that reports sockets to the cgroup %s: %w", p.cfg.Cgroup, err)
 	}
-	s.done.Go(func() { s.read(each) })
+	s.done.Go(func() {
+		if err := s.earlier(each); err != nil {
+			p.cfg.Log.Warn("Connections that sockets began before are not reported", "err", err)
+		}
+		s.read(each)
+	})
 	return s, nil
+}
+
+// earlier reports the sockets that began to connect before the program was attached, because the
+// kernel calls it for none of them. Some of them may not wait for long yet.
+func (s *silence) earlier(each func(failover.Notice)) error {
+	obj, err := loadIterator(nil, "find_tcp")
+	if err != nil {
+		return err
+	}
+	defer obj.Close()
+	all := map[failover.Notice]bool{}
+	err = iterate(obj.Programs["find_tcp"], s.obj.Maps["connected"], func(is *bpf.StaleStale) {
+		if is.State == tcpSynSent {
+			all[noticeOf(is.Peer.BackendAddr, is.Peer.BackendPort, is.Peer.Addr, is.Peer.Port)] = true
+		}
+	})
+	for n := range all {
+		each(n)
+	}
+	return err
 }
 
 func (s *silence) read(each func(failover.Notice)) {
@@ -142,9 +170,13 @@ func (s *silence) read(each func(failover.Notice)) {
 		if err != nil {
 			return // it is closed
 		}
-		each(failover.Notice{Kind: failover.Retransmission, Proto: lb.TCP,
-			Endpoint: placeOf(is.BackendAddr, is.BackendPort), Frontend: placeOf(is.Addr, is.Port)})
+		each(noticeOf(is.BackendAddr, is.BackendPort, is.Addr, is.Port))
 	}
+}
+
+func noticeOf(backend [4]uint32, backendPort uint16, front [4]uint32, port uint16) failover.Notice {
+	return failover.Notice{Kind: failover.Retransmission, Proto: lb.TCP,
+		Endpoint: placeOf(backend, backendPort), Frontend: placeOf(front, port)}
 }
 
 func (s *silence) close() {
