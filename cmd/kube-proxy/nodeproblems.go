@@ -2,10 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
 	"kube-proxy/cli/preflight"
+	"kube-proxy/cluster"
 	"kube-proxy/config/nodecheck"
 	"kube-proxy/debug/inspect"
 	"kube-proxy/lb"
@@ -21,6 +25,8 @@ type nodeProblems struct {
 	found []inspect.Finding
 	at    time.Time
 	next  int // of the Services, the first one whose packets the next look follows
+	// inTheWay has what the last look at each Service found of rules of others.
+	inTheWay map[cluster.Name]inspect.Finding
 }
 
 // nodeProblems returns problems of the node, for the status and its metric (CF-68).
@@ -28,8 +34,11 @@ func (p *proxy) nodeProblems() []inspect.Finding {
 	n := &p.nodeFindings
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.inTheWay == nil {
+		n.inTheWay = map[cluster.Name]inspect.Finding{}
+	}
 	if n.at.IsZero() || time.Since(n.at) > nodeProblemsAge {
-		n.found, n.at = append(p.lookAtNode(), p.inTheWay(n)...), time.Now()
+		n.found, n.at = append(p.lookAtNode(), p.lookAtServices(n)...), time.Now()
 	}
 	return n.found
 }
@@ -69,36 +78,55 @@ func (p *proxy) lookAtNode() (all []inspect.Finding) {
 const (
 	followed     = 3 // Services
 	followedTime = 50 * time.Millisecond
+	maxInTheWay  = 20 // Services that are reported
 )
 
-// inTheWay follows packets to a few Services whose objects are in order, to others at each look. It
-// reports rules of other programs that stop the packets or lead them elsewhere.
-func (p *proxy) inTheWay(n *nodeProblems) (all []inspect.Finding) {
+// lookAtServices follows packets to a few Services whose objects are in order, to others at each
+// look. It reports the Services whose packets rules of other programs stopped, or led elsewhere, at
+// the last look.
+func (p *proxy) lookAtServices(n *nodeProblems) []inspect.Finding {
 	if p.inspector == nil {
 		return nil
 	}
 	names, begun := p.inspector.Names(), time.Now()
-	for range min(followed, len(names)) {
-		name := names[n.next%len(names)].String()
+	for i := 0; i < min(followed, len(names)) && time.Since(begun) <= followedTime; i++ {
+		name := names[n.next%len(names)]
 		n.next++
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		d, err := p.inspector.Why(ctx, name)
-		cancel()
-		if err != nil { // it went just now
-			continue
+		f, in, err := p.lookAtService(name.String())
+		if errors.Is(err, context.DeadlineExceeded) {
+			continue // what the last look found may still be so
 		}
-		for _, path := range d.Paths {
-			if path.Rule {
-				all = append(all, inspect.Finding{Severity: inspect.Warning, About: "other-rules", Next: path.Trace,
-					Text: name + ", for " + path.From + ": " + path.Lead[0]})
-				break
-			}
-		}
-		if time.Since(begun) > followedTime {
-			break
+		delete(n.inTheWay, name)
+		if in && len(n.inTheWay) < maxInTheWay {
+			n.inTheWay[name] = f
 		}
 	}
+	maps.DeleteFunc(n.inTheWay, func(name cluster.Name, _ inspect.Finding) bool {
+		_, ok := slices.BinarySearchFunc(names, name, cluster.Name.Compare)
+		return !ok
+	})
+	var all []inspect.Finding
+	for _, name := range slices.SortedFunc(maps.Keys(n.inTheWay), cluster.Name.Compare) {
+		all = append(all, n.inTheWay[name])
+	}
 	return all
+}
+
+// lookAtService reports whether rules of other programs are in the way of packets to a Service.
+func (p *proxy) lookAtService(name string) (f inspect.Finding, in bool, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	d, err := p.inspector.Why(ctx, name)
+	if err != nil {
+		return f, false, err
+	}
+	at := slices.IndexFunc(d.Paths, func(p inspect.Path) bool { return p.Rule })
+	if at < 0 {
+		return f, false, ctx.Err()
+	}
+	path := d.Paths[at]
+	return inspect.Finding{Severity: inspect.Warning, About: "other-rules", Next: path.Trace,
+		Text: name + ", for " + path.From + ": " + path.Lead[0]}, true, nil
 }
 
 // nodeReasons are the reasons of the metric, by the row of a finding.

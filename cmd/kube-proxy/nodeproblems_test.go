@@ -3,6 +3,7 @@
 package main
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 )
@@ -19,6 +20,7 @@ func TestOtherRulesInTheWay(t *testing.T) {
 	} {
 		t.Run(c.rule, func(t *testing.T) {
 			n := newNamespace(t).routed()
+			n.command("ip", "neighbour", "add", "192.0.2.9", "lladdr", "02:00:00:00:00:01", "dev", "uplink")
 			n.command("sysctl", "-w", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
 			n.write("m/web.yaml", service("web", "10.96.7.7", 80, "10.0.0.7"))
 			n.write("m/node.yaml", []byte("apiVersion: v1\nkind: Node\nmetadata: {name: n1}\n"+
@@ -27,12 +29,16 @@ func TestOtherRulesInTheWay(t *testing.T) {
 				"add rule ip firewall fw "+c.rule)
 			p := n.serve("nftables", "--hostname-override=n1", "--cluster-cidr=10.1.0.0/16")
 			p.await(allWritten)
-			code, out, errOut := n.kubeProxy("status")
-			out = unfolded(out)
-			if (code == 2) != (c.says != "") || !strings.Contains(out, c.says) ||
-				strings.Contains(out, "warning other-rules: shop/web, for ") != (c.says != "") {
-				t.Errorf("exit code %d, want %q:\n%s%s", code, c.says, out, errOut)
-			}
+			// A look may end before it knows: it takes a second at most.
+			until(t, func() string {
+				code, out, errOut := n.kubeProxy("status")
+				out = unfolded(out)
+				if (code == 2) != (c.says != "") || !strings.Contains(out, c.says) ||
+					strings.Contains(out, "warning other-rules: shop/web, for ") != (c.says != "") {
+					return fmt.Sprintf("exit code %d, want %q:\n%s%s", code, c.says, out, errOut)
+				}
+				return ""
+			})
 			metrics := n.code("http://127.0.0.1:10249/metrics", 200).body
 			if strings.Contains(metrics, `reason="other-rules",severity="warning"} 1`) != (c.says != "") {
 				t.Errorf("the metric:\n%s", metrics)
