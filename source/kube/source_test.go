@@ -328,7 +328,8 @@ func TestEndsWhileDown(t *testing.T) {
 		}()
 		time.Sleep(2 * time.Second) // the pauses are of a second and more now
 		cancel()
-		if synctest.Wait(); !ended || err != nil {
+		synctest.Wait()
+		if !ended || err != nil {
 			t.Errorf("ended at once: %t, %v", ended, err)
 		}
 		r.api.put(testService("web", 80))
