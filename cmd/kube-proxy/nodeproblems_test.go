@@ -20,7 +20,6 @@ func TestOtherRulesInTheWay(t *testing.T) {
 	} {
 		t.Run(c.rule, func(t *testing.T) {
 			n := newNamespace(t).routed()
-			n.command("ip", "neighbour", "add", "192.0.2.9", "lladdr", "02:00:00:00:00:01", "dev", "uplink")
 			n.command("sysctl", "-w", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
 			n.write("m/web.yaml", service("web", "10.96.7.7", 80, "10.0.0.7"))
 			n.write("m/node.yaml", []byte("apiVersion: v1\nkind: Node\nmetadata: {name: n1}\n"+

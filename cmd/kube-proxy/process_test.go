@@ -79,10 +79,14 @@ func (n *namespace) routed() *namespace {
 		n.command("ip", six, "route", "add", "default", "dev", "uplink")
 	}
 	n.command("ip", "route", "add", "10.1.1.0/24", "dev", "pods")
-	for host := range 30 { // for traces: without ARP no other endpoint gets packets
-		n.command("ip", "neighbour", "add", fmt.Sprint("10.1.1.", host), "lladdr", "02:00:00:00:00:01", "dev", "pods")
-		n.command("ip", "neighbour", "add", fmt.Sprint("10.0.0.", host), "lladdr", "02:00:00:00:00:01", "dev", "uplink")
+	var batch strings.Builder // for traces: without ARP no other address gets packets
+	for host := range 30 {
+		for net, link := range map[string]string{"10.1.1.": "pods", "10.0.0.": "uplink", "192.0.2.": "uplink"} {
+			fmt.Fprintf(&batch, "neighbour add %s%d lladdr 02:00:00:00:00:01 dev %s\n", net, host, link)
+		}
 	}
+	n.write("neighbours", []byte(batch.String()))
+	n.command("ip", "-batch", n.path("neighbours"))
 	return n
 }
 
