@@ -21,7 +21,7 @@ tool = go -C tools build $(VCS) -o $(CURDIR)/bin/tools/ ./$(1) && bin/tools/$(1)
 ASKED := ./debug/api ./event ./debug/inspect ./status ./trace
 STORE := $(or $(VMRUN_STORE),/var/cache/vmrun)
 
-.PHONY: objects test-objects site vm help build build-windows krew image image-lock scale test-asked test-image test-monitoring test-status test check unit trace-worlds e2e pods test-kernels mutants release-check bench run switches fuzz generate clean deps release verify-release vuln
+.PHONY: objects test-objects site vm help build build-windows image image-lock scale test-asked test-image test-monitoring test-status test check unit trace-worlds e2e pods test-kernels mutants release-check bench run switches fuzz generate clean deps release verify-release vuln
 
 help: ## print this help
 	@echo 'Usage: make TARGET. Tests and `run` need root; they work in network namespaces of their own.'
@@ -35,14 +35,12 @@ build-windows: # build bin/kube-proxy-windows-amd64.exe and bin/kube-proxy-windo
 	@mkdir -p bin
 	for arch in amd64 arm64; do CGO_ENABLED=0 GOOS=windows GOARCH=$$arch go build $(VCS) -o bin/kube-proxy-windows-$$arch.exe ./cmd/kube-proxy; done
 
-krew: # write bin/krew: kubectl svcproxy for krew, archives and manifest (URL=https://... is where the archives will be)
-	@$(call tool,krew) -url $(URL) $(ARGS)
-
-release: # write bin/release/VERSION: archives, SBOM, provenance, sums, signature (VERSION=0.1.0 KEY=private key, PEM)
-	@$(call tool,release) -version "$(VERSION)" $(if $(KEY),-key $(KEY)) $(ARGS)
+# URL is the https address where the files will be: the manifest for krew names it.
+release: # write bin/release/VERSION: archives, image, SBOM, provenance, sums, signature (VERSION=0.1.0 KEY=private key, PEM)
+	@$(call tool,release) -version "$(VERSION)" $(if $(KEY),-key $(KEY)) $(if $(URL),-url $(URL)) $(MIRRORS) $(ARGS)
 
 verify-release: # check a release, and rebuild it from its commit (DIR=bin/release/0.1.0 PUBLIC=public key, PEM)
-	@$(call tool,release) verify -o "$(DIR)" $(if $(PUBLIC),-public $(PUBLIC))
+	@$(call tool,release) verify -o "$(DIR)" $(if $(PUBLIC),-public $(PUBLIC)) $(MIRRORS)
 
 vuln: # known vulnerabilities of what is linked, by govulncheck (VULNDB=folder with a copy of the Go vulnerability database)
 	@[[ -f "$(VULNDB)/index/db.json" ]] || { \

@@ -65,7 +65,7 @@ const only = `
 	# Only these know the types of Kubernetes; tests of test/adversary write objects as a tenant does.
 	k8s.io < config, config/option, source/kube, source/manifests, source/convert, cli/kubectl, test/adversary;
 	k8s.io/client-go < source/kube, cli/kubectl;
-	sigs.k8s.io/yaml < cli, cli/migrate, config, cmd/kube-proxy, tools/krew;
+	sigs.k8s.io/yaml < cli, cli/migrate, config, cmd/kube-proxy, tools/release;
 	k8s.io/klog < logging, config, source/kube, cli/kubectl;
 	k8s.io/component-base < config, source/kube, status;
 	github.com/spf13 < config, cli, cli/kubectl, cmd/kube-proxy;

@@ -38,15 +38,23 @@ type file struct {
 	body []byte
 }
 
+// plan says what a release has.
+type plan struct {
+	version   string
+	url       string // of the folder where the files will be; no manifest for krew if empty
+	platforms []platform
+	image     []string // arguments for the program that makes images; no image if nil
+}
+
 // build writes the files of a release into a folder, which must be empty or absent.
-func build(ctx context.Context, version, dir string, platforms []platform) error {
+func build(ctx context.Context, p plan, dir string) error {
 	if entries, err := os.ReadDir(dir); err == nil && len(entries) > 0 {
 		return fmt.Errorf("%s has files already: remove it, or choose another folder", dir)
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	r := release{version: version, dir: dir, materials: map[string]map[string]string{}}
+	r := release{version: p.version, url: p.url, dir: dir, materials: map[string]map[string]string{}}
 	var err error
 	r.commit, err = git(ctx, "rev-parse", "HEAD")
 	if err != nil {
@@ -61,9 +69,19 @@ func build(ctx context.Context, version, dir string, platforms []platform) error
 		return fmt.Errorf("read the time of the commit: %w", err)
 	}
 	r.committed = time.Unix(seconds, 0).UTC().Format(time.RFC3339)
-	for _, p := range platforms {
-		if err := r.program(ctx, p); err != nil {
-			return fmt.Errorf("make the archive of %s for %s/%s: %w", p.program, p.os, p.arch, err)
+	for _, on := range p.platforms {
+		if err := r.program(ctx, on); err != nil {
+			return fmt.Errorf("make the archive of %s for %s/%s: %w", on.program, on.os, on.arch, err)
+		}
+	}
+	if p.url != "" {
+		if err := r.krew(p.platforms); err != nil {
+			return fmt.Errorf("make the manifest for krew: %w", err)
+		}
+	}
+	if p.image != nil {
+		if err := r.image(ctx, p.image); err != nil {
+			return fmt.Errorf("make the image: %w", err)
 		}
 	}
 	if err := r.chart(); err != nil {
@@ -92,7 +110,7 @@ func (r *release) notes() error {
 
 // release is a release that is being made.
 type release struct {
-	version, dir      string
+	version, url, dir string
 	commit, committed string                       // committed is in RFC 3339
 	golang            string                       // the version that built the programs
 	files             []file                       // written so far
@@ -111,10 +129,7 @@ func (r *release) program(ctx context.Context, p platform) error {
 		return err
 	}
 	defer os.RemoveAll(temp)
-	name := p.program
-	if p.os == "windows" {
-		name += ".exe"
-	}
+	name := p.file()
 	built := filepath.Join(temp, name)
 	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=true", "-trimpath", "-ldflags=-s -w -buildid=", "-o",
 		built, "./cmd/"+p.program)
@@ -139,7 +154,7 @@ func (r *release) program(ctx context.Context, p platform) error {
 	if err != nil {
 		return err
 	}
-	archive := fmt.Sprintf("%s-%s-%s-%s.tar.gz", p.program, r.version, p.os, p.arch)
+	archive := r.archive(p)
 	modules := map[string]string{"stdlib": strings.TrimPrefix(strings.Fields(info.GoVersion)[0], "go")}
 	for _, m := range info.Deps {
 		if m.Replace != nil {
@@ -149,6 +164,49 @@ func (r *release) program(ctx context.Context, p platform) error {
 	}
 	r.golang, r.materials[archive] = info.GoVersion, modules
 	return r.write(archive, packed)
+}
+
+// archive is the name of a program's archive.
+func (r *release) archive(p platform) string {
+	return fmt.Sprintf("%s-%s-%s-%s.tar.gz", p.program, r.version, p.os, p.arch)
+}
+
+// file is the name of a program's file.
+func (p platform) file() string {
+	if p.os == "windows" {
+		return p.program + ".exe"
+	}
+	return p.program
+}
+
+// image has the program of make image make the image, and its bill of materials.
+func (r *release) image(ctx context.Context, args []string) error {
+	temp, err := os.MkdirTemp("", "release")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(temp)
+	program, made := filepath.Join(temp, "image"), filepath.Join(temp, "kube-proxy-image-"+r.version+".tar")
+	for _, line := range [][]string{{"go", "-C", "tools", "build", "-o", program, "./image"},
+		append([]string{program, "-o", made, "-tag", r.version}, args...)} {
+		if said, err := exec.CommandContext(ctx, line[0], line[1:]...).CombinedOutput(); err != nil {
+			return fmt.Errorf("%w: %s", err, strings.TrimSpace(string(said)))
+		}
+	}
+	files, err := filepath.Glob(filepath.Join(temp, "kube-proxy-image-*"))
+	if err != nil {
+		return err
+	}
+	for _, name := range files {
+		body, err := os.ReadFile(name)
+		if err == nil {
+			err = r.write(filepath.Base(name), body)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // chart packs the chart. Its links lead to files beside it, which become files in it.

@@ -105,7 +105,7 @@ func (r *release) provenance() object {
 		"subject": subjects, "predicate": object{
 			"buildDefinition": object{
 				"buildType":          "urn:" + repository + ":make-release:v1",
-				"externalParameters": object{"version": r.version},
+				"externalParameters": object{"version": r.version, "url": r.url},
 				"resolvedDependencies": []object{
 					{"name": repository, "digest": object{"gitCommit": r.commit}}, {"name": r.golang},
 				},

@@ -1,11 +1,11 @@
 // Command release makes the files of a release, and checks them.
 //
-//	make release VERSION=0.1.0 KEY=key.pem     # bin/release/0.1.0
+//	make release VERSION=0.1.0 KEY=key.pem URL=https://example.org/0.1.0     # bin/release/0.1.0
 //	make verify-release DIR=bin/release/0.1.0 PUBLIC=key.pub
 //
 // A release has an archive of kube-proxy for each platform that it runs on, one of the kubectl
-// plugin for each platform of users, the chart, the release notes, a bill of materials (SPDX 2.3)
-// and the provenance (in-toto statement with SLSA provenance v1). SHA256SUMS has the sums of all of
+// plugin for each platform of users, the image, the chart, the manifest for krew, the release notes,
+// a bill of materials (SPDX 2.3) and the provenance (in-toto statement with SLSA provenance v1). SHA256SUMS has the sums of all of
 // them, and is signed if the caller names a key. Two builds of a commit are equal in every byte but
 // the signature of an ECDSA key, so anybody can rebuild and compare.
 package main
@@ -47,14 +47,22 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	dir := flags.String("o", "", "the `folder` of the files; bin/release/VERSION if empty")
 	key := flags.String("key", "", "sign with this private key: a PEM `file`, PKCS #8, Ed25519 or ECDSA")
 	public := flags.String("public", "", "verify: the public key, a PEM `file`")
+	url := flags.String("url", "", "the https address of the `folder` where the files will be, for krew")
+	debian := flags.String("debian", "", "the `address` of Debian's archive for the image")
+	security := flags.String("debian-security", "", "the `address` of Debian's security archive for the image")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
+	want := plan{version: *version, url: *url, platforms: platforms,
+		image: []string{"-debian", *debian, "-debian-security", *security}}
 	if verifying {
-		return verify(ctx, *dir, *public, out)
+		return verify(ctx, want, *dir, *public, out)
 	}
 	if !versions.MatchString(*version) {
 		return fmt.Errorf("-version %q: want a semantic version, such as 0.1.0", *version)
+	}
+	if *url != "" && !strings.HasPrefix(*url, "https://") {
+		return fmt.Errorf("-url %q: want the https address of the folder where the files will be", *url)
 	}
 	if changes, err := git(ctx, "status", "--porcelain"); err != nil || changes != "" {
 		err = errors.Join(err, modified(changes))
@@ -63,7 +71,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if *dir == "" {
 		*dir = filepath.Join("bin", "release", *version)
 	}
-	if err := build(ctx, *version, *dir, platforms); err != nil {
+	if err := build(ctx, want, *dir); err != nil {
 		return err
 	}
 	signed := "not signed: name a key with KEY=FILE"

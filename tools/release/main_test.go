@@ -21,13 +21,14 @@ import (
 func TestBuild(t *testing.T) {
 	t.Chdir("../..")
 	one, two := filepath.Join(t.TempDir(), "one"), filepath.Join(t.TempDir(), "two")
+	want := plan{version: "0.1.0", url: "https://example.org/v1/", platforms: platforms[4:5]}
 	for _, dir := range []string{one, two} {
-		if err := build(t.Context(), "0.1.0", dir, platforms[4:5]); err != nil {
+		if err := build(t.Context(), want, dir); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for _, name := range []string{"kubectl-svcproxy-0.1.0-linux-amd64.tar.gz", "kube-proxy-chart-0.1.0.tgz",
-		"release-notes.md", "sbom.spdx.json", provenanceFile, sumsFile} {
+		"svcproxy.yaml", "release-notes.md", "sbom.spdx.json", provenanceFile, sumsFile} {
 		a, err := os.ReadFile(filepath.Join(one, name))
 		b, again := os.ReadFile(filepath.Join(two, name))
 		if err != nil || again != nil || len(a) == 0 || !bytes.Equal(a, b) {
@@ -47,10 +48,10 @@ func TestBuild(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if version, commit, err := origin(one); err != nil || version != "0.1.0" || commit != head {
-		t.Errorf("of version %q and commit %q: %v", version, commit, err)
+	if made, commit, err := origin(one); err != nil || made != (parameters{want.version, want.url}) || commit != head {
+		t.Errorf("of %+v and commit %q: %v", made, commit, err)
 	}
-	if err := build(t.Context(), "0.1.0", one, nil); err == nil {
+	if err := build(t.Context(), plan{version: "0.1.0"}, one); err == nil {
 		t.Error("files of an earlier release are mixed with those of this one")
 	}
 	text, _ := os.ReadFile(filepath.Join(one, sumsFile))
@@ -124,7 +125,7 @@ func (p publicOf) Public() any { return p.public }
 // Versions that are none, and a modified tree, are refused before anything is built.
 func TestBadCalls(t *testing.T) {
 	for _, args := range [][]string{{}, {"-version", "v1"}, {"-version", "../1.0.0"}, {"verify"},
-		{"verify", "-o", t.TempDir()}} {
+		{"verify", "-o", t.TempDir()}, {"-version", "1.0.0", "-url", "http://example.org"}} {
 		if err := run(t.Context(), args, io.Discard); err == nil {
 			t.Errorf("%q is taken", args)
 		}

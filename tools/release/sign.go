@@ -62,7 +62,7 @@ func readPEM(name string) ([]byte, error) {
 }
 
 // verify checks the signature, the sums of all files, and that this commit makes the same files.
-func verify(ctx context.Context, dir, publicFile string, out io.Writer) error {
+func verify(ctx context.Context, want plan, dir, publicFile string, out io.Writer) error {
 	if dir == "" {
 		return errors.New("-o: want the folder of a release")
 	}
@@ -81,10 +81,11 @@ func verify(ctx context.Context, dir, publicFile string, out io.Writer) error {
 		return err
 	}
 	fmt.Fprintln(out, "sums: ok")
-	version, commit, err := origin(dir)
+	made, commit, err := origin(dir)
 	if err != nil {
 		return err
 	}
+	want.version, want.url = made.Version, made.URL
 	changes, err := git(ctx, "status", "--porcelain")
 	if err != nil {
 		return err
@@ -97,7 +98,7 @@ func verify(ctx context.Context, dir, publicFile string, out io.Writer) error {
 		return err
 	}
 	defer os.RemoveAll(temp)
-	if err := build(ctx, version, temp, platforms); err != nil {
+	if err := build(ctx, want, temp); err != nil {
 		return err
 	}
 	again, err := os.ReadFile(filepath.Join(temp, sumsFile))
@@ -167,16 +168,19 @@ func verifySums(dir string, text []byte) error {
 	return nil
 }
 
-// origin returns the version and the commit of a release by its provenance.
-func origin(dir string) (version, commit string, err error) {
+// parameters are those of a release in its provenance.
+type parameters struct{ Version, URL string }
+
+// origin returns the parameters and the commit of a release by its provenance.
+func origin(dir string) (made parameters, commit string, err error) {
 	text, err := os.ReadFile(filepath.Join(dir, provenanceFile))
 	if err != nil {
-		return "", "", err
+		return made, "", err
 	}
 	var p struct {
 		Predicate struct {
 			BuildDefinition struct {
-				ExternalParameters   struct{ Version string }
+				ExternalParameters   parameters
 				ResolvedDependencies []struct {
 					Digest struct{ GitCommit string }
 				}
@@ -184,13 +188,13 @@ func origin(dir string) (version, commit string, err error) {
 		}
 	}
 	if err := json.Unmarshal(text, &p); err != nil {
-		return "", "", fmt.Errorf("read %s: %w", provenanceFile, err)
+		return made, "", fmt.Errorf("read %s: %w", provenanceFile, err)
 	}
 	b := p.Predicate.BuildDefinition
 	if len(b.ResolvedDependencies) == 0 || !versions.MatchString(b.ExternalParameters.Version) {
-		return "", "", fmt.Errorf("%s names no version and commit", provenanceFile)
+		return made, "", fmt.Errorf("%s names no version and commit", provenanceFile)
 	}
-	return b.ExternalParameters.Version, b.ResolvedDependencies[0].Digest.GitCommit, nil
+	return b.ExternalParameters, b.ResolvedDependencies[0].Digest.GitCommit, nil
 }
 
 // differences returns the names of lines that only one of two lists of sums has.
