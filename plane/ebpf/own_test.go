@@ -114,6 +114,11 @@ func TestStrays(t *testing.T) {
 		for to, c := range map[string]caller{"VIP:80": tcp, "VIP:53": udp} {
 			for who, got := range calls(to, c) {
 				want := map[string]string{"pod3": "pod3", "inner": "pod3", "alone": "alone", "container": "pod1"}[who]
+				for range 3 { // a server on a busy machine may take more than a second
+					if got == "silence" {
+						got = calls(to, c)[who]
+					}
+				}
 				if got != want {
 					b.t.Errorf("%s of %s, which an address inside a pod hides, reaches %s, want %s", to, who, got, want)
 				}
