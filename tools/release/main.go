@@ -4,10 +4,11 @@
 //	make verify-release DIR=bin/release/0.1.0 PUBLIC=key.pub
 //
 // A release has an archive of kube-proxy for each platform that it runs on, one of the kubectl
-// plugin for each platform of users, the image, the chart, the manifest for krew, the release notes,
-// a bill of materials (SPDX 2.3) and the provenance (in-toto statement with SLSA provenance v1). SHA256SUMS has the sums of all of
-// them, and is signed if the caller names a key. Two builds of a commit are equal in every byte but
-// the signature of an ECDSA key, so anybody can rebuild and compare.
+// plugin for each platform of users, the image, the chart, the manifest for krew, the release
+// notes, a bill of materials (SPDX 2.3) and the provenance (in-toto statement with SLSA provenance
+// v1). SHA256SUMS has the sums of all of them, and is signed if the caller names a key. Two builds
+// of a commit are equal in every byte but the signature of an ECDSA key, so anybody can rebuild and
+// compare.
 package main
 
 import (
