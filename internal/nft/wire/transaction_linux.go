@@ -180,10 +180,22 @@ func (t *Transaction) AddRule(chain string, expressions []byte, comment string) 
 	e.EndMessage(at)
 }
 
-// RuleComment returns the comment of a rule from the body of a message about it.
+// RuleComment returns the comment of a rule from the body of a message about it, "" without one.
+// The kernel stores what any program wrote, and the reader of package userdata panics, or reads
+// what follows, if an entry is longer than the data.
 func RuleComment(body []byte) string {
-	comment, _ := userdata.GetString(netlink.Attribute(body, unix.NFTA_RULE_USERDATA), userdata.TypeComment)
-	return comment
+	data := netlink.Attribute(body, unix.NFTA_RULE_USERDATA)
+	for len(data) >= 2 { // a type and a length before each entry
+		end := 2 + int(data[1])
+		if end > len(data) {
+			return ""
+		}
+		if userdata.Type(data[0]) == userdata.TypeComment {
+			return netlink.CStr(data[2:end])
+		}
+		data = data[end:]
+	}
+	return ""
 }
 
 // DeleteRule deletes the rule of a chain that has the handle.
