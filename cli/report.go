@@ -46,8 +46,13 @@ func reportQuery() queryCommand {
 // reportQueries are the queries of a report, each with its file.
 var reportQueries = []string{"status", "configuration", "attention", "states", "diff", "events", "table"}
 
-// maxReported is the number of Services with problems whose details are in a report.
-const maxReported = 20
+const (
+	// maxReported is the number of Services with problems whose details are in a report.
+	maxReported = 20
+	// reportBytes limits the answers of a report, in bytes: all of them are in memory at once, and
+	// the node may be hostile.
+	reportBytes = api.MaxAnswer
+)
 
 // reportAnswer is the answer to one query of a report, or the reason why it is missing.
 type reportAnswer struct {
@@ -59,7 +64,7 @@ type reportAnswer struct {
 // report writes a report. A query without an answer is named in its README; only a proxy that
 // answers none is an error.
 func (q *queries) report(ctx context.Context, file, folder string, names bool, now time.Time) error {
-	answers, err := q.reportAnswers(ctx)
+	answers, err := q.reportAnswers(ctx, reportBytes)
 	if err != nil {
 		return err
 	}
@@ -81,21 +86,33 @@ func (q *queries) report(ctx context.Context, file, folder string, names bool, n
 	return nil
 }
 
-func (q *queries) reportAnswers(ctx context.Context) ([]reportAnswer, error) {
-	var all []reportAnswer
-	for _, query := range reportQueries {
-		a := reportAnswer{file: query + ".json"}
-		a.err = q.client.Get(ctx, query, nil, &a.raw)
-		if query == "status" && errors.Is(a.err, api.ErrNotAsked) || ctx.Err() != nil {
-			return nil, a.err
+// reportAnswers returns the answers of a report, which have up to most bytes together.
+func (q *queries) reportAnswers(ctx context.Context, most int) (all []reportAnswer, err error) {
+	get := func(file, query string, params url.Values) (json.RawMessage, error) {
+		a := reportAnswer{file: file}
+		a.err = q.client.Get(ctx, query, params, &a.raw)
+		if most -= len(a.raw); most < 0 {
+			most += len(a.raw)
+			a.raw, a.err = nil, fmt.Errorf("left out: a report has up to %d MiB", reportBytes>>20)
 		}
 		all = append(all, a)
+		return a.raw, a.err
 	}
-	at := slices.IndexFunc(all, func(a reportAnswer) bool { return a.file == "states.json" })
-	for i, name := range troubled(all[at].raw) {
-		a := reportAnswer{file: fmt.Sprintf("service-%02d.json", i+1)}
-		a.err = q.client.Get(ctx, "service", url.Values{"name": {name}}, &a.raw)
-		all = append(all, a)
+	var states json.RawMessage
+	for _, query := range reportQueries {
+		raw, err := get(query+".json", query, nil)
+		if query == "status" && errors.Is(err, api.ErrNotAsked) || ctx.Err() != nil {
+			return nil, err
+		}
+		if query == "states" {
+			states = raw
+		}
+	}
+	for i, name := range troubled(states) {
+		_, err := get(fmt.Sprintf("service-%02d.json", i+1), "service", url.Values{"name": {name}})
+		if errors.Is(err, api.ErrNotAsked) {
+			break // a node that does not answer makes the user wait for each query
+		}
 	}
 	return all, nil
 }

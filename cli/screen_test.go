@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"unicode"
@@ -80,6 +81,8 @@ func hostile(t *testing.T) *api.Client {
 			answer = new(inspect.Top)
 		case "trace":
 			answer = new(inspect.TraceAnswer)
+		case "probe":
+			answer = new(inspect.Probes)
 		case "table":
 			answer = new(struct {
 				Node      string             `json:"node"`
@@ -138,8 +141,15 @@ func harmless(t *testing.T, text string) {
 // values, escaped.
 func TestHostileNodeTN97(t *testing.T) {
 	client := hostile(t)
-	for name, args := range map[string][]string{"status": nil, "backends": {"a"}, "why": {"a"}, "why ": nil,
-		"table": nil, "diff": nil, "events": nil, "top": nil, "trace": {"node", "192.0.2.1:80/tcp"}} {
+	questions := map[string][]string{"status": nil, "backends": {"a"}, "why": {"a"}, "why ": nil, "probe": {"a"},
+		"table": nil, "diff": nil, "events": nil, "top": nil, "trace": {"node", "192.0.2.1:80/tcp"}}
+	for _, a := range queryCommands() {
+		// They print no answer: a connection, a page for a browser, and a file.
+		if _, tested := questions[a.name]; !tested && !slices.Contains([]string{"connect", "ui", "report"}, a.name) {
+			t.Errorf("%s is not tested", a.name)
+		}
+	}
+	for name, args := range questions {
 		for _, a := range queryCommands() {
 			if a.name != strings.TrimSpace(name) {
 				continue
