@@ -177,7 +177,11 @@ func printMigration(out, errOut io.Writer, asJSON bool, r *migrate.Result) error
 		steps []migrate.Step
 	}{{"commands, with this output in config.yaml", r.Forth}, {"the way back", r.Back}} {
 		if len(way.steps) > 0 {
-			fmt.Fprintf(&b, "%s (%s):\n", way.name, r.Distribution)
+			name := way.name
+			if r.Distribution != "" {
+				name += " (" + r.Distribution + ")"
+			}
+			fmt.Fprintln(&b, name+":")
 		}
 		for _, step := range way.steps {
 			fmt.Fprintf(&b, "  # %s\n  %s\n", lb.Printable(step.For), lb.Printable(step.Run))

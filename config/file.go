@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -35,6 +36,9 @@ func decode(data []byte, ours []string) (*document, error) {
 	_, _, err := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer().Decode(data, nil,
 		nil)
 	d := document{root: map[string]any{}}
+	if n := documents(data); n > 1 {
+		d.warnings = append(d.warnings, fmt.Sprintf("the file has %d YAML documents; only the first has an effect", n))
+	}
 	switch {
 	case err != nil && !utf8.Valid(data), yaml.Unmarshal(data, &d.root) != nil:
 		return nil, fmt.Errorf("failed to decode: %w", explain(data, err))
@@ -55,6 +59,22 @@ func decode(data []byte, ours []string) (*document, error) {
 		return nil, fmt.Errorf("failed to decode: %w", explain(data, err))
 	}
 	return &d, nil
+}
+
+var (
+	// separator is the line before a YAML document, and remark one without content.
+	separator = regexp.MustCompile(`(?m)^---(?:[ \t].*)?\r?$`)
+	remark    = regexp.MustCompile(`(?m)^[ \t]*(?:#.*)?\r?$`)
+)
+
+// documents returns the number of YAML documents with content.
+func documents(data []byte) (n int) {
+	for _, doc := range separator.Split(string(data), -1) {
+		if strings.TrimSpace(remark.ReplaceAllString(doc, "")) != "" {
+			n++
+		}
+	}
+	return n
 }
 
 // without returns the error of a strict decoding without its parts about the fields ours; nil if it

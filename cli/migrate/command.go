@@ -164,6 +164,11 @@ func (r *reader) script(text, where string) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", where, err)
 	}
+	for _, a := range s.assigned {
+		if !a.read && a.value != "" {
+			r.unread(where, a)
+		}
+	}
 	return r.chosen(all, where)
 }
 

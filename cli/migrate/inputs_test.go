@@ -178,6 +178,53 @@ func TestIncompleteInputs(t *testing.T) {
 	}
 }
 
+// Words that other words of the input replace are reported, and so are files that it lacks (FL-10).
+func TestReplacedWords(t *testing.T) {
+	const start = "[Service]\nExecStart=/usr/bin/kube-proxy $A\n"
+	const three = "kind: KubeProxyConfiguration\n    apiVersion: kubeproxy.config.k8s.io/v1alpha1\n    logging: " +
+		"{verbosity: 3}\n"
+	const cm = "kind: ConfigMap\nmetadata: {name: c}\ndata:\n  config.conf: |\n    " + three
+	const pod = "kind: Pod\nmetadata: {name: kube-proxy-n1}\nspec: {tolerations: [], containers: [{name: kube-proxy, " +
+		"command: [kube-proxy, --v=3]}]}\n"
+	for name, c := range map[string]struct {
+		in   Input
+		want string
+	}{
+		"a variable of a file": {text("e", "A=--v=2\nA=--v=3\n"), "change e: A=--v=2 has no effect"},
+		"a variable of a unit": {text("u", start+"Environment=A=--v=2 A=--v=3\n"),
+			"change u: A=--v=2 has no effect"},
+		"a variable of a script": {text("s", "#!/bin/sh\nA=--v=2\nA=--v=3\nkube-proxy $A\n"),
+			"change s: A=--v=2 is not used"},
+		"a variable before a command": {text("s", "#!/bin/sh\nKUBECONFIG=/k kube-proxy --v=3\n"),
+			"change s: KUBECONFIG=/k is not used"},
+		"a missing file": {text("u", start+"Environment=A=--v=3\nEnvironmentFile=-/etc/default/x\n"),
+			"change u: EnvironmentFile=/etc/default/x: no input has this name"},
+		"a second document": {text("c", cm+"    ---\n    kind: Other\n"),
+			"the file has 2 YAML documents; only the first has an effect"},
+		"another key":           {text("c", cm+"  x: y\n"), "info ConfigMap c: other keys: x: they were ignored"},
+		"other fields of a pod": {text("p", pod), "info Pod kube-proxy-n1: fields beside command"},
+	} {
+		r, err := convert("", c.in)
+		if err != nil || !r.says(c.want) || !strings.Contains(string(r.Config), "verbosity: 3\n") {
+			t.Errorf("%s: it does not say %q: %v %+v", name, c.want, err, r)
+		}
+	}
+	// A file of that name, a value that was read before the next, and an equal value.
+	for _, in := range [][]Input{{text("u", start+"EnvironmentFile=/etc/default/x\n"), text("x", "A=--v=3\n")},
+		{text("s", "#!/bin/sh\nA=--v=2\nA=\"$A --proxy-mode=ipvs\"\nkube-proxy $A\n")},
+		{text("e", "A=--v=3\nA=--v=3\n")}} {
+		r, err := convert("", in...)
+		if err != nil || r.says("has no effect") || r.says("is not used") || r.says("no input has") {
+			t.Errorf("%v %+v", err, r)
+		}
+	}
+	_, err := convert("", text("c", cm+"  x: 'kind: KubeProxyConfiguration'\n"))
+	if err == nil || !strings.Contains(err.Error(), "there are two KubeProxyConfigurations, of ConfigMap c, key "+
+		"config.conf and of ConfigMap c, key x: pass one at a time, or the DaemonSet too") {
+		t.Error(err)
+	}
+}
+
 // eks are the objects of EKS.
 const eks = "kind: List\nitems:\n- kind: DaemonSet\n  metadata: {name: kube-proxy, namespace: kube-system}\n  spec:\n" +
 	"    selector: {matchLabels: {k8s-app: kube-proxy}}\n    template: {spec: {hostNetwork: true, containers: " +

@@ -133,6 +133,7 @@ type reader struct {
 	modes mode.List
 	flags map[string]config.FlagUse
 
+	inputs     []string // names
 	configMaps []object
 	files      []configFile // KubeProxyConfigurations
 	passed     []string
@@ -175,6 +176,7 @@ func Read(modes mode.List, inputs []Input) (*Proxy, error) {
 	r := reader{modes: modes, flags: config.FlagUses(modes), vars: map[string]string{}, varFrom: map[string]string{},
 		varUsed: map[string]bool{}}
 	for _, in := range inputs {
+		r.inputs = append(r.inputs, in.Name)
 		if err := r.input(in); err != nil {
 			return nil, fmt.Errorf("%s: %w", in.Name, err)
 		}
@@ -321,24 +323,13 @@ func (r *reader) configMap(o object) error {
 		return nil
 	}
 	r.configMaps = append(r.configMaps, o)
-	if key := keyOf(o); key != "" {
-		r.files = append(r.files, configFile{[]byte(o.Data[key]), o.String() + ", key " + key, o.Metadata.Name, key})
-	}
-	return nil
-}
-
-// keyOf returns the key of a ConfigMap that holds a configuration: config.conf, or a key whose
-// value declares itself as one; "" without one.
-func keyOf(o object) string {
-	if o.Data["config.conf"] != "" {
-		return "config.conf"
-	}
 	for _, key := range slices.Sorted(maps.Keys(o.Data)) {
-		if strings.Contains(o.Data[key], "KubeProxyConfiguration") {
-			return key
+		if key == "config.conf" && o.Data[key] != "" || strings.Contains(o.Data[key], "KubeProxyConfiguration") {
+			r.files = append(r.files,
+				configFile{[]byte(o.Data[key]), o.String() + ", key " + key, o.Metadata.Name, key})
 		}
 	}
-	return ""
+	return nil
 }
 
 // pod takes the pod of a proxy.
@@ -363,6 +354,8 @@ func (r *reader) pod(o object, p pod) error {
 	if others := slices.Concat(p.InitContainers, p.Containers[1:]); len(others) > 0 {
 		r.ignore(o.String(), "containers "+names(others), "they were ignored", "They do not run the proxy.")
 	}
+	r.ignore(o.String(), "fields beside command, args, env, mounts and rights", "they were ignored",
+		"They place and start pods. Commands that keep the DaemonSet keep them, and the chart has its own.")
 	return r.inPod(c, fmt.Sprintf("%s, container %s", o, c.Name))
 }
 
@@ -456,6 +449,12 @@ func (r *reader) together() error {
 	for _, o := range r.configMaps {
 		if o.Metadata.Name != r.Place.ConfigMap {
 			r.pass(o.String())
+			continue
+		}
+		others := slices.DeleteFunc(slices.Sorted(maps.Keys(o.Data)), func(k string) bool { return k == r.Place.Key })
+		if len(others) > 0 {
+			r.ignore(o.String(), "other keys: "+strings.Join(others, ", "), "they were ignored",
+				"They are not the proxy's configuration.")
 		}
 	}
 	r.Place.settle()
@@ -498,8 +497,8 @@ func (r *reader) choose(path string) error {
 	}
 	switch {
 	case len(r.files) > 1:
-		return fmt.Errorf("there are two KubeProxyConfigurations, of %s and of %s: pass one at a time",
-			r.files[0].where, r.files[1].where)
+		return fmt.Errorf("there are two KubeProxyConfigurations, of %s and of %s: pass one at a time, or the "+
+			"DaemonSet too, which names one", r.files[0].where, r.files[1].where)
 	case len(r.files) == 1:
 		f := r.files[0]
 		r.File, r.FileWhere, r.Place.ConfigMap, r.Place.Key = f.data, f.where, f.configMap, f.key

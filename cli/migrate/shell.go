@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -14,6 +15,8 @@ type shell struct {
 	// vars are the values of variables, and used those that were read.
 	vars map[string]string
 	used map[string]bool
+	// assigned are the assignments of the text, in order.
+	assigned []assignment
 	// systemd selects the rules of ExecStart: no operators, $NAME only as a whole word, and ${NAME}
 	// is one word.
 	systemd bool
@@ -69,6 +72,7 @@ func (l *lexer) endWord() {
 		l.now.redirects[len(l.now.redirects)-1] += w
 	case !l.systemd && len(l.now.words) == 0 && assigns && variable.MatchString(name):
 		l.vars[name] = value
+		l.assigned = append(l.assigned, assignment{name: name, value: value})
 	case !l.systemd && len(l.now.words) == 0 && !l.quoted && (w == "export" || w == "{" || w == "}"):
 	default:
 		l.now.words = append(l.now.words, w)
@@ -200,7 +204,7 @@ func (l *lexer) expand(inQuotes bool) error {
 		l.add(m[0])
 		return nil
 	}
-	l.used[name] = true
+	l.read(name)
 	if inQuotes || l.systemd && !bare {
 		l.add(value)
 		return nil
@@ -226,6 +230,17 @@ func (l *lexer) expand(inQuotes bool) error {
 		l.endWord()
 	}
 	return nil
+}
+
+// read notes that the present value of a variable is used.
+func (s *shell) read(name string) {
+	s.used[name] = true
+	for i, a := range slices.Backward(s.assigned) {
+		if a.name == name {
+			s.assigned[i].read = true
+			return
+		}
+	}
 }
 
 func blank(r rune) bool { return r == ' ' || r == '\t' || r == '\n' }
@@ -276,8 +291,11 @@ func (l *lexer) redirect() {
 	l.operand = true
 }
 
-// assignment is a variable of an environment file, with its value as written.
-type assignment struct{ name, value string }
+// assignment is a variable with its value.
+type assignment struct {
+	name, value string
+	read        bool
+}
 
 var (
 	assigned  = regexp.MustCompile(`^(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)=`)
@@ -304,7 +322,7 @@ func environment(text string) (all []assignment, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", m[1], err)
 		}
-		all = append(all, assignment{m[1], value})
+		all = append(all, assignment{name: m[1], value: value})
 		text = after
 	}
 	if len(all) == 0 {

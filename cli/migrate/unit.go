@@ -3,6 +3,7 @@ package migrate
 import (
 	"errors"
 	"fmt"
+	"path"
 	"regexp"
 	"slices"
 	"strings"
@@ -90,6 +91,10 @@ func (r *reader) variable(name, value, where string) error {
 		return fmt.Errorf("it sets %s, and so does %s with another value: pass the one that applies", name,
 			r.varFrom[name])
 	}
+	if old := r.vars[name]; old != "" && old != value {
+		r.add(Change, where, name+"="+old+" has no effect", "A later line sets this variable again.",
+			"Remove the line.")
+	}
 	if !slices.Contains(r.varNames, name) {
 		r.varNames = append(r.varNames, name)
 	}
@@ -101,6 +106,12 @@ func (r *reader) variable(name, value, where string) error {
 func (r *reader) startUnit() error {
 	u := r.service
 	at := u.where + ", ExecStart"
+	for _, file := range u.files {
+		if !slices.ContainsFunc(r.inputs, func(name string) bool { return path.Base(name) == path.Base(file) }) {
+			r.add(Change, u.where, "EnvironmentFile="+file+": no input has this name",
+				"It may set variables of the command line, and replaces values of Environment.", "Pass it too.")
+		}
+	}
 	s := shell{systemd: true, vars: r.vars, used: r.varUsed}
 	var all []command
 	for _, start := range u.starts {
@@ -151,10 +162,15 @@ func (r *reader) variables() error {
 	}
 	for _, name := range r.varNames {
 		if !r.varUsed[name] {
-			r.add(Change, r.varFrom[name], name+"="+r.vars[name]+" is not used",
-				"No command line of the input names this variable, and its value has no flags.",
-				"Pass the unit or script that names it, too; the proxy itself does not read it.")
+			r.unread(r.varFrom[name], assignment{name: name, value: r.vars[name]})
 		}
 	}
 	return nil
+}
+
+// unread reports a variable that the command line does not have.
+func (r *reader) unread(where string, a assignment) {
+	r.add(Change, where, a.name+"="+a.value+" is not used",
+		"No command line of the input names this variable, and its value has no flags.",
+		"Pass the unit or script that names it, too; the proxy itself does not read it.")
 }
