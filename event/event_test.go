@@ -107,7 +107,8 @@ func TestConstructors(t *testing.T) {
 			e.Regarding != c.regarding {
 			t.Errorf("%+v", e)
 		}
-		if !strings.Contains(e.Note, c.note) || strings.ContainsAny(e.Note, "{}") {
+		if !strings.Contains(e.Note, c.note) || strings.ContainsAny(e.Note, "{}") ||
+			strings.Contains(e.Note, " 0 more") {
 			t.Errorf("%s: note %q, want %q in it", e.Reason, e.Note, c.note)
 		}
 		seen[e.Reason] = true
