@@ -84,6 +84,13 @@ func (a *addresses) are(rows map[lb.Key]*row) (held []lb.Key) {
 	return held
 }
 
+// lookup returns the route to an address. The socket answers one question at a time.
+func (a *addresses) lookup(ctx context.Context, to netip.Addr) (route.Route, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return route.Lookup(ctx, a.conn, route.Query{To: to})
+}
+
 // changed is called after each change of the node's addresses.
 func (a *addresses) changed() {
 	a.mu.Lock()

@@ -15,7 +15,6 @@ import (
 
 	"github.com/cilium/ebpf/link"
 
-	"kube-proxy/internal/netlink/route"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/ebpf/bpf"
@@ -92,7 +91,7 @@ func (p *Plane) classOf(ctx context.Context, packet trace.Packet) (class uint32,
 	if !recognises(pods, packet) {
 		return 0, false, nil
 	}
-	r, err := route.Lookup(ctx, p.addresses.conn, route.Query{To: packet.From.Addr()})
+	r, err := p.addresses.lookup(ctx, packet.From.Addr())
 	return ofPods, err == nil && r.Errno == 0 && !r.Here() && !r.Gateway.IsValid(), err
 }
 
@@ -121,19 +120,42 @@ func (p *Plane) askPrograms(packet trace.Packet, class uint32) (k trace.Kernel, 
 		return k, passages[a.Why].words, nil
 	case a.Set == 0:
 		return k, "the rules decide about this frontend", nil
-	case a.Backend.Backend == 0:
-		return k, fmt.Sprintf("set %d has no endpoint that is not a frontend too", a.Set), nil
+	case a.Remembered != 0 && a.Backend.Backend == 0:
+		return k, passages[byEndpoint].words, nil
 	}
 	t, err := openReading(&p.kernel.obj.LBMaps)
 	if err != nil {
 		return k, "", err
 	}
 	defer t.close()
-	return kernelAnswer(packet, a, t.backendsOf(a.Set)), "", nil
+	all := t.backendsOf(a.Set)
+	// The question drew one backend; another connection may draw one that is no frontend.
+	again := 0
+	for _, b := range all {
+		is, err := p.kernel.isFrontend(b, packet.Proto)
+		if err != nil {
+			return k, "", err
+		}
+		if is {
+			again++
+		}
+	}
+	if again == len(all) {
+		return k, fmt.Sprintf("set %d has no endpoint that is not a frontend too", a.Set), nil
+	}
+	return kernelAnswer(packet, a, all, again), "", nil
 }
 
-// kernelAnswer says how sockets are connected to the backends of a set.
-func kernelAnswer(packet trace.Packet, a bpf.LBQuestion, all []netip.AddrPort) trace.Kernel {
+// isFrontend reports whether the programs take a backend for a frontend too.
+func (k *kernel) isFrontend(b netip.AddrPort, proto lb.Proto) (bool, error) {
+	a, err := k.ask(bpf.LBQuestion{Client: ofHost, To: bpf.LBFront{Addr: addrOf(b.Addr()), Port: bigEndian(b.Port()),
+		Proto: uint8(proto)}})
+	return a.Found != 0, err
+}
+
+// kernelAnswer says how sockets are connected to the backends of a set. Where one of the backends
+// that are frontends too is drawn, the packet path draws again.
+func kernelAnswer(packet trace.Packet, a bpf.LBQuestion, all []netip.AddrPort, again int) trace.Kernel {
 	k := trace.Kernel{Verdict: trace.Balance, Connected: true}
 	shares := map[netip.AddrPort]float64{}
 	for _, b := range all {
@@ -149,6 +171,10 @@ func kernelAnswer(packet trace.Packet, a bpf.LBQuestion, all []netip.AddrPort) t
 		"socket: an eBPF program connects it; its packets are not translated",
 		fmt.Sprintf("map frontends: %s/%s has set %d", packet.To, packet.Proto, a.Set),
 		fmt.Sprintf("map sets: set %d has %d slots, each with a backend", a.Set, a.Count),
+	}
+	if again > 0 {
+		k.Way = append(k.Way, fmt.Sprintf("map frontends: %d of its backends are frontends too; where one of them is "+
+			"drawn, the packet path serves the connection and draws again", again))
 	}
 	return k
 }
