@@ -210,6 +210,9 @@ func (n *neighbours) acts(namespace, does string, events ...cluster.Event) {
 			continue
 		}
 		if n.kernel.Sockets && moved[at.key] {
+			if n.leadsToServices(at.key) { // the packet path refuses there what a socket reaches
+				continue
+			}
 			was.masquerade = now.masquerade
 		}
 		if now != was {
@@ -406,6 +409,16 @@ func (n *neighbours) claimed() map[lb.Key]bool {
 		}
 	}
 	return keys
+}
+
+// leadsToServices reports whether a frontend has an endpoint at an address for Services.
+func (n *neighbours) leadsToServices(k lb.Key) bool {
+	for a := range backends(n.table.Get(k)) {
+		if lb.Within(n.table.Node.ServiceCIDRs, a) {
+			return true
+		}
+	}
+	return false
 }
 
 // answers returns the kernel's treatment of packets to the keys, each from a pod, the node or
