@@ -2,6 +2,7 @@ package failover
 
 import (
 	"cmp"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -31,7 +32,6 @@ type node struct {
 	controls map[*target]string // with their nodes; "" for none
 	misses   int
 
-	works   bool // the last inquiry showed that this node's link works
 	down    bool
 	since   time.Duration
 	whole   bool // down with all its endpoints
@@ -335,9 +335,22 @@ func (s *State) widen(now time.Duration, n *node) {
 	s.askControls(now, n)
 }
 
-// controlAge is the age up to which the answer of a control shows that this node's link works.
-// Probes of the node may have waited for their share since then, while the link failed.
+// controlAge is how long an answer shows that this node's link works, and how long silence counts.
 const controlAge = 3 * time.Second
+
+// linkWorked reports whether another address of the inquiry answered within controlAge before the
+// target's last probe ended. A later answer does not count: the link of this node may have been
+// down until then.
+func (n *node) linkWorked(t *target) bool {
+	return n.has(func(o *target) bool {
+		return o.result.Reached() && o.done <= t.done && t.done-o.done <= controlAge
+	})
+}
+
+// has reports whether is holds for an address of the inquiry.
+func (n *node) has(is func(*target) bool) bool {
+	return slices.ContainsFunc(n.members, is) || slices.ContainsFunc(slices.Collect(maps.Keys(n.controls)), is)
+}
 
 // maxInquiry is how long an inquiry looks for a control that answers.
 const maxInquiry = 5 * time.Second
@@ -363,14 +376,14 @@ func (s *State) conclude(now time.Duration, n *node) {
 		s.askControls(now, n)
 		waits = len(n.controls) > asked
 	}
-	if !control && waits {
+	if !control && waits || control && now < n.start+maxInquiry && s.askPortsAgain(now, n) {
 		return
 	}
-	n.open, n.works = false, control
+	n.open = false
 	n.misses++
 	n.earlier = now + backoff(n.misses-1, s.random())
 	// The ports of the node itself must be silent; an endpoint alone proves nothing about its node.
-	if control && n.known && n.real() && s.portsSilent(n) {
+	if control && n.known && n.real() && s.portsSilent(now, n) {
 		s.lost(now, n)
 	}
 	for _, t := range s.targets {
@@ -380,15 +393,41 @@ func (s *State) conclude(now time.Duration, n *node) {
 	}
 }
 
-// portsSilent reports whether all ports of the node were probed in this inquiry, without an answer.
-func (s *State) portsSilent(n *node) bool {
+// portTargets returns the ports of the node that were probed in this inquiry.
+func (s *State) portTargets(n *node) (all []*target) {
+	if !n.known || !n.real() {
+		return nil
+	}
 	for _, port := range ports {
-		t := s.targets[netip.AddrPortFrom(n.addrs[0], port)]
-		if t == nil || !t.fresh(n.start) || t.result.Reached() {
-			return false
+		if t := s.targets[netip.AddrPortFrom(n.addrs[0], port)]; t != nil && t.fresh(n.start) {
+			all = append(all, t)
 		}
 	}
-	return true
+	return all
+}
+
+// proves reports whether the last probe of a port shows that its node is silent.
+func (n *node) proves(now time.Duration, port *target) bool {
+	return !port.result.Reached() && n.linkWorked(port) && now-port.done <= controlAge
+}
+
+// askPortsAgain has the silent ports of the node probed again whose silence proves nothing, because
+// the first control answered only after it, and reports whether there are any.
+func (s *State) askPortsAgain(now time.Duration, n *node) (asked bool) {
+	for _, t := range s.portTargets(n) {
+		if !t.result.Reached() && !n.proves(now, t) {
+			s.schedule(t, now, Tries)
+			asked = true
+		}
+	}
+	return asked
+}
+
+// portsSilent reports whether all ports of the node were probed in this inquiry, without an answer,
+// while the link of this node worked.
+func (s *State) portsSilent(now time.Duration, n *node) bool {
+	all := s.portTargets(n)
+	return len(all) == len(ports) && !slices.ContainsFunc(all, func(t *target) bool { return !n.proves(now, t) })
 }
 
 // portsWork reports whether a port of a node answered lately.
@@ -418,7 +457,7 @@ func (s *State) reached(now time.Duration, n *node) {
 	if !n.reach {
 		n.reach, s.changed = true, true
 	}
-	n.open, n.works, n.misses, n.next = false, true, 0, -1
+	n.open, n.misses, n.next = false, 0, -1
 	returned := n.down
 	if returned {
 		n.down, n.upAt, s.changed = false, now, true

@@ -459,7 +459,7 @@ func (s *State) judge(now time.Duration, t *target) {
 	if t.result != Silent || t.running || t.alone || !t.client || now-t.done > verdictAge {
 		return
 	}
-	works := t.here // no link is involved
+	works, later := t.here, false // on this node no link is involved
 	for _, name := range t.nodes {
 		n := s.nodes[name]
 		if n == nil {
@@ -472,10 +472,15 @@ func (s *State) judge(now time.Duration, t *target) {
 			s.rescue[Endpoint{t.at, lb.TCP}], s.changed = true, true
 			return
 		}
-		works = works || n.works
+		works = works || n.linkWorked(t)
+		later = later || n.has(func(o *target) bool { return o.result.Reached() && o.done > t.done })
 	}
-	if works && t.answered >= 0 {
+	switch {
+	case t.answered < 0:
+	case works:
 		s.lose(now, t)
+	case later: // the link works now: did it when the target was silent?
+		s.schedule(t, now, Tries)
 	}
 }
 

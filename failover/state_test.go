@@ -109,6 +109,40 @@ func TestSilentAfterAnAnswer(t *testing.T) {
 	}
 }
 
+// TestLinkReturns: this node's link is down for a while, and comes back while an inquiry looks for
+// an address that answers. The silence before proves nothing (FO-07).
+func TestLinkReturns(t *testing.T) {
+	for cut := 100 * time.Millisecond; cut < 6*time.Second; cut += 50 * time.Millisecond {
+		w := newWorld(t)
+		var all []string
+		for n := 2; n < 30; n++ {
+			all = append(all, fmt.Sprintf("10.0.%d.1@node-%d", n, n))
+		}
+		w.service("xweb", all...)
+		w.notice("xweb", b1) // it answers a probe
+		w.run(2 * time.Second)
+		w.cut = true
+		w.notice("xweb", b1)
+		w.run(cut)
+		w.cut = false
+		for range 50 {
+			if own, byNode := w.is(b1); own || byNode || len(w.downs) > 0 {
+				t.Fatalf("after a cut of %s: unreachable by itself %v, by its node %v; down: %v", cut, own, byNode,
+					w.downs)
+			}
+			w.run(100 * time.Millisecond)
+		}
+		w.dead["node-2"] = true
+		for range 10 {
+			w.notice("xweb", b1)
+			w.run(time.Second)
+		}
+		if len(w.downs) == 0 {
+			t.Fatalf("after a cut of %s a dead node is not found: %+v", cut, w.state.Status(w.now))
+		}
+	}
+}
+
 // TestReturn: the first answer of a node ends its avoidance, at most 10 s later; meanwhile a node
 // costs two addresses each 8 s (FO-09).
 func TestReturn(t *testing.T) {

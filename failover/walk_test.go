@@ -15,6 +15,8 @@ import (
 //
 //   - an endpoint is not unreachable 14 s after it and its node answer again (FO-09);
 //   - no node becomes unreachable while this node's own link is down (FO-07);
+//   - none does unless it was dead, or the link down, within 4 s: the age of a proof, and a series
+//     (FO-03);
 //   - the limits hold, and only addresses of the Services and nodes are probed (FO-10).
 func TestWalk(t *testing.T) {
 	seed := seedtest.Of(t)
@@ -39,7 +41,7 @@ func walk(t *testing.T, random *rand.Rand) {
 		}
 		w.service(fmt.Sprintf("%cweb", 'a'+s), all...)
 	}
-	alive, nodeAlive := fact{}, fact{}
+	alive, nodeAlive, lastDead := fact{}, fact{}, fact{}
 	cut := time.Duration(0) // since when the link is as it is
 	node := func() string { return fmt.Sprintf("node-%d", 2+random.IntN(nodes)) }
 	for range 400 {
@@ -68,6 +70,16 @@ func walk(t *testing.T, random *rand.Rand) {
 				}
 			}
 			w.run(200 * time.Millisecond)
+		}
+		for n := 2; n < 2+nodes; n++ {
+			if name := fmt.Sprintf("node-%d", n); w.cut || w.dead[name] {
+				lastDead[name] = w.now
+			}
+		}
+		for _, name := range w.downs[downs:] {
+			if was := lastDead[name]; was == 0 || was < w.now-5*time.Second { // looked at once a second
+				t.Fatalf("%s: %s became unreachable; it was last dead at %s", w.now, name, was)
+			}
 		}
 		// Inquiries with a control that answered before the cut may end until 3 s after it.
 		if cutBefore && cut < w.now-3*time.Second && len(w.downs) > downs {
