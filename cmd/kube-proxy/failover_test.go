@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -83,8 +84,12 @@ func newModeLab(t testing.TB, mode string) (n *failoverLab) {
 // node adds a Node.
 func (n *failoverLab) node(name, ip string) {
 	n.t.Helper()
-	n.apply(name, fmt.Sprintf("kind: Node\nmetadata: {name: %s}\nstatus: {addresses: [{type: InternalIP, address: "+
-		"%s}]}\n", name, ip))
+	n.apply(name, nodeManifest(name, ip))
+}
+
+func nodeManifest(name, ip string) string {
+	return fmt.Sprintf("kind: Node\nmetadata: {name: %s}\nstatus: {addresses: [{type: InternalIP, address: %s}]}\n",
+		name, ip)
 }
 
 // serve starts the program and waits until it serves.
@@ -115,8 +120,9 @@ func serviceManifest(name, ip string, endpoints ...string) string {
 		all = append(all, fmt.Sprintf("{addresses: [%s], nodeName: %s}", a, node))
 	}
 	return fmt.Sprintf("kind: Service\nmetadata: {name: %[1]s, namespace: lab}\nspec: {clusterIP: %[2]s, ports: "+
-		"[{port: 80}]}\n---\nkind: EndpointSlice\nmetadata: {name: %[1]s, namespace: lab, labels: "+
-		"{kubernetes.io/service-name: %[1]s}}\naddressType: IPv4\nports: [{port: 8080}]\nendpoints: [%[3]s]\n",
+		"[{name: http, port: 80}]}\n---\nkind: EndpointSlice\nmetadata: {name: %[1]s, namespace: lab, labels: "+
+		"{kubernetes.io/service-name: %[1]s}}\naddressType: IPv4\nports: "+
+		"[{name: http, port: 8080}]\nendpoints: [%[3]s]\n",
 		name, ip, strings.Join(all, ", "))
 }
 
@@ -434,12 +440,9 @@ func TestFailoverRestart(t *testing.T) {
 
 // TestFailoverRescue: in rescue, waiting clients are rescued before each packet that they repeat,
 // those that come later too, and the table stays (FO-11). A client gets the silent endpoint again
-// each time with a probability of a third. IPVS rescues none that it does not avoid.
+// each time with a probability of a third. IPVS avoids the endpoint while clients wait.
 func TestFailoverRescue(t *testing.T) {
 	inFailoverModes(t, func(t *testing.T, n *failoverLab) {
-		if n.mode == "ipvs" {
-			t.Skip("mode ipvs rescues with avoid only: docs/failover.md")
-		}
 		p := n.serve("--failover=rescue")
 		p.await(failoverOn)
 		nodeDead.begin(n)
@@ -453,8 +456,13 @@ func TestFailoverRescue(t *testing.T) {
 			if n.lost() == before {
 				t.Error("no client met the silent endpoint")
 			}
+			until(t, func() string {
+				if _, out := n.query("backends", "lab/web"); !strings.Contains(out, "3 in use") {
+					return "no client waits, and an endpoint is avoided:\n" + out
+				}
+				return ""
+			})
 		}
-		n.says("backends lab/web", "3 in use")
 		n.says("status", "1 endpoint affected")
 		p.end(syscall.SIGTERM)
 	})
@@ -648,6 +656,111 @@ func TestFailoverUnreadable(t *testing.T) {
 			}
 			return ""
 		})
+		p.end(syscall.SIGTERM)
+	})
+}
+
+// TestFailoverWithoutAPIServer: the API server is away while a node is avoided. The node stays
+// avoided, is used again after its return, and is found unreachable again without the API server,
+// because its Node was read before; the event was sent (FO-03, FO-09, FO-14).
+func TestFailoverWithoutAPIServer(t *testing.T) {
+	inFailoverModes(t, func(t *testing.T, n *failoverLab) {
+		serveAPI := func() *labAPI {
+			api := n.api()
+			for _, doc := range strings.Split(serviceManifest("web", "10.96.0.10", "10.1.1.11@node1", "10.1.2.14@node2",
+				"172.18.0.254@sink")+"---\n"+nodeManifest("node2", "172.18.0.3")+"---\n"+
+				nodeManifest("sink", "172.18.0.254"), "---\n") {
+				api.add(t, doc)
+			}
+			return api
+		}
+		api := serveAPI()
+		p := n.serve("--failover=avoid", "--manifests=", "--master=http://"+labAPIAt,
+			"--kube-api-content-type=application/json")
+		p.await(failoverOn)
+		n.cutOff(p)
+		p.awaitAvoidance()
+		until(t, func() string {
+			if !api.hasEvent("KubeProxyNodeUnreachable") {
+				return "the API server has no event"
+			}
+			return ""
+		})
+		api.stop()
+		if all := n.crowd(patience); all.elsewhere() != crowd {
+			t.Errorf("without the API server, while node2 is cut off: %v", all)
+		}
+		n.says("status", "node2 is unreachable from here since", "1 endpoint avoided")
+		nodeDead.end(n)
+		n.awaitPod4()
+		nodeDead.begin(n)
+		unreachable := func() string {
+			if all := n.crowd(patience); all.elsewhere() != crowd {
+				t.Errorf("while node2 is cut off again: %v", all)
+			}
+			if v := p.metric("kubeproxy_failover_unreachable_nodes"); v != 1 {
+				return fmt.Sprintf("%v nodes are unreachable, want 1:\n%s", v, p.log())
+			}
+			return ""
+		}
+		until(t, unreachable)
+		serveAPI()
+		until(t, unreachable)
+		nodeDead.end(n)
+		n.awaitPod4()
+		p.end(syscall.SIGTERM)
+	})
+}
+
+// TestFailoverHostileClient: the packets of one client die on their way, so he causes notices
+// without end. No endpoint is avoided, the connections of another client stay as they are, and a
+// dead node is found meanwhile (FO-05, FO-10).
+func TestFailoverHostileClient(t *testing.T) {
+	inFailoverModes(t, func(t *testing.T, n *failoverLab) {
+		p := n.serve("--failover=avoid")
+		p.await(failoverOn)
+		n.run("pod3", "sysctl", "-qw", "net.ipv4.ip_default_ttl=2") // his packets end at node2
+		stop, done := make(chan struct{}), make(chan struct{})
+		var clients sync.WaitGroup
+		go func() {
+			defer close(done)
+			for {
+				for range crowd {
+					clients.Go(func() {
+						_, _ = n.Dial("pod3", netlab.TCP, n.vip, netlab.DialOptions{Timeout: 2 * impatience})
+					})
+				}
+				select {
+				case <-stop:
+					clients.Wait()
+					return
+				case <-time.After(impatience):
+				}
+			}
+		}()
+		until(t, func() string {
+			if v := p.metric(`kubeproxy_failover_probes_total{result="answers"}`); v < 3 {
+				return fmt.Sprintf("%v probes were answered, want 3", v)
+			}
+			return ""
+		})
+		for range 3 {
+			all := n.crowd(patience)
+			if all.elsewhere()+all["pod4"] != crowd || all["pod4"] == 0 {
+				t.Errorf("connections of another client: %v", all)
+			}
+		}
+		n.says("backends lab/web", "3 in use")
+		n.says("status", "no problems")
+		if v := p.metric(avoidances); v != 0 {
+			t.Errorf("%v endpoints were avoided, want none", v)
+		}
+		n.cutOff(p)
+		p.awaitAvoidance()
+		nodeDead.end(n)
+		n.awaitPod4()
+		close(stop)
+		<-done
 		p.end(syscall.SIGTERM)
 	})
 }

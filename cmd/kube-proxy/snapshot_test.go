@@ -74,7 +74,7 @@ func (a *labAPI) add(t testing.TB, doc string) {
 	a.lists[resource] = append(a.lists[resource], text)
 }
 
-// ServeHTTP answers lists, keeps watches open, and takes events.
+// ServeHTTP answers lists and requests of Nodes, keeps watches open, and takes events.
 func (a *labAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	resource := r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:]
@@ -100,9 +100,21 @@ func (a *labAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.mu.Unlock()
 		<-r.Context().Done()
 		a.mu.Lock()
+	case strings.HasSuffix(r.URL.Path, "/nodes/"+resource):
+		items := a.named("nodes", resource)
+		if len(items) == 0 {
+			w.WriteHeader(http.StatusNotFound)
+			items = []json.RawMessage{[]byte(`{"kind":"Status","apiVersion":"v1","status":"Failure",` +
+				`"reason":"NotFound","code":404}`)}
+		}
+		_, _ = w.Write(items[0])
 	default:
+		items := a.lists[resource]
+		if name, one := strings.CutPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name="); one {
+			items = a.named(resource, name)
+		}
 		fmt.Fprintf(w, `{"kind":%s,"metadata":{"resourceVersion":"1"},"items":[`, list[resource])
-		for i, item := range a.lists[resource] {
+		for i, item := range items {
 			if i > 0 {
 				fmt.Fprint(w, ",")
 			}
@@ -110,6 +122,17 @@ func (a *labAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		fmt.Fprint(w, "]}")
 	}
+}
+
+// named returns the objects with the name.
+func (a *labAPI) named(resource, name string) (found []json.RawMessage) {
+	for _, item := range a.lists[resource] {
+		var o struct{ Metadata struct{ Name string } }
+		if json.Unmarshal(item, &o) == nil && o.Metadata.Name == name {
+			found = append(found, item)
+		}
+	}
+	return found
 }
 
 // hasEvent reports whether an event was sent.

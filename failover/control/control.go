@@ -68,6 +68,7 @@ type Controller struct {
 
 	sources  []NoticeSource // of the planes
 	rescuers []Rescuer
+	avoiders bool // a rescuer is an Avoider
 
 	mu       sync.Mutex
 	settings Settings
@@ -108,6 +109,8 @@ func (c *Controller) Add(plane any) bool {
 	rescuer, rescues := plane.(Rescuer)
 	if notices && rescues {
 		c.sources, c.rescuers = append(c.sources, source), append(c.rescuers, rescuer)
+		a, is := plane.(Avoider)
+		c.avoiders = c.avoiders || is && a.RescueAvoids()
 	}
 	return notices && rescues
 }
@@ -204,6 +207,7 @@ type run struct {
 	since       time.Duration              // of waited
 	lost        map[failover.Endpoint]bool // whose connections are reset
 	resets      bool                       // lost follows what is unreachable
+	avoids      time.Duration              // until then, rules avoid in mode rescue for an Avoider
 
 	rescuing, resetting *batch
 }
@@ -382,13 +386,20 @@ const (
 	rescueFor    = 2 * time.Second
 )
 
+// avoidFor is how long an [Avoider] avoids endpoints after the last notice: until each client that
+// waited has repeated its packet, at the latest 2 s after the packet that was noticed.
+const avoidFor = 2500 * time.Millisecond
+
 // waiting is an endpoint whose clients are to be rescued.
 type waiting struct{ next, until time.Duration }
 
 // follow does what a verdict asks for, and returns when it must be called again.
 func (r *run) follow(now time.Duration, v failover.Verdict) (next time.Duration) {
 	settings := r.Settings()
-	if settings.Mode != Avoid {
+	if len(v.Rescue) > 0 && r.avoiders {
+		r.avoids = now + avoidFor
+	}
+	if settings.Mode != Avoid && now >= r.avoids {
 		v.Unreachable = cluster.Unreachable{}
 	}
 	if len(v.Waited) > 0 {
@@ -420,6 +431,9 @@ func (r *run) follow(now time.Duration, v failover.Verdict) (next time.Duration)
 		r.cfg.NodeChanged(n, false, 0)
 	}
 	next = now + time.Hour
+	if r.avoids > now {
+		next = r.avoids
+	}
 	for e, w := range r.rescue {
 		if w.next <= now {
 			r.rescuing.add(e)

@@ -36,6 +36,7 @@ type rig struct {
 	avoided []time.Duration
 	lookups int
 	start   time.Time
+	keeps   bool                  // the kernel keeps repeated packets at endpoints that rules do not avoid
 	each    func(failover.Notice) // of the running source
 	runs    int                   // of the source
 }
@@ -49,9 +50,12 @@ var (
 func tcp(at netip.AddrPort) failover.Endpoint { return failover.Endpoint{Addr: at, Proto: lb.TCP} }
 
 // inRig runs f with a Controller that runs with the settings.
-func inRig(t *testing.T, s Settings, f func(*rig)) {
+func inRig(t *testing.T, s Settings, f func(*rig)) { inRigOf(t, s, false, f) }
+
+// inRigOf is inRig with a kernel that keeps, or does not keep, repeated packets at their endpoint.
+func inRigOf(t *testing.T, s Settings, keeps bool, f func(*rig)) {
 	synctest.Test(t, func(t *testing.T) {
-		r := &rig{store: cluster.NewStore("node-0"), dead: map[string]bool{}, start: time.Now(),
+		r := &rig{store: cluster.NewStore("node-0"), dead: map[string]bool{}, start: time.Now(), keeps: keeps,
 			waiting: map[failover.Endpoint]int{}, open: map[failover.Endpoint]int{}}
 		r.store.Fold(cluster.ServicesListed{})
 		r.store.Fold(cluster.SlicesListed{})
@@ -153,6 +157,8 @@ func (r source) Run(ctx context.Context, each func(failover.Notice)) error {
 	r.locked(func() { r.each = nil })
 	return nil
 }
+
+func (r source) RescueAvoids() bool { return r.keeps }
 
 func (r source) Rescue(_ context.Context, endpoints []failover.Endpoint) (n int, err error) {
 	r.locked(func() {
@@ -270,6 +276,46 @@ func TestRescue(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		if r.Counts().Rescued != 102 {
 			t.Error("a connection to a living endpoint was forgotten")
+		}
+	})
+}
+
+// TestRescueAvoids: for a kernel that keeps repeated packets at their endpoint, mode rescue avoids
+// it from before the rescue until all clients that wait have repeated their packets, and no longer
+// (FO-11).
+func TestRescueAvoids(t *testing.T) {
+	inRigOf(t, Settings{Mode: Rescue}, true, func(r *rig) {
+		r.writes = 100 * time.Millisecond
+		r.kill("node-2", true)
+		for n := range 3 {
+			r.client(at2)
+			r.notice(at2)
+			time.Sleep(failover.SeriesTimeout + 2*failover.QuietAfter + r.writes)
+			synctest.Wait()
+			if !r.avoids() || r.Counts().Rescued != uint64(n+1) {
+				t.Fatalf("client %d: avoided %v, rescued %d:\n%s", n, r.avoids(), r.Counts().Rescued, &r.log)
+			}
+			time.Sleep(1300 * time.Millisecond) // its next packet, 2 s after the one that was noticed
+			if !r.avoids() {
+				t.Errorf("client %d: no longer avoided before its next packet", n)
+			}
+			time.Sleep(2 * time.Second)
+			if r.avoids() {
+				t.Fatalf("client %d repeated its packet, and the endpoint is still avoided", n)
+			}
+		}
+		r.client(at2) // a client that begins while another is rescued
+		r.notice(at2)
+		time.Sleep(1900 * time.Millisecond)
+		r.notice(at2)
+		time.Sleep(1900 * time.Millisecond)
+		if !r.avoids() {
+			t.Error("not avoided while a client waits for its next packet")
+		}
+		r.Configure(Settings{Mode: Off})
+		synctest.Wait()
+		if r.avoids() {
+			t.Error("avoided while failover is off")
 		}
 	})
 }

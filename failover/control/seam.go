@@ -25,3 +25,10 @@ type Rescuer interface {
 	// client, and returns their number.
 	ResetConnections(ctx context.Context, endpoints []failover.Endpoint) (ended int, err error)
 }
+
+// Avoider is a Rescuer of a kernel that may send repeated packets to another endpoint only while
+// the rules avoid the first one, as IPVS does. If RescueAvoids, the rules avoid unreachable
+// endpoints in mode rescue, too, while clients wait for them.
+type Avoider interface {
+	RescueAvoids() bool
+}

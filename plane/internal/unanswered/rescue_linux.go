@@ -28,6 +28,10 @@ func (w *Watch) Rescue(ctx context.Context, endpoints []failover.Endpoint) (resc
 	return rescued, err
 }
 
+// RescueAvoids implements control.Avoider: IPVS keeps a repeated packet at its real server while
+// that has a weight.
+func (w *Watch) RescueAvoids() bool { return w.cfg.LateTranslation }
+
 // Rules refuse the packets of an ended connection for endedFor, of at most maxEnded connections.
 const (
 	endedFor = time.Minute
