@@ -23,8 +23,8 @@ func FuzzResolve(f *testing.F) {
 }
 
 // TestResolveRandomViews is the part of FuzzResolve that is fast enough for every test run. It
-// proves what the twin says of sources (SV-15, SV-16), serving sets (DP-50) and health checks
-// (HT-13).
+// proves what the twin says of sources (SV-15, SV-16), serving sets (DP-50), health checks (HT-13)
+// and unreachable endpoints (FO-06, FO-07).
 func TestResolveRandomViews(t *testing.T) {
 	for seed := range uint64(5000) {
 		checkRandomView(t, seed, 0)
@@ -36,6 +36,7 @@ func byKey(a, b *lb.Frontend) int { return a.Key.Compare(b.Key) }
 func checkRandomView(t *testing.T, seed1, seed2 uint64) {
 	g := generator{rand.New(rand.NewPCG(seed1, seed2))}
 	v, s := g.view(), g.settings()
+	v.Node.Unreachable = g.unreachable(v)
 
 	got, want := policy.Resolve(v, s), oracle.Frontends(v, s)
 	checkPromises(t, got, s)
@@ -52,6 +53,28 @@ func checkRandomView(t *testing.T, seed1, seed2 uint64) {
 		t.Fatalf("seeds %d, %d: slices in another order give\n%v\ninstead of\n%v", seed1, seed2, again, got)
 	}
 	checkNode(t, policy.ResolveNode(v.Node, s), s)
+}
+
+// unreachable returns some of the endpoints and other nodes of the View, with each kind of verdict;
+// often nothing.
+func (g generator) unreachable(v cluster.View) (u cluster.Unreachable) {
+	if g.IntN(2) == 0 {
+		return u
+	}
+	u.Endpoints, u.Nodes = map[netip.AddrPort]bool{}, map[string]bool{}
+	for _, sl := range v.Slices {
+		for e := range sl.Endpoints.All() {
+			for _, p := range sl.Ports {
+				if g.IntN(3) == 0 {
+					u.Endpoints[netip.AddrPortFrom(e.Addr, p.Port)] = g.IntN(2) == 0
+				}
+			}
+			if node := e.Place().Node; node != "" && !e.OnNode(v.Node.NodeName) && g.IntN(4) == 0 {
+				u.Nodes[node] = g.IntN(2) == 0
+			}
+		}
+	}
+	return u
 }
 
 // useOf has the uses of addresses in these fields.

@@ -243,6 +243,57 @@ type endpoint struct {
 	local, ready, draining bool
 	unplaced               bool // an entry has no node (TN-68)
 	nodeHints, zoneHints   []string
+	avoided                avoidance
+}
+
+// avoidance is why new connections do not go to an endpoint; of several entries the least counts.
+type avoidance int
+
+const (
+	reached avoidance = iota
+	silent            // its own probes fail
+	gone              // its node is unreachable
+)
+
+// avoidance is FO-03 to FO-08 for an entry of a slice.
+func (w world) avoidance(at netip.AddrPort, e cluster.Endpoint, proto cluster.Protocol) avoidance {
+	node, u := e.Place().Node, w.Node.Unreachable
+	here := w.Node.NodeName != "" && node == w.Node.NodeName
+	alone, noted := u.Endpoints[at]
+	whole, down := u.Nodes[node]
+	switch {
+	case down && !here && (whole || proto != cluster.TCP || noted):
+		return gone
+	case proto == cluster.TCP && alone:
+		return silent
+	}
+	return reached
+}
+
+// halve is FO-07: of the ready endpoints at each port at most half are avoided, those with the
+// highest addresses, except those of unreachable nodes.
+func halve(all map[netip.AddrPort]endpoint) {
+	ready, avoided := map[uint16]int{}, map[uint16]int{}
+	for at, e := range all {
+		if e.ready {
+			ready[at.Port()]++
+		}
+		if e.ready && e.avoided == gone {
+			avoided[at.Port()]++
+		}
+	}
+	for _, at := range slices.Backward(slices.SortedFunc(maps.Keys(all), netip.AddrPort.Compare)) {
+		e := all[at]
+		if !e.ready || e.avoided != silent {
+			continue
+		}
+		avoided[at.Port()]++
+		if 2*avoided[at.Port()] > ready[at.Port()] {
+			avoided[at.Port()]--
+			e.avoided = reached
+			all[at] = e
+		}
+	}
 }
 
 // endpoints gathers the endpoints of a port from all slices.
@@ -250,11 +301,12 @@ func (w world) endpoints(p cluster.ServicePort) map[netip.AddrPort]endpoint {
 	out := map[netip.AddrPort]endpoint{}
 	w.each(p, func(at netip.AddrPort, e cluster.Endpoint) {
 		if e.Ready || !w.taken(p, at) {
-			out[at] = w.merge(out[at], e)
+			out[at] = w.merge(out[at], e, w.avoidance(at, e, p.Protocol))
 		}
 	})
 	// An endpoint that is neither ready nor terminating and serving does not exist.
 	maps.DeleteFunc(out, func(_ netip.AddrPort, e endpoint) bool { return !e.ready && !e.draining })
+	halve(out)
 	return out
 }
 
@@ -287,10 +339,13 @@ func (w world) each(p cluster.ServicePort, visit func(netip.AddrPort, cluster.En
 }
 
 // merge adds one entry of a slice (SV-32). Entries that cannot serve have no effect.
-func (w world) merge(known endpoint, e cluster.Endpoint) endpoint {
+func (w world) merge(known endpoint, e cluster.Endpoint, why avoidance) endpoint {
 	usable := e.Ready || e.Serving && e.Terminating
 	if !usable {
 		return known
+	}
+	if first := !known.ready && !known.draining; first || why < known.avoided {
+		known.avoided = why
 	}
 	if w.Node.NodeName != "" && e.Place().Node == w.Node.NodeName { // SV-33
 		known.local = true
@@ -310,26 +365,30 @@ func (w world) merge(known endpoint, e cluster.Endpoint) endpoint {
 // set is the set of one scope; nil if it is empty.
 func (w world) set(scope lb.Scope, p cluster.ServicePort) *lb.BackendSet {
 	all := w.endpoints(p)
+	inUse := maps.Clone(all)
+	maps.DeleteFunc(inUse, func(_ netip.AddrPort, e endpoint) bool { return e.avoided != reached })
 	var chosen []lb.Backend
-	choose := func(which func(endpoint) bool) {
+	choose := func(from map[netip.AddrPort]endpoint, which func(endpoint) bool) {
 		if len(chosen) > 0 { // an earlier choice is better
 			return
 		}
-		for at, e := range all {
+		for at, e := range from {
 			if which(e) {
 				chosen = append(chosen, lb.Backend{Addr: at, Local: e.local, Unplaced: e.unplaced && !e.local,
 					Draining: !e.ready})
 			}
 		}
 	}
-	switch scope {
-	case lb.Cluster: // SV-36
-		topology := w.topology(all)
-		choose(func(e endpoint) bool { return e.ready && topology(e) })
-		choose(func(e endpoint) bool { return e.draining })
-	case lb.Local: // SV-37
-		choose(func(e endpoint) bool { return e.local && e.ready })
-		choose(func(e endpoint) bool { return e.local && e.draining })
+	for _, from := range []map[netip.AddrPort]endpoint{inUse, all} { // FO-06
+		switch scope {
+		case lb.Cluster: // SV-36
+			topology := w.topology(from)
+			choose(from, func(e endpoint) bool { return e.ready && topology(e) })
+			choose(from, func(e endpoint) bool { return e.draining })
+		case lb.Local: // SV-37
+			choose(from, func(e endpoint) bool { return e.local && e.ready })
+			choose(from, func(e endpoint) bool { return e.local && e.draining })
+		}
 	}
 	if len(chosen) == 0 {
 		return nil
@@ -340,19 +399,26 @@ func (w world) set(scope lb.Scope, p cluster.ServicePort) *lb.BackendSet {
 }
 
 // readyHere is HT-13: how many addresses on this node have a port of the Service that is ready and
-// not on its way out.
+// not on its way out. Avoided ones count if no other is left (FO-06).
 func (w world) readyHere() int {
-	found := map[netip.Addr]bool{}
+	found, avoided := map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	for _, p := range w.Service.Ports {
 		if p.Port == 0 {
 			continue
 		}
 		w.each(p, func(at netip.AddrPort, e cluster.Endpoint) {
 			here := w.Node.NodeName != "" && e.Place().Node == w.Node.NodeName // SV-33
-			if here && e.Ready && !e.Terminating {
+			switch {
+			case !here || !e.Ready || e.Terminating:
+			case w.avoidance(at, e, p.Protocol) == reached:
 				found[at.Addr()] = true
+			default:
+				avoided[at.Addr()] = true
 			}
 		})
+	}
+	if len(found) == 0 {
+		return len(avoided)
 	}
 	return len(found)
 }

@@ -14,6 +14,9 @@ import (
 // reported for faults in them. Applying an object that is not for this proxy (SV-01) deletes the
 // one of that name; one with a fault that makes it useless leaves the previous one.
 func (c Change) Events() (events []cluster.Event, problems []string, err error) {
+	if c.Unreachable != nil {
+		return []cluster.Event{cluster.UnreachableSet{Unreachable: *c.Unreachable}}, nil, nil
+	}
 	if c.YAML == "" {
 		ev, err := c.Delete.gone()
 		return []cluster.Event{ev}, nil, err

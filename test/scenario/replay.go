@@ -45,6 +45,7 @@ type Step struct {
 // Replay begins a walk.
 func (s *Scenario) Replay(f lb.Family) *Replay {
 	store := cluster.NewStore(s.Settings.NodeName)
+	store.IndexEndpoints(true) // for events of failover
 	store.Fold(s.Settings.Held())
 	return &Replay{
 		s:        s,

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -81,11 +82,14 @@ func (st *State) prefix() string {
 	return "step " + st.Name + "/"
 }
 
-// A Change is one file that the user applies, or one object that she deletes.
+// A Change is one file that the user applies, one object that she deletes, or a verdict of
+// failover.
 type Change struct {
 	Line   int    // where its section begins in the scenario file
-	YAML   string // the applied documents; "" for a deletion
+	YAML   string // the applied documents; "" for the others
 	Delete ObjectRef
+	// Unreachable replaces what this node does not reach, unless it is nil.
+	Unreachable *cluster.Unreachable
 }
 
 // ObjectRef names an object to delete: "Service shop/web", "Node node1".
@@ -261,6 +265,8 @@ func (p *parser) section(line int, name, data string) {
 		}
 	case "delete":
 		p.deletions(p.state(step), line, data)
+	case "unreachable":
+		p.unreachable(p.state(step), line, data)
 	case "table":
 		p.state(step).Tables[lb.IPv4] = data
 	case "table6":
@@ -274,9 +280,8 @@ func (p *parser) section(line int, name, data string) {
 	case "packets":
 		p.packets(p.state(step), line, data)
 	default:
-		p.errorf(line, "section %q is unknown: want settings, or cluster.yaml, delete, problems, refused, refused6, "+
-			"table, table6 "+
-			"or packets, alone or after step NAME/, or step NAME/restart", name)
+		p.errorf(line, "section %q is unknown: want settings, or cluster.yaml, delete, unreachable, problems, "+
+			"refused, refused6, table, table6 or packets, alone or after step NAME/, or step NAME/restart", name)
 	}
 }
 
@@ -289,6 +294,22 @@ func (p *parser) deletions(st *State, line int, data string) {
 		}
 		st.Changes = append(st.Changes, Change{Line: line + i, Delete: ref})
 	}
+}
+
+// unreachable reads lines "Node NAME", for a node with all its endpoints, and "ADDRESS:PORT", for a
+// TCP endpoint alone.
+func (p *parser) unreachable(st *State, line int, data string) {
+	u := &cluster.Unreachable{Nodes: map[string]bool{}, Endpoints: map[netip.AddrPort]bool{}}
+	for i, l := range lines(data) {
+		if ref, err := parseRef(l); err == nil && ref.Kind == "Node" {
+			u.Nodes[ref.Name] = true
+		} else if at, err := netip.ParseAddrPort(l); err == nil {
+			u.Endpoints[at] = true
+		} else {
+			p.errorf(line+i, "unreachable %q: want Node and a name, or an address and a port", l)
+		}
+	}
+	st.Changes = append(st.Changes, Change{Line: line, Unreachable: u})
 }
 
 var namespaced = map[string]bool{"Service": true, "EndpointSlice": true, "Node": false, "ServiceCIDR": false}
