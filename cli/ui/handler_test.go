@@ -20,6 +20,7 @@ import (
 	"kube-proxy/debug/changes"
 	"kube-proxy/debug/inspect"
 	"kube-proxy/engine"
+	"kube-proxy/failover"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/policy"
@@ -334,6 +335,19 @@ func TestOffline(t *testing.T) {
 		}
 	}
 	has(t, w.get("changes", 503), "no changes offline")
+}
+
+// Unreachable nodes stand on top of every page, and their names stay text.
+func TestUnreachableNode(t *testing.T) {
+	w := newWorld(t, cluster.Name{Namespace: "shop", Name: "web"})
+	w.failover.Nodes = []failover.NodeStatus{{Name: "node-b<b>", For: 12 * time.Second, Endpoints: 41}}
+	w.failover.Endpoints = []failover.EndpointStatus{{Address: netip.MustParseAddrPort("100.64.0.9:80"),
+		For: time.Minute, Result: "silent", Why: "a NetworkPolicy may drop them"}}
+	for _, path := range []string{"", "service?name=shop/web", "node"} {
+		page := w.get(path, 200)
+		has(t, page, "node-b&lt;b&gt; is unreachable from here since 12s: 41 endpoints avoided")
+		has(t, page, "100.64.0.9:80 is silent for clients and not avoided: a NetworkPolicy may drop them")
+	}
 }
 
 // Problems stand on top of every page.

@@ -17,6 +17,7 @@ import (
 	"kube-proxy/debug/changes"
 	"kube-proxy/debug/inspect"
 	"kube-proxy/engine"
+	"kube-proxy/failover"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/nodetrace"
@@ -37,6 +38,7 @@ type world struct {
 	looked    int                // number of reads by the inspector
 	rest      *trace.Node        // what the rest of the node does; nil without inspection
 	followed  nodetrace.Question // the last one
+	failover  failover.Status
 	inspector *inspect.Inspector
 	h         *Handler
 }
@@ -58,6 +60,7 @@ func newWorld(t testing.TB, names ...cluster.Name) *world {
 			}
 			return *w.rest, nil
 		},
+		Failover: func() (failover.Status, string) { return w.failover, "avoid" },
 		Pods: func(_ context.Context, pod cluster.Name) (map[cluster.Name][]netip.Addr, error) {
 			if pod.Name != "web-1" {
 				return nil, nil

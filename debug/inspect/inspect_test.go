@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -13,6 +14,7 @@ import (
 
 	"kube-proxy/cluster"
 	"kube-proxy/debug/changes"
+	"kube-proxy/failover"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/policy"
@@ -244,6 +246,47 @@ func TestFindingsThatStay(t *testing.T) {
 	if a, err := w.Trace(t.Context(), TraceQuery{From: "node", To: "web"}); err != nil || len(a.Notes) == 0 ||
 		!strings.Contains(a.Notes[0], "no memory") || a.Verdict != trace.Balance {
 		t.Errorf("where the kernel cannot be read: %+v, %v", a, err)
+	}
+}
+
+// TestFailoverFindings: the status names what this node does not reach, and what is done about it;
+// of many silent endpoints, the first (FO-05, FO-07).
+func TestFailoverFindings(t *testing.T) {
+	node := failover.NodeStatus{Name: "node-b", For: 12 * time.Second, Endpoints: 41}
+	at := netip.MustParseAddrPort("100.64.0.9:80")
+	gone := failover.EndpointStatus{Address: at, Unreachable: true, Result: "no route", For: 5 * time.Second}
+	quiet := failover.EndpointStatus{Address: at, Result: "silent", Why: "no earlier probe succeeded"}
+	for name, c := range map[string]struct {
+		status failover.Status
+		action string
+		want   []string
+	}{
+		"a node": {failover.Status{Nodes: []failover.NodeStatus{node}}, "avoid",
+			[]string{"node-b is unreachable from here since 12s: 41 endpoints avoided"}},
+		"a node, with rescue": {failover.Status{Nodes: []failover.NodeStatus{node}}, "rescue",
+			[]string{"node-b is unreachable from here since 12s: 41 endpoints affected"}},
+		"endpoints": {failover.Status{Endpoints: []failover.EndpointStatus{gone, quiet}}, "avoid",
+			[]string{"100.64.0.9:80 is unreachable from here since 5s (no route)",
+				"100.64.0.9:80 is silent for clients and not avoided: no earlier probe succeeded"}},
+		"own link": {failover.Status{OwnLink: true}, "avoid",
+			[]string{"most nodes that this node probed are unreachable from here: its own link may be down, so no " +
+				"endpoint is avoided"}},
+		"many": {failover.Status{Endpoints: slices.Repeat([]failover.EndpointStatus{gone}, maxSilentNamed+7)}, "avoid",
+			append(slices.Repeat([]string{"100.64.0.9:80 is unreachable from here since 5s (no route)"},
+				maxSilentNamed), "7 more endpoints do not answer either")},
+		"nothing": {failover.Status{}, "avoid", nil},
+	} {
+		w := newWorld()
+		w.cfg.Failover = func() (failover.Status, string) { return c.status, c.action }
+		var got []string
+		for _, f := range w.Status().Findings {
+			if f.About == "failover" {
+				got = append(got, f.Text)
+			}
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
 	}
 }
 

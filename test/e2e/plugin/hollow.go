@@ -16,6 +16,7 @@ import (
 	"kube-proxy/debug/changes"
 	"kube-proxy/debug/inspect"
 	"kube-proxy/engine"
+	"kube-proxy/failover"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/policy"
@@ -23,7 +24,7 @@ import (
 )
 
 // Hollow is a node whose proxy is an Inspector, with Services and without a kernel. With failing,
-// its kernel refuses a frontend.
+// its kernel refuses a frontend, and it does not reach another node.
 func Hollow(name string, failing bool) Run {
 	store := cluster.NewStore(name)
 	store.Fold(cluster.NodeSet{Node: &cluster.Node{Name: name, Addrs: []netip.Addr{netip.MustParseAddr("172.18.0.2")}}})
@@ -49,8 +50,10 @@ func Hollow(name string, failing bool) Run {
 		}}
 	}
 	var tracer mode.Tracer
+	var unreachable failover.Status
 	if failing {
 		tracer = damaged{}
+		unreachable.Nodes = []failover.NodeStatus{{Name: "node-b", For: 12 * time.Second, Endpoints: 41}}
 	}
 	ring := changes.New()
 	ring.Add(changes.Entry{
@@ -62,6 +65,7 @@ func Hollow(name string, failing bool) Run {
 	about := inspect.New(inspect.Config{
 		Version: "v1.37.2", Started: now.Add(-time.Hour), Mode: mode.Mode{Name: "nftables"},
 		Configured: "nftables", Store: store, Changes: ring,
+		Failover: func() (failover.Status, string) { return unreachable, "avoid" },
 		Families: []inspect.Family{{
 			Family: lb.IPv4, Tracer: tracer, Stats: func() engine.Stats { return stats },
 			Settings: func(cluster.Name) policy.Settings { return settings },
