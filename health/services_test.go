@@ -404,7 +404,7 @@ func TestListenAddrs(t *testing.T) {
 		}
 		return ps, as
 	}
-	const local = " 127.0.0.1 172.18.0.2 192.0.2.1 ::1 fd00:18::2 fe80::1%eth0"
+	const local = " 127.0.0.1 172.18.0.2 192.0.2.1 ::1 fd00:18::2 fe80::1%eth0 ::ffff:198.51.100.1"
 	for prefixes, want := range map[string]string{
 		"0.0.0.0/0 ::/0":                         "[0.0.0.0 ::]",
 		"0.0.0.0/0":                              "[0.0.0.0]",
@@ -415,6 +415,7 @@ func TestListenAddrs(t *testing.T) {
 		"fe80::/10 fd00::/8":                     "[fd00:18::2]",
 		"":                                       "[]",
 		"192.0.2.1/32 ::ffff:10.0.0.0/104 ::/127": "[192.0.2.1 ::1]",
+		"198.51.100.0/24":                         "[198.51.100.1]",
 	} {
 		if got := fmt.Sprint(ListenAddrs(parse(prefixes + local))); got != want {
 			t.Errorf("%s: %s, want %s", prefixes, got, want)
