@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -281,7 +282,8 @@ func TestPanicInPolicy(t *testing.T) {
 		if !r.plane.Has(svcKey(1)) || !r.plane.Has(svcKey(2)) {
 			t.Errorf("want the old row of one and the new row of the other:\n%s", r.plane.Dump())
 		}
-		if s := r.engine.Stats(); s.Unresolved != 1 || s.Panics == 0 || s.Settled || s.Resets != 1 {
+		if s := r.engine.Stats(); s.Unresolved != 1 || s.Panics == 0 || s.Settled || s.Resets != 1 ||
+			!strings.HasPrefix(s.LastError, "resolve service "+svcName(1).String()+": ") {
 			t.Errorf("%+v", s)
 		}
 		asked.Store(0)

@@ -107,6 +107,19 @@ func TestAllRefused(t *testing.T) {
 	}
 }
 
+// However often groups are accepted in between, the number of refusals is limited: 4·log2(n) and 16.
+func TestRefusals(t *testing.T) {
+	s, refusals := New([][]int{make([]int, 1000)}, 0), 0
+	for !s.GaveUp() {
+		s.Refused(nil)
+		s.Took()
+		refusals++
+	}
+	if want := 4*bits.Len(1000) + 16; refusals != want {
+		t.Errorf("%d refusals, want %d", refusals, want)
+	}
+}
+
 // A group that got smaller before it was tried, or empty, is searched as it is then.
 func TestShrunk(t *testing.T) {
 	s := New([][]string{{}, {"a", "b", "c"}}, 0)

@@ -23,6 +23,7 @@ func TestOf(t *testing.T) {
 		"wbe":           "shop/web blog/web",             // without a namespace
 		"Role":          "",                              // two of four letters differ
 		"EndpiontSlice": "EndpointSlice", "node": "Node", // capitals
+		"lustr-cidr": "cluster-cidr", "ccluster-cidrr": "cluster-cidr", // two letters missing, or too many
 		strings.Repeat("a", 100): "",
 		"tr":                     "", // any two letters are two edits from "ui"
 	} {
@@ -46,6 +47,11 @@ func TestDistance(t *testing.T) {
 			if got, want := distance(a, b), slow(a, b); got != want {
 				t.Errorf("%q and %q: %d, want %d", a, b, got, want)
 			}
+		}
+	}
+	for n, want := range map[int]int{63: 1, 64: 1, 65: 64} { // longer words are far from any
+		if got := distance(strings.Repeat("a", n), strings.Repeat("a", n-1)+"b"); got != want {
+			t.Errorf("of words of %d letters: %d, want %d", n, got, want)
 		}
 	}
 }

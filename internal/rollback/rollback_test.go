@@ -69,3 +69,27 @@ func TestNilLog(t *testing.T) {
 		t.Error("nothing was put")
 	}
 }
+
+// Undo calls functions in the reverse order, once: what changes after it stays.
+func TestUndoOnce(t *testing.T) {
+	m, order := map[string]int{"gone": 1}, ""
+	log := &Log{}
+	Func(nil, func() { t.Error("a function of no Log was called") })
+	Func(log, func() { order += "first" })
+	Delete(log, m, "gone")
+	Put(log, m, "new", 2)
+	Func(log, func() { order += "last " })
+	if want := map[string]int{"new": 2}; !maps.Equal(m, want) {
+		t.Errorf("%v, want %v", m, want)
+	}
+	for range 2 {
+		log.Undo()
+		if want := "last first"; m["gone"] != 1 || order != want {
+			t.Errorf("%v, order %q, want %q", m, order, want)
+		}
+		if _, is := m["new"]; is != (m["later"] == 3) {
+			t.Errorf("after Undo: %v", m)
+		}
+		m["new"], m["later"] = 4, 3
+	}
+}
