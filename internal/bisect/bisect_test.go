@@ -107,7 +107,7 @@ func TestAllRefused(t *testing.T) {
 	}
 }
 
-// However often groups are accepted in between, the number of refusals is limited: 4·log2(n) and 16.
+// The number of refusals is limited, however often groups are accepted: 4·log2(n) and 16.
 func TestRefusals(t *testing.T) {
 	s, refusals := New([][]int{make([]int, 1000)}, 0), 0
 	for !s.GaveUp() {
