@@ -719,7 +719,8 @@ func TestFailoverHostileClient(t *testing.T) {
 	inFailoverModes(t, func(t *testing.T, n *failoverLab) {
 		p := n.serve("--failover=avoid")
 		p.await(failoverOn)
-		n.run("pod3", "sysctl", "-qw", "net.ipv4.ip_default_ttl=2") // his packets end at node2
+		n.run("pod3", "sysctl", "-qw", "net.ipv4.ip_default_ttl=2") // his packets end at node2,
+		filter("pod3", "icmp type time-exceeded drop").begin(n)     // and no ICMP message ends his wait
 		stop, done := make(chan struct{}), make(chan struct{})
 		var clients sync.WaitGroup
 		go func() {
