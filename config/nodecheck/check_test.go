@@ -267,3 +267,37 @@ func all[T any](parse func(string) T, words []string) []T {
 func addrs(words ...string) []netip.Addr { return all(netip.MustParseAddr, words) }
 
 func prefixes(words ...string) []netip.Prefix { return all(netip.MustParsePrefix, words) }
+
+// CF-64: whatever shows that the cluster uses a second family is enough for advice about it.
+func TestSecondFamily(t *testing.T) {
+	for name, change := range map[string]func(*nodecheck.Setup, *cluster.Facts){
+		"nothing":           nil,
+		"a service network": func(_ *nodecheck.Setup, f *cluster.Facts) { f.CIDRs = prefixes("fd00:96::/112") },
+		"a cluster CIDR": func(s *nodecheck.Setup, _ *cluster.Facts) {
+			s.Settings.ClusterCIDRs = prefixes("10.1.0.0/16", "fd00:1::/48")
+		},
+		"an address of the Node": func(_ *nodecheck.Setup, f *cluster.Facts) {
+			f.Node.Addrs = addrs("172.18.0.2", "fd00::2")
+		},
+		"a pod CIDR": func(_ *nodecheck.Setup, f *cluster.Facts) {
+			f.Node.PodCIDRs = prefixes("10.1.7.0/24", "fd00:1:0:7::/64")
+		},
+	} {
+		f := cluster.Facts{NodeName: "n", Node: &cluster.Node{Name: "n", Addrs: addrs("172.18.0.2")}}
+		s := nodecheck.Setup{Families: []lb.Family{lb.IPv4, lb.IPv6},
+			Settings: policy.Settings{NodePortAddrs: policy.NodePortAddrs{Prefixes: prefixes("172.18.0.0/16")}},
+			Name:     func(field string) string { return field }}
+		if change != nil {
+			change(&s, &f)
+		}
+		advice := 0
+		for _, x := range nodecheck.Check(f, s) {
+			if strings.Contains(x.Text, "NodePorts answer on every IPv6 address") {
+				advice++
+			}
+		}
+		if (advice == 1) != (change != nil) {
+			t.Errorf("%s: %d findings", name, advice)
+		}
+	}
+}
