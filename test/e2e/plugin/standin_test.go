@@ -124,3 +124,27 @@ func TestOverSPDY(t *testing.T) {
 		has(t, string(out), c.want)
 	}
 }
+
+// The report of a node comes through exec, and has the names of its cluster only on request
+// (TN-92).
+func TestReport(t *testing.T) {
+	k, pods := hollow()
+	kubeconfig := standIn(t, k, pods)
+	plugin, err := program()
+	must(t, err)
+	for _, names := range []bool{false, true} {
+		file := filepath.Join(t.TempDir(), "report.tar.gz")
+		out, err := exec.Command(plugin, "report", "--node=hollow001", "--kubeconfig="+kubeconfig, "--file="+file,
+			fmt.Sprintf("--names=%t", names)).CombinedOutput()
+		must(t, err)
+		has(t, string(out), "wrote "+file)
+		text, err := exec.Command("tar", "-xzOvf", file).CombinedOutput()
+		must(t, err)
+		has(t, string(text), "status.json", "table.json", "README.txt")
+		for _, name := range []string{"hollow001", "shop"} {
+			if strings.Contains(string(text), name) != names {
+				t.Errorf("with names: %t, and %q in the report:\n%.1000s", names, name, text)
+			}
+		}
+	}
+}
