@@ -64,7 +64,10 @@ func (d *demo) prepareCut(ctx context.Context) error {
 		return err
 	}
 	return d.await(ctx, cutAddress.String()+" is served", func() error {
-		_, err := d.field.lab.Dial(netlab.Node1, netlab.TCP, cutAddress, netlab.DialOptions{Timeout: d.field.silence})
+		r, err := d.field.lab.Dial(netlab.Node1, netlab.TCP, cutAddress, netlab.DialOptions{Timeout: d.field.silence})
+		if err == nil && r.Server == netlab.Sink {
+			err = errors.New("it is at the end of the default route")
+		}
 		return err
 	})
 }

@@ -37,6 +37,7 @@ func main() {
 	_ = unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGTERM), 0, 0, 0)
 	var o options
 	flag.BoolVar(&o.once, "once", false, "print the table and exit, with 1 if a row is not as shop.txtar says")
+	flag.BoolVar(&o.noFailover, "no-failover", false, "cut no node off: the proxy keeps its first manifests and flags")
 	flag.StringVar(&o.proxy, "kube-proxy", "bin/kube-proxy", "the binary")
 	flag.StringVar(&o.shop, "shop", "docs/examples/shop", "folder of manifests, and shop.txtar with the packets")
 	flag.StringVar(&o.lab, "lab", "demo", "name of the lab, for a second one at the same time")
@@ -76,6 +77,7 @@ func main() {
 
 type options struct {
 	once        bool
+	noFailover  bool
 	proxy, shop string
 	lab         string // in the names of the namespaces: kp-demo-node1
 	connections int    // of each row of the first table
@@ -146,8 +148,10 @@ func run(ctx context.Context, out *printer, o options) (err error) {
 	if err != nil {
 		return p.explain(err)
 	}
-	if err := d.failover(ctx); err != nil {
-		return err
+	if !o.noFailover {
+		if err := d.failover(ctx); err != nil {
+			return err
+		}
 	}
 	if o.once {
 		if wrong > 0 {
