@@ -47,8 +47,11 @@ func callers(f lb.Family) []caller {
 	return all
 }
 
-// notSupported is the answer of a kernel without a kind of socket.
-const notSupported = "not supported"
+// The answers of a kernel without a kind of socket, and of nobody within a second.
+const (
+	notSupported = "not supported"
+	silent       = "silence"
+)
 
 // call opens a socket in the calling thread's network namespace, and returns who answers: the name
 // of a host, or the error.
@@ -87,14 +90,14 @@ func (c caller) call(to netip.AddrPort) string {
 		err = unix.Send(fd, []byte("hello\n"), 0)
 	}
 	if err == unix.EINPROGRESS || err == unix.EALREADY {
-		return "silence"
+		return silent
 	} else if err != nil {
 		return err.Error()
 	}
 	answer := make([]byte, 1500)
 	n, from, err := receive(fd, answer)
 	if err == unix.EAGAIN {
-		return "silence"
+		return silent
 	} else if err != nil {
 		return err.Error()
 	}

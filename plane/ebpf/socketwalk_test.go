@@ -102,10 +102,18 @@ func TestSocketWalk(t *testing.T) {
 			if from == netlab.Node1 && to.Port() == 30080 && (at.IsLoopback() || at.IsUnspecified()) {
 				continue // NodePorts answer the node on loopback, unlike in mode nftables
 			}
-			b.must(b.plane.balance("off"))
-			want := call(from, c, to)
-			b.must(b.plane.balance("all"))
-			got := call(from, c, to)
+			both := func() (want, got string) {
+				b.must(b.plane.balance("off"))
+				want = call(from, c, to)
+				b.must(b.plane.balance("all"))
+				return want, call(from, c, to)
+			}
+			want, got := both()
+			for range 3 { // a server on a busy machine may take more than a second
+				if want != got && (want == silent || got == silent) {
+					want, got = both()
+				}
+			}
 			if got == "pod1" || got == "pod2" {
 				direct++
 			}
