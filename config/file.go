@@ -64,7 +64,7 @@ func decode(data []byte, ours []string) (*document, error) {
 var (
 	// separator is the line before a YAML document, and remark one without content.
 	separator = regexp.MustCompile(`(?m)^---(?:[ \t].*)?\r?$`)
-	remark    = regexp.MustCompile(`(?m)^[ \t]*(?:#.*)?\r?$`)
+	remark    = regexp.MustCompile(`(?m)^(?:[ \t]*(?:#.*)?|%.*|\.\.\.[ \t]*)\r?$`)
 )
 
 // documents returns the number of YAML documents with content.
