@@ -72,7 +72,7 @@ AXE_SUM := 29348999450cdf2849a8e70b7912fc2da85a849da39c0d0d5394f51d4a9ed95c
 test-status: deps ## the status page in a real Chromium, with axe-core, against a proxy with 10,000 Services (ARGS=-pictures: rewrite docs/pictures); what CI runs last
 	@test/deps chromium chromedriver
 	@mkdir -p bin; echo '$(AXE_SUM)  bin/axe.min.js' | sha256sum --check --status 2>/dev/null || { echo 'fetching axe-core $(AXE)'; \
-	  test/deps node npm; \
+	  test/deps node; test/deps npm; \
 	  (cd bin && npm pack --silent axe-core@$(AXE) >/dev/null && tar -xzf axe-core-$(AXE).tgz --strip-components=1 package/axe.min.js && rm axe-core-$(AXE).tgz); \
 	  echo '$(AXE_SUM)  bin/axe.min.js' | sha256sum --check --quiet; }
 	go test -count=1 -v -timeout 20m ./test/page -chromium -axe $(CURDIR)/bin/axe.min.js $(ARGS) | grep -v '^=== '

@@ -47,7 +47,7 @@ func callers(f lb.Family) []caller {
 	return all
 }
 
-// The answers of a kernel without a kind of socket, and of nobody within a second.
+// The answers of a kernel without a kind of socket, and of a server that takes more than a second.
 const (
 	notSupported = "not supported"
 	silent       = "silence"

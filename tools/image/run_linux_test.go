@@ -330,8 +330,8 @@ func (l containerLab) run(t *testing.T, c *container, tag, mode string) (said, l
 		t.Fatal(err)
 	}
 	// The container has the manifests of its start, and cannot be started again.
-	cmd := exec.Command(l.demo, "-once", "-no-failover", "-connections", "60", "-mode", mode, "-kube-proxy", self, "-lab",
-		fmt.Sprintf("image%d", os.Getpid()), "-shop", "../../docs/examples/shop")
+	cmd := exec.Command(l.demo, "-once", "-no-failover", "-connections", "60", "-mode", mode, "-kube-proxy", self,
+		"-lab", fmt.Sprintf("image%d", os.Getpid()), "-shop", "../../docs/examples/shop")
 	cmd.Env = append(os.Environ(), asContainer+"="+string(text))
 	out, err := cmd.CombinedOutput()
 	b, _ := os.ReadFile(filepath.Join(c.Dir, "main", "log")) // missing if it did not start
