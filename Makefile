@@ -45,8 +45,8 @@ verify-release: # check a release, and rebuild it from its commit (DIR=bin/relea
 vuln: # known vulnerabilities of what is linked, by govulncheck (VULNDB=folder with a copy of the Go vulnerability database)
 	@[[ -f "$(VULNDB)/index/db.json" ]] || { \
 	  echo 'make: no vulnerability database, nothing is checked: name the folder of a copy with VULNDB=... (it has index/db.json)' >&2; exit 1; }
-	@check=$$(go -C tools tool -n govulncheck); for dir in . tools; do echo "== $$dir"; \
-	  (cd $$dir && $$check -db "file://$(abspath $(VULNDB))" ./...); done
+	@check=$$(go -C tools tool -n govulncheck); found=0; for dir in . tools; do echo "== $$dir"; \
+	  (cd $$dir && $$check -db "file://$(abspath $(VULNDB))" ./...) || found=1; done; exit $$found
 
 # IMAGE names it, TAG is its version; DEBIAN and DEBIAN_SECURITY are mirrors in place of those of this machine's apt sources.
 MIRRORS = $(if $(DEBIAN),-debian $(DEBIAN)) $(if $(DEBIAN_SECURITY),-debian-security $(DEBIAN_SECURITY))

@@ -59,7 +59,7 @@ func TestParseAndFind(t *testing.T) {
 		{"10.96.0.10:81", "10.96.0.10:81/tcp"}, // of no Service
 		{"::ffff:10.96.0.10", "say which port"},
 		{"10.96.0.11", "10.96.0.11:80/tcp"},
-		{"10.96.0.10", "has the ports"},
+		{"10.96.0.10", "10.96.0.10 has the ports dns-tcp (53/tcp), dns (53/udp), http (80/tcp): say which port"},
 		{"10.96.0.10/udp", "10.96.0.10:53/udp"},
 		{"10.96.0.10/icmp", "10.96.0.10:0/1"},
 		{"10.96.0.10:80/icmp", "a ping has no port"},
