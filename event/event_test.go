@@ -40,9 +40,9 @@ func TestConstructors(t *testing.T) {
 		{FailedToStartServiceHealthcheck("shop/web", "n1", 31000, err), Warning, "FailedToStartServiceHealthcheck",
 			"Listen", "31000", web, "node n1 cannot serve the Service's health check on port 31000: address already " +
 				"in use"},
-		{IncorrectIPVersion(slice, "endpoints[0].addresses[0]", "fd00::1", "is not an IPv4 address"), Warning,
+		{IncorrectIPVersion(slice, "endpoints[9].addresses[0]", "fd00::1", "is not an IPv4 address"), Warning,
 			"KubeProxyIncorrectIPVersion", "GatherEndpoints", "endpoints[].addresses[] fd00::1", slice,
-			"endpoints[0].addresses[0]: fd00::1 is not an IPv4 address"},
+			"endpoints[9].addresses[0]: fd00::1 is not an IPv4 address"},
 		{DefaultModeWillChange("n1", "iptables"), Warning, "KubeProxyDefaultMode", "StartKubeProxy", "", node,
 			"uses iptables"},
 		{IPVSDeprecated("n1"), Warning, "IPVSDeprecation", "StartKubeProxy", "", node, "deprecated"},

@@ -10,6 +10,9 @@ func TestNodeTextRules(t *testing.T) {
 	n := &Node{Rules: []string{"rule a", "rule b", "rule c", "rule d"},
 		Warnings: []string{"w1", "w2", "w3", "w4", "w5"}}
 	wide, short := n.Text(true), n.Text(false)
+	if title := "rules that matched on this node, of all programs\n"; strings.Count(wide, title) != 1 {
+		t.Errorf("no title of the rules:\n%s", wide)
+	}
 	for _, rule := range n.Rules {
 		if !strings.Contains(wide, "  "+rule+"\n") || strings.Contains(short, rule) {
 			t.Errorf("%q: wide\n%s\nshort\n%s", rule, wide, short)

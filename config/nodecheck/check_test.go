@@ -47,6 +47,9 @@ func TestCheck(t *testing.T) {
 			f.Node.PodCIDRs = prefixes("fd00:1:0:7::/64")
 		}},
 			`CF-63 the Node "node-1" has spec.podCIDRs fd00:1:0:7::/64, none of IPv4, but the node is IPv4 first`},
+		{"CF-67 the cluster CIDR is the node's own", []func(*setup, *facts){func(s *setup, f *facts) {
+			s.Settings.ClusterCIDRs = f.Node.PodCIDRs
+		}}, ""},
 		{"CF-63 pod CIDRs in mode NodeCIDR", []func(*setup, *facts){func(s *setup, f *facts) {
 			f.Node.PodCIDRs, s.Settings.DetectLocal = prefixes("fd00:1:0:7::/64"), policy.NodeCIDR
 		}}, `CF-63 fatal the Node "node-1" has spec.podCIDRs fd00:1:0:7::/64, none of IPv4, but the node is IPv4 ` +

@@ -33,6 +33,15 @@ func TestOf(t *testing.T) {
 	}
 }
 
+func TestDidYouMean(t *testing.T) {
+	known := []string{"proxy-mode", "v"}
+	for name, want := range map[string]string{"proxi-mode": ": did you mean --proxy-mode?", "zzzzz": ""} {
+		if got := DidYouMean(name, slices.Values(known), "--"); got != want {
+			t.Errorf("%q: %q, want %q", name, got, want)
+		}
+	}
+}
+
 // The distance equals that of a slow and simple definition, for each pair of words of up to three
 // letters.
 func TestDistance(t *testing.T) {
