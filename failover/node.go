@@ -16,7 +16,7 @@ import (
 // others as control. An endpoint whose node is not known has an inquiry of its own, without ports.
 type node struct {
 	name  string
-	asker cluster.Name // the Service on whose behalf
+	asker cluster.Name // the Service on whose behalf it is looked up
 	last  time.Duration
 
 	looked bool           // the Node object was requested
@@ -27,19 +27,27 @@ type node struct {
 	open     bool // an inquiry is under way, since start
 	begun    bool // its probes are requested
 	start    time.Duration
-	witness  *target // the endpoint that caused it; may be nil
+	askers   []cluster.Name // Services on whose behalf, of different namespaces
+	witness  *target        // the endpoint that caused it; may be nil
 	members  []*target
 	controls map[*target]string // with their nodes; "" for none
-	misses   int
 
-	down    bool
-	since   time.Duration
-	whole   bool // down with all its endpoints
-	reach   bool // it answered last
-	upAt    time.Duration
-	flaps   int
-	next    time.Duration // the next probe while down; negative if none
-	earlier time.Duration // no other inquiry before
+	down  bool
+	since time.Duration
+	whole bool // down with all its endpoints
+	reach bool // it answered last
+	upAt  time.Duration
+	flaps int
+	next  time.Duration // the next probe while down; negative if none
+	// attempts are inquiries without an answer, by the namespace that asked: none delays those of
+	// another.
+	attempts map[string]attempts
+}
+
+// attempts are inquiries without an answer, and the time before which there is no other.
+type attempts struct {
+	misses int
+	before time.Duration
 }
 
 // ports answer on every node with a kubelet and a proxy, or are refused: both are answers.
@@ -93,13 +101,19 @@ func (s *State) inquireFor(now time.Duration, t *target) {
 	s.judge(now, t)
 }
 
-// inquire begins an inquiry about a node, unless one is under way, or has ended just now.
+// inquire begins an inquiry about a node, or joins the one that is under way, unless one on behalf
+// of the namespace has ended just now.
 func (s *State) inquire(now time.Duration, name string, witness *target, asker cluster.Name) {
 	n := s.node(now, name, asker)
-	if n.open || n.down || n.earlier > now {
+	if n.down || n.attempts[asker.Namespace].before > now {
+		return
+	}
+	if n.open {
+		s.join(now, n, asker)
 		return
 	}
 	n.open, n.begun, n.start, n.witness, n.asker = true, false, now, witness, asker
+	n.askers = []cluster.Name{asker}
 	n.members, n.controls = nil, map[*target]string{}
 	if n.real() && !n.known { // a Node that was missing may exist now
 		s.lookUp(n)
@@ -108,10 +122,31 @@ func (s *State) inquire(now time.Duration, name string, witness *target, asker c
 	s.begin(now, n)
 }
 
+// join has an inquiry that is under way run on behalf of another namespace, too: its probes wait in
+// that share as well, and controls are endpoints of that Service as well.
+func (s *State) join(now time.Duration, n *node, asker cluster.Name) {
+	if len(n.askers) == maxAskers || slices.ContainsFunc(n.askers, func(o cluster.Name) bool {
+		return o.Namespace == asker.Namespace
+	}) {
+		return
+	}
+	n.askers, n.start = append(n.askers, asker), now
+	if !n.begun {
+		return
+	}
+	for _, t := range n.members {
+		if t.pending() {
+			s.target(now, t.at, asker)
+		}
+	}
+	s.askPorts(now, n, asker)
+	s.askControls(now, n, asker)
+}
+
 func (s *State) node(now time.Duration, name string, asker cluster.Name) *node {
 	n := s.nodes[name]
 	if n == nil {
-		n = &node{name: name, asker: asker, next: -1, upAt: -time.Hour}
+		n = &node{name: name, asker: asker, next: -1, upAt: -time.Hour, attempts: map[string]attempts{}}
 		s.nodes[name] = n
 	}
 	n.last = now
@@ -144,7 +179,7 @@ func (s *State) Node(now time.Duration, name string, addrs []netip.Addr, pods []
 	for _, o := range s.nodes { // it may be the node of a control
 		for _, of := range o.controls {
 			if o.open && of == name {
-				s.controlPorts(now, o, n)
+				s.controlPorts(now, o, n, n.asker)
 				break
 			}
 		}
@@ -157,14 +192,24 @@ func (s *State) begin(now time.Duration, n *node) {
 	if n.witness != nil {
 		n.members = append(n.members, n.witness)
 	}
+	for _, asker := range n.askers {
+		s.askPorts(now, n, asker)
+	}
 	if n.real() && n.known {
-		for _, port := range ports {
-			s.askMember(now, n, netip.AddrPortFrom(n.addrs[0], port))
-		}
 		s.askEndpoints(now, n)
 	}
-	s.askControls(now, n)
+	s.askMoreControls(now, n)
 	s.conclude(now, n)
+}
+
+// askPorts asks the node's ports.
+func (s *State) askPorts(now time.Duration, n *node, asker cluster.Name) {
+	if !n.real() || !n.known {
+		return
+	}
+	for _, port := range ports {
+		s.askMember(now, n, netip.AddrPortFrom(n.addrs[0], port), asker)
+	}
 }
 
 // ask has an address probed for an inquiry, unless it was within the last second. It returns nil if
@@ -183,23 +228,23 @@ func (t *target) fresh(than time.Duration) bool { return t.done >= 0 && t.done >
 // pending reports whether a probe is due or under way.
 func (t *target) pending() bool { return t.running || t.due >= 0 }
 
-func (s *State) askMember(now time.Duration, n *node, at netip.AddrPort) {
-	if t := s.ask(now, at, n.asker); t != nil && !slices.Contains(n.members, t) {
+func (s *State) askMember(now time.Duration, n *node, at netip.AddrPort, asker cluster.Name) {
+	if t := s.ask(now, at, asker); t != nil && !slices.Contains(n.members, t) {
 		n.members = append(n.members, t)
 	}
 }
 
-func (s *State) askControl(now time.Duration, n *node, at netip.AddrPort, of string) {
-	if t := s.ask(now, at, n.asker); t != nil {
+func (s *State) askControl(now time.Duration, n *node, at netip.AddrPort, of string, asker cluster.Name) {
+	if t := s.ask(now, at, asker); t != nil {
 		n.controls[t] = of
 	}
 }
 
 // controlPorts asks the ports of another node as controls of n.
-func (s *State) controlPorts(now time.Duration, n, other *node) {
+func (s *State) controlPorts(now time.Duration, n, other *node, asker cluster.Name) {
 	if len(other.addrs) > 0 {
 		for _, port := range ports {
-			s.askControl(now, n, netip.AddrPortFrom(other.addrs[0], port), other.name)
+			s.askControl(now, n, netip.AddrPortFrom(other.addrs[0], port), other.name, asker)
 		}
 	}
 }
@@ -227,7 +272,7 @@ func (s *State) askEndpoints(now time.Duration, n *node) {
 		}
 	}
 	if n.witness != nil {
-		delete(best, n.asker.Namespace)
+		delete(best, n.askers[0].Namespace)
 	}
 	all := make([]netip.AddrPort, 0, len(best))
 	for _, at := range best {
@@ -237,7 +282,9 @@ func (s *State) askEndpoints(now time.Duration, n *node) {
 		return cmp.Or(cmp.Compare(answered(b), answered(a)), a.Compare(b))
 	})
 	for _, at := range all[:min(len(all), maxMembers)] {
-		s.askMember(now, n, at)
+		for _, asker := range n.askers {
+			s.askMember(now, n, at, asker)
+		}
 	}
 }
 
@@ -267,11 +314,20 @@ func (s *State) endpoints(name cluster.Name, is func(*cluster.Endpoint) bool) ma
 // node's own link.
 const maxControls = 2
 
-// askControls asks endpoints of the same Service on other nodes, and the ports of those nodes;
+// askMoreControls asks controls on behalf of each asker, and reports whether there are new ones.
+func (s *State) askMoreControls(now time.Duration, n *node) bool {
+	asked := len(n.controls)
+	for _, asker := range n.askers {
+		s.askControls(now, n, asker)
+	}
+	return len(n.controls) > asked
+}
+
+// askControls asks endpoints of the asking Service on other nodes, and the ports of those nodes;
 // without such endpoints, the API server. Unknown nodes come first: the more nodes are known to
 // answer, the more may be unreachable. It does not ask a node twice.
-func (s *State) askControls(now time.Duration, n *node) {
-	v := s.table.View(n.asker)
+func (s *State) askControls(now time.Duration, n *node, asker cluster.Name) {
+	v := s.table.View(asker)
 	asked := map[string]bool{}
 	for _, of := range n.controls {
 		asked[of] = true
@@ -282,9 +338,9 @@ func (s *State) askControls(now time.Duration, n *node) {
 		order float64
 	}
 	var all []candidate
-	for at, of := range s.endpoints(n.asker, func(e *cluster.Endpoint) bool {
+	for at, of := range s.endpoints(asker, func(e *cluster.Endpoint) bool {
 		at := e.Place().Node
-		return at != "" && at != n.name && at != v.Node.NodeName && !asked[at] && !s.isDown(at)
+		return at != "" && at != n.name && at != v.Node.NodeName && !s.isDown(at)
 	}) {
 		c := candidate{at, of, s.random()}
 		if o := s.nodes[of]; o != nil && o.reach {
@@ -295,26 +351,26 @@ func (s *State) askControls(now time.Duration, n *node) {
 	slices.SortFunc(all, func(a, b candidate) int { return cmp.Compare(a.order, b.order) })
 	more := 0
 	for _, c := range all {
-		if asked[c.of] || more == maxControls || !s.table.Serves(n.asker, c.at) {
+		if asked[c.of] || more == maxControls || !s.table.Serves(asker, c.at) {
 			continue
 		}
 		asked[c.of] = true
 		more++
-		s.askControl(now, n, c.at, c.of)
-		if o := s.node(now, c.of, n.asker); s.portsWork(now) {
+		s.askControl(now, n, c.at, c.of, asker)
+		if o := s.node(now, c.of, asker); s.portsWork(now) {
 			continue
 		} else if !o.looked {
 			s.lookUp(o)
 		} else {
-			s.controlPorts(now, n, o)
+			s.controlPorts(now, n, o, asker)
 		}
 	}
-	if len(asked) > 0 {
+	if len(all) > 0 {
 		return
 	}
 	for _, at := range v.Node.APIServers {
 		if len(n.controls) < maxControls && !slices.Contains(n.addrs, at.Addr()) {
-			s.askControl(now, n, at, apiServer)
+			s.askControl(now, n, at, apiServer, asker)
 		}
 	}
 }
@@ -332,7 +388,7 @@ func (s *State) widen(now time.Duration, n *node) {
 			return
 		}
 	}
-	s.askControls(now, n)
+	s.askMoreControls(now, n)
 }
 
 // controlAge is how long an answer shows that this node's link works, and how long silence counts.
@@ -372,16 +428,17 @@ func (s *State) conclude(now time.Duration, n *node) {
 		waits = waits || t.pending()
 		control = control || t.fresh(n.start) && t.result.Reached() && now-t.done <= controlAge
 	}
-	if asked := len(n.controls); !control && !waits && now < n.start+maxInquiry {
-		s.askControls(now, n)
-		waits = len(n.controls) > asked
+	if !control && !waits && now < n.start+maxInquiry {
+		waits = s.askMoreControls(now, n)
 	}
 	if !control && waits || control && now < n.start+maxInquiry && s.askPortsAgain(now, n) {
 		return
 	}
 	n.open = false
-	n.misses++
-	n.earlier = now + backoff(n.misses-1, s.random())
+	for _, asker := range n.askers {
+		misses := n.attempts[asker.Namespace].misses
+		n.attempts[asker.Namespace] = attempts{misses + 1, now + backoff(misses, s.random())}
+	}
 	// The ports of the node itself must be silent; an endpoint alone proves nothing about its node.
 	if control && n.known && n.real() && s.portsSilent(now, n) {
 		s.lost(now, n)
@@ -457,7 +514,8 @@ func (s *State) reached(now time.Duration, n *node) {
 	if !n.reach {
 		n.reach, s.changed = true, true
 	}
-	n.open, n.misses, n.next = false, 0, -1
+	n.open, n.next = false, -1
+	clear(n.attempts)
 	returned := n.down
 	if returned {
 		n.down, n.upAt, s.changed = false, now, true

@@ -55,12 +55,14 @@ func New(table Table, random func() float64) *State {
 
 // target is an address and port that is probed: an endpoint, or a port of a node.
 type target struct {
-	at      netip.AddrPort
-	askers  []cluster.Name // Services on whose behalf it is probed, of different namespaces
-	payer   string         // the namespace that made it
-	client  bool           // a client waited for it
-	noticed time.Duration  // the first notice since it last answered; negative if none
-	last    time.Duration  // the last notice or use
+	at     netip.AddrPort
+	askers []cluster.Name // Services on whose behalf it is probed, of different namespaces
+	payer  string         // the namespace that made it
+	client bool           // a client waited for it
+	// waited are namespaces whose clients waited for it since it last answered, at most maxAskers.
+	waited  map[string]bool
+	noticed time.Duration // the first notice since it last answered; negative if none
+	last    time.Duration // the last notice or use
 
 	due     time.Duration // the next probe; negative if none
 	tries   int
@@ -105,12 +107,19 @@ func (s *State) Notice(now time.Duration, n Notice, service cluster.Name) {
 	if !t.client {
 		_, t.here = s.claims(t.at.Addr(), service)
 	}
+	first := !t.waited[service.Namespace] && len(t.waited) < maxAskers
+	if first {
+		t.waited[service.Namespace] = true
+	}
 	t.client, t.last = true, now
 	if t.noticed < 0 {
 		t.noticed = now
 	}
-	if !t.running && t.due < 0 {
-		s.schedule(t, s.earliest(t, now), Tries)
+	if t.running && first && len(t.nodes) > 0 { // its first try was silent already
+		s.inquireFor(now, t)
+	}
+	if !t.running && (t.due < 0 || first) {
+		s.schedule(t, s.earliest(t, now, first), Tries)
 	}
 }
 
@@ -136,13 +145,14 @@ func (s *State) Unreachable(e Endpoint) bool {
 	return false
 }
 
-// earliest returns when a client may cause the next probe of a target.
-func (s *State) earliest(t *target, now time.Duration) time.Duration {
+// earliest returns when a client may cause the next probe of a target. The first client of a
+// namespace does not wait because of probes on behalf of others.
+func (s *State) earliest(t *target, now time.Duration, first bool) time.Duration {
 	switch {
-	case t.done < 0:
-		return now
 	case t.result.Reached():
 		return max(now, t.done+time.Second)
+	case t.done < 0, first:
+		return now
 	}
 	return max(now, t.done+backoff(t.misses-1, s.random()))
 }
@@ -156,7 +166,8 @@ func (s *State) target(now time.Duration, at netip.AddrPort, service cluster.Nam
 			return nil
 		}
 		h.watched++
-		t = &target{at: at, payer: service.Namespace, noticed: -1, due: -1, done: -1, answered: -1}
+		t = &target{at: at, payer: service.Namespace, noticed: -1, due: -1, done: -1, answered: -1,
+			waited: map[string]bool{}}
 		s.targets[at] = t
 	}
 	t.last = now
@@ -276,8 +287,14 @@ func (s *State) Due(now time.Duration) Work {
 		}
 	}
 	s.lookups = slices.DeleteFunc(s.lookups, func(n *node) bool {
+		free := never
+		for _, asker := range append([]cluster.Name{n.asker}, n.askers...) { // the first that may
+			h := s.share(asker.Namespace)
+			if at := max(h.free(), s.all.free(), h.lookAfter); at < free {
+				free, n.asker = at, asker
+			}
+		}
 		h := s.share(n.asker.Namespace)
-		free := max(h.free(), s.all.free(), h.lookAfter)
 		if free > now {
 			w.Next = min(w.Next, free)
 			return false
@@ -399,6 +416,7 @@ func (s *State) Answer(now time.Duration, at netip.AddrPort, r Result) {
 // answers records that a target answered.
 func (s *State) answers(now time.Duration, t *target) {
 	t.answered, t.noticed, t.misses, t.told = now, -1, 0, false
+	clear(t.waited)
 	if t.alone {
 		t.alone, s.changed = false, true
 	}

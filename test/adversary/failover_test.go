@@ -30,15 +30,18 @@ func TestFailoverBesideTenants(t *testing.T) {
 	alone := failoverBeside(t, seed, 0)
 	for _, tenants := range []int{1, 12} {
 		t.Run(fmt.Sprint(tenants), func(t *testing.T) {
-			if took := failoverBeside(t, seed, tenants); took > alone+patience {
+			took := failoverBeside(t, seed, tenants)
+			t.Logf("a dead node's endpoint is avoided after %s, and after %s without the tenants", took, alone)
+			if took > alone+patience {
 				t.Errorf("a dead node's endpoint is avoided after %s, and after %s without the tenants", took, alone)
 			}
 		})
 	}
 }
 
-// patience is the longest wait for the probes of others.
-const patience = 200 * time.Millisecond
+// patience bounds the wait because of tenants. It is mostly none, and at times that for the
+// client's next packet: the endpoint may be probed for a tenant who found no address that answers.
+const patience = 10 * time.Second
 
 // strangers have a Service each, with an endpoint on each of node2, node3 and node4.
 var strangers = []cluster.Name{{Namespace: "stranger", Name: "web"}, {Namespace: "friend", Name: "web"}}
@@ -130,7 +133,7 @@ func (b *besides) strangersWait(seed uint64, tenants int) (took time.Duration) {
 		}))
 	}
 	const step = 5 * time.Millisecond
-	const dies, end = 20 * time.Second, 30 * time.Second
+	const dies, end = 20 * time.Second, 35 * time.Second
 	for now := time.Duration(0); now < end; now += step {
 		if now == dies {
 			b.locked(func() { b.dead = 2 })
@@ -153,7 +156,7 @@ func (b *besides) strangersWait(seed uint64, tenants int) (took time.Duration) {
 		time.Sleep(step)
 	}
 	if took == 0 {
-		b.errorf("with %d tenants, the endpoint of the dead node is in use 9 s after a packet was repeated", tenants)
+		b.errorf("with %d tenants, the endpoint of the dead node is in use 14 s after a packet was repeated", tenants)
 	}
 	return took
 }
@@ -175,10 +178,10 @@ func (b *besides) look(now, begun, took time.Duration) time.Duration {
 			for n := 2; n <= 4; n++ {
 				gone := !has[strangersPod(i, n)]
 				switch {
-				case gone && (n != 2 || now < begun):
+				case gone && (n != 2 || now < begun-time.Second): // tenants may find a dead node earlier
 					b.errorf("%s: %s leads to %v, without the living endpoint on node%d", now, strangers[i], has, n)
 				case gone && i == 0 && took == 0:
-					took = now - begun
+					took = max(now-begun, 1)
 				}
 			}
 		}
@@ -309,7 +312,7 @@ func (b *besides) lookUp(_ context.Context, name string) ([]netip.Addr, []netip.
 	time.Sleep(5 * time.Millisecond)
 	for n := 2; n <= 4; n++ {
 		if name == fmt.Sprint("node", n) {
-			return []netip.Addr{internalIP(n)}, nil, true, nil
+			return []netip.Addr{internalIP(n)}, []netip.Prefix{netip.PrefixFrom(v4(10, 9, n, 0), 24)}, true, nil
 		}
 	}
 	return nil, nil, false, nil
