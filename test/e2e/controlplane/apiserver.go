@@ -17,6 +17,9 @@ const (
 	ServiceRange6 = "fd00:10:96::/108"
 )
 
+// ClusterDNS is the cluster IP that kubelets give pods as their name server.
+const ClusterDNS = "10.96.0.10"
+
 // The users of the API server, by their tokens. ProxyUser gets its rights from the built-in
 // ClusterRoleBinding system:node-proxier alone; StrangerUser has only the rights of every
 // authenticated user.

@@ -68,7 +68,7 @@ type ControlPlane struct {
 	apiserverArgs []string
 	etcd          *Process
 	apiserver     *Process
-	manager       *Process // nil unless StartControllerManager was called
+	clients       []*Process // of the API server: controller manager and scheduler
 }
 
 // Start starts etcd and the API server and waits until both are ready. On error no process is left
@@ -125,10 +125,10 @@ func (c *ControlPlane) Ensure(ctx context.Context) error {
 	return nil
 }
 
-// Close kills both processes.
+// Close kills all processes.
 func (c *ControlPlane) Close() error {
 	var errs []error
-	for _, p := range []*Process{c.manager, c.apiserver, c.etcd} {
+	for _, p := range append(c.clients, c.apiserver, c.etcd) {
 		if p != nil {
 			errs = append(errs, p.Kill())
 		}

@@ -38,7 +38,7 @@ func installWith(t *testing.T, old []*unstructured.Unstructured, more string,
 	t.Helper()
 	values,
 		err := helmchart.Parse(fmt.Sprintf("apiServer: {host: %s, port: %d}\nimage: {repository: %s, pullPolicy: "+
-		"Never, %s", testbed.APIAddr, testbed.APIPort, image, more))
+		"Never, %s", testbed.APIAddr, testbed.APIPort, ProxyImage, more))
 	must(t, err)
 	objects, _, err := helmchart.Render(helmchart.Release{Name: "kube-proxy", Namespace: metav1.NamespaceSystem,
 		Kubernetes: "v1.36.3"}, values)

@@ -7,6 +7,7 @@
 //	              containerd ── runc ── pods in the network of node1
 //	              kubelet
 //
-// There are no CNI plugins: pods here have hostNetwork, like the proxy, which has to work before a
-// pod network exists. The test replaces the scheduler.
+// In the tests of this package pods have hostNetwork, like the proxy, which has to work before a
+// pod network exists, and the test replaces the scheduler. NodeOptions.Network adds a pod network
+// for others.
 package pods

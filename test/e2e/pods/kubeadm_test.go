@@ -56,7 +56,7 @@ func TestKubeadm(t *testing.T) {
 	addr := web(t)
 	made := kubeadmWrites(t, netlab.Cluster4.String()+","+netlab.Cluster6.String(), netip.AddrPortFrom(testbed.APIAddr,
 		testbed.APIPort).String())
-	const theirs, ours = "image: " + registry + "/kube-proxy:v1.36.3\n", "image: " + image + ":e2e\n"
+	const theirs, ours = "image: " + registry + "/kube-proxy:v1.36.3\n", "image: " + ProxyImage + ":e2e\n"
 	if strings.Count(made, theirs) != 1 {
 		t.Fatalf("kubeadm does not write one %q:\n%s", theirs, made)
 	}

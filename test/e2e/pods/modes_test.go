@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -22,60 +20,16 @@ import (
 	"kube-proxy/test/e2e/testbed"
 )
 
-// Capabilities of mode ebpf, as bits.
+// Further capabilities of mode ebpf, as bits.
 const (
-	sysAdmin    = 1 << 21
-	sysResource = 1 << 24
-	perfmon     = 1 << 38
-	bpf         = 1 << 39
+	sysAdmin = 1 << 21
+	perfmon  = 1 << 38
+	bpf      = 1 << 39
 )
 
-// inLab has the pods of the chart attach their programs to the lab's cgroup, because the root of
-// the control groups is that of the whole machine.
+// inLab has the pods of the chart attach their programs to the lab's cgroup.
 func inLab(objects []*unstructured.Unstructured) error {
-	for _, o := range objects {
-		if o.GetKind() != "DaemonSet" {
-			continue
-		}
-		volumes, _, err := unstructured.NestedSlice(o.Object, "spec", "template", "spec", "volumes")
-		if err != nil {
-			return err
-		}
-		for _, v := range volumes {
-			if v := v.(map[string]any); v["name"] == "cgroup" {
-				v["hostPath"].(map[string]any)["path"] = bed.Lab.Cgroup(netlab.Node1)
-			}
-		}
-		if err := unstructured.SetNestedSlice(o.Object, volumes, "spec", "template", "spec", "volumes"); err != nil {
-			return err
-		}
-		if mayGrant()&sysResource != 0 {
-			continue
-		}
-		// The machine is itself a container without it, and can give it to none.
-		containers, _, err := unstructured.NestedSlice(o.Object, "spec", "template", "spec", "containers")
-		if err != nil {
-			return err
-		}
-		has := containers[0].(map[string]any)["securityContext"].(map[string]any)["capabilities"].(map[string]any)
-		has["add"] = slices.DeleteFunc(has["add"].([]any), func(c any) bool { return c == "SYS_RESOURCE" })
-		err = unstructured.SetNestedSlice(o.Object, containers, "spec", "template", "spec", "containers")
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// mayGrant returns the capabilities that this machine can give a container.
-func mayGrant() (all uint64) {
-	status, _ := os.ReadFile("/proc/self/status")
-	for line := range strings.Lines(string(status)) {
-		if text, ok := strings.CutPrefix(line, "CapBnd:"); ok {
-			fmt.Sscanf(strings.TrimSpace(text), "%x", &all)
-		}
-	}
-	return all
+	return AttachAt(objects, bed.Lab.Cgroup(netlab.Node1))
 }
 
 // programs returns how many programs are attached to connect() of the lab's IPv4 sockets.

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
 
+	"kube-proxy/internal/netlab"
 	"kube-proxy/test/e2e/controlplane"
 	"kube-proxy/test/e2e/testbed"
 )
@@ -21,6 +23,10 @@ type Node struct {
 	cgroup  string // path of the pods' control groups, from the root of each hierarchy
 	logf    func(format string, args ...any)
 }
+
+// NodeCgroup is the folder of a node's control group of version 2, in its own mount namespace: what
+// the root is on other machines.
+const NodeCgroup = "/run/node-cgroup"
 
 // machine is the script of the first process of the node. Settings that a kubelet makes for the
 // whole machine appear to be made: it has a copy of this machine's sysctls, which no namespace
@@ -43,19 +49,36 @@ for hierarchy in "${hierarchies[@]}"; do
 		[[ ! -e $hierarchy/$knob || -s $hierarchy$CGROUP/$knob ]] || cat "$hierarchy/$knob" >"$hierarchy$CGROUP/$knob"
 	done
 done
+unified=$(awk '$3 == "cgroup2" {print $2; exit}' /proc/self/mounts)
+if [[ $unified ]]; then
+	echo 0 >"$unified$CGROUP/cgroup.procs" # with all that it starts
+	mkdir -p "$NODE_CGROUP"
+	mount -o bind "$unified$CGROUP" "$NODE_CGROUP"
+fi
 containerd --config "$DIR/containerd.toml" >>"$DIR/containerd.log" 2>&1 &
 until ctr --address "$DIR/containerd.sock" version >/dev/null 2>&1; do kill -0 $!; sleep 0.1; done
-"$KUBELET" --config "$DIR/kubelet.yaml" --kubeconfig "$KUBECONFIG" --hostname-override "$NODE" --root-dir "$DIR/kubelet" --cert-dir "$DIR/pki" \
+"$KUBELET" --config "$DIR/kubelet.yaml" --kubeconfig "$KUBECONFIG" --hostname-override "$NODE" --node-ip "$ADDRESS" \
+	--root-dir "$DIR/kubelet" --cert-dir "$DIR/pki" \
 	>>"$DIR/kubelet.log" 2>&1 &
 wait -n
 `
 
-// StartNode starts containerd and the kubelet on node1, node2 or client and waits until containerd
-// answers. The bed must have been made for pods.
-func StartNode(ctx context.Context, bed *testbed.Bed, host, kubelet string, logf func(format string,
-	args ...any)) (*Node, error) {
-	n := &Node{dir: filepath.Join(bed.Dir, host), cgroup: fmt.Sprintf("/e2e-%d-%s", os.Getpid(), host), logf: logf}
-	for _, folder := range []string{"", "manifests", "plugins"} {
+// NodeOptions configure a Node.
+type NodeOptions struct {
+	Host    string // node1, node2 or client
+	Kubelet string // path of the program
+	// Network gives pods without hostNetwork an address of testbed.PodRanges, by the CNI plugins of
+	// Debian; without it such pods do not start.
+	Network bool
+	Logf    func(format string, args ...any)
+}
+
+// StartNode starts containerd and the kubelet on a host and waits until containerd answers. The bed
+// must have been made for pods.
+func StartNode(ctx context.Context, bed *testbed.Bed, o NodeOptions) (*Node, error) {
+	host := o.Host
+	n := &Node{dir: filepath.Join(bed.Dir, host), cgroup: fmt.Sprintf("/e2e-%d-%s", os.Getpid(), host), logf: o.Logf}
+	for _, folder := range []string{"", "manifests", "plugins", "cni"} {
 		if err := os.MkdirAll(filepath.Join(n.dir, folder), 0o755); err != nil {
 			return nil, err
 		}
@@ -64,8 +87,14 @@ func StartNode(ctx context.Context, bed *testbed.Bed, host, kubelet string, logf
 	if err != nil {
 		return nil, err
 	}
-	for name, content := range map[string]string{"containerd.toml": containerdConfig, "kubelet.yaml": kubeletConfig} {
-		content = strings.NewReplacer("DIR", n.dir, "CGROUP", n.cgroup, "PAUSE", pauseImage).Replace(content)
+	files := map[string]string{"containerd.toml": containerdConfig, "kubelet.yaml": kubeletConfig}
+	if o.Network {
+		files["cni/pods.conflist"] = podNetwork
+	}
+	pods := testbed.PodRanges[host]
+	for name, content := range files {
+		content = strings.NewReplacer("DIR", n.dir, "CGROUP", n.cgroup, "PAUSE", pauseImage, "CLUSTERDNS",
+			controlplane.ClusterDNS, "SUBNET", pods.String(), "FIRST", firstPod(pods).String()).Replace(content)
 		if err := os.WriteFile(filepath.Join(n.dir, name), []byte(content), 0o644); err != nil {
 			return nil, err
 		}
@@ -76,8 +105,8 @@ func StartNode(ctx context.Context, bed *testbed.Bed, host, kubelet string, logf
 	}
 	cmd := exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "bash", "-ec",
 		machine)
-	cmd.Env = append(os.Environ(), "DIR="+n.dir, "CGROUP="+n.cgroup, "KUBELET="+kubelet, "KUBECONFIG="+kubeconfig,
-		"NODE="+host)
+	cmd.Env = append(os.Environ(), "DIR="+n.dir, "CGROUP="+n.cgroup, "KUBELET="+o.Kubelet, "KUBECONFIG="+kubeconfig,
+		"NODE="+host, "NODE_CGROUP="+NodeCgroup, "ADDRESS="+netlab.Addr(host, false).String())
 	log, err := os.Create(filepath.Join(n.dir, "machine.log"))
 	if err != nil {
 		return nil, err
@@ -203,7 +232,25 @@ state = "/run/containerd"
   disable_hugetlb_controller = true
   disable_apparmor = true
   restrict_oom_score_adj = true
+[plugins."io.containerd.grpc.v1.cri".cni]
+  bin_dir = "/usr/lib/cni"
+  conf_dir = "DIR/cni"
 `
+
+// podNetwork routes pods one by one, as netlab does. Its addresses are behind those of netlab's
+// pods.
+const podNetwork = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+  {"type": "ptp", "ipam": {"type": "host-local", "dataDir": "DIR/addresses",
+    "ranges": [[{"subnet": "SUBNET", "rangeStart": "FIRST"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
+  {"type": "portmap", "capabilities": {"portMappings": true}}]}
+`
+
+// firstPod is the first address that podNetwork assigns.
+func firstPod(pods netip.Prefix) netip.Addr {
+	at := pods.Addr().As4()
+	at[3] = 32
+	return netip.AddrFrom4(at)
+}
 
 // kubeletConfig makes a kubelet leave the machine unchanged. Control groups of version 1 are
 // accepted, because this machine may be old.
@@ -226,7 +273,10 @@ authorization: {mode: AlwaysAllow}
 readOnlyPort: 0
 registerWithTaints: [{key: node.kubernetes.io/not-ready, effect: NoSchedule}]
 evictionHard: {memory.available: 1Mi, nodefs.available: 0%, imagefs.available: 0%}
-maxPods: 20
+imageGCHighThresholdPercent: 100 # never
+maxPods: 110
+clusterDNS: [CLUSTERDNS]
+clusterDomain: cluster.local
 syncFrequency: 5s
 `
 

@@ -24,8 +24,7 @@ func TestThreeNodes(t *testing.T) {
 	must(t, err)
 	for _, host := range []string{netlab.Node2, netlab.Client} {
 		at, _ := netlab.HostByName(host)
-		object := controlplane.Node(host, at.V4, map[string]string{
-			netlab.Node2: netlab.Node2Pods4.String(), netlab.Client: "10.1.9.0/24"}[host])
+		object := controlplane.Node(host, at.V4, testbed.PodRanges[host].String())
 		must(t, bed.API.PutNode(t.Context(), object))
 		t.Cleanup(func() {
 			must(t, bed.API.Client.CoreV1().Nodes().Delete(context.Background(), host, metav1.DeleteOptions{}))
@@ -33,7 +32,7 @@ func TestThreeNodes(t *testing.T) {
 				must(t, bed.API.PutNode(context.Background(), object))
 			}
 		})
-		other, err := StartNode(t.Context(), bed, host, kubelet, t.Logf)
+		other, err := StartNode(t.Context(), bed, NodeOptions{Host: host, Kubelet: kubelet, Logf: t.Logf})
 		must(t, err)
 		t.Cleanup(func() { must(t, other.Close()) })
 		must(t, other.Import(t.Context(), archive))

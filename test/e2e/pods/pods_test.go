@@ -8,9 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,10 +17,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/client-go/discovery"
-	"k8s.io/client-go/discovery/cached/memory"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/restmapper"
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/test/e2e/controlplane"
@@ -31,9 +25,6 @@ import (
 
 // patience is the time limit for events that normally take seconds.
 const patience = 60 * time.Second
-
-// image is the image of `make image`, under the name in these tests.
-const image = "localhost/kube-proxy"
 
 var (
 	bed     *testbed.Bed
@@ -65,13 +56,15 @@ func run(m *testing.M) (code int, err error) {
 		return 1, err
 	}
 	defer func() { err = errors.Join(err, bed.Close()) }()
-	if archive, err = makeImage(ctx, bed.Dir, logf); err != nil {
+	if archive, err = ImageProxy(ctx, bed.Dir); err != nil {
 		return 1, err
 	}
-	if err := bed.API.StartControllerManager(filepath.Join(bin, "kube-controller-manager")); err != nil {
+	logf("the image is made")
+	if err := bed.API.StartControllerManager(filepath.Join(bin, "kube-controller-manager"),
+		controlplane.DaemonSetControllers); err != nil {
 		return 1, err
 	}
-	if node, err = StartNode(ctx, bed, netlab.Node1, kubelet, logf); err != nil {
+	if node, err = StartNode(ctx, bed, NodeOptions{Host: netlab.Node1, Kubelet: kubelet, Logf: logf}); err != nil {
 		return 1, err
 	}
 	defer func() { err = errors.Join(err, node.Close()) }()
@@ -83,26 +76,6 @@ func run(m *testing.M) (code int, err error) {
 	defer stop()
 	go schedule(scheduling, logf)
 	return m.Run(), nil
-}
-
-// makeImage makes the image as `make image` does, unless KUBE_PROXY_IMAGE names an archive of it
-// with the tags e2e and e2e-minimal.
-func makeImage(ctx context.Context, dir string, logf func(string, ...any)) (archive string, err error) {
-	if given := os.Getenv("KUBE_PROXY_IMAGE"); given != "" {
-		return filepath.Abs(given)
-	}
-	root, err := controlplane.Root()
-	if err != nil {
-		return "", err
-	}
-	archive = filepath.Join(dir, "kube-proxy-image.tar")
-	cmd := exec.CommandContext(ctx, "make", "image", "IMAGE="+image, "TAG=e2e", "ARGS=-o "+archive)
-	cmd.Dir = filepath.Join(root, "..", "..")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("make image: %w\n%s", err, out)
-	}
-	logf("the image is made")
-	return archive, nil
 }
 
 // schedule is the scheduler of a cluster whose pods have one place to run.
@@ -136,37 +109,10 @@ func nodeOf(pod *corev1.Pod) string {
 	return netlab.Node1
 }
 
-// apply creates or updates the objects, and removes those of old that are not among them, as `helm
-// upgrade` does.
+// apply is Apply. It deletes also when the context of a test has ended.
 func apply(t *testing.T, old, objects []*unstructured.Unstructured) {
 	t.Helper()
-	config := bed.API.RESTConfig(controlplane.AdminUser)
-	config.ContentType = "application/json"
-	client, err := dynamic.NewForConfig(config)
-	must(t, err)
-	finder, err := discovery.NewDiscoveryClientForConfig(config)
-	must(t, err)
-	kinds := restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(finder))
-	at := func(o *unstructured.Unstructured) dynamic.ResourceInterface {
-		kind := o.GroupVersionKind()
-		mapping, err := kinds.RESTMapping(kind.GroupKind(), kind.Version)
-		must(t, err)
-		return client.Resource(mapping.Resource).Namespace(o.GetNamespace())
-	}
-	for _, o := range objects {
-		_, err := at(o).Apply(t.Context(), o.GetName(), o, metav1.ApplyOptions{FieldManager: "test", Force: true})
-		must(t, err)
-	}
-	for _, o := range old {
-		same := func(other *unstructured.Unstructured) bool {
-			return o.GetKind() == other.GetKind() && o.GetName() == other.GetName()
-		}
-		if !slices.ContainsFunc(objects, same) {
-			background := metav1.DeletePropagationBackground
-			must(t, at(o).Delete(context.Background(), o.GetName(),
-				metav1.DeleteOptions{PropagationPolicy: &background}))
-		}
-	}
+	must(t, Apply(context.Background(), bed.API, old, objects))
 }
 
 // asLeft gives node1 no rules but the hint of a kubelet that uses the back end of iptables (DP-14).

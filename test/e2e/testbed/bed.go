@@ -36,6 +36,10 @@ var (
 	OtherAPIAddr = netip.MustParseAddr("172.18.0.11")
 )
 
+// PodRanges are the IPv4 ranges of the pods of the hosts that can be nodes; client is the third.
+var PodRanges = map[string]netip.Prefix{netlab.Node1: netlab.Node1Pods4, netlab.Node2: netlab.Node2Pods4,
+	netlab.Client: netip.MustParsePrefix("10.1.9.0/24")}
+
 // PodPort is the TCP port on which every pod answers.
 const PodPort = 8080
 
@@ -270,18 +274,20 @@ func (b *Bed) addAPIHost() (err error) {
 	return b.routeToPods(inside, link)
 }
 
-// routeToPods lets the API server answer a pod of node1 that reaches it through a service address:
-// the route to the pods is node1, as in a cluster whose hosts know each other's pod ranges.
+// routeToPods lets the API server answer a pod that reaches it through a service address, and
+// reach pods: the route to them is their node, as in a cluster whose hosts know each other's pod
+// ranges.
 func (b *Bed) routeToPods(handle *netlink.Handle, link netlink.Link) error {
-	node1, _ := netlab.HostByName(netlab.Node1)
-	pods := netlab.Node1Pods4
-	err := handle.RouteAdd(&netlink.Route{
-		LinkIndex: link.Attrs().Index,
-		Dst:       &net.IPNet{IP: pods.Addr().AsSlice(), Mask: net.CIDRMask(pods.Bits(), pods.Addr().BitLen())},
-		Gw:        node1.V4.AsSlice(),
-	})
-	if err != nil {
-		return fmt.Errorf("add route to the pods of node1: %w", err)
+	for name, pods := range PodRanges {
+		node, _ := netlab.HostByName(name)
+		err := handle.RouteAdd(&netlink.Route{
+			LinkIndex: link.Attrs().Index,
+			Dst:       &net.IPNet{IP: pods.Addr().AsSlice(), Mask: net.CIDRMask(pods.Bits(), pods.Addr().BitLen())},
+			Gw:        node.V4.AsSlice(),
+		})
+		if err != nil {
+			return fmt.Errorf("add route to the pods of %s: %w", name, err)
+		}
 	}
 	return nil
 }
