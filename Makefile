@@ -21,7 +21,7 @@ tool = go -C tools build $(VCS) -o $(CURDIR)/bin/tools/ ./$(1) && bin/tools/$(1)
 ASKED := ./debug/api ./event ./debug/inspect ./status ./trace
 STORE := $(or $(VMRUN_STORE),/var/cache/vmrun)
 
-.PHONY: objects test-objects site vm help build build-windows image image-lock scale test-asked test-image test-monitoring test-status test check unit trace-worlds e2e pods test-kernels mutants release-check bench run switches fuzz generate clean deps release verify-release vuln
+.PHONY: objects test-objects site vm help build build-windows image image-lock scale test-asked test-image test-monitoring test-status test check unit trace-worlds e2e pods conformance test-kernels mutants release-check bench run switches fuzz generate clean deps release verify-release vuln
 
 help: ## print this help
 	@echo 'Usage: make TARGET. Tests and `run` need root; they work in network namespaces of their own.'
@@ -140,6 +140,13 @@ scale: # what many nodes cost an API server, and storms (docs/scale.md; ARGS='-n
 
 pods: deps ## the image in a real containerd, started by a real kubelet from the chart and from kubeadm's manifests (test/e2e/pods)
 	cd test/e2e && go test -count=1 -v -tags pods -timeout 30m ./pods | grep -v '^=== '
+
+# The programs of pods of the tests come from this machine. PROCS tests run side by side; most of them wait.
+conformance: MODE ?= ebpf
+conformance: PROCS ?= 4
+conformance: deps # upstream's [sig-network] tests on three nodes (MODE=ebpf PROCS=4; ARGS='-focus Services -nodeport-addresses=' go to the program)
+	@test/deps bash cni curl dig getent iperf nc socat ss
+	cd test/e2e && go run ./cmd/conformance -mode $(MODE) -procs $(PROCS) $(ARGS)
 
 vm: deps $(STORE)/6.12 # mode ipvs in a VM with kernel 6.12, a part that takes a minute
 	@test/vm/suites --part 6.12

@@ -34,56 +34,86 @@ func Root() (string, error) {
 	}
 }
 
-// packages are those of the programs in the module in apiserver/.
-var packages = map[string]string{
-	"kube-apiserver":          "k8s.io/kubernetes/cmd/kube-apiserver",
-	"kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
-	"kubeadm":                 "k8s.io/kubernetes/cmd/kubeadm",
-	"kubectl":                 "k8s.io/kubernetes/cmd/kubectl",
-	"kubelet":                 "k8s.io/kubernetes/cmd/kubelet",
-	"etcd":                    "go.etcd.io/etcd/server/v3",
+// program is what Build builds.
+type program struct {
+	module string // its folder in test/e2e
+	pkg    string
+	test   bool // the package's tests, as `go test -c` builds them
+	static bool // runs in an image without libraries
 }
 
-const ldflags = "-s -w -X k8s.io/component-base/version.gitVersion=v1.36.3"
+var programs = map[string]program{
+	"kube-apiserver":          {module: "apiserver", pkg: "k8s.io/kubernetes/cmd/kube-apiserver"},
+	"kube-controller-manager": {module: "apiserver", pkg: "k8s.io/kubernetes/cmd/kube-controller-manager"},
+	"kube-scheduler":          {module: "apiserver", pkg: "k8s.io/kubernetes/cmd/kube-scheduler"},
+	"kubeadm":                 {module: "apiserver", pkg: "k8s.io/kubernetes/cmd/kubeadm"},
+	"kubectl":                 {module: "apiserver", pkg: "k8s.io/kubernetes/cmd/kubectl"},
+	"kubelet":                 {module: "apiserver", pkg: "k8s.io/kubernetes/cmd/kubelet"},
+	"etcd":                    {module: "apiserver", pkg: "go.etcd.io/etcd/server/v3"},
+	"e2e.test":                {module: "upstream", pkg: "kube-proxy/test/e2e/upstream", test: true},
+	"agnhost":                 {module: "upstream", pkg: "k8s.io/kubernetes/test/images/agnhost"},
+	"ginkgo":                  {module: "upstream", pkg: "github.com/onsi/ginkgo/v2/ginkgo"},
+	"coredns":                 {module: "coredns", pkg: "kube-proxy/test/e2e/coredns", static: true},
+}
 
-// Build builds programs from their Go module into a folder and returns that folder. It skips those
-// that were built there from the same go.mod and go.sum by the same Go. The names are
-// kube-apiserver, etcd, kube-controller-manager, kubelet, kubeadm and kubectl. A build takes
-// minutes; logf gets a line every 15 s.
-func Build(ctx context.Context, logf func(format string, args ...any), programs ...string) (bin string, err error) {
+// versions are those of Kubernetes, by module.
+var versions = map[string]string{"apiserver": "v1.36.3", "upstream": "v1.37.2"}
+
+// Build builds programs from their Go modules into a folder and returns that folder. It skips those
+// that were built there from the same go.mod and go.sum by the same Go. A
+// build takes minutes; logf gets a line every 15 s.
+func Build(ctx context.Context, logf func(format string, args ...any), names ...string) (bin string, err error) {
 	root, err := Root()
 	if err != nil {
 		return "", err
 	}
-	source, bin := filepath.Join(root, "apiserver"), filepath.Join(root, "bin")
+	bin = filepath.Join(root, "bin")
 	unlock, err := lockBuild(bin)
 	if err != nil {
 		return "", err
 	}
 	defer unlock()
-	stamp, err := buildStamp(source)
-	if err != nil {
-		return "", err
-	}
-	for _, name := range programs {
-		file := filepath.Join(bin, name)
-		if built, err := os.ReadFile(file + ".stamp"); err == nil && string(built) == stamp {
-			continue
+	for _, name := range names {
+		p, ok := programs[name]
+		if !ok {
+			return "", fmt.Errorf("build %s: no module has it", name)
 		}
-		logf("building %s (a few minutes, once)", name)
-		stop := every(15*time.Second, func(since time.Duration) { logf("still building, %v", since) })
-		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", file, "-ldflags", ldflags, packages[name])
-		cmd.Dir = source
-		out, err := cmd.CombinedOutput()
-		stop()
-		if err != nil {
-			return "", fmt.Errorf("build %s: %w\n%s", name, err, out)
-		}
-		if err := os.WriteFile(file+".stamp", []byte(stamp), 0o644); err != nil {
-			return "", fmt.Errorf("note the build: %w", err)
+		if err := p.build(ctx, filepath.Join(root, p.module), filepath.Join(bin, name), logf); err != nil {
+			return "", fmt.Errorf("build %s: %w", name, err)
 		}
 	}
 	return bin, nil
+}
+
+// build builds the program from the module in the folder source, unless it is built.
+func (p program) build(ctx context.Context, source, file string, logf func(format string, args ...any)) error {
+	stamp, err := buildStamp(source)
+	if err != nil {
+		return err
+	}
+	if built, err := os.ReadFile(file + ".stamp"); err == nil && string(built) == stamp {
+		return nil
+	}
+	logf("building %s (a few minutes, once)", filepath.Base(file))
+	stop := every(15*time.Second, func(since time.Duration) { logf("still building, %v", since) })
+	defer stop()
+	verb := []string{"build"}
+	if p.test {
+		verb = []string{"test", "-c"}
+	}
+	ldflags := "-s -w -X k8s.io/component-base/version.gitVersion=" + versions[p.module]
+	cmd := exec.CommandContext(ctx, "go", append(verb, "-trimpath", "-o", file, "-ldflags", ldflags, p.pkg)...)
+	cmd.Dir = source
+	if p.static {
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%w\n%s", err, out)
+	}
+	if err := os.WriteFile(file+".stamp", []byte(stamp), 0o644); err != nil {
+		return fmt.Errorf("note the build: %w", err)
+	}
+	return nil
 }
 
 // lockBuild makes the bin folder if it is missing, and waits until no other process builds into it:
@@ -108,7 +138,7 @@ func buildStamp(dir string) (string, error) {
 	for _, name := range []string{"go.mod", "go.sum"} {
 		content, err := os.ReadFile(filepath.Join(dir, name))
 		if err != nil {
-			return "", fmt.Errorf("read the API server's module: %w", err)
+			return "", fmt.Errorf("read the module: %w", err)
 		}
 		sum.Write(content)
 	}
