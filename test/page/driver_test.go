@@ -35,7 +35,8 @@ func newPlace(t *testing.T) *place {
 	for _, args := range []string{"link set lo up", "link add node type veth peer name lan",
 		"address add 172.18.0.2/24 dev node", "link set node up", "link set lan up",
 		"route add 100.64.0.0/10 via 172.18.0.1", "route add 10.96.0.0/11 via 172.18.0.1",
-		"route add 100.64.200.0/24 dev lan", "neigh add 172.18.0.1 lladdr 02:00:00:00:00:01 dev node",
+		"link add pods type veth peer name far", "link set pods up", "link set far up",
+		"route add 100.64.200.0/24 dev pods", "neigh add 172.18.0.1 lladdr 02:00:00:00:00:01 dev node",
 		"route add 10.1.0.0/24 dev lan", "neigh add 10.1.0.9 lladdr 02:00:00:00:00:09 dev lan",
 		"address add 100.64.210.1/32 dev lo"} {
 		p.run("ip", strings.Fields(args)...)
