@@ -145,7 +145,7 @@ pods: deps ## the image in a real containerd, started by a real kubelet from the
 conformance: MODE ?= ebpf
 conformance: PROCS ?= 4
 conformance: deps # upstream's [sig-network] tests on three nodes (MODE=ebpf PROCS=4; ARGS='-focus Services -nodeport-addresses=' go to the program)
-	@test/deps bash cni curl dig getent iperf nc socat ss
+	@test/deps bash cni curl dig getent iperf nc socat ss wget
 	cd test/e2e && go run ./cmd/conformance -mode $(MODE) -procs $(PROCS) $(ARGS)
 
 vm: deps $(STORE)/6.12 # mode ipvs in a VM with kernel 6.12, a part that takes a minute

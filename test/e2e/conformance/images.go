@@ -14,9 +14,10 @@ import (
 
 // programs are those of this machine that the tests run in containers, besides busybox. Their
 // libraries are also those of agnhost.
-// A shell of busybox would prefer its own.
+// A shell of busybox would prefer its own, and Debian's static busybox wget crashes where the image
+// has libraries of the resolver.
 var programs = []string{"sh", "bash", "curl", "conntrack", "dig", "getent", "ip", "iperf", "iptables", "nc", "socat",
-	"ss"}
+	"ss", "wget"}
 
 // dnsImage is the name of CoreDNS's image.
 const dnsImage = "localhost/coredns:e2e"
