@@ -112,7 +112,7 @@ func TestOverSPDY(t *testing.T) {
 		{"status", "3 of 3 nodes answered", 2},
 		{"why shop/web", "\nnode hollow002\n", 2},
 		{"why shop/wbe", "no Service shop/wbe; candidates:\nkubectl svcproxy:   shop/web", 1},
-		{"status --node=hollow002", "node-b is unreachable from here since 12s: 41 endpoints avoided", 2},
+		{"status --node=hollow002", "node-b is unreachable from here since 12s: 41 endpoints", 2},
 		{"--node=hollow001 status -o json", `"node": "hollow001"`, 0},
 		{"status --node=nosuch", "no proxy pod on node nosuch", 3},
 	} {
