@@ -63,6 +63,11 @@ func (d *demo) prepareCut(ctx context.Context) error {
 	if err := os.WriteFile(d.cutFile(), []byte(text), 0o644); err != nil {
 		return err
 	}
+	return d.cutServed(ctx)
+}
+
+// cutServed waits until the Service of cutManifest answers.
+func (d *demo) cutServed(ctx context.Context) error {
 	return d.await(ctx, cutAddress.String()+" is served", func() error {
 		r, err := d.field.lab.Dial(netlab.Node1, netlab.TCP, cutAddress, netlab.DialOptions{Timeout: d.field.silence})
 		if err == nil && r.Server == netlab.Sink {
@@ -120,6 +125,9 @@ func (d *demo) failover(ctx context.Context) (err error) {
 			if !on {
 				d.out.printf(" mode %s has none\n", d.options.mode.Name)
 				break
+			}
+			if err := d.cutServed(ctx); err != nil { // in mode userspace the new process relays
+				return err
 			}
 		}
 		l, err := d.cut(ctx)

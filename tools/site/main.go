@@ -1,6 +1,6 @@
 // Command site turns the pages of docs into a static site. The list in docs/README.md is the order
 // of the pages. The site is plain files without links to other hosts: one page of HTML for each
-// page of Markdown, the pictures, and a search that runs in the browser.
+// page of Markdown, the pictures, the figures as a file, and a search that runs in the browser.
 package main
 
 import (
@@ -113,7 +113,7 @@ func build(docs fs.FS, out, source string) error {
 	if err != nil {
 		return err
 	}
-	for _, name := range pictures {
+	for _, name := range append(pictures, "performance.json") {
 		data, err := fs.ReadFile(docs, name)
 		if err == nil {
 			err = write(filepath.Join(out, name), data)
