@@ -104,6 +104,14 @@ func (n *failoverLab) serve(args ...string) *labProgram {
 	return p
 }
 
+// serveFailover serves, and waits until failover is on.
+func (n *failoverLab) serveFailover(args ...string) *labProgram {
+	n.t.Helper()
+	p := n.serve(args...)
+	p.await(failoverOn)
+	return p
+}
+
 func newFailoverLab(t *testing.T, mode string) *failoverLab {
 	t.Helper()
 	n := newModeLab(t, mode)
@@ -281,8 +289,7 @@ const avoidances = "kubeproxy_failover_avoidance_duration_seconds_count"
 // events and metrics say so; when it returns, it is used again (FO-03, FO-06, FO-09, FO-11, FO-15).
 func TestFailover(t *testing.T) {
 	inFailoverModes(t, func(t *testing.T, n *failoverLab) {
-		p := n.serve("--failover=avoid")
-		p.await(failoverOn)
+		p := n.serveFailover("--failover=avoid")
 		if all := n.crowd(patience); all["pod1"] == 0 || all["pod4"] == 0 || all["sink"] == 0 {
 			t.Fatalf("before: %v", all)
 		}
@@ -358,8 +365,7 @@ func TestFailoverCauses(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			inFailoverModes(t, func(t *testing.T, n *failoverLab) {
-				p := n.serve("--failover=avoid")
-				p.await(failoverOn)
+				p := n.serveFailover("--failover=avoid")
 				c.cause.begin(n)
 				within := impatience
 				if c.avoided {
@@ -401,8 +407,7 @@ func TestFailoverAllSilent(t *testing.T) { inFailoverModes(t, allSilent) }
 func allSilent(t *testing.T, n *failoverLab) {
 	n.apply("web", serviceManifest("web", "10.96.0.10", "10.1.2.14@node2", "10.1.2.15@node2"))
 	n.apply("other", serviceManifest("other", "10.96.0.11", "172.18.0.254@sink"))
-	p := n.serve("--failover=avoid")
-	p.await(failoverOn)
+	p := n.serveFailover("--failover=avoid")
 	nodeDead.begin(n)
 	for range 2 {
 		if all := n.crowd(2 * time.Second); all[netlab.ErrTimeout.Error()] != crowd {
@@ -418,12 +423,10 @@ func allSilent(t *testing.T, n *failoverLab) {
 // waiting client, and no connection fails. A killed one leaves the rules of notices.
 func TestFailoverRestart(t *testing.T) {
 	inFailoverModes(t, func(t *testing.T, n *failoverLab) {
-		p := n.serve("--failover=avoid")
-		p.await(failoverOn)
+		p := n.serveFailover("--failover=avoid")
 		n.cutOff(p)
 		p.end(syscall.SIGKILL)
-		p = n.serve("--failover=avoid")
-		p.await(failoverOn)
+		p = n.serveFailover("--failover=avoid")
 		n.awaitNode(p)
 		p.end(syscall.SIGTERM)
 		if n.mode == "nftables" {
@@ -431,8 +434,7 @@ func TestFailoverRestart(t *testing.T) {
 		} else {
 			n.mode = "nftables"
 		}
-		p = n.serve("--failover=avoid")
-		p.await(failoverOn)
+		p = n.serveFailover("--failover=avoid")
 		n.awaitNode(p)
 		p.end(syscall.SIGTERM)
 	})
@@ -443,8 +445,7 @@ func TestFailoverRestart(t *testing.T) {
 // each time with a probability of a third. IPVS avoids the endpoint while clients wait.
 func TestFailoverRescue(t *testing.T) {
 	inFailoverModes(t, func(t *testing.T, n *failoverLab) {
-		p := n.serve("--failover=rescue")
-		p.await(failoverOn)
+		p := n.serveFailover("--failover=rescue")
 		nodeDead.begin(n)
 		for range 2 {
 			before := n.lost()
@@ -480,8 +481,7 @@ func TestFailoverHalf(t *testing.T) {
 			endpoints = append(endpoints, fmt.Sprintf("%s@far%d", ip, i))
 		}
 		n.apply("web", serviceManifest("web", "10.96.0.10", endpoints...))
-		p := n.serve("--failover=avoid")
-		p.await(failoverOn)
+		p := n.serveFailover("--failover=avoid")
 		filter(netlab.Sink, "ip daddr 172.18.0.200-172.18.0.202 drop").begin(n)
 		until(t, func() string {
 			if all := n.crowd(patience); all["sink"] != crowd {
@@ -514,8 +514,7 @@ func TestFailoverHalf(t *testing.T) {
 // when it comes up.
 func TestFailoverLink(t *testing.T) {
 	inFailoverModes(t, func(t *testing.T, n *failoverLab) {
-		p := n.serve("--failover=avoid")
-		p.await(failoverOn)
+		p := n.serveFailover("--failover=avoid")
 		linkDown.begin(n)
 		n.awaitNode(p)
 		p.awaitAvoidance()
@@ -531,8 +530,7 @@ func TestFailoverLink(t *testing.T) {
 // TestFailoverFlapping: a node goes and comes each second; no connection fails.
 func TestFailoverFlapping(t *testing.T) {
 	inFailoverModes(t, func(t *testing.T, n *failoverLab) {
-		p := n.serve("--failover=avoid")
-		p.await(failoverOn)
+		p := n.serveFailover("--failover=avoid")
 		stop, done := make(chan struct{}), make(chan struct{})
 		go func() {
 			defer close(done)
@@ -574,8 +572,7 @@ func TestFailoverSlowAccept(t *testing.T) {
 		defer slow()
 		n.apply("web", strings.ReplaceAll(serviceManifest("web", "10.96.0.10", "10.1.1.11@node1", "10.1.2.14@node2",
 			"172.18.0.254@sink"), "8080", fmt.Sprint(port)))
-		p := n.serve("--failover=avoid")
-		p.await(failoverOn)
+		p := n.serveFailover("--failover=avoid")
 		for range 3 { // with a full queue, Linux answers some clients, and then forgets them
 			all := n.crowd(patience)
 			if all.elsewhere()+all[slowly]+all[netlab.ErrTimeout.Error()] != crowd {
@@ -636,8 +633,7 @@ func (n *failoverLab) slow(host string, port int) (stop func()) {
 func TestFailoverUnreadable(t *testing.T) {
 	inFailoverModes(t, func(t *testing.T, n *failoverLab) {
 		n.remove("node2")
-		p := n.serve("--failover=avoid")
-		p.await(failoverOn)
+		p := n.serveFailover("--failover=avoid")
 		nodeDead.begin(n)
 		for range 2 {
 			all := n.crowd(impatience)
@@ -717,8 +713,7 @@ func TestFailoverWithoutAPIServer(t *testing.T) {
 // dead node is found meanwhile (FO-05, FO-10).
 func TestFailoverHostileClient(t *testing.T) {
 	inFailoverModes(t, func(t *testing.T, n *failoverLab) {
-		p := n.serve("--failover=avoid")
-		p.await(failoverOn)
+		p := n.serveFailover("--failover=avoid")
 		n.run("pod3", "sysctl", "-qw", "net.ipv4.ip_default_ttl=2") // his packets end at node2,
 		filter("pod3", "icmp type time-exceeded drop").begin(n)     // and no ICMP message ends his wait
 		stop, done := make(chan struct{}), make(chan struct{})
@@ -770,8 +765,7 @@ func TestFailoverHostileClient(t *testing.T) {
 // wait, and those to other nodes stay (FO-13).
 func TestFailoverReset(t *testing.T) {
 	inFailoverModes(t, func(t *testing.T, n *failoverLab) {
-		p := n.serve("--failover=avoid", "--failover-reset")
-		p.await(failoverOn)
+		p := n.serveFailover("--failover=avoid", "--failover-reset")
 		open := map[string][]*netlab.Conn{}
 		for len(open["pod4"]) < 2 || len(open["pod1"]) < 2 || len(open["sink"]) < 2 {
 			c, err := n.Open("pod2", netlab.TCP, n.vip, netlab.DialOptions{Timeout: patience})
