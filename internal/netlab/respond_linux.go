@@ -144,7 +144,7 @@ func (r *Responder) accept(file *os.File) {
 			if err != nil {
 				return err
 			}
-			conn, seen = os.NewFile(uintptr(nfd), "connection"), addrPort(sa)
+			conn, seen = os.NewFile(uintptr(nfd), "connection"), AddrPort(sa)
 			return nil
 		})
 		if errors.Is(err, unix.ECONNABORTED) {
@@ -206,7 +206,7 @@ func (r *Responder) datagrams(file *os.File) {
 			if err != nil {
 				return err
 			}
-			seen := addrPort(from)
+			seen := AddrPort(from)
 			at, control := destination(oob[:oobn])
 			reply := fmt.Sprintf("%s %s %s\n", r.host, seen, netip.AddrPortFrom(at, r.port))
 			// A reply that cannot be sent is a lost packet to the client.

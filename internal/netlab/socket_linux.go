@@ -161,7 +161,8 @@ func sockaddr(a netip.AddrPort) unix.Sockaddr {
 	return &unix.SockaddrInet4{Addr: a.Addr().As4(), Port: int(a.Port())}
 }
 
-func addrPort(sa unix.Sockaddr) netip.AddrPort {
+// AddrPort is a socket address; one of IPv4 in IPv6 is of IPv4.
+func AddrPort(sa unix.Sockaddr) netip.AddrPort {
 	switch sa := sa.(type) {
 	case *unix.SockaddrInet4:
 		return netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port))
@@ -177,7 +178,7 @@ func localAddr(fd int) (netip.AddrPort, error) {
 	if err != nil {
 		return netip.AddrPort{}, fmt.Errorf("read the socket's address: %w", err)
 	}
-	return addrPort(sa), nil
+	return AddrPort(sa), nil
 }
 
 // wait calls step, once at first and then whenever the runtime's poller reports the file writable

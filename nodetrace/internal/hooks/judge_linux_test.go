@@ -274,19 +274,9 @@ func (j *judge) each(c *net.UDPConn, kind uint32, f func(id uint32, from netip.A
 			return err
 		}
 		if id := binary.BigEndian.Uint32(b[8:]); n == 12 && bytes.Equal(b[:n], j.datagram(kind, id)) {
-			f(id, addrPort(from))
+			f(id, netlab.AddrPort(from))
 		}
 	}
-}
-
-func addrPort(a unix.Sockaddr) netip.AddrPort {
-	switch a := a.(type) {
-	case *unix.SockaddrInet4:
-		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port))
-	case *unix.SockaddrInet6:
-		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr).Unmap(), uint16(a.Port))
-	}
-	return netip.AddrPort{}
 }
 
 // device is the node's device to an address, "" for one of the node or of no host.
