@@ -60,8 +60,8 @@ var programs = map[string]program{
 var versions = map[string]string{"apiserver": "v1.36.3", "upstream": "v1.37.2"}
 
 // Build builds programs from their Go modules into a folder and returns that folder. It skips those
-// that were built there from the same go.mod and go.sum by the same Go. A
-// build takes minutes; logf gets a line every 15 s.
+// that were built there from the same files of their module's folder by the same Go. A build takes
+// minutes; logf gets a line every 15 s.
 func Build(ctx context.Context, logf func(format string, args ...any), names ...string) (bin string, err error) {
 	root, err := Root()
 	if err != nil {
@@ -134,9 +134,13 @@ func lockBuild(dir string) (unlock func(), err error) {
 
 // buildStamp identifies the inputs of a build of the module in dir.
 func buildStamp(dir string) (string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return "", fmt.Errorf("read the module: %w", err)
+	}
 	sum := sha256.New()
-	for _, name := range []string{"go.mod", "go.sum"} {
-		content, err := os.ReadFile(filepath.Join(dir, name))
+	for _, e := range entries {
+		content, err := os.ReadFile(filepath.Join(dir, e.Name()))
 		if err != nil {
 			return "", fmt.Errorf("read the module: %w", err)
 		}
