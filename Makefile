@@ -193,8 +193,9 @@ generate: deps objects # build the eBPF objects, and rewrite docs/conformance.md
 # Other places for each release, the same for each run of one.
 mutants: # change the code at random places, a minute for each package, and see whether its tests notice (ARGS='-seed 7 -for 5m ./engine')
 	@$(call tool,mutants) $(or $(ARGS),$(MUTATED))
-# The packages whose tests need no API server, container or other kernel.
-MUTATED = -seed $(KUBE_PROXY_SEED) ./cluster ./config/... ./conntrack ./debug/... ./engine ./event ./failover/... ./health ./internal/... ./lb ./logging \
+# The packages whose tests need no API server, container or other kernel, and are their own: plane/iptables has those of
+# internal/xtables.
+MUTATED = -seed $(KUBE_PROXY_SEED) ./cluster ./config/... ./conntrack ./debug/... ./engine ./event ./failover/... ./health $(filter-out %/internal/xtables,$(shell go list ./internal/...)) ./lb ./logging \
 	./mode ./plane/... ./policy ./source/... ./status ./trace
 
 release-check: COMMIT := $(COMMIT)

@@ -342,4 +342,7 @@ func TestBacktraceAt(t *testing.T) {
 		"[running]") != 1 {
 		t.Errorf("no trace at %s: %q", line, errOut)
 	}
+	for _, none := range []string{"", "0", ":0"} { // ":0" is the flag's default, klog refuses it as a value
+		logged(t, "say", config.Logging{ToStderr: true, BacktraceAt: none})
+	}
 }

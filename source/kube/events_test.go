@@ -186,6 +186,26 @@ func TestSeries(t *testing.T) {
 	}
 }
 
+// An event that repeats before it is sent is one with a series, of the time when it began.
+func TestSeriesBeforeFirstSend(t *testing.T) {
+	t.Parallel()
+	s := newEventServer(t)
+	s.uids["services shop/web"] = "uid-of-web"
+	r := makePublisher(t, s.http.URL, quick, nil)
+	again := func() { r.Publish(event.FailedToStartServiceHealthcheck("shop/web", "n1", 31000, errBusy)) }
+	again()
+	time.Sleep(time.Millisecond)
+	began := time.Now()
+	again()
+	r.start()
+	r.waitFor(s, `FailedToStartServiceHealthcheck Service web "uid-of-web" 2`)
+	if got := s.events[s.names[0]]; !got.EventTime.Time.Before(began) || !got.Series.LastObservedTime.After(
+		got.EventTime.Time) {
+		t.Errorf("event time %v, last observed %v; the second was published after %v", got.EventTime,
+			got.Series.LastObservedTime, began)
+	}
+}
+
 // A Service that was deleted and made again has another UID, by which kubectl describe finds its
 // events: it gets an event of its own, and the one before keeps its count.
 func TestSeriesOfNewObject(t *testing.T) {

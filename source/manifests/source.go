@@ -102,9 +102,8 @@ func (s *Source) Run(ctx context.Context, sink func(cluster.Event)) error {
 			due = time.After(min(settle, max(0, maxSettle-time.Since(since))))
 			continue
 		case err := <-watcher.Errors:
-			// Mostly the kernel had to drop events. The next read finds all changes.
-			s.log.Debug("Lost notifications of changed files, reading the folder again", "dir", s.cfg.Dir, "err", err)
-			due = time.After(settle)
+			// Mostly the kernel had to drop events. The next regular read finds all changes.
+			s.log.Debug("Lost notifications of changed files", "dir", s.cfg.Dir, "reads every", reread, "err", err)
 			continue
 		case <-due:
 		case <-regular.C:
