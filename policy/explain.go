@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 
 	"kube-proxy/cluster"
 	"kube-proxy/internal/plural"
@@ -18,38 +20,66 @@ const maxExplained = 10_000
 // people.
 type Explanation struct {
 	// Service is "ns/name".
-	Service string `json:"service"`
+	Service string
 	// Family is "IPv4" or "IPv6".
-	Family string `json:"family"`
+	Family string
 	// Not is the reason why the Service has no frontends, as a sentence; "" if it has some.
-	Not string `json:"not,omitempty"`
+	Not string
 	// Ports are the service's ports in its order.
-	Ports []ExplainedPort `json:"ports,omitempty"`
+	Ports []ExplainedPort
 	// Refused lists the refused addresses: [Refused].
-	Refused []Refusal `json:"-"`
+	Refused []Refusal
 	// Why has sentences about the whole Service.
-	Why []string `json:"why,omitempty"`
+	Why []string
+}
+
+// Port is one entry of spec.ports.
+type Port struct {
+	Name     string `json:"name,omitempty"`
+	Port     uint16 `json:"port"`
+	Protocol string `json:"protocol"` // tcp, udp, sctp
+	NodePort uint16 `json:"nodePort,omitempty"`
+}
+
+// PortOf returns the port as people see it.
+func PortOf(p *cluster.ServicePort) Port {
+	return Port{p.Name, p.Port, lb.Proto(p.Protocol).String(), p.NodePort}
+}
+
+func (p Port) number() string { return strconv.Itoa(int(p.Port)) }
+
+// Is reports whether people mean the port: by its name, its number, or as in "80/tcp".
+func (p Port) Is(said string) bool {
+	return p.Name == said || p.number() == said || p.number()+"/"+p.Protocol == said
+}
+
+// String returns "http (80/tcp)", or "80/tcp".
+func (p Port) String() string {
+	if p.Name == "" {
+		return p.number() + "/" + p.Protocol
+	}
+	return fmt.Sprintf("%s (%s/%s)", p.Name, p.number(), p.Protocol)
 }
 
 // ExplainedPort gives the reasons for the backends of a service port.
 type ExplainedPort struct {
+	Port
 	// Service is the service port as in [lb.Frontend.Service].
-	Service  string `json:"service"`
-	Name     string `json:"name,omitempty"`
-	Protocol string `json:"protocol"`
-	Port     uint16 `json:"port"`
-	NodePort uint16 `json:"nodePort,omitempty"`
+	Service string `json:"service"`
 	// Frontends are those that the Service requests for this port. Another Service may still win a
 	// key: see [lb.Table.Lost].
 	Frontends []*lb.Frontend `json:"-"`
 	// Cluster and Local report whether frontends may lead to all endpoints of the cluster, or to
 	// those on this node alone, if there are any. The traffic policies decide that (SV-19, SV-20).
-	Cluster bool `json:"cluster"`
-	Local   bool `json:"local"`
+	// InCluster and InLocal are how many of Endpoints are in these sets.
+	Cluster   bool `json:"cluster"`
+	Local     bool `json:"local"`
+	InCluster int  `json:"inCluster"`
+	InLocal   int  `json:"inLocal"`
 	// Endpoints lists the slices' entries for the port, by address and port, within the limit of an
-	// explanation. More is the number of other entries.
-	Endpoints []ExplainedEndpoint `json:"endpoints"`
-	More      int                 `json:"more,omitempty"`
+	// explanation. MoreEndpoints is the number of other entries.
+	Endpoints     []ExplainedEndpoint `json:"-"`
+	MoreEndpoints int                 `json:"moreEndpoints,omitempty"`
 	// Why has sentences about the port: why it has no backends, which hints count, and the effect
 	// on clients.
 	Why []string `json:"why,omitempty"`
@@ -59,37 +89,42 @@ type ExplainedPort struct {
 
 // ExplainedEndpoint reports whether an endpoint serves a port, and why not.
 type ExplainedEndpoint struct {
+	// Service and Protocol are those of its port.
+	Service  string `json:"service"`
+	Protocol string `json:"protocol"`
 	// Address has port 0 if its slice does not have the port.
 	Address netip.AddrPort `json:"address"`
 	// Node is the endpoint's node according to the API; "" if the API does not name one.
 	Node string `json:"node,omitempty"`
-	// Here: that is this node.
-	Here bool `json:"here,omitempty"`
+	// Local: that is this node.
+	Local bool `json:"local,omitempty"`
 	// Zone is the endpoint's zone according to the API; SameZone reports whether this node is in it
 	// too.
 	Zone     string `json:"zone,omitempty"`
 	SameZone bool   `json:"sameZone,omitempty"`
-	// Zones and Nodes are the targets of its topology hints.
-	Zones []string `json:"hintZones,omitempty"`
-	Nodes []string `json:"hintNodes,omitempty"`
 	// Ready, Serving and Terminating are its conditions. Of several entries for the address, one
 	// with a condition is enough (SV-32).
 	Ready       bool `json:"ready"`
 	Serving     bool `json:"serving"`
 	Terminating bool `json:"terminating,omitempty"`
+	// ForZones and ForNodes are the targets of its topology hints.
+	ForZones []string `json:"forZones,omitempty"`
+	ForNodes []string `json:"forNodes,omitempty"`
 	// Entries is the number of slice entries that name it.
-	Entries int `json:"entries"`
+	Entries int `json:"-"`
 	// Unreachable is the reason why this node does not reach it, in a few words; "" if nothing is
 	// known against it. Such an endpoint is avoided unless no other is left.
 	Unreachable string `json:"unreachable,omitempty"`
 	// InCluster and InLocal report whether it is in the set of all endpoints, or in this node's,
-	// and frontends use that set.
-	InCluster bool `json:"inCluster"`
-	InLocal   bool `json:"inLocal"`
+	// and frontends use that set. In names these sets.
+	InCluster bool     `json:"-"`
+	InLocal   bool     `json:"-"`
+	In        []string `json:"in"`
 	// WhyNotCluster and WhyNotLocal give the reason why it is not, in a few words ("not ready"); ""
-	// if it is, and if the port needs no such set.
-	WhyNotCluster string `json:"whyNotCluster,omitempty"`
-	WhyNotLocal   string `json:"whyNotLocal,omitempty"`
+	// if it is, and if the port needs no such set. Why has both.
+	WhyNotCluster string `json:"-"`
+	WhyNotLocal   string `json:"-"`
+	Why           string `json:"why,omitempty"`
 }
 
 // Explain returns the reasons for the frontends that [Resolve] returns for the same facts. It calls
@@ -194,8 +229,8 @@ const maxPorts = 5
 func (e *explainer) port(p *cluster.ServicePort) ExplainedPort {
 	before := len(e.rows)
 	e.resolver.port(p)
-	x := ExplainedPort{Name: p.Name, Protocol: lb.Proto(p.Protocol).String(), Port: p.Port, NodePort: p.NodePort,
-		Service: e.portName(p), Frontends: slices.Clone(e.rows[before:]), Endpoints: []ExplainedEndpoint{}}
+	x := ExplainedPort{Port: PortOf(p), Service: e.portName(p), Frontends: slices.Clone(e.rows[before:]),
+		Endpoints: []ExplainedEndpoint{}}
 	for _, f := range x.Frontends {
 		policy := e.svc.ExternalPolicy
 		if f.Kind == lb.ClusterIP {
@@ -264,9 +299,9 @@ func (c *portExplainer) endpoints(p *cluster.ServicePort) {
 		}
 	}
 	for at, n := range found {
-		slices.Sort(n.Zones)
-		slices.Sort(n.Nodes)
-		n.Zones, n.Nodes = slices.Compact(n.Zones), slices.Compact(n.Nodes)
+		slices.Sort(n.ForZones)
+		slices.Sort(n.ForNodes)
+		n.ForZones, n.ForNodes = slices.Compact(n.ForZones), slices.Compact(n.ForNodes)
 		candidate := c.candidate(at)
 		switch {
 		case n.second:
@@ -287,7 +322,7 @@ func (c *portExplainer) endpoints(p *cluster.ServicePort) {
 		default:
 			n.out(c.port, "not ready")
 		}
-		c.port.Endpoints = append(c.port.Endpoints, n.ExplainedEndpoint)
+		c.port.add(n.ExplainedEndpoint)
 	}
 	slices.SortFunc(c.port.Endpoints, func(a, b ExplainedEndpoint) int { return a.Address.Compare(b.Address) })
 }
@@ -300,11 +335,17 @@ type named struct {
 	running bool // an entry is neither ready nor terminating
 }
 
+// name returns a new endpoint of the port.
+func (c *portExplainer) name(at netip.AddrPort) *named {
+	return &named{ExplainedEndpoint: ExplainedEndpoint{Service: c.port.Service, Protocol: c.port.Protocol, Address: at,
+		In: []string{}}}
+}
+
 // gather records the entries of a slice; port is 0 if the slice lacks the port, and then entries
 // that have the port in another slice are left out.
 func (c *portExplainer) gather(found map[netip.AddrPort]*named, sl *cluster.Slice, port uint16) {
 	if c.room == 0 && len(found) == 0 {
-		c.port.More += sl.Endpoints.Len() + len(sl.Unused)
+		c.port.MoreEndpoints += sl.Endpoints.Len() + len(sl.Unused)
 		return
 	}
 	for e := range sl.Endpoints.All() {
@@ -313,21 +354,21 @@ func (c *portExplainer) gather(found map[netip.AddrPort]*named, sl *cluster.Slic
 		switch {
 		case n != nil:
 		case c.room == 0:
-			c.port.More++
+			c.port.MoreEndpoints++
 			continue
 		default:
 			c.room--
-			n = &named{ExplainedEndpoint: ExplainedEndpoint{Address: at}}
+			n = c.name(at)
 			found[at] = n
 		}
 		n.Entries++
 		n.second = false
 		n.counts, n.running = n.counts || c.counts(&e), n.running || !e.Ready && !e.Terminating
-		n.Here = n.Here || e.OnNode(c.view.Node.NodeName)
+		n.Local = n.Local || e.OnNode(c.view.Node.NodeName)
 		n.place(e.Place(), &c.view.Node)
 		n.Ready, n.Serving, n.Terminating = n.Ready || e.Ready, n.Serving || e.Serving, n.Terminating || e.Terminating
 		if e.Hints != nil {
-			n.Zones, n.Nodes = append(n.Zones, e.Hints.Zones...), append(n.Nodes, e.Hints.Nodes...)
+			n.ForZones, n.ForNodes = append(n.ForZones, e.Hints.Zones...), append(n.ForNodes, e.Hints.Nodes...)
 		}
 	}
 	c.gatherUnused(found, sl, port)
@@ -340,12 +381,30 @@ func (c *portExplainer) gatherUnused(found map[netip.AddrPort]*named, sl *cluste
 		switch {
 		case found[at] != nil: // it is the first one of another endpoint
 		case c.room == 0:
-			c.port.More++
+			c.port.MoreEndpoints++
 		default:
 			c.room--
-			found[at] = &named{ExplainedEndpoint: ExplainedEndpoint{Address: at, Entries: 1}, second: true}
+			found[at] = c.name(at)
+			found[at].Entries, found[at].second = 1, true
 		}
 	}
+}
+
+// add lists a judged endpoint, and counts it in its sets.
+func (p *ExplainedPort) add(e ExplainedEndpoint) {
+	if e.InCluster {
+		e.In = append(e.In, lb.Cluster.String())
+		p.InCluster++
+	}
+	if e.InLocal {
+		e.In = append(e.In, lb.Local.String())
+		p.InLocal++
+	}
+	e.Why = e.WhyNotCluster
+	if e.WhyNotLocal != e.Why && e.WhyNotLocal != "" {
+		e.Why = strings.TrimPrefix(e.Why+"; "+e.WhyNotLocal, "; ")
+	}
+	p.Endpoints = append(p.Endpoints, e)
 }
 
 // place records an entry's node and zone. Of several entries the first counts, but one on this node

@@ -31,8 +31,9 @@ func (c *portExplainer) why(p *cluster.ServicePort) {
 		c.say("An earlier port of the Service has the same number and protocol, and only that one is served.")
 		return
 	}
-	if c.port.More > 0 {
-		c.say("%s here.", plural.Count(c.port.More, "more endpoint is not listed", "more endpoints are not listed"))
+	if c.port.MoreEndpoints > 0 {
+		c.say("%s here.", plural.Count(c.port.MoreEndpoints, "more endpoint is not listed",
+			"more endpoints are not listed"))
 	}
 	if !c.hasAny((*candidate).usable) {
 		c.noEndpoint(p)
@@ -64,9 +65,9 @@ func (c *portExplainer) noEndpoint(p *cluster.ServicePort) {
 	case c.has.endpoints == 0:
 		c.choose("Its EndpointSlices have no endpoint: does its selector match a pod?")
 	case slices.ContainsFunc(c.port.Endpoints, func(e ExplainedEndpoint) bool { return e.Address.Port() != 0 }) ||
-		c.port.More > 0:
-		c.choose("None of its %s serves: %s.", plural.Count(len(c.port.Endpoints)+c.port.More, "endpoint", "endpoints"),
-			c.tally())
+		c.port.MoreEndpoints > 0:
+		c.choose("None of its %s serves: %s.", plural.Count(len(c.port.Endpoints)+c.port.MoreEndpoints, "endpoint",
+			"endpoints"), c.tally())
 	case len(c.has.ports) == 0:
 		// The controller leaves out a port whose targetPort names no port of a pod, but still
 		// writes the pod's endpoint.

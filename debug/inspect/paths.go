@@ -76,7 +76,7 @@ func (i *Inspector) Why(ctx context.Context, said string) (*Detail, error) {
 // paths adds those of a family.
 func (i *Inspector) paths(ctx context.Context, f Family, name cluster.Name, port string, d *Detail) {
 	ports := policy.Explain(i.cfg.Store.View(name), f.Settings(name)).Ports
-	k := slices.IndexFunc(ports, func(p policy.ExplainedPort) bool { return portNamed(p, port) })
+	k := slices.IndexFunc(ports, func(p DetailPort) bool { return port == "" || p.Is(port) })
 	if k < 0 {
 		return
 	}

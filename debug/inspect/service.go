@@ -3,7 +3,6 @@ package inspect
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"time"
 
 	"kube-proxy/lb"
@@ -27,7 +26,7 @@ func (i *Inspector) Service(said string) (*Detail, error) {
 	if v.Service.Created != 0 {
 		d.Created = when(time.Unix(v.Service.Created, 0).UTC())
 	}
-	if port != "" && !slices.ContainsFunc(d.Ports, func(p Port) bool { return p.is(port) }) {
+	if port != "" && !slices.ContainsFunc(d.Ports, func(p Port) bool { return p.Is(port) }) {
 		p := Problemf(Unknown, "Service %s has no port %s", name, Cut(port))
 		for _, has := range d.Ports[:min(len(d.Ports), maxCandidates)] {
 			p.Candidates = append(p.Candidates, has.String())
@@ -45,12 +44,12 @@ func (i *Inspector) Service(said string) (*Detail, error) {
 			out.Why = append(out.Why, x.Not)
 		}
 		for _, p := range x.Ports {
-			if !portNamed(p, port) {
+			if port != "" && !p.Is(port) {
 				continue
 			}
-			reported, endpoints := detailPort(p)
-			out.Ports, out.Endpoints, out.MoreEndpoints = append(out.Ports, reported),
-				append(out.Endpoints, endpoints...), out.MoreEndpoints+p.More
+			out.Endpoints, out.MoreEndpoints = append(out.Endpoints, p.Endpoints...), out.MoreEndpoints+p.MoreEndpoints
+			p.Endpoints = nil
+			out.Ports = append(out.Ports, p)
 		}
 		for _, r := range x.Refused {
 			out.Refused = append(out.Refused, r.String())
@@ -107,20 +106,4 @@ func (f *DetailFamily) hasFrontends() bool { return len(f.Frontends) > 0 }
 
 func (d *Detail) hasFrontends() bool {
 	return slices.ContainsFunc(d.Families, func(f DetailFamily) bool { return f.hasFrontends() })
-}
-
-// number is the port's number.
-func (p Port) number() string { return strconv.Itoa(int(p.Port)) }
-
-// is reports whether people mean the port.
-func (p Port) is(said string) bool {
-	return p.Name == said || p.number() == said || p.number()+"/"+p.Protocol == said
-}
-
-// String returns "http (80/tcp)", or "80/tcp".
-func (p Port) String() string {
-	if p.Name == "" {
-		return p.number() + "/" + p.Protocol
-	}
-	return fmt.Sprintf("%s (%s/%s)", p.Name, p.number(), p.Protocol)
 }

@@ -124,8 +124,8 @@ func (i *Inspector) service(v cluster.View, failing map[string]map[lb.Key]engine
 			s.Addresses = append(s.Addresses, Address{a, of.kind.String()})
 		}
 	}
-	for _, p := range svc.Ports {
-		s.Ports = append(s.Ports, Port{p.Name, p.Port, lb.Proto(p.Protocol).String(), p.NodePort})
+	for k := range svc.Ports {
+		s.Ports = append(s.Ports, policy.PortOf(&svc.Ports[k]))
 	}
 	j := judged{&s}
 	for _, f := range i.cfg.Families {

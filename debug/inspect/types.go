@@ -3,6 +3,8 @@ package inspect
 import (
 	"net/netip"
 	"time"
+
+	"kube-proxy/policy"
 )
 
 // Service is one Service in a list.
@@ -32,14 +34,6 @@ type Address struct {
 	Address netip.Addr `json:"address"`
 	// Kind is clusterip, externalip or loadbalancer.
 	Kind string `json:"kind"`
-}
-
-// Port is one entry of spec.ports.
-type Port struct {
-	Name     string `json:"name,omitempty"`
-	Port     uint16 `json:"port"`
-	Protocol string `json:"protocol"` // tcp, udp, sctp
-	NodePort uint16 `json:"nodePort,omitempty"`
 }
 
 // EndpointCounts counts the endpoints of a Service in its first family, as its slices name them.
@@ -81,33 +75,6 @@ type Route struct {
 	Backends int    `json:"backends,omitempty"`
 }
 
-// Endpoint is one endpoint of one port of a Service.
-type Endpoint struct {
-	// Service is the service port, "ns/name:port".
-	Service  string         `json:"service"`
-	Protocol string         `json:"protocol"`
-	Address  netip.AddrPort `json:"address"` // port 0 where no port of the slice has the name
-	Node     string         `json:"node,omitempty"`
-	// Local: it runs on this node.
-	Local bool `json:"local,omitempty"`
-	// Zone is the zone in its EndpointSlice; SameZone reports whether it is this node's.
-	Zone        string `json:"zone,omitempty"`
-	SameZone    bool   `json:"sameZone,omitempty"`
-	Ready       bool   `json:"ready"`
-	Serving     bool   `json:"serving"`
-	Terminating bool   `json:"terminating,omitempty"`
-	// ForZones and ForNodes are its topology hints.
-	ForZones []string `json:"forZones,omitempty"`
-	ForNodes []string `json:"forNodes,omitempty"`
-	// Unreachable is the reason why this node does not reach it; "" if nothing is known against it.
-	Unreachable string `json:"unreachable,omitempty"`
-	// In are the backend sets of new connections that have it: cluster, local.
-	In []string `json:"in"`
-	// Why is the reason why it is not in a set that the port needs, as the end of a sentence about
-	// it ("is not ready"); "" without a reason.
-	Why string `json:"why,omitempty"`
-}
-
 // Detail has all inputs and results of one Service.
 type Detail struct {
 	Service
@@ -140,23 +107,12 @@ type DetailFamily struct {
 	Why []string `json:"why,omitempty"`
 }
 
-// DetailPort is one port of a Service in one family.
-type DetailPort struct {
-	Port
-	// Service is the service port, "ns/name:port".
-	Service string `json:"service"`
-	// Cluster and Local report whether, by the traffic policies, frontends lead to all endpoints,
-	// or to those on this node.
-	Cluster bool `json:"cluster"`
-	Local   bool `json:"local"`
-	// InCluster and InLocal are how many endpoints are in these sets.
-	InCluster int `json:"inCluster"`
-	InLocal   int `json:"inLocal"`
-	// MoreEndpoints is how many of its endpoints are left out of the list.
-	MoreEndpoints int `json:"moreEndpoints,omitempty"`
-	// Why is what there is to say, a sentence each.
-	Why []string `json:"why,omitempty"`
-}
+// Parts of answers that package policy gives.
+type (
+	Port       = policy.Port
+	DetailPort = policy.ExplainedPort
+	Endpoint   = policy.ExplainedEndpoint
+)
 
 // Change is an event, and when it was in force. Unknown times are absent.
 type Change struct {

@@ -45,7 +45,7 @@ func explained(x policy.Explanation) string {
 				}
 			}
 		}
-		if more := shown - maxLines + p.More; shown > maxLines {
+		if more := shown - maxLines + p.MoreEndpoints; shown > maxLines {
 			line("    and %s", count(more, "other", "others"))
 		}
 	}
@@ -54,24 +54,15 @@ func explained(x policy.Explanation) string {
 
 // headline is the port in a line, with the numbers of its backends.
 func headline(p policy.ExplainedPort) string {
-	s := fmt.Sprintf("%s  %d/%s", p.Service, p.Port, p.Protocol)
+	s := fmt.Sprintf("%s  %d/%s", p.Service, p.Port.Port, p.Protocol)
 	if p.NodePort != 0 {
 		s += fmt.Sprintf("  NodePort %d", p.NodePort)
 	}
-	all, here := 0, 0
-	for _, e := range p.Endpoints {
-		if e.InCluster {
-			all++
-		}
-		if e.InLocal {
-			here++
-		}
-	}
 	if p.Cluster {
-		s += "  " + count(all, "backend", "backends")
+		s += "  " + count(p.InCluster, "backend", "backends")
 	}
 	if p.Local {
-		s += "  " + count(here, "backend", "backends") + " on this node"
+		s += "  " + count(p.InLocal, "backend", "backends") + " on this node"
 	}
 	return s
 }
