@@ -58,6 +58,9 @@ func TestOwnPortsTN98(t *testing.T) {
 		var dirty []string
 		for _, ref := range s.Fold(step.event).Services {
 			dirty = append(dirty, ref.Name.String())
+			if !ref.V4 || !ref.V6 {
+				t.Errorf("%s: %v is dirty in one family only", step.name, ref)
+			}
 		}
 		slices.Sort(dirty)
 		if got := fmt.Sprint(slices.Compact(dirty)); got != step.dirty {

@@ -85,7 +85,7 @@ type holders[K comparable] map[K]held
 
 // held is nearly always one Service.
 type held struct {
-	one  *entry
+	one  *entry // of no meaning while n is 0
 	n    int
 	more map[*entry]int
 }
@@ -108,9 +108,6 @@ func (h holders[K]) remove(k K, e *entry) {
 	x := h[k]
 	if x.one == e && x.n > 0 {
 		x.n--
-		if x.n == 0 {
-			x.one = nil
-		}
 	} else {
 		x.more[e]--
 		if x.more[e] <= 0 {

@@ -97,7 +97,7 @@ func (r *Ring) name(family lb.Family, service cluster.Name, endpoints string) {
 			newest = &r.slots[at]
 		}
 	}
-	if b.n > 0 && is(newest) {
+	if is(newest) {
 		newest.Endpoints = shortened(endpoints)
 	}
 }
