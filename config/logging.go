@@ -97,22 +97,33 @@ func (o *Options) loggingSection() option.Section {
 var klogFlags = []string{"logtostderr", "alsologtostderr", "stderrthreshold", "log-dir", "log-file",
 	"log-file-max-size", "one-output", "skip-headers", "skip-log-headers", "add-dir-header", "log-backtrace-at"}
 
-// logging is CF-07 to CF-11. alpha is the gate LoggingAlphaOptions.
+// logging checks CF-07 to CF-11 and klog's flags. alpha is the gate LoggingAlphaOptions.
 func (o *Options) logging(r *option.Report, alpha bool) Logging {
 	f, l := &o.file.Logging, o.klog
 	orDefault(&f.FlushFrequency.Duration.Duration, flushFrequency) // old proxies took 0 as "not given", as a flag too
-	l.StderrThreshold = int(o.stderrThreshold)
-	l.Verbosity, l.FlushFrequency = int(f.Verbosity), f.FlushFrequency.Duration.Duration
-	var given []string
-	for _, name := range klogFlags {
-		if o.changed(name) {
-			given = append(given, name)
-		}
+	given := slices.DeleteFunc(slices.Clone(klogFlags), func(name string) bool { return !o.changed(name) })
+	o.logFormat(given)
+	r.Positive("logging.flushFrequency", f.FlushFrequency.Duration)
+	l.FlushFrequency = f.FlushFrequency.Duration.Duration
+	l.Verbosity, l.VModule = o.verbosity("logging.verbosity", f.Verbosity), o.vmodule()
+	text, json := &f.Options.Text.OutputRoutingOptions, &f.Options.JSON.OutputRoutingOptions
+	o.logOutput("text", text, alpha)
+	o.logOutput("json", json, alpha)
+	if out := map[string]*logsapi.OutputRoutingOptions{"text": text, "json": json}[f.Format]; out != nil {
+		l.SplitStream, l.InfoBufferSize = out.SplitStream, out.InfoBufferSize.Value()
 	}
-	if len(given) > 0 || o.changed("logging-format") || o.loaded && slices.Contains(o.inFile, "logging.format") ||
-		len(f.VModule) > 0 {
+	if len(given) > 0 || len(l.VModule) > 0 || l.SplitStream || o.changed("logging-format") ||
+		o.loaded && slices.Contains(o.inFile, "logging.format") {
 		l.Format = f.Format
 	}
+	l.StderrThreshold = int(o.stderrThreshold)
+	o.logFiles(&l)
+	return l
+}
+
+// logFormat checks CF-07. given are the flags of klog on the command line.
+func (o *Options) logFormat(given []string) {
+	f := &o.file.Logging
 	switch f.Format {
 	case "text":
 	case "json":
@@ -127,52 +138,55 @@ func (o *Options) logging(r *option.Report, alpha bool) Logging {
 	default:
 		o.wrong("logging.format", f.Format, "want text or json")
 	}
-	if f.Verbosity > 1<<31-1 {
-		o.wrong("logging.verbosity", fmt.Sprint(f.Verbosity), "want at most 2147483647") // CF-09
+}
+
+// verbosity checks CF-09, also for the patterns of CF-10.
+func (o *Options) verbosity(path string, level logsapi.VerbosityLevel) int {
+	if level > 1<<31-1 {
+		o.wrong(path, fmt.Sprint(level), "want at most 2147483647")
 	}
-	r.Positive("logging.flushFrequency", f.FlushFrequency.Duration)
-	for i, item := range f.VModule {
-		field := fmt.Sprintf("logging.vmodule[%d]", i)
+	return int(level)
+}
+
+// vmodule checks CF-10.
+func (o *Options) vmodule() (all []VModule) {
+	for i, item := range o.file.Logging.VModule {
+		path := fmt.Sprintf("logging.vmodule[%d]", i)
 		if item.FilePattern == "" || strings.ContainsAny(item.FilePattern, "=,") {
-			o.wrong(field+".filePattern", item.FilePattern, "want a pattern without = and commas")
+			o.wrong(path+".filePattern", item.FilePattern, "want a pattern without = and commas")
 		}
-		if item.Verbosity > 1<<31-1 {
-			o.wrong(field+".verbosity", fmt.Sprint(item.Verbosity), "want at most 2147483647")
-		}
-		l.VModule = append(l.VModule, VModule{item.FilePattern, int(item.Verbosity)})
+		all = append(all, VModule{item.FilePattern, o.verbosity(path+".verbosity", item.Verbosity)})
 	}
-	for name, part := range map[string]*logsapi.OutputRoutingOptions{
-		"text": &f.Options.Text.OutputRoutingOptions, "json": &f.Options.JSON.OutputRoutingOptions,
-	} {
-		size := part.InfoBufferSize.Value()
-		switch field := "logging.options." + name; {
-		case size < 0:
-			o.wrong(field+".infoBufferSize", fmt.Sprint(size), "want 0 or more")
-		case !alpha && size > 0:
-			o.wrong(field+".infoBufferSize", fmt.Sprint(size), "Feature LoggingAlphaOptions is disabled")
-		}
-		if part.SplitStream && !alpha {
-			o.wrong("logging.options."+name+".splitStream", "true", "Feature LoggingAlphaOptions is disabled")
-		}
-		if name == f.Format {
-			l.SplitStream, l.InfoBufferSize = part.SplitStream, size
-		}
+	return all
+}
+
+// logOutput checks CF-11 for a format.
+func (o *Options) logOutput(format string, out *logsapi.OutputRoutingOptions, alpha bool) {
+	path, size := "logging.options."+format, out.InfoBufferSize.Value()
+	switch {
+	case size < 0:
+		o.wrong(path+".infoBufferSize", fmt.Sprint(size), "want 0 or more")
+	case !alpha && size > 0:
+		o.wrong(path+".infoBufferSize", fmt.Sprint(size), "Feature LoggingAlphaOptions is disabled")
 	}
-	if l.SplitStream && l.Format == "" {
-		l.Format = f.Format
+	if out.SplitStream && !alpha {
+		o.wrong(path+".splitStream", "true", "Feature LoggingAlphaOptions is disabled")
 	}
+}
+
+// logFiles checks klog's flags for files.
+func (o *Options) logFiles(l *Logging) {
 	// klog prints its default as ":0"; older documents print 0.
 	if file, line, ok := strings.Cut(l.BacktraceAt, ":"); l.BacktraceAt != "" && l.BacktraceAt != "0" &&
 		(!ok || !digits(line) || file == "" && line != "0") {
 		o.problem("--log-backtrace-at", l.BacktraceAt, "want file.go:17")
 	}
-	if !l.ToStderr && l.Dir == "" && l.File == "" {
+	switch named := l.Dir != "" || l.File != ""; {
+	case l.ToStderr && named:
+		o.warn("--log-dir and --log-file have no effect without --logtostderr=false")
+	case !l.ToStderr && !named:
 		l.Dir = os.TempDir()
 	}
-	if l.ToStderr && (l.Dir != "" || l.File != "") {
-		o.warn("--log-dir and --log-file have no effect without --logtostderr=false")
-	}
-	return l
 }
 
 func digits(s string) bool { return s != "" && strings.Trim(s, "0123456789") == "" }
