@@ -175,8 +175,8 @@ func TestUnproven(t *testing.T) {
 		{"the leader's stream ended in order", leads, nil, old, read, 5, false, false},
 	} {
 		l := &listWatch{resource: c.resource}
-		l.opened.Store(c.opened)
-		l.ended.Store(c.ended)
+		l.resource.opened.Store(c.opened)
+		l.resource.ended.Store(c.ended)
 		if got := l.unproven(c.now, c.ours, c.broken); got != c.want {
 			t.Errorf("%s: compares %v, want %v", c.name, got, c.want)
 		}

@@ -142,13 +142,11 @@ func TestShortWatches(t *testing.T) {
 // Streams that end after a second are opened about 15 times in a minute, each resource by itself.
 func TestRestBetweenShortWatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := &listWatch{Source: &Source{outage: newOutage(slog.New(slog.DiscardHandler), "")}, resource: services()}
-		opened := 0
+		l, opened := throttle{}, 0
 		for start := time.Now(); time.Since(start) < time.Minute; opened++ {
 			time.Sleep(time.Second)
-			l.broke()
 			l.lived(time.Second)
-			if err := l.rest(t.Context()); err != nil {
+			if err := l.rest(t.Context(), true); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -156,8 +154,7 @@ func TestRestBetweenShortWatches(t *testing.T) {
 			t.Errorf("%d streams in a minute", opened)
 		}
 		l.lived(time.Hour)
-		l.broken.Store(false)
-		if start := time.Now(); l.rest(t.Context()) != nil || time.Since(start) > 0 {
+		if start := time.Now(); l.rest(t.Context(), false) != nil || time.Since(start) > 0 {
 			t.Errorf("it rests for %v after a long stream", time.Since(start))
 		}
 	})
@@ -180,7 +177,7 @@ func TestConnectionLost(t *testing.T) {
 func TestRetryAfter(t *testing.T) {
 	for seconds, want := range map[int]time.Duration{3: 3 * time.Second, 3600: longestTurn} {
 		synctest.Test(t, func(t *testing.T) {
-			l := &listWatch{}
+			l := throttle{}
 			l.refused(apierrors.NewTooManyRequests("busy", seconds))
 			start := time.Now()
 			if err := l.obey(t.Context()); err != nil || time.Since(start) != want {

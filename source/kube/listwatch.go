@@ -3,10 +3,8 @@ package kube
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"net/http"
 	"strconv"
-	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -18,7 +16,6 @@ import (
 	"k8s.io/client-go/tools/metrics"
 
 	"kube-proxy/cluster"
-	"kube-proxy/internal/pause"
 )
 
 // listWatch lists and watches one resource, and gives records instead of API objects.
@@ -31,18 +28,7 @@ type listWatch struct {
 	*Source
 	resource *resource
 	giveUp   context.CancelCauseFunc
-
-	// broken: the last stream or attempt ended early, so the server may be another one now.
-	broken atomic.Bool
-	// opened and ended are the leader's newest readings when the last stream was opened and when it
-	// ended.
-	opened, ended atomic.Pointer[reading]
-	// notBefore is when the server wants the next request. It belongs to the Reflector's goroutine.
-	notBefore time.Time
-	// short is how many streams in a row broke within shortLife.
-	short atomic.Int32
-	// forget: the version that the Reflector remembers is of no use.
-	forget atomic.Bool
+	throttle
 }
 
 const (
@@ -50,15 +36,6 @@ const (
 	slack = 30 * time.Second
 	// listTimeout bounds a LIST or one of its pages.
 	listTimeout = 5 * time.Minute
-	// firstRest is the time between a stream that broke and the next one, but for jitter. In it the
-	// leader's stream breaks too if the connection did, and the others wait for their turn.
-	firstRest = 100 * time.Millisecond
-	// shortLife is what a stream must live for the next one to be opened at once.
-	shortLife = 10 * time.Second
-	// manyShort is how many short streams in a row are worth a line.
-	manyShort = 3
-	// longestRest bounds the time between a short stream and the next one, but for jitter.
-	longestRest = 3 * time.Second
 )
 
 func (l *listWatch) leads() bool { return l.resource.plural == leader }
@@ -73,55 +50,16 @@ func (l *listWatch) failed(ctx context.Context, err error) error {
 		l.giveUp(err)
 		return err
 	}
-	l.broken.Store(true)
+	l.resource.broken.Store(true)
 	l.outage.failed(l.resource.plural, err)
 	return err
 }
 
 // broke notes the early end of a stream.
 func (l *listWatch) broke() {
-	l.broken.Store(true)
+	l.resource.broken.Store(true)
 	if l.leads() {
 		l.outage.lost()
-	}
-}
-
-// rest waits after a stream that broke, longer if several did soon after they were opened.
-func (l *listWatch) rest(ctx context.Context) error {
-	delay := firstRest
-	switch short := l.short.Load(); {
-	case short > 1:
-		delay = min(firstRest<<min(short, 10), longestRest)
-	case !l.broken.Load():
-		return ctx.Err()
-	}
-	select {
-	case <-ctx.Done():
-	case <-time.After(delay + rand.N(delay)):
-	}
-	return ctx.Err()
-}
-
-// obey waits until the server wants the next request.
-func (l *listWatch) obey(ctx context.Context) error {
-	pause.For(ctx, time.Until(l.notBefore))
-	return ctx.Err()
-}
-
-// refused notes what a refusal says about the next request. client-go would repeat the request by
-// itself, but what the resources have seen must be known when the request is sent that is answered.
-func (l *listWatch) refused(err error) {
-	if seconds, ok := apierrors.SuggestsClientDelay(err); ok {
-		l.notBefore = time.Now().Add(min(time.Duration(seconds)*time.Second, longestTurn))
-	}
-}
-
-// lived counts short streams.
-func (l *listWatch) lived(lived time.Duration) {
-	if lived >= shortLife {
-		l.short.Store(0)
-	} else if l.short.Add(1) == manyShort {
-		l.outage.early(l.resource.plural)
 	}
 }
 
@@ -137,12 +75,8 @@ func (l *listWatch) list(ctx context.Context, opts metav1.ListOptions) (runtime.
 	if err := l.outage.turn(ctx, l.resource.plural); err != nil {
 		return nil, err
 	}
-	switch {
-	case opts.Continue != "":
-	case l.forget.Load():
+	if opts.Continue == "" && l.resource.forget.Load() {
 		opts.ResourceVersion, opts.ResourceVersionMatch = "", ""
-	case l.ahead(opts.ResourceVersion):
-		return nil, errAhead
 	}
 	before, read := l.seen(), l.reading.Load()
 	list, err := l.read(ctx, opts)
@@ -154,15 +88,14 @@ func (l *listWatch) list(ctx context.Context, opts metav1.ListOptions) (runtime.
 		return nil, l.failed(ctx, err)
 	}
 	l.complete(number(list.ResourceVersion), before)
-	l.opened.Store(read)
+	l.resource.opened.Store(read)
 	return list, nil
 }
 
 // complete takes note of a complete list at a version, and of what the resources had seen before it
 // was asked for.
 func (l *listWatch) complete(version uint64, before []uint64) {
-	l.forget.Store(false)
-	l.resource.ahead.Store(false)
+	l.resource.forget.Store(false)
 	l.resource.at(version)
 	l.reached(version, before)
 	l.outage.over(l.resource.plural)
@@ -201,7 +134,7 @@ func (l *listWatch) watch(ctx context.Context, opts metav1.ListOptions) (watch.I
 	if initial && l.noStreaming.Load() {
 		return nil, errNoStreaming
 	}
-	if err := l.rest(ctx); err != nil {
+	if err := l.rest(ctx, l.resource.broken.Load()); err != nil {
 		return nil, err
 	}
 	if err := l.obey(ctx); err != nil {
@@ -211,16 +144,14 @@ func (l *listWatch) watch(ctx context.Context, opts metav1.ListOptions) (watch.I
 		return nil, err
 	}
 	before, read := l.seen(), l.reading.Load()
-	broken := l.broken.Swap(false)
+	broken := l.resource.broken.Swap(false)
 	again := !initial && broken && l.leads() && !l.noStreaming.Load()
 	switch {
 	case again: // one object, and the server's version
 		initial, opts.SendInitialEvents = true, new(true)
 		opts.ResourceVersion, opts.ResourceVersionMatch = "", metav1.ResourceVersionMatchNotOlderThan
-	case initial && l.forget.Load():
+	case initial && l.resource.forget.Load():
 		opts.ResourceVersion = ""
-	case initial && l.ahead(opts.ResourceVersion):
-		return nil, errAhead
 	case !initial && (l.resource.suspect() || l.unproven(read, number(opts.ResourceVersion), broken)):
 		if err := l.compare(ctx, opts.ResourceVersion, before); err != nil {
 			return nil, l.failed(ctx, err)
@@ -240,22 +171,13 @@ func (l *listWatch) watch(ctx context.Context, opts metav1.ListOptions) (watch.I
 		cancel()
 		return nil, err
 	}
-	l.opened.Store(read)
+	l.resource.opened.Store(read)
 	s := &stream{
 		listWatch: l, in: in, cancel: cancel, initial: initial, again: again, before: before, begin: time.Now(),
 		out: make(chan watch.Event, 64), end: time.Now().Add(lifetime - slack), floor: number(opts.ResourceVersion),
 	}
 	go s.pump(ctx)
 	return s, nil
-}
-
-// errAhead has a Reflector list again at once, without a version. The server would refuse a version
-// that it has not reached after seconds, with an error that client-go repeats several times.
-var errAhead = apierrors.NewResourceExpired("the API server may have an older copy of the data")
-
-// ahead reports whether a list from a version may be one that the server has not reached.
-func (l *listWatch) ahead(version string) bool {
-	return number(version) != 0 && l.resource.ahead.Load()
 }
 
 // compare asks the server for its present version, and fails as for a version that the server has
@@ -271,12 +193,12 @@ func (l *listWatch) compare(ctx context.Context, ours string, before []uint64) e
 	if theirs != 0 && theirs < number(ours) {
 		return l.older(theirs, number(ours))
 	}
-	l.resource.ahead.Store(false)
+	l.resource.forget.Store(false)
 	return nil
 }
 
 func (l *listWatch) older(theirs, ours uint64) *apierrors.StatusError {
-	l.forget.Store(true)
+	l.resource.forget.Store(true)
 	l.log.Warn("The API server returned older data, listing again", "server", l.outage.server,
 		"resource", l.resource.plural, "version", theirs, "known", ours)
 	return apierrors.NewResourceExpired("the API server has an older copy of the data")
@@ -326,8 +248,10 @@ func (s *stream) pump(ctx context.Context) {
 	defer close(s.out)
 	defer s.Stop()
 	defer func() {
-		s.ended.Store(s.reading.Load())
-		s.lived(time.Since(s.begin))
+		s.resource.ended.Store(s.reading.Load())
+		if s.lived(time.Since(s.begin)) {
+			s.outage.early(s.resource.plural)
+		}
 	}()
 	well := time.NewTimer(time.Second)
 	defer well.Stop()
@@ -354,7 +278,7 @@ func (s *stream) pump(ctx context.Context) {
 				case sound:
 					s.broke()
 				default:
-					s.broken.Store(true)
+					s.resource.broken.Store(true)
 					s.outage.hungUp(s.resource.plural)
 				}
 				return
@@ -419,7 +343,7 @@ func (s *stream) convert(ctx context.Context, ev watch.Event) watch.Event {
 	}
 	version := number(rec.version)
 	if version == 0 && (!s.initial || ev.Type == watch.Bookmark) { // the Reflector would repeat it forever
-		s.forget.Store(true)
+		s.resource.forget.Store(true)
 		s.failed(ctx, fmt.Errorf("kube: watch %s: the API server sent resource version %q", s.resource.plural,
 			rec.version))
 		return watch.Event{Type: watch.Error, Object: &apierrors.NewResourceExpired("no resource version").ErrStatus}

@@ -6,15 +6,23 @@ import "sync/atomic"
 // so it is listed again after each break, and its version shows how far the server is.
 const leader = "nodes"
 
-// progress is the newest version that a resource has seen. It detects a server that has an older
-// copy of the data, such as a restored backup. Such a server may accept a watch from a version that
-// it has not reached yet, and send nothing about all that differs.
+// progress is what a resource knows of the server's copy of the data. It detects a server that has
+// an older one, such as a restored backup. Such a server may accept a watch from a version that it
+// has not reached yet, and send nothing about all that differs.
 type progress struct {
+	// seen is the newest version that the resource has seen.
 	seen atomic.Uint64
 	// doubts has a value if the resource has seen more than the server may have.
 	doubts chan struct{}
-	// ahead: so it was when the leader last read the server's version, and nothing has refuted it.
-	ahead atomic.Bool
+	// forget: the version that the Reflector remembers is of no use, or the server may not have
+	// reached it. The next list is of the newest version: the server would refuse the other after
+	// seconds, with an error that client-go repeats several times.
+	forget atomic.Bool
+	// broken: the last stream or attempt ended early, so the server may be another one now.
+	broken atomic.Bool
+	// opened and ended are the leader's newest readings when the last stream was opened and when it
+	// ended.
+	opened, ended atomic.Pointer[reading]
 }
 
 // at notes the version of an event or a list.
@@ -49,13 +57,14 @@ type reading struct{ version uint64 }
 // with the server's first, after the leader's newest reading. The leader compares after each break.
 // Another resource decides by the leader's reading, and without a new one as the leader does.
 func (l *listWatch) unproven(read *reading, ours uint64, broken bool) bool {
+	r := l.resource
 	switch {
 	case l.leads():
 		return broken
-	case read != nil && read != l.opened.Load() && ours > read.version: // the leader may have met an older copy
+	case read != nil && read != r.opened.Load() && ours > read.version: // the leader may have met an older copy
 		return true
 	}
-	return broken && read == l.ended.Load()
+	return broken && read == r.ended.Load()
 }
 
 // seen returns what each resource has seen, to be taken before the leader sends a request.
@@ -77,7 +86,7 @@ func (l *listWatch) reached(theirs uint64, before []uint64) {
 	l.reading.Store(&reading{theirs})
 	for i, r := range l.resources {
 		if r != l.resource && before[i] > theirs {
-			r.ahead.Store(true)
+			r.forget.Store(true)
 			r.doubt()
 		}
 	}
