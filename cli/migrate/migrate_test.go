@@ -1,6 +1,7 @@
 package migrate
 
 import (
+	"bytes"
 	"fmt"
 	"maps"
 	"os"
@@ -51,7 +52,7 @@ func TestKubeadm(t *testing.T) {
 	one := Input{Name: "all", Data: slices.Concat(rbac.Data, []byte("\n"), cm.Data, []byte("\n"), ds.Data,
 		[]byte("\n---\n# the end\n"))}
 	const usual = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nclientConnection:\n" +
-		"  kubeconfig: /var/lib/kube-proxy/kubeconfig.conf\nclusterCIDR: 10.244.0.0/16\nkind: KubeProxyConfiguration\n"
+		"  kubeconfig: /var/lib/kube-proxy/kubeconfig.conf\nclusterCIDR: 10.244.0.0/16\nkind: KubeProxyConfiguration\nmode: iptables\n"
 	for name, inputs := range map[string][]Input{"three files": {rbac, cm, ds}, "the other way round": {ds, cm, rbac},
 		"one file": {one}} {
 		r, err := convert("", inputs...)
@@ -62,8 +63,8 @@ func TestKubeadm(t *testing.T) {
 		if string(r.Config) != usual || !slices.Equal(r.Flags, []string{"--hostname-override=$(NODE_NAME)"}) {
 			t.Errorf("%s: flags %q\n%s", name, r.Flags, r.Config)
 		}
-		for _, want := range []string{"info mode: no mode is configured", "change DaemonSet kube-system/kube-proxy, " +
-			"container kube-proxy: image: it is registry.example/kube-proxy:v1.36.3",
+		for _, want := range []string{"change DaemonSet kube-system/kube-proxy, container kube-proxy: image: it is " +
+			"registry.example/kube-proxy:v1.37.2",
 			"info DaemonSet kube-system/kube-proxy, container kube-proxy: securityContext: the container needs fewer " +
 				"privileges", "info RoleBinding kube-system/kube-proxy: it was ignored", "info chains KUBE-…"} {
 			if !r.says(want) {
@@ -79,6 +80,10 @@ func TestKubeadm(t *testing.T) {
 	}
 	if r, err := convert("", cm); err != nil || string(r.Config) != usual || len(r.Flags) > 0 {
 		t.Errorf("the ConfigMap alone: %v\n%+v", err, r)
+	}
+	cm.Data = bytes.Replace(cm.Data, []byte("mode: iptables"), []byte(`mode: ""`), 1)
+	if r, err := convert("", cm); err != nil || !r.says("info mode: no mode is configured") {
+		t.Errorf("the ConfigMap of kubeadm 1.36: %v\n%+v", err, r)
 	}
 }
 

@@ -73,7 +73,7 @@ func TestMigrateOnlyReads(t *testing.T) {
 	out, reported, code = migrated(t, string(data), "migrate", "-o=json", "-")
 	var m cli.MigrateReport
 	if err := json.Unmarshal([]byte(out), &m); err != nil || code != 0 || reported != "" || m.Version != 1 ||
-		m.From != "" || m.Flags == nil || len(m.Statements) < 5 ||
+		m.From != "iptables" || m.Flags == nil || len(m.Statements) < 5 ||
 		!strings.Contains(m.Config, "clusterCIDR: 10.244.0.0/16") {
 		t.Errorf("exit code %d, %v\n%s\n%s", code, err, out, reported)
 	}

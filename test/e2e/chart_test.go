@@ -35,7 +35,7 @@ import (
 	"kube-proxy/test/e2e/helmchart"
 )
 
-var release = helmchart.Release{Name: "kube-proxy", Namespace: metav1.NamespaceSystem, Kubernetes: "v1.36.3"}
+var release = helmchart.Release{Name: "kube-proxy", Namespace: metav1.NamespaceSystem, Kubernetes: controlplane.Kubernetes}
 
 // render renders the chart, which must succeed.
 func render(t *testing.T, values map[string]any) []*unstructured.Unstructured {

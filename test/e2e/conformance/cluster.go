@@ -31,6 +31,7 @@ var dns string
 // Options configure a Cluster.
 type Options struct {
 	Mode              string   // of the proxy
+	Network           string   // CNI plugin, of pods.NodeOptions
 	NodePortAddresses []string // nodePortAddresses of its configuration
 	Logf              func(format string, args ...any)
 }
@@ -47,7 +48,7 @@ type Cluster struct {
 // and pods are ready. On error nothing is left.
 func Start(ctx context.Context, o Options) (*Cluster, error) {
 	bin, err := controlplane.Build(ctx, o.Logf, "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl",
-		"agnhost", "coredns", "ginkgo", "e2e.test")
+		"agnhost", invalidState, "coredns", "ginkgo", "e2e.test")
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +83,7 @@ func (c *Cluster) start(ctx context.Context, o Options) error {
 	}
 	for _, host := range hosts {
 		node, err := pods.StartNode(ctx, c.bed, pods.NodeOptions{Host: host, Kubelet: filepath.Join(c.bin, "kubelet"),
-			Network: true, Logf: c.logf})
+			Network: o.Network, Logf: c.logf})
 		if err != nil {
 			return err
 		}
@@ -135,7 +136,7 @@ func (c *Cluster) install(ctx context.Context, o Options) error {
 		config["ebpf"] = map[string]any{"cgroup": "/run/cgroup"}
 	}
 	objects, _, err := helmchart.Render(helmchart.Release{Name: "kube-proxy", Namespace: metav1.NamespaceSystem,
-		Kubernetes: "v1.36.3"}, map[string]any{
+		Kubernetes: controlplane.Kubernetes}, map[string]any{
 		"apiServer": map[string]any{"host": testbed.APIAddr.String(), "port": testbed.APIPort},
 		"image":     map[string]any{"repository": pods.ProxyImage, "tag": "e2e", "pullPolicy": "Never"},
 		"config":    config,

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"kube-proxy/test/e2e/controlplane"
 	"kube-proxy/test/e2e/pods"
 )
 
@@ -18,6 +19,10 @@ import (
 // has libraries of the resolver.
 var programs = []string{"sh", "bash", "curl", "conntrack", "dig", "getent", "ip", "iperf", "iptables", "nc", "socat",
 	"ss", "wget"}
+
+// invalidState is the program, and the image, that sends a packet which conntrack finds invalid
+// (kubernetes/kubernetes #74839).
+const invalidState = "regression-issue-74839"
 
 // dnsImage is the name of CoreDNS's image.
 const dnsImage = "localhost/coredns:e2e"
@@ -54,9 +59,18 @@ func writeImages(ctx context.Context, bin, dir string) (archive string, err erro
 	if err != nil {
 		return "", err
 	}
+	coredns := pods.File{Name: "coredns", Source: filepath.Join(bin, "coredns")}
 	agnhost := append(slices.Clone(tools), pods.File{Name: "agnhost", Source: filepath.Join(bin, "agnhost")},
-		pods.File{Name: "agnhost-2", Link: "agnhost"}, pods.File{Name: "uploads"})
+		pods.File{Name: "agnhost-2", Link: "agnhost"}, pods.File{Name: "uploads"}, coredns)
 	agnhost = append(agnhost, registry...)
+	source, err := controlplane.Source(ctx)
+	if err != nil {
+		return "", err
+	}
+	for _, name := range []string{"localhost.crt", "localhost.key"} { // of `agnhost porter`
+		agnhost = append(agnhost, pods.File{Name: name, Source: filepath.Join(source, "test", "images", "agnhost",
+			"porter", name)})
+	}
 	archive = filepath.Join(dir, "upstream-images.tar")
 	return archive, pods.WriteImages(archive,
 		pods.Image{Names: named("agnhost"), Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}, Files: agnhost},
@@ -65,7 +79,9 @@ func writeImages(ctx context.Context, bin, dir string) (archive string, err erro
 		pods.Image{Names: named("nginx"), Entrypoint: []string{"/agnhost", "test-webserver"}, Files: agnhost},
 		pauseImage,
 		pods.Image{Names: []string{dnsImage}, Entrypoint: []string{"/coredns"},
-			Files: []pods.File{{Name: "coredns", Source: filepath.Join(bin, "coredns")}}})
+			Files: []pods.File{coredns}},
+		pods.Image{Names: named(invalidState), Entrypoint: []string{"/" + invalidState},
+			Files: []pods.File{{Name: invalidState, Source: filepath.Join(bin, invalidState)}}})
 }
 
 // machinePrograms are this machine's programs with their libraries, and busybox for all others.

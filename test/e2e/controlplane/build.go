@@ -1,6 +1,7 @@
 package controlplane
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -10,13 +11,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 // Root is the folder of this module, test/e2e: the nearest folder at or above the working
-// directory, or its test/e2e, that holds apiserver/go.mod.
+// directory, or its test/e2e, that holds upstream/go.mod.
 func Root() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -24,7 +26,7 @@ func Root() (string, error) {
 	}
 	for at := dir; ; at = filepath.Dir(at) {
 		for _, root := range []string{at, filepath.Join(at, "test", "e2e")} {
-			if _, err := os.Stat(filepath.Join(root, "apiserver", "go.mod")); err == nil {
+			if _, err := os.Stat(filepath.Join(root, "upstream", "go.mod")); err == nil {
 				return root, nil
 			}
 		}
@@ -34,30 +36,31 @@ func Root() (string, error) {
 	}
 }
 
+// Kubernetes is the version of Kubernetes' programs.
+const Kubernetes = "v1.37.2"
+
 // program is what Build builds.
 type program struct {
-	module string // its folder in test/e2e
+	module string // its folder in test/e2e, "upstream" if empty
 	pkg    string
 	test   bool // the package's tests, as `go test -c` builds them
 	static bool // runs in an image without libraries
 }
 
 var programs = map[string]program{
-	"kube-apiserver":          {module: "apiserver", pkg: "k8s.io/kubernetes/cmd/kube-apiserver"},
-	"kube-controller-manager": {module: "apiserver", pkg: "k8s.io/kubernetes/cmd/kube-controller-manager"},
-	"kube-scheduler":          {module: "apiserver", pkg: "k8s.io/kubernetes/cmd/kube-scheduler"},
-	"kubeadm":                 {module: "apiserver", pkg: "k8s.io/kubernetes/cmd/kubeadm"},
-	"kubectl":                 {module: "apiserver", pkg: "k8s.io/kubernetes/cmd/kubectl"},
-	"kubelet":                 {module: "apiserver", pkg: "k8s.io/kubernetes/cmd/kubelet"},
-	"etcd":                    {module: "apiserver", pkg: "go.etcd.io/etcd/server/v3"},
-	"e2e.test":                {module: "upstream", pkg: "kube-proxy/test/e2e/upstream", test: true},
-	"agnhost":                 {module: "upstream", pkg: "k8s.io/kubernetes/test/images/agnhost"},
-	"ginkgo":                  {module: "upstream", pkg: "github.com/onsi/ginkgo/v2/ginkgo"},
+	"kube-apiserver":          {pkg: "k8s.io/kubernetes/cmd/kube-apiserver"},
+	"kube-controller-manager": {pkg: "k8s.io/kubernetes/cmd/kube-controller-manager"},
+	"kube-scheduler":          {pkg: "k8s.io/kubernetes/cmd/kube-scheduler"},
+	"kubeadm":                 {pkg: "k8s.io/kubernetes/cmd/kubeadm"},
+	"kubectl":                 {pkg: "k8s.io/kubernetes/cmd/kubectl"},
+	"kubelet":                 {pkg: "k8s.io/kubernetes/cmd/kubelet"},
+	"etcd":                    {pkg: "go.etcd.io/etcd/server/v3"},
+	"e2e.test":                {pkg: "kube-proxy/test/e2e/upstream", test: true},
+	"agnhost":                 {pkg: "k8s.io/kubernetes/test/images/agnhost"},
+	"regression-issue-74839":  {pkg: "k8s.io/kubernetes/test/images/regression-issue-74839", static: true},
+	"ginkgo":                  {pkg: "github.com/onsi/ginkgo/v2/ginkgo"},
 	"coredns":                 {module: "coredns", pkg: "kube-proxy/test/e2e/coredns", static: true},
 }
-
-// versions are those of Kubernetes, by module.
-var versions = map[string]string{"apiserver": "v1.36.3", "upstream": "v1.37.2"}
 
 // Build builds programs from their Go modules into a folder and returns that folder. It skips those
 // that were built there from the same files of their module's folder by the same Go. A build takes
@@ -78,11 +81,26 @@ func Build(ctx context.Context, logf func(format string, args ...any), names ...
 		if !ok {
 			return "", fmt.Errorf("build %s: no module has it", name)
 		}
-		if err := p.build(ctx, filepath.Join(root, p.module), filepath.Join(bin, name), logf); err != nil {
+		if err := p.build(ctx, filepath.Join(root, cmp.Or(p.module, "upstream")), filepath.Join(bin, name), logf); err != nil {
 			return "", fmt.Errorf("build %s: %w", name, err)
 		}
 	}
 	return bin, nil
+}
+
+// Source returns the folder with the source of Kubernetes.
+func Source(ctx context.Context) (string, error) {
+	root, err := Root()
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "k8s.io/kubernetes")
+	cmd.Dir = filepath.Join(root, "upstream")
+	dir, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("find the source of Kubernetes: %w", err)
+	}
+	return strings.TrimSpace(string(dir)), nil
 }
 
 // build builds the program from the module in the folder source, unless it is built.
@@ -101,7 +119,7 @@ func (p program) build(ctx context.Context, source, file string, logf func(forma
 	if p.test {
 		verb = []string{"test", "-c"}
 	}
-	ldflags := "-s -w -X k8s.io/component-base/version.gitVersion=" + versions[p.module]
+	ldflags := "-s -w -X k8s.io/component-base/version.gitVersion=" + Kubernetes
 	cmd := exec.CommandContext(ctx, "go", append(verb, "-trimpath", "-o", file, "-ldflags", ldflags, p.pkg)...)
 	cmd.Dir = source
 	if p.static {

@@ -27,7 +27,7 @@ import (
 // Release has the parameters of an installation.
 type Release struct {
 	Name, Namespace string
-	// Kubernetes is the version of the cluster, as "v1.36.3"; "" is Helm's own.
+	// Kubernetes is the version of the cluster, as "v1.37.2"; "" is Helm's own.
 	Kubernetes string
 }
 

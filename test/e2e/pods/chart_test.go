@@ -41,7 +41,7 @@ func installWith(t *testing.T, old []*unstructured.Unstructured, more string,
 		"Never, %s", testbed.APIAddr, testbed.APIPort, ProxyImage, more))
 	must(t, err)
 	objects, _, err := helmchart.Render(helmchart.Release{Name: "kube-proxy", Namespace: metav1.NamespaceSystem,
-		Kubernetes: "v1.36.3"}, values)
+		Kubernetes: controlplane.Kubernetes}, values)
 	must(t, err)
 	must(t, change(objects))
 	apply(t, old, objects)

@@ -18,7 +18,7 @@ import (
 // registry is the configured image registry of kubeadm.
 const registry = "registry.example"
 
-// kubeadmWrites returns the objects that kubeadm 1.36 installs for kube-proxy in a cluster with
+// kubeadmWrites returns the objects that kubeadm installs for kube-proxy in a cluster with
 // these pods and this API server.
 func kubeadmWrites(t *testing.T, pods, api string) string {
 	t.Helper()
@@ -26,7 +26,7 @@ func kubeadmWrites(t *testing.T, pods, api string) string {
 	must(t, err)
 	made, err := bed.Command(t.Context(), netlab.Node1, filepath.Join(bin, "kubeadm"), "init", "phase", "addon",
 		"kube-proxy", "--print-manifest",
-		"--kubernetes-version", "v1.36.3", "--pod-network-cidr", pods, "--control-plane-endpoint", api,
+		"--kubernetes-version", controlplane.Kubernetes, "--pod-network-cidr", pods, "--control-plane-endpoint", api,
 		"--apiserver-advertise-address", netip.MustParseAddrPort(api).Addr().String(), "--kubeconfig", "none",
 		"--image-repository", registry)
 	must(t, err)
@@ -56,7 +56,7 @@ func TestKubeadm(t *testing.T) {
 	addr := web(t)
 	made := kubeadmWrites(t, netlab.Cluster4.String()+","+netlab.Cluster6.String(), netip.AddrPortFrom(testbed.APIAddr,
 		testbed.APIPort).String())
-	const theirs, ours = "image: " + registry + "/kube-proxy:v1.36.3\n", "image: " + ProxyImage + ":e2e\n"
+	const theirs, ours = "image: " + registry + "/kube-proxy:" + controlplane.Kubernetes + "\n", "image: " + ProxyImage + ":e2e\n"
 	if strings.Count(made, theirs) != 1 {
 		t.Fatalf("kubeadm does not write one %q:\n%s", theirs, made)
 	}

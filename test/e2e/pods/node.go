@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -67,9 +69,9 @@ wait -n
 type NodeOptions struct {
 	Host    string // node1, node2 or client
 	Kubelet string // path of the program
-	// Network gives pods without hostNetwork an address of testbed.PodRanges, by the CNI plugins of
-	// Debian; without it such pods do not start.
-	Network bool
+	// Network gives pods without hostNetwork an address of testbed.PodRanges, by this CNI plugin of
+	// Debian, "ptp" or "bridge"; without it such pods do not start.
+	Network string
 	Logf    func(format string, args ...any)
 }
 
@@ -88,8 +90,12 @@ func StartNode(ctx context.Context, bed *testbed.Bed, o NodeOptions) (*Node, err
 		return nil, err
 	}
 	files := map[string]string{"containerd.toml": containerdConfig, "kubelet.yaml": kubeletConfig}
-	if o.Network {
-		files["cni/pods.conflist"] = podNetwork
+	if o.Network != "" {
+		network, ok := podNetworks[o.Network]
+		if !ok {
+			return nil, fmt.Errorf("network %q of pods: want one of %q", o.Network, slices.Sorted(maps.Keys(podNetworks)))
+		}
+		files["cni/pods.conflist"] = network
 	}
 	pods := testbed.PodRanges[host]
 	for name, content := range files {
@@ -237,15 +243,22 @@ state = "/run/containerd"
   conf_dir = "DIR/cni"
 `
 
-// podNetwork routes pods one by one, as netlab does. Its addresses are behind those of netlab's
-// pods.
-const podNetwork = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
-  {"type": "ptp", "ipam": {"type": "host-local", "dataDir": "DIR/addresses",
+// podNetworks are configurations of CNI plugins. ptp routes pods one by one, as netlab does; bridge
+// has one network for all of a node. The addresses are behind those of netlab's pods.
+var podNetworks = map[string]string{
+	"ptp":    podNetwork(`"type": "ptp"`),
+	"bridge": podNetwork(`"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true`),
+}
+
+func podNetwork(plugin string) string {
+	return `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+  {` + plugin + `, "ipam": {"type": "host-local", "dataDir": "DIR/addresses",
     "ranges": [[{"subnet": "SUBNET", "rangeStart": "FIRST"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
   {"type": "portmap", "capabilities": {"portMappings": true}}]}
 `
+}
 
-// firstPod is the first address that podNetwork assigns.
+// firstPod is the first address that a network assigns.
 func firstPod(pods netip.Prefix) netip.Addr {
 	at := pods.Addr().As4()
 	at[3] = 32

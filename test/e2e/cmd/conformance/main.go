@@ -30,6 +30,7 @@ func main() {
 
 func run(ctx context.Context) (err error) {
 	mode := flag.String("mode", "ebpf", "mode of the proxy")
+	network := flag.String("network", "ptp", "CNI plugin of the pods, ptp or bridge")
 	addresses := flag.String("nodeport-addresses", "primary,localhost",
 		"nodePortAddresses of the proxy's configuration; empty for its default")
 	focus := flag.String("focus", `\[sig-network\]`, "regular expression of the names of tests to run")
@@ -47,7 +48,7 @@ func run(ctx context.Context) (err error) {
 	logf := func(format string, args ...any) {
 		fmt.Printf("%6.1fs %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
 	}
-	o := conformance.Options{Mode: *mode, Logf: logf}
+	o := conformance.Options{Mode: *mode, Network: *network, Logf: logf}
 	if *addresses != "" {
 		o.NodePortAddresses = strings.Split(*addresses, ",")
 	}
