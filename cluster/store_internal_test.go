@@ -11,7 +11,8 @@ func TestStoreForgets(t *testing.T) {
 	n := Name{"shop", "web"}
 	here := netip.MustParseAddr("192.0.2.1")
 	s.Fold(NodeHolds{Addrs: []netip.Addr{here}})
-	service := ServiceSet{&Service{Name: n, ExternalIPs: []netip.Addr{here}, Ports: []ServicePort{{Port: 80, Protocol: TCP}}}}
+	service := ServiceSet{&Service{Name: n, ExternalIPs: []netip.Addr{here},
+		Ports: []ServicePort{{Port: 80, Protocol: TCP}}}}
 	slice := &Slice{Name: Name{"shop", "web-1"}, Service: n}
 	for _, events := range [][]Event{
 		{service, SliceSet{slice}, ServiceGone{n}, SliceGone{slice.Name}},

@@ -52,7 +52,8 @@ func TestKubeadm(t *testing.T) {
 	one := Input{Name: "all", Data: slices.Concat(rbac.Data, []byte("\n"), cm.Data, []byte("\n"), ds.Data,
 		[]byte("\n---\n# the end\n"))}
 	const usual = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nclientConnection:\n" +
-		"  kubeconfig: /var/lib/kube-proxy/kubeconfig.conf\nclusterCIDR: 10.244.0.0/16\nkind: KubeProxyConfiguration\nmode: iptables\n"
+		"  kubeconfig: /var/lib/kube-proxy/kubeconfig.conf\nclusterCIDR: 10.244.0.0/16\n" +
+		"kind: KubeProxyConfiguration\nmode: iptables\n"
 	for name, inputs := range map[string][]Input{"three files": {rbac, cm, ds}, "the other way round": {ds, cm, rbac},
 		"one file": {one}} {
 		r, err := convert("", inputs...)

@@ -35,7 +35,8 @@ import (
 	"kube-proxy/test/e2e/helmchart"
 )
 
-var release = helmchart.Release{Name: "kube-proxy", Namespace: metav1.NamespaceSystem, Kubernetes: controlplane.Kubernetes}
+var release = helmchart.Release{Name: "kube-proxy", Namespace: metav1.NamespaceSystem,
+	Kubernetes: controlplane.Kubernetes}
 
 // render renders the chart, which must succeed.
 func render(t *testing.T, values map[string]any) []*unstructured.Unstructured {

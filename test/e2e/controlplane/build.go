@@ -81,7 +81,8 @@ func Build(ctx context.Context, logf func(format string, args ...any), names ...
 		if !ok {
 			return "", fmt.Errorf("build %s: no module has it", name)
 		}
-		if err := p.build(ctx, filepath.Join(root, cmp.Or(p.module, "upstream")), filepath.Join(bin, name), logf); err != nil {
+		module := filepath.Join(root, cmp.Or(p.module, "upstream"))
+		if err := p.build(ctx, module, filepath.Join(bin, name), logf); err != nil {
 			return "", fmt.Errorf("build %s: %w", name, err)
 		}
 	}

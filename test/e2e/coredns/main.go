@@ -1,5 +1,5 @@
-// The program coredns is CoreDNS with the plugins of a cluster's DNS server, and those of the servers
-// that upstream's tests configure.
+// The program coredns is CoreDNS with the plugins of a cluster's DNS server, and those that
+// upstream's tests configure.
 package main
 
 import (

@@ -93,7 +93,8 @@ func StartNode(ctx context.Context, bed *testbed.Bed, o NodeOptions) (*Node, err
 	if o.Network != "" {
 		network, ok := podNetworks[o.Network]
 		if !ok {
-			return nil, fmt.Errorf("network %q of pods: want one of %q", o.Network, slices.Sorted(maps.Keys(podNetworks)))
+			return nil, fmt.Errorf("network %q of pods: want one of %q", o.Network,
+				slices.Sorted(maps.Keys(podNetworks)))
 		}
 		files["cni/pods.conflist"] = network
 	}
