@@ -186,7 +186,8 @@ func (r *release) image(ctx context.Context, args []string) error {
 		return err
 	}
 	defer os.RemoveAll(temp)
-	program, made := filepath.Join(temp, "image"), filepath.Join(temp, "kube-proxy-image-"+r.version+".tar")
+	// The program makes a folder "image" beside the image.
+	program, made := filepath.Join(temp, "program"), filepath.Join(temp, "kube-proxy-image-"+r.version+".tar")
 	for _, line := range [][]string{{"go", "-C", "tools", "build", "-o", program, "./image"},
 		append([]string{program, "-o", made, "-tag", r.version}, args...)} {
 		if said, err := exec.CommandContext(ctx, line[0], line[1:]...).CombinedOutput(); err != nil {
