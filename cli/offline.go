@@ -37,6 +37,7 @@ func offline(cfg *config.Config, modes mode.List, errOut io.Writer) (*inspect.In
 	node := offlineNode(cfg.NodeName, objects, errOut)
 	store := filled(node, objects)
 	ic := inspect.Config{Version: cfg.Version, Mode: m, Configured: cfg.Mode, Offline: true, Store: store,
+		Local: func() ([]netip.Addr, error) { return held(cfg), nil },
 		Pods: func(_ context.Context, pod cluster.Name) (map[cluster.Name][]netip.Addr, error) {
 			return manifests.Pods(os.DirFS(cfg.Manifests), pod)
 		}}
@@ -50,6 +51,15 @@ func offline(cfg *config.Config, modes mode.List, errOut io.Writer) (*inspect.In
 		})
 	}
 	return inspect.New(ic), nil
+}
+
+// held are the addresses that the node has besides those of its object.
+func held(cfg *config.Config) []netip.Addr {
+	all := []netip.Addr{lb.IPv4.Loopback(), lb.IPv6.Loopback()}
+	if a := cfg.BindAddress; a.IsValid() && !a.IsUnspecified() {
+		all = append(all, a)
+	}
+	return all
 }
 
 // load reads the objects of a folder, and prints their faults.

@@ -25,6 +25,10 @@ func (w *walk) behind(bridge rtnl.Link, a netip.Addr) (p rtnl.Port, ok bool) {
 	return p, false
 }
 
+// atPort is the stage at which a port of a bridge stops packets, whether they pass the node's IP
+// stack or go from port to port.
+const atPort = "bridge"
+
 // bridged reports a port of a bridge that does not take the packet. A bridge forgets what was
 // behind a port that went down.
 func (w *walk) bridged(y *way, bridge rtnl.Link, next netip.Addr) stop {
@@ -42,24 +46,22 @@ func (w *walk) bridged(y *way, bridge rtnl.Link, next netip.Addr) stop {
 	}
 	port := w.link(p.Link)
 	s := down(port)
-	if s.by == "" && !p.Forwards {
-		s = stop{verdict: trace.Dropped, stage: "bridge", do: "bridge link show dev " + port.Name,
+	if s.by != "" {
+		s.stage = atPort
+	} else if !p.Forwards {
+		s = stop{verdict: trace.Dropped, stage: atPort, do: "bridge link show dev " + port.Name,
 			by: fmt.Sprintf("port %s of bridge %s is not in state forwarding", port.Name, bridge.Name)}
 	}
 	from, same := w.behind(bridge, y.asked.From.Addr())
-	calls := "bridge/bridge-nf-call-iptables"
-	if next.Is6() {
-		calls = "bridge/bridge-nf-call-ip6tables"
-	}
 	// The bridge itself translates the frame, and sends it out of a port.
 	if among := len(w.in) > 0 && w.in[0] == bridge.Index && !w.own() && y.backend.IsValid() && !y.later &&
-		w.number(calls) != 0; s.by == "" && among && same && !y.reply {
+		w.number("bridge/"+w.bridgeCalls(next)) != 0; s.by == "" && among && same && !y.reply {
 		switch {
 		case from.Link == p.Link && !p.Hairpin:
-			s = stop{verdict: trace.Dropped, stage: "bridge", do: "bridge link set dev " + port.Name + " hairpin on",
+			s = stop{verdict: trace.Dropped, stage: atPort, do: "bridge link set dev " + port.Name + " hairpin on",
 				by: fmt.Sprintf("port %s of bridge %s does not send frames back (hairpin off)", port.Name, bridge.Name)}
 		case from.Link != p.Link && from.Isolated && p.Isolated:
-			s = stop{verdict: trace.Dropped, stage: "bridge", do: "bridge link set dev " + port.Name + " isolated off",
+			s = stop{verdict: trace.Dropped, stage: atPort, do: "bridge link set dev " + port.Name + " isolated off",
 				by: fmt.Sprintf("ports %s and %s of bridge %s are isolated", w.link(from.Link).Name,
 					port.Name, bridge.Name)}
 		}

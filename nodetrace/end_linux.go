@@ -1,6 +1,7 @@
 package nodetrace
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -101,12 +102,10 @@ func (w *walk) refusal(y *way, s stop) stop {
 	out := w.link(r.Out)
 	if !r.Here() {
 		by := w.secured(xfrmOut, &e, out).by
+		e.reply = true
+		by = cmp.Or(by, w.undeliverable(&e, r, out).by)
 		y.doubts = append(slices.Clip(y.doubts), e.doubts...)
 		if by != "" {
-			return w.unheard(s, by)
-		}
-		e.reply = true
-		if by := w.undeliverable(&e, r, out).by; by != "" {
 			return w.unheard(s, by)
 		}
 		w.elsewhere(y, r, "the error that refuses the packet")
@@ -158,14 +157,16 @@ func (w *walk) errorOf(y way, s stop, r rtnl.Route) way {
 	if !e.From.Addr().IsValid() {
 		e.From = netip.AddrPortFrom(y.To.Addr(), 0)
 	}
-	e.Flow = hooks.Flow{State: hooks.Related, Reply: true, Mark: y.Flow.Mark}
+	e.Flow = y.Flow
+	e.Flow.State, e.Flow.Reply, e.Flow.Offloaded = hooks.Related, true, false
 	return way{Packet: e, asked: y.asked}
 }
 
 // elsewhere doubts a way out to the client through a router, if the client is on a link of another
-// interface: whether the router passes it on, this node does not know. what leaves there.
+// interface, or the route to it leads through one: whether the router passes it on, this node does
+// not know. what leaves there.
 func (w *walk) elsewhere(y *way, r rtnl.Route, what string) {
-	if w.own() || !w.onLink || len(w.in) == 0 || w.in[0] == r.Out || !r.Gateway.IsValid() {
+	if w.own() || !w.onLink && w.arrives == "" || len(w.in) == 0 || w.in[0] == r.Out || !r.Gateway.IsValid() {
 		return
 	}
 	y.doubtful("%s leaves through %s to %s, though %s is behind %s: whether it arrives is not known",

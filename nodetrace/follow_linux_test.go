@@ -27,6 +27,7 @@ type fault struct {
 	in       string
 	bridge   bool
 	break_   func() error // on node1; nil for nothing
+	rules    string       // of nft; "" has the packet meet no rules
 	want     trace.NodeVerdict
 	by       string // a part of the culprit
 	doubt    string // a part of what was not evaluated
@@ -90,11 +91,20 @@ func blocked(selector string) func() error {
 	return runs("ip xfrm policy add " + selector + " action block")
 }
 
+// refusesAnd refuses packets of pods to port 8080, and drops the node's own, except by a rule.
+func refusesAnd(rule string) string {
+	return "table ip refuses { chain c { type filter hook forward priority 0; tcp dport 8080 reject; }; }\n" +
+		"table inet guard { chain c { type filter hook output priority -300; policy drop; " + rule + " }; }"
+}
+
 var faults = []fault{
 	{name: "nothing", from: "pod1", to: "pod2", want: trace.Delivered},
 	{name: "nothing, bridge", from: "pod1", to: "pod3", bridge: true, want: trace.Delivered},
-	{name: "bridge-nf-call", from: "pod1", to: "pod2", bridge: true, want: trace.Undecided,
+	{name: "bridge-nf-call", from: "pod1", to: "10.96.0.1", bridge: true, want: trace.Undecided,
+		rules: "table ip x { chain c { type nat hook prerouting priority -100; " +
+			"ip daddr 10.96.0.1 dnat to 10.1.1.12; }; }",
 		doubt: "net.bridge.bridge-nf-call-iptables is not 1"}, // the lab's pods have no direct route, others have
+	{name: "bridge-nf-call, not translated", from: "pod1", to: "pod2", bridge: true, want: trace.Delivered},
 	{name: "the port of the bridge is blocked", from: "pod1", to: "pod3", bridge: true, want: trace.Dropped,
 		by:     "port vethpod3 of bridge cbr0 is not in state forwarding",
 		break_: both(asks("10.1.1.13"), runs("bridge link set dev vethpod3 state 0"))},
@@ -213,12 +223,22 @@ var faults = []fault{
 		break_: both(sysctls("ipv4/conf/eth0/rp_filter", "1"), runs("ip link add eth1 type veth peer name peer1; "+
 			"ip link set eth1 up; ip link set peer1 up; ip addr add 172.19.0.2/24 dev eth1; "+
 			"ip route add 172.18.0.100 via 172.19.0.100 dev eth1; ip neigh del 172.18.0.100 dev eth0"))},
+	{name: "strict rp_filter of another uplink, and the client is a neighbour", from: "client", to: "pod2",
+		want: trace.Undecided, doubt: "rp_filter=1 (strict) of eth1 drops the packet if it comes in there",
+		break_: both(runs("ip link add eth1 type veth peer name peer1; ip link set eth1 up; ip link set peer1 up; "+
+			"ip addr add 172.19.0.2/24 dev eth1"), sysctls("ipv4/conf/eth1/rp_filter", "1"))},
+	{name: "strict rp_filter of uplinks, and the client is a pod", from: "pod1", to: "pod2", want: trace.Delivered,
+		break_: sysctls("ipv4/conf/all/rp_filter", "1")},
+	{name: "the error of a refusal belongs to the refused connection", from: "pod1", to: "pod2", want: trace.Rejected,
+		by: "table ip refuses, chain c, rule 1", rules: refusesAnd("ct state related ct direction reply accept;")},
+	{name: "the error of a refusal, without its connection", from: "pod1", to: "pod2", want: trace.Dropped,
+		by: "table ip refuses, chain c, rule 1", rules: refusesAnd("ct state new,invalid accept;")},
 	{name: "loopback from outside", from: "pod1", to: "127.0.0.1",
 		want: trace.Dropped, by: "net.ipv4.conf.vethpod1.route_localnet=0"},
 }
 
 // TestFaults breaks a node, asks, and sends a real packet (NT-02, NT-03, NT-04, NT-07,
-// NT-14, NT-18).
+// NT-14, NT-18, NT-21).
 func TestFaults(t *testing.T) {
 	for _, f := range faults {
 		if f.break_ == nil {
@@ -242,10 +262,16 @@ func TestFaults(t *testing.T) {
 				} else if err != nil {
 					t.Fatal(err)
 				}
-				n, err := Follow(t.Context(), Question{Packet: trace.Packet{
+				q := Question{Packet: trace.Packet{
 					From: netip.AddrPortFrom(from.Addr(f.six), 0), To: to,
 					Host: f.from == netlab.Node1, In: f.in, Proto: lb.TCP,
-				}, OnNode: onNode1}, open{})
+				}, OnNode: onNode1}
+				n, err := Follow(t.Context(), q, open{})
+				if f.rules != "" {
+					if err = runs("nft '" + f.rules + "'")(); err == nil {
+						n, err = Ask(t.Context(), q)
+					}
+				}
 				if err != nil {
 					t.Fatal(err)
 				}

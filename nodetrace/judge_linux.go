@@ -3,8 +3,10 @@ package nodetrace
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"kube-proxy/lb"
+	"kube-proxy/nodetrace/internal/hooks"
 	"kube-proxy/trace"
 )
 
@@ -19,6 +21,9 @@ func (w *walk) judge() trace.Node {
 	for _, e := range w.ends {
 		uncertain := false
 		for _, d := range e.doubts {
+			if d.verdict == trace.Delivered && (e.by == "" || strings.HasSuffix(e.stop.stage, atPort)) {
+				continue
+			}
 			w.doubt("%s", d.what)
 			uncertain = uncertain || d.verdict != e.verdict
 		}
@@ -32,10 +37,12 @@ func (w *walk) judge() trace.Node {
 			}
 			continue
 		}
-		lost := w.q.Packet.Proto == lb.UDP && e.verdict == trace.Dropped
-		if retries && !lost && e.backend.IsValid() {
-			n.Warnings = append(n.Warnings,
-				fmt.Sprintf("The proxy does not reach %s, and takes another backend: %s.", e.backend, e.by))
+		if retries && w.notices(e.stop) && e.backend.IsValid() {
+			text := fmt.Sprintf("The proxy does not reach %s, and takes another backend: %s.", e.backend, e.by)
+			if e.verdict == trace.Dropped { // it waits for an answer first
+				text += " A connection may wait some seconds for that."
+			}
+			n.Warnings = append(n.Warnings, text)
 			continue
 		}
 		n.Share += e.share
@@ -59,8 +66,15 @@ func (w *walk) judge() trace.Node {
 	return n
 }
 
+// notices reports whether the proxy notices that a backend is not reached. It does not if a
+// datagram is lost, but sending fails where a hook of its own packets drops it.
+func (w *walk) notices(s stop) bool {
+	own := s.stage == hooks.Output.String() || s.stage == hooks.Postrouting.String()
+	return w.q.Packet.Proto != lb.UDP || s.verdict != trace.Dropped || own
+}
+
 // retries reports whether the proxy itself connects to backends and reaches at least one, so that
-// no client notices the others. It does not notice that a datagram is lost.
+// no client notices the others.
 func (w *walk) retries() bool {
 	return w.q.Mode.Terminates && slices.ContainsFunc(w.ends, func(e end) bool { return e.by == "" })
 }

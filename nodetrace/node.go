@@ -17,7 +17,8 @@ type Question struct {
 	Kernel *trace.Kernel
 	// OnNode reports whether the endpoint runs on this node; nil if that is not known.
 	OnNode func(netip.AddrPort) bool
-	// ClientHere: the client is an endpoint on this node.
+	// ClientHere: the client is an endpoint on this node, or has an address of the node's pod
+	// CIDRs.
 	ClientHere bool
 	// Backend and Sees are the reply's source and destination if conntrack has the connection; else
 	// not valid.

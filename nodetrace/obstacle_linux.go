@@ -63,6 +63,7 @@ func (w *walk) comesIn() (rtnl.Link, stop) {
 	for _, n := range w.neighbours {
 		if n.Addr == from && n.State&(unix.NUD_FAILED|unix.NUD_INCOMPLETE|unix.NUD_NOARP) == 0 {
 			w.onLink = true
+			w.lost = w.strictElsewhere(w.link(n.Link), from)
 			return w.link(n.Link), stop{}
 		}
 	}
@@ -74,9 +75,9 @@ func (w *walk) comesIn() (rtnl.Link, stop) {
 	}
 	in := w.link(r.Out)
 	w.onLink = !r.Gateway.IsValid()
-	w.lost = w.strictElsewhere(in, r, from)
+	w.lost = w.strictElsewhere(in, from)
 	if w.q.ClientHere && r.Gateway.IsValid() {
-		w.lost = fmt.Sprintf("%s is an endpoint of this node, but the route to it leads through %s to %s: "+
+		w.lost = fmt.Sprintf("%s is a pod of this node, but the route to it leads through %s to %s: "+
 			"is its interface down?", from, in.Name, r.Gateway)
 	}
 	w.arrives = fmt.Sprintf("arrives through %s, as the route back leads there (assumed: see --in)", in.Name)
@@ -84,26 +85,33 @@ func (w *walk) comesIn() (rtnl.Link, stop) {
 }
 
 // strictElsewhere says that a packet is dropped if it comes in through another uplink than the one
-// that is assumed; "" if there is no such uplink. An uplink has a subnet, and is no bridge.
-func (w *walk) strictElsewhere(in rtnl.Link, back rtnl.Route, from netip.Addr) string {
+// that is assumed; "" if there is no such uplink, or if it does not come through an uplink.
+func (w *walk) strictElsewhere(in rtnl.Link, from netip.Addr) string {
+	if !from.Is4() || !w.uplink(in) {
+		return ""
+	}
 	for _, l := range w.links {
-		if !from.Is4() || l.Index == in.Index || l.Index == rtnl.Loopback || l.Kind == "bridge" || down(l).by != "" ||
-			w.either(l.Name, "rp_filter") != 1 {
-			continue
-		}
-		all, err := w.addresses()
-		if err != nil && w.err == nil {
-			w.err = err
-		}
-		for _, a := range all {
-			subnet := netip.PrefixFrom(a.Addr, a.Bits)
-			if a.Index == l.Index && !subnet.IsSingleIP() && (back.Gateway.IsValid() || subnet.Contains(from)) {
-				return fmt.Sprintf("rp_filter=1 (strict) of %s drops the packet if it comes in there, and not "+
-					"through %s: say --in", l.Name, in.Name)
-			}
+		if l.Index != in.Index && w.uplink(l) && w.either(l.Name, "rp_filter") == 1 {
+			return fmt.Sprintf("rp_filter=1 (strict) of %s drops the packet if it comes in there, and not through %s: "+
+				"say --in", l.Name, in.Name)
 		}
 	}
 	return ""
+}
+
+// uplink reports whether other machines may send through an interface: it has a subnet, and is no
+// bridge.
+func (w *walk) uplink(l rtnl.Link) bool {
+	if l.Index == rtnl.Loopback || l.Kind == "bridge" || down(l).by != "" {
+		return false
+	}
+	all, err := w.addresses()
+	if err != nil && w.err == nil {
+		w.err = err
+	}
+	return slices.ContainsFunc(all, func(a rtnl.Address) bool {
+		return a.Index == l.Index && !netip.PrefixFrom(a.Addr, a.Bits).IsSingleIP()
+	})
 }
 
 // master returns the bridge of a port, whose name IP rules see; else the interface.
@@ -189,7 +197,7 @@ func (w *walk) undeliverable(y *way, r rtnl.Route, out rtnl.Link) stop {
 			continue
 		}
 		s = stop{verdict: trace.Dropped, stage: "neighbour",
-			by: fmt.Sprintf("neighbour %s on %s is %s: it did not answer", next, out.Name, state),
+			by: fmt.Sprintf("neighbour %s on %s is %s: it did not answer when last asked", next, out.Name, state),
 			do: fmt.Sprintf("ip neigh show %s dev %s; is that machine or pod up?", next, out.Name)}
 	}
 	if s.by != "" {
@@ -212,15 +220,46 @@ func (w *walk) compareMTU(in, out rtnl.Link, r rtnl.Route) {
 
 // directBridge notes that pods of one bridge may reply past the node's IP stack.
 func (w *walk) directBridge(y way, reply *way, bridge rtnl.Link) {
-	name, calls := "bridge-nf-call-iptables", "nf_call_iptables"
-	if y.To.Addr().Is6() {
-		name, calls = "bridge-nf-call-ip6tables", "nf_call_ip6tables"
-	}
-	if bridge.Kind == "bridge" && y.backend.IsValid() && !y.masq && len(w.in) > 0 && w.in[0] == bridge.Index &&
-		w.number("bridge/"+name) == 0 {
+	name := w.bridgeCalls(y.To.Addr())
+	translated := y.backend.IsValid() && y.To != y.asked.To && !y.masq
+	within := bridge.Kind == "bridge" && len(w.in) > 0 && w.in[0] == bridge.Index
+	if translated && within && w.number("bridge/"+name) == 0 {
 		reply.doubtful("replies between ports of bridge %s: if the pods have a route to each other there, they pass "+
-			"untranslated, because net.bridge.%s is not 1 (nor the bridge's %s)", bridge.Name, name, calls)
+			"untranslated, because net.bridge.%s is not 1 (nor the bridge's %s)", bridge.Name, name,
+			strings.NewReplacer("bridge-", "", "-", "_").Replace(name))
 	}
+}
+
+// past notes that a packet between ports of one bridge need not meet the node's IP stack, if it is
+// not translated. The bridge itself stops it if both ports are isolated.
+func (w *walk) past(y *way, bridge rtnl.Link) {
+	sent, calls := y.To, w.bridgeCalls(y.To.Addr())
+	if y.reply {
+		sent = y.From
+	}
+	if bridge.Kind != "bridge" || sent != y.asked.To || w.number("bridge/"+calls) != 0 {
+		return
+	}
+	if r := w.lookup(rtnl.Query{To: y.To.Addr()}); r.Out != bridge.Index || r.Gateway.IsValid() {
+		return
+	}
+	d := doubt{verdict: trace.Delivered, what: fmt.Sprintf("packets between ports of bridge %s: if the pods have a "+
+		"route to each other there, they do not meet this node's rules and routes, because net.bridge.%s is not 1",
+		bridge.Name, calls)}
+	from, known := w.behind(bridge, y.From.Addr())
+	to, also := w.behind(bridge, y.To.Addr())
+	if known && also && from.Isolated && to.Isolated {
+		d.verdict = ""
+	}
+	y.doubts = append(slices.Clip(y.doubts), d)
+}
+
+// bridgeCalls is the sysctl below net.bridge by which frames between ports meet the rules of IP.
+func (w *walk) bridgeCalls(a netip.Addr) string {
+	if a.Is6() {
+		return "bridge-nf-call-ip6tables"
+	}
+	return "bridge-nf-call-iptables"
 }
 
 // answersARP warns where the node answers ARP for an address that another machine may announce, or

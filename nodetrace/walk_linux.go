@@ -124,15 +124,24 @@ func (w *walk) follow() {
 }
 
 // connected gives the packet of a socket that a program connects the destinations that it gets so.
-// A pod that is its own backend sends nothing to this node.
+// A pod that is its own backend sends nothing to this node. What the program passes meets the
+// rules.
 func (w *walk) connected(y way) (all []way) {
 	k := w.q.Kernel
 	if k == nil || !k.Connected || y.Flow.State == hooks.Established {
 		return []way{y}
 	}
-	backends := k.Backends
+	if k.Verdict == trace.Reject {
+		w.stop(y, stop{verdict: trace.Rejected, stage: "socket", own: w.q.Table.Verdict == trace.Reject,
+			by: "an eBPF program of kube-proxy: connect() fails with ECONNREFUSED"})
+		return nil
+	}
+	backends, ruled := k.Connects, 1.0
 	if k.Affine.IsValid() {
 		backends = []trace.Backend{{Address: k.Affine, Share: 1}}
+	}
+	for _, b := range backends {
+		ruled -= b.Share
 	}
 	for _, b := range w.bounded(backends) {
 		z := y
@@ -144,6 +153,11 @@ func (w *walk) connected(y way) (all []way) {
 			continue
 		}
 		all = append(all, z)
+	}
+	if ruled > 1e-6 {
+		y.share = ruled
+		y.note("socket", "passed by the eBPF program, which drew an endpoint that is a frontend too")
+		all = append(all, y)
 	}
 	return all
 }
@@ -181,6 +195,7 @@ func (w *walk) receive(y way, in rtnl.Link) (all []way) {
 		w.stop(y, s)
 		return nil
 	}
+	w.past(&y, in)
 	for _, y := range w.hook(hooks.Prerouting, y) {
 		q := y.query()
 		q.From, q.FromPort, q.In = y.From.Addr(), y.From.Port(), in.Index
@@ -402,16 +417,26 @@ func (w *walk) proxied(y way) (all []way) {
 	backends := w.bounded(t.Backends)
 	// The proxy leaves the backend that a client stays with if it notices that it is not reached.
 	if k := w.q.Kernel; m.Terminates && y.Proto == lb.UDP && k != nil && k.Affine.IsValid() {
-		backends = []trace.Backend{{Address: k.Affine, Share: 1}}
+		ended := len(w.ends)
+		all = w.toBackends(y, []trace.Backend{{Address: k.Affine, Share: 1}})
+		if len(all) > 0 || slices.ContainsFunc(w.ends[ended:], func(e end) bool { return !w.notices(e.stop) }) {
+			return all
+		}
+		w.ends = w.ends[:ended]
 	}
 	if m.Holds && w.q.Backend.IsValid() {
 		backends = []trace.Backend{{Address: w.q.Backend, Share: 1}}
 	}
+	return w.toBackends(y, backends)
+}
+
+// toBackends sends what IPVS or the proxy received to backends.
+func (w *walk) toBackends(y way, backends []trace.Backend) (all []way) {
 	for _, b := range backends {
 		z := y
 		z.here, z.To, z.backend, z.share, z.steps = false, b.Address, b.Address, y.share*b.Share, slices.Clone(y.steps)
 		z.Flow = hooks.Flow{Orig: y.Flow.Orig, Mark: y.Flow.Mark, Label: y.Flow.Label}
-		if !m.Holds {
+		if !w.q.Mode.Holds {
 			own := w.lookup(rtnl.Query{To: b.Address.Addr()})
 			z.From, z.Mark = netip.AddrPortFrom(own.Source, 0), 0
 			z.Flow = hooks.Flow{Orig: hooks.Tuple{From: z.From, To: z.To}}

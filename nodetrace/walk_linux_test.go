@@ -1,6 +1,7 @@
 package nodetrace
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -63,7 +64,7 @@ func balanced(h hooks.Hook, p hooks.Packet, backends ...string) []hooks.Way {
 	return all
 }
 
-// TestWalk judges gathered facts (NT-01 to NT-06, NT-12, NT-13).
+// TestWalk judges gathered facts (NT-01 to NT-06, NT-12, NT-13, NT-21).
 func TestWalk(t *testing.T) {
 	const far, near, service = "198.51.100.1:80", "10.1.1.2:80", "10.96.0.10:80"
 	rule := func(chain string) *hooks.Rule {
@@ -217,6 +218,75 @@ func TestWalk(t *testing.T) {
 			w.neighbours = []rtnl.Neighbour{{Link: 3, Addr: w.q.Packet.From.Addr(), State: unix.NUD_REACHABLE}}
 			w.route = rerouted(w.route, func(rtnl.Query) bool { return true })
 		}, trace.Undecided, "", 0, nil},
+		{"kube-proxy rejects, and a port of the client's bridge is down", func(w *walk) {
+			refuses(func(_ hooks.Hook, p hooks.Packet) []hooks.Way { return one(p) })(w)
+			w.links[2].Kind = "bridge"
+			w.links = append(w.links, rtnl.Link{Index: 5, Name: "vethpod1", Master: 3})
+			w.ports = []rtnl.Port{{Link: 5}}
+		}, trace.Undecided, "", 0, nil},
+		{"the reply leaves through another router than that of the client", func(w *walk) {
+			client := netip.MustParseAddr("203.0.113.1")
+			w.q.Packet.From = netip.AddrPortFrom(client, 1)
+			w.q.Table.Masquerade = true
+			w.links = append(w.links, rtnl.Link{Index: 5, Name: "eth1", Flags: up, MTU: 1500})
+			route := w.route
+			w.route = func(q rtnl.Query) (rtnl.Route, error) {
+				if q.To == client && q.From.IsValid() {
+					return rtnl.Route{Type: unix.RTN_UNICAST, Out: 5, Gateway: netip.MustParseAddr("198.18.0.1")}, nil
+				} else if q.To == client {
+					return rtnl.Route{Type: unix.RTN_UNICAST, Out: 2, Gateway: netip.MustParseAddr("192.0.2.254")}, nil
+				}
+				return route(q)
+			}
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) { return balanced(h, p, near), nil }
+		}, trace.Undecided, "", 0, nil},
+		{"a program fails connect()", func(w *walk) {
+			w.q.Table.Verdict = trace.Reject
+			w.q.Kernel = &trace.Kernel{Connected: true, Verdict: trace.Reject}
+			w.pass = func(hooks.Hook, hooks.Packet) ([]hooks.Way, error) {
+				return nil, errors.New("a packet that is not sent")
+			}
+		}, trace.Rejected, "connect() fails", 1, func(n trace.Node) bool { return n.Own && !n.Harmful() }},
+		{"a program connects some sockets, and rules translate the others", func(w *walk) {
+			w.q.Kernel = &trace.Kernel{Connected: true, Verdict: trace.Balance, Backends: w.q.Table.Backends,
+				Connects: []trace.Backend{{Address: netip.MustParseAddrPort(near), Share: 0.75}}}
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				all := balanced(h, p, near)
+				if h == hooks.Forward && p.Flow.Orig.To.String() == service {
+					all[0].Verdict, all[0].By = trace.Drop, rule("translated")
+				}
+				return all, nil
+			}
+		}, trace.Dropped, "chain translated", 0.25, nil},
+		{"a socket is connected past the node, by the bridge", func(w *walk) {
+			w.links[2].Kind = "bridge"
+			w.route = func(q rtnl.Query) (rtnl.Route, error) { return rtnl.Route{Type: unix.RTN_UNICAST, Out: 3}, nil }
+			w.q.Kernel = &trace.Kernel{Connected: true, Verdict: trace.Balance,
+				Connects: []trace.Backend{{Address: netip.MustParseAddrPort(near), Share: 1}}}
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				all := one(p)
+				if h == hooks.Forward {
+					all[0].Verdict, all[0].By = trace.Drop, rule("policy")
+				}
+				return all, nil
+			}
+		}, trace.Undecided, "", 0, nil},
+		{"a socket is connected past the node, whose first rule drops the packet", func(w *walk) {
+			w.links[2].Kind = "bridge"
+			w.route = func(q rtnl.Query) (rtnl.Route, error) { return rtnl.Route{Type: unix.RTN_UNICAST, Out: 3}, nil }
+			w.q.Kernel = &trace.Kernel{Connected: true, Verdict: trace.Balance,
+				Connects: []trace.Backend{{Address: netip.MustParseAddrPort(near), Share: 1}}}
+			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				return []hooks.Way{{Packet: p, Share: 1, Verdict: trace.Drop, By: rule("raw")}}, nil
+			}
+		}, trace.Undecided, "", 0, nil},
+		{"a socket is connected through the node or past it, alike", func(w *walk) {
+			w.links[2].Kind = "bridge"
+			w.route = func(q rtnl.Query) (rtnl.Route, error) { return rtnl.Route{Type: unix.RTN_UNICAST, Out: 3}, nil }
+			w.q.Kernel = &trace.Kernel{Connected: true, Verdict: trace.Balance,
+				Connects: []trace.Backend{{Address: netip.MustParseAddrPort(near), Share: 1}}}
+			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) { return one(p), nil }
+		}, trace.Delivered, "", 0, nil},
 		{"the reply takes another way", func(w *walk) {
 			w.route = rerouted(w.route, func(q rtnl.Query) bool { return q.In == 4 })
 		}, trace.Undecided, "", 0, nil},
@@ -303,6 +373,18 @@ func TestWalk(t *testing.T) {
 			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:80")
 			w.links[3].Flags = 0
 		}, trace.Dropped, "interface pod2 is down", 0.5, nil},
+		{"the proxy notices that it cannot send a datagram", func(w *walk) {
+			w.q.Mode.Terminates, w.q.Packet.Proto = true, lb.UDP
+			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:80")
+			w.q.Kernel = &trace.Kernel{Affine: netip.MustParseAddrPort(near)}
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				all := one(p)
+				if h == hooks.Output && p.To.String() == near {
+					all[0].Verdict, all[0].By = trace.Drop, rule("out")
+				}
+				return all, nil
+			}
+		}, trace.Delivered, "", 0, nil},
 		{"datagrams go where the client stays", func(w *walk) {
 			w.q.Mode.Terminates, w.q.Packet.Proto = true, lb.UDP
 			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) { return one(p), nil }
@@ -314,7 +396,9 @@ func TestWalk(t *testing.T) {
 			w.q.Mode.Terminates = true
 			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:80")
 			w.links[3].Flags = 0
-		}, trace.Delivered, "", 0, func(n trace.Node) bool { return len(n.Warnings) == 1 }},
+		}, trace.Delivered, "", 0, func(n trace.Node) bool {
+			return len(n.Warnings) == 1 && strings.HasSuffix(n.Warnings[0], "may wait some seconds for that.")
+		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := &walk{facts: world(), q: Question{

@@ -35,8 +35,8 @@ type Config struct {
 	Store    *cluster.Store
 	Families []Family
 
-	// Local returns the addresses of this machine; nil if they are irrelevant, as offline: then the
-	// Node's are used.
+	// Local returns the addresses of this machine, or those that are known offline, besides the
+	// Node's; nil for no others.
 	Local func() ([]netip.Addr, error)
 	// Pods returns the addresses of a Pod, or, without a namespace, of all Pods of that name; nil
 	// if Pods are not watched.

@@ -30,8 +30,10 @@ func (i *Inspector) rest(ctx context.Context, f Family, p trace.Packet, a *Trace
 		return
 	}
 	q := nodetrace.Question{Packet: p, Table: a.Answer, Mode: f.Trace, Kernel: a.Kernel, OnNode: onNode(a.Frontend)}
-	home, here := i.home(p), i.cfg.Store.Facts().NodeName
-	q.ClientHere = home != "" && home == here
+	facts := i.cfg.Store.Facts()
+	home, here := i.home(p), facts.NodeName
+	q.ClientHere = home != "" && home == here ||
+		home == "" && facts.Node != nil && lb.Within(facts.Node.PodCIDRs, p.From.Addr())
 	if c := a.existing(p); c != nil {
 		q.Backend, q.Sees, q.Offloaded, q.Mark = c.Backend, c.Sees, c.Offloaded, c.Mark
 	}

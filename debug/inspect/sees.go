@@ -7,6 +7,41 @@ import (
 	"kube-proxy/trace"
 )
 
+// Beginnings of sentences of [trace.Ask] about the source that backends see.
+const (
+	masqueraded = "The packet is masqueraded"
+	hairpins    = "The client is one of the backends"
+)
+
+// instead replaces a sentence by its beginning.
+func (a *TraceAnswer) instead(of, sentence string) {
+	for j, why := range a.Why {
+		if strings.HasPrefix(why, of) {
+			a.Why[j] = sentence
+		}
+	}
+}
+
+// atSocket corrects what an answer says of the source that backends see, if programs connect the
+// client's socket: nothing is translated then.
+func (a *TraceAnswer) atSocket() {
+	if k := a.Kernel; k == nil || !k.Connected || a.Verdict != trace.Balance {
+		return
+	}
+	if a.Kernel.DrawsAgain() {
+		a.instead(masqueraded, "The packet is masqueraded where the rules draw the backend. Else a program connects "+
+			"the socket, and the backend sees the client's own address.")
+		return
+	}
+	a.Masquerade = false
+	for j := range a.Backends {
+		a.Backends[j].Hairpin = false
+	}
+	a.instead(masqueraded, "The backend sees the client's own address: a program connects the socket to it, and no "+
+		"packet is translated.")
+	a.instead(hairpins, "The client is one of the backends: its connection to itself does not leave it.")
+}
+
 // atThisNode corrects what an answer says of the source that backends see: the packet of a client
 // elsewhere to a backend at an address of this node leaves the node nowhere, so nothing can
 // masquerade it.
@@ -22,13 +57,6 @@ func (i *Inspector) atThisNode(f Family, p trace.Packet, a *TraceAnswer) {
 			here++
 		}
 	}
-	say := func(sentence string) {
-		for j, why := range a.Why {
-			if strings.HasPrefix(why, "The packet is masqueraded") {
-				a.Why[j] = sentence
-			}
-		}
-	}
 	switch here {
 	case 0:
 	case len(a.Backends):
@@ -36,10 +64,10 @@ func (i *Inspector) atThisNode(f Family, p trace.Packet, a *TraceAnswer) {
 		if a.Kernel != nil {
 			a.Kernel.Masquerade = false
 		}
-		say("The backend sees the client's own address: it is at an address of this node, so nothing leaves the node " +
-			"that could be masqueraded.")
+		a.instead(masqueraded, "The backend sees the client's own address: it is at an address of this node, so "+
+			"nothing leaves the node that could be masqueraded.")
 	default:
-		say("The packet is masqueraded, except to backends at addresses of this node: they see the client's own " +
-			"address, others an address of this node.")
+		a.instead(masqueraded, "The packet is masqueraded, except to backends at addresses of this node: they see the "+
+			"client's own address, others an address of this node.")
 	}
 }

@@ -135,6 +135,7 @@ func (i *Inspector) Trace(ctx context.Context, q TraceQuery) (*TraceAnswer, erro
 	i.connections(ctx, p, a)
 	i.rest(ctx, f, p, a)
 	i.atThisNode(f, p, a)
+	a.atSocket()
 	return a, nil
 }
 
@@ -282,6 +283,11 @@ func (i *Inspector) resolve(source trace.Source, pods []netip.Addr, target trace
 				firstErr = Problemf(Bad, "%v", err)
 			}
 			continue
+		}
+		if source.Node && to.Addr().IsLoopback() { // as the kernel chooses it
+			from = netip.AddrPortFrom(f.Family.Loopback(), from.Port())
+		} else if source.Node && slices.Contains(local, to.Addr()) {
+			from = netip.AddrPortFrom(to.Addr(), from.Port())
 		}
 		return f, trace.Packet{From: from, In: in, Host: source.Node || slices.Contains(local, from.Addr()), To: to,
 			Here: slices.Contains(local, to.Addr()), Proto: proto}, nil

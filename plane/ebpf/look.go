@@ -39,7 +39,7 @@ func (p *Plane) TracePacket(ctx context.Context, packet trace.Packet, walk mode.
 	}
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	is, why, err := p.askPrograms(packet, class)
+	is, why, err := p.askPrograms(packet, class, under.Backends)
 	if err != nil {
 		return trace.Kernel{}, fmt.Errorf("ebpf: follow a connection to %s: %w", packet.To, err)
 	}
@@ -73,6 +73,9 @@ func (p *Plane) programs() *trace.Programs {
 	return is
 }
 
+// rejects is what the programs do with a socket's call: REJECTS in bpf/maps.h.
+const rejects = 1
+
 // The classes of clients of the programs.
 const (
 	ofPods uint32 = iota
@@ -96,8 +99,9 @@ func (p *Plane) classOf(ctx context.Context, packet trace.Packet) (class uint32,
 }
 
 // askPrograms runs the loaded program with a question. why says why the programs pass the
-// connection; "" if they do not.
-func (p *Plane) askPrograms(packet trace.Packet, class uint32) (k trace.Kernel, why string, err error) {
+// connection; "" if they do not. ruled are the backends of connections that they pass.
+func (p *Plane) askPrograms(packet trace.Packet, class uint32, ruled []trace.Backend) (k trace.Kernel, why string,
+	err error) {
 	if p.kernel == nil {
 		return k, "they are not loaded", nil
 	}
@@ -116,6 +120,9 @@ func (p *Plane) askPrograms(packet trace.Packet, class uint32) (k trace.Kernel, 
 		return k, "they serve sockets of the node alone", nil
 	case a.Found == 0:
 		return k, "no frontend has the destination", nil
+	case a.Refuses == rejects && packet.Proto == lb.TCP && setsErrors() == nil: // connect() of UDP sends nothing
+		return trace.Kernel{Verdict: trace.Reject, Connected: true, Way: []string{
+			"socket: an eBPF program lets connect() fail with ECONNREFUSED, and no packet is sent"}}, "", nil
 	case a.Why != 0:
 		return k, passages[a.Why].words, nil
 	case a.Set == 0:
@@ -130,20 +137,20 @@ func (p *Plane) askPrograms(packet trace.Packet, class uint32) (k trace.Kernel, 
 	defer t.close()
 	all := t.backendsOf(a.Set)
 	// The question drew one backend; another connection may draw one that is no frontend.
-	again := 0
+	var connects []netip.AddrPort
 	for _, b := range all {
 		is, err := p.kernel.isFrontend(b, packet.Proto)
 		if err != nil {
 			return k, "", err
 		}
-		if is {
-			again++
+		if !is {
+			connects = append(connects, b)
 		}
 	}
-	if again == len(all) {
+	if len(connects) == 0 {
 		return k, fmt.Sprintf("set %d has no endpoint that is not a frontend too", a.Set), nil
 	}
-	return kernelAnswer(packet, a, all, again), "", nil
+	return kernelAnswer(packet, a, len(all), connects, ruled), "", nil
 }
 
 // isFrontend reports whether the programs take a backend for a frontend too.
@@ -153,17 +160,23 @@ func (k *kernel) isFrontend(b netip.AddrPort, proto lb.Proto) (bool, error) {
 	return a.Found != 0, err
 }
 
-// kernelAnswer says how sockets are connected to the backends of a set. Where one of the backends
-// that are frontends too is drawn, the packet path draws again.
-func kernelAnswer(packet trace.Packet, a bpf.LBQuestion, all []netip.AddrPort, again int) trace.Kernel {
+// kernelAnswer says how sockets are connected to the backends of a set of n. Where a backend is
+// drawn that is a frontend too, not one of connects, the packet path draws again, from ruled.
+func kernelAnswer(packet trace.Packet, a bpf.LBQuestion, n int, connects []netip.AddrPort,
+	ruled []trace.Backend) trace.Kernel {
 	k := trace.Kernel{Verdict: trace.Balance, Connected: true}
-	shares := map[netip.AddrPort]float64{}
-	for _, b := range all {
-		shares[b] += 1 / float64(len(all))
+	direct, shares := map[netip.AddrPort]float64{}, map[netip.AddrPort]float64{}
+	for _, b := range connects {
+		direct[b] += 1 / float64(n)
+		shares[b] += 1 / float64(n)
 	}
-	for _, b := range slices.SortedFunc(maps.Keys(shares), netip.AddrPort.Compare) {
-		k.Backends = append(k.Backends, trace.Backend{Address: b, Share: shares[b]})
+	again := n - len(connects)
+	for _, b := range ruled {
+		if again > 0 {
+			shares[b.Address] += b.Share * float64(again) / float64(n)
+		}
 	}
+	k.Connects, k.Backends = inOrder(direct), inOrder(shares)
 	if a.Remembered != 0 {
 		k.Affine = placeOf(a.Backend.Addr, a.Backend.Port)
 	}
@@ -177,6 +190,14 @@ func kernelAnswer(packet trace.Packet, a bpf.LBQuestion, all []netip.AddrPort, a
 			"drawn, the packet path serves the connection and draws again", again))
 	}
 	return k
+}
+
+// inOrder lists backends with their shares, in the order of their addresses.
+func inOrder(shares map[netip.AddrPort]float64) (all []trace.Backend) {
+	for _, b := range slices.SortedFunc(maps.Keys(shares), netip.AddrPort.Compare) {
+		all = append(all, trace.Backend{Address: b, Share: shares[b]})
+	}
+	return all
 }
 
 // recognises reports whether the node takes the source for a pod.

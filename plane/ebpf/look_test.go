@@ -4,12 +4,14 @@ package ebpf
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/nodetrace"
+	"kube-proxy/plane/ebpf/bpf"
 	"kube-proxy/test/kerneltest"
 	"kube-proxy/trace"
 )
@@ -36,8 +38,10 @@ func TestFollow(t *testing.T) {
 				k.Backends[0].Address != b.to("pod1:8080") {
 				b.t.Errorf("%s → VIP:80: %+v", from, k)
 			}
-			if k = follow(from, "VIP:81"); k.Connected || k.Verdict != trace.Reject ||
-				!strings.Contains(k.Way[0], "the rules decide") {
+			words := map[bool]string{true: "connect() fail with ECONNREFUSED", false: "the rules decide"}
+			fails := setsErrors() == nil
+			if k = follow(from, "VIP:81"); k.Connected != fails || k.Verdict != trace.Reject ||
+				!strings.Contains(k.Way[0], words[fails]) {
 				b.t.Errorf("%s → VIP:81: %+v", from, k)
 			}
 		}
@@ -47,6 +51,23 @@ func TestFollow(t *testing.T) {
 			b.t.Errorf("with scope host, pod2 → VIP:80: %+v", k)
 		}
 	})
+}
+
+// Where a backend is drawn that is a frontend too, the rules draw again: the answer has the shares
+// of both, and those of sockets alone (EB-18).
+func TestSharesOfBoth(t *testing.T) {
+	at := func(n byte) netip.AddrPort { return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, 1, n}), 80) }
+	ruled := []trace.Backend{{Address: at(1), Share: 0.25}, {Address: at(2), Share: 0.25}, {Address: at(3), Share: 0.5}}
+	k := kernelAnswer(trace.Packet{Proto: lb.TCP}, bpf.LBQuestion{}, 4, []netip.AddrPort{at(1), at(2)}, ruled)
+	want := []trace.Backend{{Address: at(1), Share: 0.375}, {Address: at(2), Share: 0.375},
+		{Address: at(3), Share: 0.25}}
+	if !slices.Equal(k.Backends, want) || !slices.Equal(k.Connects, []trace.Backend{ruled[0], ruled[1]}) {
+		t.Errorf("%+v", k)
+	}
+	table := trace.Answer{Verdict: trace.Balance, Backends: ruled}
+	if found := trace.Compare(table, k); len(found) > 0 {
+		t.Errorf("shares that programs cause are reported: %q", found)
+	}
 }
 
 // TestDifferences: diff names what another program changed in the tables, and a detached program

@@ -242,3 +242,19 @@ func TestEstablished(t *testing.T) {
 		t.Errorf("the first packet: %v, %v", ways, err)
 	}
 }
+
+// Rules of iptables-legacy that cannot be read may do anything at each hook (NT-06).
+func TestUnreadLegacy(t *testing.T) {
+	netlab.EnterForTest(t)
+	load(t, "", "iptables-legacy", "-t", "raw", "-A", "OUTPUT", "-j", "DROP")
+	load(t, "table inet fw { chain f { type filter hook forward priority 0; tcp dport 80 drop; }; }", "nft", "-f", "-")
+	t.Setenv("PATH", "/nonexistent")
+	s := opened(t, lb.IPv4)
+	for _, h := range []Hook{Forward, Output} {
+		ways, err := s.Pass(t.Context(), h, web)
+		if err != nil || len(ways) != 1 || len(ways[0].NotEvaluated) != 1 || ways[0].If[0] != "" ||
+			!strings.Contains(ways[0].NotEvaluated[0].String(), "iptables-legacy") {
+			t.Errorf("%s: %v, %v", h, describe(ways), err)
+		}
+	}
+}

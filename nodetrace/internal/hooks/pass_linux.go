@@ -61,6 +61,11 @@ func (s *Snapshot) Pass(ctx context.Context, h Hook, p Packet) ([]Way, error) {
 			pass("", unix.NFPROTO_BRIDGE, bridgePre, bridgeIn)
 		}
 	}
+	if s.unread != nil {
+		f := flows[0]
+		f.Share, f.Doubt, f.Verdict = 0, s.unread, trace.Drop
+		flows = append(flows, f)
+	}
 	pass("", s.proto(), uint32(h))
 	if h == Postrouting && p.Out != "" {
 		if s.node.bridge(p.Out) {
@@ -293,7 +298,7 @@ func known(at stop, b base) bool {
 	switch {
 	case at.Flow.State == Untracked || at.Flow.State == Invalid:
 		return false
-	case at.Flow.Bound:
+	case at.Flow.Bound || at.Flow.State == Related: // the kernel gives an error the connection that it is about
 		return true
 	case at.family == unix.NFPROTO_NETDEV || at.family == unix.NFPROTO_BRIDGE || at.num == inetIngress:
 		return at.hook == Postrouting

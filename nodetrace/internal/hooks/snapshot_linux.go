@@ -32,6 +32,7 @@ type Snapshot struct {
 	bases  []base
 	nft    xtables.Saved // what iptables-nft-save prints, once it was needed
 	budget int           // of rules of nftables that may still be read
+	unread *follow.Rule  // stands for rules of iptables-legacy that cannot be read; nil for none
 	notes  follow.Said
 	path   []string
 }
@@ -202,6 +203,7 @@ func (s *Snapshot) readLegacy(ctx context.Context) {
 	}
 	if err != nil {
 		s.note("the rules of iptables-legacy are not evaluated: %v", err)
+		s.unread = &follow.Rule{Table: "tables of iptables-legacy", Chain: "all", Number: -1, Text: "are not evaluated"}
 		return
 	}
 	for table, chains := range all {
