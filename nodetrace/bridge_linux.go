@@ -42,6 +42,12 @@ func (w *walk) bridged(y *way, bridge rtnl.Link, next netip.Addr) stop {
 				y.doubtful("port %s of bridge %s is down, and %s may be behind it", port.Name, bridge.Name, next)
 			}
 		}
+		for _, l := range w.links {
+			if l.Kind == "veth" && l.Master == 0 && len(w.addressesOf(l)) == 0 {
+				y.doubtful("%s is on no bridge, and bridge %s has no entry for %s, which may be behind it", l.Name,
+					bridge.Name, next)
+			}
+		}
 		return stop{}
 	}
 	port := w.link(p.Link)

@@ -105,12 +105,20 @@ func (w *walk) uplink(l rtnl.Link) bool {
 	if l.Index == rtnl.Loopback || l.Kind == "bridge" || down(l).by != "" {
 		return false
 	}
+	return slices.ContainsFunc(w.addressesOf(l), func(a rtnl.Address) bool {
+		return !netip.PrefixFrom(a.Addr, a.Bits).IsSingleIP()
+	})
+}
+
+// addressesOf are the addresses of an interface that other machines may know, in the order of the
+// kernel.
+func (w *walk) addressesOf(l rtnl.Link) []rtnl.Address {
 	all, err := w.addresses()
 	if err != nil && w.err == nil {
 		w.err = err
 	}
-	return slices.ContainsFunc(all, func(a rtnl.Address) bool {
-		return a.Index == l.Index && !netip.PrefixFrom(a.Addr, a.Bits).IsSingleIP()
+	return slices.DeleteFunc(slices.Clone(all), func(a rtnl.Address) bool {
+		return a.Index != l.Index || a.Addr.IsLinkLocalUnicast() && a.Addr.Is6()
 	})
 }
 

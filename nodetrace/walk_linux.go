@@ -506,14 +506,14 @@ func (w *walk) continued(y way) (all []way) {
 	return all
 }
 
-// bypasses reports whether the packet left through the interface it came in through, with its
-// source: another machine then replies to the client directly.
+// bypasses reports whether the packet left through the interface it came in through, or from one
+// uplink to another, with its source: another machine then replies to the client directly.
 func (w *walk) bypasses(y way) bool {
 	if y.masq || w.own() || len(w.in) == 0 || w.in[0] == 0 {
 		return false
 	}
 	out := w.named(y.Out)
-	return out.Index == w.in[0] && out.Kind != "bridge"
+	return out.Kind != "bridge" && (out.Index == w.in[0] || w.uplink(out) && w.uplink(w.link(w.in[0])))
 }
 
 // hook takes a packet through a hook.
@@ -535,11 +535,12 @@ func (w *walk) hook(h hooks.Hook, y way) (all []way) {
 		z := y
 		z.Packet, z.share, z.masq = x.Packet, y.share*x.Share, y.masq || x.Masqueraded
 		z.steps, z.doubts = slices.Clone(y.steps), slices.Clone(y.doubts)
-		if !y.reply && (x.Translated || x.To != y.To) {
-			z.backend = x.To
-		}
 		if x.TranslatedBy != nil {
 			z.translatedBy = x.TranslatedBy
+		}
+		here := w.redirect(&z)
+		if !y.reply && (x.Translated || z.To != y.To) {
+			z.backend = z.To
 		}
 		if x.UntrackedBy != nil {
 			z.untrackedBy = x.UntrackedBy
@@ -551,7 +552,12 @@ func (w *walk) hook(h hooks.Hook, y way) (all []way) {
 			}
 			z.doubts = append(z.doubts, d)
 		}
+		if x.Verdict == "" && here.by != "" {
+			w.stop(z, here)
+			continue
+		}
 		if x.Verdict == "" {
+			x.To = z.To
 			z.note(h.String(), "%s", changes(y.Packet, x))
 			all = append(all, z)
 			continue
@@ -564,6 +570,27 @@ func (w *walk) hook(h hooks.Hook, y way) (all []way) {
 		w.stop(z, s)
 	}
 	return all
+}
+
+// redirect gives a packet that a rule redirects to this node the first address of the interface
+// that it came in through, as the kernel does. Without one, it is dropped.
+func (w *walk) redirect(y *way) stop {
+	if !y.To.Addr().IsUnspecified() {
+		return stop{}
+	}
+	in := w.named(y.In)
+	all := w.addressesOf(in)
+	if len(all) == 0 {
+		s := stop{verdict: trace.Dropped, stage: y.stage("prerouting"),
+			by: fmt.Sprintf("a redirection to interface %s, which has no address", in.Name), do: "ip address"}
+		if y.translatedBy != nil {
+			s.by = fmt.Sprintf("%s: interface %s has no address", y.translatedBy, in.Name)
+		}
+		return s
+	}
+	y.To = netip.AddrPortFrom(all[0].Addr, y.To.Port())
+	y.Flow.Reverse.From = y.To
+	return stop{}
 }
 
 var verdicts = map[trace.Verdict]trace.NodeVerdict{trace.Drop: trace.Dropped, trace.Reject: trace.Rejected}

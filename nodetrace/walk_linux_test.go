@@ -318,6 +318,37 @@ func TestWalk(t *testing.T) {
 			return n.Harmful() &&
 				strings.HasPrefix(n.Lead(), "TRANSLATED on this node, not by kube-proxy: table inet x")
 		}},
+		{"another program redirects", func(w *walk) {
+			w.addresses = func() ([]rtnl.Address, error) {
+				return []rtnl.Address{{Index: 3, Addr: netip.MustParseAddr("192.0.2.1"), Bits: 32}}, nil
+			}
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				all := balanced(h, p, "0.0.0.0:9999")
+				if all[0].Translated {
+					all[0].TranslatedBy = rule("proxy")
+				}
+				return all, nil
+			}
+		}, trace.Translated, "chain proxy, rule 1 \"drop\": to 192.0.2.1:9999", 1, nil},
+		{"another program redirects from an interface without address", func(w *walk) {
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				return balanced(h, p, "0.0.0.0:9999"), nil
+			}
+		}, trace.Dropped, "interface pod1, which has no address", 1, nil},
+		{"the pod is perhaps on no bridge", func(w *walk) {
+			w.links[3].Kind = "bridge"
+			w.links = append(w.links, rtnl.Link{Index: 5, Name: "vethpod2", Kind: "veth", Flags: up})
+		}, trace.Undecided, "", 0, nil},
+		{"the backend is behind another uplink than the client", func(w *walk) {
+			w.q.Packet.From = netip.MustParseAddrPort("203.0.113.1:1")
+			w.neighbours = []rtnl.Neighbour{{Link: 5, Addr: w.q.Packet.From.Addr(), State: unix.NUD_REACHABLE}}
+			w.links = append(w.links, rtnl.Link{Index: 5, Name: "eth1", Flags: up, MTU: 1500})
+			w.addresses = func() ([]rtnl.Address, error) {
+				return []rtnl.Address{{Index: 2, Addr: netip.MustParseAddr("192.0.2.1"), Bits: 24},
+					{Index: 5, Addr: netip.MustParseAddr("203.0.113.2"), Bits: 24}}, nil
+			}
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) { return balanced(h, p, far), nil }
+		}, trace.Undecided, "", 0, nil},
 		{"not translated at an address of this node", func(w *walk) {
 			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:30080")
 			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {

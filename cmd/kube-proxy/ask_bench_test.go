@@ -5,8 +5,10 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -67,11 +69,15 @@ func askTrace(b *testing.B, mode string) {
 				return ""
 			})
 			var took []time.Duration
+			pid := p.cmd.Process.Pid
+			do(b, os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0)) // the peak begins again
+			before := memoryOf(b, pid, "VmRSS")
 			for b.Loop() {
 				d, err := ask(c)
 				do(b, err)
 				took = append(took, d)
 			}
+			b.ReportMetric(memoryOf(b, pid, "VmHWM")-before, "MiB-more")
 			slices.Sort(took)
 			b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "ms-p50")
 			b.ReportMetric(float64(took[0].Microseconds())/1000, "ms-min")
@@ -84,4 +90,19 @@ type question struct {
 	name string
 	args []string
 	says string
+}
+
+// memoryOf returns a field of a process's status, in MiB.
+func memoryOf(b *testing.B, pid int, field string) float64 {
+	b.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	do(b, err)
+	for line := range strings.Lines(string(text)) {
+		var kib float64
+		if n, _ := fmt.Sscanf(line, field+": %f kB", &kib); n == 1 {
+			return kib / 1024
+		}
+	}
+	b.Fatalf("process %d has no %s", pid, field)
+	return 0
 }

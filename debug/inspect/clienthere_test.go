@@ -10,8 +10,8 @@ import (
 	"kube-proxy/trace"
 )
 
-// A client is on this node if it is an endpoint there, or an address of the node's pod CIDRs that is
-// no endpoint elsewhere (NT-12).
+// A client is on this node if it is an endpoint there, or an address of the node's pod CIDRs that
+// is no endpoint elsewhere (NT-12).
 func TestClientHere(t *testing.T) {
 	w := newWorld()
 	w.add("shop", "web", "10.96.0.1", 3, 3)
