@@ -88,6 +88,56 @@ type observer func([]lb.Change)
 
 func (o observer) Applied(changes []lb.Change) { o(changes) }
 
+// While a tenant's large change is written in pieces, a small change of another namespace is the
+// next write, and nothing else is in it: it waits for the piece under way and for no other. The
+// write after it is a full piece again (TN-33).
+func TestSmallChangeIsAWriteOfItsOwn(t *testing.T) {
+	const services, stranger, piece = 200, 1000, 10
+	small := func(first int) *cluster.Slice {
+		sl := slice(stranger, first, 3)
+		sl.Name.Namespace, sl.Service.Namespace = "stranger", "stranger"
+		return sl
+	}
+	due, write, came := 0, 0, 0 // due is the write with the stranger's change; 0 during the start
+	slowRig(t, nil, func(r *rig, n int) {
+		write = n
+		if due != 0 && n%4 == 0 && r.engine.Stats().Pending > 5*piece {
+			due = n + 1
+			r.do(cluster.SliceSet{Slice: small(n)})
+		}
+	})(func(r *rig) {
+		r.fill(services)
+		s := service(stranger)
+		s.Name.Namespace = "stranger"
+		r.do(cluster.ServiceSet{Service: s}, cluster.SliceSet{Slice: small(1)})
+		r.start()
+		r.run()
+		r.engine.cfg.Observers = append(r.engine.cfg.Observers, observer(func(changes []lb.Change) {
+			has := slices.ContainsFunc(changes, func(c lb.Change) bool { return c.Key == svcKey(stranger) })
+			switch {
+			case write == due && has && len(changes) == 1:
+				came++
+			case write == due || has:
+				t.Errorf("write %d: %d changes, with the stranger's: %t; his was due in write %d", write, len(changes),
+					has, due)
+			case write == due+1 && len(changes) < piece:
+				t.Errorf("write %d, after the stranger's, has %d changes; want %d", write, len(changes), piece)
+			}
+		}))
+		var batch cluster.Batch
+		for i := range services {
+			batch = append(batch, cluster.SliceSet{Slice: slice(i, 20, 10)})
+		}
+		due = -1
+		r.do(batch)
+		r.run()
+		if came < 3 {
+			t.Errorf("%d changes of the stranger came", came)
+		}
+		r.converged()
+	})
+}
+
 // MinSyncPeriod is the time between two writes, not between the pieces of one.
 func TestPiecesDoNotWaitForMinSyncPeriod(t *testing.T) {
 	slowRig(t, func(c *Config) { c.MinSyncPeriod = 10 * time.Second }, nil)(func(r *rig) {

@@ -3,6 +3,7 @@ package engine
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"kube-proxy/lb"
@@ -20,8 +21,11 @@ func TestQueueLosesNothing(t *testing.T) {
 		waits := map[lb.Key]bool{}
 		take := func() {
 			weight := 1 + rnd.IntN(40)
-			sum := 0
-			keys := q.take(weight, func(k lb.Key) int { n := 1 + int(k.Port)%5; sum += n; return n })
+			of := func(k lb.Key) int { return 1 + int(k.Port)%5 }
+			keys, sum := q.take(weight, of), 0
+			for _, k := range keys {
+				sum += of(k)
+			}
 			if sum > weight+2*5 || len(keys) == 0 != (len(waits) == 0) {
 				t.Fatalf("seed %d: a piece of %d weighs %d; %d keys of %d", seed, weight, sum, len(keys), len(waits))
 			}
@@ -84,6 +88,67 @@ func TestQueueIsFair(t *testing.T) {
 	}
 	if n := len(q.backlog.at["greedy"].keys); n > rows {
 		t.Errorf("%d keys remembered for %d rows", n, rows)
+	}
+}
+
+// One tenant marks large frontends again all the time, more than fit in a piece. The small change
+// of another does not wait until a full piece is written: it goes ahead alone. So do small changes
+// that never end, but every second piece is a full one (TN-33).
+func TestQueueFewGoAhead(t *testing.T) {
+	const rows, heavy, piece = 100, 50, 100
+	for _, backlog := range []bool{false, true} {
+		var q queue[lb.Key]
+		of := func(k lb.Key) int {
+			if k.Port < rows {
+				return heavy
+			}
+			return 1
+		}
+		pushed := 0
+		push := func() lb.Key {
+			for i := range rows {
+				if backlog {
+					q.later(number(i), "greedy")
+				} else {
+					q.push(number(i), "greedy")
+				}
+			}
+			pushed++
+			k := number(rows + pushed)
+			q.push(k, fmt.Sprintf("ns%d", pushed%3))
+			return k
+		}
+		for round := range 20 {
+			k := push()
+			if got := q.take(piece, of); !slices.Equal(got, []lb.Key{k}) {
+				t.Fatalf("round %d, backlog %t: the piece with a small change has %d keys, %v; want only that",
+					round, backlog, len(got), got)
+			}
+			k = push()
+			sum := 0
+			got := q.take(piece, of)
+			for _, k := range got {
+				sum += of(k)
+			}
+			if sum < piece || !slices.Contains(got, k) {
+				t.Fatalf("round %d, backlog %t: the next piece weighs %d; want a full one with the other small change",
+					round, backlog, sum)
+			}
+		}
+	}
+}
+
+// All that fits in a piece is one, also if a namespace has many keys and another has few: each
+// write has a cost of its own.
+func TestQueueTakesAllThatFits(t *testing.T) {
+	var q queue[lb.Key]
+	for i := range 60 {
+		q.push(number(i), "many")
+		q.later(number(i), "many") // counts once
+	}
+	q.push(number(100), "few")
+	if got := q.take(64, one); len(got) != 61 {
+		t.Errorf("%d keys in the first piece, want all 61", len(got))
 	}
 }
 
