@@ -58,16 +58,20 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.Apply
 	return res, nil
 }
 
-// piece returns how many of the changes fit in one restore.
+// piece returns how many of the changes fit in one restore. Twice the recommended weight does: the
+// last frontend of an Apply may exceed it, and a second restore would cost as much again.
 func (p *Plane) piece(changes []lb.Change) (n int) {
 	var now, old lb.Weight
-	for used := 0; n < len(changes) && (n == 0 || used < p.MaxBatchWeight()); n++ {
+	used, most := 0, p.MaxBatchWeight()
+	for n < len(changes) && (n == 0 || used/2 < most) {
 		var was *lb.Frontend
 		if r := p.st.rows[changes[n].Key]; r != nil {
 			was = r.front
 		}
 		used += max(now.Of(changes[n].New), old.Of(was))
+		n++
 	}
+	p.left = max(0, p.left-used)
 	return n
 }
 

@@ -214,7 +214,7 @@ func TestKernelRefusesAll(t *testing.T) {
 		return &xtables.RunError{Name: "iptables-restore", Said: "line 2 failed", Err: errors.New("exit status 4")}
 	}}
 	p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
-	p.maxBatchWeight = math.MaxInt
+	p.pace.first = math.MaxInt
 	if _, err := p.Reset(t.Context(), planetest.World{Family: lb.IPv4}.Table(100, 10)); err == nil {
 		t.Fatal("no error")
 	}
@@ -242,7 +242,7 @@ func TestLoadEndsBetweenRestores(t *testing.T) {
 		return nil
 	}}
 	p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
-	p.maxLines, p.maxBatchWeight = 1000, math.MaxInt
+	p.maxLines, p.pace.first = 1000, math.MaxInt
 	_, err := p.Reset(ctx, planetest.World{Family: lb.IPv4}.Table(200, 10))
 	if !errors.Is(err, context.Canceled) || restores > 3 {
 		t.Errorf("after %d restores: %v", restores, err)
@@ -286,7 +286,7 @@ func TestHalfALoadServes(t *testing.T) {
 		return nil
 	}}
 	p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
-	p.maxLines, p.maxBatchWeight = 1200, math.MaxInt
+	p.maxLines, p.pace.first = 1200, math.MaxInt
 	const n = 500
 	reset(t, p, planetest.World{Family: lb.IPv4}.Table(n, 10))
 	if restores < 10 || leaf != n {
@@ -654,7 +654,7 @@ func TestLoadThatEndsCommitsNothing(t *testing.T) {
 	defer cancel()
 	r := &tap{blackHole: blackHole{version: "iptables v1.8.9 (legacy)"}, after: 100_000, end: cancel}
 	p := newPlane(t, Config{Family: lb.IPv4, Runner: r})
-	p.maxBatchWeight = math.MaxInt
+	p.pace.first = math.MaxInt
 	if _, err := p.Reset(ctx, w.Table(500, 10)); !errors.Is(err, context.Canceled) {
 		t.Errorf("reset: %v", err)
 	}

@@ -5,6 +5,7 @@ package iptables
 import (
 	"fmt"
 	"log/slog"
+	"math"
 	"sync/atomic"
 
 	"kube-proxy/internal/kernel"
@@ -70,27 +71,45 @@ type Plane struct {
 	// maxLines is the number of lines in a restore of a Reset, or with single in a piece of it.
 	maxLines int
 	single   bool
-	// maxBatchWeight is the weight that an Apply writes in one restore; with the legacy back end it
-	// is the minimum.
-	maxBatchWeight int
+	pace     pace
+	// left is the weight that the last Reset postponed and that is not written yet.
+	left int
 }
 
-// The weight that an Apply writes in one restore, in units of [lb.Weight]: an endpoint is four
-// lines. With the nft back end each restore makes the kernel walk all rules that its hooks reach,
-// which takes a third of a second for 250,000 endpoints; writing this many takes about as long. The
-// legacy programs copy the whole table. So the writes grow with the table, and copying never takes
-// much more time than writing.
-const (
-	nftBatchWeight    = 5000
-	legacyBatchWeight = 20_000
+// pace is the weight that the plane writes in one restore, in units of [lb.Weight]: a new endpoint
+// is four lines, and one in place of another is six.
+type pace struct {
+	// first is the weight that a Reset does not postpone.
+	first int
+	// An Apply writes one part of the endpoints in the table, or one loadPart of the weight that a
+	// Reset postponed, but no less than least and no more than most.
+	part, least, most int
+}
+
+// A restore has a cost that grows with the table, whatever it changes, and the others wait for it.
+// With the nft back end the kernel walks all rules that its hooks reach, which takes 2 µs for each
+// endpoint of the table; writing an endpoint takes 0.1 ms. So a restore of a 64th of the endpoints
+// takes two to three times as long as one of a single endpoint. The time of iptables-nft-restore
+// itself grows with the square of the number of chains in its input, which makes pieces of more
+// than 5000 endpoints slower than two of half the size.
+//
+// The legacy programs copy the whole table. Copying never takes much more time than writing.
+var (
+	nftPace    = pace{first: 5000, part: 64, least: 1000, most: 5000}
+	legacyPace = pace{first: 20_000, part: 2, least: 20_000, most: math.MaxInt}
 )
+
+// loadPart divides the weight that a Reset postponed. The pieces of a load are larger, because it
+// ends, and the node is not ready before.
+const loadPart = 8
 
 // MaxBatchWeight returns the recommended maximum weight of an Apply.
 func (p *Plane) MaxBatchWeight() int {
-	if !p.single || p.st == nil {
-		return p.maxBatchWeight
+	endpoints := 0
+	if p.st != nil {
+		endpoints = p.st.endpoints
 	}
-	return max(p.maxBatchWeight, p.st.endpoints/2)
+	return min(p.pace.most, max(p.pace.least, endpoints/p.pace.part, p.left/loadPart))
 }
 
 // tool returns the configured programs, or finds them.
@@ -121,9 +140,9 @@ func New(cfg Config) (*Plane, error) {
 	p := &Plane{Writer: xtables.NewWriter(t, xtables.Ours, cfg.Writes),
 		Watch: unanswered.New(unanswered.Config{Family: cfg.Family, Writes: cfg.Writes, Log: cfg.Log})}
 	p.window, p.drift = windowSize, make(chan struct{}, 1)
-	p.maxLines, p.maxBatchWeight = xtables.NFTLines, nftBatchWeight
+	p.maxLines, p.pace = xtables.NFTLines, nftPace
 	if t.Backend == xtables.Legacy {
-		p.maxLines, p.single, p.maxBatchWeight = xtables.PieceLines, true, legacyBatchWeight
+		p.maxLines, p.single, p.pace = xtables.PieceLines, true, legacyPace
 	}
 	p.dry = !t.Real()
 	p.base = renderer{

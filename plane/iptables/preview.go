@@ -24,7 +24,7 @@ func Render(cfg Config, want *lb.Table) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.single, p.maxBatchWeight = true, math.MaxInt
+	p.single, p.pace.first = true, math.MaxInt
 	if _, err := p.Reset(context.Background(), want); err != nil {
 		return nil, fmt.Errorf("render: %w", err)
 	}

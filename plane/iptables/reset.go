@@ -155,9 +155,11 @@ func (p *Plane) postpone(ports []portRows, have *snapshot) (now []portRows, late
 			now = append(now, portRows{port.id, rows})
 		}
 	}
-	if total <= p.MaxBatchWeight() {
+	if total <= p.pace.first {
+		p.left = 0
 		return ports, nil
 	}
+	p.left = total
 	return now, later
 }
 

@@ -34,7 +34,7 @@ func TestLargeServicesInStages(t *testing.T) {
 			needs(t, cfg.Backend)
 			inNetns(t)
 			w, p := planetest.World{Family: cfg.Family}, newPlane(t, cfg)
-			p.single, p.maxBatchWeight = false, 300
+			p.single, p.pace = false, fixed(300)
 			tab := w.Table(3, 2)
 			reset(t, p, tab)
 			const line = 200

@@ -40,11 +40,14 @@ func (b backend) kernel(t testing.TB) planetest.Kernel {
 	}
 }
 
+// fixed is a pace that depends on nothing.
+func fixed(weight int) pace { return pace{first: weight, part: 1, least: weight, most: weight} }
+
 // slow creates a plane with a small pace.
 func slow(cfg Config) (planetest.Plane, error) {
 	p, err := New(cfg)
 	if err == nil {
-		p.maxBatchWeight = 10
+		p.pace = fixed(10)
 	}
 	return p, err
 }

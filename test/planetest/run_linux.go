@@ -457,7 +457,7 @@ func (r *run) apply(ctx context.Context, step scenario.Step, first bool) (bool, 
 	if len(step.Changes) == 0 {
 		return first, nil
 	}
-	if _, err := r.plane.Apply(ctx, step.Changes); err != nil {
+	if err := ApplyAll(ctx, r.plane, step.Changes); err != nil {
 		return first, fmt.Errorf("apply %d changes: %w", len(step.Changes), err)
 	}
 	return first, nil
