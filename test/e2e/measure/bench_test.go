@@ -181,6 +181,7 @@ func benchmarkStarts(b *testing.B, s *Session, start func() (time.Duration, erro
 		}
 		t, err := start()
 		if s.late {
+			b.Log(err) // with the end of the log, which may have the reason
 			continue
 		}
 		check(b, err)

@@ -13,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/test/e2e/controlplane"
@@ -132,7 +133,7 @@ func (s *Session) fill(ctx context.Context, kept string) error {
 		}
 		s.config.Logf("%d of %d services are there", to, s.config.Services)
 		if err := s.bed.API.Create(ctx, controlplane.Service(probeName(i), 80),
-			podSlice(probeName(i), "pod1")); err != nil {
+			s.probeSlice(i, "pod1")); err != nil {
 			return err
 		}
 	}
@@ -163,18 +164,15 @@ func (s *Session) fillStandIn() error {
 		return err
 	}
 	for i := range s.config.Services {
-		addrs := make([]netip.Addr, s.config.Endpoints)
-		for j := range addrs {
-			addrs[j] = controlplane.LoadAddr(i, j, s.config.Endpoints)
-		}
-		name := controlplane.LoadName(i)
-		if err := s.putStandIn(controlplane.Service(name, 80), controlplane.Slice(name, 8080, nil,
-			addrs...)); err != nil {
+		service := controlplane.Service(controlplane.LoadName(i), 80)
+		service.Namespace = s.namespace(i * probes / s.config.Services)
+		if err := s.putStandIn(service, s.loadSlice(i, s.loadAddrs(i))); err != nil {
 			return err
 		}
 		if at := i * probes / s.config.Services; (i+1)*probes/s.config.Services > at {
 			service := controlplane.Service(probeName(at), 80)
-			if err := s.putStandIn(service, podSlice(service.Name, "pod1")); err != nil {
+			service.Namespace = s.namespace(at)
+			if err := s.putStandIn(service, s.probeSlice(at, "pod1")); err != nil {
 				return err
 			}
 			s.probes = append(s.probes, netip.AddrPortFrom(netip.MustParseAddr(service.Spec.ClusterIP), 80))
@@ -182,6 +180,32 @@ func (s *Session) fillStandIn() error {
 	}
 	s.config.Logf("the stand-in has %d services", s.placed)
 	return nil
+}
+
+// namespace is that of a probe and of the load services before it. In a real API server all are in
+// one. The stand-in holds more services than one namespace may have: 17,000 of mode iptables reach
+// the default of --max-namespace-objects.
+func (s *Session) namespace(probe int) string {
+	if s.standIn == nil {
+		return metav1.NamespaceDefault
+	}
+	return fmt.Sprintf("load-%02d", probe)
+}
+
+// loadAddrs are the endpoints of load service i.
+func (s *Session) loadAddrs(i int) []netip.Addr {
+	addrs := make([]netip.Addr, s.config.Endpoints)
+	for j := range addrs {
+		addrs[j] = controlplane.LoadAddr(i, j, s.config.Endpoints)
+	}
+	return addrs
+}
+
+// loadSlice is the slice of load service i with those endpoints.
+func (s *Session) loadSlice(i int, addrs []netip.Addr) *discoveryv1.EndpointSlice {
+	slice := controlplane.Slice(controlplane.LoadName(i), 8080, nil, addrs...)
+	slice.Namespace = s.namespace(i * probes / s.config.Services)
+	return slice
 }
 
 // putStandIn creates a service with its slice at the stand-in.
@@ -283,7 +307,7 @@ func (s *Session) Restart(ctx context.Context) (took time.Duration, err error) {
 	}
 	s.changed++
 	pod := fmt.Sprintf("pod%d", 2+s.changed%2)
-	if err := s.update(ctx, podSlice(probeName(0), pod)); err != nil {
+	if err := s.update(ctx, s.probeSlice(0, pod)); err != nil {
 		return 0, err
 	}
 	begin := time.Now()
@@ -314,7 +338,7 @@ func (s *Session) Change(ctx context.Context) (t Timing, err error) {
 	s.changed++
 	pod := fmt.Sprintf("pod%d", 1+s.changed%2)
 	t = Timing{What: fmt.Sprintf("change %d", s.changed), Begin: time.Now()}
-	if err := s.update(ctx, podSlice(probeName(probes/2), pod)); err != nil {
+	if err := s.update(ctx, s.probeSlice(probes/2, pod)); err != nil {
 		return t, err
 	}
 	t.Write = time.Since(t.Begin)
@@ -326,8 +350,9 @@ func (s *Session) Change(ctx context.Context) (t Timing, err error) {
 // OwnShares returns the proxy's own time for its last changes of the service that Change updates:
 // from the event of the API server until the kernel had accepted the write. It needs a stand-in.
 func (s *Session) OwnShares(ctx context.Context) ([]time.Duration, error) {
-	out, err := s.bed.Command(ctx, netlab.Node1, s.proxy.Binary, "events", "default/"+probeName(probes/2), "-o", "json",
-		"--admin-socket", s.adminSocket())
+	name := s.namespace(probes/2) + "/" + probeName(probes/2)
+	out, err := s.bed.Command(ctx, netlab.Node1, s.proxy.Binary, "events", name, "-o", "json", "--admin-socket",
+		s.adminSocket())
 	if err != nil {
 		return nil, err
 	}
@@ -353,12 +378,9 @@ func (s *Session) OwnShares(ctx context.Context) ([]time.Duration, error) {
 func (s *Session) Beside(ctx context.Context, rate int) (stop func() error) {
 	return s.keepWriting(ctx, rate, func(n int) error {
 		i := n * 7919 % s.config.Services
-		addrs := make([]netip.Addr, s.config.Endpoints)
-		for j := range addrs {
-			addrs[j] = controlplane.LoadAddr(i, j, s.config.Endpoints)
-		}
+		addrs := s.loadAddrs(i)
 		addrs[0] = netip.AddrFrom4([4]byte{100, 127, byte(n >> 8), byte(n)})
-		return s.update(ctx, controlplane.Slice(controlplane.LoadName(i), 8080, nil, addrs...))
+		return s.update(ctx, s.loadSlice(i, addrs))
 	})
 }
 
@@ -460,6 +482,13 @@ func (s *Session) await(ctx context.Context, addr netip.AddrPort, pod string) er
 }
 
 func probeName(i int) string { return fmt.Sprintf("probe-%02d", i) }
+
+// probeSlice is the slice of a probe with one pod of the lab.
+func (s *Session) probeSlice(probe int, pod string) *discoveryv1.EndpointSlice {
+	slice := podSlice(probeName(probe), pod)
+	slice.Namespace = s.namespace(probe)
+	return slice
+}
 
 // podSlice is the slice of a service with one pod of the lab.
 func podSlice(service, pod string) *discoveryv1.EndpointSlice {
