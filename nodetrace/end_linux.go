@@ -94,7 +94,7 @@ func (w *walk) refusal(y *way, s stop) stop {
 				r.Priority)
 		}
 	}
-	r := w.lookup(rtnl.Query{To: y.From.Addr()})
+	r := w.lookup(rtnl.Query{To: y.From.Addr(), Proto: byte(errorProto(*y, s))})
 	if e := noRoute(r, y.From.Addr(), false, "error: route"); e.by != "" {
 		return w.unheard(s, e.by)
 	}
@@ -143,16 +143,27 @@ func (w *walk) refusal(y *way, s stop) stop {
 	return s
 }
 
+// errorProto is the protocol of the error by which the client learns of a refusal.
+func errorProto(y way, s stop) lb.Proto {
+	switch {
+	case y.Proto == lb.TCP && (strings.Contains(s.by, "tcp reset") || strings.Contains(s.by, "tcp-reset")):
+		return lb.TCP
+	case y.From.Addr().Is6():
+		return trace.ICMPv6
+	}
+	return trace.ICMPv4
+}
+
 // errorOf is the packet by which the client learns of a refusal, on the route r.
 func (w *walk) errorOf(y way, s stop, r rtnl.Route) way {
 	const networkControl = 0xc0 // the precedence of errors of IPv4 (RFC 1812, 4.3.2.5)
-	e := hooks.Packet{Proto: trace.ICMPv4, From: netip.AddrPortFrom(r.Source, 0), TOS: networkControl,
+	e := hooks.Packet{Proto: errorProto(y, s), From: netip.AddrPortFrom(r.Source, 0), TOS: networkControl,
 		To: netip.AddrPortFrom(y.From.Addr(), unreachable4), Out: w.link(r.Out).Name}
-	switch {
-	case y.Proto == lb.TCP && (strings.Contains(s.by, "tcp reset") || strings.Contains(s.by, "tcp-reset")):
-		e.Proto, e.From, e.To, e.TOS = lb.TCP, y.To, y.From, 0
-	case y.From.Addr().Is6():
-		e.Proto, e.To, e.TOS = trace.ICMPv6, netip.AddrPortFrom(y.From.Addr(), unreachable6), 0
+	switch e.Proto {
+	case lb.TCP:
+		e.From, e.To, e.TOS = y.To, y.From, 0
+	case trace.ICMPv6:
+		e.To, e.TOS = netip.AddrPortFrom(y.From.Addr(), unreachable6), 0
 	}
 	if !e.From.Addr().IsValid() {
 		e.From = netip.AddrPortFrom(y.To.Addr(), 0)

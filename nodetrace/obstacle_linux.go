@@ -67,7 +67,7 @@ func (w *walk) comesIn() (rtnl.Link, stop) {
 			return w.link(n.Link), stop{}
 		}
 	}
-	r := w.lookup(rtnl.Query{To: from})
+	r := w.lookup(rtnl.Query{To: from, Proto: byte(w.q.Packet.Proto)})
 	if r.Errno != 0 {
 		s := noRoute(r, from, false, "reply: route")
 		s.verdict = trace.Dropped

@@ -57,7 +57,7 @@ func askTrace(b *testing.B, mode string) {
 		return took, err
 	}
 	for _, c := range []question{
-		{"trace", []string{"trace", "10.1.1.5", "lab/s7777"}, "as the table says"},
+		{"trace", []string{"trace", "10.1.1.11", "lab/s7777"}, "as the table says"},
 		{"why", []string{"why", "lab/s7777"}, "lab/s7777"},
 		{"status", []string{"status"}, "10000 in force"},
 	} {

@@ -19,7 +19,8 @@ type Query struct {
 	// In is the index of the interface on which the packet arrives; 0 for the node's own packets.
 	In   int32
 	Mark uint32
-	// Proto and the ports are for policy rules; 0 is unknown. The kernel takes only TCP and UDP.
+	// Proto and the ports are for policy rules; 0 is unknown, which the kernel takes for UDP. It takes
+	// only TCP, UDP and the family's ICMP.
 	Proto            byte
 	FromPort, ToPort uint16
 }
@@ -96,7 +97,11 @@ func Lookup(ctx context.Context, conn netlink.Asker, q Query) (r Route, err erro
 	if q.Mark != 0 {
 		e.Native32(unix.RTA_MARK, q.Mark)
 	}
-	if q.Proto == unix.IPPROTO_TCP || q.Proto == unix.IPPROTO_UDP {
+	icmp := byte(unix.IPPROTO_ICMP)
+	if q.To.Is6() {
+		icmp = unix.IPPROTO_ICMPV6
+	}
+	if q.Proto == unix.IPPROTO_TCP || q.Proto == unix.IPPROTO_UDP || q.Proto == icmp {
 		e.U8(unix.RTA_IP_PROTO, q.Proto)
 		e.U16(unix.RTA_SPORT, q.FromPort)
 		e.U16(unix.RTA_DPORT, q.ToPort)
