@@ -207,8 +207,8 @@ func (w *world) one(q query, said string, backends []ofShare, masquerade bool, a
 		return right
 	case "pass":
 		// Where a packet to an address of no host goes, nothing answers.
-		if o.kind == "answered" && o.host != ownerOf(q.to.Addr()) {
-			return wrong("passes, but answered by another host")
+		if o.kind == "answered" && (o.host != ownerOf(q.to.Addr()) || o.at.Port() != q.to.Port()) {
+			return wrong("passes, but answered by another host or port")
 		}
 		return right
 	}

@@ -19,8 +19,8 @@ type Query struct {
 	// In is the index of the interface on which the packet arrives; 0 for the node's own packets.
 	In   int32
 	Mark uint32
-	// Proto and the ports are for policy rules; 0 is unknown, which the kernel takes for UDP. It takes
-	// only TCP, UDP and the family's ICMP.
+	// Proto and the ports are for policy rules; 0 is unknown, which the kernel takes for UDP. It
+	// takes only TCP, UDP and the family's ICMP.
 	Proto            byte
 	FromPort, ToPort uint16
 }
