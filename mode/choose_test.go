@@ -97,12 +97,11 @@ func TestChooseAsked(t *testing.T) {
 // A blank mode never selects one of another operating system, and a configured mode must be one of
 // this system.
 func TestChooseOfThisSystem(t *testing.T) {
-	here := func(m mode.Mode) mode.Mode {
-		m.Able = func(mode.Settings) error { return nil }
-		return m
+	able := func(mode.Settings) error { return nil }
+	list := mode.List{
+		{Name: "elsewhere", Selection: mode.Selection{OS: "plan9", Unasked: "plan9", FallsBackTo: "here", Able: able}},
+		{Name: "here", Selection: mode.Selection{Unasked: runtime.GOOS, Able: able}},
 	}
-	list := mode.List{here(mode.Mode{Name: "elsewhere", OS: "plan9", Unasked: "plan9", FallsBackTo: "here"}),
-		here(mode.Mode{Name: "here", Unasked: runtime.GOOS})}
 	c, err := list.Choose("", "", mode.Settings{Family: lb.IPv4})
 	if err != nil || c.Mode.Name != "here" || len(c.Steps) > 0 {
 		t.Errorf("blank: %s after %v, %v; want here, and no step", c.Mode.Name, c.Steps, err)

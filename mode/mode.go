@@ -32,28 +32,62 @@ var ErrOverrides = errors.New("they override the rules of other modes")
 type Mode struct {
 	// Name is the value of --proxy-mode.
 	Name string
+	Texts
+	Selection
+	Config
+	Host
+	Planes
+	Deviations
+	Objects
+}
+
+// Texts describe a mode to people.
+type Texts struct {
 	// Doc describes in one sentence how the mode serves, for docs/configuration.md.
 	Doc string
+	// Caution is a sentence that a node's administrator must read before switching to the mode; ""
+	// for none.
+	Caution string
+	// Loader names the programs that load the output of Render.
+	Loader string
+	// Show and Flush are commands that list and delete what the plane has written for IPv4, for
+	// hints and demonstrations.
+	Show, Flush string
+}
+
+// Selection decides where a mode runs, and what runs in its place (see [List.Choose]).
+type Selection struct {
 	// OS is the only operating system that has the mode; "" for no such bound.
 	OS string
 	// Gate is the feature gate that the mode requires; "" for none.
 	Gate string
-
-	// FallsBackTo is the mode that runs if this one is configured and cannot run (S0 to S2); "" for
-	// none: then startup fails (G7).
-	FallsBackTo string
 	// Unasked is the operating system on which the mode is tried if none is configured, in the
 	// order of the list; "" for none.
 	Unasked string
+	// FallsBackTo is the mode that runs if this one is configured and cannot run (S0 to S2); "" for
+	// none: then startup fails (G7).
+	FallsBackTo string
 	// Refuses returns the reason why the mode may not replace another (TN-51), or nil. A nil
 	// function means that it always may.
 	Refuses func(Settings) error
-	// Caution is a sentence that a node's administrator must read before switching to the mode; ""
-	// for none.
-	Caution string
 	// Annotated modes may be chosen by the Node's annotation (S0).
 	Annotated bool
+	// Able returns the reason why the mode cannot serve the family on this host, or nil. It changes
+	// nothing, except that the kernel may load modules. It receives the settings that do not depend
+	// on the mode. If the error wraps [ErrAsked], no other mode is tried.
+	Able func(Settings) error
+	// Reduced says what the mode does without on this host, because the kernel lacks it; nil for
+	// nothing. It changes nothing, and is called if Able returns nil. Nil if no part can lack.
+	Reduced func(Settings) error
+	// Lacks returns the missing requirements of the mode that the node may still get while the
+	// proxy waits; nil for none. It changes nothing.
+	Lacks func(context.Context, Settings) []error
+	// Modules returns the names of those modules, for checks, which load none; nil for none.
+	Modules func(Settings) []string
+}
 
+// Config is the part of the configuration that a mode reads.
+type Config struct {
 	// Options makes the mode's section of the configuration: its values with their defaults, flags,
 	// and checks; nil for none.
 	Options func() option.Section
@@ -80,58 +114,45 @@ type Mode struct {
 	// LocalhostGate is the feature gate with which TCP NodePorts answer at [lb.Node.Localhost], by
 	// connections of this process, and those of other protocols are rejected there; "" for none.
 	LocalhostGate string
-	// LocalhostSockets: programs of the node reach NodePorts at loopback addresses without
-	// LocalhostGate, because their sockets are connected to endpoints.
-	LocalhostSockets bool
+}
 
-	// Terminates: connections end at the proxy, so that the kernel need not forward.
-	Terminates bool
-	// DrainTimeout is how long connections that end at the proxy continue after SIGTERM. Nil where
-	// none do.
-	DrainTimeout func(option.Blocks) time.Duration
+// Host is what a mode needs and has beside its rules.
+type Host struct {
 	// Sysctls returns the host settings that the mode needs; nil for none.
 	Sysctls func(Settings) []Sysctl
+	// Load loads the modules that have these sysctls; nil for none.
+	Load func() error
 	// RunsIPTables: programs of iptables write its rules. They need CAP_NET_RAW if any rules of the
 	// host name ipsets.
 	RunsIPTables bool
-	// Load loads the modules that have these sysctls; nil for none.
-	Load func() error
+	// AddressDevice is the network device that has every service address (PN-43); "" for none.
+	AddressDevice string
+}
 
+// Planes makes the planes of a mode.
+type Planes struct {
+	// New makes the plane of a family, in the network namespace of the calling thread.
+	New func(Settings) (Plane, error)
+	// Render returns the rules that a new plane would write to an empty kernel. It needs no kernel.
+	// An error with a text concerns frontends that were left out. Nil if no other program could
+	// load the text.
+	Render func(Settings, *lb.Table) ([]byte, error)
 	// Metrics are the metrics of the mode, beside those that every mode has.
 	Metrics []Metric
-
 	// Weigh returns a function: how many objects a plane writes at most for a Service, on any node.
 	// An object is some 128 bytes of the memory of the kernel, HNS or this process, whichever
 	// serves packets; a larger one counts as several. The number is proportional to each part of
 	// the size. Nil where objects are not counted.
 	Weigh func(Settings) func(lb.Size) int
+	// Terminates: connections end at the proxy, so that the kernel need not forward.
+	Terminates bool
+	// DrainTimeout is how long connections that end at the proxy continue after SIGTERM. Nil where
+	// none do.
+	DrainTimeout func(option.Blocks) time.Duration
+}
 
-	// Able returns the reason why the mode cannot serve the family on this host, or nil. It changes
-	// nothing, except that the kernel may load modules. It receives the settings that do not depend
-	// on the mode. If the error wraps [ErrAsked], no other mode is tried.
-	Able func(Settings) error
-	// Reduced says what the mode does without on this host, because the kernel lacks it; nil for
-	// nothing. It changes nothing, and is called if Able returns nil. Nil if no part can lack.
-	Reduced func(Settings) error
-	// Lacks returns the missing requirements of the mode that the node may still get while the
-	// proxy waits; nil for none. It changes nothing.
-	Lacks func(context.Context, Settings) []error
-	// Modules returns the names of those modules, for checks, which load none; nil for none.
-	Modules func(Settings) []string
-	// New makes the plane of a family, in the network namespace of the calling thread.
-	New func(Settings) (Plane, error)
-	// Loader names the programs that load the output of Render.
-	Loader string
-	// Render returns the rules that a new plane would write to an empty kernel. It needs no kernel.
-	// An error with a text concerns frontends that were left out. Nil if no other program could
-	// load the text.
-	Render func(Settings, *lb.Table) ([]byte, error)
-
-	// Show and Flush are commands that list and delete what the plane has written for IPv4, for
-	// hints and demonstrations.
-	Show, Flush string
-	// AddressDevice is the network device that has every service address (PN-43); "" for none.
-	AddressDevice string
+// Deviations are how packets fare in a mode other than in the table, for package trace.
+type Deviations struct {
 	// HairpinsByNode: a backend that is its own client is not masqueraded if the API places it on
 	// another node (SV-60).
 	HairpinsByNode bool
@@ -141,7 +162,13 @@ type Mode struct {
 	// PassesUnknown: a packet to an address or port of the service network that no Service has
 	// passes untouched (SV-62, SV-63).
 	PassesUnknown bool
+	// LocalhostSockets: programs of the node reach NodePorts at loopback addresses without
+	// LocalhostGate, because their sockets are connected to endpoints.
+	LocalhostSockets bool
+}
 
+// Objects are the objects that a mode writes, for other modes and for --cleanup.
+type Objects struct {
 	// Rules names the kind of rules that the mode writes. Modes with the same kind cannot
 	// distinguish their rules, and so do not remove each other's.
 	Rules string

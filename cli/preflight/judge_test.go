@@ -26,9 +26,11 @@ func prefixes(list ...string) (all []netip.Prefix) {
 
 // usual is a healthy node, and the setup for it.
 func usual() (*Setup, *Facts) {
+	unasked := mode.Selection{Unasked: runtime.GOOS}
 	s := &Setup{
-		Modes: mode.List{{Name: "first", Unasked: runtime.GOOS, LocalhostNodePorts: true},
-			{Name: "second", Unasked: runtime.GOOS, Terminates: true}, {Name: "gives-way", FallsBackTo: "second"}},
+		Modes: mode.List{{Name: "first", Selection: unasked, Config: mode.Config{LocalhostNodePorts: true}},
+			{Name: "second", Selection: unasked, Planes: mode.Planes{Terminates: true}},
+			{Name: "gives-way", Selection: mode.Selection{FallsBackTo: "second"}}},
 		Families: []lb.Family{lb.IPv4, lb.IPv6}, NodeName: "n1", Hostname: "n1", PodCIDRs: prefixes("10.244.0.0/16"),
 		Healthz: netip.MustParseAddrPort("0.0.0.0:10256"), Metrics: netip.MustParseAddrPort("127.0.0.1:10249"),
 	}

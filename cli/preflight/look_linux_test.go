@@ -75,8 +75,10 @@ func TestModesAreNotAskedForModules(t *testing.T) {
 	root := tree(t, host...)
 	m := modules{filepath.Join(root, "proc"), filepath.Join(root, "sys"), filepath.Join(root, "lib")}
 	var asked atomic.Int32
-	of := mode.Mode{Name: "some", Modules: func(mode.Settings) []string { return []string{"nf_tables"} },
-		Able: func(mode.Settings) error { asked.Add(1); return nil }}
+	of := mode.Mode{Name: "some", Selection: mode.Selection{
+		Modules: func(mode.Settings) []string { return []string{"nf_tables"} },
+		Able:    func(mode.Settings) error { asked.Add(1); return nil },
+	}}
 	s := &Setup{Modes: mode.List{of}, Configured: "some", Families: []lb.Family{lb.IPv4}}
 	got := tryMode(t.Context(), s, of, m)
 	if asked.Load() != 0 || len(got) != 1 || got[0].Unasked == nil || !got[0].Loadable {
@@ -111,7 +113,8 @@ func TestNothingHangs(t *testing.T) {
 	never := make(chan struct{})
 	t.Cleanup(func() { close(never) })
 	hangs := func(name string) mode.Mode {
-		return mode.Mode{Name: name, Unasked: "linux", Able: func(mode.Settings) error { <-never; return nil }}
+		return mode.Mode{Name: name, Selection: mode.Selection{Unasked: "linux",
+			Able: func(mode.Settings) error { <-never; return nil }}}
 	}
 	s := &Setup{Modes: mode.List{hangs("one"), hangs("two")}, Families: []lb.Family{lb.IPv4, lb.IPv6}, NodeName: "n",
 		Timeout: 300 * time.Millisecond,

@@ -53,8 +53,8 @@ func TestOthersGone(t *testing.T) {
 					t.Fatal(err)
 				}
 				p := newProxy(nil, cfg, nil, slog.New(slog.DiscardHandler))
-				p.modes = mode.List{{Name: "old", Rules: "old", Remove: remove}}
-				p.choice.Mode = mode.Mode{Name: "new", Rules: "new"}
+				p.modes = mode.List{{Name: "old", Objects: mode.Objects{Rules: "old", Remove: remove}}}
+				p.choice.Mode = mode.Mode{Name: "new", Objects: mode.Objects{Rules: "new"}}
 				h := &heir{}
 				p.families = []*family{{name: lb.IPv4, plane: h}}
 				p.begun = newFirsts(p.families)

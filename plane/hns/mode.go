@@ -19,49 +19,64 @@ func Mode() mode.Mode { return modeOn(Open) }
 // modeOn returns the mode on the HNS that open returns.
 func modeOn(open func() (HNS, error)) mode.Mode {
 	return mode.Mode{
-		Name:    "kernelspace",
-		Doc:     "load balancers of the Host Networking Service of Windows",
-		OS:      "windows",
-		Unasked: "windows",
+		Name: "kernelspace",
 
-		Block:     "iptables",
-		Reads:     []string{"iptables.syncPeriod", "iptables.minSyncPeriod", "winkernel", "windowsIgnoreSourceRanges"},
-		Options:   options,
-		Addresses: namedAddresses,
-
-		Weigh: func(mode.Settings) func(lb.Size) int { return weigh },
-
-		Metrics: metrics,
-
-		Able: func(s mode.Settings) error {
-			if err := able(open, s.Family); err != nil { // no other mode replaces it silently (CF-19)
-				return fmt.Errorf("%w: provide that, or use --proxy-mode=userspace", err)
-			}
-			return nil
+		Texts: mode.Texts{
+			Doc:    "load balancers of the Host Networking Service of Windows",
+			Loader: "HNS, as JSON",
+			Show:   "hnsdiag list loadbalancers",
+			Flush:  "hnsdiag delete all",
 		},
-		Lacks: func(ctx context.Context, s mode.Settings) []error { return missing(ctx, open, ConfigOf(s)) },
-		New: func(s mode.Settings) (mode.Plane, error) {
-			h, err := open()
-			if err != nil {
-				return nil, err
-			}
-			if err := able(open, s.Family); s.Family == lb.IPv6 && errors.Is(err, plane.ErrUnsupported) {
-				return nil, err // Able checks the first family
-			}
-			cfg := ConfigOf(s)
-			cfg.HNS = h
-			return New(cfg)
+
+		Selection: mode.Selection{
+			OS:      "windows",
+			Unasked: "windows",
+			Able: func(s mode.Settings) error {
+				if err := able(open, s.Family); err != nil { // no other mode replaces it silently (CF-19)
+					return fmt.Errorf("%w: provide that, or use --proxy-mode=userspace", err)
+				}
+				return nil
+			},
+			Lacks: func(ctx context.Context, s mode.Settings) []error { return missing(ctx, open, ConfigOf(s)) },
 		},
-		Loader: "HNS, as JSON",
-		Render: func(s mode.Settings, want *lb.Table) ([]byte, error) { return Render(ConfigOf(s), want) },
 
-		Show:          "hnsdiag list loadbalancers",
-		Flush:         "hnsdiag delete all",
-		PassesUnknown: true,
-		Served:        kept,
+		Config: mode.Config{
+			Options:   options,
+			Block:     "iptables",
+			Addresses: namedAddresses,
+			Reads: []string{"iptables.syncPeriod", "iptables.minSyncPeriod", "winkernel",
+				"windowsIgnoreSourceRanges"},
+		},
 
-		Rules:  "hns",
-		Remove: func(ctx context.Context, what mode.Removal) (mode.Report, error) { return remove(ctx, open, what) },
+		Planes: mode.Planes{
+			New: func(s mode.Settings) (mode.Plane, error) {
+				h, err := open()
+				if err != nil {
+					return nil, err
+				}
+				if err := able(open, s.Family); s.Family == lb.IPv6 && errors.Is(err, plane.ErrUnsupported) {
+					return nil, err // Able checks the first family
+				}
+				cfg := ConfigOf(s)
+				cfg.HNS = h
+				return New(cfg)
+			},
+			Render:  func(s mode.Settings, want *lb.Table) ([]byte, error) { return Render(ConfigOf(s), want) },
+			Metrics: metrics,
+			Weigh:   func(mode.Settings) func(lb.Size) int { return weigh },
+		},
+
+		Deviations: mode.Deviations{
+			Served:        kept,
+			PassesUnknown: true,
+		},
+
+		Objects: mode.Objects{
+			Rules: "hns",
+			Remove: func(ctx context.Context, what mode.Removal) (mode.Report, error) {
+				return remove(ctx, open, what)
+			},
+		},
 	}
 }
 

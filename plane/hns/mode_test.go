@@ -44,7 +44,8 @@ func TestBlankModeOnWindows(t *testing.T) {
 		m := modeOn(c.open)
 		m.OS = runtime.GOOS
 		m.Unasked = runtime.GOOS
-		list := mode.List{m, {Name: "userspace", Able: func(mode.Settings) error { return nil }, New: m.New}}
+		list := mode.List{m, {Name: "userspace",
+			Selection: mode.Selection{Able: func(mode.Settings) error { return nil }}, Planes: mode.Planes{New: m.New}}}
 		for _, asked := range []string{"", "kernelspace"} {
 			got, err := list.Choose(asked, "", mode.Settings{Family: c.fam})
 			switch {

@@ -20,46 +20,61 @@ func facts() mode.Mode {
 	family, table := []string{"ip_family"}, []string{"ip_family", "table"}
 	return mode.Mode{
 		Name: "iptables",
-		OS:   "linux",
-		Doc: "chains of the tables filter and nat, written by iptables-restore, of the nft or of the legacy " +
-			"back end",
-		FallsBackTo: "userspace",
-		Unasked:     "linux",
-		Annotated:   true,
 
-		Block:              "iptables",
-		Reads:              []string{"iptables"},
-		Options:            options,
-		LocalhostNodePorts: true,
-
-		Weigh: func(mode.Settings) func(lb.Size) int { return weigh },
-
-		Metrics: []mode.Metric{
-			{Name: "sync_full_proxy_rules_duration_seconds"},
-			{Name: "sync_partial_proxy_rules_duration_seconds"},
-			{Row: "MT-09", Name: restoreFailures, Kind: mode.Counter, Labels: family,
-				Help: "Failed runs of iptables-restore"},
-			{Row: "MT-10", Name: partialFailures, Kind: mode.Counter, Labels: family,
-				Help: "Failed runs of iptables-restore with changes only"},
-			{Row: "MT-11", Name: rulesTotal, Kind: mode.Gauge, Labels: table,
-				Help: "Rules of this proxy in the kernel"},
-			{Row: "MT-12", Name: rulesLast, Kind: mode.Gauge, Labels: table, Help: "Rules in the last write"},
-			{Row: "MT-16", Name: invalidPackets, Kind: mode.Counter,
-				Help: "Packets dropped because conntrack finds them invalid"},
-			{Row: "MT-17", Name: localhostTotal, Kind: mode.Counter,
-				Help: "Packets accepted for NodePorts on loopback addresses"},
-			{Name: "conntrack_reconciler_sync_duration_seconds"},
-			{Name: "conntrack_reconciler_deleted_entries_total"},
-			{Name: "conntrack_reconciler_dumps_total"},
+		Texts: mode.Texts{
+			Doc: "chains of the tables filter and nat, written by iptables-restore, of the nft or of the legacy " +
+				"back end",
+			Loader: "iptables-restore --noflush and ip6tables-restore --noflush",
+			Show:   "iptables -t nat -S",
+			Flush:  "iptables -t nat -F",
 		},
 
-		Loader: "iptables-restore --noflush and ip6tables-restore --noflush",
+		Selection: mode.Selection{
+			OS:          "linux",
+			Unasked:     "linux",
+			FallsBackTo: "userspace",
+			Annotated:   true,
+		},
 
-		Show:          "iptables -t nat -S",
-		Flush:         "iptables -t nat -F",
-		PassesUnknown: true,
-		RunsIPTables:  true,
+		Config: mode.Config{
+			Options:            options,
+			Block:              "iptables",
+			Reads:              []string{"iptables"},
+			LocalhostNodePorts: true,
+		},
 
-		Rules: "iptables",
+		Host: mode.Host{
+			RunsIPTables: true,
+		},
+
+		Planes: mode.Planes{
+			Metrics: []mode.Metric{
+				{Name: "sync_full_proxy_rules_duration_seconds"},
+				{Name: "sync_partial_proxy_rules_duration_seconds"},
+				{Row: "MT-09", Name: restoreFailures, Kind: mode.Counter, Labels: family,
+					Help: "Failed runs of iptables-restore"},
+				{Row: "MT-10", Name: partialFailures, Kind: mode.Counter, Labels: family,
+					Help: "Failed runs of iptables-restore with changes only"},
+				{Row: "MT-11", Name: rulesTotal, Kind: mode.Gauge, Labels: table,
+					Help: "Rules of this proxy in the kernel"},
+				{Row: "MT-12", Name: rulesLast, Kind: mode.Gauge, Labels: table, Help: "Rules in the last write"},
+				{Row: "MT-16", Name: invalidPackets, Kind: mode.Counter,
+					Help: "Packets dropped because conntrack finds them invalid"},
+				{Row: "MT-17", Name: localhostTotal, Kind: mode.Counter,
+					Help: "Packets accepted for NodePorts on loopback addresses"},
+				{Name: "conntrack_reconciler_sync_duration_seconds"},
+				{Name: "conntrack_reconciler_deleted_entries_total"},
+				{Name: "conntrack_reconciler_dumps_total"},
+			},
+			Weigh: func(mode.Settings) func(lb.Size) int { return weigh },
+		},
+
+		Deviations: mode.Deviations{
+			PassesUnknown: true,
+		},
+
+		Objects: mode.Objects{
+			Rules: "iptables",
+		},
 	}
 }

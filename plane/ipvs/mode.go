@@ -53,46 +53,64 @@ const (
 func facts() mode.Mode {
 	family, to := []string{"ip_family"}, []string{"ip_family", "to"}
 	return mode.Mode{
-		Name:        "ipvs",
-		OS:          "linux",
-		Doc:         "virtual servers of the kernel's load balancer IPVS, with rules and sets of iptables around them",
-		Gate:        "KubeProxyIPVS",
-		FallsBackTo: "iptables",
+		Name: "ipvs",
 
-		Block:    "iptables",
-		Periods:  "ipvs",
-		Reads:    []string{"ipvs", "iptables.masqueradeBit", "iptables.masqueradeAll", "serviceMetrics"},
-		Options:  options,
-		Networks: networks,
-
-		Weigh: weigh,
-
-		Metrics: []mode.Metric{
-			{Name: restoreFailures},
-			{Row: "EXT", Name: virtualServers, Kind: mode.Gauge, Labels: family, Help: "Virtual servers of this proxy"},
-			{Row: "EXT", Name: drainingServers, Kind: mode.Gauge, Labels: family,
-				Help: "Virtual servers with draining real servers"},
-			{Row: "EXT", Name: setMembers, Kind: mode.Gauge, Labels: family, Help: "Members of this proxy's ipsets"},
-			{Row: "EXT", Name: serviceAddresses, Kind: mode.Gauge, Labels: family,
-				Help: "Addresses of Services, on kube-ipvs0 or another interface"},
-			{Row: "EXT", Name: messages, Kind: mode.Counter, Labels: to,
-				Help: "Netlink messages to list and change virtual servers (ipvs) and ipset members (ipset)"},
-			{Row: "EXT", Name: messageBytes, Kind: mode.Counter, Labels: to, Help: "Bytes of those messages"},
-			{Name: mode.ServiceConnections},
-			{Name: mode.ServiceBytes},
-			{Name: "conntrack_reconciler_sync_duration_seconds"},
-			{Name: "conntrack_reconciler_deleted_entries_total"},
-			{Name: "conntrack_reconciler_dumps_total"},
+		Texts: mode.Texts{
+			Doc:    "virtual servers of the kernel's load balancer IPVS, with rules and sets of iptables around them",
+			Loader: "ipvsadm --restore, ipset restore, ip -batch and iptables-restore, a part for each",
+			Show:   "ipvsadm -ln",
+			Flush:  "ipvsadm --clear",
 		},
 
-		Loader: "ipvsadm --restore, ipset restore, ip -batch and iptables-restore, a part for each",
+		Selection: mode.Selection{
+			OS:          "linux",
+			Gate:        "KubeProxyIPVS",
+			FallsBackTo: "iptables",
+		},
 
-		AddressDevice: Device, HairpinsByNode: true,
-		Show: "ipvsadm -ln", Flush: "ipvsadm --clear",
+		Config: mode.Config{
+			Options:  options,
+			Block:    "iptables",
+			Periods:  "ipvs",
+			Networks: networks,
+			Reads:    []string{"ipvs", "iptables.masqueradeBit", "iptables.masqueradeAll", "serviceMetrics"},
+		},
 
-		Rules: "ipvs",
-		Among: "iptables",
+		Host: mode.Host{
+			RunsIPTables:  true,
+			AddressDevice: Device,
+		},
 
-		RunsIPTables: true,
+		Planes: mode.Planes{
+			Metrics: []mode.Metric{
+				{Name: restoreFailures},
+				{Row: "EXT", Name: virtualServers, Kind: mode.Gauge, Labels: family,
+					Help: "Virtual servers of this proxy"},
+				{Row: "EXT", Name: drainingServers, Kind: mode.Gauge, Labels: family,
+					Help: "Virtual servers with draining real servers"},
+				{Row: "EXT", Name: setMembers, Kind: mode.Gauge, Labels: family,
+					Help: "Members of this proxy's ipsets"},
+				{Row: "EXT", Name: serviceAddresses, Kind: mode.Gauge, Labels: family,
+					Help: "Addresses of Services, on kube-ipvs0 or another interface"},
+				{Row: "EXT", Name: messages, Kind: mode.Counter, Labels: to,
+					Help: "Netlink messages to list and change virtual servers (ipvs) and ipset members (ipset)"},
+				{Row: "EXT", Name: messageBytes, Kind: mode.Counter, Labels: to, Help: "Bytes of those messages"},
+				{Name: mode.ServiceConnections},
+				{Name: mode.ServiceBytes},
+				{Name: "conntrack_reconciler_sync_duration_seconds"},
+				{Name: "conntrack_reconciler_deleted_entries_total"},
+				{Name: "conntrack_reconciler_dumps_total"},
+			},
+			Weigh: weigh,
+		},
+
+		Deviations: mode.Deviations{
+			HairpinsByNode: true,
+		},
+
+		Objects: mode.Objects{
+			Rules: "ipvs",
+			Among: "iptables",
+		},
 	}
 }

@@ -19,59 +19,69 @@ const (
 // facts returns the facts about the mode that hold on every system; only Linux can run it.
 func facts() mode.Mode {
 	return mode.Mode{
-		Name:    "nftables",
-		OS:      "linux",
-		Doc:     "maps and chains of one nftables table for each IP family, written in transactions",
-		Unasked: "linux",
+		Name: "nftables",
 
-		Block:   "nftables",
-		Reads:   []string{"nftables", "serviceMetrics"},
-		Options: options,
-		Inherits: map[string]string{
-			"nftables.syncPeriod":    "iptables.syncPeriod",
-			"nftables.minSyncPeriod": "iptables.minSyncPeriod",
-			"nftables.masqueradeBit": "iptables.masqueradeBit",
-			"nftables.masqueradeAll": "iptables.masqueradeAll",
-		},
-		NodePortsPrimary: true,
-		LocalhostGate:    "KubeProxyNFTablesLocalhostNodePorts",
-
-		Weigh: func(s mode.Settings) func(lb.Size) int {
-			if s.LocalhostProxy {
-				return weighLocalhost
-			}
-			return weigh
+		Texts: mode.Texts{
+			Doc:    "maps and chains of one nftables table for each IP family, written in transactions",
+			Loader: "nft -f",
+			Show:   "nft list table ip kube-proxy",
+			Flush:  "nft flush table ip kube-proxy",
 		},
 
-		Metrics: []mode.Metric{
-			{Name: "sync_full_proxy_rules_duration_seconds"},
-			{Name: "sync_partial_proxy_rules_duration_seconds"},
-			{Name: "sync_proxy_rules_nftables_sync_failures_total"},
-			{Row: "MT-14", Name: cleanupFailures, Kind: mode.Counter, Labels: []string{"ip_family"},
-				Help: "Always 0: stale objects are deleted in the replacing transaction, so cleanup cannot fail " +
-					"separately"},
-			{Name: "conntrack_reconciler_sync_duration_seconds"},
-			{Name: "conntrack_reconciler_deleted_entries_total"},
-			{Name: "conntrack_reconciler_dumps_total"},
-			{Name: mode.ServiceConnections},
-			{Row: "MT-19", Name: localhostListeners, Kind: mode.Gauge, Labels: []string{"ip_family"},
-				Help: "Listeners at 127.0.0.1 or ::1 for TCP NodePorts"},
-			{Row: "MT-19", Name: localhostFailures, Kind: mode.Counter, Labels: []string{"ip_family"},
-				Help: "Failures to create a listener at 127.0.0.1 or ::1, retries included"},
-			{Row: "MT-19", Name: localhostRejected, Kind: mode.Counter, Labels: []string{"ip_family", "protocol"},
-				Help: "Rejected packets to NodePorts at 127.0.0.1 or ::1: UDP, SCTP, and TCP where the address is " +
-					"not selected"},
-			{Row: "EXT", Name: entriesMetric, Kind: mode.Gauge, Labels: []string{"ip_family"},
-				Help: "Estimated number of clients in the session affinity map, at the last full audit"},
-			{Row: "EXT", Name: limitMetric, Kind: mode.Gauge, Labels: []string{"ip_family"},
-				Help: "Capacity of the session affinity map in clients; further ones go by a hash of their address"},
+		Selection: mode.Selection{
+			OS:      "linux",
+			Unasked: "linux",
 		},
 
-		Loader: "nft -f",
+		Config: mode.Config{
+			Options: options,
+			Block:   "nftables",
+			Reads:   []string{"nftables", "serviceMetrics"},
+			Inherits: map[string]string{
+				"nftables.syncPeriod":    "iptables.syncPeriod",
+				"nftables.minSyncPeriod": "iptables.minSyncPeriod",
+				"nftables.masqueradeBit": "iptables.masqueradeBit",
+				"nftables.masqueradeAll": "iptables.masqueradeAll",
+			},
+			NodePortsPrimary: true,
+			LocalhostGate:    "KubeProxyNFTablesLocalhostNodePorts",
+		},
 
-		Show:  "nft list table ip kube-proxy",
-		Flush: "nft flush table ip kube-proxy",
+		Planes: mode.Planes{
+			Metrics: []mode.Metric{
+				{Name: "sync_full_proxy_rules_duration_seconds"},
+				{Name: "sync_partial_proxy_rules_duration_seconds"},
+				{Name: "sync_proxy_rules_nftables_sync_failures_total"},
+				{Row: "MT-14", Name: cleanupFailures, Kind: mode.Counter, Labels: []string{"ip_family"},
+					Help: "Always 0: stale objects are deleted in the replacing transaction, so cleanup cannot fail " +
+						"separately"},
+				{Name: "conntrack_reconciler_sync_duration_seconds"},
+				{Name: "conntrack_reconciler_deleted_entries_total"},
+				{Name: "conntrack_reconciler_dumps_total"},
+				{Name: mode.ServiceConnections},
+				{Row: "MT-19", Name: localhostListeners, Kind: mode.Gauge, Labels: []string{"ip_family"},
+					Help: "Listeners at 127.0.0.1 or ::1 for TCP NodePorts"},
+				{Row: "MT-19", Name: localhostFailures, Kind: mode.Counter, Labels: []string{"ip_family"},
+					Help: "Failures to create a listener at 127.0.0.1 or ::1, retries included"},
+				{Row: "MT-19", Name: localhostRejected, Kind: mode.Counter, Labels: []string{"ip_family", "protocol"},
+					Help: "Rejected packets to NodePorts at 127.0.0.1 or ::1: UDP, SCTP, and TCP where the address " +
+						"is not selected"},
+				{Row: "EXT", Name: entriesMetric, Kind: mode.Gauge, Labels: []string{"ip_family"},
+					Help: "Estimated number of clients in the session affinity map, at the last full audit"},
+				{Row: "EXT", Name: limitMetric, Kind: mode.Gauge, Labels: []string{"ip_family"},
+					Help: "Capacity of the session affinity map in clients; further ones go by a hash of their " +
+						"address"},
+			},
+			Weigh: func(s mode.Settings) func(lb.Size) int {
+				if s.LocalhostProxy {
+					return weighLocalhost
+				}
+				return weigh
+			},
+		},
 
-		Rules: "nftables",
+		Objects: mode.Objects{
+			Rules: "nftables",
+		},
 	}
 }

@@ -38,77 +38,88 @@ func Mode() mode.Mode {
 	family, proto := []string{"ip_family"}, []string{"ip_family", "protocol"}
 	return mode.Mode{
 		Name: "userspace",
-		Doc: "connections end at the proxy, which opens others to the endpoints; packets are redirected to it " +
-			"by rules of nftables or iptables, on Windows by the service addresses on an interface of the node",
-		Unasked:   "linux",
-		Annotated: true,
-		Refuses: func(s mode.Settings) error {
-			if *optionsOf(s.Blocks).UserspaceFallback {
-				return nil
-			}
-			return errors.New("not used in place of another mode, because --userspace-fallback (userspaceFallback) " +
-				"is false")
-		},
-		Caution: "Connections to endpoints originate on the node: its firewall and NetworkPolicies take them for the " +
-			"node's own, so that clients reach node ports and pods that these deny them; --userspace-fallback=false " +
-			"and --userspace-node-endpoints=false prevent that",
 
-		Block: "iptables",
-		Reads: []string{"iptables.masqueradeBit", "iptables.masqueradeAll", "iptables.syncPeriod",
-			"iptables.minSyncPeriod",
-			"portRange", "udpIdleTimeout", "userspace", "serviceMetrics"},
-		Options:            options,
-		LocalhostNodePorts: true,
-		Terminates:         true,
-		DrainTimeout: func(all option.Blocks) time.Duration {
-			return optionsOf(all).Userspace.DrainTimeout.Duration
-		},
-		Sysctls: sysctls,
-
-		Weigh: func(mode.Settings) func(lb.Size) int { return weigh },
-
-		Metrics: []mode.Metric{
-			{Row: "EXT", Name: openConnections, Kind: mode.Gauge, Labels: proto,
-				Help: "Open connections, including those that wait for an endpoint"},
-			{Row: "EXT", Name: connections, Kind: mode.Counter, Labels: proto, Help: "Accepted client connections"},
-			{Row: "EXT", Name: refusals, Kind: mode.Counter, Labels: proto,
-				Help: "Client connections that were reset because no endpoint was reachable or allowed"},
-			{Row: "EXT", Name: dialFailures, Kind: mode.Counter, Labels: proto,
-				Help: "Failed attempts to reach an endpoint"},
-			{Row: "EXT", Name: retries, Kind: mode.Counter, Labels: proto,
-				Help: "Client connections that tried another endpoint because one was unreachable"},
-			{Row: "EXT", Name: shortages, Kind: mode.Counter, Labels: proto,
-				Help: "Connections that waited or were refused for lack of a file descriptor"},
-			{Row: "EXT", Name: bytesMoved, Kind: mode.Counter, Labels: []string{"ip_family", "protocol", "to"},
-				Help: "Forwarded bytes, to endpoints and to clients"},
-			{Row: "EXT", Name: failingBackends, Kind: mode.Gauge, Labels: family,
-				Help: "Endpoints that were unreachable and are tried last for a while"},
-			{Row: "EXT", Name: openSessions, Kind: mode.Gauge, Labels: family, Help: "Open UDP sessions"},
-			{Row: "EXT", Name: sessions, Kind: mode.Counter, Labels: family, Help: "Started UDP sessions"},
-			{Row: "EXT", Name: droppedPackets, Kind: mode.Counter, Labels: []string{"ip_family", "reason"},
-				Help: "Datagrams that were not forwarded, by reason: no endpoint (no_backend), no socket " +
-					"(no_socket), malformed, refused by the kernel (send_failed)"},
-			{Name: mode.ServiceConnections},
-			{Name: entriesMetric},
-			{Name: limitMetric},
-			{Name: "conntrack_reconciler_sync_duration_seconds"},
-			{Name: "conntrack_reconciler_deleted_entries_total"},
-			{Name: "conntrack_reconciler_dumps_total"},
+		Texts: mode.Texts{
+			Doc: "connections end at the proxy, which opens others to the endpoints; packets are redirected to it " +
+				"by rules of nftables or iptables, on Windows by the service addresses on an interface of the node",
+			Caution: "Connections to endpoints originate on the node: its firewall and NetworkPolicies take them for " +
+				"the node's own, so that clients reach node ports and pods that these deny them; " +
+				"--userspace-fallback=false and --userspace-node-endpoints=false prevent that",
+			Show: "nft list table ip kube-proxy-userspace",
 		},
 
-		Able: able,
-		// What the kernel may load while the first redirector is tried. Another one is tried only
-		// if the first one is known to be unavailable.
-		Modules: func(mode.Settings) []string { return []string{"nfnetlink", "nf_tables"} },
-		New:     h.open,
-
-		Show: "nft list table ip kube-proxy-userspace",
-
-		Rules: "userspace",
-		Remove: func(ctx context.Context, what mode.Removal) (mode.Report, error) {
-			return redirect.Remove(ctx, what.Families, "")
+		Selection: mode.Selection{
+			Unasked: "linux",
+			Refuses: func(s mode.Settings) error {
+				if *optionsOf(s.Blocks).UserspaceFallback {
+					return nil
+				}
+				return errors.New("not used in place of another mode, because --userspace-fallback " +
+					"(userspaceFallback) is false")
+			},
+			Annotated: true,
+			Able:      able,
+			// What the kernel may load while the first redirector is tried. Another one is tried
+			// only if the first one is known to be unavailable.
+			Modules: func(mode.Settings) []string { return []string{"nfnetlink", "nf_tables"} },
 		},
-		RemoveStale: h.removeStale,
+
+		Config: mode.Config{
+			Options: options,
+			Block:   "iptables",
+			Reads: []string{"iptables.masqueradeBit", "iptables.masqueradeAll", "iptables.syncPeriod",
+				"iptables.minSyncPeriod", "portRange", "udpIdleTimeout", "userspace", "serviceMetrics"},
+			LocalhostNodePorts: true,
+		},
+
+		Host: mode.Host{
+			Sysctls: sysctls,
+		},
+
+		Planes: mode.Planes{
+			New: h.open,
+			Metrics: []mode.Metric{
+				{Row: "EXT", Name: openConnections, Kind: mode.Gauge, Labels: proto,
+					Help: "Open connections, including those that wait for an endpoint"},
+				{Row: "EXT", Name: connections, Kind: mode.Counter, Labels: proto, Help: "Accepted client connections"},
+				{Row: "EXT", Name: refusals, Kind: mode.Counter, Labels: proto,
+					Help: "Client connections that were reset because no endpoint was reachable or allowed"},
+				{Row: "EXT", Name: dialFailures, Kind: mode.Counter, Labels: proto,
+					Help: "Failed attempts to reach an endpoint"},
+				{Row: "EXT", Name: retries, Kind: mode.Counter, Labels: proto,
+					Help: "Client connections that tried another endpoint because one was unreachable"},
+				{Row: "EXT", Name: shortages, Kind: mode.Counter, Labels: proto,
+					Help: "Connections that waited or were refused for lack of a file descriptor"},
+				{Row: "EXT", Name: bytesMoved, Kind: mode.Counter, Labels: []string{"ip_family", "protocol", "to"},
+					Help: "Forwarded bytes, to endpoints and to clients"},
+				{Row: "EXT", Name: failingBackends, Kind: mode.Gauge, Labels: family,
+					Help: "Endpoints that were unreachable and are tried last for a while"},
+				{Row: "EXT", Name: openSessions, Kind: mode.Gauge, Labels: family, Help: "Open UDP sessions"},
+				{Row: "EXT", Name: sessions, Kind: mode.Counter, Labels: family, Help: "Started UDP sessions"},
+				{Row: "EXT", Name: droppedPackets, Kind: mode.Counter, Labels: []string{"ip_family", "reason"},
+					Help: "Datagrams that were not forwarded, by reason: no endpoint (no_backend), no socket " +
+						"(no_socket), malformed, refused by the kernel (send_failed)"},
+				{Name: mode.ServiceConnections},
+				{Name: entriesMetric},
+				{Name: limitMetric},
+				{Name: "conntrack_reconciler_sync_duration_seconds"},
+				{Name: "conntrack_reconciler_deleted_entries_total"},
+				{Name: "conntrack_reconciler_dumps_total"},
+			},
+			Weigh:      func(mode.Settings) func(lb.Size) int { return weigh },
+			Terminates: true,
+			DrainTimeout: func(all option.Blocks) time.Duration {
+				return optionsOf(all).Userspace.DrainTimeout.Duration
+			},
+		},
+
+		Objects: mode.Objects{
+			Rules: "userspace",
+			Remove: func(ctx context.Context, what mode.Removal) (mode.Report, error) {
+				return redirect.Remove(ctx, what.Families, "")
+			},
+			RemoveStale: h.removeStale,
+		},
 	}
 }
 
