@@ -193,11 +193,15 @@ func (b *besides) look(now, begun, took time.Duration) time.Duration {
 func (b *besides) serve(all []*lb.Frontend) []*lb.Frontend {
 	b.locked(func() {
 		for _, f := range all {
+			sets := []*lb.BackendSet{f.Serving} // what else existing flows may keep
 			for _, r := range f.Routes {
-				if r.To == nil {
+				sets = append(sets, r.To)
+			}
+			for _, set := range sets {
+				if set == nil {
 					continue
 				}
-				for e := range r.To.Backends.All() {
+				for e := range set.Backends.All() {
 					b.served[e.Addr] = true
 				}
 			}
