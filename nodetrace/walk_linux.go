@@ -102,6 +102,10 @@ func (w *walk) follow() {
 		w.stop(start, s)
 		return
 	}
+	if k := w.q.Kernel; k != nil && k.Perhaps {
+		start.doubts = []doubt{{verdict: trace.Delivered, what: fmt.Sprintf("whether %s is a pod of this node, whose "+
+			"socket an eBPF program connects: without --cluster-cidr, that is not known", p.From.Addr())}}
+	}
 	for _, x := range w.connected(start) {
 		for _, y := range w.request(x) {
 			for _, z := range w.proxied(y) {

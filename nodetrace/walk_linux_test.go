@@ -247,6 +247,13 @@ func TestWalk(t *testing.T) {
 				return nil, errors.New("a packet that is not sent")
 			}
 		}, trace.Rejected, "connect() fails", 1, func(n trace.Node) bool { return n.Own && !n.Harmful() }},
+		{"a program perhaps connects the socket, and a rule drops the packet", func(w *walk) {
+			stopped(near, "policy", trace.Drop)(w)
+			w.q.Kernel = &trace.Kernel{Perhaps: true, Verdict: trace.Balance}
+		}, trace.Undecided, "", 0, nil},
+		{"a program perhaps connects the socket", func(w *walk) {
+			w.q.Kernel = &trace.Kernel{Perhaps: true, Verdict: trace.Balance}
+		}, trace.Delivered, "", 0, nil},
 		{"a program connects some sockets, and rules translate the others", func(w *walk) {
 			w.q.Kernel = &trace.Kernel{Connected: true, Verdict: trace.Balance, Backends: w.q.Table.Backends,
 				Connects: []trace.Backend{{Address: netip.MustParseAddrPort(near), Share: 0.75}}}

@@ -74,6 +74,9 @@ type Kernel struct {
 	// Programs are those of the mode that sockets of this node meet first; nil for none. The answer
 	// is also theirs.
 	Programs *Programs `json:"-"`
+	// Perhaps: the client may have a socket of this node, which programs then connect: without a
+	// cluster CIDR, addresses of pods are not known.
+	Perhaps bool `json:"-"`
 	// Passed is why such programs pass the client's connection to the rules; "" if they do not.
 	Passed string `json:"passed,omitempty"`
 	// Drains: what rejects the packet is on the way out, and stays until connections that it has

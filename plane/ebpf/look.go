@@ -29,11 +29,11 @@ func (p *Plane) TracePacket(ctx context.Context, packet trace.Packet, walk mode.
 	if err != nil || packet.Proto != lb.TCP && packet.Proto != lb.UDP {
 		return under, err
 	}
-	class, ok, err := p.classOf(ctx, packet)
+	class, ok, perhaps, err := p.classOf(ctx, packet)
 	if err != nil {
 		return trace.Kernel{}, fmt.Errorf("ebpf: follow a packet to %s: %w", packet.To, err)
 	}
-	if !ok {
+	if under.Perhaps = perhaps; !ok {
 		under.Way = slices.Insert(under.Way, 0, "no socket of this node sends it: the eBPF programs do not see it")
 		return under, nil
 	}
@@ -83,19 +83,18 @@ const (
 )
 
 // classOf returns the class of the client, and whether it is on this node: itself, or a pod that no
-// other node leads to.
-func (p *Plane) classOf(ctx context.Context, packet trace.Packet) (class uint32, here bool, err error) {
+// other node leads to. perhaps: it may be such a pod, but the node recognises none.
+func (p *Plane) classOf(ctx context.Context, packet trace.Packet) (class uint32, here, perhaps bool, err error) {
 	if packet.Host {
-		return ofHost, true, nil
+		return ofHost, true, false, nil
 	}
 	p.mu.RLock()
 	pods := p.node.Pods
 	p.mu.RUnlock()
-	if !recognises(pods, packet) {
-		return 0, false, nil
-	}
 	r, err := p.addresses.lookup(ctx, packet.From.Addr())
-	return ofPods, err == nil && r.Errno == 0 && !r.Here() && !r.Gateway.IsValid(), err
+	direct := err == nil && r.Errno == 0 && !r.Here() && !r.Gateway.IsValid()
+	none := pods.Interface == "" && pods.InterfacePrefix == "" && len(pods.Prefixes) == 0
+	return ofPods, direct && recognises(pods, packet), direct && none, err
 }
 
 // askPrograms runs the loaded program with a question. why says why the programs pass the
