@@ -43,8 +43,8 @@ func (w *walk) bridged(y *way, bridge rtnl.Link, next netip.Addr) stop {
 			}
 		}
 		for _, l := range w.links {
-			if l.Kind == "veth" && l.Master == 0 && len(w.addressesOf(l)) == 0 {
-				y.doubtful("%s is on no bridge, and bridge %s has no entry for %s, which may be behind it", l.Name,
+			if l.Kind == "veth" && l.Master != bridge.Index && len(w.addressesOf(l)) == 0 {
+				y.doubtful("%s is not a port of bridge %s, which has no entry for %s: it may be behind that", l.Name,
 					bridge.Name, next)
 			}
 		}

@@ -416,7 +416,7 @@ func (w *walk) proxied(y way) (all []way) {
 		if len(back) == 0 {
 			return nil
 		}
-		y.steps = back[0].steps
+		y.steps, y.doubts = back[0].steps, back[0].doubts
 	}
 	backends := w.bounded(t.Backends)
 	// The proxy leaves the backend that a client stays with if it notices that it is not reached.

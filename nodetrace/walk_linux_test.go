@@ -346,6 +346,18 @@ func TestWalk(t *testing.T) {
 			w.links[3].Kind = "bridge"
 			w.links = append(w.links, rtnl.Link{Index: 5, Name: "vethpod2", Kind: "veth", Flags: up})
 		}, trace.Undecided, "", 0, nil},
+		{"the pod is perhaps on another bridge", func(w *walk) {
+			w.links[3].Kind = "bridge"
+			w.links = append(w.links, rtnl.Link{Index: 5, Name: "vethpod2", Kind: "veth", Flags: up, Master: 6},
+				rtnl.Link{Index: 6, Name: "other", Kind: "bridge", Flags: up})
+		}, trace.Undecided, "", 0, nil},
+		{"the proxy's reply leaves through a router, though the client is a neighbour", func(w *walk) {
+			w.q.Mode.Terminates = true
+			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:80")
+			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) { return one(p), nil }
+			w.neighbours = []rtnl.Neighbour{{Link: 3, Addr: w.q.Packet.From.Addr(), State: unix.NUD_REACHABLE}}
+			w.route = rerouted(w.route, func(rtnl.Query) bool { return true })
+		}, trace.Undecided, "", 0, nil},
 		{"the backend is behind another uplink than the client", func(w *walk) {
 			w.q.Packet.From = netip.MustParseAddrPort("203.0.113.1:1")
 			w.neighbours = []rtnl.Neighbour{{Link: 5, Addr: w.q.Packet.From.Addr(), State: unix.NUD_REACHABLE}}
