@@ -29,12 +29,17 @@ func (w *walk) expected(to netip.AddrPort) bool {
 	return false
 }
 
+// foreign reports whether a rule of another program gave the packet its destination.
+func (y way) foreign() bool {
+	return y.translatedBy != nil && !strings.HasPrefix(y.translatedBy.Owner(), "kube-proxy")
+}
+
 // strayed reports a request that has ended at an address to which nothing of kube-proxy sends it.
 // Connections that end at the proxy are not judged: it chooses its listeners itself.
 func (w *walk) strayed(y way) stop {
 	m, p := w.q.Mode, w.q.Packet
 	own := m.Terminates || m.Holds || m.LocalhostProxy && p.To.Addr().IsLoopback()
-	if w.q.Table.Verdict == "" || own && y.here || w.expected(y.To) || p.Proto == trace.ICMPv4 ||
+	if w.q.Table.Verdict == "" || own && y.here && !y.foreign() || w.expected(y.To) || p.Proto == trace.ICMPv4 ||
 		p.Proto == trace.ICMPv6 {
 		return stop{}
 	}

@@ -403,7 +403,7 @@ func (w *walk) proxied(y way) (all []way) {
 	m, t := w.q.Mode, w.q.Table
 	proxies := m.Holds || m.Terminates || m.LocalhostProxy && w.q.Packet.To.Addr().IsLoopback()
 	switch {
-	case !y.here || !proxies || y.backend.IsValid() && !m.Terminates:
+	case !y.here || !proxies || y.foreign() || y.backend.IsValid() && !m.Terminates:
 		return []way{y}
 	case t.Verdict == trace.Reject || t.Verdict == trace.Drop:
 		w.stop(y, stop{verdict: verdicts[t.Verdict], stage: "proxy", by: "kube-proxy", own: true})

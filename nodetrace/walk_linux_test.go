@@ -337,6 +337,16 @@ func TestWalk(t *testing.T) {
 				return all, nil
 			}
 		}, trace.Translated, "chain proxy, rule 1 \"drop\": to 192.0.2.1:9999", 1, nil},
+		{"another program redirects, in a mode that ends connections", func(w *walk) {
+			w.q.Mode.Terminates = true
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				all := balanced(h, p, "192.0.2.1:9999")
+				if all[0].Translated {
+					all[0].TranslatedBy = rule("proxy")
+				}
+				return all, nil
+			}
+		}, trace.Translated, "to 192.0.2.1:9999", 1, nil},
 		{"another program redirects from an interface without address", func(w *walk) {
 			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
 				return balanced(h, p, "0.0.0.0:9999"), nil
