@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -31,28 +32,38 @@ var dns string
 // Options configure a Cluster.
 type Options struct {
 	Mode              string   // of the proxy
-	Network           string   // CNI plugin, of pods.NodeOptions
+	Network           string   // of the pods, one of networks
 	NodePortAddresses []string // nodePortAddresses of its configuration
 	Logf              func(format string, args ...any)
 }
 
 // Cluster is a running cluster of three nodes.
 type Cluster struct {
-	bed   *testbed.Bed
-	bin   string // folder of the programs that were built
-	nodes []*pods.Node
-	logf  func(format string, args ...any)
+	bed     *testbed.Bed
+	bin     string // folder of the programs that were built
+	nodes   []*pods.Node
+	plugin  string // CNI plugin of the pods
+	routers []*controlplane.Process
+	logf    func(format string, args ...any)
 }
 
 // Start builds what is not built, starts the cluster, installs the proxy and waits until all nodes
 // and pods are ready. On error nothing is left.
 func Start(ctx context.Context, o Options) (*Cluster, error) {
-	bin, err := controlplane.Build(ctx, o.Logf, "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl",
-		"agnhost", invalidState, "coredns", "ginkgo", "e2e.test")
+	if !slices.Contains(networks(), o.Network) {
+		return nil, fmt.Errorf("network %q of the pods: want one of %q", o.Network, networks())
+	}
+	programs := []string{"kube-controller-manager", "kube-scheduler", "kubelet", "kubectl", "agnhost", invalidState,
+		"coredns", "ginkgo", "e2e.test"}
+	plugin := o.Network
+	if router, ok := routers[o.Network]; ok {
+		programs, plugin = append(programs, router.program), "bridge"
+	}
+	bin, err := controlplane.Build(ctx, o.Logf, programs...)
 	if err != nil {
 		return nil, err
 	}
-	c := &Cluster{bin: bin, logf: o.Logf}
+	c := &Cluster{bin: bin, plugin: plugin, logf: o.Logf}
 	if c.bed, err = testbed.New(ctx, testbed.Options{Pods: true, Logf: o.Logf}); err != nil {
 		return nil, err
 	}
@@ -83,7 +94,7 @@ func (c *Cluster) start(ctx context.Context, o Options) error {
 	}
 	for _, host := range hosts {
 		node, err := pods.StartNode(ctx, c.bed, pods.NodeOptions{Host: host, Kubelet: filepath.Join(c.bin, "kubelet"),
-			Network: o.Network, Logf: c.logf})
+			Network: c.plugin, Logf: c.logf})
 		if err != nil {
 			return err
 		}
@@ -93,6 +104,9 @@ func (c *Cluster) start(ctx context.Context, o Options) error {
 				return err
 			}
 		}
+	}
+	if err := c.startRouters(ctx, o.Network); err != nil {
+		return err
 	}
 	if err := c.install(ctx, o); err != nil {
 		return err
@@ -218,6 +232,9 @@ func (c *Cluster) missing(ctx context.Context) (names []string, err error) {
 // Close ends everything.
 func (c *Cluster) Close() error {
 	var errs []error
+	for _, router := range c.routers {
+		errs = append(errs, router.Stop(patience))
+	}
 	for _, node := range c.nodes {
 		errs = append(errs, node.Close())
 	}

@@ -60,6 +60,8 @@ var programs = map[string]program{
 	"regression-issue-74839":  {pkg: "k8s.io/kubernetes/test/images/regression-issue-74839", static: true},
 	"ginkgo":                  {pkg: "github.com/onsi/ginkgo/v2/ginkgo"},
 	"coredns":                 {module: "coredns", pkg: "kube-proxy/test/e2e/coredns", static: true},
+	"flanneld":                {module: "flannel", pkg: "github.com/flannel-io/flannel"},
+	"kube-router":             {module: "kuberouter", pkg: "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router"},
 }
 
 // Build builds programs from their Go modules into a folder and returns that folder. It skips those

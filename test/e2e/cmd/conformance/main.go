@@ -30,7 +30,7 @@ func main() {
 
 func run(ctx context.Context) (err error) {
 	mode := flag.String("mode", "ebpf", "mode of the proxy")
-	network := flag.String("network", "ptp", "CNI plugin of the pods, ptp or bridge")
+	network := flag.String("network", "ptp", "of the pods: bridge, flannel, kube-router or ptp")
 	addresses := flag.String("nodeport-addresses", "primary,localhost",
 		"nodePortAddresses of the proxy's configuration; empty for its default")
 	focus := flag.String("focus", `\[sig-network\]`, "regular expression of the names of tests to run")

@@ -1,0 +1,123 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/test/e2e/controlplane"
+	"kube-proxy/test/e2e/testbed"
+)
+
+// routers make the routes between the nodes' pods in the place of the lab, by network; the pods
+// then have the CNI plugin bridge. args returns the arguments of the program on a host; dir has its
+// files.
+var routers = map[string]struct {
+	program string
+	args    func(host, kubeconfig, dir string) []string
+}{
+	"flannel": {"flanneld", func(_, kubeconfig, dir string) []string {
+		return []string{"-kube-subnet-mgr", "-kubeconfig-file", kubeconfig, "-iface", netlab.Uplink,
+			"-net-config-path", filepath.Join(dir, "net-conf.json"), "-subnet-file", filepath.Join(dir, "subnet.env")}
+	}},
+	"kube-router": {"kube-router", func(host, kubeconfig, _ string) []string {
+		return []string{"--kubeconfig", kubeconfig, "--hostname-override", host, "--run-router=true",
+			"--enable-cni=false", "--run-firewall=false", "--run-service-proxy=false", "--run-loadbalancer=false",
+			"--enable-overlay=false", "--enable-pod-egress=false"}
+	}},
+}
+
+// networks are the values of Options.Network.
+func networks() []string {
+	return slices.Sorted(slices.Values(slices.AppendSeq([]string{"bridge", "ptp"}, maps.Keys(routers))))
+}
+
+// startRouters removes the lab's routes between the nodes' pods, starts a router on each host, and
+// waits for its routes.
+func (c *Cluster) startRouters(ctx context.Context, network string) error {
+	router, ok := routers[network]
+	if !ok {
+		return nil
+	}
+	for _, host := range hosts {
+		for _, other := range hosts {
+			if other == host {
+				continue
+			}
+			if _, err := c.bed.Command(ctx, host, "ip", "route", "del", testbed.PodRanges[other].String()); err != nil {
+				return err
+			}
+		}
+		dir := filepath.Join(c.bed.Dir, host, network)
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+		// flannel v0.27 reads the range of IPv6 where a Node has one, even if it does not serve it.
+		config := fmt.Sprintf(`{"Network": %q, "IPv6Network": %q, "Backend": {"Type": "host-gw"}}`, netlab.Cluster4,
+			netlab.Cluster6)
+		if err := os.WriteFile(filepath.Join(dir, "net-conf.json"), []byte(config), 0o644); err != nil {
+			return err
+		}
+		kubeconfig, err := c.bed.API.Kubeconfig(network+"-"+host, controlplane.AdminUser, nil)
+		if err != nil {
+			return err
+		}
+		netns, err := c.bed.Netns(host)
+		if err != nil {
+			return err
+		}
+		log, err := os.Create(filepath.Join(dir, "log"))
+		if err != nil {
+			return err
+		}
+		defer log.Close()
+		cmd := exec.Command(filepath.Join(c.bin, router.program), router.args(host, kubeconfig, dir)...)
+		cmd.Stdout, cmd.Stderr, cmd.Env = log, log, append(os.Environ(), "NODE_NAME="+host)
+		process, err := controlplane.StartProcess(network, netns, cmd)
+		if err != nil {
+			return err
+		}
+		c.routers = append(c.routers, process)
+	}
+	for _, host := range hosts {
+		if err := c.awaitRoutes(ctx, host, network); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// awaitRoutes waits until a host has routes to the pods of the others.
+func (c *Cluster) awaitRoutes(ctx context.Context, host, network string) error {
+	for deadline := time.Now().Add(patience); ; {
+		routes, err := c.bed.Command(ctx, host, "ip", "-4", "route")
+		if err != nil {
+			return err
+		}
+		missing := slices.DeleteFunc(slices.Clone(hosts), func(other string) bool {
+			return other == host || strings.Contains(routes, testbed.PodRanges[other].String()+" ")
+		})
+		if len(missing) == 0 {
+			c.logf("%s has routes by %s:\n%s", host, network, routes)
+			return nil
+		}
+		if time.Now().After(deadline) {
+			log, err := os.ReadFile(filepath.Join(c.bed.Dir, host, network, "log"))
+			return errors.Join(err, fmt.Errorf("%s on %s makes no routes to %q in %v:\n%s\n%s", network, host, missing,
+				patience, routes, log))
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(time.Second):
+		}
+	}
+}
