@@ -447,16 +447,14 @@ func (s *State) widen(now time.Duration, n *node) {
 // controlAge is how long an inquiry relies on an answer or on silence.
 const controlAge = 3 * time.Second
 
-// linkWorked reports whether a probe of another address began after the target's series did, and
-// was answered before the last try of that. Without [State.linkWorks] it proves nothing: the link
-// may have failed since then.
+// linkWorked reports whether a probe of another address began after the target's series did, and was
+// answered before the last try of that. Without [State.linkWorks] it proves nothing: the link may have
+// failed since then.
 func (s *State) linkWorked(n *node, t *target) bool {
 	during := func(r reply) bool {
 		return r.begun >= t.begun && r.at <= t.begun+time.Duration(t.tried-1)*TryAfter
 	}
-	return slices.ContainsFunc(s.witnesses(n), func(o *target) bool {
-		return slices.ContainsFunc(o.replies[:], during)
-	})
+	return slices.ContainsFunc(s.witnesses(n), func(o *target) bool { return slices.ContainsFunc(o.replies[:], during) })
 }
 
 // linkWorks reports whether another address of the inquiry answered, at the first try, a probe that

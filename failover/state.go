@@ -140,19 +140,16 @@ func (s *State) avoids(e Endpoint, nodes []string) (is, byNode bool) {
 	return is, byNode
 }
 
-// Unreachable returns the endpoints that are unreachable according to the last verdict, for one of
-// the Services that have them.
-func (s *State) Unreachable() map[Endpoint]bool {
-	all := map[Endpoint]bool{}
-	for _, e := range s.Lost() {
-		all[e] = true
-	}
-	for at, alone := range s.published.Endpoints {
-		if alone {
-			all[Endpoint{at, lb.TCP}] = true
+// Unreachable reports whether an endpoint is unreachable according to the last verdict, for one of
+// the Services that have it.
+func (s *State) Unreachable(e Endpoint) bool {
+	for _, service := range s.table.WithAddr(e.Addr.Addr(), maxServices) {
+		names, _ := s.claims(e.Addr.Addr(), service)
+		if is, _ := s.avoids(e, names); is {
+			return true
 		}
 	}
-	return all
+	return false
 }
 
 // earliest returns when a client may cause the next probe of a target. The first client of a

@@ -183,8 +183,7 @@ func (n *failoverLab) checkWire(during time.Duration) {
 	out, err := n.Command(netlab.Node1, "nft", "list", "set", "ip", "wire", "to").Output()
 	do(n.t, err)
 	all, hostile := 0, 0
-	counter := regexp.MustCompile(`([\d.]+) \. \S+ counter packets (\d+)`)
-	for _, m := range counter.FindAllStringSubmatch(string(out), -1) {
+	for _, m := range regexp.MustCompile(`([\d.]+) \. \S+ counter packets (\d+)`).FindAllStringSubmatch(string(out), -1) {
 		packets, err := strconv.Atoi(m[2])
 		do(n.t, err)
 		all += packets

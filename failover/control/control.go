@@ -457,8 +457,7 @@ func (r *run) drop(changed bool) (found time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if changed {
-		unreachable := r.state.Unreachable()
-		maps.DeleteFunc(r.rescue, func(e failover.Endpoint, _ waiting) bool { return !unreachable[e] })
+		maps.DeleteFunc(r.rescue, func(e failover.Endpoint, _ waiting) bool { return !r.state.Unreachable(e) })
 	}
 	return r.found
 }
