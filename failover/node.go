@@ -199,7 +199,6 @@ func (s *State) begin(now time.Duration, n *node) {
 		s.askEndpoints(now, n)
 	}
 	s.askMoreControls(now, n)
-	s.askAgain(now, n)
 	s.conclude(now, n)
 }
 
@@ -213,16 +212,12 @@ func (s *State) askPorts(now time.Duration, n *node, asker cluster.Name) {
 	}
 }
 
-// ask has an address probed for an inquiry, unless it was silent within the last second. It returns
-// nil if the namespace of the asker has no room.
+// ask has an address probed for an inquiry, unless it was within the last second. It returns nil if
+// the namespace of the asker has no room.
 func (s *State) ask(now time.Duration, at netip.AddrPort, asker cluster.Name) *target {
 	t := s.target(now, at, asker)
-	switch {
-	case t == nil:
-	case t.result.Reached(): // it may be silent by now
-		s.schedule(t, max(now, t.done+TryAfter), Tries, inquired)
-	case !t.fresh(now):
-		s.schedule(t, now, Tries, inquired)
+	if t != nil && !t.fresh(now) {
+		s.schedule(t, now, Tries)
 	}
 	return t
 }
@@ -242,44 +237,6 @@ func (s *State) askMember(now time.Duration, n *node, at netip.AddrPort, asker c
 func (s *State) askControl(now time.Duration, n *node, at netip.AddrPort, of string, asker cluster.Name) {
 	if t := s.ask(now, at, asker); t != nil {
 		n.controls[t] = of
-		h := s.share(asker.Namespace)
-		h.controls = slices.DeleteFunc(h.controls, func(o control) bool { return o.target == t })
-		h.controls = append(h.controls, control{t, of})
-		h.controls = h.controls[max(0, len(h.controls)-maxKept):]
-	}
-}
-
-// maxKept is how many controls a namespace keeps for its next inquiries.
-const maxKept = 8
-
-// witnesses are the addresses whose answers show that this node's link works: those of the inquiry,
-// and the last controls of the namespaces that asked for it.
-func (s *State) witnesses(n *node) []*target {
-	all := slices.AppendSeq(slices.Clone(n.members), maps.Keys(n.controls))
-	for _, asker := range n.askers {
-		for _, o := range s.share(asker.Namespace).controls {
-			if o.of != n.name && s.targets[o.at] == o.target {
-				all = append(all, o.target)
-			}
-		}
-	}
-	return all
-}
-
-// askAgain has a witness that answered last probed again, at the same time as the ports, whose
-// silence it is to explain.
-func (s *State) askAgain(now time.Duration, n *node) {
-	var last *target
-	for _, t := range s.witnesses(n) {
-		if t.result.Reached() && (last == nil || t.done > last.done) {
-			last = t
-		}
-	}
-	for _, t := range s.portTargets(n) {
-		now = max(now, t.due)
-	}
-	if last != nil && last.done < now {
-		s.schedule(last, now, Tries, inquired)
 	}
 }
 
@@ -368,13 +325,12 @@ func (s *State) askMoreControls(now time.Duration, n *node) bool {
 
 // askControls asks endpoints of the asking Service on other nodes, and the ports of those nodes;
 // without such endpoints, the API server. Unknown nodes come first: the more nodes are known to
-// answer, the more may be unreachable. It does not ask a node twice, unless another namespace's
-// slices alone named what was asked there.
+// answer, the more may be unreachable. It does not ask a node twice.
 func (s *State) askControls(now time.Duration, n *node, asker cluster.Name) {
 	v := s.table.View(asker)
 	asked := map[string]bool{}
-	for t, of := range n.controls {
-		asked[of] = asked[of] || t.askedBy(asker.Namespace)
+	for _, of := range n.controls {
+		asked[of] = true
 	}
 	type candidate struct {
 		at    netip.AddrPort
@@ -384,7 +340,7 @@ func (s *State) askControls(now time.Duration, n *node, asker cluster.Name) {
 	var all []candidate
 	for at, of := range s.endpoints(asker, func(e *cluster.Endpoint) bool {
 		at := e.Place().Node
-		return at != "" && at != n.name && at != v.Node.NodeName && !here(&v.Node, e.Addr) && !s.isDown(at)
+		return at != "" && at != n.name && at != v.Node.NodeName && !s.isDown(at)
 	}) {
 		c := candidate{at, of, s.random()}
 		if o := s.nodes[of]; o != nil && o.reach {
@@ -413,19 +369,10 @@ func (s *State) askControls(now time.Duration, n *node, asker cluster.Name) {
 		return
 	}
 	for _, at := range v.Node.APIServers {
-		if len(n.controls) < maxControls && !slices.Contains(n.addrs, at.Addr()) && !here(&v.Node, at.Addr()) {
+		if len(n.controls) < maxControls && !slices.Contains(n.addrs, at.Addr()) {
 			s.askControl(now, n, at, apiServer, asker)
 		}
 	}
-}
-
-// here reports whether an address is on this node, so that it answers without a link.
-func here(f *cluster.Facts, a netip.Addr) bool {
-	if slices.Contains(f.Own, a) {
-		return true
-	}
-	within := func(p netip.Prefix) bool { return p.Contains(a) }
-	return f.Node != nil && slices.ContainsFunc(f.Node.PodCIDRs, within)
 }
 
 // linkCheck is the time after a verdict during which more controls are probed.
@@ -444,43 +391,21 @@ func (s *State) widen(now time.Duration, n *node) {
 	s.askMoreControls(now, n)
 }
 
-// controlAge is how long an inquiry relies on an answer or on silence.
+// controlAge is how long an answer shows that this node's link works, and how long silence counts.
 const controlAge = 3 * time.Second
 
-// linkWorked reports whether a probe of another address began after the target's series did, and was
-// answered before the last try of that. Without [State.linkWorks] it proves nothing: the link may have
-// failed since then.
-func (s *State) linkWorked(n *node, t *target) bool {
-	during := func(r reply) bool {
-		return r.begun >= t.begun && r.at <= t.begun+time.Duration(t.tried-1)*TryAfter
-	}
-	return slices.ContainsFunc(s.witnesses(n), func(o *target) bool { return slices.ContainsFunc(o.replies[:], during) })
+// linkWorked reports whether another address of the inquiry answered within controlAge before the
+// target's last probe ended. A later answer does not count: the link of this node may have been
+// down until then.
+func (n *node) linkWorked(t *target) bool {
+	return n.has(func(o *target) bool {
+		return o.result.Reached() && o.done <= t.done && t.done-o.done <= controlAge
+	})
 }
 
-// linkWorks reports whether another address of the inquiry answered, at the first try, a probe that
-// began after the target's last series. If none was asked, it asks one that answered before. If
-// waits, its answer is awaited.
-func (s *State) linkWorks(now time.Duration, n *node, t *target) (works, waits bool) {
-	var may []*target
-	for _, o := range s.witnesses(n) {
-		switch {
-		case o == t:
-		case o.running || o.needs == proof:
-			waits = true
-		case o.result.Reached() && o.begun >= t.done && (o.tried == 1 || o.done-o.begun <= TryAfter):
-			return true, false
-		case o.result.Reached() && t.done-o.done <= controlAge && o.begun < t.done:
-			may = append(may, o)
-		}
-	}
-	if waits {
-		return false, true
-	}
-	if len(may) == 0 {
-		return false, false
-	}
-	s.schedule(slices.MaxFunc(may, func(a, b *target) int { return cmp.Compare(a.done, b.done) }), now, 1, proof)
-	return false, true
+// has reports whether is holds for an address of the inquiry.
+func (n *node) has(is func(*target) bool) bool {
+	return slices.ContainsFunc(n.members, is) || slices.ContainsFunc(slices.Collect(maps.Keys(n.controls)), is)
 }
 
 // maxInquiry is how long an inquiry looks for a control that answers.
@@ -489,7 +414,7 @@ const maxInquiry = 5 * time.Second
 // awaits reports whether the inquiry still needs the result of a member. A member that was probed
 // for it may be due again because of a client's notice: that must not delay the verdict.
 func (n *node) awaits(now time.Duration, t *target) bool {
-	return t.done < n.start && (t.running || t.due >= 0 && (t.due <= now || t.needs < doubtful))
+	return t.done < n.start && (t.running || t.due >= 0 && t.due <= now)
 }
 
 // conclude ends an inquiry once its answers are there.
@@ -498,41 +423,26 @@ func (s *State) conclude(now time.Duration, n *node) {
 	if !n.begun || slices.ContainsFunc(n.members, awaited) {
 		return
 	}
-	waits := false
+	control, waits := false, false
 	for t := range n.controls {
 		waits = waits || t.pending()
+		control = control || t.fresh(n.start) && t.result.Reached() && now-t.done <= controlAge
 	}
-	control := slices.ContainsFunc(s.witnesses(n), func(t *target) bool {
-		return t.fresh(n.start) && t.result.Reached() && now-t.done <= controlAge
-	})
 	if !control && !waits && now < n.start+maxInquiry {
 		waits = s.askMoreControls(now, n)
 	}
 	if !control && waits || control && now < n.start+maxInquiry && s.askPortsAgain(now, n) {
 		return
 	}
-	// The ports of the node itself must be silent; an endpoint alone proves nothing about its node.
-	silent := control && s.portsSilent(now, n)
-	if silent {
-		all := s.portTargets(n)
-		last := slices.MaxFunc(all, func(a, b *target) int { return cmp.Compare(a.done, b.done) })
-		if silent, waits = s.linkWorks(now, n, last); waits {
-			return
-		}
-	}
 	n.open = false
 	for _, asker := range n.askers {
 		misses := n.attempts[asker.Namespace].misses
 		n.attempts[asker.Namespace] = attempts{misses + 1, now + backoff(misses, s.random())}
 	}
-	if silent {
+	// The ports of the node itself must be silent; an endpoint alone proves nothing about its node.
+	if control && n.known && n.real() && s.portsSilent(now, n) {
 		s.lost(now, n)
 	}
-	s.judgeAll(now, n)
-}
-
-// judgeAll decides about the targets of a node.
-func (s *State) judgeAll(now time.Duration, n *node) {
 	for _, t := range s.targets {
 		if slices.Contains(t.nodes, n.name) {
 			s.judge(now, t)
@@ -554,22 +464,18 @@ func (s *State) portTargets(n *node) (all []*target) {
 }
 
 // proves reports whether the last probe of a port shows that its node is silent.
-func (s *State) proves(now time.Duration, n *node, port *target) bool {
-	return !port.running && port.tried == Tries && !port.result.Reached() && now-port.done <= controlAge &&
-		s.linkWorked(n, port)
+func (n *node) proves(now time.Duration, port *target) bool {
+	return !port.result.Reached() && n.linkWorked(port) && now-port.done <= controlAge
 }
 
 // askPortsAgain has the silent ports of the node probed again whose silence proves nothing, because
 // the first control answered only after it, and reports whether there are any.
 func (s *State) askPortsAgain(now time.Duration, n *node) (asked bool) {
 	for _, t := range s.portTargets(n) {
-		if !t.result.Reached() && !s.proves(now, n, t) {
-			s.schedule(t, now, Tries, inquired)
+		if !t.result.Reached() && !n.proves(now, t) {
+			s.schedule(t, now, Tries)
 			asked = true
 		}
-	}
-	if asked {
-		s.askAgain(now, n)
 	}
 	return asked
 }
@@ -578,7 +484,7 @@ func (s *State) askPortsAgain(now time.Duration, n *node) (asked bool) {
 // while the link of this node worked.
 func (s *State) portsSilent(now time.Duration, n *node) bool {
 	all := s.portTargets(n)
-	return len(all) == len(ports) && !slices.ContainsFunc(all, func(t *target) bool { return !s.proves(now, n, t) })
+	return len(all) == len(ports) && !slices.ContainsFunc(all, func(t *target) bool { return !n.proves(now, t) })
 }
 
 // portsWork reports whether a port of a node answered lately.
@@ -686,7 +592,7 @@ func (s *State) recheck(n *node, now time.Duration) {
 		if i := slices.IndexFunc(n.members, which); i >= 0 {
 			t := n.members[i]
 			t.last = now
-			s.schedule(t, now, 1, inquired)
+			s.schedule(t, now, 1)
 			n.members = append(slices.Delete(n.members, i, i+1), t)
 		}
 	}

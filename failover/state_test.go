@@ -143,33 +143,6 @@ func TestLinkReturns(t *testing.T) {
 	}
 }
 
-// TestOwnControls: an address on this node answers also while this node's link is down, and proves
-// nothing, whatever node a slice names for it; nor does an API server there (FO-07).
-func TestOwnControls(t *testing.T) {
-	for name, endpoints := range map[string][]string{
-		"endpoints": {"10.0.2.1@node-2", "10.0.1.7@node-3"},
-		"servers":   {"10.0.2.1@node-2"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			server := netip.MustParseAddr("192.168.0.1")
-			w.homes[netip.MustParseAddr("10.0.1.7")], w.homes[server] = self, self
-			w.store.Fold(cluster.NodeSet{Node: &cluster.Node{Name: self, Addrs: []netip.Addr{server},
-				PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.1.0/24")}}})
-			w.service("xweb", endpoints...)
-			w.store.Fold(cluster.APIServerAt{Addrs: []netip.AddrPort{netip.AddrPortFrom(server, 6443)}})
-			w.cut = true
-			for range 20 {
-				w.notice("xweb", b1)
-				w.run(time.Second)
-				if len(w.downs) > 0 {
-					t.Fatalf("this node's link is down, and %v became unreachable", w.downs)
-				}
-			}
-		})
-	}
-}
-
 // TestReturn: the first answer of a node ends its avoidance, at most 10 s later; meanwhile a node
 // costs two addresses each 8 s (FO-09).
 func TestReturn(t *testing.T) {

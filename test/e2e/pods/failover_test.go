@@ -52,7 +52,7 @@ func TestChartFailover(t *testing.T) {
 			}
 			checkConfined(t, step.rights&mayGrant())
 			cut(t, netlab.Node2)
-			defer mend(t, netlab.Node2)
+			defer plug(t, netlab.Node2)
 			throughFailure(t, plugin, addr, step.failover)
 			if restarts := pod.Status.ContainerStatuses[0].RestartCount; restarts > 0 || t.Failed() {
 				t.Errorf("the proxy was restarted %d times\n%s", restarts, containerLogs())
@@ -61,7 +61,7 @@ func TestChartFailover(t *testing.T) {
 				t.Errorf("the Node was not read\n%s", containerLogs())
 			}
 			reportProblems(t, pod)
-			mend(t, netlab.Node2)
+			plug(t, netlab.Node2)
 			if _, err := bed.Await(t.Context(), "pod3", addr, patience, "pod4"); err != nil {
 				t.Errorf("after the return: %v\n%s", err, containerLogs())
 			}
@@ -160,8 +160,8 @@ func cut(t *testing.T, host string) {
 	must(t, err)
 }
 
-// mend ends that.
-func mend(t *testing.T, host string) {
+// plug ends that.
+func plug(t *testing.T, host string) {
 	t.Helper()
 	_, err := bed.Command(context.Background(), host, "nft", "add table inet cut; delete table inet cut")
 	must(t, err)
