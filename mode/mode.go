@@ -371,6 +371,14 @@ type Metric struct {
 	Help   string
 }
 
+// ConntrackMetrics are the metrics of deleted conntrack entries, of modes whose packets conntrack
+// translates.
+var ConntrackMetrics = []Metric{
+	{Name: "conntrack_reconciler_sync_duration_seconds"},
+	{Name: "conntrack_reconciler_deleted_entries_total"},
+	{Name: "conntrack_reconciler_dumps_total"},
+}
+
 // Emit receives a value of a metric, with one value for each label but ip_family.
 type Emit func(metric string, value float64, labels ...string)
 

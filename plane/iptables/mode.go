@@ -1,6 +1,8 @@
 package iptables
 
 import (
+	"slices"
+
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 )
@@ -48,7 +50,7 @@ func facts() mode.Mode {
 		},
 
 		Planes: mode.Planes{
-			Metrics: []mode.Metric{
+			Metrics: slices.Concat([]mode.Metric{
 				{Name: "sync_full_proxy_rules_duration_seconds"},
 				{Name: "sync_partial_proxy_rules_duration_seconds"},
 				{Row: "MT-09", Name: restoreFailures, Kind: mode.Counter, Labels: family,
@@ -62,10 +64,7 @@ func facts() mode.Mode {
 					Help: "Packets dropped because conntrack finds them invalid"},
 				{Row: "MT-17", Name: localhostTotal, Kind: mode.Counter,
 					Help: "Packets accepted for NodePorts on loopback addresses"},
-				{Name: "conntrack_reconciler_sync_duration_seconds"},
-				{Name: "conntrack_reconciler_deleted_entries_total"},
-				{Name: "conntrack_reconciler_dumps_total"},
-			},
+			}, mode.ConntrackMetrics),
 			Weigh: func(mode.Settings) func(lb.Size) int { return weigh },
 		},
 

@@ -33,7 +33,11 @@
 // them.
 package ipvs
 
-import "kube-proxy/mode"
+import (
+	"slices"
+
+	"kube-proxy/mode"
+)
 
 // Device is the interface that holds the service addresses in the mode ipvs (G3, DP-31).
 const Device = "kube-ipvs0"
@@ -82,7 +86,7 @@ func facts() mode.Mode {
 		},
 
 		Planes: mode.Planes{
-			Metrics: []mode.Metric{
+			Metrics: slices.Concat([]mode.Metric{
 				{Name: restoreFailures},
 				{Row: "EXT", Name: virtualServers, Kind: mode.Gauge, Labels: family,
 					Help: "Virtual servers of this proxy"},
@@ -97,10 +101,7 @@ func facts() mode.Mode {
 				{Row: "EXT", Name: messageBytes, Kind: mode.Counter, Labels: to, Help: "Bytes of those messages"},
 				{Name: mode.ServiceConnections},
 				{Name: mode.ServiceBytes},
-				{Name: "conntrack_reconciler_sync_duration_seconds"},
-				{Name: "conntrack_reconciler_deleted_entries_total"},
-				{Name: "conntrack_reconciler_dumps_total"},
-			},
+			}, mode.ConntrackMetrics),
 			Weigh: weigh,
 		},
 

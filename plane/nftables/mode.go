@@ -1,6 +1,8 @@
 package nftables
 
 import (
+	"slices"
+
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 )
@@ -48,16 +50,13 @@ func facts() mode.Mode {
 		},
 
 		Planes: mode.Planes{
-			Metrics: []mode.Metric{
+			Metrics: slices.Concat([]mode.Metric{
 				{Name: "sync_full_proxy_rules_duration_seconds"},
 				{Name: "sync_partial_proxy_rules_duration_seconds"},
 				{Name: "sync_proxy_rules_nftables_sync_failures_total"},
 				{Row: "MT-14", Name: cleanupFailures, Kind: mode.Counter, Labels: []string{"ip_family"},
 					Help: "Always 0: stale objects are deleted in the replacing transaction, so cleanup cannot fail " +
 						"separately"},
-				{Name: "conntrack_reconciler_sync_duration_seconds"},
-				{Name: "conntrack_reconciler_deleted_entries_total"},
-				{Name: "conntrack_reconciler_dumps_total"},
 				{Name: mode.ServiceConnections},
 				{Row: "MT-19", Name: localhostListeners, Kind: mode.Gauge, Labels: []string{"ip_family"},
 					Help: "Listeners at 127.0.0.1 or ::1 for TCP NodePorts"},
@@ -71,7 +70,7 @@ func facts() mode.Mode {
 				{Row: "EXT", Name: limitMetric, Kind: mode.Gauge, Labels: []string{"ip_family"},
 					Help: "Capacity of the session affinity map in clients; further ones go by a hash of their " +
 						"address"},
-			},
+			}, mode.ConntrackMetrics),
 			Weigh: func(s mode.Settings) func(lb.Size) int {
 				if s.LocalhostProxy {
 					return weighLocalhost

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -78,7 +79,7 @@ func Mode() mode.Mode {
 
 		Planes: mode.Planes{
 			New: h.open,
-			Metrics: []mode.Metric{
+			Metrics: slices.Concat([]mode.Metric{
 				{Row: "EXT", Name: openConnections, Kind: mode.Gauge, Labels: proto,
 					Help: "Open connections, including those that wait for an endpoint"},
 				{Row: "EXT", Name: connections, Kind: mode.Counter, Labels: proto, Help: "Accepted client connections"},
@@ -102,10 +103,7 @@ func Mode() mode.Mode {
 				{Name: mode.ServiceConnections},
 				{Name: entriesMetric},
 				{Name: limitMetric},
-				{Name: "conntrack_reconciler_sync_duration_seconds"},
-				{Name: "conntrack_reconciler_deleted_entries_total"},
-				{Name: "conntrack_reconciler_dumps_total"},
-			},
+			}, mode.ConntrackMetrics),
 			Weigh:      func(mode.Settings) func(lb.Size) int { return weigh },
 			Terminates: true,
 			DrainTimeout: func(all option.Blocks) time.Duration {
