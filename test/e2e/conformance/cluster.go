@@ -170,21 +170,29 @@ func (c *Cluster) install(ctx context.Context, o Options) error {
 
 // ready waits until the nodes, the proxies and CoreDNS are ready.
 func (c *Cluster) ready(ctx context.Context) error {
+	err := until(ctx, func() ([]string, error) { return c.missing(ctx) }, func() string {
+		var logs strings.Builder
+		for _, node := range c.nodes {
+			logs.WriteString(node.Log())
+		}
+		return logs.String()
+	})
+	if err == nil {
+		c.logf("nodes and pods are ready")
+	}
+	return err
+}
+
+// until looks each second until nothing is missing. After patience the error names what is, and has
+// the logs.
+func until(ctx context.Context, missing func() ([]string, error), logs func() string) error {
 	for deadline := time.Now().Add(patience); ; {
-		missing, err := c.missing(ctx)
-		if err != nil {
+		names, err := missing()
+		if err != nil || len(names) == 0 {
 			return err
 		}
-		if len(missing) == 0 {
-			c.logf("nodes and pods are ready")
-			return nil
-		}
 		if time.Now().After(deadline) {
-			var logs strings.Builder
-			for _, node := range c.nodes {
-				logs.WriteString(node.Log())
-			}
-			return fmt.Errorf("not ready after %v: %s\n%s", patience, strings.Join(missing, ", "), &logs)
+			return fmt.Errorf("not ready after %v: %s\n%s", patience, strings.Join(names, ", "), logs())
 		}
 		select {
 		case <-ctx.Done():

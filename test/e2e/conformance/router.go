@@ -2,7 +2,6 @@ package conformance
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -10,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/test/e2e/controlplane"
@@ -70,18 +68,9 @@ func (c *Cluster) startRouters(ctx context.Context, network string) error {
 		if err != nil {
 			return err
 		}
-		netns, err := c.bed.Netns(host)
-		if err != nil {
-			return err
-		}
-		log, err := os.Create(filepath.Join(dir, "log"))
-		if err != nil {
-			return err
-		}
-		defer log.Close()
 		cmd := exec.Command(filepath.Join(c.bin, router.program), router.args(host, kubeconfig, dir)...)
-		cmd.Stdout, cmd.Stderr, cmd.Env = log, log, append(os.Environ(), "NODE_NAME="+host)
-		process, err := controlplane.StartProcess(network, netns, cmd)
+		cmd.Env = append(os.Environ(), "NODE_NAME="+host)
+		process, err := c.bed.Launch(host, network, filepath.Join(dir, "log"), cmd)
 		if err != nil {
 			return err
 		}
@@ -97,27 +86,25 @@ func (c *Cluster) startRouters(ctx context.Context, network string) error {
 
 // awaitRoutes waits until a host has routes to the pods of the others.
 func (c *Cluster) awaitRoutes(ctx context.Context, host, network string) error {
-	for deadline := time.Now().Add(patience); ; {
-		routes, err := c.bed.Command(ctx, host, "ip", "-4", "route")
-		if err != nil {
-			return err
+	routes := ""
+	return until(ctx, func() (missing []string, err error) {
+		if routes, err = c.bed.Command(ctx, host, "ip", "-4", "route"); err != nil {
+			return nil, err
 		}
-		missing := slices.DeleteFunc(slices.Clone(hosts), func(other string) bool {
-			return other == host || strings.Contains(routes, testbed.PodRanges[other].String()+" ")
-		})
+		for _, other := range hosts {
+			if other != host && !strings.Contains(routes, testbed.PodRanges[other].String()+" ") {
+				missing = append(missing, "route of "+host+" to pods of "+other)
+			}
+		}
 		if len(missing) == 0 {
 			c.logf("%s has routes by %s:\n%s", host, network, routes)
-			return nil
 		}
-		if time.Now().After(deadline) {
-			log, err := os.ReadFile(filepath.Join(c.bed.Dir, host, network, "log"))
-			return errors.Join(err, fmt.Errorf("%s on %s makes no routes to %q in %v:\n%s\n%s", network, host, missing,
-				patience, routes, log))
+		return missing, nil
+	}, func() string {
+		log, err := os.ReadFile(filepath.Join(c.bed.Dir, host, network, "log"))
+		if err != nil {
+			return err.Error()
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(time.Second):
-		}
-	}
+		return routes + "\n" + string(log)
+	})
 }

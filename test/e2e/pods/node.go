@@ -106,21 +106,11 @@ func StartNode(ctx context.Context, bed *testbed.Bed, o NodeOptions) (*Node, err
 			return nil, err
 		}
 	}
-	netns, err := bed.Netns(host)
-	if err != nil {
-		return nil, err
-	}
 	cmd := exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "bash", "-ec",
 		machine)
 	cmd.Env = append(os.Environ(), "DIR="+n.dir, "CGROUP="+n.cgroup, "KUBELET="+o.Kubelet, "KUBECONFIG="+kubeconfig,
 		"NODE="+host, "NODE_CGROUP="+NodeCgroup, "ADDRESS="+netlab.Addr(host, false).String())
-	log, err := os.Create(filepath.Join(n.dir, "machine.log"))
-	if err != nil {
-		return nil, err
-	}
-	defer log.Close()
-	cmd.Stdout, cmd.Stderr = log, log
-	if n.process, err = controlplane.StartProcess(host, netns, cmd); err != nil {
+	if n.process, err = bed.Launch(host, host, filepath.Join(n.dir, "machine.log"), cmd); err != nil {
 		return nil, err
 	}
 	if err := n.awaitContainerd(ctx); err != nil {

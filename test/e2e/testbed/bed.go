@@ -19,6 +19,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"sync"
 
@@ -207,6 +208,22 @@ func (b *Bed) Netns(host string) (string, error) {
 		return "", err
 	}
 	return handlePath(handle), nil
+}
+
+// Launch starts a program on a host of the lab. Errors call it name, and its output goes to the
+// file log.
+func (b *Bed) Launch(host, name, log string, cmd *exec.Cmd) (*controlplane.Process, error) {
+	netns, err := b.Netns(host)
+	if err != nil {
+		return nil, err
+	}
+	file, err := os.Create(log)
+	if err != nil {
+		return nil, fmt.Errorf("make the log of %s: %w", name, err)
+	}
+	defer file.Close()
+	cmd.Stdout, cmd.Stderr = file, file
+	return controlplane.StartProcess(name, netns, cmd)
 }
 
 func handlePath(handle netns.NsHandle) string { return fmt.Sprintf("/proc/self/fd/%d", int(handle)) }

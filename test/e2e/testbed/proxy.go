@@ -89,15 +89,6 @@ func (b *Bed) startOn(host string, by, args []string) (*Proxy, error) {
 	if err != nil {
 		return nil, err
 	}
-	node, err := b.Netns(host)
-	if err != nil {
-		return nil, err
-	}
-	log, err := os.CreateTemp(b.Dir, "kube-proxy-*.log")
-	if err != nil {
-		return nil, fmt.Errorf("make log of kube-proxy: %w", err)
-	}
-	defer log.Close()
 	connections := filepath.Join(b.Dir, "nf_conntrack_max")
 	if err := os.WriteFile(connections, []byte("67108864\n"), 0o644); err != nil {
 		return nil, err
@@ -105,12 +96,12 @@ func (b *Bed) startOn(host string, by, args []string) (*Proxy, error) {
 	line := slices.Concat([]string{"unshare", "--mount", "sh", "-ec", showConntrackMax, connections}, by,
 		[]string{binary}, args)
 	cmd := exec.Command(line[0], line[1:]...)
-	cmd.Stdout, cmd.Stderr = log, log
-	process, err := controlplane.StartProcess("kube-proxy", node, cmd)
+	log := filepath.Join(b.Dir, fmt.Sprintf("kube-proxy-%d.log", len(b.proxies)))
+	process, err := b.Launch(host, "kube-proxy", log, cmd)
 	if err != nil {
 		return nil, err
 	}
-	p := &Proxy{Process: process, Binary: binary, log: log.Name()}
+	p := &Proxy{Process: process, Binary: binary, log: log}
 	b.proxies = append(b.proxies, p)
 	return p, nil
 }
