@@ -128,8 +128,7 @@ func (w *walk) follow() {
 }
 
 // connected gives the packet of a socket that a program connects the destinations that it gets so.
-// A pod that is its own backend sends nothing to this node. What the program passes meets the
-// rules.
+// A pod that is its own backend sends nothing to this node.
 func (w *walk) connected(y way) (all []way) {
 	k := w.q.Kernel
 	if k == nil || !k.Connected || y.Flow.State == hooks.Established {
@@ -140,12 +139,9 @@ func (w *walk) connected(y way) (all []way) {
 			by: "an eBPF program of kube-proxy: connect() fails with ECONNREFUSED"})
 		return nil
 	}
-	backends, ruled := k.Connects, 1.0
+	backends := k.Backends
 	if k.Affine.IsValid() {
 		backends = []trace.Backend{{Address: k.Affine, Share: 1}}
-	}
-	for _, b := range backends {
-		ruled -= b.Share
 	}
 	for _, b := range w.bounded(backends) {
 		z := y
@@ -157,11 +153,6 @@ func (w *walk) connected(y way) (all []way) {
 			continue
 		}
 		all = append(all, z)
-	}
-	if ruled > 1e-6 {
-		y.share = ruled
-		y.note("socket", "passed by the eBPF program, which drew an endpoint that is a frontend too")
-		all = append(all, y)
 	}
 	return all
 }

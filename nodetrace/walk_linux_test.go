@@ -254,22 +254,11 @@ func TestWalk(t *testing.T) {
 		{"a program perhaps connects the socket", func(w *walk) {
 			w.q.Kernel = &trace.Kernel{Perhaps: true, Verdict: trace.Balance}
 		}, trace.Delivered, "", 0, nil},
-		{"a program connects some sockets, and rules translate the others", func(w *walk) {
-			w.q.Kernel = &trace.Kernel{Connected: true, Verdict: trace.Balance, Backends: w.q.Table.Backends,
-				Connects: []trace.Backend{{Address: netip.MustParseAddrPort(near), Share: 0.75}}}
-			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
-				all := balanced(h, p, near)
-				if h == hooks.Forward && p.Flow.Orig.To.String() == service {
-					all[0].Verdict, all[0].By = trace.Drop, rule("translated")
-				}
-				return all, nil
-			}
-		}, trace.Dropped, "chain translated", 0.25, nil},
 		{"a socket is connected past the node, by the bridge", func(w *walk) {
 			w.links[2].Kind = "bridge"
 			w.route = func(q rtnl.Query) (rtnl.Route, error) { return rtnl.Route{Type: unix.RTN_UNICAST, Out: 3}, nil }
 			w.q.Kernel = &trace.Kernel{Connected: true, Verdict: trace.Balance,
-				Connects: []trace.Backend{{Address: netip.MustParseAddrPort(near), Share: 1}}}
+				Backends: []trace.Backend{{Address: netip.MustParseAddrPort(near), Share: 1}}}
 			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
 				all := one(p)
 				if h == hooks.Forward {
@@ -282,7 +271,7 @@ func TestWalk(t *testing.T) {
 			w.links[2].Kind = "bridge"
 			w.route = func(q rtnl.Query) (rtnl.Route, error) { return rtnl.Route{Type: unix.RTN_UNICAST, Out: 3}, nil }
 			w.q.Kernel = &trace.Kernel{Connected: true, Verdict: trace.Balance,
-				Connects: []trace.Backend{{Address: netip.MustParseAddrPort(near), Share: 1}}}
+				Backends: []trace.Backend{{Address: netip.MustParseAddrPort(near), Share: 1}}}
 			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
 				return []hooks.Way{{Packet: p, Share: 1, Verdict: trace.Drop, By: rule("raw")}}, nil
 			}
@@ -291,7 +280,7 @@ func TestWalk(t *testing.T) {
 			w.links[2].Kind = "bridge"
 			w.route = func(q rtnl.Query) (rtnl.Route, error) { return rtnl.Route{Type: unix.RTN_UNICAST, Out: 3}, nil }
 			w.q.Kernel = &trace.Kernel{Connected: true, Verdict: trace.Balance,
-				Connects: []trace.Backend{{Address: netip.MustParseAddrPort(near), Share: 1}}}
+				Backends: []trace.Backend{{Address: netip.MustParseAddrPort(near), Share: 1}}}
 			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) { return one(p), nil }
 		}, trace.Delivered, "", 0, nil},
 		{"the reply takes another way", func(w *walk) {

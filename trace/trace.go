@@ -63,9 +63,6 @@ type Kernel struct {
 	// its packets are not translated, whatever the table says of masquerading; or its call fails,
 	// if Verdict is Reject.
 	Connected bool `json:"connected,omitempty"`
-	// Connects are the backends to which they connect it, with the shares of connections. What is
-	// missing to 1 meets the rules. Backends are those of both.
-	Connects []Backend `json:"connects,omitempty"`
 	// Way is what the packet meets on its way, a line each, in the words of the program that lists
 	// such state: map elements, chains with their rules, virtual servers.
 	Way []string `json:"way"`
@@ -82,16 +79,6 @@ type Kernel struct {
 	// Drains: what rejects the packet is on the way out, and stays until connections that it has
 	// have ended.
 	Drains bool `json:"drains,omitempty"`
-}
-
-// DrawsAgain reports whether the rules draw a backend for connections that programs pass to them,
-// so that shares differ from the table's by design.
-func (k Kernel) DrawsAgain() bool {
-	direct := 0.0
-	for _, b := range k.Connects {
-		direct += b.Share
-	}
-	return len(k.Connects) > 0 && direct < 0.999
 }
 
 // Programs are BPF programs at a cgroup, by the kernel's numbers.

@@ -28,11 +28,6 @@ func (a *TraceAnswer) atSocket() {
 	if k := a.Kernel; k == nil || !k.Connected || a.Verdict != trace.Balance {
 		return
 	}
-	if a.Kernel.DrawsAgain() {
-		a.instead(masqueraded, "The packet is masqueraded where the rules draw the backend. Else a program connects "+
-			"the socket, and the backend sees the client's own address.")
-		return
-	}
 	a.Masquerade = false
 	for j := range a.Backends {
 		a.Backends[j].Hairpin = false

@@ -334,6 +334,10 @@ func read(fronts *table[bpf.LBFront, bpf.LBFrontend], sets *table[uint32, bpf.LB
 	if s.sets, err = sets.read(); err != nil {
 		return nil, err
 	}
+	for number, set := range s.sets {
+		set.Passes = 0 // of programs alone
+		s.sets[number] = set
+	}
 	if s.slots, err = places.read(); err != nil {
 		return nil, err
 	}

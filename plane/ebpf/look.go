@@ -39,7 +39,7 @@ func (p *Plane) TracePacket(ctx context.Context, packet trace.Packet, walk mode.
 	}
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	is, why, err := p.askPrograms(packet, class, under.Backends)
+	is, why, err := p.askPrograms(packet, class)
 	if err != nil {
 		return trace.Kernel{}, fmt.Errorf("ebpf: follow a connection to %s: %w", packet.To, err)
 	}
@@ -98,9 +98,8 @@ func (p *Plane) classOf(ctx context.Context, packet trace.Packet) (class uint32,
 }
 
 // askPrograms runs the loaded program with a question. why says why the programs pass the
-// connection; "" if they do not. ruled are the backends of connections that they pass.
-func (p *Plane) askPrograms(packet trace.Packet, class uint32, ruled []trace.Backend) (k trace.Kernel, why string,
-	err error) {
+// connection; "" if they do not.
+func (p *Plane) askPrograms(packet trace.Packet, class uint32) (k trace.Kernel, why string, err error) {
 	if p.kernel == nil {
 		return k, "they are not loaded", nil
 	}
@@ -126,8 +125,6 @@ func (p *Plane) askPrograms(packet trace.Packet, class uint32, ruled []trace.Bac
 		return k, passages[a.Why].words, nil
 	case a.Set == 0:
 		return k, "the rules decide about this frontend", nil
-	case a.Remembered != 0 && a.Backend.Backend == 0:
-		return k, passages[byEndpoint].words, nil
 	}
 	t, err := openReading(&p.kernel.obj.LBMaps)
 	if err != nil {
@@ -135,21 +132,14 @@ func (p *Plane) askPrograms(packet trace.Packet, class uint32, ruled []trace.Bac
 	}
 	defer t.close()
 	all := t.backendsOf(a.Set)
-	// The question drew one backend; another connection may draw one that is no frontend.
-	var connects []netip.AddrPort
 	for _, b := range all {
-		is, err := p.kernel.isFrontend(b, packet.Proto)
-		if err != nil {
+		if is, err := p.kernel.isFrontend(b, packet.Proto); err != nil {
 			return k, "", err
-		}
-		if !is {
-			connects = append(connects, b)
+		} else if is && a.Remembered == 0 {
+			return k, passages[byEndpoint].words, nil
 		}
 	}
-	if len(connects) == 0 {
-		return k, fmt.Sprintf("set %d has no endpoint that is not a frontend too", a.Set), nil
-	}
-	return kernelAnswer(packet, a, len(all), connects, ruled), "", nil
+	return kernelAnswer(packet, a, all), "", nil
 }
 
 // isFrontend reports whether the programs take a backend for a frontend too.
@@ -159,23 +149,16 @@ func (k *kernel) isFrontend(b netip.AddrPort, proto lb.Proto) (bool, error) {
 	return a.Found != 0, err
 }
 
-// kernelAnswer says how sockets are connected to the backends of a set of n. Where a backend is
-// drawn that is a frontend too, not one of connects, the packet path draws again, from ruled.
-func kernelAnswer(packet trace.Packet, a bpf.LBQuestion, n int, connects []netip.AddrPort,
-	ruled []trace.Backend) trace.Kernel {
+// kernelAnswer says how sockets are connected to the backends of a set.
+func kernelAnswer(packet trace.Packet, a bpf.LBQuestion, all []netip.AddrPort) trace.Kernel {
 	k := trace.Kernel{Verdict: trace.Balance, Connected: true}
-	direct, shares := map[netip.AddrPort]float64{}, map[netip.AddrPort]float64{}
-	for _, b := range connects {
-		direct[b] += 1 / float64(n)
-		shares[b] += 1 / float64(n)
+	shares := map[netip.AddrPort]float64{}
+	for _, b := range all {
+		shares[b] += 1 / float64(len(all))
 	}
-	again := n - len(connects)
-	for _, b := range ruled {
-		if again > 0 {
-			shares[b.Address] += b.Share * float64(again) / float64(n)
-		}
+	for _, b := range slices.SortedFunc(maps.Keys(shares), netip.AddrPort.Compare) {
+		k.Backends = append(k.Backends, trace.Backend{Address: b, Share: shares[b]})
 	}
-	k.Connects, k.Backends = inOrder(direct), inOrder(shares)
 	if a.Remembered != 0 {
 		k.Affine = placeOf(a.Backend.Addr, a.Backend.Port)
 	}
@@ -184,19 +167,7 @@ func kernelAnswer(packet trace.Packet, a bpf.LBQuestion, n int, connects []netip
 		fmt.Sprintf("map frontends: %s/%s has set %d", packet.To, packet.Proto, a.Set),
 		fmt.Sprintf("map sets: set %d has %d slots, each with a backend", a.Set, a.Count),
 	}
-	if again > 0 {
-		k.Way = append(k.Way, fmt.Sprintf("map frontends: %d of its backends are frontends too; where one of them is "+
-			"drawn, the packet path serves the connection and draws again", again))
-	}
 	return k
-}
-
-// inOrder lists backends with their shares, in the order of their addresses.
-func inOrder(shares map[netip.AddrPort]float64) (all []trace.Backend) {
-	for _, b := range slices.SortedFunc(maps.Keys(shares), netip.AddrPort.Compare) {
-		all = append(all, trace.Backend{Address: b, Share: shares[b]})
-	}
-	return all
 }
 
 // recognises reports whether the node takes the source for a pod.

@@ -4,14 +4,12 @@ package ebpf
 
 import (
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/nodetrace"
-	"kube-proxy/plane/ebpf/bpf"
 	"kube-proxy/test/kerneltest"
 	"kube-proxy/trace"
 )
@@ -53,21 +51,46 @@ func TestFollow(t *testing.T) {
 	})
 }
 
-// Where a backend is drawn that is a frontend too, the rules draw again: the answer has the shares
-// of both, and those of sockets alone (EB-18).
-func TestSharesOfBoth(t *testing.T) {
-	at := func(n byte) netip.AddrPort { return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, 1, n}), 80) }
-	ruled := []trace.Backend{{Address: at(1), Share: 0.25}, {Address: at(2), Share: 0.25}, {Address: at(3), Share: 0.5}}
-	k := kernelAnswer(trace.Packet{Proto: lb.TCP}, bpf.LBQuestion{}, 4, []netip.AddrPort{at(1), at(2)}, ruled)
-	want := []trace.Backend{{Address: at(1), Share: 0.375}, {Address: at(2), Share: 0.375},
-		{Address: at(3), Share: 0.25}}
-	if !slices.Equal(k.Backends, want) || !slices.Equal(k.Connects, []trace.Backend{ruled[0], ruled[1]}) {
-		t.Errorf("%+v", k)
-	}
-	table := trace.Answer{Verdict: trace.Balance, Backends: ruled}
-	if found := trace.Compare(table, k); len(found) > 0 {
-		t.Errorf("shares that programs cause are reported: %q", found)
-	}
+// TestEndpointIsFrontend: an endpoint whose address another Service claims keeps its share of the
+// node's connections, and trace says which path they take. When the claim ends, programs connect
+// them again (EB-53).
+func TestEndpointIsFrontend(t *testing.T) {
+	kerneltest.Later(t)
+	const n = 400
+	two := strings.Replace(shop, "set shop/web:http/tcp/cluster\n", "set shop/web:http/tcp/cluster\n  pod2:8080 local\n", 1)
+	claimed := two + "pod2:8080/tcp evil/aims:p externalip\n  anywhere balance evil/aims:p/tcp/cluster\n" +
+		"set evil/aims:p/tcp/cluster\n  pod1:8080 local\n"
+	eachFamily(t, func(b *bench) {
+		follow := func() (k trace.Kernel) {
+			var err error
+			p := trace.Packet{From: netip.AddrPortFrom(b.to("NODE:1").Addr(), 0), Host: true, To: b.to("VIP:80"),
+				Proto: lb.TCP}
+			b.On(netlab.Node1, func() { k, err = b.plane.TracePacket(b.t.Context(), p, nodetrace.Kernel) })
+			b.must(err)
+			return k
+		}
+		b.change(claimed)
+		servers := map[string]int{}
+		for range n {
+			servers[b.server(netlab.Node1, "VIP:80")]++
+		}
+		if got := servers["pod2"]; got < 2*n/5 || got > 3*n/5 || servers["pod1"]+got != n {
+			b.t.Errorf("of %d connections to two endpoints, one of them claimed: %v", n, servers)
+		}
+		if k := follow(); k.Connected || k.Passed != passages[byEndpoint].words || k.Backends[1].Share != 0.5 {
+			b.t.Errorf("trace: %+v", k)
+		}
+		if fixed, err := b.plane.audit(); fixed != 0 || err != nil {
+			b.t.Errorf("a comparison repairs %d elements, %v", fixed, err)
+		}
+		if b.direct("pod3") {
+			b.t.Error("programs connect sockets though an endpoint is claimed")
+		}
+		b.change(two)
+		if k := follow(); !b.direct("pod3") || !k.Connected {
+			b.t.Errorf("programs do not connect sockets after the claim; trace: %+v", k)
+		}
+	})
 }
 
 // TestDifferences: diff names what another program changed in the tables, and a detached program

@@ -453,11 +453,6 @@ func (n *neighbours) answers(keys map[lb.Key]string, known map[question]treatmen
 				is.Backends[i].Share = 0
 			}
 		}
-		if is.DrawsAgain() { // a known fault: a tenant whose external IP is another's endpoint takes of its share
-			for i := range is.Backends {
-				is.Backends[i].Share = 1 / float64(len(is.Backends))
-			}
-		}
 		meet := fmt.Sprintf("%s drains %t to", is.Verdict, is.Drains)
 		for _, b := range is.Backends {
 			meet += fmt.Sprintf(" %s %.4f %t", b.Address, b.Share, b.Hairpin)

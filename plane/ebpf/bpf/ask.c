@@ -1,8 +1,8 @@
 //go:build ignore
 
 /* What the programs do with a destination, for `kube-proxy trace` and tests: no hook, but run by
- * BPF_PROG_RUN with a question as the packet, which it answers in place. It changes nothing, so a client
- * whose affinity is remembered may get another backend. */
+ * BPF_PROG_RUN with a question as the packet, which it answers in place. It remembers nothing, so a client
+ * with affinity may get another backend. */
 
 /* question is asked at the hook of a connect() or sendto(). */
 struct question {
@@ -14,7 +14,7 @@ struct question {
 	__u32 set;
 	__u32 count;
 	__u32 refuses;
-	struct backend backend; /* that was drawn, or is remembered; its number is 0 for none */
+	struct backend backend; /* that was drawn, or is remembered, if nothing says why not */
 	__u32 remembered;
 	__u32 on;
 	__u32 why; /* the packet path serves it */
@@ -29,6 +29,7 @@ __inline void reply(struct question *q, const struct settings *cfg)
 	struct frontend fe = {};
 	struct verdict v;
 	struct choice *c;
+	struct set *s;
 
 	q->on = balances(cfg);
 	q->found = judge(&q->to, q->client, &fe, &v);
@@ -37,14 +38,14 @@ __inline void reply(struct question *q, const struct settings *cfg)
 	q->why = v.why;
 	if (!q->set)
 		return;
-	q->count = count_of(q->set);
+	s = find(&sets, &q->set);
+	q->count = s ? s->count : 0;
 	c = all && fe.affinity ? choice_of(all, q->set, now) : 0;
-	if (c && c->set == q->set && c->until >= now && find_backend(q->set, c->backend, &q->backend))
-		q->remembered = 1;
-	else if (!draw(q->set, &q->backend))
-		q->backend.backend = 0;
-	if (q->backend.backend && is_frontend(&fe, &q->backend))
-		q->backend.backend = 0;
+	q->remembered = c && c->set == q->set && c->until >= now && find_backend(q->set, c->backend, &q->backend);
+	if (!q->remembered)
+		q->why = draw(&fe, q->set, &q->backend);
+	else if (is_frontend(&fe, &q->backend))
+		q->why = ENDPOINT;
 }
 
 SEC("tc")

@@ -211,18 +211,6 @@ __inline int find_backend(__u32 set, __u32 id, struct backend *b)
 	return found->backend == id && found->set == set && b->set == set;
 }
 
-__inline __u32 count_of(__u32 set)
-{
-	struct set *found = find(&sets, &set);
-	__u32 count;
-
-	if (!found)
-		return 0;
-	count = found->count;
-	barrier();
-	return found->set == set ? count : 0;
-}
-
 __inline __u32 backend_at(__u32 set, __u32 at)
 {
 	struct place place = {.set = set, .slot = at};
@@ -236,18 +224,48 @@ __inline __u32 backend_at(__u32 set, __u32 at)
 	return found->place.set == set && found->place.slot == at ? id : 0;
 }
 
-/* draw draws a backend of the set. A set that shrinks may have an empty slot: it draws again. */
-__inline int draw(__u32 set, struct backend *b)
+/* is_frontend reports whether the address and port of a backend are those of a frontend too. */
+__inline int is_frontend(const struct frontend *fe, const struct backend *b)
 {
-	__u32 count = count_of(set);
+	struct front at = {.proto = fe->front.proto};
+	struct frontend other;
 
-	if (!count)
-		return 0;
+	copy(at.addr, b->addr);
+	at.port = b->port;
+	return find_frontend(&at, HOST, &other);
+}
+
+/* draw draws a backend of the set, or says why the packet path does. Rules of a frontend must not see packets to a
+ * backend at its address, so the packet path serves that backend. It draws among all of the set: if programs served
+ * the others, those would have more than their share. So the whole set passes, while the backend is a frontend.
+ * A set that shrinks may have an empty slot: it draws again. */
+__inline __u32 draw(const struct frontend *fe, __u32 set, struct backend *b)
+{
+	struct set *s = find(&sets, &set);
+	__u32 count, passes, at;
+	int found = 0;
+
+	if (!s)
+		return NO_BACKEND;
+	count = s->count;
+	passes = s->passes;
+	barrier();
+	if (s->set != set || !count)
+		return NO_BACKEND;
+	at = passes ? passes - 1 : bpf_get_prandom_u32() % count;
 #pragma unroll
-	for (int i = 0; i < 3; i++)
-		if (find_backend(set, backend_at(set, bpf_get_prandom_u32() % count), b))
-			return 1;
-	return 0;
+	for (int i = 0; i < 3; i++) {
+		found = find_backend(set, backend_at(set, at), b);
+		if (found)
+			break;
+		at = bpf_get_prandom_u32() % count;
+	}
+	if (!found)
+		return NO_BACKEND;
+	at = is_frontend(fe, b) ? at + 1 : 0;
+	if (at != passes)
+		s->passes = at;
+	return at ? ENDPOINT : 0;
 }
 
 /* choice_of returns the client's choice of a set, or a place for it; 0 if none is free. */
@@ -266,46 +284,33 @@ __inline struct choice *choice_of(struct choices *all, __u32 set, __u64 now)
 	return empty;
 }
 
-/* remember finds the client's last backend, or draws one; or it says why there is none. */
+/* remember finds the client's last backend, or draws one; or it says why the packet path serves the client. */
 __inline __u32 remember(const struct frontend *fe, __u32 set, __u64 netns, struct backend *b)
 {
 	struct choices *all = element(&affinity, &netns);
 	__u64 now = bpf_ktime_get_ns();
 	struct choice *c = all ? choice_of(all, set, now) : 0;
+	__u32 why;
 
 	if (!c)
 		return AFFINITY;
-	if (c->set != set || c->until < now || !find_backend(set, c->backend, b))
-		if (!draw(set, b))
-			return NO_BACKEND;
-	c->set = set;
-	c->backend = b->backend;
+	if (c->set == set && c->until >= now && find_backend(set, c->backend, b)) {
+		why = is_frontend(fe, b) ? ENDPOINT : 0;
+	} else {
+		why = draw(fe, set, b);
+		if (why)
+			return why;
+		c->set = set;
+		c->backend = b->backend;
+	}
 	c->until = now + fe->affinity * 1000000000ull;
-	return 0;
+	return why;
 }
 
-/* is_frontend reports whether the address and port of a backend are those of a frontend too. */
-__inline int is_frontend(const struct frontend *fe, const struct backend *b)
-{
-	struct front at = {.proto = fe->front.proto};
-	struct frontend other;
-
-	copy(at.addr, b->addr);
-	at.port = b->port;
-	return find_frontend(&at, HOST, &other);
-}
-
-/* choose chooses a backend for the client, or says why not. One that is a frontend too takes the packet path,
- * where rules of that frontend do not see the packets of this one. */
+/* choose chooses a backend for the client, or says why the packet path does. */
 __inline __u32 choose(const struct frontend *fe, __u32 set, __u64 netns, struct backend *b)
 {
-	__u32 why = 0;
-
-	if (fe->affinity)
-		why = remember(fe, set, netns, b);
-	else if (!draw(set, b))
-		why = NO_BACKEND;
-	return why ? why : is_frontend(fe, b) ? ENDPOINT : 0;
+	return fe->affinity ? remember(fe, set, netns, b) : draw(fe, set, b);
 }
 
 __inline void count(const struct settings *cfg, __u32 set)

@@ -107,9 +107,10 @@ type LBRefusal struct {
 }
 
 type LBSet struct {
-	_     structs.HostLayout
-	Set   uint32
-	Count uint32
+	_      structs.HostLayout
+	Set    uint32
+	Count  uint32
+	Passes uint32
 }
 
 type LBSettings struct {

@@ -53,7 +53,9 @@ struct frontend {
 	__u8 passes[CLASSES]; /* why else the packet path serves it: one of the reasons of passed */
 };
 
-struct set { __u32 set; __u32 count; };
+/* passes is the slot of a backend that was a frontend too when a program last drew from the set, plus 1; 0 for none.
+ * Programs alone write it. */
+struct set { __u32 set; __u32 count; __u32 passes; };
 struct place { __u32 set; __u32 slot; };
 struct slot { struct place place; __u32 backend; };
 
@@ -118,7 +120,7 @@ enum {
 	MASQUERADE, /* endpoints must see the node */
 	EXTERNAL,   /* an external IP may be any address, also that of a pod */
 	NO_BACKEND, /* there is none: the set changes, or a UDP socket connects early */
-	ENDPOINT,   /* the endpoint is a frontend too */
+	ENDPOINT,   /* an endpoint is a frontend too */
 	SHARED,     /* the endpoint is that of another destination of the socket */
 	AFFINITY,   /* the client has no room for its choice */
 	FULL,       /* the UDP socket has no room for the destination */
