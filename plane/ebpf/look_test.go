@@ -57,7 +57,8 @@ func TestFollow(t *testing.T) {
 func TestEndpointIsFrontend(t *testing.T) {
 	kerneltest.Later(t)
 	const n = 400
-	two := strings.Replace(shop, "set shop/web:http/tcp/cluster\n", "set shop/web:http/tcp/cluster\n  pod2:8080 local\n", 1)
+	set := "set shop/web:http/tcp/cluster\n"
+	two := strings.Replace(shop, set, set+"  pod2:8080 local\n", 1)
 	claimed := two + "pod2:8080/tcp evil/aims:p externalip\n  anywhere balance evil/aims:p/tcp/cluster\n" +
 		"set evil/aims:p/tcp/cluster\n  pod1:8080 local\n"
 	eachFamily(t, func(b *bench) {

@@ -48,7 +48,7 @@ var passages = [...]passage{
 	byMasquerade: {"masquerade", "endpoints must see the node as the client"},
 	byExternalIP: {"external_ip", "an external IP may be the address of a pod: the client's network decides"},
 	byNoBackend:  {"no_backend", "there is no endpoint, and a UDP socket may connect early, or the endpoints change"},
-	byEndpoint:   {"endpoint_is_frontend", "an endpoint is a frontend too: rules draw among all, once a socket has met it"},
+	byEndpoint:   {"endpoint_is_frontend", "an endpoint is a frontend too, so rules draw among all"},
 	byShared:     {"shared_endpoint", "another destination of the UDP socket has the same endpoint"},
 	byAffinity:   {"affinity", "the client uses too many Services with affinity"},
 	byFlows:      {"flows", "the UDP socket has too many destinations"},
