@@ -12,6 +12,8 @@ func (m Mode) Trace(s Settings) trace.Mode {
 		Loopback:       m.LocalhostNodePorts && s.LocalhostNodePorts,
 		LocalhostProxy: m.LocalhostGate != "" && s.LocalhostProxy,
 		HairpinsByNode: m.HairpinsByNode,
+
+		LocalhostSockets: m.LocalhostSockets,
 	}
 	if m.Served != nil {
 		how.Served = m.Served(s)

@@ -33,6 +33,9 @@ const atPort = "bridge"
 // behind a port that went down.
 func (w *walk) bridged(y *way, bridge rtnl.Link, next netip.Addr) stop {
 	p, known := w.behind(bridge, next)
+	if bridge.VLANs {
+		y.doubtful("bridge %s filters by VLAN: see bridge vlan show", bridge.Name)
+	}
 	switch {
 	case bridge.Kind != "bridge":
 		return stop{}

@@ -37,10 +37,9 @@ func (y way) foreign() bool {
 // strayed reports a request that has ended at an address to which nothing of kube-proxy sends it.
 // Connections that end at the proxy are not judged: it chooses its listeners itself.
 func (w *walk) strayed(y way) stop {
-	m, p := w.q.Mode, w.q.Packet
-	own := m.Terminates || m.Holds || m.LocalhostProxy && p.To.Addr().IsLoopback()
-	if w.q.Table.Verdict == "" || own && y.here && !y.foreign() || w.expected(y.To) || p.Proto == trace.ICMPv4 ||
-		p.Proto == trace.ICMPv6 {
+	p := w.q.Packet
+	if w.q.Table.Verdict == "" || w.proxies(y) && y.here && !y.foreign() || w.expected(y.To) ||
+		p.Proto == trace.ICMPv4 || p.Proto == trace.ICMPv6 {
 		return stop{}
 	}
 	s := stop{verdict: trace.Translated, stage: y.stage("prerouting"),
@@ -50,8 +49,9 @@ func (w *walk) strayed(y way) stop {
 	}
 	switch {
 	case y.To == p.To && w.q.Table.Verdict == trace.Balance:
-		s = w.notTranslated(y)
-		s.verdict = trace.Rejected
+		if s = w.notTranslated(y); y.here { // nothing listens there
+			s.verdict = trace.Rejected
+		}
 	case y.To == p.To: // the table refuses it, and the kernel does not
 		s.by = fmt.Sprintf("nothing in the kernel refuses the packet to %s", y.To)
 		s.do = "kube-proxy diff"
@@ -99,7 +99,13 @@ func (w *walk) refusal(y *way, s stop) stop {
 				r.Priority)
 		}
 	}
-	r := w.lookup(rtnl.Query{To: y.From.Addr(), Proto: byte(errorProto(*y, s))})
+	q := rtnl.Query{To: y.From.Addr(), From: w.local(y.To.Addr()), Proto: byte(errorProto(*y, s))}
+	r := w.lookup(q)
+	if r.Errno != 0 && q.To.Is6() && !q.From.IsValid() { // the kernel tries again from an address of its own
+		q.From = w.nearest(q.To)
+		r = w.lookup(q)
+		r.Source = q.From
+	}
 	if e := noRoute(r, y.From.Addr(), false, "error: route"); e.by != "" {
 		return w.unheard(s, e.by)
 	}
@@ -148,6 +154,24 @@ func (w *walk) refusal(y *way, s stop) stop {
 	return s
 }
 
+// nearest is the address of the node that has the longest prefix in common with another, as the
+// kernel chooses the source of a packet of IPv6 (RFC 6724); invalid if the node has none.
+func (w *walk) nearest(to netip.Addr) (best netip.Addr) {
+	most := -1
+	for _, l := range w.links {
+		for _, a := range w.addressesOf(l) {
+			bits := to.BitLen()
+			for bits > 0 && !netip.PrefixFrom(to, bits).Masked().Contains(a.Addr) {
+				bits--
+			}
+			if !a.Addr.IsLoopback() && bits > most {
+				best, most = a.Addr, bits
+			}
+		}
+	}
+	return best
+}
+
 // errorProto is the protocol of the error by which the client learns of a refusal.
 func errorProto(y way, s stop) lb.Proto {
 	switch {
@@ -162,7 +186,11 @@ func errorProto(y way, s stop) lb.Proto {
 // errorOf is the packet by which the client learns of a refusal, on the route r.
 func (w *walk) errorOf(y way, s stop, r rtnl.Route) way {
 	const networkControl = 0xc0 // the precedence of errors of IPv4 (RFC 1812, 4.3.2.5)
-	e := hooks.Packet{Proto: errorProto(y, s), From: netip.AddrPortFrom(r.Source, 0), TOS: networkControl,
+	from := r.Source
+	if here := w.local(y.To.Addr()); here.IsValid() {
+		from = here
+	}
+	e := hooks.Packet{Proto: errorProto(y, s), From: netip.AddrPortFrom(from, 0), TOS: networkControl,
 		To: netip.AddrPortFrom(y.From.Addr(), unreachable4), Out: w.link(r.Out).Name}
 	switch e.Proto {
 	case lb.TCP:

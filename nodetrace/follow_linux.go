@@ -52,6 +52,7 @@ func Follow(ctx context.Context, q Question, filter Filter) (trace.Node, error) 
 	w := &walk{q: q}
 	w.sysctl, w.conntrack = sysctl, conntrack
 	w.route = func(q rtnl.Query) (rtnl.Route, error) { return rtnl.Lookup(ctx, conn, q) }
+	w.hops = func(q rtnl.Query) (int, error) { return rtnl.Legs(ctx, conn, q) }
 	if w.links, err = rtnl.Links(ctx, conn); err != nil {
 		return trace.Node{}, err
 	}

@@ -18,7 +18,7 @@ func (w *walk) judge() trace.Node {
 	n := trace.Node{Verdict: trace.Delivered, Warnings: w.warnings}
 	shares, shown, retries := map[stop]float64{}, end{}, w.retries()
 	var worst stop
-	for _, e := range w.ends {
+	for i, e := range w.ends {
 		uncertain := false
 		for _, d := range e.doubts {
 			if d.verdict == trace.Delivered && (e.by == "" || strings.HasSuffix(e.stop.stage, atPort)) {
@@ -32,7 +32,7 @@ func (w *walk) judge() trace.Node {
 			e.by = ""
 		}
 		if e.by == "" {
-			if len(shown.steps) == 0 {
+			if len(shown.steps) == 0 || e.masq && !shown.masq {
 				shown = e
 			}
 			continue
@@ -44,6 +44,10 @@ func (w *walk) judge() trace.Node {
 			}
 			n.Warnings = append(n.Warnings, text)
 			continue
+		}
+		if e.verdict == trace.Rejected && w.q.Mode.Terminates && w.q.Packet.Proto == lb.UDP && e.backend.IsValid() {
+			e.verdict = trace.Dropped // the error comes to the proxy's socket
+			w.ends[i] = e
 		}
 		n.Share += e.share
 		shares[e.stop] += e.share

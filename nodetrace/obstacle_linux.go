@@ -180,6 +180,9 @@ func (w *walk) undeliverable(y *way, r rtnl.Route, out rtnl.Link) stop {
 		s = stop{verdict: trace.Dropped, stage: "route", do: "ip route; ip link: is the interface of the pod down?",
 			by: fmt.Sprintf("endpoint %s is on this node, but its route leads through %s to %s",
 				y.backend, out.Name, r.Gateway)}
+		if k := w.q.Kernel; k != nil && k.Connected { // nothing translates it, so that its errors reach the client
+			y.doubtful("whether %s refuses the packet, or sends it back here until its TTL ends", r.Gateway)
+		}
 	}
 	if s.by == "" {
 		s = w.bridged(y, out, next)
@@ -201,6 +204,9 @@ func (w *walk) undeliverable(y *way, r rtnl.Route, out rtnl.Link) stop {
 			state = "FAILED"
 		case n.State&unix.NUD_INCOMPLETE != 0:
 			state = "INCOMPLETE"
+			if w.local(y.From.Addr()).IsValid() && !y.reply {
+				y.doubtful("whether the error that %s is not reached comes before the client gives up", next)
+			}
 		default:
 			continue
 		}
@@ -212,6 +218,35 @@ func (w *walk) undeliverable(y *way, r rtnl.Route, out rtnl.Link) stop {
 		s.stage = y.stage(s.stage)
 	}
 	return s
+}
+
+// guessed notes that the kernel chooses among the next hops of a route by a hash of the packet, and
+// that another one than r may be up or down.
+func (w *walk) guessed(y *way, q rtnl.Query, r rtnl.Route) {
+	n, err := w.hops(q)
+	if err != nil && w.err == nil {
+		w.err = fmt.Errorf("count the next hops to %s: %w", q.To, err)
+	}
+	if n < 2 {
+		return
+	}
+	what := fmt.Sprintf("of %d next hops to %s, the one %s is followed: a guess, because the kernel chooses by a "+
+		"hash of the connection", n, q.To, routeText(r, w.link(r.Out)))
+	w.warn("%s.", strings.ToUpper(what[:1])+what[1:])
+	y.doubts = append(slices.Clip(y.doubts), doubt{verdict: trace.Delivered, what: what})
+}
+
+// otherRouter warns of a request that a policy rule leads to another router than other packets to
+// the backend: this node does not know where that leads.
+func (w *walk) otherRouter(y way, r rtnl.Route) {
+	q := y.query()
+	q.Mark = 0
+	usual := w.lookup(q)
+	if y.reply || !r.Gateway.IsValid() || usual.Out == r.Out && usual.Gateway == r.Gateway {
+		return
+	}
+	w.warn("A policy rule leads this packet %s, and others to %s %s: that the router passes it on is assumed.",
+		routeText(r, w.link(r.Out)), y.To.Addr(), routeText(usual, w.link(usual.Out)))
 }
 
 // compareMTU warns of packets that arrive and are too large to leave.

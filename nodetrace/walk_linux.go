@@ -18,7 +18,9 @@ type facts struct {
 	links      []rtnl.Link
 	neighbours []rtnl.Neighbour
 	route      func(rtnl.Query) (rtnl.Route, error)
-	pass       func(hooks.Hook, hooks.Packet) ([]hooks.Way, error)
+	// hops returns how many next hops the route of a packet has.
+	hops func(rtnl.Query) (int, error)
+	pass func(hooks.Hook, hooks.Packet) ([]hooks.Way, error)
 	// sysctl returns the value of a setting, by its path below net; "" without one.
 	sysctl func(path string) string
 	// conntrack returns how many packets conntrack has dropped, and how many connections it has
@@ -102,9 +104,14 @@ func (w *walk) follow() {
 		w.stop(start, s)
 		return
 	}
-	if k := w.q.Kernel; k != nil && k.Perhaps {
-		start.doubts = []doubt{{verdict: trace.Delivered, what: fmt.Sprintf("whether %s is a pod of this node, whose "+
-			"socket an eBPF program connects: without --cluster-cidr, that is not known", p.From.Addr())}}
+	if src := w.lookup(rtnl.Query{To: p.To.Addr()}).Source; w.own() && !w.q.Mode.Holds && src.IsValid() &&
+		src != p.From.Addr() {
+		w.warn("The source %s is assumed: a socket that is not bound to it sends from %s.", p.From.Addr(), src)
+	}
+	direct := !w.lookup(rtnl.Query{To: p.From.Addr()}).Gateway.IsValid()
+	if k := w.q.Kernel; k != nil && k.Perhaps && (w.q.ClientHere || direct) {
+		start.doubts = []doubt{{verdict: trace.Delivered, what: fmt.Sprintf("whether %[1]s is a pod of this node, "+
+			"whose socket an eBPF program connects: see --cluster-cidr, and ip route get %[1]s", p.From.Addr())}}
 	}
 	for _, x := range w.connected(start) {
 		for _, y := range w.request(x) {
@@ -147,6 +154,11 @@ func (w *walk) connected(y way) (all []way) {
 		z := y
 		z.To, z.backend, z.share, z.Flow.Orig.To = b.Address, b.Address, b.Share, b.Address
 		z.asked.To = b.Address
+		src := w.lookup(rtnl.Query{To: b.Address.Addr()}).Source
+		if w.own() && z.From.Addr().IsLoopback() && src.IsValid() { // a socket that is not bound
+			z.From = netip.AddrPortFrom(src, z.From.Port())
+			z.asked.From, z.Flow.Orig.From = z.From, z.From
+		}
 		z.note("socket", "to %s, by an eBPF program of kube-proxy", b.Address)
 		if z.To.Addr() == z.From.Addr() && !w.own() {
 			w.ends = append(w.ends, end{way: z})
@@ -185,6 +197,9 @@ func (w *walk) receive(y way, in rtnl.Link) (all []way) {
 	if port := w.q.Packet.In; !y.reply && port != in.Name {
 		y.Port = port
 	}
+	if p, ok := w.behind(in, y.From.Addr()); ok && y.Port == "" {
+		y.Port = w.link(p.Link).Name
+	}
 	w.in = append(w.in, in.Index)
 	if s := down(in); s.by != "" {
 		w.stop(y, s)
@@ -204,6 +219,7 @@ func (w *walk) receive(y way, in rtnl.Link) (all []way) {
 			y.note("route", "to this node")
 			all = append(all, w.arrive(y)...)
 		default:
+			w.guessed(&y, q, r)
 			all = append(all, w.forward(y, r)...)
 		}
 	}
@@ -225,6 +241,15 @@ func (w *walk) byIPVS(y way) bool {
 		w.q.Table.Verdict == trace.Balance && len(w.q.Table.Backends) > 0
 }
 
+// ofIPVS is the query for the route of a packet that IPVS sends: without a protocol, which a query
+// cannot leave out. That of pings is the one that policy rules select least.
+func ofIPVS(to netip.Addr) rtnl.Query {
+	if to.Is6() {
+		return rtnl.Query{To: to, Proto: byte(trace.ICMPv6)}
+	}
+	return rtnl.Query{To: to, Proto: byte(trace.ICMPv4)}
+}
+
 // fromIPVS reports whether IPVS sends a packet to a backend.
 func (w *walk) fromIPVS(y way) bool { return w.q.Mode.Holds && !y.reply && y.backend.IsValid() }
 
@@ -232,6 +257,9 @@ func (w *walk) fromIPVS(y way) bool { return w.q.Mode.Holds && !y.reply && y.bac
 func (w *walk) arrive(y way) (all []way) {
 	if w.byIPVS(y) {
 		y.Before = ipvsInput
+		if y.Flow.State == hooks.Untracked {
+			y.doubtful("IPVS takes a packet that a rule keeps out of conntrack")
+		}
 	}
 	w.listens = w.listens || !w.byIPVS(y) && (y.Flow.State == hooks.New || y.Proto == lb.UDP)
 	for _, y := range w.hook(hooks.Input, y) {
@@ -268,6 +296,17 @@ func (w *walk) forward(y way, r rtnl.Route) (all []way) {
 		y.TTL--
 	}
 	for _, y := range w.hook(hooks.Forward, y) {
+		if w.q.Mode.Holds && y.reply && y.backend.IsValid() { // IPVS gives it the Service's address, and a route
+			q := y.query()
+			q.From, q.FromPort = w.local(y.asked.To.Addr()), y.asked.To.Port()
+			again := w.lookup(q)
+			s := noRoute(again, y.To.Addr(), false, y.stage("route"))
+			if s.by != "" {
+				w.stop(y, s)
+				continue
+			}
+			r = again
+		}
 		all = append(all, w.leave(y, r)...)
 	}
 	return all
@@ -281,6 +320,7 @@ func (w *walk) leave(y way, r rtnl.Route) (all []way) {
 	if r.Encap != 0 {
 		w.doubt("encapsulation by the route to %s through %s", y.To.Addr(), out.Name)
 	}
+	w.otherRouter(y, r)
 	from := y.From
 	for _, y := range w.masqueraded(y) {
 		y.In = ""
@@ -320,7 +360,7 @@ func (w *walk) masqueraded(y way) []way {
 func (w *walk) send(y way) (all []way) {
 	q := w.sent(y)
 	if w.fromIPVS(y) {
-		q = rtnl.Query{To: q.To}
+		q = ofIPVS(q.To)
 	}
 	w.byPort(y)
 	r := w.lookup(q)
@@ -357,6 +397,7 @@ func (w *walk) send(y way) (all []way) {
 		} else if r.Here() {
 			all = append(all, w.loop(after)...)
 		} else {
+			w.guessed(&after, w.sent(after), r)
 			all = append(all, w.leave(after, r)...)
 		}
 	}
@@ -389,15 +430,26 @@ func (w *walk) loop(y way) (all []way) {
 	return all
 }
 
+// proxies reports whether IPVS or the proxy itself takes a packet that is delivered to this node.
+// Rules do not redirect a packet to the proxy that conntrack does not know.
+func (w *walk) proxies(y way) bool {
+	m, to := w.q.Mode, w.q.Packet.To
+	return m.Holds || m.Terminates && (y.Flow.State != hooks.Untracked || y.To != to) ||
+		m.LocalhostProxy && to.Addr().IsLoopback()
+}
+
 // proxied follows a packet that IPVS or the proxy itself received to the backends.
 func (w *walk) proxied(y way) (all []way) {
 	m, t := w.q.Mode, w.q.Table
-	proxies := m.Holds || m.Terminates || m.LocalhostProxy && w.q.Packet.To.Addr().IsLoopback()
 	switch {
-	case !y.here || !proxies || y.foreign() || y.backend.IsValid() && !m.Terminates:
+	case !y.here || !w.proxies(y) || y.foreign() || y.backend.IsValid() && !m.Terminates:
 		return []way{y}
 	case t.Verdict == trace.Reject || t.Verdict == trace.Drop:
-		w.stop(y, stop{verdict: verdicts[t.Verdict], stage: "proxy", by: "kube-proxy", own: true})
+		s := stop{verdict: verdicts[t.Verdict], stage: "proxy", by: "kube-proxy", own: true}
+		if m.Holds { // IPVS sends the error
+			s = w.refusal(&y, s)
+		}
+		w.stop(y, s)
 		return nil
 	case t.Verdict != trace.Balance || len(t.Backends) == 0:
 		return []way{y}
@@ -430,7 +482,7 @@ func (w *walk) toBackends(y way, backends []trace.Backend) (all []way) {
 	for _, b := range backends {
 		z := y
 		z.here, z.To, z.backend, z.share, z.steps = false, b.Address, b.Address, y.share*b.Share, slices.Clone(y.steps)
-		z.Flow = hooks.Flow{Orig: y.Flow.Orig, Mark: y.Flow.Mark, Label: y.Flow.Label}
+		z.Flow = hooks.Flow{Orig: y.Flow.Orig, Mark: y.Flow.Mark, Label: y.Flow.Label, IPVS: w.q.Mode.Holds}
 		if !w.q.Mode.Holds {
 			own := w.lookup(rtnl.Query{To: b.Address.Addr()})
 			z.From, z.Mark = netip.AddrPortFrom(own.Source, 0), 0
@@ -456,7 +508,7 @@ func (w *walk) answered(y way) []way {
 	z.reply, z.here, z.Mark, z.From, z.To = true, false, 0, y.To, y.From
 	z.Flow = hooks.Flow{State: hooks.Established, Reply: true,
 		Orig: y.Flow.Orig, Reverse: hooks.Tuple{From: y.To, To: y.From}, Offloaded: y.Flow.Offloaded,
-		Mark: y.Flow.Mark, Label: y.Flow.Label}
+		Mark: y.Flow.Mark, Label: y.Flow.Label, IPVS: y.Flow.IPVS}
 	z.TOS, z.TTL = 0, 0
 	if y.Flow.State == hooks.Untracked { // conntrack does not know what it answers
 		z.Flow = hooks.Flow{Orig: hooks.Tuple{From: z.From, To: z.To}}
@@ -504,7 +556,7 @@ func (w *walk) continued(y way) (all []way) {
 // bypasses reports whether the packet left through the interface it came in through, or from one
 // uplink to another, with its source: another machine then replies to the client directly.
 func (w *walk) bypasses(y way) bool {
-	if y.masq || w.own() || len(w.in) == 0 || w.in[0] == 0 {
+	if y.masq || w.own() || len(w.in) == 0 || w.in[0] == 0 || w.local(y.From.Addr()).IsValid() {
 		return false
 	}
 	out := w.named(y.Out)

@@ -38,6 +38,7 @@ func world() facts {
 			}
 			return rtnl.Route{Type: unix.RTN_UNICAST, Out: 2, Source: netip.MustParseAddr("192.0.2.1")}, nil
 		},
+		hops:      func(rtnl.Query) (int, error) { return 1, nil },
 		pass:      func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) { return one(p), nil },
 		sysctl:    func(path string) string { return map[string]string{"ipv4/ip_forward": "1"}[path] },
 		conntrack: func() (uint64, uint64) { return 0, 0 },
@@ -64,7 +65,7 @@ func balanced(h hooks.Hook, p hooks.Packet, backends ...string) []hooks.Way {
 	return all
 }
 
-// TestWalk judges gathered facts (NT-01 to NT-06, NT-12, NT-13, NT-21).
+// TestWalk judges gathered facts (NT-01 to NT-06, NT-12 to NT-14, NT-18, NT-21).
 func TestWalk(t *testing.T) {
 	const far, near, service = "198.51.100.1:80", "10.1.1.2:80", "10.96.0.10:80"
 	rule := func(chain string) *hooks.Rule {
@@ -106,6 +107,27 @@ func TestWalk(t *testing.T) {
 				return rtnl.Route{Type: unix.RTN_UNICAST, Out: 2, Gateway: netip.MustParseAddr("192.0.2.254")}, nil
 			}
 			return route(q)
+		}
+	}
+	refusing := func(route lookup, yes func(rtnl.Query) bool) lookup {
+		return func(q rtnl.Query) (rtnl.Route, error) {
+			if yes(q) {
+				return rtnl.Route{Errno: unix.EACCES}, nil
+			}
+			return route(q)
+		}
+	}
+	// routers has a policy rule of pod 1 lead to another router than other packets.
+	routers := func(route lookup) lookup {
+		return func(q rtnl.Query) (rtnl.Route, error) {
+			r, err := route(q)
+			if q.To.String() == "198.51.100.1" {
+				r.Gateway = netip.MustParseAddr("192.0.2.254")
+				if q.In == 3 {
+					r.Gateway = netip.MustParseAddr("192.0.2.9")
+				}
+			}
+			return r, err
 		}
 	}
 	for _, c := range []struct {
@@ -384,6 +406,196 @@ func TestWalk(t *testing.T) {
 				return balanced(h, p, near), nil
 			}
 		}, trace.Dropped, "the reply comes from 10.1.1.2:80", 1, nil},
+		{"not translated, and sent by the node", func(w *walk) {
+			w.q.Packet.Host, w.q.Packet.From = true, netip.MustParseAddrPort("192.0.2.1:1")
+			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) { return one(p), nil }
+		}, trace.Dropped, "the packet to 10.96.0.10:80 is not translated", 1, nil},
+		{"a NodePort that is not translated, in a mode that ends connections", func(w *walk) {
+			w.q.Mode.Terminates = true
+			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:30080")
+			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				all := one(p)
+				if p.To == w.q.Packet.To {
+					all[0].Flow.State, all[0].UntrackedBy = hooks.Untracked, rule("raw")
+				}
+				return all, nil
+			}
+		}, trace.Rejected, "chain raw", 1, nil},
+		{"a reply to the proxy is dropped", func(w *walk) {
+			w.q.Mode.Terminates = true
+			w.q.Packet.From, w.q.Packet.To = netip.MustParseAddrPort("203.0.113.1:1"),
+				netip.MustParseAddrPort("192.0.2.1:80")
+			w.q.Table.Backends = w.q.Table.Backends[1:]
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				all := one(p)
+				if h == hooks.Input && p.From.String() == far {
+					all[0].Verdict, all[0].By = trace.Drop, rule("replies")
+				}
+				return all, nil
+			}
+		}, trace.Dropped, "chain replies", 0.5, nil},
+		{"an endpoint of this node behind a router, to which sockets are connected", func(w *walk) {
+			w.q.Kernel = &trace.Kernel{Connected: true, Verdict: trace.Balance,
+				Backends: []trace.Backend{{Address: netip.MustParseAddrPort("10.1.1.7:80"), Share: 1}}}
+			w.q.OnNode = func(netip.AddrPort) bool { return true }
+			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) { return one(p), nil }
+			route := w.route
+			w.route = func(q rtnl.Query) (rtnl.Route, error) {
+				r, err := route(q)
+				if q.To.String() == "10.1.1.7" {
+					r.Gateway = netip.MustParseAddr("192.0.2.254")
+				}
+				return r, err
+			}
+		}, trace.Undecided, "", 0, nil},
+		{"a socket of a pod that is perhaps connected, though its route leads elsewhere", func(w *walk) {
+			stopped(near, "policy", trace.Drop)(w)
+			w.q.Kernel, w.q.ClientHere = &trace.Kernel{Perhaps: true, Verdict: trace.Balance}, true
+			w.neighbours = []rtnl.Neighbour{{Link: 3, Addr: w.q.Packet.From.Addr(), State: unix.NUD_REACHABLE}}
+			w.route = rerouted(w.route, func(q rtnl.Query) bool { return !q.From.IsValid() })
+		}, trace.Undecided, "", 0, nil},
+		{"a socket of a pod elsewhere", func(w *walk) {
+			stopped(near, "policy", trace.Drop)(w)
+			w.q.Kernel = &trace.Kernel{Perhaps: true, Verdict: trace.Balance}
+			w.route = rerouted(w.route, func(rtnl.Query) bool { return true })
+		}, trace.Dropped, "chain policy", 0.5, nil},
+		{"a socket to a loopback address is connected from another", func(w *walk) {
+			w.q.Packet.Host, w.q.Packet.From = true, netip.MustParseAddrPort("127.0.0.1:0")
+			w.q.Packet.To = netip.MustParseAddrPort("127.0.0.1:30080")
+			w.q.Kernel = &trace.Kernel{Connected: true, Verdict: trace.Balance,
+				Backends: []trace.Backend{{Address: netip.MustParseAddrPort(far), Share: 1}}}
+			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				all := one(p)
+				if p.From.Addr().IsLoopback() {
+					all[0].Verdict, all[0].By = trace.Drop, rule("loopback")
+				}
+				return all, nil
+			}
+		}, trace.Delivered, "", 0, nil},
+		{"the proxy cannot send a datagram to the only backend", func(w *walk) {
+			w.q.Mode.Terminates, w.q.Packet.Proto = true, lb.UDP
+			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:80")
+			w.q.Table.Backends = w.q.Table.Backends[:1]
+			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) { return one(p), nil }
+			route := w.route
+			w.route = func(q rtnl.Query) (rtnl.Route, error) {
+				if q.To.String() == "10.1.1.2" {
+					return rtnl.Route{Errno: unix.EHOSTUNREACH}, nil
+				}
+				return route(q)
+			}
+		}, trace.Dropped, "is unreachable", 0.5, nil},
+		{"IPVS rejects, and the error is dropped", func(w *walk) {
+			w.q.Mode.Holds, w.q.Table.Verdict = true, trace.Reject
+			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:80")
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				all := one(p)
+				if h == hooks.Output && p.From == netip.MustParseAddrPort("192.0.2.1:0") {
+					all[0].Verdict, all[0].By = trace.Drop, rule("output")
+				}
+				return all, nil
+			}
+		}, trace.Dropped, "kube-proxy", 1, nil},
+		{"IPVS takes an untracked packet", func(w *walk) {
+			w.q.Mode.Holds = true
+			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:80")
+			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				p.Flow.State = hooks.Untracked
+				return one(p), nil
+			}
+		}, trace.Undecided, "", 0, nil},
+		{"IPVS takes no part in ct status", func(w *walk) {
+			w.q.Mode.Holds = true
+			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:80")
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				all := one(p)
+				if h == hooks.Forward && p.Flow.IPVS {
+					all[0].Verdict, all[0].By = trace.Drop, rule("status")
+				}
+				return all, nil
+			}
+		}, trace.Dropped, "chain status", 1, nil},
+		{"IPVS sends without a protocol", func(w *walk) {
+			w.q.Mode.Holds = true
+			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:80")
+			route := w.route
+			w.route = func(q rtnl.Query) (rtnl.Route, error) {
+				if q.Proto == 0 && q.ToPort == 80 || q.Proto == byte(lb.UDP) {
+					return rtnl.Route{Errno: unix.EACCES}, nil
+				}
+				return route(q)
+			}
+			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) { return one(p), nil }
+		}, trace.Delivered, "", 0, nil},
+		{"the reply of IPVS has no route from the Service's address", func(w *walk) {
+			w.q.Mode.Holds = true
+			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:80")
+			w.route = refusing(w.route, func(q rtnl.Query) bool {
+				return q.To.String() == "10.1.1.1" && q.From.String() == "192.0.2.1"
+			})
+			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) { return one(p), nil }
+		}, trace.Dropped, "prohibits 10.1.1.1", 1, nil},
+		{"a bridge that filters by VLAN", func(w *walk) { w.links[3].Kind, w.links[3].VLANs = "bridge", true },
+			trace.Undecided, "", 0, nil},
+		{"a socket of the node that sends from another address", func(w *walk) {
+			w.q.Packet.Host, w.q.Packet.From = true, netip.MustParseAddrPort("192.0.2.77:0")
+			route := w.route
+			w.route = func(q rtnl.Query) (rtnl.Route, error) {
+				if q.To.String() == "192.0.2.77" {
+					return rtnl.Route{Type: unix.RTN_LOCAL, Out: 1}, nil
+				}
+				return route(q)
+			}
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				all := one(p)
+				switch {
+				case h == hooks.Output:
+					all[0].To, all[0].Translated = netip.MustParseAddrPort(far), true
+				case h == hooks.Input && p.Flow.Reply:
+					all[0].From = p.Flow.Orig.To
+				}
+				return all, nil
+			}
+		}, trace.Delivered, "", 0, func(n trace.Node) bool {
+			return slices.Contains(n.Warnings,
+				"The source 192.0.2.77 is assumed: a socket that is not bound to it sends from 192.0.2.1.")
+		}},
+		{"an own packet to an incomplete neighbour", func(w *walk) {
+			w.q.Packet.Host, w.q.Packet.From = true, netip.MustParseAddrPort("192.0.2.1:0")
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				return balanced(h-hooks.Output, p, near), nil
+			}
+			w.neighbours = []rtnl.Neighbour{
+				{Link: 4, Addr: netip.MustParseAddr("10.1.1.2"), State: unix.NUD_INCOMPLETE}}
+		}, trace.Undecided, "", 0, nil},
+		{"the way with a masqueraded source is shown", func(w *walk) {
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				all := balanced(h, p, near, far)
+				all[0].Masqueraded = h == hooks.Postrouting && p.To.String() == far
+				if h == hooks.Prerouting && p.Flow.Reply {
+					all[0].To = p.Flow.Orig.From
+				}
+				return all, nil
+			}
+		}, trace.Delivered, "", 0, func(n trace.Node) bool { return strings.Contains(n.Text(true), "masqueraded") }},
+		{"a policy rule leads to another router", func(w *walk) {
+			w.route = routers(w.route)
+		}, trace.Delivered, "", 0, func(n trace.Node) bool {
+			return slices.Contains(n.Warnings, "A policy rule leads this packet through eth0 to 192.0.2.9, and others "+
+				"to 198.51.100.1 through eth0 to 192.0.2.254: that the router passes it on is assumed.")
+		}},
+		{"two next hops", func(w *walk) {
+			w.hops = func(q rtnl.Query) (int, error) { return map[string]int{"10.1.1.2": 2}[q.To.String()], nil }
+		}, trace.Delivered, "", 0, func(n trace.Node) bool {
+			return slices.Contains(n.Warnings, "Of 2 next hops to 10.1.1.2, the one through pod2 is followed: "+
+				"a guess, because the kernel chooses by a hash of the connection.")
+		}},
+		{"two next hops, one without carrier", func(w *walk) {
+			w.hops = func(rtnl.Query) (int, error) { return 2, nil }
+			w.links[3].Flags = unix.IFF_UP
+		}, trace.Undecided, "", 0, func(n trace.Node) bool {
+			return strings.Contains(strings.Join(n.NotEvaluated, "\n"), "of 2 next hops to 10.1.1.2")
+		}},
 		{"the mark of the connection", func(w *walk) {
 			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
 				all := balanced(h, p, near)

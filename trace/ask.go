@@ -80,7 +80,7 @@ func (q *question) nodePort() *lb.Frontend {
 		q.say("%s has the NodePort %d/%s, but --nodeport-addresses selects %s, and %s is in none of them.",
 			row.Service, row.Key.Port, row.Key.Proto, named(q.table.Node.NodePorts), to.Addr())
 		return nil
-	case to.Addr().IsLoopback() && !q.proxied() && !(q.how.Loopback && to.Addr().Is4()):
+	case to.Addr().IsLoopback() && !q.connected() && !(q.how.Loopback && to.Addr().Is4()):
 		q.say("%s has the NodePort %d/%s, which does not answer on loopback addresses.", row.Service, row.Key.Port,
 			row.Key.Proto)
 		return nil
@@ -119,7 +119,14 @@ func (q *question) row(row *lb.Frontend) {
 // NodePorts.
 func (q *question) proxied() bool {
 	at := q.packet.To.Addr()
-	return q.how.LocalhostProxy && q.packet.Here && at == lb.FamilyOf(at).Loopback()
+	return q.how.LocalhostProxy && q.packet.Here && at == lb.FamilyOf(at).Loopback() && !q.connected()
+}
+
+// connected reports whether a program of the node asks a loopback address for a NodePort, to which
+// the mode connects its socket.
+func (q *question) connected() bool {
+	at := q.packet.To.Addr()
+	return q.how.LocalhostSockets && q.packet.Host && at.IsLoopback() && lb.Within(q.table.Node.NodePorts, at)
 }
 
 // localhost answers by a NodePort for which the proxy listens.

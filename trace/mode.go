@@ -26,6 +26,9 @@ type Mode struct {
 	// proxy, which lead where those from anywhere go. Other packets to NodePorts at 127.0.0.1 and
 	// ::1 are rejected.
 	LocalhostProxy bool
+	// LocalhostSockets: sockets of the node's own programs are connected to NodePorts at loopback
+	// addresses too, where one of [kube-proxy/lb.Node.NodePorts] covers them (SV-64).
+	LocalhostSockets bool
 	// HairpinsByNode: a backend that is its own client is not masqueraded where the API says that
 	// it runs on another node (SV-60).
 	HairpinsByNode bool

@@ -72,7 +72,7 @@ type Kernel struct {
 	// is also theirs.
 	Programs *Programs `json:"-"`
 	// Perhaps: the client may have a socket of this node, which programs then connect: without a
-	// cluster CIDR, addresses of pods are not known.
+	// cluster CIDR, addresses of pods are not known; or the route to the pod leads elsewhere.
 	Perhaps bool `json:"-"`
 	// Passed is why such programs pass the client's connection to the rules; "" if they do not.
 	Passed string `json:"passed,omitempty"`

@@ -272,6 +272,11 @@ func TestModes(t *testing.T) {
 			Proto: lb.TCP}, trace.Pass, false},
 		{"SV-64 localhost", trace.Mode{Loopback: true}, trace.Packet{From: ap("127.0.0.1:0"), Host: true,
 			To: ap("127.0.0.1:30080"), Here: true, Proto: lb.TCP}, trace.Balance, true},
+		{"SV-64 sockets", trace.Mode{LocalhostProxy: true, LocalhostSockets: true}, trace.Packet{
+			From: ap("127.0.0.1:0"), Host: true, To: ap("127.0.0.1:30080"), Here: true, Proto: lb.TCP},
+			trace.Balance, true},
+		{"SV-64 sockets of others", trace.Mode{LocalhostProxy: true, LocalhostSockets: true}, trace.Packet{
+			From: out, To: ap("127.0.0.1:30080"), Here: true, Proto: lb.TCP}, trace.Reject, false},
 		{"NodePort", trace.Mode{}, trace.Packet{From: out, To: ap("172.18.0.2:30080"), Here: true, Proto: lb.TCP},
 			trace.Balance, true},
 		{"NodePort on another machine", trace.Mode{}, trace.Packet{From: out, To: ap("172.18.0.2:30080"),

@@ -83,7 +83,8 @@ const (
 )
 
 // classOf returns the class of the client, and whether it is on this node: itself, or a pod that no
-// other node leads to. perhaps: it may be such a pod, but the node recognises none.
+// other node leads to. perhaps: it may be such a pod, but the node recognises none, or its route
+// leads elsewhere.
 func (p *Plane) classOf(ctx context.Context, packet trace.Packet) (class uint32, here, perhaps bool, err error) {
 	if packet.Host {
 		return ofHost, true, false, nil
@@ -94,7 +95,8 @@ func (p *Plane) classOf(ctx context.Context, packet trace.Packet) (class uint32,
 	r, err := p.addresses.lookup(ctx, packet.From.Addr())
 	direct := err == nil && r.Errno == 0 && !r.Here() && !r.Gateway.IsValid()
 	none := pods.Interface == "" && pods.InterfacePrefix == "" && len(pods.Prefixes) == 0
-	return ofPods, direct && recognises(pods, packet), direct && none, err
+	known := recognises(pods, packet)
+	return ofPods, direct && known, direct && none || !direct && known, err
 }
 
 // askPrograms runs the loaded program with a question. why says why the programs pass the

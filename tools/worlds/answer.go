@@ -113,6 +113,8 @@ func (w *world) compare(q query, a answer, seen []outcome) verdict {
 		all := a.Rest.Share > 0.999 || a.Rest.Own
 		want := map[string]string{"dropped": "silent", "rejected": "refused"}[a.Rest.Verdict]
 		switch {
+		case strings.HasPrefix(a.Rest.Stage, "reply: ") && failed == len(seen) && a.deaf():
+			return right // nothing replies but the host, with an error
 		case all && count["answered"] > 0:
 			return wrong(a.Rest.Verdict + ", but answered")
 		case count[want] == 0 && !all && (w.keeps(q) || a.Rest.escapes(len(seen))):
@@ -132,6 +134,12 @@ func (w *world) compare(q query, a answer, seen []outcome) verdict {
 		return wrong(a.Rest.Verdict + ", but answered as the table says")
 	}
 	return w.delivered(q, a, seen)
+}
+
+// deaf reports whether nothing listens at any backend of the answer.
+func (a answer) deaf() bool {
+	listens := func(b ofShare) bool { return b.Address.Port() != deaf }
+	return len(a.Backends) > 0 && !slices.ContainsFunc(a.Backends, listens)
 }
 
 // partial reports whether some connections are stopped, and others are not.

@@ -107,6 +107,19 @@ func TestDeaf(t *testing.T) {
 	}
 }
 
+// TestDeafReply judges a verdict about replies of a program by a host that has none, and sends an
+// error.
+func TestDeafReply(t *testing.T) {
+	q := query{from: "client", to: netip.MustParseAddrPort("10.96.0.10:80"), udp: true}
+	for port, class := range map[uint16]string{deaf: "right", served: "wrong"} {
+		a := answer{Verdict: "balance", Rest: &rest{Verdict: "dropped", Stage: "reply: forward", Share: 1},
+			Backends: []ofShare{{Address: netip.AddrPortFrom(addressOf("pod2", false), port), Share: 1}}}
+		if got := (&world{mode: "nftables"}).judge(q, a, []outcome{{kind: "refused"}}); got.class != class {
+			t.Errorf("port %d: %v", port, got)
+		}
+	}
+}
+
 // TestSameWorld makes a world twice: a seed and a round say all about it.
 func TestSameWorld(t *testing.T) {
 	modes := []string{"nftables", "ebpf"}

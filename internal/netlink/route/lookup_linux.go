@@ -83,8 +83,36 @@ func (r Route) Here() bool { return r.Type == unix.RTN_LOCAL }
 // Lookup queries the kernel for a route, including its policy rules. For an incoming packet the
 // kernel also checks the source, as its sysctls require.
 func Lookup(ctx context.Context, conn netlink.Asker, q Query) (r Route, err error) {
+	err = conn.Do(ctx, q.request(0), func(m netlink.Message) error {
+		r.parse(m.Body)
+		return nil
+	})
+	if refused := (*netlink.Error)(nil); errors.As(err, &refused) {
+		return Route{Errno: refused.Errno}, nil
+	}
+	return r, err
+}
+
+// Legs returns how many next hops the route of a packet has, among which the kernel chooses by a
+// hash of the packet; 0 without a route.
+func Legs(ctx context.Context, conn netlink.Asker, q Query) (n int, err error) {
+	err = conn.Do(ctx, q.request(unix.RTM_F_FIB_MATCH), func(m netlink.Message) error {
+		if len(m.Body) >= unix.SizeofRtMsg {
+			n = max(1, len(hops(netlink.Attribute(m.Body[unix.SizeofRtMsg:], unix.RTA_MULTIPATH))))
+		}
+		return nil
+	})
+	if refused := (*netlink.Error)(nil); errors.As(err, &refused) {
+		return 0, nil
+	}
+	return n, err
+}
+
+// request is the message of the query, with flags of struct rtmsg.
+func (q Query) request(flags uint32) []byte {
 	head := make([]byte, unix.SizeofRtMsg)
 	head[0], head[1] = family(q.To), byte(q.To.BitLen())
+	netlink.Order.PutUint32(head[8:], flags)
 	var e netlink.Encoder
 	e.Addr(unix.RTA_DST, q.To)
 	if q.From.IsValid() {
@@ -93,6 +121,7 @@ func Lookup(ctx context.Context, conn netlink.Asker, q Query) (r Route, err erro
 	}
 	if q.In != 0 {
 		e.Native32(unix.RTA_IIF, uint32(q.In))
+		e.Native32(unix.RTA_UID, 0) // policy rules take forwarded packets for those of root
 	}
 	if q.Mark != 0 {
 		e.Native32(unix.RTA_MARK, q.Mark)
@@ -106,14 +135,7 @@ func Lookup(ctx context.Context, conn netlink.Asker, q Query) (r Route, err erro
 		e.U16(unix.RTA_SPORT, q.FromPort)
 		e.U16(unix.RTA_DPORT, q.ToPort)
 	}
-	err = conn.Do(ctx, netlink.Request(unix.RTM_GETROUTE, 0, head, e.B), func(m netlink.Message) error {
-		r.parse(m.Body)
-		return nil
-	})
-	if refused := (*netlink.Error)(nil); errors.As(err, &refused) {
-		return Route{Errno: refused.Errno}, nil
-	}
-	return r, err
+	return netlink.Request(unix.RTM_GETROUTE, 0, head, e.B)
 }
 
 func (r *Route) parse(body []byte) {

@@ -111,6 +111,7 @@ type Link struct {
 	Flags  uint32 // IFF_*
 	Name   string
 	Kind   string // such as "dummy"; "" for hardware
+	VLANs  bool   // a bridge that filters by VLAN
 	MTU    uint32
 	Master int32 // the index of the interface that it belongs to; 0 for none
 	XDP    bool  // an XDP program is attached
@@ -129,6 +130,9 @@ func ParseLink(body []byte) (l Link, ok bool) {
 			l.Name = netlink.CStr(v)
 		case unix.IFLA_LINKINFO:
 			l.Kind = netlink.CStr(netlink.Attribute(v, unix.IFLA_INFO_KIND))
+			const vlanFiltering = 7 // IFLA_BR_VLAN_FILTERING
+			l.VLANs = l.Kind == "bridge" && netlink.U8(netlink.Attribute(netlink.Attribute(v, unix.IFLA_INFO_DATA),
+				vlanFiltering)) != 0
 		case unix.IFLA_MTU:
 			l.MTU = netlink.Native32(v)
 		case unix.IFLA_MASTER:
@@ -240,6 +244,16 @@ func Entries(ctx context.Context, conn netlink.Asker, family byte) (all []Entry,
 	return slices.Concat(parts...), nil
 }
 
+// hops returns the interfaces of a route's next hops. The kernel gives each as its length, flags,
+// weight and interface (linux/rtnetlink.h).
+func hops(v []byte) (links []int32) {
+	for len(v) >= unix.SizeofRtNexthop {
+		links = append(links, int32(netlink.Order.Uint32(v[4:])))
+		v = v[min(max(int(netlink.Order.Uint16(v)+3)&^3, unix.SizeofRtNexthop), len(v)):]
+	}
+	return links
+}
+
 // parseRoute reads struct rtmsg and its attributes. It returns false for a route of a table other
 // than main.
 func parseRoute(body []byte) (all []Entry, main bool) {
@@ -257,11 +271,7 @@ func parseRoute(body []byte) (all []Entry, main bool) {
 		case unix.RTA_OIF:
 			links = []int32{int32(netlink.Native32(v))}
 		case unix.RTA_MULTIPATH:
-			links = nil
-			for len(v) >= unix.SizeofRtNexthop { // struct rtnexthop: its length, flags, hops and the interface
-				links = append(links, int32(netlink.Order.Uint32(v[4:])))
-				v = v[min(max(int(netlink.Order.Uint16(v)+3)&^3, unix.SizeofRtNexthop), len(v)):]
-			}
+			links = hops(v)
 		}
 		return true
 	})

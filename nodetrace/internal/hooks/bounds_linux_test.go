@@ -81,7 +81,7 @@ func TestManyDoubts(t *testing.T) {
 	}
 }
 
-// Each case has rules of one kind that the random rules do not have.
+// TestRareRules has rules that the random rules do not have (NT-14, NT-18).
 func TestRareRules(t *testing.T) {
 	for _, c := range []struct {
 		name, rules string
@@ -98,6 +98,20 @@ func TestRareRules(t *testing.T) {
 		{"bridge", "table bridge b { chain i { type filter hook input priority 0; meta protocol ip " +
 			"ip daddr 10.1.1.1 drop;\n} }", "nft", Prerouting, from("br0"),
 			`drop by table bridge b, chain i, rule 1 "ip daddr 10.1.1.1 drop"`},
+		{"a port of the bridge, of many", "table bridge b { chain i { type filter hook prerouting priority 0; " +
+			"iifname d2 drop;\n} }", "nft", Prerouting, from("br0"),
+			`to 10.1.1.1:80, not evaluated: table bridge b, chain i, rule 1 "iifname \"d2\" drop"`},
+		{"the port of the bridge", "table bridge b { chain i { type filter hook prerouting priority 0; " +
+			"iifname d2 drop;\n} }", "nft", Prerouting, fromPort("br0", "d2"),
+			`drop by table bridge b, chain i, rule 1 "iifname \"d2\" drop"`},
+		{"another port of the bridge", "table bridge b { chain i { type filter hook prerouting priority 0; " +
+			"iifname d2 drop;\n} }", "nft", Prerouting, fromPort("br0", "d3"), "to 10.1.1.1:80"},
+		{"the port of the bridge to leave by", "table bridge b { chain i { type filter hook output priority 0; " +
+			"oif d2 drop;\n} }", "nft", Postrouting, to("br0"),
+			`to 10.1.1.1:80, not evaluated: table bridge b, chain i, rule 1 "oif \"d2\" drop"`},
+		{"a device of netdev", "table netdev d { chain i { type filter hook ingress device d2 priority 0; " +
+			"iifname d2 drop;\n} }", "nft", Prerouting, fromPort("br0", "d2"),
+			`drop by table netdev d, chain i, rule 1 "iifname \"d2\" drop"`},
 		{"ingress of a port of the bridge, of many",
 			"table netdev d { chain i { type filter hook ingress device d2 priority 0; tcp dport 80 drop;\n} }",
 			"nft", Prerouting, from("br0"),
@@ -136,6 +150,18 @@ func TestRareRules(t *testing.T) {
 			"table inet x { map m { type ipv4_addr : verdict; elements = { 10.9.9.9 : accept, * : drop }; }; " +
 				"chain i { type filter hook forward priority 0; ip daddr vmap @m;\n} }", "nft", Forward, web,
 			`drop by table inet x, chain i, rule 1 "ip daddr vmap @m"`},
+		{"two filters of one priority", "iptables-nft -A FORWARD -p tcp -j DROP; " +
+			"iptables-legacy -A FORWARD -p tcp -j REJECT", "sh", Forward, web,
+			`drop by table ip filter, chain FORWARD, rule 1 "meta l4proto tcp counter drop", ` +
+				"not evaluated: table ip filter, chain FORWARD and table filter of iptables-legacy, chain FORWARD, " +
+				"stop the packet at one prior…"},
+		{"two filters of one priority, alike", "iptables-nft -A FORWARD -p tcp -j DROP; " +
+			"iptables-legacy -A FORWARD -p tcp -j DROP", "sh", Forward, web,
+			`drop by table ip filter, chain FORWARD, rule 1 "meta l4proto tcp counter drop"`},
+		{"a reset", "iptables-legacy -A FORWARD -p tcp --syn -j DROP", "sh", Forward, reset(), "to 10.1.1.1:80"},
+		{"a reset acknowledges", "iptables-legacy -A FORWARD -p tcp --tcp-flags RST,ACK RST,ACK -j DROP", "sh",
+			Forward, reset(), "drop by table filter of iptables-legacy, chain FORWARD, rule 1 " +
+				`"-p tcp -m tcp --tcp-flags RST,ACK RST,ACK -j DROP"`},
 		{"hostile names",
 			"table inet x { chain i { type filter hook forward priority 0; drop comment \"\x1b[31m red\";\n} }",
 			"nft", Forward, web, `drop by table inet x, chain i, rule 1 "drop comment \"\\x1b[31m red\""`},
@@ -189,6 +215,13 @@ func TestRareRules(t *testing.T) {
 func from(in string) Packet {
 	p := web
 	p.In, p.Out = in, ""
+	return p
+}
+
+// reset refuses a connection.
+func reset() Packet {
+	p := web
+	p.Flow.State, p.Flow.Reply = Related, true
 	return p
 }
 

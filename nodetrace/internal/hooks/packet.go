@@ -64,6 +64,8 @@ type Flow struct {
 	// Bound: conntrack has bound the translation, though State is New: a local packet comes in
 	// through lo, after it was sent.
 	Bound bool
+	// IPVS translates the destination, which ct status does not show.
+	IPVS bool
 	// Offloaded: a flowtable takes the packet from ingress to egress, past all other hooks.
 	Offloaded bool
 	// Orig is the tuple of the original direction, Reverse that of replies. They translate a

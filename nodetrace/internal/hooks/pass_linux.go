@@ -139,7 +139,7 @@ func (s *Snapshot) chains(ctx context.Context, at stop, flows []follow.Flow) ([]
 			nat = append(nat, b)
 		}
 	}
-	for _, b := range s.bases {
+	for i, b := range s.bases {
 		if !at.has(b, s.proto()) || b.Type == "nat" {
 			continue
 		}
@@ -148,12 +148,56 @@ func (s *Snapshot) chains(ctx context.Context, at stop, flows []follow.Flow) ([]
 				return nil, err
 			}
 		}
-		var err error
-		if flows, err = s.chain(ctx, at, b, flows); err != nil {
+		after, err := s.chain(ctx, at, b, flows)
+		if err == nil {
+			flows, err = s.rivals(ctx, at, b, s.bases[i+1:], flows, after)
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
 	return flows, translate()
+}
+
+// unordered names a chain whose place before or after another of its priority is not known.
+func unordered(b, other base, what string) *follow.Rule {
+	return &follow.Rule{Table: b.name, Chain: b.chain, Number: -1, Text: fmt.Sprintf(
+		"and %s, chain %s, %s at one priority, in an unknown order", escaped(other.name), escaped(other.chain), what)}
+}
+
+// rivals doubts what a base chain stops if another of its priority stops it otherwise: the kernel
+// does not show which comes first.
+func (s *Snapshot) rivals(ctx context.Context, at stop, b base, rest []base, before, after []follow.Flow) (
+	[]follow.Flow, error) {
+	ended := func(f follow.Flow) bool { return f.Verdict != "" }
+	_, on := follow.Part(before, ended)
+	otherwise := func(f follow.Flow) bool {
+		return f.Verdict != "" && f.Doubt == nil && slices.ContainsFunc(after, func(a follow.Flow) bool {
+			return a.Verdict != "" && a.Verdict != f.Verdict && !slices.ContainsFunc(before, func(p follow.Flow) bool {
+				return p.Verdict != "" && p.By == a.By
+			})
+		})
+	}
+	all := after
+	for _, other := range rest {
+		if other.Priority != b.Priority || !slices.ContainsFunc(after, ended) {
+			break
+		}
+		if !at.has(other, s.proto()) || other.Type == "nat" {
+			continue
+		}
+		rival, err := s.chain(ctx, at, other, slices.Clone(on))
+		if err != nil {
+			return nil, err
+		}
+		for _, f := range rival {
+			if otherwise(f) {
+				f.Share, f.Doubt = 0, unordered(b, other, "stop the packet")
+				all = append(slices.Clip(all), f)
+			}
+		}
+	}
+	return all, nil
 }
 
 // translate does what conntrack does at the priority of nat: the first packet of a flow meets the
@@ -199,9 +243,7 @@ func (s *Snapshot) translate(ctx context.Context, at stop, nat []base, flows []f
 			if err != nil {
 				return nil, err
 			}
-			either := &follow.Rule{Table: b.name, Chain: b.chain, Number: -1, Text: fmt.Sprintf(
-				"and %s, chain %s, translate at one priority, in an unknown order",
-				escaped(other.name), escaped(other.chain))}
+			either := unordered(b, other, "translate")
 			for _, f := range rival {
 				if done(f) && f.Doubt == nil {
 					f.Share, f.Doubt = 0, either
@@ -337,7 +379,7 @@ const (
 
 // translations are bits of ct status.
 func (f Flow) translations() (bits uint32) {
-	if f.Orig.To.IsValid() && f.Reverse.From.IsValid() && f.Orig.To != f.Reverse.From {
+	if !f.IPVS && f.Orig.To.IsValid() && f.Reverse.From.IsValid() && f.Orig.To != f.Reverse.From {
 		bits |= dstNAT
 	}
 	if f.Orig.From.IsValid() && f.Reverse.To.IsValid() && f.Orig.From != f.Reverse.To {
@@ -348,14 +390,34 @@ func (f Flow) translations() (bits uint32) {
 
 func (s *Snapshot) seenOf(at stop, b base) nft.Seen {
 	c := nft.Conn{State: stateBits[state(at, b)], Known: known(at, b), Reply: at.Flow.Reply,
-		Status: at.Flow.translations()}
+		Error: at.Flow.State == Related, Status: at.Flow.translations()}
 	if at.Flow.State == Established {
 		c.Status |= seenReply
 	}
 	orig := at.orig()
 	c.From, c.To, c.ReplyFrom, c.ReplyTo = orig.From, orig.To, at.Flow.Reverse.From, at.Flow.Reverse.To
-	return nft.Seen{Family: s.proto(), Proto: byte(at.Proto), From: at.From, In: s.node.link(at.In),
-		Out: s.node.link(at.Out), Sent: at.In == "" && (at.hook == Output || at.hook == Postrouting), Conn: c}
+	in, out := s.node.link(at.In), s.node.link(at.Out)
+	switch {
+	case at.family == unix.NFPROTO_BRIDGE: // its rules see ports
+		in, out = s.portOf(in, at.Port), s.portOf(out, "")
+	case at.device != "" && at.hook == Prerouting:
+		in = s.node.link(at.device)
+	case at.device != "":
+		out = s.node.link(at.device)
+	}
+	return nft.Seen{Family: s.proto(), Proto: byte(at.Proto), From: at.From, In: in, Out: out,
+		Sent: at.In == "" && (at.hook == Output || at.hook == Postrouting), Conn: c}
+}
+
+// portOf returns the port of a bridge, by its name if that is known.
+func (s *Snapshot) portOf(bridge nft.Link, name string) nft.Link {
+	switch {
+	case name != "":
+		return s.node.link(name)
+	case bridge.Name != "":
+		bridge.Port = true
+	}
+	return bridge
 }
 
 func (s *Snapshot) placeOf(at stop, b base) xt.Place {
@@ -363,7 +425,8 @@ func (s *Snapshot) placeOf(at stop, b base) xt.Place {
 	return xt.Place{Packet: trace.Packet{From: at.From, To: orig.To, Proto: at.Proto}, In: at.In, Out: at.Out,
 		Conn: xt.Conn{State: stateNames[state(at, b)], Known: known(at, b), Reply: at.Flow.Reply,
 			DNAT: bits&dstNAT != 0, SNAT: bits&srcNAT != 0,
-			From: orig.From, To: orig.To, Acknowledged: at.Flow.State == Established && !at.Flow.Reply, Node: s.node}}
+			From: orig.From, To: orig.To, Error: at.Flow.State == Related,
+			Acknowledged: at.Flow.State == Established && !at.Flow.Reply, Node: s.node}}
 }
 
 // ways are flows as the hook leaves them. What may differ because of rules that are not evaluated

@@ -31,6 +31,8 @@ type Link struct {
 	Name  string
 	Index uint32
 	Type  uint16 // ARPHRD_*
+	// Port: it is a port of a bridge, whose name and number are not known.
+	Port bool
 }
 
 // Conn is the packet's connection in conntrack.
@@ -38,6 +40,8 @@ type Conn struct {
 	// State and Status are bits of ct state and ct status. Known: conntrack has the packet.
 	State, Status uint32
 	Known, Reply  bool
+	// Error: the packet reports an error of the connection; of TCP, it is a reset.
+	Error bool
 	// From and To are the tuple of the original direction, ReplyFrom and ReplyTo that of replies.
 	From, To, ReplyFrom, ReplyTo netip.AddrPort
 }
@@ -247,11 +251,15 @@ func (w *walk) header(base uint32, f *flow) (b, known []byte) {
 		}
 		binary.BigEndian.PutUint16(b, from.Port())
 		binary.BigEndian.PutUint16(b[2:], f.To.Port())
-		b[12], b[13] = 5<<4, 1<<1 // of TCP: no options, SYN
-		if w.seen.Conn.Reply {
-			b[13] |= 1 << 4
-		} else if w.seen.Conn.Status&statusSeenReply != 0 {
-			b[13] = 1 << 4
+		const syn, rst, ack = 1 << 1, 1 << 2, 1 << 4
+		b[12], b[13] = 5<<4, syn // of TCP: no options
+		switch {
+		case w.seen.Conn.Error:
+			b[13] = rst | ack
+		case w.seen.Conn.Reply:
+			b[13] = syn | ack
+		case w.seen.Conn.Status&statusSeenReply != 0:
+			b[13] = ack
 		}
 		if mark(2, 4); from.Port() != 0 {
 			mark(0, 2)
@@ -280,6 +288,9 @@ func (w *walk) meta(x rule.Meta, f *flow) bool {
 	case unix.NFT_META_PROTOCOL:
 		return f.load(x.To, binary.BigEndian.AppendUint16(nil, w.etherType()))
 	case unix.NFT_META_IIFNAME, unix.NFT_META_OIFNAME:
+		if link.Port {
+			return w.blind(x, x.To, unix.IFNAMSIZ, f)
+		}
 		name := make([]byte, unix.IFNAMSIZ)
 		copy(name, link.Name)
 		return f.load(x.To, name)
@@ -297,7 +308,9 @@ func (w *walk) meta(x rule.Meta, f *flow) bool {
 	if w.node != nil {
 		switch x.Key {
 		case unix.NFT_META_IIF, unix.NFT_META_OIF:
-			return f.load(x.To, number(link.Index))
+			if !link.Port {
+				return f.load(x.To, number(link.Index))
+			}
 		case unix.NFT_META_SKUID, unix.NFT_META_SKGID:
 			if !w.seen.Sent {
 				return false

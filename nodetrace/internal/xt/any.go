@@ -39,6 +39,8 @@ type Conn struct {
 	Known bool
 	// From and To are the tuple of the original direction.
 	From, To netip.AddrPort
+	// Error: the packet reports an error of the connection; of TCP, it is a reset.
+	Error bool
 	// Acknowledged: the packet is not the first one of its direction.
 	Acknowledged bool
 	Node         Node
@@ -303,7 +305,9 @@ func tcpFlags(b *reader, no bool) {
 			if slices.Contains(set, name) || slices.Contains(set, "ALL") {
 				want = append(want, name)
 			}
-			if name == "SYN" && !w.conn.Acknowledged || name == "ACK" && (w.conn.Acknowledged || w.conn.Reply) {
+			switch c := w.conn; {
+			case name == "RST" && c.Error, name == "SYN" && !c.Error && !c.Acknowledged,
+				name == "ACK" && (c.Error || c.Acknowledged || c.Reply):
 				have = append(have, name)
 			}
 		}
