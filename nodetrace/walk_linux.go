@@ -194,6 +194,7 @@ func (w *walk) request(y way) []way {
 // receive takes a packet that comes in through an interface.
 func (w *walk) receive(y way, in rtnl.Link) (all []way) {
 	y.In, y.Out, y.Port = in.Name, "", ""
+	y.Calls = in.Kind == "bridge" && w.number("bridge/"+w.bridgeCalls(y.To.Addr())) != 0
 	if port := w.q.Packet.In; !y.reply && port != in.Name {
 		y.Port = port
 	}
@@ -457,6 +458,10 @@ func (w *walk) proxied(y way) (all []way) {
 	if !m.Holds { // the client has a connection of its own, with the proxy
 		back := w.answered(y)
 		if len(back) == 0 {
+			return nil
+		}
+		if s := w.misled(back[0]); s.by != "" {
+			w.stop(back[0], s)
 			return nil
 		}
 		y.steps, y.doubts = back[0].steps, back[0].doubts

@@ -421,6 +421,18 @@ func TestWalk(t *testing.T) {
 				return all, nil
 			}
 		}, trace.Rejected, "chain raw", 1, nil},
+		{"the proxy's reply is not translated", func(w *walk) {
+			w.q.Mode.Terminates = true
+			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:30080")
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				if p.Flow.Reply {
+					all := one(p)
+					all[0].UntrackedBy = rule("raw")
+					return all, nil
+				}
+				return balanced(h, p, "192.0.2.1:12345"), nil
+			}
+		}, trace.Dropped, "the reply comes from 192.0.2.1:12345", 1, nil},
 		{"a reply to the proxy is dropped", func(w *walk) {
 			w.q.Mode.Terminates = true
 			w.q.Packet.From, w.q.Packet.To = netip.MustParseAddrPort("203.0.113.1:1"),

@@ -150,6 +150,17 @@ func TestRareRules(t *testing.T) {
 			"table inet x { map m { type ipv4_addr : verdict; elements = { 10.9.9.9 : accept, * : drop }; }; " +
 				"chain i { type filter hook forward priority 0; ip daddr vmap @m;\n} }", "nft", Forward, web,
 			`drop by table inet x, chain i, rule 1 "ip daddr vmap @m"`},
+		{"bridge, after the rules of IP",
+			"table bridge b { chain i { type filter hook input priority 0; tcp dport 80 drop;\n} }\n" +
+				"table ip x { chain p { type nat hook prerouting priority -100; " +
+				"tcp dport 80 dnat to 10.1.1.2:8080;\n} }",
+			"nft", Prerouting, calls(), "to 10.1.1.2:8080"},
+		{"user of a connection",
+			"table inet x { chain i { type filter hook input priority 0; meta skuid 0 drop;\n} }", "nft",
+			Input, established(), `to 10.1.1.1:80, not evaluated: table inet x, chain i, rule 1 "meta skuid 0 drop"`},
+		{"user of a new connection",
+			"table inet x { chain i { type filter hook input priority 0; meta skuid 0 drop;\n} }",
+			"nft", Input, from("d0"), "to 10.1.1.1:80"},
 		{"two filters of one priority", "iptables-nft -A FORWARD -p tcp -j DROP; " +
 			"iptables-legacy -A FORWARD -p tcp -j REJECT", "sh", Forward, web,
 			`drop by table ip filter, chain FORWARD, rule 1 "meta l4proto tcp counter drop", ` +
@@ -168,6 +179,9 @@ func TestRareRules(t *testing.T) {
 		{"ipset", "ipset create s hash:net,port; ipset add s 10.1.1.0/24,tcp:80; " +
 			"iptables-nft -A FORWARD -m set --match-set s dst,dst -j DROP", "sh", Forward, web,
 			`drop by table ip filter, chain FORWARD, rule 1 "-m set --match-set s dst,dst -j DROP"`},
+		{"ipset with marks", "ipset create s hash:ip,port skbinfo; ipset add s 10.1.1.1,tcp:80 skbmark 0x7/0xff; " +
+			"iptables-legacy -t mangle -A INPUT -j SET --map-set s dst,dst --map-mark", "sh", Input, from("d0"),
+			"to 10.1.1.1:80 mark 7"},
 		{"ipset without the port", "ipset create s hash:net,port; ipset add s 10.1.1.0/24,tcp:81; " +
 			"iptables-legacy -A FORWARD -m set --match-set s dst,dst -j DROP", "sh", Forward, web, "to 10.1.1.1:80"},
 		{"strange ipset",
@@ -215,6 +229,20 @@ func TestRareRules(t *testing.T) {
 func from(in string) Packet {
 	p := web
 	p.In, p.Out = in, ""
+	return p
+}
+
+// calls comes from a bridge whose frames meet the rules of IP.
+func calls() Packet {
+	p := from("br0")
+	p.Calls = true
+	return p
+}
+
+// established is a later packet of a connection.
+func established() Packet {
+	p := from("d0")
+	p.Flow.State = Established
 	return p
 }
 

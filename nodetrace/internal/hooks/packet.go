@@ -36,7 +36,9 @@ type Packet struct {
 	In, Out string
 	// Port is the port of the bridge In that the packet came in through; "" if that is unknown.
 	Port string
-	Mark uint32
+	// Calls: the bridge In has its frames meet the rules of IP before its own hook input.
+	Calls bool
+	Mark  uint32
 	// TOS is the type of service, with the bits of ECN. TTL is the hop limit; 0 is unknown.
 	TOS, TTL byte
 	// Before is the priority at which the packet leaves the hook, as IPVS takes it; 0 for none.

@@ -58,7 +58,10 @@ func (s *Snapshot) Pass(ctx context.Context, h Hook, p Packet) ([]Way, error) {
 				perhaps(p.In, unix.NFPROTO_NETDEV, netdevIngress)
 				perhaps(p.In, unix.NFPROTO_INET, inetIngress)
 			}
-			pass("", unix.NFPROTO_BRIDGE, bridgePre, bridgeIn)
+			pass("", unix.NFPROTO_BRIDGE, bridgePre)
+			if !p.Calls {
+				pass("", unix.NFPROTO_BRIDGE, bridgeIn)
+			}
 		}
 	}
 	if s.unread != nil {
@@ -67,6 +70,9 @@ func (s *Snapshot) Pass(ctx context.Context, h Hook, p Packet) ([]Way, error) {
 		flows = append(flows, f)
 	}
 	pass("", s.proto(), uint32(h))
+	if h == Prerouting && p.Calls {
+		pass("", unix.NFPROTO_BRIDGE, bridgeIn)
+	}
 	if h == Postrouting && p.Out != "" {
 		if s.node.bridge(p.Out) {
 			pass("", unix.NFPROTO_BRIDGE, bridgeOut, bridgePost)
@@ -406,7 +412,8 @@ func (s *Snapshot) seenOf(at stop, b base) nft.Seen {
 		out = s.node.link(at.device)
 	}
 	return nft.Seen{Family: s.proto(), Proto: byte(at.Proto), From: at.From, In: in, Out: out,
-		Sent: at.In == "" && (at.hook == Output || at.hook == Postrouting), Conn: c}
+		Sent:     at.In == "" && (at.hook == Output || at.hook == Postrouting),
+		Received: at.hook == Input && at.Flow.State == Established, Conn: c}
 }
 
 // portOf returns the port of a bridge, by its name if that is known.

@@ -68,7 +68,7 @@ func Open(ctx context.Context, family lb.Family) (_ *Snapshot, err error) {
 	if s.sock, err = wire.Open(); err != nil {
 		return nil, fmt.Errorf("read the node's packet filter: %w", err)
 	}
-	s.sets = &sets{ctx: ctx}
+	s.sets = &sets{ctx: ctx, marks: map[string]map[ipset.Member]ipset.Member{}}
 	s.xt = xt.NewAny(s.sets)
 	if err = wire.Undisturbed(ctx, func() error { return s.readBases(ctx) }); err != nil {
 		return nil, fmt.Errorf("list the base chains of nftables: %w", err)
@@ -289,6 +289,8 @@ type sets struct {
 	ctx  context.Context
 	conn *ipset.Conn
 	down bool
+	// marks are the members of sets that give marks, by their keys.
+	marks map[string]map[ipset.Member]ipset.Member
 }
 
 // parts are how many parts of a packet the members of a type have: the address, the port, another
@@ -317,7 +319,11 @@ func (s *sets) typeOf(set string) string {
 
 // Has is part of xt.Sets.
 func (s *sets) Has(set, by string, p xt.Packet) (bool, error) {
-	var m ipset.Member
+	return s.conn.Has(s.ctx, set, s.member(set, by, p))
+}
+
+// member is the packet as a member of a set.
+func (s *sets) member(set, by string, p xt.Packet) (m ipset.Member) {
 	sides := strings.Split(by, ",")
 	for i, part := range s.typeOf(set) {
 		side := p.To
@@ -336,11 +342,17 @@ func (s *sets) Has(set, by string, p xt.Packet) (bool, error) {
 	if !m.Addr.IsValid() {
 		m.Proto = 0
 	}
-	return s.conn.Has(s.ctx, set, m)
+	return m
 }
 
-// MarkOf is part of xt.Sets. Only kube-proxy has such sets, in a mode that answers for
-// itself.
-func (s *sets) MarkOf(string, string, xt.Packet) (value, mask uint32, err error) {
-	return 0, 0, nil
+// MarkOf is part of xt.Sets. It lists the set: the kernel cannot return the mark of one member.
+func (s *sets) MarkOf(set, by string, p xt.Packet) (value, mask uint32, err error) {
+	all := s.marks[set]
+	if all == nil {
+		all = map[ipset.Member]ipset.Member{}
+		_, err = s.conn.Members(s.ctx, set, func(m ipset.Member) { all[m.Key()] = m })
+		s.marks[set] = all
+	}
+	is := all[s.member(set, by, p)]
+	return is.Mark, is.Mask, err
 }

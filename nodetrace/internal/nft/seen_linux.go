@@ -21,9 +21,10 @@ type Seen struct {
 	From netip.AddrPort
 	// In and Out are the devices; a missing one has no name.
 	In, Out Link
-	// Sent: a process of this node sends the packet.
-	Sent bool
-	Conn Conn
+	// Sent: a process of this node sends the packet. Received: the kernel may have found the socket
+	// of this node that receives it (early demux, of connections alone).
+	Sent, Received bool
+	Conn           Conn
 }
 
 // Link is a device as rules see it.
@@ -312,7 +313,7 @@ func (w *walk) meta(x rule.Meta, f *flow) bool {
 				return f.load(x.To, number(link.Index))
 			}
 		case unix.NFT_META_SKUID, unix.NFT_META_SKGID:
-			if !w.seen.Sent {
+			if !w.seen.Sent && !w.seen.Received {
 				return false
 			}
 		case unix.NFT_META_PKTTYPE:
