@@ -43,8 +43,8 @@ __inline void reply(struct question *q, const struct settings *cfg)
 	c = all && fe.affinity ? choice_of(all, q->set, now) : 0;
 	q->remembered = c && c->set == q->set && c->until >= now && find_backend(q->set, c->backend, &q->backend);
 	if (!q->remembered)
-		q->why = draw(&fe, q->set, &q->backend);
-	else if (is_frontend(&fe, &q->backend))
+		q->why = draw(q->set, q->to.proto, &q->backend);
+	else if (is_frontend(HIGH(q->backend.addr), LOW(q->backend.addr), q->backend.port, q->to.proto))
 		q->why = ENDPOINT;
 }
 

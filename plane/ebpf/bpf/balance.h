@@ -18,6 +18,10 @@ __inline int same(const addr_t a, const addr_t b)
 
 #define copy(to, from) __builtin_memcpy(to, from, sizeof(addr_t))
 
+/* An address as two numbers. */
+#define HIGH(a) ((__u64)(a)[1] << 32 | (a)[0])
+#define LOW(a) ((__u64)(a)[3] << 32 | (a)[2])
+
 __inline int is_zero(const addr_t a)
 {
 	return !(a[0] | a[1] | a[2] | a[3]);
@@ -109,7 +113,7 @@ __inline int is_kernels(struct bpf_sock *sk)
 #define DEPTH 6
 
 /* is_exempt reports whether the client's namespace, its cgroup or one above that is exempt. */
-__inline int is_exempt(__u64 netns)
+ALONE int is_exempt(__u64 netns)
 {
 	__u64 cgroup;
 
@@ -224,22 +228,20 @@ __inline __u32 backend_at(__u32 set, __u32 at)
 	return found->place.set == set && found->place.slot == at ? id : 0;
 }
 
-/* is_frontend reports whether the address and port of a backend are those of a frontend too. */
-__inline int is_frontend(const struct frontend *fe, const struct backend *b)
+/* is_frontend reports whether an address and port are those of a frontend. */
+ALONE int is_frontend(__u64 high, __u64 low, __be16 port, __u8 proto)
 {
-	struct front at = {.proto = fe->front.proto};
-	struct frontend other;
+	struct front at = {.addr = {high, high >> 32, low, low >> 32}, .port = port, .proto = proto};
+	struct frontend fe;
 
-	copy(at.addr, b->addr);
-	at.port = b->port;
-	return find_frontend(&at, HOST, &other);
+	return find_frontend(&at, HOST, &fe);
 }
 
 /* draw draws a backend of the set, or says why the packet path does. Rules of a frontend must not see packets to a
  * backend at its address, so the packet path serves that backend. It draws among all of the set: if programs served
  * the others, those would have more than their share. So the whole set passes, while the backend is a frontend.
  * A set that shrinks may have an empty slot: it draws again. */
-__inline __u32 draw(const struct frontend *fe, __u32 set, struct backend *b)
+__inline __u32 draw(__u32 set, __u8 proto, struct backend *b)
 {
 	struct set *s = find(&sets, &set);
 	__u32 count, passes, at;
@@ -262,7 +264,7 @@ __inline __u32 draw(const struct frontend *fe, __u32 set, struct backend *b)
 	}
 	if (!found)
 		return NO_BACKEND;
-	at = is_frontend(fe, b) ? at + 1 : 0;
+	at = is_frontend(HIGH(b->addr), LOW(b->addr), b->port, proto) ? at + 1 : 0;
 	if (at != passes)
 		s->passes = at;
 	return at ? ENDPOINT : 0;
@@ -285,7 +287,7 @@ __inline struct choice *choice_of(struct choices *all, __u32 set, __u64 now)
 }
 
 /* remember finds the client's last backend, or draws one; or it says why the packet path serves the client. */
-__inline __u32 remember(const struct frontend *fe, __u32 set, __u64 netns, struct backend *b)
+__inline __u32 remember(__u32 set, __u8 proto, __u32 seconds, __u64 netns, struct backend *b)
 {
 	struct choices *all = element(&affinity, &netns);
 	__u64 now = bpf_ktime_get_ns();
@@ -295,22 +297,34 @@ __inline __u32 remember(const struct frontend *fe, __u32 set, __u64 netns, struc
 	if (!c)
 		return AFFINITY;
 	if (c->set == set && c->until >= now && find_backend(set, c->backend, b)) {
-		why = is_frontend(fe, b) ? ENDPOINT : 0;
+		why = is_frontend(HIGH(b->addr), LOW(b->addr), b->port, proto) ? ENDPOINT : 0;
 	} else {
-		why = draw(fe, set, b);
+		why = draw(set, proto, b);
 		if (why)
 			return why;
 		c->set = set;
 		c->backend = b->backend;
 	}
-	c->until = now + fe->affinity * 1000000000ull;
+	c->until = now + seconds * 1000000000ull;
 	return why;
+}
+
+/* chosen returns the number of a backend for the client, or, 32 bits higher, why the packet path serves it. */
+ALONE __u64 chosen(__u32 set, __u8 proto, __u32 seconds, __u64 netns)
+{
+	struct backend b = {};
+	__u32 why = seconds ? remember(set, proto, seconds, netns, &b) : draw(set, proto, &b);
+
+	return (__u64)why << 32 | b.backend;
 }
 
 /* choose chooses a backend for the client, or says why the packet path does. */
 __inline __u32 choose(const struct frontend *fe, __u32 set, __u64 netns, struct backend *b)
 {
-	return fe->affinity ? remember(fe, set, netns, b) : draw(fe, set, b);
+	__u64 is = chosen(set, fe->front.proto, fe->affinity, netns);
+	__u32 why = is >> 32;
+
+	return why ? why : find_backend(set, is, b) ? 0 : NO_BACKEND;
 }
 
 __inline void count(const struct settings *cfg, __u32 set)
@@ -383,7 +397,7 @@ __inline __u32 away(struct bpf_sock_addr *ctx, const struct settings *cfg, const
 	until = bpf_map_lookup_elem(&paths, &path);
 	if (until && now < *until)
 		return 0;
-	why = strays(number_of(ctx->sk), cfg->inode, (__u64)to->addr[1] << 32 | to->addr[0], (__u64)to->addr[3] << 32 | to->addr[2]);
+	why = strays(number_of(ctx->sk), cfg->inode, HIGH(to->addr), LOW(to->addr));
 	if (!why) {
 		now += 1000000000;
 		bpf_map_update_elem(&paths, &path, &now, BPF_ANY);

@@ -9,6 +9,10 @@
 
 #define __inline static __always_inline
 
+/* The kernel verifies a function once that has numbers and the hook's context as arguments, and what follows its call
+ * once. Inline, it verifies what follows for each way through the function. */
+#define ALONE __attribute__((noinline))
+
 typedef __u32 addr_t[4];
 
 /* By this type in the BTF of the map config each version finds the programs of all others, whatever their

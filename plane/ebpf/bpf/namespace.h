@@ -22,9 +22,9 @@ __inline void *private_of(struct net_device *device)
 
 /* leads_to reports whether a device is one end of a pair whose other end is in the network namespace. The
  * private data of both drivers begins with that other end. */
-__inline int leads_to(struct net_device *device, __u32 inode)
+ALONE int leads_to(__u64 number, __u32 inode)
 {
-	struct net_device *peer = 0;
+	struct net_device *device = (void *)number, *peer = 0;
 	const char *name = BPF_CORE_READ(device, rtnl_link_ops, kind);
 	__u64 kind = 0;
 
@@ -35,7 +35,6 @@ __inline int leads_to(struct net_device *device, __u32 inode)
 	return BPF_CORE_READ(peer, nd_net.net, ns.inum) == inode;
 }
 
-/* has_address4 reports whether a device has the address: 1, 0, or -1 for too many addresses. */
 __inline int has_address4(struct net_device *device, __be32 addr)
 {
 	struct in_ifaddr *at = BPF_CORE_READ(device, ip_ptr, ifa_list);
@@ -71,21 +70,28 @@ __inline int has_address6(struct net_device *device, __u64 high, __u64 low)
 	return -1;
 }
 
-/* strays says why packets of a socket to an address would not meet the node; 0 if they would. Its arguments
- * are numbers, so that the verifier looks at it by itself. */
-__attribute__((noinline)) int strays(__u64 sock, __u32 node, __u64 high, __u64 low)
+/* has_address reports whether a device has the address: 1, 0, or -1 for too many addresses. */
+ALONE int has_address(__u64 number, __u64 high, __u64 low)
+{
+	struct net_device *device = (void *)number;
+
+	return family == 6 ? has_address6(device, high, low) : has_address4(device, low >> 32);
+}
+
+/* strays says why packets of a socket to an address would not meet the node; 0 if they would. */
+ALONE int strays(__u64 sock, __u32 node, __u64 high, __u64 low)
 {
 	struct net *net = BPF_CORE_READ((struct sock *)sock, __sk_common.skc_net.net);
 	struct list_head *end = (void *)net + bpf_core_field_offset(struct net, dev_base_head);
 	struct list_head *at = BPF_CORE_READ(end, next);
-	struct net_device *device;
+	__u64 device;
 	int leads = 0, has;
 
 	for (int i = 0; i < DEVICES; i++) {
 		if (at == end || !at)
 			return leads ? 0 : UNKNOWN;
-		device = container(at, net_device, dev_list);
-		has = family == 6 ? has_address6(device, high, low) : has_address4(device, low >> 32);
+		device = (__u64)container(at, net_device, dev_list);
+		has = has_address(device, high, low);
 		if (has)
 			return has > 0 ? OWN : UNKNOWN;
 		leads |= leads_to(device, node);
