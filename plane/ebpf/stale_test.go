@@ -157,6 +157,41 @@ func TestStaleSockets(t *testing.T) {
 	})
 }
 
+// TestConnectsAgainAtOnce: a socket whose program connects it again as soon as it ended, to another
+// endpoint, does not end a second time (EB-13).
+func TestConnectsAgainAtOnce(t *testing.T) {
+	eachFamily(t, func(b *bench) {
+		b.reaps()
+		dns := b.to("VIP:53")
+		var fds []int
+		for range 400 {
+			fds = append(fds, b.connectOnly("pod3", dns))
+		}
+		b.change(strings.Replace(shop, "set shop/dns:dns/udp/cluster\n  pod1:8080 local",
+			"set shop/dns:dns/udp/cluster\n  pod2:8080 local", 1))
+		ends := make([]int, len(fds))
+		look := func() {
+			for i, fd := range fds {
+				n, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+				b.must(err)
+				if unix.Errno(n) == unix.ECONNABORTED {
+					ends[i]++
+					b.must(unix.Connect(fd, sockaddr(dns)))
+				}
+			}
+		}
+		for b.plane.kernel.reaper.ended.Load() < uint64(len(fds)) {
+			look()
+		}
+		look()
+		for i, n := range ends {
+			if n != 1 {
+				b.t.Errorf("socket %d ended %d times", i, n)
+			}
+		}
+	})
+}
+
 // TestStaleAfterRestart: a new process ends sockets whose endpoint left while none ran, TCP
 // sockets too with Stale "all" (EB-13).
 func TestStaleAfterRestart(t *testing.T) {

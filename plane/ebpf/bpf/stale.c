@@ -114,7 +114,8 @@ int find_kept(struct bpf_iter__bpf_sk_storage_map *ctx)
 	return 0;
 }
 
-/* The cookies of the sockets that shall end. */
+/* The cookies of the sockets that shall end, each once: a program may connect its socket again at once, and the walk
+ * meets it again then. */
 MAP(ending, HASH, BPF_F_NO_PREALLOC, 4096, __u64, __u32);
 
 /* From Linux 6.5 on programs end sockets. */
@@ -127,7 +128,7 @@ __inline int end(struct bpf_iter_meta *meta, struct sock_common *sk)
 	if (!sk)
 		return 0;
 	cookie = sk->skc_cookie.counter;
-	if (bpf_map_lookup_elem(&ending, &cookie) && !bpf_sock_destroy(sk))
+	if (!bpf_map_delete_elem(&ending, &cookie) && !bpf_sock_destroy(sk))
 		bpf_seq_write(meta->seq, &cookie, sizeof(cookie));
 	return 0;
 }
