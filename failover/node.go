@@ -2,7 +2,6 @@ package failover
 
 import (
 	"cmp"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -24,13 +23,12 @@ type node struct {
 	addrs  []netip.Addr   // the node's own
 	pods   []netip.Prefix // of its pods, if it has any
 
-	open     bool // an inquiry is under way, since start
-	begun    bool // its probes are requested
-	start    time.Duration
-	askers   []cluster.Name // Services on whose behalf, of different namespaces
-	witness  *target        // the endpoint that caused it; may be nil
-	members  []*target
-	controls map[*target]string // with their nodes; "" for none
+	open    bool // an inquiry is under way, since start
+	begun   bool // its probes are requested
+	start   time.Duration
+	askers  []cluster.Name // Services on whose behalf, of different namespaces
+	witness *target        // the endpoint that caused it; may be nil
+	members []*target
 
 	down  bool
 	since time.Duration
@@ -114,7 +112,7 @@ func (s *State) inquire(now time.Duration, name string, witness *target, asker c
 	}
 	n.open, n.begun, n.start, n.witness, n.asker = true, false, now, witness, asker
 	n.askers = []cluster.Name{asker}
-	n.members, n.controls = nil, map[*target]string{}
+	n.members = nil
 	if n.real() && !n.known { // a Node that was missing may exist now
 		s.lookUp(n)
 		return
@@ -176,12 +174,10 @@ func (s *State) Node(now time.Duration, name string, addrs []netip.Addr, pods []
 	if n.open && !n.begun {
 		s.begin(now, n)
 	}
-	for _, o := range s.nodes { // it may be the node of a control
-		for _, of := range o.controls {
-			if o.open && of == name {
-				s.controlPorts(now, o, n, n.asker)
-				break
-			}
+	for _, t := range s.targets { // it may be the node of a control
+		if found && t.of == name && !t.port && (t.pending() || t.fresh(now)) {
+			s.controlPorts(now, n, t.askers[0])
+			break
 		}
 	}
 }
@@ -198,7 +194,7 @@ func (s *State) begin(now time.Duration, n *node) {
 	if n.real() && n.known {
 		s.askEndpoints(now, n)
 	}
-	s.askMoreControls(now, n)
+	s.needControls(now, n)
 	s.conclude(now, n)
 }
 
@@ -208,16 +204,22 @@ func (s *State) askPorts(now time.Duration, n *node, asker cluster.Name) {
 		return
 	}
 	for _, port := range ports {
-		s.askMember(now, n, netip.AddrPortFrom(n.addrs[0], port), asker)
+		if t := s.askMember(now, n, netip.AddrPortFrom(n.addrs[0], port), asker); t != nil {
+			t.of, t.port = n.name, true
+		}
 	}
 }
 
-// ask has an address probed for an inquiry, unless it was within the last second. It returns nil if
-// the namespace of the asker has no room.
+// ask has an address probed for an inquiry, unless it was silent within the last second. It returns
+// nil if the namespace of the asker has no room.
 func (s *State) ask(now time.Duration, at netip.AddrPort, asker cluster.Name) *target {
 	t := s.target(now, at, asker)
-	if t != nil && !t.fresh(now) {
-		s.schedule(t, now, Tries)
+	switch {
+	case t == nil:
+	case t.result.Reached(): // it may be silent by now
+		s.schedule(t, max(now, t.done+TryAfter), Tries, inquired)
+	case !t.fresh(now):
+		s.schedule(t, now, Tries, inquired)
 	}
 	return t
 }
@@ -228,23 +230,55 @@ func (t *target) fresh(than time.Duration) bool { return t.done >= 0 && t.done >
 // pending reports whether a probe is due or under way.
 func (t *target) pending() bool { return t.running || t.due >= 0 }
 
-func (s *State) askMember(now time.Duration, n *node, at netip.AddrPort, asker cluster.Name) {
-	if t := s.ask(now, at, asker); t != nil && !slices.Contains(n.members, t) {
+func (s *State) askMember(now time.Duration, n *node, at netip.AddrPort, asker cluster.Name) *target {
+	t := s.ask(now, at, asker)
+	if t != nil && !slices.Contains(n.members, t) {
 		n.members = append(n.members, t)
 	}
+	return t
 }
 
-func (s *State) askControl(now time.Duration, n *node, at netip.AddrPort, of string, asker cluster.Name) {
+// askControl asks an address on another node, or the API server.
+func (s *State) askControl(now time.Duration, at netip.AddrPort, of string, asker cluster.Name) {
 	if t := s.ask(now, at, asker); t != nil {
-		n.controls[t] = of
+		t.of = of
 	}
 }
 
-// controlPorts asks the ports of another node as controls of n.
-func (s *State) controlPorts(now time.Duration, n, other *node, asker cluster.Name) {
+// shows reports whether t is a control whose answer shows that the link of this node carries probes
+// to o. An endpoint is no control for the ports of its own node.
+func (t *target) shows(o *target) bool { return t.of != "" && t != o && !(o.port && o.of == t.of) }
+
+// controlFor returns the control of the target's namespaces that answered last.
+func (s *State) controlFor(t *target) (last *target) {
+	for _, o := range s.targets {
+		if o.result.Reached() && o.shows(t) && (last == nil || o.done > last.done) &&
+			slices.ContainsFunc(t.askers, func(n cluster.Name) bool { return o.askedBy(n.Namespace) }) {
+			last = o
+		}
+	}
+	return last
+}
+
+// askControlOf has a control probed during the series of a silent target: one for all that began
+// within TryAfter.
+func (s *State) askControlOf(t *target) {
+	if o := s.controlFor(t); o != nil && !t.linked {
+		s.schedule(o, t.begun+TryAfter, Tries, control)
+	}
+}
+
+// linkedSince reports whether a control of the target answered after its last series.
+func (s *State) linkedSince(t *target) bool {
+	o := s.controlFor(t)
+	return o != nil && o.done > t.done
+}
+
+// controlPorts asks the ports of another node as controls.
+func (s *State) controlPorts(now time.Duration, other *node, asker cluster.Name) {
 	if len(other.addrs) > 0 {
 		for _, port := range ports {
-			s.askControl(now, n, netip.AddrPortFrom(other.addrs[0], port), other.name, asker)
+			s.askControl(now, netip.AddrPortFrom(other.addrs[0], port), other.name, asker)
 		}
 	}
 }
@@ -315,22 +349,24 @@ func (s *State) endpoints(name cluster.Name, is func(*cluster.Endpoint) bool) ma
 const maxControls = 2
 
 // askMoreControls asks controls on behalf of each asker, and reports whether there are new ones.
-func (s *State) askMoreControls(now time.Duration, n *node) bool {
-	asked := len(n.controls)
+func (s *State) askMoreControls(now time.Duration, n *node) (more bool) {
 	for _, asker := range n.askers {
-		s.askControls(now, n, asker)
+		more = s.askControls(now, n, asker) || more
 	}
-	return len(n.controls) > asked
+	return more
 }
 
 // askControls asks endpoints of the asking Service on other nodes, and the ports of those nodes;
 // without such endpoints, the API server. Unknown nodes come first: the more nodes are known to
-// answer, the more may be unreachable. It does not ask a node twice.
-func (s *State) askControls(now time.Duration, n *node, asker cluster.Name) {
+// answer, the more may be unreachable. It asks no node twice during the inquiry on behalf of one
+// namespace, and reports whether it asks any.
+func (s *State) askControls(now time.Duration, n *node, asker cluster.Name) bool {
 	v := s.table.View(asker)
 	asked := map[string]bool{}
-	for _, of := range n.controls {
-		asked[of] = true
+	for _, t := range s.targets {
+		if t.of != "" && t.askedBy(asker.Namespace) && (t.pending() || t.done >= n.start) {
+			asked[t.of] = true
+		}
 	}
 	type candidate struct {
 		at    netip.AddrPort
@@ -340,10 +376,14 @@ func (s *State) askControls(now time.Duration, n *node, asker cluster.Name) {
 	var all []candidate
 	for at, of := range s.endpoints(asker, func(e *cluster.Endpoint) bool {
 		at := e.Place().Node
-		return at != "" && at != n.name && at != v.Node.NodeName && !s.isDown(at)
+		return at != "" && at != n.name && at != v.Node.NodeName && !here(&v.Node, e.Addr) && !s.isDown(at)
 	}) {
 		c := candidate{at, of, s.random()}
-		if o := s.nodes[of]; o != nil && o.reach {
+		o, t := s.nodes[of], s.targets[at]
+		switch {
+		case o != nil && o.open, t != nil && t.noticed >= 0:
+			c.order += 2 // it may be dead, too
+		case o != nil && o.reach:
 			c.order++
 		}
 		all = append(all, c)
@@ -356,23 +396,35 @@ func (s *State) askControls(now time.Duration, n *node, asker cluster.Name) {
 		}
 		asked[c.of] = true
 		more++
-		s.askControl(now, n, c.at, c.of, asker)
-		if o := s.node(now, c.of, asker); s.portsWork(now) {
+		s.askControl(now, c.at, c.of, asker)
+		if o := s.node(now, c.of, asker); more > 1 || s.portsWork(now) {
 			continue
 		} else if !o.looked {
 			s.lookUp(o)
 		} else {
-			s.controlPorts(now, n, o, asker)
+			s.controlPorts(now, o, asker)
 		}
 	}
-	if len(all) > 0 {
-		return
+	if len(all) > 0 || asked[apiServer] {
+		return more > 0
 	}
 	for _, at := range v.Node.APIServers {
-		if len(n.controls) < maxControls && !slices.Contains(n.addrs, at.Addr()) {
-			s.askControl(now, n, at, apiServer, asker)
+		if more < maxControls && !slices.Contains(n.addrs, at.Addr()) && !here(&v.Node, at.Addr()) {
+			more++
+			s.node(now, apiServer, asker)
+			s.askControl(now, at, apiServer, asker)
 		}
 	}
+	return more > 0
+}
+
+// here reports whether an address is on this node, so that it answers without a link.
+func here(f *cluster.Facts, a netip.Addr) bool {
+	if slices.Contains(f.Own, a) {
+		return true
+	}
+	within := func(p netip.Prefix) bool { return p.Contains(a) }
+	return f.Node != nil && slices.ContainsFunc(f.Node.PodCIDRs, within)
 }
 
 // linkCheck is the time after a verdict during which more controls are probed.
@@ -380,32 +432,41 @@ const linkCheck = 10 * time.Second
 
 // widen asks more controls while this node's own link is suspected.
 func (s *State) widen(now time.Duration, n *node) {
-	if !n.down || now > n.since+linkCheck || !s.OwnLink() {
-		return
+	if n.down && now <= n.since+linkCheck && s.OwnLink() && !s.controlDue(n) {
+		s.askMoreControls(now, n)
 	}
-	for t := range n.controls {
-		if t.pending() {
-			return
+}
+
+// needControls asks controls for namespaces that have none.
+func (s *State) needControls(now time.Duration, n *node) {
+	for _, asker := range n.askers {
+		if !s.hasControl(now, n, asker) {
+			s.askControls(now, n, asker)
 		}
 	}
-	s.askMoreControls(now, n)
 }
 
-// controlAge is how long an answer shows that this node's link works, and how long silence counts.
-const controlAge = 3 * time.Second
-
-// linkWorked reports whether another address of the inquiry answered within controlAge before the
-// target's last probe ended. A later answer does not count: the link of this node may have been
-// down until then.
-func (n *node) linkWorked(t *target) bool {
-	return n.has(func(o *target) bool {
-		return o.result.Reached() && o.done <= t.done && t.done-o.done <= controlAge
-	})
+// hasControl reports whether a control of the namespace answered just now, or may answer soon: it
+// serves all inquiries of the namespace.
+func (s *State) hasControl(now time.Duration, n *node, asker cluster.Name) bool {
+	for _, t := range s.targets {
+		if t.of != "" && t.of != n.name && !t.port && t.askedBy(asker.Namespace) &&
+			(t.result.Reached() && t.fresh(now) || t.due >= 0 || t.running && now < t.begun+QuietAfter) {
+			return true
+		}
+	}
+	return false
 }
 
-// has reports whether is holds for an address of the inquiry.
-func (n *node) has(is func(*target) bool) bool {
-	return slices.ContainsFunc(n.members, is) || slices.ContainsFunc(slices.Collect(maps.Keys(n.controls)), is)
+// controlDue reports whether a control was asked on behalf of an asker, and its answer is awaited.
+func (s *State) controlDue(n *node) bool {
+	for _, t := range s.targets {
+		if t.of != "" && t.of != n.name && t.pending() && (t.running || t.needs < doubtful) &&
+			slices.ContainsFunc(n.askers, func(a cluster.Name) bool { return t.askedBy(a.Namespace) }) {
+			return true
+		}
+	}
+	return false
 }
 
 // maxInquiry is how long an inquiry looks for a control that answers.
@@ -414,7 +475,7 @@ const maxInquiry = 5 * time.Second
 // awaits reports whether the inquiry still needs the result of a member. A member that was probed
 // for it may be due again because of a client's notice: that must not delay the verdict.
 func (n *node) awaits(now time.Duration, t *target) bool {
-	return t.done < n.start && (t.running || t.due >= 0 && t.due <= now)
+	return t.done < n.start && (t.running || t.due >= 0 && (t.due <= now || t.needs < doubtful))
 }
 
 // conclude ends an inquiry once its answers are there.
@@ -423,26 +484,32 @@ func (s *State) conclude(now time.Duration, n *node) {
 	if !n.begun || slices.ContainsFunc(n.members, awaited) {
 		return
 	}
-	control, waits := false, false
-	for t := range n.controls {
-		waits = waits || t.pending()
-		control = control || t.fresh(n.start) && t.result.Reached() && now-t.done <= controlAge
-	}
-	if !control && !waits && now < n.start+maxInquiry {
-		waits = s.askMoreControls(now, n)
-	}
-	if !control && waits || control && now < n.start+maxInquiry && s.askPortsAgain(now, n) {
-		return
+	// The ports of the node itself must be silent; an endpoint alone proves nothing about its node.
+	silent, unproven := s.portsSilent(n)
+	if len(unproven) > 0 && now < n.start+maxInquiry {
+		switch {
+		case slices.ContainsFunc(unproven, s.linkedSince):
+			for _, t := range unproven {
+				s.schedule(t, now, Tries, inquired)
+			}
+			return
+		case s.controlDue(n), s.askMoreControls(now, n):
+			return
+		}
 	}
 	n.open = false
 	for _, asker := range n.askers {
 		misses := n.attempts[asker.Namespace].misses
 		n.attempts[asker.Namespace] = attempts{misses + 1, now + backoff(misses, s.random())}
 	}
-	// The ports of the node itself must be silent; an endpoint alone proves nothing about its node.
-	if control && n.known && n.real() && s.portsSilent(now, n) {
+	if silent {
 		s.lost(now, n)
 	}
+	s.judgeAll(now, n)
+}
+
+// judgeAll decides about the targets of a node.
+func (s *State) judgeAll(now time.Duration, n *node) {
 	for _, t := range s.targets {
 		if slices.Contains(t.nodes, n.name) {
 			s.judge(now, t)
@@ -450,41 +517,22 @@ func (s *State) conclude(now time.Duration, n *node) {
 	}
 }
 
-// portTargets returns the ports of the node that were probed in this inquiry.
-func (s *State) portTargets(n *node) (all []*target) {
+// portsSilent reports whether all ports of the node were silent in this inquiry, while the link of
+// this node worked. Silence of those that are unproven perhaps was that of the link.
+func (s *State) portsSilent(n *node) (silent bool, unproven []*target) {
 	if !n.known || !n.real() {
-		return nil
+		return false, nil
 	}
+	silent = true
 	for _, port := range ports {
-		if t := s.targets[netip.AddrPortFrom(n.addrs[0], port)]; t != nil && t.fresh(n.start) {
-			all = append(all, t)
+		t := s.targets[netip.AddrPortFrom(n.addrs[0], port)]
+		proven := t != nil && t.fresh(n.start) && !t.pending() && !t.result.Reached() && t.tried == Tries && t.linked
+		silent = silent && proven
+		if t != nil && !proven {
+			unproven = append(unproven, t)
 		}
 	}
-	return all
-}
-
-// proves reports whether the last probe of a port shows that its node is silent.
-func (n *node) proves(now time.Duration, port *target) bool {
-	return !port.result.Reached() && n.linkWorked(port) && now-port.done <= controlAge
-}
-
-// askPortsAgain has the silent ports of the node probed again whose silence proves nothing, because
-// the first control answered only after it, and reports whether there are any.
-func (s *State) askPortsAgain(now time.Duration, n *node) (asked bool) {
-	for _, t := range s.portTargets(n) {
-		if !t.result.Reached() && !n.proves(now, t) {
-			s.schedule(t, now, Tries)
-			asked = true
-		}
-	}
-	return asked
-}
-
-// portsSilent reports whether all ports of the node were probed in this inquiry, without an answer,
-// while the link of this node worked.
-func (s *State) portsSilent(now time.Duration, n *node) bool {
-	all := s.portTargets(n)
-	return len(all) == len(ports) && !slices.ContainsFunc(all, func(t *target) bool { return !n.proves(now, t) })
+	return silent, unproven
 }
 
 // portsWork reports whether a port of a node answered lately.
@@ -592,7 +640,7 @@ func (s *State) recheck(n *node, now time.Duration) {
 		if i := slices.IndexFunc(n.members, which); i >= 0 {
 			t := n.members[i]
 			t.last = now
-			s.schedule(t, now, 1)
+			s.schedule(t, now, 1, inquired)
 			n.members = append(slices.Delete(n.members, i, i+1), t)
 		}
 	}

@@ -30,7 +30,7 @@ type State struct {
 	targets map[netip.AddrPort]*target
 	nodes   map[string]*node
 	shares  map[string]*share
-	order   []string // of the namespaces with shares, the next one first
+	order   []*share // the next one first
 	all     window
 	lookups []*node
 	// portsAnswered is when a port of a node last answered: such probes work in this cluster.
@@ -66,16 +66,22 @@ type target struct {
 
 	due     time.Duration // the next probe; negative if none
 	tries   int
+	needs   rank // of the next probe; doubtful if only clients wait for it
 	running bool
+	begun   time.Duration // the last probe
+	tried   int           // its tries
 
 	result   Result        // of the last probe
 	done     time.Duration // the end of the last probe; negative if none
 	answered time.Duration // the last answer; negative if none
+	linked   bool          // the link of this node worked during the last series
 	alone    bool          // it is unreachable by its own probes
 	since    time.Duration // since when
 	misses   int           // probes without an answer in a row
 	nodes    []string      // inquiries about its nodes
 	here     bool          // a slice places it on this node
+	of       string        // the node, if it is a control or a port
+	port     bool          // it is a port of that node
 	told     bool          // it was reported as unreachable since its first notice
 }
 
@@ -119,7 +125,7 @@ func (s *State) Notice(now time.Duration, n Notice, service cluster.Name) {
 		s.inquireFor(now, t)
 	}
 	if !t.running && (t.due < 0 || first) {
-		s.schedule(t, s.earliest(t, now, first), Tries)
+		s.schedule(t, s.earliest(t, now, first), Tries, doubtful)
 	}
 }
 
@@ -133,16 +139,19 @@ func (s *State) avoids(e Endpoint, nodes []string) (is, byNode bool) {
 	return is, byNode
 }
 
-// Unreachable reports whether an endpoint is unreachable according to the last verdict, for one of
-// the Services that have it.
-func (s *State) Unreachable(e Endpoint) bool {
-	for _, service := range s.table.WithAddr(e.Addr.Addr(), maxServices) {
-		names, _ := s.claims(e.Addr.Addr(), service)
-		if is, _ := s.avoids(e, names); is {
-			return true
+// Unreachable returns the endpoints that are unreachable according to the last verdict, for one of
+// the Services that have them.
+func (s *State) Unreachable() map[Endpoint]bool {
+	all := map[Endpoint]bool{}
+	for _, e := range s.Lost() {
+		all[e] = true
+	}
+	for at, alone := range s.published.Endpoints {
+		if alone {
+			all[Endpoint{at, lb.TCP}] = true
 		}
 	}
-	return false
+	return all
 }
 
 // earliest returns when a client may cause the next probe of a target. The first client of a
@@ -167,12 +176,11 @@ func (s *State) target(now time.Duration, at netip.AddrPort, service cluster.Nam
 		}
 		h.watched++
 		t = &target{at: at, payer: service.Namespace, noticed: -1, due: -1, done: -1, answered: -1,
-			waited: map[string]bool{}}
+			needs: doubtful, waited: map[string]bool{}}
 		s.targets[at] = t
 	}
 	t.last = now
-	known := slices.ContainsFunc(t.askers, func(n cluster.Name) bool { return n.Namespace == service.Namespace })
-	if !known && len(t.askers) < maxAskers {
+	if !t.askedBy(service.Namespace) && len(t.askers) < maxAskers {
 		t.askers = append(t.askers, service)
 		if t.due >= 0 {
 			h := s.share(service.Namespace)
@@ -182,16 +190,29 @@ func (s *State) target(now time.Duration, at netip.AddrPort, service cluster.Nam
 	return t
 }
 
-// evict forgets the target of the namespace that was unused for the longest time, and reports
-// whether it found one. Verdicts and probes under way stay.
+// askedBy reports whether the target is probed on behalf of the namespace.
+func (t *target) askedBy(namespace string) bool {
+	return slices.ContainsFunc(t.askers, func(n cluster.Name) bool { return n.Namespace == namespace })
+}
+
+// evict forgets the target of the namespace that was unused for the longest time, else one that
+// answered lately, and reports whether it found one. Verdicts and probes under way stay.
 func (s *State) evict(now time.Duration, namespace string) bool {
-	var oldest *target
+	var oldest, answered *target
 	held := s.held()
 	for _, t := range s.targets {
-		if t.payer == namespace && !held[t] && !t.busy() && t.last+time.Second < now &&
-			(oldest == nil || t.last < oldest.last) {
-			oldest = t
+		switch {
+		case t.payer != namespace || held[t] || t.running || t.alone:
+		case t.due < 0 && t.last+time.Second < now:
+			if oldest == nil || t.last < oldest.last {
+				oldest = t
+			}
+		case t.rank(now) == calm && (answered == nil || t.done > answered.done):
+			answered = t
 		}
+	}
+	if oldest == nil {
+		oldest = answered
 	}
 	if oldest != nil {
 		s.forget(oldest)
@@ -210,9 +231,6 @@ func (s *State) held() map[*target]bool {
 			for _, t := range n.members {
 				held[t] = true
 			}
-			for t := range n.controls {
-				held[t] = true
-			}
 		}
 	}
 	for _, t := range s.targets {
@@ -221,6 +239,12 @@ func (s *State) held() map[*target]bool {
 		}
 	}
 	return held
+}
+
+// inquires reports whether an inquiry asks the ports of the node.
+func (s *State) inquires(name string) bool {
+	n := s.nodes[name]
+	return n != nil && n.open && n.begun && n.known && n.real()
 }
 
 func (s *State) isDown(name string) bool {
@@ -240,18 +264,19 @@ func (s *State) forget(t *target) {
 func (s *State) share(namespace string) *share {
 	h := s.shares[namespace]
 	if h == nil {
-		h = &share{window: newWindow(perShare)}
+		h = &share{namespace: namespace, window: newWindow(perShare)}
 		s.shares[namespace] = h
-		s.order = append(s.order, namespace)
+		s.order = append(s.order, h)
 	}
 	return h
 }
 
 // schedule queues a probe of the target in the shares of its askers.
-func (s *State) schedule(t *target, due time.Duration, tries int) {
+func (s *State) schedule(t *target, due time.Duration, tries int, needs rank) {
 	if t.running {
 		return
 	}
+	t.needs = min(t.needs, needs)
 	if t.due >= 0 { // it waits already
 		t.due, t.tries = min(t.due, due), max(t.tries, tries)
 		return
@@ -290,7 +315,7 @@ func (s *State) Due(now time.Duration) Work {
 		free := never
 		for _, asker := range append([]cluster.Name{n.asker}, n.askers...) { // the first that may
 			h := s.share(asker.Namespace)
-			if at := max(h.free(), s.all.free(), h.lookAfter); at < free {
+			if at := max(h.free(inquired), s.all.free(inquired), h.lookAfter); at < free {
 				free, n.asker = at, asker
 			}
 		}
@@ -304,33 +329,86 @@ func (s *State) Due(now time.Duration) Work {
 		w.Lookups = append(w.Lookups, n.name)
 		return true
 	})
-	for idle := 0; idle < len(s.order); {
-		namespace := s.order[0]
-		s.order = append(s.order[1:], namespace)
-		h := s.shares[namespace]
-		if free := s.all.free(); free > now && len(h.waiting) > 0 {
-			w.Next = min(w.Next, free)
-			idle++
-			continue
-		}
-		t, at := h.first(now)
-		if t == nil {
-			w.Next = min(w.Next, at)
-			idle++
-			continue
-		}
-		idle = 0
-		if !s.exists(t) {
-			s.forget(t)
-			continue
-		}
-		h.take(now)
-		s.all.take(now)
-		t.due, t.running = -1, true
-		w.Probes = append(w.Probes, Probe{t.at, t.tries, t.here})
-	}
+	w.Next = min(w.Next, s.dueProbes(now, &w))
 	s.sweep(now)
 	return w
+}
+
+// dueProbes adds the probes that are due, and returns when there may be others.
+func (s *State) dueProbes(now time.Duration, w *Work) (next time.Duration) {
+	next = never
+	if free := s.all.free(control); free > now {
+		return free
+	}
+	var turns []*share // with a target that is due
+	look := func(h *share, at int) {
+		due := never
+		if h.first, due = h.find(now); h.first != nil {
+			turns = slices.Insert(turns, at, h)
+			return
+		}
+		next = min(next, due)
+		s.endTurn(h)
+	}
+	for _, h := range slices.Clone(s.order) {
+		look(h, len(turns))
+	}
+	for len(turns) > 0 {
+		i := nextTurn(turns, now)
+		h := turns[i]
+		t := h.first
+		if free := s.all.free(t.rank(now)); free > now {
+			return min(next, free)
+		}
+		turns = slices.Delete(turns, i, i+1)
+		switch {
+		case t.due < 0: // another namespace had it probed
+		case !s.exists(t):
+			s.forget(t)
+		default:
+			h.take(now)
+			s.all.take(now)
+			h.turn++
+			if t.needs != inquired || h.turn == maxTurn {
+				s.endTurn(h)
+			}
+			t.due, t.running, t.begun, t.tried, t.needs, t.linked = -1, true, now, t.tries, doubtful, false
+			w.Probes = append(w.Probes, Probe{t.at, t.tries, t.here})
+		}
+		if h.turn == 0 {
+			i = len(turns)
+		}
+		look(h, i)
+	}
+	return next
+}
+
+// endTurn ends the turn of a share, if it had one.
+func (s *State) endTurn(h *share) {
+	if h.turn > 0 {
+		h.turn = 0
+		s.order = append(slices.DeleteFunc(s.order, func(o *share) bool { return o == h }), h)
+	}
+}
+
+// nextTurn returns the index of the share that sends next: the one that waits for the longest time,
+// unless another one has a control, or it has only what answered lately.
+func nextTurn(turns []*share, now time.Duration) (best int) {
+	class := func(h *share) int {
+		switch h.first.rank(now) {
+		case control:
+			return 0
+		case calm:
+			return 2
+		}
+		return 1
+	}
+	for i, h := range turns {
+		if class(h) < class(turns[best]) {
+			best = i
+		}
+	}
+	return best
 }
 
 // exists reports whether a target is still an endpoint that a Service has, or was never one.
@@ -360,7 +438,7 @@ func (s *State) sweep(now time.Duration) {
 		}
 		if t.alone && !t.running && t.done+overdue < now { // whatever delayed it, it returns
 			t.due = -1
-			s.schedule(t, now, 1)
+			s.schedule(t, now, 1, doubtful)
 		}
 	}
 	downs := false
@@ -376,11 +454,10 @@ func (s *State) sweep(now time.Duration) {
 			delete(s.nodes, name)
 		}
 	}
-	s.order = slices.DeleteFunc(s.order, func(namespace string) bool {
-		h := s.shares[namespace]
+	s.order = slices.DeleteFunc(s.order, func(h *share) bool {
 		empty := len(h.waiting) == 0 && h.watched == 0 && h.times[(h.next+perShare-1)%perShare]+time.Second < now
 		if empty {
-			delete(s.shares, namespace)
+			delete(s.shares, h.namespace)
 		}
 		return empty
 	})
@@ -393,8 +470,17 @@ func (s *State) Answer(now time.Duration, at netip.AddrPort, r Result) {
 		return
 	}
 	if r == Waiting {
-		if t.client && t.tries > 1 {
+		if t.client && t.tried > 1 {
 			s.inquireFor(now, t)
+		}
+		// The ports of its node are controls of an endpoint. One that never answered needs none.
+		if t.tried > 1 && (t.port || t.answered >= 0 && !slices.ContainsFunc(t.nodes, s.inquires)) {
+			s.askControlOf(t)
+		}
+		for _, n := range s.nodes {
+			if t.of != "" && n.open && n.begun && now < n.start+TryAfter { // others may answer in time
+				s.needControls(now, n)
+			}
 		}
 		return
 	}
@@ -411,6 +497,11 @@ func (s *State) Answer(now time.Duration, at netip.AddrPort, r Result) {
 		}
 		s.widen(now, n)
 	}
+	if r.Reached() && t.of != "" {
+		for _, o := range s.targets {
+			s.judge(now, o)
+		}
+	}
 }
 
 // answers records that a target answered.
@@ -424,10 +515,13 @@ func (s *State) answers(now time.Duration, t *target) {
 		if slices.Contains(n.members, t) {
 			s.reached(now, n)
 		}
-		if of, is := n.controls[t]; is {
-			if o := s.node(now, of, n.asker); !o.down && !o.reach {
-				o.reach, s.changed = true, true
-			}
+	}
+	if o := s.nodes[t.of]; o != nil && !o.down && !o.reach {
+		o.reach, s.changed = true, true
+	}
+	for _, o := range s.targets {
+		if o.running && t.shows(o) && t.begun > o.begun && now <= o.begun+time.Duration(o.tried-1)*TryAfter {
+			o.linked = true
 		}
 	}
 	if !t.client {
@@ -443,7 +537,7 @@ func (s *State) misses(now time.Duration, t *target) {
 		s.lose(now, t)
 	case t.alone:
 		s.again(now, t)
-	case t.tries == 1: // it belongs to a node that is down
+	case t.tried == 1: // it belongs to a node that is down
 	case len(t.nodes) == 0: // its first try was not reported
 		s.inquireFor(now, t)
 	default:
@@ -464,7 +558,7 @@ func (s *State) lose(now time.Duration, t *target) {
 // endpoints.
 func (s *State) again(now time.Duration, t *target) {
 	if !slices.ContainsFunc(t.nodes, s.isDown) {
-		s.schedule(t, now+backoff(t.misses-1, s.random()), 1)
+		s.schedule(t, now+backoff(t.misses-1, s.random()), 1, doubtful)
 	}
 }
 
@@ -474,10 +568,9 @@ const verdictAge = 3 * time.Second
 // judge decides about a silent target once the inquiries about its nodes ended: it is unreachable
 // if it answered before, and the link of this node works.
 func (s *State) judge(now time.Duration, t *target) {
-	if t.result != Silent || t.running || t.alone || !t.client || now-t.done > verdictAge {
+	if t.result != Silent || t.running || t.tried < Tries || t.alone || !t.client || now-t.done > verdictAge {
 		return
 	}
-	works, later := t.here, false // on this node no link is involved
 	for _, name := range t.nodes {
 		n := s.nodes[name]
 		if n == nil {
@@ -490,15 +583,13 @@ func (s *State) judge(now time.Duration, t *target) {
 			s.rescue[Endpoint{t.at, lb.TCP}], s.changed = true, true
 			return
 		}
-		works = works || n.linkWorked(t)
-		later = later || n.has(func(o *target) bool { return o.result.Reached() && o.done > t.done })
 	}
 	switch {
 	case t.answered < 0:
-	case works:
+	case t.here, t.linked: // on this node no link is involved
 		s.lose(now, t)
-	case later: // the link works now: did it when the target was silent?
-		s.schedule(t, now, Tries)
+	case s.linkedSince(t): // the link works now: did it when the target was silent?
+		s.schedule(t, now, Tries, inquired)
 	}
 }
 

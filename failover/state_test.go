@@ -2,13 +2,17 @@ package failover_test
 
 import (
 	"fmt"
+	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"testing"
 	"time"
 
 	"kube-proxy/cluster"
+	. "kube-proxy/failover"
 	"kube-proxy/lb"
+	"kube-proxy/test/seedtest"
 )
 
 const (
@@ -140,6 +144,33 @@ func TestLinkReturns(t *testing.T) {
 		if len(w.downs) == 0 {
 			t.Fatalf("after a cut of %s a dead node is not found: %+v", cut, w.state.Status(w.now))
 		}
+	}
+}
+
+// TestOwnControls: an address on this node answers also while this node's link is down, and proves
+// nothing, whatever node a slice names for it; nor does an API server there (FO-07).
+func TestOwnControls(t *testing.T) {
+	for name, endpoints := range map[string][]string{
+		"endpoints": {"10.0.2.1@node-2", "10.0.1.7@node-3"},
+		"servers":   {"10.0.2.1@node-2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			server := netip.MustParseAddr("192.168.0.1")
+			w.homes[netip.MustParseAddr("10.0.1.7")], w.homes[server] = self, self
+			w.store.Fold(cluster.NodeSet{Node: &cluster.Node{Name: self, Addrs: []netip.Addr{server},
+				PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.1.0/24")}}})
+			w.service("xweb", endpoints...)
+			w.store.Fold(cluster.APIServerAt{Addrs: []netip.AddrPort{netip.AddrPortFrom(server, 6443)}})
+			w.cut = true
+			for range 20 {
+				w.notice("xweb", b1)
+				w.run(time.Second)
+				if len(w.downs) > 0 {
+					t.Fatalf("this node's link is down, and %v became unreachable", w.downs)
+				}
+			}
+		})
 	}
 }
 
@@ -390,5 +421,48 @@ func TestManyServices(t *testing.T) {
 	dirty := w.store.Fold(cluster.UnreachableSet{Unreachable: w.verdict.Unreachable})
 	if n := len(dirty.Services); n != 2*services/nodes {
 		t.Errorf("%d Services are resolved, want the %d with an endpoint there", n, 2*services/nodes)
+	}
+}
+
+// TestThreeAtOnce: three of six nodes die at once, and clients of one namespace wait for all three.
+// Each verdict comes before its client repeats the packet again, 2 s after the notice, as inquiries
+// share controls: the 20 probes a second of the namespace suffice (FO-03, FO-10).
+func TestThreeAtOnce(t *testing.T) {
+	seed := seedtest.Of(t)
+	for run := range 100 {
+		w := newWorld(t)
+		random := rand.New(rand.NewPCG(seed, uint64(run)))
+		w.state = New(table{w}, random.Float64)
+		var endpoints []string
+		waiting := map[string]time.Duration{} // endpoints on dead nodes, and the first notice
+		for n := 2; n < 8; n++ {
+			endpoints = append(endpoints, fmt.Sprintf("10.0.%d.1@node-%d", n, n))
+			if n < 5 {
+				w.dead[fmt.Sprintf("node-%d", n)] = true
+				waiting[fmt.Sprintf("10.0.%d.1:80", n)] = 0
+			}
+		}
+		w.service("xweb", endpoints...)
+		for end := w.now + 10*time.Second; len(waiting) > 0 && w.now < end; w.run(10 * time.Millisecond) {
+			for _, at := range slices.Sorted(maps.Keys(waiting)) {
+				noticed := waiting[at]
+				switch _, byNode := w.is(at); {
+				case byNode:
+					if w.now-noticed > 1500*time.Millisecond {
+						t.Errorf("run %d: the node of %s is found after %s", run, at, w.now-noticed)
+					}
+					delete(waiting, at)
+				case random.IntN(10) == 0:
+					if noticed == 0 {
+						waiting[at] = w.now
+					}
+					w.notice("xweb", at)
+				}
+			}
+		}
+		if len(waiting) > 0 {
+			t.Errorf("run %d: not found: %v", run, waiting)
+		}
+		w.limits(200)
 	}
 }

@@ -141,13 +141,29 @@ func (w *world) step() {
 	}
 	for _, p := range due.Probes {
 		w.probes = append(w.probes, sent{w.now, p.At})
-		begun := w.now
-		if r := w.answer(p.At); r != Silent {
-			w.at(w.now+time.Millisecond, func() { w.state.Answer(w.now, p.At, r) })
+		ended := false
+		try := func() {
+			if r := w.answer(p.At); r != Silent && !ended {
+				ended = true
+				w.at(w.now+time.Millisecond, func() { w.state.Answer(w.now, p.At, r) })
+			}
+		}
+		try()
+		if ended {
 			continue
 		}
-		w.at(begun+QuietAfter, func() { w.state.Answer(w.now, p.At, Waiting) })
-		w.at(begun+SeriesTimeout, func() { w.state.Answer(w.now, p.At, w.answer(p.At)) })
+		for n := range p.Tries {
+			w.at(w.now+time.Duration(n)*TryAfter, try)
+		}
+		end := func(after time.Duration, r Result) {
+			w.at(w.now+after, func() {
+				if !ended {
+					w.state.Answer(w.now, p.At, r)
+				}
+			})
+		}
+		end(QuietAfter, Waiting)
+		end(SeriesTimeout, Silent)
 	}
 	w.verdict = w.merge(w.state.Verdict(w.now))
 	w.next = due.Next

@@ -128,9 +128,9 @@ func serviceManifest(name, ip string, endpoints ...string) string {
 		all = append(all, fmt.Sprintf("{addresses: [%s], nodeName: %s}", a, node))
 	}
 	return fmt.Sprintf("kind: Service\nmetadata: {name: %[1]s, namespace: lab}\nspec: {clusterIP: %[2]s, ports: "+
-		"[{name: http, port: 80}]}\n---\nkind: EndpointSlice\nmetadata: {name: %[1]s, namespace: lab, labels: "+
-		"{kubernetes.io/service-name: %[1]s}}\naddressType: IPv4\nports: "+
-		"[{name: http, port: 8080}]\nendpoints: [%[3]s]\n",
+		"[{name: http, port: 80, protocol: TCP}]}\n---\nkind: EndpointSlice\nmetadata: {name: %[1]s, namespace: "+
+		"lab, labels: {kubernetes.io/service-name: %[1]s}}\naddressType: IPv4\nports: "+
+		"[{name: http, port: 8080, protocol: TCP}]\nendpoints: [%[3]s]\n",
 		name, ip, strings.Join(all, ", "))
 }
 

@@ -211,7 +211,7 @@ func (p *labProgram) get(path string) (string, error) {
 		return "", err
 	}
 	defer c.Close()
-	if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(timeout)); err != nil {
 		return "", err
 	}
 	if _, err := fmt.Fprintf(c, "GET %s HTTP/1.0\r\nHost: 127.0.0.1:10249\r\n\r\n", path); err != nil {

@@ -457,7 +457,8 @@ func (r *run) drop(changed bool) (found time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if changed {
-		maps.DeleteFunc(r.rescue, func(e failover.Endpoint, _ waiting) bool { return !r.state.Unreachable(e) })
+		unreachable := r.state.Unreachable()
+		maps.DeleteFunc(r.rescue, func(e failover.Endpoint, _ waiting) bool { return !unreachable[e] })
 	}
 	return r.found
 }
