@@ -104,6 +104,19 @@ func ofRunning(cmd *cobra.Command, opts *config.Options) (source string) {
 	return "the kube-proxy that runs on " + status.Node + ", by its admin socket " + path
 }
 
+// inTheWay asks the proxy that runs on this node for rules of other programs in the way of the
+// Services that it knows.
+func inTheWay(socket string) func(context.Context) ([]preflight.InTheWay, error) {
+	return func(ctx context.Context) (all []preflight.InTheWay, err error) {
+		var status inspect.Status
+		err = api.NewClient(socket).Get(ctx, "status", nil, &status)
+		for _, f := range status.OtherRules() {
+			all = append(all, preflight.InTheWay{Seen: f.Text, Next: f.Next})
+		}
+		return all, err
+	}
+}
+
 // preflightSetup derives from the configuration what would run.
 func preflightSetup(cfg *config.Config, modes mode.List) *preflight.Setup {
 	quiet := slog.New(slog.DiscardHandler)
@@ -113,6 +126,7 @@ func preflightSetup(cfg *config.Config, modes mode.List) *preflight.Setup {
 		NodeName: cfg.NodeName, Hostname: hostname, PodCIDRs: cfg.ClusterCIDRs, PodInterface: cfg.DetectLocal.Interface,
 		Healthz: cfg.Servers.Healthz, Metrics: cfg.Servers.Metrics,
 		WriterGroup: wiring.WriterGroup,
+		InTheWay:    inTheWay(cfg.Servers.AdminSocket),
 		With:        func(f lb.Family) mode.Settings { return wiring.Probe(cfg, f) },
 		Host: func(m mode.Mode) (system.Settings, error) {
 			resolved, err := cfg.For(m)

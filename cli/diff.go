@@ -36,7 +36,7 @@ func diffQuery() queryCommand {
 			switch {
 			case err != nil:
 				return err
-			case len(d.Differences) > 0:
+			case len(d.Differences) > 0 || len(d.Others) > 0:
 				return exitCode(ExitFound)
 			case d.Frontends == 0 && len(d.Notes) > 0:
 				return exitCode(ExitNotAsked)
@@ -74,6 +74,10 @@ func diffText(out io.Writer, d *inspect.Diff, most int) {
 			plural.Count(d.Frontends, "frontend", "frontends"))
 	case d.Frontends > 0 || len(d.Notes) == 0:
 		fmt.Fprintf(out, "no difference; %s compared\n", plural.Count(d.Frontends, "frontend", "frontends"))
+	}
+	for _, f := range d.Others {
+		fmt.Fprintf(out, "%s: rules of other programs: %s\n  %s\n", lb.Printable(string(f.Severity)),
+			lb.Printable(f.Text), lb.Printable(f.Next))
 	}
 	for _, n := range d.Notes {
 		fmt.Fprintf(out, "note: %s\n", lb.Printable(n))

@@ -16,6 +16,10 @@ type Known[T any] struct {
 
 func known[T any](v T, err error) Known[T] { return Known[T]{v, err} }
 
+// InTheWay is a rule of another program that is in the way of a Service's packets, and the command
+// that says more.
+type InTheWay struct{ Seen, Next string }
+
 // Facts are the results of the probes on a node.
 type Facts struct {
 	// OS is the operating system, as runtime.GOOS names it.
@@ -32,6 +36,8 @@ type Facts struct {
 	// would wait for (mode.Mode.Lacks).
 	Waits    Known[[]error]
 	Programs []Program
+	// InTheWay are rules of other programs that stop a Service's packets, or lead them elsewhere.
+	InTheWay Known[[]InTheWay]
 	// Chains are those of nf_tables, in the families inet, ip and ip6.
 	Chains Known[[]Chain]
 	// Legacy are the chains of the legacy back end of iptables.

@@ -64,6 +64,11 @@ func otherKinds() []Kind {
 				"nftables does not change other firewalls.",
 			Remedy: "Remove Docker if another runtime runs the pods; or set \"ip-forward-no-drop\": true in " +
 				"daemon.json (Docker 27.0 and later); or accept the pods' networks in the chain DOCKER-USER."},
+		{ID: "other-rules", Worst: Warning, judge: (*judge).otherRules,
+			Looks: "rules of other programs that stop a Service's packets or lead them elsewhere, as the kube-proxy " +
+				"that runs here found them; without one, they are not looked for",
+			Why:    "Clients do not reach the endpoints that the Service has.",
+			Remedy: "Change that rule, or ask who owns it."},
 		{ID: "drop-policy", Worst: Warning, Live: Info, judge: (*judge).dropPolicy,
 			Looks: "base chains of other software at input and forward whose policy is to drop",
 			Why: "Every base chain of a hook must accept a packet; such a chain drops the rest, whatever the " +
@@ -291,6 +296,20 @@ func (j *judge) docker() {
 		j.info("", "Docker has rules (%s), and FORWARD accepts", strings.Join(docker, ", "))
 	default:
 		j.nothing("no rules of Docker", j.facts.Chains.Err, j.facts.Legacy.Err)
+	}
+}
+
+func (j *judge) otherRules() {
+	rules := j.facts.InTheWay
+	if rules.Err != nil {
+		j.info("", "not looked for: %v", rules.Err)
+		return
+	}
+	for _, r := range rules.Value {
+		j.add(Warning, "", "%s", r.Seen).Remedy += " See " + r.Next + "."
+	}
+	if len(rules.Value) == 0 {
+		j.ok("", "the kube-proxy that runs here found none")
 	}
 }
 

@@ -294,7 +294,7 @@ func TestNothingKnown(t *testing.T) {
 		Links: known([]Link(nil), dark), Routes: known([]Route(nil), dark), Sockets: known([]Socket(nil), dark),
 		Sysctls: known(map[string]string(nil), dark), Changes: known([]system.Change(nil), dark),
 		Elsewhere: known([]Assignment(nil), dark), ReadOnly: known(false, dark), Memory: known(uint64(0), dark),
-		Unsynchronised: known(false, dark), Descriptors: known(uint64(0), dark)}
+		Unsynchronised: known(false, dark), Descriptors: known(uint64(0), dark), InTheWay: known([]InTheWay(nil), dark)}
 	for _, found := range Judge(s, f) {
 		if found.Severity == OK && found.ID != "api-server" {
 			t.Errorf("%+v", found)

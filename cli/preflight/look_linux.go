@@ -72,6 +72,7 @@ func Look(ctx context.Context, s *Setup) *Facts {
 	})
 	looking.Go(func() { f.Programs = programs(ctx, s, m) })
 	looking.Go(func() { f.Cluster = s.cluster(ctx) })
+	looking.Go(func() { f.InTheWay = s.inTheWay(ctx) })
 	looking.Wait()
 	for _, of := range abilities {
 		f.Abilities = append(f.Abilities, of...)

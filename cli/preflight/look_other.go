@@ -36,6 +36,7 @@ func Look(ctx context.Context, s *Setup) *Facts {
 	f.Firewall = within(ctx, s.timeout(), firewall)
 	f.Routes.Err, f.Sockets.Err = errElsewhere, errElsewhere
 	f.Cluster = s.cluster(ctx)
+	f.InTheWay = s.inTheWay(ctx)
 	return f
 }
 

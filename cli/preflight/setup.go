@@ -39,6 +39,8 @@ type Setup struct {
 	With func(lb.Family) mode.Settings
 	// Host returns the configured settings of the host in a mode.
 	Host func(mode.Mode) (system.Settings, error)
+	// InTheWay asks the proxy that runs for what it knows of rules of other programs; nil for none.
+	InTheWay func(context.Context) ([]InTheWay, error)
 	// API queries the API server; nil if Services come from a folder.
 	API func(context.Context) *Cluster
 	// WriterGroup is the log group of netfilter that a running kube-proxy holds.
@@ -59,6 +61,14 @@ func (s *Setup) with(f lb.Family) mode.Settings {
 
 func (s *Setup) timeout() time.Duration {
 	return cmp.Or(s.Timeout, 15*time.Second)
+}
+
+// inTheWay asks the proxy that runs.
+func (s *Setup) inTheWay(ctx context.Context) Known[[]InTheWay] {
+	if s.InTheWay == nil {
+		return Known[[]InTheWay]{Err: errors.New("no proxy to ask")}
+	}
+	return within(ctx, s.timeout(), s.InTheWay)
 }
 
 // cluster queries the API server; nil if Services come from a folder.

@@ -125,7 +125,7 @@ func (p *proxy) lookAtService(name string) (f inspect.Finding, in bool, err erro
 		return f, false, ctx.Err()
 	}
 	path := d.Paths[at]
-	return inspect.Finding{Severity: inspect.Warning, About: "other-rules", Next: path.Trace,
+	return inspect.Finding{Severity: inspect.Warning, About: inspect.OtherRules, Next: path.Trace,
 		Text: name + ", for " + path.From + ": " + path.Lead[0]}, true, nil
 }
 

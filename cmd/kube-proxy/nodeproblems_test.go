@@ -38,6 +38,18 @@ func TestOtherRulesInTheWay(t *testing.T) {
 				}
 				return ""
 			})
+			for _, command := range [][]string{{"diff"}, {"check"},
+				{"check", "--proxy-mode=nftables", "--manifests=m", "--hostname-override=n1"}} {
+				_, out, errOut := n.kubeProxy(command...)
+				out = unfolded(out)
+				says := c.says != "" && strings.Contains(out, c.says)
+				if says != (c.says != "") || strings.Contains(out, "shop/web, for ") != says {
+					t.Errorf("%v, want %q:\n%s%s", command, c.says, out, errOut)
+				}
+			}
+			if code, out, _ := n.kubeProxy("diff"); (code == 2) != (c.says != "") {
+				t.Errorf("diff exits with %d:\n%s", code, out)
+			}
 			metrics := n.code("http://127.0.0.1:10249/metrics", 200).body
 			if strings.Contains(metrics, `reason="other-rules",severity="warning"} 1`) != (c.says != "") {
 				t.Errorf("the metric:\n%s", metrics)

@@ -27,6 +27,9 @@ func (i *Inspector) Diff(ctx context.Context) (*Diff, error) {
 		return nil, ctx.Err()
 	}
 	out := &Diff{Node: i.Node(), Differences: []Difference{}}
+	if i.cfg.NodeProblems != nil {
+		out.Others = otherRules(i.cfg.NodeProblems())
+	}
 	for _, f := range i.cfg.Families {
 		if f.Tracer == nil {
 			out.Notes = append(out.Notes, fmt.Sprintf("%s: cannot read the kernel state in mode %s", f.Family,

@@ -23,6 +23,18 @@ type Finding struct {
 	Next     string   `json:"next"`
 }
 
+// OtherRules is what a finding is about if rules of other programs stop a Service's packets, or
+// lead them elsewhere.
+const OtherRules = "other-rules"
+
+// otherRules are the findings about [OtherRules].
+func otherRules(all []Finding) []Finding {
+	return slices.DeleteFunc(slices.Clone(all), func(f Finding) bool { return f.About != OtherRules })
+}
+
+// OtherRules are the findings about rules of other programs.
+func (s *Status) OtherRules() []Finding { return otherRules(s.Findings) }
+
 // findings gathers findings.
 type findings []Finding
 

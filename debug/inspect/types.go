@@ -185,6 +185,8 @@ type Diff struct {
 	More int `json:"more,omitempty"`
 	// Frontends is the number of compared frontends.
 	Frontends int `json:"frontends"`
+	// Others are findings about rules of other programs, at the last look.
+	Others []Finding `json:"others,omitempty"`
 	// Notes explain what could not be compared, and why.
 	Notes []string `json:"notes,omitempty"`
 }
