@@ -3,10 +3,13 @@
 package main
 
 import (
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"regexp"
+	"os"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -19,11 +22,15 @@ import (
 // endpoints each, two of them there: it drops all packets, or its link goes down. For the
 // connections that start in the minute after the cut it reports the slowest and how many fail; for
 // those that start 2 s later the slowest, beside the slowest of as many that go straight to an
-// endpoint; then the time until the node is used again.
+// endpoint; then the time until the node is used again. Upstream is the program that PEER names.
+//
+// With the cut "none" nothing is wrong. It reports the proxy's processor time and probes in the
+// minute, and how long connections take.
 func BenchmarkFailover(b *testing.B) {
-	cuts := map[string]fault{"drop": nodeDead, "link": linkDown}
+	cuts := map[string]fault{"drop": nodeDead, "link": linkDown, "none": script(netlab.Node2, "true", "true")}
 	for _, mode := range failoverModes {
-		for _, c := range []struct{ cut, value string }{{"drop", "off"}, {"drop", "avoid"}, {"link", "avoid"}} {
+		for _, c := range []struct{ cut, value string }{{"none", "off"}, {"none", "avoid"}, {"drop", "off"},
+			{"drop", "avoid"}, {"drop", upstream}, {"link", "avoid"}} {
 			b.Run(mode+"/"+c.cut+"/"+c.value, func(b *testing.B) {
 				for range b.N {
 					benchCut(b, mode, cuts[c.cut], c.value)
@@ -42,37 +49,81 @@ type attempt struct {
 	direct bool // straight to an endpoint
 }
 
+// upstream is the value of a benchmark of the upstream program instead of failover.
+const upstream = "upstream"
+
+// flagCutFor makes trials shorter.
+var flagCutFor = flag.Duration("cut", time.Minute, "how long BenchmarkFailover cuts a node off")
+
 const (
 	cutServices = 10
 	cutRate     = 200
-	cutFor      = time.Minute
 	// cutWait is how long a client waits; Linux gives up after two minutes.
 	cutWait = 40 * time.Second
 )
 
 func benchCut(b *testing.B, mode string, off fault, value string) {
+	peer := os.Getenv("PEER")
+	if value == upstream && (peer == "" || mode != "nftables" && mode != "iptables") {
+		b.Skip("PEER names no upstream kube-proxy with this mode")
+	}
 	n := newModeLab(b, mode)
 	n.Serve(netlab.TCP, 8080, "pod1", "pod2", "pod3", "pod4", "pod5", netlab.Sink)
+	var all []string
 	for i := range cutServices {
 		name := fmt.Sprintf("web%d", i)
-		n.apply(name, serviceManifest(name, fmt.Sprintf("10.96.0.%d", 10+i), "10.1.1.11@node1", "10.1.1.12@node1",
+		all = append(all, serviceManifest(name, fmt.Sprintf("10.96.0.%d", 10+i), "10.1.1.11@node1", "10.1.1.12@node1",
 			"10.1.1.13@node1", "10.1.2.14@node2", "10.1.2.15@node2", "172.18.0.254@sink"))
+		n.apply(name, all[i])
 	}
-	p := n.serve("--failover=" + value)
-	if value != "off" {
-		p.await(regexp.MustCompile("Failover is on"))
+	var p *labProgram
+	if value == upstream {
+		p = n.servePeer(peer, strings.Join(all, "---\n"))
+	} else {
+		p = n.serve("--failover=" + value)
+		if value != "off" {
+			p.await(failoverOn)
+		}
 	}
+	n.measureCut(b, p, off)
+	p.end(syscall.SIGTERM)
+}
+
+// servePeer starts an upstream kube-proxy with an API server that has the objects, and waits until
+// it serves.
+func (n *failoverLab) servePeer(path, objects string) *labProgram {
+	n.t.Helper()
+	api := n.api()
+	for doc := range strings.SplitSeq(objects, "---\n") {
+		api.add(n.t, doc)
+	}
+	p := n.launch(path, "--proxy-mode="+n.mode, "--hostname-override=node1", "--cluster-cidr=10.1.0.0/16",
+		"--master=http://"+labAPIAt, "--kube-api-content-type=application/json", "--conntrack-max-per-core=0",
+		"--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0")
+	until(n.t, func() string {
+		if _, err := n.dial(n.vip, impatience); err != nil {
+			return fmt.Sprintf("upstream does not serve: %v\n%s", err, p.log())
+		}
+		return ""
+	})
+	return p
+}
+
+func (n *failoverLab) measureCut(b *testing.B, p *labProgram, off fault) {
+	const processor, probes = "process_cpu_seconds_total", "kubeproxy_failover_probes_total"
 	load := n.load()
 	time.Sleep(3 * time.Second)
-	cut := time.Now()
+	cut, spent, probed := time.Now(), p.metric(processor), p.metric(probes)
 	off.begin(n)
-	time.Sleep(cutFor)
+	time.Sleep(*flagCutFor)
+	b.ReportMetric(1000*(p.metric(processor)-spent)/time.Since(cut).Seconds(), "cpu-ms/s")
+	b.ReportMetric(p.metric(probes)-probed, "probes")
 	off.end(n)
 	back := time.Now()
 	time.Sleep(12 * time.Second)
 	all := load()
-	p.end(syscall.SIGTERM)
 
+	var took []time.Duration
 	var slowest, late, direct time.Duration
 	connections, failed := 0, 0
 	used := time.Time{}
@@ -88,6 +139,7 @@ func benchCut(b *testing.B, mode string, off fault, value string) {
 			}
 		case since >= 0:
 			connections++
+			took = append(took, a.took)
 			slowest = max(slowest, a.took)
 			if a.err != nil {
 				failed++
@@ -97,6 +149,9 @@ func benchCut(b *testing.B, mode string, off fault, value string) {
 			}
 		}
 	}
+	slices.Sort(took)
+	b.ReportMetric(1000*took[len(took)/2].Seconds(), "p50-ms")
+	b.ReportMetric(1000*took[len(took)*99/100].Seconds(), "p99-ms")
 	b.ReportMetric(float64(connections), "connections")
 	b.ReportMetric(100*float64(failed)/float64(connections), "failed-%")
 	b.ReportMetric(slowest.Seconds(), "slowest-s")

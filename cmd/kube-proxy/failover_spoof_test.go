@@ -198,7 +198,7 @@ func (n *failoverLab) checkWire(during time.Duration) {
 		}
 	}
 	seconds := int(during.Seconds()) + 1
-	// The kernel sends the packet of a try again if the probe is late to close its socket after 0.6 s.
+	// The kernel sends the packet of a try again if the probe is late to close its socket.
 	const perSeries, perShare, perSecond = 2 * 3, 20, 200
 	if hostile == 0 || hostile > perSeries*perShare*seconds || all > perSeries*perSecond*seconds {
 		n.t.Errorf("%d first packets to the tenant's endpoints and %d in all in %d s; at most %d and %d may be\n%s",

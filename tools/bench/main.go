@@ -32,7 +32,7 @@
 //	                 BenchmarkPeer…               … the same with the program that PEER names
 //	cmd/kube-proxy   BenchmarkUserspace           the real binary in the lab, through the proxy and directly by turns
 //	                 BenchmarkUserspaceChange     one endpoint, as the engine passes it to the plane
-//	                 BenchmarkFailover            a node is cut off under load, with failover and without
+//	                 BenchmarkFailover            a node is cut off under load, with failover, without, and upstream
 //	                 BenchmarkAskTrace            the command trace
 //	plane/ipvs       BenchmarkIPVS                first sync, one endpoint, connections; in a VM
 //	plane/ebpf       BenchmarkSockets             sockets of a pod, direct and through a cluster IP by turns
