@@ -27,7 +27,7 @@ const memory = "/sys/fs/cgroup/memory"
 // memoryCgroup makes a memory cgroup that ends with the test.
 func memoryCgroup(t *testing.T, name string) (path string) {
 	t.Helper()
-	path = filepath.Join(memory, fmt.Sprintf("kp-%d-%s", os.Getpid(), name))
+	path = filepath.Join(memory, fmt.Sprintf("kp-%d-%s-%s", os.Getpid(), filepath.Base(t.Name()), name))
 	if err := os.Mkdir(path, 0o755); err != nil {
 		t.Fatal(err)
 	}

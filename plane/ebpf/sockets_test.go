@@ -63,26 +63,38 @@ set shop/other:dns/udp/cluster
   pod2:8080 local
 `
 
-// eachFamily runs a test in a lab of each family, whose plane has the table shop.
-func eachFamily(t *testing.T, test func(b *bench)) { eachFamilyWith(t, nil, test) }
+// eachFamily runs a test in a lab of each family side by side, whose plane has the table shop. The
+// test shares nothing between them.
+func eachFamily(t *testing.T, test func(b *bench)) {
+	t.Run("families", func(t *testing.T) {
+		for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
+			t.Run(f.String(), func(t *testing.T) {
+				t.Parallel()
+				test(shopBench(t, f, nil))
+			})
+		}
+	})
+}
 
 func eachFamilyWith(t *testing.T, with func(*Config), test func(b *bench)) {
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
-		t.Run(f.String(), func(t *testing.T) {
-			b := newBench(t, f, with)
-			b.Serve(netlab.TCP, 8080, "pod1", "pod2")
-			b.Serve(netlab.UDP, 8080, "pod1", "pod2")
-			b.On(netlab.Node1, func() { b.plane = b.newPlane() })
-			t.Cleanup(func() {
-				if err := b.plane.Close(); err != nil {
-					t.Error(err)
-				}
-			})
-			b.table = b.parse(shop)
-			b.On(netlab.Node1, func() { b.reset(b.table) })
-			test(b)
-		})
+		t.Run(f.String(), func(t *testing.T) { test(shopBench(t, f, with)) })
 	}
+}
+
+func shopBench(t *testing.T, f lb.Family, with func(*Config)) *bench {
+	b := newBench(t, f, with)
+	b.Serve(netlab.TCP, 8080, "pod1", "pod2")
+	b.Serve(netlab.UDP, 8080, "pod1", "pod2")
+	b.On(netlab.Node1, func() { b.plane = b.newPlane() })
+	t.Cleanup(func() {
+		if err := b.plane.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	b.table = b.parse(shop)
+	b.On(netlab.Node1, func() { b.reset(b.table) })
+	return b
 }
 
 // must ends the test on an error.
