@@ -45,7 +45,8 @@ func (w *walk) judge() trace.Node {
 			n.Warnings = append(n.Warnings, text)
 			continue
 		}
-		if e.verdict == trace.Rejected && w.q.Mode.Terminates && w.q.Packet.Proto == lb.UDP && e.backend.IsValid() {
+		proxys := w.q.Mode.Terminates && e.backend.IsValid() && e.asked.To == e.backend
+		if e.verdict == trace.Rejected && proxys && w.q.Packet.Proto == lb.UDP {
 			e.verdict = trace.Dropped // the error comes to the proxy's socket
 			w.ends[i] = e
 		}

@@ -497,6 +497,16 @@ func TestWalk(t *testing.T) {
 				return route(q)
 			}
 		}, trace.Dropped, "is unreachable", 0.5, nil},
+		{"a rule rejects a datagram to the proxy", func(w *walk) {
+			w.q.Mode.Terminates, w.q.Packet.Proto = true, lb.UDP
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				all := balanced(h, p, "192.0.2.1:12345")
+				if h == hooks.Input && !p.Flow.Reply && p.Flow.State == hooks.New {
+					all[0].Verdict, all[0].By = trace.Reject, rule("input")
+				}
+				return all, nil
+			}
+		}, trace.Rejected, "chain input", 1, nil},
 		{"IPVS rejects, and the error is dropped", func(w *walk) {
 			w.q.Mode.Holds, w.q.Table.Verdict = true, trace.Reject
 			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:80")

@@ -13,8 +13,9 @@ import (
 	"kube-proxy/trace"
 )
 
-// TestTracesAtOnce has many queries that follow packets while one takes long: one at a time reads
-// the node, the others wait for a bounded time and say so, and the status answers meanwhile (NT-19).
+// TestTracesAtOnce has many queries that follow packets while one takes long. One at a time reads
+// the node, the others wait for a bounded time and say so, and the status answers meanwhile
+// (NT-19).
 func TestTracesAtOnce(t *testing.T) {
 	for _, n := range []int{2, 10} {
 		synctest.Test(t, func(t *testing.T) { tracesAtOnce(t, n) })

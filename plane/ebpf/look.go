@@ -96,7 +96,7 @@ func (p *Plane) classOf(ctx context.Context, packet trace.Packet) (class uint32,
 	direct := err == nil && r.Errno == 0 && !r.Here() && !r.Gateway.IsValid()
 	none := pods.Interface == "" && pods.InterfacePrefix == "" && len(pods.Prefixes) == 0
 	known := recognises(pods, packet)
-	return ofPods, direct && known, direct && none || !direct && known, err
+	return ofPods, direct && known, none || !direct && known, err
 }
 
 // askPrograms runs the loaded program with a question. why says why the programs pass the
