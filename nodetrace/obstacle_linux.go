@@ -283,7 +283,9 @@ func (w *walk) past(y *way, bridge rtnl.Link) {
 	if bridge.Kind != "bridge" || sent != y.asked.To || w.number("bridge/"+calls) != 0 {
 		return
 	}
-	if r := w.lookup(rtnl.Query{To: y.To.Addr()}); r.Out != bridge.Index || r.Gateway.IsValid() {
+	r := w.lookup(rtnl.Query{To: y.To.Addr()})
+	local := w.q.OnNode != nil && w.q.OnNode(y.To) // a pod of this node needs no route of it
+	if !local && (r.Out != bridge.Index || r.Gateway.IsValid()) {
 		return
 	}
 	d := doubt{verdict: trace.Delivered, what: fmt.Sprintf("packets between ports of bridge %s: if the pods have a "+

@@ -289,6 +289,20 @@ func TestWalk(t *testing.T) {
 				return all, nil
 			}
 		}, trace.Undecided, "", 0, nil},
+		{"a socket is connected past the node, which has no route", func(w *walk) {
+			w.links[2].Kind = "bridge"
+			w.q.OnNode = func(netip.AddrPort) bool { return true }
+			route := w.route
+			w.route = func(q rtnl.Query) (rtnl.Route, error) {
+				if q.To.String() == "10.1.1.2" {
+					return rtnl.Route{Errno: unix.EHOSTUNREACH}, nil
+				}
+				return route(q)
+			}
+			w.q.Kernel = &trace.Kernel{Connected: true, Verdict: trace.Balance,
+				Backends: []trace.Backend{{Address: netip.MustParseAddrPort(near), Share: 1}}}
+			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) { return one(p), nil }
+		}, trace.Undecided, "", 0, nil},
 		{"a socket is connected past the node, whose first rule drops the packet", func(w *walk) {
 			w.links[2].Kind = "bridge"
 			w.route = func(q rtnl.Query) (rtnl.Route, error) { return rtnl.Route{Type: unix.RTN_UNICAST, Out: 3}, nil }
