@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -210,33 +211,42 @@ func (p *Plane) setState(st *state) {
 func (p *Plane) serviceOf(f bpf.LBFront) string {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	return p.st.service(f)
+	if is := p.st.front(f); is != nil {
+		return is.Service
+	}
+	return ""
+}
+
+// stays reports whether a flow to a destination may stay at an endpoint (DP-50).
+func (p *Plane) stays(f bpf.LBFront, at netip.AddrPort) bool {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	is := p.st.front(f)
+	return is != nil && is.Serves(at)
 }
 
 // reset makes the tables hold want, whatever is there.
 func (p *Plane) reset(want *lb.Table) error {
-	p.setState(newState(want.Node))
+	st := newState(want.Node)
 	defer func() {
 		if p.counted != nil {
 			p.counted.retain(p.st)
 			p.st.counted = p.counted
 		}
 	}()
-	if err := p.open(); err != nil {
-		p.st.add(want)
-		return err
-	}
-	have, err := p.kernel.read()
+	have, err := p.read()
 	if err != nil {
-		p.st.add(want)
+		st.add(want)
+		p.setState(st)
 		return err
 	}
-	if p.st.adopt(have, want); !p.st.left() {
-		p.setState(newState(want.Node))
-		p.st.add(want)
+	if st.adopt(have, want); !st.left() {
+		st = newState(want.Node)
+		st.add(want)
 		have = &snapshot{}
 		err = p.kernel.clear()
 	}
+	p.setState(st)
 	if err == nil {
 		err = p.hold(have)
 	}
@@ -244,6 +254,14 @@ func (p *Plane) reset(want *lb.Table) error {
 		_, err = p.repair(have)
 	}
 	return err
+}
+
+// read opens maps and programs, and returns what the tables have.
+func (p *Plane) read() (*snapshot, error) {
+	if err := p.open(); err != nil {
+		return nil, err
+	}
+	return p.kernel.read()
 }
 
 // open opens maps and programs, unless another program connects sockets to endpoints too.
@@ -279,7 +297,7 @@ func (p *Plane) reap() {
 	if p.kernel.reaper != nil || p.cfg.Stale == "none" {
 		return
 	}
-	p.kernel.reaper, p.unreaped = newReaper(&p.kernel.obj.LBMaps, p.cfg.Stale == "all", &p.ended, p.cfg.Log)
+	p.kernel.reaper, p.unreaped = newReaper(&p.kernel.obj.LBMaps, p.stays, p.cfg.Stale == "all", &p.ended, p.cfg.Log)
 	p.off(p.unreaped)
 }
 
@@ -396,7 +414,7 @@ func (p *Plane) write(b *batch) {
 		return
 	}
 	p.settle(p.kernel.write(b))
-	if p.failed == nil && len(b.backends.gone) > 0 {
+	if p.failed == nil && (b.drained || len(b.backends.gone) > 0) {
 		p.kernel.reaper.ask()
 	}
 }
@@ -463,10 +481,7 @@ func (p *Plane) Audit(ctx context.Context, full bool) (repaired int, err error) 
 }
 
 func (p *Plane) audit() (repaired int, err error) {
-	if err := p.open(); err != nil {
-		return 0, err
-	}
-	have, err := p.kernel.read()
+	have, err := p.read()
 	if err != nil {
 		return 0, err
 	}

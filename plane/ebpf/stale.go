@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -28,6 +27,7 @@ type reaper struct {
 	obj   *ebpf.Collection
 	ender *ender
 	maps  *bpf.LBMaps
+	stays func(to bpf.LBFront, at netip.AddrPort) bool // as Plane.stays
 	tcp   bool
 	ended *atomic.Uint64
 	log   *slog.Logger
@@ -71,13 +71,13 @@ func loadStale(maps *bpf.LBMaps) (_ *ebpf.Collection, _ *ender, err error) {
 }
 
 // newReaper starts a reaper for the maps of a family.
-func newReaper(maps *bpf.LBMaps, tcp bool, ended *atomic.Uint64, log *slog.Logger) (*reaper, error) {
+func newReaper(maps *bpf.LBMaps, stays func(bpf.LBFront, netip.AddrPort) bool, tcp bool, ended *atomic.Uint64, log *slog.Logger) (*reaper, error) {
 	obj, e, err := loadStale(maps)
 	if err != nil {
 		return nil, err
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	r := &reaper{obj: obj, ender: e, maps: maps, tcp: tcp, ended: ended, log: log, asked: make(chan struct{}, 1),
+	r := &reaper{obj: obj, ender: e, maps: maps, stays: stays, tcp: tcp, ended: ended, log: log, asked: make(chan struct{}, 1),
 		stop: stop}
 	r.done.Go(func() { r.run(ctx) })
 	return r, nil
@@ -124,9 +124,6 @@ func (r *reaper) pass(ctx context.Context) error {
 	if err != nil || len(found) == 0 {
 		return err
 	}
-	if found, err = r.unserved(found); err != nil {
-		return err
-	}
 	ended, err := r.ender.destroy(ctx, found)
 	r.ended.Add(uint64(ended))
 	if ended > 0 {
@@ -135,10 +132,12 @@ func (r *reaper) pass(ctx context.Context) error {
 	return err
 }
 
-// find lists the sockets whose backend is not in the tables.
+// find lists the sockets whose backend is not in the tables, and may not drain: it may also be in
+// another set or under another number, of which only the packet path would notice a difference.
 func (r *reaper) find() (found []bpf.StaleStale, err error) {
 	err = iterate(r.obj.Programs["find_stale"], r.maps.Connected, func(s *bpf.StaleStale) {
-		if r.tcp || s.Proto == unix.IPPROTO_UDP {
+		to := bpf.LBFront{Addr: s.Peer.Addr, Port: s.Peer.Port, Proto: uint8(s.Proto)}
+		if (r.tcp || s.Proto == unix.IPPROTO_UDP) && !r.stays(to, placeOf(s.Peer.BackendAddr, s.Peer.BackendPort)) {
 			found = append(found, *s)
 		}
 	})
@@ -146,24 +145,6 @@ func (r *reaper) find() (found []bpf.StaleStale, err error) {
 		return nil, fmt.Errorf("look for stale sockets: %w", err)
 	}
 	return found, nil
-}
-
-// unserved leaves out sockets whose destination still has their endpoint, in another set or under
-// another number: only the packet path would notice a difference.
-func (r *reaper) unserved(found []bpf.StaleStale) ([]bpf.StaleStale, error) {
-	t, err := openReading(r.maps)
-	if err != nil {
-		return nil, err
-	}
-	defer t.close()
-	at := map[bpf.LBFront]map[netip.AddrPort]bool{}
-	return slices.DeleteFunc(found, func(s bpf.StaleStale) bool {
-		k := bpf.LBFront{Addr: s.Peer.Addr, Port: s.Peer.Port, Proto: uint8(s.Proto)}
-		if at[k] == nil {
-			at[k] = t.endpoints(k)
-		}
-		return at[k][placeOf(s.Peer.BackendAddr, s.Peer.BackendPort)]
-	}), nil
 }
 
 func connectedOf(s bpf.StaleStale) sockets.Connected {
@@ -194,25 +175,6 @@ func (t *reading) close() {
 			m.Close()
 		}
 	}
-}
-
-// endpoints returns where the programs send what comes to a destination; a NodePort's if it has no
-// row of its own.
-func (t *reading) endpoints(k bpf.LBFront) map[netip.AddrPort]bool {
-	all := map[netip.AddrPort]bool{}
-	var f bpf.LBFrontend
-	if t.fronts.Lookup(k, &f) != nil {
-		k.Addr, k.Kind = [4]uint32{}, ofNodePort
-		if t.fronts.Lookup(k, &f) != nil {
-			return all
-		}
-	}
-	for _, number := range f.Set {
-		for _, a := range t.backendsOf(number) {
-			all[a] = true
-		}
-	}
-	return all
 }
 
 // backendsOf returns the backends of a set, by slot; set 0 has none.

@@ -157,6 +157,28 @@ func TestStaleSockets(t *testing.T) {
 	})
 }
 
+// TestDrainingEndpoint: sockets stay connected to an endpoint that drains, until it serves no longer
+// (DP-50, EB-13).
+func TestDrainingEndpoint(t *testing.T) {
+	eachFamily(t, func(b *bench) {
+		b.reaps()
+		fd := b.connected("pod3", unix.SOCK_DGRAM, b.to("VIP:53"), false)
+		gone := strings.Replace(shop, "set shop/dns:dns/udp/cluster\n  pod1:8080 local",
+			"set shop/dns:dns/udp/cluster\n  pod2:8080 local", 1)
+		to := "anywhere balance shop/dns:dns/udp/cluster\n"
+		b.change(strings.Replace(gone, to, to+"  serving  shop/dns:dns/udp/serving\n", 1) +
+			"set shop/dns:dns/udp/serving\n  pod1:8080\n  pod2:8080\n")
+		b.must(b.plane.kernel.reaper.pass(b.t.Context()))
+		if err := b.ask(fd); err != nil {
+			b.t.Errorf("a socket to an endpoint that drains: %v", err)
+		}
+		b.change(gone)
+		if !ended(fd) {
+			b.t.Error("a socket is connected to an endpoint that drained and left")
+		}
+	})
+}
+
 // TestConnectsAgainAtOnce: a socket whose program connects it again as soon as it ended, to another
 // endpoint, does not end a second time (EB-13).
 func TestConnectsAgainAtOnce(t *testing.T) {

@@ -18,7 +18,7 @@ import (
 type state struct {
 	// pods: the node recognises pods, so that rows may treat them in their own way.
 	pods bool
-	mu   sync.RWMutex // held to change rows; only service runs beside that
+	mu   sync.RWMutex // held to change rows; only front runs beside that
 	rows map[lb.Key]*row
 	sets map[lb.SetID]*set
 
@@ -85,6 +85,7 @@ func (st *state) change(b *batch, k lb.Key, f *lb.Frontend) {
 		st.put(k, is)
 	}
 	if old != nil {
+		b.drained = b.drained || old.front.Serving != nil
 		st.release(b, old.sets)
 	}
 }
@@ -97,18 +98,21 @@ func (st *state) put(k lb.Key, is *row) {
 	}
 }
 
-// service returns the service port of a destination, or of the NodePort there; "" for none.
-func (st *state) service(to bpf.LBFront) string {
+// front returns the frontend of a destination, or of the NodePort there; nil for none.
+func (st *state) front(to bpf.LBFront) *lb.Frontend {
+	if st == nil { // nothing was read yet
+		return nil
+	}
 	st.mu.RLock()
 	defer st.mu.RUnlock()
 	key := keyOf(to)
 	for _, a := range []netip.Addr{key.Addr, {}} {
 		key.Addr = a
 		if r := st.rows[key]; r != nil {
-			return r.front.Service
+			return r.front
 		}
 	}
-	return ""
+	return nil
 }
 
 // row returns the row of a frontend, whose sets it holds.
