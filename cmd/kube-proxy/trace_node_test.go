@@ -544,8 +544,9 @@ func (n *nodeLab) shoot(t *testing.T, f nodeFault) (delivered, rejected, dropped
 	return delivered, rejected, dropped
 }
 
-// TestTraceBridge has a chain on one port of a bridge: it decides if --in names the port, and is
-// named as not evaluated if its port is unknown (NT-06).
+// TestTraceBridge has a chain on one port of a bridge: it decides if --in or the tables of
+// neighbours and of the bridge name the port, and is named as not evaluated if the port is unknown
+// (NT-06).
 func TestTraceBridge(t *testing.T) {
 	n := newNodeLabWith(t, netlab.Options{Bridge: true})
 	n.mode = "nftables"
@@ -557,11 +558,14 @@ func TestTraceBridge(t *testing.T) {
 	n.shell(t, do)
 	defer n.shell(t, undo)
 	for _, c := range []struct {
+		first  string
 		in     []string
 		from   string
 		expect trace.NodeVerdict
-	}{{nil, "pod1", trace.Undecided}, {[]string{"--in", "vethpod1"}, "pod1", trace.Dropped},
-		{[]string{"--in", "vethpod3"}, "pod3", trace.Delivered}} {
+	}{{"", nil, "pod1", trace.Dropped}, {"", []string{"--in", "vethpod1"}, "pod1", trace.Dropped},
+		{"", []string{"--in", "vethpod3"}, "pod3", trace.Delivered},
+		{"ip neigh del 10.1.1.11 dev cbr0", nil, "pod1", trace.Undecided}} {
+		n.shell(t, c.first)
 		f := nodeFault{from: c.from, to: two}
 		a, text := n.traced(t, f, c.in...)
 		reported := a.Rest.By + strings.Join(a.Rest.NotEvaluated, "")
