@@ -71,14 +71,15 @@ func loadStale(maps *bpf.LBMaps) (_ *ebpf.Collection, _ *ender, err error) {
 }
 
 // newReaper starts a reaper for the maps of a family.
-func newReaper(maps *bpf.LBMaps, stays func(bpf.LBFront, netip.AddrPort) bool, tcp bool, ended *atomic.Uint64, log *slog.Logger) (*reaper, error) {
+func newReaper(maps *bpf.LBMaps, stays func(bpf.LBFront, netip.AddrPort) bool, tcp bool, ended *atomic.Uint64,
+	log *slog.Logger) (*reaper, error) {
 	obj, e, err := loadStale(maps)
 	if err != nil {
 		return nil, err
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	r := &reaper{obj: obj, ender: e, maps: maps, stays: stays, tcp: tcp, ended: ended, log: log, asked: make(chan struct{}, 1),
-		stop: stop}
+	r := &reaper{obj: obj, ender: e, maps: maps, stays: stays, tcp: tcp, ended: ended, log: log,
+		asked: make(chan struct{}, 1), stop: stop}
 	r.done.Go(func() { r.run(ctx) })
 	return r, nil
 }
@@ -132,8 +133,8 @@ func (r *reaper) pass(ctx context.Context) error {
 	return err
 }
 
-// find lists the sockets whose backend is not in the tables, and may not drain: it may also be in
-// another set or under another number, of which only the packet path would notice a difference.
+// find lists the sockets whose backend is not in the tables, unless they may stay: it may drain, or
+// be in another set or under another number.
 func (r *reaper) find() (found []bpf.StaleStale, err error) {
 	err = iterate(r.obj.Programs["find_stale"], r.maps.Connected, func(s *bpf.StaleStale) {
 		to := bpf.LBFront{Addr: s.Peer.Addr, Port: s.Peer.Port, Proto: uint8(s.Proto)}

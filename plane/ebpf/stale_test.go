@@ -157,8 +157,8 @@ func TestStaleSockets(t *testing.T) {
 	})
 }
 
-// TestDrainingEndpoint: sockets stay connected to an endpoint that drains, until it serves no longer
-// (DP-50, EB-13).
+// TestDrainingEndpoint: sockets stay connected to an endpoint that drains, until it serves no
+// longer (DP-50, EB-13).
 func TestDrainingEndpoint(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		b.reaps()
