@@ -11,6 +11,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
+
+	"kube-proxy/lb"
 )
 
 // nodeType is the type of the cookie in the BTF of the map config (bpf/maps.h). It marks the
@@ -32,6 +34,8 @@ type owner struct {
 	// config is the map of its settings, which the programs of one family share; 0 if none of the
 	// attached programs has it.
 	config ebpf.MapID
+	// family is that of the program; 0 if it does not read it.
+	family lb.Family
 }
 
 // identify returns the owners of those programs that a build of this proxy loaded. It recognizes
@@ -51,7 +55,13 @@ func identify(ids []ebpf.ProgramID) (map[ebpf.ProgramID]owner, error) {
 				return nil, err
 			}
 			if is.settings {
-				owners[id] = owner{is.node, m}
+				owners[id] = owner{node: is.node, config: m}
+			}
+		}
+		for _, m := range maps {
+			if o, ours := owners[id]; ours && known[m].family != 0 {
+				o.family = known[m].family
+				owners[id] = o
 			}
 		}
 		if o, ours := owners[id]; ours {
@@ -98,9 +108,10 @@ type mapReader map[ebpf.MapID]knownMap
 
 // knownMap is what a map is to a program of ours.
 type knownMap struct {
-	settings bool   // it is the map config
-	storage  bool   // it is the storage of connected sockets
-	node     uint64 // of settings
+	settings bool      // it is the map config
+	storage  bool      // it is the storage of connected sockets
+	node     uint64    // of settings
+	family   lb.Family // of constants; 0 in other maps
 }
 
 func (r mapReader) read(id ebpf.MapID) (is knownMap, err error) {
@@ -123,6 +134,9 @@ func (r mapReader) read(id ebpf.MapID) (is knownMap, err error) {
 	if err != nil || types == nil {
 		return is, err
 	}
+	if is.family, err = familyIn(m, types); err != nil {
+		return is, err
+	}
 	is.storage = m.Type() == ebpf.SkStorage && hasStruct(types, "peer", oldPeer)
 	_, err = types.AnyTypesByName(nodeType)
 	is.settings = m.Type() == ebpf.Array && (err == nil || hasStruct(types, "settings", oldSettings))
@@ -134,6 +148,25 @@ func (r mapReader) read(id ebpf.MapID) (is knownMap, err error) {
 		is.node = binary.NativeEndian.Uint64(settings)
 	}
 	return is, err
+}
+
+// familyIn returns the family in a map with the constants of programs; 0 for another map.
+func familyIn(m *ebpf.Map, types *btf.Spec) (lb.Family, error) {
+	var constants *btf.Datasec
+	if types.TypeByName(".rodata", &constants) != nil || m.ValueSize() != constants.Size {
+		return 0, nil
+	}
+	for _, v := range constants.Vars {
+		if v.Type.TypeName() != "family" {
+			continue
+		}
+		all, err := m.LookupBytes(uint32(0))
+		if err != nil || len(all) <= int(v.Offset) {
+			return 0, err
+		}
+		return lb.Family(all[v.Offset]), nil
+	}
+	return 0, nil
 }
 
 // typesOf returns the types of a map's keys and values, and nil if it has none.

@@ -269,7 +269,7 @@ func (k *kernel) adopt(h hook) link.Link {
 	if err != nil {
 		return nil
 	}
-	if k.attached(l) && l.Update(h.program(&k.obj.LBPrograms)) == nil {
+	if k.attached(l) == nil && l.Update(h.program(&k.obj.LBPrograms)) == nil {
 		return l
 	}
 	l.Close()
@@ -278,14 +278,27 @@ func (k *kernel) adopt(h hook) link.Link {
 
 func (k *kernel) pinOf(h hook) string { return filepath.Join(k.pins, "link_"+h.name) }
 
-// attached reports whether a link attaches something to our cgroup.
-func (k *kernel) attached(l link.Link) bool {
+// attached is an error if a link attaches nothing to our cgroup.
+func (k *kernel) attached(l link.Link) error {
+	if l == nil {
+		return errors.New("there is no link")
+	}
 	info, err := l.Info()
-	if err != nil || info.Cgroup() == nil {
-		return false
+	if err != nil {
+		return fmt.Errorf("look at a link: %w", err)
 	}
 	id, err := cgroupID(k.cgroup)
-	return err == nil && info.Cgroup().CgroupId == id
+	switch at := info.Cgroup(); {
+	case err != nil:
+		return err
+	case at == nil:
+		return errors.New("the link is not of a cgroup")
+	case at.CgroupId == 0:
+		return errors.New("the link is detached")
+	case at.CgroupId != id:
+		return fmt.Errorf("the link is of cgroup %d, and %s is %d", at.CgroupId, k.cgroup, id)
+	}
+	return nil
 }
 
 func (k *kernel) create(h hook) (link.Link, error) {
@@ -310,7 +323,7 @@ func (k *kernel) repin() (int, error) {
 		if l == nil {
 			continue
 		}
-		if _, err := os.Stat(k.pinOf(h)); err == nil && k.attached(l) {
+		if _, err := os.Stat(k.pinOf(h)); err == nil && k.attached(l) == nil {
 			continue
 		}
 		if err := l.Close(); err != nil {

@@ -227,8 +227,9 @@ func (p *Plane) compare(t *mode.Reporter, want *lb.Table) error {
 		return t.Report(lb.Key{}, "eBPF programs", "loaded", "")
 	}
 	for _, h := range hooks(p.cfg.Family) {
-		if l := p.kernel.links[h.name]; l == nil || !p.kernel.attached(l) {
-			if err := t.Report(lb.Key{}, "program of "+h.name, "attached to "+p.kernel.cgroup, ""); err != nil {
+		if is := p.kernel.attached(p.kernel.links[h.name]); is != nil {
+			err := t.Report(lb.Key{}, "program of "+h.name, "attached to "+p.kernel.cgroup, is.Error())
+			if err != nil {
 				return err
 			}
 		}

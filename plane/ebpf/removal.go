@@ -179,7 +179,6 @@ func attachments() ([]attachment, error) {
 // installed are the attached programs of a proxy of one family.
 type installed struct {
 	owner
-	family   lb.Family
 	attached []attachment
 }
 
@@ -202,12 +201,11 @@ func installedHere(all []attachment) (here []installed, err error) {
 			continue
 		}
 		if sets[o.config] == nil {
-			sets[o.config] = &installed{owner: o, family: lb.IPv6}
+			sets[o.config] = &installed{owner: o}
 		}
 		s := sets[o.config]
-		if s.attached = append(s.attached, a); strings.HasSuffix(a.hook.name, "4") {
-			s.family = lb.IPv4
-		}
+		s.attached = append(s.attached, a)
+		s.family = max(s.family, o.family)
 	}
 	for _, config := range slices.Sorted(maps.Keys(sets)) {
 		here = append(here, *sets[config])
@@ -268,7 +266,7 @@ func installedOf(families []lb.Family) ([]installed, error) {
 	}
 	here, err := installedHere(all)
 	return slices.DeleteFunc(here, func(s installed) bool {
-		return s.config != 0 && !slices.Contains(families, s.family)
+		return s.config != 0 && s.family != 0 && !slices.Contains(families, s.family)
 	}), err
 }
 
@@ -325,7 +323,9 @@ func (k *kernel) detachStrays() (int, error) {
 	if errors.Is(err, unix.EPERM) { // reported with the programs of others
 		return 0, nil
 	}
-	strays := slices.DeleteFunc(all, func(s installed) bool { return s.config == own || s.config == 0 })
+	strays := slices.DeleteFunc(all, func(s installed) bool {
+		return s.config == own || s.config == 0 || s.family == 0
+	})
 	var errs []error
 	for _, s := range strays {
 		for _, a := range s.attached {

@@ -18,6 +18,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/ebpf/bpf"
+	"kube-proxy/test/kerneltest"
 )
 
 // removeOn removes the programs of a family as a process of another mode does, which sees another
@@ -175,6 +176,25 @@ func (b *bench) attach(h hook, p *cebpf.Program, cgroup string, direct bool) {
 		at.Flags = 0
 		if err := link.RawDetachProgram(link.RawDetachProgramOptions(at)); err != nil && !errors.Is(err, unix.ENOENT) {
 			b.t.Error(err)
+		}
+	})
+}
+
+// TestFamilyOfPrograms: while the programs of IPv4 are replaced, those for IPv6 sockets alone may
+// be seen. They are not those of IPv6, which would detach them as strays (EB-29).
+func TestFamilyOfPrograms(t *testing.T) {
+	kerneltest.Later(t)
+	b := shopBench(t, lb.IPv4, nil)
+	for _, h := range hooks(lb.IPv4) {
+		if h.name != "post_bind6" {
+			b.must(b.plane.detach(h.name))
+		}
+	}
+	b.On(netlab.Node1, func() {
+		for f, want := range map[lb.Family]int{lb.IPv4: 1, lb.IPv6: 0} {
+			if found, err := installedOf([]lb.Family{f}); err != nil || count(found) != want {
+				t.Errorf("%s: %d programs, want %d; %v", f, count(found), want, err)
+			}
 		}
 	})
 }
