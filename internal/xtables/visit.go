@@ -28,6 +28,8 @@ type Sets interface {
 	Knows(set string) bool
 	// Has reports whether a set has the packet's member.
 	Has(set, by string, p Packet) (bool, error)
+	// Marks reports whether MarkOf can find the marks of a set that can be queried.
+	Marks(set string) bool
 	// MarkOf returns the mark and mask of the packet's member; zeros without one.
 	MarkOf(set, by string, p Packet) (value, mask uint32, err error)
 }

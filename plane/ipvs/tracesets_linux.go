@@ -15,6 +15,9 @@ func (w *way) Knows(name string) bool {
 	return known
 }
 
+// Marks implements [xtables.Sets].
+func (w *way) Marks(name string) bool { return w.Knows(name) }
+
 // Has implements [xtables.Sets].
 func (w *way) Has(name, by string, p xtables.Packet) (bool, error) {
 	s, _ := setNamed(w.cfg.Family, name)

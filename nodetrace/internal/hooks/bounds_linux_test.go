@@ -182,6 +182,15 @@ func TestRareRules(t *testing.T) {
 		{"ipset with marks", "ipset create s hash:ip,port skbinfo; ipset add s 10.1.1.1,tcp:80 skbmark 0x7/0xff; " +
 			"iptables-legacy -t mangle -A INPUT -j SET --map-set s dst,dst --map-mark", "sh", Input, from("d0"),
 			"to 10.1.1.1:80 mark 7"},
+		{"ipset of prefixes with marks", "ipset create s hash:net skbinfo; ipset add s 10.1.1.0/24 skbmark 0x7/0xff; " +
+			"iptables-legacy -t mangle -A INPUT -j SET --map-set s dst --map-mark", "sh", Input, from("d0"),
+			`to 10.1.1.1:80, not evaluated: table mangle of iptables-legacy, chain INPUT, rule 1 ` +
+				`"-j SET --map-set s dst --map-mark"`},
+		{"ipset of masked addresses with marks", "ipset create s hash:ip netmask 24 skbinfo; " +
+			"ipset add s 10.1.1.0 skbmark 0x7/0xff; " +
+			"iptables-legacy -t mangle -A INPUT -j SET --map-set s dst --map-mark", "sh", Input, from("d0"),
+			`to 10.1.1.1:80, not evaluated: table mangle of iptables-legacy, chain INPUT, rule 1 ` +
+				`"-j SET --map-set s dst --map-mark"`},
 		{"ipset without the port", "ipset create s hash:net,port; ipset add s 10.1.1.0/24,tcp:81; " +
 			"iptables-legacy -A FORWARD -m set --match-set s dst,dst -j DROP", "sh", Forward, web, "to 10.1.1.1:80"},
 		{"strange ipset",

@@ -68,7 +68,7 @@ func Open(ctx context.Context, family lb.Family) (_ *Snapshot, err error) {
 	if s.sock, err = wire.Open(); err != nil {
 		return nil, fmt.Errorf("read the node's packet filter: %w", err)
 	}
-	s.sets = &sets{ctx: ctx, marks: map[string]map[ipset.Member]ipset.Member{}}
+	s.sets = &sets{ctx: ctx}
 	s.xt = xt.NewAny(s.sets)
 	if err = wire.Undisturbed(ctx, func() error { return s.readBases(ctx) }); err != nil {
 		return nil, fmt.Errorf("list the base chains of nftables: %w", err)
@@ -289,8 +289,6 @@ type sets struct {
 	ctx  context.Context
 	conn *ipset.Conn
 	down bool
-	// marks are the members of sets that give marks, by their keys.
-	marks map[string]map[ipset.Member]ipset.Member
 }
 
 // parts are how many parts of a packet the members of a type have: the address, the port, another
@@ -302,19 +300,30 @@ var parts = map[ipset.Type]string{"hash:ip": "a", "hash:net": "a", "bitmap:ip": 
 // Knows is part of xt.Sets.
 func (s *sets) Knows(set string) bool { return s.typeOf(set) != "" }
 
-func (s *sets) typeOf(set string) string {
+// maxMarks is how many members a set has at most that is listed for a mark.
+const maxMarks = 65_536
+
+// Marks is part of xt.Sets: for a packet, the set has one member at most.
+func (s *sets) Marks(set string) bool {
+	h := s.header(set)
+	return s.Knows(set) && !strings.Contains(string(h.Type), "net") && h.Other == "" && h.Members <= maxMarks
+}
+
+func (s *sets) typeOf(set string) string { return parts[s.header(set).Type] }
+
+// header is that of a set; without a type if it cannot be read.
+func (s *sets) header(set string) (h ipset.Header) {
 	if s.conn == nil && !s.down {
 		conn, err := ipset.Open()
 		s.conn, s.down = conn, err != nil
 	}
 	if s.down {
-		return ""
+		return h
 	}
-	h, err := s.conn.Header(s.ctx, set)
-	if err != nil {
-		return ""
+	if is, err := s.conn.Header(s.ctx, set); err == nil {
+		h = is
 	}
-	return parts[h.Type]
+	return h
 }
 
 // Has is part of xt.Sets.
@@ -347,12 +356,11 @@ func (s *sets) member(set, by string, p xt.Packet) (m ipset.Member) {
 
 // MarkOf is part of xt.Sets. It lists the set: the kernel cannot return the mark of one member.
 func (s *sets) MarkOf(set, by string, p xt.Packet) (value, mask uint32, err error) {
-	all := s.marks[set]
-	if all == nil {
-		all = map[ipset.Member]ipset.Member{}
-		_, err = s.conn.Members(s.ctx, set, func(m ipset.Member) { all[m.Key()] = m })
-		s.marks[set] = all
-	}
-	is := all[s.member(set, by, p)]
-	return is.Mark, is.Mask, err
+	want := s.member(set, by, p)
+	_, err = s.conn.Members(s.ctx, set, func(is ipset.Member) {
+		if is.Key() == want {
+			value, mask = is.Mark, is.Mask
+		}
+	})
+	return value, mask, err
 }

@@ -466,7 +466,9 @@ func (b *reader) target(name string, final bool) {
 			b.do.change = func(_ *walker, f *follow.Flow) { f.Mark = f.Mark&^mask ^ value }
 		}
 	case name == "SET" && option("--map-set"):
-		if set, by, ok := b.set(); ok {
+		if set, by, ok := b.set(); ok && !b.sets.Marks(set) {
+			b.cannot("marks of ipset " + set)
+		} else if ok {
 			b.do.change = func(w *walker, f *follow.Flow) {
 				value, mask, err := b.sets.MarkOf(set, by, w.asOf(*f))
 				w.fail(err)

@@ -20,6 +20,7 @@ type oneSet struct {
 }
 
 func (oneSet) Knows(set string) bool                     { return set == "ours" }
+func (oneSet) Marks(set string) bool                     { return set == "ours" }
 func (s oneSet) Has(_, _ string, p Packet) (bool, error) { return p.To == s.has, s.err }
 func (s oneSet) MarkOf(_, _ string, p Packet) (uint32, uint32, error) {
 	if p.To != s.has {
