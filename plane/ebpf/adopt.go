@@ -49,6 +49,7 @@ func (st *state) adopt(have *snapshot, want *lb.Table) {
 			}
 		}
 	}
+	st.adoptDraining(have)
 	st.add(want)
 	for id, s := range st.sets {
 		if s.refs == 0 { // no class of clients has the route
@@ -124,6 +125,26 @@ func (st *state) adoptSet(have *snapshot, want *lb.BackendSet, number uint32) *s
 		s.backends = append(s.backends, id)
 	}
 	return s
+}
+
+// adoptDraining gives the sets the backends without a slot that the kernel has. A frontend then
+// keeps those that serve.
+func (st *state) adoptDraining(have *snapshot) {
+	udp := map[uint32]*set{}
+	for id, s := range st.sets {
+		if id.Proto == lb.UDP {
+			udp[s.number] = s
+		}
+	}
+	for id, b := range have.backends {
+		a := placeOf(b.Addr, b.Port)
+		if s := udp[b.Set]; s != nil && !s.list.Has(a) {
+			if s.draining == nil {
+				s.draining = map[netip.AddrPort]uint32{}
+			}
+			s.draining[a] = id
+		}
+	}
 }
 
 // setNode takes what rows need of the node.

@@ -14,7 +14,6 @@ type batch struct {
 	sets     edits[uint32, bpf.LBSet]
 	slots    edits[bpf.LBPlace, bpf.LBSlot]
 	backends edits[uint32, bpf.LBBackend]
-	drained  bool // endpoints that drained may have gone
 }
 
 // edits are the changes of one table. Of several for a key the last counts.

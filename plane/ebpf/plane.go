@@ -414,7 +414,7 @@ func (p *Plane) write(b *batch) {
 		return
 	}
 	p.settle(p.kernel.write(b))
-	if p.failed == nil && (b.drained || len(b.backends.gone) > 0) {
+	if p.failed == nil && len(b.backends.gone) > 0 {
 		p.kernel.reaper.ask()
 	}
 }

@@ -133,8 +133,8 @@ func (r *reaper) pass(ctx context.Context) error {
 	return err
 }
 
-// find lists the sockets whose backend is not in the tables, unless they may stay: it may drain, or
-// be in another set or under another number.
+// find lists the sockets whose backend is not in the tables, unless they may stay: it may be in
+// another set or under another number.
 func (r *reaper) find() (found []bpf.StaleStale, err error) {
 	err = iterate(r.obj.Programs["find_stale"], r.maps.Connected, func(s *bpf.StaleStale) {
 		to := bpf.LBFront{Addr: s.Peer.Addr, Port: s.Peer.Port, Proto: uint8(s.Proto)}

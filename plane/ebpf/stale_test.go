@@ -157,24 +157,47 @@ func TestStaleSockets(t *testing.T) {
 	})
 }
 
-// TestDrainingEndpoint: sockets stay connected to an endpoint that drains, until it serves no
-// longer (DP-50, EB-13).
+// TestDrainingEndpoint: sockets keep an endpoint that drains, also after a restart of the proxy, and
+// its replies come from the Service, until it serves no longer (DP-50, EB-06, EB-13).
 func TestDrainingEndpoint(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		b.reaps()
-		fd := b.connected("pod3", unix.SOCK_DGRAM, b.to("VIP:53"), false)
+		dns := b.to("VIP:53")
+		fd, free := b.connected("pod3", unix.SOCK_DGRAM, dns, false), b.socket("pod3", unix.SOCK_DGRAM, false)
+		b.asks("at first", free, dns, "pod1")
 		gone := strings.Replace(shop, "set shop/dns:dns/udp/cluster\n  pod1:8080 local",
 			"set shop/dns:dns/udp/cluster\n  pod2:8080 local", 1)
 		to := "anywhere balance shop/dns:dns/udp/cluster\n"
-		b.change(strings.Replace(gone, to, to+"  serving  shop/dns:dns/udp/serving\n", 1) +
-			"set shop/dns:dns/udp/serving\n  pod1:8080\n  pod2:8080\n")
-		b.must(b.plane.kernel.reaper.pass(b.t.Context()))
-		if err := b.ask(fd); err != nil {
-			b.t.Errorf("a socket to an endpoint that drains: %v", err)
+		drains := strings.Replace(gone, to, to+"  serving  shop/dns:dns/udp/serving\n", 1) +
+			"set shop/dns:dns/udp/serving\n  pod1:8080\n  pod2:8080\n"
+		b.change(drains)
+		stay := func(when string) {
+			b.must(b.plane.kernel.reaper.pass(b.t.Context()))
+			b.asks(when, free, dns, "pod1")
+			if err := b.ask(fd); err != nil {
+				b.t.Errorf("%s: a connected socket: %v", when, err)
+			}
+			_, err := unix.Write(fd, []byte("hello\n"))
+			b.must(err)
+			if _, from, err := receive(fd, make([]byte, 1500)); err != nil || addrPort(from) != dns {
+				b.t.Errorf("%s: a reply comes from %s, %v, want %s", when, addrPort(from), err, dns)
+			}
+			b.asks(when+", another client", b.socket("pod3", unix.SOCK_DGRAM, false), dns, "pod2")
 		}
+		stay("the endpoint drains")
+		b.restart(nil)
+		stay("after a restart")
+		b.change(shop)
+		b.asks("the endpoint is back", b.socket("pod3", unix.SOCK_DGRAM, false), dns, "pod1")
+		b.asks("the endpoint is back, a client from before", free, dns, "pod1")
+		b.change(drains)
 		b.change(gone)
 		if !ended(fd) {
 			b.t.Error("a socket is connected to an endpoint that drained and left")
+		}
+		b.asks("the endpoint left", free, dns, "pod2")
+		if fixed, err := b.plane.audit(); fixed != 0 || err != nil {
+			b.t.Errorf("a comparison repairs %d elements, %v", fixed, err)
 		}
 	})
 }

@@ -5,6 +5,7 @@ package ebpf
 import (
 	"encoding/binary"
 	"iter"
+	"maps"
 	"net/netip"
 	"sync"
 	"time"
@@ -40,6 +41,9 @@ type set struct {
 	list     lb.Backends
 	order    slots.Packed
 	backends []uint32 // by slot
+	// draining are the numbers of UDP backends that left and still serve: flows stay there (DP-50).
+	// It is nil without any.
+	draining map[netip.AddrPort]uint32
 }
 
 func newState(node lb.Node) *state {
@@ -85,7 +89,6 @@ func (st *state) change(b *batch, k lb.Key, f *lb.Frontend) {
 		st.put(k, is)
 	}
 	if old != nil {
-		b.drained = b.drained || old.front.Serving != nil
 		st.release(b, old.sets)
 	}
 }
@@ -125,7 +128,7 @@ func (st *state) row(b *batch, f *lb.Frontend) *row {
 		}
 		is.value.Refuses[class] = refuses[r.Do]
 		if to := st.setOf(f, class); to != nil {
-			s := st.hold(b, to)
+			s := st.hold(b, f, to)
 			is.value.Set[class] = s.number
 			is.sets = append(is.sets, s)
 		}
@@ -155,8 +158,8 @@ func (st *state) setOf(f *lb.Frontend, class int) *lb.BackendSet {
 	return r.To
 }
 
-// hold counts a reference to a set, and makes it what the row has.
-func (st *state) hold(b *batch, want *lb.BackendSet) *set {
+// hold counts a reference of a frontend to a set, and makes it what the row has.
+func (st *state) hold(b *batch, f *lb.Frontend, want *lb.BackendSet) *set {
 	s := st.sets[want.ID]
 	if s == nil {
 		s = &set{id: want.ID, number: st.numbers.set.Next()}
@@ -167,10 +170,19 @@ func (st *state) hold(b *batch, want *lb.BackendSet) *set {
 	if !s.list.Equal(&want.Backends) || s.order.Len() == 0 {
 		st.fill(b, s, &want.Backends)
 	}
+	for a, id := range s.draining {
+		if f.Key.Proto != lb.UDP || !f.Serves(a) {
+			delete(s.draining, a)
+			b.backends.remove(id)
+		}
+	}
+	if len(s.draining) == 0 {
+		s.draining = nil
+	}
 	return s
 }
 
-// fill gives a set other backends.
+// fill gives a set other backends. Those that leave drain.
 func (st *state) fill(b *batch, s *set, want *lb.Backends) {
 	next, differ := st.packer.Next(s.order, &s.list, want)
 	had, old := make(map[netip.AddrPort]uint32, len(differ)), s.backends
@@ -189,16 +201,19 @@ func (st *state) fill(b *batch, s *set, want *lb.Backends) {
 		a := next.At(want, i)
 		id, ok := had[a]
 		if !ok {
+			id, ok = s.draining[a]
+		}
+		if !ok {
 			id = st.numbers.backend.Next()
 			b.backends.set(id, backendOf(s.number, id, a))
 		}
 		delete(had, a)
+		delete(s.draining, a)
 		s.backends[i] = id
 		b.slots.set(slotOf(s.number, uint32(i), id))
 	}
-	for _, id := range had {
-		b.backends.remove(id)
-	}
+	maps.Copy(had, s.draining)
+	s.draining = had
 	if len(old) != next.Len() {
 		b.sets.set(s.number, bpf.LBSet{Set: s.number, Count: uint32(next.Len())})
 	}
@@ -216,6 +231,9 @@ func (st *state) release(b *batch, sets []*set) {
 		b.sets.remove(s.number)
 		for i, id := range s.backends {
 			b.slots.remove(bpf.LBPlace{Set: s.number, Slot: uint32(i)})
+			b.backends.remove(id)
+		}
+		for _, id := range s.draining {
 			b.backends.remove(id)
 		}
 	}
@@ -260,6 +278,11 @@ func (st *state) backends() iter.Seq2[uint32, bpf.LBBackend] {
 		for _, s := range st.sets {
 			for i, id := range s.backends {
 				if !yield(id, backendOf(s.number, id, s.order.At(&s.list, i))) {
+					return
+				}
+			}
+			for a, id := range s.draining {
+				if !yield(id, backendOf(s.number, id, a)) {
 					return
 				}
 			}
