@@ -69,7 +69,7 @@ func benchCut(b *testing.B, mode string, off fault, value string) {
 	}
 	n := newModeLab(b, mode)
 	n.Serve(netlab.TCP, 8080, "pod1", "pod2", "pod3", "pod4", "pod5", netlab.Sink)
-	var all []string
+	var all []string // manifests
 	for i := range cutServices {
 		name := fmt.Sprintf("web%d", i)
 		all = append(all, serviceManifest(name, fmt.Sprintf("10.96.0.%d", 10+i), "10.1.1.11@node1", "10.1.1.12@node1",
@@ -78,7 +78,7 @@ func benchCut(b *testing.B, mode string, off fault, value string) {
 	}
 	var p *labProgram
 	if value == upstream {
-		p = n.servePeer(peer, strings.Join(all, "---\n"))
+		p = n.servePeer(peer, all)
 	} else {
 		p = n.serve("--failover=" + value)
 		if value != "off" {
@@ -91,11 +91,13 @@ func benchCut(b *testing.B, mode string, off fault, value string) {
 
 // servePeer starts an upstream kube-proxy with an API server that has the objects, and waits until
 // it serves.
-func (n *failoverLab) servePeer(path, objects string) *labProgram {
+func (n *failoverLab) servePeer(path string, manifests []string) *labProgram {
 	n.t.Helper()
 	api := n.api()
-	for doc := range strings.SplitSeq(objects, "---\n") {
-		api.add(n.t, doc)
+	for _, objects := range manifests {
+		for doc := range strings.SplitSeq(objects, "---\n") {
+			api.add(n.t, doc)
+		}
 	}
 	p := n.launch(path, "--proxy-mode="+n.mode, "--hostname-override=node1", "--cluster-cidr=10.1.0.0/16",
 		"--master=http://"+labAPIAt, "--kube-api-content-type=application/json", "--conntrack-max-per-core=0",

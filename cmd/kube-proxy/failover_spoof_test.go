@@ -44,13 +44,7 @@ func TestFailoverSpoofed(t *testing.T) {
 			}
 			return ""
 		})
-		for range 2 {
-			all := n.crowd(patience)
-			if all.elsewhere()+all["pod4"] != crowd || all["pod4"] == 0 {
-				t.Errorf("connections of another client: %v", all)
-			}
-		}
-		n.says("backends lab/web", "3 in use")
+		n.unmoved(2)
 		for _, reason := range []string{"node", "endpoint"} {
 			if v := p.metric(`kubeproxy_failover_avoided_endpoints{reason="` + reason + `"}`); v != 0 {
 				t.Errorf("%v endpoints are avoided because of the %s, want none", v, reason)

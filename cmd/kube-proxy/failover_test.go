@@ -134,6 +134,18 @@ func serviceManifest(name, ip string, endpoints ...string) string {
 		name, ip, strings.Join(all, ", "))
 }
 
+// unmoved checks some times that another client's connections reach all endpoints, pod4 too.
+func (n *failoverLab) unmoved(times int) {
+	n.t.Helper()
+	for range times {
+		all := n.crowd(patience)
+		if all.elsewhere()+all["pod4"] != crowd || all["pod4"] == 0 {
+			n.t.Errorf("connections of another client: %v", all)
+		}
+	}
+	n.says("backends lab/web", "3 in use")
+}
+
 // run runs a command in a host.
 func (n *failoverLab) run(host, name string, args ...string) {
 	n.t.Helper()
@@ -740,13 +752,7 @@ func TestFailoverHostileClient(t *testing.T) {
 			}
 			return ""
 		})
-		for range 3 {
-			all := n.crowd(patience)
-			if all.elsewhere()+all["pod4"] != crowd || all["pod4"] == 0 {
-				t.Errorf("connections of another client: %v", all)
-			}
-		}
-		n.says("backends lab/web", "3 in use")
+		n.unmoved(3)
 		n.says("status", "no problems")
 		if v := p.metric(avoidances); v != 0 {
 			t.Errorf("%v endpoints were avoided, want none", v)
