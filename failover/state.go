@@ -477,8 +477,11 @@ func (s *State) Answer(now time.Duration, at netip.AddrPort, r Result) {
 		if t.tried > 1 && (t.port || t.answered >= 0 && !slices.ContainsFunc(t.nodes, s.inquires)) {
 			s.askControlOf(t)
 		}
+		if t.of == "" {
+			return
+		}
 		for _, n := range s.nodes {
-			if t.of != "" && n.open && n.begun && now < n.start+TryAfter { // others may answer in time
+			if n.open && n.begun && now < n.start+TryAfter { // others may answer in time
 				s.needControls(now, n)
 			}
 		}

@@ -137,8 +137,11 @@ func (st *state) adoptDraining(have *snapshot) {
 		}
 	}
 	for id, b := range have.backends {
-		a := placeOf(b.Addr, b.Port)
-		if s := udp[b.Set]; s != nil && !s.list.Has(a) {
+		s := udp[b.Set]
+		if s == nil {
+			continue
+		}
+		if a := placeOf(b.Addr, b.Port); !s.list.Has(a) {
 			if s.draining == nil {
 				s.draining = map[netip.AddrPort]uint32{}
 			}

@@ -49,22 +49,19 @@ func identify(ids []ebpf.ProgramID) (map[ebpf.ProgramID]owner, error) {
 			return nil, err
 		}
 		mapsOf[id] = maps
+		var o owner
 		for _, m := range maps {
 			is, err := known.read(m)
 			if err != nil {
 				return nil, err
 			}
 			if is.settings {
-				owners[id] = owner{node: is.node, config: m}
+				o.node, o.config = is.node, m
 			}
+			o.family = max(o.family, is.family)
 		}
-		for _, m := range maps {
-			if o, ours := owners[id]; ours && known[m].family != 0 {
-				o.family = known[m].family
-				owners[id] = o
-			}
-		}
-		if o, ours := owners[id]; ours {
+		if o.config != 0 {
+			owners[id] = o
 			for _, m := range maps {
 				sharing[m] = o
 			}
