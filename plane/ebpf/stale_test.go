@@ -157,8 +157,8 @@ func TestStaleSockets(t *testing.T) {
 	})
 }
 
-// TestDrainingEndpoint: sockets keep an endpoint that drains, also after a restart of the proxy, and
-// its replies come from the Service, until it serves no longer (DP-50, EB-06, EB-13).
+// TestDrainingEndpoint: sockets keep an endpoint that drains, also after a restart of the proxy,
+// and its replies come from the Service, until it serves no longer (DP-50, EB-06, EB-13).
 func TestDrainingEndpoint(t *testing.T) {
 	eachFamily(t, func(b *bench) {
 		b.reaps()
