@@ -1,6 +1,12 @@
 package plane
 
-import "kube-proxy/lb"
+import (
+	"cmp"
+	"iter"
+	"slices"
+
+	"kube-proxy/lb"
+)
 
 // ResetResult lists what a successful Reset left for later, and what it removed.
 type ResetResult struct {
@@ -22,4 +28,49 @@ type ApplyResult struct {
 	// between the old frontend and the new one, which serves. The caller passes them again, with
 	// other work in between, until Later no longer lists them.
 	Later []lb.Key
+}
+
+// Postpone divides the frontends that a Reset of a plane should write. If those that the kernel
+// does not serve yet weigh more than most ([Weights]), they are later, those of a Service together,
+// and Apply writes them. So a Reset takes a bounded time beyond what it compares, and what is
+// served waits for nothing new.
+func Postpone(p Plane, rows iter.Seq[*lb.Frontend], most int, served func(*lb.Frontend) bool) (now,
+	later []*lb.Frontend) {
+	weigh, total := Weights(p), 0
+	for f := range rows {
+		if served(f) {
+			now = append(now, f)
+			continue
+		}
+		later = append(later, f)
+		total += weigh(f)
+	}
+	if total <= most {
+		return slices.Collect(rows), nil
+	}
+	slices.SortFunc(later, func(a, b *lb.Frontend) int {
+		return cmp.Or(cmp.Compare(a.Service, b.Service), a.Key.Compare(b.Key))
+	})
+	return now, later
+}
+
+// Dropped returns those of the keys that the kernel serves, and that the table does not have, each
+// once and sorted.
+func Dropped(served iter.Seq[lb.Key], want *lb.Table) (keys []lb.Key) {
+	for k := range served {
+		if want.Get(k) == nil {
+			keys = append(keys, k)
+		}
+	}
+	slices.SortFunc(keys, lb.Key.Compare)
+	return slices.Compact(keys)
+}
+
+// Keys returns the keys of frontends.
+func Keys(rows []*lb.Frontend) []lb.Key {
+	keys := make([]lb.Key, len(rows))
+	for i, f := range rows {
+		keys[i] = f.Key
+	}
+	return keys
 }

@@ -8,8 +8,8 @@ import (
 	"kube-proxy/trace"
 )
 
-// SetStep bounds how many new load balancers a Reset writes.
-func (p *Plane) SetStep(n int) { p.step = n }
+// SetStep bounds the weight of an Apply, and of new frontends in a Reset.
+func (p *Plane) SetStep(n int) { p.most = n }
 
 // RenderIn is Render for a network of that type.
 var RenderIn = renderIn

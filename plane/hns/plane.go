@@ -60,15 +60,15 @@ type Plane struct {
 	filters bool
 	shown   atomic.Pointer[sizes]
 
-	// step is the number of new load balancers that a Reset writes; tests change it.
-	step int
+	// most is the maximum weight of an Apply, and of new frontends in a Reset; tests change it.
+	most int
 }
 
-// step and pace suit an HNS that answers in some ten milliseconds. If it is slower, fewer writes
+// maxBatchWeight suits an HNS that answers in some ten milliseconds. If it is slower, fewer writes
 // fill pieceTime.
 const (
-	step, maxBatchWeight = 64, 64
-	pieceTime            = 2 * time.Second
+	maxBatchWeight = 64
+	pieceTime      = 2 * time.Second
 )
 
 // New creates a plane without calling HNS; the network may appear later.
@@ -87,7 +87,7 @@ func New(cfg Config) (*Plane, error) {
 			"environment variable %s", networkVariable)
 	}
 	cfg.RootEndpoint = cfg.root()
-	p := &Plane{cfg: cfg, hns: &counted{HNS: cfg.HNS}, drift: make(chan struct{}, 1), step: step}
+	p := &Plane{cfg: cfg, hns: &counted{HNS: cfg.HNS}, drift: make(chan struct{}, 1), most: maxBatchWeight}
 	return p, nil
 }
 
@@ -227,15 +227,7 @@ func (p *Plane) Drift() <-chan struct{} { return p.drift }
 // MaxBatchWeight returns the number of writes that fit into pieceTime at the recent speed, 1 to 64.
 func (p *Plane) MaxBatchWeight() int {
 	took := time.Duration(p.hns.writes.Load())
-	return int(max(1, min(maxBatchWeight, pieceTime/max(1, took))))
-}
-
-// piece returns the number of new load balancers that a Reset or an audit writes.
-func (p *Plane) piece() int {
-	if n := p.MaxBatchWeight(); n < maxBatchWeight {
-		return min(n, p.step)
-	}
-	return p.step
+	return max(1, min(p.most, int(pieceTime/max(1, took))))
 }
 
 // Close does nothing: load balancers outlive the process.

@@ -31,7 +31,7 @@ func renderIn(kind NetworkType, cfg Config, want *lb.Table) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.step = math.MaxInt
+	p.most = math.MaxInt
 	ctx := context.Background()
 	res, err := p.Reset(ctx, want)
 	if err != nil {

@@ -83,7 +83,6 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 		return res, fmt.Errorf("hns: reset: %w", err)
 	}
 	r := p.reconciliation(pic, was, want.Sorted())
-	r.limit = p.piece()
 	r.run(ctx)
 	if r.stopped != nil {
 		p.st = nil
@@ -92,19 +91,13 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	if errors.Join(r.rest...) != nil {
 		p.suspected()
 	}
-	dropped := map[lb.Key]bool{}
-	for _, k := range r.stale {
-		dropped[k] = want.Get(k) == nil
-	}
+	served := r.stale
 	if was != nil {
-		for k := range was.rows {
-			dropped[k] = want.Get(k) == nil
-		}
+		served = slices.AppendSeq(served, maps.Keys(was.rows))
 	}
-	maps.DeleteFunc(dropped, func(_ lb.Key, gone bool) bool { return !gone })
 	p.show()
 	return plane.ResetResult{Later: slices.AppendSeq(r.later, maps.Keys(r.failed)),
-		Dropped: slices.SortedFunc(maps.Keys(dropped), lb.Key.Compare)}, nil
+		Dropped: plane.Dropped(slices.Values(served), want)}, nil
 }
 
 // Audit lists HNS and repairs differences. HNS reports no changes; without full, Audit lists only
@@ -133,7 +126,6 @@ func (p *Plane) Audit(ctx context.Context, full bool) (repaired int, err error) 
 	rows := slices.SortedFunc(maps.Values(was.rows), func(a, b *lb.Frontend) int { return a.Key.Compare(b.Key) })
 	r := p.reconciliation(pic, was, rows)
 	p.st.failed = was.failed
-	r.limit = p.piece()
 	r.run(ctx)
 	p.show()
 	switch {
@@ -145,8 +137,7 @@ func (p *Plane) Audit(ctx context.Context, full bool) (repaired int, err error) 
 		return r.repaired, fmt.Errorf("hns: audit: %w: %w", r.stopped, plane.ErrStateLost)
 	case len(r.later) > 0:
 		p.st = nil
-		return r.repaired, fmt.Errorf("hns: audit: more than %d load balancers were missing: %w", r.limit,
-			plane.ErrStateLost)
+		return r.repaired, fmt.Errorf("hns: audit: %d load balancers are missing: %w", len(r.later), plane.ErrStateLost)
 	}
 	return r.repaired, r.auditErr(was.failed)
 }
@@ -155,8 +146,6 @@ func (p *Plane) Audit(ctx context.Context, full bool) (repaired int, err error) 
 type reconciliation struct {
 	*writer
 	rows []*lb.Frontend
-	// limit is the number of load balancers to create for new keys.
-	limit int
 
 	spare []string // ids of redundant endpoints
 	// source: an endpoint of this node has the source VIP.
@@ -299,8 +288,17 @@ func (r *reconciliation) run(ctx context.Context) {
 	}
 	r.wrong(ctx)
 	r.makeSource(ctx)
+	now, later := plane.Postpone(r.Plane, slices.Values(r.rows), r.MaxBatchWeight(), func(row *lb.Frontend) bool {
+		want := r.st.planned(row)
+		return r.st.balancers[row.Key] != nil || want.none()
+	})
+	r.later = plane.Keys(later)
+	for _, row := range later {
+		r.note(row, nil, services)
+		delete(r.st.rows, row.Key)
+	}
 	var fresh []*lb.Frontend
-	for _, row := range r.rows {
+	for _, row := range now {
 		if r.st.balancers[row.Key] == nil {
 			fresh = append(fresh, row)
 		} else {
@@ -309,14 +307,6 @@ func (r *reconciliation) run(ctx context.Context) {
 	}
 	r.prune(ctx)
 	for _, row := range fresh {
-		if want := r.st.planned(row); !want.none() && r.limit <= 0 {
-			r.later = append(r.later, row.Key)
-			r.note(row, nil, services)
-			delete(r.st.rows, row.Key)
-			continue
-		} else if !want.none() {
-			r.limit--
-		}
 		r.write(ctx, row)
 	}
 	if err := r.forward(ctx, services); err != nil {

@@ -39,7 +39,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, e
 	}
 	r := p.base
 	r.node, r.liberal, r.plain = want.Node, !p.dry && liberal(), endpoints > manyEndpoints
-	now, later := p.postpone(ports, have)
+	now, later := p.postpone(want, ports, have)
 	err = p.sync(ctx, newState(r, now), now, have)
 	if errors.Is(err, xtables.ErrRefused) {
 		later, err = p.resetAsFarAsHeld(ctx, r, ports, err)
@@ -47,12 +47,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, e
 	if err != nil {
 		return plane.ResetResult{}, fmt.Errorf("iptables: reset to %d frontends: %w", want.Len(), err)
 	}
-	res := plane.ResetResult{Later: later}
-	for k := range p.found {
-		if want.Get(k) == nil {
-			res.Dropped = append(res.Dropped, k)
-		}
-	}
+	res := plane.ResetResult{Later: later, Dropped: plane.Dropped(maps.Keys(p.found), want)}
 	p.found = nil
 	return res, nil
 }
@@ -136,31 +131,23 @@ func (st *state) keepAsHeld(kept map[portID]bool, have *snapshot) {
 }
 
 // postpone returns the frontends to write now, and the keys of the others in the order of the
-// trees, those of a service port together. It does not postpone frontends in the kernel or without
-// endpoints.
-func (p *Plane) postpone(ports []portRows, have *snapshot) (now []portRows, later []lb.Key) {
-	var weight lb.Weight
-	total := 0
-	for _, port := range ports {
-		var rows []*lb.Frontend
-		for _, f := range port.rows {
-			if have.served[f.Key] || endpointsOf([]*lb.Frontend{f}) == 0 {
-				rows = append(rows, f)
-				continue
-			}
-			later = append(later, f.Key)
-			total += weight.Of(f)
-		}
-		if len(rows) > 0 {
-			now = append(now, portRows{port.id, rows})
-		}
-	}
-	if total <= p.pace.first {
-		p.left = 0
+// trees, those of a service port together. Frontends without endpoints are never postponed.
+func (p *Plane) postpone(want *lb.Table, ports []portRows, have *snapshot) (now []portRows, later []lb.Key) {
+	rows, rest := plane.Postpone(p, want.All(), p.pace.first, func(f *lb.Frontend) bool {
+		return have.served[f.Key] || endpointsOf([]*lb.Frontend{f}) == 0
+	})
+	p.left = 0
+	if len(rest) == 0 {
 		return ports, nil
 	}
-	p.left = total
-	return now, later
+	var weight lb.Weight
+	for _, port := range byPort(slices.Values(rest)) {
+		for _, f := range port.rows {
+			later = append(later, f.Key)
+			p.left += weight.Of(f)
+		}
+	}
+	return byPort(slices.Values(rows)), later
 }
 
 // portRows are frontends of a service port.

@@ -111,8 +111,7 @@ type Plane struct {
 	counters  counters
 	tracing   chan struct{} // has room for the only reader at a time
 
-	// step is the weight of new frontends that one Reset writes; it leaves the others for later.
-	// Tests change it.
+	// step is the weight of new frontends that a Reset does not postpone; tests change it.
 	step int
 }
 

@@ -5,6 +5,7 @@ package ipvs
 import (
 	"context"
 	"fmt"
+	"iter"
 	"math"
 	"net/netip"
 	"slices"
@@ -37,25 +38,20 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	if err != nil {
 		return res, fmt.Errorf("ipvs: reset: %w", err)
 	}
-	res.Dropped = l.dropped(want)
+	res.Dropped = plane.Dropped(l.served(), want)
 	p.l = l
 	for s := range l.touched.servers { // objects known before their frontends drain with them
 		s.drain = nil
 	}
 	w := p.writer()
-	left := p.step
+	most := p.step
 	if there && !ours {
 		// They serve until ours replace them, but not the frontends that a Reset leaves for later.
-		left = math.MaxInt
+		most = math.MaxInt
 	}
-	for _, row := range want.Sorted() {
-		if !l.serves(row) {
-			if left <= 0 {
-				res.Later = append(res.Later, row.Key)
-				continue
-			}
-			left -= p.Weigh(row)
-		}
+	now, later := plane.Postpone(p, slices.Values(want.Sorted()), most, l.serves)
+	res.Later = plane.Keys(later)
+	for _, row := range now {
 		w.set(row.Key, row)
 	}
 	p.notices.late(len(l.late))
@@ -361,22 +357,23 @@ func (l *ledger) adoptMarks(want *lb.Table) {
 	}
 }
 
-// dropped returns keys that sets and virtual servers serve, and that the table lacks.
-func (l *ledger) dropped(want *lb.Table) []lb.Key {
-	gone := map[lb.Key]bool{}
-	for m, c := range l.members {
-		if c.has && m.set.names() && want.Get(m.key()) == nil {
-			gone[m.key()] = true
+// served yields the keys that sets and virtual servers serve.
+func (l *ledger) served() iter.Seq[lb.Key] {
+	return func(yield func(lb.Key) bool) {
+		for m, c := range l.members {
+			if c.has && m.set.names() && !yield(m.key()) {
+				return
+			}
 		}
-	}
-	for id, s := range l.servers {
-		if k := keyOf(id); s.has && id.Mark == 0 && id != probeID(l.family) && want.Get(k) == nil {
-			if _, answers := slices.BinarySearchFunc(l.nodePorts, k.Addr, netip.Addr.Compare); !answers {
-				gone[k] = true
+		for id, s := range l.servers {
+			if k := keyOf(id); s.has && id.Mark == 0 && id != probeID(l.family) {
+				_, answers := slices.BinarySearchFunc(l.nodePorts, k.Addr, netip.Addr.Compare)
+				if !answers && !yield(k) {
+					return
+				}
 			}
 		}
 	}
-	return sortedKeys(gone)
 }
 
 // serves reports whether the kernel has a virtual server for the frontend, or needs none.

@@ -3,7 +3,6 @@
 package nftables
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -48,7 +47,7 @@ const guardedTries = 3
 // exists, a large one is filled before that transaction, see load.
 //
 // Reset returns frontends that the plane cannot hold as later. If a table of ours is in force, it
-// also postpones frontends missing in it, if they weigh more than one Apply should. A missing or
+// also postpones frontends missing in it ([plane.Postpone]). A missing or
 // foreign table is written whole: from its first moment it refuses packets that match no frontend,
 // though rules of another mode may serve them (docs/adr/0007).
 //
@@ -88,17 +87,11 @@ func (p *Plane) resetOnce(ctx context.Context, want *lb.Table, guarded bool, sto
 	if err != nil {
 		return plane.ResetResult{}, err
 	}
-	var res plane.ResetResult
-	rows, kept := want.All(), 0
-	for k := range p.served(snap) {
-		if want.Get(k) == nil {
-			res.Dropped = append(res.Dropped, k)
-		} else {
-			kept++
-		}
-	}
-	if snap.ours && kept < want.Len() {
-		rows, res.Later = p.postpone(snap, want)
+	res := plane.ResetResult{Dropped: plane.Dropped(p.served(snap), want)}
+	rows := want.All()
+	if snap.ours {
+		now, later := plane.Postpone(p, rows, p.maxBatchWeight, p.serves(snap))
+		rows, res.Later = slices.Values(now), plane.Keys(later)
 	}
 	if !guarded {
 		gen = 0
@@ -200,11 +193,10 @@ func (p *Plane) load(ctx context.Context, c *change, inSteps bool) error {
 	return err
 }
 
-// served yields the keys of the frontends that the kernel has, each once.
+// served yields the keys of the frontends that the kernel has.
 func (p *Plane) served(snap *snapshot) iter.Seq[lb.Key] {
 	return func(yield func(lb.Key) bool) {
 		for i, n := range map[setIndex]int{sServices: p.ip.AddrLen, sNodePorts: 0} {
-			snap.records[i] = snap.records[i].Sorted()
 			for rec := range snap.records[i].All() {
 				if !yield(wire.ParseKey(rec, n)) {
 					return
@@ -214,32 +206,16 @@ func (p *Plane) served(snap *snapshot) iter.Seq[lb.Key] {
 	}
 }
 
-// postpone splits the frontends into those to write now and the keys of the others, and keeps the
-// frontends of a Service together. Frontends that the kernel has must not wait.
-func (p *Plane) postpone(snap *snapshot, want *lb.Table) (now iter.Seq[*lb.Frontend], later []lb.Key) {
-	served := map[lb.Key]bool{}
-	for k := range p.served(snap) {
-		served[k] = true
+// serves returns a function that reports whether the kernel has the frontend.
+func (p *Plane) serves(snap *snapshot) func(*lb.Frontend) bool {
+	for _, i := range []setIndex{sServices, sNodePorts} {
+		snap.records[i] = snap.records[i].Sorted()
 	}
-	var weight lb.Weight
-	total := 0
-	for f := range want.All() {
-		if !served[f.Key] {
-			later = append(later, f.Key)
-			total += weight.Of(f)
-		}
+	var key []byte
+	return func(f *lb.Frontend) (is bool) {
+		i, _, _ := mapsOf(f.Key)
+		key = wire.AppendKey(key[:0], f.Key)
+		snap.records[i].Each(key, func([]byte) { is = true })
+		return is
 	}
-	if total <= p.maxBatchWeight {
-		return want.All(), nil
-	}
-	slices.SortFunc(later, func(a, b lb.Key) int {
-		return cmp.Or(cmp.Compare(want.Get(a).Service, want.Get(b).Service), a.Compare(b))
-	})
-	return func(yield func(*lb.Frontend) bool) {
-		for f := range want.All() {
-			if served[f.Key] && !yield(f) {
-				return
-			}
-		}
-	}, later
 }

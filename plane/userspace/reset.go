@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"kube-proxy/lb"
@@ -12,18 +13,18 @@ import (
 )
 
 // Reset makes the kernel redirect exactly as the table says. Frontends of the previous process keep
-// its ports, if those are free. New frontends beyond the batch weight are left for later, and so
-// are frontends without a listener.
+// its ports, if those are free. It leaves new frontends for later ([plane.Postpone]), and those
+// without a listener.
 func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResult, err error) {
 	if err := ctx.Err(); err != nil {
 		return res, fmt.Errorf("userspace: reset: %w", err)
 	}
-	known, err := p.redirect.Known(ctx)
+	routes, err := p.redirect.Known(ctx)
 	if err != nil {
 		return res, p.lost("reset", err)
 	}
 	was := map[lb.Key][]redirect.Route{}
-	for _, l := range known {
+	for _, l := range routes {
 		was[l.Key] = l.Routes
 	}
 	p.node = want.Node
@@ -39,41 +40,38 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 			p.ports.promised[port{k.Proto, r.Port}] = true
 		}
 	}
-	var fresh []*lb.Frontend
-	for _, f := range want.Sorted() { // frontends with known ports come before those that take any
+	serves := func(f *lb.Frontend) bool { return f.Accepts() || p.rows[f.Key] != nil || was[f.Key] != nil }
+	now, later := plane.Postpone(p, slices.Values(want.Sorted()), p.maxBatchWeight, serves)
+	res.Later = plane.Keys(later)
+	var known, fresh []*lb.Frontend
+	for _, f := range now {
 		switch {
 		case f.Accepts():
-		case p.rows[f.Key] == nil && was[f.Key] == nil:
+		case serves(f):
+			known = append(known, f)
+		default:
 			fresh = append(fresh, f)
-		case !b.change(f.Key, f, was[f.Key]):
-			res.Later = append(res.Later, f.Key)
 		}
 	}
+	write := func(rows []*lb.Frontend) {
+		for _, f := range rows {
+			if !b.change(f.Key, f, was[f.Key]) {
+				res.Later = append(res.Later, f.Key)
+			}
+		}
+	}
+	write(known) // before those that take any port
 	p.ports.promised = nil
-	var weight lb.Weight
-	used := 0
-	for _, f := range fresh {
-		w := max(1, weight.Of(f))
-		if used > 0 && used+w > p.maxBatchWeight || !b.change(f.Key, f, nil) {
-			res.Later = append(res.Later, f.Key)
-			continue
-		}
-		used += w
-	}
+	write(fresh)
 	for k := range p.rows {
 		if f := want.Get(k); f == nil || f.Accepts() {
 			b.change(k, nil, nil)
 			was[k] = nil
 		}
 	}
-	for k := range was {
-		if want.Get(k) == nil {
-			res.Dropped = append(res.Dropped, k)
-		}
-	}
-	slices.SortFunc(res.Dropped, lb.Key.Compare)
+	res.Dropped = plane.Dropped(maps.Keys(was), want)
 
-	later, err := p.redirect.Reset(ctx, want.Node, b.leads())
+	unwritten, err := p.redirect.Reset(ctx, want.Node, b.leads())
 	p.ready = err == nil
 	for i := range b.steps {
 		b.steps[i].writes = true
@@ -82,7 +80,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	if err != nil {
 		return plane.ResetResult{}, p.lost("reset", err)
 	}
-	for _, k := range later {
+	for _, k := range unwritten {
 		p.rows[k].written = false
 		res.Later = append(res.Later, k)
 	}
