@@ -17,8 +17,8 @@ func row(service string, port uint16, backends int) *lb.Frontend {
 		all = append(all, lb.Backend{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{100, 64, 0, byte(i)}), 80)})
 	}
 	set := &lb.BackendSet{Backends: lb.BackendsOf(all...)}
-	return &lb.Frontend{Service: service, Key: lb.Key{Addr: netip.MustParseAddr("10.96.0.1"), Port: port, Proto: lb.TCP},
-		Routes: []lb.Route{{To: set}}}
+	key := lb.Key{Addr: netip.MustParseAddr("10.96.0.1"), Port: port, Proto: lb.TCP}
+	return &lb.Frontend{Service: service, Key: key, Routes: []lb.Route{{To: set}}}
 }
 
 // A Reset writes what the kernel serves. It writes the rest if that is little, else none of it, and
