@@ -52,4 +52,23 @@ func TestAskedOfTables(t *testing.T) {
 			}
 		}
 	}
+	for i := range 30 {
+		table.Replace(lb.Owner{Name: fmt.Sprint("ns/", i)}, nil)
+	}
+	for _, k := range keys {
+		if got := table.KindAt(k.Addr); got != 0 {
+			t.Errorf("KindAt(%s) is %s without any Service", k.Addr, got)
+		}
+	}
+}
+
+// A NodePort is at no address that one could ask for.
+func TestNodePortHasNoAddress(t *testing.T) {
+	var table lb.Table
+	f := row(oldest, lb.Key{Port: 30080, Proto: lb.TCP})
+	f.Kind = lb.NodePort
+	table.Replace(oldest, []*lb.Frontend{f})
+	if got := table.KindAt(netip.Addr{}); table.Len() != 1 || got != 0 {
+		t.Errorf("%d frontends, of kind %s at no address", table.Len(), got)
+	}
 }

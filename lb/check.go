@@ -112,7 +112,7 @@ func (c *check) ranges(family Family, sources []netip.Prefix) error {
 		if !family.has(p.Addr()) || p != p.Masked() {
 			return fmt.Errorf("source range %s: want one of %s, masked", p, family)
 		}
-		if i > 0 && (sources[i-1].Overlaps(p) || sources[i-1].Addr().Compare(p.Addr()) >= 0) {
+		if i > 0 && (sources[i-1].Overlaps(p) || p.Addr().Less(sources[i-1].Addr())) {
 			return fmt.Errorf("source ranges %s and %s: want them sorted, without overlaps", sources[i-1], p)
 		}
 	}
@@ -186,13 +186,13 @@ func (c *check) endpoints(family Family, list Endpoints, right *Endpoints) error
 	if list == *right {
 		return nil
 	}
-	var last netip.Addr
+	var last netip.Addr // less than all others
 	for i := range list.Len() {
 		a := list.addr(i)
 		if !family.has(a) {
 			return fmt.Errorf("backend %s: want an address of %s", a, family)
 		}
-		if i > 0 && last.Compare(a) >= 0 {
+		if !last.Less(a) {
 			return fmt.Errorf("backends %s and %s: want them sorted, without duplicates", last, a)
 		}
 		last = a

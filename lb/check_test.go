@@ -39,6 +39,23 @@ func healthCheck(endpoints int) *lb.Frontend {
 		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}, LocalEndpoints: endpoints}
 }
 
+// The limits of the rules are inside.
+func TestCheckAccepts(t *testing.T) {
+	for _, key := range []string{"192.0.2.1:1/tcp", "192.0.2.1:65535/udp", "192.0.2.1:80/sctp"} {
+		f := wellFormed(t, key)
+		f.Affinity = 24 * time.Hour
+		f.Sources = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("11.0.0.0/8")}
+		f.Serving = &lb.BackendSet{ID: lb.SetID{Service: f.Service, Proto: f.Key.Proto, Scope: lb.Serving},
+			Backends: backends("10.0.0.1:80", "10.0.0.1:81")}
+		if err := lb.Check(lb.IPv4, f); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := lb.Check(lb.IPv4, healthCheck(0)); err != nil {
+		t.Error(err)
+	}
+}
+
 // A frontend that violates any rule is refused without effect on others: the Service's other
 // frontends are accepted, and its former frontend of that key stays.
 func TestCheck(t *testing.T) {
@@ -48,6 +65,7 @@ func TestCheck(t *testing.T) {
 	}{
 		{"wrong family", func(f *lb.Frontend) { f.Key.Addr = netip.MustParseAddr("2001:db8::1") }},
 		{"no port", func(f *lb.Frontend) { f.Key.Port = 0 }},
+		{"address with a zone", func(f *lb.Frontend) { f.Key.Addr = netip.MustParseAddr("fe80::1%eth0") }},
 		{"odd protocol", func(f *lb.Frontend) { f.Key.Proto = 1 }},
 		{"no service", func(f *lb.Frontend) { f.Service = "" }},
 		{"no kind", func(f *lb.Frontend) { f.Kind = 0 }},
@@ -71,6 +89,9 @@ func TestCheck(t *testing.T) {
 			f.Kind, f.Key.Addr, f.Sources = lb.NodePort, netip.Addr{},
 				[]netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
 		}},
+		{"sources not sorted", func(f *lb.Frontend) {
+			f.Sources = []netip.Prefix{netip.MustParsePrefix("11.0.0.0/8"), netip.MustParsePrefix("10.0.0.0/8")}
+		}},
 		{"no routes", func(f *lb.Frontend) { f.Routes = nil }},
 		{"not for anywhere", func(f *lb.Frontend) { f.Routes[0].From = lb.Pods }},
 		{"twice from anywhere", func(f *lb.Frontend) { f.Routes = append(f.Routes, f.Routes[0]) }},
@@ -82,6 +103,15 @@ func TestCheck(t *testing.T) {
 		{"no set", func(f *lb.Frontend) { f.Routes[0].To = nil }},
 		{"empty set", func(f *lb.Frontend) { f.Routes[0].To.Backends = backends() }},
 		{"set of another service", func(f *lb.Frontend) { f.Routes[0].To.ID.Service = "x/y" }},
+		{"set of another protocol", func(f *lb.Frontend) { f.Routes[0].To.ID.Proto = lb.UDP }},
+		{"set of no scope", func(f *lb.Frontend) {
+			f.Serving = &lb.BackendSet{ID: lb.SetID{Service: f.Service, Proto: f.Key.Proto},
+				Backends: backends("10.0.0.1:80")}
+		}},
+		{"set of an unknown scope", func(f *lb.Frontend) {
+			f.Serving = &lb.BackendSet{ID: lb.SetID{Service: f.Service, Proto: f.Key.Proto, Scope: lb.Serving + 1},
+				Backends: backends("10.0.0.1:80")}
+		}},
 		{"backend of the other family", func(f *lb.Frontend) { f.Routes[0].To.Backends = backends("[::1]:80") }},
 		{"backend without port", func(f *lb.Frontend) { f.Routes[0].To.Backends = backends("10.0.0.1:0") }},
 		{"backends not sorted", func(f *lb.Frontend) {
@@ -106,11 +136,29 @@ func TestCheck(t *testing.T) {
 			f.Routes = []lb.Route{{From: lb.Pods, Do: lb.Accept}}
 		}},
 		{"health check with affinity", func(f *lb.Frontend) { *f = *healthCheck(1); f.Affinity = time.Hour }},
+		{"health check that masquerades", func(f *lb.Frontend) { *f = *healthCheck(1); f.Routes[0].Masq = true }},
+		{"health check with a set", func(f *lb.Frontend) {
+			to := f.Routes[0].To
+			*f = *healthCheck(1)
+			f.Routes[0].To = to
+		}},
+		{"health check with sources", func(f *lb.Frontend) {
+			*f = *healthCheck(1)
+			f.Sources = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
+		}},
+		{"health check that serves", func(f *lb.Frontend) {
+			serving := *f.Routes[0].To
+			*f = *healthCheck(1)
+			f.Serving = &serving
+		}},
 		{"health check with a negative count", func(f *lb.Frontend) { *f = *healthCheck(-1) }},
 		{"backend twice", func(f *lb.Frontend) { f.Routes[0].To.Backends = backends("10.0.0.1:80", "10.0.0.1:80") }},
 		{"ports not sorted", func(f *lb.Frontend) { f.Routes[0].To.Backends = backends("10.0.0.1:81", "10.0.0.2:80") }},
 		{"port twice", func(f *lb.Frontend) {
 			f.Routes[0].To.Backends = backends("10.0.0.1:80", "10.0.0.2:81", "10.0.0.3:80")
+		}},
+		{"port added twice", func(f *lb.Frontend) {
+			f.Routes[0].To.Backends.Add(80, lb.EndpointsOf(lb.Endpoint{Addr: netip.MustParseAddr("10.0.0.3")}))
 		}},
 		{"port without backends", func(f *lb.Frontend) { f.Routes[0].To.Backends = portWithout() }},
 		{"serving backends not sorted", func(f *lb.Frontend) {

@@ -7,6 +7,20 @@ import (
 	. "kube-proxy/lb"
 )
 
+// Nodes are equal if all facts are: another one is a change for planes.
+func TestNodeEqual(t *testing.T) {
+	if !(Node{}).Equal(Node{}) {
+		t.Error("a node differs from itself")
+	}
+	prefix := []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
+	for _, other := range []Node{{NodePorts: prefix}, {Localhost: IPv4.Loopback()}, {Pods: Detector{Prefixes: prefix}},
+		{ServiceCIDRs: prefix}, {APIServers: []netip.Addr{prefix[0].Addr()}}} {
+		if other.Equal(Node{}) || (Node{}).Equal(other) || !other.Equal(other) {
+			t.Errorf("%+v equals an empty node, or differs from itself", other)
+		}
+	}
+}
+
 // Only external addresses within the service network have a provisional owner (SV-24).
 func TestIsProvisional(t *testing.T) {
 	n := Node{ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}}

@@ -11,13 +11,6 @@ import (
 // invisible: control characters, marks for the direction of text, invalid UTF-8, line breaks.
 func Printable(s string) string {
 	ok := func(r rune) bool { return unicode.IsPrint(r) && r != unicode.ReplacementChar }
-	clean := true
-	for _, r := range s {
-		clean = clean && ok(r)
-	}
-	if clean {
-		return s
-	}
 	var b strings.Builder
 	for len(s) > 0 {
 		r, n := utf8.DecodeRuneInString(s)

@@ -5,7 +5,9 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
+	"unsafe"
 
 	"kube-proxy/lb"
 	"kube-proxy/test/seedtest"
@@ -87,5 +89,32 @@ func TestWithout(t *testing.T) {
 		if got := a.Without(&b); !slices.Equal(got, want) {
 			t.Fatalf("%v without %v: got %v, want %v", slices.Collect(a.All()), slices.Collect(b.All()), got, want)
 		}
+	}
+}
+
+// Frontends that share a set still do if the table replaces it by one with the earlier endpoints.
+func TestFrontendsStillShareASet(t *testing.T) {
+	var table lb.Table
+	table.Replace(oldest, []*lb.Frontend{long(40)})
+	one := long(40)
+	moved := &lb.BackendSet{ID: one.Routes[0].To.ID}
+	_, endpoints := one.Routes[0].To.Backends.Shared()
+	moved.Backends.Add(54, endpoints)
+	one.Routes[0].To = moved
+	other := *one
+	other.Key.Port, other.Routes = 54, slices.Clone(one.Routes)
+	table.Replace(oldest, []*lb.Frontend{one, &other})
+	if a, b := table.Get(one.Key).Set(lb.Cluster), table.Get(other.Key).Set(lb.Cluster); a == moved || a != b {
+		t.Errorf("the frontends have the sets\n%v and\n%v, want the same copy", a, b)
+	}
+}
+
+// The owner's name takes no memory of its own, beside the names of its service ports.
+func TestOwnerSharesItsName(t *testing.T) {
+	var table lb.Table
+	f := long(1)
+	table.Replace(lb.Owner{Name: strings.Clone(oldest.Name)}, []*lb.Frontend{f})
+	if name := table.Owner(f.Key).Name; name != oldest.Name || unsafe.StringData(name) != unsafe.StringData(f.Service) {
+		t.Errorf("the owner %q has a string of its own", name)
 	}
 }

@@ -304,8 +304,7 @@ func (t *Table) share(name string, before, fronts []*Frontend) []*Frontend {
 	var check check
 	var compared Comparison
 	old := indexOf(before)
-	sets := setsOf(before)
-	sets.compared = &compared
+	sets := setsOf(before, &compared)
 	out := index{list: make([]*Frontend, 0, len(fronts))}
 	for _, f := range fronts {
 		if out.get(f.Key) != nil {
@@ -385,8 +384,8 @@ type setIndex struct {
 	byID     map[SetID]*BackendSet // nil while the list is short
 }
 
-func setsOf(fronts []*Frontend) setIndex {
-	var x setIndex
+func setsOf(fronts []*Frontend, compared *Comparison) setIndex {
+	x := setIndex{compared: compared}
 	for _, f := range fronts {
 		for _, r := range f.Routes {
 			if r.To != nil {
@@ -450,25 +449,25 @@ func (x *setIndex) same(s *BackendSet) *BackendSet {
 
 // withSets returns f, or a copy of it in which equal sets replace its own.
 func withSets(f *Frontend, sets *setIndex) *Frontend {
-	copied := false
+	out := f
 	for i, r := range f.Routes {
 		have := sets.same(r.To)
 		if have == r.To {
 			continue
 		}
-		if !copied {
+		if out == f {
 			g := *f
 			g.Routes = slices.Clone(f.Routes)
-			f, copied = &g, true
+			out = &g
 		}
-		f.Routes[i].To = have
+		out.Routes[i].To = have
 	}
 	if have := sets.same(f.Serving); have != f.Serving {
-		if !copied {
+		if out == f {
 			g := *f
-			f = &g
+			out = &g
 		}
-		f.Serving = have
+		out.Serving = have
 	}
-	return f
+	return out
 }

@@ -69,12 +69,30 @@ func TestTableText(t *testing.T) {
 	if row.Affinity != 3*time.Hour || row.Kind != lb.LoadBalancer || len(row.Sources) != 2 || !row.PreserveDestination {
 		t.Errorf("wrong row:\n%s", row)
 	}
-	if row.Set(lb.Cluster) != table.Get(mustKey(t, "10.96.0.7:80/tcp")).Set(lb.Cluster) {
+	if row.Set(lb.Cluster) == nil || row.Set(lb.Cluster) != table.Get(mustKey(t, "10.96.0.7:80/tcp")).Set(lb.Cluster) {
 		t.Error("rows of one service do not share their set")
 	}
 	dns := table.Get(mustKey(t, "192.0.2.7:53/udp"))
 	if s := dns.Serving; s == nil || s.Backends.Len() != 2 || dns.Set(lb.Serving) != nil || row.Serving != nil {
 		t.Errorf("wrong row:\n%s", dns)
+	}
+}
+
+// Only facts that are known are in the line of the node.
+func TestNodeText(t *testing.T) {
+	prefix := []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
+	for want, n := range map[string]lb.Node{
+		"":                                  {},
+		"node nodeports 10.1.0.0/16\n":      {NodePorts: prefix},
+		"node localhost ::1\n":              {Localhost: netip.IPv6Loopback()},
+		"node pods 10.1.0.0/16\n":           {Pods: lb.Detector{Prefixes: prefix}},
+		"node pods-interface br0\n":         {Pods: lb.Detector{Interface: "br0"}},
+		"node pods-interface-prefix veth\n": {Pods: lb.Detector{InterfacePrefix: "veth"}},
+		"node services 10.1.0.0/16\n":       {ServiceCIDRs: prefix},
+	} {
+		if got := (&lb.Table{Node: n}).String(); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
 	}
 }
 
@@ -90,6 +108,9 @@ set shop/web:http/tcp/cluster
 set shop/web:http/tcp/local
   10.1.1.11:8080 local draining
 `
+	if last := row.Last(); last.From != lb.Anywhere || last.To != row.Set(lb.Local) {
+		t.Errorf("the last route is from %s", last.From)
+	}
 	if got := row.String(); got != want {
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)
 	}
