@@ -46,7 +46,7 @@ func TestService(t *testing.T) {
 		edit     func(*core.Service)
 		get      func(*cluster.Service) any
 		want     any
-		reported string // part of the only problem
+		reported string // part of the only problem, behind refused if an API server refuses it
 	}{
 		{"created", func(s *core.Service) {}, func(s *cluster.Service) any { return s.Created }, int64(1700000000), ""},
 		{"no created", func(s *core.Service) { s.CreationTimestamp = metav1.Time{} }, func(s *cluster.Service) any {
@@ -73,10 +73,22 @@ func TestService(t *testing.T) {
 			addrList("10.96.0.7"), ""},
 		{"SV-11 wrong family", func(s *core.Service) { s.Spec.ClusterIPs = []string{"10.96.0.7", "10.96.0.8"} },
 			clusterIPsOf, addrList("10.96.0.7"),
-			`Service shop/web: spec.clusterIPs[1]: "10.96.0.8" is not an address of the family IPv6`},
+			refused + `Service shop/web: spec.clusterIPs[1]: "10.96.0.8" is not an address of the family IPv6`},
 		{"SV-11 unparsable", func(s *core.Service) { s.Spec.ClusterIPs = []string{"ten", "fd00::7"} }, clusterIPsOf,
 			addrList("fd00::7"),
-			`spec.clusterIPs[0]: "ten" is not an IP address`},
+			refused + `spec.clusterIPs[0]: "ten" is not an IP address`},
+		{"SV-11 no clusterIPs, but ipFamilies", func(s *core.Service) { s.Spec.ClusterIPs = nil }, clusterIPsOf,
+			addrList("10.96.0.7"), ""},
+		{"SV-11 no ipFamilies and no clusterIP", func(s *core.Service) {
+			s.Spec.ClusterIP, s.Spec.IPFamilies = "", nil
+		}, clusterIPsOf, addrList("10.96.0.7"), ""},
+		{"SV-11 more addresses than families", func(s *core.Service) { s.Spec.IPFamilies = s.Spec.IPFamilies[:1] },
+			clusterIPsOf, addrList("10.96.0.7"),
+			refused + `spec.clusterIPs[1]: "fd00::7" has no entry in spec.ipFamilies; it is ignored`},
+		{"SV-11 one family twice", func(s *core.Service) {
+			s.Spec.ClusterIPs, s.Spec.IPFamilies = []string{"10.96.0.7", "10.96.0.8"}, []core.IPFamily{"IPv4", "IPv4"}
+		}, clusterIPsOf, addrList("10.96.0.7"),
+			refused + `spec.clusterIPs[1]: "10.96.0.8" is a second IPv4 address; it is ignored`},
 		{"leading zeros are decimal", func(s *core.Service) {
 			s.Spec.ClusterIPs = []string{"010.096.000.07", "fd00::7"}
 		}, clusterIPsOf, addrList("10.96.0.7", "fd00::7"), ""},
@@ -86,18 +98,22 @@ func TestService(t *testing.T) {
 		}, portsOf, "[{a 6 53 0} {b 17 53 0} {c 132 53 0}]", ""},
 		{"SV-12 same port twice", func(s *core.Service) {
 			s.Spec.Ports = append(s.Spec.Ports, core.ServicePort{Name: "again", Port: 80})
-		}, portsOf, "[{http 6 80 30080}]", `spec.ports[1].port: "80" and its protocol are already in spec.ports[0]`},
+		}, portsOf, "[{http 6 80 30080}]", refused + `spec.ports[1].port: "80" and its protocol are already in spec.ports[0]`},
 		{"SV-12 same name twice", func(s *core.Service) {
 			s.Spec.Ports = append(s.Spec.Ports, core.ServicePort{Name: "http", Port: 81})
-		}, portsOf, "[{http 6 80 30080}]", `spec.ports[1].name: "http" is already the name of spec.ports[0]`},
+		}, portsOf, "[{http 6 80 30080}]", refused + `spec.ports[1].name: "http" is already the name of spec.ports[0]`},
+		{"port 1", func(s *core.Service) { s.Spec.Ports[0].Port = 1 }, portsOf, "[{http 6 1 30080}]", ""},
 		{"port 65535", func(s *core.Service) { s.Spec.Ports[0].Port = 65535 }, portsOf, "[{http 6 65535 30080}]", ""},
 		{"port 65536", func(s *core.Service) { s.Spec.Ports[0].Port = 65536 }, portsOf, "[]",
-			`spec.ports[0].port: "65536" is not in 1..65535`},
+			refused + `spec.ports[0].port: "65536" is not in 1..65535`},
 		{"port -1", func(s *core.Service) { s.Spec.Ports[0].Port = -1 }, portsOf, "[]",
-			`spec.ports[0].port: "-1" is not in 1..65535`},
+			refused + `spec.ports[0].port: "-1" is not in 1..65535`},
 		{"unknown protocol", func(s *core.Service) { s.Spec.Ports[0].Protocol = "tcp" }, portsOf, "[]",
-			`spec.ports[0].protocol: "tcp" is not one of TCP, UDP, SCTP`},
+			refused + `spec.ports[0].protocol: "tcp" is not one of TCP, UDP, SCTP`},
 		{"no ports", func(s *core.Service) { s.Spec.Ports = nil }, portsOf, "[]", "spec.ports: is empty"},
+		{"no ports and no address", func(s *core.Service) {
+			s.Spec.ClusterIP, s.Spec.ClusterIPs, s.Spec.Ports = "None", []string{"None"}, nil
+		}, portsOf, "[]", ""},
 		{"SV-13", func(s *core.Service) { s.Spec.ExternalIPs = []string{"192.0.2.1", "x", "2001:db8::1", "192.0.2.1"} },
 			func(s *cluster.Service) any { return s.ExternalIPs }, addrList("192.0.2.1", "2001:db8::1"),
 			`spec.externalIPs[1]: "x" is not an IP address`},
@@ -105,6 +121,10 @@ func TestService(t *testing.T) {
 			s.Status.LoadBalancer.Ingress = []core.LoadBalancerIngress{{IP: "192.0.2.1"},
 				{IP: "192.0.2.2", IPMode: &vip}, {IP: "192.0.2.3", IPMode: &proxy}, {Hostname: "lb.example"}}
 		}, func(s *cluster.Service) any { return s.LoadBalancerIPs }, addrList("192.0.2.1", "192.0.2.2"), ""},
+		{"SV-14 unparsable", func(s *core.Service) {
+			s.Status.LoadBalancer.Ingress = []core.LoadBalancerIngress{{IP: "x"}, {IP: "192.0.2.1"}}
+		}, func(s *cluster.Service) any { return s.LoadBalancerIPs }, addrList("192.0.2.1"),
+			`status.loadBalancer.ingress[0].ip: "x" is not an IP address`},
 		{"SV-14 whatever the type", func(s *core.Service) {
 			s.Spec.Type = "ClusterIP"
 			s.Status.LoadBalancer.Ingress = []core.LoadBalancerIngress{{IP: "192.0.2.1"}}
@@ -118,10 +138,10 @@ func TestService(t *testing.T) {
 		{"SV-17 not for ClusterIP", func(s *core.Service) { s.Spec.Type = "" }, portsOf, "[{http 6 80 0}]", ""},
 		{"SV-17 out of range", func(s *core.Service) {
 			s.Spec.Ports[0].NodePort = 70000
-		}, portsOf, "[{http 6 80 0}]", `spec.ports[0].nodePort: "70000" is not in 1..65535`},
+		}, portsOf, "[{http 6 80 0}]", refused + `spec.ports[0].nodePort: "70000" is not in 1..65535`},
 		{"SV-17 twice", func(s *core.Service) {
 			s.Spec.Ports = append(s.Spec.Ports, core.ServicePort{Name: "b", Port: 81, NodePort: 30080})
-		}, portsOf, "[{http 6 80 30080} {b 6 81 0}]", `spec.ports[1].nodePort: "30080" is already the node port of ` +
+		}, portsOf, "[{http 6 80 30080} {b 6 81 0}]", refused + `spec.ports[1].nodePort: "30080" is already the node port of ` +
 			`spec.ports[0]`},
 		{"SV-18 default", func(s *core.Service) { s.Spec.SessionAffinity = "ClientIP" }, affinityOf, int32(10800), ""},
 		{"SV-18 set", func(s *core.Service) {
@@ -136,6 +156,12 @@ func TestService(t *testing.T) {
 			s.Spec.SessionAffinity = "ClientIP"
 			s.Spec.SessionAffinityConfig = timeout(0)
 		}, affinityOf, int32(10800), `timeoutSeconds: "0" is not in 1..86400; 10800 is used`},
+		{"SV-18 shortest", func(s *core.Service) {
+			s.Spec.SessionAffinity = "ClientIP"
+			s.Spec.SessionAffinityConfig = timeout(1)
+		}, affinityOf, int32(1), ""},
+		{"SV-18 unknown", func(s *core.Service) { s.Spec.SessionAffinity = "Cookie" }, affinityOf, int32(0),
+			refused + `spec.sessionAffinity: "Cookie" is neither None nor ClientIP; it counts as None`},
 		{"SV-18 none", func(s *core.Service) {
 			s.Spec.SessionAffinity = "None"
 			s.Spec.SessionAffinityConfig = timeout(5)
@@ -149,7 +175,7 @@ func TestService(t *testing.T) {
 		}, [2]cluster.TrafficPolicy{1, 1}, ""},
 		{"SV-19 unknown", func(s *core.Service) { s.Spec.ExternalTrafficPolicy = "Near" },
 			func(s *cluster.Service) any { return s.ExternalPolicy }, cluster.PolicyCluster,
-			`spec.externalTrafficPolicy: "Near" is neither Cluster nor Local`},
+			refused + `spec.externalTrafficPolicy: "Near" is neither Cluster nor Local`},
 		{"SV-21", func(s *core.Service) {
 			s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = "Local", 32000
 		}, healthCheckOf, uint16(32000), ""},
@@ -164,7 +190,7 @@ func TestService(t *testing.T) {
 		{"SV-21 out of range", func(s *core.Service) {
 			s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = "Local", -1
 		}, healthCheckOf, uint16(0),
-			`spec.healthCheckNodePort: "-1" is not in 1..65535`},
+			refused + `spec.healthCheckNodePort: "-1" is not in 1..65535`},
 		{"preserve-destination", preserve("true"), preserveOf, true, ""},
 		{"preserve-destination in capitals", preserve("TRUE"), preserveOf, true, ""},
 		{"preserve-destination off", preserve("False"), preserveOf, false, ""},
@@ -175,7 +201,7 @@ func TestService(t *testing.T) {
 		{"preserve-destination too long", preserve(strings.Repeat("y", 1<<18)), preserveOf, false,
 			`preserve-destination]: "` + strings.Repeat("y", 64) + `" is neither true nor false`},
 		{"unknown type", func(s *core.Service) { s.Spec.Type = "Magic"; s.Spec.Ports[0].NodePort = 0 },
-			func(s *cluster.Service) any { return s.Type }, cluster.TypeClusterIP, `spec.type: "Magic"`},
+			func(s *cluster.Service) any { return s.Type }, cluster.TypeClusterIP, refused + `spec.type: "Magic"`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, reported := Service(base(c.edit))
@@ -190,13 +216,19 @@ func TestService(t *testing.T) {
 	}
 }
 
+// refused marks problems for which an API server rejects an object.
+const refused = "refused: "
+
 func checkReported(t *testing.T, reported []Problem, want string) {
 	t.Helper()
+	want, rejected := strings.CutPrefix(want, refused)
 	switch {
 	case want == "" && len(reported) > 0:
 		t.Errorf("told %v", reported)
 	case want != "" && (len(reported) != 1 || !strings.Contains(reported[0].String(), want)):
 		t.Errorf("told %v, want %q", reported, want)
+	case want != "" && reported[0].Refused != rejected:
+		t.Errorf("an API server refuses it: %t, want %t", reported[0].Refused, rejected)
 	}
 }
 
@@ -278,6 +310,34 @@ func TestSlice(t *testing.T) {
 			in.AddressType = discovery.AddressTypeFQDN
 			*want = cluster.Slice{}
 		}, `addressType: "FQDN" is not proxied`},
+		{"SV-02 unknown address type", func(in *discovery.EndpointSlice, want *cluster.Slice) {
+			in.AddressType = "IPX"
+			*want = cluster.Slice{}
+		}, `addressType: "IPX" is neither IPv4 nor IPv6; the slice is ignored`},
+		{"SV-31 UDP", func(in *discovery.EndpointSlice, want *cluster.Slice) {
+			in.Ports[0].Protocol = new(core.ProtocolUDP)
+			want.Ports = []cluster.SlicePort{{Name: "http", Protocol: cluster.UDP, Port: 8080}}
+		}, ""},
+		{"SV-31 a name twice", func(in *discovery.EndpointSlice, want *cluster.Slice) {
+			in.Ports = append(in.Ports, discovery.EndpointPort{Name: new("http"), Port: new(int32(81))})
+		}, `ports[1].name: "http" is already the name of ports[0]; this port is ignored`},
+		{"SV-31 unparsable address", func(in *discovery.EndpointSlice, want *cluster.Slice) {
+			in.Endpoints = append(in.Endpoints, discovery.Endpoint{Addresses: []string{"host"}})
+		}, `endpoints[1].addresses[0]: "host" is not an IP address; the endpoint is ignored`},
+		{"unparsable second address", func(in *discovery.EndpointSlice, want *cluster.Slice) {
+			in.Endpoints[0].Addresses[1] = "host"
+			want.Unused = nil
+		}, ""},
+		{"many second addresses", func(in *discovery.EndpointSlice, want *cluster.Slice) {
+			want.Unused = nil
+			for i := range 2 * cluster.MaxUnused {
+				a := fmt.Sprintf("10.1.1.%d", i)
+				in.Endpoints[0].Addresses = append(in.Endpoints[0].Addresses[:1+i], a)
+				if i < cluster.MaxUnused {
+					want.Unused = append(want.Unused, netip.MustParseAddr(a))
+				}
+			}
+		}, ""},
 		{"SV-31 no port name", func(in *discovery.EndpointSlice, want *cluster.Slice) {
 			in.Ports = append(in.Ports, discovery.EndpointPort{Port: new(int32(1))})
 		}, "ports[1].name: is missing"},
@@ -287,7 +347,7 @@ func TestSlice(t *testing.T) {
 		{"SV-31 port 0", func(in *discovery.EndpointSlice, want *cluster.Slice) {
 			in.Ports[0].Port = new(int32(0))
 			want.Ports = nil
-		}, `ports[0].port: "0" is not in 1..65535`},
+		}, refused + `ports[0].port: "0" is not in 1..65535`},
 		{"SV-31 no address", func(in *discovery.EndpointSlice, want *cluster.Slice) {
 			in.Endpoints = append(in.Endpoints, discovery.Endpoint{})
 		}, "endpoints[1].addresses: is empty"},
@@ -314,6 +374,18 @@ func TestSlice(t *testing.T) {
 			want.Endpoints = want.Endpoints.Edited(func(_ int, e *cluster.Endpoint) {
 				e.Hints = &cluster.Hints{Zones: []string{"a"}, Nodes: []string{"n1"}}
 			})
+		}, ""},
+		{"SV-38 another zone, and another node", func(in *discovery.EndpointSlice, want *cluster.Slice) {
+			in.Endpoints, want.Endpoints, want.Unused = nil, cluster.Endpoints{}, nil
+			for i, h := range [][2]string{{"a", "n1"}, {"b", "n1"}, {"a", "n2"}, {"a", "n1"}} {
+				a := fmt.Sprint("10.1.0.", i)
+				in.Endpoints = append(in.Endpoints, discovery.Endpoint{Addresses: []string{a},
+					Hints: &discovery.EndpointHints{ForZones: []discovery.ForZone{{Name: h[0]}},
+						ForNodes: []discovery.ForNode{{Name: h[1]}}}})
+				want.Endpoints = want.Endpoints.With(cluster.Endpoint{Addr: netip.MustParseAddr(a),
+					Where: cluster.At("", ""), Ready: true, Serving: true,
+					Hints: &cluster.Hints{Zones: h[:1], Nodes: h[1:]}})
+			}
 		}, ""},
 		{"SV-38 empty hints", func(in *discovery.EndpointSlice, want *cluster.Slice) {
 			in.Endpoints[0].Hints = &discovery.EndpointHints{}
@@ -348,15 +420,17 @@ func TestCompact(t *testing.T) {
 		s.Endpoints = nil
 		for i := range 10 {
 			s.Endpoints = append(s.Endpoints, discovery.Endpoint{Addresses: []string{fmt.Sprint("10.1.0.", i)},
-				Hints: &discovery.EndpointHints{ForZones: []discovery.ForZone{{Name: "zone-a"}}}})
+				Hints: &discovery.EndpointHints{ForZones: []discovery.ForZone{{Name: "zone-a"}, {Name: "zone-b"},
+					{Name: "zone-c"}}}})
 		}
 		s.Endpoints[3].Addresses = nil
 		s.Labels[discovery.LabelServiceName] = "web"
 	})
 	out, _ := Slice(in)
 	hints := out.Endpoints.At(0).Hints
-	if out.Endpoints.Len() != 9 || hints != out.Endpoints.At(8).Hints {
-		t.Errorf("%d endpoints, hints %p %p", out.Endpoints.Len(), hints, out.Endpoints.At(8).Hints)
+	if out.Endpoints.Len() != 9 || hints != out.Endpoints.At(8).Hints || cap(hints.Zones) != 3 {
+		t.Errorf("%d endpoints, hints %p %p with room for %d zones", out.Endpoints.Len(), hints,
+			out.Endpoints.At(8).Hints, cap(hints.Zones))
 	}
 	for what, pair := range map[string][2]string{
 		"name": {in.Name, out.Name.Name}, "namespace": {in.Namespace, out.Name.Namespace},
@@ -418,15 +492,55 @@ func TestServiceCIDR(t *testing.T) {
 	checkReported(t, reported, `ServiceCIDR kubernetes: spec.cidrs[2]: "x" is not a CIDR`)
 }
 
-// A thousand faults of one sort are few messages.
+// A thousand faults of an object are few messages. The last one counts the others.
 func TestManyProblems(t *testing.T) {
-	_, reported := Slice(baseSlice(func(s *discovery.EndpointSlice) {
-		for range 1000 {
-			s.Endpoints = append(s.Endpoints, discovery.Endpoint{Addresses: []string{"fd00::1"}})
+	slice := func(n int) func() []Problem {
+		return func() []Problem {
+			_, reported := Slice(baseSlice(func(s *discovery.EndpointSlice) {
+				for range n {
+					s.Endpoints = append(s.Endpoints, discovery.Endpoint{Addresses: []string{"fd00::1"}})
+				}
+			}))
+			return reported
 		}
-	}))
-	if len(reported) != 4 || !strings.Contains(reported[3].String(), "997 more problems") {
-		t.Errorf("told %v", reported)
+	}
+	service := func() []Problem {
+		_, reported := Service(base(func(s *core.Service) {
+			for i := range int32(30) {
+				p := core.ServicePort{Name: fmt.Sprint("p", i), Port: 1000 + i}
+				s.Spec.Ports = append(s.Spec.Ports, p, p)
+			}
+		}))
+		return reported
+	}
+	for name, c := range map[string]struct {
+		convert func() []Problem
+		n       int
+		last    string
+	}{
+		"three of one sort":           {slice(3), 3, `endpoints[3].addresses[0]: "fd00::1" is not`},
+		"four of one sort":            {slice(4), 4, "web-x7k2p: has 1 more problem of these sorts"},
+		"a thousand of one sort":      {slice(1000), 4, "web-x7k2p: has 997 more problems of these sorts"},
+		"thirty that differ, refused": {service, 21, refused + "Service shop/web: has 10 more problems of these sorts"},
+	} {
+		reported := c.convert()
+		if len(reported) != c.n {
+			t.Fatalf("%s: told %v, want %d", name, reported, c.n)
+		}
+		checkReported(t, reported[c.n-1:], c.last)
+	}
+}
+
+// A problem outlives its object, so it does not keep the object's memory.
+func TestProblemKeepsNoObject(t *testing.T) {
+	in := base(func(s *core.Service) { s.Spec.ExternalIPs = []string{"not an address"} })
+	_, reported := Service(in)
+	checkReported(t, reported, in.Spec.ExternalIPs[0])
+	for got, object := range map[string]string{reported[0].Value: in.Spec.ExternalIPs[0], reported[0].Name.Name: in.Name,
+		reported[0].Name.Namespace: in.Namespace} {
+		if got != object || unsafe.StringData(got) == unsafe.StringData(object) {
+			t.Errorf("%q is the object's %q", got, object)
+		}
 	}
 }
 
@@ -451,6 +565,29 @@ func TestReporter(t *testing.T) {
 	r.Keep("Service", nil)
 	if len(r.reported) > 0 {
 		t.Errorf("%d objects remembered", len(r.reported))
+	}
+}
+
+func TestAddressesAndPrefixes(t *testing.T) {
+	for in, want := range map[string]string{
+		"10.0.0.1": "10.0.0.1", "010.000.00.1": "10.0.0.1", strings.Repeat("0", 99) + "9.0.0.1": "9.0.0.1",
+		"::ffff:192.0.2.1": "192.0.2.1", "fd00::1": "fd00::1",
+		"": "", "10.0.0": "", "10.0.0.256": "", "10..0.1": "", "fe80::1%eth0": "", "00000::1": "", " 10.0.0.1": "",
+		"10.0.0.7/8": "10.0.0.0/8", " 192.0.2.7/24\t": "192.0.2.0/24", "010.0.0.0/08": "10.0.0.0/8",
+		"fd00::1/64": "fd00::/64", "::ffff:192.0.2.7/120": "192.0.2.0/24", "::ffff:192.0.2.7/95": "",
+		"x/24": "", "10.0.0.0/": "", "10.0.0.0/x": "", "10.0.0.0/+8": "", "10.0.0.0/-8": "", "10.0.0.0/33": "",
+		"fd00::/129": "", "10.0.0.0/8/8": "",
+	} {
+		got := ""
+		if a, ok := ParseAddr(in); ok {
+			got = a.String()
+		}
+		if p, ok := parsePrefix(in); ok {
+			got += p.String()
+		}
+		if got != want {
+			t.Errorf("%q is read as %q, want %q", in, got, want)
+		}
 	}
 }
 

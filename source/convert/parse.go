@@ -37,7 +37,7 @@ func parsePrefix(s string) (netip.Prefix, bool) {
 		return netip.Prefix{}, false
 	}
 	n, err := strconv.ParseUint(bits, 10, 8)
-	if err != nil || bits[0] == '+' {
+	if err != nil {
 		return netip.Prefix{}, false
 	}
 	length := int(n)
@@ -51,7 +51,7 @@ func parsePrefix(s string) (netip.Prefix, bool) {
 // trimZeros removes leading zeros from the four numbers of an IPv4 address; other strings stay.
 func trimZeros(s string) string {
 	parts := strings.Split(s, ".")
-	if len(parts) != 4 || len(s) > 64 {
+	if len(parts) != 4 {
 		return s
 	}
 	for i, p := range parts {

@@ -147,19 +147,18 @@ func (r *Reporter) Report(kind string, name cluster.Name, now []Problem) {
 	}
 }
 
-// news records an object's problems, and reports whether there are any and they differ from the
-// previous ones.
+// news records an object's problems, and reports whether they differ from the previous ones.
 func (r *Reporter) news(o object, now []Problem) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(now) == 0 {
+	switch {
+	case slices.Equal(r.reported[o], now):
+		return false
+	case len(now) == 0:
 		delete(r.reported, o)
-		return false
+	default:
+		r.reported[object{o.kind, now[0].Name}] = now
 	}
-	if slices.Equal(r.reported[o], now) {
-		return false
-	}
-	r.reported[object{o.kind, now[0].Name}] = now
 	return true
 }
 

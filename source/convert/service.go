@@ -219,13 +219,13 @@ func affinity(ps *problems, spec *core.ServiceSpec) int32 {
 		return 0
 	}
 	if c := spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
-		t := *c.ClientIP.TimeoutSeconds
-		if t >= 1 && t <= affinityMax {
-			return t
-		}
-		use := int32(affinityDefault)
-		if t > affinityMax {
+		t, use := *c.ClientIP.TimeoutSeconds, int32(affinityDefault)
+		switch {
+		case t < 1:
+		case t > affinityMax:
 			use = affinityMax
+		default:
+			return t
 		}
 		ps.add(Problem{Field: "spec.sessionAffinityConfig.clientIP.timeoutSeconds", Value: strconv.Itoa(int(t)),
 			What: "is not in 1..86400", Then: fmt.Sprintf("%d is used", use)})

@@ -164,8 +164,8 @@ func hints(in *discovery.EndpointHints, before []cluster.Endpoint) *cluster.Hint
 	if in == nil || len(in.ForZones) == 0 && len(in.ForNodes) == 0 {
 		return nil
 	}
-	for i := len(before) - 1; i >= 0 && i >= len(before)-8; i-- {
-		if h := before[i].Hints; h != nil &&
+	for _, e := range slices.Backward(before[max(0, len(before)-8):]) {
+		if h := e.Hints; h != nil &&
 			slices.EqualFunc(h.Zones, in.ForZones, func(s string, z discovery.ForZone) bool { return s == z.Name }) &&
 			slices.EqualFunc(h.Nodes, in.ForNodes, func(s string, n discovery.ForNode) bool { return s == n.Name }) {
 			return h
