@@ -34,8 +34,8 @@ func Ask(t *lb.Table, how Mode, p Packet) Answer {
 		q.Verdict = Reject
 		q.say("In this mode nothing drops packets, so it is rejected.")
 	}
-	if n := len(q.Why); q.Verdict != Balance && n > 0 {
-		q.Decides = q.Why[n-1]
+	if q.Verdict != Balance {
+		q.Decides = q.Why[len(q.Why)-1]
 	}
 	return q.Answer
 }

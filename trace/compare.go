@@ -18,9 +18,7 @@ func Compare(a Answer, k Kernel) []string {
 	}
 	if a.Verdict != k.Verdict {
 		find("By the table the packet is to %s, by the kernel's state it is to %s.", a.Verdict, k.Verdict)
-		if a.Verdict != Balance || k.Verdict != Balance {
-			return out
-		}
+		return out
 	}
 	if a.Verdict != Balance {
 		return out
@@ -66,10 +64,11 @@ func list(find func(string, ...any), bs []Backend, other map[netip.AddrPort]floa
 			lacks = append(lacks, b.Address)
 		}
 	}
-	switch {
-	case len(lacks) == 1:
+	switch len(lacks) {
+	case 0:
+	case 1:
 		find(one, lacks[0])
-	case len(lacks) > 1:
+	default:
 		find(many, named(lacks))
 	}
 }

@@ -45,10 +45,10 @@ func (l *Live) Stopped() bool { return l.Verdict == Dropped || l.Verdict == Reje
 // packet.
 func (l *Live) Compare(n *Node) {
 	switch {
-	case n == nil || !l.Seen || l.Verdict == Undecided:
+	case n == nil || !l.Seen:
 	case l.Stopped() && n.By == "":
 		l.Differs = fmt.Sprintf("predicted %s, but it was %s%s", n.Verdict, l.Verdict, l.where())
-	case l.Stopped() && l.By != "" && !strings.HasPrefix(n.By, l.By+","):
+	case l.By != "" && !strings.HasPrefix(n.By, l.By+","):
 		l.Differs = fmt.Sprintf("predicted %s by %s, but it was %s%s", n.Verdict, n.By, l.Verdict, l.where())
 	case !l.Stopped() && l.Answered && n.By != "" && n.Share > 1-1e-6:
 		l.Differs = fmt.Sprintf("predicted %s by %s, but it was delivered to %s", n.Verdict, n.By, l.Backend)
@@ -85,7 +85,7 @@ func (l *Live) Text(wide bool) string {
 	switch {
 	case l.Differs != "":
 		line("  NOT as predicted: %s", l.Differs)
-	case l.Seen && l.Verdict != Undecided:
+	case l.Seen:
 		line("  as predicted")
 	}
 	for _, n := range l.Notes {

@@ -47,6 +47,8 @@ func TestCompareLive(t *testing.T) {
 		{"not seen", trace.Live{Verdict: trace.Delivered, Answered: true}, &trace.Node{By: by, Share: 1}, ""},
 		{"dropped by the same", trace.Live{Seen: true, Verdict: trace.Dropped, By: "table ip fw"},
 			&trace.Node{Verdict: trace.Dropped, By: by, Share: 1}, ""},
+		{"lost, as predicted", trace.Live{Seen: true, Verdict: trace.Dropped, Lost: "behind forward"},
+			&trace.Node{Verdict: trace.Dropped, By: by, Share: 1}, ""},
 		{"dropped by another", trace.Live{Seen: true, Verdict: trace.Dropped, By: "table ip x", Handle: 7},
 			&trace.Node{Verdict: trace.Dropped, By: by, Share: 1},
 			"predicted dropped by " + by + ", but it was dropped by table ip x, rule with handle 7"},

@@ -13,6 +13,9 @@ func TestNodeTextRules(t *testing.T) {
 	if title := "rules that matched on this node, of all programs\n"; strings.Count(wide, title) != 1 {
 		t.Errorf("no title of the rules:\n%s", wide)
 	}
+	if without := (&Node{}).Text(true); strings.Contains(without, "rules that matched") {
+		t.Errorf("a title of no rules:\n%s", without)
+	}
 	for _, rule := range n.Rules {
 		if !strings.Contains(wide, "  "+rule+"\n") || strings.Contains(short, rule) {
 			t.Errorf("%q: wide\n%s\nshort\n%s", rule, wide, short)

@@ -187,17 +187,17 @@ func splitPort(s string) (host, port string, err error) {
 		return s, "", err
 	}
 	if strings.HasPrefix(s, "[") {
-		end := strings.IndexByte(s, ']')
-		if end < 0 {
+		host, rest, closed := strings.Cut(s, "]")
+		port, colon := strings.CutPrefix(rest, ":")
+		switch {
+		case !closed:
 			return "", "", errors.New(`"[" without "]"`)
-		}
-		if end == len(s)-1 {
+		case rest == "":
 			return s, "", nil
-		}
-		if s[end+1] != ':' || end+2 == len(s) {
+		case !colon || port == "":
 			return "", "", errors.New(`want ":PORT" behind "]"`)
 		}
-		return s[:end+1], s[end+2:], nil
+		return host + "]", port, nil
 	}
 	host, port, found := strings.Cut(s, ":")
 	if found && port == "" {
@@ -244,8 +244,9 @@ func parsePort(s string) (uint16, error) {
 func serviceName(s string) (string, error) {
 	ns, name, qualified := strings.Cut(s, "/")
 	if !qualified {
+		var domain string
+		var more bool
 		name, ns, qualified = strings.Cut(s, ".")
-		domain, more := "", false
 		ns, domain, more = strings.Cut(ns, ".")
 		if more && domain != "svc" && !strings.HasPrefix(domain, "svc.") {
 			return "", errNoName
@@ -260,7 +261,8 @@ func serviceName(s string) (string, error) {
 	return ns + "/" + name, nil
 }
 
-// isLabel reports whether s may be a name of the API: of lower-case letters, digits and dashes.
+// isLabel reports whether s may be the name of a Service or namespace: of lower-case letters,
+// digits and dashes.
 func isLabel(s string) bool {
-	return s != "" && len(s) <= 253 && strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789-") == ""
+	return s != "" && len(s) <= 63 && strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789-") == ""
 }

@@ -26,6 +26,10 @@ const shop = `node nodeports 172.18.0.2/32,127.0.0.0/8 pods 10.1.0.0/16 services
   anywhere reject
 10.96.0.11:80/tcp test/web clusterip
   anywhere drop
+10.96.0.12:53/tcp test/mixed:dns clusterip
+  anywhere drop
+10.96.0.12:80/udp test/mixed:quic clusterip
+  anywhere drop
 192.0.2.7:80/tcp shop/web:http loadbalancer
   anywhere balance shop/web:http/tcp/cluster masquerade
 nodeport:30080/tcp shop/web:http nodeport
@@ -72,6 +76,7 @@ func TestParseAndFind(t *testing.T) {
 		{"shop/web/icmp", "10.96.0.10:0/1"},
 		{"shop/web:81", "10.96.0.10:81/tcp"},
 		{"shop/web:81/sctp", "10.96.0.10:81/sctp"},
+		{"test/mixed:80", "10.96.0.12:80/udp"},
 		{"shop/web:ftp", "has no such port: it has the ports"},
 		{"shop/web", "say which port"},
 		{"test/web", "10.96.0.11:80/tcp"},
@@ -101,6 +106,15 @@ func TestParseAndFind(t *testing.T) {
 		{"fd00::1%eth0", "has no zone"},
 		{"[fd00::1", `"[" without "]"`},
 		{"[fd00::1]80", `want ":PORT"`},
+		{"[fd00::1]:", `want ":PORT"`},
+		{"[fd00::1]", "different address families"},
+		{"/web:80", "neither an IP address nor the name"},
+		{"shop/:80", "neither an IP address nor the name"},
+		{strings.Repeat("x", 63), "has no port at an address"},
+		{strings.Repeat("x", 64), "neither an IP address nor the name"},
+		{strings.Repeat("X", 80), strings.Repeat("X", 80) + `"`},
+		{strings.Repeat("X", 81), strings.Repeat("X", 80) + `"…`},
+		{strings.Repeat("x", 512), "neither an IP address nor the name"},
 		{"a:b:c", `too many ":"`},
 		{"shop/web\x1b[2J", "neither an IP address nor the name"},
 		{"Shop/Web", "neither an IP address nor the name"},
@@ -336,6 +350,9 @@ func TestSources(t *testing.T) {
 			"only 172.18.0.2/32, and the address itself: 192.0.2.53 is that address."},
 		{"172.18.0.2/32,192.0.2.53/32", "192.0.2.54",
 			"only 172.18.0.2/32, and the address itself: 192.0.2.54 is neither."},
+		{"192.0.2.53/32,203.0.113.0/24", "192.0.2.54",
+			"only 203.0.113.0/24, and the address itself: 192.0.2.54 is neither."},
+		{"192.0.2.53/32", "192.0.2.53", "only 192.0.2.53/32, and 192.0.2.53 is among them."},
 		{"203.0.113.0/24", "192.0.2.53", "only 203.0.113.0/24, and 192.0.2.53 is in none of them."},
 	} {
 		tab := table(t, "192.0.2.53:53/udp lab/dns:p loadbalancer sources "+c.sources+"\n"+
