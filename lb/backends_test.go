@@ -31,7 +31,8 @@ func TestBackendsAreAList(t *testing.T) {
 		for n, is := range want {
 			at, indexed := b.Index(is.Addr)
 			found, ok := b.Find(is.Addr)
-			if b.At(n) != is || at != n || !indexed || found != is || !ok || !b.Has(is.Addr) || !b.HasAddr(is.Addr.Addr()) {
+			if b.At(n) != is || at != n || !indexed || found != is || !ok || !b.Has(is.Addr) ||
+				!b.HasAddr(is.Addr.Addr()) {
 				t.Errorf("list %d, backend %d: got %v, index %d %t, found %v %t; want %v", i, n, b.At(n), at, indexed,
 					found, ok, is)
 			}

@@ -98,7 +98,8 @@ func TestService(t *testing.T) {
 		}, portsOf, "[{a 6 53 0} {b 17 53 0} {c 132 53 0}]", ""},
 		{"SV-12 same port twice", func(s *core.Service) {
 			s.Spec.Ports = append(s.Spec.Ports, core.ServicePort{Name: "again", Port: 80})
-		}, portsOf, "[{http 6 80 30080}]", refused + `spec.ports[1].port: "80" and its protocol are already in spec.ports[0]`},
+		}, portsOf, "[{http 6 80 30080}]",
+			refused + `spec.ports[1].port: "80" and its protocol are already in spec.ports[0]`},
 		{"SV-12 same name twice", func(s *core.Service) {
 			s.Spec.Ports = append(s.Spec.Ports, core.ServicePort{Name: "http", Port: 81})
 		}, portsOf, "[{http 6 80 30080}]", refused + `spec.ports[1].name: "http" is already the name of spec.ports[0]`},
@@ -141,8 +142,8 @@ func TestService(t *testing.T) {
 		}, portsOf, "[{http 6 80 0}]", refused + `spec.ports[0].nodePort: "70000" is not in 1..65535`},
 		{"SV-17 twice", func(s *core.Service) {
 			s.Spec.Ports = append(s.Spec.Ports, core.ServicePort{Name: "b", Port: 81, NodePort: 30080})
-		}, portsOf, "[{http 6 80 30080} {b 6 81 0}]", refused + `spec.ports[1].nodePort: "30080" is already the node port of ` +
-			`spec.ports[0]`},
+		}, portsOf, "[{http 6 80 30080} {b 6 81 0}]",
+			refused + `spec.ports[1].nodePort: "30080" is already the node port of spec.ports[0]`},
 		{"SV-18 default", func(s *core.Service) { s.Spec.SessionAffinity = "ClientIP" }, affinityOf, int32(10800), ""},
 		{"SV-18 set", func(s *core.Service) {
 			s.Spec.SessionAffinity = "ClientIP"
@@ -536,8 +537,9 @@ func TestProblemKeepsNoObject(t *testing.T) {
 	in := base(func(s *core.Service) { s.Spec.ExternalIPs = []string{"not an address"} })
 	_, reported := Service(in)
 	checkReported(t, reported, in.Spec.ExternalIPs[0])
-	for got, object := range map[string]string{reported[0].Value: in.Spec.ExternalIPs[0], reported[0].Name.Name: in.Name,
-		reported[0].Name.Namespace: in.Namespace} {
+	p := reported[0]
+	for got, object := range map[string]string{p.Value: in.Spec.ExternalIPs[0], p.Name.Name: in.Name,
+		p.Name.Namespace: in.Namespace} {
 		if got != object || unsafe.StringData(got) == unsafe.StringData(object) {
 			t.Errorf("%q is the object's %q", got, object)
 		}
