@@ -45,7 +45,7 @@ func manyPorts(n int) (fronts []*lb.Frontend) {
 // A Service costs the sum of its frontends, endpoints and source ranges, not their product: when it
 // is new, when it comes again, and when all frontends change, but not their sets (TN-20).
 func TestManyFrontendsAreLinear(t *testing.T) {
-	unknown := func(fronts []*lb.Frontend) func() {
+	first := func(fronts []*lb.Frontend) func() {
 		return func() {
 			var table lb.Table
 			table.Replace(oldest, fronts)
@@ -71,8 +71,8 @@ func TestManyFrontendsAreLinear(t *testing.T) {
 		return fronts
 	}
 	for name, cost := range map[string]func(n int) func(){
-		"new ports":        func(n int) func() { return unknown(manyPorts(n)) },
-		"new addresses":    func(n int) func() { return unknown(manyAddresses(n)) },
+		"new ports":        func(n int) func() { return first(manyPorts(n)) },
+		"new addresses":    func(n int) func() { return first(manyAddresses(n)) },
 		"the same again":   func(n int) func() { return again(manyAddresses(n), manyAddresses(n), 0) },
 		"another affinity": func(n int) func() { return again(manyAddresses(n), affine(manyAddresses(n)), n) },
 	} {
