@@ -15,6 +15,9 @@ func (m Mode) Trace(s Settings) trace.Mode {
 
 		LocalhostSockets: m.LocalhostSockets,
 	}
+	if how.Terminates || how.LocalhostProxy {
+		how.Mark = 1 << s.MasqueradeBit
+	}
 	if m.Served != nil {
 		how.Served = m.Served(s)
 	}

@@ -100,10 +100,11 @@ func (w *walk) refusal(y *way, s stop) stop {
 		}
 	}
 	q := rtnl.Query{To: y.From.Addr(), From: w.local(y.To.Addr()), Proto: byte(errorProto(*y, s))}
-	r := w.lookup(q)
-	if r.Errno != 0 && q.To.Is6() && !q.From.IsValid() { // the kernel tries again from an address of its own
+	if q.To.Is6() && !q.From.IsValid() { // the kernel chooses it before the route
 		q.From = w.nearest(q.To)
-		r = w.lookup(q)
+	}
+	r := w.lookup(q)
+	if q.From.IsValid() {
 		r.Source = q.From
 	}
 	if e := noRoute(r, y.From.Addr(), false, "error: route"); e.by != "" {
@@ -137,6 +138,9 @@ func (w *walk) refusal(y *way, s stop) stop {
 		}
 		by, lost := "", 0.0
 		for _, x := range ways {
+			if x.Verdict == "" { // conntrack gives it the address that the client asked
+				e.From, e.To, e.Mark = x.From, x.To, x.Mark
+			}
 			for _, rule := range x.NotEvaluated {
 				y.doubtful("%s", rule)
 			}
@@ -154,18 +158,22 @@ func (w *walk) refusal(y *way, s stop) stop {
 	return s
 }
 
-// nearest is the address of the node that has the longest prefix in common with another, as the
-// kernel chooses the source of a packet of IPv6 (RFC 6724); invalid if the node has none.
+// nearest is the address of the node from which the kernel sends an error of IPv6: one of the
+// interface that the packet came in through, if it has any, and of those the one that has the
+// longest prefix in common with the client (RFC 6724); invalid if the node has none.
 func (w *walk) nearest(to netip.Addr) (best netip.Addr) {
 	most := -1
 	for _, l := range w.links {
 		for _, a := range w.addressesOf(l) {
-			bits := to.BitLen()
-			for bits > 0 && !netip.PrefixFrom(to, bits).Masked().Contains(a.Addr) {
-				bits--
+			rank := to.BitLen()
+			for rank > 0 && !netip.PrefixFrom(to, rank).Masked().Contains(a.Addr) {
+				rank--
 			}
-			if !a.Addr.IsLoopback() && bits > most {
-				best, most = a.Addr, bits
+			if len(w.in) > 0 && w.in[0] == l.Index {
+				rank += 1 + to.BitLen()
+			}
+			if !a.Addr.IsLoopback() && rank > most {
+				best, most = a.Addr, rank
 			}
 		}
 	}
@@ -192,11 +200,17 @@ func (w *walk) errorOf(y way, s stop, r rtnl.Route) way {
 	}
 	e := hooks.Packet{Proto: errorProto(y, s), From: netip.AddrPortFrom(from, 0), TOS: networkControl,
 		To: netip.AddrPortFrom(y.From.Addr(), unreachable4), Out: w.link(r.Out).Name}
+	if s.expired {
+		e.To = netip.AddrPortFrom(y.From.Addr(), expired4)
+	}
 	switch e.Proto {
 	case lb.TCP:
 		e.From, e.To, e.TOS = y.To, y.From, 0
 	case trace.ICMPv6:
 		e.To, e.TOS = netip.AddrPortFrom(y.From.Addr(), unreachable6), 0
+		if s.expired {
+			e.To = netip.AddrPortFrom(y.From.Addr(), expired6)
+		}
 	}
 	if !e.From.Addr().IsValid() {
 		e.From = netip.AddrPortFrom(y.To.Addr(), 0)
@@ -217,10 +231,12 @@ func (w *walk) elsewhere(y *way, r rtnl.Route, what string) {
 		what, w.link(r.Out).Name, r.Gateway, y.asked.From.Addr(), w.link(w.in[0]).Name)
 }
 
-// The type and the code of the errors "port unreachable", as a port.
+// The type and the code of the errors "port unreachable" and "time exceeded", as a port.
 const (
 	unreachable4 = 3<<8 | 3
 	unreachable6 = 1<<8 | 4
+	expired4     = 11 << 8
+	expired6     = 3 << 8
 )
 
 // unheard is a refusal that does not reach the client.

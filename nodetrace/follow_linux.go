@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -71,21 +72,27 @@ func Follow(ctx context.Context, q Question, filter Filter) (trace.Node, error) 
 	if w.rules, err = rtnl.Rules(ctx, conn, family); err != nil {
 		return trace.Node{}, err
 	}
-	w.addresses = func() ([]rtnl.Address, error) { return rtnl.Addresses(ctx, conn, family) }
+	w.addresses = sync.OnceValues(func() ([]rtnl.Address, error) { return rtnl.Addresses(ctx, conn, 0) })
 	if w.ipsec, err = readPolicies(ctx, family); err != nil {
 		return trace.Node{}, err
 	}
-	w.follow()
-	if w.err != nil {
-		return trace.Node{}, w.err
+	whole := func(w *walk) (trace.Node, error) {
+		w.follow()
+		if w.err != nil {
+			return trace.Node{}, w.err
+		}
+		w.doubts = append(w.doubts, filter.Notes()...)
+		if err := w.programs(ctx, conn, family); err != nil {
+			return trace.Node{}, err
+		}
+		return w.judge(), w.err
 	}
-	w.doubts = append(w.doubts, filter.Notes()...)
-	if err := w.programs(ctx, conn, family); err != nil {
+	n, err := whole(w)
+	n.Rules = filter.Path()
+	if err != nil {
 		return trace.Node{}, err
 	}
-	n := w.judge()
-	n.Rules = filter.Path()
-	return n, nil
+	return n, w.compareUplinks(&n, whole)
 }
 
 // sysctl reads a setting below net of the thread's network namespace; "" without one.

@@ -97,6 +97,20 @@ func refusesAnd(rule string) string {
 		"table inet guard { chain c { type filter hook output priority -300; policy drop; " + rule + " }; }"
 }
 
+// uplink adds one with an address.
+func uplink(address string) func() error {
+	return runs("ip link add eth1 type veth peer name peer1; ip link set eth1 up; ip link set peer1 up; " +
+		"ip addr add " + address)
+}
+
+// at has rules of a chain at a hook of IPv4, with its priority.
+func at(hook, rules string) string {
+	return "table ip x { chain c { type filter hook " + hook + "; " + rules + "; }; }"
+}
+
+// forward has rules of a chain at the hook forward.
+func forward(rules string) string { return at("forward priority 0", rules) }
+
 var faults = []fault{
 	{name: "nothing", from: "pod1", to: "pod2", want: trace.Delivered},
 	{name: "nothing, bridge", from: "pod1", to: "pod3", bridge: true, want: trace.Delivered},
@@ -219,12 +233,12 @@ var faults = []fault{
 	{name: "XFRM, by an unknown port", from: "pod1", to: "pod2", want: trace.Undecided, doubt: "XFRM policy",
 		break_: blocked("dst 10.1.1.12 proto tcp sport 40000 dir fwd")},
 	{name: "strict rp_filter of an uplink that is not assumed", from: "client", to: "pod2", want: trace.Undecided,
-		doubt: "rp_filter=1 (strict) of eth0 drops the packet if it comes in there",
+		doubt: "through eth0, it is dropped by rp_filter=1 (strict) of eth0",
 		break_: both(sysctls("ipv4/conf/eth0/rp_filter", "1"), runs("ip link add eth1 type veth peer name peer1; "+
 			"ip link set eth1 up; ip link set peer1 up; ip addr add 172.19.0.2/24 dev eth1; "+
 			"ip route add 172.18.0.100 via 172.19.0.100 dev eth1; ip neigh del 172.18.0.100 dev eth0"))},
 	{name: "strict rp_filter of another uplink, and the client is a neighbour", from: "client", to: "pod2",
-		want: trace.Undecided, doubt: "rp_filter=1 (strict) of eth1 drops the packet if it comes in there",
+		want: trace.Undecided, doubt: "through eth1, it is dropped by rp_filter=1 (strict) of eth1",
 		break_: both(runs("ip link add eth1 type veth peer name peer1; ip link set eth1 up; ip link set peer1 up; "+
 			"ip addr add 172.19.0.2/24 dev eth1"), sysctls("ipv4/conf/eth1/rp_filter", "1"))},
 	{name: "strict rp_filter of uplinks, and the client is a pod", from: "pod1", to: "pod2", want: trace.Delivered,
@@ -254,6 +268,76 @@ var faults = []fault{
 		break_: runs("ip rule add uidrange 7-7 blackhole prio 10")},
 	{name: "the error of a refusal, without its connection", from: "pod1", to: "pod2", want: trace.Dropped,
 		by: "table ip refuses, chain c, rule 1", rules: refusesAnd("ct state new,invalid accept;")},
+	{name: "a rule lets the TTL end", from: "pod1", to: "pod2", want: trace.Rejected, by: "TTL",
+		rules: at("prerouting priority -150", "ip ttl set 1")},
+	{name: "a rule lets the TTL end, of the reply", from: "pod1", to: "pod2", want: trace.Dropped, by: "TTL",
+		rules: at("prerouting priority -150", "ip saddr 10.1.1.12 ip ttl set 1")},
+	{name: "a rule lets the hop limit end", from: "pod1", to: "pod2", six: true, want: trace.Rejected, by: "TTL",
+		rules: "table ip6 x { chain c { type filter hook prerouting priority -150; ip6 hoplimit set 1; }; }"},
+	{name: "a packet that comes in without IPv6", from: "client", to: "pod2", in: "eth0", six: true,
+		want: trace.Dropped, by: "net.ipv6.conf.eth0.disable_ipv6=1",
+		break_: both(sysctls("ipv6/conf/eth0/disable_ipv6", "1"), runs("ip -6 route add default dev vethpod1"))},
+	{name: "a loopback device without IPv6", from: "node1", to: "node1", six: true, want: trace.Dropped,
+		by: "net.ipv6.conf.lo.disable_ipv6=1", break_: sysctls("ipv6/conf/lo/disable_ipv6", "1")},
+	{name: "a policy rule of sources, and the socket has none yet", from: "node1", to: "pod2", want: trace.Rejected,
+		by: "unreachable", break_: runs("ip route add unreachable default table 77; " +
+			"ip rule add not from 172.18.0.0/16 table 77 prio 100")},
+	{name: "a policy rule of sources, and the socket has none yet, IPv6", from: "node1", to: "pod2", six: true,
+		want: trace.Delivered, break_: runs("ip -6 route add unreachable default table 77; " +
+			"ip -6 rule add not from fd00:18::/64 table 77 prio 100")},
+	{name: "another uplink without IPv6", from: "client", to: "pod2", six: true, want: trace.Undecided,
+		doubt: "whether the packet comes in through eth1, as assumed: through eth0, it is dropped by " +
+			"net.ipv6.conf.eth0.disable_ipv6=1: say --in",
+		break_: both(uplink("fd00:19::2/64 dev eth1 nodad"), sysctls("ipv6/conf/eth0/disable_ipv6", "1"),
+			runs("ip -6 route replace fd00:18::100 via fd00:19::100 dev eth1"))},
+	{name: "another uplink that does not forward", from: "client", to: "pod2", want: trace.Undecided,
+		doubt:  "through eth1, it is dropped by net.ipv4.conf.eth1.forwarding=0: say --in",
+		break_: both(uplink("172.19.0.2/24 dev eth1"), sysctls("ipv4/conf/eth1/forwarding", "0"))},
+	{name: "another uplink that is alike", from: "client", to: "pod2", want: trace.Delivered,
+		break_: uplink("172.19.0.2/24 dev eth1")},
+	{name: "a rule refuses next packets", from: "pod1", to: "pod2", want: trace.Rejected, by: "table ip x",
+		rules: forward("ct state established ct direction original reject")},
+	{name: "a rule drops replies after the handshake", from: "pod1", to: "pod2", want: trace.Dropped, by: "table ip x",
+		rules: forward("ip saddr 10.1.1.12 tcp flags & (fin|syn|rst) == 0 drop")},
+	{name: "a rule drops the handshake's reply alone", from: "pod1", to: "pod2", want: trace.Dropped, by: "table ip x",
+		rules: forward("ip saddr 10.1.1.12 tcp flags & (syn|ack) == syn|ack drop")},
+	{name: "a rule about all ports of clients, in the reply", from: "pod1", to: "pod2", want: trace.Dropped,
+		by: "table ip x", rules: forward("ip saddr 10.1.1.12 tcp dport 1024-65535 drop")},
+	{name: "a rule about some ports of clients, in the reply", from: "pod1", to: "pod2", want: trace.Undecided,
+		doubt: "tcp dport >= 30000", rules: forward("ip saddr 10.1.1.12 tcp dport 30000-40000 drop")},
+	{name: "rules about ports that no client has", from: "pod1", to: "pod2", want: trace.Delivered,
+		rules: forward("tcp dport 80 drop; tcp dport < 1024 drop; tcp sport { 53, 80 } drop; meta l4proto tcp " +
+			"ct original proto-src 80 drop; tcp sport . tcp dport { 80 . 8080 } drop")},
+	{name: "a rule of iptables about all ports of clients, in the reply", from: "pod1", to: "pod2",
+		rules: "table ip x {}", want: trace.Dropped, by: "--dport 1024:65535", break_: runs("iptables -w -A FORWARD " +
+			"-s 10.1.1.12 -p tcp -m tcp --dport 1024:65535 -m comment --comment x -j DROP")},
+	{name: "a rule of iptables about some ports of clients", from: "pod1", to: "pod2", rules: "table ip x {}",
+		want: trace.Undecided, doubt: "30000:40000",
+		break_: runs("iptables -w -A FORWARD -p tcp -m multiport --ports 30000:40000 -j DROP")},
+	{name: "rules of iptables about ports that no client has", from: "pod1", to: "pod2", rules: "table ip x {}",
+		want: trace.Delivered, break_: runs("iptables -w -A FORWARD -p tcp -m multiport --ports 80,443 -j DROP; " +
+			"iptables -w -A FORWARD -p tcp -m tcp --sport 80 -m comment --comment x -j DROP")},
+	{name: "a reply is of a connection that is confirmed", from: "pod1", to: "pod2", want: trace.Dropped,
+		by: "table ip x", rules: forward("ct status confirmed ip saddr 10.1.1.12 drop")},
+	{name: "the first packet is of none, and next ones are assured", from: "pod1", to: "pod2", want: trace.Dropped,
+		by: "rule 2", rules: forward("ct direction original ct status & (confirmed | seen-reply) == confirmed drop; " +
+			"ct status assured drop")},
+	{name: "a masqueraded packet of the node has another port", from: "node1", to: "pod2", want: trace.Dropped,
+		by: "ct status snat", rules: at("input priority 0", "ct status snat drop") +
+			"\ntable ip x { chain n { type nat hook postrouting priority 100; masquerade fully-random; }; }"},
+	{name: "a masqueraded packet of the node keeps its source", from: "node1", to: "pod2", want: trace.Delivered,
+		rules: at("input priority 0", "ct status snat drop") +
+			"\ntable ip x { chain n { type nat hook postrouting priority 100; masquerade; }; }"},
+	{name: "a masqueraded packet of the node has another port, of iptables", from: "node1", to: "pod2",
+		want: trace.Dropped, by: "ct status snat", rules: at("input priority 0", "ct status snat drop"),
+		break_: runs("iptables -w -t nat -A POSTROUTING -p tcp -j MASQUERADE --random-fully")},
+	{name: "the error of a refusal comes from the address that the client asked", from: "node1", to: "10.96.0.1",
+		want: trace.Rejected, by: "ip saddr 172.18.0.2 reject",
+		rules: at("input priority 0", "ip saddr 172.18.0.2 reject") +
+			"\ntable ip x { chain n { type nat hook output priority -100; ip daddr 10.96.0.1 dnat to 172.18.0.2; }; }"},
+	{name: "the error of a refusal has a source before its route, IPv6", from: "client", to: "pod2", six: true,
+		want: trace.Dropped, by: "no route", break_: runs("ip -6 route del fd00:10:1:1::12; ip -6 route del default; " +
+			"ip -6 rule add from fd00:18::/124 iif lo unreachable prio 32000")},
 	{name: "loopback from outside", from: "pod1", to: "127.0.0.1",
 		want: trace.Dropped, by: "net.ipv4.conf.vethpod1.route_localnet=0"},
 }
@@ -285,7 +369,7 @@ func TestFaults(t *testing.T) {
 				}
 				q := Question{Packet: trace.Packet{
 					From: netip.AddrPortFrom(from.Addr(f.six), 0), To: to,
-					Host: f.from == netlab.Node1, In: f.in, Proto: lb.TCP,
+					Host: f.from == netlab.Node1, Unbound: f.from == netlab.Node1, In: f.in, Proto: lb.TCP,
 				}, OnNode: onNode1}
 				n, err := Follow(t.Context(), q, open{})
 				if f.rules != "" {

@@ -45,8 +45,7 @@ func (w *walk) judge() trace.Node {
 			n.Warnings = append(n.Warnings, text)
 			continue
 		}
-		proxys := w.q.Mode.Terminates && e.backend.IsValid() && e.asked.To == e.backend
-		if e.verdict == trace.Rejected && proxys && w.q.Packet.Proto == lb.UDP {
+		if e.verdict == trace.Rejected && e.proxys && w.q.Packet.Proto == lb.UDP {
 			e.verdict = trace.Dropped // the error comes to the proxy's socket
 			w.ends[i] = e
 		}
@@ -67,13 +66,43 @@ func (w *walk) judge() trace.Node {
 	case len(n.NotEvaluated) > 0:
 		n.Verdict = trace.Undecided
 	}
-	n.Steps = shown.steps
+	n.Steps, n.Sees = shown.steps, w.sees()
 	return n
 }
 
-// notices reports whether the proxy notices that a backend is not reached. It does not if a
-// datagram is lost, but sending fails where a hook of its own packets drops it.
+// sees is what backends see as the source, if no way to one agrees with the table.
+func (w *walk) sees() trace.Sees {
+	k, t := w.q.Kernel, w.q.Table
+	if w.own() || w.q.Mode.Holds || w.q.Mode.Terminates || t.Verdict != trace.Balance || k != nil && k.Connected {
+		return ""
+	}
+	reached := 0
+	for _, e := range w.ends {
+		if e.by != "" || !e.backend.IsValid() || e.toHere {
+			continue
+		}
+		reached++
+		hairpin := e.backend.Addr() == w.q.Packet.From.Addr()
+		if hairpin || e.masq == t.Masquerade || len(e.doubts) > 0 {
+			return ""
+		}
+	}
+	switch {
+	case reached == 0:
+		return ""
+	case t.Masquerade:
+		return trace.SeesClient
+	}
+	return trace.SeesAnother
+}
+
+// notices reports whether the proxy notices that a backend is not reached. It does not if another
+// program answers, or if a datagram or what follows a handshake is lost, but sending a datagram
+// fails where a hook of its own packets drops it.
 func (w *walk) notices(s stop) bool {
+	if strings.HasPrefix(s.stage, nextPackets) || s.verdict == trace.Translated {
+		return false
+	}
 	own := s.stage == hooks.Output.String() || s.stage == hooks.Postrouting.String()
 	return w.q.Packet.Proto != lb.UDP || s.verdict != trace.Dropped || own
 }

@@ -63,7 +63,6 @@ func (w *walk) comesIn() (rtnl.Link, stop) {
 	for _, n := range w.neighbours {
 		if n.Addr == from && n.State&(unix.NUD_FAILED|unix.NUD_INCOMPLETE|unix.NUD_NOARP) == 0 {
 			w.onLink = true
-			w.lost = w.strictElsewhere(w.link(n.Link), from)
 			return w.link(n.Link), stop{}
 		}
 	}
@@ -75,7 +74,6 @@ func (w *walk) comesIn() (rtnl.Link, stop) {
 	}
 	in := w.link(r.Out)
 	w.onLink = !r.Gateway.IsValid()
-	w.lost = w.strictElsewhere(in, from)
 	if w.q.ClientHere && r.Gateway.IsValid() {
 		w.lost = fmt.Sprintf("%s is a pod of this node, but the route to it leads through %s to %s: "+
 			"is its interface down?", from, in.Name, r.Gateway)
@@ -84,41 +82,32 @@ func (w *walk) comesIn() (rtnl.Link, stop) {
 	return in, stop{}
 }
 
-// strictElsewhere says that a packet is dropped if it comes in through another uplink than the one
-// that is assumed; "" if there is no such uplink, or if it does not come through an uplink.
-func (w *walk) strictElsewhere(in rtnl.Link, from netip.Addr) string {
-	if !from.Is4() || !w.uplink(in) {
-		return ""
-	}
-	for _, l := range w.links {
-		if l.Index != in.Index && w.uplink(l) && w.either(l.Name, "rp_filter") == 1 {
-			return fmt.Sprintf("rp_filter=1 (strict) of %s drops the packet if it comes in there, and not through %s: "+
-				"say --in", l.Name, in.Name)
-		}
-	}
-	return ""
-}
-
-// uplink reports whether other machines may send through an interface: it has a subnet, and is no
-// bridge.
+// uplink reports whether other machines may send through an interface: it has a subnet of either
+// family, and is no bridge.
 func (w *walk) uplink(l rtnl.Link) bool {
 	if l.Index == rtnl.Loopback || l.Kind == "bridge" || down(l).by != "" {
 		return false
 	}
-	return slices.ContainsFunc(w.addressesOf(l), func(a rtnl.Address) bool {
-		return !netip.PrefixFrom(a.Addr, a.Bits).IsSingleIP()
+	return slices.ContainsFunc(w.all(), func(a rtnl.Address) bool {
+		return a.Index == l.Index && !netip.PrefixFrom(a.Addr, a.Bits).IsSingleIP()
 	})
 }
 
-// addressesOf are the addresses of an interface that other machines may know, in the order of the
-// kernel.
-func (w *walk) addressesOf(l rtnl.Link) []rtnl.Address {
+// all are the addresses of the node that other machines may know, in the order of the kernel.
+func (w *walk) all() []rtnl.Address {
 	all, err := w.addresses()
 	if err != nil && w.err == nil {
 		w.err = err
 	}
 	return slices.DeleteFunc(slices.Clone(all), func(a rtnl.Address) bool {
-		return a.Index != l.Index || a.Addr.IsLinkLocalUnicast() && a.Addr.Is6()
+		return a.Addr.IsLinkLocalUnicast() && a.Addr.Is6()
+	})
+}
+
+// addressesOf are those of an interface, in the packet's family.
+func (w *walk) addressesOf(l rtnl.Link) []rtnl.Address {
+	return slices.DeleteFunc(w.all(), func(a rtnl.Address) bool {
+		return a.Index != l.Index || a.Addr.Is6() != w.q.Packet.To.Addr().Is6()
 	})
 }
 
@@ -141,6 +130,16 @@ func down(l rtnl.Link) stop {
 		return s
 	}
 	return stop{}
+}
+
+// withoutIPv6 reports an interface on which the kernel drops packets of IPv6.
+func (w *walk) withoutIPv6(y way, l rtnl.Link) stop {
+	path := "ipv6/conf/" + l.Name + "/disable_ipv6"
+	if !y.To.Addr().Is6() || w.number(path) == 0 {
+		return stop{}
+	}
+	return stop{verdict: trace.Dropped, stage: y.stage("device"), by: "net." + dots(path) + "=1",
+		do: "sysctl -w net." + dots(path) + "=0"}
 }
 
 // untranslated reports a packet to a Service that leaves for the Service's own address.
@@ -180,6 +179,11 @@ func (w *walk) undeliverable(y *way, r rtnl.Route, out rtnl.Link) stop {
 		s = stop{verdict: trace.Dropped, stage: "route", do: "ip route; ip link: is the interface of the pod down?",
 			by: fmt.Sprintf("endpoint %s is on this node, but its route leads through %s to %s",
 				y.backend, out.Name, r.Gateway)}
+		back := y.query()
+		back.From, back.FromPort, back.In = y.From.Addr(), y.From.Port(), out.Index
+		if r := w.lookup(back); r.Errno == 0 && !(r.Out == out.Index && r.Gateway.IsValid()) {
+			y.doubtful("whether %s sends the packet back here, where it has a route to the endpoint", next)
+		}
 		if k := w.q.Kernel; k != nil && k.Connected { // nothing translates it, so that its errors reach the client
 			y.doubtful("whether %s refuses the packet, or sends it back here until its TTL ends", r.Gateway)
 		}

@@ -55,8 +55,10 @@ type way struct {
 	backend netip.AddrPort
 	masq    bool
 	here    bool // a socket of this node receives it
+	toHere  bool // one received the request
 	reply   bool
-	later   bool // the client's next packets
+	later   bool // next packets of the connection
+	proxys  bool // of a connection that the proxy opens to the backend
 	// asked is the connection as its client sees it. bypass: the reply need not pass this node.
 	asked  hooks.Tuple
 	bypass bool
@@ -79,6 +81,7 @@ type stop struct {
 	stage   string
 	by, do  string
 	own     bool
+	expired bool // the TTL has ended, which the error says
 }
 
 type end struct {
@@ -104,9 +107,10 @@ func (w *walk) follow() {
 		w.stop(start, s)
 		return
 	}
-	if src := w.lookup(rtnl.Query{To: p.To.Addr()}).Source; w.own() && !w.q.Mode.Holds && src.IsValid() &&
-		src != p.From.Addr() {
-		w.warn("The source %s is assumed: a socket that is not bound to it sends from %s.", p.From.Addr(), src)
+	if w.own() && !w.q.Mode.Holds {
+		if src := w.lookup(start.query()).Source; src.IsValid() && src != p.From.Addr() {
+			w.warn("The source %s is assumed: a socket that is not bound to it sends from %s.", p.From.Addr(), src)
+		}
 	}
 	direct := !w.lookup(rtnl.Query{To: p.From.Addr()}).Gateway.IsValid()
 	if k := w.q.Kernel; k != nil && k.Perhaps && (w.q.ClientHere || direct) {
@@ -114,6 +118,10 @@ func (w *walk) follow() {
 			"whose socket an eBPF program connects: see --cluster-cidr, and ip route get %[1]s", p.From.Addr())}}
 	}
 	for _, x := range w.connected(start) {
+		if s := w.unbound(x); s.by != "" {
+			w.stop(x, s)
+			continue
+		}
 		for _, y := range w.request(x) {
 			for _, z := range w.proxied(y) {
 				if s := w.strayed(z); s.by != "" {
@@ -132,6 +140,19 @@ func (w *walk) follow() {
 			}
 		}
 	}
+}
+
+// unbound says that the kernel finds no route for a socket that is not bound yet. With IPv6, it
+// looks again with a source.
+func (w *walk) unbound(y way) stop {
+	if !w.q.Packet.Unbound || !w.own() || !y.To.Addr().Is4() {
+		return stop{}
+	}
+	s := noRoute(w.lookup(y.query()), y.To.Addr(), false, "route")
+	if s.by != "" {
+		s.verdict = trace.Rejected
+	}
+	return s
 }
 
 // connected gives the packet of a socket that a program connects the destinations that it gets so.
@@ -202,7 +223,11 @@ func (w *walk) receive(y way, in rtnl.Link) (all []way) {
 		y.Port = w.link(p.Link).Name
 	}
 	w.in = append(w.in, in.Index)
-	if s := down(in); s.by != "" {
+	s := down(in)
+	if s.by == "" {
+		s = w.withoutIPv6(y, in)
+	}
+	if s.by != "" {
 		w.stop(y, s)
 		return nil
 	}
@@ -269,6 +294,7 @@ func (w *walk) arrive(y way) (all []way) {
 			continue
 		}
 		y.here = true
+		y.toHere = y.toHere || !y.reply
 		all = append(all, y)
 	}
 	return all
@@ -290,8 +316,9 @@ func (w *walk) forward(y way, r rtnl.Route) (all []way) {
 	switch y.TTL { // 0 is unknown, and lasts
 	case 0:
 	case 1:
-		w.stop(y, stop{verdict: trace.Dropped, stage: y.stage("route"), by: "a rule has set the packet's TTL to 1, " +
-			"so this node does not forward it", do: "nft list ruleset; iptables-save -t mangle"})
+		w.stop(y, w.refusal(&y, stop{verdict: trace.Rejected, stage: y.stage("route"), expired: true,
+			by: "a rule has set the packet's TTL to 1, so this node does not forward it",
+			do: "nft list ruleset; iptables-save -t mangle"}))
 		return nil
 	default:
 		y.TTL--
@@ -422,6 +449,10 @@ func (w *walk) rerouted(before way, after *way, was rtnl.Route) rtnl.Route {
 func (w *walk) loop(y way) (all []way) {
 	y.Out = "lo"
 	w.in, w.out = append(w.in, rtnl.Loopback), append(w.out, rtnl.Loopback)
+	if s := w.withoutIPv6(y, w.link(rtnl.Loopback)); s.by != "" {
+		w.stop(y, s)
+		return nil
+	}
 	for _, y := range w.masqueraded(y) {
 		y.In, y.Out, y.Flow.Bound = "lo", "", true
 		for _, y := range w.hook(hooks.Prerouting, y) {
@@ -464,11 +495,15 @@ func (w *walk) proxied(y way) (all []way) {
 			w.stop(back[0], s)
 			return nil
 		}
-		y.steps, y.doubts = back[0].steps, back[0].doubts
+		next := w.continued(back[0])
+		if len(next) == 0 {
+			return nil
+		}
+		y.steps, y.doubts = next[0].steps, next[0].doubts
 	}
 	backends := w.bounded(t.Backends)
 	// The proxy leaves the backend that a client stays with if it notices that it is not reached.
-	if k := w.q.Kernel; m.Terminates && y.Proto == lb.UDP && k != nil && k.Affine.IsValid() {
+	if k := w.q.Kernel; m.Terminates && k != nil && k.Affine.IsValid() {
 		ended := len(w.ends)
 		all = w.toBackends(y, []trace.Backend{{Address: k.Affine, Share: 1}})
 		if len(all) > 0 || slices.ContainsFunc(w.ends[ended:], func(e end) bool { return !w.notices(e.stop) }) {
@@ -490,7 +525,7 @@ func (w *walk) toBackends(y way, backends []trace.Backend) (all []way) {
 		z.Flow = hooks.Flow{Orig: y.Flow.Orig, Mark: y.Flow.Mark, Label: y.Flow.Label, IPVS: w.q.Mode.Holds}
 		if !w.q.Mode.Holds {
 			own := w.lookup(rtnl.Query{To: b.Address.Addr()})
-			z.From, z.Mark = netip.AddrPortFrom(own.Source, 0), 0
+			z.From, z.Mark, z.proxys = netip.AddrPortFrom(own.Source, 0), w.q.Mode.Mark, true
 			z.Flow = hooks.Flow{Orig: hooks.Tuple{From: z.From, To: z.To}}
 			z.asked = z.Flow.Orig
 		}
@@ -513,7 +548,8 @@ func (w *walk) answered(y way) []way {
 	z.reply, z.here, z.Mark, z.From, z.To = true, false, 0, y.To, y.From
 	z.Flow = hooks.Flow{State: hooks.Established, Reply: true,
 		Orig: y.Flow.Orig, Reverse: hooks.Tuple{From: y.To, To: y.From}, Offloaded: y.Flow.Offloaded,
-		Mark: y.Flow.Mark, Label: y.Flow.Label, IPVS: y.Flow.IPVS}
+		Mark: y.Flow.Mark, Label: y.Flow.Label, IPVS: y.Flow.IPVS, NewPort: y.Flow.NewPort,
+		Later: y.later}
 	z.TOS, z.TTL = 0, 0
 	if y.Flow.State == hooks.Untracked { // conntrack does not know what it answers
 		z.Flow = hooks.Flow{Orig: hooks.Tuple{From: z.From, To: z.To}}
@@ -535,25 +571,34 @@ func (w *walk) answered(y way) []way {
 	}
 }
 
-// continued takes the client's next packets to what answered: they meet no rules of nat, and may
-// have another mark. If they arrive, it keeps the steps of the first packet and the reply.
+// continued takes the next packets to what answered: they meet no rules of nat, and may have
+// another mark. If they arrive, it keeps the steps of the first packet and the reply.
 func (w *walk) continued(y way) (all []way) {
-	m := w.q.Mode
-	if m.Holds || m.Terminates || m.LocalhostProxy && w.q.Packet.To.Addr().IsLoopback() || w.q.Backend.IsValid() {
+	if w.q.Mode.Holds || w.q.Backend.IsValid() {
 		return []way{y}
 	}
 	z := y
 	z.reply, z.later, z.here, z.Mark, z.From, z.To = false, true, false, 0, y.Flow.Orig.From, y.Flow.Orig.To
 	z.Flow = hooks.Flow{State: hooks.Established, Orig: y.Flow.Orig, Reverse: y.Flow.Reverse, Mark: y.Flow.Mark,
-		Label: y.Flow.Label}
+		Label: y.Flow.Label, NewPort: y.Flow.NewPort}
 	z.TOS, z.TTL = 0, 0
 	if untracked := y.Flow.State != hooks.Established; untracked {
 		z.From, z.To = y.asked.From, y.asked.To
 		z.Flow = hooks.Flow{Orig: y.asked}
 	}
-	for _, z := range w.request(z) {
-		z.steps = y.steps
-		all = append(all, z)
+	next := w.request
+	if y.proxys {
+		z.Mark, next = w.q.Mode.Mark, w.send
+	}
+	for _, z := range next(z) {
+		back := []way{z}
+		if y.Proto == lb.TCP && !y.bypass { // rules may match a handshake alone
+			back = w.answered(z)
+		}
+		if len(back) > 0 {
+			z.steps, z.doubts = y.steps, back[0].doubts
+			all = append(all, z)
+		}
 	}
 	return all
 }
@@ -665,13 +710,16 @@ func changes(before hooks.Packet, x hooks.Way) string {
 	return text
 }
 
+// nextPackets begins the names of stages of a connection's next packets.
+const nextPackets = "next packets: "
+
 // stage is the name of a stage of this way.
 func (y way) stage(name string) string {
-	switch {
-	case y.reply:
-		return "reply: " + name
-	case y.later:
-		return "next packets: " + name
+	if y.reply {
+		name = "reply: " + name
+	}
+	if y.later {
+		name = nextPackets + name
 	}
 	return name
 }

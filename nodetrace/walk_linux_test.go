@@ -689,6 +689,92 @@ func TestWalk(t *testing.T) {
 			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:80")
 			w.links[3].Flags = 0
 		}, trace.Dropped, "interface pod2 is down", 1, nil},
+		{"the proxy's own connections have its mark", func(w *walk) {
+			w.q.Mode.Terminates, w.q.Mode.Mark = true, 0x4000
+			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:80")
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				all := one(p)
+				if h == hooks.Output && p.Mark == 0x4000 && p.Flow.State == hooks.New {
+					all[0].Verdict, all[0].By = trace.Drop, rule("marked")
+				}
+				return all, nil
+			}
+		}, trace.Dropped, "chain marked", 1, nil},
+		{"next packets of the proxy are dropped", func(w *walk) {
+			w.q.Mode.Terminates, w.q.Mode.Mark = true, 0x4000
+			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:80")
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				all := one(p)
+				later := p.Flow.State == hooks.Established && p.Mark == 0x4000
+				if h == hooks.Postrouting && p.To.String() == near && later {
+					all[0].Verdict, all[0].By = trace.Drop, rule("data")
+				}
+				return all, nil
+			}
+		}, trace.Dropped, "chain data", 0.5, func(n trace.Node) bool { return n.Stage == "next packets: postrouting" }},
+		{"next packets to the proxy are dropped", func(w *walk) {
+			w.q.Mode.Terminates = true
+			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:80")
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				all := one(p)
+				if h == hooks.Input && p.Flow.State == hooks.Established && !p.Flow.Reply {
+					all[0].Verdict, all[0].By = trace.Drop, rule("data")
+				}
+				return all, nil
+			}
+		}, trace.Dropped, "chain data", 1, nil},
+		{"later replies are dropped", func(w *walk) {
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				all := balanced(h, p, near)
+				if p.Flow.Reply && p.Flow.Later {
+					all[0].Verdict, all[0].By = trace.Drop, rule("data")
+				}
+				return all, nil
+			}
+		}, trace.Dropped, "chain data", 1, func(n trace.Node) bool {
+			return n.Stage == "next packets: reply: prerouting"
+		}},
+		{"another program translates the proxy's connections to one of two backends", func(w *walk) {
+			w.q.Mode.Terminates = true
+			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:80")
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				all := one(p)
+				if h == hooks.Output && p.To.String() == near && p.Flow.State == hooks.New {
+					all[0].To, all[0].TranslatedBy = netip.MustParseAddrPort("10.1.1.2:9999"), rule("dnat")
+				}
+				return all, nil
+			}
+		}, trace.Translated, "chain dnat", 0.5, nil},
+		{"a rule takes the mark of masquerading away", func(w *walk) { w.q.Table.Masquerade = true },
+			trace.Delivered, "", 0, func(n trace.Node) bool { return n.Sees == trace.SeesClient }},
+		{"a rule of another program masquerades", func(w *walk) {
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				all := balanced(h, p, near)
+				all[0].Masqueraded = h == hooks.Postrouting && p.Flow.State == hooks.New
+				return all, nil
+			}
+		}, trace.Delivered, "", 0, func(n trace.Node) bool { return n.Sees == trace.SeesAnother }},
+		{"a rule masquerades as the table says", func(w *walk) {
+			w.q.Table.Masquerade = true
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				all := balanced(h, p, near)
+				all[0].Masqueraded = h == hooks.Postrouting && p.Flow.State == hooks.New
+				return all, nil
+			}
+		}, trace.Delivered, "", 0, func(n trace.Node) bool { return n.Sees == "" }},
+		{"an endpoint behind a router that sends back what has a route here", func(w *walk) {
+			w.q.OnNode = func(a netip.AddrPort) bool { return a.String() == near }
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) { return balanced(h, p, near), nil }
+			w.route = func(route lookup) lookup {
+				return func(q rtnl.Query) (rtnl.Route, error) {
+					if q.To.String() == "10.1.1.2" && q.In == 3 {
+						router := netip.MustParseAddr("192.0.2.254")
+						return rtnl.Route{Type: unix.RTN_UNICAST, Out: 2, Gateway: router}, nil
+					}
+					return route(q)
+				}
+			}(w.route)
+		}, trace.Undecided, "", 0, nil},
 		{"the proxy takes another backend", func(w *walk) {
 			w.q.Mode.Terminates = true
 			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:80")
@@ -736,7 +822,7 @@ func TestManyBackends(t *testing.T) {
 		return balanced(h, p, backends...), nil
 	}
 	w.follow()
-	if n := w.judge(); passed > 9*maxWays || n.Verdict != trace.Delivered ||
+	if n := w.judge(); passed > 12*maxWays || n.Verdict != trace.Delivered ||
 		!strings.Contains(strings.Join(n.Warnings, ""), "64 of 5000") {
 		t.Errorf("%d hooks passed; %s, %q", passed, n.Verdict, n.Warnings)
 	}

@@ -19,6 +19,8 @@ type Mode struct {
 	// Terminates: connections end at the proxy, which opens others to the backends: they see an
 	// address of the node.
 	Terminates bool
+	// Mark is the packet mark of connections that the proxy itself opens to backends.
+	Mark uint32
 	// Loopback: NodePorts answer on 127.0.0.1 too, where one of [kube-proxy/lb.Node.NodePorts]
 	// covers it (SV-64).
 	Loopback bool

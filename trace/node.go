@@ -13,7 +13,7 @@ type Node struct {
 	// Own: By is part of kube-proxy, and does what the table says.
 	Own bool `json:"own,omitempty"`
 	// Stage is where By decides: "conntrack", "prerouting", "route", "forward", and so on, with
-	// "reply: " before it for the reply.
+	// "reply: " before it for the reply, and "next packets: " for what follows.
 	Stage string `json:"stage,omitempty"`
 	// Share is the part of new connections that meet By or another obstacle, 0 to 1.
 	Share float64 `json:"share,omitempty"`
@@ -21,6 +21,8 @@ type Node struct {
 	Backends []netip.AddrPort `json:"backends,omitempty"`
 	// Do is the command or the setting that helps; "" if the text of By suffices.
 	Do string `json:"do,omitempty"`
+	// Sees is what backends see as the source, where that is not what the table says; "" else.
+	Sees Sees `json:"sees,omitempty"`
 	// Elsewhere says that the packet is another node's, and where to ask; "" if it is this node's.
 	Elsewhere string `json:"elsewhere,omitempty"`
 	// Pinned are existing connections that lead to an address which is no backend any more.
@@ -52,6 +54,17 @@ const (
 	Translated NodeVerdict = "translated"
 	// Undecided: nothing that could be evaluated stops the packet, but NotEvaluated may.
 	Undecided NodeVerdict = "unknown"
+)
+
+// Sees is what backends see as the source of a packet.
+type Sees string
+
+// The kinds of sources; their texts are part of the interface of "kube-proxy trace -o json".
+const (
+	// SeesClient: a packet that the table has masqueraded keeps the client's address.
+	SeesClient Sees = "client"
+	// SeesAnother: a rule of another program gives the packet a source.
+	SeesAnother Sees = "translated"
 )
 
 // Step is one thing on the path of a packet or its reply.

@@ -15,6 +15,8 @@ type Packet struct {
 	In string
 	// Host: the source is an address of this node itself, as for routes from [lb.Host].
 	Host bool
+	// Unbound: a program of this node sends it, and lets the kernel choose the source.
+	Unbound bool
 	// To is where the client sends it.
 	To netip.AddrPort
 	// Here: To is an address of this node, at which NodePorts may answer ([lb.Node.NodePorts]); of

@@ -11,6 +11,7 @@ import (
 const (
 	masqueraded = "The packet is masqueraded"
 	hairpins    = "The client is one of the backends"
+	unchanged   = "The backend sees the client's own address."
 )
 
 // instead replaces a sentence by its beginning.
@@ -35,6 +36,22 @@ func (a *TraceAnswer) atSocket() {
 	a.instead(masqueraded, "The backend sees the client's own address: a program connects the socket to it, and no "+
 		"packet is translated.")
 	a.instead(hairpins, "The client is one of the backends: its connection to itself does not leave it.")
+}
+
+// atBackends corrects what an answer says of the source that backends see, if rules of other
+// programs on this node decide that.
+func (a *TraceAnswer) atBackends() {
+	if a.Rest == nil || a.Rest.Sees == "" || a.Verdict != trace.Balance {
+		return
+	}
+	a.Masquerade = a.Rest.Sees == trace.SeesAnother
+	if a.Kernel != nil {
+		a.Kernel.Masquerade = a.Masquerade
+	}
+	a.instead(masqueraded, "The backend sees the client's own address: a rule of another program takes away the mark "+
+		"by which kube-proxy masquerades the packet.")
+	a.instead(unchanged, "The backend does not see the client's address: a rule of another program gives the packet "+
+		"another source.")
 }
 
 // atThisNode corrects what an answer says of the source that backends see: the packet of a client

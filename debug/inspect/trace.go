@@ -136,6 +136,7 @@ func (i *Inspector) Trace(ctx context.Context, q TraceQuery) (*TraceAnswer, erro
 	i.rest(ctx, f, p, a)
 	i.atThisNode(f, p, a)
 	a.atSocket()
+	a.atBackends()
 	return a, nil
 }
 
@@ -289,8 +290,8 @@ func (i *Inspector) resolve(source trace.Source, pods []netip.Addr, target trace
 		} else if source.Node && slices.Contains(local, to.Addr()) {
 			from = netip.AddrPortFrom(to.Addr(), from.Port())
 		}
-		return f, trace.Packet{From: from, In: in, Host: source.Node || slices.Contains(local, from.Addr()), To: to,
-			Here: slices.Contains(local, to.Addr()), Proto: proto}, nil
+		return f, trace.Packet{From: from, In: in, Host: source.Node || slices.Contains(local, from.Addr()),
+			Unbound: source.Node, To: to, Here: slices.Contains(local, to.Addr()), Proto: proto}, nil
 	}
 	if firstErr != nil {
 		return Family{}, trace.Packet{}, firstErr

@@ -20,6 +20,8 @@ type State struct {
 	Mark uint32
 	// Translated: the rules gave it that destination. Masqueraded: and this node as its source.
 	Translated, Masqueraded bool
+	// NewPort: the rules gave it another source port.
+	NewPort bool
 	// Affine: it goes where the kernel remembers that the client went, and counts for nothing else.
 	Affine bool
 	// Verdict is "" on its way. By is the rule that gave it; nil where the walker does not say.

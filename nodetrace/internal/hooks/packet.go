@@ -63,9 +63,13 @@ type Flow struct {
 	State State
 	// Reply: the packet is of the reply direction.
 	Reply bool
+	// Later: the packet is not the first one of its direction.
+	Later bool
 	// Bound: conntrack has bound the translation, though State is New: a local packet comes in
 	// through lo, after it was sent.
 	Bound bool
+	// NewPort: the source port is translated.
+	NewPort bool
 	// IPVS translates the destination, which ct status does not show.
 	IPVS bool
 	// Offloaded: a flowtable takes the packet from ingress to egress, past all other hooks.
@@ -83,6 +87,9 @@ type Tuple struct{ From, To netip.AddrPort }
 
 // tracked reports whether the flow's translation is bound, so that the packet meets no nat chain.
 func (f Flow) tracked() bool { return f.State == Established || f.State == Related || f.Bound }
+
+// later reports whether the packet is not the first one of its direction.
+func (f Flow) later() bool { return f.Later || f.State == Established && !f.Reply }
 
 // Rule is a rule of any program. Number 0 is the policy of a base chain, -1 the chain itself.
 // Table is as nft says it, "table inet firewall", or "table filter of iptables-legacy".

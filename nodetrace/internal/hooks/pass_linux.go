@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/lb"
 	"kube-proxy/nodetrace/internal/follow"
 	"kube-proxy/nodetrace/internal/nft"
 	"kube-proxy/nodetrace/internal/xt"
@@ -379,6 +380,8 @@ func (p Packet) orig() Tuple {
 // Bits of ct status.
 const (
 	seenReply = 1 << 1
+	assured   = 1 << 2
+	confirmed = 1 << 3
 	srcNAT    = 1 << 4
 	dstNAT    = 1 << 5
 )
@@ -388,7 +391,7 @@ func (f Flow) translations() (bits uint32) {
 	if !f.IPVS && f.Orig.To.IsValid() && f.Reverse.From.IsValid() && f.Orig.To != f.Reverse.From {
 		bits |= dstNAT
 	}
-	if f.Orig.From.IsValid() && f.Reverse.To.IsValid() && f.Orig.From != f.Reverse.To {
+	if f.NewPort || f.Orig.From.IsValid() && f.Reverse.To.IsValid() && f.Orig.From != f.Reverse.To {
 		bits |= srcNAT
 	}
 	return bits
@@ -396,9 +399,15 @@ func (f Flow) translations() (bits uint32) {
 
 func (s *Snapshot) seenOf(at stop, b base) nft.Seen {
 	c := nft.Conn{State: stateBits[state(at, b)], Known: known(at, b), Reply: at.Flow.Reply,
-		Error: at.Flow.State == Related, Status: at.Flow.translations()}
+		Error: at.Flow.State == Related, Later: at.Flow.later(), Status: at.Flow.translations()}
 	if at.Flow.State == Established {
 		c.Status |= seenReply
+	}
+	if at.Flow.tracked() {
+		c.Status |= confirmed
+	}
+	if at.Flow.State == Established && at.Flow.later() && at.Proto == lb.TCP {
+		c.Status |= assured
 	}
 	orig := at.orig()
 	c.From, c.To, c.ReplyFrom, c.ReplyTo = orig.From, orig.To, at.Flow.Reverse.From, at.Flow.Reverse.To
@@ -433,7 +442,7 @@ func (s *Snapshot) placeOf(at stop, b base) xt.Place {
 		Conn: xt.Conn{State: stateNames[state(at, b)], Known: known(at, b), Reply: at.Flow.Reply,
 			DNAT: bits&dstNAT != 0, SNAT: bits&srcNAT != 0,
 			From: orig.From, To: orig.To, Error: at.Flow.State == Related,
-			Acknowledged: at.Flow.State == Established && !at.Flow.Reply, Node: s.node}}
+			Acknowledged: at.Flow.later(), Node: s.node}}
 }
 
 // ways are flows as the hook leaves them. What may differ because of rules that are not evaluated
@@ -463,6 +472,7 @@ func (s *Snapshot) ways(p Packet, flows []follow.Flow) (all []Way) {
 		if w.Flow.State == New && !w.Flow.Bound {
 			w.Flow.Orig, w.Flow.Reverse = p.orig(), Tuple{w.To, w.From}
 		}
+		w.Flow.NewPort = w.Flow.NewPort || f.NewPort
 		if f.Untracked {
 			w.Flow.State = Untracked
 		}

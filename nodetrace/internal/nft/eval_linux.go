@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -14,6 +15,7 @@ import (
 
 	nlconn "kube-proxy/internal/netlink"
 	"kube-proxy/internal/nft/rule"
+	"kube-proxy/nodetrace/internal/follow"
 	"kube-proxy/trace"
 )
 
@@ -73,11 +75,19 @@ func (w *walk) eval(x rule.Expression, f *flow) bool {
 	case rule.Socket:
 		return w.socket(x, f)
 	case rule.Cmp:
+		if len(x.Value) == 2 && f.portAt(x.From) {
+			low, high := bounds(x.Op, binary.BigEndian.Uint16([]byte(x.Value)))
+			return w.clientPort(x, low, high, x.Op == unix.NFT_CMP_NEQ, f)
+		}
 		if f.blindAt(x.From, len(x.Value)) {
 			return w.unknown(x, f)
 		}
 		return compare(x.Op, bytes.Compare(f.at(x.From, len(x.Value)), []byte(x.Value)))
 	case rule.Range:
+		if len(x.Low) == 2 && len(x.High) == 2 && f.portAt(x.From) {
+			return w.clientPort(x, binary.BigEndian.Uint16([]byte(x.Low)), binary.BigEndian.Uint16([]byte(x.High)),
+				x.Op != unix.NFT_RANGE_EQ, f)
+		}
 		if f.blindAt(x.From, len(x.Low)) {
 			return w.unknown(x, f)
 		}
@@ -105,6 +115,7 @@ func (w *walk) eval(x rule.Expression, f *flow) bool {
 	case rule.Redirect:
 		return w.translate(f, w.itself(), x.PortMin, x.PortMax)
 	case rule.Masquerading:
+		f.NewPort = x.PortMin != 0 || x.Flags&(unix.NF_NAT_RANGE_PROTO_RANDOM|unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY) != 0
 		f.Masqueraded, f.jump.Kind = true, expr.VerdictAccept
 		return true
 	case rule.Refuse:
@@ -175,10 +186,64 @@ func (f *flow) load(to rule.Register, v []byte) bool {
 func (f *flow) hide(from rule.Register, n int, unknown bool) {
 	for i := int(from); i < min(int(from)+n, rule.Registers); i++ {
 		f.hidden[i/8] &^= 1 << (i % 8)
+		f.ports[i/8] &^= 1 << (i % 8)
 		if unknown {
 			f.hidden[i/8] |= 1 << (i % 8)
 		}
 	}
+}
+
+// hidePort records that a byte is of a client's port that is not known.
+func (f *flow) hidePort(at rule.Register) {
+	f.hide(at, 1, true)
+	if at < rule.Registers {
+		f.ports[at/8] |= 1 << (at % 8)
+	}
+}
+
+// portAt reports whether two bytes are of a client's port that is not known.
+func (f *flow) portAt(at rule.Register) bool {
+	for i := at; i < at+2; i++ {
+		if i >= rule.Registers || f.ports[i/8]>>(i%8)&1 == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// portsAlone reports whether nothing but a client's port is unknown in these registers. A set of
+// single members has too few to take one for that port.
+func (f *flow) portsAlone(from rule.Register, n int) bool {
+	for i := int(from); i < min(int(from)+n, rule.Registers); i++ {
+		if f.hidden[i/8]>>(i%8)&1 != 0 && f.ports[i/8]>>(i%8)&1 == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// clientPort evaluates a match of a client's port that is not known.
+func (w *walk) clientPort(x rule.Expression, low, high uint16, inverted bool, f *flow) bool {
+	is, known := follow.ClientPort(low, high)
+	if !known {
+		return w.unknown(x, f)
+	}
+	return is != inverted
+}
+
+// bounds are the ports that a comparison selects; of "not equal", those that it leaves out.
+func bounds(op uint32, port uint16) (low, high uint16) {
+	switch op {
+	case unix.NFT_CMP_LT:
+		return 0, port - 1
+	case unix.NFT_CMP_LTE:
+		return 0, port
+	case unix.NFT_CMP_GT:
+		return port + 1, math.MaxUint16
+	case unix.NFT_CMP_GTE:
+		return port, math.MaxUint16
+	}
+	return port, port
 }
 
 // blindAt reports whether a part of these registers is unknown.
@@ -263,6 +328,7 @@ func (w *walk) nat(x rule.NAT, f *flow) bool {
 		return w.unknown(x, f)
 	}
 	if x.Type != unix.NFT_NAT_DNAT {
+		f.NewPort = x.PortMin != 0 || x.Flags&(unix.NF_NAT_RANGE_PROTO_RANDOM|unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY) != 0
 		f.Masqueraded, f.jump.Kind = true, expr.VerdictAccept
 		a, ok := netip.AddrFromSlice(f.at(x.AddrMin, n))
 		if ok && x.AddrMin != 0 {
@@ -388,7 +454,7 @@ func (w *walk) seeing(x rule.Lookup, flows []flow) (seeing, blind []flow) {
 	}
 	n, err := w.keyLen(x.Set)
 	for _, f := range flows {
-		if err != nil || !f.blindAt(x.From, n) {
+		if err != nil || !f.blindAt(x.From, n) || f.portsAlone(x.From, n) && !w.intervals(x.Set) {
 			seeing = append(seeing, f)
 			continue
 		}

@@ -186,16 +186,26 @@ func (w *walk) keyLen(set string) (int, error) {
 	if d := setNamed(&w.t, set); d != nil {
 		return d.KeyLen(), nil
 	}
-	if n, ok := w.foreign[set]; ok {
-		return n, nil
+	k, known := w.foreign[set]
+	if known {
+		return k.size, nil
 	}
-	n := 0
 	err := w.table.ReadSet(w.ctx, set, func(body []byte) {
-		n = int(nlconn.BE32(nlconn.Attribute(body, unix.NFTA_SET_KEY_LEN)))
+		k.size = int(nlconn.BE32(nlconn.Attribute(body, unix.NFTA_SET_KEY_LEN)))
+		k.intervals = nlconn.BE32(nlconn.Attribute(body, unix.NFTA_SET_FLAGS))&unix.NFT_SET_INTERVAL != 0
 	})
 	if err != nil {
 		return 0, fmt.Errorf("set %s: %w", set, err)
 	}
-	w.foreign[set] = n
-	return n, nil
+	w.foreign[set] = k
+	return k.size, nil
 }
+
+// keys are what a set of another program has as keys.
+type keys struct {
+	size      int // of a key, in bytes
+	intervals bool
+}
+
+// intervals reports whether a set has intervals; false before keyLen.
+func (w *walk) intervals(set string) bool { return w.foreign[set].intervals }

@@ -43,6 +43,8 @@ type Conn struct {
 	Known, Reply  bool
 	// Error: the packet reports an error of the connection; of TCP, it is a reset.
 	Error bool
+	// Later: the packet is not the first one of its direction.
+	Later bool
 	// From and To are the tuple of the original direction, ReplyFrom and ReplyTo that of replies.
 	From, To, ReplyFrom, ReplyTo netip.AddrPort
 }
@@ -125,8 +127,12 @@ func (w *walk) payload(x rule.Payload, f *flow) bool {
 		return false
 	}
 	for i := from; i < to && w.node != nil; i++ {
-		if known[i] == 0 {
-			f.hide(x.To+rule.Register(i-from), 1, true)
+		switch at := x.To + rule.Register(i-from); {
+		case known[i] != 0:
+		case x.Base == unix.NFT_PAYLOAD_TRANSPORT_HEADER && i < 4:
+			f.hidePort(at)
+		default:
+			f.hide(at, 1, true)
 		}
 	}
 	return true
@@ -257,12 +263,15 @@ func (w *walk) header(base uint32, f *flow) (b, known []byte) {
 		switch {
 		case w.seen.Conn.Error:
 			b[13] = rst | ack
+		case w.seen.Conn.Later:
+			b[13] = ack
 		case w.seen.Conn.Reply:
 			b[13] = syn | ack
-		case w.seen.Conn.Status&statusSeenReply != 0:
-			b[13] = ack
 		}
-		if mark(2, 4); from.Port() != 0 {
+		if f.To.Port() != 0 {
+			mark(2, 4)
+		}
+		if from.Port() != 0 {
 			mark(0, 2)
 		}
 		if w.seen.Proto == unix.IPPROTO_TCP {
@@ -325,10 +334,9 @@ func (w *walk) meta(x rule.Meta, f *flow) bool {
 
 // Bits of ct state and ct status.
 const (
-	stateNew        = 1 << 3 // NF_CT_STATE_BIT(IP_CT_NEW)
-	statusDstNAT    = 1 << 5 // IPS_DST_NAT
-	statusSrcNAT    = 1 << 4 // IPS_SRC_NAT
-	statusSeenReply = 1 << 1 // IPS_SEEN_REPLY
+	stateNew     = 1 << 3 // NF_CT_STATE_BIT(IP_CT_NEW)
+	statusDstNAT = 1 << 5 // IPS_DST_NAT
+	statusSrcNAT = 1 << 4 // IPS_SRC_NAT
 )
 
 // Keys of ct that golang.org/x/sys does not have.
@@ -384,7 +392,8 @@ func (w *walk) ct(x rule.Ct, f *flow) bool {
 		if f.Translated && f.To != c.To {
 			c.Status |= statusDstNAT
 		}
-		if f.Masqueraded && w.node != nil {
+		own := w.seen.Sent && !w.seen.From.Addr().IsLoopback() // it has an address of the node already
+		if f.Masqueraded && w.node != nil && (f.NewPort || !own || f.From.IsValid()) {
 			c.Status |= statusSrcNAT
 		}
 		return f.load(x.To, number(c.Status))
@@ -404,17 +413,27 @@ func (w *walk) ct(x rule.Ct, f *flow) bool {
 	case unix.NFT_CT_DST, unix.NFT_CT_DST_IP, unix.NFT_CT_DST_IP6:
 		return f.load(x.To, to.Addr().AsSlice())
 	case unix.NFT_CT_PROTO_SRC:
-		if from.Port() != 0 {
-			return f.load(x.To, binary.BigEndian.AppendUint16(nil, from.Port()))
-		}
+		return w.port(x, from.Port(), f)
 	case unix.NFT_CT_PROTO_DST:
-		return f.load(x.To, binary.BigEndian.AppendUint16(nil, to.Port()))
+		return w.port(x, to.Port(), f)
 	case unix.NFT_CT_PROTOCOL:
 		return f.load(x.To, []byte{w.seen.Proto})
 	case unix.NFT_CT_L3PROTOCOL:
 		return f.load(x.To, []byte{w.seen.Family})
 	}
 	return w.blind(x, x.To, 16, f)
+}
+
+// port loads a port of the connection; 0 is unknown.
+func (w *walk) port(x rule.Ct, port uint16, f *flow) bool {
+	if !f.load(x.To, binary.BigEndian.AppendUint16(nil, port)) {
+		return false
+	}
+	if icmp := w.seen.Proto == unix.IPPROTO_ICMP || w.seen.Proto == unix.IPPROTO_ICMPV6; port == 0 && !icmp {
+		f.hidePort(x.To)
+		f.hidePort(x.To + 1)
+	}
+	return true
 }
 
 // fib loads what the node's routes say of an address.

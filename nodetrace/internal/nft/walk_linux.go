@@ -62,7 +62,7 @@ type walk struct {
 	bases    []base
 	chains   map[string][]Rule
 	elements map[string]map[string]element
-	foreign  map[string]int // key lengths of foreign sets
+	foreign  map[string]keys // of sets that were asked
 
 	remembering bool // the walk reads dynamic sets
 	asked       bool // a dynamic set was looked up
@@ -74,7 +74,7 @@ type walk struct {
 func newWalk(ctx context.Context, sock *wire.Socket, t rule.Table, p trace.Packet) *walk {
 	table := wire.Table{Socket: sock, Family: t.Family, Name: t.Name}
 	return &walk{ctx: ctx, table: table, t: t, p: p, seen: seenOf(t.Family, p), chains: map[string][]Rule{},
-		elements: map[string]map[string]element{}, foreign: map[string]int{}}
+		elements: map[string]map[string]element{}, foreign: map[string]keys{}}
 }
 
 // say records a line, once.
@@ -204,6 +204,8 @@ type flow struct {
 	jump wire.Verdict // the result of a rule
 	// hidden has a bit for each byte of the registers with unknown content.
 	hidden [rule.Registers / 8]byte
+	// ports has one for each of those that are of a client's port.
+	ports [rule.Registers / 8]byte
 	// unsure: the packet is here only if an expression that could not be evaluated matches.
 	unsure bool
 }

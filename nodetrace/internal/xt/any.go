@@ -61,7 +61,7 @@ func (a *Any) Knows(r *follow.Rule) bool { return a.read[r] != nil }
 // At sets the place of the packet.
 func (a *Any) At(ctx context.Context, p Place) {
 	a.w = walker{ctx: ctx, packet: p.Packet, route: p, sets: a.sets, conn: p.Conn, source: p.Packet.From,
-		any: true, allOurs: true, said: a.w.said}
+		any: true, sent: p.In == "", allOurs: true, said: a.w.said}
 }
 
 // Meet applies a rule to flows, as follow.Chain has it. The text of the rule is that of iptables.
@@ -238,18 +238,21 @@ func (b *reader) multiport(no, source, destination bool) {
 		}
 		all = append(all, [2]uint16{low, high})
 	}
-	has := func(port uint16) bool {
-		return slices.ContainsFunc(all, func(r [2]uint16) bool { return r[0] <= port && port <= r[1] })
-	}
 	b.meets(func(w *walker, f follow.Flow) float64 {
-		switch from := w.packet.From.Port(); {
-		case destination && has(f.To.Port()):
-			return yesOrNo(!no)
-		case source && from == 0:
-			return unreported
-		default:
-			return yesOrNo((source && has(from)) != no)
+		var is []float64
+		if destination {
+			is = append(is, within(no, f.To.Port(), all...))
 		}
+		if source {
+			is = append(is, within(no, w.packet.From.Port(), all...))
+		}
+		switch matched := yesOrNo(!no); {
+		case slices.Contains(is, matched):
+			return matched
+		case slices.Contains(is, unreported):
+			return unreported
+		}
+		return yesOrNo(no)
 	})
 }
 

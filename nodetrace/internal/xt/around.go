@@ -94,6 +94,9 @@ func (s *surroundings) leaves(w *walker, to netip.Addr) (name string, known bool
 	if !w.leaving {
 		return "", true
 	}
+	if w.sending {
+		to = w.packet.To.Addr()
+	}
 	return s.interfaceFor(w, to)
 }
 

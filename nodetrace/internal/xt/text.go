@@ -66,6 +66,7 @@ type action struct {
 	kind    follow.Kind
 	chain   string // of a jump or a goto
 	refuses bool   // change gives them a verdict
+	source  bool   // change gives them another source
 	change  func(w *walker, f *follow.Flow)
 }
 
@@ -297,24 +298,38 @@ func (b *reader) through(no bool, by func(*walker, follow.Flow) (name string, kn
 	})
 }
 
-// ports reads a range of destination ports, sourcePorts one of source ports; the source port may be
-// unknown.
+// ports reads a range of destination ports, sourcePorts one of source ports.
 func ports(b *reader, no bool) {
 	if low, high, ok := b.portRange(); ok {
-		b.is(no, func(_ *walker, f follow.Flow) bool { return low <= f.To.Port() && f.To.Port() <= high })
+		b.meets(func(_ *walker, f follow.Flow) float64 { return within(no, f.To.Port(), [2]uint16{low, high}) })
 	}
 }
 
 func sourcePorts(b *reader, no bool) {
 	if low, high, ok := b.portRange(); ok {
 		b.meets(func(w *walker, _ follow.Flow) float64 {
-			port := w.packet.From.Port()
-			if port == 0 { // any
-				return unreported
-			}
-			return yesOrNo((low <= port && port <= high) != no)
+			return within(no, w.packet.From.Port(), [2]uint16{low, high})
 		})
 	}
+}
+
+// within reports whether a port is in ranges; 0 is that of a client, which is not known.
+func within(no bool, port uint16, ranges ...[2]uint16) float64 {
+	sure := true
+	for _, r := range ranges {
+		is, known := r[0] <= port && port <= r[1], true
+		if port == 0 {
+			is, known = follow.ClientPort(r[0], r[1])
+		}
+		if is {
+			return yesOrNo(!no)
+		}
+		sure = sure && known
+	}
+	if !sure {
+		return unreported
+	}
+	return yesOrNo(no)
 }
 
 func (b *reader) portRange() (low, high uint16, ok bool) {
@@ -393,7 +408,9 @@ func states(b *reader, no bool) {
 		if f.Untracked {
 			state = "UNTRACKED"
 		}
-		dnat, snat := f.Translated && f.To != w.conn.To || w.conn.DNAT, w.conn.SNAT || w.any && f.Masqueraded
+		own := w.sent && !w.packet.From.Addr().IsLoopback() // it has an address of the node already
+		dnat := f.Translated && f.To != w.conn.To || w.conn.DNAT
+		snat := w.conn.SNAT || w.any && f.Masqueraded && (f.NewPort || !own || f.From.IsValid())
 		return slices.Contains(names, state) ||
 			w.tracks(f) && (dnat && slices.Contains(names, "DNAT") || snat && slices.Contains(names, "SNAT"))
 	})
@@ -458,7 +475,11 @@ func (b *reader) target(name string, final bool) {
 		b.do = action{kind: follow.Return}
 	case b.any != nil && b.anyTarget(name, words):
 	case name == "MASQUERADE", name == "SNAT":
-		b.do = action{kind: follow.End, change: func(_ *walker, f *follow.Flow) { f.Masqueraded = true }}
+		another := slices.ContainsFunc(words, func(s string) bool { return strings.HasPrefix(s, "--random") }) ||
+			slices.Contains(words, "--to-ports")
+		b.do = action{kind: follow.End, source: true, change: func(_ *walker, f *follow.Flow) {
+			f.Masqueraded, f.NewPort = true, f.NewPort || another
+		}}
 	case name == "DNAT" && option("--to-destination"):
 		b.translates()
 	case name == "MARK" && option("--set-xmark"):

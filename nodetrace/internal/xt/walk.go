@@ -44,12 +44,15 @@ type walker struct {
 	// conn is the packet's connection. any: rules that are not understood are followed both ways.
 	conn Conn
 	any  bool
+	sent bool         // a program of this node sends the packet, of any
 	as   *follow.Rule // the rule in hand, of any
 	// source is the packet's source, if any.
 	source netip.AddrPort
 
 	// leaving: the outgoing interface is known. arriving: the incoming interface is known.
 	leaving, arriving bool
+	// sending: the packet is at the hook OUTPUT, with the interface of its first destination.
+	sending bool
 	// doubt: an earlier unknown rule of the base chain might have accepted or dropped the packet.
 	doubt bool
 	ends  []follow.Flow
@@ -72,8 +75,9 @@ const maxDeep = 64
 func (w *walker) all() error {
 	flows := []follow.Flow{{Share: 1, State: follow.State{To: w.packet.To}}}
 	if w.packet.Host {
-		w.leaving = true
+		w.leaving, w.sending = true, true
 		flows = w.hook(flows, "OUTPUT", xtables.Raw, xtables.Mangle, xtables.NAT, xtables.Filter)
+		w.sending = false
 		flows = w.hook(flows, "POSTROUTING", xtables.Mangle, xtables.NAT)
 		here, away := follow.Part(flows, w.staysHere)
 		w.leaving, w.arriving = false, true // through the interface lo
@@ -237,6 +241,9 @@ func (w *walker) meet(id xtables.ChainID, r *rule, flows []follow.Flow) (met []f
 		return nil, rest, w.err
 	}
 	if r.do.refuses && !w.judges(id, r.text) {
+		return nil, append(rest, those...), nil
+	}
+	if r.do.source && !w.any && !w.allOurs && !xtables.Ours(id) { // not by the mark of kube-proxy
 		return nil, append(rest, those...), nil
 	}
 	if r.recalls == "" || w.any {
