@@ -90,7 +90,7 @@ func (w *walk) misled(y way) stop {
 // refusal follows the error that a rule or a route sends to the client: the client learns nothing
 // if that is stopped. s is the refusal of the packet y. What may stop the error is a doubt of y.
 func (w *walk) refusal(y *way, s stop) stop {
-	if s.verdict != trace.Rejected || y.reply || y.later || w.err != nil {
+	if s.verdict != trace.Rejected || y.reply || w.err != nil {
 		return s
 	}
 	for _, r := range w.rules {

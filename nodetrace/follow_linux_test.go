@@ -338,6 +338,11 @@ var faults = []fault{
 	{name: "the error of a refusal has a source before its route, IPv6", from: "client", to: "pod2", six: true,
 		want: trace.Dropped, by: "no route", break_: runs("ip -6 route del fd00:10:1:1::12; ip -6 route del default; " +
 			"ip -6 rule add from fd00:18::/124 iif lo unreachable prio 32000")},
+	{name: "the node has no route to the client, and forwarded replies have one", from: "client", to: "pod2",
+		want: trace.Delivered, break_: runs("ip rule add iif lo to 172.18.0.100 prohibit prio 50")},
+	{name: "an error of a refusal is dropped, of next packets", from: "node1", to: "pod2", want: trace.Dropped,
+		by: "ct direction original reject", rules: at("output priority 0", "ct state established "+
+			"ct direction original reject; ct state related drop")},
 	{name: "loopback from outside", from: "pod1", to: "127.0.0.1",
 		want: trace.Dropped, by: "net.ipv4.conf.vethpod1.route_localnet=0"},
 }

@@ -73,7 +73,7 @@ func (w *walk) judge() trace.Node {
 // sees is what backends see as the source, if no way to one agrees with the table.
 func (w *walk) sees() trace.Sees {
 	k, t := w.q.Kernel, w.q.Table
-	if w.own() || w.q.Mode.Holds || w.q.Mode.Terminates || t.Verdict != trace.Balance || k != nil && k.Connected {
+	if w.own() || w.q.Mode.Holds || t.Verdict != trace.Balance || k != nil && k.Connected {
 		return ""
 	}
 	reached := 0
@@ -83,7 +83,7 @@ func (w *walk) sees() trace.Sees {
 		}
 		reached++
 		hairpin := e.backend.Addr() == w.q.Packet.From.Addr()
-		if hairpin || e.masq == t.Masquerade || len(e.doubts) > 0 {
+		if hairpin || (e.masq || e.proxys) == t.Masquerade || len(e.doubts) > 0 {
 			return ""
 		}
 	}

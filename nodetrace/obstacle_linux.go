@@ -67,7 +67,13 @@ func (w *walk) comesIn() (rtnl.Link, stop) {
 		}
 	}
 	r := w.lookup(rtnl.Query{To: from, Proto: byte(w.q.Packet.Proto)})
-	if r.Errno != 0 {
+	uplink := slices.IndexFunc(w.links, w.uplink)
+	switch {
+	case r.Errno != 0 && !w.q.ClientHere && uplink >= 0: // no route of this node, but perhaps one of a forwarded reply
+		in := w.links[uplink]
+		w.arrives = fmt.Sprintf("arrives through %s (assumed: see --in)", in.Name)
+		return in, stop{}
+	case r.Errno != 0:
 		s := noRoute(r, from, false, "reply: route")
 		s.verdict = trace.Dropped
 		return rtnl.Link{}, s
@@ -102,6 +108,20 @@ func (w *walk) all() []rtnl.Address {
 	return slices.DeleteFunc(slices.Clone(all), func(a rtnl.Address) bool {
 		return a.Addr.IsLinkLocalUnicast() && a.Addr.Is6()
 	})
+}
+
+// linkLocal is the address of IPv6 that an interface has for its own link; invalid without one.
+func (w *walk) linkLocal(l rtnl.Link) netip.Addr {
+	all, err := w.addresses()
+	if err != nil && w.err == nil {
+		w.err = err
+	}
+	for _, a := range all {
+		if a.Index == l.Index && a.Addr.Is6() && a.Addr.IsLinkLocalUnicast() {
+			return a.Addr
+		}
+	}
+	return netip.Addr{}
 }
 
 // addressesOf are those of an interface, in the packet's family.

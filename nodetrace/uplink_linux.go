@@ -47,8 +47,8 @@ func (w *walk) compareUplinks(n *trace.Node, whole func(*walk) (trace.Node, erro
 			n.NotEvaluated = append(n.NotEvaluated, fmt.Sprintf("unless these decide otherwise, it is %s by %s",
 				n.Verdict, n.By))
 		}
-		n.NotEvaluated = append(n.NotEvaluated, fmt.Sprintf("whether the packet comes in through %s, as assumed: through "+
-			"%s, it is %s: say --in", assumed.Name, l.Name, end))
+		n.NotEvaluated = append(n.NotEvaluated, fmt.Sprintf("whether the packet comes in through %s, as assumed: "+
+			"through %s, it is %s: say --in", assumed.Name, l.Name, end))
 		n.Verdict, n.By, n.Do, n.Own, n.Stage, n.Share, n.Backends = trace.Undecided, "", "", false, "", 0, nil
 		return nil
 	}

@@ -402,7 +402,7 @@ func (w *walk) send(y way) (all []way) {
 		w.stop(y, s)
 		return nil
 	}
-	y.In, y.Out = "", w.link(r.Out).Name
+	y.In, y.Port, y.Out = "", "", w.link(r.Out).Name
 	y.note("route", "%s", routeText(r, w.link(r.Out)))
 	if w.byIPVS(y) {
 		y.Before = ipvsOutput
@@ -677,6 +677,9 @@ func (w *walk) redirect(y *way) stop {
 	}
 	in := w.named(y.In)
 	all := w.addressesOf(in)
+	if own := w.linkLocal(in); len(all) == 0 && y.To.Addr().Is6() && own.IsValid() {
+		all = append(all, rtnl.Address{Addr: own})
+	}
 	if len(all) == 0 {
 		s := stop{verdict: trace.Dropped, stage: y.stage("prerouting"),
 			by: fmt.Sprintf("a redirection to interface %s, which has no address", in.Name), do: "ip address"}

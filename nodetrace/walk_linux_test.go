@@ -745,6 +745,44 @@ func TestWalk(t *testing.T) {
 				return all, nil
 			}
 		}, trace.Translated, "chain dnat", 0.5, nil},
+		{"another program translates past the proxy", func(w *walk) {
+			w.q.Mode.Terminates, w.q.Table.Masquerade = true, true
+		}, trace.Delivered, "", 0, func(n trace.Node) bool { return n.Sees == trace.SeesClient }},
+		{"the proxy's own packet came in through no port", func(w *walk) {
+			w.q.Mode.Terminates = true
+			w.links[2].Kind, w.links[3].Kind = "bridge", "bridge"
+			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:80")
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				all := one(p)
+				if p.In == "" && p.Port != "" {
+					all[0].Verdict, all[0].By = trace.Drop, rule("port")
+				}
+				return all, nil
+			}
+			w.links = append(w.links, rtnl.Link{Index: 5, Name: "vethpod2", Master: 4, Flags: up})
+			w.ports = []rtnl.Port{{Link: 5, Forwards: true}}
+			w.neighbours = []rtnl.Neighbour{{Link: 4, Addr: netip.MustParseAddr("10.1.1.2"), MAC: [6]byte{2}}}
+			w.stations = map[[6]byte]int32{{2}: 5}
+			w.q.Table.Backends = w.q.Table.Backends[:1]
+		}, trace.Delivered, "", 0, nil},
+		{"another program redirects from an interface that has an address of its link alone", func(w *walk) {
+			w.q.Packet = trace.Packet{From: netip.MustParseAddrPort("[fd00::11]:1"), In: "pod1", Proto: lb.TCP,
+				To: netip.MustParseAddrPort("[fd00::1]:80")}
+			w.addresses = func() ([]rtnl.Address, error) {
+				return []rtnl.Address{{Index: 3, Addr: netip.MustParseAddr("fe80::1"), Bits: 64}}, nil
+			}
+			w.route = func(q rtnl.Query) (rtnl.Route, error) {
+				return map[bool]rtnl.Route{true: {Type: unix.RTN_LOCAL, Out: 1}, false: {Type: unix.RTN_UNICAST,
+					Out: 3}}[q.To.IsLinkLocalUnicast()], nil
+			}
+			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+				all := balanced(h, p, "[::]:9999")
+				if all[0].Translated {
+					all[0].TranslatedBy = rule("redirect")
+				}
+				return all, nil
+			}
+		}, trace.Translated, "chain redirect, rule 1 \"drop\": to [fe80::1]:9999", 1, nil},
 		{"a rule takes the mark of masquerading away", func(w *walk) { w.q.Table.Masquerade = true },
 			trace.Delivered, "", 0, func(n trace.Node) bool { return n.Sees == trace.SeesClient }},
 		{"a rule of another program masquerades", func(w *walk) {

@@ -11,6 +11,7 @@ import (
 const (
 	masqueraded = "The packet is masqueraded"
 	hairpins    = "The client is one of the backends"
+	proxied     = "The connection ends at the proxy"
 	unchanged   = "The backend sees the client's own address."
 )
 
@@ -48,8 +49,9 @@ func (a *TraceAnswer) atBackends() {
 	if a.Kernel != nil {
 		a.Kernel.Masquerade = a.Masquerade
 	}
-	a.instead(masqueraded, "The backend sees the client's own address: a rule of another program takes away the mark "+
-		"by which kube-proxy masquerades the packet.")
+	for _, said := range []string{masqueraded, proxied} {
+		a.instead(said, "The backend sees the client's own address: rules of other programs on this node see to that.")
+	}
 	a.instead(unchanged, "The backend does not see the client's address: a rule of another program gives the packet "+
 		"another source.")
 }

@@ -17,12 +17,15 @@ func TestSourceByOthers(t *testing.T) {
 	}{
 		{"", true, true, ""},
 		{"", false, false, ""},
-		{trace.SeesClient, true, false, "The backend sees the client's own address: a rule of another program takes away " +
-			"the mark by which kube-proxy masquerades the packet."},
+		{trace.SeesClient, true, false, "The backend sees the client's own address: rules of other programs on " +
+			"this node see to that."},
 		{trace.SeesAnother, false, true, "The backend does not see the client's address: a rule of another program " +
 			"gives the packet another source."},
 	} {
-		said := map[bool]string{true: masqueraded + ": the backend sees an address of this node.", false: unchanged}[c.masq]
+		said := unchanged
+		if c.masq {
+			said = masqueraded + ": the backend sees an address of this node."
+		}
 		a := &TraceAnswer{Rest: &trace.Node{Sees: c.sees}}
 		a.Answer = trace.Answer{Verdict: trace.Balance, Masquerade: c.masq, Why: []string{said},
 			Kernel: &trace.Kernel{Masquerade: c.masq}}
