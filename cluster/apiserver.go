@@ -8,8 +8,8 @@ import (
 // apiService is the Service whose endpoints the API servers keep: themselves.
 var apiService = Name{Namespace: "default", Name: "kubernetes"}
 
-// maxAPIServers bounds [Facts].APIServers, as tenants of the namespace default may write slices of
-// apiService.
+// maxAPIServers bounds the API servers that slices of apiService add to [Facts].APIServers: tenants
+// of the namespace default may write some.
 const maxAPIServers = 64
 
 func (ev APIServerAt) foldInto(s *Store, d *Dirty) {
@@ -46,7 +46,6 @@ func (s *Store) apiServers() []netip.AddrPort {
 			all = append(all, endpointsOf(sl, maxAPIServers-len(all))...)
 		}
 	}
-	all = all[:min(len(all), maxAPIServers)]
 	slices.SortFunc(all, netip.AddrPort.Compare)
 	return slices.Compact(all)
 }

@@ -65,6 +65,9 @@ func TestAPIServersTN66(t *testing.T) {
 		var dirty []string
 		for _, ref := range d.Services {
 			dirty = append(dirty, ref.Name.Name)
+			if !ref.V4 || !ref.V6 {
+				t.Errorf("%s: %v is dirty in one family only", step.name, ref)
+			}
 		}
 		slices.Sort(dirty)
 		if !slices.Equal(dirty, step.dirty) || d.Facts != (step.dirty != nil) {

@@ -94,9 +94,6 @@ func (s *Store) countHealth(port uint16, by int, d *Dirty) {
 	if was != 0 && s.health[port] != 0 {
 		return
 	}
-	if s.health[port] == 0 {
-		delete(s.health, port)
-	}
 	for name := range s.exposed[port] {
 		d.Services = append(d.Services, Ref{Name: name, V4: true, V6: true})
 	}

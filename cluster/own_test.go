@@ -50,10 +50,17 @@ func TestOwnPortsTN98(t *testing.T) {
 			"[tenant/same]", []uint16{31001}},
 		{"the second one goes", cluster.ServiceGone{Name: cluster.Name{Namespace: "shop", Name: "b"}},
 			"[shop/b tenant/port tenant/same]", nil},
+		{"a health check of a type without one", cluster.ServiceSet{Service: &cluster.Service{
+			Name: cluster.Name{Namespace: "shop", Name: "b"}, Type: cluster.TypeNodePort,
+			ExternalPolicy: cluster.PolicyLocal, HealthCheckNodePort: 31001}}, "[shop/b]", nil},
 		{"the address moves", cluster.NodeHolds{Addrs: []netip.Addr{other}},
 			"[tenant/elsewhere tenant/port tenant/same tenant/udp]", nil},
+		{"a health check where the address was", cluster.ServiceSet{Service: check("b", 31001, cluster.PolicyLocal)},
+			"[shop/b]", nil},
+		{"it goes", cluster.ServiceGone{Name: cluster.Name{Namespace: "shop", Name: "b"}}, "[shop/b]", nil},
 		{"the Node names the first", cluster.NodeSet{Node: &cluster.Node{Name: "node1", Addrs: []netip.Addr{here}}},
 			"[tenant/elsewhere tenant/port tenant/same tenant/udp]", nil},
+		{"the machine holds what the Node names", cluster.NodeHolds{Addrs: []netip.Addr{other, here}}, "[]", nil},
 	} {
 		var dirty []string
 		for _, ref := range s.Fold(step.event).Services {

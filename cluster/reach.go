@@ -43,12 +43,12 @@ type UnreachableSet struct{ Unreachable Unreachable }
 func (ev UnreachableSet) foldInto(s *Store, d *Dirty) {
 	was, is := s.facts.Unreachable, ev.Unreachable
 	s.facts.Unreachable = is
-	found := map[*entry]bool{}
+	found := map[*entry]struct{}{}
 	for a := range differences(was.Endpoints, is.Endpoints) {
-		s.index.addrs.each(a.Addr(), func(e *entry) { found[e] = true })
+		s.index.addrs.each(a.Addr(), func(e *entry) { found[e] = struct{}{} })
 	}
 	for n := range differences(was.Nodes, is.Nodes) {
-		s.index.nodes.each(n, func(e *entry) { found[e] = true })
+		s.index.nodes.each(n, func(e *entry) { found[e] = struct{}{} })
 	}
 	for e := range found {
 		if e.service != nil {
@@ -58,16 +58,16 @@ func (ev UnreachableSet) foldInto(s *Store, d *Dirty) {
 }
 
 // differences returns the keys whose values differ.
-func differences[K comparable](a, b map[K]bool) map[K]bool {
-	out := map[K]bool{}
+func differences[K comparable](a, b map[K]bool) map[K]struct{} {
+	out := map[K]struct{}{}
 	for k, v := range a {
 		if w, is := b[k]; !is || w != v {
-			out[k] = true
+			out[k] = struct{}{}
 		}
 	}
 	for k := range b {
 		if _, was := a[k]; !was {
-			out[k] = true
+			out[k] = struct{}{}
 		}
 	}
 	return out
@@ -93,7 +93,7 @@ type held struct {
 func (h holders[K]) add(k K, e *entry) {
 	x := h[k]
 	switch {
-	case x.n == 0 && x.more[e] == 0, x.one == e:
+	case x.n == 0, x.one == e:
 		x.one = e
 		x.n++
 	case x.more == nil:
@@ -193,10 +193,10 @@ func (s *Store) OnNode(node string, limit int) []Name {
 }
 
 func namesOf[K comparable](h holders[K], k K, limit int) []Name {
-	found := map[Name]bool{}
+	found := map[Name]struct{}{}
 	h.each(k, func(e *entry) {
 		if e.service != nil && len(found) < limit {
-			found[e.service.Name] = true
+			found[e.service.Name] = struct{}{}
 		}
 	})
 	return slices.SortedFunc(maps.Keys(found), Name.Compare)

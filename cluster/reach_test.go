@@ -43,7 +43,13 @@ func TestIndex(t *testing.T) {
 		case 3:
 			s.Fold(SlicesListed{[]*Slice{slice()}})
 		case 4:
-			s.IndexEndpoints(random.IntN(4) > 0)
+			on := random.IntN(4) > 0
+			s.IndexEndpoints(on)
+			for i := range 12 {
+				if a := netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}); !on && len(s.WithAddr(a, 100)) > 0 {
+					t.Fatalf("step %d: without an index %s is found", step, a)
+				}
+			}
 		default:
 			s.Fold(SliceSet{slice()})
 		}
@@ -52,6 +58,9 @@ func TestIndex(t *testing.T) {
 		byAddr, byNode := holders(s, a, n)
 		if got := s.WithAddr(a, 100); !slices.Equal(got, byAddr) {
 			t.Fatalf("step %d: %s: %v, want %v", step, a, got, byAddr)
+		}
+		if got := s.WithAddr(a, 1); len(got) != min(1, len(byAddr)) {
+			t.Fatalf("step %d: %s: %v, want one of %v", step, a, got, byAddr)
 		}
 		if got := s.OnNode(n, 100); n != "" && !slices.Equal(got, byNode) {
 			t.Fatalf("step %d: %s: %v, want %v", step, n, got, byNode)
@@ -63,6 +72,10 @@ func TestIndex(t *testing.T) {
 			byNode = nil
 		}
 		marked(t, s, u, append(byAddr, byNode...))
+		if n != "" { // the node goes on to count in another way
+			u.Nodes = map[string]bool{n: false}
+			marked(t, s, u, byNode)
+		}
 		marked(t, s, Unreachable{}, append(byAddr, byNode...))
 	}
 }
@@ -131,6 +144,9 @@ func TestUnreachableFamilies(t *testing.T) {
 	} {
 		if got := c.u.IsZero(); got != c.want {
 			t.Errorf("%+v is zero: %t", c.u, got)
+		}
+		if got := c.u.Equal(Unreachable{}); got != c.want {
+			t.Errorf("%+v equals the zero value: %t", c.u, got)
 		}
 	}
 }

@@ -372,10 +372,10 @@ func (ev ServicesListed) foldInto(s *Store, d *Dirty) {
 		s.services = make(map[Name]*entry, len(ev.Services))
 	}
 	s.servicesListed = true
-	gone := map[Name]bool{}
+	gone := map[Name]struct{}{}
 	for n, e := range s.services {
 		if e.service != nil {
-			gone[n] = true
+			gone[n] = struct{}{}
 		}
 	}
 	for _, svc := range ev.Services {
@@ -454,8 +454,7 @@ func (ev SliceGone) foldInto(s *Store, d *Dirty) {
 		e.slices[was.at] = moved
 		s.slices[moved.Name] = placed{moved, was.at}
 	}
-	e.slices[last] = nil
-	e.slices = e.slices[:last]
+	e.slices = slices.Delete(e.slices, last, last+1)
 	s.forgetIfEmpty(was.Service)
 	s.sliceChanged(e, Ref{Name: was.Service, V4: !was.IPv6, V6: was.IPv6, Verb: Deleted}, d)
 }
@@ -469,9 +468,9 @@ func (ev SlicesListed) foldInto(s *Store, d *Dirty) {
 		s.slices = make(map[Name]placed, len(ev.Slices))
 	}
 	s.slicesListed = true
-	gone := map[Name]bool{}
+	gone := map[Name]struct{}{}
 	for n := range s.slices {
-		gone[n] = true
+		gone[n] = struct{}{}
 	}
 	for _, sl := range ev.Slices {
 		delete(gone, sl.Name)

@@ -131,6 +131,63 @@ func TestServiceCIDRsSV03(t *testing.T) {
 	want("an empty list", []cluster.Event{cluster.CIDRsListed{}}, true)
 }
 
+// The wait for facts ends when the Node, or its absence, and the service network are known.
+func TestWaitForFacts(t *testing.T) {
+	node := cluster.NodeSet{Node: &cluster.Node{Name: "node-1"}}
+	for _, c := range []struct {
+		name    string
+		events  []cluster.Event
+		missing bool
+	}{
+		{"nothing", nil, true},
+		{"the Node", []cluster.Event{node}, true},
+		{"the service network", []cluster.Event{cluster.CIDRsListed{}}, true},
+		{"both", []cluster.Event{cluster.CIDRsListed{}, node}, false},
+		{"no API of service networks", []cluster.Event{node, cluster.CIDRsAbsent{}}, false},
+	} {
+		s := cluster.NewStore("node-1")
+		s.Fold(cluster.Batch{cluster.ServicesListed{}, cluster.SlicesListed{}})
+		fold(s, c.events...)
+		if missing := s.WaitForFacts(true); missing != c.missing || s.Synced() == missing {
+			t.Errorf("%s: missing %t, synced %t", c.name, missing, s.Synced())
+		}
+		if s.WaitForFacts(false); !s.Synced() {
+			t.Errorf("%s: it waits still", c.name)
+		}
+	}
+}
+
+func TestDirtyIsZero(t *testing.T) {
+	for want, all := range map[bool][]cluster.Dirty{true: {{}}, false: {{Facts: true}, {Services: make([]cluster.Ref,
+		1)}}} {
+		for _, d := range all {
+			if d.IsZero() != want {
+				t.Errorf("%+v is zero: %t", d, !want)
+			}
+		}
+	}
+}
+
+// A list of endpoints keeps each field of each.
+func TestEndpointsKeepTheirFields(t *testing.T) {
+	a := netip.MustParseAddr("10.0.0.1")
+	want := []cluster.Endpoint{{Addr: a, Ready: true}, {Addr: a.Next(), Serving: true, Where: cluster.At("", "zone-a")},
+		{Terminating: true, Addr: a.Next().Next(), Where: cluster.At("node-1", ""),
+			Hints: &cluster.Hints{Zones: []string{"zone-a"}}}}
+	list := cluster.EndpointsOf(want...)
+	for i, e := range want {
+		if got := list.At(i); got != e {
+			t.Errorf("endpoint %d is %+v, want %+v", i, got, e)
+		}
+		if p := e.Place(); p != [...]cluster.Place{{}, {Zone: "zone-a"}, {Node: "node-1"}}[i] {
+			t.Errorf("endpoint %d is at %+v", i, p)
+		}
+		if i < 2 && (e.OnNode("") || e.OnNode("node-1")) || i == 2 && (!e.OnNode("node-1") || e.OnNode("node-2")) {
+			t.Errorf("endpoint %d is on another node", i)
+		}
+	}
+}
+
 func TestSyncedSV05(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -286,6 +343,13 @@ func TestZoneMakesNothingDirty(t *testing.T) {
 			}
 		}
 	}
+	fold(s, in("a", 2, "10.0.0.1", "10.0.0.2")) // back, and forth again
+	for e := range s.View(name("web")).Slices[1].Endpoints.All() {
+		if e.Place().Zone != "a" {
+			t.Errorf("%s is in zone %q, want the former", e.Addr, e.Place().Zone)
+		}
+	}
+	fold(s, in("b", 2, "10.0.0.1", "10.0.0.2"))
 	if d := s.Fold(in("b", 2, "10.0.0.1")); len(d.Services) != 1 || d.Services[0].Trigger != 2 {
 		t.Errorf("the next change: %+v, want one of time 2", d.Services)
 	}
