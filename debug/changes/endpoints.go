@@ -1,7 +1,6 @@
 package changes
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -35,11 +34,10 @@ const (
 func (o *Endpoints) Applied(changes []lb.Change) {
 	all := map[string]*delta{}
 	for _, c := range changes {
-		row := cmp.Or(c.New, c.Old)
-		if row == nil || row.Kind == lb.HealthCheck || c.Old == nil || c.New == nil {
+		if c.Old == nil || c.New == nil || c.New.Kind == lb.HealthCheck {
 			continue // an added or removed frontend has its own text
 		}
-		owner := lb.OwnerOf(row.Service)
+		owner := lb.OwnerOf(c.New.Service)
 		d := all[owner]
 		if d == nil && len(all) < maxServices {
 			d = &delta{}

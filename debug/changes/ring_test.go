@@ -93,6 +93,58 @@ func TestFloodPushesOutItsOwn(t *testing.T) {
 	}
 }
 
+// Namespaces that change as much share the ring, whoever was first.
+func TestTwoFloodsShare(t *testing.T) {
+	r := newRing(100)
+	other := "b"
+	for r.bucketOf(other) == r.bucketOf("a") {
+		other += "b"
+	}
+	count := map[string]int{}
+	for _, ns := range []string{"a", other} {
+		for range 300 {
+			r.Add(of(ns, "web"))
+		}
+	}
+	for _, name := range names(r) {
+		count[name]++
+	}
+	if a, b := count["a/web"], count[other+"/web"]; a+b != 100 || a < 45 || b < 45 {
+		t.Errorf("the ring holds %d and %d entries of the namespaces", a, b)
+	}
+}
+
+// Endpoints are named in the newest entry about changes of that Service in that family.
+func TestNameFindsTheEntry(t *testing.T) {
+	web := cluster.Name{Namespace: "shop", Name: "web"}
+	repaired, v6 := of("shop", "web"), of("shop", "web")
+	repaired.Kind, v6.Family = Repaired, lb.IPv6
+	for name, c := range map[string]struct {
+		entries []Entry
+		want    int // the entry that is named; -1 for none
+	}{
+		"the only one":                   {[]Entry{of("shop", "web")}, 0},
+		"the newer one":                  {[]Entry{of("shop", "web"), of("shop", "web"), of("shop", "x")}, 1},
+		"before others of the namespace": {[]Entry{of("shop", "web"), of("shop", "x"), v6, repaired}, 0},
+		"of another family":              {[]Entry{v6}, -1},
+		"of another kind":                {[]Entry{repaired}, -1},
+		"of another Service":             {[]Entry{of("shop", "x"), of("shop", "y")}, -1},
+		"none":                           {nil, -1},
+	} {
+		r := newRing(10)
+		for _, e := range c.entries {
+			r.Add(e)
+		}
+		r.name(lb.IPv4, web, "+10.1.0.1:80")
+		entries, _ := r.After(0)
+		for i, e := range entries {
+			if named := e.Endpoints != ""; named != (i == c.want) {
+				t.Errorf("%s: entry %d is named: %t", name, i, named)
+			}
+		}
+	}
+}
+
 // A program that always undoes our work, or a kernel that refuses everything, fills only one entry.
 func TestTheSameAgainIsOneEntry(t *testing.T) {
 	r := newRing(10)
@@ -165,6 +217,7 @@ func TestWords(t *testing.T) {
 		{Entry{Kind: Loaded, Services: 1}, "node: wrote the rest of it; with 1 change of Services"},
 		{Entry{Kind: Failed, Service: web, Key: lb.Key{Port: 30080, Proto: lb.TCP}, Why: "no room", Times: 1},
 			"nodeport:30080/tcp of shop/web: not written: no room"},
+		{Entry{Kind: Node}, "node: node or configuration changed, no frontend changed"},
 		{Entry{Kind: Node, Frontends: 1}, "node: node or configuration changed"},
 	} {
 		if got := c.e.Object() + ": " + c.e.Words(); got != c.want {
