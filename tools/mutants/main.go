@@ -1,5 +1,6 @@
 // Command mutants changes the code of packages at random places, one at a time, and runs the
-// package's own tests: a change that no test notices is a survivor.
+// package's own tests: a change that no test notices is a survivor. users.txt names the packages
+// whose tests also count, because they are those of what they use.
 //
 //	make mutants                                  each package for a minute
 //	make mutants ARGS='-seed 7 -for 5m ./engine'  one package for longer, at other places
@@ -30,6 +31,9 @@ import (
 
 //go:embed equivalent.txt
 var equivalent string
+
+//go:embed users.txt
+var users string
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -116,7 +120,21 @@ type pkg struct {
 	ImportPath, Dir      string
 	GoFiles, TestGoFiles []string
 	XTestGoFiles, Embed  []string
-	Module               struct{ Dir string }
+	Module               struct{ Path, Dir string }
+}
+
+// users returns the packages of users.txt whose tests also test this one.
+func (p pkg) users() (all []string) {
+	for line := range strings.Lines(users) {
+		of, names, _ := strings.Cut(strings.TrimSpace(line), ": ")
+		if p.ImportPath != p.Module.Path+"/"+of {
+			continue
+		}
+		for name := range strings.FieldsSeq(names) {
+			all = append(all, p.Module.Path+"/"+name)
+		}
+	}
+	return all
 }
 
 // list returns the packages that have tests.
@@ -198,9 +216,18 @@ const (
 	survived                // all tests passed
 )
 
-// test runs the package's tests with a change, or without one.
+// test runs the package's tests with a change, or without one, and then those of its users.
 func (p pkg) test(ctx context.Context, dir string, m *mutant, limit time.Duration) (outcome, string) {
-	args := []string{"test", "-short", "-count=1", "-vet=off", "-timeout=" + limit.String()}
+	for _, name := range append([]string{p.ImportPath}, p.users()...) {
+		if is, text := p.testOf(ctx, name, dir, m, limit); is != survived {
+			return is, text
+		}
+	}
+	return survived, ""
+}
+
+func (p pkg) testOf(ctx context.Context, name, dir string, m *mutant, limit time.Duration) (outcome, string) {
+	args := []string{"test", "-short", "-failfast", "-count=1", "-vet=off", "-timeout=" + limit.String()}
 	if m != nil {
 		file, overlay := filepath.Join(dir, "mutant.go"), filepath.Join(dir, "overlay.json")
 		replace, err := json.Marshal(map[string]map[string]string{"Replace": {m.path: file}})
@@ -212,7 +239,7 @@ func (p pkg) test(ctx context.Context, dir string, m *mutant, limit time.Duratio
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit+time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "go", append(args, ".")...)
+	cmd := exec.CommandContext(ctx, "go", append(args, name)...)
 	cmd.Dir = p.Dir
 	cmd.WaitDelay = 10 * time.Second
 	text, err := cmd.CombinedOutput()

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,7 +15,8 @@ func write(t *testing.T, files map[string]string) string {
 	dir := t.TempDir()
 	files["go.mod"] = "module example\n\ngo 1.26\n"
 	for name, text := range files {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -114,6 +116,25 @@ func TestAdd(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Tests of a package that users.txt names count too.
+func TestUsers(t *testing.T) {
+	for list, fails := range map[string]bool{"": true, "other: user\n": true, "used: user\n": false} {
+		write(t, map[string]string{
+			"used/used.go":      "package used\n\nfunc Add(a, b int) int { return a + b }\n",
+			"used/used_test.go": "package used\n\nimport \"testing\"\n\nfunc TestNothing(*testing.T) {}\n",
+			"user/user.go":      "package user\n\nimport \"example/used\"\n\nfunc Two() int { return used.Add(1, 1) }\n",
+			"user/user_test.go": "package user\n\nimport \"testing\"\n\n" +
+				"func TestTwo(t *testing.T) {\n\tif Two() != 2 {\n\t\tt.Fatal(Two())\n\t}\n}\n",
+		})
+		equivalent, users = "", list
+		var out strings.Builder
+		if err := run(t.Context(), []string{"-floor", "100", "./used"}, &out); (err != nil) != fails {
+			t.Errorf("with %q: %v\n%s", list, err, out.String())
+		}
+	}
+	users = ""
 }
 
 // A package whose tests fail without a change is an error, and bad flags are.
