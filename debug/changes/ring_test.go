@@ -93,7 +93,7 @@ func TestFloodPushesOutItsOwn(t *testing.T) {
 	}
 }
 
-// Namespaces that change as much share the ring, whoever was first.
+// Namespaces that change equally often share the ring, in whatever order they come.
 func TestTwoFloodsShare(t *testing.T) {
 	r := newRing(100)
 	other := "b"

@@ -203,11 +203,11 @@ type run struct {
 
 	unreachable cluster.Unreachable // as the Store has it
 	rescue      map[failover.Endpoint]waiting
-	waited      []time.Duration            // of endpoints that became unreachable, until the rules are in force
-	since       time.Duration              // of waited
-	lost        map[failover.Endpoint]bool // whose connections are reset
-	resets      bool                       // lost follows what is unreachable
-	avoids      time.Duration              // until then, rules avoid in mode rescue for an Avoider
+	waited      []time.Duration                // of endpoints that became unreachable, until the rules are in force
+	since       time.Duration                  // of waited
+	lost        map[failover.Endpoint]struct{} // whose connections are reset
+	resets      bool                           // lost follows what is unreachable
+	avoids      time.Duration                  // until then, rules avoid in mode rescue for an Avoider
 
 	rescuing, resetting *batch
 }
@@ -503,10 +503,10 @@ func (r *run) reset(on bool) {
 		r.mu.Unlock()
 	}
 	was := r.lost
-	r.resets, r.lost = on, map[failover.Endpoint]bool{}
+	r.resets, r.lost = on, map[failover.Endpoint]struct{}{}
 	for _, e := range lost {
-		r.lost[e] = true
-		if !was[e] {
+		r.lost[e] = struct{}{}
+		if _, had := was[e]; !had {
 			r.resetting.add(e)
 		}
 	}
@@ -515,7 +515,7 @@ func (r *run) reset(on bool) {
 // batch collects endpoints for a worker.
 type batch struct {
 	mu    sync.Mutex
-	all   map[failover.Endpoint]bool
+	all   map[failover.Endpoint]struct{}
 	ready chan struct{}
 }
 
@@ -525,9 +525,9 @@ func (b *batch) add(e failover.Endpoint) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.all == nil {
-		b.all = map[failover.Endpoint]bool{}
+		b.all = map[failover.Endpoint]struct{}{}
 	}
-	b.all[e] = true
+	b.all[e] = struct{}{}
 	ring(b.ready)
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -389,9 +390,49 @@ func TestSwitch(t *testing.T) {
 			}
 			r.Configure(Settings{Mode: Off})
 			time.Sleep(time.Second)
+			if names := r.store.WithAddr(at1.Addr(), 9); len(names) > 0 {
+				t.Errorf("off, and the endpoints are indexed: %v", names)
+			}
 			if s, mode := r.Status(); r.each != nil || mode != Off || len(s.Nodes) > 0 {
 				t.Errorf("off: %+v, %s", s, mode)
 			}
 		}
 	})
+}
+
+// Counts has each kind and result from the beginning, for metrics; the caller owns it.
+func TestCountsBegin(t *testing.T) {
+	c := New(Config{})
+	got := c.Counts()
+	if want := map[string]uint64{"retransmission": 0, "unreachable": 0}; !maps.Equal(got.Notices, want) {
+		t.Errorf("notices %v, want %v", got.Notices, want)
+	}
+	for _, r := range []failover.Result{failover.Unknown, failover.NoRoute} {
+		if _, is := got.Probes[r.String()]; !is {
+			t.Errorf("no probes of result %s in %v", r, got.Probes)
+		}
+	}
+	if _, is := got.Probes[failover.Waiting.String()]; is {
+		t.Error("a probe that waits has no result")
+	}
+	got.Notices["unreachable"], got.Probes["x"] = 7, 1
+	if again := c.Counts(); again.Notices["unreachable"] != 0 || again.Probes["x"] != 0 {
+		t.Errorf("a caller changed the counts: %+v", again)
+	}
+}
+
+// A plane that only notices, or only rescues, is not used.
+func TestAddNeedsBoth(t *testing.T) {
+	for name, plane := range map[string]any{"neither": 1, "notices": struct{ NoticeSource }{},
+		"rescues": struct{ Rescuer }{}} {
+		if c := New(Config{}); c.Add(plane) || c.Able() {
+			t.Errorf("%s: it is used", name)
+		}
+	}
+	if c := New(Config{}); !c.Add(struct {
+		NoticeSource
+		Rescuer
+	}{}) || !c.Able() {
+		t.Error("a plane that can do both is not used")
+	}
 }

@@ -27,7 +27,12 @@ func TestAttributesAreEncoded(t *testing.T) {
 			func(e *peer.AttributeEncoder) { e.Bytes(2, v6.AsSlice()) }},
 		"strings": {func(e *netlink.Encoder) { e.Str(3, "eth0"); e.Str(4, "abc") },
 			func(e *peer.AttributeEncoder) { e.String(3, "eth0"); e.String(4, "abc") }},
-		"numbers": {func(e *netlink.Encoder) { e.U8(5, 200); e.U16(6, 0x1234); e.U32(7, 0x12345678); e.U64(8, 1<<40+1) },
+		"numbers": {func(e *netlink.Encoder) {
+			e.U8(5, 200)
+			e.U16(6, 0x1234)
+			e.U32(7, 0x12345678)
+			e.U64(8, 1<<40+1)
+		},
 			func(e *peer.AttributeEncoder) {
 				e.Uint8(5, 200)
 				e.Uint16(6, 0x1234)
@@ -85,8 +90,8 @@ func TestMessagesAreEncoded(t *testing.T) {
 	}
 }
 
-// Values are read back, also from the last attribute, which may lack its padding; a missing or short
-// value is zero, and what follows a malformed attribute is ignored.
+// Values are read back, also from the last attribute, which may lack its padding. A missing value
+// is zero, and anything behind a malformed attribute is ignored.
 func TestAttributesAreRead(t *testing.T) {
 	var e netlink.Encoder
 	e.U8(1, 200)

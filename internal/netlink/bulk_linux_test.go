@@ -117,8 +117,8 @@ func TestBulk(t *testing.T) {
 		}
 		want := Counters{Messages: uint64(sent), Sends: uint64(len(c.sends)), Bytes: uint64(16 * sent)}
 		if !slices.Equal(c.kernel.sends, c.sends) || b.Counters != want || b.Piece != c.piece {
-			t.Errorf("%s: sent %v, counted %+v, pieces of %d; want %v, %+v, %d", name, c.kernel.sends, b.Counters, b.Piece,
-				c.sends, want, c.piece)
+			t.Errorf("%s: sent %v, counted %+v, pieces of %d; want %v, %+v, %d", name, c.kernel.sends, b.Counters,
+				b.Piece, c.sends, want, c.piece)
 		}
 		for i := range c.n {
 			if err, done := o.done[i]; !done || err != c.failed[i] {

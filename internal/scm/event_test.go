@@ -39,6 +39,11 @@ func TestWriter(t *testing.T) {
 		{"kube-proxy: --bind-address: \"x\": want an IP address\n",
 			"error 3 kube-proxy: --bind-address: \"x\": want an IP address"},
 		{"a\x00b\xff", "error 3 a?b?"},
+		{"I0930 x\n", "info 1 I0930 x"},
+		{"W0000 ", "error 3 W0000"}, // trimmed, it is no header
+		{"I09a0 x", "error 3 I09a0 x"},
+		{"I09 0 x", "error 3 I09 0 x"},
+		{"I09300x", "error 3 I09300x"},
 	} {
 		var e events
 		n, err := NewWriter(&e).Write([]byte(tc.write))

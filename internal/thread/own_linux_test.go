@@ -33,4 +33,7 @@ func TestOwn(t *testing.T) {
 		})
 	}
 	all.Wait()
+	if len(seen) != 64 {
+		t.Errorf("%d functions ran of 64", len(seen))
+	}
 }

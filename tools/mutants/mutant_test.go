@@ -16,7 +16,8 @@ func write(t *testing.T, files map[string]string) string {
 	files["go.mod"] = "module example\n\ngo 1.26\n"
 	for name, text := range files {
 		path := filepath.Join(dir, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+		err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600))
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -124,7 +125,8 @@ func TestUsers(t *testing.T) {
 		write(t, map[string]string{
 			"used/used.go":      "package used\n\nfunc Add(a, b int) int { return a + b }\n",
 			"used/used_test.go": "package used\n\nimport \"testing\"\n\nfunc TestNothing(*testing.T) {}\n",
-			"user/user.go":      "package user\n\nimport \"example/used\"\n\nfunc Two() int { return used.Add(1, 1) }\n",
+			"user/user.go": "package user\n\nimport \"example/used\"\n\n" +
+				"func Two() int { return used.Add(1, 1) }\n",
 			"user/user_test.go": "package user\n\nimport \"testing\"\n\n" +
 				"func TestTwo(t *testing.T) {\n\tif Two() != 2 {\n\t\tt.Fatal(Two())\n\t}\n}\n",
 		})

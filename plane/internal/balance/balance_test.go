@@ -448,3 +448,40 @@ func TestSteppedClock(t *testing.T) {
 		}
 	}
 }
+
+// A query of a set shows what its next clients get, and changes nothing.
+func TestState(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := New(Config{})
+		s := b.Set(setOf("ns/a", 3, 1, 2), time.Hour)
+		if got := s.Backends(); !slices.Equal(got, []netip.AddrPort{backend(1), backend(2), backend(3)}) {
+			t.Errorf("the backends are %v", got)
+		}
+		addr := client(0).Addr.Addr()
+		if st := s.State(addr); st.Affinity != time.Hour || st.Stays.IsValid() || len(st.Turns) != 3 ||
+			st.Turns[0].Addr != backend(1) || st.Turns[2].Addr != backend(3) || st.Turns[0].Share != 1.0/3 ||
+			st.Turns[0].Failing != 0 {
+			t.Errorf("a new client: %+v", st)
+		}
+		kept := pick(t, s, 0)
+		if st := s.State(addr); st.Stays != kept {
+			t.Errorf("the client stays with %s, not %s", st.Stays, kept)
+		}
+		s.Dialled(client(1), backend(2), refused)
+		for range 2 {
+			for _, turn := range s.State(addr).Turns {
+				failing := turn.Addr == backend(2)
+				if (turn.Failing > 0) != failing || turn.Failing > 75*time.Second || turn.Share != 1.0/3 {
+					t.Errorf("after a failure of %s: %+v", backend(2), turn)
+				}
+			}
+		}
+		other := b.Set(setOf("ns/b", 1), 0)
+		if st := other.State(addr); st.Affinity != 0 || st.Stays.IsValid() || st.Turns[0].Share != 1 {
+			t.Errorf("without affinity: %+v", st)
+		}
+		if st := b.Set(setOf("ns/c"), 0).State(addr); len(st.Turns) != 0 {
+			t.Errorf("without backends: %+v", st)
+		}
+	})
+}

@@ -258,8 +258,8 @@ func (s *Set) State(client netip.Addr) State {
 	worth := 0
 	for _, m := range ring {
 		t := Turn{Addr: m.addr}
-		if u := m.health.until.Load(); u > ticks(now) {
-			t.Failing = time.Duration(u - ticks(now))
+		if !m.health.good(now) {
+			t.Failing = time.Duration(m.health.until.Load() - ticks(now))
 		}
 		if s.worth(m, nil) {
 			worth++
