@@ -3,6 +3,7 @@ package health
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -370,5 +371,60 @@ func TestSteppedClock(t *testing.T) {
 				t.Errorf("waiting for another process: %d, want %d", got, c.code)
 			}
 		})
+	}
+}
+
+// HEAD has the length of what GET would have.
+func TestHeadHasTheLength(t *testing.T) {
+	w := probe(newServer(Config{}), "HEAD", "/livez")
+	if got := w.Header().Get("Content-Length"); got != fmt.Sprint(w.Body.Len()) || w.Body.Len() == 0 {
+		t.Errorf("length %s, want %d", got, w.Body.Len())
+	}
+}
+
+// A process that is not ready for a reason of its own says which, unless it waits for another.
+func TestNotReadyWhy(t *testing.T) {
+	sc := scene{v4Only: true}
+	for _, c := range []struct {
+		waits time.Time
+		want  string
+	}{{time.Time{}, "the table is not read"}, {time.Now(), "for another"}} {
+		sc.waits = c.waits
+		s := sc.server()
+		s.cfg.NotReady = func() string { return "the table is not read" }
+		w := probe(s, "GET", "/readyz")
+		var body struct {
+			Ready   bool
+			Waiting string
+		}
+		if err := json.Unmarshal(w.Body.Bytes(), &body); err != nil {
+			t.Fatal(err)
+		}
+		if w.Code != http.StatusServiceUnavailable || body.Ready || body.Waiting != c.want {
+			t.Errorf("%d %+v, want the reason %q", w.Code, body, c.want)
+		}
+	}
+}
+
+// An address that cannot be had is reported, but not while its present owner is waited for.
+func TestListenFailures(t *testing.T) {
+	at, reported := netip.MustParseAddrPort("192.0.2.1:10256"), 0
+	sc := scene{}
+	s := sc.server()
+	s.cfg.OnListenFailed = func(netip.AddrPort, error) { reported++ }
+	for _, c := range []struct {
+		name     string
+		waits    time.Time
+		again    bool
+		reported int
+	}{
+		{"the first try", time.Time{}, false, 1}, {"again", time.Time{}, true, 1},
+		{"another has it", time.Now(), true, 0}, {"the first try, another has it", time.Now(), false, 1},
+	} {
+		sc.waits, reported = c.waits, 0
+		s.failed(at, errors.New("in use"), c.again)
+		if reported != c.reported {
+			t.Errorf("%s: reported %d times, want %d", c.name, reported, c.reported)
+		}
 	}
 }

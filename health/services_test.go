@@ -471,3 +471,26 @@ func memory() int {
 	runtime.ReadMemStats(&m)
 	return int(m.HeapAlloc + m.StackInuse)
 }
+
+// Only a change of a health check wakes what opens and closes listeners.
+func TestOnlyChangesWake(t *testing.T) {
+	s := newServices(ServicesConfig{})
+	o, f := s.Observer(lb.IPv4), check("shop/web", 32100, 1)
+	for _, c := range []struct {
+		name    string
+		changes []lb.Change
+		wakes   bool
+	}{
+		{"nothing", nil, false}, {"a port that has none goes", gone(32101), false}, {"a new one", set(f), true},
+		{"the same again", set(f), false}, {"it goes", gone(32100), true}, {"it went", gone(32100), false},
+	} {
+		o.Applied(c.changes)
+		if wakes := len(s.wake) > 0; wakes != c.wakes {
+			t.Errorf("%s: wakes %t", c.name, wakes)
+		}
+		select {
+		case <-s.wake:
+		default:
+		}
+	}
+}

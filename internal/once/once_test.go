@@ -16,6 +16,16 @@ func TestKeys(t *testing.T) {
 	if len(k.reported) > maxKeys {
 		t.Errorf("remembers %d keys, want at most %d", len(k.reported), maxKeys)
 	}
+	var full Keys[int]
+	for i := range maxKeys {
+		full.First(i)
+	}
+	if full.First(0) {
+		t.Error("a key is reported again before there are too many")
+	}
+	if !full.First(maxKeys) || len(full.reported) > maxKeys {
+		t.Errorf("remembers %d keys, want at most %d", len(full.reported), maxKeys)
+	}
 	if last := 10 + 3*maxKeys - 1; k.First(last) {
 		t.Error("the last key is reported again")
 	}
