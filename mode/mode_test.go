@@ -48,7 +48,7 @@ func TestTraceOfMode(t *testing.T) {
 	all := Mode{Name: "all", Deviations: Deviations{PassesUnknown: true, HairpinsByNode: true, LocalhostSockets: true,
 		Served: served}}
 	all.AddressDevice, all.Terminates, all.LocalhostNodePorts, all.LocalhostGate = "dummy0", true, true, "gate"
-	on := Settings{LocalhostNodePorts: true, LocalhostProxy: true}
+	on := Settings{MasqueradeBit: 14, LocalhostNodePorts: true, LocalhostProxy: true}
 	for _, c := range []struct {
 		name string
 		m    Mode
@@ -56,9 +56,9 @@ func TestTraceOfMode(t *testing.T) {
 		want trace.Mode
 	}{
 		{"all, with localhost", all, on, trace.Mode{Name: "all", PassesUnknown: true, Holds: true, Terminates: true,
-			Loopback: true, LocalhostProxy: true, LocalhostSockets: true, HairpinsByNode: true}},
+			Mark: 1 << 14, Loopback: true, LocalhostProxy: true, LocalhostSockets: true, HairpinsByNode: true}},
 		{"all, without localhost", all, Settings{}, trace.Mode{Name: "all", PassesUnknown: true, Holds: true,
-			Terminates: true, LocalhostSockets: true, HairpinsByNode: true}},
+			Terminates: true, Mark: 1, LocalhostSockets: true, HairpinsByNode: true}},
 		{"none, with localhost", Mode{Name: "none"}, on, trace.Mode{Name: "none"}},
 	} {
 		got := c.m.Trace(c.s)
