@@ -87,6 +87,9 @@ func begin(w *world, program string) (p *play, err error) {
 	if err := p.lab.LocalPorts("node1", 11000, 19999); err != nil {
 		return nil, err
 	}
+	if err := p.unlimited(); err != nil {
+		return nil, err
+	}
 	if err := p.serve(); err != nil {
 		return nil, err
 	}
@@ -97,6 +100,18 @@ func begin(w *world, program string) (p *play, err error) {
 		}
 	}
 	return p, p.start()
+}
+
+// unlimited has all hosts send each error: connections at once tell one client, who is told once a
+// second otherwise.
+func (p *play) unlimited() error {
+	for _, h := range p.lab.Hosts() {
+		err := p.shell(h.Name, "echo 0 >/proc/sys/net/ipv4/icmp_ratelimit; echo 0 >/proc/sys/net/ipv6/icmp/ratelimit")
+		if err != nil {
+			return fmt.Errorf("allow errors of ICMP without a limit: %w", err)
+		}
+	}
+	return nil
 }
 
 // flatten gives pods a route to each other over the bridge. They know the node's MAC address: trace
