@@ -313,18 +313,33 @@ func TestEstablished(t *testing.T) {
 	}
 }
 
-// Rules of iptables-legacy that cannot be read may do anything at each hook (NT-06).
+// Rules of iptables-legacy that cannot be read may do anything at their hooks (NT-06).
 func TestUnreadLegacy(t *testing.T) {
-	netlab.EnterForTest(t)
-	load(t, "", "iptables-legacy", "-t", "raw", "-A", "OUTPUT", "-j", "DROP")
-	load(t, "table inet fw { chain f { type filter hook forward priority 0; tcp dport 80 drop; }; }", "nft", "-f", "-")
-	t.Setenv("PATH", "/nonexistent")
-	s := opened(t, lb.IPv4)
-	for _, h := range []Hook{Forward, Output} {
-		ways, err := s.Pass(t.Context(), h, web)
-		if err != nil || len(ways) != 1 || len(ways[0].NotEvaluated) != 1 || ways[0].If[0] != "" ||
-			!strings.Contains(ways[0].NotEvaluated[0].String(), "iptables-legacy") {
-			t.Errorf("%s: %v, %v", h, describe(ways), err)
-		}
+	for f, six := range map[lb.Family]string{lb.IPv4: "", lb.IPv6: "6"} {
+		t.Run(f.String(), func(t *testing.T) {
+			netlab.EnterForTest(t)
+			program := "ip" + six + "tables-legacy"
+			load(t, "", program, "-t", "raw", "-A", "OUTPUT", "-j", "DROP")
+			load(t, "", program, "-t", "filter", "-P", "INPUT", "DROP")
+			load(t, "", program, "-t", "filter", "-N", "FORWARDED")
+			load(t, "table inet fw { chain f { type filter hook forward priority 0; tcp dport 80 drop; }; }",
+				"nft", "-f", "-")
+			t.Setenv("PATH", "/nonexistent")
+			s := opened(t, f)
+			for h, doubt := range map[Hook]string{Forward: "", Prerouting: "",
+				Output: "table raw of iptables-legacy, chain OUTPUT is not evaluated",
+				Input:  "table filter of iptables-legacy, chain INPUT is not evaluated"} {
+				p := web
+				if f == lb.IPv6 {
+					p.From, p.To = netip.MustParseAddrPort("[fd00::1]:1"), netip.MustParseAddrPort("[fd00::2]:80")
+				}
+				said := len(s.Notes())
+				ways, err := s.Pass(t.Context(), h, p)
+				if err != nil || len(ways) != 1 || (len(ways[0].NotEvaluated) != 0) != (doubt != "") ||
+					doubt != "" && ways[0].NotEvaluated[0].String() != doubt || doubt == "" && len(s.Notes()) != said {
+					t.Errorf("%s: %v, %v, %v", h, describe(ways), err, s.Notes())
+				}
+			}
+		})
 	}
 }

@@ -65,9 +65,10 @@ func (s *Snapshot) Pass(ctx context.Context, h Hook, p Packet) ([]Way, error) {
 			}
 		}
 	}
-	if s.unread != nil {
+	if unread := s.unread[h]; unread != nil {
+		s.note("%s", s.why)
 		f := flows[0]
-		f.Share, f.Doubt, f.Verdict = 0, s.unread, trace.Drop
+		f.Share, f.Doubt, f.Verdict = 0, unread, trace.Drop
 		flows = append(flows, f)
 	}
 	pass("", s.proto(), uint32(h))

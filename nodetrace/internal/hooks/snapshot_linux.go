@@ -30,9 +30,10 @@ type Snapshot struct {
 	xt     *xt.Any
 	tables map[tableID]*nft.Any
 	bases  []base
-	nft    xtables.Saved // what iptables-nft-save prints, once it was needed
-	budget int           // of rules of nftables that may still be read
-	unread *follow.Rule  // stands for rules of iptables-legacy that cannot be read; nil for none
+	nft    xtables.Saved         // what iptables-nft-save prints, once it was needed
+	budget int                   // of rules of nftables that may still be read
+	unread map[Hook]*follow.Rule // stands for rules of iptables-legacy that cannot be read
+	why    string                // they cannot
 	notes  follow.Said
 	path   []string
 }
@@ -202,8 +203,15 @@ func (s *Snapshot) readLegacy(ctx context.Context) {
 		all, err = tool.Saved(ctx, maxSaved)
 	}
 	if err != nil {
-		s.note("the rules of iptables-legacy are not evaluated: %v", err)
-		s.unread = &follow.Rule{Table: "tables of iptables-legacy", Chain: "all", Number: -1, Text: "are not evaluated"}
+		s.why = fmt.Sprintf("the rules of iptables-legacy are not evaluated: %v", err)
+		s.unread = map[Hook]*follow.Rule{}
+		filled, asked := legacyFilled(s.family)
+		for h := Prerouting; h <= Postrouting; h++ {
+			if name := filled[h]; name != "" || asked != nil {
+				s.unread[h] = &follow.Rule{Table: strings.TrimSpace("table "+name) + " of iptables-legacy",
+					Chain: strings.ToUpper(h.String()), Number: -1, Text: "is not evaluated"}
+			}
+		}
 		return
 	}
 	for table, chains := range all {
