@@ -343,6 +343,13 @@ var faults = []fault{
 	{name: "an error of a refusal is dropped, of next packets", from: "node1", to: "pod2", want: trace.Dropped,
 		by: "ct direction original reject", rules: at("output priority 0", "ct state established "+
 			"ct direction original reject; ct state related drop")},
+	{name: "a socket that is not bound sends from the address of the route", from: "node1", to: "pod2",
+		want: trace.Dropped, by: "ip saddr 172.20.0.1",
+		break_: runs("ip addr add 172.20.0.1/32 dev lo; ip route replace 10.1.1.12 dev vethpod2 src 172.20.0.1"),
+		rules:  at("output priority 0", "ip saddr 172.20.0.1 ip daddr 10.1.1.12 drop")},
+	{name: "a socket of IPv6 that is not bound sends from the nearest address", from: "node1", to: "pod2", six: true,
+		want: trace.Delivered, break_: runs("ip addr add fd00:10:1:1::1/128 dev vethpod1 nodad; " +
+			"ip -6 route replace fd00:10:1:1::12 dev vethpod2; ip -6 rule add not from fd00:10:1:1::/64 blackhole prio 100")},
 	{name: "loopback from outside", from: "pod1", to: "127.0.0.1",
 		want: trace.Dropped, by: "net.ipv4.conf.vethpod1.route_localnet=0"},
 }

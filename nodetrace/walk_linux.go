@@ -107,7 +107,7 @@ func (w *walk) follow() {
 		w.stop(start, s)
 		return
 	}
-	if w.own() && !w.q.Mode.Holds {
+	if w.own() && !w.q.Mode.Holds && !p.Unbound {
 		if src := w.lookup(start.query()).Source; src.IsValid() && src != p.From.Addr() {
 			w.warn("The source %s is assumed: a socket that is not bound to it sends from %s.", p.From.Addr(), src)
 		}
@@ -118,7 +118,7 @@ func (w *walk) follow() {
 			"whose socket an eBPF program connects: see --cluster-cidr, and ip route get %[1]s", p.From.Addr())}}
 	}
 	for _, x := range w.connected(start) {
-		if s := w.unbound(x); s.by != "" {
+		if s := w.bind(&x); s.by != "" {
 			w.stop(x, s)
 			continue
 		}
@@ -142,17 +142,25 @@ func (w *walk) follow() {
 	}
 }
 
-// unbound says that the kernel finds no route for a socket that is not bound yet. With IPv6, it
-// looks again with a source.
-func (w *walk) unbound(y way) stop {
-	if !w.q.Packet.Unbound || !w.own() || !y.To.Addr().Is4() {
+// bind gives the packet of a socket that is not bound the source that the kernel chooses, by a route
+// that it looks up without one. If it finds none, it looks again with IPv6, from the nearest address.
+func (w *walk) bind(y *way) stop {
+	if !w.q.Packet.Unbound || !w.own() || w.q.Mode.Holds {
 		return stop{}
 	}
-	s := noRoute(w.lookup(y.query()), y.To.Addr(), false, "route")
-	if s.by != "" {
+	r := w.lookup(y.query())
+	switch s := noRoute(r, y.To.Addr(), false, "route"); {
+	case s.by != "" && y.To.Addr().Is4():
 		s.verdict = trace.Rejected
+		return s
+	case s.by != "":
+		r.Source = w.nearest(y.To.Addr())
 	}
-	return s
+	if r.Source.IsValid() {
+		y.From = netip.AddrPortFrom(r.Source, y.From.Port())
+		y.asked.From, y.Flow.Orig.From = y.From, y.From
+	}
+	return stop{}
 }
 
 // connected gives the packet of a socket that a program connects the destinations that it gets so.

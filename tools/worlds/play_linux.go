@@ -102,8 +102,7 @@ func begin(w *world, program string) (p *play, err error) {
 	return p, p.start()
 }
 
-// unlimited has all hosts send each error. The kernel tells one client of one error a second, and
-// connections are made at once.
+// unlimited has all hosts send all errors: by default, a client gets one a second.
 func (p *play) unlimited() error {
 	for _, h := range p.lab.Hosts() {
 		err := p.shell(h.Name, "echo 0 >/proc/sys/net/ipv4/icmp_ratelimit; echo 0 >/proc/sys/net/ipv6/icmp/ratelimit")
