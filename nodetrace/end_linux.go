@@ -158,9 +158,10 @@ func (w *walk) refusal(y *way, s stop) stop {
 	return s
 }
 
-// nearest is the address of the node from which the kernel sends a packet of IPv6 of its own, such as
-// an error: one of the interface that the client's came in through, if it has any, and of those the
-// one that has the longest prefix in common with the destination (RFC 6724); invalid without any.
+// nearest is the address of the node from which the kernel sends a packet of IPv6 of its own, such
+// as an error: one of the interface that the client's came in through, if it has any, and of those
+// the one that has the longest prefix in common with the destination (RFC 6724); invalid without
+// any.
 func (w *walk) nearest(to netip.Addr) (best netip.Addr) {
 	most := -1
 	for _, l := range w.links {

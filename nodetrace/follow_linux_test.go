@@ -348,8 +348,19 @@ var faults = []fault{
 		break_: runs("ip addr add 172.20.0.1/32 dev lo; ip route replace 10.1.1.12 dev vethpod2 src 172.20.0.1"),
 		rules:  at("output priority 0", "ip saddr 172.20.0.1 ip daddr 10.1.1.12 drop")},
 	{name: "a socket of IPv6 that is not bound sends from the nearest address", from: "node1", to: "pod2", six: true,
-		want: trace.Delivered, break_: runs("ip addr add fd00:10:1:1::1/128 dev vethpod1 nodad; " +
-			"ip -6 route replace fd00:10:1:1::12 dev vethpod2; ip -6 rule add not from fd00:10:1:1::/64 blackhole prio 100")},
+		want: trace.Delivered, break_: runs("ip addr add fd00:10:1:1::1/128 dev vethpod1 nodad; " + // ready a bit later
+			"until ip -6 route show table local | grep -q fd00:10:1:1::1; do sleep 0.01; done; " +
+			"ip -6 route replace fd00:10:1:1::12 dev vethpod2; " +
+			"ip -6 rule add not from fd00:10:1:1::/64 blackhole prio 100")},
+	{name: "a rule about addresses of the input interface", from: "client", to: "node1", in: "eth0",
+		rules: "table ip x {}", want: trace.Dropped, by: "--limit-iface-in",
+		break_: runs("iptables -w -A INPUT -i eth0 -m addrtype --dst-type LOCAL --limit-iface-in -j DROP")},
+	{name: "a rule about addresses of another interface", from: "pod1", to: "node1", rules: "table ip x {}",
+		want:   trace.Delivered,
+		break_: runs("iptables -w -A INPUT -m addrtype --dst-type LOCAL --limit-iface-in -j DROP")},
+	{name: "a rule about addresses of the output interface", from: "node1", to: "node1", six: true,
+		rules: "table ip x {}", want: trace.Delivered,
+		break_: runs("ip6tables -w -A OUTPUT -m addrtype ! --src-type LOCAL --limit-iface-out -o eth0 -j DROP")},
 	{name: "loopback from outside", from: "pod1", to: "127.0.0.1",
 		want: trace.Dropped, by: "net.ipv4.conf.vethpod1.route_localnet=0"},
 }

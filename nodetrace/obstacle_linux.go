@@ -289,7 +289,7 @@ func (w *walk) compareMTU(in, out rtnl.Link, r rtnl.Route) {
 func (w *walk) directBridge(y way, reply *way, bridge rtnl.Link) {
 	name := w.bridgeCalls(y.To.Addr())
 	translated := y.backend.IsValid() && y.To != y.asked.To && !y.masq
-	within := bridge.Kind == "bridge" && len(w.in) > 0 && w.in[0] == bridge.Index
+	within := bridge.Kind == "bridge" && len(w.in) > 0 && w.in[0] == bridge.Index && !w.own()
 	if translated && within && w.number("bridge/"+name) == 0 {
 		reply.doubtful("replies between ports of bridge %s: if the pods have a route to each other there, they pass "+
 			"untranslated, because net.bridge.%s is not 1 (nor the bridge's %s)", bridge.Name, name,

@@ -142,8 +142,9 @@ func (w *walk) follow() {
 	}
 }
 
-// bind gives the packet of a socket that is not bound the source that the kernel chooses, by a route
-// that it looks up without one. If it finds none, it looks again with IPv6, from the nearest address.
+// bind gives the packet of a socket that is not bound the source that the kernel chooses, by a
+// route that it looks up without one. If it finds none, it looks again with IPv6, from the nearest
+// address.
 func (w *walk) bind(y *way) stop {
 	if !w.q.Packet.Unbound || !w.own() || w.q.Mode.Holds {
 		return stop{}

@@ -19,6 +19,8 @@ type node struct {
 	byName map[string]route.Link
 	names  map[int32]string
 	routes map[netip.Addr]route.Route
+	// addresses of the node; nil until they are read.
+	addresses []route.Address
 }
 
 func inspectAround(ctx context.Context) (*node, error) {
@@ -26,7 +28,8 @@ func inspectAround(ctx context.Context) (*node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &node{ctx, conn, map[string]route.Link{}, map[int32]string{}, map[netip.Addr]route.Route{}}
+	n := &node{ctx: ctx, conn: conn, byName: map[string]route.Link{}, names: map[int32]string{},
+		routes: map[netip.Addr]route.Route{}}
 	links, err := route.Links(ctx, conn)
 	for _, l := range links {
 		n.byName[l.Name], n.names[l.Index] = l, l.Name
@@ -100,4 +103,17 @@ func (n *node) LinkTo(a netip.Addr) (index uint32, name string, err error) {
 		return 0, "", err
 	}
 	return uint32(way.Out), n.names[way.Out], nil
+}
+
+// LinkOf is part of xt.Node.
+func (n *node) LinkOf(a netip.Addr) (name string, err error) {
+	if n.addresses == nil {
+		n.addresses, err = route.Addresses(n.ctx, n.conn, 0)
+	}
+	for _, is := range n.addresses {
+		if is.Addr == a || a.Is4() && a.IsLoopback() && is.Addr.Is4() && is.Addr.IsLoopback() {
+			return n.names[is.Index], err
+		}
+	}
+	return "", err
 }

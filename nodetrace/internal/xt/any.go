@@ -50,6 +50,8 @@ type Conn struct {
 type Node interface {
 	AddressType(a netip.Addr) (uint32, error)
 	LinkTo(a netip.Addr) (index uint32, name string, err error)
+	// LinkOf returns the device that has an address of the node; "" for other addresses.
+	LinkOf(a netip.Addr) (name string, err error)
 }
 
 // NewAny returns a judge. sets may be nil.

@@ -358,7 +358,16 @@ func (b *reader) mark() (value, mask uint32, ok bool) {
 // addressType reads the type of an address. Only LOCAL is understood without a node ([Node]).
 func (b *reader) addressType(no bool, of func(*walker, follow.Flow) netip.Addr) {
 	kinds := strings.Split(b.next(), ",")
-	if slices.Equal(kinds, []string{"LOCAL"}) {
+	local := slices.Equal(kinds, []string{"LOCAL"})
+	if len(b.left) > 0 && strings.HasPrefix(b.left[0], "--limit-iface-") {
+		if limit := b.next(); b.any == nil || !local {
+			b.cannot("option " + limit)
+		} else {
+			b.localAt(no, of, limit == "--limit-iface-in")
+		}
+		return
+	}
+	if local {
 		b.is(no, func(w *walker, f follow.Flow) bool { return w.route.here(w, of(w, f)) })
 		return
 	}
@@ -413,6 +422,22 @@ func states(b *reader, no bool) {
 		snat := w.conn.SNAT || w.any && f.Masqueraded && (f.NewPort || !own || f.From.IsValid())
 		return slices.Contains(names, state) ||
 			w.tracks(f) && (dnat && slices.Contains(names, "DNAT") || snat && slices.Contains(names, "SNAT"))
+	})
+}
+
+// localAt matches packets with an address that the input or the output interface has.
+func (b *reader) localAt(no bool, of func(*walker, follow.Flow) netip.Addr, in bool) {
+	b.meets(func(w *walker, f follow.Flow) float64 {
+		name, known := w.route.leaves(w, f.To.Addr())
+		if in {
+			name, known = w.route.comesIn(w)
+		}
+		holder, err := w.conn.Node.LinkOf(of(w, f))
+		w.fail(err)
+		if !known || name == "" {
+			return unreported
+		}
+		return yesOrNo((holder == name) != no)
 	})
 }
 
