@@ -408,6 +408,12 @@ func (w *walk) send(y way) (all []way) {
 	if s.by != "" {
 		// The program's call fails; no client sees that of a reply.
 		s.verdict = map[bool]trace.NodeVerdict{false: trace.Rejected, true: trace.Dropped}[y.reply]
+		if w.fromIPVS(y) {
+			asked := y
+			asked.To = y.asked.To
+			s = w.refusal(&asked, s)
+			y.doubts = asked.doubts
+		}
 		w.stop(y, s)
 		return nil
 	}

@@ -532,6 +532,17 @@ func TestWalk(t *testing.T) {
 				return all, nil
 			}
 		}, trace.Dropped, "kube-proxy", 1, nil},
+		{"IPVS has no route, and the error has none", func(w *walk) {
+			w.q.Mode.Holds = true
+			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:80")
+			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) { return one(p), nil }
+			client := w.q.Packet.From.Addr()
+			w.route = refusing(w.route, func(q rtnl.Query) bool {
+				return q.Proto == byte(trace.ICMPv4) && (q.To != client || q.From == w.q.Packet.To.Addr())
+			})
+		}, trace.Dropped, "prohibits 10.1.1.2", 1, func(n trace.Node) bool {
+			return strings.Contains(strings.Join(n.Warnings, ""), "does not reach the client")
+		}},
 		{"IPVS takes an untracked packet", func(w *walk) {
 			w.q.Mode.Holds = true
 			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:80")
