@@ -307,7 +307,7 @@ func (w *walk) past(y *way, bridge rtnl.Link) {
 	if bridge.Kind != "bridge" || sent != y.asked.To || w.number("bridge/"+calls) != 0 {
 		return
 	}
-	r := w.lookup(rtnl.Query{To: y.To.Addr()})
+	r := w.lookup(rtnl.Query{To: y.To.Addr(), Proto: byte(y.Proto)})
 	local := w.q.OnNode != nil && w.q.OnNode(y.To) // a pod of this node needs no route of it
 	if !local && (r.Out != bridge.Index || r.Gateway.IsValid()) {
 		return

@@ -112,15 +112,17 @@ func (w *walk) follow() {
 			w.warn("The source %s is assumed: a socket that is not bound to it sends from %s.", p.From.Addr(), src)
 		}
 	}
-	direct := !w.lookup(rtnl.Query{To: p.From.Addr()}).Gateway.IsValid()
+	direct := !w.lookup(rtnl.Query{To: p.From.Addr(), Proto: byte(p.Proto)}).Gateway.IsValid()
 	if k := w.q.Kernel; k != nil && k.Perhaps && (w.q.ClientHere || direct) {
 		start.doubts = []doubt{{verdict: trace.Delivered, what: fmt.Sprintf("whether %[1]s is a pod of this node, "+
 			"whose socket an eBPF program connects: see --cluster-cidr, and ip route get %[1]s", p.From.Addr())}}
 	}
 	for _, x := range w.connected(start) {
-		if s := w.bind(&x); s.by != "" {
-			w.stop(x, s)
-			continue
+		if p.Unbound && w.own() && !w.q.Mode.Holds {
+			if s := w.bind(&x); s.by != "" {
+				w.stop(x, s)
+				continue
+			}
 		}
 		for _, y := range w.request(x) {
 			for _, z := range w.proxied(y) {
@@ -146,9 +148,6 @@ func (w *walk) follow() {
 // route that it looks up without one. If it finds none, it looks again with IPv6, from the nearest
 // address.
 func (w *walk) bind(y *way) stop {
-	if !w.q.Packet.Unbound || !w.own() || w.q.Mode.Holds {
-		return stop{}
-	}
 	r := w.lookup(y.query())
 	switch s := noRoute(r, y.To.Addr(), false, "route"); {
 	case s.by != "" && y.To.Addr().Is4():
@@ -184,7 +183,7 @@ func (w *walk) connected(y way) (all []way) {
 		z := y
 		z.To, z.backend, z.share, z.Flow.Orig.To = b.Address, b.Address, b.Share, b.Address
 		z.asked.To = b.Address
-		src := w.lookup(rtnl.Query{To: b.Address.Addr()}).Source
+		src := w.lookup(rtnl.Query{To: b.Address.Addr(), Proto: byte(y.Proto)}).Source
 		if w.own() && z.From.Addr().IsLoopback() && src.IsValid() { // a socket that is not bound
 			z.From = netip.AddrPortFrom(src, z.From.Port())
 			z.asked.From, z.Flow.Orig.From = z.From, z.From
@@ -539,10 +538,13 @@ func (w *walk) toBackends(y way, backends []trace.Backend) (all []way) {
 		z.here, z.To, z.backend, z.share, z.steps = false, b.Address, b.Address, y.share*b.Share, slices.Clone(y.steps)
 		z.Flow = hooks.Flow{Orig: y.Flow.Orig, Mark: y.Flow.Mark, Label: y.Flow.Label, IPVS: w.q.Mode.Holds}
 		if !w.q.Mode.Holds {
-			own := w.lookup(rtnl.Query{To: b.Address.Addr()})
-			z.From, z.Mark, z.proxys = netip.AddrPortFrom(own.Source, 0), w.q.Mode.Mark, true
-			z.Flow = hooks.Flow{Orig: hooks.Tuple{From: z.From, To: z.To}}
+			z.From, z.Mark, z.proxys = netip.AddrPort{}, w.q.Mode.Mark, true
+			z.Flow = hooks.Flow{Orig: hooks.Tuple{To: z.To}}
 			z.asked = z.Flow.Orig
+			if s := w.bind(&z); s.by != "" {
+				w.stop(z, s)
+				continue
+			}
 		}
 		all = append(all, w.send(z)...)
 	}

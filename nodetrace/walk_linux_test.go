@@ -700,6 +700,24 @@ func TestWalk(t *testing.T) {
 			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:80")
 			w.links[3].Flags = 0
 		}, trace.Dropped, "interface pod2 is down", 1, nil},
+		{"a policy rule of another protocol prohibits what the proxy does not send", func(w *walk) {
+			w.q.Mode.Terminates = true
+			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:80")
+			w.pass = func(_ hooks.Hook, p hooks.Packet) ([]hooks.Way, error) { return one(p), nil }
+			client := w.q.Packet.From.Addr()
+			w.route = refusing(w.route, func(q rtnl.Query) bool {
+				return q.Proto != byte(lb.TCP) && q.To != client && q.To != w.q.Packet.To.Addr()
+			})
+			w.route = func(route lookup) lookup {
+				return func(q rtnl.Query) (rtnl.Route, error) {
+					r, err := route(q)
+					if !q.To.IsValid() {
+						r.Errno = unix.ERANGE
+					}
+					return r, err
+				}
+			}(w.route)
+		}, trace.Delivered, "", 0, nil},
 		{"the proxy's own connections have its mark", func(w *walk) {
 			w.q.Mode.Terminates, w.q.Mode.Mark = true, 0x4000
 			w.q.Packet.To = netip.MustParseAddrPort("192.0.2.1:80")
