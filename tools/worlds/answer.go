@@ -132,6 +132,8 @@ func (w *world) compare(q query, a answer, seen []outcome) verdict {
 	switch {
 	case a.Exit == 2 && !w.asTabled(q, a, seen):
 		return right
+	case a.Exit == 2 && a.Rest.Share > 0 && a.Rest.Share <= 0.999 && (w.keeps(q) || a.Rest.escapes(len(seen))):
+		return right // by the backends that are not harmed
 	case a.Exit == 2:
 		return wrong(a.Rest.Verdict + ", but answered as the table says")
 	}

@@ -120,6 +120,39 @@ func TestDeafReply(t *testing.T) {
 	}
 }
 
+// TestOfSome judges answers about some of the connections by a single one, and by many.
+func TestOfSome(t *testing.T) {
+	q := query{from: "client", to: netip.MustParseAddrPort("10.96.0.10:80"), about: "s10, cluster IP"}
+	at := netip.AddrPortFrom(addressOf("pod2", false), served)
+	tabled := outcome{kind: "answered", at: at, seen: q.source(), host: "pod2"}
+	silent := outcome{kind: "silent"}
+	for _, c := range []struct {
+		verdict string
+		share   float64
+		seen    outcome
+		n       int
+		class   string
+	}{
+		{"translated", 0.33, tabled, 1, "right"},
+		{"translated", 0.33, tabled, many, "right"}, // one of a thousand
+		{"translated", 0.5, tabled, many, "wrong"},
+		{"translated", 1, tabled, 1, "wrong"},
+		{"rejected", 0.5, silent, 1, "right"}, // by another obstacle
+		{"rejected", 0.5, silent, many, "wrong"},
+		{"rejected", 1, silent, 1, "wrong"},
+	} {
+		a := answer{Exit: 2, Verdict: "balance", Backends: []ofShare{{Address: at, Share: 1}},
+			Rest: &rest{Verdict: c.verdict, Share: c.share}}
+		var seen []outcome
+		for range c.n {
+			seen = append(seen, c.seen)
+		}
+		if got := (&world{mode: "nftables"}).judge(q, a, seen); got.class != c.class {
+			t.Errorf("%+v: %v", c, got)
+		}
+	}
+}
+
 // TestSameWorld makes a world twice: a seed and a round say all about it.
 func TestSameWorld(t *testing.T) {
 	modes := []string{"nftables", "ebpf"}
