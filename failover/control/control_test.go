@@ -236,6 +236,9 @@ func TestAvoid(t *testing.T) {
 		if r.avoids() || !slices.Equal(r.changes, []string{"not node-2", "node-2"}) {
 			t.Errorf("after its return: avoided %v, changes %v", r.avoids(), r.changes)
 		}
+		if len(r.avoided) != 1 {
+			t.Errorf("rules without the endpoint count again: %v", r.avoided)
+		}
 	})
 }
 

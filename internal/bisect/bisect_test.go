@@ -120,6 +120,28 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// So is the number of refusals in a row: log2(n) and 8, less those before the search. An accepted
+// group makes the rest promising.
+func TestRefusalsInARow(t *testing.T) {
+	for _, before := range []int{0, 5} {
+		s, refusals := New([][]int{make([]int, 1000)}, before), before
+		if s.Promising() {
+			t.Error("promising before anything was tried")
+		}
+		for !s.GaveUp() {
+			s.Refused(nil)
+			refusals++
+		}
+		if want := bits.Len(1000) + 8 + 1; refusals != want {
+			t.Errorf("gave up after %d refusals in a row, want %d", refusals, want)
+		}
+		s.Took()
+		if !s.Promising() || s.GaveUp() {
+			t.Error("it gave up, though a group was accepted")
+		}
+	}
+}
+
 // A group that got smaller before it was tried, or empty, is searched as it is then.
 func TestShrunk(t *testing.T) {
 	s := New([][]string{{}, {"a", "b", "c"}}, 0)

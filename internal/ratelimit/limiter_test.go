@@ -65,7 +65,8 @@ func TestShares(t *testing.T) {
 // shares make room.
 func TestManyNamespaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := New(slog.New(slog.DiscardHandler), "")
+		var log logtest.Buffer
+		l := New(slog.New(slog.NewTextHandler(&log, nil)), "")
 		allowed := 0
 		flood := func(from int) {
 			for i := range 100 * MaxShares {
@@ -84,6 +85,11 @@ func TestManyNamespaces(t *testing.T) {
 			t.Error("a stranger has no share of his own though the others are whole")
 		}
 		time.Sleep(ReportGap)
+		synctest.Wait()
+		want := fmt.Sprintf(`messages=%d mostAbout="other namespaces" ofThem=%[1]d`, 2*100*MaxShares-allowed)
+		if lines := log.Lines("Suppressed messages"); len(lines) != 1 || !strings.Contains(lines[0], want) {
+			t.Errorf("%q, want one line with %s", lines, want)
+		}
 	})
 }
 
