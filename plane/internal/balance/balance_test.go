@@ -145,6 +145,8 @@ func TestAffinityAndChanges(t *testing.T) {
 		switch {
 		case was != backend(1) && a != was:
 			t.Errorf("client %d met %s, which is still there, and then %s", c, was, a)
+		case a == backend(1):
+			t.Errorf("client %d stays with a backend that left", c)
 		case was == backend(1):
 			moved[c] = a
 		}

@@ -54,6 +54,20 @@ func TestRoutesCF33(t *testing.T) {
 	}
 }
 
+// The outcome of an attempt counts for the backend, though the first route has none.
+func TestDialledByFrontend(t *testing.T) {
+	b := New(Config{})
+	to := setOf("ns/a", 1, 2)
+	set := b.Set(to, 0)
+	row := b.Frontend(&lb.Frontend{Service: "ns/a", Routes: []lb.Route{{From: lb.Pods, Do: lb.Drop},
+		{From: lb.Anywhere, Do: lb.Balance, To: to}}}, NewOrigins((&node{}).own))
+	pick(t, row, 0) // no pods are known, so it is from anywhere
+	row.Dialled(client(0), backend(1), refused)
+	if n := count(t, set, 10)[backend(1)]; n != 0 || b.Stats().Failing != 1 {
+		t.Errorf("%d clients get the backend that failed, %d fail", n, b.Stats().Failing)
+	}
+}
+
 // The node reaches its own addresses from these, and yet is one client, which stays with one
 // backend (SV-18).
 func TestNodeIsOneClient(t *testing.T) {

@@ -65,7 +65,7 @@ func (s *Set) hold(want *lb.BackendSet) {
 	ring := make([]*member, 0, want.Backends.Len())
 	for i := range s.ring {
 		m := s.ring[(s.next+i)%len(s.ring)]
-		if len(left) > 0 && left[m.addr] {
+		if left[m.addr] {
 			m.gone = true
 			s.b.leave(s.id.Proto, m)
 		} else {
