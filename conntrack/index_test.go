@@ -415,6 +415,27 @@ func TestUnsuspicious(t *testing.T) {
 	}
 }
 
+// Nor for another endpoint that serves beside those that did, though no route reaches them.
+func TestMoreServes(t *testing.T) {
+	for name, c := range map[string]struct {
+		then    lb.Change
+		suspect bool
+	}{
+		"the same":        {set(serving(row(vip, service, lb.Cluster, podA), podA, podB)), false},
+		"one more serves": {set(serving(row(vip, service, lb.Cluster, podA), podA, podB, podC)), false},
+		"one serves less": {set(serving(row(vip, service, lb.Cluster, podA), podA, podC)), true},
+		"a protocol without ports": {lb.Change{Key: lb.Key{Addr: netip.MustParseAddr("10.96.0.10"), Proto: 1},
+			New: row(vip, service, lb.Cluster, podA)}, false},
+	} {
+		x := newIndex(nil)
+		x.apply(set(serving(row(vip, service, lb.Cluster, podA), podA, podB)))
+		x.take(flows, nil)
+		if got := x.apply(c.then); got != c.suspect || len(x.suspect) > 0 != c.suspect {
+			t.Errorf("%s: suspect are %v", name, x.suspect)
+		}
+	}
+}
+
 // The index removes deleted frontends, and keys that failed in a pass stay suspect.
 func TestIndexBounds(t *testing.T) {
 	x := newIndex(nil)
