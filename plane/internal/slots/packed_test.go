@@ -80,3 +80,36 @@ func TestPackerNext(t *testing.T) {
 		}
 	}
 }
+
+// Ports that share endpoints share the memory of their slots and of the difference, and a Packer
+// remembers only a few of both (TN-89).
+func TestPortsShareMemory(t *testing.T) {
+	endpoints := func(numbers ...int) lb.Endpoints {
+		var all []lb.Endpoint
+		for _, n := range numbers {
+			all = append(all, lb.Endpoint{Addr: addr(n).Addr()})
+		}
+		return lb.EndpointsOf(all...)
+	}
+	before, after := endpoints(1, 2, 3, 4), endpoints(1, 2, 4, 5)
+	var r Packer
+	next := func(port uint16, from, to lb.Endpoints) (Packed, []int) {
+		var was, want lb.Backends
+		was.Add(port, from)
+		want.Add(port, to)
+		old := First(&was)
+		slices.Reverse(old)
+		return r.Next(r.Pack(old, &was), &was, &want)
+	}
+	first, differ := next(80, before, after)
+	second, same := next(81, before, after)
+	if first.in == nil || first.in != second.in || len(differ) == 0 || &differ[0] != &same[0] {
+		t.Errorf("two ports have the slots %v and %v, and differ in %v and %v", first.in, second.in, differ, same)
+	}
+	for n := range 20 {
+		next(80, endpoints(1, 2, 3, 4, 10+n), endpoints(2, 3, 4, 10+n, 40+n))
+	}
+	if len(r.orders) != recent || len(r.moves) != recent {
+		t.Errorf("%d orders and %d moves are kept, want %d of each", len(r.orders), len(r.moves), recent)
+	}
+}
