@@ -12,7 +12,8 @@ type copier struct{ plane.Plane }
 
 func (copier) Weigh(*lb.Frontend) int { return 10 }
 
-// A plane that implements Weigher weighs its frontends itself. A removed one weighs 1 in every plane.
+// A plane that implements Weigher weighs its frontends itself. A removed one weighs 1 in every
+// plane.
 func TestWeights(t *testing.T) {
 	f := &lb.Frontend{Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Drop}}}
 	own, usual := plane.Weights(copier{}), plane.Weights(struct{ plane.Plane }{})
