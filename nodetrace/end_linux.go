@@ -100,7 +100,11 @@ func (w *walk) refusal(y *way, s stop) stop {
 		}
 	}
 	q := rtnl.Query{To: y.From.Addr(), From: w.local(y.To.Addr()), Proto: byte(errorProto(*y, s))}
-	if q.To.Is6() && !q.From.IsValid() { // the kernel chooses it before the route
+	switch reset := errorProto(*y, s) == lb.TCP; { // IPv6 has a source before the route
+	case q.To.Is4() || q.From.IsValid():
+	case reset:
+		q.From = y.To.Addr()
+	default:
 		q.From = w.nearest(q.To)
 	}
 	r := w.lookup(q)
@@ -122,6 +126,7 @@ func (w *walk) refusal(y *way, s stop) stop {
 		}
 		w.elsewhere(y, r, "the error that refuses the packet")
 	}
+	var translatedBy *hooks.Rule
 	path := []hooks.Hook{hooks.Output, hooks.Postrouting}
 	if r.Here() { // through the loopback device
 		e.Out = "lo"
@@ -140,6 +145,7 @@ func (w *walk) refusal(y *way, s stop) stop {
 		for _, x := range ways {
 			if x.Verdict == "" { // conntrack gives it the address that the client asked
 				e.From, e.To, e.Mark = x.From, x.To, x.Mark
+				translatedBy = cmp.Or(x.TranslatedBy, translatedBy)
 			}
 			for _, rule := range x.NotEvaluated {
 				y.doubtful("%s", rule)
@@ -154,6 +160,9 @@ func (w *walk) refusal(y *way, s stop) stop {
 		case lost > 0:
 			y.doubtful("%s, which stops some of the errors that refuse the packet", by)
 		}
+	}
+	if e.To.Addr() != y.From.Addr() && translatedBy != nil {
+		return w.unheard(s, fmt.Sprintf("%s: to %s", translatedBy, e.To.Addr()))
 	}
 	return s
 }

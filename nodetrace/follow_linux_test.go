@@ -361,6 +361,13 @@ var faults = []fault{
 	{name: "a rule about addresses of the output interface", from: "node1", to: "node1", six: true,
 		rules: "table ip x {}", want: trace.Delivered,
 		break_: runs("ip6tables -w -A OUTPUT -m addrtype ! --src-type LOCAL --limit-iface-out -o eth0 -j DROP")},
+	{name: "a reset has a source before its route, IPv6", from: "client", to: "pod2", six: true, want: trace.Rejected,
+		by: "table ip6 x", rules: "table ip6 x { chain c { type filter hook forward priority 0; tcp dport 8080 " +
+			"reject with tcp reset; }; }",
+		break_: runs("ip -6 rule add from fd00:18::/124 unreachable prio 50")},
+	{name: "the error of a refusal is sent elsewhere", from: "pod1", to: "pod2", want: trace.Dropped,
+		by: "tcp dport 8080", rules: forward("tcp dport 8080 reject") +
+			"\ntable ip x { chain o { type filter hook output priority -300; ip daddr set 192.0.2.11; }; }"},
 	{name: "loopback from outside", from: "pod1", to: "127.0.0.1",
 		want: trace.Dropped, by: "net.ipv4.conf.vethpod1.route_localnet=0"},
 }
