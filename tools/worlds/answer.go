@@ -97,6 +97,9 @@ func (w *world) judge(q query, a answer, seen []outcome) verdict {
 		hedge.MatchString) {
 		return vague
 	}
+	if v.class == "wrong" && a.Rest.partial() && len(a.Rest.NotEvaluated) > 0 {
+		return vague // the others are not decided
+	}
 	return v
 }
 

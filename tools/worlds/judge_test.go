@@ -150,6 +150,11 @@ func TestOfSome(t *testing.T) {
 		if got := (&world{mode: "nftables"}).judge(q, a, seen); got.class != c.class {
 			t.Errorf("%+v: %v", c, got)
 		}
+		a.Rest.NotEvaluated = []string{"a rule"}
+		undecided := map[bool]string{true: "vague", false: c.class}[c.class == "wrong" && a.Rest.partial()]
+		if got := (&world{mode: "nftables"}).judge(q, a, seen); got.class != undecided {
+			t.Errorf("%+v, with a rule that was not evaluated: %v", c, got)
+		}
 	}
 }
 
