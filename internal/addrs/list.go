@@ -74,7 +74,7 @@ func (l List) Len() int {
 	if l.packed == "" {
 		return 0
 	}
-	return len(l.packed) / int(l.packed[0]) // the width before them is less than an entry
+	return (len(l.packed) - 1) / int(l.packed[0])
 }
 
 // Shares reports whether two lists are equal and share their memory.
