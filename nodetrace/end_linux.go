@@ -99,7 +99,7 @@ func (w *walk) refusal(y *way, s stop) stop {
 				r.Priority)
 		}
 	}
-	q := rtnl.Query{To: y.From.Addr(), From: w.local(y.To.Addr()), Proto: byte(errorProto(*y, s))}
+	q := rtnl.Query{To: y.From.Addr(), From: w.errorSource(*y, s), Proto: byte(errorProto(*y, s))}
 	switch reset := errorProto(*y, s) == lb.TCP; { // IPv6 has a source before the route
 	case q.To.Is4() || q.From.IsValid():
 	case reset:
@@ -201,11 +201,21 @@ func errorProto(y way, s stop) lb.Proto {
 	return trace.ICMPv4
 }
 
+// errorSource is the source that an error has before its route: the address that the client asked,
+// if that is one of the node. ICMP of IPv4 knows that by the packet's route, which a rule at
+// prerouting comes before.
+func (w *walk) errorSource(y way, s stop) netip.Addr {
+	if s.stage == hooks.Prerouting.String() && errorProto(y, s) == trace.ICMPv4 {
+		return netip.Addr{}
+	}
+	return w.local(y.To.Addr())
+}
+
 // errorOf is the packet by which the client learns of a refusal, on the route r.
 func (w *walk) errorOf(y way, s stop, r rtnl.Route) way {
 	const networkControl = 0xc0 // the precedence of errors of IPv4 (RFC 1812, 4.3.2.5)
 	from := r.Source
-	if here := w.local(y.To.Addr()); here.IsValid() {
+	if here := w.errorSource(y, s); here.IsValid() {
 		from = here
 	}
 	e := hooks.Packet{Proto: errorProto(y, s), From: netip.AddrPortFrom(from, 0), TOS: networkControl,

@@ -368,6 +368,12 @@ var faults = []fault{
 	{name: "the error of a refusal is sent elsewhere", from: "pod1", to: "pod2", want: trace.Dropped,
 		by: "tcp dport 8080", rules: forward("tcp dport 8080 reject") +
 			"\ntable ip x { chain o { type filter hook output priority -300; ip daddr set 192.0.2.11; }; }"},
+	{name: "the error of a refusal before the route has no source", from: "pod1", to: "node1", want: trace.Rejected,
+		by: "table ip x", rules: at("prerouting priority -110", "tcp dport 8080 reject"),
+		break_: runs("ip rule add from 172.18.0.0/28 blackhole prio 50")},
+	{name: "a reset before the route has a source", from: "pod1", to: "node1", want: trace.Dropped,
+		by: "table ip x", rules: at("prerouting priority -110", "tcp dport 8080 reject with tcp reset"),
+		break_: runs("ip rule add from 172.18.0.0/28 blackhole prio 50")},
 	{name: "loopback from outside", from: "pod1", to: "127.0.0.1",
 		want: trace.Dropped, by: "net.ipv4.conf.vethpod1.route_localnet=0"},
 }
