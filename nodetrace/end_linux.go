@@ -104,8 +104,12 @@ func (w *walk) refusal(y *way, s stop) stop {
 	case q.To.Is4() || q.From.IsValid():
 	case reset:
 		q.From = y.To.Addr()
-	default:
+	default: // unless the route has one, which a query does not show
+		without := w.lookup(q)
 		q.From = w.nearest(q.To)
+		if r := w.lookup(q); (r.Errno == 0) != (without.Errno == 0) {
+			y.doubtful("whether the error that refuses the packet has its source %s before its route is chosen", q.From)
+		}
 	}
 	r := w.lookup(q)
 	if q.From.IsValid() {

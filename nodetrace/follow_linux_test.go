@@ -253,7 +253,7 @@ var faults = []fault{
 		rules:  "table ip refuses { chain c { type filter hook input priority 0; tcp dport 8080 reject; }; }",
 		break_: runs("ip rule add from 172.0.0.0/8 prohibit prio 32000")},
 	{name: "the error of a refusal has a source of its own, IPv6", from: "client", to: "pod2", six: true,
-		want: trace.Rejected, by: "prohibits",
+		want: trace.Undecided, doubt: "whether the error that refuses the packet has its source fd00:18::2",
 		break_: runs("ip -6 rule add not from fd00:18::2 prohibit prio 100")},
 	{name: "a reset is no SYN", from: "pod1", to: "pod2", want: trace.Rejected, by: "table ip refuses, chain c, rule 1",
 		rules: "table ip refuses { chain c { type filter hook forward priority 0; " +
@@ -336,7 +336,8 @@ var faults = []fault{
 		rules: at("input priority 0", "ip saddr 172.18.0.2 reject") +
 			"\ntable ip x { chain n { type nat hook output priority -100; ip daddr 10.96.0.1 dnat to 172.18.0.2; }; }"},
 	{name: "the error of a refusal has a source before its route, IPv6", from: "client", to: "pod2", six: true,
-		want: trace.Dropped, by: "no route", break_: runs("ip -6 route del fd00:10:1:1::12; ip -6 route del default; " +
+		want: trace.Undecided, doubt: "whether the error that refuses the packet has its source fd00:18::2",
+		break_: runs("ip -6 route del fd00:10:1:1::12; ip -6 route del default; " +
 			"ip -6 rule add from fd00:18::/124 iif lo unreachable prio 32000")},
 	{name: "the node has no route to the client, and forwarded replies have one", from: "client", to: "pod2",
 		want: trace.Delivered, break_: runs("ip rule add iif lo to 172.18.0.100 prohibit prio 50")},
