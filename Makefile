@@ -21,7 +21,7 @@ tool = go -C tools build $(VCS) -o $(CURDIR)/bin/tools/ ./$(1) && bin/tools/$(1)
 ASKED := ./debug/api ./event ./debug/inspect ./status ./trace
 STORE := $(or $(VMRUN_STORE),/var/cache/vmrun)
 
-.PHONY: objects test-objects site vm help build build-windows image image-lock scale test-asked test-image test-monitoring test-status test check unit trace-worlds e2e pods conformance test-kernels mutants release-check bench run switches fuzz generate clean deps release verify-release vuln
+.PHONY: objects test-objects site vm help build build-windows image image-lock scale test-asked test-image test-monitoring test-status test check unit unit-here unit-tools trace-worlds e2e pods conformance test-kernels mutants release-check bench run switches fuzz generate clean deps release verify-release vuln
 
 help: ## print this help
 	@echo 'Usage: make TARGET. Tests and `run` need root; they work in network namespaces of their own.'
@@ -108,15 +108,15 @@ image-lock: # pin the packages of Debian in the image to their present versions
 
 # The unit tests keep two processors busy, and wait for packets: beside them an API server and a VM make all slower. These wait more.
 test: deps check ## all that this machine can prove: format, vet, staticcheck, real-kernel tests, a real API server, IPVS in a VM
-	@$(MAKE) unit
-	@$(MAKE) --no-print-directory -j2 --output-sync=target e2e vm
+	@$(MAKE) unit-here
+	@$(MAKE) -j3 --output-sync=target e2e vm unit-tools
 
 check: deps build-windows ## gofmt, go vet, staticcheck, structure, plain English; for Windows build and go vet
 	@test/size
 	@test/prose
 	@bad=$$(gofmt -l .); if [[ $$bad ]]; then echo "gofmt -w these:" $$bad >&2; exit 1; fi
 	go vet ./...
-	for arch in amd64 arm64; do GOOS=windows GOARCH=$$arch go vet ./...; done
+	GOOS=windows GOARCH=amd64 go vet ./...
 	go tool staticcheck ./...
 	go -C tools vet ./...
 	staticcheck=$$(go tool -n staticcheck); cd tools && $$staticcheck ./...
@@ -126,9 +126,13 @@ check: deps build-windows ## gofmt, go vet, staticcheck, structure, plain Englis
 PARALLEL := $(shell echo $$((3 * $$(nproc))))
 PACKAGES := $(shell echo $$((1 + $$(nproc))))
 # -count=1, because a result in Go's cache says nothing of this machine's kernel.
-unit: ## go test ./... here and in tools, with the tests that use this machine's kernel
+unit: unit-here unit-tools ## go test ./... here and in tools, with the tests that use this machine's kernel
+
+unit-here:
 	@if (($$(id -u))); then echo 'make: the tests that use the kernel need root' >&2; exit 1; fi
 	go test -count=1 -p $(PACKAGES) -parallel $(PARALLEL) -timeout 20m ./...
+
+unit-tools:
 	go -C tools test -count=1 -timeout 10m ./...
 
 e2e: ## a real etcd and kube-apiserver (test/e2e)
