@@ -102,6 +102,10 @@ func (p *proxy) explain(err error) error {
 	}
 }
 
+// stopsWithin is more than the 5 s for which mode userspace waits for open connections
+// (--userspace-drain-timeout), such as those to a node that was cut off, and the 5 s of a write.
+const stopsWithin = 20 * time.Second
+
 // stop ends the process as systemd or a kubelet would; it must leave with status 0.
 func (p *proxy) stop() error {
 	if p.reported {
@@ -112,8 +116,8 @@ func (p *proxy) stop() error {
 	}
 	select {
 	case <-p.exited:
-	case <-time.After(5 * time.Second):
-		return errors.Join(errors.New("kube-proxy did not stop 5s after SIGTERM; its log:\n"+p.log.String()),
+	case <-time.After(stopsWithin):
+		return errors.Join(fmt.Errorf("kube-proxy did not stop %s after SIGTERM; its log:\n%s", stopsWithin, p.log),
 			p.cmd.Close())
 	}
 	if p.result != nil {
