@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -82,7 +81,7 @@ func probeCompat(nf *kernel.Netfilter, f lb.Family) prober {
 // prober queries x_tables, as iptables-legacy does.
 func (t *tableInfo) prober() prober {
 	return func(e Extension) error {
-		option := uintptr(66) // IPT_SO_GET_REVISION_MATCH
+		option := 66 // IPT_SO_GET_REVISION_MATCH
 		if t.level == unix.SOL_IPV6 {
 			option = 68
 		}
@@ -94,13 +93,7 @@ func (t *tableInfo) prober() prober {
 			revision uint8
 		}
 		copy(q.name[:], e.Name)
-		size := uint32(unsafe.Sizeof(q))
-		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(t.fd), uintptr(t.level), option,
-			uintptr(unsafe.Pointer(&q)), uintptr(unsafe.Pointer(&size)), 0)
-		if errno != 0 {
-			return errno
-		}
-		return nil
+		return ask(t, option, &q)
 	}
 }
 

@@ -3,12 +3,6 @@
 package xtables
 
 import (
-	"fmt"
-	"os"
-	"unsafe"
-
-	"golang.org/x/sys/unix"
-
 	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
 	"kube-proxy/plane/selfwrites"
@@ -60,77 +54,4 @@ func (g *generations) own(before fingerprint, transactions int, change func() er
 func (g *generations) now() (fingerprint, error) {
 	others, err := g.ours.Others(g.nf.Generation)
 	return fingerprint{1, others}, err
-}
-
-// tableInfo reads the number of entries and the size of each legacy table, without a copy of the
-// table. It does not notice a rule that is replaced by another of the same size.
-type tableInfo struct {
-	fd    int
-	level int
-}
-
-// newTableInfo opens a tableInfo and checks that the kernel has all tables, which creates them.
-func newTableInfo(f lb.Family) (*tableInfo, error) {
-	t, err := openTableInfo(f)
-	if err != nil {
-		return nil, err
-	}
-	if _, err := t.now(); err != nil {
-		t.close()
-		return nil, err
-	}
-	return t, nil
-}
-
-func openTableInfo(f lb.Family) (*tableInfo, error) {
-	domain, level := unix.AF_INET, unix.SOL_IP
-	if f == lb.IPv6 {
-		domain, level = unix.AF_INET6, unix.SOL_IPV6
-	}
-	fd, err := unix.Socket(domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
-	if err != nil {
-		return nil, os.NewSyscallError("socket", err)
-	}
-	return &tableInfo{fd, level}, nil
-}
-
-func (t *tableInfo) close() { unix.Close(t.fd) }
-
-// getinfo is struct ipt_getinfo, and struct ip6t_getinfo.
-type getinfo struct {
-	name      [32]byte
-	hooks     uint32
-	entry     [5]uint32
-	underflow [5]uint32
-	entries   uint32
-	size      uint32
-}
-
-func (t *tableInfo) now() (fingerprint, error) {
-	var out fingerprint
-	for i := range Tables {
-		var info getinfo
-		copy(info.name[:], i.String())
-		size := uint32(unsafe.Sizeof(info))
-		const getInfo = 64 // IPT_SO_GET_INFO, IP6T_SO_GET_INFO
-		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(t.fd), uintptr(t.level), getInfo,
-			uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
-		if errno != 0 {
-			return fingerprint{}, fmt.Errorf("query the size of table %s: %w", i, errno)
-		}
-		out[2*i], out[2*i+1] = info.entries, info.size
-	}
-	return out, nil
-}
-
-func (t *tableInfo) own(before fingerprint, _ int, change func() error) (fingerprint, error) {
-	is, unknown := t.now()
-	if err := change(); err != nil || unknown != nil || is != before {
-		return fingerprint{}, err
-	}
-	is, unknown = t.now()
-	if unknown != nil {
-		return fingerprint{}, nil
-	}
-	return is, nil
 }

@@ -290,8 +290,14 @@ func countRules(ctx context.Context, run Runner, program string, enough int) (n 
 
 // LegacyInUse reports whether this network namespace has tables of the legacy back end.
 func LegacyInUse(f lb.Family) bool {
+	names, err := legacyTables(f)
+	return err == nil && len(names) > 0
+}
+
+// legacyTables are the names of the tables of the legacy back end that exist.
+func legacyTables(f lb.Family) ([]string, error) {
 	b, err := os.ReadFile("/proc/thread-self/net/" + strings.Replace(BaseName(f), "tables", "_tables_names", 1))
-	return err == nil && len(bytes.TrimSpace(b)) > 0
+	return strings.Fields(string(b)), err
 }
 
 // save runs iptables-save and passes its output to a function.

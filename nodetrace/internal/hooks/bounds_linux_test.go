@@ -1,10 +1,15 @@
 package hooks
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"runtime"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
@@ -313,6 +318,38 @@ func TestEstablished(t *testing.T) {
 	}
 }
 
+// openedWithoutRaw opens a snapshot with the capabilities of the chart's pod in mode ebpf: without
+// NET_RAW, which the programs of iptables-legacy need.
+func openedWithoutRaw(t *testing.T, f lb.Family) (s *Snapshot) {
+	t.Helper()
+	here, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer here.Close()
+	done := make(chan error)
+	go func() { // its thread ends with it, because it cannot regain privileges
+		runtime.LockOSThread()
+		err := unix.Setns(int(here.Fd()), unix.CLONE_NEWNET)
+		head, caps := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, [2]unix.CapUserData{}
+		err = errors.Join(err, unix.Capget(&head, &caps[0]))
+		for _, set := range []*uint32{&caps[0].Effective, &caps[0].Permitted, &caps[0].Inheritable} {
+			*set &^= 1 << unix.CAP_NET_RAW
+		}
+		err = errors.Join(err, unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_NET_RAW, 0, 0, 0),
+			unix.Capset(&head, &caps[0]))
+		if err == nil {
+			s, err = Open(t.Context(), f)
+		}
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return s
+}
+
 // Rules of iptables-legacy that cannot be read may do anything at their hooks (NT-06).
 func TestUnreadLegacy(t *testing.T) {
 	for f, six := range map[lb.Family]string{lb.IPv4: "", lb.IPv6: "6"} {
@@ -324,8 +361,7 @@ func TestUnreadLegacy(t *testing.T) {
 			load(t, "", program, "-t", "filter", "-N", "FORWARDED")
 			load(t, "table inet fw { chain f { type filter hook forward priority 0; tcp dport 80 drop; }; }",
 				"nft", "-f", "-")
-			t.Setenv("PATH", "/nonexistent")
-			s := opened(t, f)
+			s := openedWithoutRaw(t, f)
 			for h, doubt := range map[Hook]string{Forward: "", Prerouting: "",
 				Output: "table raw of iptables-legacy, chain OUTPUT is not evaluated",
 				Input:  "table filter of iptables-legacy, chain INPUT is not evaluated"} {

@@ -205,7 +205,7 @@ func (s *Snapshot) readLegacy(ctx context.Context) {
 	if err != nil {
 		s.why = fmt.Sprintf("the rules of iptables-legacy are not evaluated: %v", err)
 		s.unread = map[Hook]*follow.Rule{}
-		filled, asked := legacyFilled(s.family)
+		filled, asked := xtables.LegacyFilled(s.family)
 		for h := Prerouting; h <= Postrouting; h++ {
 			if name := filled[h]; name != "" || asked != nil {
 				s.unread[h] = &follow.Rule{Table: strings.TrimSpace("table "+name) + " of iptables-legacy",
