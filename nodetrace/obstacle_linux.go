@@ -94,30 +94,27 @@ func (w *walk) uplink(l rtnl.Link) bool {
 	if l.Index == rtnl.Loopback || l.Kind == "bridge" || down(l).by != "" {
 		return false
 	}
-	return slices.ContainsFunc(w.all(), func(a rtnl.Address) bool {
+	return slices.ContainsFunc(w.all(false), func(a rtnl.Address) bool {
 		return a.Index == l.Index && !netip.PrefixFrom(a.Addr, a.Bits).IsSingleIP()
 	})
 }
 
-// all are the addresses of the node that other machines may know, in the order of the kernel.
-func (w *walk) all() []rtnl.Address {
+// all are the addresses of the node, in the order of the kernel: those that other machines may
+// know, or those of IPv6 that interfaces have for their own links.
+func (w *walk) all(linkLocal bool) []rtnl.Address {
 	all, err := w.addresses()
 	if err != nil && w.err == nil {
 		w.err = err
 	}
 	return slices.DeleteFunc(slices.Clone(all), func(a rtnl.Address) bool {
-		return a.Addr.IsLinkLocalUnicast() && a.Addr.Is6()
+		return (a.Addr.Is6() && a.Addr.IsLinkLocalUnicast()) != linkLocal
 	})
 }
 
 // linkLocal is the address of IPv6 that an interface has for its own link; invalid without one.
 func (w *walk) linkLocal(l rtnl.Link) netip.Addr {
-	all, err := w.addresses()
-	if err != nil && w.err == nil {
-		w.err = err
-	}
-	for _, a := range all {
-		if a.Index == l.Index && a.Addr.Is6() && a.Addr.IsLinkLocalUnicast() {
+	for _, a := range w.all(true) {
+		if a.Index == l.Index {
 			return a.Addr
 		}
 	}
@@ -126,7 +123,7 @@ func (w *walk) linkLocal(l rtnl.Link) netip.Addr {
 
 // addressesOf are those of an interface, in the packet's family.
 func (w *walk) addressesOf(l rtnl.Link) []rtnl.Address {
-	return slices.DeleteFunc(w.all(), func(a rtnl.Address) bool {
+	return slices.DeleteFunc(w.all(false), func(a rtnl.Address) bool {
 		return a.Index != l.Index || a.Addr.Is6() != w.q.Packet.To.Addr().Is6()
 	})
 }

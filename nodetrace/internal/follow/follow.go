@@ -44,6 +44,14 @@ type State struct {
 	Offload *Rule
 }
 
+// NewSource reports whether rules gave the packet another source, as the kernel counts: to
+// masquerade what a program of this node sent from an address of it changes nothing but, perhaps,
+// the port. sent: this node sent the packet; from is its source.
+func (s State) NewSource(sent bool, from netip.Addr) bool {
+	own := sent && !from.IsLoopback()
+	return s.Masqueraded && (s.NewPort || !own || s.From.IsValid())
+}
+
 // Rule is a rule of any program in the kernel. Number 0 is the policy of the chain.
 type Rule struct {
 	Table, Chain string

@@ -115,8 +115,7 @@ func (w *walk) eval(x rule.Expression, f *flow) bool {
 	case rule.Redirect:
 		return w.translate(f, w.itself(), x.PortMin, x.PortMax)
 	case rule.Masquerading:
-		f.NewPort = x.PortMin != 0 || x.Flags&(unix.NF_NAT_RANGE_PROTO_RANDOM|unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY) != 0
-		f.Masqueraded, f.jump.Kind = true, expr.VerdictAccept
+		f.masquerade(x.PortMin, x.Flags)
 		return true
 	case rule.Refuse:
 		f.Verdict = trace.Reject
@@ -231,6 +230,14 @@ func (w *walk) clientPort(x rule.Expression, low, high uint16, inverted bool, f 
 	return is != inverted
 }
 
+// masquerade gives the packet an address of this node as its source. port is the register of a
+// port, 0 for none.
+func (f *flow) masquerade(port rule.Register, flags uint32) {
+	const random = unix.NF_NAT_RANGE_PROTO_RANDOM | unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY
+	f.NewPort = port != 0 || flags&random != 0
+	f.Masqueraded, f.jump.Kind = true, expr.VerdictAccept
+}
+
 // bounds are the ports that a comparison selects; of "not equal", those that it leaves out.
 func bounds(op uint32, port uint16) (low, high uint16) {
 	switch op {
@@ -328,8 +335,7 @@ func (w *walk) nat(x rule.NAT, f *flow) bool {
 		return w.unknown(x, f)
 	}
 	if x.Type != unix.NFT_NAT_DNAT {
-		f.NewPort = x.PortMin != 0 || x.Flags&(unix.NF_NAT_RANGE_PROTO_RANDOM|unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY) != 0
-		f.Masqueraded, f.jump.Kind = true, expr.VerdictAccept
+		f.masquerade(x.PortMin, x.Flags)
 		a, ok := netip.AddrFromSlice(f.at(x.AddrMin, n))
 		if ok && x.AddrMin != 0 {
 			f.From = netip.AddrPortFrom(a, w.seen.From.Port())

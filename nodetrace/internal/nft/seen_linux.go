@@ -392,8 +392,7 @@ func (w *walk) ct(x rule.Ct, f *flow) bool {
 		if f.Translated && f.To != c.To {
 			c.Status |= statusDstNAT
 		}
-		own := w.seen.Sent && !w.seen.From.Addr().IsLoopback() // it has an address of the node already
-		if f.Masqueraded && w.node != nil && (f.NewPort || !own || f.From.IsValid()) {
+		if w.node != nil && f.NewSource(w.seen.Sent, w.seen.From.Addr()) {
 			c.Status |= statusSrcNAT
 		}
 		return f.load(x.To, number(c.Status))

@@ -417,9 +417,8 @@ func states(b *reader, no bool) {
 		if f.Untracked {
 			state = "UNTRACKED"
 		}
-		own := w.sent && !w.packet.From.Addr().IsLoopback() // it has an address of the node already
 		dnat := f.Translated && f.To != w.conn.To || w.conn.DNAT
-		snat := w.conn.SNAT || w.any && f.Masqueraded && (f.NewPort || !own || f.From.IsValid())
+		snat := w.conn.SNAT || w.any && f.NewSource(w.sent, w.packet.From.Addr())
 		return slices.Contains(names, state) ||
 			w.tracks(f) && (dnat && slices.Contains(names, "DNAT") || snat && slices.Contains(names, "SNAT"))
 	})
