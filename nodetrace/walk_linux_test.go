@@ -83,6 +83,22 @@ func TestWalk(t *testing.T) {
 			}
 		}
 	}
+	// translated passes new packets to a destination that the chain of another program gives them.
+	translated := func(to, chain string) func(hooks.Hook, hooks.Packet) ([]hooks.Way, error) {
+		return func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+			all := balanced(h, p, to)
+			if all[0].Translated {
+				all[0].TranslatedBy = rule(chain)
+			}
+			return all, nil
+		}
+	}
+	// masqueraded passes new packets to the backend near with the node as their source.
+	masqueraded := func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
+		all := balanced(h, p, near)
+		all[0].Masqueraded = h == hooks.Postrouting && p.Flow.State == hooks.New
+		return all, nil
+	}
 	// refuses has kube-proxy reject the packet; after is what the error meets.
 	refuses := func(after func(hooks.Hook, hooks.Packet) []hooks.Way) func(*walk) {
 		return func(w *walk) {
@@ -339,13 +355,7 @@ func TestWalk(t *testing.T) {
 			w.ports = []rtnl.Port{{Link: 5}}
 		}, trace.Undecided, "", 0, nil},
 		{"another program translates", func(w *walk) {
-			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
-				all := balanced(h, p, "10.1.1.2:9999")
-				if all[0].Translated {
-					all[0].TranslatedBy = rule("DOCKER")
-				}
-				return all, nil
-			}
+			w.pass = translated("10.1.1.2:9999", "DOCKER")
 		}, trace.Translated, "chain DOCKER", 1, func(n trace.Node) bool {
 			return n.Harmful() &&
 				strings.HasPrefix(n.Lead(), "TRANSLATED on this node, not by kube-proxy: table inet x")
@@ -354,23 +364,11 @@ func TestWalk(t *testing.T) {
 			w.addresses = func() ([]rtnl.Address, error) {
 				return []rtnl.Address{{Index: 3, Addr: netip.MustParseAddr("192.0.2.1"), Bits: 32}}, nil
 			}
-			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
-				all := balanced(h, p, "0.0.0.0:9999")
-				if all[0].Translated {
-					all[0].TranslatedBy = rule("proxy")
-				}
-				return all, nil
-			}
+			w.pass = translated("0.0.0.0:9999", "proxy")
 		}, trace.Translated, "chain proxy, rule 1 \"drop\": to 192.0.2.1:9999", 1, nil},
 		{"another program redirects, in a mode that ends connections", func(w *walk) {
 			w.q.Mode.Terminates = true
-			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
-				all := balanced(h, p, "192.0.2.1:9999")
-				if all[0].Translated {
-					all[0].TranslatedBy = rule("proxy")
-				}
-				return all, nil
-			}
+			w.pass = translated("192.0.2.1:9999", "proxy")
 		}, trace.Translated, "to 192.0.2.1:9999", 1, nil},
 		{"another program redirects from an interface without address", func(w *walk) {
 			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
@@ -804,30 +802,16 @@ func TestWalk(t *testing.T) {
 				return map[bool]rtnl.Route{true: {Type: unix.RTN_LOCAL, Out: 1}, false: {Type: unix.RTN_UNICAST,
 					Out: 3}}[q.To.IsLinkLocalUnicast()], nil
 			}
-			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
-				all := balanced(h, p, "[::]:9999")
-				if all[0].Translated {
-					all[0].TranslatedBy = rule("redirect")
-				}
-				return all, nil
-			}
+			w.pass = translated("[::]:9999", "redirect")
 		}, trace.Translated, "chain redirect, rule 1 \"drop\": to [fe80::1]:9999", 1, nil},
 		{"a rule takes the mark of masquerading away", func(w *walk) { w.q.Table.Masquerade = true },
 			trace.Delivered, "", 0, func(n trace.Node) bool { return n.Sees == trace.SeesClient }},
 		{"a rule of another program masquerades", func(w *walk) {
-			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
-				all := balanced(h, p, near)
-				all[0].Masqueraded = h == hooks.Postrouting && p.Flow.State == hooks.New
-				return all, nil
-			}
+			w.pass = masqueraded
 		}, trace.Delivered, "", 0, func(n trace.Node) bool { return n.Sees == trace.SeesAnother }},
 		{"a rule masquerades as the table says", func(w *walk) {
 			w.q.Table.Masquerade = true
-			w.pass = func(h hooks.Hook, p hooks.Packet) ([]hooks.Way, error) {
-				all := balanced(h, p, near)
-				all[0].Masqueraded = h == hooks.Postrouting && p.Flow.State == hooks.New
-				return all, nil
-			}
+			w.pass = masqueraded
 		}, trace.Delivered, "", 0, func(n trace.Node) bool { return n.Sees == "" }},
 		{"an endpoint behind a router that sends back what has a route here", func(w *walk) {
 			w.q.OnNode = func(a netip.AddrPort) bool { return a.String() == near }
