@@ -238,16 +238,19 @@ func (f *flow) masquerade(port rule.Register, flags uint32) {
 	f.Masqueraded, f.jump.Kind = true, expr.VerdictAccept
 }
 
-// bounds are the ports that a comparison selects; of "not equal", those that it leaves out.
+// bounds are the ports that a comparison selects, none if low is above high; of "not equal", those
+// that it leaves out.
 func bounds(op uint32, port uint16) (low, high uint16) {
-	switch op {
-	case unix.NFT_CMP_LT:
+	switch {
+	case op == unix.NFT_CMP_LT && port == 0, op == unix.NFT_CMP_GT && port == math.MaxUint16:
+		return 1, 0
+	case op == unix.NFT_CMP_LT:
 		return 0, port - 1
-	case unix.NFT_CMP_LTE:
+	case op == unix.NFT_CMP_LTE:
 		return 0, port
-	case unix.NFT_CMP_GT:
+	case op == unix.NFT_CMP_GT:
 		return port + 1, math.MaxUint16
-	case unix.NFT_CMP_GTE:
+	case op == unix.NFT_CMP_GTE:
 		return port, math.MaxUint16
 	}
 	return port, port
