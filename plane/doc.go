@@ -71,8 +71,8 @@
 //   - frontends that satisfy [lb.Check], because the table accepts no others;
 //   - retries with backoff, the search for failing frontends, pieces of bounded weight and their
 //     order, audits and their periods, and their metrics, health and log: package engine;
-//   - which frontends a Reset postpones, and which keys the kernel served in vain: [Postpone] and
-//     [Dropped];
+//   - which frontends a Reset postpones, and which keys the kernel has and the table lacks:
+//     [Postpone] and [Dropped];
 //   - the comparison of the kernel with the wanted content, for Reset and Audit:
 //     plane/internal/diff;
 //   - stable numbers of backend sets and slots of backends: plane/internal/slots;

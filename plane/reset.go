@@ -31,9 +31,9 @@ type ApplyResult struct {
 }
 
 // Postpone divides the frontends that a Reset of a plane should write. If those that the kernel
-// does not serve yet weigh more than most ([Weights]), they are later, those of a Service together,
-// and Apply writes them. So a Reset takes a bounded time beyond what it compares, and what is
-// served waits for nothing new.
+// does not serve yet exceed the weight most ([Weights]), Apply writes them later, those of a
+// Service together. So a Reset writes a bounded number of new frontends, and repairs what is served
+// before them.
 func Postpone(p Plane, rows iter.Seq[*lb.Frontend], most int, served func(*lb.Frontend) bool) (now,
 	later []*lb.Frontend) {
 	weigh, total := Weights(p), 0

@@ -50,7 +50,7 @@ func (a *TraceAnswer) atBackends() {
 		a.Kernel.Masquerade = a.Masquerade
 	}
 	for _, said := range []string{masqueraded, proxied} {
-		a.instead(said, "The backend sees the client's own address: rules of other programs on this node see to that.")
+		a.instead(said, "The backend sees the client's own address, because of rules of other programs on this node.")
 	}
 	a.instead(unchanged, "The backend does not see the client's address: a rule of another program gives the packet "+
 		"another source.")

@@ -17,8 +17,8 @@ func TestSourceByOthers(t *testing.T) {
 	}{
 		{"", true, true, ""},
 		{"", false, false, ""},
-		{trace.SeesClient, true, false, "The backend sees the client's own address: rules of other programs on " +
-			"this node see to that."},
+		{trace.SeesClient, true, false, "The backend sees the client's own address, because of rules of " +
+			"other programs on this node."},
 		{trace.SeesAnother, false, true, "The backend does not see the client's address: a rule of another program " +
 			"gives the packet another source."},
 	} {

@@ -1,8 +1,8 @@
 package follow
 
-// ClientPort reports whether the port of a client is in a range, if that port is not known: then it
-// is one of those from 1024 on that the kernel chooses from, and taken for none of a few. known is
-// false if some of them are in the range.
+// ClientPort reports whether the unknown port of a client is in a range. The kernel chooses such a
+// port from those that begin at 1024; the answer assumes that it is none of a few. known is false
+// if the range has more of them than a few, and lacks more.
 func ClientPort(low, high uint16) (is, known bool) {
 	const first, last, few = 1024, 1<<16 - 1, 64
 	in := max(0, int(high)-max(int(low), first)+1)
